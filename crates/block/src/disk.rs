@@ -1,0 +1,112 @@
+//! The two traits of the data path.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+use crate::{BlockError, Completion, Request, Sector, SECTOR_BYTES};
+
+/// What a disk looks like to its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size in 512-byte sectors.
+    pub sectors: u64,
+    /// Logical block size in bytes: requests are multiples of it. 512 or 4096.
+    pub logical_block_bytes: u32,
+    /// Physical block size in bytes: writes of this size need no read-modify-write.
+    pub physical_block_bytes: u32,
+    /// Alignment at which discards give space back, in bytes.
+    pub discard_granularity_bytes: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+impl Geometry {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.sectors * SECTOR_BYTES
+    }
+
+    /// Checks that a range lies on the disk, without overflow.
+    pub fn check_range(&self, sector: Sector, sectors: u64) -> Result<(), BlockError> {
+        match sector.0.checked_add(sectors) {
+            Some(end) if end <= self.sectors => Ok(()),
+            _ => Err(BlockError::OutOfRange { sector, sectors, disk_sectors: self.sectors }),
+        }
+    }
+}
+
+/// The first failure of a disk, kept for ever: a failed write or sync is never retried and forgotten.
+#[derive(Clone, Debug, Default)]
+pub struct Health(Arc<OnceLock<Arc<str>>>);
+
+impl Health {
+    /// Records a failure. The first one stays; returns whether this was it.
+    pub fn fail(&self, reason: impl Into<Arc<str>>) -> bool {
+        self.0.set(reason.into()).is_ok()
+    }
+
+    /// The first failure, if there was one.
+    pub fn failure(&self) -> Option<Arc<str>> {
+        self.0.get().cloned()
+    }
+
+    /// `Err` with the first failure, for requests that may not go on after it.
+    pub fn check(&self) -> Result<(), BlockError> {
+        match self.0.get() {
+            None => Ok(()),
+            Some(reason) => Err(BlockError::Failed { reason: Arc::clone(reason) }),
+        }
+    }
+}
+
+/// One layer of the data path, shared by all queues of a disk.
+pub trait Disk: Send + Sync {
+    /// Size, block sizes, read-only.
+    fn geometry(&self) -> Geometry;
+
+    /// What GET_ID answers: at most 20 bytes (virtio 1.2 § 5.2.6, VIRTIO_BLK_T_GET_ID).
+    fn serial(&self) -> &str;
+
+    /// The state after the first failure.
+    fn health(&self) -> &Health;
+
+    /// Opens the way in for one queue. It is driven from one thread at a time.
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError>;
+}
+
+/// One queue's way into a disk.
+///
+/// Every submitted request is answered by exactly one completion, on this lane, also after a failure.
+/// Dropping a lane with requests in flight waits until none can touch its buffers any more.
+pub trait Lane: Send {
+    /// Takes a request. May complete it at once (the completion waits in [`Lane::reap`]) or hold it back
+    /// until [`Lane::dispatch`]. Ranges and permissions are checked here: a bad request completes with an error.
+    fn submit(&mut self, request: Request);
+
+    /// Hands everything that was held back to the layer below, as one batch.
+    fn dispatch(&mut self);
+
+    /// Appends what has completed to `completions`, without blocking.
+    fn reap(&mut self, completions: &mut Vec<Completion>);
+
+    /// How many requests were submitted and not yet reaped.
+    fn in_flight(&self) -> usize;
+
+    /// Blocks until something may be there to reap, one of `also` is readable, or the time is over.
+    /// Spurious returns are allowed. Implies [`Lane::dispatch`].
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()>;
+}
+
+/// `poll(2)` for reading on all of `fds`: the building block of [`Lane::wait`] for lanes that have no ring.
+pub fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+    match poll(&mut polled, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}

@@ -1,0 +1,31 @@
+//! Positional, synchronous storage: all the I/O that is not on a guest's behalf goes through this trait, so
+//! that one crash model and one set of counters see it.
+
+use std::io;
+
+/// A file-like object of fixed size whose writes are volatile until synced.
+///
+/// After a crash a medium holds everything before the last sync that returned, and any subset, at 512-byte
+/// granularity and with torn sectors, of what came after.
+pub trait Medium: Send + Sync {
+    /// Its size in bytes.
+    fn len(&self) -> u64;
+
+    /// Whether it holds no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `buf` from `offset`. Reading past the end is an error.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Stores `buf` at `offset`. Writing past the end is an error. Several calls may run at once.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Makes a range read as zeroes; with `unmap` its space may be given back.
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()>;
+
+    /// Returns when everything that was written before the call is durable. An error poisons the medium's
+    /// user: what was written since the last good sync may be lost, whatever a later sync answers.
+    fn sync(&self) -> io::Result<()>;
+}
