@@ -18,16 +18,22 @@
 //! have no order until they have a sequence number.
 #![warn(missing_docs)]
 
+mod admit;
+mod blocking;
 mod buffers;
 mod disk;
 mod error;
 mod ids;
 mod medium;
+mod medium_disk;
 mod request;
 
+pub use admit::admit;
+pub use blocking::Blocking;
 pub use buffers::Buffers;
 pub use disk::{wait_readable, Disk, Geometry, Health, Lane};
 pub use error::{BlockError, ErrorKind};
 pub use ids::{DiskIndex, Sector, SequenceNumber, SECTOR_BYTES};
 pub use medium::Medium;
+pub use medium_disk::MediumDisk;
 pub use request::{Completion, FlushKind, Operation, Request, Token};
