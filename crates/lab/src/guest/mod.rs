@@ -1,0 +1,5 @@
+//! Guests.
+
+mod cli;
+
+pub use cli::{run_cli, RunOptions, VmmChoice};

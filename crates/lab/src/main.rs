@@ -1,0 +1,2 @@
+//! `afterimage-lab`: the lab's programs.
+fn main() {}
