@@ -1,1 +1,32 @@
+//! vhost-user-blk: the way between a guest's virtqueues and a [`Disk`](afterimage_block::Disk).
+//!
+//! ```text
+//!            session thread (one per disk)
+//! socket ──► wire ──► (keep) ──► device ──► start/stop, ring addresses, memory
+//!                                              │
+//!            queue threads (one per virtqueue) ▼
+//! kick ──► ring ──► chain ──► request ──► lane.submit … dispatch … reap
+//!            ▲        guest addresses become iovecs; nothing is copied here
+//!            └── in-flight region ◄── one used index and at most one interrupt per batch
+//! ```
+//!
+//! Outcomes of a crash of this process: the in-flight region (shared with the VMM or held by the keeper) names
+//! exactly the requests that were fetched and whose completion the guest cannot have seen; a new process submits
+//! them again in the order in which they were fetched. A request may so be executed twice, never not at all.
+//!
+//! Everything that comes from the peer is hostile until checked: ring contents, chains, the in-flight region,
+//! messages, and the memory itself, which may vanish.
+#![warn(missing_docs)]
 
+mod error;
+pub mod keep;
+mod server;
+mod stats;
+
+pub use error::FrontendError;
+pub use keep::KeepHandle;
+pub use server::{Endpoint, ServeOptions, Server};
+pub use stats::{
+    FrontendSnapshot, FrontendStats, OperationSnapshot, QueueSnapshot, QueueStats, RequestKind,
+    LATENCY_BOUNDS_US,
+};

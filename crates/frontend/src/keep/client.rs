@@ -1,0 +1,168 @@
+//! The daemon's side of the keeper.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::wire::{self, Entry, KeepError, Message, Operation, FDS_MAX, VALUE_BYTES_MAX};
+
+/// How long a keeper may take to answer before it is given up.
+const ANSWER_S: u64 = 10;
+
+/// A daemon's connection to its keeper, shared by all its disks. Every put and delete is acknowledged.
+#[derive(Clone, Debug)]
+pub struct KeepHandle {
+    socket: Arc<Mutex<OwnedFd>>,
+}
+
+impl KeepHandle {
+    /// Takes the inherited socket and asks whether a keeper of this version is there.
+    ///
+    /// # Errors
+    /// Nobody answers, or in another version.
+    pub fn connect(socket: OwnedFd) -> Result<Self, KeepError> {
+        use rustix::net::sockopt::{set_socket_timeout, Timeout};
+        let limit = Some(Duration::from_secs(ANSWER_S));
+        set_socket_timeout(&socket, Timeout::Recv, limit).map_err(std::io::Error::from)?;
+        set_socket_timeout(&socket, Timeout::Send, limit).map_err(std::io::Error::from)?;
+        let handle = Self { socket: Arc::new(Mutex::new(socket)) };
+        handle.ask(Operation::Hello, "", Vec::new(), &[])?;
+        Ok(handle)
+    }
+
+    /// Stores `value` and duplicates of `fds` under `key`, replacing what was there.
+    pub fn put(&self, key: &str, value: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), KeepError> {
+        if value.len() > VALUE_BYTES_MAX || fds.len() > FDS_MAX {
+            return Err(KeepError::Corrupt("the value or its list of descriptors is too long to keep"));
+        }
+        self.ask(Operation::Put, key, value.to_vec(), fds)
+    }
+
+    /// Forgets `key`.
+    pub fn delete(&self, key: &str) -> Result<(), KeepError> {
+        self.ask(Operation::Delete, key, Vec::new(), &[])
+    }
+
+    /// Forgets every key that starts with `prefix`.
+    pub fn delete_prefix(&self, prefix: &str) -> Result<(), KeepError> {
+        self.ask(Operation::DeletePrefix, prefix, Vec::new(), &[])
+    }
+
+    /// Everything whose key starts with `prefix`, in key order.
+    pub fn list(&self, prefix: &str) -> Result<Vec<Entry>, KeepError> {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        wire::send(socket.as_fd(), &message(Operation::List, prefix, Vec::new()), &[])?;
+        let mut entries = Vec::new();
+        loop {
+            let (answer, fds) = wire::receive(socket.as_fd())?;
+            match answer.operation {
+                Operation::Entry => entries.push(Entry {
+                    key: String::from_utf8(answer.key)
+                        .map_err(|_| KeepError::Corrupt("a key is not UTF-8"))?,
+                    value: answer.value,
+                    fds,
+                }),
+                Operation::End => return Ok(entries),
+                Operation::Refused => {
+                    return Err(KeepError::Refused(String::from_utf8_lossy(&answer.value).into()))
+                }
+                _ => return Err(KeepError::Corrupt("an answer that was not asked for")),
+            }
+        }
+    }
+
+    /// The listening socket that an earlier daemon served `disk` on, if one is kept.
+    pub fn listener(&self, disk: &str) -> Result<Option<UnixListener>, KeepError> {
+        Ok(self.first_fd(&format!("{disk}/listener"))?.map(UnixListener::from))
+    }
+
+    /// Keeps the listening socket of `disk`.
+    pub fn keep_listener(&self, disk: &str, listener: &UnixListener) -> Result<(), KeepError> {
+        self.put(&format!("{disk}/listener"), &[], &[listener.as_fd()])
+    }
+
+    /// The connected socket of `disk`'s guest, if one is kept.
+    pub(crate) fn connection(&self, disk: &str) -> Result<Option<UnixStream>, KeepError> {
+        Ok(self.first_fd(&format!("{disk}/session/socket"))?.map(UnixStream::from))
+    }
+
+    fn first_fd(&self, key: &str) -> Result<Option<OwnedFd>, KeepError> {
+        Ok(self.list(key)?.into_iter().find(|entry| entry.key == key).and_then(|mut e| e.fds.pop()))
+    }
+
+    fn ask(
+        &self,
+        operation: Operation,
+        key: &str,
+        value: Vec<u8>,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), KeepError> {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        wire::send(socket.as_fd(), &message(operation, key, value), fds)?;
+        let (answer, _) = wire::receive(socket.as_fd())?;
+        match answer.operation {
+            Operation::Ack => Ok(()),
+            Operation::Refused => Err(KeepError::Refused(String::from_utf8_lossy(&answer.value).into())),
+            _ => Err(KeepError::Corrupt("an answer that was not asked for")),
+        }
+    }
+}
+
+fn message(operation: Operation, key: &str, value: Vec<u8>) -> Message {
+    Message { operation, key: key.as_bytes().to_vec(), value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Handled, Keeper};
+    use super::*;
+    use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_second_daemon_finds_what_the_first_put() {
+        let mut keeper = Keeper::new();
+        let (mut guest, daemon_end) = UnixStream::pair().unwrap();
+        for generation in 0..2 {
+            let (ours, theirs) =
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            let daemon_end = daemon_end.try_clone().unwrap();
+            let daemon = std::thread::spawn(move || {
+                let keep = KeepHandle::connect(theirs).unwrap();
+                if generation == 0 {
+                    assert!(keep.connection("vda").unwrap().is_none());
+                    keep.put("vda/session/socket", b"", &[daemon_end.as_fd()]).unwrap();
+                    keep.put("vda/session/x", b"one", &[]).unwrap();
+                    keep.put("vda/session/x", b"two", &[]).unwrap();
+                    keep.put("vdb/y", b"", &[]).unwrap();
+                    keep.delete_prefix("vdb").unwrap();
+                } else {
+                    let found = keep.list("vda/session/").unwrap();
+                    assert_eq!(found.len(), 2);
+                    assert_eq!(found[1].value, b"two");
+                    keep.connection("vda").unwrap().unwrap().write_all(b"hello").unwrap();
+                }
+            });
+            keeper.serve(ours.as_fd()).unwrap();
+            daemon.join().unwrap();
+        }
+        drop(daemon_end);
+        let mut hello = [0; 5];
+        guest.read_exact(&mut hello).unwrap();
+        assert_eq!(&hello, b"hello");
+        assert_eq!(keeper.len(), 2);
+    }
+
+    #[test]
+    fn garbage_is_refused_and_changes_nothing() {
+        let mut keeper = Keeper::new();
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::io::write(&theirs, b"not a message at all").unwrap();
+        assert!(keeper.handle(ours.as_fd()).is_err());
+        assert!(keeper.is_empty());
+        drop(theirs);
+        assert_eq!(keeper.handle(ours.as_fd()).unwrap(), Handled::Closed);
+    }
+}

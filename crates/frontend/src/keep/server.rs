@@ -1,0 +1,110 @@
+//! The keeper's side: a store that outlives daemons.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::wire::{self, KeepError, Message, Operation, ENTRIES_MAX};
+
+/// What [`Keeper::handle`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// One request was answered.
+    Request,
+    /// The daemon closed its end.
+    Closed,
+}
+
+/// Everything that was put and not deleted.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    entries: BTreeMap<Vec<u8>, (Vec<u8>, Vec<OwnedFd>)>,
+}
+
+impl Keeper {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many entries it holds.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Receives and answers one request on a daemon's socket; blocks until there is one.
+    ///
+    /// # Errors
+    /// The socket failed, or the daemon sent something that is not this protocol; the store is unchanged then,
+    /// and the socket should be closed.
+    pub fn handle(&mut self, socket: BorrowedFd<'_>) -> Result<Handled, KeepError> {
+        let (message, fds) = match wire::receive(socket) {
+            Ok(received) => received,
+            Err(KeepError::Closed) => return Ok(Handled::Closed),
+            Err(error) => {
+                let _ = wire::send(socket, &reply(Operation::Refused, error.to_string().into_bytes()), &[]);
+                return Err(error);
+            }
+        };
+        let answer = match self.apply(message, fds, socket) {
+            Ok(answer) => answer,
+            Err(KeepError::Refused(why)) => reply(Operation::Refused, why.into_bytes()),
+            Err(KeepError::Closed) => return Ok(Handled::Closed),
+            Err(error) => return Err(error),
+        };
+        match wire::send(socket, &answer, &[]) {
+            Ok(()) => Ok(Handled::Request),
+            Err(KeepError::Closed) => Ok(Handled::Closed),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Serves one daemon until it closes its end.
+    pub fn serve(&mut self, socket: BorrowedFd<'_>) -> Result<(), KeepError> {
+        while self.handle(socket)? == Handled::Request {}
+        Ok(())
+    }
+
+    fn apply(
+        &mut self,
+        message: Message,
+        fds: Vec<OwnedFd>,
+        socket: BorrowedFd<'_>,
+    ) -> Result<Message, KeepError> {
+        match message.operation {
+            Operation::Hello => {}
+            Operation::Put => {
+                if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&message.key) {
+                    return Err(KeepError::Refused(format!("the store is full ({ENTRIES_MAX} entries)")));
+                }
+                self.entries.insert(message.key, (message.value, fds));
+            }
+            Operation::Delete => {
+                self.entries.remove(&message.key);
+            }
+            Operation::DeletePrefix => self.entries.retain(|key, _| !key.starts_with(&message.key)),
+            Operation::List => {
+                for (key, (value, fds)) in &self.entries {
+                    if key.starts_with(&message.key) {
+                        let entry =
+                            Message { operation: Operation::Entry, key: key.clone(), value: value.clone() };
+                        wire::send(socket, &entry, &wire::borrow(fds))?;
+                    }
+                }
+                return Ok(reply(Operation::End, Vec::new()));
+            }
+            Operation::Ack | Operation::Entry | Operation::End | Operation::Refused => {
+                return Err(KeepError::Refused("an answer is not a request".into()));
+            }
+        }
+        Ok(reply(Operation::Ack, Vec::new()))
+    }
+}
+
+fn reply(operation: Operation, value: Vec<u8>) -> Message {
+    Message { operation, key: Vec::new(), value }
+}
