@@ -1,1 +1,68 @@
-fn main() {}
+//! The guest agent: what ordinary programs inside a guest cannot do.
+//!
+//! ```text
+//!   ack-write:  write record n ─► fsync ─► report n to the host ─► write record n+1 (floor: n)
+//!   death of guest, daemon or power
+//!   verify:     which records are there, intact or torn; does any record lack one it was written after
+//! ```
+//!
+//! The report goes out only after fsync has returned, through a channel that ends outside the guest (a serial
+//! line or virtio port whose other end the host holds), so a number that the host has seen is a promise that
+//! the guest's storage stack made. A report lost on the way only makes the test weaker, never wrong.
+//!
+//! Static, so that it runs on any root file system: depends on nothing but the kernel.
+
+mod ack;
+mod args;
+mod bench;
+mod machine;
+mod record;
+mod report;
+mod sys;
+mod verify;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "afterimage-agent: works inside guests\n\
+\n\
+  ack-write DIR [--records N] [--seconds T] [--size BYTES] [--threads N] [--slots N]\n\
+            write records, fsync each, then report its number; --slots overwrites in a ring instead of appending\n\
+  verify DIR                          which records are present, intact, torn, out of order\n\
+  fsync-bench FILE [--count N] [--size BYTES] [--name NAME]\n\
+            latency of fsync after each write\n\
+  say JSON                            report one line to the host\n\
+  write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\
+  drop-caches                         write back and forget the page cache\n\
+  unbind DEVICE                       detach the virtio driver from the disk; prints the bus name\n\
+  bind NAME                           attach it again\n\
+  panic                               crash the kernel at once\n\
+  poweroff                            switch off at once, without writing anything back\n\
+\n\
+Reports are JSON lines to --report FILE, else $AFTERIMAGE_REPORT, else standard output.\n";
+
+fn main() -> ExitCode {
+    let mut arguments = args::Arguments::from_env();
+    let outcome = match arguments.command().as_deref() {
+        Some("ack-write") => ack::run(arguments),
+        Some("verify") => verify::run(arguments),
+        Some("fsync-bench") => bench::run(arguments),
+        Some("say") => report::say(arguments),
+        Some("write-back") => machine::write_back(arguments),
+        Some("drop-caches") => machine::drop_caches(arguments),
+        Some("unbind") => machine::unbind(arguments),
+        Some("bind") => machine::bind(arguments),
+        Some("panic") => machine::panic_now(arguments),
+        Some("poweroff") => machine::power_off(arguments),
+        _ => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("afterimage-agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! `ack-write`: write, fsync, and only then say so.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::args::{invalid, Arguments};
+use crate::record::{Record, SIZE_BYTES_MIN};
+use crate::report::{Latencies, Report};
+use crate::sys;
+
+struct Plan {
+    records_max: u64,
+    end_ns: u64,
+    size_bytes: usize,
+    /// A ring of this many records per file; 0 appends.
+    slots: u64,
+}
+
+/// The numbers that have been handed out and those that the host has been told.
+struct Numbers {
+    next: AtomicU64,
+    acknowledged: Mutex<Acknowledged>,
+}
+
+struct Acknowledged {
+    floor: u64,
+    above: BTreeSet<u64>,
+}
+
+impl Numbers {
+    fn floor(&self) -> u64 {
+        self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).floor
+    }
+
+    fn acknowledge(&self, number: u64) {
+        let mut known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        known.above.insert(number);
+        while known.above.first() == Some(&(known.floor + 1)) {
+            known.above.pop_first();
+            known.floor += 1;
+        }
+    }
+}
+
+/// Runs the workload.
+pub fn run(mut arguments: Arguments) -> io::Result<()> {
+    let directory = arguments.word("the directory to write in")?;
+    let records = arguments.number("records")?;
+    let seconds = arguments.number("seconds")?;
+    let size_bytes = arguments.number("size")?.unwrap_or(4096) as usize;
+    let threads = arguments.number("threads")?.unwrap_or(1).max(1);
+    let slots = arguments.number("slots")?.unwrap_or(0);
+    let report = Report::open(&mut arguments)?;
+    arguments.finish()?;
+    if size_bytes < SIZE_BYTES_MIN || size_bytes % 8 != 0 {
+        return Err(invalid(format!("--size wants a multiple of 8, at least {SIZE_BYTES_MIN}")));
+    }
+    if records.is_none() && seconds.is_none() {
+        return Err(invalid("give --records or --seconds: the workload needs an end".to_owned()));
+    }
+    let start_ns = sys::monotonic_ns();
+    let plan = Plan {
+        records_max: records.unwrap_or(u64::MAX - 1),
+        end_ns: seconds.map_or(u64::MAX, |s| start_ns.saturating_add(s.saturating_mul(1_000_000_000))),
+        size_bytes,
+        slots,
+    };
+    let directory = Path::new(&directory);
+    fs::create_dir_all(directory)?;
+    let mut files = Vec::new();
+    for thread in 0..threads {
+        let path = directory.join(format!("records-{thread}-{size_bytes}"));
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+        file.sync_all()?;
+        files.push(file);
+    }
+    // The names must be as safe as the records that are going to be acknowledged in them.
+    for ancestor in directory.ancestors().take(2).filter(|a| !a.as_os_str().is_empty()) {
+        File::open(ancestor)?.sync_all()?;
+    }
+    report.line(&format!(
+        "{{\"agent\":\"ack-write\",\"threads\":{threads},\"size\":{size_bytes},\"slots\":{slots},\"ns\":{start_ns}}}"
+    ))?;
+
+    let numbers = Numbers {
+        next: AtomicU64::new(1),
+        acknowledged: Mutex::new(Acknowledged { floor: 0, above: BTreeSet::new() }),
+    };
+    let mut latencies = Latencies::default();
+    let mut failure = None;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = files
+            .iter()
+            .enumerate()
+            .map(|(thread, file)| {
+                let (plan, numbers, report) = (&plan, &numbers, &report);
+                scope.spawn(move || write_records(thread as u32, file, plan, numbers, report))
+            })
+            .collect();
+        for worker in workers {
+            match worker.join() {
+                Ok(Ok(part)) => latencies.merge(part),
+                Ok(Err(error)) => failure = Some(error),
+                Err(_) => failure = Some(io::Error::other("a writer thread died")),
+            }
+        }
+    });
+    if let Some(error) = failure {
+        report.line(&format!("{{\"agent\":\"failed\",\"what\":\"ack-write\",\"error\":\"{error}\"}}"))?;
+        return Err(error);
+    }
+    let elapsed_ns = sys::monotonic_ns() - start_ns;
+    report.line(&format!(
+        "{{\"agent\":\"ack-done\",\"acknowledged\":{},\"elapsed_ns\":{elapsed_ns},\"fsync\":{{{}}}}}",
+        numbers.floor(),
+        latencies.json_fields()
+    ))
+}
+
+fn write_records(
+    thread: u32,
+    file: &File,
+    plan: &Plan,
+    numbers: &Numbers,
+    report: &Report,
+) -> io::Result<Latencies> {
+    let mut latencies = Latencies::default();
+    let mut buffer = vec![0; plan.size_bytes];
+    for count in 0.. {
+        if sys::monotonic_ns() >= plan.end_ns {
+            break;
+        }
+        let slot = if plan.slots == 0 { count } else { count % plan.slots } as u32;
+        // The floor is read before the number is taken: whatever it covers was reported before this write.
+        let floor = numbers.floor();
+        let number = numbers.next.fetch_add(1, Ordering::SeqCst);
+        if number > plan.records_max {
+            break;
+        }
+        Record { number, floor, thread, slot }.encode(&mut buffer);
+        file.write_all_at(&buffer, u64::from(slot) * plan.size_bytes as u64)?;
+        let before_ns = sys::monotonic_ns();
+        file.sync_all()?;
+        let after_ns = sys::monotonic_ns();
+        latencies.add(after_ns - before_ns);
+        report.line(&format!(
+            "{{\"agent\":\"ack\",\"n\":{number},\"thread\":{thread},\"slot\":{slot},\"floor\":{floor},\
+             \"ns\":{after_ns},\"fsync_ns\":{}}}",
+            after_ns - before_ns
+        ))?;
+        numbers.acknowledge(number);
+    }
+    Ok(latencies)
+}

@@ -1,0 +1,44 @@
+//! The few system calls that the standard library does not wrap.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Time since some fixed instant of this boot, in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid timespec for the kernel to fill; the call has no other effect.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Makes a terminal pass bytes as they are; a file that is no terminal is left alone.
+pub fn make_raw(file: &File) -> io::Result<()> {
+    // SAFETY: an all-zero termios is a valid value of that plain C structure.
+    let mut settings: libc::termios = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open for as long as `file` is borrowed and `settings` is a termios.
+    if unsafe { libc::tcgetattr(file.as_raw_fd(), &mut settings) } != 0 {
+        return Ok(());
+    }
+    // SAFETY: as above; cfmakeraw only changes the structure.
+    unsafe { libc::cfmakeraw(&mut settings) };
+    // SAFETY: as above; tcsetattr reads the structure.
+    if unsafe { libc::tcsetattr(file.as_raw_fd(), libc::TCSANOW, &settings) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Writes back everything.
+pub fn sync_all() {
+    // SAFETY: sync takes no arguments and can not fail.
+    unsafe { libc::sync() };
+}
+
+/// Switches the machine off without writing anything back.
+pub fn power_off() -> io::Error {
+    // SAFETY: the call ends the machine or fails; it touches no memory of ours.
+    unsafe { libc::reboot(libc::RB_POWER_OFF) };
+    io::Error::last_os_error()
+}
