@@ -1,1 +1,39 @@
+//! Image files and block devices.
+//!
+//! ```text
+//!            ┌ InlineLane ── pread, pwritev, fallocate ──────┐   images in memory (tmpfs)
+//! ImageStore ┤                                               ├─► one locked file description
+//!            ├ RingLane ──── io_uring, one ring a queue ─────┤   everything else
+//!            └ ImageMedium ─ the same, waited for ───────────┘   going home, recovery, checks
+//! FileMedium ─────────────── a plain file of its own             redo logs
+//! ```
+//!
+//! What a crash may leave: a write whose completion was reaped is in the page cache or, with O_DIRECT, was taken by
+//! the device: it survives this process. A power cut leaves any subset of the writes, at sector granularity and
+//! with torn sectors, that completed after the last sync was *started*; a flush completes only after a sync that was
+//! started after it was submitted, or finds that nothing was written since the last one.
+#![warn(missing_docs)]
 
+mod core;
+mod counters;
+mod create;
+mod direct;
+mod error;
+mod file_medium;
+mod holder;
+mod image;
+mod image_medium;
+mod inline_lane;
+mod lock;
+mod magic;
+mod open;
+mod options;
+mod transfer;
+mod zero;
+
+pub use counters::{Counters, CountersSnapshot};
+pub use create::create_image;
+pub use error::OpenError;
+pub use file_medium::{sync_directory, FileMedium};
+pub use image::{FileIdentity, ImageStore};
+pub use options::{DirectMode, OpenOptions};

@@ -1,0 +1,152 @@
+//! A plain buffered file, such as a redo log.
+
+use std::fs::{File, OpenOptions as FileOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use afterimage_block::Medium;
+use rustix::fs::{fallocate, FallocateFlags};
+
+use crate::transfer::Target;
+use crate::zero::Methods;
+use crate::{Counters, FileIdentity};
+
+/// A file with a fixed size, read and written through the page cache.
+///
+/// A write that returned is in the page cache: it survives the process, and a power cut only after a
+/// [`Medium::sync`]. The file's name survives a power cut only after [`sync_directory`].
+pub struct FileMedium {
+    file: File,
+    path: PathBuf,
+    len: AtomicU64,
+    counters: Counters,
+    methods: Methods,
+}
+
+impl FileMedium {
+    /// Creates a file of `bytes` bytes, readable by its owner only. Fails where something of that name exists. The
+    /// content is durable after [`Medium::sync`], the name after [`sync_directory`].
+    pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
+        let file = FileOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(bytes)?;
+        Ok(Self::wrap(file, path, bytes))
+    }
+
+    /// Opens an existing file.
+    pub fn open(path: &Path, read_only: bool) -> io::Result<Self> {
+        let file = FileOptions::new().read(true).write(!read_only).open(path)?;
+        let len = file.metadata()?.len();
+        Ok(Self::wrap(file, path, len))
+    }
+
+    fn wrap(file: File, path: &Path, len: u64) -> Self {
+        Self {
+            file,
+            path: path.to_owned(),
+            len: AtomicU64::new(len),
+            counters: Counters::default(),
+            methods: Methods::default(),
+        }
+    }
+
+    /// Reserves space for the whole file, so that no later write to it fails for lack of space. Says
+    /// [`io::ErrorKind::StorageFull`] where there is not enough. Where the file system cannot reserve, zeroes are
+    /// written over everything: only for a file without content yet.
+    pub fn preallocate(&self) -> io::Result<()> {
+        let len = self.len();
+        match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                let target = self.target();
+                let mut at = 0;
+                while at < len {
+                    let n = (len - at).min(crate::zero::ZERO_CHUNK_BYTES as u64);
+                    target.write_slice(&crate::zero::zeroes()[..n as usize], at)?;
+                    at += n;
+                }
+                Ok(())
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Changes the size; new bytes read as zeroes.
+    pub fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)?;
+        self.len.store(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// What has reached the file.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The file's identity now.
+    pub fn identity(&self) -> io::Result<FileIdentity> {
+        let metadata = self.file.metadata()?;
+        Ok(FileIdentity::of(&metadata, metadata.len()))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file itself, for locks.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target { file: &self.file, alignment: None, shard: self.counters.shard(0) }
+    }
+
+    fn check(&self, offset: u64, len: u64) -> io::Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(()),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("bytes {offset}+{len} lie outside {}", self.path.display()),
+            )),
+        }
+    }
+}
+
+impl Medium for FileMedium {
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.check(offset, buf.len() as u64)?;
+        self.target().read_slice(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.check(offset, buf.len() as u64)?;
+        self.target().write_slice(buf, offset)
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.check(offset, len)?;
+        self.methods.zero(&self.target(), offset, len, unmap)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let synced = self.file.sync_data();
+        self.counters.shard(0).synced();
+        synced
+    }
+}
+
+/// Makes the names in the directory that holds `path` durable: a created, renamed or removed file is so only then.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    File::open(parent)?.sync_all()
+}

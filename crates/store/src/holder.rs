@@ -1,0 +1,112 @@
+//! Who holds an image: /proc/locks names the process of a flock, /proc/PID/fd those that have the file open.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{major, minor};
+
+/// `PF_EXITING` of /proc/PID/stat's flags (linux/sched.h).
+const EXITING: u64 = 0x4;
+
+/// A process that holds the image.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    pub pid: i32,
+    pub name: Option<String>,
+    /// Gone, a zombie, on its way out, or killed and not yet aware of it.
+    pub dead: bool,
+}
+
+/// The holder of a lock on `file`, a live one if there is any; `None` where it cannot be told.
+pub(crate) fn find(file: &File) -> Option<Holder> {
+    let metadata = file.metadata().ok()?;
+    let of_lock = flock_holders(&metadata).into_iter().map(describe);
+    let mut found: Option<Holder> = None;
+    for holder in of_lock {
+        if !holder.dead {
+            return Some(holder);
+        }
+        found = Some(holder);
+    }
+    // An OFD lock (QEMU's) has no process in /proc/locks; and a dead daemon's child may have inherited the descriptor.
+    openers(&metadata).into_iter().map(describe).find(|h| !h.dead).or(found)
+}
+
+/// Processes with a flock on the file.
+fn flock_holders(metadata: &fs::Metadata) -> Vec<i32> {
+    let Ok(locks) = fs::read_to_string("/proc/locks") else { return Vec::new() };
+    let device = metadata.dev();
+    let wanted = format!("{:02x}:{:02x}:{}", major(device), minor(device), metadata.ino());
+    // "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF"; a waiter has "->" in front.
+    locks
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            match fields.as_slice() {
+                [_, "FLOCK", _, _, pid, inode, ..] if *inode == wanted => pid.parse().ok(),
+                _ => None,
+            }
+        })
+        .filter(|pid| *pid > 0)
+        .collect()
+}
+
+/// Other processes that have the file open, as far as we may look.
+fn openers(metadata: &fs::Metadata) -> Vec<i32> {
+    let me = std::process::id() as i32;
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| *pid != me)
+        .filter(|pid| {
+            let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+            descriptors.flatten().any(|fd| {
+                fs::metadata(fd.path()).is_ok_and(|m| m.ino() == metadata.ino() && m.dev() == metadata.dev())
+            })
+        })
+        .collect()
+}
+
+fn describe(pid: i32) -> Holder {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|n| n.trim().to_owned());
+    Holder { pid, dead: name.is_none() || is_dying(pid), name }
+}
+
+/// Whether a process can do nothing any more, even if the kernel has not finished with it.
+fn is_dying(pid: i32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    // "pid (name) state ppid pgrp session tty tpgid flags ..."; the name may hold anything, so start at its end.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let state = fields.first().copied().unwrap_or("");
+    let flags: u64 = fields.get(6).and_then(|f| f.parse().ok()).unwrap_or(0);
+    if matches!(state, "Z" | "X" | "x") || flags & EXITING != 0 {
+        return true;
+    }
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let kill = 1u64 << (libc::SIGKILL - 1);
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")))
+        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .any(|mask| mask & kill != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_process_is_not_dying_and_a_zombie_is() {
+        assert!(!is_dying(std::process::id() as i32));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        // Not reaped yet: it becomes a zombie and stays one.
+        while !is_dying(pid) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(describe(pid).dead);
+    }
+}

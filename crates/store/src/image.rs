@@ -1,0 +1,105 @@
+//! The image as a [`Disk`].
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Medium};
+
+use crate::core::Core;
+use crate::direct::Backing;
+use crate::image_medium::ImageMedium;
+use crate::inline_lane::InlineLane;
+use crate::{open, Counters, OpenError, OpenOptions};
+
+/// An open, locked image file or block device.
+///
+/// Both kinds of flush sync the file's data; a write that must complete as if flushed is a write and then a sync,
+/// which it may share with flushes that wait at the same moment.
+pub struct ImageStore {
+    core: Arc<Core>,
+}
+
+/// Which file this is, and what it looked like: a log recognises its images by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// The file system's device number.
+    pub dev: u64,
+    /// The inode.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Last modification, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Last change of the inode, in nanoseconds since 1970: unlike `mtime_ns` no tool can set it back.
+    pub ctime_ns: i64,
+}
+
+impl FileIdentity {
+    /// From what the file system says.
+    pub fn of(metadata: &std::fs::Metadata, size_bytes: u64) -> Self {
+        Self {
+            dev: metadata.dev(),
+            ino: metadata.ino(),
+            size_bytes,
+            mtime_ns: metadata.mtime().wrapping_mul(1_000_000_000).wrapping_add(metadata.mtime_nsec()),
+            ctime_ns: metadata.ctime().wrapping_mul(1_000_000_000).wrapping_add(metadata.ctime_nsec()),
+        }
+    }
+}
+
+impl ImageStore {
+    /// Opens, checks and locks an image. Nothing is changed where this fails.
+    pub fn open(options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
+        Ok(Arc::new(Self { core: Arc::new(open::open(options)?) }))
+    }
+
+    /// Synchronous access to the same file, in the same mode and with the same counters. A failure on it does not
+    /// turn the disk read-only by itself: its user decides, through [`Disk::health`].
+    pub fn medium(&self) -> Arc<dyn Medium> {
+        Arc::new(ImageMedium::new(Arc::clone(&self.core)))
+    }
+
+    /// What has reached the file.
+    pub fn counters(&self) -> &Counters {
+        &self.core.counters
+    }
+
+    /// The file's identity now.
+    pub fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::of(&self.core.file.metadata()?, self.core.geometry.bytes()))
+    }
+
+    /// The path it was opened with.
+    pub fn path(&self) -> &Path {
+        &self.core.path
+    }
+
+    /// Whether it is read and written with O_DIRECT.
+    pub fn is_direct(&self) -> bool {
+        self.core.alignment.is_some()
+    }
+}
+
+impl Disk for ImageStore {
+    fn geometry(&self) -> Geometry {
+        self.core.geometry
+    }
+
+    fn serial(&self) -> &str {
+        &self.core.serial
+    }
+
+    fn health(&self) -> &Health {
+        &self.core.health
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        let core = Arc::clone(&self.core);
+        if core.backing == Backing::Memory {
+            return Ok(Box::new(InlineLane::new(core)));
+        }
+        Ok(Box::new(InlineLane::new(core)))
+    }
+}

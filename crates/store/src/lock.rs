@@ -1,0 +1,163 @@
+//! Locks on the description that carries the I/O, so that they are held until its last request is over.
+//!
+//! ```text
+//! flock   exclusive, or shared for read-only          against another afterimage
+//! OFD     write lock on the whole file, or QEMU's     against QEMU and its tools
+//!         bytes of a reader
+//! ```
+//!
+//! A daemon that was killed leaves the kernel with its requests in flight: the file description, and so the
+//! locks, live until they are done. A new daemon therefore waits for a *dead* holder and refuses a live one at once.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{flock, FlockOperation};
+
+use crate::holder::{self, Holder};
+use crate::OpenError;
+
+/// QEMU locks byte 100 + p while it uses permission p and 200 + p while it shares p with nobody
+/// (QEMU block/file-posix.c; the permissions in include/block/block-common.h).
+const QEMU_USES: i64 = 100;
+const QEMU_FORBIDS: i64 = 200;
+const QEMU_CONSISTENT_READ: i64 = 0;
+const QEMU_WRITE: i64 = 1;
+const QEMU_RESIZE: i64 = 3;
+
+/// How often a dead holder's lock is tried again.
+const RETRY: Duration = Duration::from_millis(2);
+/// How long a lock without a visible holder is tried.
+const HIDDEN_HOLDER_WAIT: Duration = Duration::from_secs(5);
+
+/// Takes both locks.
+pub(crate) fn take(file: &File, path: &Path, read_only: bool, wait: Duration) -> Result<(), OpenError> {
+    let start = Instant::now();
+    loop {
+        if try_both(file, read_only).map_err(OpenError::io("locking", path))? {
+            return Ok(());
+        }
+        match holder::find(file) {
+            Some(Holder { pid, dead: true, .. }) if start.elapsed() >= wait => {
+                return Err(OpenError::StillDraining {
+                    path: path.to_owned(),
+                    pid,
+                    waited_ms: start.elapsed().as_millis(),
+                });
+            }
+            Some(Holder { dead: true, .. }) => {}
+            Some(Holder { pid, .. }) if pid == std::process::id() as i32 => {
+                return in_use(path, "this very process".to_owned());
+            }
+            Some(Holder { pid, name, .. }) => {
+                let name = name.map(|n| format!(" ({n})")).unwrap_or_default();
+                return in_use(path, format!("process {pid}{name}"));
+            }
+            // Nobody to be seen: the lock went between the two looks, its holder is another user's or in another
+            // container, or it is a dead daemon whose process is gone already but not its I/O.
+            None if start.elapsed() >= wait.min(HIDDEN_HOLDER_WAIT) => {
+                return in_use(path, "another process".to_owned());
+            }
+            None => {}
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn in_use(path: &Path, holder: String) -> Result<(), OpenError> {
+    Err(OpenError::InUse { path: path.to_owned(), holder })
+}
+
+/// Whether both locks were free. Keeps neither where one was not.
+fn try_both(file: &File, read_only: bool) -> io::Result<bool> {
+    let operation = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    match flock(file, operation) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+        // A file system without locks cannot have another holder's either; the OFD lock below may still work.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::NOLCK) => {
+            tracing::warn!("the file system of the image has no flock: a second daemon would go unnoticed");
+        }
+        Err(e) => return Err(e.into()),
+    }
+    let taken = if read_only { try_reader(file) } else { ofd(file, libc::F_WRLCK, 0, 0) };
+    match taken {
+        Ok(true) => Ok(true),
+        Ok(false) => {
+            ofd(file, libc::F_UNLCK, 0, 0)?;
+            flock(file, FlockOperation::NonBlockingUnlock)?;
+            Ok(false)
+        }
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)
+            ) =>
+        {
+            tracing::warn!(
+                "the file system of the image has no byte-range locks: QEMU would not see that it is in use"
+            );
+            Ok(true)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// What a QEMU reader of a raw image does: use "consistent read", share neither "write" nor "resize".
+fn try_reader(file: &File) -> io::Result<bool> {
+    for byte in [QEMU_USES + QEMU_CONSISTENT_READ, QEMU_FORBIDS + QEMU_WRITE, QEMU_FORBIDS + QEMU_RESIZE] {
+        if !ofd(file, libc::F_RDLCK, byte, 1)? {
+            return Ok(false);
+        }
+    }
+    // Nobody may already use what this reader forbids, or forbid what it uses.
+    for byte in [QEMU_FORBIDS + QEMU_CONSISTENT_READ, QEMU_USES + QEMU_WRITE, QEMU_USES + QEMU_RESIZE] {
+        if held(file, byte)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn range(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: len,
+        // Zero for open file description locks (fcntl_locking(2)).
+        l_pid: 0,
+    }
+}
+
+/// Sets or clears an open-file-description lock; `false` where another description conflicts. Length 0 is "to the end".
+fn ofd(file: &File, kind: libc::c_int, start: i64, len: i64) -> io::Result<bool> {
+    let lock = range(kind, start, len);
+    // SAFETY: F_OFD_SETLK reads one `flock`, which lives across the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Whether another description holds any lock on this byte.
+fn held(file: &File, byte: i64) -> io::Result<bool> {
+    let mut lock = range(libc::F_WRLCK, byte, 1);
+    // SAFETY: F_OFD_GETLK reads and fills one `flock`, which lives across the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
