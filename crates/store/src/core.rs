@@ -39,9 +39,7 @@ impl Core {
             return Ok(());
         }
         let covers = self.unsynced.covers();
-        let synced = self.file.sync_data();
-        self.counters.shard(shard).synced();
-        synced.map_err(|e| self.sync_failed(e))?;
+        self.target(shard).sync().map_err(|e| self.sync_failed(e))?;
         self.unsynced.note_sync(covers);
         Ok(())
     }

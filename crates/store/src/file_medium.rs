@@ -136,9 +136,7 @@ impl Medium for FileMedium {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let synced = self.file.sync_data();
-        self.counters.shard(0).synced();
-        synced
+        self.target().sync()
     }
 }
 

@@ -55,9 +55,7 @@ impl Medium for ImageMedium {
 
     fn sync(&self) -> io::Result<()> {
         let covers = self.core.unsynced.covers();
-        let synced = self.core.file.sync_data();
-        self.core.counters.shard(self.shard).synced();
-        synced?;
+        self.core.target(self.shard).sync()?;
         self.core.unsynced.note_sync(covers);
         Ok(())
     }

@@ -44,6 +44,14 @@ impl Target<'_> {
         self.transfer(Way::Out, buffers, offset)
     }
 
+    /// Makes the file's data durable. The one place of this crate where that happens outside a ring.
+    #[allow(clippy::disallowed_methods)]
+    pub fn sync(&self) -> io::Result<()> {
+        let synced = self.file.sync_data();
+        self.shard.synced();
+        synced
+    }
+
     /// Fills `buf` from `offset`.
     pub fn read_slice(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let segment = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
