@@ -27,6 +27,7 @@ mod ids;
 mod medium;
 mod medium_disk;
 mod request;
+pub mod sim;
 
 pub use admit::admit;
 pub use blocking::Blocking;

@@ -1,1 +1,27 @@
+//! Every on-disk structure of Afterimage, declared once.
+//!
+//! ```text
+//! redo log    [header slot 0][header slot 1][image names][record area, circular ...]     log::*
+//! sidecar     [reference]                                                               reference::*
+//! ```
+//!
+//! All integers are little-endian whatever the machine; sizes are asserted when this compiles; golden bytes are in
+//! `tests/golden.rs`; the meaning is told in `docs/log-format.md`. Parsers take hostile bytes: they never panic, and
+//! allocate no more than the input's size allows.
+#![warn(missing_docs)]
 
+mod error;
+pub mod log;
+pub mod reference;
+
+pub use error::FormatError;
+
+/// The checksum of all structures: CRC-32C (Castagnoli).
+pub fn checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes)
+}
+
+/// Continues a [`checksum`] over the bytes that follow.
+pub fn checksum_append(crc: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc, bytes)
+}

@@ -1,0 +1,224 @@
+//! The media and their trace.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::Medium;
+
+/// The unit in which a dying process's last write may be cut.
+const PAGE_BYTES: usize = 4096;
+
+/// What an injected error hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Writes and zeroing.
+    Write,
+    /// Syncs.
+    Sync,
+    /// Reads.
+    Read,
+}
+
+/// One entry of the trace.
+#[derive(Clone, Debug)]
+pub(super) struct Op {
+    pub(super) medium: usize,
+    pub(super) effect: Effect,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Effect {
+    Write { offset: usize, data: Arc<[u8]> },
+    Zero { offset: usize, len: usize },
+    Sync,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Content at the start of the trace, all durable.
+    pub(super) base: Vec<Vec<u8>>,
+    /// What a read sees.
+    pub(super) cached: Vec<Vec<u8>>,
+    pub(super) trace: Vec<Op>,
+    /// Operations that may still happen before the process is dead.
+    budget: Option<usize>,
+    faults: Vec<(usize, Fault, usize, io::ErrorKind)>,
+}
+
+/// Several media with one history. Cheap to clone: a handle.
+#[derive(Clone, Default)]
+pub struct SimWorld(Arc<Mutex<State>>);
+
+impl SimWorld {
+    /// Media with this content, all durable.
+    pub fn new(contents: Vec<Vec<u8>>) -> Self {
+        Self(Arc::new(Mutex::new(State { cached: contents.clone(), base: contents, ..State::default() })))
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of the media, as its user sees it.
+    pub fn medium(&self, index: usize) -> Arc<SimMedium> {
+        let len = self.state().cached[index].len();
+        Arc::new(SimMedium { world: self.clone(), index, len })
+    }
+
+    /// How many operations the trace has: cut points are `0..=ops()`.
+    pub fn ops(&self) -> usize {
+        self.state().trace.len()
+    }
+
+    /// What a read of the medium sees now.
+    pub fn cached(&self, index: usize) -> Vec<u8> {
+        self.state().cached[index].clone()
+    }
+
+    /// The process dies in the operation after `ops` more: that one and all later ones answer an error; a write is
+    /// done up to a page boundary within it (the kernel stops copying there when a process is killed).
+    pub fn halt_after(&self, ops: usize) {
+        self.state().budget = Some(ops);
+    }
+
+    /// Whether the process has died.
+    pub fn halted(&self) -> bool {
+        self.state().budget == Some(0)
+    }
+
+    /// A new process may act.
+    pub fn revive(&self) {
+        self.state().budget = None;
+    }
+
+    /// Makes the operation of that kind on a medium after `skip` more of them fail with `error`, once.
+    pub fn fail(&self, medium: usize, fault: Fault, skip: usize, error: io::ErrorKind) {
+        self.state().faults.push((medium, fault, skip, error));
+    }
+
+    /// One line per operation from `from` on, for the report of a failure.
+    pub fn describe(&self, from: usize) -> String {
+        let state = self.state();
+        let lines = state.trace.iter().enumerate().skip(from).map(|(i, op)| match &op.effect {
+            Effect::Write { offset, data } => {
+                format!("{i}: medium {} write {offset}+{}\n", op.medium, data.len())
+            }
+            Effect::Zero { offset, len } => format!("{i}: medium {} zero {offset}+{len}\n", op.medium),
+            Effect::Sync => format!("{i}: medium {} sync\n", op.medium),
+        });
+        lines.collect()
+    }
+}
+
+impl State {
+    fn fault(&mut self, medium: usize, kind: Fault) -> io::Result<()> {
+        let mut hit = None;
+        for (i, (m, k, skip, error)) in self.faults.iter_mut().enumerate() {
+            if *m == medium && *k == kind {
+                if *skip == 0 {
+                    hit = Some((i, *error));
+                    break;
+                }
+                *skip -= 1;
+            }
+        }
+        match hit {
+            None => Ok(()),
+            Some((i, error)) => {
+                self.faults.remove(i);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Spends one operation; `Some(true)`: the process dies in this one.
+    fn spend(&mut self) -> io::Result<bool> {
+        match &mut self.budget {
+            None => Ok(false),
+            Some(0) => Err(io::Error::other("the process is dead")),
+            Some(left) => {
+                *left -= 1;
+                Ok(*left == 0)
+            }
+        }
+    }
+
+    fn record(&mut self, medium: usize, effect: Effect) {
+        let target = &mut self.cached[medium];
+        match &effect {
+            Effect::Write { offset, data } => target[*offset..offset + data.len()].copy_from_slice(data),
+            Effect::Zero { offset, len } => target[*offset..offset + len].fill(0),
+            Effect::Sync => {}
+        }
+        self.trace.push(Op { medium, effect });
+    }
+}
+
+/// One medium of a [`SimWorld`].
+pub struct SimMedium {
+    world: SimWorld,
+    index: usize,
+    len: usize,
+}
+
+impl SimMedium {
+    fn range(&self, offset: u64, len: u64) -> io::Result<(usize, usize)> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len as u64 => Ok((offset as usize, len as usize)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "outside the medium")),
+        }
+    }
+}
+
+impl Medium for SimMedium {
+    fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let (offset, len) = self.range(offset, buf.len() as u64)?;
+        let mut state = self.world.state();
+        state.fault(self.index, Fault::Read)?;
+        buf.copy_from_slice(&state.cached[self.index][offset..offset + len]);
+        Ok(())
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let (offset, len) = self.range(offset, buf.len() as u64)?;
+        let mut state = self.world.state();
+        state.fault(self.index, Fault::Write)?;
+        if state.spend()? {
+            // Somewhere in the middle, at a page of the file; which one follows from the trace, so that a seed repeats.
+            let pages = len.div_ceil(PAGE_BYTES) + 1;
+            let keep = state.trace.len() % pages * PAGE_BYTES;
+            let kept = (keep.saturating_sub(offset % PAGE_BYTES)).min(len);
+            if kept > 0 {
+                state.record(self.index, Effect::Write { offset, data: buf[..kept].into() });
+            }
+            return Err(io::Error::other("the process died here"));
+        }
+        state.record(self.index, Effect::Write { offset, data: buf.into() });
+        Ok(())
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> io::Result<()> {
+        let (offset, len) = self.range(offset, len)?;
+        let mut state = self.world.state();
+        state.fault(self.index, Fault::Write)?;
+        if state.spend()? {
+            return Err(io::Error::other("the process died here"));
+        }
+        state.record(self.index, Effect::Zero { offset, len });
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.world.state();
+        state.fault(self.index, Fault::Sync)?;
+        if state.spend()? {
+            return Err(io::Error::other("the process died here"));
+        }
+        state.record(self.index, Effect::Sync);
+        Ok(())
+    }
+}
