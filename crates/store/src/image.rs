@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::direct::Backing;
 use crate::image_medium::ImageMedium;
 use crate::inline_lane::InlineLane;
+use crate::ring_lane::RingLane;
 use crate::{open, Counters, OpenError, OpenOptions};
 
 /// An open, locked image file or block device.
@@ -100,6 +101,14 @@ impl Disk for ImageStore {
         if core.backing == Backing::Memory {
             return Ok(Box::new(InlineLane::new(core)));
         }
-        Ok(Box::new(InlineLane::new(core)))
+        match RingLane::new(Arc::clone(&core)) {
+            Ok(lane) => Ok(Box::new(lane)),
+            // Not in the kernel, switched off (kernel.io_uring_disabled) or filtered by a container.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES)) => {
+                tracing::warn!(error = %e, "no io_uring here: requests are served one at a time");
+                Ok(Box::new(InlineLane::new(core)))
+            }
+            Err(e) => Err(BlockError::io("setting up io_uring", e)),
+        }
     }
 }

@@ -28,6 +28,9 @@ mod lock;
 mod magic;
 mod open;
 mod options;
+mod ring;
+mod ring_lane;
+mod slots;
 mod transfer;
 mod zero;
 

@@ -1,0 +1,470 @@
+//! The lane of images that may wait for a device: one io_uring, owned by the thread that drives the queue.
+//!
+//! ```text
+//! submit ─► held ──dispatch──► ring ─► answers ─► finish ─► done ─► reap
+//!             ▲                            │          └─ as if flushed ─┐
+//!             └── short, EAGAIN, other ────┘                            ▼
+//!                 way of zeroing              flush ─► waiting ─► one sync ─► done
+//! ```
+//!
+//! At most one sync is in the kernel for each lane. Flushes that arrive meanwhile wait for the next one and share it,
+//! since the running one may have started before writes that they must cover.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{admit, BlockError, Buffers, Completion, Lane, Operation, Request, SECTOR_BYTES};
+use io_uring::{opcode, squeue, types};
+
+use crate::core::Core;
+use crate::direct::Backing;
+use crate::ring::{Answer, Ring, FILE};
+use crate::slots::{Part, Slot, Slots, Work};
+use crate::transfer::{copy_between, shortened, BOUNCE_BYTES, SEGMENTS_MAX};
+use crate::zero::{zeroes, Method};
+
+/// Requests in the kernel at once; more are held back. Below the ring's completion entries.
+const IN_KERNEL_MAX: usize = 2048;
+/// The longest transfer of one ring entry, in bytes: its length field has 32 bits.
+const TRANSFER_MAX: usize = 1 << 30;
+
+/// What the user data of a ring entry means: a slot's index, or one of these with a number below.
+const TAG_POLL: u64 = 1 << 62;
+const TAG_SYNC: u64 = 2 << 62;
+const TAG_IGNORED: u64 = 3 << 62;
+const TAG_MASK: u64 = 3 << 62;
+
+pub(crate) struct RingLane {
+    core: Arc<Core>,
+    shard: usize,
+    ring: Ring,
+    slots: Slots,
+    /// Slots whose next step has not been given to the kernel.
+    held: VecDeque<u32>,
+    /// Slots in the kernel, and the sync if one runs.
+    in_kernel: usize,
+    sync: Sync,
+    polls: Polls,
+    done: Vec<Completion>,
+    /// Buffered writes go into the page cache right in `submit`: the ring would give them to a worker thread.
+    writes_inline: bool,
+}
+
+/// The group commit.
+#[derive(Default)]
+struct Sync {
+    /// What the sync in the kernel covers.
+    running: Option<u64>,
+    /// Slots that complete with it.
+    riding: Vec<u32>,
+    /// Slots that need one that starts later.
+    waiting: Vec<u32>,
+}
+
+/// The polls of the last wait.
+#[derive(Default)]
+struct Polls {
+    /// Distinguishes this wait's polls from late answers of earlier ones.
+    generation: u64,
+    /// Which have not fired.
+    armed: Vec<u64>,
+}
+
+impl RingLane {
+    pub fn new(core: Arc<Core>) -> io::Result<Self> {
+        let ring = Ring::new(&core.file)?;
+        let shard = core.counters.assign();
+        let writes_inline = core.alignment.is_none() && core.backing == Backing::PageCache;
+        Ok(Self {
+            core,
+            shard,
+            ring,
+            slots: Slots::default(),
+            held: VecDeque::new(),
+            in_kernel: 0,
+            sync: Sync::default(),
+            polls: Polls::default(),
+            done: Vec::with_capacity(64),
+            writes_inline,
+        })
+    }
+
+    fn take(&mut self, request: Request) {
+        if let Err(error) = admit(&request, &self.core.geometry, &self.core.health) {
+            self.done.push(Completion { token: request.token, result: Err(error) });
+            return;
+        }
+        let unmap = !matches!(request.operation, Operation::WriteZeroes { unmap: false, .. });
+        let work = match request.operation {
+            Operation::Read => Work::Read,
+            Operation::Write { .. } => Work::Write,
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                Work::Zero { unmap, method: self.core.methods.best(unmap) }
+            }
+            Operation::Flush(_) => Work::Flush,
+        };
+        let slot = Slot {
+            token: request.token,
+            work,
+            // In range, as was just checked; a flush has no range.
+            offset: request.sector.0.wrapping_mul(SECTOR_BYTES),
+            len: request.sectors.wrapping_mul(SECTOR_BYTES),
+            done: 0,
+            flushed: request.operation.is_flushed(),
+            offload: false,
+            buffers: request.buffers,
+            part: None,
+        };
+        if work == Work::Flush {
+            if self.core.unsynced.is_clean() || self.core.geometry.read_only {
+                self.done.push(Completion { token: slot.token, result: Ok(()) });
+            } else {
+                let index = self.slots.insert(slot);
+                self.sync.waiting.push(index);
+            }
+        } else if slot.len == 0 {
+            let index = self.slots.insert(slot);
+            self.finish(index, Ok(()));
+        } else if work == Work::Write && self.writes_inline {
+            let written = self.core.target(self.shard).write(&slot.buffers, slot.offset);
+            let result = written.map_err(|e| self.core.change_failed("writing", slot.offset, e));
+            let index = self.slots.insert(slot);
+            self.finish(index, result);
+        } else {
+            let index = self.slots.insert(slot);
+            self.held.push_back(index);
+        }
+    }
+
+    /// A slot's request is over, but for a sync that it may still need.
+    fn finish(&mut self, index: u32, result: Result<(), BlockError>) {
+        let slot = self.slots.get(index);
+        if slot.work != Work::Read {
+            // Also where it failed: something may have changed.
+            self.core.unsynced.note_write();
+        }
+        if result.is_ok() && slot.flushed {
+            slot.work = Work::Flush;
+            self.sync.waiting.push(index);
+            return;
+        }
+        self.complete(index, result);
+    }
+
+    fn complete(&mut self, index: u32, result: Result<(), BlockError>) {
+        let slot = self.slots.remove(index);
+        self.done.push(Completion { token: slot.token, result });
+    }
+
+    /// Queues ring entries for what is held and starts a sync that is due.
+    fn push_held(&mut self) -> io::Result<()> {
+        while self.in_kernel < IN_KERNEL_MAX {
+            let Some(index) = self.held.pop_front() else { break };
+            self.push_slot(index)?;
+        }
+        self.start_sync()
+    }
+
+    fn start_sync(&mut self) -> io::Result<()> {
+        if self.sync.running.is_some() || self.sync.waiting.is_empty() {
+            return Ok(());
+        }
+        let verdict = self.core.health.check();
+        if verdict.is_err() || self.core.unsynced.is_clean() {
+            for index in std::mem::take(&mut self.sync.waiting) {
+                self.complete(index, verdict.clone());
+            }
+            return Ok(());
+        }
+        let covers = self.core.unsynced.covers();
+        let entry = opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build().user_data(TAG_SYNC);
+        // SAFETY: a sync points to no memory.
+        unsafe { self.ring.push(&entry)? };
+        self.sync.running = Some(covers);
+        std::mem::swap(&mut self.sync.riding, &mut self.sync.waiting);
+        self.in_kernel += 1;
+        Ok(())
+    }
+
+    fn push_slot(&mut self, index: u32) -> io::Result<()> {
+        let alignment = self.core.alignment;
+        let slot = self.slots.get(index);
+        let entry = match slot.work {
+            Work::Read | Work::Write => {
+                let is_write = slot.work == Work::Write;
+                prepare_part(slot, |b| alignment.is_none_or(|a| a.fits(b)));
+                let memory = match &slot.part {
+                    None => &slot.buffers,
+                    Some(Part::Rest(memory) | Part::Copy(memory)) => memory,
+                };
+                transfer_entry(is_write, memory.segments(), slot.offset + slot.done)
+            }
+            Work::Zero { method, .. } => match method.mode() {
+                Some(mode) => opcode::Fallocate::new(FILE, slot.len)
+                    .offset(slot.offset)
+                    .mode(mode.bits() as i32)
+                    .build(),
+                None => {
+                    let n = (slot.len - slot.done).min(zeroes().len() as u64) as u32;
+                    opcode::Write::new(FILE, zeroes().as_ptr(), n).offset(slot.offset + slot.done).build()
+                }
+            },
+            Work::Flush => unreachable!("a flush is never held"),
+        };
+        let flags = if slot.offload { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        let entry = entry.flags(flags).user_data(u64::from(index));
+        // SAFETY: the memory belongs to the slot's buffers, to its aligned copy or to a static; the slot lives until
+        // the answer is taken, and `Drop` waits for all answers. The iovec array lies in the slot, which does not
+        // move before `submit` returns: slots are inserted only in `submit`, between two complete submissions.
+        unsafe { self.ring.push(&entry)? };
+        self.in_kernel += 1;
+        Ok(())
+    }
+
+    fn take_answers(&mut self) {
+        while let Some(answer) = self.ring.next_answer() {
+            match answer.user_data & TAG_MASK {
+                TAG_POLL => self.polls.armed.retain(|poll| *poll != answer.user_data),
+                TAG_SYNC => self.synced(answer.result),
+                TAG_IGNORED => {}
+                _ => {
+                    self.in_kernel -= 1;
+                    self.answered(answer);
+                }
+            }
+        }
+    }
+
+    fn synced(&mut self, result: i32) {
+        self.in_kernel -= 1;
+        let Some(covers) = self.sync.running.take() else { return };
+        let riding = std::mem::take(&mut self.sync.riding);
+        if result == -libc::EINTR {
+            // Not even started.
+            self.sync.waiting.splice(0..0, riding);
+            return;
+        }
+        self.core.counters.shard(self.shard).synced();
+        let verdict = if result >= 0 {
+            self.core.unsynced.note_sync(covers);
+            Ok(())
+        } else {
+            Err(self.core.sync_failed(io::Error::from_raw_os_error(-result)))
+        };
+        for index in riding {
+            self.complete(index, verdict.clone());
+        }
+    }
+
+    fn answered(&mut self, answer: Answer) {
+        let index = answer.user_data as u32;
+        if answer.result < 0 {
+            return self.refused(index, io::Error::from_raw_os_error(-answer.result));
+        }
+        let moved = answer.result as u64;
+        let counters = self.core.counters.shard(self.shard);
+        let slot = self.slots.get(index);
+        match slot.work {
+            Work::Read => {
+                counters.read(moved);
+                if let Some(Part::Copy(copy)) = &slot.part {
+                    copy_between(copy, 0, &slot.buffers, slot.done as usize, moved as usize);
+                }
+            }
+            Work::Write | Work::Zero { method: Method::Write, .. } => counters.wrote(moved),
+            Work::Zero { method, .. } => {
+                match method {
+                    Method::Punch => counters.discarded(),
+                    _ => counters.zeroed(),
+                }
+                return self.finish(index, Ok(()));
+            }
+            Work::Flush => unreachable!("a flush has no entry of its own"),
+        }
+        if slot.done + moved == slot.len {
+            return self.finish(index, Ok(()));
+        }
+        self.moved_short(index, moved);
+    }
+
+    /// Goes on after a part of a transfer.
+    fn moved_short(&mut self, index: u32, moved: u64) {
+        let grain = self.core.alignment.map_or(1, |a| u64::from(a.offset));
+        let slot = self.slots.get(index);
+        // A direct transfer goes on at a whole block only.
+        let moved = moved - moved % grain;
+        slot.done += moved;
+        slot.part = None;
+        let at = slot.offset + slot.done;
+        if slot.work == Work::Read {
+            let end = self.core.target(self.shard).check_end(at);
+            let end = end.and_then(|()| if moved == 0 { Err(shortened(at)) } else { Ok(()) });
+            if let Err(error) = end {
+                let error = self.core.read_failed(at, error);
+                return self.finish(index, Err(error));
+            }
+        } else if moved == 0 {
+            let error = io::Error::new(io::ErrorKind::WriteZero, "the file takes no more bytes");
+            let error = self.core.change_failed("writing", at, error);
+            return self.finish(index, Err(error));
+        }
+        self.held.push_back(index);
+    }
+
+    /// The kernel answered with an error.
+    fn refused(&mut self, index: u32, error: io::Error) {
+        let slot = self.slots.get(index);
+        let at = slot.offset + slot.done;
+        match error.raw_os_error() {
+            Some(libc::EINTR) => return self.held.push_back(index),
+            Some(libc::EAGAIN) if !slot.offload => {
+                slot.offload = true;
+                return self.held.push_back(index);
+            }
+            _ => {}
+        }
+        let error = match slot.work {
+            Work::Read => self.core.read_failed(at, error),
+            Work::Zero { unmap, method } if self.core.methods.learn(method, &error) => {
+                slot.work = Work::Zero { unmap, method: self.core.methods.best(unmap) };
+                return self.held.push_back(index);
+            }
+            Work::Zero { .. } => self.core.change_failed("zeroing", at, error),
+            Work::Write | Work::Flush => self.core.change_failed("writing", at, error),
+        };
+        self.finish(index, Err(error));
+    }
+
+    /// The ring itself failed: nothing can be promised about what it holds, so nobody is told anything. The queue's
+    /// thread ends with the panic and the disk stays read-only.
+    fn ring_failed(&self, error: &io::Error) -> ! {
+        let reason = format!("io_uring of {} failed: {error}", self.core.path.display());
+        self.core.health.fail(reason.as_str());
+        panic!("{reason}");
+    }
+
+    /// Takes what is there and follows up on it until nothing moves, entering the kernel only where that is due.
+    fn advance(&mut self) {
+        loop {
+            self.take_answers();
+            let pushed = self.push_held();
+            let due = pushed.map(|()| self.ring.is_due());
+            let advanced =
+                due.and_then(|due| if due { self.ring.submit().map(|()| true) } else { Ok(false) });
+            match advanced {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => self.ring_failed(&error),
+            }
+        }
+    }
+}
+
+/// Chooses the memory of the next part: the request's own, what is left of it, or an aligned copy.
+fn prepare_part(slot: &mut Slot, fits: impl Fn(&Buffers) -> bool) {
+    if slot.part.is_some() {
+        // The same part again, after EAGAIN.
+        return;
+    }
+    let (done, len) = (slot.done as usize, slot.len as usize);
+    if done == 0 && fits(&slot.buffers) {
+        return;
+    }
+    let rest = slot.buffers.slice(done, len - done);
+    slot.part = Some(if fits(&rest) {
+        Part::Rest(rest)
+    } else {
+        let n = rest.len().min(BOUNCE_BYTES);
+        let copy = Buffers::allocate(n);
+        if slot.work == Work::Write {
+            copy_between(&rest, 0, &copy, 0, n);
+        }
+        Part::Copy(copy)
+    });
+}
+
+fn transfer_entry(is_write: bool, segments: &[libc::iovec], offset: u64) -> squeue::Entry {
+    match segments {
+        [one] => {
+            let (base, len) = (one.iov_base.cast::<u8>(), one.iov_len.min(TRANSFER_MAX) as u32);
+            if is_write {
+                opcode::Write::new(FILE, base, len).offset(offset).build()
+            } else {
+                opcode::Read::new(FILE, base, len).offset(offset).build()
+            }
+        }
+        many => {
+            let (base, n) = (many.as_ptr().cast(), many.len().min(SEGMENTS_MAX) as u32);
+            if is_write {
+                opcode::Writev::new(FILE, base, n).offset(offset).build()
+            } else {
+                opcode::Readv::new(FILE, base, n).offset(offset).build()
+            }
+        }
+    }
+}
+
+impl Lane for RingLane {
+    fn submit(&mut self, request: Request) {
+        self.take(request);
+    }
+
+    fn dispatch(&mut self) {
+        if !self.held.is_empty() || !self.sync.waiting.is_empty() {
+            self.advance();
+        }
+    }
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.advance();
+        completions.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() + self.done.len()
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.take_answers();
+        self.push_held()?;
+        if !self.done.is_empty() {
+            return self.ring.submit();
+        }
+        self.polls.generation += 1;
+        for (n, fd) in also.iter().enumerate() {
+            let name = TAG_POLL | (self.polls.generation << 16 & !TAG_MASK) | n as u64;
+            self.ring.push_poll(*fd, name)?;
+            self.polls.armed.push(name);
+        }
+        let waited = self.ring.submit_and_wait(timeout);
+        self.take_answers();
+        // The caller may close these descriptors and open others of the same number, so no poll is kept for the next
+        // wait. The removals go along with the next submission.
+        for poll in std::mem::take(&mut self.polls.armed) {
+            self.ring.push_poll_remove(poll, TAG_IGNORED)?;
+        }
+        waited
+    }
+}
+
+impl Drop for RingLane {
+    fn drop(&mut self) {
+        // What was not given to the kernel is forgotten; what was is waited for, since it uses the buffers.
+        while self.in_kernel > 0 {
+            if let Err(error) = self.ring.submit_and_wait(None) {
+                // Its buffers would be freed under the kernel's hands.
+                tracing::error!(%error, "waiting for the last requests of a ring");
+                std::process::abort();
+            }
+            while let Some(answer) = self.ring.next_answer() {
+                if !matches!(answer.user_data & TAG_MASK, TAG_POLL | TAG_IGNORED) {
+                    self.in_kernel -= 1;
+                }
+            }
+        }
+    }
+}
