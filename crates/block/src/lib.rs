@@ -21,11 +21,13 @@
 mod admit;
 mod blocking;
 mod buffers;
+pub mod conformance;
 mod disk;
 mod error;
 mod ids;
 mod medium;
 mod medium_disk;
+pub mod oracle;
 mod request;
 pub mod sim;
 
