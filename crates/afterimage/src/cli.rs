@@ -1,0 +1,120 @@
+//! The command line. Each subcommand's arguments stand in its own file.
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::commands::{check, create, ctl, guest, inspect, keep, man, recover, serve};
+
+/// A virtual disk that keeps what the guest committed.
+#[derive(Parser, Debug)]
+#[command(
+    name = "afterimage",
+    version,
+    about = "A virtual disk that keeps what the guest committed, without making it wait for the disk",
+    after_help = EXAMPLES,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    propagate_version = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Logging.
+    #[command(flatten)]
+    pub logging: Logging,
+}
+
+/// One subcommand each.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Create an empty disk image
+    Create(create::Args),
+    /// Serve one guest's disks to a VMM over vhost-user-blk
+    Serve(Box<serve::Args>),
+    /// Check an image and its log, offline, without changing anything
+    Check(check::Args),
+    /// Bring an image to its last consistent state, offline, and remove its log
+    Recover(recover::Args),
+    /// Describe an image and its log without changing anything
+    Inspect(inspect::Args),
+    /// Talk to a running `serve` through its control socket
+    Ctl(ctl::Args),
+    /// Hold the guest's sockets while `serve` is restarted or upgraded
+    Keep(keep::Args),
+    /// Boot a real guest on served disks
+    Guest(guest::Args),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(man::Args),
+}
+
+/// How much is logged, and how.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Logging {
+    /// Log more to stderr: -v for debug messages, -vv for everything. RUST_LOG overrides it
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// How log messages look
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, global = true)]
+    pub log_format: LogFormat,
+}
+
+/// How log messages look.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One readable line each.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  afterimage create disk.img 10G
+  afterimage serve --disk disk.img,socket=/tmp/disk.sock --survives power-window=50ms --control /tmp/ctl.sock
+  qemu-system-x86_64 -M q35,memory-backend=mem \\
+    -object memory-backend-memfd,id=mem,size=1G,share=on \\
+    -chardev socket,id=c0,path=/tmp/disk.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0
+  afterimage ctl /tmp/ctl.sock status
+  afterimage ctl /tmp/ctl.sock pause -- cp --sparse=always disk.img backup.img";
+
+/// QEMU's conventions for backend programs call the program without a subcommand: its options alone mean `serve`.
+const BACKEND_PROGRAM_OPTIONS: [&str; 5] =
+    ["--print-capabilities", "--blk-file", "--socket-path", "--fd", "--read-only"];
+
+/// Inserts `serve` where the first argument is one of QEMU's backend-program options.
+pub fn with_implied_serve(mut args: Vec<std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let implied = args.get(1).and_then(|a| a.to_str()).is_some_and(|first| {
+        let name = first.split_once('=').map_or(first, |(name, _)| name);
+        BACKEND_PROGRAM_OPTIONS.contains(&name)
+    });
+    if implied {
+        args.insert(1, "serve".into());
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn qemu_conventions_need_no_subcommand() {
+        let args = |list: &[&str]| list.iter().map(Into::into).collect::<Vec<std::ffi::OsString>>();
+        assert_eq!(
+            with_implied_serve(args(&["afterimage", "--blk-file=x"])),
+            args(&["afterimage", "serve", "--blk-file=x"])
+        );
+        assert_eq!(
+            with_implied_serve(args(&["afterimage", "check", "--fd"])),
+            args(&["afterimage", "check", "--fd"])
+        );
+        assert_eq!(with_implied_serve(args(&["afterimage"])), args(&["afterimage"]));
+    }
+}

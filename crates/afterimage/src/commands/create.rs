@@ -1,0 +1,48 @@
+//! `afterimage create FILE SIZE`
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::units::{parse_disk_size, show_bytes};
+
+/// Creates an empty raw image: sparse, so that it takes space only as it is written. An existing file is never touched.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Examples:\n  afterimage create disk.img 10G\n  afterimage create small.img 512M --json"
+)]
+pub struct Args {
+    /// The image to create
+    file: PathBuf,
+    /// Its size: a number with k, M, G, T, P or E for powers of 1024; without one, bytes
+    #[arg(value_parser = parse_disk_size)]
+    size: u64,
+    /// Answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Created {
+    file: PathBuf,
+    bytes: u64,
+}
+
+impl std::fmt::Display for Created {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "created {}: {} ({} bytes, sparse)",
+            self.file.display(),
+            show_bytes(self.bytes),
+            self.bytes
+        )
+    }
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    afterimage_store::create_image(&args.file, args.size).map_err(Failure::failed)?;
+    super::print_report(&Created { file: args.file.clone(), bytes: args.size }, args.json)
+}

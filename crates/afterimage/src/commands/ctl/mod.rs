@@ -1,0 +1,149 @@
+//! `afterimage ctl SOCKET …`
+
+mod copy;
+mod pause;
+mod show;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Subcommand;
+
+use crate::control::client::Client;
+use crate::control::protocol::{Answer, Request};
+use crate::failure::Failure;
+use crate::units::parse_duration;
+
+/// How long a daemon may take for an answer that needs no storage.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Talks to a running `serve` through its control socket.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The control socket: what `serve --control` was given
+    socket: PathBuf,
+    #[command(subcommand)]
+    command: CtlCommand,
+    /// Answer as JSON, one object a line
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  afterimage ctl /tmp/ctl.sock status
+  afterimage ctl /tmp/ctl.sock flush                       prints the sequence number that is durable now
+  afterimage ctl /tmp/ctl.sock wait 4711 --timeout 1s
+  afterimage ctl /tmp/ctl.sock copy /backup                a consistent copy of every image of the group
+  afterimage ctl /tmp/ctl.sock pause -- cp --sparse=always disk.img backup.img";
+
+#[derive(Subcommand, Debug)]
+enum CtlCommand {
+    /// Show the contract, the place in the history, the log, and each disk
+    Status,
+    /// Make everything that has completed survive a power cut, whatever the contract, and print its sequence number
+    Flush,
+    /// Wait until a sequence number survives a power cut; status 1 when the time is over first
+    Wait {
+        /// The sequence number, as `flush` or `status` prints it
+        sequence: u64,
+        /// Give up after this long, as in 500ms or 10s
+        #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+        timeout: Option<Duration>,
+    },
+    /// Print durability and failure events until interrupted
+    Events,
+    /// End the daemon in order: everything home and synced, the log removed
+    Stop,
+    /// Hold new writes while the images are a complete prefix of the guest's history, so that they can be copied
+    ///
+    /// With a command: runs it, lets writes go on, and ends with its status. Without: holds until the time is over or
+    /// this program is interrupted. Writes go on in any case when this program goes away.
+    Pause {
+        /// At most this long
+        #[arg(long = "for", value_parser = parse_duration, value_name = "TIME", default_value = "60s")]
+        hold: Duration,
+        /// Run this while writes are held
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<std::ffi::OsString>,
+    },
+    /// End a pause early
+    Resume,
+    /// Copy every image of the group, consistently, into a folder
+    Copy {
+        /// Where the copies go; files that exist are not overwritten
+        folder: PathBuf,
+        /// Give up when copying takes longer, as writes are held meanwhile
+        #[arg(long = "for", value_parser = parse_duration, value_name = "TIME", default_value = "600s")]
+        hold: Duration,
+    },
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let mut client = Client::connect(&args.socket)?;
+    match &args.command {
+        CtlCommand::Status => {
+            client.set_patience(Some(PATIENCE))?;
+            let (text, answer) = client.ask(&Request::Status {})?;
+            match answer {
+                Answer::Status(_) if args.json => super::print_line(&text),
+                Answer::Status(status) => super::print_line(&show::status(&status)),
+                _ => Err(unexpected()),
+            }
+        }
+        CtlCommand::Flush => {
+            let (text, sequence) = sequence(&mut client, &Request::Flush {})?;
+            super::print_line(&if args.json { text } else { sequence.to_string() })
+        }
+        CtlCommand::Wait { sequence, timeout } => {
+            let timeout_ms = timeout.map(millis);
+            let (text, answer) = client.ask(&Request::Wait { sequence: *sequence, timeout_ms })?;
+            let Answer::Wait(wait) = answer else { return Err(unexpected()) };
+            if args.json {
+                super::print_line(&text)?;
+            }
+            if wait.durable {
+                return if args.json { Ok(()) } else { super::print_line(&format!("{sequence} is durable")) };
+            }
+            Err(Failure::failed(format!(
+                "sequence number {sequence} is not durable yet after {:?}: wait longer, or use flush",
+                timeout.unwrap_or_default()
+            )))
+        }
+        CtlCommand::Events => {
+            client.ask(&Request::Events {})?;
+            while let Some(line) = client.line()? {
+                super::print_line(&if args.json { line } else { show::event(&line) })?;
+            }
+            Ok(())
+        }
+        CtlCommand::Stop => done(&mut client, &Request::Stop {}, "closed in order", args.json),
+        CtlCommand::Pause { hold, command } => pause::run(&mut client, *hold, command, args.json),
+        CtlCommand::Resume => done(&mut client, &Request::Resume {}, "writes go on", args.json),
+        CtlCommand::Copy { folder, hold } => copy::run(&mut client, folder, *hold, args.json),
+    }
+}
+
+fn done(client: &mut Client, request: &Request, words: &str, json: bool) -> Result<(), Failure> {
+    let (text, _) = client.ask(request)?;
+    super::print_line(if json { &text } else { words })
+}
+
+/// Asks something that is answered with a sequence number.
+fn sequence(client: &mut Client, request: &Request) -> Result<(String, u64), Failure> {
+    match client.ask(request)? {
+        (text, Answer::Sequence(answer)) => Ok((text, answer.sequence)),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Whole milliseconds, at least one.
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
+fn unexpected() -> Failure {
+    Failure::failed("the daemon gave an answer to another question: use the afterimage that serves it")
+}

@@ -1,0 +1,287 @@
+//! `afterimage keep -- serve …`: the sockets outlive the daemon.
+//!
+//! ```text
+//! guest ═ socket ═╦═ daemon (dies, is replaced)
+//!                 ╚═ keep: duplicates of sockets, in-flight memory; waits for the daemon, starts the next
+//! ```
+//!
+//! One thread, one loop: the keeper's socket, signals and the daemon's death all arrive at one poll. `keep` itself does
+//! so little that it has nothing to crash on.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use afterimage_frontend::keep::{Handled, Keeper};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::failure::Failure;
+use crate::serve::KEEP_FD_VARIABLE;
+
+/// A daemon that lived this long was not a quick failure.
+const QUICK: Duration = Duration::from_secs(10);
+/// Quick failures in a row after which `keep` gives up.
+const QUICK_FAILURES_MAX: u32 = 5;
+/// First pause before a restart after a quick failure; it doubles each time.
+const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// Exit status of a Rust program that panicked.
+const PANIC_STATUS: i32 = 101;
+
+/// Runs `serve` and holds the guests' sockets, so that the daemon can die or be replaced without the guests noticing more
+/// than a delay.
+///
+/// SIGHUP hands over: the running daemon ends in order and a new one, from the program file as it is now, goes on with
+/// the same guests: an upgrade. SIGTERM and SIGINT end the daemon in order, and `keep` with it.
+///
+/// A daemon that ends by itself, as after `ctl stop`, ends `keep` with the same status. One that dies by a signal or
+/// crashes is started again with --restart; without it the guests wait until SIGHUP starts the next one.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Start the daemon again when it dies by a signal or crashes; gives up after five quick failures in a row
+    #[arg(long)]
+    restart: bool,
+    /// What to run: `serve` and its options
+    #[arg(last = true, required = true, value_name = "serve OPTIONS")]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  afterimage keep --restart -- serve --disk disk.img,socket=/tmp/disk.sock
+  kill -HUP $(pidof -s afterimage)         after an upgrade of the program: go on with the new one";
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let program = program_path()?;
+    if args.command.first().is_none_or(|word| word != "serve") {
+        return Err(Failure::usage("keep runs `serve` only: write afterimage keep -- serve ..."));
+    }
+    let signals = Watch::start()?;
+    let mut keeping = Keeping { args, program, keeper: Keeper::new(), signals, quick_failures: 0 };
+    loop {
+        let started = Instant::now();
+        let (daemon, socket) = keeping.spawn()?;
+        match keeping.follow(daemon, socket)? {
+            Outcome::Ended(status) => return end_with(status),
+            Outcome::HandOver => tracing::info!("the daemon handed over"),
+            Outcome::Died(status) => {
+                if !keeping.after_death(status, started)? {
+                    return end_with(status);
+                }
+            }
+        }
+    }
+}
+
+/// The path under which this program was started: after an upgrade it names the new file.
+fn program_path() -> Result<std::path::PathBuf, Failure> {
+    std::env::current_exe().map_err(|e| {
+        Failure::failed(format!("cannot find this program's own file, to start the daemon: {e}"))
+    })
+}
+
+/// How one daemon's life ended.
+enum Outcome {
+    /// As it was meant to; `keep` ends with it.
+    Ended(ExitStatus),
+    /// SIGHUP: the next one goes on.
+    HandOver,
+    /// By a signal that nobody meant for it, or a panic.
+    Died(ExitStatus),
+}
+
+struct Keeping<'a> {
+    args: &'a Args,
+    program: std::path::PathBuf,
+    keeper: Keeper,
+    signals: Watch,
+    quick_failures: u32,
+}
+
+impl Keeping<'_> {
+    /// Starts a daemon with its end of a new keeper's socket.
+    fn spawn(&self) -> Result<(Child, OwnedFd), Failure> {
+        let failed =
+            |e: std::io::Error| Failure::failed(format!("cannot start {}: {e}", self.program.display()));
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|e| failed(e.into()))?;
+        let number = theirs.as_raw_fd();
+        let mut command = Command::new(&self.program);
+        command.args(&self.args.command).env(KEEP_FD_VARIABLE, number.to_string());
+        // Inherited by this child only: the flag is cleared between fork and exec.
+        inherit(&mut command, number);
+        let daemon = command.spawn().map_err(failed)?;
+        tracing::info!(pid = daemon.id(), "started a daemon");
+        Ok((daemon, ours))
+    }
+
+    /// Serves the keeper's socket and passes signals on until the daemon is gone.
+    fn follow(&mut self, mut daemon: Child, socket: OwnedFd) -> Result<Outcome, Failure> {
+        let mut socket = Some(socket);
+        let mut told_to_end = false;
+        let mut handing_over = false;
+        loop {
+            let mut waited = vec![self.signals.wakes.as_fd()];
+            waited.extend(socket.as_ref().map(AsFd::as_fd));
+            afterimage_block::wait_readable(&waited, None)
+                .map_err(|e| Failure::failed(format!("cannot wait for the daemon: {e}")))?;
+            if let Some(open) = socket.as_ref().filter(|s| readable(s.as_fd())) {
+                match self.keeper.handle(open.as_fd()) {
+                    Ok(Handled::Request) => {}
+                    Ok(Handled::Closed) => socket = None,
+                    Err(error) => {
+                        tracing::error!(%error, "the daemon broke the keeper's protocol");
+                        socket = None;
+                    }
+                }
+            }
+            for signal in self.signals.take() {
+                match signal {
+                    SIGCHLD => {}
+                    SIGHUP if !told_to_end => {
+                        handing_over = true;
+                        pass_on(&daemon, Signal::SIGHUP);
+                    }
+                    SIGHUP => {}
+                    _ => {
+                        told_to_end = true;
+                        pass_on(&daemon, Signal::SIGTERM);
+                    }
+                }
+            }
+            let gone =
+                daemon.try_wait().map_err(|e| Failure::failed(format!("cannot wait for the daemon: {e}")))?;
+            if let Some(status) = gone {
+                return Ok(match status.code() {
+                    _ if told_to_end => Outcome::Ended(status),
+                    Some(0) if handing_over => Outcome::HandOver,
+                    Some(PANIC_STATUS) | None => Outcome::Died(status),
+                    Some(_) => Outcome::Ended(status),
+                });
+            }
+        }
+    }
+
+    /// Decides after a death whether to go on, and waits as long as it takes. `false`: give up.
+    fn after_death(&mut self, status: ExitStatus, started: Instant) -> Result<bool, Failure> {
+        tracing::error!("the daemon died: {status}");
+        if !self.args.restart {
+            tracing::warn!("the guests wait: send SIGHUP to start the next daemon, SIGTERM to give up");
+            return self.wait_for_word(None);
+        }
+        if started.elapsed() >= QUICK {
+            self.quick_failures = 0;
+        }
+        self.quick_failures += 1;
+        if self.quick_failures >= QUICK_FAILURES_MAX {
+            return Err(Failure::failed(format!(
+                "the daemon died {QUICK_FAILURES_MAX} times in a row within {} s of its start, the last time by \
+                 {status}: look into its messages above",
+                QUICK.as_secs()
+            )));
+        }
+        // The first restart is at once: a guest is waiting.
+        if self.quick_failures == 1 {
+            return Ok(true);
+        }
+        self.wait_for_word(Some(BACKOFF_FIRST * 2u32.pow(self.quick_failures - 2)))
+    }
+
+    /// Waits for SIGHUP or the end of the time (`true`), or for SIGTERM (`false`).
+    fn wait_for_word(&mut self, at_most: Option<Duration>) -> Result<bool, Failure> {
+        let deadline = at_most.map(|t| Instant::now() + t);
+        loop {
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|l| l.is_zero()) {
+                return Ok(true);
+            }
+            afterimage_block::wait_readable(&[self.signals.wakes.as_fd()], left)
+                .map_err(|e| Failure::failed(format!("cannot wait for a signal: {e}")))?;
+            for signal in self.signals.take() {
+                match signal {
+                    SIGHUP => return Ok(true),
+                    SIGCHLD => {}
+                    _ => return Ok(false),
+                }
+            }
+        }
+    }
+}
+
+/// Signals that can be polled for: a thread would be one more thing to go wrong.
+struct Watch {
+    signals: Signals,
+    wakes: UnixStream,
+}
+
+impl Watch {
+    fn start() -> Result<Self, Failure> {
+        let failed = |e: std::io::Error| Failure::failed(format!("cannot watch for signals: {e}"));
+        let all = [SIGTERM, SIGINT, SIGHUP, SIGCHLD];
+        let signals = Signals::new(all).map_err(failed)?;
+        let (wakes, wake) = UnixStream::pair().map_err(failed)?;
+        wakes.set_nonblocking(true).map_err(failed)?;
+        for signal in all {
+            let wake = wake.try_clone().map_err(failed)?;
+            signal_hook::low_level::pipe::register(signal, wake).map_err(failed)?;
+        }
+        Ok(Self { signals, wakes })
+    }
+
+    /// What has arrived since the last call.
+    fn take(&mut self) -> Vec<i32> {
+        use std::io::Read;
+        // Emptied before the signals are taken: one that comes between the two wakes once too often, never too rarely.
+        let mut bytes = [0; 64];
+        while self.wakes.read(&mut bytes).is_ok_and(|n| n == bytes.len()) {}
+        self.signals.pending().collect()
+    }
+}
+
+fn readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok_and(|n| n > 0)
+}
+
+fn pass_on(daemon: &Child, signal: Signal) {
+    // The child is not reaped before `try_wait`, so its number is still its own.
+    let Ok(pid) = i32::try_from(daemon.id()) else { return };
+    if let Err(error) = kill(Pid::from_raw(pid), signal) {
+        tracing::warn!(%error, "cannot send {signal} to the daemon");
+    }
+}
+
+fn end_with(status: ExitStatus) -> Result<(), Failure> {
+    if status.success() {
+        return Ok(());
+    }
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Err(Failure::Status(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Lets the child keep one descriptor, and lets it die with its keeper: a daemon without one could not be found again.
+#[allow(unsafe_code)]
+fn inherit(command: &mut Command, fd: i32) {
+    let prepare = move || {
+        // SAFETY: plain system calls on a number that is open in the child, which is a copy of this process; both are
+        // async-signal-safe, as code between fork and exec must be.
+        let done = unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+        if done != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes one async-signal-safe system call and allocates nothing on its way.
+    unsafe { command.pre_exec(prepare) };
+}

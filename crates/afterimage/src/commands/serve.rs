@@ -1,0 +1,114 @@
+//! `afterimage serve`
+
+use std::path::PathBuf;
+
+use crate::failure::Failure;
+use crate::serve::daemon;
+use crate::serve::disk_spec::DiskSpec;
+use crate::serve::settings::Settings;
+
+/// Serves one guest's disks over vhost-user-blk, in the foreground, until SIGTERM, SIGINT or `ctl stop`.
+///
+/// What an acknowledged guest flush survives is chosen with --survives:
+///
+///   power              everything, power loss included; nothing acknowledged is lost (the default)
+///
+///   power-window=50ms  death of guest, VMM and daemon; a power cut loses at most the last 50 ms of
+///                      acknowledgements and leaves an exact prefix of the guest's history:
+///                      nothing reordered, nothing torn
+///
+///   guest-crash        death of guest, VMM and daemon; after a power cut the disk is undefined
+///
+/// All disks of one process form one consistency group: they are ordered against each other, also by a power cut.
+/// Disks of different processes are not.
+#[derive(clap::Args, Debug, Default)]
+#[command(after_help = EXAMPLES, verbatim_doc_comment)]
+pub struct Args {
+    /// A disk to serve; repeat it for more. Keys: socket=PATH (default: FILE.sock), fd=N, read-only,
+    /// serial=TEXT, direct=on|off|auto (O_DIRECT), format=raw (whatever the content begins with)
+    #[arg(long, value_name = "FILE[,KEY=VALUE]...")]
+    pub disk: Vec<DiskSpec>,
+    /// What an acknowledged flush survives: power, power-window=TIME or guest-crash [default: power]
+    #[arg(long, value_name = "CONTRACT")]
+    pub survives: Option<String>,
+    /// QEMU's cache modes in our terms: writeback, none = power with a write cache (none: O_DIRECT);
+    /// writethrough, directsync = power without a write cache; unsafe = guest-crash
+    #[arg(long, value_name = "MODE")]
+    pub cache: Option<String>,
+    /// Queues per disk, each with a thread of its own [default: 1]
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
+    /// Let each queue spin for this many microseconds before it sleeps: lower latency where processors are to spare
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub spin_us: Option<u32>,
+    /// Bound of power-window's redo log; a full log slows writes down [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    pub log_max: Option<String>,
+    /// Where power-window's redo log stands [default: FILE.aflog beside the first image]
+    #[arg(long, value_name = "PATH")]
+    pub log: Option<PathBuf>,
+    /// Read settings from a TOML file; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Listen for `afterimage ctl` on this Unix socket, for this user only
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Serve Prometheus metrics on this address, as in 127.0.0.1:9150
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
+    /// Lock the process in with landlock and seccomp after start-up: auto (what the kernel has), off, or require
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<String>,
+    /// Announce readiness as one JSON line
+    #[arg(long)]
+    pub json: bool,
+    /// QEMU's convention: the image of a single disk
+    #[arg(long, value_name = "FILE", help_heading = "Backend program conventions of QEMU (one disk)")]
+    pub blk_file: Option<PathBuf>,
+    /// QEMU's convention: where a single disk's guest connects
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with = "fd",
+        help_heading = "Backend program conventions of QEMU (one disk)"
+    )]
+    pub socket_path: Option<PathBuf>,
+    /// QEMU's convention: an inherited socket, listening or connected; with a connected one, `serve` ends when the
+    /// guest leaves
+    #[arg(long, value_name = "FDNUM", help_heading = "Backend program conventions of QEMU (one disk)")]
+    pub fd: Option<i32>,
+    /// QEMU's convention: refuse writes (to every disk)
+    #[arg(long, help_heading = "Backend program conventions of QEMU (one disk)")]
+    pub read_only: bool,
+    /// QEMU's convention: print what this program can do as JSON and exit
+    #[arg(long, help_heading = "Backend program conventions of QEMU (one disk)")]
+    pub print_capabilities: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  One disk, as safe as QEMU's cache=writeback:
+    afterimage serve --disk disk.img,socket=/tmp/disk.sock
+
+  Two disks of one guest, flushes that do not wait for the device, at most 50 ms of acknowledgements at risk:
+    afterimage serve --survives power-window=50ms --control /tmp/ctl.sock \\
+      --disk root.img,socket=/tmp/root.sock --disk journal.img,socket=/tmp/journal.sock
+
+  As QEMU's conventions have it:
+    afterimage serve --blk-file disk.img --socket-path /tmp/disk.sock
+
+  With a configuration file and metrics:
+    afterimage serve --config /etc/afterimage/guest.toml --metrics 127.0.0.1:9150";
+
+/// What QEMU's vhost-user conventions ask a block backend for.
+const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.print_capabilities {
+        return super::print_line(CAPABILITIES);
+    }
+    let settings = Settings::build(args)?;
+    let keep = daemon::keep_from_environment()?;
+    daemon::run(&settings, keep, args.json)
+}

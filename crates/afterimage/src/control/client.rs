@@ -1,0 +1,80 @@
+//! The other end of the control socket: what `ctl` speaks through.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::protocol::{Answer, Request};
+use crate::failure::Failure;
+use crate::serve::sockets::check_path;
+
+/// Longest answer that is read, in bytes.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+
+/// A connection to a running daemon.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects.
+    pub fn connect(path: &Path) -> Result<Self, Failure> {
+        check_path(path, "the control socket")?;
+        let stream = UnixStream::connect(path).map_err(|e| {
+            let advice = match e.kind() {
+                std::io::ErrorKind::NotFound => "is `afterimage serve` running with --control and this path?",
+                std::io::ErrorKind::ConnectionRefused => "the daemon that made it is gone; start it again",
+                std::io::ErrorKind::PermissionDenied => "only the daemon's own user may control it",
+                _ => "check the path",
+            };
+            Failure::failed(format!("cannot connect to the control socket {}: {e}; {advice}", path.display()))
+        })?;
+        Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
+    }
+
+    /// How long an answer may take; without a limit where `None`.
+    pub fn set_patience(&mut self, patience: Option<Duration>) -> Result<(), Failure> {
+        self.stream.get_ref().set_read_timeout(patience).map_err(|e| self.lost(&e))
+    }
+
+    /// Asks and returns the answer's line and meaning. A refusal is a failure.
+    pub fn ask(&mut self, request: &Request) -> Result<(String, Answer), Failure> {
+        let mut line =
+            serde_json::to_vec(request).map_err(|e| Failure::failed(format!("cannot ask: {e}")))?;
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
+        let text = self.line()?.ok_or_else(|| self.lost(&"it closed the connection without an answer"))?;
+        let answer: Answer = serde_json::from_str(&text).map_err(|_| {
+            Failure::failed(format!(
+                "{} answered something that is no answer of this version's daemon: use the afterimage that serves it",
+                self.path.display()
+            ))
+        })?;
+        match answer {
+            Answer::Refused(refusal) => Err(Failure::failed(format!(
+                "the daemon at {} refuses: {}",
+                self.path.display(),
+                refusal.error
+            ))),
+            answer => Ok((text, answer)),
+        }
+    }
+
+    /// The next line, or `None` when the daemon ended the connection.
+    pub fn line(&mut self) -> Result<Option<String>, Failure> {
+        let mut text = String::new();
+        let read = std::io::Read::take(&mut self.stream, ANSWER_BYTES_MAX).read_line(&mut text);
+        match read {
+            Ok(0) => Ok(None),
+            Ok(_) => Ok(Some(text.trim_end().to_owned())),
+            Err(e) => Err(self.lost(&e)),
+        }
+    }
+
+    fn lost(&self, why: &dyn std::fmt::Display) -> Failure {
+        Failure::failed(format!("lost the connection to the control socket {}: {why}", self.path.display()))
+    }
+}

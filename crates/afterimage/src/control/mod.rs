@@ -1,0 +1,15 @@
+//! The control socket: JSON lines, one request a line, one answer a line (`docs/control-protocol.md`).
+//!
+//! ```text
+//! ctl ── client ── Unix socket ── server ─┬─ status, flush, wait, stop, resume   one answer
+//!                                         ├─ pause                               one answer; the connection holds it
+//!                                         └─ events                              answers until one side goes
+//! ```
+//!
+//! A line comes from anybody who may open the socket, so it is bounded and parsed strictly by a pure function.
+
+pub mod client;
+pub mod protocol;
+pub mod server;
+
+pub use protocol::{parse_request, Request, RequestError, LINE_BYTES_MAX};

@@ -1,0 +1,362 @@
+//! What is said on the control socket.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::SandboxReport;
+
+/// Longest request line in bytes, without its newline.
+pub const LINE_BYTES_MAX: usize = 4096;
+/// How long a pause lasts where the request does not say, in milliseconds.
+pub const PAUSE_MS_DEFAULT: u64 = 60_000;
+/// Longest pause, in milliseconds: a guest gives up on a disk that is silent for long.
+pub const PAUSE_MS_MAX: u64 = 600_000;
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// What is going on.
+    Status {},
+    /// Make everything that has completed durable; answers with the sequence number up to which it is.
+    Flush {},
+    /// Wait until a sequence number is durable.
+    Wait {
+        /// The number.
+        sequence: u64,
+        /// Give up after this long; without it, never.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
+    /// Send durability and failure events until the connection ends.
+    Events {},
+    /// End in order.
+    Stop {},
+    /// Hold new writes with everything before them home and synced, until `resume`, the end of this connection, or
+    /// the end of the time.
+    Pause {
+        /// At most this long.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        for_ms: Option<u64>,
+    },
+    /// Let writes go on.
+    Resume {},
+}
+
+/// Why a line is not a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// More than [`LINE_BYTES_MAX`].
+    #[error("the request has more than {LINE_BYTES_MAX} bytes")]
+    TooLong,
+    /// Not one JSON object that names a command with its own fields.
+    #[error("not a request: {0}")]
+    Malformed(String),
+    /// A number outside its range.
+    #[error("`{field}` must be {range}")]
+    OutOfRange {
+        /// Which one.
+        field: &'static str,
+        /// What is allowed.
+        range: &'static str,
+    },
+}
+
+/// Parses one request line. Pure; never panics, whatever the bytes.
+pub fn parse_request(line: &[u8]) -> Result<Request, RequestError> {
+    if line.len() > LINE_BYTES_MAX {
+        return Err(RequestError::TooLong);
+    }
+    // serde skips unknown arrays as readily as objects when it buffers a tagged enum; an object is demanded here.
+    if line.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
+        return Err(RequestError::Malformed(
+            "a JSON object is needed, such as {\"command\":\"status\"}".to_owned(),
+        ));
+    }
+    let request: Request =
+        serde_json::from_slice(line).map_err(|e| RequestError::Malformed(e.to_string()))?;
+    match &request {
+        Request::Pause { for_ms: Some(ms) } if !(1..=PAUSE_MS_MAX).contains(ms) => {
+            Err(RequestError::OutOfRange { field: "for_ms", range: "1 to 600000" })
+        }
+        Request::Wait { timeout_ms: Some(ms), .. }
+            if Duration::from_millis(*ms) > Duration::from_secs(86_400) =>
+        {
+            Err(RequestError::OutOfRange { field: "timeout_ms", range: "at most 86400000" })
+        }
+        _ => Ok(request),
+    }
+}
+
+/// Whether a request was done; the first member of every answer but events.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Answer {
+    /// It was not.
+    Refused(Refusal),
+    /// `status`
+    Status(Box<StatusAnswer>),
+    /// `wait`
+    Wait(WaitAnswer),
+    /// `flush`, `pause`
+    Sequence(SequenceAnswer),
+    /// `stop`, `resume`, and the first line of `events`
+    Done(DoneAnswer),
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Refusal {
+    /// `false`
+    pub ok: bool,
+    /// One sentence.
+    pub error: String,
+}
+
+/// Done, nothing to tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DoneAnswer {
+    /// `true`
+    pub ok: bool,
+}
+
+/// Done up to a point of the history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceAnswer {
+    /// `true`
+    pub ok: bool,
+    /// The newest request that it covers.
+    pub sequence: u64,
+}
+
+/// How a wait ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WaitAnswer {
+    /// `true`
+    pub ok: bool,
+    /// Whether the number is durable; `false` after the time was over.
+    pub durable: bool,
+    /// The number that was waited for.
+    pub sequence: u64,
+}
+
+/// Everything about the group and its disks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StatusAnswer {
+    /// `true`
+    pub ok: bool,
+    /// The program's version.
+    pub version: String,
+    /// The daemon's process number.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_s: f64,
+    /// The contract in force.
+    pub contract: String,
+    /// The promise and its loss bound, in one sentence.
+    pub promise: String,
+    /// The newest completed request, up to which everything survives a power cut, and up to which it is home.
+    pub sequence: SequenceStatus,
+    /// Age of the oldest acknowledged flush that is not durable, in seconds.
+    pub oldest_not_durable_age_s: Option<f64>,
+    /// The redo log.
+    pub log: LogStatus,
+    /// What opening took over from a log.
+    pub replayed: Option<ReplayStatus>,
+    /// The first failure: the disks take no writes any more.
+    pub failure: Option<String>,
+    /// New writes are held.
+    pub paused: bool,
+    /// What locks the process in.
+    pub sandbox: SandboxReport,
+    /// A `keep` process holds the sockets.
+    pub kept: bool,
+    /// Each disk.
+    pub disks: Vec<DiskStatus>,
+}
+
+/// The group's place in its history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceStatus {
+    /// The newest completed request.
+    pub acknowledged: u64,
+    /// Up to here everything survives a power cut.
+    pub durable: u64,
+    /// Up to here everything is in the image files, synced.
+    pub home: u64,
+}
+
+/// The redo log; all zero where the contract needs none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogStatus {
+    /// Bytes in use.
+    pub bytes: u64,
+    /// Bound.
+    pub bytes_max: u64,
+    /// Bytes appended since the start.
+    pub appended_bytes: u64,
+    /// Syncs since the start.
+    pub syncs: u64,
+    /// Bytes written home since the start.
+    pub home_written_bytes: u64,
+    /// Times that writes waited for room.
+    pub throttled: u64,
+    /// Flushes that the window rule held back.
+    pub held_flushes: u64,
+}
+
+/// What opening took over from a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayStatus {
+    /// Complete records that were not home.
+    pub records: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The prefix that was found.
+    pub sequence: u64,
+    /// An incomplete record at the end was discarded.
+    pub torn_tail: bool,
+}
+
+/// One disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskStatus {
+    /// The image.
+    pub file: String,
+    /// Where the guest connects.
+    pub socket: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What the guest sees.
+    pub serial: String,
+    /// A guest is connected.
+    pub attached: bool,
+    /// The guest sees a write cache.
+    pub write_cache: bool,
+    /// Connections since the start.
+    pub connections: u64,
+    /// Requests by kind.
+    pub requests: Vec<OperationStatus>,
+    /// What reached the image file.
+    pub storage: StorageStatus,
+    /// The first failure.
+    pub failure: Option<String>,
+}
+
+/// Requests of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperationStatus {
+    /// `read`, `write`, `flush`, `discard`, `write_zeroes`, `other`
+    pub kind: String,
+    /// Answered, failed ones included.
+    pub requests: u64,
+    /// Failed.
+    pub errors: u64,
+    /// Bytes of the successful ones.
+    pub bytes: u64,
+}
+
+/// What reached the image file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageStatus {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Syncs.
+    pub syncs: u64,
+    /// Holes punched.
+    pub discards: u64,
+    /// Ranges zeroed.
+    pub zeroes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_round_trips() {
+        for request in [
+            Request::Status {},
+            Request::Flush {},
+            Request::Wait { sequence: u64::MAX, timeout_ms: Some(5) },
+            Request::Wait { sequence: 0, timeout_ms: None },
+            Request::Events {},
+            Request::Stop {},
+            Request::Pause { for_ms: Some(1) },
+            Request::Pause { for_ms: None },
+            Request::Resume {},
+        ] {
+            let line = serde_json::to_vec(&request).unwrap();
+            assert_eq!(parse_request(&line), Ok(request));
+        }
+    }
+
+    #[test]
+    fn what_is_not_exactly_a_request_is_refused() {
+        for line in [
+            &b""[..],
+            b"status",
+            b"{}",
+            b"[\"status\"]",
+            b"[{\"command\":\"status\"}]",
+            b"{\"command\":\"status\",\"extra\":1}",
+            b"{\"command\":\"Status\"}",
+            b"{\"command\":\"status\"} {}",
+            b"{\"command\":\"status\",\"command\":\"stop\"}",
+            b"{\"command\":\"wait\"}",
+            b"{\"command\":\"wait\",\"sequence\":-1}",
+            b"{\"command\":\"wait\",\"sequence\":1.5}",
+            b"{\"command\":\"wait\",\"sequence\":18446744073709551616}",
+            b"{\"command\":\"wait\",\"sequence\":1,\"sequence\":2}",
+            b"\xff\xfe",
+            b"{\"command\":\"pause\",\"for_ms\":\"1\"}",
+        ] {
+            let text = String::from_utf8_lossy(line);
+            assert!(matches!(parse_request(line), Err(RequestError::Malformed(_))), "{text}");
+        }
+        for line in [
+            &b"{\"command\":\"pause\",\"for_ms\":0}"[..],
+            b"{\"command\":\"pause\",\"for_ms\":600001}",
+            b"{\"command\":\"wait\",\"sequence\":1,\"timeout_ms\":86400001}",
+        ] {
+            assert!(matches!(parse_request(line), Err(RequestError::OutOfRange { .. })));
+        }
+        assert_eq!(parse_request(&[b' '; LINE_BYTES_MAX + 1]), Err(RequestError::TooLong));
+    }
+
+    #[test]
+    fn answers_are_told_apart_by_their_members() {
+        let texts = [
+            r#"{"ok":false,"error":"no"}"#,
+            r#"{"ok":true,"durable":true,"sequence":4}"#,
+            r#"{"ok":true,"sequence":4}"#,
+            r#"{"ok":true}"#,
+        ];
+        for text in texts {
+            let answer: Answer = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&answer).unwrap(), text);
+        }
+        assert!(matches!(serde_json::from_str(texts[1]), Ok(Answer::Wait(_))));
+        assert!(matches!(serde_json::from_str(texts[2]), Ok(Answer::Sequence(_))));
+    }
+}

@@ -1,0 +1,79 @@
+//! The `afterimage` program.
+//!
+//! ```text
+//! main ─ run ─┬─ commands::create, check, recover, inspect     offline, on a file
+//!             ├─ commands::serve ─► serve::Daemon              one guest's disks, until told to stop
+//!             │      settings ─► sockets ─► images ─► group ─► servers ─► sandbox ─► control, metrics
+//!             ├─ commands::ctl ─► control::client              talks to a running daemon
+//!             ├─ commands::keep                                holds sockets across a daemon's restart
+//!             └─ commands::guest ─► afterimage_lab             boots a guest
+//! ```
+//!
+//! What a crash of the daemon may leave at each step of `serve`: until the group is open, nothing was touched but a
+//! stale socket file; from then on, what the order layer's contract says. An orderly end (SIGTERM, SIGINT,
+//! `ctl stop`) goes backwards: no request in flight, everything home and synced, log removed, sockets removed.
+//!
+//! Exit status: 0 done; 1 it was tried and failed; 2 the request itself was wrong and nothing was touched.
+
+pub mod cli;
+pub mod commands;
+pub mod control;
+pub mod failure;
+mod logging;
+pub mod sandbox;
+pub mod serve;
+pub mod units;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::Parser;
+
+use cli::{Cli, Command};
+use failure::Failure;
+
+/// Runs the program with its arguments, the program's name first.
+pub fn run(args: Vec<OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(cli::with_implied_serve(args)) {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    logging::start(&cli.logging);
+    let result = match cli.command {
+        Command::Create(args) => commands::create::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
+        Command::Check(args) => commands::check::run(&args),
+        Command::Recover(args) => commands::recover::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Ctl(args) => commands::ctl::run(&args),
+        Command::Keep(args) => commands::keep::run(&args),
+        Command::Guest(args) => commands::guest::run(args),
+        Command::Man(args) => commands::man::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Help and version go out as they are; a mistake becomes one sentence.
+fn explain(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let status = error.exit_code();
+            // A reader that went away does not change what was asked for.
+            drop(error.print());
+            ExitCode::from(u8::try_from(status).unwrap_or(2))
+        }
+        _ => {
+            let text = error.render().to_string();
+            let end =
+                text.find("\nUsage:").or_else(|| text.find("\nFor more information")).unwrap_or(text.len());
+            let sentence = text[..end].trim().trim_start_matches("error: ");
+            Failure::usage(format!("{sentence} (see --help)")).report()
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Log messages go to stderr through `tracing`; what a command answers goes to stdout.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{LogFormat, Logging};
+
+/// Installs the subscriber. Later calls in one process (tests) have no effect.
+pub fn start(options: &Logging) {
+    let level = match options.verbose {
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let result = match options.log_format {
+        LogFormat::Text => builder.with_target(options.verbose > 0).with_ansi(false).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+    // Somebody else installed one before: in a test that is fine, and a program has only one call.
+    drop(result);
+}

@@ -1,0 +1,464 @@
+//! The life of a daemon, from start-up to the orderly end.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
+use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_store::{ImageStore, OpenOptions};
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::disk_spec::SocketSpec;
+use super::metrics;
+use super::notify::Notifier;
+use super::settings::{DiskSettings, Settings};
+use super::sockets::{self, SocketFile};
+use super::state::{show_socket, Daemon, ServedDisk};
+use crate::commands::print_line;
+use crate::control::{self, server::StopRequest};
+use crate::failure::Failure;
+use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, SandboxReport};
+
+/// How often a daemon looks whether its already connected guests are still there.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long the client of `stop` is given to take its answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
+
+/// What ends a daemon.
+enum End {
+    /// SIGTERM, SIGINT, or `ctl stop`.
+    Stop(Option<StopRequest>),
+    /// SIGHUP under `keep`: another daemon goes on with the same guest.
+    HandOver,
+    /// Every guest that was connected from the start has left.
+    GuestsLeft,
+}
+
+/// What the start-up line says, with `--json`.
+#[derive(Serialize)]
+struct Ready<'a> {
+    event: &'static str,
+    pid: u32,
+    contract: String,
+    promise: &'a str,
+    disks: Vec<ReadyDisk>,
+    control: Option<&'a Path>,
+    metrics: Option<String>,
+    sandbox: &'a SandboxReport,
+}
+
+#[derive(Serialize)]
+struct ReadyDisk {
+    file: PathBuf,
+    socket: String,
+    bytes: u64,
+    read_only: bool,
+}
+
+/// Everything that is listened on, opened before any image is touched.
+struct Doors {
+    disks: Vec<Endpoint>,
+    files: Vec<SocketFile>,
+    control: Option<UnixListener>,
+    control_file: Option<SocketFile>,
+    metrics: Option<TcpListener>,
+}
+
+/// Serves until told to stop.
+pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<(), Failure> {
+    // From here on a signal is remembered; it is acted on once the images are open.
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    let notifier = Notifier::from_environment();
+    abort_on_panic();
+    refuse_same_image(&settings.disks)?;
+    let doors = open_doors(settings, keep.as_ref())?;
+    let images = open_images(settings)?;
+
+    // The group of `power-window` starts threads, which must be born inside the sandbox.
+    let needs = file_needs(settings, &images);
+    let early = matches!(settings.contract, Contract::PowerWindow { .. });
+    let mut sandbox = SandboxReport::off();
+    if early {
+        sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
+    }
+    let options = GroupOptions {
+        contract: settings.contract,
+        log_max_bytes: settings.log_bytes_max,
+        log_path: settings.log.clone(),
+    };
+    let group = Group::open(images.clone(), options).map_err(Failure::failed)?;
+    if !early {
+        let later = FileNeeds { socket_folders: needs.socket_folders.clone(), ..FileNeeds::default() };
+        sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
+    }
+
+    let disks: Vec<ServedDisk> = settings
+        .disks
+        .iter()
+        .zip(images)
+        .zip(group.disks())
+        .map(|((disk_settings, image), disk)| ServedDisk {
+            settings: disk_settings.clone(),
+            image,
+            disk,
+            stats: Arc::new(FrontendStats::new(settings.queues)),
+        })
+        .collect();
+    let ends_with_guests = doors.disks.iter().all(|e| matches!(e, Endpoint::Connected(_)));
+    let servers = match start_servers(settings, &disks, doors.disks, keep.as_ref()) {
+        Ok(servers) => servers,
+        Err(failure) => {
+            // The first failure is the one to report; the log, if any, stays for the next start.
+            drop(group.close());
+            return Err(failure);
+        }
+    };
+
+    let (sender, receiver) = channel();
+    watch_signals(signals, sender.clone(), keep.is_some())?;
+    sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
+    let kept = keep.is_some();
+    let daemon = Arc::new(Daemon { group, disks, sandbox, kept, started: Instant::now() });
+    let control_path = doors.control_file.as_ref().map(|f| f.path().to_owned());
+    if let Some(listener) = doors.control {
+        control::server::start(listener, Arc::clone(&daemon), stop_requests(sender)?)
+            .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
+    }
+    let metrics_address = doors.metrics.as_ref().and_then(|l| l.local_addr().ok()).map(|a| a.to_string());
+    if let Some(listener) = doors.metrics {
+        metrics::start(listener, Arc::clone(&daemon))
+            .map_err(|e| Failure::failed(format!("cannot serve metrics: {e}")))?;
+    }
+    announce(&daemon, control_path.as_deref(), metrics_address, json)?;
+    notifier.tell("READY=1");
+
+    let end = wait_for_end(&receiver, &servers, ends_with_guests);
+    notifier.tell("STOPPING=1");
+    let result = close(&daemon, servers);
+    if matches!(end, End::HandOver) {
+        // The sockets go on living with the next daemon: their files must stay.
+        doors.files.into_iter().for_each(SocketFile::leave);
+    }
+    if let End::Stop(Some(request)) = end {
+        // The client may be gone; the outcome is reported below in any case.
+        let _ = request.outcome.send(result.as_ref().copied().map_err(ToString::to_string));
+        let _ = request.answered.recv_timeout(ANSWER_WAIT);
+    }
+    result
+}
+
+/// A panic is a bug in a daemon that others rely on: half a daemon would keep guests waiting for ever, while a dead
+/// one is restarted and resubmits what was in flight.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
+}
+
+/// Two disks on one file would corrupt each other; locks alone would call our own process the other one.
+fn refuse_same_image(disks: &[DiskSettings]) -> Result<(), Failure> {
+    let mut seen: HashMap<(u64, u64, u64), &Path> = HashMap::new();
+    for disk in disks {
+        // A file that is not there is reported when it is opened.
+        let Ok(found) = std::fs::metadata(&disk.file) else { continue };
+        let device = found.rdev();
+        let identity = if device == 0 { (found.dev(), found.ino(), 0) } else { (0, 0, device) };
+        if let Some(other) = seen.insert(identity, &disk.file) {
+            return Err(Failure::usage(format!(
+                "{} and {} are the same image: each disk of a guest needs its own",
+                other.display(),
+                disk.file.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The keeper's name for a disk: its place in the group stays the same across restarts.
+fn disk_name(index: usize) -> String {
+    format!("disk{index}")
+}
+
+fn open_doors(settings: &Settings, keep: Option<&KeepHandle>) -> Result<Doors, Failure> {
+    // Everything inherited first: a number that is opened by us could be mistaken for one that was passed in.
+    let mut inherited: HashMap<usize, Endpoint> = HashMap::new();
+    for (index, disk) in settings.disks.iter().enumerate() {
+        if let SocketSpec::Fd(fd) = disk.socket {
+            inherited.insert(index, sockets::inherited(fd)?);
+        }
+    }
+    let mut disks = Vec::new();
+    let mut files = Vec::new();
+    for (index, disk) in settings.disks.iter().enumerate() {
+        let SocketSpec::Path(path) = &disk.socket else {
+            disks.push(inherited.remove(&index).expect("taken over above"));
+            continue;
+        };
+        let what = format!("disk {}", disk.file.display());
+        let kept =
+            keep.map(|k| k.listener(&disk_name(index))).transpose().map_err(Failure::failed)?.flatten();
+        let listener = match (kept, keep) {
+            (Some(listener), _) => {
+                files.extend(SocketFile::adopt(path));
+                listener
+            }
+            (None, keep) => {
+                let (listener, file) = sockets::listen(path, &what, false)?;
+                files.push(file);
+                if let Some(keep) = keep {
+                    keep.keep_listener(&disk_name(index), &listener).map_err(Failure::failed)?;
+                }
+                listener
+            }
+        };
+        disks.push(Endpoint::Listen(listener));
+    }
+    let control = settings
+        .control
+        .as_deref()
+        .map(|path| sockets::listen(path, "the control socket", true))
+        .transpose()?;
+    let (control, control_file) = control.map_or((None, None), |(l, f)| (Some(l), Some(f)));
+    let metrics = settings
+        .metrics
+        .map(|address| {
+            TcpListener::bind(address).map_err(|e| {
+                Failure::failed(format!(
+                    "cannot serve metrics on {address}: {e}; choose another address or port"
+                ))
+            })
+        })
+        .transpose()?;
+    Ok(Doors { disks, files, control, control_file, metrics })
+}
+
+fn open_images(settings: &Settings) -> Result<Vec<Arc<ImageStore>>, Failure> {
+    settings
+        .disks
+        .iter()
+        .map(|disk| {
+            let options = OpenOptions {
+                read_only: disk.read_only,
+                direct: disk.direct,
+                serial: disk.serial.clone(),
+                any_content: disk.any_content,
+                ..OpenOptions::new(&disk.file)
+            };
+            ImageStore::open(&options).map_err(Failure::failed)
+        })
+        .collect()
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn file_needs(settings: &Settings, images: &[Arc<ImageStore>]) -> FileNeeds {
+    let sockets = settings.disks.iter().filter_map(|d| match &d.socket {
+        SocketSpec::Path(path) => Some(path.as_path()),
+        SocketSpec::Fd(_) => None,
+    });
+    FileNeeds {
+        files: images.iter().map(|image| image.path().to_owned()).collect(),
+        log_folders: images.iter().map(|i| i.path()).chain(settings.log.as_deref()).map(parent).collect(),
+        socket_folders: sockets.chain(settings.control.as_deref()).map(parent).collect(),
+    }
+}
+
+/// Applies one part of the sandbox as the mode says and puts the outcome into words.
+fn restrict(mode: SandboxMode, part: impl FnOnce() -> Result<String, String>) -> Result<String, Failure> {
+    if mode == SandboxMode::Off {
+        return Ok("off".to_owned());
+    }
+    match part() {
+        Ok(state) => Ok(state),
+        Err(why) if mode == SandboxMode::Require => Err(Failure::failed(format!(
+            "the sandbox cannot be closed: {why}; use --sandbox auto to serve without it"
+        ))),
+        Err(why) => {
+            tracing::warn!("a part of the sandbox is not available: {why}");
+            Ok(why)
+        }
+    }
+}
+
+fn start_servers(
+    settings: &Settings,
+    disks: &[ServedDisk],
+    endpoints: Vec<Endpoint>,
+    keep: Option<&KeepHandle>,
+) -> Result<Vec<Server>, Failure> {
+    disks
+        .iter()
+        .zip(endpoints)
+        .enumerate()
+        .map(|(index, (disk, endpoint))| {
+            let options = ServeOptions {
+                queues: settings.queues,
+                write_cache: settings.write_cache,
+                spin_us: settings.spin_us,
+                keep: keep.cloned(),
+                ..ServeOptions::default()
+            };
+            Server::start(
+                &disk_name(index),
+                Arc::clone(&disk.disk),
+                endpoint,
+                options,
+                Arc::clone(&disk.stats),
+            )
+            .map_err(|e| Failure::failed(format!("cannot serve {}: {e}", disk.settings.file.display())))
+        })
+        .collect()
+}
+
+/// Turns signals into ends. Later ones find a daemon that is ending and change nothing.
+fn watch_signals(mut signals: Signals, ends: Sender<End>, kept: bool) -> Result<(), Failure> {
+    let watch = move || {
+        for signal in signals.forever() {
+            let end = if signal == SIGHUP && kept { End::HandOver } else { End::Stop(None) };
+            tracing::info!(signal, "told to end");
+            if ends.send(end).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(watch)
+        .map(|_| ())
+        .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))
+}
+
+/// A sender for the control socket whose requests arrive among the ends.
+fn stop_requests(ends: Sender<End>) -> Result<Sender<StopRequest>, Failure> {
+    let (sender, receiver) = channel::<StopRequest>();
+    let forward = move || {
+        for request in receiver {
+            if ends.send(End::Stop(Some(request))).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("stop".to_owned())
+        .spawn(forward)
+        .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
+    Ok(sender)
+}
+
+fn wait_for_end(ends: &Receiver<End>, servers: &[Server], ends_with_guests: bool) -> End {
+    if !ends_with_guests {
+        return ends.recv().unwrap_or(End::Stop(None));
+    }
+    loop {
+        match ends.recv_timeout(LOOK) {
+            Ok(end) => return end,
+            Err(RecvTimeoutError::Timeout) if servers.iter().all(Server::finished) => return End::GuestsLeft,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return End::Stop(None),
+        }
+    }
+}
+
+/// The orderly end: no request in flight, everything home and synced, the log removed.
+fn close(daemon: &Daemon, servers: Vec<Server>) -> Result<(), Failure> {
+    // A paused disk would hold its last requests for ever.
+    daemon.group.resume();
+    servers.iter().for_each(Server::stop);
+    servers.into_iter().for_each(Server::join);
+    let failed_before = daemon.group.status().failure;
+    daemon.group.close().map_err(|error| match failed_before {
+        Some(reason) => Failure::failed(format!("the disks had stopped taking writes: {reason}")),
+        None => Failure::failed(format!("the images could not be closed in order: {error}")),
+    })?;
+    tracing::info!("closed in order");
+    Ok(())
+}
+
+/// Says what is promised and where it is served.
+fn announce(
+    daemon: &Daemon,
+    control: Option<&Path>,
+    metrics: Option<String>,
+    json: bool,
+) -> Result<(), Failure> {
+    let promise = daemon.group.promise();
+    if json {
+        let ready = Ready {
+            event: "ready",
+            pid: std::process::id(),
+            contract: daemon.group.status().contract.to_string(),
+            promise: &promise,
+            disks: daemon
+                .disks
+                .iter()
+                .map(|d| ReadyDisk {
+                    file: d.settings.file.clone(),
+                    socket: show_socket(&d.settings.socket),
+                    bytes: d.disk.geometry().bytes(),
+                    read_only: d.disk.geometry().read_only,
+                })
+                .collect(),
+            control,
+            metrics,
+            sandbox: &daemon.sandbox,
+        };
+        let line =
+            serde_json::to_string(&ready).map_err(|e| Failure::failed(format!("cannot write JSON: {e}")))?;
+        return print_line(&line);
+    }
+    print_line(&promise)?;
+    for disk in &daemon.disks {
+        let geometry = disk.disk.geometry();
+        print_line(&format!(
+            "serving {} ({}{}) on {}",
+            disk.settings.file.display(),
+            crate::units::show_bytes(geometry.bytes()),
+            if geometry.read_only { ", read-only" } else { "" },
+            show_socket(&disk.settings.socket)
+        ))?;
+    }
+    let what = if daemon.disks.len() == 1 { "this disk is" } else { "these disks are" };
+    print_line(&format!(
+        "{what} one consistency group; disks of other processes are not ordered against it"
+    ))?;
+    if let Some(path) = control {
+        print_line(&format!("control: {}", path.display()))?;
+    }
+    if let Some(address) = metrics {
+        print_line(&format!("metrics: http://{address}/metrics"))?;
+    }
+    Ok(())
+}
+
+/// Takes over the keeper's socket that `keep` passed on, if there is one.
+pub fn keep_from_environment() -> Result<Option<KeepHandle>, Failure> {
+    let Some(number) = std::env::var_os(super::KEEP_FD_VARIABLE) else { return Ok(None) };
+    let socket =
+        number.to_str().and_then(|n| n.parse().ok()).and_then(sockets::take_fd).ok_or_else(|| {
+            Failure::usage(format!(
+                "{} does not name an open descriptor: it is set by `afterimage keep`",
+                super::KEEP_FD_VARIABLE
+            ))
+        })?;
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).map_err(|e| {
+        Failure::failed(format!("cannot take over the keeper's socket: {}", io::Error::from(e)))
+    })?;
+    KeepHandle::connect(socket).map(Some).map_err(|e| Failure::failed(format!("cannot use the keeper: {e}")))
+}

@@ -1,0 +1,335 @@
+//! `--metrics ADDRESS`: Prometheus text over a tiny HTTP/1.1 server.
+//!
+//! Base units throughout: seconds, bytes. Histograms have the frontend's microsecond buckets. What comes in is counted
+//! by `afterimage_requests_total`, what goes out to files by `afterimage_storage_requests_total`: the two together say
+//! how many flushes a guest asked for and how many syncs that cost.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_frontend::{OperationSnapshot, RequestKind, LATENCY_BOUNDS_US};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{text, DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::state::Daemon;
+
+/// Longest request head that is read, in bytes.
+const HEAD_BYTES_MAX: usize = 8192;
+/// How long one scrape may take.
+const SCRAPE_WAIT: Duration = Duration::from_secs(5);
+
+/// Starts serving; the thread ends with the process.
+pub fn start(listener: TcpListener, daemon: Arc<Daemon>) -> io::Result<()> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(GroupCollector(daemon)));
+    std::thread::Builder::new().name("metrics".to_owned()).spawn(move || loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if let Err(error) = answer(stream, &registry) {
+                    tracing::debug!(%error, "a metrics request failed");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the metrics address cannot accept a connection");
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Reads one request and answers it. One connection at a time: a scrape is rare and short.
+fn answer(mut stream: TcpStream, registry: &Registry) -> io::Result<()> {
+    stream.set_write_timeout(Some(SCRAPE_WAIT))?;
+    let Some(head) = read_head(&mut stream)? else {
+        return respond(
+            &mut stream,
+            "400 Bad Request",
+            "text/plain",
+            "the request head is too long or incomplete\n",
+        );
+    };
+    let mut words = head.split(|b| *b == b' ' || *b == b'\r' || *b == b'\n');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
+    match (method, path) {
+        (b"GET", b"/metrics" | b"/") => {
+            let mut body = String::new();
+            text::encode(&mut body, registry).map_err(|_| io::Error::other("cannot write the metrics"))?;
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            respond(&mut stream, "200 OK", kind, &body)
+        }
+        (b"GET", _) => respond(&mut stream, "404 Not Found", "text/plain", "metrics are at /metrics\n"),
+        _ => respond(&mut stream, "405 Method Not Allowed", "text/plain", "only GET is answered\n"),
+    }
+}
+
+fn respond(stream: &mut TcpStream, status: &str, kind: &str, body: &str) -> io::Result<()> {
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The bytes up to the empty line; `None` if it does not come in time or is too far away.
+fn read_head(stream: &mut TcpStream) -> io::Result<Option<Vec<u8>>> {
+    let deadline = Instant::now() + SCRAPE_WAIT;
+    let mut head = Vec::new();
+    while head.len() < HEAD_BYTES_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut part = [0; 1024];
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(None),
+            Ok(n) => head.extend_from_slice(&part[..n]),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Ok(None)
+            }
+            Err(e) => return Err(e),
+        }
+        if head.windows(4).any(|w| w == b"\r\n\r\n") {
+            return Ok(Some(head));
+        }
+    }
+    Ok(None)
+}
+
+/// Asks the daemon at every scrape; nothing is counted twice.
+#[derive(Debug)]
+struct GroupCollector(Arc<Daemon>);
+
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+
+/// Writes one family after another.
+struct Families<'a>(DescriptorEncoder<'a>);
+
+impl Families<'_> {
+    fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        rows: &[(Labels<'_>, u64)],
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        for (labels, value) in rows {
+            if labels.is_empty() {
+                family.encode_counter::<NoLabelSet, _, u64>(value, None)?;
+            } else {
+                family.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(value, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        rows: &[(Labels<'_>, f64)],
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        for (labels, value) in rows {
+            if labels.is_empty() {
+                family.encode_gauge(value)?;
+            } else {
+                family.encode_family(labels)?.encode_gauge(value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, rows: &[(Labels<'_>, OperationSnapshot)]) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for (labels, operation) in rows {
+            let bounds = LATENCY_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(operation.latency_counts.iter().copied()).collect();
+            let count = operation.latency_counts.iter().sum();
+            let sum = operation.latency_sum_ns as f64 / 1e9;
+            family.encode_family(labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for GroupCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families(encoder);
+        self.group(&mut families)?;
+        self.guests(&mut families)?;
+        self.storage(&mut families)
+    }
+}
+
+impl GroupCollector {
+    fn group(&self, families: &mut Families<'_>) -> fmt::Result {
+        let status = self.0.group.status();
+        let contract = status.contract.to_string();
+        let promise = self.0.group.promise();
+        let one = |value: f64| [(Vec::new(), value)];
+        let sequence =
+            [("acknowledged", status.acknowledged), ("durable", status.durable), ("home", status.home)];
+        families.gauge(
+            "afterimage_contract_info",
+            "The contract in force and its promise",
+            None,
+            &[(vec![("contract", contract.as_str()), ("promise", promise.as_str())], 1.0)],
+        )?;
+        families.gauge(
+            "afterimage_build_info",
+            "The program's version",
+            None,
+            &[(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)],
+        )?;
+        families.gauge(
+            "afterimage_sequence_number",
+            "The newest request that is acknowledged, durable, and in the image files",
+            None,
+            &sequence.map(|(point, number)| (vec![("point", point)], number.0 as f64)),
+        )?;
+        families.gauge(
+            "afterimage_oldest_not_durable_age",
+            "Age of the oldest acknowledged flush that is not durable; 0 if there is none",
+            Some(Unit::Seconds),
+            &one(status.oldest_not_durable_age.unwrap_or_default().as_secs_f64()),
+        )?;
+        families.gauge(
+            "afterimage_oldest_not_durable_age_max",
+            "The oldest age that an acknowledged flush reached before it was durable",
+            Some(Unit::Seconds),
+            &one(status.oldest_not_durable_age_max.as_secs_f64()),
+        )?;
+        families.gauge(
+            "afterimage_log",
+            "Redo log in use",
+            Some(Unit::Bytes),
+            &one(status.log_bytes as f64),
+        )?;
+        families.gauge(
+            "afterimage_log_max",
+            "Bound of the redo log",
+            Some(Unit::Bytes),
+            &one(status.log_max_bytes as f64),
+        )?;
+        let failed = f64::from(u8::from(status.failure.is_some()));
+        families.gauge(
+            "afterimage_failed",
+            "1 after the first failure: no more writes",
+            None,
+            &one(failed),
+        )?;
+        let paused = f64::from(u8::from(status.paused));
+        families.gauge("afterimage_paused", "1 while new writes are held back", None, &one(paused))?;
+        for (name, help, unit, value) in [
+            (
+                "afterimage_log_appended",
+                "Written to the redo log",
+                Some(Unit::Bytes),
+                status.log_appended_bytes,
+            ),
+            ("afterimage_log_syncs", "Syncs of the redo log", None, status.log_syncs),
+            (
+                "afterimage_home_written",
+                "Brought home from the redo log",
+                Some(Unit::Bytes),
+                status.home_written_bytes,
+            ),
+            ("afterimage_log_throttled", "Times that writes waited for log space", None, status.throttled),
+            ("afterimage_flushes_held", "Flushes held back by the window rule", None, status.held_flushes),
+        ] {
+            families.counter(name, help, unit, &[(Vec::new(), value)])?;
+        }
+        Ok(())
+    }
+
+    fn guests(&self, families: &mut Families<'_>) -> fmt::Result {
+        let disks: Vec<(String, afterimage_frontend::FrontendSnapshot)> = self
+            .0
+            .disks
+            .iter()
+            .map(|disk| (disk.settings.file.display().to_string(), disk.stats.snapshot()))
+            .collect();
+        let mut rows: Vec<(Labels<'_>, OperationSnapshot)> = Vec::new();
+        for (file, snapshot) in &disks {
+            for kind in RequestKind::ALL {
+                rows.push((vec![("disk", file), ("operation", kind.name())], snapshot.total(kind)));
+            }
+        }
+        let column = |value: fn(&OperationSnapshot) -> u64| -> Vec<(Labels<'_>, u64)> {
+            rows.iter().map(|(labels, operation)| (labels.clone(), value(operation))).collect()
+        };
+        families.histogram(
+            "afterimage_request_duration",
+            "Time from fetching a guest's request to answering it",
+            &rows,
+        )?;
+        families.counter("afterimage_requests", "Guest requests answered", None, &column(|o| o.requests))?;
+        families.counter(
+            "afterimage_request_errors",
+            "Guest requests that failed",
+            None,
+            &column(|o| o.errors),
+        )?;
+        families.counter(
+            "afterimage_request",
+            "Data of successful guest requests",
+            Some(Unit::Bytes),
+            &column(|o| o.bytes),
+        )?;
+        let flag = |value: fn(&afterimage_frontend::FrontendSnapshot) -> bool| -> Vec<(Labels<'_>, f64)> {
+            disks
+                .iter()
+                .map(|(file, s)| (vec![("disk", file.as_str())], f64::from(u8::from(value(s)))))
+                .collect()
+        };
+        families.gauge(
+            "afterimage_disk_attached",
+            "1 while a guest is connected",
+            None,
+            &flag(|s| s.attached),
+        )?;
+        families.gauge(
+            "afterimage_disk_write_cache",
+            "1 while the guest sees a write cache",
+            None,
+            &flag(|s| s.write_cache),
+        )
+    }
+
+    fn storage(&self, families: &mut Families<'_>) -> fmt::Result {
+        let disks: Vec<_> = self
+            .0
+            .disks
+            .iter()
+            .map(|disk| (disk.settings.file.display().to_string(), disk.image.counters().snapshot()))
+            .collect();
+        let mut requests: Vec<(Labels<'_>, u64)> = Vec::new();
+        let mut bytes: Vec<(Labels<'_>, u64)> = Vec::new();
+        for (file, count) in &disks {
+            for (operation, n) in [
+                ("read", count.reads),
+                ("write", count.writes),
+                ("sync", count.syncs),
+                ("discard", count.discards),
+                ("zero", count.zeroes),
+            ] {
+                requests.push((vec![("disk", file), ("operation", operation)], n));
+            }
+            for (operation, n) in [("read", count.read_bytes), ("write", count.write_bytes)] {
+                bytes.push((vec![("disk", file), ("operation", operation)], n));
+            }
+        }
+        families.counter("afterimage_storage_requests", "Requests to the image file", None, &requests)?;
+        families.counter("afterimage_storage", "Data to and from the image file", Some(Unit::Bytes), &bytes)
+    }
+}

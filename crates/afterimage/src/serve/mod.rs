@@ -1,0 +1,14 @@
+//! `afterimage serve`: one process, one guest, one consistency group.
+
+pub mod cache;
+pub mod config;
+pub mod daemon;
+pub mod disk_spec;
+pub mod metrics;
+pub mod notify;
+pub mod settings;
+pub mod sockets;
+pub mod state;
+
+/// Names the inherited descriptor of `afterimage keep`'s socket.
+pub const KEEP_FD_VARIABLE: &str = "AFTERIMAGE_KEEP_FD";

@@ -1,0 +1,39 @@
+//! systemd's readiness protocol (sd_notify(3)): one datagram to the socket named in `NOTIFY_SOCKET`.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// A connection to the service manager, if there is one. Made before the sandbox closes: sending needs no name.
+#[derive(Debug, Default)]
+pub struct Notifier(Option<UnixDatagram>);
+
+impl Notifier {
+    /// Connects where `NOTIFY_SOCKET` says; without it every message goes nowhere.
+    pub fn from_environment() -> Self {
+        let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Self::default() };
+        let address = match name.as_bytes().strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name),
+            None => SocketAddr::from_pathname(&name),
+        };
+        let connect = || {
+            let socket = UnixDatagram::unbound()?;
+            socket.connect_addr(&address?)?;
+            Ok::<_, std::io::Error>(socket)
+        };
+        match connect() {
+            Ok(socket) => Self(Some(socket)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot reach the service manager at NOTIFY_SOCKET");
+                Self(None)
+            }
+        }
+    }
+
+    /// Sends one state, such as `READY=1`.
+    pub fn tell(&self, state: &str) {
+        if let Some(Err(error)) = self.0.as_ref().map(|socket| socket.send(state.as_bytes())) {
+            tracing::warn!(%error, "cannot tell the service manager {state}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Command line over configuration file over defaults, checked as a whole before anything is touched.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+use afterimage_order::{Contract, GroupOptions};
+use afterimage_store::DirectMode;
+
+use super::cache::CacheMode;
+use super::config::{self, Config};
+use super::disk_spec::{default_socket, DiskSpec, SocketSpec};
+use crate::commands::serve::Args;
+use crate::failure::Failure;
+use crate::sandbox::SandboxMode;
+use crate::units::parse_disk_size;
+
+/// Longest time that a queue may spin, in microseconds.
+pub const SPIN_US_MAX: u32 = 1000;
+/// Most queues that one disk may have: one thread each.
+pub const QUEUES_MAX: u16 = 64;
+
+/// What `serve` does, complete and consistent.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The disks, each with its socket and O_DIRECT decision.
+    pub disks: Vec<DiskSettings>,
+    /// What an acknowledged flush survives.
+    pub contract: Contract,
+    /// Whether guests see a write cache.
+    pub write_cache: bool,
+    /// Queues per disk.
+    pub queues: u16,
+    /// How long each queue spins before it sleeps, in microseconds.
+    pub spin_us: u32,
+    /// Bound of the redo log, in bytes.
+    pub log_bytes_max: u64,
+    /// Where the redo log stands; `None` means beside the first image.
+    pub log: Option<PathBuf>,
+    /// The control socket.
+    pub control: Option<PathBuf>,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
+    /// Whether to lock the process in.
+    pub sandbox: SandboxMode,
+}
+
+/// One disk of [`Settings`].
+#[derive(Debug, Clone)]
+pub struct DiskSettings {
+    /// The image.
+    pub file: PathBuf,
+    /// Where the guest connects.
+    pub socket: SocketSpec,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The guest's name for the disk.
+    pub serial: Option<String>,
+    /// O_DIRECT.
+    pub direct: DirectMode,
+    /// The content is raw, whatever it begins with.
+    pub any_content: bool,
+}
+
+impl Settings {
+    /// Merges and checks.
+    pub fn build(args: &Args) -> Result<Self, Failure> {
+        let config = match &args.config {
+            // A file that is not a configuration is as much a wrong request as a wrong option.
+            Some(path) => config::load(path).map_err(Failure::usage)?,
+            None => Config::default(),
+        };
+        let place = |flag: &str, from_args: bool| match &args.config {
+            Some(path) if !from_args => format!("{}, {}", path.display(), flag.trim_start_matches('-')),
+            _ => flag.to_owned(),
+        };
+        let cache = pick(&args.cache, &config.cache)
+            .map(|(text, cli)| {
+                text.parse::<CacheMode>()
+                    .map_err(|e| Failure::usage(format!("{}: {e}", place("--cache", cli))))
+            })
+            .transpose()?;
+        let survives = pick(&args.survives, &config.survives)
+            .map(|(text, cli)| {
+                text.parse::<Contract>()
+                    .map_err(|e| Failure::usage(format!("{}: {e}", place("--survives", cli))))
+            })
+            .transpose()?;
+        let meaning = cache.map(CacheMode::meaning);
+        let contract = match (survives, &meaning) {
+            (Some(contract), Some(meaning)) if contract != meaning.contract => {
+                return Err(Failure::usage(format!(
+                    "--cache {} promises `{}`, but --survives asks for `{contract}`: leave one of the two out",
+                    cache.expect("it has a meaning"),
+                    meaning.contract,
+                )));
+            }
+            (Some(contract), _) => contract,
+            (None, Some(meaning)) => meaning.contract,
+            (None, None) => Contract::Power,
+        };
+        let queues = args.queues.or(config.queues).unwrap_or(1);
+        if !(1..=QUEUES_MAX).contains(&queues) {
+            return Err(Failure::usage(format!("--queues {queues}: a disk has 1 to {QUEUES_MAX} queues")));
+        }
+        let log_bytes_max = pick(&args.log_max, &config.log_max)
+            .map(|(text, cli)| {
+                parse_disk_size(text).map_err(|e| Failure::usage(format!("{}: {e}", place("--log-max", cli))))
+            })
+            .transpose()?
+            .unwrap_or(GroupOptions::LOG_DEFAULT_BYTES);
+        if log_bytes_max < GroupOptions::LOG_MIN_BYTES {
+            return Err(Failure::usage(format!(
+                "--log-max {log_bytes_max}: the log needs at least {} bytes",
+                GroupOptions::LOG_MIN_BYTES
+            )));
+        }
+        let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0);
+        if spin_us > SPIN_US_MAX {
+            return Err(Failure::usage(format!(
+                "--spin-us {spin_us}: at most {SPIN_US_MAX} microseconds make sense"
+            )));
+        }
+        let sandbox = pick(&args.sandbox, &config.sandbox)
+            .map(|(text, cli)| {
+                text.parse().map_err(|e| Failure::usage(format!("{}: {e}", place("--sandbox", cli))))
+            })
+            .transpose()?
+            .unwrap_or(SandboxMode::Auto);
+        let metrics =
+            pick(&args.metrics, &config.metrics).map(|(text, _)| metrics_address(text)).transpose()?;
+        let settings = Self {
+            disks: disks(args, config.disk, contract, meaning.map(|m| m.direct))?,
+            contract,
+            write_cache: meaning_write_cache(cache),
+            queues,
+            spin_us,
+            log_bytes_max,
+            log: args.log.clone().or(config.log),
+            control: args.control.clone().or(config.control),
+            metrics,
+            sandbox,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Everything that can be said without opening an image.
+    fn check(&self) -> Result<(), Failure> {
+        let mut sockets: Vec<(&Path, String)> = Vec::new();
+        let disk_sockets = self.disks.iter().filter_map(|d| match &d.socket {
+            SocketSpec::Path(path) => Some((path.as_path(), format!("disk {}", d.file.display()))),
+            SocketSpec::Fd(_) => None,
+        });
+        let control = self.control.iter().map(|path| (path.as_path(), "the control socket".to_owned()));
+        for (path, what) in disk_sockets.chain(control) {
+            if let Some((_, other)) = sockets.iter().find(|(p, _)| *p == path) {
+                return Err(Failure::usage(format!(
+                    "{} is the socket of {other} and of {what}: give each its own path",
+                    path.display()
+                )));
+            }
+            if let Some(disk) = self.disks.iter().find(|d| d.file == path) {
+                return Err(Failure::usage(format!(
+                    "{} is an image and cannot also be the socket of {what}",
+                    disk.file.display()
+                )));
+            }
+            sockets.push((path, what));
+        }
+        let mut fds: Vec<i32> = self.disks.iter().filter_map(|d| d.socket.fd()).collect();
+        fds.sort_unstable();
+        if let Some(pair) = fds.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Failure::usage(format!("descriptor {} is given to two disks", pair[0])));
+        }
+        Ok(())
+    }
+}
+
+impl SocketSpec {
+    /// The inherited descriptor, if it is one.
+    pub fn fd(&self) -> Option<i32> {
+        match self {
+            Self::Fd(fd) => Some(*fd),
+            Self::Path(_) => None,
+        }
+    }
+}
+
+fn meaning_write_cache(cache: Option<CacheMode>) -> bool {
+    cache.is_none_or(|mode| mode.meaning().write_cache)
+}
+
+/// The command line's word before the file's, and whether it was the command line's.
+fn pick<'a>(args: &'a Option<String>, config: &'a Option<String>) -> Option<(&'a str, bool)> {
+    args.as_deref().map(|text| (text, true)).or(config.as_deref().map(|text| (text, false)))
+}
+
+fn metrics_address(text: &str) -> Result<SocketAddr, Failure> {
+    let advice = "give an address and a port, as in 127.0.0.1:9150";
+    text.to_socket_addrs().ok().and_then(|mut all| all.next()).ok_or_else(|| {
+        Failure::usage(format!("--metrics {text}: this is not an address to listen on; {advice}"))
+    })
+}
+
+/// The disks of the command line, or else of the file; QEMU's single-disk options make one more spelling.
+fn disks(
+    args: &Args,
+    tables: Vec<config::DiskTable>,
+    contract: Contract,
+    cache_direct: Option<DirectMode>,
+) -> Result<Vec<DiskSettings>, Failure> {
+    let single = args.blk_file.is_some() || args.socket_path.is_some() || args.fd.is_some();
+    let mut specs = if let Some(file) = &args.blk_file {
+        if !args.disk.is_empty() {
+            return Err(Failure::usage("--blk-file and --disk both name disks: use --disk for several"));
+        }
+        vec![DiskSpec::new(file)]
+    } else if !args.disk.is_empty() {
+        args.disk.clone()
+    } else {
+        tables.into_iter().map(Into::into).collect()
+    };
+    if specs.is_empty() {
+        return Err(Failure::usage(
+            "no disk to serve: name one with --disk FILE (or --blk-file FILE, or [[disk]] in the --config file)",
+        ));
+    }
+    if single && args.blk_file.is_none() && specs.len() > 1 {
+        return Err(Failure::usage(
+            "--socket-path and --fd are for one disk: with several, write --disk FILE,socket=PATH for each",
+        ));
+    }
+    if let Some(path) = &args.socket_path {
+        specs[0].socket = Some(SocketSpec::Path(path.clone()));
+    }
+    if let Some(fd) = args.fd {
+        specs[0].socket = Some(SocketSpec::Fd(fd));
+    }
+    if specs.len() > usize::from(u16::MAX) {
+        return Err(Failure::usage("a group has at most 65535 disks"));
+    }
+    // The process rule: without a sync on the flush path, data must be in the page cache before a write completes.
+    let through_page_cache = contract != Contract::Power;
+    if through_page_cache {
+        if let Some(spec) = specs.iter().find(|spec| spec.direct == Some(DirectMode::On)) {
+            return Err(Failure::usage(format!(
+                "--disk {}: direct=on does not go with `{contract}`, which keeps writes in the page cache until they \
+                 are synced: leave it out",
+                spec.file.display()
+            )));
+        }
+    }
+    let direct_default =
+        if through_page_cache { DirectMode::Off } else { cache_direct.unwrap_or(DirectMode::Auto) };
+    Ok(specs
+        .into_iter()
+        .map(|spec| DiskSettings {
+            socket: spec.socket.unwrap_or_else(|| SocketSpec::Path(default_socket(&spec.file))),
+            file: spec.file,
+            read_only: spec.read_only || args.read_only,
+            serial: spec.serial,
+            direct: if through_page_cache { DirectMode::Off } else { spec.direct.unwrap_or(direct_default) },
+            any_content: spec.any_content,
+        })
+        .collect())
+}

@@ -1,0 +1,137 @@
+//! What a running daemon knows about itself: shared by the control socket and the metrics.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use afterimage_block::Disk;
+use afterimage_frontend::{FrontendStats, RequestKind};
+use afterimage_order::Group;
+use afterimage_store::ImageStore;
+
+use super::disk_spec::SocketSpec;
+use super::settings::DiskSettings;
+use crate::control::protocol::{
+    DiskStatus, LogStatus, OperationStatus, ReplayStatus, SequenceStatus, StatusAnswer, StorageStatus,
+};
+use crate::sandbox::SandboxReport;
+
+/// A running daemon.
+pub struct Daemon {
+    /// The consistency group.
+    pub group: Arc<Group>,
+    /// Its disks.
+    pub disks: Vec<ServedDisk>,
+    /// What locks the process in.
+    pub sandbox: SandboxReport,
+    /// A `keep` process holds the sockets.
+    pub kept: bool,
+    /// When it started.
+    pub started: Instant,
+}
+
+/// One disk of the daemon.
+pub struct ServedDisk {
+    /// How it was described.
+    pub settings: DiskSettings,
+    /// The image.
+    pub image: Arc<ImageStore>,
+    /// What the guest sees.
+    pub disk: Arc<dyn Disk>,
+    /// What the guest asked for.
+    pub stats: Arc<FrontendStats>,
+}
+
+impl std::fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Daemon").field("disks", &self.disks.len()).finish_non_exhaustive()
+    }
+}
+
+/// How a disk's socket is written in answers.
+pub fn show_socket(socket: &SocketSpec) -> String {
+    match socket {
+        SocketSpec::Path(path) => path.display().to_string(),
+        SocketSpec::Fd(fd) => format!("fd {fd}"),
+    }
+}
+
+impl Daemon {
+    /// The answer to `status`.
+    pub fn status(&self) -> StatusAnswer {
+        let group = self.group.status();
+        StatusAnswer {
+            ok: true,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            contract: group.contract.to_string(),
+            promise: self.group.promise(),
+            sequence: SequenceStatus {
+                acknowledged: group.acknowledged.0,
+                durable: group.durable.0,
+                home: group.home.0,
+            },
+            oldest_not_durable_age_s: group.oldest_not_durable_age.map(|age| age.as_secs_f64()),
+            log: LogStatus {
+                bytes: group.log_bytes,
+                bytes_max: group.log_max_bytes,
+                appended_bytes: group.log_appended_bytes,
+                syncs: group.log_syncs,
+                home_written_bytes: group.home_written_bytes,
+                throttled: group.throttled,
+                held_flushes: group.held_flushes,
+            },
+            replayed: group.replayed.map(|r| ReplayStatus {
+                records: r.records,
+                bytes: r.bytes,
+                sequence: r.sequence,
+                torn_tail: r.torn_tail,
+            }),
+            failure: group.failure.map(|reason| reason.to_string()),
+            paused: group.paused,
+            sandbox: self.sandbox.clone(),
+            kept: self.kept,
+            disks: self.disks.iter().map(ServedDisk::status).collect(),
+        }
+    }
+}
+
+impl ServedDisk {
+    fn status(&self) -> DiskStatus {
+        let geometry = self.disk.geometry();
+        let guest = self.stats.snapshot();
+        let storage = self.image.counters().snapshot();
+        DiskStatus {
+            file: self.settings.file.display().to_string(),
+            socket: show_socket(&self.settings.socket),
+            bytes: geometry.bytes(),
+            read_only: geometry.read_only,
+            serial: self.disk.serial().to_owned(),
+            attached: guest.attached,
+            write_cache: guest.write_cache,
+            connections: guest.connections,
+            requests: RequestKind::ALL
+                .iter()
+                .map(|kind| {
+                    let total = guest.total(*kind);
+                    OperationStatus {
+                        kind: kind.name().to_owned(),
+                        requests: total.requests,
+                        errors: total.errors,
+                        bytes: total.bytes,
+                    }
+                })
+                .collect(),
+            storage: StorageStatus {
+                reads: storage.reads,
+                read_bytes: storage.read_bytes,
+                writes: storage.writes,
+                write_bytes: storage.write_bytes,
+                syncs: storage.syncs,
+                discards: storage.discards,
+                zeroes: storage.zeroes,
+            },
+            failure: self.disk.health().failure().map(|reason| reason.to_string()),
+        }
+    }
+}

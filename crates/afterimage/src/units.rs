@@ -1,0 +1,144 @@
+//! Sizes and durations as people write them.
+
+use std::time::Duration;
+
+/// Why a size was not understood.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum UnitError {
+    /// Not a number with a known unit.
+    #[error("`{0}` is not a size: write a number with an optional unit k, M, G, T, P or E (powers of 1024), as in 512M or 1.5G")]
+    NotASize(String),
+    /// More than a file can have.
+    #[error("`{0}` is too large: a file has at most 2^63-1 bytes")]
+    TooLarge(String),
+    /// Not a whole number of sectors.
+    #[error("{0} bytes are not a multiple of 512: a disk consists of whole sectors")]
+    NotSectors(u64),
+    /// Zero where something is needed.
+    #[error("a size of 0 is of no use here: give at least 512 bytes")]
+    Zero,
+    /// Not a number with a known unit of time.
+    #[error("`{0}` is not a duration: write a number with an optional unit ms, s, m or h, as in 50ms or 30s; without a unit it means seconds")]
+    NotADuration(String),
+}
+
+/// Parses a size with qemu-img's units: none or `b` for bytes, `k`/`K`, `M`, `G`, `T`, `P`, `E` in powers of 1024;
+/// fractions are allowed (`1.5G`), and a part of a byte is dropped.
+pub fn parse_size(text: &str) -> Result<u64, UnitError> {
+    let not_a_size = || UnitError::NotASize(text.to_owned());
+    let (number, shift) = match text.char_indices().last().ok_or_else(not_a_size)? {
+        (at, 'b' | 'B') => (&text[..at], 0),
+        (at, 'k' | 'K') => (&text[..at], 10),
+        (at, 'm' | 'M') => (&text[..at], 20),
+        (at, 'g' | 'G') => (&text[..at], 30),
+        (at, 't' | 'T') => (&text[..at], 40),
+        (at, 'p' | 'P') => (&text[..at], 50),
+        (at, 'e' | 'E') => (&text[..at], 60),
+        (_, last) if last.is_ascii_digit() => (text, 0),
+        _ => return Err(not_a_size()),
+    };
+    let (whole, fraction) = number.split_once('.').map_or((number, None), |(w, f)| (w, Some(f)));
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !fraction.is_none_or(digits) {
+        return Err(not_a_size());
+    }
+    let too_large = || UnitError::TooLarge(text.to_owned());
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let mut bytes = u128::from(whole) << shift;
+    if let Some(fraction) = fraction {
+        // Eighteen decimal digits are more than 2^60 can resolve.
+        let kept = &fraction[..fraction.len().min(18)];
+        let value: u128 = kept.parse().map_err(|_| not_a_size())?;
+        bytes += (value << shift) / 10u128.pow(kept.len() as u32);
+    }
+    if bytes > i64::MAX as u128 {
+        return Err(too_large());
+    }
+    Ok(bytes as u64)
+}
+
+/// A size that a disk or a log can have: whole sectors, at least one.
+pub fn parse_disk_size(text: &str) -> Result<u64, UnitError> {
+    match parse_size(text)? {
+        0 => Err(UnitError::Zero),
+        bytes if bytes % 512 != 0 => Err(UnitError::NotSectors(bytes)),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Parses a duration: `50ms`, `30s`, `5m`, `1h`, `0.5`; without a unit, seconds. At most 10 years.
+pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
+    let not_a_duration = || UnitError::NotADuration(text.to_owned());
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let seconds_per_unit = match &text[split..] {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(not_a_duration()),
+    };
+    let number: f64 = text[..split].parse().map_err(|_| not_a_duration())?;
+    let seconds = number * seconds_per_unit;
+    if !(0.0..=315_360_000.0).contains(&seconds) {
+        return Err(not_a_duration());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// A size for people: the largest unit in which it has a short form.
+pub fn show_bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] {
+        if value < 1024.0 {
+            return if value.fract() == 0.0 {
+                format!("{value:.0} {unit}")
+            } else {
+                format!("{value:.1} {unit}")
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} EiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_as_qemu_img_reads_them() {
+        assert_eq!(parse_size("1024"), Ok(1024));
+        assert_eq!(parse_size("512b"), Ok(512));
+        assert_eq!(parse_size("1k"), Ok(1024));
+        assert_eq!(parse_size("512M"), Ok(512 << 20));
+        assert_eq!(parse_size("1G"), Ok(1 << 30));
+        assert_eq!(parse_size("1.5G"), Ok(3 << 29));
+        assert_eq!(parse_size("7E"), Ok(7 << 60));
+        for bad in ["", "G", "-1", "1X", "1.", ".5G", "1GG", "0x10", "1 G", "٣", "1e3"] {
+            assert!(matches!(parse_size(bad), Err(UnitError::NotASize(_))), "{bad}");
+        }
+        for large in ["8E", "99999999999999999999", "18446744073709551615E"] {
+            assert!(matches!(parse_size(large), Err(UnitError::TooLarge(_))), "{large}");
+        }
+        assert_eq!(parse_disk_size("1000"), Err(UnitError::NotSectors(1000)));
+        assert_eq!(parse_disk_size("0"), Err(UnitError::Zero));
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("50ms"), Ok(Duration::from_millis(50)));
+        assert_eq!(parse_duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("0.5s"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "ms", "1d", "-1", "1..2s", "inf", "99999999999999h"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        assert_eq!(show_bytes(0), "0 B");
+        assert_eq!(show_bytes(1 << 30), "1 GiB");
+        assert_eq!(show_bytes(1536), "1.5 KiB");
+    }
+}
