@@ -11,7 +11,10 @@
 //! that started it, nothing is left behind.
 #![warn(missing_docs)]
 
+pub mod channel;
 pub mod error;
 pub mod guest;
+pub mod locate;
+pub mod process;
 
 pub use error::{LabError, Result};

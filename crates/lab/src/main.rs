@@ -1,2 +1,49 @@
 //! `afterimage-lab`: the lab's programs.
-fn main() {}
+
+use std::process::ExitCode;
+
+use afterimage_lab::guest;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Boots real guests, models devices, cuts power
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run one command in one guest
+    Run(guest::RunOptions),
+    /// Fetch what guests need into the cache, and say whether KVM runs a stock kernel here
+    Prepare,
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("AFTERIMAGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("afterimage-lab: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
+    match command {
+        Command::Run(options) => {
+            let status = guest::run_cli(&options)?;
+            Ok(ExitCode::from(status.code().unwrap_or(1) as u8))
+        }
+        Command::Prepare => {
+            guest::fetch_kernel()?;
+            println!("kvm: {}", if guest::kvm_boots() { "boots" } else { "does not boot a stock kernel" });
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

@@ -26,12 +26,27 @@ fn device_name(word: &str) -> io::Result<&str> {
 }
 
 /// Makes the kernel send flushes whatever the device said about its cache, so that peers are compared fairly.
+///
+/// The driver's own attribute tells the device too (it needs the CONFIG_WCE feature); the queue's attribute
+/// only changes the kernel's mind, and recent kernels refuse it where the device said write-through.
 pub fn write_back(mut arguments: Arguments) -> io::Result<()> {
     let words = arguments.words();
     arguments.finish()?;
     for word in words {
         let name = device_name(&word)?;
-        put(format!("/sys/block/{name}/queue/write_cache"), "write back")?;
+        let in_force = format!("/sys/block/{name}/queue/write_cache");
+        let is_on = || fs::read_to_string(&in_force).is_ok_and(|text| text.trim() == "write back");
+        for attribute in ["cache_type", "queue/write_cache"] {
+            if !is_on() {
+                // The next attribute, or the check below, has the last word.
+                let _ = put(format!("/sys/block/{name}/{attribute}"), "write back");
+            }
+        }
+        if !is_on() {
+            return Err(invalid(format!(
+                "{word} can not be given a volatile cache: neither attribute takes it"
+            )));
+        }
     }
     Ok(())
 }

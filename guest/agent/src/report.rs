@@ -19,7 +19,9 @@ impl Report {
         let path = arguments.option("report").or_else(|| std::env::var("AFTERIMAGE_REPORT").ok());
         let file = match path.filter(|path| !path.is_empty()) {
             Some(path) => {
-                let file = OpenOptions::new().append(true).create(true).open(&path).map_err(|error| {
+                // In /dev a mistyped name must not become a file that nobody reads.
+                let fresh = !path.starts_with("/dev/");
+                let file = OpenOptions::new().append(true).create(fresh).open(&path).map_err(|error| {
                     io::Error::new(error.kind(), format!("report channel {path}: {error}"))
                 })?;
                 sys::make_raw(&file)?;

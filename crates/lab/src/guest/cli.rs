@@ -1,10 +1,16 @@
 //! `afterimage guest run`: one command in one guest.
 
 use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::time::Duration;
 
-use crate::error::{LabError, Result};
+use super::{kvm_boots, Ended, Guest, Vmm};
+use crate::error::{Context, LabError, Result};
+use crate::process::quote;
 
 /// Which virtual machine monitor runs the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -43,10 +49,104 @@ pub struct RunOptions {
     pub command: Vec<OsString>,
 }
 
-/// Boots a guest, runs the command, prints its output, and returns its exit status.
+/// Boots a guest, runs the command, prints its output as it comes, and returns its exit status.
+///
+/// The guest's report lines (JSON) go to standard error, the command's own output to standard output.
 ///
 /// # Errors
 /// The guest would not boot, died, or ran past its deadline.
 pub fn run_cli(options: &RunOptions) -> Result<ExitStatus> {
-    Err(LabError::Missing(format!("cannot run {:?} yet", options.command)))
+    let vmm = match options.vmm {
+        VmmChoice::Uml => Vmm::Uml,
+        VmmChoice::Qemu => Vmm::Qemu,
+        VmmChoice::Auto if kvm_boots() => Vmm::Qemu,
+        VmmChoice::Auto => Vmm::Uml,
+    };
+    let mut builder = Guest::builder(vmm)
+        .memory_mib(memory_mib(&options.memory)?)
+        .queues(options.queues)
+        .limit(Duration::from_secs(options.timeout));
+    for disk in &options.disks {
+        builder = builder.disk(fs::canonicalize(disk).context(|| format!("disk socket {}", disk.display()))?);
+    }
+    let words: Vec<String> = options.command.iter().map(|word| quote(&word.to_string_lossy())).collect();
+    let mut guest = builder.start(&words.join(" "))?;
+    let mut printed = 0;
+    let ended = loop {
+        // Prints what there is, then looks whether more can come.
+        let lines = guest.output_channel().lines();
+        let mut out = io::stdout().lock();
+        for arrival in &lines[printed..] {
+            let _ = writeln!(out, "{}", arrival.line);
+        }
+        let _ = out.flush();
+        drop(out);
+        printed = lines.len();
+        let more =
+            guest.output_channel().wait_for(printed, Duration::from_millis(200), "output", |_| Some(()));
+        match more {
+            Ok(Some(())) => {}
+            Ok(None) => break guest.wait(),
+            // Nothing new in a while; the guest's own deadline is kept by `wait`, so check it here.
+            Err(_) if guest.out_of_time() => break guest.wait(),
+            Err(_) => {}
+        }
+    };
+    for arrival in guest.channel().lines() {
+        if arrival.json().is_some_and(|json| json.get("guest").is_none()) {
+            eprintln!("{}", arrival.line);
+        }
+    }
+    let code = match ended {
+        Ok(Ended::Exited(code)) => code,
+        Ok(other) => {
+            let words = guest.last_words();
+            let folder = guest.keep();
+            return Err(LabError::Guest(format!(
+                "the guest ended before the command did ({other:?}); its folder is {}{words}",
+                folder.display()
+            )));
+        }
+        Err(error) => {
+            eprintln!("the guest's folder is {}", guest.keep().display());
+            return Err(error);
+        }
+    };
+    if options.keep {
+        eprintln!("the guest's folder is {}", guest.keep().display());
+    }
+    Ok(ExitStatus::from_raw((code & 0xff) << 8))
+}
+
+/// `512M`, `2G`, `262144K`: whole mebibytes.
+fn memory_mib(text: &str) -> Result<u32> {
+    let bad = || LabError::Guest(format!("--memory {text}: say it like 512M or 2G, at least 64M"));
+    let (digits, unit_kib) = match text.strip_suffix(['K', 'k', 'M', 'm', 'G', 'g']) {
+        Some(digits) => (
+            digits,
+            match text.as_bytes()[text.len() - 1].to_ascii_uppercase() {
+                b'K' => 1,
+                b'M' => 1 << 10,
+                _ => 1 << 20,
+            },
+        ),
+        None => (text, 1 << 10),
+    };
+    let kib = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit_kib)).ok_or_else(bad)?;
+    u32::try_from(kib >> 10).ok().filter(|mib| *mib >= 64).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_sizes() {
+        assert_eq!(memory_mib("512M").unwrap(), 512);
+        assert_eq!(memory_mib("2g").unwrap(), 2048);
+        assert_eq!(memory_mib("131072K").unwrap(), 128);
+        assert_eq!(memory_mib("256").unwrap(), 256);
+        assert!(memory_mib("1M").is_err());
+        assert!(memory_mib("lots").is_err());
+    }
 }

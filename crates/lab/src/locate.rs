@@ -1,0 +1,55 @@
+//! Where the programs are that the lab starts.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::error::{LabError, Result};
+
+/// Finds one of our own programs: in the folder named by `$AFTERIMAGE_BIN_DIR`, else beside the running
+/// program (or one folder up, where cargo keeps the programs of its test executables), else on the path.
+///
+/// # Errors
+/// [`LabError::Missing`], which says how to build it.
+pub fn own_program(name: &str) -> Result<PathBuf> {
+    let mut folders = Vec::new();
+    if let Some(folder) = env::var_os("AFTERIMAGE_BIN_DIR") {
+        folders.push(PathBuf::from(folder));
+    }
+    if let Ok(here) = env::current_exe() {
+        folders.extend(here.ancestors().skip(1).take(2).map(Path::to_path_buf));
+    }
+    folders.push(PathBuf::from("/usr/lib/afterimage"));
+    folders.extend(search_path());
+    folders.into_iter().map(|folder| folder.join(name)).find(|path| path.is_file()).ok_or_else(|| {
+        LabError::Missing(format!(
+            "{name} is neither beside this program nor on the path: build it with ./x build, or set AFTERIMAGE_BIN_DIR"
+        ))
+    })
+}
+
+/// Finds a program of the system.
+///
+/// # Errors
+/// [`LabError::Missing`], which names the Debian package.
+pub fn system_program(name: &str, package: &str) -> Result<PathBuf> {
+    let mut folders = search_path();
+    folders.extend(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
+    folders
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+        .ok_or_else(|| LabError::Missing(format!("{name} is not installed: apt-get install {package}")))
+}
+
+fn search_path() -> Vec<PathBuf> {
+    env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default()
+}
+
+/// Where downloaded things are kept: `$AFTERIMAGE_CACHE`, else `~/.cache/afterimage`.
+pub fn cache_folder() -> PathBuf {
+    if let Some(folder) = env::var_os("AFTERIMAGE_CACHE") {
+        return PathBuf::from(folder);
+    }
+    let home = env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
+    home.join(".cache/afterimage")
+}
