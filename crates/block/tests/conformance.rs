@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use afterimage_block::conformance::{compare, run, run_read_only, run_threads};
 use afterimage_block::{
-    BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Operation, Request, Sector,
+    admit, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Operation, Request,
+    Sector,
 };
 use proptest::prelude::*;
 
@@ -110,11 +111,19 @@ impl Disk for Broken {
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
         let lane = self.disk.open_lane()?;
-        Ok(Box::new(BrokenLane { lane, bug: self.bug, early: Vec::new(), done: Vec::new(), count: 0 }))
+        Ok(Box::new(BrokenLane {
+            disk: self.geometry(),
+            lane,
+            bug: self.bug,
+            early: Vec::new(),
+            done: Vec::new(),
+            count: 0,
+        }))
     }
 }
 
 struct BrokenLane {
+    disk: Geometry,
     lane: Box<dyn Lane>,
     bug: Bug,
     early: Vec<Request>,
@@ -139,12 +148,10 @@ impl Lane for BrokenLane {
             Bug::OffByOne if is_write && request.sectors == 8 && request.sector.0 + 9 < SECTORS as u64 => {
                 request.sector = Sector(request.sector.0 + 1);
             }
-            Bug::CompletesEarly if is_write && request.sector.0 + request.sectors < SECTORS as u64 => {
-                if request.buffers.len() as u64 == request.sectors * 512 {
-                    self.done.push(Completion { token: request.token, result: Ok(()) });
-                    self.early.push(request);
-                    return;
-                }
+            Bug::CompletesEarly if is_write && admit(&request, &self.disk, &Health::default()).is_ok() => {
+                self.done.push(Completion { token: request.token, result: Ok(()) });
+                self.early.push(request);
+                return;
             }
             Bug::ShortReads if request.operation == Operation::Read && request.sectors > 1 => {
                 request.sectors = 1;
@@ -152,7 +159,8 @@ impl Lane for BrokenLane {
             }
             _ => {}
         }
-        if matches!(request.operation, Operation::Flush(_)) {
+        if matches!(request.operation, Operation::Flush(_)) && !self.early.is_empty() {
+            self.lane.reap(&mut self.done);
             for early in self.early.drain(..) {
                 self.lane.submit(early);
             }
