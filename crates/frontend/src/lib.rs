@@ -15,13 +15,27 @@
 //! them again in the order in which they were fetched. A request may so be executed twice, never not at all.
 //!
 //! Everything that comes from the peer is hostile until checked: ring contents, chains, the in-flight region,
-//! messages, and the memory itself, which may vanish.
+//! messages, and the memory itself, which may vanish (see `sigbus`).
 #![warn(missing_docs)]
 
+mod chain;
+mod config;
+mod device;
 mod error;
+mod handler;
+mod inflight;
 pub mod keep;
+mod memory;
+mod notify;
+mod queue;
+mod request;
+mod ring;
 mod server;
+mod session;
+mod sigbus;
 mod stats;
+mod wire;
+mod worker;
 
 pub use error::FrontendError;
 pub use keep::KeepHandle;

@@ -1,12 +1,24 @@
 //! One disk on one socket.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use afterimage_block::Disk;
+use tracing::{error, info, warn};
 
-use crate::keep::KeepHandle;
+use crate::device::Device;
+use crate::keep::{Entry, KeepHandle};
+use crate::notify::{poll_readable, Wake};
+use crate::session::{Session, SessionEnd, StopOrder};
 use crate::{FrontendError, FrontendStats};
+
+const QUEUES_MAX: u16 = 64;
+const QUEUE_SIZE_MAX: u16 = 1024;
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Where the guest comes from.
 #[derive(Debug)]
@@ -40,35 +52,192 @@ impl Default for ServeOptions {
 
 /// A disk being served.
 #[derive(Debug)]
-pub struct Server {}
+pub struct Server {
+    stop: Arc<StopOrder>,
+    attached: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
 
 impl Server {
     /// Opens one lane per queue and starts serving in threads of its own.
     ///
-    /// `name` names the disk in logs and in the keeper. `stats` must count `options.queues` queues.
+    /// `name` names the disk in logs and in the keeper; it must be unique in this process and the same after a
+    /// restart. `stats` must count `options.queues` queues. Where the keeper holds a connection of this disk, it
+    /// is taken over first.
+    ///
+    /// # Errors
+    /// An option out of range, a disk that opens no lane, a keeper that does not answer, or the operating system's no.
     pub fn start(
-        _name: &str,
-        _disk: Arc<dyn Disk>,
-        _endpoint: Endpoint,
-        _options: ServeOptions,
-        _stats: Arc<FrontendStats>,
+        name: &str,
+        disk: Arc<dyn Disk>,
+        endpoint: Endpoint,
+        options: ServeOptions,
+        stats: Arc<FrontendStats>,
     ) -> Result<Server, FrontendError> {
-        Err(FrontendError::Options("not ready".into()))
+        check(name, &options, &stats)?;
+        let keep = options.keep.clone();
+        let kept = match &keep {
+            None => None,
+            Some(keep) => {
+                if let Endpoint::Listen(listener) = &endpoint {
+                    keep.keep_listener(name, listener)?;
+                }
+                match keep.connection(name)? {
+                    None => None,
+                    Some(socket) => Some((socket, keep.list(&format!("{name}/session/"))?)),
+                }
+            }
+        };
+        let set = |socket: std::io::Result<()>| {
+            socket.map_err(|e| FrontendError::io("cannot switch the socket to non-blocking", e))
+        };
+        if let Endpoint::Listen(listener) = &endpoint {
+            set(listener.set_nonblocking(true))?;
+        }
+        let wake = Wake::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
+        let stop = Arc::new(StopOrder { wake, given: AtomicBool::new(false) });
+        let attached = Arc::new(AtomicBool::new(false));
+        let device = Device::new(name, disk, options, Arc::clone(&stats))?;
+        let service = Service {
+            name: name.to_owned(),
+            device: Arc::new(Mutex::new(device)),
+            stats,
+            stop: Arc::clone(&stop),
+            attached: Arc::clone(&attached),
+            keep,
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("{name}/session"))
+            .spawn(move || service.run(endpoint, kept))
+            .map_err(|e| FrontendError::io("cannot start the session's thread", e))?;
+        Ok(Self { stop, attached, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Quiesces all queues, closes the connection and returns when no request is in flight.
-    pub fn stop(&self) {}
+    /// Quiesces all queues, closes the connection and returns when no request is in flight. What the keeper holds of
+    /// the connection stays there, for the next daemon.
+    pub fn stop(&self) {
+        self.stop.given.store(true, Ordering::Release);
+        self.stop.wake.set();
+        self.wait();
+    }
 
     /// Whether a guest is connected.
     pub fn attached(&self) -> bool {
-        false
+        self.attached.load(Ordering::Acquire)
     }
 
     /// Whether the server has ended: after [`Server::stop`], or when a [`Endpoint::Connected`] guest has left.
     pub fn finished(&self) -> bool {
-        true
+        self.thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits for the end.
-    pub fn join(self) {}
+    pub fn join(self) {
+        self.wait();
+    }
+
+    fn wait(&self) {
+        // Held while joining, so that every caller returns only when the thread has ended.
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if thread.join().is_err() {
+                error!("the session's thread panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn check(name: &str, options: &ServeOptions, stats: &FrontendStats) -> Result<(), FrontendError> {
+    let no = |reason: String| Err(FrontendError::Options(reason));
+    if !(1..=QUEUES_MAX).contains(&options.queues) {
+        return no(format!("{} queues: a disk has 1 to {QUEUES_MAX}", options.queues));
+    }
+    let size = options.queue_size_max;
+    if !size.is_power_of_two() || !(16..=QUEUE_SIZE_MAX).contains(&size) {
+        return no(format!("a queue size of {size}: it must be a power of two from 16 to {QUEUE_SIZE_MAX}"));
+    }
+    if stats.queues() < options.queues {
+        return no(format!("counters for {} queues, and the disk has {}", stats.queues(), options.queues));
+    }
+    if name.is_empty() || name.contains('/') || name.len() > 128 {
+        return no(format!("{name:?} cannot name a disk: 1 to 128 bytes without a slash"));
+    }
+    Ok(())
+}
+
+/// What the session thread owns.
+struct Service {
+    name: String,
+    device: Arc<Mutex<Device>>,
+    stats: Arc<FrontendStats>,
+    stop: Arc<StopOrder>,
+    attached: Arc<AtomicBool>,
+    keep: Option<KeepHandle>,
+}
+
+impl Service {
+    fn run(self, endpoint: Endpoint, kept: Option<(UnixStream, Vec<Entry>)>) {
+        let (listener, connected) = match endpoint {
+            Endpoint::Listen(listener) => (Some(listener), None),
+            Endpoint::Connected(socket) => (None, Some(socket)),
+        };
+        match (kept, connected) {
+            (Some((socket, entries)), _) => self.session(&socket, listener.as_ref(), Some(entries)),
+            (None, Some(socket)) => self.session(&socket, None, None),
+            (None, None) => {}
+        }
+        let Some(listener) = listener else { return };
+        while !self.stop.is_given() {
+            match listener.accept() {
+                Ok((socket, _)) => self.session(&socket, Some(&listener), None),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    let _ = poll_readable([Some(listener.as_fd()), Some(self.stop.wake.as_fd())], None);
+                }
+                Err(e) => {
+                    warn!("{}: cannot accept a connection: {e}", self.name);
+                    // Out of descriptors, mostly: look again when some may be free.
+                    let _ = poll_readable([Some(self.stop.wake.as_fd())], Some(ACCEPT_RETRY));
+                }
+            }
+        }
+    }
+
+    fn session(&self, socket: &UnixStream, listener: Option<&UnixListener>, kept: Option<Vec<Entry>>) {
+        self.attached.store(true, Ordering::Release);
+        self.stats.set_attached(true);
+        info!("{}: a guest is attached", self.name);
+        let ended = Session::new(&self.device, socket, listener, &self.stop).map_err(Into::into).and_then(
+            |mut session| {
+                match kept {
+                    Some(entries) => session.take_over(entries)?,
+                    None => session.begin(),
+                }
+                session.serve()
+            },
+        );
+        self.device.lock().unwrap_or_else(PoisonError::into_inner).detach();
+        if !matches!(ended, Ok(SessionEnd::Stopped)) {
+            if let Some(keep) = &self.keep {
+                if let Err(e) = keep.delete_prefix(&format!("{}/session/", self.name)) {
+                    warn!("{}: the keeper still holds the ended connection: {e}", self.name);
+                }
+            }
+        }
+        match ended {
+            Ok(SessionEnd::Closed) => info!("{}: the guest is detached", self.name),
+            Ok(SessionEnd::Stopped) => info!("{}: the server stops", self.name),
+            Err(e) => error!("{}: the connection was closed: {e}", self.name),
+        }
+        self.attached.store(false, Ordering::Release);
+        self.stats.set_attached(false);
+    }
 }

@@ -83,7 +83,7 @@ impl KeepHandle {
     }
 
     /// The connected socket of `disk`'s guest, if one is kept.
-    pub(crate) fn connection(&self, disk: &str) -> Result<Option<UnixStream>, KeepError> {
+    pub fn connection(&self, disk: &str) -> Result<Option<UnixStream>, KeepError> {
         Ok(self.first_fd(&format!("{disk}/session/socket"))?.map(UnixStream::from))
     }
 

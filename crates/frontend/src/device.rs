@@ -1,0 +1,473 @@
+//! The device's state as the peer sets it up, and the start and stop of its queues.
+//!
+//! A queue runs while it has a size, addresses and a kick descriptor (or the word that there is none) and is
+//! enabled. Everything that changes what a running queue stands on (memory, kick descriptor, write cache) stops it
+//! first, which leaves nothing in flight, and starts it again where it was.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use afterimage_block::{Buffers, Disk, FlushKind, Lane, Operation, Request, Sector, Token};
+use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
+use tracing::{info, warn};
+use vhost::vhost_user::Backend;
+
+use crate::config::{config_space, Features, WRITEBACK_OFFSET};
+use crate::inflight::{region_bytes, Region as InflightRegion};
+use crate::keep::KeepHandle;
+use crate::memory::{GuestMemory, Mapping, UserAddress};
+use crate::notify::{Call, Kick};
+use crate::queue::{CallSlot, Ended, Run};
+use crate::request::Shape;
+use crate::ring::{Ring, RingAddresses};
+use crate::worker::{Alarms, Worker};
+use crate::{FrontendError, FrontendStats, ServeOptions};
+
+/// VIRTIO_CONFIG_S_NEEDS_RESET.
+const S_NEEDS_RESET: u8 = 0x40;
+
+/// What the peer said about one queue.
+#[derive(Default)]
+pub(crate) struct QueueState {
+    pub size: u16,
+    pub addresses: Option<RingAddresses>,
+    pub base: u16,
+    /// `Some(None)`: the queue is to be polled.
+    kick: Option<Option<Arc<Kick>>>,
+    pub enabled: bool,
+    call: CallSlot,
+    err: Option<Call>,
+}
+
+/// A refusal, in words for the log.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Refused(pub String);
+
+impl From<&str> for Refused {
+    fn from(reason: &str) -> Self {
+        Self(reason.to_owned())
+    }
+}
+
+/// One disk as a vhost-user device.
+pub(crate) struct Device {
+    name: String,
+    disk: Arc<dyn Disk>,
+    options: ServeOptions,
+    stats: Arc<FrontendStats>,
+    alarms: Arc<Alarms>,
+    workers: Vec<Worker>,
+    /// The session thread's own way to the disk, for the flush that switching the cache off needs.
+    control: Box<dyn Lane>,
+    pub queues: Vec<QueueState>,
+    memory: Arc<GuestMemory>,
+    inflight: Option<InflightRegion>,
+    pub features: Features,
+    pub protocol: u64,
+    status: u8,
+    write_cache: bool,
+    flushed: Arc<AtomicBool>,
+    /// Kept only to stay open: User Mode Linux fails all I/O once its end sees a close.
+    pub backend_channel: Option<Backend>,
+}
+
+impl Device {
+    pub fn new(
+        name: &str,
+        disk: Arc<dyn Disk>,
+        options: ServeOptions,
+        stats: Arc<FrontendStats>,
+    ) -> Result<Self, FrontendError> {
+        let alarms = Arc::new(Alarms::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?);
+        let workers = (0..options.queues)
+            .map(|q| Worker::start(name, q, Arc::clone(&disk), Arc::clone(&stats), Arc::clone(&alarms)))
+            .collect::<Result<_, _>>()?;
+        let control =
+            disk.open_lane().map_err(|source| FrontendError::Lane { queue: options.queues, source })?;
+        let mut device = Self {
+            name: name.to_owned(),
+            disk,
+            stats,
+            alarms,
+            workers,
+            control,
+            queues: Vec::new(),
+            memory: Arc::default(),
+            inflight: None,
+            features: Features::default(),
+            protocol: 0,
+            status: 0,
+            write_cache: options.write_cache,
+            flushed: Arc::new(AtomicBool::new(false)),
+            backend_channel: None,
+            options,
+        };
+        device.detach();
+        Ok(device)
+    }
+
+    pub fn alarms(&self) -> &Arc<Alarms> {
+        &self.alarms
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn keep(&self) -> Option<&KeepHandle> {
+        self.options.keep.as_ref()
+    }
+
+    pub fn queue_size_max(&self) -> u16 {
+        self.options.queue_size_max
+    }
+
+    pub fn offered(&self) -> Features {
+        Features::offered(&self.disk.geometry())
+    }
+
+    /// Stops everything and forgets the peer.
+    pub fn detach(&mut self) {
+        self.stop_all();
+        self.queues = (0..self.options.queues).map(|_| QueueState::default()).collect();
+        self.memory = Arc::default();
+        self.inflight = None;
+        self.features = Features::default();
+        self.protocol = 0;
+        self.status = 0;
+        self.backend_channel = None;
+        self.alarms.reset();
+        self.write_cache = self.options.write_cache;
+        self.update_flushed();
+    }
+
+    /// RESET_DEVICE and RESET_OWNER: the rings stop and the driver's choices are forgotten; memory and the connection
+    /// stay.
+    pub fn reset(&mut self) {
+        self.stop_all();
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            *queue = QueueState::default();
+            forget(&self.inflight, index as u16);
+        }
+        self.features = Features::default();
+        self.status = 0;
+        self.alarms.reset();
+        self.write_cache = self.options.write_cache;
+        self.update_flushed();
+    }
+
+    pub fn queue(&mut self, index: u32) -> Result<&mut QueueState, Refused> {
+        let count = self.queues.len();
+        self.queues
+            .get_mut(index as usize)
+            .ok_or_else(|| Refused(format!("queue {index} does not exist; there are {count}")))
+    }
+
+    /// Accepts the driver's choice of features.
+    pub fn set_features(&mut self, features: Features) -> Result<(), Refused> {
+        let offered = self.offered();
+        if !features.within(offered) {
+            return Err(Refused(format!("features {:#x} were not offered", features.0 & !offered.0)));
+        }
+        let running = self.stop_all();
+        self.features = features;
+        self.update_flushed();
+        self.start_all(&running)
+    }
+
+    /// The device status with our own bit.
+    pub fn status(&self) -> u8 {
+        self.status | if self.alarms.any_broken() { S_NEEDS_RESET } else { 0 }
+    }
+
+    pub fn set_status(&mut self, status: u8) {
+        if status == 0 {
+            self.stop_all();
+            self.alarms.reset();
+        }
+        self.status = status & !S_NEEDS_RESET;
+    }
+
+    pub fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
+        self.halt(index as usize);
+        self.queue(index)?.kick = Some(fd.map(|fd| Arc::new(Kick::new(fd))));
+        self.start(index as usize)
+    }
+
+    pub fn set_call(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
+        let call = fd.map(Call::new);
+        if let Some(call) = &call {
+            // An interrupt sent to the old descriptor may never have arrived.
+            call.notify();
+        }
+        *self.queue(index)?.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
+        Ok(())
+    }
+
+    pub fn set_err(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
+        self.queue(index)?.err = fd.map(Call::new);
+        Ok(())
+    }
+
+    pub fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), Refused> {
+        self.queue(index)?.enabled = enabled;
+        if enabled {
+            self.start(index as usize)
+        } else {
+            self.halt(index as usize);
+            Ok(())
+        }
+    }
+
+    /// GET_VRING_BASE: stops the queue for good and says where it stopped.
+    pub fn stop_queue(&mut self, index: u32) -> Result<u16, Refused> {
+        self.queue(index)?;
+        self.halt(index as usize);
+        // A region of our own follows this queue's life; the peer's own is the peer's.
+        forget(&self.inflight, index as u16);
+        let queue = self.queue(index)?;
+        queue.kick = None;
+        Ok(queue.base)
+    }
+
+    /// Tells the err descriptors of broken queues, once.
+    pub fn tell_errors(&self) {
+        for queue in &self.queues {
+            if let Some(err) = &queue.err {
+                err.notify();
+            }
+        }
+    }
+
+    /// Puts another memory table in force.
+    pub fn set_memory(&mut self, memory: GuestMemory) -> Result<(), Refused> {
+        let running = self.stop_all();
+        self.memory = Arc::new(memory);
+        self.start_all(&running)
+    }
+
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Takes the peer's (or the keeper's) in-flight region.
+    pub fn set_inflight(
+        &mut self,
+        file: File,
+        offset: u64,
+        len: u64,
+        queues: u16,
+        queue_size: u16,
+    ) -> Result<(), Refused> {
+        if queue_size > self.options.queue_size_max || usize::from(queues) > self.queues.len() {
+            return Err("an in-flight region for more queues, or larger ones, than there are".into());
+        }
+        let wanted = region_bytes(queues, queue_size) as u64;
+        if len > 2 * wanted {
+            return Err("an in-flight region much longer than its queues".into());
+        }
+        let mapping = Mapping::of_file(file, offset, len as usize)
+            .map_err(|e| Refused(format!("cannot map the in-flight region: {e}")))?;
+        let region = InflightRegion::new(Arc::new(mapping), queues, queue_size)?;
+        let running = self.stop_all();
+        match region.write_cache() {
+            Some(on) => self.write_cache = on,
+            None => region.note_write_cache(self.write_cache),
+        }
+        self.inflight = Some(region);
+        self.update_flushed();
+        self.start_all(&running)
+    }
+
+    /// Allocates an in-flight region; sealed, so that the peer cannot take it away from under us.
+    pub fn new_inflight(&self, queues: u16, queue_size: u16) -> std::io::Result<(File, u64)> {
+        let len = region_bytes(queues, queue_size) as u64;
+        let fd = memfd_create("afterimage-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, len)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((fd.into(), len))
+    }
+
+    pub fn config(&self) -> [u8; 256] {
+        config_space(&self.disk.geometry(), self.options.queues, self.write_cache)
+    }
+
+    /// SET_CONFIG: only `writeback` can be written.
+    pub fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refused> {
+        match (offset, bytes) {
+            (WRITEBACK_OFFSET, [value @ (0 | 1)]) if !self.disk.geometry().read_only => {
+                self.set_write_cache(*value == 1)
+            }
+            _ => Err("only the writeback byte of the configuration can be written, with 0 or 1".into()),
+        }
+    }
+
+    /// Switching the cache off makes everything answered before as good as flushed, or the driver, which flushes no
+    /// more, would never get it there.
+    fn set_write_cache(&mut self, on: bool) -> Result<(), Refused> {
+        if on == self.write_cache {
+            return Ok(());
+        }
+        info!("{}: the guest switched its write cache {}", self.name, if on { "on" } else { "off" });
+        let running = self.stop_all();
+        self.write_cache = on;
+        if let Some(region) = &self.inflight {
+            region.note_write_cache(on);
+        }
+        self.update_flushed();
+        let flushed = if on { Ok(()) } else { self.flush() };
+        self.start_all(&running)?;
+        flushed
+    }
+
+    fn flush(&mut self) -> Result<(), Refused> {
+        self.control.submit(Request {
+            token: Token(0),
+            operation: Operation::Flush(FlushKind::Order),
+            sector: Sector(0),
+            sectors: 0,
+            buffers: Buffers::empty(),
+        });
+        let mut completions = Vec::new();
+        loop {
+            self.control.dispatch();
+            self.control.reap(&mut completions);
+            if let Some(completion) = completions.pop() {
+                return completion.result.map_err(|e| Refused(format!("the flush failed: {e}")));
+            }
+            self.control.wait(&[], None).map_err(|e| Refused(format!("the flush failed: {e}")))?;
+        }
+    }
+
+    /// The cache rule: without a negotiated FLUSH, or with the cache off, every write completes as if flushed.
+    fn update_flushed(&self) {
+        let flushed = !self.write_cache || !self.features.flush();
+        self.flushed.store(flushed, Ordering::Release);
+        self.stats.set_flushed_writes(flushed);
+    }
+
+    /// Stops one queue and remembers where it was. Returns whether it ran.
+    fn halt(&mut self, index: usize) -> bool {
+        let Some(worker) = self.workers.get_mut(index) else { return false };
+        let Some((next_avail, ended)) = worker.stop() else { return false };
+        self.queues[index].base = next_avail;
+        if let Ended::Broken(_) = ended {
+            if let Some(err) = &self.queues[index].err {
+                err.notify();
+            }
+        }
+        true
+    }
+
+    /// Stops all queues; nothing is in flight afterwards. Returns which ran.
+    pub fn stop_all(&mut self) -> Vec<usize> {
+        (0..self.workers.len()).filter(|index| self.halt(*index)).collect()
+    }
+
+    fn start_all(&mut self, queues: &[usize]) -> Result<(), Refused> {
+        queues.iter().try_for_each(|index| self.start(*index))
+    }
+
+    /// Starts a queue if everything it needs is there.
+    fn start(&mut self, index: usize) -> Result<(), Refused> {
+        let enabled_by_default = !self.features.protocol_features();
+        let queue = &self.queues[index];
+        let (Some(kick), Some(addresses)) = (&queue.kick, &queue.addresses) else { return Ok(()) };
+        if queue.size == 0 || !(queue.enabled || enabled_by_default) || self.workers[index].is_running() {
+            return Ok(());
+        }
+        let (kick, size) = (kick.clone(), queue.size);
+        let mut ring = Ring::new(&self.memory, addresses, size, self.features.event_idx())
+            .ok_or_else(|| Refused(format!("queue {index} lies outside guest memory or is misaligned")))?;
+        let inflight = match &self.inflight {
+            None => None,
+            Some(region) => Some(region.queue(index as u16, size).ok_or_else(|| {
+                Refused(format!("the in-flight region has no room for queue {index} of {size}"))
+            })?),
+        };
+        let recovered = inflight
+            .as_ref()
+            .map(|i| i.recover(ring.used_idx()))
+            .transpose()
+            .map_err(|e| Refused(e.to_string()))?;
+        let (next_avail, resubmit) = match recovered {
+            Some(recovered) => (recovered.next_avail.unwrap_or(queue.base), recovered.resubmit),
+            None => (queue.base, Vec::new()),
+        };
+        if !resubmit.is_empty() {
+            info!("{}: queue {index}: {} requests in flight are submitted again", self.name, resubmit.len());
+        }
+        ring.set_next_avail(next_avail);
+        self.workers[index].run(Run {
+            name: format!("{} queue {index}", self.name),
+            ring,
+            memory: Arc::clone(&self.memory),
+            inflight,
+            resubmit,
+            kick,
+            call: Arc::clone(&queue.call),
+            shape: Shape::new(self.disk.geometry(), self.features, self.disk.serial()),
+            flushed: Arc::clone(&self.flushed),
+            spin: Duration::from_micros(u64::from(self.options.spin_us)),
+        });
+        Ok(())
+    }
+
+    /// Without in-flight tracking by the peer, a keeper's region does the same; call before the first queue starts.
+    pub fn ensure_own_inflight(&mut self) {
+        let (None, Some(keep)) = (&self.inflight, self.options.keep.clone()) else { return };
+        let (queues, size) = (self.options.queues, self.options.queue_size_max);
+        let kept = self.new_inflight(queues, size).map_err(|e| e.to_string()).and_then(|(file, len)| {
+            let fd = OwnedFd::from(file);
+            let value = [u64::from(queues), u64::from(size), len].map(u64::to_le_bytes).concat();
+            let key = format!("{}/session/own-inflight", self.name);
+            keep.put(&key, &value, &[std::os::fd::AsFd::as_fd(&fd)]).map_err(|e| e.to_string())?;
+            self.set_inflight(fd.into(), 0, len, queues, size).map_err(|e| e.to_string())
+        });
+        if let Err(reason) = kept {
+            warn!("{}: requests in flight will not survive this process: {reason}", self.name);
+        }
+    }
+
+    /// Takes a keeper's region of an earlier daemon.
+    pub fn adopt_own_inflight(&mut self, value: &[u8], fd: OwnedFd) -> Result<(), Refused> {
+        let malformed = || Refused::from("the keeper's note about the in-flight region is malformed");
+        let number = |n: usize| {
+            let bytes = value.get(8 * n..8 * n + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let small = |n: usize| number(n).and_then(|n| u16::try_from(n).ok()).ok_or_else(malformed);
+        self.set_inflight(fd.into(), 0, number(2).ok_or_else(malformed)?, small(0)?, small(1)?)
+    }
+
+    /// The position of a queue in the VMM's address space.
+    pub fn set_addresses(
+        &mut self,
+        index: u32,
+        descriptors: u64,
+        available: u64,
+        used: u64,
+    ) -> Result<(), Refused> {
+        let addresses = RingAddresses {
+            descriptors: UserAddress(descriptors),
+            available: UserAddress(available),
+            used: UserAddress(used),
+        };
+        let was_running = self.halt(index as usize);
+        self.queue(index)?.addresses = Some(addresses);
+        if was_running {
+            self.start(index as usize)?;
+        }
+        Ok(())
+    }
+}
+
+fn forget(region: &Option<InflightRegion>, index: u16) {
+    if let Some(queue) = region.as_ref().and_then(|r| r.queue(index, r.queue_size)) {
+        queue.forget();
+    }
+}

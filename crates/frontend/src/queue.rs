@@ -1,0 +1,400 @@
+//! One virtqueue at work: fetch → submit → dispatch → reap → answer, in batches.
+//!
+//! ```text
+//! available ring ─fetch─► mark in flight ─► walk, classify ─► lane.submit
+//!                                               │ bad request        │ dispatch, reap
+//! interrupt? ◄─ publish one used index ◄─ link, used element ◄─ status byte
+//!                     └─► unmark in flight
+//! ```
+//!
+//! Outcomes of a crash: see [`crate::inflight`]. A request is marked before anything is done with it and unmarked
+//! only after the driver can see its answer.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use afterimage_block::{Completion, Lane, Request, Token};
+use tracing::warn;
+
+use crate::chain::Chain;
+use crate::inflight::Inflight;
+use crate::memory::GuestMemory;
+use crate::notify::{Call, Kick, Wake};
+use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
+use crate::ring::{Ring, RingFault};
+use crate::stats::{QueueStats, RequestKind};
+
+/// How often a queue without a kick descriptor looks at its ring.
+const POLLING_PERIOD: Duration = Duration::from_micros(200);
+/// Failed requests logged per start of a queue; the counters tell the rest.
+const LOGGED_FAILURES: u32 = 8;
+
+/// The call descriptor, which the peer may change while the queue runs.
+pub(crate) type CallSlot = Arc<Mutex<Option<Call>>>;
+
+/// Everything a queue needs to run.
+pub(crate) struct Run {
+    pub name: String,
+    pub ring: Ring,
+    pub memory: Arc<GuestMemory>,
+    pub inflight: Option<Inflight>,
+    /// Heads that a dead daemon had fetched and not answered, oldest first.
+    pub resubmit: Vec<u16>,
+    pub kick: Option<Arc<Kick>>,
+    pub call: CallSlot,
+    pub shape: Shape,
+    /// Writes complete as if flushed.
+    pub flushed: Arc<AtomicBool>,
+    pub spin: Duration,
+}
+
+/// Why a queue no longer runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It was asked to.
+    Stopped,
+    /// The driver broke the ring's rules, or the lane failed.
+    Broken(String),
+    /// A page of guest memory is gone.
+    MemoryGone,
+}
+
+/// A request between fetch and publication.
+#[derive(Clone, Copy)]
+struct Slot {
+    busy: bool,
+    /// Lane requests not yet completed.
+    pending: u16,
+    status: u8,
+    kind: RequestKind,
+    bytes: u64,
+    written: u32,
+    status_at: u64,
+    since: Instant,
+}
+
+pub(crate) struct Queue<'a> {
+    run: Run,
+    lane: &'a mut dyn Lane,
+    stats: &'a QueueStats,
+    slots: Vec<Slot>,
+    chain: Chain,
+    ranges: Vec<Range>,
+    completions: Vec<Completion>,
+    answered: Vec<u16>,
+    counter: u64,
+    logged: u32,
+}
+
+impl<'a> Queue<'a> {
+    pub fn new(run: Run, lane: &'a mut dyn Lane, stats: &'a QueueStats) -> Self {
+        // A handle of its own, so that no two queues count references on one cache line.
+        let memory = Arc::new(GuestMemory::clone(&run.memory));
+        let idle = Slot {
+            busy: false,
+            pending: 0,
+            status: S_OK,
+            kind: RequestKind::Other,
+            bytes: 0,
+            written: 0,
+            status_at: 0,
+            since: Instant::now(),
+        };
+        Self {
+            slots: vec![idle; usize::from(run.ring.size())],
+            chain: Chain::new(&memory),
+            ranges: Vec::new(),
+            completions: Vec::new(),
+            answered: Vec::new(),
+            counter: 0,
+            logged: 0,
+            run,
+            lane,
+            stats,
+        }
+    }
+
+    /// The next entry of the available ring.
+    pub fn next_avail(&self) -> u16 {
+        self.run.ring.next_avail()
+    }
+
+    /// Serves until `stopping` is set (and `wake` rung), then until nothing is in flight.
+    pub fn serve(&mut self, stopping: &AtomicBool, wake: &Wake) -> Ended {
+        let ended = self.work(stopping, wake);
+        let quiesced = self.quiesce();
+        match (ended, quiesced) {
+            (Ended::Stopped, ended) | (ended, Ended::Stopped) => ended,
+            (_, Ended::MemoryGone) => Ended::MemoryGone,
+            (ended, _) => ended,
+        }
+    }
+
+    fn work(&mut self, stopping: &AtomicBool, wake: &Wake) -> Ended {
+        // Whoever served this ring before may have died between publication and interrupt.
+        self.notify();
+        self.run.ring.disable_kicks();
+        if let Err(ended) = self.resubmit() {
+            return ended;
+        }
+        while !stopping.load(Ordering::Acquire) {
+            match self.turn() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(ended) => return ended,
+            }
+            if self.spin_found_work() || self.run.ring.enable_kicks() {
+                self.run.ring.disable_kicks();
+                continue;
+            }
+            let waited = match &self.run.kick {
+                Some(kick) => self.lane.wait(&[kick.as_fd(), wake.as_fd()], None),
+                None => self.lane.wait(&[wake.as_fd()], Some(POLLING_PERIOD)),
+            };
+            if let Err(error) = waited {
+                return Ended::Broken(format!("waiting for the disk failed: {error}"));
+            }
+            self.run.ring.disable_kicks();
+            self.lane.reap(&mut self.completions);
+            // A wake-up by a completion alone leaves the kick descriptor alone: one system call less.
+            if self.completions.is_empty() || self.run.ring.has_available() {
+                if let Some(kick) = &self.run.kick {
+                    if kick.clear() {
+                        self.stats.kicked();
+                    }
+                }
+            }
+        }
+        Ended::Stopped
+    }
+
+    /// One batch. Returns whether there was anything to do.
+    fn turn(&mut self) -> Result<bool, Ended> {
+        let fetched = match self.fetch() {
+            Ok(fetched) => fetched,
+            Err(fault) => {
+                self.settle()?;
+                return Err(Ended::Broken(fault.to_string()));
+            }
+        };
+        if fetched {
+            self.lane.dispatch();
+        }
+        self.lane.reap(&mut self.completions);
+        let reaped = !self.completions.is_empty();
+        self.settle()?;
+        Ok(fetched || reaped)
+    }
+
+    fn spin_found_work(&mut self) -> bool {
+        if self.run.spin.is_zero() {
+            return false;
+        }
+        let start = Instant::now();
+        while start.elapsed() < self.run.spin {
+            self.lane.reap(&mut self.completions);
+            if !self.completions.is_empty() || self.run.ring.has_available() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    fn resubmit(&mut self) -> Result<(), Ended> {
+        let heads = std::mem::take(&mut self.run.resubmit);
+        if heads.is_empty() {
+            return Ok(());
+        }
+        self.stats.resubmitted(heads.len() as u64);
+        let now = Instant::now();
+        for head in heads {
+            self.begin(head, now);
+        }
+        self.lane.dispatch();
+        self.lane.reap(&mut self.completions);
+        self.settle()
+    }
+
+    fn fetch(&mut self) -> Result<bool, RingFault> {
+        let mut now = None;
+        for _ in 0..self.run.ring.size() {
+            let Some(head) = self.run.ring.fetch()? else { break };
+            if self.slots[usize::from(head)].busy {
+                return Err(RingFault::HeadBusy { head });
+            }
+            self.begin(head, *now.get_or_insert_with(Instant::now));
+        }
+        Ok(now.is_some())
+    }
+
+    fn begin(&mut self, head: u16, now: Instant) {
+        if let Some(inflight) = &self.run.inflight {
+            inflight.fetched(head, self.counter);
+        }
+        self.counter += 1;
+        let indirect = self.run.shape.features.indirect();
+        self.chain.walk(&self.run.memory, self.run.ring.descriptors(), head, indirect);
+        let flushed = self.run.flushed.load(Ordering::Relaxed);
+        let verdict = classify(&self.chain, &self.run.shape, flushed, &mut self.ranges);
+        let slot = &mut self.slots[usize::from(head)];
+        *slot = Slot {
+            busy: true,
+            pending: 0,
+            status: S_OK,
+            kind: RequestKind::Other,
+            bytes: 0,
+            // A walked chain's total is below 4 GiB.
+            written: self.chain.writable.len() as u32,
+            status_at: self.chain.status.map_or(0, |at| at.0),
+            since: now,
+        };
+        match verdict {
+            Verdict::Submit { kind, operation, sector, sectors, buffers } => {
+                slot.kind = kind;
+                slot.bytes = buffers.len() as u64;
+                slot.pending = 1;
+                self.lane.submit(Request { token: token(head, 0), operation, sector, sectors, buffers });
+            }
+            Verdict::Ranges { kind } => {
+                slot.kind = kind;
+                slot.bytes = self.ranges.iter().map(|r| r.sectors * 512).sum();
+                slot.pending = self.ranges.len() as u16;
+                for (part, range) in self.ranges.drain(..).enumerate() {
+                    self.lane.submit(Request {
+                        token: token(head, part),
+                        operation: range.operation,
+                        sector: range.sector,
+                        sectors: range.sectors,
+                        buffers: afterimage_block::Buffers::empty(),
+                    });
+                }
+            }
+            Verdict::Answer { kind, status } => {
+                slot.kind = kind;
+                slot.status = status;
+                let fault = self.chain.fault;
+                self.log_failure(status, &fault);
+                self.answer(head, now);
+            }
+            Verdict::Unanswerable => {
+                slot.status = S_IOERR;
+                slot.written = 0;
+                let fault = self.chain.fault;
+                self.log_failure(S_IOERR, &fault);
+                self.answer(head, now);
+            }
+        }
+    }
+
+    /// Takes in what was reaped and publishes everything answered.
+    fn settle(&mut self) -> Result<(), Ended> {
+        if !self.completions.is_empty() {
+            let now = Instant::now();
+            let mut completions = std::mem::take(&mut self.completions);
+            for completion in completions.drain(..) {
+                self.complete(completion, now);
+            }
+            self.completions = completions;
+        }
+        self.publish()
+    }
+
+    fn complete(&mut self, completion: Completion, now: Instant) {
+        let head = completion.token.0 as u16;
+        let slot = &mut self.slots[usize::from(head)];
+        assert!(slot.busy && slot.pending > 0, "a lane completed a request that it was not given");
+        slot.pending -= 1;
+        let pending = slot.pending;
+        if let Err(error) = completion.result {
+            slot.status = status_of(error.kind());
+            self.log_failure(S_IOERR, &Some(error));
+        }
+        if pending == 0 {
+            self.answer(head, now);
+        }
+    }
+
+    fn answer(&mut self, head: u16, now: Instant) {
+        let slot = &self.slots[usize::from(head)];
+        if slot.written > 0 {
+            self.run.memory.store_u8(crate::memory::GuestAddress(slot.status_at), slot.status);
+        }
+        let latency = now.saturating_duration_since(slot.since);
+        self.stats.answered(slot.kind, slot.bytes, latency, slot.status == S_OK);
+        let written = slot.written;
+        if let Some(inflight) = &self.run.inflight {
+            inflight.answered(head);
+        }
+        self.run.ring.push_used(head, written);
+        self.answered.push(head);
+    }
+
+    fn publish(&mut self) -> Result<(), Ended> {
+        if self.run.memory.poisoned() || self.run.inflight.as_ref().is_some_and(Inflight::poisoned) {
+            return Err(Ended::MemoryGone);
+        }
+        if self.answered.is_empty() {
+            return Ok(());
+        }
+        let index = self.run.ring.publish();
+        for head in &self.answered {
+            self.slots[usize::from(*head)].busy = false;
+        }
+        if let Some(inflight) = &self.run.inflight {
+            inflight.published(self.answered.drain(..), index);
+        }
+        self.answered.clear();
+        self.stats.batched();
+        if self.run.ring.wants_interrupt() {
+            self.notify();
+        }
+        Ok(())
+    }
+
+    fn notify(&self) {
+        if let Some(call) = &*self.run.call.lock().unwrap_or_else(PoisonError::into_inner) {
+            call.notify();
+            self.stats.interrupted();
+        }
+    }
+
+    /// Returns when the lane holds nothing of this queue any more.
+    fn quiesce(&mut self) -> Ended {
+        let mut ended = Ended::Stopped;
+        self.lane.dispatch();
+        loop {
+            self.lane.reap(&mut self.completions);
+            if let Err(worse) = self.settle() {
+                ended = worse;
+            }
+            if self.lane.in_flight() == 0 {
+                break;
+            }
+            if let Err(error) = self.lane.wait(&[], None) {
+                // The buffers stay owned by the requests; only the answers are lost.
+                return Ended::Broken(format!("waiting for the disk failed: {error}"));
+            }
+        }
+        self.run.ring.enable_kicks();
+        ended
+    }
+
+    fn log_failure(&mut self, status: u8, reason: &Option<impl std::fmt::Display>) {
+        if status == S_OK || self.logged == LOGGED_FAILURES {
+            return;
+        }
+        self.logged += 1;
+        let name = &self.run.name;
+        match reason {
+            Some(reason) => warn!("{name}: a request failed: {reason}"),
+            None => warn!("{name}: a request was refused: out of range, malformed or unsupported"),
+        }
+    }
+}
+
+fn token(head: u16, part: usize) -> Token {
+    Token(u64::from(head) | (part as u64) << 16)
+}
