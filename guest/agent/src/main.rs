@@ -20,6 +20,7 @@ mod record;
 mod report;
 mod sys;
 mod verify;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,9 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   verify DIR                          which records are present, intact, torn, out of order\n\
   fsync-bench FILE [--count N] [--size BYTES] [--name NAME]\n\
             latency of fsync after each write\n\
+  workload-prepare NAME DIR [--files N] [--seed N]\n\
+  workload NAME DIR [--files N] [--seed N] [--seconds T] [--threads N]\n\
+            filebench's varmail, fileserver or webserver on the prepared files\n\
   say JSON                            report one line to the host\n\
   write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\
   drop-caches                         write back and forget the page cache\n\
@@ -46,6 +50,8 @@ fn main() -> ExitCode {
         Some("ack-write") => ack::run(arguments),
         Some("verify") => verify::run(arguments),
         Some("fsync-bench") => bench::run(arguments),
+        Some("workload-prepare") => workload::prepare(arguments),
+        Some("workload") => workload::run(arguments),
         Some("say") => report::say(arguments),
         Some("write-back") => machine::write_back(arguments),
         Some("drop-caches") => machine::drop_caches(arguments),

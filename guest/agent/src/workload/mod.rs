@@ -1,0 +1,128 @@
+//! Workloads that no packaged program offers: filebench's personalities.
+//!
+//! ```text
+//!   workload-prepare (on the host, into a folder that becomes a file system) ─► the files that exist at the start
+//!   workload         (in the guest) threads × passes until the time is over ─► one report
+//! ```
+//! Both derive the file set from name, number of files and seed, so they agree without a file between them.
+
+mod fileset;
+mod personality;
+mod random;
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::Path;
+
+use crate::args::{invalid, Arguments};
+use crate::report::Report;
+use crate::sys;
+
+use fileset::FileSet;
+use personality::{Personality, Tally, Worker, IO_BYTES};
+use random::Random;
+
+struct Plan {
+    name: String,
+    personality: Personality,
+    directory: String,
+    set: FileSet,
+    seed: u64,
+}
+
+fn plan(arguments: &mut Arguments) -> io::Result<Plan> {
+    let name = arguments.word("the personality")?;
+    let directory = arguments.word("the directory to work in")?;
+    let files = arguments.number("files")?;
+    let seed = arguments.number("seed")?.unwrap_or(1);
+    let personality = Personality::named(&name)
+        .ok_or_else(|| invalid(format!("'{name}' is none of varmail, fileserver, webserver")))?;
+    let mut shape = personality.shape();
+    if let Some(files) = files {
+        shape.files = u32::try_from(files).map_err(|_| invalid(format!("--files {files} is too many")))?;
+    }
+    let set = FileSet::open(Path::new(&directory), shape, seed);
+    Ok(Plan { name, personality, directory, set, seed })
+}
+
+/// `workload-prepare`: makes the files that exist at the start.
+pub fn prepare(mut arguments: Arguments) -> io::Result<()> {
+    let plan = plan(&mut arguments)?;
+    arguments.finish()?;
+    plan.set.prepare(&content(plan.seed))
+}
+
+/// Bytes that neither compress nor count as zeroes.
+fn content(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed ^ 0x636f_6e74_656e_7421);
+    (0..IO_BYTES / 8).flat_map(|_| random.word().to_le_bytes()).collect()
+}
+
+/// `workload`: runs a prepared personality for a time.
+pub fn run(mut arguments: Arguments) -> io::Result<()> {
+    let plan = plan(&mut arguments)?;
+    let seconds = arguments.number("seconds")?.unwrap_or(10);
+    let threads = arguments.number("threads")?.unwrap_or_else(|| plan.personality.threads()).max(1);
+    let report = Report::open(&mut arguments)?;
+    arguments.finish()?;
+    if plan.set.present() <= threads as usize {
+        return Err(invalid(format!(
+            "{} holds {} files, too few for {threads} threads: run workload-prepare with the same --files first",
+            plan.directory,
+            plan.set.present()
+        )));
+    }
+    let log_path = Path::new(&plan.directory).join("log");
+    let log = OpenOptions::new().append(true).create(true).open(log_path)?;
+    let content = content(plan.seed);
+
+    let start_ns = sys::monotonic_ns();
+    let end_ns = start_ns.saturating_add(seconds.saturating_mul(1_000_000_000));
+    let mut total = Tally::default();
+    let mut failure = None;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let mut worker = Worker {
+                    set: &plan.set,
+                    log: &log,
+                    random: Random::new(plan.seed.wrapping_add((thread + 1) << 32)),
+                    content: &content,
+                    buffer: vec![0; IO_BYTES],
+                    tally: Tally::default(),
+                };
+                let personality = plan.personality;
+                scope.spawn(move || {
+                    while sys::monotonic_ns() < end_ns {
+                        worker.pass(personality)?;
+                    }
+                    Ok::<Tally, io::Error>(worker.tally)
+                })
+            })
+            .collect();
+        for worker in workers {
+            match worker.join() {
+                Ok(Ok(tally)) => total.merge(tally),
+                Ok(Err(error)) => failure = Some(error),
+                Err(_) => failure = Some(io::Error::other("a worker thread died")),
+            }
+        }
+    });
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    let elapsed_ns = sys::monotonic_ns() - start_ns;
+    report.line(&format!(
+        "{{\"agent\":\"workload\",\"name\":\"{}\",\"threads\":{threads},\"operations\":{},\"passes\":{},\
+         \"reads\":{},\"writes\":{},\"read_bytes\":{},\"write_bytes\":{},\"elapsed_ns\":{elapsed_ns},\
+         \"fsync\":{{{}}}}}",
+        plan.name,
+        total.operations,
+        total.passes,
+        total.reads,
+        total.writes,
+        total.read_bytes,
+        total.write_bytes,
+        total.fsyncs.json_fields()
+    ))
+}
