@@ -80,6 +80,13 @@ impl Core {
     }
 }
 
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Every lane and medium is gone, and each waited for its I/O.
+        crate::lock::release(&self.file);
+    }
+}
+
 /// Tells a flush whether anything was written since the last sync.
 ///
 /// ```text

@@ -68,6 +68,16 @@ pub(crate) fn take(file: &File, path: &Path, read_only: bool, wait: Duration) ->
     }
 }
 
+/// Gives both locks back. Only for an image that nobody does I/O on any more; closing the descriptor would not do while
+/// a child process that was just forked still holds a copy, or the kernel takes a ring apart.
+pub(crate) fn release(file: &File) {
+    let released = ofd(file, libc::F_UNLCK, 0, 0).map(|_| ());
+    let released = released.and(flock(file, FlockOperation::NonBlockingUnlock).map_err(io::Error::from));
+    if let Err(error) = released {
+        tracing::debug!(%error, "giving an image's locks back");
+    }
+}
+
 fn in_use(path: &Path, holder: String) -> Result<(), OpenError> {
     Err(OpenError::InUse { path: path.to_owned(), holder })
 }

@@ -127,13 +127,3 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 }
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // The kernel takes a closed ring apart some time later. The file's locks must not wait for that: whoever opens
-        // the image next would find it in use.
-        if let Err(error) = self.ring.submitter().unregister_files() {
-            tracing::debug!(%error, "unregistering the image from its ring");
-        }
-    }
-}
