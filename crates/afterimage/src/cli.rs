@@ -24,26 +24,18 @@ pub struct Cli {
     pub logging: Logging,
 }
 
-/// One subcommand each.
+/// One subcommand each; its help is the documentation of its arguments.
 #[derive(Subcommand, Debug)]
+#[allow(missing_docs)]
 pub enum Command {
-    /// Create an empty disk image
     Create(create::Args),
-    /// Serve one guest's disks to a VMM over vhost-user-blk
     Serve(Box<serve::Args>),
-    /// Check an image and its log, offline, without changing anything
     Check(check::Args),
-    /// Bring an image to its last consistent state, offline, and remove its log
     Recover(recover::Args),
-    /// Describe an image and its log without changing anything
     Inspect(inspect::Args),
-    /// Talk to a running `serve` through its control socket
     Ctl(ctl::Args),
-    /// Hold the guest's sockets while `serve` is restarted or upgraded
     Keep(keep::Args),
-    /// Boot a real guest on served disks
     Guest(guest::Args),
-    /// Write the manual pages
     #[command(hide = true)]
     Man(man::Args),
 }
@@ -54,8 +46,15 @@ pub struct Logging {
     /// Log more to stderr: -v for debug messages, -vv for everything. RUST_LOG overrides it
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
-    /// How log messages look
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, global = true)]
+    /// How log messages look: text or json
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t = LogFormat::Text,
+        hide_possible_values = true,
+        global = true
+    )]
     pub log_format: LogFormat,
 }
 
@@ -71,7 +70,8 @@ pub enum LogFormat {
 const EXAMPLES: &str = "\
 Examples:
   afterimage create disk.img 10G
-  afterimage serve --disk disk.img,socket=/tmp/disk.sock --survives power-window=50ms --control /tmp/ctl.sock
+  afterimage serve --disk disk.img,socket=/tmp/disk.sock --survives power-window=50ms \\
+    --control /tmp/ctl.sock
   qemu-system-x86_64 -M q35,memory-backend=mem \\
     -object memory-backend-memfd,id=mem,size=1G,share=on \\
     -chardev socket,id=c0,path=/tmp/disk.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use crate::failure::Failure;
 
-/// Checks an image and its redo log without changing anything: whether they belong together and whether every record of
-/// the log is whole. The image must not be served meanwhile.
+/// Check an image and its redo log, offline, without changing anything
+///
+/// Says whether they belong together and whether every record of the log is whole. The image must not be served
+/// meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log

@@ -7,7 +7,9 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::units::{parse_disk_size, show_bytes};
 
-/// Creates an empty raw image: sparse, so that it takes space only as it is written. An existing file is never touched.
+/// Create an empty disk image
+///
+/// The image is raw and sparse: it takes space only as it is written. An existing file is never touched.
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Examples:\n  afterimage create disk.img 10G\n  afterimage create small.img 512M --json"

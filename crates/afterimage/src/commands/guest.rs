@@ -7,7 +7,7 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 
-/// Boots a real guest on served disks.
+/// Boot a real guest on served disks
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(subcommand)]

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use crate::failure::Failure;
 
-/// Describes an image and its redo log without changing anything: what the log holds, and whether the file may be copied
-/// as it is.
+/// Describe an image and its redo log without changing anything
+///
+/// Says what the log holds, and whether the image may be copied as it is.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log

@@ -34,8 +34,9 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// Exit status of a Rust program that panicked.
 const PANIC_STATUS: i32 = 101;
 
-/// Runs `serve` and holds the guests' sockets, so that the daemon can die or be replaced without the guests noticing more
-/// than a delay.
+/// Hold the guests' sockets while `serve` is restarted or upgraded
+///
+/// Runs `serve`, which can then die or be replaced without the guests noticing more than a delay.
 ///
 /// SIGHUP hands over: the running daemon ends in order and a new one, from the program file as it is now, goes on with
 /// the same guests: an upgrade. SIGTERM and SIGINT end the daemon in order, and `keep` with it.
@@ -56,7 +57,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   afterimage keep --restart -- serve --disk disk.img,socket=/tmp/disk.sock
-  kill -HUP $(pidof -s afterimage)         after an upgrade of the program: go on with the new one";
+  systemctl reload afterimage@guest   (or kill -HUP, to keep) after an upgrade: go on with the new program";
 
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {

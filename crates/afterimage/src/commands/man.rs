@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use crate::cli::Cli;
 use crate::failure::Failure;
 
-/// Writes one manual page for the program and one for each subcommand.
+/// Write one manual page for the program and one for each subcommand
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Where the pages go

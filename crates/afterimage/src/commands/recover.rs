@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use crate::failure::Failure;
 
-/// Brings an image to its last consistent state: complete records of its redo log go home, a torn end is dropped, and the
-/// log is removed. `serve` does the same by itself; this is for using the image with other tools. The image must not be
-/// served meanwhile.
+/// Bring an image to its last consistent state, offline, and remove its redo log
+///
+/// Complete records of the log go home, a torn end is dropped. `serve` does the same by itself; this is for using the
+/// image with other tools. The image must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log

@@ -7,7 +7,9 @@ use crate::serve::daemon;
 use crate::serve::disk_spec::DiskSpec;
 use crate::serve::settings::Settings;
 
-/// Serves one guest's disks over vhost-user-blk, in the foreground, until SIGTERM, SIGINT or `ctl stop`.
+/// Serve one guest's disks to a VMM over vhost-user-blk
+///
+/// Serves in the foreground until SIGTERM, SIGINT or `ctl stop`; then everything is brought home and synced.
 ///
 /// What an acknowledged guest flush survives is chosen with --survives:
 ///

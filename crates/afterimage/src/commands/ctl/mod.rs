@@ -17,7 +17,7 @@ use crate::units::parse_duration;
 /// How long a daemon may take for an answer that needs no storage.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Talks to a running `serve` through its control socket.
+/// Talk to a running `serve` through its control socket
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -33,9 +33,9 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   afterimage ctl /tmp/ctl.sock status
-  afterimage ctl /tmp/ctl.sock flush                       prints the sequence number that is durable now
+  afterimage ctl /tmp/ctl.sock flush
   afterimage ctl /tmp/ctl.sock wait 4711 --timeout 1s
-  afterimage ctl /tmp/ctl.sock copy /backup                a consistent copy of every image of the group
+  afterimage ctl /tmp/ctl.sock copy /backup
   afterimage ctl /tmp/ctl.sock pause -- cp --sparse=always disk.img backup.img";
 
 #[derive(Subcommand, Debug)]

@@ -1,0 +1,222 @@
+//! Every wrong request is answered with one sentence and touches nothing.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+
+use common::{folder, refused, run, succeeds, Daemon};
+
+/// What a folder holds, to prove that nothing was touched.
+fn content(dir: &std::path::Path) -> Vec<(String, u64, std::time::SystemTime)> {
+    let mut all: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap())
+        .map(|e| {
+            let found = e.metadata().unwrap();
+            (e.file_name().into_string().unwrap(), found.len(), found.modified().unwrap())
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn usage_errors_end_with_status_2() {
+    let dir = folder(&[("a.img", "1M"), ("b.img", "1M")]);
+    std::fs::hard_link(dir.path().join("a.img"), dir.path().join("same.img")).unwrap();
+    let before = content(dir.path());
+    let long = format!("/{}", "x".repeat(120));
+    let long_disk = format!("a.img,socket={long}");
+    for (args, parts) in [
+        (&["serve"][..], &["no disk to serve", "--disk FILE"][..]),
+        (&["serve", "--disk", "a.img", "--survives", "poweroff"], &["poweroff", "power-window"]),
+        (&["serve", "--disk", "a.img", "--survives", "power-window"], &["power-window=50ms"]),
+        (&["serve", "--disk", "a.img", "--survives", "power-window=0ms"], &["power-window=0ms"]),
+        (&["serve", "--disk", "a.img", "--cache", "fast"], &["fast", "writeback", "--survives"]),
+        (
+            &["serve", "--disk", "a.img", "--cache", "unsafe", "--survives", "power"],
+            &["guest-crash", "leave one"],
+        ),
+        (
+            &["serve", "--disk", "a.img", "--cache", "writeback", "--survives", "power-window=50ms"],
+            &["power-window=50ms", "leave one"],
+        ),
+        (
+            &["serve", "--disk", "a.img,direct=on", "--survives", "guest-crash"],
+            &["a.img", "direct=on", "page cache"],
+        ),
+        (&["serve", "--disk", "a.img,colour=red"], &["colour", "socket=PATH"]),
+        (&["serve", "--disk", "a.img,serial=123456789012345678901"], &["20 printable"]),
+        (&["serve", "--disk", "a.img", "--disk", "./a.img"], &["same"]),
+        (&["serve", "--disk", "a.img", "--disk", "same.img"], &["same.img", "same image"]),
+        (&["serve", "--disk", "a.img,socket=s", "--disk", "b.img,socket=s"], &["each its own path"]),
+        (&["serve", "--disk", "a.img,socket=s", "--control", "s"], &["the control socket"]),
+        (&["serve", "--disk", "a.img,socket=a.img"], &["is an image"]),
+        (&["serve", "--disk", &long_disk], &["at most 107"]),
+        (&["serve", "--disk", "a.img", "--control", &long], &["the control socket", "at most 107"]),
+        (&["serve", "--disk", "a.img", "--blk-file", "b.img"], &["--blk-file and --disk"]),
+        (&["serve", "--disk", "a.img", "--disk", "b.img", "--socket-path", "s"], &["for one disk"]),
+        (&["serve", "--blk-file", "a.img", "--socket-path", "s", "--fd", "5"], &["cannot be used with"]),
+        (&["serve", "--blk-file", "a.img", "--fd", "77"], &["77", "not open"]),
+        (&["serve", "--disk", "a.img", "--queues", "0"], &["1 to 64"]),
+        (&["serve", "--disk", "a.img", "--queues", "65"], &["1 to 64"]),
+        (&["serve", "--disk", "a.img", "--log-max", "1M"], &["16777216"]),
+        (&["serve", "--disk", "a.img", "--log-max", "lots"], &["--log-max", "lots"]),
+        (&["serve", "--disk", "a.img", "--metrics", "here"], &["127.0.0.1:9150"]),
+        (&["serve", "--disk", "a.img", "--sandbox", "maybe"], &["auto, off or require"]),
+        (&["create", "c.img", "8E"], &["too large"]),
+        (&["create", "c.img", "99999999999999999999G"], &["too large"]),
+        (&["create", "c.img", "1000"], &["multiple of 512"]),
+        (&["create", "c.img", "0"], &["at least 512"]),
+        (&["create", "c.img"], &["SIZE"]),
+        (&["ctl", "s", "pause", "--for", "soon"], &["soon", "duration"]),
+        (&["keep", "--", "status"], &["keep -- serve"]),
+        (&["launch"], &["launch"]),
+    ] {
+        refused(dir.path(), args, 2, parts);
+    }
+    assert_eq!(content(dir.path()), before);
+}
+
+#[test]
+fn what_is_not_an_image_is_refused_with_advice() {
+    let dir = folder(&[("a.img", "1M")]);
+    std::fs::write(dir.path().join("q.img"), [&b"QFI\xfb\0\0\0\x03"[..], &[0; 1016]].concat()).unwrap();
+    std::fs::write(dir.path().join("odd.img"), [1; 700]).unwrap();
+    std::fs::write(dir.path().join("empty.img"), []).unwrap();
+    let before = content(dir.path());
+    for (args, parts) in [
+        (&["serve", "--disk", "none.img"][..], &["none.img", "does not exist", "afterimage create"][..]),
+        (&["serve", "--disk", "q.img"], &["q.img", "qcow2", "qemu-img convert"]),
+        (&["serve", "--disk", "odd.img"], &["odd.img", "700", "512"]),
+        (&["serve", "--disk", "empty.img"], &["empty.img"]),
+        (&["serve", "--disk", "."], &["directory"]),
+        (&["serve", "--disk", "/dev/null"], &["/dev/null", "character device"]),
+        (&["create", "a.img", "1M"], &["a.img exists already"]),
+        (&["create", "no/where.img", "1M"], &["no/where.img"]),
+        (&["serve", "--disk", "a.img,socket=no/where.sock"], &["no/where.sock", "folder"]),
+        (&["serve", "--disk", "a.img,socket=q.img"], &["q.img", "not a socket"]),
+        (&["check", "none.img"], &["none.img"]),
+        (&["inspect", "none.img"], &["none.img"]),
+        (&["recover", "none.img"], &["none.img"]),
+        (&["ctl", "none.sock", "status"], &["none.sock", "--control"]),
+    ] {
+        refused(dir.path(), args, 1, parts);
+    }
+    assert_eq!(content(dir.path()), before);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_is_named_with_its_place() {
+    let dir = folder(&[("a.img", "1M")]);
+    let config = dir.path().join("c.toml");
+    for (text, parts) in [
+        ("[[disk]]\nfile = \"a.img\"\nspeed = 9\n", &["c.toml:3:1", "unknown field `speed`"][..]),
+        ("disks = [\n", &["c.toml:"]),
+        ("survives = \"always\"\n[[disk]]\nfile = \"a.img\"\n", &["c.toml", "survives", "always"]),
+        ("queues = 99\n[[disk]]\nfile = \"a.img\"\n", &["1 to 64"]),
+    ] {
+        std::fs::write(&config, text).unwrap();
+        refused(dir.path(), &["serve", "--config", "c.toml"], 2, parts);
+    }
+    refused(dir.path(), &["serve", "--config", "none.toml"], 2, &["none.toml", "No such file"]);
+    assert!(!dir.path().join("a.img.sock").exists());
+}
+
+#[test]
+fn a_second_daemon_on_the_image_or_the_socket_is_refused() {
+    let dir = folder(&[("a.img", "1M"), ("b.img", "1M")]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img,socket=s", "--control", "c"]);
+    let pid = daemon.pid().to_string();
+    refused(dir.path(), &["serve", "--disk", "a.img,socket=other"], 1, &["a.img", "in use", &pid]);
+    refused(
+        dir.path(),
+        &["serve", "--disk", "b.img,socket=s"],
+        1,
+        &["the socket s is in use by process", &pid],
+    );
+    refused(
+        dir.path(),
+        &["serve", "--disk", "b.img", "--control", "c"],
+        1,
+        &["the socket c is in use", &pid],
+    );
+    refused(dir.path(), &["recover", "a.img"], 1, &["a.img", "in use"]);
+    assert!(!dir.path().join("other").exists() && !dir.path().join("b.img.sock").exists());
+    // The one that runs is as well as before.
+    succeeds(dir.path(), &["ctl", "c", "status"]);
+    daemon.kill();
+    // Its socket files are stale now, and replaced.
+    assert!(dir.path().join("s").exists());
+    Daemon::serve(dir.path(), &["--disk", "b.img,socket=s", "--control", "c"]).terminate();
+    assert!(!dir.path().join("s").exists() && !dir.path().join("c").exists());
+}
+
+#[test]
+fn a_file_that_may_not_be_written_is_refused_unless_read_only_is_asked_for() {
+    let dir = folder(&[("a.img", "1M")]);
+    let image = dir.path().join("a.img");
+    std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o444)).unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let as_nobody = |args: &[&str]| {
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command.arg(program_for_everybody(dir.path())).args(args).current_dir(dir.path());
+        command
+    };
+    if !nix::unistd::geteuid().is_root() {
+        refused(dir.path(), &["serve", "--disk", "a.img"], 1, &["a.img", "read-only"]);
+        return;
+    }
+    let output = as_nobody(&["serve", "--disk", "a.img"]).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("a.img") && message.contains("read-only"), "{message}");
+    // Unprivileged and read-only it is served.
+    let daemon = Daemon::start(&mut as_nobody(&["serve", "--json", "--disk", "a.img,read-only"]));
+    assert_eq!(daemon.ready["disks"][0]["read_only"], true);
+    let guest = common::guest::Guest::connect(&dir.path().join("a.img.sock"));
+    assert!(guest.read_only());
+    drop(guest);
+    daemon.terminate();
+}
+
+/// A copy of the program where another user can reach it: a build folder may be private.
+fn program_for_everybody(dir: &std::path::Path) -> std::path::PathBuf {
+    let copy = dir.join("program");
+    if !copy.exists() {
+        std::fs::copy(env!("CARGO_BIN_EXE_afterimage"), &copy).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn qemu_conventions() {
+    let dir = folder(&[]);
+    for args in [&["--print-capabilities"][..], &["serve", "--print-capabilities", "--blk-file", "x"]] {
+        let value = common::json(dir.path(), args);
+        assert_eq!(value, serde_json::json!({"type": "block", "features": ["read-only", "blk-file"]}));
+    }
+    let output = run(dir.path(), &["--help"]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    assert!(String::from_utf8_lossy(&output.stdout).contains("Examples:"));
+    let help = succeeds(dir.path(), &["serve", "--help"]);
+    for part in ["power-window=50ms", "guest-crash", "at most the last 50 ms", "consistency group"] {
+        assert!(help.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn the_manual_pages_in_docs_are_those_of_this_program() {
+    let dir = folder(&[]);
+    succeeds(dir.path(), &["man", "."]);
+    let kept = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man");
+    let mut pages = 0;
+    for page in std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap()) {
+        let old = std::fs::read_to_string(kept.join(page.file_name())).unwrap_or_default();
+        let new = std::fs::read_to_string(page.path()).unwrap();
+        assert_eq!(old, new, "{:?} is out of date: run `afterimage man docs/man`", page.file_name());
+        pages += 1;
+    }
+    assert_eq!(std::fs::read_dir(kept).unwrap().count(), pages);
+}
