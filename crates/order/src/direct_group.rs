@@ -1,0 +1,142 @@
+//! The groups of `power` and `guest-crash`: several pass-through disks that pause, flush and close together.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_block::{BlockError, Disk, SequenceNumber};
+use afterimage_store::ImageStore;
+
+use crate::clock::SystemClock;
+use crate::events::Events;
+use crate::passthrough::{PassThroughDisk, Shared};
+use crate::redo::takeover::{bring_home, live_logs, refuse_read_only};
+use crate::{Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
+
+pub(crate) struct DirectGroup {
+    images: Vec<Arc<ImageStore>>,
+    disks: Vec<Arc<dyn Disk>>,
+    shared: Arc<Shared>,
+    events: Events,
+    contract: Contract,
+    replayed: Option<Replayed>,
+}
+
+impl DirectGroup {
+    pub(crate) fn open(images: Vec<Arc<ImageStore>>, options: &GroupOptions) -> Result<Self, OpenError> {
+        let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
+        let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock::default()));
+        let only_disk = images.len() == 1;
+        let disks = images
+            .iter()
+            .map(|image| {
+                let lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+                Arc::new(PassThroughDisk::new(lower, Arc::clone(&shared), only_disk)) as Arc<dyn Disk>
+            })
+            .collect();
+        Ok(Self { images, disks, shared, events: Events::default(), contract: options.contract, replayed })
+    }
+
+    pub(crate) fn disks(&self) -> Vec<Arc<dyn Disk>> {
+        self.disks.clone()
+    }
+
+    pub(crate) fn status(&self) -> GroupStatus {
+        let acknowledged = SequenceNumber(self.shared.acknowledged.load(Ordering::SeqCst));
+        let durable = SequenceNumber(self.shared.durable.load(Ordering::SeqCst));
+        let age = self.shared.oldest_not_durable_age();
+        GroupStatus {
+            contract: self.contract,
+            acknowledged,
+            durable,
+            home: durable,
+            oldest_not_durable_age: age,
+            oldest_not_durable_age_max: age.unwrap_or_default(),
+            held_flushes: 0,
+            throttled: 0,
+            log_bytes: 0,
+            log_max_bytes: 0,
+            log_appended_bytes: 0,
+            log_syncs: 0,
+            home_written_bytes: 0,
+            failure: self.images.iter().find_map(|image| image.health().failure()),
+            paused: self.shared.paused(),
+            replayed: self.replayed,
+        }
+    }
+
+    pub(crate) fn flush(&self) -> Result<SequenceNumber, BlockError> {
+        let covers = self.shared.acknowledged.load(Ordering::SeqCst);
+        for image in self.images.iter().filter(|image| !image.geometry().read_only) {
+            image.health().check()?;
+            if let Err(e) = image.medium().sync() {
+                let reason = format!("syncing {}: {e}", image.path().display());
+                image.health().fail(reason.as_str());
+                self.events.publish(&Event::Failed { reason });
+                return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
+            }
+        }
+        self.shared.synced_all(covers);
+        self.events.publish(&Event::Durable { sequence: covers });
+        Ok(SequenceNumber(covers))
+    }
+
+    pub(crate) fn wait_durable(&self, sequence: SequenceNumber) -> Result<bool, BlockError> {
+        if self.shared.durable.load(Ordering::SeqCst) >= sequence.0 {
+            return Ok(true);
+        }
+        Ok(self.flush()? >= sequence)
+    }
+
+    pub(crate) fn subscribe(&self) -> Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    pub(crate) fn pause(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+        self.shared.set_paused(true);
+        let paused = self.wait_quiet(deadline).and_then(|()| self.flush());
+        match &paused {
+            Ok(sequence) => self.events.publish(&Event::Paused { sequence: sequence.0 }),
+            Err(_) => self.shared.set_paused(false),
+        }
+        paused
+    }
+
+    fn wait_quiet(&self, deadline: Option<Instant>) -> Result<(), BlockError> {
+        while self.shared.signals.writes_in_flight() > 0 {
+            if deadline.is_some_and(|d| Instant::now() >= d) {
+                let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                return Err(BlockError::io("waiting for writes in flight to complete before a pause", late));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn resume(&self) {
+        self.shared.set_paused(false);
+        self.events.publish(&Event::Resumed);
+    }
+
+    pub(crate) fn close(&self) -> Result<(), BlockError> {
+        let sequence = self.flush()?;
+        self.events.publish(&Event::Closed { sequence: sequence.0 });
+        Ok(())
+    }
+}
+
+/// A live log beside an image comes from another contract: what is in it goes home before anything is served.
+fn bring_logs_home(
+    images: &[Arc<ImageStore>],
+    log_path: Option<&Path>,
+) -> Result<Option<Replayed>, OpenError> {
+    refuse_read_only(images)?;
+    let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
+    let mut replayed = None;
+    for log in live_logs(&writable, log_path)? {
+        replayed = bring_home(&log, &writable)?.or(replayed);
+    }
+    Ok(replayed)
+}

@@ -1,0 +1,376 @@
+//! `inspect`, `check` and `recover`: what can be said and done while nobody serves the images.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use afterimage_block::{Disk as _, Medium};
+use afterimage_format::log::{LogHeader, RecordKind, HEADER_MAGIC, STATE_CLEAN};
+use afterimage_store::{DirectMode, FileMedium, ImageStore, OpenOptions};
+
+use crate::redo::files::{find_log, real_path, scan_error, sidecar_path, LogFile};
+use crate::redo::takeover::{bring_home, would_bring_home};
+use crate::redo::{read_header, scan, Scan};
+use crate::{OpenError, Replayed};
+
+/// What is known about an image or a log, without judging it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct InspectReport {
+    /// What was asked about.
+    pub path: PathBuf,
+    /// The image, where the path is one.
+    pub image: Option<ImageReport>,
+    /// The live log that the image has writes in, or the log that the path is.
+    pub log: Option<LogReport>,
+    /// Whether a plain copy of the image file alone is complete, as long as nobody serves it.
+    pub copy_is_complete: bool,
+    /// What to do, or why not to copy.
+    pub advice: String,
+}
+
+/// An image file.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct ImageReport {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Space that it takes, in bytes.
+    pub allocated_bytes: u64,
+    /// Whether some process serves or writes it now.
+    pub in_use: bool,
+}
+
+/// A redo log.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct LogReport {
+    /// The log.
+    pub path: PathBuf,
+    /// Format version.
+    pub version: u32,
+    /// `live` or `clean`.
+    pub state: &'static str,
+    /// The group's identity.
+    pub group_uuid: String,
+    /// Counts the headers written.
+    pub generation: u64,
+    /// Size of the record area in bytes.
+    pub area_bytes: u64,
+    /// Everything up to this sequence number is in the images.
+    pub home_sequence: u64,
+    /// Everything up to this sequence number is known to have been durable.
+    pub durable_sequence: u64,
+    /// The prefix that the log holds; `None` where it is corrupt.
+    pub sequence: Option<u64>,
+    /// Requests that are not home yet.
+    pub records: u64,
+    /// Bytes that they fill.
+    pub record_bytes: u64,
+    /// Whether something incomplete follows them, which will be left out.
+    pub torn_tail: bool,
+    /// What is wrong with it.
+    pub corrupt: Option<String>,
+    /// The images of the group.
+    pub images: Vec<LoggedImage>,
+}
+
+/// An image as its log knows it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct LoggedImage {
+    /// Where it was when the log was opened last.
+    pub path: PathBuf,
+    /// Inode number; 0 for a device.
+    pub inode: u64,
+    /// Device number.
+    pub device: u64,
+    /// Size in bytes.
+    pub size_bytes: u64,
+}
+
+/// Whether an image and its log fit together and would recover.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct CheckReport {
+    /// What was asked about.
+    pub path: PathBuf,
+    /// Nothing is wrong.
+    pub sound: bool,
+    /// Nothing has to be replayed: the image is a plain raw file.
+    pub clean: bool,
+    /// What opening would replay.
+    pub replay: Option<Replayed>,
+    /// What is wrong, one sentence each.
+    pub problems: Vec<String>,
+}
+
+/// What recovery did, or would do.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct RecoverReport {
+    /// What was asked about.
+    pub path: PathBuf,
+    /// The log that was there.
+    pub log: Option<PathBuf>,
+    /// The images that it was for.
+    pub images: Vec<PathBuf>,
+    /// What was brought home.
+    pub replayed: Option<Replayed>,
+    /// Nothing was changed.
+    pub dry_run: bool,
+}
+
+fn is_log(path: &Path) -> Result<bool, OpenError> {
+    let medium = FileMedium::open(path, true).map_err(OpenError::io("opening", path))?;
+    let mut magic = [0; 8];
+    let slots = [0, afterimage_format::log::PAGE_BYTES];
+    Ok(slots.iter().any(|slot| medium.read_at(&mut magic, *slot).is_ok() && magic == HEADER_MAGIC))
+}
+
+fn open_image(path: &Path, read_only: bool) -> Result<Arc<ImageStore>, OpenError> {
+    let options =
+        OpenOptions { read_only, direct: DirectMode::Off, any_content: true, ..OpenOptions::new(path) };
+    Ok(ImageStore::open(&options)?)
+}
+
+/// Says what an image or a log is, in use or not. Reads only, and takes no lock for longer than a look.
+pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
+    if is_log(path)? {
+        let log = log_report(path)?;
+        let advice = match log.state {
+            "clean" => "the log is a leftover: everything is in the images, it may be removed".to_owned(),
+            _ => format!("`afterimage recover {}` brings its writes into the images", path.display()),
+        };
+        return Ok(InspectReport {
+            path: path.to_owned(),
+            image: None,
+            log: Some(log),
+            copy_is_complete: false,
+            advice,
+        });
+    }
+    let metadata = std::fs::metadata(path).map_err(OpenError::io("looking at", path))?;
+    let in_use = matches!(
+        open_image(path, false),
+        Err(OpenError::Image(
+            afterimage_store::OpenError::InUse { .. } | afterimage_store::OpenError::StillDraining { .. }
+        ))
+    );
+    let log = find_log(path)?.map(|log| log_report(&log)).transpose()?;
+    let image = ImageReport { size_bytes: metadata.len(), allocated_bytes: metadata.blocks() * 512, in_use };
+    let advice = match (&log, in_use) {
+        (None, false) => "a plain raw image: copy it as it is".to_owned(),
+        (None, true) => {
+            "in use: a copy made now mixes old and new; pause it with `afterimage ctl SOCKET pause`, copy, \
+                         and resume"
+                .to_owned()
+        }
+        (Some(_), true) => {
+            "in use, with writes in a redo log: `afterimage ctl SOCKET pause` brings them home, then \
+                            copy the image, and resume"
+                .to_owned()
+        }
+        (Some(log), false) => format!(
+            "writes are still in {}: a copy of the image alone lacks them; run `afterimage recover {}` first",
+            log.path.display(),
+            path.display()
+        ),
+    };
+    let copy_is_complete = log.is_none() && !in_use;
+    Ok(InspectReport { path: path.to_owned(), image: Some(image), log, copy_is_complete, advice })
+}
+
+fn log_report(path: &Path) -> Result<LogReport, OpenError> {
+    let medium = Arc::new(FileMedium::open(path, true).map_err(OpenError::io("opening", path))?);
+    let header = read_header(medium.as_ref()).map_err(|e| scan_error(path, e))?;
+    let names = LogFile { path: path.to_owned(), medium: Arc::clone(&medium) }.names(header.images().len());
+    let dynamic: Arc<dyn Medium> = medium;
+    let found = scan(&dynamic).map_err(|e| scan_error(path, e));
+    let corrupt = found.as_ref().err().map(ToString::to_string);
+    Ok(describe(path, &header, names, found.ok(), corrupt))
+}
+
+fn describe(
+    path: &Path,
+    header: &LogHeader,
+    names: Vec<PathBuf>,
+    found: Option<Scan>,
+    corrupt: Option<String>,
+) -> LogReport {
+    let images = header.images().iter().zip(names).map(|(image, path)| LoggedImage {
+        path,
+        inode: image.inode.get(),
+        device: image.device.get(),
+        size_bytes: image.size_bytes.get(),
+    });
+    let requests = |s: &Scan| s.records.iter().filter(|r| r.kind != RecordKind::Incarnation).count() as u64;
+    LogReport {
+        path: path.to_owned(),
+        version: header.version.get(),
+        state: if header.state.get() == STATE_CLEAN { "clean" } else { "live" },
+        group_uuid: uuid::Uuid::from_bytes(header.group_uuid).to_string(),
+        generation: header.generation.get(),
+        area_bytes: header.area_bytes.get(),
+        home_sequence: header.tail_sequence.get(),
+        durable_sequence: found.as_ref().map_or(header.durable_sequence.get(), |s| s.durable_sequence),
+        sequence: found.as_ref().map(|s| s.sequence),
+        records: found.as_ref().map_or(0, requests),
+        record_bytes: found.as_ref().map_or(0, |s| s.end - header.tail_position.get()),
+        torn_tail: found.as_ref().is_some_and(|s| s.torn_tail),
+        corrupt,
+        images: images.collect(),
+    }
+}
+
+/// The log of a path, and its images opened.
+fn group_of(path: &Path, read_only: bool) -> Result<Option<(PathBuf, Vec<Arc<ImageStore>>)>, OpenError> {
+    let log = if is_log(path)? { Some(path.to_owned()) } else { find_log(path)? };
+    let Some(log) = log else {
+        open_image(path, true)?;
+        return Ok(None);
+    };
+    let Some(header) = LogFile::peek(&log)? else { return Ok(None) };
+    let file = LogFile::open(&log, true)?;
+    let names = file.names(header.images().len());
+    let here = real_path(path)?;
+    let inode = std::fs::metadata(&here).map_err(OpenError::io("looking at", &here))?.ino();
+    let mut images = Vec::new();
+    for (name, recorded) in names.iter().zip(header.images()) {
+        // The image that was asked about may have moved since; the others must be where they were.
+        let moved = !name.exists() || names.len() == 1;
+        let name = if log != path && moved && (recorded.inode.get() == inode || names.len() == 1) {
+            &here
+        } else {
+            name
+        };
+        images.push(open_image(name, read_only)?);
+    }
+    Ok(Some((log, images)))
+}
+
+/// Whether an image (or the images of a log) would recover: everything that opening would check. Reads only.
+pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
+    let mut report =
+        CheckReport { path: path.to_owned(), sound: true, clean: true, replay: None, problems: Vec::new() };
+    let found = group_of(path, true).and_then(|group| match group {
+        None => Ok(None),
+        Some((log, _)) if !crate::redo::files::is_live(&log)? => Ok(None),
+        Some((log, images)) => would_bring_home(&log, &images).map(Some),
+    });
+    match found {
+        Ok(None) => {}
+        Ok(Some(replay)) => {
+            report.clean = false;
+            report.replay = Some(replay);
+        }
+        // What the user has to put right first is an answer, too; an image in use, or an I/O error, is none.
+        Err(e @ (OpenError::Io { .. } | OpenError::Block(_) | OpenError::LogInUse(_))) => return Err(e),
+        Err(OpenError::Image(e)) => return Err(e.into()),
+        Err(e) => {
+            report.sound = false;
+            report.clean = false;
+            report.problems.push(e.to_string());
+        }
+    }
+    Ok(report)
+}
+
+/// Brings the writes in a log into its images, syncs them, and removes the log and its sidecars: the images are plain
+/// raw files then. `path` is the log or one of the images. With `dry_run` nothing is changed.
+pub fn recover(path: &Path, dry_run: bool) -> Result<RecoverReport, OpenError> {
+    let mut report =
+        RecoverReport { path: path.to_owned(), log: None, images: Vec::new(), replayed: None, dry_run };
+    let Some((log, images)) = group_of(path, dry_run)? else { return Ok(report) };
+    report.images = images.iter().map(|image| image.path().to_owned()).collect();
+    if crate::redo::files::is_live(&log)? {
+        report.replayed =
+            if dry_run { Some(would_bring_home(&log, &images)?) } else { bring_home(&log, &images)? };
+    } else if !dry_run {
+        // Clean: a leftover of a power cut during an orderly close.
+        LogFile::open(&log, false)?.remove(&report.images)?;
+    }
+    report.log = Some(log);
+    Ok(report)
+}
+
+impl fmt::Display for InspectReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(image) = &self.image {
+            writeln!(
+                f,
+                "{}: raw image, {} bytes ({} allocated){}",
+                self.path.display(),
+                image.size_bytes,
+                image.allocated_bytes,
+                if image.in_use { ", in use" } else { "" }
+            )?;
+        }
+        if let Some(log) = &self.log {
+            writeln!(
+                f,
+                "{}: {} redo log, format {}, group {}, {} bytes",
+                log.path.display(),
+                log.state,
+                log.version,
+                log.group_uuid,
+                log.area_bytes
+            )?;
+            match (&log.corrupt, log.sequence) {
+                (Some(corrupt), _) => writeln!(f, "  corrupt: {corrupt}")?,
+                (None, Some(sequence)) => writeln!(
+                    f,
+                    "  home up to {}, {} requests ({} bytes) to replay up to {sequence}{}",
+                    log.home_sequence,
+                    log.records,
+                    log.record_bytes,
+                    if log.torn_tail { "; an incomplete tail is left out" } else { "" }
+                )?,
+                (None, None) => {}
+            }
+            for image in &log.images {
+                writeln!(
+                    f,
+                    "  image {} (inode {}, {} bytes)",
+                    image.path.display(),
+                    image.inode,
+                    image.size_bytes
+                )?;
+            }
+        }
+        write!(f, "{}", self.advice)
+    }
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.replay {
+            _ if !self.sound => write!(f, "{path}: NOT sound: {}", self.problems.join("; ")),
+            Some(replay) => write!(
+                f,
+                "{path}: sound; {} requests up to {} wait in the log for recovery",
+                replay.records, replay.sequence
+            ),
+            None => write!(f, "{path}: sound and clean: a plain raw image"),
+        }
+    }
+}
+
+impl fmt::Display for RecoverReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let would = if self.dry_run { "would bring" } else { "brought" };
+        match (&self.replayed, &self.log) {
+            (Some(r), Some(log)) => write!(
+                f,
+                "{would} {} requests up to {} from {} into {} image(s)",
+                r.records,
+                r.sequence,
+                log.display(),
+                self.images.len()
+            ),
+            (None, Some(log)) => write!(f, "{}: nothing to bring home", log.display()),
+            (_, None) => write!(f, "{}: nothing to recover", self.path.display()),
+        }
+    }
+}
+
+/// Where an image's sidecar is, for messages.
+pub fn sidecar_of(image: &Path) -> PathBuf {
+    sidecar_path(image)
+}

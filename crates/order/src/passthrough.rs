@@ -1,0 +1,275 @@
+//! `power` and `guest-crash`: a thin layer that counts, gates and translates flushes.
+//!
+//! ```text
+//! write ─► gate (paused: held) ─► store lane ─► numbered when it completes
+//! flush ─► power: store lane (fdatasync) ─► durable = what had completed when it was submitted
+//!      └─► guest-crash, Order: completes at once; Durable: store lane
+//! read  ─► store lane
+//! ```
+//!
+//! Sequence numbers are given at completion: every write that completed before a flush was submitted has a number
+//! up to the counter's value at that moment, and that is what the flush covers. Requests in flight together have no
+//! order, so this is as good an order as any, and a writer's cost is one atomic increment. Outcomes after a crash
+//! are the store's: under `power` everything up to the last completed flush, and any subset of what came after;
+//! under `guest-crash` undefined after a power cut, everything completed after a process's death.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{
+    admit, BlockError, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request, Token,
+};
+
+use crate::clock::Clock;
+use crate::signal::{LaneSignal, Signals};
+use crate::slots::Slots;
+
+/// What the lanes of all disks of a group share. Readers touch none of it.
+pub(crate) struct Shared {
+    /// `guest-crash`: guest flushes complete without a sync.
+    pub(crate) relaxed: bool,
+    pub(crate) acknowledged: AtomicU64,
+    pub(crate) durable: AtomicU64,
+    /// When the oldest relaxed flush that no sync has covered was acknowledged, in ns plus one; 0: none.
+    oldest_relaxed_ns: AtomicU64,
+    paused: AtomicBool,
+    pub(crate) signals: Signals,
+    clock: Arc<dyn Clock>,
+}
+
+impl Shared {
+    pub(crate) fn new(relaxed: bool, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self {
+            relaxed,
+            acknowledged: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            oldest_relaxed_ns: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            signals: Signals::default(),
+            clock,
+        })
+    }
+
+    /// All disks of the group were synced; what had completed before is durable.
+    pub(crate) fn synced_all(&self, covered: u64) {
+        self.durable.fetch_max(covered, Ordering::SeqCst);
+        self.oldest_relaxed_ns.store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn oldest_not_durable_age(&self) -> Option<Duration> {
+        match self.oldest_relaxed_ns.load(Ordering::SeqCst) {
+            0 => None,
+            since => Some(self.clock.now().saturating_sub(Duration::from_nanos(since - 1))),
+        }
+    }
+
+    pub(crate) fn paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Ordering::SeqCst);
+        if !paused {
+            self.signals.wake_parked();
+        }
+    }
+}
+
+/// One disk of the group.
+pub(crate) struct PassThroughDisk {
+    lower: Arc<dyn Disk>,
+    shared: Arc<Shared>,
+    /// With one disk a completed guest flush says that the whole group is durable.
+    only_disk: bool,
+}
+
+impl PassThroughDisk {
+    pub(crate) fn new(lower: Arc<dyn Disk>, shared: Arc<Shared>, only_disk: bool) -> Self {
+        Self { lower, shared, only_disk }
+    }
+}
+
+impl Disk for PassThroughDisk {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn serial(&self) -> &str {
+        self.lower.serial()
+    }
+
+    fn health(&self) -> &Health {
+        self.lower.health()
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        Ok(Box::new(PassThroughLane {
+            lower: self.lower.open_lane()?,
+            geometry: self.lower.geometry(),
+            health: self.lower.health().clone(),
+            shared: Arc::clone(&self.shared),
+            signal: self.shared.signals.register().map_err(|e| BlockError::io("creating an eventfd", e))?,
+            only_disk: self.only_disk,
+            slots: Slots::default(),
+            held: VecDeque::new(),
+            done: Vec::new(),
+            below: Vec::new(),
+        }))
+    }
+}
+
+enum InFlight {
+    Read(Token),
+    Write(Token),
+    Flush { token: Token, covers: u64 },
+}
+
+struct PassThroughLane {
+    /// Dropped before `signal`: while the layer below may still write, the lane's count is still seen.
+    lower: Box<dyn Lane>,
+    geometry: Geometry,
+    health: Health,
+    shared: Arc<Shared>,
+    signal: Arc<LaneSignal>,
+    only_disk: bool,
+    slots: Slots<InFlight>,
+    /// Writes that wait for the pause to end.
+    held: VecDeque<Request>,
+    done: Vec<Completion>,
+    below: Vec<Completion>,
+}
+
+impl PassThroughLane {
+    /// Hands a write down, or gives it back while the group is paused.
+    fn write(&mut self, mut request: Request) -> Result<(), Request> {
+        // Counted before the gate is looked at, and the gate is closed before the counters are: so a pause sees this
+        // write or this write sees the pause.
+        self.signal.writes_in_flight.fetch_add(1, Ordering::SeqCst);
+        if self.shared.paused() {
+            self.signal.writes_in_flight.fetch_sub(1, Ordering::SeqCst);
+            return Err(request);
+        }
+        if self.shared.relaxed {
+            request.operation = unflushed(request.operation);
+        }
+        request.token = self.slots.insert(InFlight::Write(request.token));
+        self.lower.submit(request);
+        Ok(())
+    }
+
+    fn retry_held(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        self.signal.drain();
+        while let Some(request) = self.held.pop_front() {
+            if let Err(request) = self.write(request) {
+                self.held.push_front(request);
+                return;
+            }
+        }
+        self.signal.parked.store(false, Ordering::SeqCst);
+        self.lower.dispatch();
+    }
+
+    fn flush(&mut self, mut request: Request, kind: FlushKind) {
+        if self.shared.relaxed && kind == FlushKind::Order {
+            let result = admit(&request, &self.geometry, &self.health);
+            if result.is_ok() && self.shared.oldest_relaxed_ns.load(Ordering::Relaxed) == 0 {
+                let now = self.shared.clock.now().as_nanos() as u64 + 1;
+                let _ = self.shared.oldest_relaxed_ns.compare_exchange(
+                    0,
+                    now,
+                    Ordering::SeqCst,
+                    Ordering::SeqCst,
+                );
+            }
+            self.done.push(Completion { token: request.token, result });
+            return;
+        }
+        let covers = self.shared.acknowledged.load(Ordering::SeqCst);
+        request.token = self.slots.insert(InFlight::Flush { token: request.token, covers });
+        self.lower.submit(request);
+    }
+}
+
+fn unflushed(operation: Operation) -> Operation {
+    match operation {
+        Operation::Write { .. } => Operation::Write { flushed: false },
+        Operation::Discard { .. } => Operation::Discard { flushed: false },
+        Operation::WriteZeroes { unmap, .. } => Operation::WriteZeroes { unmap, flushed: false },
+        other => other,
+    }
+}
+
+impl Lane for PassThroughLane {
+    fn submit(&mut self, mut request: Request) {
+        match request.operation {
+            Operation::Read => {
+                request.token = self.slots.insert(InFlight::Read(request.token));
+                self.lower.submit(request);
+            }
+            Operation::Flush(kind) => self.flush(request, kind),
+            _ => {
+                if let Err(request) = self.write(request) {
+                    self.signal.parked.store(true, Ordering::SeqCst);
+                    self.held.push_back(request);
+                }
+            }
+        }
+    }
+
+    fn dispatch(&mut self) {
+        self.lower.dispatch();
+    }
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.retry_held();
+        self.lower.reap(&mut self.below);
+        for below in self.below.drain(..) {
+            let slot =
+                self.slots.remove(below.token).expect("the layer below answers what it was asked, once");
+            let token = match slot {
+                InFlight::Read(token) => token,
+                InFlight::Write(token) => {
+                    if below.result.is_ok() {
+                        self.shared.acknowledged.fetch_add(1, Ordering::SeqCst);
+                    }
+                    self.signal.writes_in_flight.fetch_sub(1, Ordering::SeqCst);
+                    token
+                }
+                InFlight::Flush { token, covers } => {
+                    if below.result.is_ok() && self.only_disk {
+                        self.shared.synced_all(covers);
+                    }
+                    token
+                }
+            };
+            completions.push(Completion { token, result: below.result });
+        }
+        completions.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() + self.held.len() + self.done.len()
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.retry_held();
+        if !self.done.is_empty() {
+            self.lower.dispatch();
+            return Ok(());
+        }
+        if self.held.is_empty() {
+            return self.lower.wait(also, timeout);
+        }
+        let mut fds = also.to_vec();
+        let signal = Arc::clone(&self.signal);
+        fds.push(signal.fd());
+        self.lower.wait(&fds, timeout)
+    }
+}

@@ -1,0 +1,50 @@
+//! The circular record area: logical positions to bytes of the file.
+
+use std::io;
+use std::sync::Arc;
+
+use afterimage_block::Medium;
+use afterimage_format::log::{PAGE_BYTES, RECORDS_OFFSET};
+
+/// The next page boundary at or after a position.
+pub(crate) fn page_up(position: u64) -> u64 {
+    position.next_multiple_of(PAGE_BYTES)
+}
+
+/// The page boundary at or before a position.
+pub(crate) fn page_down(position: u64) -> u64 {
+    position / PAGE_BYTES * PAGE_BYTES
+}
+
+#[derive(Clone)]
+pub(crate) struct Area {
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) bytes: u64,
+}
+
+impl Area {
+    /// Splits a range where it wraps: file offset and length of the first part; the rest starts at the area's begin.
+    fn split(&self, position: u64, len: usize) -> (u64, usize) {
+        let at = position % self.bytes;
+        (RECORDS_OFFSET + at, len.min((self.bytes - at) as usize))
+    }
+
+    pub(crate) fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()> {
+        let (offset, first) = self.split(position, buf.len());
+        let (head, rest) = buf.split_at_mut(first);
+        self.medium.read_at(head, offset)?;
+        if !rest.is_empty() {
+            self.medium.read_at(rest, RECORDS_OFFSET)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, position: u64, bytes: &[u8]) -> io::Result<()> {
+        let (offset, first) = self.split(position, bytes.len());
+        self.medium.write_at(&bytes[..first], offset)?;
+        if first < bytes.len() {
+            self.medium.write_at(&bytes[first..], RECORDS_OFFSET)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! The group of `power-window`: opens or takes over the log, runs the threads, closes.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use afterimage_block::{BlockError, Disk, Medium, SequenceNumber};
+use afterimage_format::log::IMAGES_MAX;
+use afterimage_store::ImageStore;
+
+use super::core::{lock, Config, Core};
+use super::files::{default_log_path, is_device, is_live, real_path, LogFile};
+use super::lane::RedoDisk;
+use super::takeover::{bring_home, live_logs, match_images, refuse_read_only, take_over_error, Match};
+use super::threads::Threads;
+use crate::clock::{Clock, SystemClock};
+use crate::{Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
+
+pub(crate) struct RedoGroup {
+    core: Arc<Core>,
+    disks: Vec<Arc<dyn Disk>>,
+    threads: Mutex<Threads>,
+    log: LogFile,
+    image_paths: Vec<PathBuf>,
+    contract: Contract,
+    replayed: Option<Replayed>,
+}
+
+/// A number that no earlier process has used, and no guest can guess.
+fn draw_incarnation() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0
+}
+
+impl RedoGroup {
+    /// At least one image is writable. Read-only ones are served as they are.
+    pub(crate) fn open(
+        images: Vec<Arc<ImageStore>>,
+        window: Duration,
+        options: &GroupOptions,
+    ) -> Result<Self, OpenError> {
+        if options.log_max_bytes < GroupOptions::LOG_MIN_BYTES {
+            let (bytes, min_bytes) = (options.log_max_bytes, GroupOptions::LOG_MIN_BYTES);
+            return Err(OpenError::LogTooSmall { bytes, min_bytes });
+        }
+        refuse_read_only(&images)?;
+        let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
+        if writable.len() > IMAGES_MAX {
+            return Err(OpenError::TooManyImages { count: writable.len(), max: IMAGES_MAX });
+        }
+        let log_path = match &options.log_path {
+            Some(path) => absolute(path)?,
+            None if is_device(writable[0].path()) => {
+                return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()))
+            }
+            None => default_log_path(&real_path(writable[0].path())?),
+        };
+        let mut brought_home = None;
+        for log in live_logs(&writable, Some(&log_path))? {
+            let same_size = LogFile::peek(&log)?.is_some_and(|h| {
+                h.area_bytes.get() + afterimage_format::log::RECORDS_OFFSET
+                    == super::log_file_bytes(options.log_max_bytes)
+            });
+            if log == log_path && same_size && match_images(&log, &writable)? == Match::Same {
+                continue;
+            }
+            brought_home = bring_home(&log, &writable)?.or(brought_home);
+        }
+        let incarnation = draw_incarnation();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+        let log = if is_live(&log_path)? {
+            let log = LogFile::open(&log_path, false)?;
+            log.write_names(&writable)?;
+            log
+        } else {
+            // The header's incarnation is never this process's own: the first record says so, as after any death.
+            LogFile::create(&log_path, &writable, options.log_max_bytes, draw_incarnation())?
+        };
+        let config = Config {
+            window,
+            clock,
+            log: Arc::clone(&log.medium) as Arc<dyn Medium>,
+            homes: writable.iter().map(|image| image.medium()).collect(),
+            incarnation,
+            #[cfg(feature = "mutations")]
+            mutation: None,
+        };
+        let core = Core::open(config).map_err(|e| take_over_error(&log.path, &writable, e))?;
+        let replayed = core.replayed().filter(|r| r.records > 0).or(brought_home);
+        if let Some(replayed) = replayed {
+            tracing::info!(?replayed, log = %log.path.display(), "took over what an earlier process left in the log");
+        }
+        let mut disk = 0..;
+        let disks = images
+            .iter()
+            .map(|image| {
+                let lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+                if image.geometry().read_only {
+                    return lower;
+                }
+                let index = disk.next().unwrap_or_default();
+                Arc::new(RedoDisk::new(Arc::clone(&core), index, lower)) as Arc<dyn Disk>
+            })
+            .collect();
+        let image_paths = writable.iter().map(|i| real_path(i.path())).collect::<Result<_, _>>()?;
+        let threads = Threads::start(&core).map_err(OpenError::io("starting threads for", &log.path))?;
+        let contract = Contract::PowerWindow { window };
+        Ok(Self { core, disks, threads: Mutex::new(threads), log, image_paths, contract, replayed })
+    }
+
+    pub(crate) fn disks(&self) -> Vec<Arc<dyn Disk>> {
+        self.disks.clone()
+    }
+
+    pub(crate) fn status(&self) -> GroupStatus {
+        let core = &self.core;
+        let (age, age_max) = core.not_durable_ages();
+        let counters = &core.counters;
+        GroupStatus {
+            contract: self.contract,
+            acknowledged: core.acknowledged(),
+            durable: core.durable(),
+            home: core.home(),
+            oldest_not_durable_age: age,
+            oldest_not_durable_age_max: age_max,
+            held_flushes: counters.held_flushes.load(Ordering::Relaxed),
+            throttled: counters.throttled.load(Ordering::Relaxed),
+            log_bytes: core.log_bytes(),
+            log_max_bytes: core.area_bytes(),
+            log_appended_bytes: counters.appended_bytes.load(Ordering::Relaxed),
+            log_syncs: counters.log_syncs.load(Ordering::Relaxed),
+            home_written_bytes: counters.home_written_bytes.load(Ordering::Relaxed),
+            failure: core.health.failure(),
+            paused: core.paused(),
+            replayed: self.replayed,
+        }
+    }
+
+    pub(crate) fn flush(&self) -> Result<SequenceNumber, BlockError> {
+        self.core.flush_durable()
+    }
+
+    pub(crate) fn wait_durable(
+        &self,
+        sequence: SequenceNumber,
+        timeout: Option<Duration>,
+    ) -> Result<bool, BlockError> {
+        self.core.wait_durable(sequence, timeout.and_then(|t| Instant::now().checked_add(t)))
+    }
+
+    pub(crate) fn subscribe(&self) -> Receiver<Event> {
+        self.core.events.subscribe()
+    }
+
+    pub(crate) fn pause(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+        self.core.pause(deadline)
+    }
+
+    pub(crate) fn resume(&self) {
+        self.core.resume();
+    }
+
+    pub(crate) fn close(&self) -> Result<(), BlockError> {
+        self.core.close()?;
+        lock(&self.threads).stop(&self.core);
+        self.log.remove(&self.image_paths).map_err(|e| {
+            BlockError::io("removing the redo log, which is clean", std::io::Error::other(e.to_string()))
+        })
+    }
+}
+
+impl Drop for RedoGroup {
+    fn drop(&mut self) {
+        lock(&self.threads).stop(&self.core);
+    }
+}
+
+/// The path a log has or will have: its directory exists, it need not.
+fn absolute(path: &std::path::Path) -> Result<PathBuf, OpenError> {
+    let parent = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => std::path::Path::new("."),
+    };
+    let parent = std::fs::canonicalize(parent).map_err(OpenError::io("resolving the directory of", path))?;
+    match path.file_name() {
+        Some(name) => Ok(parent.join(name)),
+        None => Err(OpenError::NotALog(path.to_owned())),
+    }
+}

@@ -1,0 +1,70 @@
+//! Deliberately broken variants of the ordering code: the crash suite must catch every one of them, or it proves
+//! nothing. They exist only with the cargo feature `mutations`, which no program enables.
+
+/// One mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// A write completes when it is staged, before it is in the log.
+    AckBeforeAppend,
+    /// The log is declared durable without a sync.
+    DropLogSync,
+    /// Log space is given up without a sync of the images.
+    DropHomeSync,
+    /// Records go home before the log is durable.
+    HomeBeforeDurable,
+    /// Log space is reused before the header that says so is synced.
+    ReuseBeforeHeaderSync,
+    /// The header is written before the images are synced.
+    HeaderBeforeHomeSync,
+    /// A sync leaves the head's page open: later records are written into a page that is already durable.
+    OpenPageAfterSync,
+    /// An overwrite is merged into the durable record in place.
+    MergeInPlace,
+    /// A new process goes on in the old one's incarnation.
+    SkipIncarnation,
+    /// The incarnation record is not synced before records follow.
+    SkipIncarnationSync,
+    /// A discard punches its hole at once.
+    DiscardEarly,
+    /// Payload checksums are not looked at.
+    SkipPayloadChecksum,
+    /// Flushes are never held back.
+    IgnoreWindow,
+    /// A checkpoint writes the oldest version of a sector.
+    OldestVersion,
+    /// Index entries go before the home write.
+    DropIndexEarly,
+    /// A checkpoint drops newer versions from the index, too.
+    DropNewerIndex,
+    /// Opening believes that everything it found in the page cache is durable.
+    SkipOpenSync,
+    /// A sync declares what was appended while it ran to be durable, too.
+    CountAfterSync,
+    /// The space check forgets the tail.
+    OverrunTail,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Self; 19] = [
+        Self::AckBeforeAppend,
+        Self::DropLogSync,
+        Self::DropHomeSync,
+        Self::HomeBeforeDurable,
+        Self::ReuseBeforeHeaderSync,
+        Self::HeaderBeforeHomeSync,
+        Self::OpenPageAfterSync,
+        Self::MergeInPlace,
+        Self::SkipIncarnation,
+        Self::SkipIncarnationSync,
+        Self::DiscardEarly,
+        Self::SkipPayloadChecksum,
+        Self::IgnoreWindow,
+        Self::OldestVersion,
+        Self::DropIndexEarly,
+        Self::DropNewerIndex,
+        Self::SkipOpenSync,
+        Self::CountAfterSync,
+        Self::OverrunTail,
+    ];
+}

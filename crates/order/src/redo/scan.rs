@@ -1,0 +1,307 @@
+//! Reading a log: which prefix it holds, and whether what is missing after it may be missing.
+//!
+//! The bytes are hostile here: nothing panics, and memory stays below what the file's size allows.
+
+use std::io;
+use std::sync::Arc;
+
+use afterimage_block::Medium;
+use afterimage_format::log::{
+    LogHeader, RecordHeader, RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN, RECORD_MAGIC,
+};
+use afterimage_format::{checksum_append, FormatError};
+
+use super::area::{page_down, page_up, Area};
+
+/// Why a log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ScanError {
+    /// Not a log, a newer one, or one with unknown features.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// It contradicts itself beyond what a crash can do.
+    #[error("{0}")]
+    Corrupt(String),
+    /// It could not be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A complete record's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Logical position of its header.
+    pub position: u64,
+    /// Its sequence number.
+    pub sequence: u64,
+    /// What it does.
+    pub kind: RecordKind,
+    /// Disk index.
+    pub disk: u16,
+    /// First sector; in an incarnation record the incarnation that begins.
+    pub sector: u64,
+    /// Number of sectors.
+    pub sectors: u64,
+}
+
+impl Placed {
+    /// Logical position of its payload.
+    pub fn payload(&self) -> u64 {
+        self.position + RECORD_ALIGN
+    }
+
+    /// Logical position of what follows it.
+    pub fn end(&self) -> u64 {
+        match self.kind {
+            RecordKind::Write => self.payload() + self.sectors * 512,
+            RecordKind::Discard | RecordKind::Zero => self.payload(),
+            // Has its page to itself.
+            RecordKind::Incarnation => page_up(self.payload()),
+        }
+    }
+}
+
+/// What a log holds.
+#[derive(Clone, Debug)]
+pub struct Scan {
+    /// The header in force.
+    pub header: LogHeader,
+    /// The records from the tail on, complete and consecutive.
+    pub records: Vec<Placed>,
+    /// Logical position after the last of them.
+    pub end: u64,
+    /// The last one's sequence number: the prefix.
+    pub sequence: u64,
+    /// The incarnation in force at the end.
+    pub incarnation: u64,
+    /// The newest number that some record or the header proves to have been durable.
+    pub durable_sequence: u64,
+    /// Something incomplete follows and is left out.
+    pub torn_tail: bool,
+}
+
+/// The header in force: the valid slot with the larger generation.
+pub fn read_header(log: &dyn Medium) -> Result<LogHeader, ScanError> {
+    if log.len() < RECORDS_OFFSET {
+        return Err(FormatError::Magic { what: "a redo log" }.into());
+    }
+    let mut slots = Vec::with_capacity(2);
+    for slot in 0..2 {
+        let mut bytes = [0; PAGE_BYTES as usize];
+        log.read_at(&mut bytes, slot * PAGE_BYTES)?;
+        slots.push(LogHeader::parse(&bytes));
+    }
+    // A slot that a newer program wrote counts even where the other one is ours and valid.
+    for slot in &slots {
+        if let Err(e @ (FormatError::Version { .. } | FormatError::Features(_))) = slot {
+            return Err(e.clone().into());
+        }
+    }
+    let mut errors = Vec::new();
+    let mut newest: Option<LogHeader> = None;
+    for slot in slots {
+        match slot {
+            Ok(h) if newest.is_none_or(|n| h.generation.get() > n.generation.get()) => newest = Some(h),
+            Ok(_) => {}
+            Err(e) => errors.push(e),
+        }
+    }
+    let Some(header) = newest else {
+        let corrupt = errors.iter().find(|e| matches!(e, FormatError::Corrupt(_)));
+        return Err(corrupt.or(errors.first()).cloned().unwrap_or(FormatError::Corrupt("no header")).into());
+    };
+    if Some(log.len()) != RECORDS_OFFSET.checked_add(header.area_bytes.get()) {
+        return Err(ScanError::Corrupt(format!(
+            "its size is {} bytes, and its header asks for {}",
+            log.len(),
+            RECORDS_OFFSET + header.area_bytes.get()
+        )));
+    }
+    Ok(header)
+}
+
+/// Reads the whole log: a pure function of its bytes.
+pub fn scan(log: &Arc<dyn Medium>) -> Result<Scan, ScanError> {
+    scan_with(log, true)
+}
+
+pub(crate) fn scan_with(log: &Arc<dyn Medium>, verify_payloads: bool) -> Result<Scan, ScanError> {
+    let header = read_header(log.as_ref())?;
+    let tail = header.tail_position.get();
+    let area = Area { medium: Arc::clone(log), bytes: header.area_bytes.get() };
+    let mut scanner = Scanner {
+        limit: page_down(tail) + area.bytes,
+        window: Window::new(&area),
+        header: &header,
+        expected: header.tail_sequence.get() + 1,
+        incarnation: header.tail_incarnation.get(),
+        durable: header.durable_sequence.get(),
+        verify_payloads,
+    };
+    let mut records = Vec::new();
+    let mut end = tail;
+    loop {
+        // A sync seals a page and the next record starts on a new one; so does an incarnation after a torn tail. The
+        // record on the next page has to be the very next one, so nothing is skipped that way.
+        let mut next = scanner.record_at(end)?;
+        if next.is_none() && end != page_up(end) {
+            next = scanner.record_at(page_up(end))?;
+        }
+        let Some(record) = next else { break };
+        match record.kind {
+            RecordKind::Incarnation => scanner.incarnation = record.sector,
+            _ => scanner.expected = record.sequence + 1,
+        }
+        end = record.end();
+        records.push(record);
+    }
+    let torn_tail = scanner.check_rest(end)?;
+    let (expected, incarnation, durable) = (scanner.expected, scanner.incarnation, scanner.durable);
+    if durable >= expected {
+        return Err(ScanError::Corrupt(format!(
+            "record {expected} is damaged or missing, and everything up to {durable} had been durable"
+        )));
+    }
+    Ok(Scan {
+        header,
+        records,
+        end,
+        sequence: expected - 1,
+        incarnation,
+        durable_sequence: durable,
+        torn_tail,
+    })
+}
+
+struct Scanner<'a> {
+    header: &'a LogHeader,
+    window: Window<'a>,
+    /// No record ends after this position.
+    limit: u64,
+    expected: u64,
+    incarnation: u64,
+    durable: u64,
+    verify_payloads: bool,
+}
+
+impl Scanner<'_> {
+    /// The record at a position, where it is complete and the next one in the history.
+    fn record_at(&mut self, position: u64) -> io::Result<Option<Placed>> {
+        if position + RECORD_ALIGN > self.limit {
+            return Ok(None);
+        }
+        let Some(found) = RecordHeader::parse(&self.window.header_at(position)?) else { return Ok(None) };
+        if found.group_tag.get() != self.header.group_tag() {
+            return Ok(None);
+        }
+        let (Some(kind), Some(payload)) = (found.kind(), found.payload_bytes()) else { return Ok(None) };
+        if payload > self.limit - position - RECORD_ALIGN {
+            return Ok(None);
+        }
+        let mut placed = Placed {
+            position,
+            sequence: found.sequence.get(),
+            kind,
+            disk: found.disk.get(),
+            sector: found.sector.get(),
+            sectors: found.sectors.get(),
+        };
+        if kind == RecordKind::Incarnation {
+            let follows = found.sector.get() == self.incarnation && found.sequence.get() == self.expected - 1;
+            if !follows || position % PAGE_BYTES != 0 {
+                return Ok(None);
+            }
+            placed.sector = found.incarnation.get();
+            placed.sectors = 0;
+        } else {
+            let images = self.header.images();
+            let fits = images.get(usize::from(placed.disk)).is_some_and(|image| {
+                let end = placed.sector.checked_add(placed.sectors);
+                end.is_some_and(|end| end <= image.size_bytes.get() / 512)
+            });
+            if found.incarnation.get() != self.incarnation || found.sequence.get() != self.expected || !fits {
+                return Ok(None);
+            }
+            if self.verify_payloads && !self.payload_is(position, payload, found.payload_crc.get())? {
+                return Ok(None);
+            }
+        }
+        self.durable = self.durable.max(found.durable_sequence.get());
+        Ok(Some(placed))
+    }
+
+    fn payload_is(&mut self, position: u64, len: u64, expected: u32) -> io::Result<bool> {
+        let mut crc = 0;
+        let mut at = position + RECORD_ALIGN;
+        let end = at + len;
+        while at < end {
+            let bytes = self.window.bytes_at(at, end)?;
+            crc = checksum_append(crc, bytes);
+            at += bytes.len() as u64;
+        }
+        Ok(crc == expected)
+    }
+
+    /// Looks through the rest of the area for records that prove more to have been durable than was found. A number
+    /// that was once durable is never given again, so it does not matter which incarnation says so; and records of
+    /// an earlier lap or a lost incarnation cannot say so. Returns whether something incomplete follows.
+    fn check_rest(&mut self, end: u64) -> io::Result<bool> {
+        let mut torn = false;
+        let mut at = end;
+        while at + RECORD_ALIGN <= self.limit {
+            let bytes = self.window.bytes_at(at, self.limit)?;
+            let whole = bytes.len() / RECORD_ALIGN as usize * RECORD_ALIGN as usize;
+            for candidate in bytes[..whole].chunks_exact(RECORD_ALIGN as usize) {
+                if candidate[..4] != RECORD_MAGIC.to_le_bytes() {
+                    continue;
+                }
+                let Some(found) = RecordHeader::parse(candidate) else { continue };
+                if found.group_tag.get() != self.header.group_tag() {
+                    continue;
+                }
+                torn |= found.incarnation.get() == self.incarnation && found.sequence.get() >= self.expected;
+                self.durable = self.durable.max(found.durable_sequence.get());
+            }
+            at += whole as u64;
+        }
+        Ok(torn)
+    }
+}
+
+/// Reads the area forward in large pieces.
+struct Window<'a> {
+    area: &'a Area,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// A multiple of [`RECORD_ALIGN`].
+const WINDOW_BYTES: u64 = 1 << 20;
+
+impl<'a> Window<'a> {
+    fn new(area: &'a Area) -> Self {
+        Self { area, start: 0, bytes: Vec::new() }
+    }
+
+    /// Some bytes from `at` on, at least one and none at or after `end`.
+    fn bytes_at(&mut self, at: u64, end: u64) -> io::Result<&[u8]> {
+        if at < self.start || at >= self.start + self.bytes.len() as u64 {
+            // Never a whole lap, and never beyond what the area holds.
+            let len = WINDOW_BYTES.min(self.area.bytes).min(self.area.bytes - at % self.area.bytes);
+            self.bytes.resize(len as usize, 0);
+            self.start = at;
+            self.area.read(at, &mut self.bytes)?;
+        }
+        let from = (at - self.start) as usize;
+        let to = self.bytes.len().min((end - self.start) as usize);
+        Ok(&self.bytes[from..to])
+    }
+
+    fn header_at(&mut self, at: u64) -> io::Result<[u8; RECORD_ALIGN as usize]> {
+        let mut header = [0; RECORD_ALIGN as usize];
+        let found = self.bytes_at(at, at + RECORD_ALIGN)?;
+        // Windows start at multiples of the record alignment and hold multiples of it.
+        header[..found.len()].copy_from_slice(found);
+        Ok(header)
+    }
+}

@@ -1,0 +1,70 @@
+//! Waking lanes that hold requests back, and counting the writes they have in flight.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustix::event::{eventfd, EventfdFlags};
+
+/// One lane's bell. The lane sets `parked`, looks at the condition again, and only then sleeps on the descriptor;
+/// the other side changes the condition and then looks at `parked`. So no wake-up is lost.
+#[derive(Debug)]
+pub(crate) struct LaneSignal {
+    fd: OwnedFd,
+    pub(crate) parked: AtomicBool,
+    /// Writes handed to the layer below and not completed.
+    pub(crate) writes_in_flight: AtomicUsize,
+}
+
+impl LaneSignal {
+    fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { fd, parked: AtomicBool::new(false), writes_in_flight: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn ring(&self) {
+        // The only possible failure is a counter at its maximum: then the descriptor is readable anyway.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor unreadable again.
+    pub(crate) fn drain(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.fd, &mut count);
+    }
+}
+
+/// All lanes of a group.
+#[derive(Debug, Default)]
+pub(crate) struct Signals(Mutex<Vec<Weak<LaneSignal>>>);
+
+impl Signals {
+    pub(crate) fn register(&self) -> io::Result<Arc<LaneSignal>> {
+        let signal = Arc::new(LaneSignal::new()?);
+        let mut lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.retain(|lane| lane.strong_count() > 0);
+        lanes.push(Arc::downgrade(&signal));
+        Ok(signal)
+    }
+
+    /// Wakes every lane that holds something back.
+    pub(crate) fn wake_parked(&self) {
+        let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in lanes.iter().filter_map(Weak::upgrade) {
+            if lane.parked.load(Ordering::SeqCst) {
+                lane.ring();
+            }
+        }
+    }
+
+    /// Writes that the layers below have not answered yet.
+    pub(crate) fn writes_in_flight(&self) -> usize {
+        let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.iter().filter_map(Weak::upgrade).map(|lane| lane.writes_in_flight.load(Ordering::SeqCst)).sum()
+    }
+}
