@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use afterimage_block::{Disk as _, Medium};
+use afterimage_block::Medium;
 use afterimage_format::log::{LogHeader, RecordKind, HEADER_MAGIC, STATE_CLEAN};
 use afterimage_store::{DirectMode, FileMedium, ImageStore, OpenOptions};
 
@@ -147,7 +147,7 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
     }
     let metadata = std::fs::metadata(path).map_err(OpenError::io("looking at", path))?;
     let in_use = matches!(
-        open_image(path, false),
+        open_image(path, true),
         Err(OpenError::Image(
             afterimage_store::OpenError::InUse { .. } | afterimage_store::OpenError::StillDraining { .. }
         ))

@@ -41,6 +41,12 @@ impl SimWorld {
                 let Some(newest) = versions.iter().rposition(|i| keep(i, rng)) else { continue };
                 for (n, i) in versions[..=newest].iter().enumerate() {
                     let tear = n == newest && options.torn && rng.random_range(0..16) == 0;
+                    if tear && rng.random_range(0..2) == 0 {
+                        let start = sector * SECTOR_BYTES;
+                        let end = (start + SECTOR_BYTES).min(content.len());
+                        content[start..end].iter_mut().for_each(|b| *b = rng.random());
+                        continue;
+                    }
                     let units = SECTOR_BYTES / TEAR_BYTES;
                     let part = if tear { rng.random_range(1..units) * TEAR_BYTES } else { SECTOR_BYTES };
                     unsynced[*i].apply(&mut content, sector, part);

@@ -8,7 +8,8 @@
 //! * of what came after, for each 512-byte sector, the state after any one of the writes to it since (or none): the
 //!   cache keeps one version of a sector, writes it out at any time in any order, and never goes back to an
 //!   older one than the device already has;
-//! * with [`CrashOptions::torn`]: of one chosen write to a sector only a first part, in units of 8 bytes;
+//! * with [`CrashOptions::torn`]: of the last write to a sector only a first part, in units of 8 bytes, or noise in the
+//!   whole sector (what a drive whose power fails within a sector may leave), also where the write meant a part of it;
 //! * zeroing (discard) behaves as a write of zeroes, sector by sector.
 //!
 //! A cut during a sync is a cut before it: the subset then may be anything up to everything. Media are independent:

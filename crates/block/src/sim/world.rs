@@ -96,6 +96,16 @@ impl SimWorld {
         self.state().faults.push((medium, fault, skip, error));
     }
 
+    /// Takes back the errors that have not hit yet.
+    pub fn heal(&self) {
+        self.state().faults.clear();
+    }
+
+    /// The state before the trace's first operation, as a world of its own.
+    pub fn rewound(&self) -> Self {
+        Self::new(self.state().base.clone())
+    }
+
     /// One line per operation from `from` on, for the report of a failure.
     pub fn describe(&self, from: usize) -> String {
         let state = self.state();

@@ -166,6 +166,12 @@ impl Core {
         self.replayed
     }
 
+    /// How often a flush was held back by the window rule, and a lane by a full log.
+    pub fn waits(&self) -> (u64, u64) {
+        let counters = &self.counters;
+        (counters.held_flushes.load(Ordering::Relaxed), counters.throttled.load(Ordering::Relaxed))
+    }
+
     /// The state after the first failure; shared by all disks of the group.
     pub fn health(&self) -> &Health {
         &self.health

@@ -80,9 +80,9 @@ impl ExtentMap {
                 self.cut(s, e, start, end);
             }
         }
-        // Fast for the usual case of an overwrite with the same bounds: one lookup, one removal.
         let mut from = start;
-        while let Some((&s, &e)) = self.0.range(from..end).next() {
+        while from < end {
+            let Some((&s, &e)) = self.0.range(from..end).next() else { break };
             if victim(&e) {
                 self.cut(s, e, start, end);
             }

@@ -1,0 +1,614 @@
+//! One seeded run: random requests on several disks and lanes, background steps, deaths, faults and power cuts, all
+//! interleaved on one thread, and every promise checked at every cut.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::sim::{CrashOptions, Fault, SimWorld};
+use afterimage_block::{
+    Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector, Token,
+};
+use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
+use afterimage_order::redo::{create_medium, Config, Core, Mutation, RedoDisk};
+use afterimage_order::{Clock, VirtualClock};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::model::{difference, Ack, Change, History, SECTOR};
+
+pub const WINDOW: Duration = Duration::from_millis(50);
+
+/// What a run went through: a suite that never does the interesting things proves nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub cuts: u64,
+    pub deaths: u64,
+    pub failures: u64,
+    pub held_flushes: u64,
+    pub throttled: u64,
+    pub laps: u64,
+    pub lost_acks: u64,
+    pub recovery_cuts: u64,
+}
+
+impl Tally {
+    pub fn add(&mut self, other: &Self) {
+        self.cuts += other.cuts;
+        self.deaths += other.deaths;
+        self.failures += other.failures;
+        self.held_flushes += other.held_flushes;
+        self.throttled += other.throttled;
+        self.laps += other.laps;
+        self.lost_acks += other.lost_acks;
+        self.recovery_cuts += other.recovery_cuts;
+    }
+}
+
+enum Pending {
+    Write { change: Change, flushed: bool, sequence: Option<u64> },
+    Flush { covers: u64, durable: bool },
+    Read { disk: usize, sector: usize, buffers: Buffers },
+}
+
+struct OneLane {
+    disk: usize,
+    lane: Box<dyn Lane>,
+    /// Writes that have no number yet, in order.
+    unnumbered: VecDeque<Token>,
+    pending: HashMap<Token, Pending>,
+}
+
+pub struct Run {
+    rng: ChaCha8Rng,
+    mutation: Option<Mutation>,
+    world: SimWorld,
+    clock: Arc<VirtualClock>,
+    disk_sectors: Vec<usize>,
+    core: Option<Arc<Core>>,
+    lanes: Vec<OneLane>,
+    history: History,
+    acks: Vec<Ack>,
+    /// From that many operations on, a cut must leave at least this.
+    floors: Vec<(usize, u64)>,
+    completed_max: u64,
+    next_token: u64,
+    acting: usize,
+    pub tally: Tally,
+}
+
+type Checked = Result<(), String>;
+
+impl Run {
+    pub fn new(seed: u64, mutation: Option<Mutation>) -> Result<Self, String> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let disks = rng.random_range(1..=3);
+        let disk_sectors: Vec<usize> = (0..disks).map(|_| rng.random_range(4..=24) * 8).collect();
+        let area = rng.random_range(8..=32) * 4096usize;
+        let mut contents = vec![vec![0; RECORDS_OFFSET as usize + area]];
+        for sectors in &disk_sectors {
+            contents.push((0..sectors * SECTOR).map(|i| (i / SECTOR) as u8 ^ 0xa5).collect());
+        }
+        let base = contents[1..].to_vec();
+        let world = SimWorld::new(contents);
+        let log: Arc<dyn Medium> = world.medium(0);
+        let homes: Vec<Arc<dyn Medium>> =
+            (1..=disks).map(|i| world.medium(i) as Arc<dyn Medium>).collect();
+        let images: Vec<ImageEntry> = disk_sectors
+            .iter()
+            .zip(1u64..)
+            .map(|(sectors, i)| ImageEntry {
+                inode: i.into(),
+                size_bytes: ((sectors * SECTOR) as u64).into(),
+                ..ImageEntry::default()
+            })
+            .collect();
+        create_medium(&log, &homes, &images, &[], [7; 16], rng.random()).map_err(|e| e.to_string())?;
+        // Cuts during the creation of a log leave a file that has not got its name yet.
+        let mut contents = vec![world.cached(0)];
+        contents.extend(base.iter().cloned());
+        let mut run = Self {
+            rng,
+            mutation,
+            world: SimWorld::new(contents),
+            clock: Arc::new(VirtualClock::default()),
+            disk_sectors,
+            core: None,
+            lanes: Vec::new(),
+            history: History::new(base, 0),
+            acks: Vec::new(),
+            floors: vec![(0, 0)],
+            completed_max: 0,
+            next_token: 0,
+            acting: 0,
+            tally: Tally::default(),
+        };
+        run.start()?;
+        Ok(run)
+    }
+
+    fn open_core(&mut self, world: &SimWorld) -> Result<Arc<Core>, String> {
+        let config = Config {
+            window: WINDOW,
+            clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
+            log: world.medium(0),
+            homes: (1..=self.disk_sectors.len()).map(|i| world.medium(i) as Arc<dyn Medium>).collect(),
+            incarnation: self.rng.random(),
+            mutation: self.mutation,
+        };
+        Core::open(config).map_err(|e| format!("opening failed: {e}"))
+    }
+
+    fn disk(core: &Arc<Core>, world: &SimWorld, disk: usize) -> RedoDisk {
+        RedoDisk::new(Arc::clone(core), disk, Arc::new(MediumDisk::new(world.medium(disk + 1))))
+    }
+
+    /// A process begins.
+    fn start(&mut self) -> Checked {
+        let world = self.world.clone();
+        let core = self.open_core(&world)?;
+        self.lanes.clear();
+        for disk in 0..self.disk_sectors.len() {
+            for _ in 0..self.rng.random_range(1..=2) {
+                let lane = Self::disk(&core, &world, disk).open_lane().map_err(|e| e.to_string())?;
+                let (unnumbered, pending) = (VecDeque::new(), HashMap::new());
+                self.lanes.push(OneLane { disk, lane, unnumbered, pending });
+            }
+        }
+        self.core = Some(core);
+        self.acting = 0;
+        self.note_floor();
+        Ok(())
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        self.core.as_ref().expect("a process runs")
+    }
+
+    /// What the core says is durable has to be there from now on.
+    fn note_floor(&mut self) {
+        let durable = self.core().durable().0;
+        if self.floors.last().is_none_or(|(_, floor)| *floor < durable) {
+            self.floors.push((self.world.ops(), durable));
+        }
+    }
+
+    pub fn steps(&mut self, steps: usize) -> Checked {
+        for _ in 0..steps {
+            self.step()?;
+            self.note_floor();
+            if self.core().health().failure().is_some() {
+                self.after_failure()?;
+            }
+        }
+        self.cuts_here(6)
+    }
+
+    fn step(&mut self) -> Checked {
+        let lane = self.rng.random_range(0..self.lanes.len());
+        match self.rng.random_range(0..1000) {
+            0..=399 => self.write(lane),
+            400..=519 => self.flush(lane),
+            520..=619 => self.act(lane, |lane| lane.dispatch()),
+            620..=719 => self.read_somewhere(lane),
+            720..=819 => {
+                self.clock.advance(Duration::from_micros(self.rng.random_range(0..20_000)));
+                if self.core().next_sync_at().is_some_and(|at| at <= self.clock.now())
+                    && self.rng.random_range(0..4) > 0
+                {
+                    self.sync()?;
+                }
+                Ok(())
+            }
+            820..=879 => self.sync(),
+            880..=949 => self.checkpoint(),
+            950..=969 => self.cuts_here(3),
+            970..=979 => self.die(),
+            980..=987 => self.die_within(),
+            988..=991 => {
+                let medium = self.rng.random_range(0..=self.disk_sectors.len());
+                let fault = if self.rng.random() { Fault::Write } else { Fault::Sync };
+                let error =
+                    if self.rng.random() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+                self.world.fail(medium, fault, self.rng.random_range(0..3), error);
+                Ok(())
+            }
+            _ => self.cut_and_go_on(),
+        }
+    }
+
+    fn sync(&mut self) -> Checked {
+        let _ = self.core().sync_once();
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Checked {
+        let limit = self.rng.random_range(1..self.core().area_bytes());
+        let before = self.core().home().0;
+        let _ = self.core().checkpoint_once(limit);
+        if self.core().home().0 > before {
+            self.tally.laps += 1;
+        }
+        for lane in 0..self.lanes.len() {
+            self.act(lane, |_| {})?;
+        }
+        Ok(())
+    }
+
+    fn token(&mut self) -> Token {
+        self.next_token += 1;
+        Token(self.next_token)
+    }
+
+    fn write(&mut self, lane: usize) -> Checked {
+        let disk = self.lanes[lane].disk;
+        let max = (self.core().area_bytes() as usize / 8).max(4096) / SECTOR;
+        let sectors =
+            *[1, 1, 2, 3, 8, 8, 8, 16].get(self.rng.random_range(0..8)).unwrap_or(&1usize).min(&max);
+        let sectors = sectors.min(self.disk_sectors[disk]);
+        let sector = self.rng.random_range(0..=self.disk_sectors[disk] - sectors);
+        let flushed = self.rng.random_range(0..12) == 0;
+        let token = self.token();
+        let (operation, data) = match self.rng.random_range(0..10) {
+            0 => (Operation::Discard { flushed }, None),
+            1 => (Operation::WriteZeroes { unmap: self.rng.random(), flushed }, None),
+            2 => {
+                // The same bytes everywhere: what a stale record would show, too.
+                (Operation::Write { flushed }, Some(vec![0x55; sectors * SECTOR]))
+            }
+            _ => {
+                let data = (0..sectors * SECTOR).map(|i| (token.0 as u8).wrapping_add((i / 64) as u8));
+                (Operation::Write { flushed }, Some(data.collect::<Vec<u8>>()))
+            }
+        };
+        let buffers = data.as_ref().map_or_else(Buffers::empty, |d| Buffers::from_bytes(d));
+        let change = Change { disk, sector, sectors, data: data.map(Into::into) };
+        self.lanes[lane].pending.insert(token, Pending::Write { change, flushed, sequence: None });
+        self.lanes[lane].unnumbered.push_back(token);
+        let (sector, sectors) = (Sector(sector as u64), sectors as u64);
+        let dispatch = self.rng.random_range(0..3) > 0;
+        self.act(lane, |lane| {
+            lane.submit(Request { token, operation, sector, sectors, buffers });
+            if dispatch {
+                lane.dispatch();
+            }
+        })
+    }
+
+    fn flush(&mut self, lane: usize) -> Checked {
+        let durable = self.rng.random_range(0..8) == 0;
+        let kind = if durable { FlushKind::Durable } else { FlushKind::Order };
+        let token = self.token();
+        // Everything that has completed, on any lane.
+        let covers = self.completed_max;
+        self.lanes[lane].pending.insert(token, Pending::Flush { covers, durable });
+        let request = Request {
+            token,
+            operation: Operation::Flush(kind),
+            sector: Sector(0),
+            sectors: 0,
+            buffers: Buffers::empty(),
+        };
+        self.act(lane, |lane| lane.submit(request))
+    }
+
+    fn read_somewhere(&mut self, lane: usize) -> Checked {
+        let disk = self.lanes[lane].disk;
+        let sectors = self.rng.random_range(1..=self.disk_sectors[disk].min(40));
+        let sector = self.rng.random_range(0..=self.disk_sectors[disk] - sectors);
+        let token = self.token();
+        let buffers = Buffers::allocate(sectors * SECTOR);
+        let request = Request {
+            token,
+            operation: Operation::Read,
+            sector: Sector(sector as u64),
+            sectors: sectors as u64,
+            buffers: buffers.share(),
+        };
+        self.lanes[lane].pending.insert(token, Pending::Read { disk, sector, buffers });
+        self.act(lane, |lane| lane.submit(request))?;
+        match self.lanes[lane].pending.contains_key(&token) {
+            true => Err("a read was held back".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Does something with a lane, gives numbers to what it appended, and takes its completions.
+    fn act(&mut self, lane: usize, action: impl FnOnce(&mut dyn Lane)) -> Checked {
+        if !self.world.halted() {
+            self.acting = lane;
+        }
+        let mut completions: Vec<Completion> = Vec::new();
+        {
+            let lane = &mut self.lanes[lane].lane;
+            action(lane.as_mut());
+            lane.reap(&mut completions);
+        }
+        self.number(self.core().acknowledged().0)?;
+        for completion in completions {
+            self.completed(lane, completion)?;
+        }
+        Ok(())
+    }
+
+    /// The acting lane has put everything up to `last` into the log.
+    fn number(&mut self, last: u64) -> Checked {
+        while self.history.last() < last {
+            let lane = &mut self.lanes[self.acting];
+            let token = lane.unnumbered.pop_front().ok_or("a number was given to nothing")?;
+            let sequence = self.history.last() + 1;
+            match lane.pending.get_mut(&token) {
+                Some(Pending::Write { change, sequence: number, .. }) => {
+                    *number = Some(sequence);
+                    self.history.push(change.clone());
+                }
+                // Completed before it was in the log: the number comes too late for those who have read.
+                _ => return Err("a write completed before it had a number".to_owned()),
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, lane: usize, completion: Completion) -> Checked {
+        let pending = self.lanes[lane].pending.remove(&completion.token);
+        let pending = pending.ok_or("a completion for nothing")?;
+        let failed = self.core().health().failure().is_some();
+        if let Err(e) = completion.result {
+            if self.world.halted() {
+                // A dead process answers nobody; what it was writing may be there.
+                self.lanes[lane].pending.insert(completion.token, pending);
+                return Ok(());
+            }
+            self.lanes[lane].unnumbered.retain(|t| *t != completion.token);
+            return match (failed, &pending) {
+                (_, Pending::Read { .. }) => Err(format!("a read failed: {e}")),
+                (true, _) => Ok(()),
+                (false, _) => Err(format!("a request failed: {e}")),
+            };
+        }
+        match pending {
+            Pending::Read { disk, sector, buffers } => {
+                let found = buffers.to_vec();
+                let expected = &self.history.prefix(self.history.last())[disk];
+                let expected = &expected[sector * SECTOR..sector * SECTOR + found.len()];
+                if found != expected {
+                    let found = [found];
+                    return Err(format!(
+                        "read of sector {sector}: {}",
+                        difference(&found, &[expected.to_vec()]).unwrap_or_default()
+                    ));
+                }
+            }
+            Pending::Write { flushed, sequence, .. } => {
+                let sequence = sequence.ok_or("a write completed before it was in the log")?;
+                self.completed_max = self.completed_max.max(sequence);
+                if flushed {
+                    self.acknowledged(sequence, false);
+                }
+            }
+            Pending::Flush { covers, durable } => self.acknowledged(covers, durable),
+        }
+        Ok(())
+    }
+
+    fn acknowledged(&mut self, covers: u64, durable: bool) {
+        let ops = self.world.ops();
+        if durable {
+            self.floors.push((ops, covers));
+        } else {
+            self.acks.push(Ack { ops, covers, at_us: self.clock.now().as_micros() as u64 });
+        }
+    }
+
+    /// Reads every disk of a core completely.
+    fn read_all(&self, core: &Arc<Core>, world: &SimWorld) -> Result<Vec<Vec<u8>>, String> {
+        let mut disks = Vec::new();
+        for (disk, sectors) in self.disk_sectors.iter().enumerate() {
+            let lane = Self::disk(core, world, disk).open_lane().map_err(|e| e.to_string())?;
+            let mut content = vec![0; sectors * SECTOR];
+            let mut lane = afterimage_block::Blocking::new(lane);
+            lane.read(Sector(0), &mut content).map_err(|e| format!("reading after recovery: {e}"))?;
+            disks.push(content);
+        }
+        Ok(disks)
+    }
+
+    /// The process dies between two operations, or after having been halted in one, and another one starts. Everything
+    /// that completed is there: the process rule.
+    fn die(&mut self) -> Checked {
+        self.tally.deaths += 1;
+        self.count_core();
+        let completed = self.completed_max;
+        self.core = None;
+        for lane in &mut self.lanes {
+            lane.pending.retain(|_, p| matches!(p, Pending::Write { sequence: None, .. }));
+        }
+        // The records of a batch whose write was cut short may be there, complete and in order.
+        let unnumbered: Vec<_> = {
+            let lane = &mut self.lanes[self.acting];
+            let tokens = std::mem::take(&mut lane.unnumbered);
+            tokens.iter().filter_map(|t| lane.pending.remove(t)).collect()
+        };
+        self.lanes.clear();
+        self.world.revive();
+        self.world.heal();
+        let world = self.world.clone();
+        let core = self.open_core(&world)?;
+        let found = core.acknowledged().0;
+        for pending in unnumbered {
+            if let (true, Pending::Write { change, .. }) = (self.history.last() < found, pending) {
+                self.history.push(change);
+            }
+        }
+        if found < completed || found != self.history.last() {
+            return Err(format!(
+                "after a death: {completed} had completed and {} was in the log, {found} is there",
+                self.history.last()
+            ));
+        }
+        if let Some(d) = difference(&self.read_all(&core, &world)?, &self.history.prefix(found)) {
+            return Err(format!("after a death: {d}"));
+        }
+        drop(core);
+        self.start()?;
+        if self.core().acknowledged().0 != found {
+            return Err("a second opening found another prefix".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The process dies within one of the next operations.
+    fn die_within(&mut self) -> Checked {
+        self.world.halt_after(self.rng.random_range(1..12));
+        for _ in 0..60 {
+            if self.world.halted() {
+                break;
+            }
+            let lane = self.rng.random_range(0..self.lanes.len());
+            match self.rng.random_range(0..8) {
+                0 => self.sync()?,
+                1 => self.checkpoint()?,
+                2 => self.flush(lane)?,
+                _ => self.write(lane)?,
+            }
+        }
+        self.die()
+    }
+
+    /// A failure has turned the group read-only: flushes fail, reads go on, and a restart finds everything.
+    fn after_failure(&mut self) -> Checked {
+        self.tally.failures += 1;
+        for lane in 0..self.lanes.len() {
+            self.read_somewhere(lane)?;
+            let token = self.token();
+            let request = Request {
+                token,
+                operation: Operation::Flush(FlushKind::Order),
+                sector: Sector(0),
+                sectors: 0,
+                buffers: Buffers::empty(),
+            };
+            let lane = &mut self.lanes[lane].lane;
+            let mut completions = Vec::new();
+            lane.submit(request);
+            lane.dispatch();
+            lane.reap(&mut completions);
+            if !completions.iter().any(|c| c.token == token && c.result.is_err()) {
+                return Err("a flush after a failure did not fail".to_owned());
+            }
+            if lane.in_flight() > 0 {
+                return Err("a request hangs after a failure".to_owned());
+            }
+        }
+        let core = Arc::clone(self.core());
+        let all = self.read_all(&core, &self.world)?;
+        if let Some(d) = difference(&all, &self.history.prefix(self.history.last())) {
+            return Err(format!("reads after a failure: {d}"));
+        }
+        drop(core);
+        self.cuts_here(3)?;
+        self.die()
+    }
+
+    /// Power cuts somewhere in the trace: each leaves an allowed prefix.
+    fn cuts_here(&mut self, cuts: usize) -> Checked {
+        let ops = self.world.ops();
+        for _ in 0..cuts {
+            // Recent operations more often, the newest state most often.
+            let back = match self.rng.random_range(0..3) {
+                0 => 0,
+                1 => self.rng.random_range(0..=ops.min(12)),
+                _ => self.rng.random_range(0..=ops),
+            };
+            self.cut(ops - back).map_err(|e| format!("cut after operation {} of {ops}: {e}", ops - back))?;
+        }
+        Ok(())
+    }
+
+    /// Cuts, recovers, checks; returns the recovered world and the prefix.
+    fn cut(&mut self, at: usize) -> Result<(SimWorld, u64), String> {
+        self.tally.cuts += 1;
+        let torn = self.rng.random();
+        let world = self.world.crash(at, CrashOptions { torn }, &mut self.rng);
+        let before = world.clone();
+        let core = self.open_core(&world)?;
+        let found = core.acknowledged().0;
+        self.check_prefix(at, found)?;
+        let expected = self.history.prefix(found);
+        if let Some(d) = difference(&self.read_all(&core, &world)?, &expected) {
+            return Err(format!("prefix {found}: {d}"));
+        }
+        core.sync_once().and_then(|_| core.checkpoint_all()).map_err(|e| format!("going home: {e}"))?;
+        let homes: Vec<_> = (1..=self.disk_sectors.len()).map(|i| world.cached(i)).collect();
+        if let Some(d) = difference(&homes, &expected) {
+            return Err(format!("prefix {found}, at home: {d}"));
+        }
+        drop(core);
+        self.cut_in_recovery(&world, found, &expected)?;
+        Ok((before, found))
+    }
+
+    /// Another cut, anywhere in what recovery did.
+    fn cut_in_recovery(&mut self, world: &SimWorld, found: u64, expected: &[Vec<u8>]) -> Checked {
+        self.tally.recovery_cuts += 1;
+        let again = self.rng.random_range(0..=world.ops());
+        let torn = self.rng.random();
+        let world = world.crash(again, CrashOptions { torn }, &mut self.rng);
+        let core = self.open_core(&world).map_err(|e| format!("second recovery, cut {again}: {e}"))?;
+        if core.acknowledged().0 != found {
+            return Err(format!("the second recovery found {} instead of {found}", core.acknowledged().0));
+        }
+        match difference(&self.read_all(&core, &world)?, expected) {
+            Some(d) => Err(format!("second recovery after a cut at {again}: {d}")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_prefix(&mut self, at: usize, found: u64) -> Checked {
+        if found > self.history.last() {
+            return Err(format!("prefix {found} is longer than the history"));
+        }
+        let floor = self.floors.iter().filter(|(ops, _)| *ops <= at).map(|(_, f)| *f).max().unwrap_or(0);
+        if found < floor {
+            return Err(format!("prefix {found}, and {floor} had been declared durable"));
+        }
+        let lost = || self.acks.iter().filter(|a| a.ops <= at && a.covers > found);
+        let times = (lost().map(|a| a.at_us).min(), lost().map(|a| a.at_us).max());
+        self.tally.lost_acks += lost().count() as u64;
+        if let (Some(first), Some(last)) = times {
+            if last - first > WINDOW.as_micros() as u64 {
+                return Err(format!("a cut lost {} µs of acknowledgements", last - first));
+            }
+        }
+        Ok(())
+    }
+
+    /// The power goes, now, and life goes on from what it left.
+    fn cut_and_go_on(&mut self) -> Checked {
+        let ops = self.world.ops();
+        let (world, found) = self.cut(ops).map_err(|e| format!("cut after all {ops} operations: {e}"))?;
+        self.count_core();
+        self.core = None;
+        self.lanes.clear();
+        // `cut` has recovered in that world; take the same state as it was before.
+        self.world = world.rewound();
+        self.history = self.history.truncated(found);
+        self.acks.clear();
+        self.floors = vec![(0, found)];
+        self.completed_max = found;
+        self.start()?;
+        if self.core().acknowledged().0 != found {
+            return Err("recovery is not repeatable".to_owned());
+        }
+        Ok(())
+    }
+
+    fn count_core(&mut self) {
+        if let Some(core) = &self.core {
+            let (held, throttled) = core.waits();
+            self.tally.held_flushes += held;
+            self.tally.throttled += throttled;
+        }
+    }
+}
