@@ -227,10 +227,19 @@ impl Workdir {
     pub fn new(tag: &str) -> Result<Workdir> {
         let base =
             std::env::var_os("AFTERIMAGE_LAB_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
-        fs::create_dir_all(&base).context(|| format!("make {}", base.display()))?;
+        Workdir::new_in(&base, tag)
+    }
+
+    /// As [`Workdir::new`], in a folder of the caller's choice: for images, whose names may be long and which a
+    /// guest need not see.
+    ///
+    /// # Errors
+    /// The folder can not be made.
+    pub fn new_in(base: &Path, tag: &str) -> Result<Workdir> {
+        fs::create_dir_all(base).context(|| format!("make {}", base.display()))?;
         let path = tempfile::Builder::new()
             .prefix(&format!("aimg-{tag}-"))
-            .tempdir_in(&base)
+            .tempdir_in(base)
             .context(|| format!("make a folder in {}", base.display()))?
             .keep();
         // After the groups' own guards have killed and unmounted.
