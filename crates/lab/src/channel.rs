@@ -9,11 +9,17 @@ use std::time::{Duration, Instant};
 use crate::error::{Context, LabError, Result};
 use crate::process::socket_pair;
 
+/// CLOCK_MONOTONIC in nanoseconds: comparable between processes of one machine.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// One line from the guest.
 #[derive(Clone, Debug)]
 pub struct Arrival {
-    /// When the host had all of it.
-    pub at: Instant,
+    /// When the host had all of it, on CLOCK_MONOTONIC, in nanoseconds.
+    pub at_ns: u64,
     /// The line, without its end.
     pub line: String,
 }
@@ -147,7 +153,7 @@ fn read_lines(mut reader: BufReader<UnixStream>, shared: &Shared) {
             // A line without its end was cut by the guest's death: it was never said.
             Ok(_) if bytes.last() == Some(&b'\n') => {
                 let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']).to_owned();
-                shared.lock().lines.push(Arrival { at: Instant::now(), line });
+                shared.lock().lines.push(Arrival { at_ns: monotonic_ns(), line });
                 shared.news.notify_all();
             }
             _ => {

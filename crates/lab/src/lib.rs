@@ -15,6 +15,7 @@ pub mod channel;
 pub mod error;
 pub mod guest;
 pub mod locate;
+pub mod powerfs;
 pub mod process;
 
 pub use error::{LabError, Result};

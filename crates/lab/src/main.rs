@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use afterimage_lab::guest;
+use afterimage_lab::{guest, powerfs};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -18,6 +18,8 @@ struct Cli {
 enum Command {
     /// Run one command in one guest
     Run(guest::RunOptions),
+    /// Mount the file system that models a device and cuts its power
+    Fuse(powerfs::FuseOptions),
     /// Fetch what guests need into the cache, and say whether KVM runs a stock kernel here
     Prepare,
 }
@@ -40,6 +42,7 @@ fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
             let status = guest::run_cli(&options)?;
             Ok(ExitCode::from(status.code().unwrap_or(1) as u8))
         }
+        Command::Fuse(options) => powerfs::run_fuse(&options).map(|()| ExitCode::SUCCESS),
         Command::Prepare => {
             guest::fetch_kernel()?;
             println!("kvm: {}", if guest::kvm_boots() { "boots" } else { "does not boot a stock kernel" });

@@ -107,7 +107,7 @@ impl Group {
             )),
             _ => LabError::io(format!("start {name}"), source),
         })?;
-        let guard = Guard::start(&format!("kill -9 -- -{}\n{cleanup}", child.id()));
+        let guard = Guard::start(&format!("kill -9 -{}\n{cleanup}", child.id()));
         let mut group = Group {
             name: name.to_owned(),
             child,

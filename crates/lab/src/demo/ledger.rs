@@ -1,0 +1,190 @@
+//! What the guest told the host before it died: every acknowledgement, with the guest's own clock.
+//!
+//! ```text
+//!   guest:  called ─► (flush reaches the daemon, is acknowledged) ─► sent ─► host: arrived
+//! ```
+//!
+//! The daemon's own acknowledgement lies between `called` and `sent`, so both are kept: what can be *proved* about
+//! a window uses the one that favours the daemon, what is *shown* uses the other.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::sql::Journal;
+use crate::channel::Arrival;
+
+/// One acknowledgement.
+#[derive(Clone, Copy, Debug)]
+pub struct Ack {
+    /// The record's or transaction's number.
+    pub number: u64,
+    /// When the guest asked for it to be made safe, or a little earlier; guest clock, nanoseconds.
+    pub called_ns: u64,
+    /// When the guest knew that it is safe; guest clock, nanoseconds.
+    pub sent_ns: u64,
+    /// When the host heard.
+    pub arrived: Instant,
+}
+
+/// One workload's acknowledgements in the order of arrival.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// `records`, `sqlite wal`, `sqlite rollback`
+    pub name: String,
+    /// What was acknowledged.
+    pub acks: Vec<Ack>,
+}
+
+/// Everything a guest acknowledged.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    /// One per workload.
+    pub streams: Vec<Stream>,
+    /// Rounds of postmark that were completed.
+    pub postmark_rounds: u64,
+    /// Programs that ended though they should not have.
+    pub ended: Vec<String>,
+    /// Whether the times of different streams are of one clock, to within [`CLOCKS_APART_NS`].
+    pub one_clock: bool,
+}
+
+/// How far the times of two streams may be apart though nothing is wrong, in nanoseconds: the matching of the clocks,
+/// and a page that was written back while its writer had not yet been scheduled to call for it.
+pub const CLOCKS_APART_NS: u64 = 20_000_000;
+/// The resolution of SQLite's clock, in nanoseconds.
+pub const RESOLUTION_NS: u64 = 1_000_000;
+
+impl Ledger {
+    /// Reads a channel's lines. Acknowledgements that arrived at or after `cut` do not count: whether they were
+    /// made before the power went can not be known.
+    pub fn read(lines: &[Arrival], cut: Option<Instant>) -> Ledger {
+        let stream = |name: String| Stream { name, acks: Vec::new() };
+        let mut records = stream("records".to_owned());
+        let mut banks: Vec<Stream> =
+            Journal::ALL.iter().map(|journal| stream(format!("sqlite {}", journal.name()))).collect();
+        let mut postmark_rounds = 0;
+        let mut ended = Vec::new();
+        let mut wall_minus_monotonic_ns = None;
+        for arrival in lines {
+            if cut.is_some_and(|cut| arrival.at >= cut) {
+                break;
+            }
+            let Some(json) = arrival.json() else { continue };
+            let number = |key: &str| json.get(key).and_then(Value::as_u64);
+            let text = |key: &str| json.get(key).and_then(Value::as_str);
+            if text("agent") == Some("ack") {
+                if let (Some(n), Some(ns), Some(fsync_ns)) = (number("n"), number("ns"), number("fsync_ns")) {
+                    records.acks.push(Ack {
+                        number: n,
+                        called_ns: ns.saturating_sub(fsync_ns),
+                        sent_ns: ns,
+                        arrived: arrival.at,
+                    });
+                }
+            } else if text("sqlite") == Some("commit") {
+                let bank = Journal::ALL.iter().position(|journal| text("mode") == Some(journal.name()));
+                if let (Some(n), Some(ms), Some(bank)) = (number("n"), number("ms"), bank) {
+                    let acks = &mut banks[bank].acks;
+                    // A transaction begins after its predecessor was reported; the clock has whole milliseconds.
+                    let called_ns = acks.last().map_or(0, |before: &Ack| before.sent_ns);
+                    acks.push(Ack { number: n, called_ns, sent_ns: ms * 1_000_000, arrived: arrival.at });
+                }
+            } else if text("demo") == Some("clocks") {
+                let uptime_s = json.get("uptime_s").and_then(Value::as_f64);
+                if let (Some(uptime_s), Some(ms)) = (uptime_s, number("wall_ms")) {
+                    wall_minus_monotonic_ns = Some(ms * 1_000_000 - (uptime_s * 1e9) as u64);
+                }
+            } else if text("demo") == Some("postmark-round") {
+                postmark_rounds += 1;
+            } else if text("demo") == Some("ended") {
+                ended.push(text("what").unwrap_or("a program").to_owned());
+            }
+        }
+        if let Some(offset_ns) = wall_minus_monotonic_ns {
+            for ack in &mut records.acks {
+                ack.called_ns += offset_ns;
+                ack.sent_ns += offset_ns;
+            }
+        }
+        let mut streams = vec![records];
+        streams.append(&mut banks);
+        Ledger { streams, postmark_rounds, ended, one_clock: wall_minus_monotonic_ns.is_some() }
+    }
+
+    /// Acknowledgements in all.
+    pub fn total(&self) -> usize {
+        self.streams.iter().map(|stream| stream.acks.len()).sum()
+    }
+
+    /// One sentence.
+    pub fn summary(&self) -> String {
+        let parts: Vec<String> =
+            self.streams.iter().map(|stream| format!("{} {}", stream.acks.len(), stream.name)).collect();
+        format!("acknowledged so far: {}; postmark rounds: {}", parts.join(", "), self.postmark_rounds)
+    }
+}
+
+/// Counts, line by line, whether a guest has done enough to be killed.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    records: u64,
+    commits: [u64; 2],
+    ended: Option<String>,
+}
+
+impl Gauge {
+    /// Takes one line.
+    pub fn add(&mut self, arrival: &Arrival) {
+        if arrival.line.contains("\"agent\":\"ack\"") {
+            self.records += 1;
+        } else if arrival.line.contains("\"sqlite\":\"commit\"") {
+            for (count, journal) in self.commits.iter_mut().zip(Journal::ALL) {
+                *count += u64::from(arrival.line.contains(&format!("\"mode\":\"{}\"", journal.name())));
+            }
+        } else if let Some(json) = arrival.json_if("demo", "ended") {
+            self.ended = Some(json["what"].as_str().unwrap_or("a program").to_owned());
+        }
+    }
+
+    /// Whether there are that many records, and commits in each mode.
+    pub fn reached(&self, records: u64, commits: u64) -> bool {
+        self.records >= records && self.commits.iter().all(|count| *count >= commits)
+    }
+
+    /// A program that ended though it should not have.
+    pub fn ended(&self) -> Option<&str> {
+        self.ended.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn acknowledgements_after_the_cut_do_not_count() {
+        let start = Instant::now();
+        let at = |ms: u64, line: &str| Arrival { at: start + Duration::from_millis(ms), line: line.to_owned() };
+        let lines = [
+            at(1, r#"{"agent":"ack","n":1,"thread":0,"slot":0,"floor":0,"ns":5000,"fsync_ns":2000}"#),
+            at(2, "wal"),
+            at(3, r#"{"sqlite":"commit","mode":"wal","n":1,"ms":1000}"#),
+            at(4, r#"{"sqlite":"commit","mode":"wal","n":2,"ms":1007}"#),
+            at(9, r#"{"agent":"ack","n":2,"thread":0,"slot":1,"floor":1,"ns":9000,"fsync_ns":1000}"#),
+        ];
+        let all = Ledger::read(&lines, None);
+        assert_eq!(all.total(), 4);
+        assert_eq!(all.streams[0].acks[0].called_ns, 3000);
+        assert_eq!(all.streams[1].acks[1].called_ns, 1_000_000_000);
+        let before = Ledger::read(&lines, Some(start + Duration::from_millis(9)));
+        assert_eq!(before.streams[0].acks.len(), 1);
+        let mut gauge = Gauge::default();
+        lines.iter().for_each(|line| gauge.add(line));
+        assert!(!gauge.reached(2, 1));
+        gauge.add(&at(10, r#"{"sqlite":"commit","mode":"rollback","n":1,"ms":1}"#));
+        assert!(gauge.reached(2, 1));
+    }
+}

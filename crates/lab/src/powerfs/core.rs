@@ -1,0 +1,651 @@
+//! The file system itself, without FUSE and without time: nodes, names, faults, power.
+//!
+//! The outcomes of [`Core::cut`]: see [`super::content`] for bytes and [`super::names`] for names. A node that
+//! no surviving name leads to is gone with its content. After [`Core::restore`] every node has a new number:
+//! whatever a program or the kernel still holds of the time before (open files, cached pages) answers ESTALE.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::content::{Content, CutTally, Lottery, PAGE_BYTES};
+use super::counters::{Counted, FileCounters};
+use super::dice::Dice;
+use super::names::{Change, Names, NodeId, Tree, ROOT};
+use super::stored::{StoredKind, StoredNames};
+
+/// What a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link and its target.
+    Symlink(PathBuf),
+}
+
+/// A node's attributes. They are not part of the crash model: a cut keeps them as they are.
+#[derive(Clone, Debug)]
+pub struct Attributes {
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last access.
+    pub atime: SystemTime,
+    /// Last change of content.
+    pub mtime: SystemTime,
+    /// Last change of attributes.
+    pub ctime: SystemTime,
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    /// What it is.
+    pub kind: NodeKind,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// The name of its object file; its place on the modelled device.
+    pub object: u64,
+    /// Its content, if it is a file.
+    pub content: Option<Content>,
+    /// How often the kernel holds it.
+    pub lookups: u64,
+    counters: FileCounters,
+}
+
+/// What is to fail, on request.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct Faults {
+    /// This many writes fail with EIO.
+    #[serde(default)]
+    pub write_errors: u64,
+    /// This many syncs fail with EIO; what they should have made durable stays volatile.
+    #[serde(default)]
+    pub sync_errors: u64,
+    /// After this many bytes of newly allocated space, writes fail with ENOSPC.
+    #[serde(default)]
+    pub space_left_bytes: Option<u64>,
+    /// Only files whose path ends like this; all if absent.
+    #[serde(default)]
+    pub path_suffix: Option<String>,
+}
+
+/// What a cut did.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct CutReport {
+    /// Sectors kept, lost and torn, over all files.
+    pub content: CutTally,
+    /// Volatile changes of names that got through.
+    pub names_kept: u64,
+    /// And that did not.
+    pub names_lost: u64,
+    /// Of 1000 volatile things, how many this cut kept on average (drawn anew for each cut unless given).
+    pub kept_per_mille: u64,
+}
+
+/// The file system.
+#[derive(Debug)]
+pub struct Core {
+    backing: PathBuf,
+    names: Names,
+    nodes: BTreeMap<NodeId, Node>,
+    next_node: u64,
+    next_object: u64,
+    next_sequence: u64,
+    powered: bool,
+    epoch: u64,
+    cache_bytes_max: u64,
+    operations: u64,
+    cut_after_operations: Option<u64>,
+    /// What is to fail.
+    pub faults: Faults,
+    names_synced: u64,
+}
+
+/// The error of everything while the power is off.
+fn no_power() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+impl Core {
+    /// Opens a backing folder: empty, or left by an earlier mount. `cache_bytes_max` bounds what can be
+    /// volatile at once, as a drive's cache does: over it, the oldest settles.
+    pub fn open(backing: &Path, cache_bytes_max: u64) -> io::Result<Core> {
+        fs::create_dir_all(backing.join("objects"))?;
+        let mut core = Core {
+            backing: backing.to_path_buf(),
+            names: Names::new(Tree::new()),
+            nodes: BTreeMap::new(),
+            next_node: ROOT.0 + 1,
+            next_object: 1,
+            next_sequence: 1,
+            powered: true,
+            epoch: 0,
+            cache_bytes_max,
+            operations: 0,
+            cut_after_operations: None,
+            faults: Faults::default(),
+            names_synced: 0,
+        };
+        core.load()?;
+        Ok(core)
+    }
+
+    fn load(&mut self) -> io::Result<()> {
+        let stored = StoredNames::read(&self.backing)?;
+        self.nodes.clear();
+        let root = Attributes::new(0o755, 0, 0);
+        self.nodes.insert(ROOT, Node::new(NodeKind::Directory, root, 0, None));
+        let mut tree = Tree::new();
+        let mut renumbered = BTreeMap::from([(ROOT.0, ROOT)]);
+        let mut objects = BTreeSet::new();
+        for node in &stored.nodes {
+            let id = NodeId(self.next_node);
+            self.next_node += 1;
+            renumbered.insert(node.id, id);
+            let attributes = Attributes::new(node.mode, node.uid, node.gid);
+            let (kind, content) = match &node.kind {
+                StoredKind::Directory => (NodeKind::Directory, None),
+                StoredKind::Symlink { target } => (NodeKind::Symlink(PathBuf::from(target)), None),
+                StoredKind::File => {
+                    objects.insert(node.object);
+                    (NodeKind::File, Some(Content::open(self.object_file(node.object)?)?))
+                }
+            };
+            self.next_object = self.next_object.max(node.object + 1);
+            self.nodes.insert(id, Node::new(kind, attributes, node.object, content));
+        }
+        for entry in &stored.entries {
+            let unknown = || io::Error::new(io::ErrorKind::InvalidData, "names.json names an unknown node");
+            let directory = *renumbered.get(&entry.directory).ok_or_else(unknown)?;
+            let node = *renumbered.get(&entry.node).ok_or_else(unknown)?;
+            let is_directory = self.nodes.get(&node).is_some_and(|n| n.kind == NodeKind::Directory);
+            tree.restore_entry(directory, OsString::from(&entry.name), node, is_directory);
+        }
+        self.names = Names::new(tree);
+        for entry in fs::read_dir(self.backing.join("objects"))? {
+            let path = entry?.path();
+            let number = path.file_name().and_then(OsStr::to_str).and_then(|n| n.parse().ok());
+            if number.is_none_or(|number: u64| !objects.contains(&number)) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn object_path(&self, object: u64) -> PathBuf {
+        self.backing.join("objects").join(object.to_string())
+    }
+
+    fn object_file(&self, object: u64) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.object_path(object))
+    }
+
+    fn save(&self) -> io::Result<()> {
+        StoredNames::new(self.names.durable(), &self.nodes).write(&self.backing)
+    }
+
+    /// Counts up with every cut: a reply that was waiting for its time when the power went is stale.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether there is power.
+    pub fn powered(&self) -> bool {
+        self.powered
+    }
+
+    /// Operations since the start that reached storage: writes, zeroes, lengths, syncs, changes of names.
+    pub fn operations(&self) -> u64 {
+        self.operations
+    }
+
+    /// Bytes that a cut could take.
+    pub fn volatile_bytes(&self) -> u64 {
+        self.nodes.values().filter_map(|n| n.content.as_ref()).map(Content::volatile_bytes).sum()
+    }
+
+    /// Changes of names that a cut could take.
+    pub fn volatile_names(&self) -> u64 {
+        self.names.volatile_count() as u64
+    }
+
+    /// The power goes by itself when this many more operations have arrived; `None` disarms.
+    pub fn cut_after_operations(&mut self, count: Option<u64>) {
+        self.cut_after_operations = count;
+    }
+
+    /// The folder that holds everything.
+    pub fn backing(&self) -> &Path {
+        &self.backing
+    }
+
+    fn check_power(&self) -> io::Result<()> {
+        if self.powered {
+            Ok(())
+        } else {
+            Err(no_power())
+        }
+    }
+
+    /// A node, if there is power and it is of this mount.
+    pub fn node(&self, id: NodeId) -> io::Result<&Node> {
+        self.check_power()?;
+        self.nodes.get(&id).ok_or_else(|| errno(libc::ESTALE))
+    }
+
+    /// A node to change.
+    pub fn node_mut(&mut self, id: NodeId) -> io::Result<&mut Node> {
+        self.check_power()?;
+        self.nodes.get_mut(&id).ok_or_else(|| errno(libc::ESTALE))
+    }
+
+    /// The names as they are now.
+    pub fn tree(&self) -> &Tree {
+        self.names.live()
+    }
+
+    /// Counts an operation. Returns whether the armed cut is due now; the operation has arrived all the same.
+    fn count_operation(&mut self) -> (u64, bool) {
+        self.operations += 1;
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let due = match &mut self.cut_after_operations {
+            Some(left) => {
+                *left = left.saturating_sub(1);
+                *left == 0
+            }
+            None => false,
+        };
+        if due {
+            self.cut_after_operations = None;
+        }
+        (sequence, due)
+    }
+
+    fn fault_applies(&self, id: NodeId) -> bool {
+        match &self.faults.path_suffix {
+            None => true,
+            Some(suffix) => self
+                .names
+                .live()
+                .paths()
+                .get(&id)
+                .is_some_and(|paths| paths.iter().any(|p| p.ends_with(suffix))),
+        }
+    }
+
+    /// Takes space for the pages of a range that have none yet.
+    fn take_space(&mut self, id: NodeId, offset: u64, length: u64) -> io::Result<()> {
+        let Some(left) = self.faults.space_left_bytes.filter(|_| self.fault_applies(id)) else {
+            return Ok(());
+        };
+        let node = self.node(id)?;
+        let Some(content) = &node.content else { return Ok(()) };
+        let mut needed = 0;
+        for index in offset / PAGE_BYTES..(offset + length).div_ceil(PAGE_BYTES) {
+            if !content.is_allocated(index)? {
+                needed += PAGE_BYTES;
+            }
+        }
+        if needed > left {
+            return Err(errno(libc::ENOSPC));
+        }
+        self.faults.space_left_bytes = Some(left - needed);
+        Ok(())
+    }
+
+    /// A write arrives. Returns its sequence number, and whether the armed cut is due.
+    pub fn write(&mut self, id: NodeId, offset: u64, data: &[u8]) -> io::Result<(u64, bool)> {
+        self.node(id)?;
+        if self.faults.write_errors > 0 && self.fault_applies(id) {
+            self.faults.write_errors -= 1;
+            return Err(errno(libc::EIO));
+        }
+        self.take_space(id, offset, data.len() as u64)?;
+        let (sequence, due) = self.count_operation();
+        let node = self.node_mut(id)?;
+        let content = node.content.as_mut().ok_or_else(|| errno(libc::EISDIR))?;
+        content.write(sequence, offset, data)?;
+        node.attributes.mtime = SystemTime::now();
+        node.counters.count(Counted::Write, data.len() as u64);
+        self.bound_volatile()?;
+        Ok((sequence, due))
+    }
+
+    /// A hole is punched or a range is zeroed.
+    pub fn zero(&mut self, id: NodeId, offset: u64, length: u64) -> io::Result<(u64, bool)> {
+        self.node(id)?;
+        let (sequence, due) = self.count_operation();
+        let node = self.node_mut(id)?;
+        let content = node.content.as_mut().ok_or_else(|| errno(libc::EISDIR))?;
+        content.zero(sequence, offset, length)?;
+        node.counters.count(Counted::Zero, length);
+        Ok((sequence, due))
+    }
+
+    /// The length changes.
+    pub fn set_length(&mut self, id: NodeId, length: u64) -> io::Result<(u64, bool)> {
+        self.node(id)?;
+        let (sequence, due) = self.count_operation();
+        let node = self.node_mut(id)?;
+        let content = node.content.as_mut().ok_or_else(|| errno(libc::EISDIR))?;
+        content.set_length(sequence, length)?;
+        node.attributes.mtime = SystemTime::now();
+        Ok((sequence, due))
+    }
+
+    /// Space is reserved: nothing changes but the length, if it grows.
+    pub fn allocate(&mut self, id: NodeId, offset: u64, length: u64, keep_size: bool) -> io::Result<()> {
+        self.take_space(id, offset, length)?;
+        let end = offset + length;
+        let grows = self.node(id)?.content.as_ref().is_some_and(|c| c.length() < end);
+        if grows && !keep_size {
+            self.set_length(id, end)?;
+        }
+        Ok(())
+    }
+
+    /// Reads.
+    pub fn read(&mut self, id: NodeId, offset: u64, size: u64) -> io::Result<Vec<u8>> {
+        let node = self.node_mut(id)?;
+        let content = node.content.as_ref().ok_or_else(|| errno(libc::EISDIR))?;
+        let data = content.read(offset, size)?;
+        node.counters.count(Counted::Read, data.len() as u64);
+        Ok(data)
+    }
+
+    /// A sync of a file arrives: everything that has arrived up to now is what it covers. Call
+    /// [`Core::finish_sync`] when its time has come.
+    pub fn begin_sync(&mut self, id: NodeId) -> io::Result<(u64, bool)> {
+        self.node(id)?;
+        let (sequence, due) = self.count_operation();
+        self.node_mut(id)?.counters.count(Counted::Sync, 0);
+        if self.faults.sync_errors > 0 && self.fault_applies(id) {
+            self.faults.sync_errors -= 1;
+            return Err(errno(libc::EIO));
+        }
+        Ok((sequence, due))
+    }
+
+    /// What the sync covers is durable now.
+    pub fn finish_sync(&mut self, id: NodeId, sequence: u64) -> io::Result<()> {
+        match self.node_mut(id)?.content.as_mut() {
+            Some(content) => content.settle(sequence),
+            None => Ok(()),
+        }
+    }
+
+    /// One write that was asked to be durable by itself (O_DSYNC) is durable now.
+    pub fn finish_durable_write(&mut self, id: NodeId, sequence: u64) -> io::Result<()> {
+        match self.node_mut(id)?.content.as_mut() {
+            Some(content) => content.settle_single(sequence),
+            None => Ok(()),
+        }
+    }
+
+    /// fsync of a directory: its names are durable.
+    pub fn sync_directory(&mut self, id: NodeId) -> io::Result<bool> {
+        self.node(id)?;
+        let (_, due) = self.count_operation();
+        self.names_synced += 1;
+        self.names.settle(id);
+        self.collect()?;
+        self.save()?;
+        Ok(due)
+    }
+
+    /// What a name names.
+    pub fn lookup(&mut self, directory: NodeId, name: &OsStr) -> io::Result<NodeId> {
+        self.node(directory)?;
+        let id = self.names.live().lookup(directory, name).ok_or_else(|| errno(libc::ENOENT))?;
+        self.node_mut(id)?.lookups += 1;
+        Ok(id)
+    }
+
+    /// Makes a node with a name. Returns it, and whether the armed cut is due.
+    pub fn create(
+        &mut self,
+        directory: NodeId,
+        name: &OsStr,
+        kind: NodeKind,
+        attributes: Attributes,
+    ) -> io::Result<(NodeId, bool)> {
+        self.node(directory)?;
+        if name.to_str().is_none() {
+            return Err(errno(libc::EINVAL));
+        }
+        if self.names.live().lookup(directory, name).is_some() {
+            return Err(errno(libc::EEXIST));
+        }
+        let object = self.next_object;
+        self.next_object += 1;
+        let content = match kind {
+            NodeKind::File => Some(Content::open(self.object_file(object)?)?),
+            _ => None,
+        };
+        let id = NodeId(self.next_node);
+        self.next_node += 1;
+        let makes_directory = kind == NodeKind::Directory;
+        let mut node = Node::new(kind, attributes, object, content);
+        node.lookups = 1;
+        self.nodes.insert(id, node);
+        let (_, due) = self.count_operation();
+        self.names.change(Change::Link { directory, name: name.to_owned(), node: id, makes_directory });
+        Ok((id, due))
+    }
+
+    /// Another name for a file.
+    pub fn link(&mut self, id: NodeId, directory: NodeId, name: &OsStr) -> io::Result<bool> {
+        self.node(directory)?;
+        if self.names.live().lookup(directory, name).is_some() {
+            return Err(errno(libc::EEXIST));
+        }
+        self.node_mut(id)?.lookups += 1;
+        let (_, due) = self.count_operation();
+        let change = Change::Link { directory, name: name.to_owned(), node: id, makes_directory: false };
+        self.names.change(change);
+        Ok(due)
+    }
+
+    /// Takes a name away. `directory_wanted`: rmdir, else unlink.
+    pub fn unlink(&mut self, directory: NodeId, name: &OsStr, directory_wanted: bool) -> io::Result<bool> {
+        self.node(directory)?;
+        let id = self.names.live().lookup(directory, name).ok_or_else(|| errno(libc::ENOENT))?;
+        match (directory_wanted, self.names.live().entries(id)) {
+            (true, None) => return Err(errno(libc::ENOTDIR)),
+            (true, Some(entries)) if !entries.is_empty() => return Err(errno(libc::ENOTEMPTY)),
+            (false, Some(_)) => return Err(errno(libc::EISDIR)),
+            _ => {}
+        }
+        let (_, due) = self.count_operation();
+        self.names.change(Change::Unlink { directory, name: name.to_owned(), node: id });
+        Ok(due)
+    }
+
+    /// A name becomes another.
+    pub fn rename(
+        &mut self,
+        from: NodeId,
+        from_name: &OsStr,
+        to: NodeId,
+        to_name: &OsStr,
+        replace: bool,
+    ) -> io::Result<bool> {
+        self.node(from)?;
+        self.node(to)?;
+        if to_name.to_str().is_none() {
+            return Err(errno(libc::EINVAL));
+        }
+        let node = self.names.live().lookup(from, from_name).ok_or_else(|| errno(libc::ENOENT))?;
+        let replaced = self.names.live().lookup(to, to_name);
+        match replaced {
+            Some(_) if !replace => return Err(errno(libc::EEXIST)),
+            Some(other) if other == node => return Ok(false),
+            Some(other) if self.names.live().entries(other).is_some_and(|e| !e.is_empty()) => {
+                return Err(errno(libc::ENOTEMPTY));
+            }
+            _ => {}
+        }
+        let (_, due) = self.count_operation();
+        self.names.change(Change::Rename {
+            from,
+            from_name: from_name.to_owned(),
+            to,
+            to_name: to_name.to_owned(),
+            node,
+            replaced,
+        });
+        Ok(due)
+    }
+
+    /// The kernel lets go of a node.
+    pub fn forget(&mut self, id: NodeId, count: u64) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.lookups = node.lookups.saturating_sub(count);
+            if node.lookups == 0 && self.powered {
+                // Removing an object file can fail; then the next mount removes it.
+                let _ = self.collect();
+            }
+        }
+    }
+
+    /// Drops the nodes that nobody holds and that no name leads to, now or after a cut.
+    fn collect(&mut self) -> io::Result<()> {
+        let mut wanted: BTreeSet<NodeId> = self.names.referenced();
+        wanted.insert(ROOT);
+        let gone: Vec<NodeId> = self
+            .nodes
+            .iter()
+            .filter(|(id, node)| node.lookups == 0 && !wanted.contains(id))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            if let Some(node) = self.nodes.remove(&id) {
+                if node.content.is_some() {
+                    fs::remove_file(self.object_path(node.object))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bound_volatile(&mut self) -> io::Result<()> {
+        while self.volatile_bytes() > self.cache_bytes_max {
+            let oldest = self
+                .nodes
+                .values_mut()
+                .filter_map(|node| node.content.as_mut())
+                .filter_map(|content| Some((content.oldest()?, content)))
+                .min_by_key(|(sequence, _)| *sequence);
+            match oldest {
+                Some((sequence, content)) => content.settle(sequence)?,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything becomes durable: an orderly end.
+    pub fn settle_everything(&mut self) -> io::Result<()> {
+        self.check_power()?;
+        for node in self.nodes.values_mut() {
+            if let Some(content) = &mut node.content {
+                content.settle(u64::MAX)?;
+            }
+        }
+        self.names.settle_all();
+        self.save()
+    }
+
+    /// The power goes. `kept_per_mille`: see [`Lottery`]; drawn from the dice if absent.
+    pub fn cut(
+        &mut self,
+        seed: u64,
+        kept_per_mille: Option<u64>,
+        torn_per_mille: u64,
+    ) -> io::Result<CutReport> {
+        self.check_power()?;
+        self.powered = false;
+        self.epoch += 1;
+        self.cut_after_operations = None;
+        let mut dice = Dice::new(seed);
+        let drawn = dice.below(1001);
+        let lottery = Lottery { kept_per_mille: kept_per_mille.unwrap_or(drawn), torn_per_mille };
+        let mut report = CutReport { kept_per_mille: lottery.kept_per_mille, ..CutReport::default() };
+        for node in self.nodes.values_mut() {
+            if let Some(content) = &mut node.content {
+                let tally = content.cut(lottery, &mut dice)?;
+                report.content.sectors_kept += tally.sectors_kept;
+                report.content.sectors_lost += tally.sectors_lost;
+                report.content.sectors_torn += tally.sectors_torn;
+            }
+        }
+        (report.names_kept, report.names_lost) = self.names.cut(lottery.kept_per_mille, &mut dice);
+        self.save()?;
+        Ok(report)
+    }
+
+    /// The power is back: what a fresh mount finds. Faults are forgotten, counters start anew.
+    pub fn restore(&mut self) -> io::Result<()> {
+        if self.powered {
+            return Err(errno(libc::EALREADY));
+        }
+        self.faults = Faults::default();
+        self.load()?;
+        self.powered = true;
+        Ok(())
+    }
+
+    /// The counters of every file that has a name, by path.
+    pub fn counters(&self) -> BTreeMap<String, FileCounters> {
+        let mut all = BTreeMap::new();
+        for (id, paths) in self.names.live().paths() {
+            if let (Some(node), Some(path)) = (self.nodes.get(&id), paths.into_iter().next()) {
+                if node.content.is_some() {
+                    all.insert(path, node.counters);
+                }
+            }
+        }
+        all
+    }
+
+    /// How many directory syncs there were.
+    pub fn directory_syncs(&self) -> u64 {
+        self.names_synced
+    }
+
+    /// Sets every counter to zero.
+    pub fn reset_counters(&mut self) {
+        for node in self.nodes.values_mut() {
+            node.counters = FileCounters::default();
+        }
+        self.names_synced = 0;
+    }
+}
+
+impl Attributes {
+    /// Attributes of something that was made now.
+    pub fn new(mode: u32, uid: u32, gid: u32) -> Attributes {
+        let now = SystemTime::now();
+        Attributes { mode: mode & 0o7777, uid, gid, atime: now, mtime: now, ctime: now }
+    }
+}
+
+impl Node {
+    fn new(kind: NodeKind, attributes: Attributes, object: u64, content: Option<Content>) -> Node {
+        Node { kind, attributes, object, content, lookups: 0, counters: FileCounters::default() }
+    }
+}

@@ -1,0 +1,426 @@
+//! How long a request takes on the modelled device.
+//!
+//! All requests of the mount share one device. A model answers, for a request that arrives now, when it is
+//! done; the caller sleeps until then. Nothing burns a processor, and nothing depends on the machine but the
+//! sleeping itself (about 60 µs late on Linux, so the `nvme` figures are coarse).
+//!
+//! **`hdd15k`**, after the disk of the VMA paper: 4 ms seek, 2 ms rotational delay, 63 MB/s, one head.
+//! A *write* goes into the drive's volatile cache (16 MiB) over the interface (300 MB/s, 50 µs a request); when
+//! the cache is full it waits for the head to make room. A *read* that misses the cache costs seek, rotation
+//! and transfer, or transfer alone when it continues where the head is. A *flush* writes the cache out in
+//! elevator order (upwards from the head, then from the bottom): between two runs the head passes over a gap
+//! if that is quicker than seek and rotation; the first run costs a rotation when it is where the head is
+//! (the sector has just gone by), seek and rotation otherwise. After 5 ms without requests the drive writes
+//! its cache out by itself.
+//!
+//! **`ssd`** (SATA, no power-loss protection): 90 µs a read, 30 µs a write into the cache (32 MiB), 500 MB/s
+//! interface, 4 reads at a time, the cache programmed at 400 MB/s in the background; a flush costs 1 ms and
+//! what is left to program.
+//!
+//! **`nvme`**: 75 µs, 12 µs, 64 MiB, 2.5 GB/s, 16 at a time, 1.2 GB/s, 250 µs.
+//!
+//! **`none`**: no time at all.
+//!
+//! The time model's cache and the power model's are apart on purpose: what the drive has written out in time
+//! is still volatile to a cut until it is synced, because no drive promises otherwise.
+//!
+//! A file's place on the device is its number and its offset: files are far apart, a file is in one piece.
+//! The model has no metadata of its own: for the cost of a host file system's journal, put a real one into
+//! a loop-mounted image on it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Which model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelName {
+    /// A 15,000 rpm disk: VMA's.
+    Hdd15k,
+    /// A SATA solid-state drive without power-loss protection.
+    Ssd,
+    /// An NVMe drive without power-loss protection.
+    Nvme,
+    /// No delay.
+    None,
+}
+
+impl ModelName {
+    /// The name as the command line takes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ModelName::Hdd15k => "hdd15k",
+            ModelName::Ssd => "ssd",
+            ModelName::Nvme => "nvme",
+            ModelName::None => "none",
+        }
+    }
+}
+
+/// A place on the device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(u64);
+
+impl Place {
+    /// The place of a file's byte. Files are a tebibyte apart.
+    pub fn of(file: u64, offset: u64) -> Place {
+        Place((file << 40).wrapping_add(offset))
+    }
+}
+
+/// A device's state in time.
+#[derive(Debug)]
+pub enum Model {
+    /// Immediate.
+    None,
+    /// One head.
+    Disk(Disk),
+    /// Flash behind a cache.
+    Flash(Flash),
+}
+
+impl Model {
+    /// A device at rest.
+    pub fn new(name: ModelName, now: Instant) -> Model {
+        match name {
+            ModelName::None => Model::None,
+            ModelName::Hdd15k => Model::Disk(Disk::new(now)),
+            ModelName::Ssd => Model::Flash(Flash::new(SSD, now)),
+            ModelName::Nvme => Model::Flash(Flash::new(NVME, now)),
+        }
+    }
+
+    /// When a read that arrives now is done.
+    pub fn read(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+        match self {
+            Model::None => now,
+            Model::Disk(disk) => disk.read(now, place, bytes),
+            Model::Flash(flash) => flash.read(now, bytes),
+        }
+    }
+
+    /// When a write that arrives now is in the device's cache.
+    pub fn write(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+        match self {
+            Model::None => now,
+            Model::Disk(disk) => disk.write(now, place, bytes),
+            Model::Flash(flash) => flash.write(now, bytes),
+        }
+    }
+
+    /// When a flush that arrives now is done.
+    pub fn flush(&mut self, now: Instant) -> Instant {
+        match self {
+            Model::None => now,
+            Model::Disk(disk) => disk.flush(now),
+            Model::Flash(flash) => flash.flush(now),
+        }
+    }
+}
+
+const SEEK: Duration = Duration::from_millis(4);
+const ROTATION: Duration = Duration::from_millis(2);
+const HEAD_BYTES_PER_S: u64 = 63_000_000;
+const DISK_INTERFACE_BYTES_PER_S: u64 = 300_000_000;
+const DISK_COMMAND: Duration = Duration::from_micros(50);
+const DISK_CACHE_BYTES: u64 = 16 << 20;
+const IDLE: Duration = Duration::from_millis(5);
+
+fn transfer(bytes: u64, bytes_per_s: u64) -> Duration {
+    Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / bytes_per_s)
+}
+
+/// A disk with one head.
+#[derive(Debug)]
+pub struct Disk {
+    head: u64,
+    head_free: Instant,
+    interface_free: Instant,
+    last_request: Instant,
+    /// Start and length of runs in the cache that are not on the platters.
+    dirty: BTreeMap<u64, u64>,
+    dirty_bytes: u64,
+}
+
+impl Disk {
+    fn new(now: Instant) -> Disk {
+        Disk {
+            head: 0,
+            head_free: now,
+            interface_free: now,
+            last_request: now,
+            dirty: BTreeMap::new(),
+            dirty_bytes: 0,
+        }
+    }
+
+    /// What it costs to get the head to `place`, in the middle of a batch.
+    fn position(&self, place: u64) -> Duration {
+        let anywhere = SEEK + ROTATION;
+        match place.checked_sub(self.head) {
+            Some(gap) => transfer(gap, HEAD_BYTES_PER_S).min(anywhere),
+            None => anywhere,
+        }
+    }
+
+    /// What the first access of a batch costs: the sector under the head has just gone by.
+    fn position_first(&self, place: u64) -> Duration {
+        self.position(place).max(ROTATION)
+    }
+
+    /// The next run upwards from the head, else the lowest.
+    fn next_run(&self) -> Option<(u64, u64)> {
+        self.dirty
+            .range(self.head..)
+            .next()
+            .or_else(|| self.dirty.iter().next())
+            .map(|(start, len)| (*start, *len))
+    }
+
+    fn write_out_one(&mut self, from: Instant, first: bool) -> Option<Instant> {
+        let (start, bytes) = self.next_run()?;
+        let reach = if first { self.position_first(start) } else { self.position(start) };
+        self.dirty.remove(&start);
+        self.dirty_bytes -= bytes;
+        self.head = start + bytes;
+        Some(from + reach + transfer(bytes, HEAD_BYTES_PER_S))
+    }
+
+    /// Lets the drive use the time since the last request.
+    fn catch_up(&mut self, now: Instant) {
+        let mut at = self.head_free.max(self.last_request + IDLE);
+        let mut first = true;
+        while at < now {
+            match self.write_out_one(at, first) {
+                Some(done) => at = done,
+                None => break,
+            }
+            first = false;
+            self.head_free = at;
+        }
+        self.last_request = now;
+    }
+
+    fn remember(&mut self, place: u64, bytes: u64) {
+        let (mut start, mut end) = (place, place + bytes);
+        // Merge with every run that it touches.
+        while let Some((run, length)) = self.dirty.range(..=end).next_back().map(|(s, l)| (*s, *l)) {
+            if run + length < start {
+                break;
+            }
+            self.dirty.remove(&run);
+            self.dirty_bytes -= length;
+            start = start.min(run);
+            end = end.max(run + length);
+        }
+        self.dirty.insert(start, end - start);
+        self.dirty_bytes += end - start;
+    }
+
+    fn is_cached(&self, place: u64, bytes: u64) -> bool {
+        let run = self.dirty.range(..=place).next_back();
+        run.is_some_and(|(start, length)| start + length >= place + bytes)
+    }
+
+    fn over_interface(&mut self, now: Instant, bytes: u64) -> Instant {
+        let start = now.max(self.interface_free);
+        self.interface_free = start + DISK_COMMAND + transfer(bytes, DISK_INTERFACE_BYTES_PER_S);
+        self.interface_free
+    }
+
+    fn read(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+        self.catch_up(now);
+        if self.is_cached(place.0, bytes) {
+            return self.over_interface(now, bytes);
+        }
+        let start = now.max(self.head_free);
+        let streaming = place.0 == self.head && start == self.head_free;
+        let reach = if place.0 == self.head || streaming {
+            // The drive reads ahead: what follows the last read is in its buffer or under the head.
+            Duration::ZERO
+        } else {
+            self.position_first(place.0)
+        };
+        self.head = place.0 + bytes;
+        self.head_free = start + reach + transfer(bytes, HEAD_BYTES_PER_S);
+        self.head_free
+    }
+
+    fn write(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+        self.catch_up(now);
+        let mut ready = now;
+        let mut first = self.head_free < now;
+        while self.dirty_bytes + bytes > DISK_CACHE_BYTES {
+            match self.write_out_one(self.head_free.max(now), first) {
+                Some(done) => {
+                    self.head_free = done;
+                    ready = done;
+                }
+                None => break,
+            }
+            first = false;
+        }
+        self.remember(place.0, bytes);
+        self.over_interface(ready, bytes)
+    }
+
+    fn flush(&mut self, now: Instant) -> Instant {
+        self.catch_up(now);
+        let mut at = now.max(self.head_free).max(self.interface_free);
+        let mut first = true;
+        while let Some(done) = self.write_out_one(at, first) {
+            at = done;
+            first = false;
+        }
+        self.head_free = at;
+        at + DISK_COMMAND
+    }
+}
+
+/// The figures of a flash drive.
+#[derive(Clone, Copy, Debug)]
+struct FlashFigures {
+    read: Duration,
+    write: Duration,
+    flush: Duration,
+    interface_bytes_per_s: u64,
+    program_bytes_per_s: u64,
+    cache_bytes: u64,
+    lanes: usize,
+}
+
+const SSD: FlashFigures = FlashFigures {
+    read: Duration::from_micros(90),
+    write: Duration::from_micros(30),
+    flush: Duration::from_micros(1000),
+    interface_bytes_per_s: 500_000_000,
+    program_bytes_per_s: 400_000_000,
+    cache_bytes: 32 << 20,
+    lanes: 4,
+};
+
+const NVME: FlashFigures = FlashFigures {
+    read: Duration::from_micros(75),
+    write: Duration::from_micros(12),
+    flush: Duration::from_micros(250),
+    interface_bytes_per_s: 2_500_000_000,
+    program_bytes_per_s: 1_200_000_000,
+    cache_bytes: 64 << 20,
+    lanes: 16,
+};
+
+/// Flash behind a volatile cache.
+#[derive(Debug)]
+pub struct Flash {
+    figures: FlashFigures,
+    lanes_free: Vec<Instant>,
+    interface_free: Instant,
+    /// When everything that is in the cache now will have been programmed.
+    programmed: Instant,
+}
+
+impl Flash {
+    fn new(figures: FlashFigures, now: Instant) -> Flash {
+        Flash { figures, lanes_free: vec![now; figures.lanes], interface_free: now, programmed: now }
+    }
+
+    fn over_interface(&mut self, from: Instant, bytes: u64) -> Instant {
+        self.interface_free =
+            from.max(self.interface_free) + transfer(bytes, self.figures.interface_bytes_per_s);
+        self.interface_free
+    }
+
+    fn read(&mut self, now: Instant, bytes: u64) -> Instant {
+        let Some(lane) = self.lanes_free.iter_mut().min() else { return now };
+        let sensed = now.max(*lane) + self.figures.read;
+        *lane = sensed;
+        self.over_interface(sensed, bytes)
+    }
+
+    fn write(&mut self, now: Instant, bytes: u64) -> Instant {
+        let programming = transfer(bytes, self.figures.program_bytes_per_s);
+        self.programmed = self.programmed.max(now) + programming;
+        // The cache is full when more is waiting than it holds: then the writer waits for the flash.
+        let holds = transfer(self.figures.cache_bytes, self.figures.program_bytes_per_s);
+        let room = self.programmed.checked_sub(holds).unwrap_or(now).max(now);
+        self.over_interface(room, bytes) + self.figures.write
+    }
+
+    fn flush(&mut self, now: Instant) -> Instant {
+        self.programmed.max(now).max(self.interface_free) + self.figures.flush
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(from: Instant, to: Instant) -> f64 {
+        to.duration_since(from).as_secs_f64() * 1e3
+    }
+
+    #[test]
+    fn a_disks_random_read_costs_seek_and_rotation() {
+        let start = Instant::now();
+        let mut model = Model::new(ModelName::Hdd15k, start);
+        let done = model.read(start, Place::of(3, 1 << 30), 4096);
+        assert!((6.0..6.2).contains(&ms(start, done)), "{}", ms(start, done));
+        let next = model.read(done, Place::of(3, (1 << 30) + 4096), 1 << 20);
+        assert!((16.0..17.0).contains(&ms(done, next)), "a megabyte at 63 MB/s: {}", ms(done, next));
+    }
+
+    #[test]
+    fn a_disks_flush_pays_for_what_the_cache_took() {
+        let start = Instant::now();
+        let mut model = Model::new(ModelName::Hdd15k, start);
+        let mut now = start;
+        for index in 0..10 {
+            now = model.write(now, Place::of(2, index * (100 << 20)), 4096);
+        }
+        assert!(ms(start, now) < 2.0, "ten cached writes: {}", ms(start, now));
+        let done = model.flush(now);
+        assert!((58.0..64.0).contains(&ms(now, done)), "ten seeks: {}", ms(now, done));
+        let again = model.flush(done);
+        assert!(ms(done, again) < 1.0, "nothing left: {}", ms(done, again));
+    }
+
+    #[test]
+    fn the_elevator_makes_neighbours_cheap() {
+        let start = Instant::now();
+        let mut model = Model::new(ModelName::Hdd15k, start);
+        let mut now = start;
+        for index in [5, 1, 4, 2, 3, 0] {
+            now = model.write(now, Place::of(2, index * 8192), 4096);
+        }
+        let done = model.flush(now);
+        assert!(ms(now, done) < 8.0, "one seek for all: {}", ms(now, done));
+    }
+
+    #[test]
+    fn a_full_cache_slows_the_writer_to_the_media() {
+        let start = Instant::now();
+        for (name, bytes_per_s) in
+            [(ModelName::Hdd15k, 63e6), (ModelName::Ssd, 400e6), (ModelName::Nvme, 1200e6)]
+        {
+            let mut model = Model::new(name, start);
+            let mut now = start;
+            let total = 512 << 20;
+            for index in 0..512 {
+                now = model.write(now, Place::of(2, index << 20), 1 << 20);
+            }
+            now = model.flush(now);
+            let rate = f64::from(total) / now.duration_since(start).as_secs_f64();
+            assert!((0.85..1.05).contains(&(rate / bytes_per_s)), "{name:?}: {rate}");
+        }
+    }
+
+    #[test]
+    fn an_idle_disk_empties_its_cache() {
+        let start = Instant::now();
+        let mut model = Model::new(ModelName::Hdd15k, start);
+        let now = model.write(start, Place::of(2, 1 << 30), 4096);
+        let later = now + Duration::from_millis(100);
+        let done = model.flush(later);
+        assert!(ms(later, done) < 1.0, "{}", ms(later, done));
+    }
+}
