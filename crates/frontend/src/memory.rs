@@ -32,12 +32,20 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, shared.
+    ///
+    /// # Errors
+    /// A regular file that is shorter, or what `mmap` says. (Of a device file's size nothing is known.)
     pub fn of_file(file: File, offset: u64, len: usize) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let end = offset.checked_add(len as u64);
+        if metadata.is_file() && !end.is_some_and(|end| end <= metadata.len().next_multiple_of(4096)) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the region"));
+        }
         let region = MmapRegion::from_file(FileOffset::new(file, offset), len).map_err(io::Error::other)?;
         Self::register(region)
     }
 
-    /// `len` bytes of private memory, for tests and fuzzing.
+    /// `len` bytes of private memory, for fuzzing.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         Self::register(MmapRegion::new(len).map_err(io::Error::other)?)
     }

@@ -2,15 +2,16 @@
 //!
 //! They are the peer's: mostly eventfds, but User Mode Linux's call descriptor is one end of a blocking stream
 //! socketpair, and a peer may set or clear O_NONBLOCK on the shared description at any time. So nothing here relies on
-//! that flag: reads are asked not to wait for this call only (RWF_NOWAIT, MSG_DONTWAIT), writes to sockets likewise, and
-//! before a write to anything else its room is looked at unless the description does not block anyway.
+//! that flag for reads, which are asked not to wait for this call only (RWF_NOWAIT, MSG_DONTWAIT), as are writes to
+//! sockets. There is no such flag for writing to an eventfd, so a call eventfd is made non-blocking as QEMU makes its own
+//! and qemu-storage-daemon its peer's; where that is refused, its room is looked at before each write.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::fs::{fcntl_getfl, fstat, FileType, OFlags};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, FileType, OFlags};
 use rustix::io::{preadv2, read, write, Errno, ReadWriteFlags};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 
@@ -96,7 +97,8 @@ pub(crate) struct Call {
 impl Call {
     pub fn new(fd: OwnedFd) -> Self {
         let socket = is_socket(&fd);
-        let may_block = !fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        let may_block =
+            !socket && fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK)).is_err();
         Self { fd, socket, may_block }
     }
 
@@ -153,6 +155,9 @@ mod tests {
 
     #[test]
     fn a_call_never_waits_for_a_full_descriptor() {
+        let (_read_end, write_end) = rustix::pipe::pipe().unwrap();
+        let pipe = Call::new(write_end);
+        (0..100_000).for_each(|_| pipe.notify());
         let (near, _far) = UnixStream::pair().unwrap();
         let call = Call::new(near.into());
         (0..100_000).for_each(|_| call.notify());

@@ -141,7 +141,8 @@ impl<'a> Session<'a> {
                     self.device().tell_errors();
                 }
             }
-            if another {
+            // Not while something is to be read: it may be the end of this connection, and the other one its successor.
+            if another && !message {
                 self.turn_away();
             }
             if message {

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, wait_readable, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Request, SECTOR_BYTES,
+    admit, wait_readable, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Request,
+    SECTOR_BYTES,
 };
 
 const CHUNK_BYTES: usize = 64 * 1024;

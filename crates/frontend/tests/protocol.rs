@@ -1,0 +1,208 @@
+//! Peers that break the vhost-user protocol lose their connection; the daemon takes the next one.
+
+#[path = "support/daemon.rs"]
+mod daemon;
+#[path = "support/memory_disk.rs"]
+mod memory_disk;
+#[path = "support/raw.rs"]
+mod raw;
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use afterimage_frontend::ServeOptions;
+use daemon::{serve, Served};
+use memory_disk::MemoryDisk;
+use raw::*;
+
+fn served() -> Served {
+    serve(Arc::new(MemoryDisk::new(8 << 20, false)), ServeOptions::default())
+}
+
+/// A guest that has said everything but its queue.
+fn introduced(served: &Served) -> RawGuest {
+    let mut guest = RawGuest::connect(&served.socket);
+    guest.negotiate(!0);
+    guest
+}
+
+#[test]
+fn malformed_messages_end_the_connection_only() {
+    let served = served();
+    let other = self::served();
+    let mut bystander = RawGuest::start(&other.socket);
+    type Attack = Box<dyn Fn(&mut RawGuest)>;
+    let message = |request: u32, body: Vec<u8>, fds: usize| -> Attack {
+        Box::new(move |g: &mut RawGuest| g.send(request, &body, &vec![g.kick.as_raw_fd(); fds]))
+    };
+    let addresses = |descriptors: u64, used: u64, available: u64| -> Attack {
+        Box::new(move |g: &mut RawGuest| {
+            g.send(SET_VRING_ADDR, &g.ring_address(descriptors, used, available), &[]);
+            g.send(SET_VRING_NUM, &words([0, 16]), &[]);
+            g.send(SET_VRING_ENABLE, &words([0, 1]), &[]);
+            g.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[g.kick.as_raw_fd()]);
+        })
+    };
+    let bytes = |bytes: Vec<u8>| -> Attack {
+        Box::new(move |g: &mut RawGuest| g.send_bytes(&bytes, &[]).map(|_| ()).unwrap())
+    };
+    let region = |start: u64, len: u64, offset: u64| {
+        let body = [1u64, start, len, USER_START, offset].map(u64::to_ne_bytes).concat();
+        Box::new(move |g: &mut RawGuest| g.send(SET_MEM_TABLE, &body, &[g.memory.as_raw_fd()])) as Attack
+    };
+    let (d, u, a) = RawGuest::ring_offsets();
+    let attacks: Vec<(&str, Attack)> = vec![
+        ("unknown request", message(99, vec![], 0)),
+        ("request 0", message(0, vec![], 0)),
+        ("wrong version", bytes(words([GET_FEATURES, 2, 0]))),
+        ("a reply", bytes(words([GET_FEATURES, 5, 0]))),
+        ("reserved flags", bytes(words([GET_FEATURES, 0x11, 0]))),
+        ("4 GiB body", bytes(words([SET_FEATURES, 1, u32::MAX]))),
+        ("short SET_FEATURES", message(SET_FEATURES, vec![0; 7], 0)),
+        ("features that were not offered", message(SET_FEATURES, (!0u64).to_ne_bytes().to_vec(), 0)),
+        ("VHOST_F_LOG_ALL", message(SET_FEATURES, (1u64 << 26).to_ne_bytes().to_vec(), 0)),
+        ("protocol features not offered", message(SET_PROTOCOL_FEATURES, (!0u64).to_ne_bytes().to_vec(), 0)),
+        ("descriptor where none belongs", message(GET_FEATURES, vec![], 1)),
+        ("memory table without descriptors", message(SET_MEM_TABLE, vec![1, 0, 0, 0, 0, 0, 0, 0], 0)),
+        ("memory table of 2^32-1 regions", message(SET_MEM_TABLE, vec![0xff; 40], 1)),
+        ("too many descriptors", message(SET_MEM_TABLE, vec![0; 40], 33)),
+        ("far too many descriptors", message(SET_MEM_TABLE, vec![0; 40], 200)),
+        ("memory beyond its file", region(0, MEMORY_BYTES + 4096, 0)),
+        ("memory at an offset beyond its file", region(0, 4096, MEMORY_BYTES)),
+        ("memory that wraps around", region(u64::MAX - 4095, MEMORY_BYTES, 0)),
+        ("empty memory", region(0, 0, 0)),
+        ("memory at an odd offset", region(0, 4096, 77)),
+        ("queue size 0", message(SET_VRING_NUM, words([0, 0]), 0)),
+        ("queue size 3", message(SET_VRING_NUM, words([0, 3]), 0)),
+        ("queue size 2048", message(SET_VRING_NUM, words([0, 2048]), 0)),
+        ("queue size 2^31", message(SET_VRING_NUM, words([0, 1 << 31]), 0)),
+        ("queue 1 of 1", message(SET_VRING_NUM, words([1, 16]), 0)),
+        ("queue 2^32-1", message(SET_VRING_ENABLE, words([u32::MAX, 1]), 0)),
+        ("kick of queue 255", message(SET_VRING_KICK, 255u64.to_ne_bytes().to_vec(), 1)),
+        ("kick without descriptor", message(SET_VRING_KICK, 0u64.to_ne_bytes().to_vec(), 0)),
+        ("two kicks", message(SET_VRING_KICK, 0u64.to_ne_bytes().to_vec(), 2)),
+        ("base beyond 16 bits", message(SET_VRING_BASE, words([0, 1 << 16]), 0)),
+        ("enable 2", message(SET_VRING_ENABLE, words([0, 2]), 0)),
+        ("descriptors outside memory", addresses(MEMORY_BYTES, u, a)),
+        ("used ring across the end", addresses(d, MEMORY_BYTES - 8, a)),
+        ("available ring that overflows", addresses(d, u, u64::MAX - USER_START - 1)),
+        ("available ring below", addresses(d, u, u64::MAX - 4095)),
+        ("misaligned descriptors", addresses(d + 8, u, a)),
+        ("misaligned used ring", addresses(d, u + 2, a)),
+        ("status of the wrong size", message(SET_STATUS, vec![1], 0)),
+        ("in-flight region for 9 queues", message(GET_INFLIGHT_FD, inflight(4096, 0, 9, 16), 0)),
+        ("in-flight region shorter than its queues", message(SET_INFLIGHT_FD, inflight(64, 0, 1, 128), 1)),
+        ("in-flight region of 2^63 bytes", message(SET_INFLIGHT_FD, inflight(1 << 63, 0, 1, 16), 1)),
+        ("in-flight region without descriptor", message(SET_INFLIGHT_FD, inflight(4096, 0, 1, 16), 0)),
+        ("half a message, then nothing", bytes(vec![1, 0, 0, 0, 1])),
+        ("half a body", bytes([words([SET_FEATURES, 1, 8]), vec![0; 3]].concat())),
+    ];
+    for (round, (name, attack)) in attacks.into_iter().enumerate() {
+        let mut guest = introduced(&served);
+        attack(&mut guest);
+        if name.starts_with("half") {
+            guest.socket.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        assert!(guest.is_closed(), "{name}");
+        RawGuest::start(&served.socket).check_io(8, round as u8);
+        bystander.check_io(0, round as u8);
+    }
+}
+
+fn inflight(len: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
+    let mut body = [len, offset].map(u64::to_ne_bytes).concat();
+    body.extend(queues.to_ne_bytes());
+    body.extend(size.to_ne_bytes());
+    body.extend([0; 4]);
+    body
+}
+
+#[test]
+fn refusals_are_told_where_an_answer_was_asked_for() {
+    let served = served();
+    let mut guest = introduced(&served);
+    assert!(!guest.ask_ack(SET_VRING_NUM, &words([0, 3]), &[]));
+    assert!(guest.ask_ack(SET_VRING_NUM, &words([0, 16]), &[]));
+    assert!(!guest.ask_ack(SET_CONFIG, &config(32, &[2]), &[]));
+    guest.set_up_queue();
+    guest.check_io(0, 1);
+}
+
+fn config(offset: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut body = words([offset, bytes.len() as u32, 0]);
+    body.extend(bytes);
+    body
+}
+
+fn get_config(guest: &mut RawGuest, offset: u32, len: usize) -> Vec<u8> {
+    guest.send(GET_CONFIG, &config(offset, &vec![0; len]), &[]);
+    guest.receive()[12..].to_vec()
+}
+
+#[test]
+fn one_guest_at_a_time_and_the_next_one_after_it() {
+    let served = served();
+    let mut first = RawGuest::start(&served.socket);
+    first.check_io(0, 1);
+    let mut second = RawGuest::connect(&served.socket);
+    assert!(second.is_closed());
+    first.check_io(0, 2);
+    drop(first);
+    RawGuest::start(&served.socket).check_io(0, 3);
+    assert_eq!(served.stats.snapshot().connections, 2);
+}
+
+#[test]
+fn a_queue_stops_where_it_is_and_goes_on_there() {
+    let served = served();
+    let mut guest = RawGuest::start(&served.socket);
+    guest.check_io(0, 1);
+    assert_eq!(guest.stop_queue(), 2);
+    // Stopped: nothing is served, also not with a kick.
+    let (header, status) = (guest.header(0, T_FLUSH, 0), guest.status(0));
+    guest.set_desc(0, header);
+    guest.set_desc(1, status);
+    guest.offer(0);
+    guest.ring_kick();
+    assert!(guest.next_used(std::time::Duration::from_millis(50)).is_none());
+    guest.send(SET_VRING_BASE, &words([0, 2]), &[]);
+    guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[guest.kick.as_raw_fd()]);
+    assert_eq!(guest.next_used(PATIENCE), Some((0, 1)));
+    // Disabled and enabled again; the memory table sent again under a running queue; a reset.
+    guest.send(SET_VRING_ENABLE, &words([0, 0]), &[]);
+    guest.send(SET_VRING_ENABLE, &words([0, 1]), &[]);
+    guest.check_io(8, 2);
+    guest.send_memory_table();
+    guest.check_io(8, 3);
+    assert_eq!(guest.ask_u64(GET_STATUS), 0);
+    guest.send(SET_STATUS, &7u64.to_ne_bytes(), &[]);
+    assert_eq!(guest.ask_u64(GET_STATUS), 7);
+    guest.send(RESET_DEVICE, &[], &[]);
+    assert_eq!(guest.ask_u64(GET_STATUS), 0);
+}
+
+#[test]
+fn the_cache_rule() {
+    let disk = Arc::new(MemoryDisk::new(8 << 20, false));
+    let served = serve(Arc::clone(&disk) as _, ServeOptions::default());
+    let mut guest = RawGuest::start(&served.socket);
+    assert_eq!(get_config(&mut guest, 32, 1), [1]);
+    guest.check_io(0, 1);
+    assert_eq!(disk.flushes(), (0, 0));
+    // Switching the cache off flushes what was written before, and every write from then on.
+    assert!(guest.ask_ack(SET_CONFIG, &config(32, &[0]), &[]));
+    assert_eq!(disk.flushes(), (1, 0));
+    assert_eq!(get_config(&mut guest, 32, 1), [0]);
+    guest.check_io(0, 2);
+    assert_eq!(disk.flushes(), (1, 1));
+    assert!(guest.ask_ack(SET_CONFIG, &config(32, &[1]), &[]));
+    guest.check_io(0, 3);
+    assert_eq!(disk.flushes(), (1, 1));
+    drop(guest);
+    // A driver that does not know FLUSH.
+    let mut guest = RawGuest::connect(&served.socket);
+    guest.negotiate(!(1 << 9));
+    guest.set_up_queue();
+    guest.check_io(0, 4);
+    assert_eq!(disk.flushes(), (1, 2));
+}
