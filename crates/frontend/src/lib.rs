@@ -19,9 +19,13 @@
 #![warn(missing_docs)]
 
 mod chain;
+#[cfg(test)]
+mod chain_tests;
 mod config;
 mod device;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod handler;
 mod inflight;
 pub mod keep;
