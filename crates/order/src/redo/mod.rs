@@ -48,3 +48,4 @@ pub use open::{create_medium, log_file_bytes, TakeOverError};
 pub use scan::{read_header, scan, Placed, Scan, ScanError};
 
 pub use self::core::{Config, Core};
+pub use window::LogSync;

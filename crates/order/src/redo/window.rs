@@ -57,6 +57,14 @@ pub(super) enum Verdict {
     Hold,
 }
 
+/// One sync of the log, begun.
+#[derive(Clone, Copy, Debug)]
+pub struct LogSync {
+    sequence: u64,
+    position: u64,
+    started: Duration,
+}
+
 impl Core {
     /// A guest flush that covers everything up to `covers`.
     pub(super) fn ask_order(&self, covers: u64) -> Result<Verdict, BlockError> {
@@ -131,8 +139,17 @@ impl Core {
 
     /// Makes everything appended so far durable, with one sync. Returns whether there was anything.
     pub fn sync_once(&self) -> Result<bool, BlockError> {
+        let Some(sync) = self.begin_sync()? else { return Ok(false) };
+        self.run_sync(&sync)?;
+        self.finish_sync(&sync);
+        Ok(true)
+    }
+
+    /// Fixes what the next sync covers: everything appended so far; `None` where all of it is durable. Appends go on
+    /// between this, [`Core::run_sync`] and [`Core::finish_sync`].
+    pub fn begin_sync(&self) -> Result<Option<LogSync>, BlockError> {
         self.health.check()?;
-        let (mut sequence, mut position) = {
+        let (sequence, position) = {
             let mut append = lock(&self.append);
             // Sealed: the next record starts on a page of its own, so that no later write can tear what this sync
             // makes durable.
@@ -142,18 +159,27 @@ impl Core {
             }
             (append.sequence, append.head)
         };
-        {
-            let mut progress = lock(&self.progress);
-            progress.sync_wanted = false;
-            if progress.durable_position == position {
-                return Ok(false);
-            }
-        }
-        let started = self.clock.now();
+        let mut progress = lock(&self.progress);
+        progress.sync_wanted = false;
+        Ok((progress.durable_position != position).then(|| LogSync {
+            sequence,
+            position,
+            started: self.clock.now(),
+        }))
+    }
+
+    /// Syncs the log.
+    pub fn run_sync(&self, _sync: &LogSync) -> Result<(), BlockError> {
         if !self.mutated(Mutation::DropLogSync) {
             self.area.medium.sync().map_err(|e| self.fail("syncing the redo log".to_owned(), e))?;
         }
         self.counters.log_syncs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Declares durable what the sync covers.
+    pub fn finish_sync(&self, sync: &LogSync) {
+        let LogSync { mut sequence, mut position, started } = *sync;
         if self.mutated(Mutation::CountAfterSync) {
             let append = lock(&self.append);
             (sequence, position) = (append.sequence, append.head);
@@ -174,7 +200,6 @@ impl Core {
         self.progressed.notify_all();
         self.signals.wake_parked();
         self.events.publish(&Event::Durable { sequence });
-        Ok(true)
     }
 
     /// Waits until `sequence` is durable, the group fails, or the time is over (`false`).

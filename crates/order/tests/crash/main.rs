@@ -9,7 +9,7 @@ mod run;
 
 use run::{Run, Tally};
 
-pub fn number(name: &str) -> Option<u64> {
+fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 

@@ -75,6 +75,10 @@ pub struct Run {
     completed_max: u64,
     next_token: u64,
     acting: usize,
+    /// All writes of this run have this many sectors: then a stale record of another life is where a new one could be.
+    uniform: Option<usize>,
+    /// Steps for which the device answers no sync.
+    stalled: usize,
     pub tally: Tally,
 }
 
@@ -93,8 +97,7 @@ impl Run {
         let base = contents[1..].to_vec();
         let world = SimWorld::new(contents);
         let log: Arc<dyn Medium> = world.medium(0);
-        let homes: Vec<Arc<dyn Medium>> =
-            (1..=disks).map(|i| world.medium(i) as Arc<dyn Medium>).collect();
+        let homes: Vec<Arc<dyn Medium>> = (1..=disks).map(|i| world.medium(i) as Arc<dyn Medium>).collect();
         let images: Vec<ImageEntry> = disk_sectors
             .iter()
             .zip(1u64..)
@@ -108,6 +111,7 @@ impl Run {
         // Cuts during the creation of a log leave a file that has not got its name yet.
         let mut contents = vec![world.cached(0)];
         contents.extend(base.iter().cloned());
+        let uniform = (rng.random_range(0..3) == 0).then(|| rng.random_range(1..=7));
         let mut run = Self {
             rng,
             mutation,
@@ -122,6 +126,8 @@ impl Run {
             completed_max: 0,
             next_token: 0,
             acting: 0,
+            uniform,
+            stalled: 0,
             tally: Tally::default(),
         };
         run.start()?;
@@ -186,6 +192,10 @@ impl Run {
     }
 
     fn step(&mut self) -> Checked {
+        self.stalled = self.stalled.saturating_sub(1);
+        if self.uniform.is_some() && self.rng.random_range(0..40) == 0 {
+            return self.cut_and_go_on();
+        }
         let lane = self.rng.random_range(0..self.lanes.len());
         match self.rng.random_range(0..1000) {
             0..=399 => self.write(lane),
@@ -206,11 +216,14 @@ impl Run {
             950..=969 => self.cuts_here(3),
             970..=979 => self.die(),
             980..=987 => self.die_within(),
-            988..=991 => {
+            988..=989 => {
+                self.stalled = 60;
+                Ok(())
+            }
+            990..=992 => {
                 let medium = self.rng.random_range(0..=self.disk_sectors.len());
                 let fault = if self.rng.random() { Fault::Write } else { Fault::Sync };
-                let error =
-                    if self.rng.random() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+                let error = if self.rng.random() { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
                 self.world.fail(medium, fault, self.rng.random_range(0..3), error);
                 Ok(())
             }
@@ -218,9 +231,33 @@ impl Run {
         }
     }
 
+    /// A sync, sometimes with requests that come in while it runs.
     fn sync(&mut self) -> Checked {
-        let _ = self.core().sync_once();
+        if self.stalled > 0 {
+            return Ok(());
+        }
+        let core = Arc::clone(self.core());
+        let Ok(Some(sync)) = core.begin_sync() else { return Ok(()) };
+        for _ in 0..self.rng.random_range(0..3) {
+            self.interfere()?;
+        }
+        if core.run_sync(&sync).is_err() {
+            return Ok(());
+        }
+        for _ in 0..self.rng.random_range(0..3) {
+            self.interfere()?;
+        }
+        core.finish_sync(&sync);
         Ok(())
+    }
+
+    fn interfere(&mut self) -> Checked {
+        let lane = self.rng.random_range(0..self.lanes.len());
+        match self.rng.random_range(0..4) {
+            0 => self.flush(lane),
+            1 => self.read_somewhere(lane),
+            _ => self.write(lane),
+        }
     }
 
     fn checkpoint(&mut self) -> Checked {
@@ -246,7 +283,7 @@ impl Run {
         let max = (self.core().area_bytes() as usize / 8).max(4096) / SECTOR;
         let sectors =
             *[1, 1, 2, 3, 8, 8, 8, 16].get(self.rng.random_range(0..8)).unwrap_or(&1usize).min(&max);
-        let sectors = sectors.min(self.disk_sectors[disk]);
+        let sectors = self.uniform.unwrap_or(sectors).min(self.disk_sectors[disk]);
         let sector = self.rng.random_range(0..=self.disk_sectors[disk] - sectors);
         let flushed = self.rng.random_range(0..12) == 0;
         let token = self.token();
@@ -267,7 +304,7 @@ impl Run {
         self.lanes[lane].pending.insert(token, Pending::Write { change, flushed, sequence: None });
         self.lanes[lane].unnumbered.push_back(token);
         let (sector, sectors) = (Sector(sector as u64), sectors as u64);
-        let dispatch = self.rng.random_range(0..3) > 0;
+        let dispatch = self.uniform.is_some() || self.rng.random_range(0..3) > 0;
         self.act(lane, |lane| {
             lane.submit(Request { token, operation, sector, sectors, buffers });
             if dispatch {
@@ -316,7 +353,7 @@ impl Run {
 
     /// Does something with a lane, gives numbers to what it appended, and takes its completions.
     fn act(&mut self, lane: usize, action: impl FnOnce(&mut dyn Lane)) -> Checked {
-        if !self.world.halted() {
+        if !self.world.halted() && self.core().health().failure().is_none() {
             self.acting = lane;
         }
         let mut completions: Vec<Completion> = Vec::new();
@@ -353,18 +390,16 @@ impl Run {
     fn completed(&mut self, lane: usize, completion: Completion) -> Checked {
         let pending = self.lanes[lane].pending.remove(&completion.token);
         let pending = pending.ok_or("a completion for nothing")?;
-        let failed = self.core().health().failure().is_some();
         if let Err(e) = completion.result {
-            if self.world.halted() {
-                // A dead process answers nobody; what it was writing may be there.
-                self.lanes[lane].pending.insert(completion.token, pending);
-                return Ok(());
-            }
-            self.lanes[lane].unnumbered.retain(|t| *t != completion.token);
-            return match (failed, &pending) {
-                (_, Pending::Read { .. }) => Err(format!("a read failed: {e}")),
-                (true, _) => Ok(()),
-                (false, _) => Err(format!("a request failed: {e}")),
+            let failed = self.core().health().failure().is_some() || self.world.halted();
+            return match pending {
+                Pending::Read { .. } if !self.world.halted() => Err(format!("a read failed: {e}")),
+                _ if !failed => Err(format!("a request failed: {e}")),
+                pending => {
+                    // Not acknowledged; a record that was written before the failure may be there all the same.
+                    self.lanes[lane].pending.insert(completion.token, pending);
+                    Ok(())
+                }
             };
         }
         match pending {
@@ -507,8 +542,9 @@ impl Run {
             return Err(format!("reads after a failure: {d}"));
         }
         drop(core);
-        self.cuts_here(3)?;
-        self.die()
+        // Dies first: what an unanswered write has left is known only after that.
+        self.die()?;
+        self.cuts_here(3)
     }
 
     /// Power cuts somewhere in the trace: each leaves an allowed prefix.
