@@ -11,7 +11,9 @@
 //! that started it, nothing is left behind.
 #![warn(missing_docs)]
 
+pub mod acks;
 pub mod channel;
+pub mod daemon;
 pub mod error;
 pub mod guest;
 pub mod locate;

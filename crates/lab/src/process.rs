@@ -55,6 +55,25 @@ impl Guard {
     }
 }
 
+/// Shell that runs if this program dies before [`Cleanup::dismiss`]; dropping it runs the shell too.
+#[derive(Debug)]
+pub struct Cleanup(Guard);
+
+impl Cleanup {
+    /// Arms it.
+    ///
+    /// # Errors
+    /// No process can be started.
+    pub fn arm(shell: &str) -> Result<Cleanup> {
+        Guard::start(shell).map(Cleanup)
+    }
+
+    /// The shell is not needed any more.
+    pub fn dismiss(mut self) {
+        self.0.dismiss();
+    }
+}
+
 /// A process group of ours: killed when dropped, and when this program dies.
 #[derive(Debug)]
 pub struct Group {
