@@ -31,6 +31,7 @@ mod checkpoint;
 mod core;
 mod extents;
 pub(crate) mod files;
+mod fuzz;
 pub(crate) mod group;
 mod header;
 mod index;
@@ -42,6 +43,7 @@ pub(crate) mod takeover;
 mod threads;
 mod window;
 
+pub use fuzz::fuzz_log;
 pub use lane::RedoDisk;
 pub use mutation::Mutation;
 pub use open::{create_medium, log_file_bytes, TakeOverError};

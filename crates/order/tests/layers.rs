@@ -1,0 +1,156 @@
+//! Every contract's layer keeps the Disk contract, over real files and with the real threads.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{conformance, Blocking, Disk, FlushKind, Sector};
+use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+
+const IMAGE_BYTES: u64 = 4 << 20;
+
+fn image(folder: &Path, name: &str, direct: DirectMode) -> Arc<ImageStore> {
+    let path = folder.join(name);
+    if !path.exists() {
+        create_image(&path, IMAGE_BYTES).expect("a new image");
+    }
+    ImageStore::open(&OpenOptions { direct, any_content: true, ..OpenOptions::new(&path) }).expect("an image")
+}
+
+fn open(folder: &Path, contract: Contract) -> Arc<Group> {
+    let options = GroupOptions { log_max_bytes: GroupOptions::LOG_MIN_BYTES, ..GroupOptions::new(contract) };
+    let images = vec![image(folder, "a.raw", DirectMode::Off), image(folder, "b.raw", DirectMode::Off)];
+    Group::open(images, options).expect("a group")
+}
+
+fn window(millis: u64) -> Contract {
+    Contract::PowerWindow { window: Duration::from_millis(millis) }
+}
+
+#[test]
+fn every_contract_conforms() {
+    for contract in [Contract::Power, Contract::GuestCrash, window(50), window(1)] {
+        for seed in 1..=4 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let group = open(folder.path(), contract);
+            let disk = Arc::clone(&group.disks()[0]);
+            let mut oracle = conformance::run(seed, 1500, || Arc::clone(&disk))
+                .unwrap_or_else(|e| panic!("{contract} seed {seed}: {e}"));
+            // What was promised is there after an orderly end, too, in a plain raw file.
+            drop(disk);
+            group.close().expect("an orderly end");
+            drop(group);
+            let names: Vec<_> = std::fs::read_dir(folder.path()).expect("list").flatten().collect();
+            assert_eq!(names.len(), 2, "only the images are left: {names:?}");
+            let plain: Arc<dyn Disk> = image(folder.path(), "a.raw", DirectMode::Off);
+            conformance::compare(seed, &plain, &mut oracle).unwrap_or_else(|e| panic!("{contract} {seed}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn lanes_on_several_threads_conform_and_a_full_log_throttles() {
+    for contract in [Contract::Power, Contract::GuestCrash, window(5)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let group = open(folder.path(), contract);
+        let disk = Arc::clone(&group.disks()[1]);
+        conformance::run_threads(7, 4, 4000, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{contract}: {e}"));
+        group.close().expect("an orderly end");
+    }
+}
+
+/// Dropping a group without closing it is what a process's death leaves.
+#[test]
+fn a_log_is_taken_over_after_a_death() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let group = open(folder.path(), window(50));
+    let mut oracle =
+        conformance::run(3, 800, || Arc::clone(&group.disks()[0])).unwrap_or_else(|e| panic!("{e}"));
+    let acknowledged = group.status().acknowledged;
+    drop(group);
+    for _ in 0..3 {
+        let group = open(folder.path(), window(20));
+        let status = group.status();
+        assert_eq!(status.acknowledged, acknowledged, "the same prefix every time");
+        let disk = Arc::clone(&group.disks()[0]);
+        conformance::compare(3, &disk, &mut oracle).unwrap_or_else(|e| panic!("{e}"));
+    }
+    // Another contract brings the log home first.
+    let group = open(folder.path(), Contract::Power);
+    assert!(!folder.path().join("a.raw.aflog").exists() && !folder.path().join("b.raw.afref").exists());
+    let disk = Arc::clone(&group.disks()[0]);
+    conformance::compare(3, &disk, &mut oracle).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn writes_reach_past_the_logs_size() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let group = open(folder.path(), window(50));
+    let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
+    let mut expected = vec![0u8; IMAGE_BYTES as usize];
+    // Four laps of the smallest log, with requests larger than a record.
+    for round in 0..16u8 {
+        let bytes: Vec<u8> = (0..IMAGE_BYTES as usize).map(|i| (i / 512) as u8 ^ round).collect();
+        lane.write(Sector(0), &bytes).expect("a large write");
+        expected.copy_from_slice(&bytes);
+    }
+    lane.flush(FlushKind::Order).expect("a flush");
+    let mut found = vec![0; IMAGE_BYTES as usize];
+    lane.read(Sector(0), &mut found).expect("a read");
+    assert!(found == expected);
+    let status = group.status();
+    assert!(status.log_appended_bytes > 3 * status.log_max_bytes && status.home < status.acknowledged.next());
+    drop(lane);
+    group.close().expect("an orderly end");
+    assert!(std::fs::read(folder.path().join("a.raw")).expect("the image") == expected);
+}
+
+#[test]
+fn a_pause_leaves_a_complete_image_and_holds_writes_back() {
+    for contract in [Contract::Power, Contract::GuestCrash, window(50)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let group = open(folder.path(), contract);
+        let events = group.subscribe();
+        let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
+        lane.write(Sector(8), &[7; 4096]).expect("a write");
+        let paused = group.pause(Some(Duration::from_secs(20))).expect("a pause");
+        assert_eq!(paused, group.status().acknowledged);
+        assert!(group.status().paused);
+        let copy = std::fs::read(folder.path().join("a.raw")).expect("the image");
+        assert!(copy[4096..8192] == [7; 4096]);
+        let mut found = [0; 4096];
+        lane.read(Sector(8), &mut found).expect("reads go on");
+        lane.flush(FlushKind::Order).expect("nothing to flush");
+        let writer = std::thread::spawn(move || lane.write(Sector(8), &[9; 4096]).map(|()| lane));
+        assert_eq!(group.status().acknowledged, paused, "held back");
+        assert!(events.try_iter().any(|e| matches!(e, afterimage_order::Event::Paused { .. })));
+        group.resume();
+        let mut lane = writer.join().expect("the writer").expect("it goes on");
+        lane.read(Sector(8), &mut found).expect("a read");
+        assert_eq!(found, [9; 4096]);
+        drop(lane);
+        group.close().expect("an orderly end");
+    }
+}
+
+#[test]
+fn durability_can_be_waited_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for contract in [Contract::Power, Contract::GuestCrash, window(50)] {
+        let group = open(folder.path(), contract);
+        let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
+        lane.write(Sector(0), &[1; 512]).expect("a write");
+        lane.flush(FlushKind::Order).expect("a flush");
+        let sequence = group.status().acknowledged;
+        assert!(group.wait_durable(sequence, Some(Duration::from_secs(20))).expect("healthy"));
+        assert!(group.status().durable >= sequence);
+        lane.write(Sector(0), &[2; 512]).expect("a write");
+        assert!(group.flush().expect("a flush") > sequence);
+        lane.write_flushed(Sector(0), &[3; 512]).expect("a write without a cache");
+        lane.flush(FlushKind::Durable).expect("a durable flush");
+        drop(lane);
+        group.close().expect("an orderly end");
+        drop(group);
+    }
+}
