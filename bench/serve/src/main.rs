@@ -1,0 +1,274 @@
+//! Measures `afterimage serve` beside qemu-storage-daemon, without a guest: a vhost-user-blk driver in this process keeps
+//! requests in flight against both, in turns.
+//!
+//! ```text
+//! for each cell:  calibrate ─► best mode of the peer
+//!                 start both servers, each on an image of its own
+//!                 A B │ B A │ A B │ …   ratio of each pair ─► median (min..max)
+//! ```
+
+mod cells;
+mod driver;
+mod report;
+mod servers;
+
+use std::error::Error;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server as Frontend};
+use afterimage_store::{ImageStore, OpenOptions};
+use clap::{Args, Parser, Subcommand};
+
+use cells::{Cell, Place};
+use driver::Connection;
+use report::{CellReport, Report, Run, Spread};
+use servers::{Kind, Server};
+
+/// Measures vhost-user-blk servers beside each other, without a guest.
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Do>,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Subcommand)]
+enum Do {
+    /// Serve an image with the frontend and the store alone.
+    Server {
+        /// The image.
+        image: PathBuf,
+        /// Where to listen.
+        socket: PathBuf,
+        /// How many queues.
+        queues: u16,
+    },
+}
+
+#[derive(Args)]
+struct Options {
+    /// Short rounds and few of them: a look, not a measurement.
+    #[arg(long)]
+    quick: bool,
+    /// Seconds of each round [default: 2, quick: 0.5].
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Rounds of each cell [default: 7, quick: 3].
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Only cells whose name contains all of these words.
+    #[arg(long)]
+    only: Vec<String>,
+    /// The `afterimage` program [default: the one beside this program].
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// The contract to serve with.
+    #[arg(long, default_value = "power")]
+    survives: String,
+    /// Measure frontend and store without the program around them.
+    #[arg(long)]
+    bare: bool,
+    /// Where the image on a device lies.
+    #[arg(long, default_value = "target/bench")]
+    disk: PathBuf,
+    /// Where the image in memory lies.
+    #[arg(long, default_value = "/dev/shm")]
+    memory: PathBuf,
+    /// Size of each image in MiB.
+    #[arg(long, default_value_t = 1024)]
+    mib: u64,
+    /// Where the results go.
+    #[arg(long, default_value = "target/bench/serve.json")]
+    json: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Some(Do::Server { image, socket, queues }) => serve(&image, &socket, queues),
+        None => bench(&cli.options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("afterimage-bench-serve: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The `server` command; ends by signal.
+fn serve(image: &Path, socket: &Path, queues: u16) -> Result<(), Box<dyn Error>> {
+    let disk = ImageStore::open(&OpenOptions::new(image))?;
+    let listener = UnixListener::bind(socket)?;
+    let stats = Arc::new(FrontendStats::new(queues));
+    let options = ServeOptions { queues, ..ServeOptions::default() };
+    Frontend::start("bench", disk, Endpoint::Listen(listener), options, stats)?.join();
+    Ok(())
+}
+
+fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
+    let seconds = options.seconds.unwrap_or(if options.quick { 0.5 } else { 2.0 });
+    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
+    let ours = our_kind(options)?;
+    let peer = first_line(Command::new("qemu-storage-daemon").arg("--version"))?;
+    std::fs::create_dir_all(&options.disk)?;
+    if let Some(directory) = options.json.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    let machine = format!(
+        "Linux {}, {} processors",
+        first_line(Command::new("uname").arg("-r"))?,
+        std::thread::available_parallelism()?
+    );
+    println!("{} against {peer}\n{machine}; {rounds} interleaved rounds of {seconds} s\n", ours.name());
+    println!("{}", report::header());
+    let mut report = Report { ours: ours.name(), peer, machine, seconds, rounds, cells: Vec::new() };
+    for place in [Place::Memory, Place::Disk] {
+        let cells: Vec<Cell> =
+            cells::all().into_iter().filter(|c| c.place == place && wanted(c, &options.only)).collect();
+        if cells.is_empty() {
+            continue;
+        }
+        let root = if place == Place::Memory { &options.memory } else { &options.disk };
+        let scratch = Scratch::new(root)?;
+        let images = Images {
+            ours: cells::image(&scratch.0, "ours.img", options.mib)?,
+            peer: cells::image(&scratch.0, "peer.img", options.mib)?,
+        };
+        for cell in cells {
+            let done = measure(&cell, &ours, &images, &scratch.0, Duration::from_secs_f64(seconds), rounds)?;
+            println!("{}", report::row(&done));
+            report.cells.push(done);
+        }
+    }
+    std::fs::write(&options.json, serde_json::to_string_pretty(&report)? + "\n")?;
+    println!("\n{}", options.json.display());
+    Ok(())
+}
+
+fn wanted(cell: &Cell, words: &[String]) -> bool {
+    words.iter().all(|word| cell.name().contains(word.as_str()))
+}
+
+fn our_kind(options: &Options) -> Result<Kind, Box<dyn Error>> {
+    if options.bare {
+        return Ok(Kind::Bare);
+    }
+    let program = match &options.program {
+        Some(program) => program.clone(),
+        None => std::env::current_exe()?.with_file_name("afterimage"),
+    };
+    if !program.exists() {
+        return Err(
+            format!("{} does not exist: build it, or name it with --program", program.display()).into()
+        );
+    }
+    Ok(Kind::Program { program, survives: options.survives.clone() })
+}
+
+fn first_line(command: &mut Command) -> Result<String, Box<dyn Error>> {
+    let output = command.output().map_err(|e| format!("running {:?}: {e}", command.get_program()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+struct Images {
+    ours: PathBuf,
+    peer: PathBuf,
+}
+
+fn measure(
+    cell: &Cell,
+    ours: &Kind,
+    images: &Images,
+    scratch: &Path,
+    time: Duration,
+    rounds: usize,
+) -> Result<CellReport, Box<dyn Error>> {
+    let (best, calibration) = calibrate(cell, &images.peer, scratch, time / 3)?;
+    let queues = cell.load.queues;
+    let our_server = Server::start(ours, &images.ours, scratch, "ours", queues)?;
+    let peer_server = Server::start(&best, &images.peer, scratch, "peer", queues)?;
+    let mut our_end = Connection::new(&our_server.socket, cell.load)?;
+    let mut peer_end = Connection::new(&peer_server.socket, cell.load)?;
+    let (mut our_runs, mut peer_runs) = (Vec::new(), Vec::new());
+    // One unmeasured round each: caches, pools and the kernel's workers.
+    our_end.run(time / 4, 1)?;
+    peer_end.run(time / 4, 1)?;
+    for round in 0..rounds {
+        let seed = round as u64 + 2;
+        // Whoever goes first finds the device as the other left it: take turns.
+        if round % 2 == 0 {
+            our_runs.push(one(&our_server, &mut our_end, time, seed)?);
+            peer_runs.push(one(&peer_server, &mut peer_end, time, seed)?);
+        } else {
+            peer_runs.push(one(&peer_server, &mut peer_end, time, seed)?);
+            our_runs.push(one(&our_server, &mut our_end, time, seed)?);
+        }
+    }
+    let ratio = |f: fn(&Run) -> f64| Spread::of(our_runs.iter().zip(&peer_runs).map(|(o, p)| f(o) / f(p)));
+    Ok(CellReport {
+        cell: cell.name(),
+        place: cell.place,
+        peer_mode: best.name(),
+        calibration,
+        iops_ratio: ratio(|r| r.iops),
+        cpu_ratio: ratio(|r| r.cpu_us),
+        target: cell.target,
+        ours: our_runs,
+        peer: peer_runs,
+    })
+}
+
+fn one(server: &Server, end: &mut Connection, time: Duration, seed: u64) -> Result<Run, Box<dyn Error>> {
+    let before = server.cpu()?;
+    let reached = end.run(time, seed)?;
+    Ok(Run::new(&reached, server.cpu()?.saturating_sub(before)))
+}
+
+/// Which mode of the peer is fastest for this cell. A mode that does not start on this file is left out.
+fn calibrate(
+    cell: &Cell,
+    image: &Path,
+    scratch: &Path,
+    time: Duration,
+) -> Result<(Kind, Vec<(String, f64)>), Box<dyn Error>> {
+    let mut reached = Vec::new();
+    for kind in Kind::all_of_qemu(cell.place == Place::Memory) {
+        let Ok(server) = Server::start(&kind, image, scratch, "calibrate", cell.load.queues) else {
+            continue;
+        };
+        let mut end = Connection::new(&server.socket, cell.load)?;
+        let run = end.run(time / 4, 1).map_err(Into::into).and_then(|_| one(&server, &mut end, time, 2));
+        match run {
+            Ok(run) => reached.push((run.iops, kind)),
+            // Such a mode cannot be the best.
+            Err(error) => eprintln!("{}: qemu-storage-daemon, {}: {error}", cell.name(), kind.name()),
+        }
+    }
+    reached.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let Some((_, best)) = reached.first() else { return Err("qemu-storage-daemon starts in no mode".into()) };
+    Ok((best.clone(), reached.iter().map(|(iops, kind)| (kind.name(), *iops)).collect()))
+}
+
+/// A directory that goes away.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(root: &Path) -> std::io::Result<Self> {
+        let path = std::path::absolute(root)?.join(format!("afterimage-bench.{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
