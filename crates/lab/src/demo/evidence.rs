@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::channel::Arrival;
 use crate::error::{Context, Result};
 use crate::guest::Guest;
 
@@ -39,19 +38,6 @@ impl Evidence {
     /// The folder can not be written.
     pub fn guest(&self, guest: &Guest, tag: &str) -> Result<()> {
         guest.save(&self.folder, tag)
-    }
-
-    /// Saves report lines with their times of arrival, in seconds after the first.
-    ///
-    /// # Errors
-    /// The folder can not be written.
-    pub fn arrivals(&self, lines: &[Arrival], tag: &str) -> Result<()> {
-        let mut text = String::new();
-        for arrival in lines {
-            let s = arrival.at.duration_since(lines[0].at).as_secs_f64();
-            text.push_str(&format!("{s:.6} {}\n", arrival.line));
-        }
-        self.text(&format!("{tag}.arrivals"), &text)
     }
 
     /// Saves a text.

@@ -24,7 +24,7 @@ pub struct Load {
 
 impl Load {
     /// For a guest at native speed.
-    pub const NATIVE: Load = Load { transactions: 30_000, postmark: (300, 2000), threads: 2 };
+    pub const NATIVE: Load = Load { transactions: 30_000, postmark: (100, 500), threads: 2 };
     /// For a guest whose instructions are translated.
     pub const TRANSLATED: Load = Load { transactions: 10_000, postmark: (100, 300), threads: 2 };
 }
@@ -66,12 +66,14 @@ pub fn write_inputs(folder: &Path, transactions: u32, rounds: (u32, u32), rng: &
     postmark(&folder.join("postmark-after"), "/mnt/postmark-after", (100, 300), 43)
 }
 
-fn fresh_file_system() -> String {
-    let mut text = String::from(
-        "say() { \"$AFTERIMAGE_AGENT\" say \"$1\"; }\n\
-         set -e\n\
-         mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda\n\
-         mkdir -p /mnt\n\
+/// Mounts, and makes the folders that the programs work in.
+fn begin(make_file_system: bool) -> String {
+    let mut text = String::from("say() { \"$AFTERIMAGE_AGENT\" say \"$1\"; }\nset -e\n");
+    if make_file_system {
+        text.push_str("mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda\n");
+    }
+    text.push_str(
+        "mkdir -p /mnt\n\
          mount -t ext4 /dev/vda /mnt\n\
          mkdir /mnt/postmark /mnt/records\n",
     );
@@ -92,7 +94,13 @@ fn run_transactions(journal: Journal, folder: &str) -> String {
 /// acknowledged records, side by side. A program that ends by itself ends the guest with an error.
 pub fn work(folder: &Path, load: Load) -> String {
     let folder = quote(&folder.to_string_lossy());
-    let mut text = fresh_file_system();
+    // A virtio port takes one writer at a time: there, a pipe collects the lines (each at most PIPE_BUF, so whole).
+    let mut text = String::from(
+        "case $AFTERIMAGE_REPORT in /dev/vport*)\n\
+         mkfifo /run/report; cat /run/report > $AFTERIMAGE_REPORT &\n\
+         exec 9<> /run/report; AFTERIMAGE_REPORT=/run/report;;\nesac\n",
+    );
+    text.push_str(&begin(true));
     // The agent stamps with the monotonic clock, SQLite with the wall clock. /proc/uptime moves in steps of 10 ms:
     // right after a step the two belong together, to within the start of `date`.
     text.push_str(
@@ -154,16 +162,16 @@ pub fn examine(folder: &Path) -> String {
     text
 }
 
-/// The same work for every server, with a beginning and an end, and what the guest's kernel sent meanwhile.
+/// The same work for every server, on a file system that is there, with a beginning and an end, and what the guest's kernel sent meanwhile.
 pub fn timed(folder: &Path, work: Timed) -> String {
     let folder = quote(&folder.to_string_lossy());
-    let mut text = fresh_file_system();
+    let mut text = begin(false);
     // /sys/block/vda/stat (Documentation/block/stat.rst): writes 5th, sectors written 7th, flushes 16th.
     text.push_str(
         "stat() { read -r a b c d writes f sectors h i j k l m n o flushes rest < /sys/block/vda/stat\n\
          say \"{\\\"demo\\\":\\\"disk\\\",\\\"at\\\":\\\"$1\\\",\\\"writes\\\":$writes,\\\"sectors\\\":$sectors,\\\"flushes\\\":$flushes}\"; }\n\
          clock() { read -r up rest < /proc/uptime; say \"{\\\"demo\\\":\\\"clock\\\",\\\"at\\\":\\\"$1\\\",\\\"s\\\":$up}\"; }\n\
-         sleep 0.3\nstat begin\nclock begin\n",
+         stat begin\nsleep 0.3\nclock begin\n",
     );
     text.push_str(&format!(
         "\"$AFTERIMAGE_AGENT\" fsync-bench /mnt/records/bench --count {}\nclock records\n",
@@ -174,7 +182,7 @@ pub fn timed(folder: &Path, work: Timed) -> String {
     }
     text.push_str(&format!(
         "postmark {folder}/postmark > /run/postmark.out 2>&1 || {{ cat /run/postmark.out; exit 6; }}\n\
-         clock postmark\nsync\nclock sync\nstat end\numount /mnt\n"
+         sync\nclock postmark\nstat end\numount /mnt\n"
     ));
     text
 }

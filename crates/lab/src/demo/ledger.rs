@@ -7,8 +7,6 @@
 //! The daemon's own acknowledgement lies between `called` and `sent`, so both are kept: what can be *proved* about
 //! a window uses the one that favours the daemon, what is *shown* uses the other.
 
-use std::time::Instant;
-
 use serde_json::Value;
 
 use super::sql::Journal;
@@ -23,8 +21,6 @@ pub struct Ack {
     pub called_ns: u64,
     /// When the guest knew that it is safe; guest clock, nanoseconds.
     pub sent_ns: u64,
-    /// When the host heard.
-    pub arrived: Instant,
 }
 
 /// One workload's acknowledgements in the order of arrival.
@@ -56,9 +52,9 @@ pub const CLOCKS_APART_NS: u64 = 20_000_000;
 pub const RESOLUTION_NS: u64 = 1_000_000;
 
 impl Ledger {
-    /// Reads a channel's lines. Acknowledgements that arrived at or after `cut` do not count: whether they were
-    /// made before the power went can not be known.
-    pub fn read(lines: &[Arrival], cut: Option<Instant>) -> Ledger {
+    /// Reads a channel's lines. Acknowledgements that arrived at or after `cut_ns` (CLOCK_MONOTONIC) do not count:
+    /// whether they were made before the power went can not be known.
+    pub fn read(lines: &[Arrival], cut_ns: Option<u64>) -> Ledger {
         let stream = |name: String| Stream { name, acks: Vec::new() };
         let mut records = stream("records".to_owned());
         let mut banks: Vec<Stream> =
@@ -67,7 +63,7 @@ impl Ledger {
         let mut ended = Vec::new();
         let mut wall_minus_monotonic_ns = None;
         for arrival in lines {
-            if cut.is_some_and(|cut| arrival.at >= cut) {
+            if cut_ns.is_some_and(|cut_ns| arrival.at_ns >= cut_ns) {
                 break;
             }
             let Some(json) = arrival.json() else { continue };
@@ -79,7 +75,6 @@ impl Ledger {
                         number: n,
                         called_ns: ns.saturating_sub(fsync_ns),
                         sent_ns: ns,
-                        arrived: arrival.at,
                     });
                 }
             } else if text("sqlite") == Some("commit") {
@@ -88,7 +83,7 @@ impl Ledger {
                     let acks = &mut banks[bank].acks;
                     // A transaction begins after its predecessor was reported; the clock has whole milliseconds.
                     let called_ns = acks.last().map_or(0, |before: &Ack| before.sent_ns);
-                    acks.push(Ack { number: n, called_ns, sent_ns: ms * 1_000_000, arrived: arrival.at });
+                    acks.push(Ack { number: n, called_ns, sent_ns: ms * 1_000_000 });
                 }
             } else if text("demo") == Some("clocks") {
                 let uptime_s = json.get("uptime_s").and_then(Value::as_f64);
@@ -112,16 +107,11 @@ impl Ledger {
         Ledger { streams, postmark_rounds, ended, one_clock: wall_minus_monotonic_ns.is_some() }
     }
 
-    /// Acknowledgements in all.
-    pub fn total(&self) -> usize {
-        self.streams.iter().map(|stream| stream.acks.len()).sum()
-    }
-
-    /// One sentence.
+    /// What was acknowledged, in one line.
     pub fn summary(&self) -> String {
         let parts: Vec<String> =
             self.streams.iter().map(|stream| format!("{} {}", stream.acks.len(), stream.name)).collect();
-        format!("acknowledged so far: {}; postmark rounds: {}", parts.join(", "), self.postmark_rounds)
+        format!("{}; postmark rounds: {}", parts.join(", "), self.postmark_rounds)
     }
 }
 
@@ -160,14 +150,11 @@ impl Gauge {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn acknowledgements_after_the_cut_do_not_count() {
-        let start = Instant::now();
-        let at = |ms: u64, line: &str| Arrival { at: start + Duration::from_millis(ms), line: line.to_owned() };
+        let at = |ms: u64, line: &str| Arrival { at_ns: ms * 1_000_000, line: line.to_owned() };
         let lines = [
             at(1, r#"{"agent":"ack","n":1,"thread":0,"slot":0,"floor":0,"ns":5000,"fsync_ns":2000}"#),
             at(2, "wal"),
@@ -176,10 +163,10 @@ mod tests {
             at(9, r#"{"agent":"ack","n":2,"thread":0,"slot":1,"floor":1,"ns":9000,"fsync_ns":1000}"#),
         ];
         let all = Ledger::read(&lines, None);
-        assert_eq!(all.total(), 4);
+        assert_eq!(all.streams.iter().map(|s| s.acks.len()).collect::<Vec<_>>(), [2, 2, 0]);
         assert_eq!(all.streams[0].acks[0].called_ns, 3000);
         assert_eq!(all.streams[1].acks[1].called_ns, 1_000_000_000);
-        let before = Ledger::read(&lines, Some(start + Duration::from_millis(9)));
+        let before = Ledger::read(&lines, Some(9_000_000));
         assert_eq!(before.streams[0].acks.len(), 1);
         let mut gauge = Gauge::default();
         lines.iter().for_each(|line| gauge.add(line));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use rand::{Rng as _, SeedableRng as _};
+use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::{LabError, Result};
@@ -185,6 +185,8 @@ pub fn selection(only: &[String]) -> Result<Vec<Scenario>> {
 
 #[cfg(test)]
 mod tests {
+    use rand::Rng as _;
+
     use super::*;
 
     fn select(word: &str) -> Vec<String> {

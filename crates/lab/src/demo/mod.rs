@@ -1,0 +1,258 @@
+//! `afterimage-lab demo`: the main job. Real guests do real work on every contract; the guest, the daemon and the power
+//! die under them; what was acknowledged is compared with what is there.
+//!
+//! ```text
+//!   plan ─► scenario (rig: image, server │ inside: scripts of the guests) ─► ledger, survivors ─► judge
+//!        └► speed ──────────────────────────────────────────────────────────────► rows
+//!                                                                  report ─► report.json, table
+//! ```
+//!
+//! A promise counts as kept only where it was seen to hold; what could not be found out makes the demo fail, too.
+
+mod evidence;
+mod inside;
+mod interrupt;
+mod judge;
+mod ledger;
+mod plan;
+mod progress;
+mod report;
+mod rig;
+mod scenario;
+mod server;
+mod sql;
+mod survivors;
+mod table;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use self::evidence::Evidence;
+use self::interrupt::Interrupt;
+use self::plan::{Allowance, Contract, Event, Scenario};
+use self::progress::Progress;
+use self::report::{Check, Machine, Outcome, Report, ScenarioReport, SpeedRow, SCHEMA};
+use self::scenario::{Findings, Setting};
+use crate::error::{Context, LabError, Result};
+use crate::{guest, locate};
+
+/// Free memory below which images go to the disk instead of `/dev/shm`, in bytes.
+const SHARED_MEMORY_BYTES_MIN: u64 = 3 << 30;
+
+/// What `afterimage-lab demo` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Only the scenarios of this name, or with it as a part: power/vmm-kill, power-cut, guest-crash, speed, ...
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Decides transactions, instants of kills and what a power cut takes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print the report as JSON instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Where report.json and evidence go
+    #[arg(long, value_name = "FOLDER", default_value = "target/demo")]
+    pub out: PathBuf,
+    /// Where images go [default: /dev/shm, or the folder of --out where memory is short]
+    #[arg(long, value_name = "FOLDER")]
+    pub images: Option<PathBuf>,
+}
+
+/// Runs the demo. `Ok(true)` if every promise held.
+///
+/// # Errors
+/// It could not begin: a program is missing, a folder can not be written, an unknown name was given.
+pub fn run(options: &Options) -> Result<bool> {
+    let scenarios = plan::selection(&options.only)?;
+    let mut progress = Progress::new(scenarios.len());
+    fs::create_dir_all(&options.out).context(|| format!("make {}", options.out.display()))?;
+    let interrupt = Interrupt::watch()?;
+    let images_in = options.images.clone().unwrap_or_else(|| images_folder(&options.out));
+    check_programs(&scenarios, &progress)?;
+    let mut report = Report {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: options.seed,
+        held: false,
+        elapsed_s: 0.0,
+        machine: Machine {
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            images_in: images_in.display().to_string(),
+        },
+        scenarios: Vec::new(),
+        speed: Vec::new(),
+    };
+    for scenario in scenarios {
+        progress.scenario(&title(scenario));
+        let started = progress.elapsed();
+        let evidence = Evidence::new(&options.out, &scenario.to_string())?;
+        interrupt.scratch(Some(evidence.folder()));
+        let mut setting = Setting {
+            progress: &progress,
+            images_in: &images_in,
+            evidence: &evidence,
+            rng: scenario.rng(options.seed),
+        };
+        let mut entry = run_one(scenario, &mut setting, &mut report.speed);
+        entry.elapsed_s = (progress.elapsed() - started).as_secs_f64();
+        interrupt.scratch(None);
+        progress.step(&verdict(&entry));
+        if entry.outcome == Outcome::Held {
+            evidence.discard();
+        } else {
+            let folder = fs::canonicalize(evidence.folder()).unwrap_or_else(|_| evidence.folder().to_path_buf());
+            entry.evidence = Some(folder.display().to_string());
+        }
+        // The speed rows are the measurement; only a failed one needs an entry among the deaths.
+        if scenario != Scenario::Speed || entry.outcome != Outcome::Held {
+            report.scenarios.push(entry);
+        }
+    }
+    report.held = report.scenarios.iter().all(|entry| entry.outcome == Outcome::Held);
+    report.elapsed_s = progress.elapsed().as_secs_f64();
+    report.write(&options.out)?;
+    let text = if options.json { report.json()? + "\n" } else { table::render(&report) };
+    // A reader that went away does not change what was found.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    progress.step(&format!("everything is in {}", options.out.join("report.json").display()));
+    Ok(report.held)
+}
+
+fn title(scenario: Scenario) -> String {
+    match scenario {
+        Scenario::Crash(contract, event) => format!("{scenario}: {}: {}", contract.flag(), event.title()),
+        Scenario::Canary => {
+            format!("{scenario}: not ours: the power is cut under qemu-storage-daemon without flushes")
+        }
+        Scenario::Speed => format!("{scenario}: the same work on each server"),
+    }
+}
+
+fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedRow>) -> ScenarioReport {
+    let mut entry = ScenarioReport {
+        name: scenario.to_string(),
+        contract: "all".to_owned(),
+        event: "the same work on each server".to_owned(),
+        outcome: Outcome::Failed,
+        reason: None,
+        medium: String::new(),
+        guest: String::new(),
+        elapsed_s: 0.0,
+        bound_ms: None,
+        expects_loss: scenario == Scenario::Canary,
+        streams: Vec::new(),
+        postmark_rounds: 0,
+        daemon_restarts: 0,
+        checks: Vec::new(),
+        evidence: None,
+    };
+    let outcome = match scenario {
+        Scenario::Crash(contract, event) => {
+            entry.contract = contract.flag();
+            entry.event = event.title().to_owned();
+            if let Allowance::Window(window) = Scenario::allowance(contract, event) {
+                entry.bound_ms = Some(window.as_secs_f64() * 1000.0);
+            }
+            scenario::crash(setting, contract, event)
+        }
+        Scenario::Canary => {
+            entry.contract = "(qsd no-flush)".to_owned();
+            entry.event = Event::PowerCut.title().to_owned();
+            scenario::canary(setting)
+        }
+        Scenario::Speed => scenario::measure(setting).map(|rows| {
+            *speed = rows;
+            Findings::default()
+        }),
+    };
+    match outcome {
+        Ok(findings) => conclude(&mut entry, findings),
+        Err(LabError::Broken(text)) => {
+            entry.outcome = Outcome::Broken;
+            entry.reason = Some(text);
+        }
+        Err(error) => entry.reason = Some(error.to_string()),
+    }
+    entry
+}
+
+fn conclude(entry: &mut ScenarioReport, findings: Findings) {
+    let mut held = findings.held();
+    entry.streams = findings.streams;
+    entry.checks = findings.checks;
+    entry.medium = findings.medium;
+    entry.guest = findings.guest;
+    entry.postmark_rounds = findings.postmark_rounds;
+    entry.daemon_restarts = findings.daemon_restarts;
+    if entry.expects_loss {
+        // The broken checks are what was expected; one that says so replaces the verdict.
+        held = !held;
+        entry.checks.push(Check::new(
+            "the checks see what a power cut does to a server that never syncs",
+            held,
+            if held { "they do" } else { "nothing was seen to be lost: these checks can not be trusted" },
+        ));
+    }
+    entry.outcome = if held { Outcome::Held } else { Outcome::Broken };
+    if !held {
+        let broken: Vec<&str> =
+            entry.checks.iter().filter(|check| !check.held).map(|check| check.promise.as_str()).collect();
+        entry.reason = Some(format!("broken: {}", broken.join("; ")));
+    }
+}
+
+fn verdict(entry: &ScenarioReport) -> String {
+    let lost: u64 = entry.streams.iter().map(|stream| stream.lost).sum();
+    let reason = entry.reason.as_deref().unwrap_or_default();
+    match entry.outcome {
+        Outcome::Held if entry.expects_loss => format!("{lost} acknowledged writes lost: the checks can fail"),
+        Outcome::Held if entry.checks.is_empty() => "measured".to_owned(),
+        Outcome::Held => format!("held: {} checks, {lost} acknowledged writes lost", entry.checks.len()),
+        Outcome::Broken => format!("BROKEN: {reason}"),
+        Outcome::Failed => format!("FAILED: {reason}"),
+    }
+}
+
+/// `/dev/shm` where it is large enough: kills do not care what an image lies on, and the demo is quicker.
+fn images_folder(out: &Path) -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    let free = rustix::fs::statvfs(memory).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+    if free >= SHARED_MEMORY_BYTES_MIN {
+        memory.to_path_buf()
+    } else {
+        fs::canonicalize(out).unwrap_or_else(|_| out.to_path_buf()).join("images")
+    }
+}
+
+/// Everything that will be needed, so that a missing program is said at once and downloads come first.
+fn check_programs(scenarios: &[Scenario], progress: &Progress) -> Result<()> {
+    for program in ["afterimage", "afterimage-lab", "afterimage-agent"] {
+        locate::own_program(program)?;
+    }
+    for (program, package) in [
+        ("linux.uml", "user-mode-linux"),
+        ("busybox", "busybox-static"),
+        ("sqlite3", "sqlite3"),
+        ("postmark", "postmark"),
+        ("mkfs.ext4", "e2fsprogs"),
+        ("e2fsck", "e2fsprogs"),
+        ("qemu-storage-daemon", "qemu-utils"),
+        ("fusermount3", "fuse3"),
+    ] {
+        locate::system_program(program, package)?;
+    }
+    let wants_qemu = |s: &Scenario| {
+        Contract::ALL.iter().any(|contract| *s == Scenario::Crash(*contract, Event::DaemonKillQemu))
+    };
+    if scenarios.iter().any(wants_qemu) {
+        locate::system_program("qemu-system-x86_64", "qemu-system-x86")?;
+        progress.step("looking for the QEMU guests' kernel (fetched once), and whether KVM runs it");
+        guest::fetch_kernel()?;
+        let kvm = guest::kvm_boots();
+        progress.step(if kvm { "QEMU guests run on KVM" } else { "QEMU guests are translated (TCG): slow, not wrong" });
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! One scenario's place: a folder for sockets and inputs, and the image either on a plain file system or on the
+//! lab's own, whose power can be cut. Everything goes when it is dropped, or when this program dies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::evidence::Evidence;
+use super::plan::{DISK_BYTES, GUEST_LIMIT};
+use super::server::{Kind, Server};
+use crate::error::{Context, LabError, Result};
+use crate::guest::{Guest, GuestBuilder, Vmm};
+use crate::locate;
+use crate::powerfs::{ModelName, MountOptions, PowerMount};
+use crate::process::Workdir;
+
+/// Where the image lies.
+enum Ground {
+    Plain(Workdir),
+    Power(PowerMount),
+}
+
+/// A place.
+pub struct Rig {
+    // Dropped first: nothing may serve an image that goes away.
+    server: Option<Server>,
+    ground: Ground,
+    folder: Workdir,
+}
+
+impl Rig {
+    /// An image in `images_in`.
+    ///
+    /// # Errors
+    /// A folder or the image can not be made.
+    pub fn plain(images_in: &Path) -> Result<Rig> {
+        let ground = Ground::Plain(Workdir::new_in(images_in, "demo-image")?);
+        Rig { server: None, ground, folder: Workdir::new("demo")? }.with_image()
+    }
+
+    /// An image on the lab's file system.
+    ///
+    /// # Errors
+    /// It can not be mounted, or the image can not be made.
+    pub fn power(model: ModelName, images_in: &Path, seed: u64) -> Result<Rig> {
+        let options = MountOptions { model, seed, backing_in: images_in.to_path_buf(), ..MountOptions::default() };
+        let ground = Ground::Power(PowerMount::mount(&options)?);
+        Rig { server: None, ground, folder: Workdir::new("demo")? }.with_image()
+    }
+
+    fn with_image(self) -> Result<Rig> {
+        let image = self.image();
+        let mut create = Command::new(locate::own_program("afterimage")?);
+        create.arg("create").arg(&image).arg(DISK_BYTES.to_string());
+        let output = create.output().context(|| "run afterimage create".to_owned())?;
+        if !output.status.success() {
+            return Err(LabError::Peer(format!(
+                "afterimage create failed: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            )));
+        }
+        Ok(self)
+    }
+
+    /// The image.
+    pub fn image(&self) -> PathBuf {
+        self.image_folder().join("disk.img")
+    }
+
+    fn image_folder(&self) -> &Path {
+        match &self.ground {
+            Ground::Plain(folder) => folder.path(),
+            Ground::Power(mount) => mount.path(),
+        }
+    }
+
+    /// The folder for sockets and inputs; guests see it under the same name.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The lab's file system.
+    ///
+    /// # Errors
+    /// The image is not on it.
+    pub fn mount(&self) -> Result<&PowerMount> {
+        match &self.ground {
+            Ground::Power(mount) => Ok(mount),
+            Ground::Plain(_) => Err(LabError::Missing("this image is on a plain file system".to_owned())),
+        }
+    }
+
+    /// Starts a server of the image.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn serve(&mut self, kind: Kind) -> Result<()> {
+        self.server = Some(Server::start(kind, &self.image(), self.folder.path())?);
+        Ok(())
+    }
+
+    /// The server.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn server(&mut self) -> Result<&mut Server> {
+        self.server.as_mut().ok_or_else(|| LabError::Missing("nothing serves the image".to_owned()))
+    }
+
+    /// Kills the server with SIGKILL.
+    pub fn kill_server(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill();
+        }
+    }
+
+    /// Ends the server in order.
+    ///
+    /// # Errors
+    /// As [`Server::stop`].
+    pub fn stop_server(&mut self) -> Result<()> {
+        self.server.take().map_or(Ok(()), Server::stop)
+    }
+
+    /// A guest with the image as its disk.
+    pub fn guest(&self, vmm: Vmm) -> GuestBuilder {
+        Guest::builder(vmm).disk(self.folder.join("disk.sock")).memory_mib(256).limit(GUEST_LIMIT)
+    }
+
+    /// `e2fsck -fn` of the image as a plain file, on the host: after an orderly end nothing else is needed.
+    ///
+    /// # Errors
+    /// It could not be run.
+    pub fn e2fsck(&self) -> Result<(bool, String)> {
+        let program = locate::system_program("e2fsck", "e2fsprogs")?;
+        let output = Command::new(program)
+            .arg("-fn")
+            .arg(self.image())
+            .output()
+            .context(|| "run e2fsck".to_owned())?;
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        Ok((output.status.success(), text))
+    }
+
+    /// The files beside the image that an orderly end should have removed.
+    ///
+    /// # Errors
+    /// The folder can not be read.
+    pub fn left_beside_image(&self) -> Result<Vec<String>> {
+        let folder = self.image_folder();
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder).context(|| format!("read {}", folder.display()))? {
+            let entry = entry.context(|| format!("read {}", folder.display()))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name != "disk.img" {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Makes an ext4 in the image from the host, and lets nothing of that wait to be written.
+    ///
+    /// # Errors
+    /// mkfs or sync failed.
+    pub fn make_file_system(&self) -> Result<()> {
+        let mkfs = locate::system_program("mkfs.ext4", "e2fsprogs")?;
+        let mut make = Command::new(mkfs);
+        make.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]).arg(self.image());
+        let mut sync = Command::new("sync");
+        sync.arg("-f").arg(self.image());
+        for command in [&mut make, &mut sync] {
+            let output = command.output().context(|| "make a file system".to_owned())?;
+            if !output.status.success() {
+                return Err(LabError::Peer(format!(
+                    "making a file system failed: {}",
+                    String::from_utf8_lossy(&output.stderr).trim()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies image, log, the server's messages and the inputs to the evidence.
+    pub fn keep(&self, evidence: &Evidence, tag: &str) {
+        let mut paths = vec![self.folder.join("daemon.log"), self.image()];
+        if let Ok(names) = self.left_beside_image() {
+            paths.extend(names.iter().map(|name| self.image_folder().join(name)));
+        }
+        for path in paths {
+            if let Err(error) = evidence.copy(&path, tag) {
+                tracing::warn!(%error, "evidence is incomplete");
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The same work on each server, timed inside the guest, with what the guest sent and what reached storage.
+
+use rand::Rng as _;
+use serde_json::Value;
+
+use super::Setting;
+use crate::channel::Arrival;
+use crate::demo::inside::{self, Timed};
+use crate::demo::plan::Contract;
+use crate::demo::report::{SpeedRow, Traffic};
+use crate::demo::rig::Rig;
+use crate::demo::server::Kind;
+use crate::error::{LabError, Result};
+use crate::guest::{Guest, Vmm};
+use crate::powerfs::{Counters, ModelName};
+
+/// The modelled device: every machine shows the same costs, and a sync is not free as it is in memory.
+const MODEL: ModelName = ModelName::Ssd;
+const WORK: Timed = Timed { records: 1000, transactions: 500, postmark: (300, 2000) };
+const SERVERS: [Kind; 5] = [
+    Kind::PeerWriteback,
+    Kind::Ours(Contract::Power),
+    Kind::Ours(Contract::PowerWindow),
+    Kind::Ours(Contract::GuestCrash),
+    Kind::PeerNoFlush,
+];
+
+/// Measures every server, one after the other.
+///
+/// # Errors
+/// A server or its guest failed.
+pub fn run(setting: &mut Setting<'_>) -> Result<Vec<SpeedRow>> {
+    let mut rows = Vec::new();
+    for kind in SERVERS {
+        let row = measure(setting, kind)?;
+        setting.progress.step(&format!("{}: fsync p50 {:.0} us", row.server, row.fsync_p50_us));
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn measure(setting: &mut Setting<'_>, kind: Kind) -> Result<SpeedRow> {
+    let mut rig = Rig::power(MODEL, setting.images_in, setting.rng.next_u64())?;
+    rig.make_file_system()?;
+    rig.serve(kind)?;
+    // Every server gets the same transactions.
+    let mut rng = setting.rng.clone();
+    rng.set_word_pos(0);
+    inside::write_inputs(rig.folder(), WORK.transactions, WORK.postmark, &mut rng)?;
+    let mut guest = rig.guest(Vmm::Uml).start(&inside::timed(rig.folder(), WORK))?;
+    let begun = guest.wait_report("at", "begin");
+    let before = rig.mount()?.counters()?;
+    let ended = begun.and_then(|_| guest.wait_success());
+    setting.evidence.guest(&guest, &kind.title().replace(' ', "-"))?;
+    ended?;
+    rig.stop_server()?;
+    let after = rig.mount()?.counters()?;
+    row(kind, &guest, &before, &after)
+}
+
+fn row(kind: Kind, guest: &Guest, before: &Counters, after: &Counters) -> Result<SpeedRow> {
+    let reports: Vec<Value> = guest.channel().lines().iter().filter_map(Arrival::json).collect();
+    let missing = |what: &str| LabError::Guest(format!("the guest on {} did not report {what}", kind.title()));
+    let find = |key: &str, value: &str, at: Option<&str>| {
+        reports
+            .iter()
+            .find(|json| json[key] == value && at.is_none_or(|at| json["at"] == at))
+            .ok_or_else(|| missing(at.unwrap_or(value)))
+    };
+    let clock = |at: &str| find("demo", "clock", Some(at)).map(|json| json["s"].as_f64().unwrap_or_default());
+    let disk = |at: &str| {
+        find("demo", "disk", Some(at)).map(|json| Traffic {
+            writes: json["writes"].as_u64().unwrap_or_default(),
+            bytes: json["sectors"].as_u64().unwrap_or_default() * 512,
+            flushes: json["flushes"].as_u64().unwrap_or_default(),
+        })
+    };
+    let fsync = &find("agent", "fsync-bench", None)?["fsync"];
+    let us = |name: &str| fsync[name].as_f64().ok_or_else(|| missing(name));
+    let (records, wal, rollback, postmark) = (clock("records")?, clock("wal")?, clock("rollback")?, clock("postmark")?);
+    let per_s = |from: f64, to: f64| f64::from(WORK.transactions) / (to - from).max(0.01);
+    let stored = |counters: &Counters| Traffic {
+        writes: counters.total.writes,
+        bytes: counters.total.write_bytes,
+        flushes: counters.total.syncs,
+    };
+    Ok(SpeedRow {
+        server: kind.title(),
+        medium: format!("the lab's FUSE model of a device ({})", MODEL.as_str()),
+        fsync_p50_us: us("p50_us")?,
+        fsync_p99_us: us("p99_us")?,
+        fsyncs: fsync["count"].as_u64().unwrap_or_default(),
+        sqlite_wal_per_s: per_s(records, wal),
+        sqlite_rollback_per_s: per_s(wal, rollback),
+        postmark_s: postmark - rollback,
+        guest: difference(disk("end")?, disk("begin")?),
+        storage: difference(stored(after), stored(before)),
+    })
+}
+
+fn difference(after: Traffic, before: Traffic) -> Traffic {
+    Traffic {
+        writes: after.writes.saturating_sub(before.writes),
+        bytes: after.bytes.saturating_sub(before.bytes),
+        flushes: after.flushes.saturating_sub(before.flushes),
+    }
+}
