@@ -58,7 +58,7 @@ pub struct LogHeader {
     pub group_uuid: [u8; 16],
     /// Size of the record area in bytes, a multiple of [`PAGE_BYTES`].
     pub area_bytes: U64,
-    /// Logical position of the first record that may be needed; a multiple of [`PAGE_BYTES`].
+    /// Logical position of the first record that may be needed; a multiple of [`RECORD_ALIGN`].
     pub tail_position: U64,
     /// Everything up to this sequence number is home and synced.
     pub tail_sequence: U64,
@@ -253,8 +253,8 @@ impl LogHeader {
             return Err(FormatError::Corrupt("the header's record area is no whole number of pages"));
         }
         let tail = header.tail_position.get();
-        if tail % PAGE_BYTES != 0 || tail > u64::MAX / 4 {
-            return Err(FormatError::Corrupt("the header's tail is not at a page"));
+        if tail % RECORD_ALIGN != 0 || tail > u64::MAX / 4 {
+            return Err(FormatError::Corrupt("the header's tail is not where a record can start"));
         }
         if header.tail_sequence.get() > u64::MAX / 4
             || header.durable_sequence.get() < header.tail_sequence.get()

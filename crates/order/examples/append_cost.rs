@@ -27,10 +27,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 OpenOptions { direct: DirectMode::Off, any_content: true, ..OpenOptions::new(&path) };
             let image = ImageStore::open(&options)?;
             let group = Group::open(vec![image], GroupOptions::new(contract))?;
-            for (kind, operation) in [
-                ("write", Operation::Write { flushed: false }),
-                ("read", Operation::Read),
-            ] {
+            for (kind, operation) in
+                [("write", Operation::Write { flushed: false }), ("read", Operation::Read)]
+            {
                 let (ns, cpu_ns) = drive(&group, operation, seconds)?;
                 let status = group.status();
                 println!(
@@ -46,7 +45,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn drive(group: &Arc<Group>, operation: Operation, seconds: f64) -> Result<(f64, f64), Box<dyn std::error::Error>> {
+fn drive(
+    group: &Arc<Group>,
+    operation: Operation,
+    seconds: f64,
+) -> Result<(f64, f64), Box<dyn std::error::Error>> {
     let mut lane = group.disks()[0].open_lane()?;
     let buffers: Vec<Buffers> = (0..DEPTH).map(|i| Buffers::from_bytes(&[i as u8; 4096])).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -218,8 +218,11 @@ fn describe(
     }
 }
 
+/// A log and its images, opened.
+type LoggedGroup = (PathBuf, Vec<Arc<ImageStore>>);
+
 /// The log of a path, and its images opened.
-fn group_of(path: &Path, read_only: bool) -> Result<Option<(PathBuf, Vec<Arc<ImageStore>>)>, OpenError> {
+fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenError> {
     let log = if is_log(path)? { Some(path.to_owned()) } else { find_log(path)? };
     let Some(log) = log else {
         open_image(path, true)?;

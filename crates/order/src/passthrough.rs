@@ -145,20 +145,20 @@ struct PassThroughLane {
 
 impl PassThroughLane {
     /// Hands a write down, or gives it back while the group is paused.
-    fn write(&mut self, mut request: Request) -> Result<(), Request> {
+    fn write(&mut self, mut request: Request) -> Option<Request> {
         // Counted before the gate is looked at, and the gate is closed before the counters are: so a pause sees this
         // write or this write sees the pause.
         self.signal.writes_in_flight.fetch_add(1, Ordering::SeqCst);
         if self.shared.paused() {
             self.signal.writes_in_flight.fetch_sub(1, Ordering::SeqCst);
-            return Err(request);
+            return Some(request);
         }
         if self.shared.relaxed {
             request.operation = unflushed(request.operation);
         }
         request.token = self.slots.insert(InFlight::Write(request.token));
         self.lower.submit(request);
-        Ok(())
+        None
     }
 
     fn retry_held(&mut self) {
@@ -167,7 +167,7 @@ impl PassThroughLane {
         }
         self.signal.drain();
         while let Some(request) = self.held.pop_front() {
-            if let Err(request) = self.write(request) {
+            if let Some(request) = self.write(request) {
                 self.held.push_front(request);
                 return;
             }
@@ -215,7 +215,7 @@ impl Lane for PassThroughLane {
             }
             Operation::Flush(kind) => self.flush(request, kind),
             _ => {
-                if let Err(request) = self.write(request) {
+                if let Some(request) = self.write(request) {
                     self.signal.parked.store(true, Ordering::SeqCst);
                     self.held.push_back(request);
                 }

@@ -97,7 +97,8 @@ fn apply(log: &mut Vec<u8>, damage: &Damage) {
         }
         Damage::Record(n, at, by) => {
             let start = RECORDS_OFFSET as usize;
-            let found = (start..log.len().saturating_sub(64)).step_by(64).filter(|i| log[*i..][..4] == *b"AFIR");
+            let found =
+                (start..log.len().saturating_sub(64)).step_by(64).filter(|i| log[*i..][..4] == *b"AFIR");
             let Some(place) = found.collect::<Vec<_>>().get(n).copied() else { return };
             log[place + at] = by;
             let mut raw = [0; 64];

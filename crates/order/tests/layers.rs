@@ -44,7 +44,8 @@ fn every_contract_conforms() {
             let names: Vec<_> = std::fs::read_dir(folder.path()).expect("list").flatten().collect();
             assert_eq!(names.len(), 2, "only the images are left: {names:?}");
             let plain: Arc<dyn Disk> = image(folder.path(), "a.raw", DirectMode::Off);
-            conformance::compare(seed, &plain, &mut oracle).unwrap_or_else(|e| panic!("{contract} {seed}: {e}"));
+            conformance::compare(seed, &plain, &mut oracle)
+                .unwrap_or_else(|e| panic!("{contract} {seed}: {e}"));
         }
     }
 }
@@ -55,7 +56,8 @@ fn lanes_on_several_threads_conform_and_a_full_log_throttles() {
         let folder = tempfile::tempdir().expect("a folder");
         let group = open(folder.path(), contract);
         let disk = Arc::clone(&group.disks()[1]);
-        conformance::run_threads(7, 4, 4000, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{contract}: {e}"));
+        conformance::run_threads(7, 4, 4000, || Arc::clone(&disk))
+            .unwrap_or_else(|e| panic!("{contract}: {e}"));
         group.close().expect("an orderly end");
     }
 }

@@ -13,7 +13,8 @@ use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 const WINDOW: Contract = Contract::PowerWindow { window: Duration::from_millis(50) };
 
 fn image(path: &Path, read_only: bool) -> Arc<ImageStore> {
-    let options = OpenOptions { read_only, direct: DirectMode::Off, any_content: true, ..OpenOptions::new(path) };
+    let options =
+        OpenOptions { read_only, direct: DirectMode::Off, any_content: true, ..OpenOptions::new(path) };
     ImageStore::open(&options).expect("an image")
 }
 
@@ -65,7 +66,8 @@ fn bytes(setup: &Setup) -> Vec<(PathBuf, Vec<u8>)> {
 fn refused(setup: &Setup, images: &[&Path], words: &str) {
     let before = bytes(setup);
     for contract in [WINDOW, Contract::Power] {
-        let error = open(images, contract).err().unwrap_or_else(|| panic!("not refused: {words}")).to_string();
+        let error =
+            open(images, contract).err().unwrap_or_else(|| panic!("not refused: {words}")).to_string();
         assert!(error.contains(words), "{error}");
         assert!(!error.contains('\n') && error.len() < 400, "one sentence: {error}");
     }
@@ -227,8 +229,5 @@ fn a_lost_log_and_a_second_opener_are_refused() {
 fn bad_options_are_refused() {
     let s = died();
     let options = GroupOptions { log_max_bytes: 4096, ..GroupOptions::new(WINDOW) };
-    assert!(matches!(
-        Group::open(vec![image(&s.a, false)], options),
-        Err(OpenError::LogTooSmall { .. })
-    ));
+    assert!(matches!(Group::open(vec![image(&s.a, false)], options), Err(OpenError::LogTooSmall { .. })));
 }

@@ -194,6 +194,12 @@ impl LogFile {
             file.medium.write_at(&zeroes[..n as usize], at).map_err(failed)?;
             at += n;
         }
+        // The times that are written down have to be on storage, or a power cut would make every image look like an
+        // older copy.
+        for image in images.iter().filter(|image| !is_device(image.path())) {
+            let synced = File::open(image.path()).and_then(|file| file.sync_all());
+            synced.map_err(OpenError::io("syncing", image.path()))?;
+        }
         let entries = images.iter().map(|image| image_entry(image)).collect::<Result<Vec<_>, _>>()?;
         let names = names_of(images)?;
         let homes: Vec<_> = images.iter().map(|image| image.medium()).collect();
@@ -248,7 +254,7 @@ fn names_of(images: &[Arc<ImageStore>]) -> Result<Vec<Vec<u8>>, OpenError> {
 
 fn write_sidecar(image: &Path, disk: u16, log: &Path, uuid: [u8; 16]) -> Result<(), OpenError> {
     let sidecar = sidecar_path(image);
-    let too_long = || io::Error::from(io::ErrorKind::InvalidFilename);
+    let too_long = || io::Error::from(rustix::io::Errno::NAMETOOLONG);
     let reference = Reference::new(uuid, disk, log.as_os_str().as_bytes())
         .ok_or_else(|| OpenError::io("naming the log in", &sidecar)(too_long()))?;
     let draft = beside(&sidecar, ".new");

@@ -112,7 +112,9 @@ impl Core {
         if durable_bytes < self.log_bytes() / 2 || durable_bytes == 0 {
             let covers = self.acknowledged();
             self.request_sync();
-            self.wait_durable(covers, None)?;
+            if !self.wait_durable(covers, None)? {
+                return Ok(());
+            }
         }
         self.checkpoint_once(self.area.bytes / 2)?;
         Ok(())

@@ -6,6 +6,7 @@
 mod model;
 mod mutations;
 mod run;
+mod window;
 
 use run::{Run, Tally};
 
@@ -16,7 +17,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn every_cut_leaves_an_allowed_prefix() {
     let steps = number("AFTERIMAGE_STEPS").unwrap_or(250) as usize;
-    let runs = number("AFTERIMAGE_RUNS").unwrap_or(300);
+    let runs = number("AFTERIMAGE_RUNS").unwrap_or(200);
     let seeds = match number("AFTERIMAGE_SEED") {
         Some(seed) => seed..seed + 1,
         None => 1..runs + 1,
