@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
 
 use afterimage_block::{BlockError, Medium};
 use afterimage_format::log::{RecordKind, STATE_CLEAN};
@@ -43,7 +44,7 @@ impl Core {
             self.drop_from_index(&batch, sequence);
         }
         for (disk, map) in overlay.iter().enumerate() {
-            self.write_home(disk, map)
+            self.write_home(disk, map, &mut checkpointing.pace)
                 .map_err(|e| self.fail(format!("writing disk {disk} home from the redo log"), e))?;
         }
         // Readers find these versions at home from now on.
@@ -156,9 +157,10 @@ impl Core {
     }
 
     /// In the order of the disk, neighbours merged.
-    fn write_home(&self, disk: usize, map: &ExtentMap) -> io::Result<()> {
+    fn write_home(&self, disk: usize, map: &ExtentMap, pace: &mut Pace) -> io::Result<()> {
         let home = &self.homes[disk];
-        let mut run = Run { home, start: 0, bytes: Vec::new() };
+        let mut run = Run { home, start: 0, bytes: Vec::new(), written: 0 };
+        let mut started = self.clock.now();
         let mut zeroes: Option<(u64, u64, bool)> = None;
         for (sector, extent) in map.iter() {
             match extent.source {
@@ -169,6 +171,12 @@ impl Core {
                         let target = run.grow(sector + done, n)?;
                         self.area.read(position + done * 512, target)?;
                         done += n;
+                    }
+                    if run.written >= pace.bytes_max {
+                        home.sync()?;
+                        run.written = 0;
+                        pace.learn(self.clock.now().saturating_sub(started), self.window);
+                        started = self.clock.now();
                     }
                     self.counters.home_written_bytes.fetch_add(extent.sectors * 512, Ordering::Relaxed);
                 }
@@ -203,11 +211,40 @@ fn zero(home: &Arc<dyn Medium>, range: Option<(u64, u64, bool)>) -> io::Result<(
     }
 }
 
+/// How much is written home between two syncs of an image. One sync for all would be cheapest, but it would hand the
+/// device seconds of work at once, and the log's sync, for which flushes wait, would queue behind it. So pieces that
+/// take about one window; the order of the disk is kept across them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    bytes_max: u64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { bytes_max: 4 << 20 }
+    }
+}
+
+impl Pace {
+    const BYTES_LEAST: u64 = 128 << 10;
+    const BYTES_MOST: u64 = 256 << 20;
+
+    fn learn(&mut self, took: Duration, window: Duration) {
+        if took > window {
+            self.bytes_max = (self.bytes_max / 2).max(Self::BYTES_LEAST);
+        } else if took < window / 4 {
+            self.bytes_max = (self.bytes_max * 2).min(Self::BYTES_MOST);
+        }
+    }
+}
+
 /// Contiguous sectors that become one write.
 struct Run<'a> {
     home: &'a Arc<dyn Medium>,
     start: u64,
     bytes: Vec<u8>,
+    /// Bytes written since the last sync.
+    written: u64,
 }
 
 impl Run<'_> {
@@ -228,6 +265,7 @@ impl Run<'_> {
     fn write(&mut self) -> io::Result<()> {
         if !self.bytes.is_empty() {
             self.home.write_at(&self.bytes, self.start * 512)?;
+            self.written += self.bytes.len() as u64;
             self.bytes.clear();
         }
         Ok(())

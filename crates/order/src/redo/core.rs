@@ -13,6 +13,7 @@ use afterimage_block::{BlockError, Health, Medium, SequenceNumber};
 use afterimage_format::log::LogHeader;
 
 use super::area::Area;
+use super::checkpoint::Pace;
 use super::index::Index;
 use super::mutation::Mutation;
 use super::scan::Placed;
@@ -106,6 +107,7 @@ pub(super) struct Progress {
 pub(super) struct Checkpointing {
     /// The newest header on storage.
     pub(super) header: LogHeader,
+    pub(super) pace: Pace,
 }
 
 /// For the metrics.

@@ -19,6 +19,7 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::append::RESERVE_BYTES;
 use super::area::{page_up, Area};
+use super::checkpoint::Pace;
 use super::core::{lock, Append, Checkpointing, Config, Core, Counters, Progress};
 use super::header;
 use super::index::Index;
@@ -120,7 +121,7 @@ impl Core {
             window: config.window,
             clock: config.clock,
             group_tag: header.group_tag(),
-            checkpointing: Mutex::new(Checkpointing { header }),
+            checkpointing: Mutex::new(Checkpointing { header, pace: Pace::default() }),
             append: Mutex::new(Append {
                 head,
                 sequence: scan.sequence,
