@@ -402,7 +402,7 @@ impl Device {
             info!("{}: queue {index}: {} requests in flight are submitted again", self.name, resubmit.len());
         }
         ring.set_next_avail(next_avail);
-        self.workers[index].run(Run {
+        let started = self.workers[index].run(Run {
             name: format!("{} queue {index}", self.name),
             ring,
             memory: Arc::clone(&self.memory),
@@ -414,7 +414,11 @@ impl Device {
             flushed: Arc::clone(&self.flushed),
             spin: Duration::from_micros(u64::from(self.options.spin_us)),
         });
-        Ok(())
+        if started {
+            Ok(())
+        } else {
+            Err(Refused(format!("queue {index} cannot run: the disk did not open again after a failure")))
+        }
     }
 
     /// Without in-flight tracking by the peer, a keeper's region does the same; call before the first queue starts.

@@ -38,7 +38,7 @@ impl Mapping {
     pub fn of_file(file: File, offset: u64, len: usize) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let end = offset.checked_add(len as u64);
-        if metadata.is_file() && !end.is_some_and(|end| end <= metadata.len().next_multiple_of(4096)) {
+        if metadata.is_file() && end.is_none_or(|end| end > metadata.len().next_multiple_of(4096)) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the region"));
         }
         let region = MmapRegion::from_file(FileOffset::new(file, offset), len).map_err(io::Error::other)?;

@@ -109,14 +109,16 @@ impl Worker {
         self.running
     }
 
-    /// Hands a queue to the thread.
-    pub fn run(&mut self, run: Run) {
+    /// Hands a queue to the thread; `false` where it has ended because the disk did not open again.
+    #[must_use]
+    pub fn run(&mut self, run: Run) -> bool {
         assert!(!self.running, "queue {} runs already", self.index);
         self.shared.stopping.store(false, Ordering::Release);
         self.shared.wake.clear();
         if let Some(runs) = &self.runs {
             self.running = runs.send(run).is_ok();
         }
+        self.running
     }
 
     /// Stops the queue and waits until nothing of it is in flight. Returns the next available index.
