@@ -19,7 +19,7 @@ use crate::Event;
 const HOME_WRITE_BYTES_MAX: usize = 1 << 20;
 
 impl Core {
-    /// Asks for a checkpoint.
+    /// Asks for a checkpoint; one comes where the log is more than half full.
     pub fn request_checkpoint(&self) {
         let mut progress = lock(&self.progress);
         if !progress.checkpoint_wanted {

@@ -94,7 +94,10 @@ impl Core {
             let head = self.head.load(Ordering::SeqCst);
             let idle = head == seen_head;
             seen_head = head;
-            if (wanted || idle) && self.log_bytes() > 0 {
+            // A request that was made while the last checkpoint ran may have been met by it: what is left can still grow
+            // together.
+            let used = self.log_bytes();
+            if (wanted && used > self.area.bytes / 2) || (idle && used > 0) {
                 if let Err(error) = self.checkpoint_half() {
                     tracing::error!(%error, "the checkpointer stops");
                     return;
