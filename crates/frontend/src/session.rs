@@ -141,8 +141,7 @@ impl<'a> Session<'a> {
                     self.device().tell_errors();
                 }
             }
-            // Not while something is to be read: it may be the end of this connection, and the other one its successor.
-            if another && !message {
+            if another && !self.has_message()? {
                 self.turn_away();
             }
             if message {
@@ -165,6 +164,12 @@ impl<'a> Session<'a> {
 
     fn device(&self) -> MutexGuard<'_, Device> {
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looked at after a second connection was seen: if this one's end is not there by then, the second is not its
+    /// successor.
+    fn has_message(&self) -> io::Result<bool> {
+        Ok(poll_readable([Some(self.socket.as_fd())], Some(Duration::ZERO))? == [true])
     }
 
     /// One guest at a time: another connection is closed at once.
