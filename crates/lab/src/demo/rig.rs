@@ -14,6 +14,9 @@ use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
 use crate::process::Workdir;
 
+/// The image's name.
+const IMAGE: &str = "disk.img";
+
 /// Where the image lies.
 enum Ground {
     Plain(Workdir),
@@ -64,7 +67,7 @@ impl Rig {
 
     /// The image.
     pub fn image(&self) -> PathBuf {
-        self.image_folder().join("disk.img")
+        self.image_folder().join(IMAGE)
     }
 
     fn image_folder(&self) -> &Path {
@@ -153,7 +156,7 @@ impl Rig {
         for entry in fs::read_dir(folder).context(|| format!("read {}", folder.display()))? {
             let entry = entry.context(|| format!("read {}", folder.display()))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name != "disk.img" {
+            if name != IMAGE {
                 names.push(name);
             }
         }
@@ -178,6 +181,22 @@ impl Rig {
                     String::from_utf8_lossy(&output.stderr).trim()
                 )));
             }
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel begin to write back what it holds of the image and its log, without waiting and without a
+    /// sync, as it may at any time: otherwise a cut would find nothing on its way to the device.
+    ///
+    /// # Errors
+    /// A file can not be opened.
+    pub fn nudge_write_back(&self) -> Result<()> {
+        let mut names = self.left_beside_image()?;
+        names.push(IMAGE.to_owned());
+        for path in names.iter().map(|name| self.image_folder().join(name)) {
+            let file = fs::File::open(&path).context(|| format!("open {}", path.display()))?;
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+                .context(|| format!("begin to write back {}", path.display()))?;
         }
         Ok(())
     }

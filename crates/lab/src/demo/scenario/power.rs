@@ -1,7 +1,9 @@
 //! The power is cut below the daemon's files: what was not synced is at the mercy of a seeded lottery, sector by
 //! sector, some of them torn. Daemon and VMM die with it.
 
-use rand::Rng as _;
+use std::time::Duration;
+
+use rand::{Rng as _, RngExt as _};
 
 use super::{jitter, ledger_of, on_rig, recover_and_judge, start_work, wait_for_work, Findings, Setting};
 use crate::channel::monotonic_ns;
@@ -34,6 +36,9 @@ fn cut(setting: &mut Setting<'_>, kind: Kind, allowance: Allowance) -> Result<Fi
         wait_for_work(setting, &guest, 0, (RECORDS_MIN, COMMITS_MIN))?;
         jitter(&mut setting.rng);
         let seed = setting.rng.next_u64();
+        rig.nudge_write_back()?;
+        // Up to a millisecond: the device's cache has taken some of it, and the kernel still holds the rest.
+        std::thread::sleep(Duration::from_micros(setting.rng.random_range(0..1000)));
         // Taken before the order is given: what arrives from now on may have been acknowledged after the cut.
         let cut_ns = monotonic_ns();
         let cut = rig.mount()?.cut(seed, TORN_PER_MILLE)?;
