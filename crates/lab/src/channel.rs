@@ -140,8 +140,8 @@ impl Channel {
     ///
     /// # Errors
     /// The guest's end has been closed.
-    pub fn send(&mut self, line: &str) -> Result<()> {
-        self.writer.write_all(format!("{line}\n").as_bytes()).context(|| "send to the guest".to_owned())
+    pub fn send(&self, line: &str) -> Result<()> {
+        (&self.writer).write_all(format!("{line}\n").as_bytes()).context(|| "send to the guest".to_owned())
     }
 }
 

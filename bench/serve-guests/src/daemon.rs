@@ -1,0 +1,110 @@
+//! The server of one cell: the lab's daemon, and what it and the kernel count.
+
+use std::fs;
+use std::path::Path;
+
+use afterimage_lab::daemon::{Daemon, PeerOptions, ServeOptions};
+use serde_json::{json, Value};
+
+use crate::catalog::Row;
+use crate::error::{Context, Result};
+use crate::record::{CountedBy, LogIo, StorageIo};
+use crate::scale::LOG_FULL;
+
+/// Starts the row's server on an image.
+///
+/// # Errors
+/// It is not installed or does not come up.
+pub fn start(row: Row, image: &Path) -> Result<Daemon> {
+    let survives = match row {
+        Row::Nested | Row::Writeback => return Ok(Daemon::peer(&PeerOptions::writeback(image))?),
+        Row::NoFlush => return Ok(Daemon::peer(&PeerOptions::no_flush(image))?),
+        Row::Power => "power",
+        Row::Window | Row::WindowFull => "power-window=50ms",
+        Row::GuestCrash => "guest-crash",
+    };
+    let mut options = ServeOptions::new(survives, &[image.to_owned()]);
+    options.log_max = (row == Row::WindowFull).then(|| LOG_FULL.to_owned());
+    Ok(Daemon::serve(&options)?)
+}
+
+/// The redo log (of the rows that have one).
+///
+/// # Errors
+/// The daemon does not answer.
+pub fn log(row: Row, daemon: &Daemon) -> Result<Option<LogIo>> {
+    if !matches!(row, Row::Window | Row::WindowFull) {
+        return Ok(None);
+    }
+    let status = daemon.status()?;
+    let number = |name: &str| status["log"][name].as_u64().unwrap_or(0);
+    Ok(Some(LogIo {
+        appended_bytes: number("appended_bytes"),
+        syncs: number("syncs"),
+        home_written_bytes: number("home_written_bytes"),
+        throttled: number("throttled"),
+        held_flushes: number("held_flushes"),
+        used_bytes: number("bytes"),
+    }))
+}
+
+/// Brings everything home, so that the counters hold what an orderly end would still write (ours only: a pause
+/// does exactly that).
+///
+/// # Errors
+/// It does not answer, or refuses.
+pub fn settle(row: Row, daemon: &Daemon) -> Result<()> {
+    if row.is_ours() {
+        daemon.request(&json!({ "command": "pause" }))?;
+    }
+    Ok(())
+}
+
+/// What the daemon itself, or the kernel for it, counts.
+///
+/// # Errors
+/// It does not answer.
+pub fn storage(row: Row, daemon: &Daemon) -> Result<StorageIo> {
+    if row.is_ours() {
+        let status = daemon.status()?;
+        let disk = &status["disks"][0]["storage"];
+        let log = &status["log"];
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        return Ok(StorageIo {
+            counted_by: CountedBy::Daemon,
+            reads: Some(number(&disk["reads"])),
+            read_bytes: Some(number(&disk["read_bytes"])),
+            writes: Some(number(&disk["writes"])),
+            write_bytes: number(&disk["write_bytes"]) + number(&log["appended_bytes"]),
+            flushes: Some(number(&disk["syncs"]) + number(&log["syncs"])),
+        });
+    }
+    let path = format!("/proc/{}/io", daemon.pid());
+    let text = fs::read_to_string(&path).context(|| format!("read {path}"))?;
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        line.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    };
+    Ok(StorageIo {
+        counted_by: CountedBy::Process,
+        reads: None,
+        read_bytes: Some(number("read_bytes")),
+        writes: None,
+        write_bytes: number("write_bytes"),
+        flushes: None,
+    })
+}
+
+/// Processor time of all its threads so far, in seconds.
+///
+/// # Errors
+/// The process has gone.
+pub fn cpu_s(daemon: &Daemon) -> Result<f64> {
+    let path = format!("/proc/{}/stat", daemon.pid());
+    let text = fs::read_to_string(&path).context(|| format!("read {path}"))?;
+    // proc(5): the second field may hold anything, so count from behind its bracket; utime and stime are fields
+    // 14 and 15, in ticks of 1/100 s on every Linux that this runs on.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0);
+    Ok((ticks(11) + ticks(12)) as f64 / 100.0)
+}

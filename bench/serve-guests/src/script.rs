@@ -1,0 +1,146 @@
+//! The shell that runs inside the guest.
+//!
+//! ```text
+//!   mount ─► set up ─► sync, drop caches ─► "ready" ─► host counts ─► "go" ─► begin ─ workload ─ end ─► unmount ─► "done"
+//! ```
+//! Each report carries `/sys/block/vda/stat`, the guest's own count of its requests and flushes.
+
+use crate::catalog::Workload;
+use crate::scale::Scale;
+
+const PROLOGUE: &str = r#"
+set -e
+A=$AFTERIMAGE_AGENT
+tell() { "$A" say "{\"bench\":\"$1\",\"ns\":$(date +%s%N),\"stat\":\"$(cat /sys/block/vda/stat)\"}"; }
+# Held open: the kernel forgets what has come when the last user of a serial line closes it.
+exec 5<> "$AFTERIMAGE_REPORT"
+mount -t ext4 /dev/vda /mnt
+"#;
+
+const BEGIN: &str = r#"
+"$A" drop-caches
+tell ready
+read -r go <&5
+tell begin
+"#;
+
+const EPILOGUE: &str = r#"
+umount /mnt
+tell done
+"#;
+
+/// MariaDB's options: durable at every commit, small, nothing but InnoDB on the disk under test.
+pub const MARIADB: &str = "--no-defaults --user=root --skip-networking --skip-grant-tables --skip-log-bin \
+    --performance-schema=OFF --innodb-flush-log-at-trx-commit=1 --innodb-log-file-size=24M \
+    --innodb-buffer-pool-size=32M --loose-innodb-buffer-pool-size-max=32M \
+    --innodb-data-file-path=ibdata1:12M:autoextend --loose-wsrep-on=OFF";
+
+/// The script for one workload.
+pub fn guest_script(workload: Workload, scale: &Scale) -> String {
+    let (set_up, run, tear_down) = parts(workload, scale);
+    format!("{PROLOGUE}{set_up}{BEGIN}{run}\ntell end\n{tear_down}{EPILOGUE}")
+}
+
+fn parts(workload: Workload, scale: &Scale) -> (String, String, String) {
+    let seconds = scale.seconds;
+    let none = String::new;
+    match workload {
+        Workload::Varmail => (none(), personality("varmail", scale.varmail_files, seconds), none()),
+        Workload::Fileserver => (none(), personality("fileserver", scale.fileserver_files, seconds), none()),
+        Workload::Webserver => (none(), personality("webserver", scale.webserver_files, seconds), none()),
+        Workload::Randwrite => (none(), fio("randwrite", scale, 1000), none()),
+        Workload::Seqwrite => (none(), fio("write", scale, 1000), none()),
+        Workload::Fsync4k => (none(), fio_appends(scale), none()),
+        Workload::Sqlite => sqlite(scale),
+        Workload::Postmark => postmark(scale),
+        Workload::Oltp => oltp(scale),
+    }
+}
+
+fn personality(name: &str, files: u32, seconds: u64) -> String {
+    format!("\"$A\" workload {name} /mnt/files --files {files} --seconds {seconds}")
+}
+
+// `end_fsync` puts the last batch's sync into the measured time: a write that was never synced was not done.
+fn fio(kind: &str, scale: &Scale, fsync_every: u32) -> String {
+    format!(
+        "fio --name=bench --filename=/mnt/data --size={}m --io_size={}k --rw={kind} --bs=4k --ioengine=psync \
+         --fsync={fsync_every} --end_fsync=1 --runtime={} --randrepeat=1 --fallocate=none --output-format=json \
+         --output=/run/fio.json > /dev/null\ntell end\ncat /run/fio.json",
+        scale.file_mib,
+        scale.writes_max * 4,
+        scale.seconds
+    )
+}
+
+fn fio_appends(scale: &Scale) -> String {
+    format!(
+        "fio --name=bench --filename=/mnt/new --size={}k --rw=write --bs=4k --ioengine=psync --fsync=1 --runtime={} \
+         --file_append=1 --fallocate=none --overwrite=0 --output-format=json --output=/run/fio.json > /dev/null\n\
+         tell end\ncat /run/fio.json",
+        scale.transactions_max * 4,
+        scale.seconds
+    )
+}
+
+// SQLite's defaults: rollback journal, synchronous=FULL.
+fn sqlite(scale: &Scale) -> (String, String, String) {
+    (
+        format!(
+            "i=0; seq 1 {} | sed 's/.*/insert into t values(&,hex(randomblob(50)));/' > /run/inserts.sql\n",
+            scale.transactions_max
+        ),
+        format!(
+            "timeout {} sqlite3 -batch -init /dev/null /mnt/db '.read /run/inserts.sql' 2> /dev/null || :",
+            scale.seconds
+        ),
+        "printf 'transactions: '; sqlite3 -batch -init /dev/null /mnt/db 'select count(*) from t' 2> /dev/null\n"
+            .to_owned(),
+    )
+}
+
+fn postmark(scale: &Scale) -> (String, String, String) {
+    let settings = format!(
+        "set location /mnt/files\\nset number 300\\nset transactions {}\\nset size 500 16384\\nset read 4096\\n\
+         set write 4096\\nset seed 42\\nset buffering false\\nrun\\nquit\\n",
+        scale.postmark_transactions
+    );
+    (
+        format!("mkdir -p /mnt/files\nprintf '{settings}' > /run/postmark\n"),
+        "postmark < /run/postmark > /run/postmark.out; sync".to_owned(),
+        format!("echo 'transactions: {}'\n", scale.postmark_transactions),
+    )
+}
+
+fn oltp(scale: &Scale) -> (String, String, String) {
+    (
+        format!(
+            "mariadbd {MARIADB} --datadir=/mnt/my --socket=/run/my.sock --pid-file=/run/my.pid \
+             > /run/my.log 2>&1 &\n\
+             server=$!\n\
+             tries=0; while ! [ -S /run/my.sock ]; do\n\
+             sleep 0.1; tries=$((tries+1)); [ $tries -lt 600 ] || {{ tail -5 /run/my.log; exit 1; }}\n\
+             done\n"
+        ),
+        format!(
+            "sysbench oltp_read_write --db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root --tables=1 \
+             --table-size={} --threads=8 --time={} --percentile=99 --rand-seed=1 run",
+            scale.oltp_rows, scale.seconds
+        ),
+        "kill -9 $server; wait $server || :\n".to_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_is_shell() {
+        for workload in Workload::ALL {
+            let script = guest_script(workload, &Scale::quick());
+            let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
+            assert!(status.success(), "{}", workload.name());
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Where a cell's image lies: the lab's file system, or a folder on the machine's disk; for `nested`, in an
+//! ext4 of its own on a loop device above that.
+//!
+//! ```text
+//!   image ─────────────────────────────────► device (model in FUSE, or the machine's disk)
+//!   nested: image ─► ext4 ─► loop ─► outer image ─► device
+//! ```
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use afterimage_lab::daemon::{Daemon, Nested};
+use afterimage_lab::powerfs::{Counters, ModelName, MountOptions, PowerMount};
+use afterimage_lab::process::Workdir;
+use rustix::fs::{fadvise, Advice};
+
+use crate::catalog::{Device, Row};
+use crate::daemon;
+use crate::error::{BenchError, Context, Result};
+use crate::record::{CountedBy, StorageIo};
+use crate::scale::DISK_BYTES;
+use crate::template::copy_sparse;
+
+enum Ground {
+    Model(PowerMount),
+    Disk(Workdir),
+}
+
+/// A place for one cell.
+pub struct Stage {
+    // In the order in which they go.
+    nested: Option<Nested>,
+    ground: Ground,
+    image: PathBuf,
+}
+
+impl Stage {
+    /// Puts a copy of `template` on the device. `scratch` is the folder for the machine's disk.
+    ///
+    /// # Errors
+    /// The file system can not be mounted, or there is no space.
+    pub fn new(device: Device, row: Row, template: &Path, scratch: &Path) -> Result<Stage> {
+        let model = match device {
+            Device::Hdd15k => Some(ModelName::Hdd15k),
+            Device::Ssd => Some(ModelName::Ssd),
+            Device::Disk => None,
+        };
+        let ground = match model {
+            Some(model) => {
+                Ground::Model(PowerMount::mount(&MountOptions { model, ..MountOptions::default() })?)
+            }
+            None => Ground::Disk(Workdir::new_in(scratch, "bench-image")?),
+        };
+        let folder = match &ground {
+            Ground::Model(mount) => mount.path().to_owned(),
+            Ground::Disk(folder) => folder.path().to_owned(),
+        };
+        let nested = match row {
+            Row::Nested => Some(Nested::mount(&folder.join("outer.img"), DISK_BYTES + DISK_BYTES / 4)?),
+            _ => None,
+        };
+        let image = nested.as_ref().map_or_else(|| folder.join("disk.img"), |inner| inner.join("disk.img"));
+        copy_sparse(template, &image)?;
+        make_cold(&image)?;
+        if nested.is_some() {
+            // The loop device's own view of it, too.
+            make_cold(&folder.join("outer.img"))?;
+        }
+        Ok(Stage { nested, ground, image })
+    }
+
+    /// What the daemon serves.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
+    /// What has reached storage so far. On a model: everything, counted below everything. On the machine's
+    /// disk: what the daemon knows (of `nested`: what the loop device got).
+    ///
+    /// # Errors
+    /// Somebody who has to answer does not.
+    pub fn storage(&self, row: Row, daemon: Option<&Daemon>) -> Result<Option<StorageIo>> {
+        match (&self.ground, &self.nested, daemon) {
+            (Ground::Model(mount), _, _) => Ok(Some(from_counters(&mount.counters()?))),
+            (Ground::Disk(_), Some(nested), _) => loop_storage(nested).map(Some),
+            (Ground::Disk(_), None, Some(daemon)) => daemon::storage(row, daemon).map(Some),
+            (Ground::Disk(_), None, None) => Ok(None),
+        }
+    }
+}
+
+fn from_counters(counters: &Counters) -> StorageIo {
+    let total = &counters.total;
+    StorageIo {
+        counted_by: CountedBy::FileSystem,
+        reads: Some(total.reads),
+        read_bytes: Some(total.read_bytes),
+        writes: Some(total.writes),
+        write_bytes: total.write_bytes,
+        flushes: Some(total.syncs + counters.directory_syncs),
+    }
+}
+
+/// Written back, and out of the page cache: every row's first reads reach the device.
+fn make_cold(path: &Path) -> Result<()> {
+    let file = File::open(path).context(|| format!("open {}", path.display()))?;
+    file.sync_all().context(|| format!("sync {}", path.display()))?;
+    fadvise(&file, 0, None, Advice::DontNeed).context(|| format!("drop the pages of {}", path.display()))
+}
+
+/// What the host's ext4 sent to its loop device.
+fn loop_storage(nested: &Nested) -> Result<StorageIo> {
+    let mountpoint = nested.join("");
+    let mounts = fs::read_to_string("/proc/mounts").context(|| "read /proc/mounts".to_owned())?;
+    let device = mounts.lines().find_map(|line| {
+        let (device, rest) = line.split_once(' ')?;
+        (Path::new(rest.split(' ').next()?) == mountpoint)
+            .then(|| device.trim_start_matches("/dev/").to_owned())
+    });
+    let device = device
+        .ok_or_else(|| BenchError::Workload(format!("nothing is mounted on {}", mountpoint.display())))?;
+    let path = format!("/sys/block/{device}/stat");
+    let text = fs::read_to_string(&path).context(|| format!("read {path}"))?;
+    let words: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let word = |at: usize| words.get(at).copied().unwrap_or(0);
+    Ok(StorageIo {
+        counted_by: CountedBy::LoopDevice,
+        reads: Some(word(0)),
+        read_bytes: Some(word(2) * 512),
+        writes: Some(word(4)),
+        write_bytes: word(6) * 512,
+        flushes: Some(word(15)),
+    })
+}

@@ -1,0 +1,203 @@
+//! From records to ratios.
+//!
+//! A ratio is formed within one round, of two cells that ran minutes apart on the same machine; the summary is
+//! their median and their spread. Ratios of different rounds' cells are never formed.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::catalog::{Device, Row, Workload};
+use crate::record::{GuestIo, Record};
+
+/// A number with its spread over the rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Median.
+    pub median: f64,
+    /// Least.
+    pub min: f64,
+    /// Most.
+    pub max: f64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+impl Spread {
+    /// Of at least one number.
+    pub fn of(mut values: Vec<f64>) -> Option<Spread> {
+        values.retain(|value| value.is_finite());
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median =
+            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
+        Some(Spread { median, min, max, rounds: values.len() })
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// Inside the guest.
+    pub workload: Workload,
+    /// Below the daemon.
+    pub device: Device,
+    /// The daemon.
+    pub row: Row,
+    /// Operations per second.
+    pub ops_per_s: Spread,
+    /// fsync inside the guest, microseconds.
+    pub fsync_p50_us: Option<Spread>,
+    /// The same.
+    pub fsync_p99_us: Option<Spread>,
+    /// Throughput over that of `nested` in the same round.
+    pub to_nested: Option<Spread>,
+    /// Over that of `writeback`.
+    pub to_writeback: Option<Spread>,
+    /// Over that of `no-flush`.
+    pub to_no_flush: Option<Spread>,
+    /// The guest's flushes.
+    pub guest_flushes: Spread,
+    /// Flushes of storage.
+    pub storage_flushes: Option<Spread>,
+    /// Flushes of storage per guest flush.
+    pub flushes_per_guest_flush: Option<Spread>,
+    /// Bytes to storage per guest flush.
+    pub bytes_per_guest_flush: Option<Spread>,
+    /// Write requests to storage per guest flush.
+    pub writes_per_guest_flush: Option<Spread>,
+    /// Bytes to storage over bytes that the guest wrote.
+    pub bytes_amplification: Option<Spread>,
+    /// Bytes written to storage.
+    pub storage_bytes: Spread,
+    /// Processor time of the daemon in microseconds per guest request.
+    pub cpu_us_per_request: Option<Spread>,
+    /// Processor time of the daemon in seconds.
+    pub cpu_s: Spread,
+}
+
+/// All lines, in the order of the catalogue.
+pub fn lines(records: &[Record]) -> Vec<Line> {
+    let mut cells: BTreeMap<(Device, Workload, Row), Vec<&Record>> = BTreeMap::new();
+    for record in records {
+        cells.entry((record.key.device, record.key.workload, record.key.row)).or_default().push(record);
+    }
+    let ratio = |mine: &[&Record], base: Row| {
+        let first = mine.first()?;
+        let base = cells.get(&(first.key.device, first.key.workload, base))?;
+        let ratios = mine.iter().filter_map(|record| {
+            let other = base.iter().find(|other| other.key.round == record.key.round)?;
+            Some(record.ops_per_s / other.ops_per_s)
+        });
+        Spread::of(ratios.collect())
+    };
+    cells
+        .iter()
+        .filter_map(|((device, workload, row), mine)| {
+            let spread = |number: &dyn Fn(&Record) -> Option<f64>| {
+                Spread::of(mine.iter().filter_map(|record| number(record)).collect())
+            };
+            let per_flush = |number: &dyn Fn(&Record) -> Option<f64>| {
+                spread(&|r| (r.guest_whole.flushes > 0).then_some(number(r)? / r.guest_whole.flushes as f64))
+            };
+            Some(Line {
+                workload: *workload,
+                device: *device,
+                row: *row,
+                ops_per_s: spread(&|r| Some(r.ops_per_s))?,
+                fsync_p50_us: spread(&|r| Some(r.fsync?.p50_us)),
+                fsync_p99_us: spread(&|r| Some(r.fsync?.p99_us)),
+                to_nested: ratio(mine, Row::Nested),
+                to_writeback: ratio(mine, Row::Writeback),
+                to_no_flush: ratio(mine, Row::NoFlush),
+                guest_flushes: spread(&|r| Some(r.guest_whole.flushes as f64))?,
+                storage_flushes: spread(&|r| Some(r.storage.flushes? as f64)),
+                flushes_per_guest_flush: per_flush(&|r| Some(r.storage.flushes? as f64)),
+                bytes_per_guest_flush: per_flush(&|r| Some(r.storage.write_bytes as f64)),
+                writes_per_guest_flush: per_flush(&|r| Some(r.storage.writes? as f64)),
+                bytes_amplification: spread(&|r| {
+                    let written = r.guest_whole.write_bytes;
+                    (written > 0).then_some(r.storage.write_bytes as f64 / written as f64)
+                }),
+                storage_bytes: spread(&|r| Some(r.storage.write_bytes as f64))?,
+                cpu_us_per_request: spread(&|r| {
+                    let requests = requests(&r.guest);
+                    (requests > 0).then_some(r.daemon_cpu_s * 1e6 / requests as f64)
+                }),
+                cpu_s: spread(&|r| Some(r.daemon_cpu_s))?,
+            })
+        })
+        .collect()
+}
+
+fn requests(io: &GuestIo) -> u64 {
+    io.reads + io.writes + io.discards + io.flushes
+}
+
+/// How a target came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// The target in words.
+    pub target: &'static str,
+    /// Where.
+    pub workload: Workload,
+    /// Where.
+    pub device: Device,
+    /// Which row.
+    pub row: Row,
+    /// The ratio that must reach `wanted`.
+    pub ratio: Spread,
+    /// What must be reached.
+    pub wanted: f64,
+    /// Whether its median does.
+    pub met: bool,
+}
+
+/// The target against no-flush.
+pub const NO_FLUSH_TARGET: &str =
+    "power-window=50ms at least 0.95× of no-flush on fsync-bound runs that fit the log";
+/// The target against writeback.
+pub const WRITEBACK_TARGET: &str = "power-window=50ms never below writeback";
+
+/// Holds the lines against the targets.
+pub fn verdicts(lines: &[Line]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for line in lines {
+        let mut judge = |target, ratio: Option<Spread>, wanted| {
+            if let Some(ratio) = ratio {
+                verdicts.push(Verdict {
+                    target,
+                    workload: line.workload,
+                    device: line.device,
+                    row: line.row,
+                    ratio,
+                    wanted,
+                    met: ratio.median >= wanted,
+                });
+            }
+        };
+        if line.row == Row::Window && line.workload.is_fsync_bound() {
+            judge(NO_FLUSH_TARGET, line.to_no_flush, 0.95);
+        }
+        if matches!(line.row, Row::Window | Row::WindowFull) {
+            judge(WRITEBACK_TARGET, line.to_writeback, 1.0);
+        }
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_keeps_its_ends() {
+        assert_eq!(
+            Spread::of(vec![3.0, 1.0, 2.0]),
+            Some(Spread { median: 2.0, min: 1.0, max: 3.0, rounds: 3 })
+        );
+        assert_eq!(Spread::of(vec![1.0, 2.0]).unwrap().median, 1.5);
+        assert_eq!(Spread::of(vec![f64::NAN]), None);
+    }
+}
