@@ -146,7 +146,8 @@ fn a_damaged_in_flight_region_is_refused_and_an_odd_one_survived() {
     let one = [1u8].as_slice();
     let version = (8, [1u8, 0].as_slice());
     let size = (10, [QUEUE_SIZE as u8, 0].as_slice());
-    let refused: [(&str, Vec<(u64, &[u8])>); 4] = [
+    type Bytes<'a> = (u64, &'a [u8]);
+    let refused: [(&str, Vec<Bytes<'_>>); 4] = [
         ("unknown version", vec![(8, &[9, 0])]),
         ("another size", vec![version, (10, &[3, 0]), (16, one)]),
         ("an index far away", vec![version, size, (14, &[0, 0x80]), (16, one)]),
