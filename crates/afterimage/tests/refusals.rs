@@ -201,6 +201,7 @@ fn qemu_conventions() {
     assert!(output.status.success() && output.stderr.is_empty());
     assert!(String::from_utf8_lossy(&output.stdout).contains("Examples:"));
     let help = succeeds(dir.path(), &["serve", "--help"]);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["power-window=50ms", "guest-crash", "at most the last 50 ms", "consistency group"] {
         assert!(help.contains(part), "{part}");
     }

@@ -18,9 +18,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut command = Cli::command();
     command.build();
-    write(&args.folder, &command)?;
+    write_all(&args.folder, &command)
+}
+
+fn write_all(folder: &Path, command: &clap::Command) -> Result<(), Failure> {
+    write(folder, command)?;
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        write(&args.folder, sub)?;
+        write_all(folder, sub)?;
     }
     Ok(())
 }

@@ -13,18 +13,17 @@ use crate::serve::settings::Settings;
 ///
 /// What an acknowledged guest flush survives is chosen with --survives:
 ///
-///   power              everything, power loss included; nothing acknowledged is lost (the default)
+/// power: everything, power loss included; nothing acknowledged is lost. This is the default.
 ///
-///   power-window=50ms  death of guest, VMM and daemon; a power cut loses at most the last 50 ms of
-///                      acknowledgements and leaves an exact prefix of the guest's history:
-///                      nothing reordered, nothing torn
+/// power-window=50ms: death of guest, VMM and daemon; a power cut loses at most the last 50 ms of acknowledgements and
+/// leaves an exact prefix of the guest's history: nothing reordered, nothing torn.
 ///
-///   guest-crash        death of guest, VMM and daemon; after a power cut the disk is undefined
+/// guest-crash: death of guest, VMM and daemon; after a power cut the disk is undefined.
 ///
 /// All disks of one process form one consistency group: they are ordered against each other, also by a power cut.
 /// Disks of different processes are not.
 #[derive(clap::Args, Debug, Default)]
-#[command(after_help = EXAMPLES, verbatim_doc_comment)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// A disk to serve; repeat it for more. Keys: socket=PATH (default: FILE.sock), fd=N, read-only,
     /// serial=TEXT, direct=on|off|auto (O_DIRECT), format=raw (whatever the content begins with)

@@ -14,7 +14,7 @@ use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Ser
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{ImageStore, OpenOptions};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use super::disk_spec::SocketSpec;
@@ -77,6 +77,9 @@ struct Doors {
 pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<(), Failure> {
     // From here on a signal is remembered; it is acted on once the images are open.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    // A write beyond RLIMIT_FSIZE is an error like any other, not the end of the process.
+    signal_hook::flag::register(SIGXFSZ, Arc::default())
         .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
     let notifier = Notifier::from_environment();
     abort_on_panic();
@@ -143,7 +146,10 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     notifier.tell("READY=1");
 
     let end = wait_for_end(&receiver, &servers, ends_with_guests);
-    notifier.tell("STOPPING=1");
+    match end {
+        End::HandOver => notifier.tell_reloading(),
+        End::Stop(_) | End::GuestsLeft => notifier.tell("STOPPING=1"),
+    }
     let result = close(&daemon, servers);
     if matches!(end, End::HandOver) {
         // The sockets go on living with the next daemon: their files must stay.

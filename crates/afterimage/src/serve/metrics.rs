@@ -152,7 +152,7 @@ impl Families<'_> {
     fn histogram(&mut self, name: &str, help: &str, rows: &[(Labels<'_>, OperationSnapshot)]) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
         for (labels, operation) in rows {
-            let bounds = LATENCY_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
+            let bounds = LATENCY_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
             let buckets: Vec<(f64, u64)> = bounds.zip(operation.latency_counts.iter().copied()).collect();
             let count = operation.latency_counts.iter().sum();
             let sum = operation.latency_sum_ns as f64 / 1e9;

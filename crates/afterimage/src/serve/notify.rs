@@ -30,6 +30,13 @@ impl Notifier {
         }
     }
 
+    /// The service goes on in another process, which will tell that it is ready.
+    pub fn tell_reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
+    }
+
     /// Sends one state, such as `READY=1`.
     pub fn tell(&self, state: &str) {
         if let Some(Err(error)) = self.0.as_ref().map(|socket| socket.send(state.as_bytes())) {

@@ -147,10 +147,10 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // `keep`'s daemon is a process of its own and must not stay: it is told through its parent first.
-            drop(nix::sys::signal::kill(
+            let _ = nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(child.id() as i32),
                 nix::sys::signal::Signal::SIGTERM,
-            ));
+            );
             let deadline = Instant::now() + Duration::from_secs(10);
             while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));

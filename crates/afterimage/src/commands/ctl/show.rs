@@ -69,7 +69,7 @@ fn show_disk(disk: &DiskStatus) -> String {
         disk.socket,
         show_bytes(disk.bytes),
         if disk.read_only { ", read-only" } else { "" },
-        if disk.write_cache { "" } else { ", no write cache" },
+        if disk.write_cache || !disk.attached { "" } else { ", no write cache" },
         if disk.attached { "guest connected" } else { "no guest" }
     );
     for operation in disk.requests.iter().filter(|o| o.requests > 0) {

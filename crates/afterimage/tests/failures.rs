@@ -1,0 +1,215 @@
+//! Logs that do not belong, and storage that fails: the decided behaviour, seen from outside.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use common::guest::Guest;
+use common::{folder, json, refused, succeeds, Daemon};
+
+const WINDOW: [&str; 4] = ["--survives", "power-window=50ms", "--log-max", "16M"];
+
+/// A daemon on two images that was killed with one write at home and one in its log only.
+fn died(dir: &Path) {
+    let args = [&["--disk", "a.img", "--disk", "b.img", "--control", "c.sock"][..], &WINDOW].concat();
+    let daemon = Daemon::serve(dir, &args);
+    let mut guest = Guest::connect(&dir.join("a.img.sock"));
+    guest.write(0, &[1; 4096]);
+    guest.flush();
+    // A pause brings this home, so that an older copy of the image differs from what the log knows of it.
+    succeeds(dir, &["ctl", "c.sock", "pause", "--", "true"]);
+    guest.write(4096, &[2; 4096]);
+    daemon.kill();
+    assert!(dir.join("a.img.aflog").exists());
+}
+
+/// Every file's bytes.
+fn bytes(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+    let mut all: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_none_or(|e| e != "sock"))
+        .map(|p| (p.clone(), fs::read(p).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn a_log_that_does_not_belong_is_refused_and_nothing_is_touched() {
+    type Damage = fn(&Path);
+    let cases: [(&str, Damage, &[&str]); 6] = [
+        (
+            "another image",
+            |dir| {
+                fs::copy(dir.join("a.img"), dir.join("copy")).unwrap();
+                fs::rename(dir.join("copy"), dir.join("a.img")).unwrap();
+            },
+            &["a.img.aflog", "another image"],
+        ),
+        (
+            "a restored older copy",
+            |dir| fs::write(dir.join("a.img"), vec![0; 8 << 20]).unwrap(),
+            &["a.img", "older copy", "remove the log"],
+        ),
+        (
+            "another size",
+            |dir| {
+                fs::OpenOptions::new().write(true).open(dir.join("b.img")).unwrap().set_len(4 << 20).unwrap()
+            },
+            &["b.img", "size"],
+        ),
+        (
+            "a newer version",
+            |dir| {
+                let log = fs::OpenOptions::new().write(true).open(dir.join("a.img.aflog")).unwrap();
+                log.write_all_at(&9u32.to_le_bytes(), 8).unwrap();
+            },
+            &["a.img.aflog", "version 9", "use a newer afterimage"],
+        ),
+        (
+            "no log at all",
+            |dir| fs::write(dir.join("a.img.aflog"), vec![0; 16 << 20]).unwrap(),
+            &["a.img.aflog", "not an Afterimage redo log"],
+        ),
+        (
+            "a lost log",
+            |dir| fs::remove_file(dir.join("a.img.aflog")).unwrap(),
+            &["a.img.aflog", "missing", "put the log back"],
+        ),
+    ];
+    for (name, damage, parts) in cases {
+        let dir = folder(&[("a.img", "8M"), ("b.img", "8M")]);
+        died(dir.path());
+        damage(dir.path());
+        let before = bytes(dir.path());
+        // Under every contract: a live log is in the way of all of them.
+        for contract in ["power-window=50ms", "power", "guest-crash"] {
+            let args = ["serve", "--disk", "a.img", "--disk", "b.img", "--survives", contract];
+            refused(dir.path(), &args, 1, parts);
+        }
+        // From the second image's side: only its reference can tell that a log was lost.
+        assert!(!common::run(dir.path(), &["recover", "b.img"]).status.success(), "{name}");
+        assert_eq!(bytes(dir.path()), before, "{name}");
+    }
+}
+
+#[test]
+fn a_group_is_opened_whole_and_check_says_what_is_there() {
+    let dir = folder(&[("a.img", "8M"), ("b.img", "8M")]);
+    died(dir.path());
+    refused(dir.path(), &["serve", "--disk", "a.img"], 1, &["2 images", "together"]);
+    refused(
+        dir.path(),
+        &["serve", "--disk", "a.img,read-only", "--disk", "b.img,read-only"],
+        1,
+        &["read-only"],
+    );
+    let before = bytes(dir.path());
+    assert_eq!(json(dir.path(), &["check", "--json", "a.img"])["sound"], true);
+    let inspected = json(dir.path(), &["inspect", "--json", "a.img"]);
+    assert_eq!(inspected["copy_is_complete"], false, "{inspected}");
+    succeeds(dir.path(), &["recover", "--dry-run", "a.img"]);
+    assert_eq!(bytes(dir.path()), before, "looking changes nothing");
+    succeeds(dir.path(), &["recover", "a.img"]);
+    let image = fs::read(dir.path().join("a.img")).unwrap();
+    assert_eq!((image[0], image[4096]), (1, 2));
+    assert!(!dir.path().join("a.img.aflog").exists());
+    Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
+}
+
+/// `serve` with a bound on the size of the files that it may write, in MiB: a write beyond it fails.
+fn serve_with_limit(dir: &Path, limit_mib: u64, args: &[&str]) -> Daemon {
+    let program = env!("CARGO_BIN_EXE_afterimage");
+    // The shell counts in blocks of 512 bytes.
+    let script = format!("ulimit -f {} && exec \"$0\" serve --json \"$@\"", limit_mib * 2048);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script, program]).args(args).current_dir(dir).env_remove("RUST_LOG");
+    Daemon::start(&mut command)
+}
+
+#[test]
+fn after_a_failed_write_the_disk_takes_no_more_writes_and_says_why() {
+    for contract in ["power", "guest-crash"] {
+        let dir = folder(&[("a.img", "8M")]);
+        let args = ["--disk", "a.img", "--survives", contract, "--control", "c", "--metrics", "127.0.0.1:0"];
+        let mut daemon = serve_with_limit(dir.path(), 1, &args);
+        let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+        guest.write(0, &[1; 4096]);
+        guest.flush();
+        assert_ne!(guest.try_write(2 << 20, &[2; 4096]), 0, "{contract}");
+        // Not even where the first write went well.
+        assert_ne!(guest.try_write(0, &[3; 4096]), 0, "{contract}");
+        assert_ne!(guest.try_flush(), 0, "{contract}");
+        assert_eq!(guest.read(0, 4096), [1; 4096], "{contract}: reads go on");
+        let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
+        let reason = status["failure"].as_str().unwrap();
+        assert!(reason.contains("a.img") && reason.contains("file-size limit"), "{reason}");
+        refused(dir.path(), &["ctl", "c", "flush"], 1, &["file-size limit"]);
+        let address = daemon.ready["metrics"].as_str().unwrap().to_owned();
+        let mut metrics = std::net::TcpStream::connect(address).unwrap();
+        std::io::Write::write_all(&mut metrics, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert!(std::io::read_to_string(metrics).unwrap().contains("afterimage_failed 1.0"));
+        daemon.signal(nix::sys::signal::Signal::SIGTERM);
+        let (ended, errors) = daemon.end();
+        assert_eq!(ended.code(), Some(1), "{errors}");
+        assert!(errors.contains("afterimage: the disks had stopped taking writes"), "{errors}");
+    }
+}
+
+#[test]
+fn what_cannot_go_home_stays_in_the_log_until_it_can() {
+    let dir = folder(&[("a.img", "64M")]);
+    let args = [&["--disk", "a.img", "--control", "c"][..], &WINDOW].concat();
+    let mut daemon = serve_with_limit(dir.path(), 40, &args);
+    let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+    guest.write(50 << 20, &[5; 4096]);
+    guest.flush();
+    // Durable in the log, whatever becomes of home.
+    refused(
+        dir.path(),
+        &["ctl", "c", "pause", "--", "true"],
+        1,
+        &["home from the redo log", "File too large"],
+    );
+    assert_eq!(guest.read(50 << 20, 4096), [5; 4096]);
+    assert_ne!(guest.try_write(0, &[6; 4096]), 0);
+    daemon.signal(nix::sys::signal::Signal::SIGTERM);
+    let (ended, errors) = daemon.end();
+    assert_eq!(ended.code(), Some(1), "{errors}");
+    assert!(dir.path().join("a.img.aflog").exists());
+    // Without the limit everything that was acknowledged is there.
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+    assert_eq!(guest.read(50 << 20, 4096), [5; 4096]);
+    daemon.terminate();
+    assert!(!dir.path().join("a.img.aflog").exists());
+}
+
+#[test]
+fn a_log_that_does_not_fit_is_refused_at_the_start() {
+    // A file system of its own, in a mount namespace that goes away with the process.
+    let root = nix::unistd::geteuid().is_root();
+    let flags = if root { "-m" } else { "-rm" };
+    if !std::process::Command::new("unshare").args([flags, "true"]).status().is_ok_and(|s| s.success()) {
+        eprintln!("skipped: no mount namespaces here");
+        return;
+    }
+    let dir = folder(&[("a.img", "8M")]);
+    fs::create_dir(dir.path().join("small")).unwrap();
+    let script = "mount -t tmpfs -o size=4m none small && exec \"$0\" serve --disk a.img --log small/log \
+                  --survives power-window=50ms --log-max 16M";
+    let output = std::process::Command::new("unshare")
+        .args([flags, "sh", "-c", script, env!("CARGO_BIN_EXE_afterimage")])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("no space for the redo log") && errors.contains("small/log"), "{errors}");
+    assert!(errors.contains("--log-max"), "{errors}");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
