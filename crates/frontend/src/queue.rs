@@ -28,6 +28,9 @@ use crate::stats::{QueueStats, RequestKind};
 
 /// How often a queue without a kick descriptor looks at its ring.
 const POLLING_PERIOD: Duration = Duration::from_micros(200);
+/// Wake-ups in a row that found nothing to do, after which a kick descriptor is taken for one that is always readable
+/// (a closed socket, /dev/zero) and left alone: the ring is polled instead.
+const FRUITLESS_WAKES_MAX: u32 = 10_000;
 /// Failed requests logged per start of a queue; the counters tell the rest.
 const LOGGED_FAILURES: u32 = 8;
 
@@ -139,15 +142,26 @@ impl<'a> Queue<'a> {
         if let Err(ended) = self.resubmit() {
             return ended;
         }
+        let mut fruitless = 0u32;
         while !stopping.load(Ordering::Acquire) {
             match self.turn() {
-                Ok(true) => continue,
+                Ok(true) => {
+                    fruitless = 0;
+                    continue;
+                }
                 Ok(false) => {}
                 Err(ended) => return ended,
             }
             if self.spin_found_work() || self.run.ring.enable_kicks() {
                 self.run.ring.disable_kicks();
                 continue;
+            }
+            fruitless = fruitless.saturating_add(1);
+            if fruitless == FRUITLESS_WAKES_MAX && self.run.kick.take().is_some() {
+                warn!(
+                    "{}: the kick descriptor is always readable; the ring is polled instead",
+                    self.run.name
+                );
             }
             let waited = match &self.run.kick {
                 Some(kick) => self.lane.wait(&[kick.as_fd(), wake.as_fd()], None),
