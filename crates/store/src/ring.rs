@@ -19,6 +19,8 @@ pub(crate) const FILE: types::Fixed = types::Fixed(0);
 /// A ring that is driven from one thread at a time.
 pub(crate) struct Ring {
     ring: IoUring,
+    /// Something was pushed that the kernel should hear of soon.
+    urgent: bool,
 }
 
 /// A completion: what was submitted, and the kernel's answer.
@@ -42,7 +44,7 @@ impl Ring {
             _ => Err(e),
         })?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        Ok(Self { ring })
+        Ok(Self { ring, urgent: false })
     }
 
     /// Queues an entry for the next submission, submitting first where there is no room.
@@ -51,6 +53,17 @@ impl Ring {
     /// What the entry points to stays valid and unshared as the operation demands until its answer is taken;
     /// iovec arrays only until the entry is submitted (IORING_FEAT_SUBMIT_STABLE).
     pub unsafe fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_idle(entry)? };
+        self.urgent = true;
+        Ok(())
+    }
+
+    /// The same for what may wait until something else is submitted.
+    ///
+    /// # Safety
+    /// As [`Ring::push`].
+    unsafe fn push_idle(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         // SAFETY: passed on to the caller.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.submit()?;
@@ -75,26 +88,29 @@ impl Ring {
                 Err(e) => return Err(e),
             }
             if self.ring.submission().is_empty() {
+                self.urgent = false;
                 return Ok(());
             }
         }
     }
 
-    /// Whether a submission is due: entries are queued, or the kernel has left work to this thread.
+    /// Whether a submission is due: entries are queued that should not wait for others, or the kernel has left work to
+    /// this thread.
     pub fn is_due(&mut self) -> bool {
         let queue = self.ring.submission();
-        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+        self.urgent || queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Submits and blocks until there is an answer or the time is over: one system call.
-    pub fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    /// Submits and blocks until there are `want` answers or the time is over: one system call.
+    pub fn submit_and_wait(&mut self, want: usize, timeout: Option<Duration>) -> io::Result<()> {
         let entered = match timeout {
-            None => self.ring.submit_and_wait(1),
+            None => self.ring.submit_and_wait(want),
             Some(timeout) => {
                 let timeout = types::Timespec::from(timeout);
-                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timeout))
+                self.ring.submitter().submit_with_args(want, &types::SubmitArgs::new().timespec(&timeout))
             }
         };
+        self.urgent = !self.ring.submission().is_empty();
         match entered {
             Ok(_) => Ok(()),
             Err(e) => match e.raw_os_error() {
@@ -117,13 +133,17 @@ impl Ring {
         let entry =
             opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).build().user_data(user_data);
         // SAFETY: a poll points to no memory.
-        unsafe { self.push(&entry) }
+        unsafe { self.push_idle(&entry) }
     }
 
-    /// Queues the removal of a poll; its answer carries `own_user_data`, the poll's says ECANCELED.
+    /// Queues the removal of a poll, which then answers ECANCELED if nothing else. The removal itself answers, with
+    /// `own_user_data`, only where there was no such poll any more.
     pub fn push_poll_remove(&mut self, user_data: u64, own_user_data: u64) -> io::Result<()> {
-        let entry = opcode::PollRemove::new(user_data).build().user_data(own_user_data);
+        let entry = opcode::PollRemove::new(user_data)
+            .build()
+            .flags(squeue::Flags::SKIP_SUCCESS)
+            .user_data(own_user_data);
         // SAFETY: a removal points to no memory.
-        unsafe { self.push(&entry) }
+        unsafe { self.push_idle(&entry) }
     }
 }

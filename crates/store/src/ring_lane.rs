@@ -72,6 +72,8 @@ struct Polls {
     generation: u64,
     /// Which have not fired.
     armed: Vec<u64>,
+    /// Polls of earlier waits, removed or about to be, that have yet to say so. Each does, without anybody's help.
+    stale: usize,
 }
 
 impl RingLane {
@@ -228,7 +230,10 @@ impl RingLane {
     fn take_answers(&mut self) {
         while let Some(answer) = self.ring.next_answer() {
             match answer.user_data & TAG_MASK {
-                TAG_POLL => self.polls.armed.retain(|poll| *poll != answer.user_data),
+                TAG_POLL => match self.polls.armed.iter().position(|poll| *poll == answer.user_data) {
+                    Some(fired) => drop(self.polls.armed.swap_remove(fired)),
+                    None => self.polls.stale -= 1,
+                },
                 TAG_SYNC => self.synced(answer.result),
                 TAG_IGNORED => {}
                 _ => {
@@ -440,12 +445,14 @@ impl Lane for RingLane {
             self.ring.push_poll(*fd, name)?;
             self.polls.armed.push(name);
         }
-        let waited = self.ring.submit_and_wait(timeout);
+        // The answers of stale polls come along; without counting them in, each wait would end with them.
+        let waited = self.ring.submit_and_wait(1 + self.polls.stale, timeout);
         self.take_answers();
         // The caller may close these descriptors and open others of the same number, so no poll is kept for the next
         // wait. The removals go along with the next submission.
         for poll in std::mem::take(&mut self.polls.armed) {
             self.ring.push_poll_remove(poll, TAG_IGNORED)?;
+            self.polls.stale += 1;
         }
         waited
     }
@@ -455,7 +462,7 @@ impl Drop for RingLane {
     fn drop(&mut self) {
         // What was not given to the kernel is forgotten; what was is waited for, since it uses the buffers.
         while self.in_kernel > 0 {
-            if let Err(error) = self.ring.submit_and_wait(None) {
+            if let Err(error) = self.ring.submit_and_wait(1, None) {
                 // Its buffers would be freed under the kernel's hands.
                 tracing::error!(%error, "waiting for the last requests of a ring");
                 std::process::abort();
