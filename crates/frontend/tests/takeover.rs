@@ -21,6 +21,8 @@ use raw::*;
 
 const SLOTS: u16 = 5;
 const DISK_SECTORS: u64 = 4096;
+/// A daemon started for it dies while this sector is submitted.
+const FATAL_SECTOR: u64 = 4095;
 
 /// A disk whose requests complete late and out of order: the last submitted first, a batch behind.
 struct LateDisk(MediumDisk);
@@ -51,6 +53,9 @@ impl Disk for LateDisk {
 
 impl Lane for LateLane {
     fn submit(&mut self, request: Request) {
+        if request.sector.0 == FATAL_SECTOR && std::env::var_os("TAKEOVER_FATAL").is_some() {
+            std::process::abort();
+        }
         self.held.push(request);
     }
 
@@ -116,11 +121,19 @@ impl Daemon {
     fn start(directory: &Path, keep: Option<&OwnedFd>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child_daemon", "--test-threads=1"]).env("TAKEOVER_DIRECTORY", directory);
-        command.stdout(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         if let Some(keep) = keep {
             rustix::io::fcntl_setfd(keep, rustix::io::FdFlags::empty()).unwrap();
             command.env("TAKEOVER_KEEP", keep.as_raw_fd().to_string());
         }
+        Self(command.spawn().unwrap())
+    }
+
+    /// One that dies at [`FATAL_SECTOR`].
+    fn doomed(directory: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child_daemon", "--test-threads=1"]).env("TAKEOVER_DIRECTORY", directory);
+        command.env("TAKEOVER_FATAL", "1").stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().unwrap())
     }
 
@@ -259,11 +272,12 @@ fn vmm_reconnects() {
     let mut guest = RawGuest::connect(&socket);
     guest.negotiate(!0);
     let (inflight, inflight_fd) = get_inflight(&mut guest);
-    guest.send(SET_INFLIGHT_FD, &inflight, &[inflight_fd.as_raw_fd()]);
     // The cache is switched off: a daemon that comes back must still know.
     assert!(guest.ask_ack(SET_CONFIG, &[words([32, 1, 0]), vec![0]].concat(), &[]));
+    guest.send(SET_INFLIGHT_FD, &inflight, &[inflight_fd.as_raw_fd()]);
     guest.set_up_queue();
     let mut writer = Writer::new(guest, 1);
+    let mut cache = 0;
     for round in 0..12 {
         let answers = writer.random(40);
         writer.run(answers);
@@ -276,7 +290,11 @@ fn vmm_reconnects() {
         guest.negotiate(!0);
         guest.send(SET_INFLIGHT_FD, &inflight, &[inflight_fd.as_raw_fd()]);
         guest.send(GET_CONFIG, &[words([32, 1, 0]), vec![0]].concat(), &[]);
-        assert_eq!(guest.receive()[12..], [0], "write cache in round {round}");
+        assert_eq!(guest.receive()[12..], [cache], "write cache in round {round}");
+        if round % 2 == 0 {
+            cache = 1 - cache;
+            assert!(guest.ask_ack(SET_CONFIG, &[words([32, 1, 0]), vec![cache]].concat(), &[]));
+        }
         guest.set_up_queue();
     }
     writer.drain();
@@ -336,10 +354,47 @@ fn keeper_holds_the_connection() {
     assert!(left >= 1, "the listener at least");
 }
 
+/// The first request of a batch is answered when the second one kills the daemon, before the used index moves: the
+/// first is still in flight and answered by the next daemon, once.
+fn between_answer_and_publication() {
+    let directory = directory();
+    let socket = directory.path().join("socket");
+    let mut daemon = Daemon::doomed(directory.path());
+    connect(&socket);
+    let mut guest = RawGuest::connect(&socket);
+    guest.negotiate(!0);
+    let (inflight, inflight_fd) = get_inflight(&mut guest);
+    guest.send(SET_INFLIGHT_FD, &inflight, &[inflight_fd.as_raw_fd()]);
+    for (slot, kind) in [T_GET_ID, T_OUT].into_iter().enumerate() {
+        let (n, first) = (slot as u64, 3 * slot as u16);
+        let write = if kind == T_GET_ID { F_WRITE } else { 0 };
+        let header = guest.header(n, kind, FATAL_SECTOR);
+        guest.set_desc(first, Desc { next: first + 1, ..header });
+        guest.set_desc(first + 1, desc(gpa(DATA + 512 * n), 512, F_NEXT | write, first + 2));
+        let status = guest.status(n);
+        guest.set_desc(first + 2, status);
+        guest.offer(first);
+    }
+    guest.set_up_queue_at(0);
+    daemon.0.wait().unwrap();
+    assert_eq!(guest.used_idx(), 0);
+    assert_eq!(guest.status_value(0), 0, "the first request was answered");
+    let _second = Daemon::start(directory.path(), None);
+    guest.socket = connect(&socket);
+    guest.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    guest.negotiate(!0);
+    guest.send(SET_INFLIGHT_FD, &inflight, &[inflight_fd.as_raw_fd()]);
+    guest.set_up_queue_at(0);
+    let answers = [guest.next_used(PATIENCE), guest.next_used(PATIENCE)].map(|a| a.expect("an answer").0);
+    assert_eq!(answers, [0, 3]);
+    assert_eq!(guest.stop_queue(), 2);
+}
+
 /// One test, so that no other process inherits this one's keeper sockets.
 #[test]
 fn no_request_is_lost_or_answered_twice() {
     if std::env::var_os("TAKEOVER_DIRECTORY").is_none() {
+        between_answer_and_publication();
         vmm_reconnects();
         keeper_holds_the_connection();
     }

@@ -141,8 +141,13 @@ impl RawGuest {
     }
 
     pub fn set_up_queue(&mut self) {
+        self.set_up_queue_at(u32::from(self.next_avail));
+    }
+
+    /// With a base of one's own.
+    pub fn set_up_queue_at(&mut self, base: u32) {
         self.send(SET_VRING_NUM, &words([0, u32::from(QUEUE_SIZE)]), &[]);
-        self.send(SET_VRING_BASE, &words([0, u32::from(self.next_avail)]), &[]);
+        self.send(SET_VRING_BASE, &words([0, base]), &[]);
         self.send(SET_VRING_ADDR, &self.ring_address(DESCRIPTORS, USED, AVAILABLE), &[]);
         self.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[self.call.as_raw_fd()]);
         self.send(SET_VRING_ERR, &0u64.to_ne_bytes(), &[self.err.as_raw_fd()]);
