@@ -14,8 +14,10 @@
 pub mod acks;
 pub mod channel;
 pub mod daemon;
+pub mod demo;
 pub mod error;
 pub mod guest;
+pub mod lane;
 pub mod locate;
 pub mod powerfs;
 pub mod process;

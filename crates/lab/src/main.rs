@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use afterimage_lab::{guest, powerfs};
+use afterimage_lab::{demo, guest, lane, powerfs};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -20,8 +20,22 @@ enum Command {
     Run(guest::RunOptions),
     /// Mount the file system that models a device and cuts its power
     Fuse(powerfs::FuseOptions),
+    /// The main job: real guests, real crashes, what was kept
+    Demo(demo::Options),
+    /// Run a test lane
+    Test {
+        /// Which lane
+        #[command(subcommand)]
+        lane: Lane,
+    },
     /// Fetch what guests need into the cache, and say whether KVM runs a stock kernel here
     Prepare,
+}
+
+#[derive(Subcommand)]
+enum Lane {
+    /// Real guests, real deaths, and whether the promises held
+    Guests(lane::LaneOptions),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +57,8 @@ fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
             Ok(ExitCode::from(status.code().unwrap_or(1) as u8))
         }
         Command::Fuse(options) => powerfs::run_fuse(&options).map(|()| ExitCode::SUCCESS),
+        Command::Demo(options) => Ok(ExitCode::from(u8::from(!demo::run(&options)?))),
+        Command::Test { lane: Lane::Guests(options) } => Ok(ExitCode::from(u8::from(!lane::run(&options)?))),
         Command::Prepare => {
             guest::fetch_kernel()?;
             println!("kvm: {}", if guest::kvm_boots() { "boots" } else { "does not boot a stock kernel" });

@@ -157,6 +157,33 @@ fn without_power_everything_fails_and_old_handles_stay_dead() {
     assert_eq!(fs::read(mount.join("file")).unwrap(), b"durable");
 }
 
+/// Disks keep their inode numbers over a power cut, and programs rely on it; of the time of last change only
+/// what an fsync made durable is sure.
+#[test]
+fn numbers_stay_and_times_may_go_back() {
+    let mount = mount(13);
+    let file = create_synced(&mount, "file");
+    let born = file.metadata().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    file.write_all_at(b"later", 0).unwrap();
+    rustix::fs::fdatasync(&file).unwrap();
+    let before = fs::metadata(mount.join("file")).unwrap();
+    assert!((before.mtime(), before.mtime_nsec()) > (born.mtime(), born.mtime_nsec()));
+    cycle(&mount, 1, 0, 0);
+    let after = fs::metadata(mount.join("file")).unwrap();
+    assert_eq!(after.ino(), born.ino());
+    assert_eq!(fs::read(mount.join("file")).unwrap(), b"later");
+    assert!((after.mtime(), after.mtime_nsec()) < (before.mtime(), before.mtime_nsec()));
+
+    let file = OpenOptions::new().write(true).open(mount.join("file")).unwrap();
+    file.write_all_at(b"again", 0).unwrap();
+    file.sync_all().unwrap();
+    let before = fs::metadata(mount.join("file")).unwrap();
+    cycle(&mount, 2, 0, 0);
+    let after = fs::metadata(mount.join("file")).unwrap();
+    assert_eq!((after.mtime(), after.mtime_nsec()), (before.mtime(), before.mtime_nsec()));
+}
+
 #[test]
 fn an_armed_cut_comes_at_its_operation() {
     let mount = mount(8);

@@ -1,15 +1,17 @@
 //! The file system itself, without FUSE and without time: nodes, names, faults, power.
 //!
 //! The outcomes of [`Core::cut`]: see [`super::content`] for bytes and [`super::names`] for names. A node that
-//! no surviving name leads to is gone with its content. After [`Core::restore`] every node has a new number:
-//! whatever a program or the kernel still holds of the time before (open files, cached pages) answers ESTALE.
+//! no surviving name leads to is gone with its content. Numbers stay, as a disk's inode numbers do; what a
+//! program or the kernel still holds of the time before (open files, cached pages) is told apart by the epoch,
+//! which is every node's generation and every open file's handle, and answers ESTALE. The time of last change is
+//! durable only after an fsync: fdatasync does not make it so, on this file system as on ext4.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::content::{Content, CutTally, Lottery, PAGE_BYTES};
 use super::counters::{Counted, FileCounters};
@@ -28,7 +30,7 @@ pub enum NodeKind {
     Symlink(PathBuf),
 }
 
-/// A node's attributes. They are not part of the crash model: a cut keeps them as they are.
+/// A node's attributes. But for the time of last change they are not part of the crash model: a cut keeps them.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     /// Permission bits.
@@ -43,6 +45,8 @@ pub struct Attributes {
     pub mtime: SystemTime,
     /// Last change of attributes.
     pub ctime: SystemTime,
+    /// The time of last change that a cut can not take.
+    pub durable_mtime: SystemTime,
 }
 
 /// A node.
@@ -108,6 +112,8 @@ pub struct Core {
     /// What is to fail.
     pub faults: Faults,
     names_synced: u64,
+    /// Of files that are gone: what they cost was paid all the same.
+    removed: FileCounters,
 }
 
 /// The error of everything while the power is off.
@@ -138,6 +144,7 @@ impl Core {
             cut_after_operations: None,
             faults: Faults::default(),
             names_synced: 0,
+            removed: FileCounters::default(),
         };
         core.load()?;
         Ok(core)
@@ -145,17 +152,19 @@ impl Core {
 
     fn load(&mut self) -> io::Result<()> {
         let stored = StoredNames::read(&self.backing)?;
-        self.nodes.clear();
+        // The kernel's hold on a number lasts beyond a cut, and it lets go of it later.
+        let held: BTreeMap<NodeId, u64> =
+            std::mem::take(&mut self.nodes).into_iter().map(|(id, node)| (id, node.lookups)).collect();
         let root = Attributes::new(0o755, 0, 0);
         self.nodes.insert(ROOT, Node::new(NodeKind::Directory, root, 0, None));
         let mut tree = Tree::new();
-        let mut renumbered = BTreeMap::from([(ROOT.0, ROOT)]);
         let mut objects = BTreeSet::new();
         for node in &stored.nodes {
-            let id = NodeId(self.next_node);
-            self.next_node += 1;
-            renumbered.insert(node.id, id);
-            let attributes = Attributes::new(node.mode, node.uid, node.gid);
+            let id = NodeId(node.id);
+            self.next_node = self.next_node.max(node.id + 1);
+            let mut attributes = Attributes::new(node.mode, node.uid, node.gid);
+            attributes.mtime = SystemTime::UNIX_EPOCH + Duration::from_nanos(node.mtime_ns);
+            attributes.durable_mtime = attributes.mtime;
             let (kind, content) = match &node.kind {
                 StoredKind::Directory => (NodeKind::Directory, None),
                 StoredKind::Symlink { target } => (NodeKind::Symlink(PathBuf::from(target)), None),
@@ -165,14 +174,14 @@ impl Core {
                 }
             };
             self.next_object = self.next_object.max(node.object + 1);
-            self.nodes.insert(id, Node::new(kind, attributes, node.object, content));
+            let mut node = Node::new(kind, attributes, node.object, content);
+            node.lookups = held.get(&id).copied().unwrap_or(0);
+            self.nodes.insert(id, node);
         }
         for entry in &stored.entries {
-            let unknown = || io::Error::new(io::ErrorKind::InvalidData, "names.json names an unknown node");
-            let directory = *renumbered.get(&entry.directory).ok_or_else(unknown)?;
-            let node = *renumbered.get(&entry.node).ok_or_else(unknown)?;
+            let node = NodeId(entry.node);
             let is_directory = self.nodes.get(&node).is_some_and(|n| n.kind == NodeKind::Directory);
-            tree.restore_entry(directory, OsString::from(&entry.name), node, is_directory);
+            tree.restore_entry(NodeId(entry.directory), OsString::from(&entry.name), node, is_directory);
         }
         self.names = Names::new(tree);
         for entry in fs::read_dir(self.backing.join("objects"))? {
@@ -380,8 +389,13 @@ impl Core {
         Ok((sequence, due))
     }
 
-    /// What the sync covers is durable now.
-    pub fn finish_sync(&mut self, id: NodeId, sequence: u64) -> io::Result<()> {
+    /// What the sync covers is durable now; with `times` (fsync, not fdatasync) the time of last change too.
+    pub fn finish_sync(&mut self, id: NodeId, sequence: u64, times: bool) -> io::Result<()> {
+        let node = self.node_mut(id)?;
+        if times && node.attributes.durable_mtime != node.attributes.mtime {
+            node.attributes.durable_mtime = node.attributes.mtime;
+            self.save()?;
+        }
         match self.node_mut(id)?.content.as_mut() {
             Some(content) => content.settle(sequence),
             None => Ok(()),
@@ -535,6 +549,7 @@ impl Core {
         for id in gone {
             if let Some(node) = self.nodes.remove(&id) {
                 if node.content.is_some() {
+                    self.removed.add(&node.counters);
                     fs::remove_file(self.object_path(node.object))?;
                 }
             }
@@ -565,6 +580,7 @@ impl Core {
             if let Some(content) = &mut node.content {
                 content.settle(u64::MAX)?;
             }
+            node.attributes.durable_mtime = node.attributes.mtime;
         }
         self.names.settle_all();
         self.save()
@@ -586,6 +602,9 @@ impl Core {
         let lottery = Lottery { kept_per_mille: kept_per_mille.unwrap_or(drawn), torn_per_mille };
         let mut report = CutReport { kept_per_mille: lottery.kept_per_mille, ..CutReport::default() };
         for node in self.nodes.values_mut() {
+            if dice.chance(lottery.kept_per_mille) {
+                node.attributes.durable_mtime = node.attributes.mtime;
+            }
             if let Some(content) = &mut node.content {
                 let tally = content.cut(lottery, &mut dice)?;
                 report.content.sectors_kept += tally.sectors_kept;
@@ -609,15 +628,20 @@ impl Core {
         Ok(())
     }
 
-    /// The counters of every file that has a name, by path.
+    /// The counters of every file that has a name, by path; the sum of those that have none any more as `(removed)`.
     pub fn counters(&self) -> BTreeMap<String, FileCounters> {
         let mut all = BTreeMap::new();
-        for (id, paths) in self.names.live().paths() {
-            if let (Some(node), Some(path)) = (self.nodes.get(&id), paths.into_iter().next()) {
-                if node.content.is_some() {
-                    all.insert(path, node.counters);
-                }
+        let mut removed = self.removed;
+        let paths = self.names.live().paths();
+        for (id, node) in self.nodes.iter().filter(|(_, node)| node.content.is_some()) {
+            match paths.get(id).and_then(|paths| paths.iter().next()) {
+                Some(path) => drop(all.insert(path.clone(), node.counters)),
+                // Unlinked, and still held by somebody.
+                None => removed.add(&node.counters),
             }
+        }
+        if removed != FileCounters::default() {
+            all.insert("(removed)".to_owned(), removed);
         }
         all
     }
@@ -632,6 +656,7 @@ impl Core {
         for node in self.nodes.values_mut() {
             node.counters = FileCounters::default();
         }
+        self.removed = FileCounters::default();
         self.names_synced = 0;
     }
 }
@@ -640,7 +665,7 @@ impl Attributes {
     /// Attributes of something that was made now.
     pub fn new(mode: u32, uid: u32, gid: u32) -> Attributes {
         let now = SystemTime::now();
-        Attributes { mode: mode & 0o7777, uid, gid, atime: now, mtime: now, ctime: now }
+        Attributes { mode: mode & 0o7777, uid, gid, atime: now, mtime: now, ctime: now, durable_mtime: now }
     }
 }
 

@@ -173,6 +173,19 @@ impl PowerFs {
         attributes_of(&inside, id)
     }
 
+    /// The node behind an open file, unless the file was opened before a cut.
+    fn opened(inside: &Inside, ino: INodeNo, handle: FileHandle) -> io::Result<NodeId> {
+        if handle.0 == inside.core.epoch() {
+            Ok(NodeId(ino.0))
+        } else {
+            Err(io::Error::from_raw_os_error(if inside.core.powered() { libc::ESTALE } else { libc::EIO }))
+        }
+    }
+
+    fn epoch(&self) -> u64 {
+        self.shared.lock().core.epoch()
+    }
+
     /// A change of names: no time of its own, but it counts as an operation.
     fn names(&self, reply: ReplyEmpty, change: impl FnOnce(&mut Core) -> io::Result<bool>) {
         let mut inside = self.shared.lock();
@@ -231,7 +244,7 @@ impl Filesystem for PowerFs {
         let mut inside = self.shared.lock();
         let result = inside.core.lookup(NodeId(parent.0), name).and_then(|id| attributes_of(&inside, id));
         drop(inside);
-        answer!(reply, result, found => reply.entry(&NAME_LIFE, &found, Generation(0)));
+        answer!(reply, result, found => reply.entry(&NAME_LIFE, &found, Generation(self.epoch())));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -289,7 +302,7 @@ impl Filesystem for PowerFs {
             return;
         }
         let result = self.make(request, parent, name, NodeKind::File, mode);
-        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(0)));
+        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(self.epoch())));
     }
 
     fn mkdir(
@@ -302,12 +315,12 @@ impl Filesystem for PowerFs {
         reply: ReplyEntry,
     ) {
         let result = self.make(request, parent, name, NodeKind::Directory, mode);
-        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(0)));
+        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(self.epoch())));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let result = self.make(request, parent, name, NodeKind::Symlink(target.to_path_buf()), 0o777);
-        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(0)));
+        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(self.epoch())));
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
@@ -318,7 +331,7 @@ impl Filesystem for PowerFs {
             .and_then(|due| inside.cut_if(due))
             .and_then(|()| attributes_of(&inside, NodeId(ino.0)));
         drop(inside);
-        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(0)));
+        answer!(reply, result, made => reply.entry(&NAME_LIFE, &made, Generation(self.epoch())));
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -358,30 +371,33 @@ impl Filesystem for PowerFs {
         reply: ReplyCreate,
     ) {
         let result = self.make(request, parent, name, NodeKind::File, mode);
+        let epoch = self.epoch();
         answer!(reply, result, made => {
-            reply.created(&NAME_LIFE, &made, Generation(0), FileHandle(0), open_flags(flags));
+            reply.created(&NAME_LIFE, &made, Generation(epoch), FileHandle(epoch), open_flags(flags));
         });
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let result = self.shared.lock().core.node(NodeId(ino.0)).map(drop);
-        answer!(reply, result, done => { let () = done; reply.opened(FileHandle(0), open_flags(flags.0)) });
+        let inside = self.shared.lock();
+        let result = inside.core.node(NodeId(ino.0)).map(|_| inside.core.epoch());
+        drop(inside);
+        answer!(reply, result, epoch => reply.opened(FileHandle(epoch), open_flags(flags.0)));
     }
 
     fn read(
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         size: u32,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let id = NodeId(ino.0);
         let mut inside = self.shared.lock();
-        let result = inside.core.read(id, offset, u64::from(size)).and_then(|data| {
+        let result = Self::opened(&inside, ino, fh).and_then(|id| {
+            let data = inside.core.read(id, offset, u64::from(size))?;
             let object = inside.core.node(id)?.object;
             let due = inside.model.read(Instant::now(), Place::of(object, offset), data.len() as u64);
             Ok((data, due, inside.core.epoch()))
@@ -400,7 +416,7 @@ impl Filesystem for PowerFs {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -412,7 +428,8 @@ impl Filesystem for PowerFs {
         // The kernel follows a buffered O_DSYNC write with an fsync; a direct one it leaves to us.
         let durable = flags.0 & libc::O_DSYNC != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let mut inside = self.shared.lock();
-        let result = inside.core.write(id, offset, data).and_then(|(sequence, due_cut)| {
+        let result = Self::opened(&inside, ino, fh).and_then(|id| {
+            let (sequence, due_cut) = inside.core.write(id, offset, data)?;
             inside.cut_if(due_cut)?;
             let object = inside.core.node(id)?.object;
             let now = Instant::now();
@@ -447,10 +464,11 @@ impl Filesystem for PowerFs {
         reply.ok();
     }
 
-    fn fsync(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsync(&self, _request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let id = NodeId(ino.0);
         let mut inside = self.shared.lock();
-        let result = inside.core.begin_sync(id).and_then(|(sequence, due_cut)| {
+        let result = Self::opened(&inside, ino, fh).and_then(|id| {
+            let (sequence, due_cut) = inside.core.begin_sync(id)?;
             inside.cut_if(due_cut)?;
             Ok((sequence, inside.model.flush(Instant::now()), inside.core.epoch()))
         });
@@ -458,7 +476,7 @@ impl Filesystem for PowerFs {
         answer!(reply, result, begun => {
             let (sequence, due, epoch) = begun;
             self.shared.at(due, epoch, move |inside| {
-                let result = inside.and_then(|inside| inside.core.finish_sync(id, sequence));
+                let result = inside.and_then(|inside| inside.core.finish_sync(id, sequence, !datasync));
                 answer!(reply, result, done => { let () = done; reply.ok() });
             });
         });
@@ -532,7 +550,7 @@ impl Filesystem for PowerFs {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
@@ -547,8 +565,8 @@ impl Filesystem for PowerFs {
             return;
         }
         let mut inside = self.shared.lock();
-        let mut result = Ok(());
-        if zeroes {
+        let mut result = Self::opened(&inside, ino, fh).map(drop);
+        if zeroes && result.is_ok() {
             result = inside.core.zero(id, offset, length).and_then(|(_, due)| inside.cut_if(due));
         }
         if result.is_ok() && mode & libc::FALLOC_FL_PUNCH_HOLE == 0 {

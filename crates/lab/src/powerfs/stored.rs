@@ -31,6 +31,8 @@ pub(super) struct StoredNode {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
+    #[serde(default)]
+    pub mtime_ns: u64,
     pub object: u64,
 }
 
@@ -81,6 +83,10 @@ impl StoredNames {
                     mode: attributes.mode,
                     uid: attributes.uid,
                     gid: attributes.gid,
+                    mtime_ns: attributes
+                        .durable_mtime
+                        .duration_since(std::time::UNIX_EPOCH)
+                        .map_or(0, |since| since.as_nanos() as u64),
                     object: node.object,
                 });
             }

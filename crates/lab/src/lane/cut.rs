@@ -1,0 +1,203 @@
+//! The power goes below the real store: what the daemon forgot to sync is gone.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::workload::{self, FileSystem, IMAGE_BYTES};
+use super::{Evidence, WINDOW_MS};
+use crate::acks::{Allowance, Ledger};
+use crate::daemon::{self, Daemon, ServeOptions};
+use crate::error::{LabError, Result};
+use crate::guest::{run_script, Vmm};
+use crate::powerfs::{Cut, ModelName, MountOptions, PowerMount};
+
+/// Long enough for several windows and for the log's home-going to be under way.
+const ACKNOWLEDGED_BEFORE: u64 = 400;
+
+/// An armed cut comes within this many operations.
+const OPERATIONS_AHEAD_MAX: u64 = 23;
+
+/// The guest never stops writing: an armed cut is due at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Torn sectors, of 1000: a disk does not tear a sector, and neither file systems nor `power`, which passes
+/// the guest's own sectors on, have a defence. The redo log of a window does, and covers the image too.
+fn torn_per_mille(contract: &str) -> u64 {
+    if contract.starts_with("power-window") {
+        30
+    } else {
+        0
+    }
+}
+
+fn allowance(contract: &str) -> Allowance {
+    if contract.starts_with("power-window") {
+        Allowance::Window { window_ms: WINDOW_MS }
+    } else {
+        Allowance::Nothing
+    }
+}
+
+struct Plan<'a> {
+    contract: &'a str,
+    seed: u64,
+    disks: usize,
+    make: &'a str,
+    mount: &'a str,
+    check: &'a str,
+    /// Formatted and closed in order under `power` first: a contract may be changed between two runs.
+    made_under_power: bool,
+}
+
+pub(super) fn one_disk(
+    evidence: &Evidence,
+    file_system: FileSystem,
+    contract: &str,
+    seed: u64,
+) -> Result<String> {
+    let (make, mount, check) = (file_system.make(), file_system.mount(), file_system.check());
+    run(evidence, &Plan { contract, seed, disks: 1, make, mount, check, made_under_power: false }, None)
+}
+
+/// jbd2 with its journal on another disk needs order across disks: the group rule.
+pub(super) fn two_disks(evidence: &Evidence, seed: u64) -> Result<String> {
+    let cut = Plan {
+        contract: "power-window=50ms",
+        seed,
+        disks: 2,
+        make: "mke2fs -q -F -O journal_dev -b 4096 /dev/vdb && mkfs.ext4 -q -F -b 4096 -J device=/dev/vdb /dev/vda",
+        mount: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
+        check: "e2fsck -fn -j /dev/vdb /dev/vda",
+        made_under_power: false,
+    };
+    run(evidence, &cut, None)
+}
+
+/// What was written under another contract must not make the log refuse its own image after a cut.
+pub(super) fn changed_contract(evidence: &Evidence, seed: u64) -> Result<String> {
+    let file_system = FileSystem::Ext4Ordered;
+    let cut = Plan {
+        contract: "power-window=50ms",
+        seed,
+        disks: 1,
+        make: file_system.make(),
+        mount: file_system.mount(),
+        check: file_system.check(),
+        made_under_power: true,
+    };
+    run(evidence, &cut, None)
+}
+
+/// `guest-crash` promises nothing for a power cut: if even that looks whole, the cuts do not cut.
+pub(super) fn canary(evidence: &Evidence) -> Result<String> {
+    let file_system = FileSystem::Ext4Ordered;
+    let cut = Plan {
+        contract: "guest-crash",
+        seed: 1,
+        disks: 1,
+        make: file_system.make(),
+        mount: file_system.mount(),
+        check: file_system.check(),
+        made_under_power: false,
+    };
+    match run(evidence, &cut, Some(300)) {
+        Err(LabError::Broken(what)) => {
+            let first = what.lines().next().unwrap_or_default().to_owned();
+            Ok(format!("the harness saw it: {first}"))
+        }
+        Err(error) => Err(error),
+        Ok(told) => {
+            Err(LabError::Broken(format!("a disk that is never synced survived a power cut: {told}")))
+        }
+    }
+}
+
+fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Result<String> {
+    let mount = PowerMount::mount(&MountOptions {
+        model: ModelName::Ssd,
+        seed: cut.seed,
+        ..MountOptions::default()
+    })?;
+    let images: Vec<PathBuf> = (0..cut.disks).map(|index| mount.join(format!("disk{index}.raw"))).collect();
+    for (index, image) in images.iter().enumerate() {
+        daemon::create_image(image, if index == 0 { IMAGE_BYTES } else { 64 << 20 })?;
+    }
+    // The images were there long before the guest.
+    mount.request(&serde_json::json!({ "command": "settle" }))?;
+    let outcome = cut_and_verify(evidence, &mount, &images, cut, kept_per_mille);
+    if outcome.is_err() {
+        let mut files = images.clone();
+        files.extend(workload::with_log(&images[0]));
+        evidence.files(&files);
+    }
+    outcome
+}
+
+/// Cuts at one of the next operations that reach storage: between a write and its sync, more often than not,
+/// which a cut at a moment of our choosing would hardly ever hit.
+fn cut_in_the_act(mount: &PowerMount, seed: u64, torn_per_mille: u64) -> Result<Cut> {
+    mount.arm(1 + seed % OPERATIONS_AHEAD_MAX, seed, torn_per_mille)?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let status = mount.status()?;
+        if let (false, Some(cut)) = (status.powered, status.last_cut) {
+            return Ok(cut);
+        }
+        if Instant::now() >= end {
+            return Err(LabError::Deadline { what: "the armed power cut".to_owned(), limit: PATIENCE });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn cut_and_verify(
+    evidence: &Evidence,
+    mount: &PowerMount,
+    images: &[PathBuf],
+    cut: &Plan<'_>,
+    kept_per_mille: Option<u64>,
+) -> Result<String> {
+    let options = ServeOptions { log_max: Some("32M".to_owned()), ..ServeOptions::new(cut.contract, images) };
+    let mut make = cut.make;
+    if cut.made_under_power {
+        let daemon = Daemon::serve(&ServeOptions::new("power", images))?;
+        let script =
+            format!("{} && {} && cp -r /usr/share/doc/bash /mnt && umount /mnt", cut.make, cut.mount);
+        run_script(workload::guest(Vmm::Uml, &daemon), &script)?;
+        daemon.stop()?;
+        make = "true";
+    }
+    let mut daemon = Daemon::serve(&options)?;
+    let mut guest = workload::guest(Vmm::Uml, &daemon).start(&workload::writing(make, cut.mount))?;
+    if let Err(error) = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE) {
+        evidence.note(guest.save(evidence.folder(), "first"));
+        evidence.note(daemon.save(evidence.folder(), "first"));
+        return Err(error);
+    }
+    let torn = torn_per_mille(cut.contract);
+    let done = match kept_per_mille {
+        Some(kept) => mount.cut_keeping(cut.seed, kept, torn)?,
+        None => cut_in_the_act(mount, cut.seed, torn)?,
+    };
+    guest.kill();
+    daemon.kill()?;
+    guest.wait()?;
+    let ledger = Ledger::of(guest.channel());
+    evidence.note(guest.save(evidence.folder(), "first"));
+    evidence.note(daemon.save(evidence.folder(), "first"));
+    evidence.text("cut.txt", &format!("{done:#?}"));
+    drop(guest);
+    drop(daemon);
+    mount.restore()?;
+
+    let daemon = Daemon::serve(&options).map_err(|error| {
+        LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
+    })?;
+    let remains = workload::remains(evidence, &daemon, cut.mount, cut.check);
+    evidence.note(daemon.save(evidence.folder(), "second"));
+    let told = workload::judge(evidence, &ledger, &remains?, allowance(cut.contract))?;
+    daemon.stop()?;
+    let sectors = done.report.content;
+    let volatile = sectors.sectors_lost + sectors.sectors_kept + sectors.sectors_torn;
+    Ok(format!("{told}; of {volatile} volatile sectors {} lost, {} torn", sectors.sectors_lost, sectors.sectors_torn))
+}
