@@ -220,8 +220,8 @@ impl RingLane {
         let flags = if slot.offload { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = entry.flags(flags).user_data(u64::from(index));
         // SAFETY: the memory belongs to the slot's buffers, to its aligned copy or to a static; the slot lives until
-        // the answer is taken, and `Drop` waits for all answers. The iovec array lies in the slot, which does not
-        // move before `submit` returns: slots are inserted only in `submit`, between two complete submissions.
+        // the answer is taken, and `Drop` waits for all answers. The iovec array lies in the slot (or on
+        // the heap), and a taken slot never moves, so it is also good where a submission is put off.
         unsafe { self.ring.push(&entry)? };
         self.in_kernel += 1;
         Ok(())

@@ -43,42 +43,49 @@ pub(crate) enum Part {
     Copy(Buffers),
 }
 
-/// A slab.
+/// Slots of one allocation.
+const CHUNK: usize = 64;
+
+/// A slab whose slots never move while they are taken: the kernel may still have to read an iovec array inside one
+/// when the next request is inserted.
 #[derive(Default)]
 pub(crate) struct Slots {
-    slots: Vec<Option<Slot>>,
+    chunks: Vec<Box<[Option<Slot>]>>,
     free: Vec<u32>,
 }
 
 impl Slots {
     pub fn insert(&mut self, slot: Slot) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = Some(slot);
-                index
-            }
-            None => {
-                self.slots.push(Some(slot));
-                (self.slots.len() - 1) as u32
-            }
+        if self.free.is_empty() {
+            let first = self.chunks.len() * CHUNK;
+            self.chunks.push((0..CHUNK).map(|_| None).collect());
+            // The lowest index comes out first.
+            self.free.extend((first..first + CHUNK).rev().map(|index| index as u32));
         }
+        let index = self.free.pop().expect("a chunk was just added");
+        *self.place(index) = Some(slot);
+        index
     }
 
     /// # Panics
     /// Where there is no such slot: the kernel answered something that was never asked.
     pub fn get(&mut self, index: u32) -> &mut Slot {
-        self.slots[index as usize].as_mut().expect("a ring answer belongs to a live slot")
+        self.place(index).as_mut().expect("a ring answer belongs to a live slot")
     }
 
     /// # Panics
     /// As [`Slots::get`].
     pub fn remove(&mut self, index: u32) -> Slot {
         self.free.push(index);
-        self.slots[index as usize].take().expect("a slot is finished once")
+        self.place(index).take().expect("a slot is finished once")
     }
 
     /// How many requests there are.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.chunks.len() * CHUNK - self.free.len()
+    }
+
+    fn place(&mut self, index: u32) -> &mut Option<Slot> {
+        &mut self.chunks[index as usize / CHUNK][index as usize % CHUNK]
     }
 }
