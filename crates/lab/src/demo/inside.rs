@@ -53,7 +53,12 @@ fn postmark(path: &Path, location: &str, (files, transactions): (u32, u32), seed
 ///
 /// # Errors
 /// The folder can not be written.
-pub fn write_inputs(folder: &Path, transactions: u32, rounds: (u32, u32), rng: &mut ChaCha8Rng) -> Result<()> {
+pub fn write_inputs(
+    folder: &Path,
+    transactions: u32,
+    rounds: (u32, u32),
+    rng: &mut ChaCha8Rng,
+) -> Result<()> {
     for journal in Journal::ALL {
         let put = |name: String, text: String| {
             let path = folder.join(name);
@@ -101,13 +106,6 @@ pub fn work(folder: &Path, load: Load) -> String {
          exec 9<> /run/report; AFTERIMAGE_REPORT=/run/report;;\nesac\n",
     );
     text.push_str(&begin(true));
-    // The agent stamps with the monotonic clock, SQLite with the wall clock. /proc/uptime moves in steps of 10 ms:
-    // right after a step the two belong together, to within the start of `date`.
-    text.push_str(
-        "read -r was rest < /proc/uptime; up=$was\n\
-         while [ $up = $was ]; do read -r up rest < /proc/uptime; done\n\
-         say \"{\\\"demo\\\":\\\"clocks\\\",\\\"uptime_s\\\":$up,\\\"wall_ms\\\":$(date +%s%3N)}\"\n",
-    );
     for journal in Journal::ALL {
         let run = run_transactions(journal, &folder);
         text.push_str(&format!(

@@ -6,6 +6,12 @@
 //!
 //! The daemon's own acknowledgement lies between `called` and `sent`, so both are kept: what can be *proved* about
 //! a window uses the one that favours the daemon, what is *shown* uses the other.
+//!
+//! The order of lines in the channel needs no clock at all: a worker begins its next piece of work only after its
+//! report is in the channel. So when a line comes before a worker's previous line, what the earlier line reports
+//! was acknowledged before that worker's next write was even begun.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -21,9 +27,13 @@ pub struct Ack {
     pub called_ns: u64,
     /// When the guest knew that it is safe; guest clock, nanoseconds.
     pub sent_ns: u64,
+    /// The line of the channel that said so.
+    pub line: usize,
+    /// The line with which the same worker reported what it did before; this one was begun after that.
+    pub begun_after: Option<usize>,
 }
 
-/// One workload's acknowledgements in the order of arrival.
+/// One workload's acknowledgements in the order of arrival. Times of different workloads are of different clocks.
 #[derive(Clone, Debug)]
 pub struct Stream {
     /// `records`, `sqlite wal`, `sqlite rollback`
@@ -41,13 +51,8 @@ pub struct Ledger {
     pub postmark_rounds: u64,
     /// Programs that ended though they should not have.
     pub ended: Vec<String>,
-    /// Whether the times of different streams are of one clock, to within [`CLOCKS_APART_NS`].
-    pub one_clock: bool,
 }
 
-/// How far the times of two streams may be apart though nothing is wrong, in nanoseconds: the matching of the clocks,
-/// and a page that was written back while its writer had not yet been scheduled to call for it.
-pub const CLOCKS_APART_NS: u64 = 20_000_000;
 /// The resolution of SQLite's clock, in nanoseconds.
 pub const RESOLUTION_NS: u64 = 1_000_000;
 
@@ -61,8 +66,8 @@ impl Ledger {
             Journal::ALL.iter().map(|journal| stream(format!("sqlite {}", journal.name()))).collect();
         let mut postmark_rounds = 0;
         let mut ended = Vec::new();
-        let mut wall_minus_monotonic_ns = None;
-        for arrival in lines {
+        let mut last_line_of_thread = BTreeMap::new();
+        for (line, arrival) in lines.iter().enumerate() {
             if cut_ns.is_some_and(|cut_ns| arrival.at_ns >= cut_ns) {
                 break;
             }
@@ -75,6 +80,8 @@ impl Ledger {
                         number: n,
                         called_ns: ns.saturating_sub(fsync_ns),
                         sent_ns: ns,
+                        line,
+                        begun_after: last_line_of_thread.insert(number("thread"), line),
                     });
                 }
             } else if text("sqlite") == Some("commit") {
@@ -82,13 +89,14 @@ impl Ledger {
                 if let (Some(n), Some(ms), Some(bank)) = (number("n"), number("ms"), bank) {
                     let acks = &mut banks[bank].acks;
                     // A transaction begins after its predecessor was reported; the clock has whole milliseconds.
-                    let called_ns = acks.last().map_or(0, |before: &Ack| before.sent_ns);
-                    acks.push(Ack { number: n, called_ns, sent_ns: ms * 1_000_000 });
-                }
-            } else if text("demo") == Some("clocks") {
-                let uptime_s = json.get("uptime_s").and_then(Value::as_f64);
-                if let (Some(uptime_s), Some(ms)) = (uptime_s, number("wall_ms")) {
-                    wall_minus_monotonic_ns = Some(ms * 1_000_000 - (uptime_s * 1e9) as u64);
+                    let before = acks.last().copied();
+                    acks.push(Ack {
+                        number: n,
+                        called_ns: before.map_or(0, |before: Ack| before.sent_ns),
+                        sent_ns: ms * 1_000_000,
+                        line,
+                        begun_after: before.map(|before| before.line),
+                    });
                 }
             } else if text("demo") == Some("postmark-round") {
                 postmark_rounds += 1;
@@ -96,15 +104,9 @@ impl Ledger {
                 ended.push(text("what").unwrap_or("a program").to_owned());
             }
         }
-        if let Some(offset_ns) = wall_minus_monotonic_ns {
-            for ack in &mut records.acks {
-                ack.called_ns += offset_ns;
-                ack.sent_ns += offset_ns;
-            }
-        }
         let mut streams = vec![records];
         streams.append(&mut banks);
-        Ledger { streams, postmark_rounds, ended, one_clock: wall_minus_monotonic_ns.is_some() }
+        Ledger { streams, postmark_rounds, ended }
     }
 
     /// What was acknowledged, in one line.
@@ -166,6 +168,8 @@ mod tests {
         assert_eq!(all.streams.iter().map(|s| s.acks.len()).collect::<Vec<_>>(), [2, 2, 0]);
         assert_eq!(all.streams[0].acks[0].called_ns, 3000);
         assert_eq!(all.streams[1].acks[1].called_ns, 1_000_000_000);
+        assert_eq!(all.streams[0].acks[1].begun_after, Some(0));
+        assert_eq!((all.streams[1].acks[0].begun_after, all.streams[1].acks[1].begun_after), (None, Some(2)));
         let before = Ledger::read(&lines, Some(9_000_000));
         assert_eq!(before.streams[0].acks.len(), 1);
         let mut gauge = Gauge::default();

@@ -80,6 +80,7 @@ pub fn run(options: &Options) -> Result<bool> {
         machine: Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            load: load(),
             images_in: images_in.display().to_string(),
         },
         scenarios: Vec::new(),
@@ -95,6 +96,7 @@ pub fn run(options: &Options) -> Result<bool> {
             images_in: &images_in,
             evidence: &evidence,
             rng: scenario.rng(options.seed),
+            round: 0,
         };
         let mut entry = run_one(scenario, &mut setting, &mut report.speed);
         entry.elapsed_s = (progress.elapsed() - started).as_secs_f64();
@@ -103,7 +105,8 @@ pub fn run(options: &Options) -> Result<bool> {
         if entry.outcome == Outcome::Held {
             evidence.discard();
         } else {
-            let folder = fs::canonicalize(evidence.folder()).unwrap_or_else(|_| evidence.folder().to_path_buf());
+            let folder =
+                fs::canonicalize(evidence.folder()).unwrap_or_else(|_| evidence.folder().to_path_buf());
             entry.evidence = Some(folder.display().to_string());
         }
         // The speed rows are the measurement; only a failed one needs an entry among the deaths.
@@ -144,6 +147,7 @@ fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedR
         bound_ms: None,
         expects_loss: scenario == Scenario::Canary,
         streams: Vec::new(),
+        rounds: Vec::new(),
         postmark_rounds: 0,
         daemon_restarts: 0,
         checks: Vec::new(),
@@ -160,7 +164,7 @@ fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedR
         }
         Scenario::Canary => {
             entry.contract = "(qsd no-flush)".to_owned();
-            entry.event = Event::PowerCut.title().to_owned();
+            entry.event = "the power is cut".to_owned();
             scenario::canary(setting)
         }
         Scenario::Speed => scenario::measure(setting).map(|rows| {
@@ -182,6 +186,7 @@ fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedR
 fn conclude(entry: &mut ScenarioReport, findings: Findings) {
     let mut held = findings.held();
     entry.streams = findings.streams;
+    entry.rounds = findings.rounds;
     entry.checks = findings.checks;
     entry.medium = findings.medium;
     entry.guest = findings.guest;
@@ -208,12 +213,20 @@ fn verdict(entry: &ScenarioReport) -> String {
     let lost: u64 = entry.streams.iter().map(|stream| stream.lost).sum();
     let reason = entry.reason.as_deref().unwrap_or_default();
     match entry.outcome {
-        Outcome::Held if entry.expects_loss => format!("{lost} acknowledged writes lost: the checks can fail"),
+        Outcome::Held if entry.expects_loss => {
+            format!("{lost} acknowledged writes lost: the checks can fail")
+        }
         Outcome::Held if entry.checks.is_empty() => "measured".to_owned(),
         Outcome::Held => format!("held: {} checks, {lost} acknowledged writes lost", entry.checks.len()),
         Outcome::Broken => format!("BROKEN: {reason}"),
         Outcome::Failed => format!("FAILED: {reason}"),
     }
+}
+
+/// The load average over the last minute; 0 where the system does not say.
+fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
 }
 
 /// `/dev/shm` where it is large enough: kills do not care what an image lies on, and the demo is quicker.
@@ -252,7 +265,11 @@ fn check_programs(scenarios: &[Scenario], progress: &Progress) -> Result<()> {
         progress.step("looking for the QEMU guests' kernel (fetched once), and whether KVM runs it");
         guest::fetch_kernel()?;
         let kvm = guest::kvm_boots();
-        progress.step(if kvm { "QEMU guests run on KVM" } else { "QEMU guests are translated (TCG): slow, not wrong" });
+        progress.step(if kvm {
+            "QEMU guests run on KVM"
+        } else {
+            "QEMU guests are translated (TCG): slow, not wrong"
+        });
     }
     Ok(())
 }

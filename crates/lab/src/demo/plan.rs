@@ -13,11 +13,13 @@ pub const WINDOW_MS: u64 = 50;
 /// Size of every disk, in bytes. Sparse; small, so that postmark wraps around in it.
 pub const DISK_BYTES: u64 = 256 << 20;
 /// Records that must have been acknowledged before anything is killed under User Mode Linux.
-pub const RECORDS_MIN: u64 = 500;
+pub const RECORDS_MIN: u64 = 300;
 /// Transactions, in each journal mode, that must have been committed before that.
-pub const COMMITS_MIN: u64 = 150;
+pub const COMMITS_MIN: u64 = 60;
 /// After these minima, the kill comes at a seeded instant within this many milliseconds.
 pub const JITTER_MS: u64 = 700;
+/// How often the power is cut, each time on a fresh image.
+pub const CUTS: u64 = 3;
 /// A guest that has not come so far within this time has failed.
 pub const GUEST_LIMIT: Duration = Duration::from_secs(120);
 
@@ -89,7 +91,7 @@ impl Event {
             Event::GuestPanic => "the guest's kernel panics",
             Event::DaemonKillKept => "the daemon is killed under UML (keep)",
             Event::DaemonKillQemu => "the daemon is killed under QEMU, then both",
-            Event::PowerCut => "the power is cut",
+            Event::PowerCut => "the power is cut (3 times)",
         }
     }
 }
@@ -149,7 +151,8 @@ impl Scenario {
 pub fn everything() -> Vec<Scenario> {
     let mut all = Vec::new();
     for contract in Contract::ALL {
-        let mut events = vec![Event::VmmKill, Event::GuestPanic, Event::DaemonKillKept, Event::DaemonKillQemu];
+        let mut events =
+            vec![Event::VmmKill, Event::GuestPanic, Event::DaemonKillKept, Event::DaemonKillQemu];
         // After a power cut a guest-crash disk is undefined: there is no promise to check.
         if contract != Contract::GuestCrash {
             events.push(Event::PowerCut);

@@ -38,6 +38,8 @@ pub struct Machine {
     pub cpus: usize,
     /// The kernel's release.
     pub kernel: String,
+    /// Runnable processes on average over the minute before the start.
+    pub load: f64,
     /// Where images lie that are not on a model.
     pub images_in: String,
 }
@@ -77,8 +79,10 @@ pub struct ScenarioReport {
     pub bound_ms: Option<f64>,
     /// Not a promise of ours: the checks must see a loss here, or they can not see any.
     pub expects_loss: bool,
-    /// Each workload's acknowledgements.
+    /// Each workload's acknowledgements: sums over the rounds, the longest time.
     pub streams: Vec<StreamReport>,
+    /// The same for each round, where there were several.
+    pub rounds: Vec<Vec<StreamReport>>,
     /// Rounds of postmark completed before the death.
     pub postmark_rounds: u64,
     /// How often the daemon was killed and started again.

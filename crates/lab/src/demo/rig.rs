@@ -46,7 +46,8 @@ impl Rig {
     /// # Errors
     /// It can not be mounted, or the image can not be made.
     pub fn power(model: ModelName, images_in: &Path, seed: u64) -> Result<Rig> {
-        let options = MountOptions { model, seed, backing_in: images_in.to_path_buf(), ..MountOptions::default() };
+        let options =
+            MountOptions { model, seed, backing_in: images_in.to_path_buf(), ..MountOptions::default() };
         let ground = Ground::Power(PowerMount::mount(&options)?);
         Rig { server: None, ground, folder: Workdir::new("demo")? }.with_image()
     }

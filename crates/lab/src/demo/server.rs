@@ -69,7 +69,10 @@ impl Server {
             .open(&log)
             .context(|| format!("open {}", log.display()))?;
         let mut command = command(kind, image, folder)?;
-        command.stdin(Stdio::null()).stdout(log.try_clone().context(|| "duplicate a descriptor".to_owned())?).stderr(log);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context(|| "duplicate a descriptor".to_owned())?)
+            .stderr(log);
         let group = Group::spawn(&kind.title(), &mut command, Vec::new(), "")?;
         let mut server = Server { kind, group, folder: folder.to_path_buf() };
         server.wait_ready()?;
@@ -127,7 +130,8 @@ impl Server {
         stream.write_all(b"{\"command\":\"status\"}\n").context(what)?;
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).context(what)?;
-        serde_json::from_str(&line).map_err(|error| LabError::Peer(format!("the daemon said {line:?}: {error}")))
+        serde_json::from_str(&line)
+            .map_err(|error| LabError::Peer(format!("the daemon said {line:?}: {error}")))
     }
 
     /// Kills everything of it with SIGKILL.
@@ -147,7 +151,10 @@ impl Server {
         let end = Instant::now() + START_LIMIT;
         while self.status().map_or(true, |status| status["pid"].as_i64() == before) {
             if Instant::now() >= end {
-                return Err(LabError::Broken(format!("the keeper brought no new daemon: {}", self.last_words())));
+                return Err(LabError::Broken(format!(
+                    "the keeper brought no new daemon: {}",
+                    self.last_words()
+                )));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -20,8 +20,15 @@ pub fn render(report: &Report) -> String {
         text.push_str(&grid(&costs(&report.speed), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
         text.push_str(
             "\nfsync: inside the guest, after each 4 KiB append. guest: what its kernel sent. storage: what reached the\n\
-             files below the server until it had ended in order, the redo log included.\n",
+             files below the server until it had ended in order, the redo log included. Counts are exact on any\n\
+             machine; times are those of the model and of one run: compare rows, and use `./x bench serve` to measure.\n",
         );
+        if report.machine.load > report.machine.cpus as f64 {
+            text.push_str(&format!(
+                "This machine was busy (load {:.1} on {} processors): these times say little.\n",
+                report.machine.load, report.machine.cpus
+            ));
+        }
     }
     for scenario in report.scenarios.iter().filter(|s| s.outcome != Outcome::Held) {
         text.push_str(&format!("\n{}: {}\n", scenario.name, scenario.reason.as_deref().unwrap_or("failed")));
@@ -42,11 +49,13 @@ pub fn render(report: &Report) -> String {
 }
 
 fn deaths(scenarios: &[ScenarioReport]) -> Vec<Vec<String>> {
-    let mut rows = vec![row(&["contract", "what happened", "guest", "acked", "lost", "ms lost", "bound", "checks", ""])];
+    let mut rows =
+        vec![row(&["contract", "what happened", "guest", "acked", "lost", "ms lost", "bound", "checks", ""])];
     for scenario in scenarios {
         let acknowledged: u64 = scenario.streams.iter().map(|s| s.acknowledged).sum();
         let lost: u64 = scenario.streams.iter().map(|s| s.lost).sum();
-        let most = |of: fn(&super::report::StreamReport) -> f64| scenario.streams.iter().map(of).fold(0.0, f64::max);
+        let most =
+            |of: fn(&super::report::StreamReport) -> f64| scenario.streams.iter().map(of).fold(0.0, f64::max);
         let (shown, proved) = (most(|s| s.lost_ms), most(|s| s.lost_ms_proved));
         let held = scenario.checks.iter().filter(|check| check.held).count();
         rows.push(vec![
@@ -72,8 +81,32 @@ fn deaths(scenarios: &[ScenarioReport]) -> Vec<Vec<String>> {
 
 fn costs(speed: &[SpeedRow]) -> Vec<Vec<String>> {
     let mut rows = vec![
-        row(&["", "fsync", "fsync", "SQLite WAL", "SQLite roll-", "postmark", "guest", "guest", "storage", "storage", "syncs per"]),
-        row(&["server", "p50 us", "p99 us", "commits/s", "back /s", "s", "flushes", "MiB", "syncs", "MiB", "guest flush"]),
+        row(&[
+            "",
+            "fsync",
+            "fsync",
+            "SQLite WAL",
+            "SQLite roll-",
+            "postmark",
+            "guest",
+            "guest",
+            "storage",
+            "storage",
+            "syncs per",
+        ]),
+        row(&[
+            "server",
+            "p50 us",
+            "p99 us",
+            "commits/s",
+            "back /s",
+            "s",
+            "flushes",
+            "MiB",
+            "syncs",
+            "MiB",
+            "guest flush",
+        ]),
     ];
     for line in speed {
         let per_flush = line.storage.flushes as f64 / line.guest.flushes.max(1) as f64;

@@ -26,6 +26,7 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
         let (streams, checks) = recover_and_judge(setting, rig, &ledger, allowance)?;
         Ok(Findings {
             streams,
+            rounds: Vec::new(),
             checks,
             medium: "plain file".to_owned(),
             guest: "UML".to_owned(),

@@ -40,13 +40,28 @@ pub struct Setting<'a> {
     pub evidence: &'a Evidence,
     /// This scenario's own generator.
     pub rng: ChaCha8Rng,
+    /// Which time it is, where the same is done several times; 0 where it is done once.
+    pub round: u64,
+}
+
+impl Setting<'_> {
+    /// A name for a piece of evidence of this round.
+    fn tag(&self, name: &str) -> String {
+        if self.round == 0 {
+            name.to_owned()
+        } else {
+            format!("round-{}-{name}", self.round)
+        }
+    }
 }
 
 /// What a scenario found.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// Acknowledged and lost.
+    /// Acknowledged and lost, over all rounds.
     pub streams: Vec<StreamReport>,
+    /// Each round's, where there were several.
+    pub rounds: Vec<Vec<StreamReport>>,
     /// Each promise.
     pub checks: Vec<Check>,
     /// What the image lay on.
@@ -63,6 +78,33 @@ impl Findings {
     /// Whether every promise held.
     pub fn held(&self) -> bool {
         self.checks.iter().all(|check| check.held)
+    }
+
+    /// Adds another round of the same: a promise holds if it held in each.
+    fn add_round(&mut self, round: Findings) {
+        self.rounds.push(round.streams.clone());
+        if self.rounds.len() == 1 {
+            let rounds = std::mem::take(&mut self.rounds);
+            *self = Findings { rounds, ..round };
+            return;
+        }
+        for (sum, stream) in self.streams.iter_mut().zip(round.streams) {
+            sum.acknowledged += stream.acknowledged;
+            sum.lost += stream.lost;
+            sum.lost_numbers.extend(stream.lost_numbers);
+            sum.lost_ms = sum.lost_ms.max(stream.lost_ms);
+            sum.lost_ms_proved = sum.lost_ms_proved.max(stream.lost_ms_proved);
+        }
+        for check in round.checks {
+            match self.checks.iter_mut().find(|known| known.promise == check.promise) {
+                Some(known) => {
+                    known.held &= check.held;
+                    known.detail = format!("{} | {}", known.detail, check.detail);
+                }
+                None => self.checks.push(check),
+            }
+        }
+        self.postmark_rounds += round.postmark_rounds;
     }
 }
 
@@ -94,7 +136,7 @@ fn on_rig(
 ) -> Result<Findings> {
     let outcome = steps(setting, &mut rig);
     if !outcome.as_ref().is_ok_and(Findings::held) {
-        rig.keep(setting.evidence, "at-the-end");
+        rig.keep(setting.evidence, &setting.tag("4-at-the-end"));
     }
     outcome
 }
@@ -111,28 +153,34 @@ fn start_work(setting: &mut Setting<'_>, rig: &Rig, vmm: Vmm, load: Load) -> Res
 
 /// Waits until the guest has acknowledged so many records and commits (in each mode) since line `from`. A program of it that ended meanwhile breaks the
 /// promise that its disk works.
-fn wait_for_work(setting: &Setting<'_>, guest: &Guest, from: usize, (records, commits): (u64, u64)) -> Result<()> {
+fn wait_for_work(
+    setting: &Setting<'_>,
+    guest: &Guest,
+    from: usize,
+    (records, commits): (u64, u64),
+) -> Result<()> {
     let mut gauge = Gauge::default();
     let what = format!("{records} acknowledged records and {commits} commits per mode in the guest");
     let found = guest.channel().wait_for(from, GUEST_LIMIT, &what, |arrival| {
         gauge.add(arrival);
         if let Some(program) = gauge.ended() {
-            return Some(Err(LabError::Broken(format!("in the guest, {program} ended{}", guest.last_words()))));
+            return Some(Err(LabError::Broken(format!(
+                "in the guest, {program} ended{}",
+                guest.last_words()
+            ))));
         }
         gauge.reached(records, commits).then_some(Ok(()))
     });
     let outcome = match found {
         Ok(Some(outcome)) => outcome,
         Ok(None) => Err(LabError::Guest(format!("the guest ended before {what}{}", guest.last_words()))),
-        Err(LabError::Deadline { what, limit }) => Err(LabError::Guest(format!(
-            "not within {} s: {what}{}",
-            limit.as_secs(),
-            guest.last_words()
-        ))),
+        Err(LabError::Deadline { what, limit }) => {
+            Err(LabError::Guest(format!("not within {} s: {what}{}", limit.as_secs(), guest.last_words())))
+        }
         Err(error) => Err(error),
     };
     if outcome.is_err() {
-        setting.evidence.guest(guest, "1-work")?;
+        setting.evidence.guest(guest, &setting.tag("1-work"))?;
     }
     outcome
 }
@@ -145,7 +193,7 @@ fn jitter(rng: &mut ChaCha8Rng) {
 /// What the dead guest had acknowledged, before `cut_ns` if there was a cut. Saves its words.
 fn ledger_of(setting: &Setting<'_>, guest: &Guest, cut_ns: Option<u64>) -> Result<Ledger> {
     guest.channel().wait_closed(Duration::from_secs(5));
-    setting.evidence.guest(guest, "1-work")?;
+    setting.evidence.guest(guest, &setting.tag("1-work"))?;
     let ledger = Ledger::read(&guest.channel().lines(), cut_ns);
     setting.progress.step(&format!("dead; acknowledged until then: {}", ledger.summary()));
     Ok(ledger)
@@ -160,16 +208,20 @@ fn recover_and_judge(
 ) -> Result<(Vec<StreamReport>, Vec<Check>)> {
     let mut guest = rig.guest(Vmm::Uml).start(&inside::examine(rig.folder()))?;
     let ended = guest.wait();
-    setting.evidence.guest(&guest, "2-examine")?;
+    setting.evidence.guest(&guest, &setting.tag("2-examine"))?;
     let ended = ended?;
     let found = Survivors::read(&guest.channel().lines());
     let (streams, mut checks) = judge::judge(ledger, &found, allowance);
     if ended == Ended::Panicked || ended == Ended::Died {
-        checks.push(Check::new("the recovered disk boots", false, format!("the examining guest ended with {ended:?}")));
+        checks.push(Check::new(
+            "the recovered disk boots",
+            false,
+            format!("the examining guest ended with {ended:?}"),
+        ));
     }
     rig.stop_server()?;
     let (clean, text) = rig.e2fsck()?;
-    setting.evidence.text("3-e2fsck-on-host.log", &text)?;
+    setting.evidence.text(&setting.tag("3-e2fsck-on-host.log"), &text)?;
     let left = rig.left_beside_image()?;
     checks.push(Check::new(
         "after an orderly end the image is a plain, clean raw file",

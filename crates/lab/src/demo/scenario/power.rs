@@ -8,7 +8,7 @@ use rand::{Rng as _, RngExt as _};
 use super::{jitter, ledger_of, on_rig, recover_and_judge, start_work, wait_for_work, Findings, Setting};
 use crate::channel::monotonic_ns;
 use crate::demo::inside::Load;
-use crate::demo::plan::{Allowance, Contract, Event, Scenario, COMMITS_MIN, RECORDS_MIN};
+use crate::demo::plan::{Allowance, Contract, Event, Scenario, COMMITS_MIN, CUTS, RECORDS_MIN};
 use crate::demo::rig::Rig;
 use crate::demo::server::Kind;
 use crate::error::Result;
@@ -21,7 +21,15 @@ const MODEL: ModelName = ModelName::Ssd;
 const TORN_PER_MILLE: u64 = 20;
 
 pub(super) fn run(setting: &mut Setting<'_>, contract: Contract) -> Result<Findings> {
-    cut(setting, Kind::Ours(contract), Scenario::allowance(contract, Event::PowerCut))
+    let mut all = Findings::default();
+    for round in 1..=CUTS {
+        setting.round = round;
+        all.add_round(cut(setting, Kind::Ours(contract), Scenario::allowance(contract, Event::PowerCut))?);
+        if !all.held() {
+            break;
+        }
+    }
+    Ok(all)
 }
 
 pub(super) fn run_canary(setting: &mut Setting<'_>) -> Result<Findings> {
@@ -47,14 +55,17 @@ fn cut(setting: &mut Setting<'_>, kind: Kind, allowance: Allowance) -> Result<Fi
         rig.mount()?.restore()?;
         let tally = serde_json::to_string(&cut.report).unwrap_or_default();
         setting.progress.step(&format!("the power went: {tally}"));
-        setting.evidence.text("cut.json", &format!("{{\"seed\":{seed},\"report\":{tally}}}\n"))?;
+        setting
+            .evidence
+            .text(&setting.tag("cut.json"), &format!("{{\"seed\":{seed},\"report\":{tally}}}\n"))?;
         let ledger = ledger_of(setting, &guest, Some(cut_ns))?;
         drop(guest);
-        rig.keep(setting.evidence, "after-the-cut");
+        rig.keep(setting.evidence, &setting.tag("2-after-the-cut"));
         rig.serve(kind)?;
         let (streams, checks) = recover_and_judge(setting, rig, &ledger, allowance)?;
         Ok(Findings {
             streams,
+            rounds: Vec::new(),
             checks,
             medium: format!("FUSE model {}", MODEL.as_str()),
             guest: "UML".to_owned(),

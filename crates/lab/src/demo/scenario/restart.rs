@@ -46,7 +46,9 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
             }
             let from = guest.channel().count();
             wait_for_work(setting, &guest, from, (PROGRESS_RECORDS, PROGRESS_COMMITS))?;
-            setting.progress.step(&format!("daemon killed and started again ({kill} of {KILLS}): the guest goes on"));
+            setting
+                .progress
+                .step(&format!("daemon killed and started again ({kill} of {KILLS}): the guest goes on"));
         }
         jitter(&mut setting.rng);
         // The daemon first or the VMM first: both orders happen.
@@ -73,6 +75,7 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
         ));
         Ok(Findings {
             streams,
+            rounds: Vec::new(),
             checks,
             medium: "plain file".to_owned(),
             guest: if kept { "UML" } else { "QEMU" }.to_owned(),

@@ -60,7 +60,8 @@ fn measure(setting: &mut Setting<'_>, kind: Kind) -> Result<SpeedRow> {
 
 fn row(kind: Kind, guest: &Guest, before: &Counters, after: &Counters) -> Result<SpeedRow> {
     let reports: Vec<Value> = guest.channel().lines().iter().filter_map(Arrival::json).collect();
-    let missing = |what: &str| LabError::Guest(format!("the guest on {} did not report {what}", kind.title()));
+    let missing =
+        |what: &str| LabError::Guest(format!("the guest on {} did not report {what}", kind.title()));
     let find = |key: &str, value: &str, at: Option<&str>| {
         reports
             .iter()
@@ -77,7 +78,8 @@ fn row(kind: Kind, guest: &Guest, before: &Counters, after: &Counters) -> Result
     };
     let fsync = &find("agent", "fsync-bench", None)?["fsync"];
     let us = |name: &str| fsync[name].as_f64().ok_or_else(|| missing(name));
-    let (records, wal, rollback, postmark) = (clock("records")?, clock("wal")?, clock("rollback")?, clock("postmark")?);
+    let (records, wal, rollback, postmark) =
+        (clock("records")?, clock("wal")?, clock("rollback")?, clock("postmark")?);
     let per_s = |from: f64, to: f64| f64::from(WORK.transactions) / (to - from).max(0.01);
     let stored = |counters: &Counters| Traffic {
         writes: counters.total.writes,
