@@ -75,6 +75,7 @@ impl Server {
         stats: Arc<FrontendStats>,
     ) -> Result<Server, FrontendError> {
         check(name, &options, &stats)?;
+        crate::sigbus::install().map_err(|e| FrontendError::io("cannot handle SIGBUS", e))?;
         let keep = options.keep.clone();
         let kept = match &keep {
             None => None,

@@ -48,7 +48,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Registers `len` bytes at `start`, and installs the handler the first time.
+    /// Registers `len` bytes at `start`, and installs the handler if nobody did before.
     ///
     /// # Errors
     /// The table is full, or the handler cannot be installed.
@@ -79,7 +79,8 @@ impl Drop for Registration {
     }
 }
 
-fn install() -> io::Result<()> {
+/// Installs the handler, once per process; early, so that a sandbox need not allow it later.
+pub fn install() -> io::Result<()> {
     if PREVIOUS.get().is_some() {
         return Ok(());
     }

@@ -177,6 +177,7 @@ fn odd_kick_and_call_descriptors_do_not_stop_a_queue() {
     let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
     for fd in [zero.as_raw_fd(), near.as_raw_fd()] {
         let mut guest = RawGuest::start(&served.socket);
+        guest.polls = true;
         guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[fd]);
         guest.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[null.as_raw_fd()]);
         guest.check_io(0, 1);

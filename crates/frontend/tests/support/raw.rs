@@ -71,6 +71,8 @@ pub struct RawGuest {
     pub call: OwnedFd,
     pub err: OwnedFd,
     pub features: u64,
+    /// Look at the used ring without waiting for interrupts.
+    pub polls: bool,
     next_avail: u16,
     seen_used: u16,
 }
@@ -111,6 +113,7 @@ impl RawGuest {
             call: new_eventfd(),
             err: new_eventfd(),
             features: 0,
+            polls: false,
             next_avail: 0,
             seen_used: 0,
         }
@@ -291,8 +294,8 @@ impl RawGuest {
         let start = Instant::now();
         while self.used_idx() == self.seen_used {
             let left = patience.checked_sub(start.elapsed())?;
-            afterimage_block::wait_readable(&[self.call.as_fd()], Some(left.min(Duration::from_millis(20))))
-                .unwrap();
+            let wait = if self.polls { left.min(Duration::from_millis(1)) } else { left };
+            afterimage_block::wait_readable(&[self.call.as_fd()], Some(wait)).unwrap();
             let _ = rustix::io::read(&self.call, &mut [0u8; 8]);
         }
         let at = USED + 4 + 8 * u64::from(self.seen_used % QUEUE_SIZE);
