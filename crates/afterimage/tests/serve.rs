@@ -352,7 +352,7 @@ fn metrics_are_served_as_prometheus_text() {
     assert!(answer.ends_with("# EOF\n"));
     assert!(get("GET /else HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(get("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
-    assert!(get(&"x".repeat(9000)).starts_with("HTTP/1.1 400 "));
+    assert!(get(&"x".repeat(8192)).starts_with("HTTP/1.1 400 "));
     let taken = format!("--metrics={address}");
     refused(
         dir.path(),
