@@ -119,7 +119,7 @@ impl Group {
                 Ok(())
             });
         }
-        let child = command.spawn().map_err(|source| match source.kind() {
+        let mut child = command.spawn().map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => LabError::Missing(format!(
                 "{name}: {} is not installed or not where it should be",
                 command.get_program().to_string_lossy()
@@ -127,15 +127,11 @@ impl Group {
             _ => LabError::io(format!("start {name}"), source),
         })?;
         let guard = Guard::start(&format!("kill -9 -{}\n{cleanup}", child.id()));
-        let mut group = Group {
-            name: name.to_owned(),
-            child,
-            guard: match guard {
-                Ok(guard) => guard,
-                Err(error) => return Err(error),
-            },
-            status: None,
-        };
+        let guard = guard.inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
+        let mut group = Group { name: name.to_owned(), child, guard, status: None };
         // A child that dies at once (a missing library, say) is reported by whoever waits for it.
         let _ = group.try_status();
         Ok(group)

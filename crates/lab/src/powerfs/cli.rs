@@ -12,8 +12,9 @@ use fuser::{Config, MountOption, Session, SessionACL};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::core::Core;
-use super::fs::{Inside, PowerFs, Shared};
+use super::fs::PowerFs;
 use super::model::{Model, ModelName};
+use super::shared::{Inside, Shared};
 use crate::error::{Context, Result};
 
 /// What `afterimage-lab fuse` takes.

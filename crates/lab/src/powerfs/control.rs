@@ -24,7 +24,7 @@ use serde_json::{json, Value};
 
 use super::core::Faults;
 use super::counters::FileCounters;
-use super::fs::Shared;
+use super::shared::Shared;
 
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]

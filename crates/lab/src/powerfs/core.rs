@@ -6,18 +6,18 @@
 //! which is every node's generation and every open file's handle, and answers ESTALE. The time of last change is
 //! durable only after an fsync: fdatasync does not make it so, on this file system as on ext4.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, OpenOptions};
+mod naming;
+mod power;
+
+use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use super::content::{Content, CutTally, Lottery, PAGE_BYTES};
+use super::content::{Content, CutTally, PAGE_BYTES};
 use super::counters::{Counted, FileCounters};
-use super::dice::Dice;
-use super::names::{Change, Names, NodeId, Tree, ROOT};
-use super::stored::{StoredKind, StoredNames};
+use super::names::{Names, NodeId, Tree, ROOT};
 
 /// What a node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,62 +148,6 @@ impl Core {
         };
         core.load()?;
         Ok(core)
-    }
-
-    fn load(&mut self) -> io::Result<()> {
-        let stored = StoredNames::read(&self.backing)?;
-        // The kernel's hold on a number lasts beyond a cut, and it lets go of it later.
-        let held: BTreeMap<NodeId, u64> =
-            std::mem::take(&mut self.nodes).into_iter().map(|(id, node)| (id, node.lookups)).collect();
-        let root = Attributes::new(0o755, 0, 0);
-        self.nodes.insert(ROOT, Node::new(NodeKind::Directory, root, 0, None));
-        let mut tree = Tree::new();
-        let mut objects = BTreeSet::new();
-        for node in &stored.nodes {
-            let id = NodeId(node.id);
-            self.next_node = self.next_node.max(node.id + 1);
-            let mut attributes = Attributes::new(node.mode, node.uid, node.gid);
-            attributes.mtime = SystemTime::UNIX_EPOCH + Duration::from_nanos(node.mtime_ns);
-            attributes.durable_mtime = attributes.mtime;
-            let (kind, content) = match &node.kind {
-                StoredKind::Directory => (NodeKind::Directory, None),
-                StoredKind::Symlink { target } => (NodeKind::Symlink(PathBuf::from(target)), None),
-                StoredKind::File => {
-                    objects.insert(node.object);
-                    (NodeKind::File, Some(Content::open(self.object_file(node.object)?)?))
-                }
-            };
-            self.next_object = self.next_object.max(node.object + 1);
-            let mut node = Node::new(kind, attributes, node.object, content);
-            node.lookups = held.get(&id).copied().unwrap_or(0);
-            self.nodes.insert(id, node);
-        }
-        for entry in &stored.entries {
-            let node = NodeId(entry.node);
-            let is_directory = self.nodes.get(&node).is_some_and(|n| n.kind == NodeKind::Directory);
-            tree.restore_entry(NodeId(entry.directory), OsString::from(&entry.name), node, is_directory);
-        }
-        self.names = Names::new(tree);
-        for entry in fs::read_dir(self.backing.join("objects"))? {
-            let path = entry?.path();
-            let number = path.file_name().and_then(OsStr::to_str).and_then(|n| n.parse().ok());
-            if number.is_none_or(|number: u64| !objects.contains(&number)) {
-                fs::remove_file(path)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn object_path(&self, object: u64) -> PathBuf {
-        self.backing.join("objects").join(object.to_string())
-    }
-
-    fn object_file(&self, object: u64) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.object_path(object))
-    }
-
-    fn save(&self) -> io::Result<()> {
-        StoredNames::new(self.names.durable(), &self.nodes).write(&self.backing)
     }
 
     /// Counts up with every cut: a reply that was waiting for its time when the power went is stale.
@@ -410,153 +354,6 @@ impl Core {
         }
     }
 
-    /// fsync of a directory: its names are durable.
-    pub fn sync_directory(&mut self, id: NodeId) -> io::Result<bool> {
-        self.node(id)?;
-        let (_, due) = self.count_operation();
-        self.names_synced += 1;
-        self.names.settle(id);
-        self.collect()?;
-        self.save()?;
-        Ok(due)
-    }
-
-    /// What a name names.
-    pub fn lookup(&mut self, directory: NodeId, name: &OsStr) -> io::Result<NodeId> {
-        self.node(directory)?;
-        let id = self.names.live().lookup(directory, name).ok_or_else(|| errno(libc::ENOENT))?;
-        self.node_mut(id)?.lookups += 1;
-        Ok(id)
-    }
-
-    /// Makes a node with a name. Returns it, and whether the armed cut is due.
-    pub fn create(
-        &mut self,
-        directory: NodeId,
-        name: &OsStr,
-        kind: NodeKind,
-        attributes: Attributes,
-    ) -> io::Result<(NodeId, bool)> {
-        self.node(directory)?;
-        if name.to_str().is_none() {
-            return Err(errno(libc::EINVAL));
-        }
-        if self.names.live().lookup(directory, name).is_some() {
-            return Err(errno(libc::EEXIST));
-        }
-        let object = self.next_object;
-        self.next_object += 1;
-        let content = match kind {
-            NodeKind::File => Some(Content::open(self.object_file(object)?)?),
-            _ => None,
-        };
-        let id = NodeId(self.next_node);
-        self.next_node += 1;
-        let makes_directory = kind == NodeKind::Directory;
-        let mut node = Node::new(kind, attributes, object, content);
-        node.lookups = 1;
-        self.nodes.insert(id, node);
-        let (_, due) = self.count_operation();
-        self.names.change(Change::Link { directory, name: name.to_owned(), node: id, makes_directory });
-        Ok((id, due))
-    }
-
-    /// Another name for a file.
-    pub fn link(&mut self, id: NodeId, directory: NodeId, name: &OsStr) -> io::Result<bool> {
-        self.node(directory)?;
-        if self.names.live().lookup(directory, name).is_some() {
-            return Err(errno(libc::EEXIST));
-        }
-        self.node_mut(id)?.lookups += 1;
-        let (_, due) = self.count_operation();
-        let change = Change::Link { directory, name: name.to_owned(), node: id, makes_directory: false };
-        self.names.change(change);
-        Ok(due)
-    }
-
-    /// Takes a name away. `directory_wanted`: rmdir, else unlink.
-    pub fn unlink(&mut self, directory: NodeId, name: &OsStr, directory_wanted: bool) -> io::Result<bool> {
-        self.node(directory)?;
-        let id = self.names.live().lookup(directory, name).ok_or_else(|| errno(libc::ENOENT))?;
-        match (directory_wanted, self.names.live().entries(id)) {
-            (true, None) => return Err(errno(libc::ENOTDIR)),
-            (true, Some(entries)) if !entries.is_empty() => return Err(errno(libc::ENOTEMPTY)),
-            (false, Some(_)) => return Err(errno(libc::EISDIR)),
-            _ => {}
-        }
-        let (_, due) = self.count_operation();
-        self.names.change(Change::Unlink { directory, name: name.to_owned(), node: id });
-        Ok(due)
-    }
-
-    /// A name becomes another.
-    pub fn rename(
-        &mut self,
-        from: NodeId,
-        from_name: &OsStr,
-        to: NodeId,
-        to_name: &OsStr,
-        replace: bool,
-    ) -> io::Result<bool> {
-        self.node(from)?;
-        self.node(to)?;
-        if to_name.to_str().is_none() {
-            return Err(errno(libc::EINVAL));
-        }
-        let node = self.names.live().lookup(from, from_name).ok_or_else(|| errno(libc::ENOENT))?;
-        let replaced = self.names.live().lookup(to, to_name);
-        match replaced {
-            Some(_) if !replace => return Err(errno(libc::EEXIST)),
-            Some(other) if other == node => return Ok(false),
-            Some(other) if self.names.live().entries(other).is_some_and(|e| !e.is_empty()) => {
-                return Err(errno(libc::ENOTEMPTY));
-            }
-            _ => {}
-        }
-        let (_, due) = self.count_operation();
-        self.names.change(Change::Rename {
-            from,
-            from_name: from_name.to_owned(),
-            to,
-            to_name: to_name.to_owned(),
-            node,
-            replaced,
-        });
-        Ok(due)
-    }
-
-    /// The kernel lets go of a node.
-    pub fn forget(&mut self, id: NodeId, count: u64) {
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.lookups = node.lookups.saturating_sub(count);
-            if node.lookups == 0 && self.powered {
-                // Removing an object file can fail; then the next mount removes it.
-                let _ = self.collect();
-            }
-        }
-    }
-
-    /// Drops the nodes that nobody holds and that no name leads to, now or after a cut.
-    fn collect(&mut self) -> io::Result<()> {
-        let mut wanted: BTreeSet<NodeId> = self.names.referenced();
-        wanted.insert(ROOT);
-        let gone: Vec<NodeId> = self
-            .nodes
-            .iter()
-            .filter(|(id, node)| node.lookups == 0 && !wanted.contains(id))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in gone {
-            if let Some(node) = self.nodes.remove(&id) {
-                if node.content.is_some() {
-                    self.removed.add(&node.counters);
-                    fs::remove_file(self.object_path(node.object))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn bound_volatile(&mut self) -> io::Result<()> {
         while self.volatile_bytes() > self.cache_bytes_max {
             let oldest = self
@@ -570,61 +367,6 @@ impl Core {
                 None => break,
             }
         }
-        Ok(())
-    }
-
-    /// Everything becomes durable: an orderly end.
-    pub fn settle_everything(&mut self) -> io::Result<()> {
-        self.check_power()?;
-        for node in self.nodes.values_mut() {
-            if let Some(content) = &mut node.content {
-                content.settle(u64::MAX)?;
-            }
-            node.attributes.durable_mtime = node.attributes.mtime;
-        }
-        self.names.settle_all();
-        self.save()
-    }
-
-    /// The power goes. `kept_per_mille`: see [`Lottery`]; drawn from the dice if absent.
-    pub fn cut(
-        &mut self,
-        seed: u64,
-        kept_per_mille: Option<u64>,
-        torn_per_mille: u64,
-    ) -> io::Result<CutReport> {
-        self.check_power()?;
-        self.powered = false;
-        self.epoch += 1;
-        self.cut_after_operations = None;
-        let mut dice = Dice::new(seed);
-        let drawn = dice.below(1001);
-        let lottery = Lottery { kept_per_mille: kept_per_mille.unwrap_or(drawn), torn_per_mille };
-        let mut report = CutReport { kept_per_mille: lottery.kept_per_mille, ..CutReport::default() };
-        for node in self.nodes.values_mut() {
-            if dice.chance(lottery.kept_per_mille) {
-                node.attributes.durable_mtime = node.attributes.mtime;
-            }
-            if let Some(content) = &mut node.content {
-                let tally = content.cut(lottery, &mut dice)?;
-                report.content.sectors_kept += tally.sectors_kept;
-                report.content.sectors_lost += tally.sectors_lost;
-                report.content.sectors_torn += tally.sectors_torn;
-            }
-        }
-        (report.names_kept, report.names_lost) = self.names.cut(lottery.kept_per_mille, &mut dice);
-        self.save()?;
-        Ok(report)
-    }
-
-    /// The power is back: what a fresh mount finds. Faults are forgotten, counters start anew.
-    pub fn restore(&mut self) -> io::Result<()> {
-        if self.powered {
-            return Err(errno(libc::EALREADY));
-        }
-        self.faults = Faults::default();
-        self.load()?;
-        self.powered = true;
         Ok(())
     }
 

@@ -12,7 +12,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{
@@ -21,86 +21,14 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-use super::clock::Clock;
-use super::core::{Attributes, Core, CutReport, NodeKind};
-use super::model::{Model, Place};
+use super::core::{Attributes, Core, NodeKind};
+use super::model::Place;
 use super::names::NodeId;
+use super::shared::{Inside, Shared};
 
 /// Names and attributes are asked for every time: after a cut and restore the same name is another node.
 const NAME_LIFE: Duration = Duration::ZERO;
 const ATTRIBUTES_LIFE: Duration = Duration::from_secs(1);
-
-/// What a cut by itself was like.
-#[derive(Debug)]
-pub(super) struct CutDone {
-    pub at_ns: u64,
-    pub seed: u64,
-    pub report: CutReport,
-}
-
-/// Everything behind the mount.
-pub(super) struct Inside {
-    pub core: Core,
-    pub model: Model,
-    /// The seed of the next cut that comes by itself, and its odds of torn sectors.
-    pub next_seed: u64,
-    pub torn_per_mille: u64,
-    pub kept_per_mille: Option<u64>,
-    pub last_cut: Option<CutDone>,
-}
-
-/// The part that FUSE, the clock and the control socket share.
-pub(super) struct Shared {
-    inside: Mutex<Inside>,
-    clock: Clock,
-}
-
-impl Inside {
-    /// The power goes now.
-    pub fn cut(&mut self, seed: u64, kept_per_mille: Option<u64>, torn_per_mille: u64) -> io::Result<()> {
-        let report = self.core.cut(seed, kept_per_mille, torn_per_mille)?;
-        self.last_cut = Some(CutDone { at_ns: crate::channel::monotonic_ns(), seed, report });
-        Ok(())
-    }
-
-    /// The cut that was armed, if its time has come with this operation.
-    fn cut_if(&mut self, due: bool) -> io::Result<()> {
-        if due {
-            self.cut(self.next_seed, self.kept_per_mille, self.torn_per_mille)?;
-            return Err(io::Error::from_raw_os_error(libc::EIO));
-        }
-        Ok(())
-    }
-}
-
-impl Shared {
-    pub fn new(inside: Inside) -> io::Result<Arc<Shared>> {
-        Ok(Arc::new(Shared { inside: Mutex::new(inside), clock: Clock::start()? }))
-    }
-
-    pub fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs `finish` at `due`; with an error if the power went meanwhile.
-    fn at(
-        self: &Arc<Self>,
-        due: Instant,
-        epoch: u64,
-        finish: impl FnOnce(io::Result<&mut Inside>) + Send + 'static,
-    ) {
-        let shared = Arc::clone(self);
-        self.clock.at(due, move || {
-            let mut inside = shared.lock();
-            if inside.core.epoch() == epoch {
-                finish(Ok(&mut inside));
-            } else {
-                drop(inside);
-                finish(Err(io::Error::from_raw_os_error(libc::EIO)));
-            }
-        });
-    }
-}
 
 /// The file system as FUSE sees it.
 pub(super) struct PowerFs {

@@ -29,6 +29,7 @@ mod dice;
 mod fs;
 mod model;
 mod names;
+mod shared;
 mod stored;
 
 pub use self::cli::{run_fuse, FuseOptions};
