@@ -89,8 +89,12 @@ impl Workload {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
-    /// The lab's model of a 15,000 rpm disk.
+    /// The lab's model of a 15,000 rpm disk, images and logs directly on it.
     Hdd15k,
+    /// The same model below an ext4 of the host's, on which images and logs lie: the paper's setting.
+    #[value(name = "hdd15k-ext4")]
+    #[serde(rename = "hdd15k-ext4")]
+    Hdd15kExt4,
     /// The lab's model of a SATA solid-state drive.
     Ssd,
     /// This machine's own disk, no model.
@@ -99,14 +103,29 @@ pub enum Device {
 
 impl Device {
     /// All.
-    pub const ALL: [Device; 3] = [Device::Hdd15k, Device::Ssd, Device::Disk];
+    pub const ALL: [Device; 4] = [Device::Hdd15k, Device::Hdd15kExt4, Device::Ssd, Device::Disk];
 
     /// The name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
             Device::Hdd15k => "hdd15k",
+            Device::Hdd15kExt4 => "hdd15k-ext4",
             Device::Ssd => "ssd",
             Device::Disk => "disk",
+        }
+    }
+
+    /// Whether the row means something here: where every image lies on the host's ext4, `writeback` is `nested`.
+    pub fn has(self, row: Row) -> bool {
+        !(self == Device::Hdd15kExt4 && row == Row::Nested)
+    }
+
+    /// The row that is nested journaling here.
+    pub fn nested_row(self) -> Row {
+        if self == Device::Hdd15kExt4 {
+            Row::Writeback
+        } else {
+            Row::Nested
         }
     }
 
@@ -115,6 +134,10 @@ impl Device {
         match self {
             Device::Hdd15k => {
                 "`hdd15k`: a model (4 ms seek, 2 ms rotation, 63 MB/s, 16 MiB volatile cache) in the lab's FUSE file system"
+            }
+            Device::Hdd15kExt4 => {
+                "`hdd15k-ext4`: the same model below a loop-mounted ext4 of the host's, on which images and logs lie; \
+                 its `writeback` row is nested journaling"
             }
             Device::Ssd => {
                 "`ssd`: a model (SATA, 90 µs read, 30 µs cached write, 400 MB/s, 1 ms a flush) in the lab's FUSE file system"

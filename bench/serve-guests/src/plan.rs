@@ -49,7 +49,9 @@ fn all(devices: &[Device], rounds: u32) -> Vec<CellKey> {
             for workload in Workload::ALL {
                 for at in 0..Row::ALL.len() {
                     let row = Row::ALL[(at + round as usize - 1) % Row::ALL.len()];
-                    keys.push(CellKey { workload, device: *device, row, round });
+                    if device.has(row) {
+                        keys.push(CellKey { workload, device: *device, row, round });
+                    }
                 }
             }
         }

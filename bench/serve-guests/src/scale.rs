@@ -30,6 +30,8 @@ pub struct Scale {
     pub writes_max: u32,
     /// At most this many SQLite transactions and single fsyncs.
     pub transactions_max: u32,
+    /// postmark's files at the start.
+    pub postmark_files: u32,
     /// postmark's transactions.
     pub postmark_transactions: u32,
 }
@@ -47,7 +49,8 @@ impl Scale {
             file_mib: 96,
             writes_max: 20_000,
             transactions_max: 20_000,
-            postmark_transactions: 1000,
+            postmark_files: 2000,
+            postmark_transactions: 4000,
         }
     }
 
@@ -63,7 +66,8 @@ impl Scale {
             file_mib: 256,
             writes_max: 40_000,
             transactions_max: 40_000,
-            postmark_transactions: 3000,
+            postmark_files: 4000,
+            postmark_transactions: 10_000,
         }
     }
 
@@ -71,7 +75,8 @@ impl Scale {
     pub fn memory_mib(&self, workload: Workload) -> u32 {
         match workload {
             Workload::Oltp => 384,
-            Workload::Postmark | Workload::Fileserver => 192,
+            Workload::Postmark => 128,
+            Workload::Fileserver => 192,
             _ => 256,
         }
     }

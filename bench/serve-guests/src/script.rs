@@ -87,7 +87,7 @@ fn fio_appends(scale: &Scale) -> String {
 fn sqlite(scale: &Scale) -> (String, String, String) {
     (
         format!(
-            "i=0; seq 1 {} | sed 's/.*/insert into t values(&,hex(randomblob(50)));/' > /run/inserts.sql\n",
+            "seq 1 {} | sed 's/.*/insert into t values(&,hex(randomblob(50)));/' > /run/inserts.sql\n",
             scale.transactions_max
         ),
         format!(
@@ -101,9 +101,9 @@ fn sqlite(scale: &Scale) -> (String, String, String) {
 
 fn postmark(scale: &Scale) -> (String, String, String) {
     let settings = format!(
-        "set location /mnt/files\\nset number 300\\nset transactions {}\\nset size 500 16384\\nset read 4096\\n\
+        "set location /mnt/files\\nset number {}\\nset transactions {}\\nset size 500 16384\\nset read 4096\\n\
          set write 4096\\nset seed 42\\nset buffering false\\nrun\\nquit\\n",
-        scale.postmark_transactions
+        scale.postmark_files, scale.postmark_transactions
     );
     (
         format!("mkdir -p /mnt/files\nprintf '{settings}' > /run/postmark\n"),

@@ -41,7 +41,7 @@ impl Stage {
     /// The file system can not be mounted, or there is no space.
     pub fn new(device: Device, row: Row, template: &Path, scratch: &Path) -> Result<Stage> {
         let model = match device {
-            Device::Hdd15k => Some(ModelName::Hdd15k),
+            Device::Hdd15k | Device::Hdd15kExt4 => Some(ModelName::Hdd15k),
             Device::Ssd => Some(ModelName::Ssd),
             Device::Disk => None,
         };
@@ -55,8 +55,10 @@ impl Stage {
             Ground::Model(mount) => mount.path().to_owned(),
             Ground::Disk(folder) => folder.path().to_owned(),
         };
-        let nested = match row {
-            Row::Nested => Some(Nested::mount(&folder.join("outer.img"), DISK_BYTES + DISK_BYTES / 4)?),
+        let nested = match (device, row) {
+            (Device::Hdd15kExt4, _) | (_, Row::Nested) => {
+                Some(Nested::mount(&folder.join("outer.img"), DISK_BYTES + DISK_BYTES / 4)?)
+            }
             _ => None,
         };
         let image = nested.as_ref().map_or_else(|| folder.join("disk.img"), |inner| inner.join("disk.img"));

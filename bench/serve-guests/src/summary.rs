@@ -51,7 +51,7 @@ pub struct Line {
     pub fsync_p50_us: Option<Spread>,
     /// The same.
     pub fsync_p99_us: Option<Spread>,
-    /// Throughput over that of `nested` in the same round.
+    /// Throughput over that of nested journaling in the same round.
     pub to_nested: Option<Spread>,
     /// Over that of `writeback`.
     pub to_writeback: Option<Spread>,
@@ -108,7 +108,7 @@ pub fn lines(records: &[Record]) -> Vec<Line> {
                 ops_per_s: spread(&|r| Some(r.ops_per_s))?,
                 fsync_p50_us: spread(&|r| Some(r.fsync?.p50_us)),
                 fsync_p99_us: spread(&|r| Some(r.fsync?.p99_us)),
-                to_nested: ratio(mine, Row::Nested),
+                to_nested: ratio(mine, device.nested_row()),
                 to_writeback: ratio(mine, Row::Writeback),
                 to_no_flush: ratio(mine, Row::NoFlush),
                 guest_flushes: spread(&|r| Some(r.guest_whole.flushes as f64))?,
