@@ -208,6 +208,18 @@ fn an_armed_cut_comes_at_its_operation() {
 }
 
 #[test]
+fn an_armed_cut_comes_at_its_time() {
+    let mount = mount(14);
+    let file = create_synced(&mount, "file");
+    let arm = |ms: u64| serde_json::json!({ "command": "arm", "after_ms": ms, "seed": 5 });
+    mount.request(&arm(3_600_000)).unwrap();
+    mount.request(&arm(30)).unwrap();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while file.sync_all().is_ok() && std::time::Instant::now() < end {}
+    assert_eq!(mount.status().unwrap().last_cut.unwrap().seed, 5);
+}
+
+#[test]
 fn counters_are_exact() {
     let mount = mount(9);
     let file = create_synced(&mount, "file");

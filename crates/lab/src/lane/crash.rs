@@ -32,6 +32,7 @@ const ACKNOWLEDGED_BEFORE: u64 = 400;
 
 pub(super) fn run(
     evidence: &Evidence,
+    vmm: Vmm,
     file_system: FileSystem,
     contract: &str,
     death: Death,
@@ -40,7 +41,7 @@ pub(super) fn run(
     let image = folder.join("disk.raw");
     daemon::create_image(&image, IMAGE_BYTES)?;
     let mut daemon = Daemon::serve(&ServeOptions::new(contract, std::slice::from_ref(&image)))?;
-    let outcome = die_and_verify(evidence, &mut daemon, file_system, death);
+    let outcome = die_and_verify(evidence, &mut daemon, vmm, file_system, death);
     evidence.note(daemon.save(evidence.folder(), "first"));
     if outcome.is_err() {
         evidence.files(&workload::with_log(&image));
@@ -64,11 +65,12 @@ pub(super) fn run(
 fn die_and_verify(
     evidence: &Evidence,
     daemon: &mut Daemon,
+    vmm: Vmm,
     file_system: FileSystem,
     death: Death,
 ) -> Result<String> {
     let script = workload::writing(file_system.make(), file_system.mount());
-    let mut guest = workload::guest(Vmm::Uml, daemon).start(&script)?;
+    let mut guest = workload::guest(vmm, daemon).start(&script)?;
     let begun = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE);
     if begun.is_ok() {
         match death {

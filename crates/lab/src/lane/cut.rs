@@ -199,5 +199,8 @@ fn cut_and_verify(
     daemon.stop()?;
     let sectors = done.report.content;
     let volatile = sectors.sectors_lost + sectors.sectors_kept + sectors.sectors_torn;
-    Ok(format!("{told}; of {volatile} volatile sectors {} lost, {} torn", sectors.sectors_lost, sectors.sectors_torn))
+    Ok(format!(
+        "{told}; of {volatile} volatile sectors {} lost, {} torn",
+        sectors.sectors_lost, sectors.sectors_torn
+    ))
 }

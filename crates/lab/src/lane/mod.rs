@@ -13,6 +13,7 @@ mod crash;
 mod cut;
 mod evidence;
 mod live;
+mod peer;
 mod workload;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 pub use evidence::Evidence;
 
 use crate::error::{LabError, Result};
+use crate::guest::Vmm;
 use crash::Death;
 use workload::FileSystem;
 
@@ -66,9 +68,14 @@ fn cases(seed: u64) -> Vec<Case> {
                 // Quick: each file system under each contract once, each death about half of the time.
                 let quick = (death == Death::Killed) == ((at + by) % 2 == 0);
                 let name = format!("crash-{}-{contract}-{}", file_system.name(), death.name());
-                add(name, quick, Box::new(move |e| crash::run(e, file_system, contract, death)));
+                add(name, quick, Box::new(move |e| crash::run(e, Vmm::Uml, file_system, contract, death)));
             }
         }
+    }
+    let ordered = FileSystem::Ext4Ordered;
+    for death in [Death::Killed, Death::Panicked] {
+        let name = format!("crash-qemu-{}-{}-{}", ordered.name(), CONTRACTS[1], death.name());
+        add(name, false, Box::new(move |e| crash::run(e, Vmm::Qemu, ordered, CONTRACTS[1], death)));
     }
     for contract in CONTRACTS {
         let quick = contract == "power-window=50ms";
@@ -90,6 +97,7 @@ fn cases(seed: u64) -> Vec<Case> {
         let cut_seed = seed.wrapping_mul(1000) + 100 + round;
         add(format!("cut-two-disks-{round}"), round < 1, Box::new(move |e| cut::two_disks(e, cut_seed)));
     }
+    add("peer-flushes".to_owned(), true, Box::new(peer::flushes));
     let cut_seed = seed.wrapping_mul(1000) + 200;
     add("cut-changed-contract".to_owned(), false, Box::new(move |e| cut::changed_contract(e, cut_seed)));
     add("canary-guest-crash-cut".to_owned(), true, Box::new(cut::canary));

@@ -58,6 +58,7 @@ pub fn run_fuse(options: &FuseOptions) -> Result<()> {
         next_seed: options.seed,
         torn_per_mille: options.torn_per_mille,
         kept_per_mille: None,
+        arming: 0,
         last_cut: None,
     };
     let shared = Shared::new(inside).context(|| "start the clock".to_owned())?;

@@ -6,7 +6,7 @@
 //! | `counters` | | per file and in sum, what reached storage |
 //! | `reset-counters` | | |
 //! | `cut` | `seed`, `kept_per_mille`?, `torn_per_mille`? | the power goes now |
-//! | `arm` | `after_operations`, `seed`, `kept_per_mille`?, `torn_per_mille`? | it goes at that operation |
+//! | `arm` | `after_operations`? `after_ms`?, `seed`, `kept_per_mille`?, `torn_per_mille`? | it goes at that operation, or at that time; neither disarms |
 //! | `restore` | | the power is back |
 //! | `fault` | `write_errors`, `sync_errors`, `space_left_bytes`, `path_suffix` | replaces the faults in force |
 //! | `settle` | | makes everything durable |
@@ -18,6 +18,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::{json, Value};
@@ -34,7 +35,10 @@ enum Command {
     ResetCounters,
     Cut(Odds),
     Arm {
+        #[serde(default)]
         after_operations: Option<u64>,
+        #[serde(default)]
+        after_ms: Option<u64>,
         #[serde(default)]
         seed: u64,
         #[serde(default)]
@@ -126,11 +130,28 @@ fn execute(command: Command, shared: &Arc<Shared>, stop: &Sender<()>) -> io::Res
             let cut = inside.last_cut.as_ref();
             Ok(json!({ "at_ns": cut.map(|c| c.at_ns), "seed": seed, "report": cut.map(|c| &c.report) }))
         }
-        Command::Arm { after_operations, seed, kept_per_mille, torn_per_mille } => {
+        Command::Arm { after_operations, after_ms, seed, kept_per_mille, torn_per_mille } => {
             inside.core.cut_after_operations(after_operations.filter(|n| *n > 0));
             inside.next_seed = seed;
             inside.kept_per_mille = kept_per_mille;
             inside.torn_per_mille = torn_per_mille.unwrap_or(inside.torn_per_mille);
+            inside.arming += 1;
+            if let Some(ms) = after_ms {
+                let (arming, epoch) = (inside.arming, inside.core.epoch());
+                drop(inside);
+                shared.at(Instant::now() + Duration::from_millis(ms), epoch, move |inside| {
+                    // A cut meanwhile, or another arming, has made this one void.
+                    if let Ok(inside) = inside {
+                        if inside.arming == arming {
+                            let (seed, kept, torn) =
+                                (inside.next_seed, inside.kept_per_mille, inside.torn_per_mille);
+                            if let Err(error) = inside.cut(seed, kept, torn) {
+                                tracing::error!(%error, "the armed cut failed");
+                            }
+                        }
+                    }
+                });
+            }
             Ok(json!({}))
         }
         Command::Restore => inside.core.restore().map(|()| json!({})),

@@ -24,6 +24,8 @@ pub(super) struct Inside {
     pub next_seed: u64,
     pub torn_per_mille: u64,
     pub kept_per_mille: Option<u64>,
+    /// Counts armings, so that a cut at a time knows whether it is still wanted.
+    pub arming: u64,
     pub last_cut: Option<CutDone>,
 }
 
