@@ -3,49 +3,16 @@
 use std::sync::Arc;
 
 use afterimage_block::sim::SimWorld;
-use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector};
-use afterimage_format::log::{ImageEntry, LogHeader, RecordHeader, PAGE_BYTES, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, fuzz_log, scan, Config, Core, RedoDisk};
-use afterimage_order::VirtualClock;
+use afterimage_block::Medium;
+use afterimage_format::log::{LogHeader, RecordHeader, PAGE_BYTES, RECORDS_OFFSET};
+use afterimage_order::redo::{fuzz_log, sample_log, scan};
 use proptest::prelude::*;
 
 const AREA_PAGES: usize = 8;
-const DISK_BYTES: usize = 32 << 10;
-
-/// A small log with records of every kind in it, over one image.
-fn log_with_records() -> Vec<u8> {
-    let world = SimWorld::new(vec![
-        vec![0; RECORDS_OFFSET as usize + AREA_PAGES * PAGE_BYTES as usize],
-        vec![0; DISK_BYTES],
-    ]);
-    let (log, home): (Arc<dyn Medium>, Arc<dyn Medium>) = (world.medium(0), world.medium(1));
-    let image = ImageEntry { size_bytes: (DISK_BYTES as u64).into(), ..ImageEntry::default() };
-    create_medium(&log, &[Arc::clone(&home)], &[image], &[], [1; 16], 2).expect("a log");
-    let core = Core::open(Config {
-        window: std::time::Duration::from_millis(50),
-        clock: Arc::new(VirtualClock::default()),
-        log,
-        homes: vec![Arc::clone(&home)],
-        incarnation: 3,
-        mutation: None,
-    })
-    .expect("a core");
-    let disk = RedoDisk::new(Arc::clone(&core), 0, Arc::new(MediumDisk::new(home)));
-    let mut lane = Blocking::new(disk.open_lane().expect("a lane"));
-    for i in 0..6u64 {
-        lane.write(Sector(i * 4), &[i as u8; 1024]).expect("a write");
-        lane.discard(Sector(i), 2).expect("a discard");
-        core.sync_once().expect("a sync");
-        if i == 2 {
-            core.checkpoint_once(5000).expect("a checkpoint");
-        }
-    }
-    world.cached(0)
-}
 
 #[test]
 fn the_undamaged_log_is_read() {
-    let world = SimWorld::new(vec![log_with_records()]);
+    let world = SimWorld::new(vec![sample_log()]);
     let log: Arc<dyn Medium> = world.medium(0);
     let found = scan(&log).expect("sound");
     assert_eq!(found.sequence, 12);
@@ -116,7 +83,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
     #[test]
     fn damaged_logs_never_panic(damages in proptest::collection::vec(damage(), 1..6)) {
-        let mut log = log_with_records();
+        let mut log = sample_log();
         damages.iter().for_each(|d| apply(&mut log, d));
         fuzz_log(&log);
     }

@@ -1,13 +1,15 @@
-//! The log reader's entry point for fuzzing.
+//! The log reader's entry point for fuzzing, and a sound log to start from.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::sim::SimWorld;
-use afterimage_block::Medium;
-use afterimage_format::log::PAGE_BYTES;
+use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector};
+use afterimage_format::log::{ImageEntry, PAGE_BYTES, RECORDS_OFFSET};
 
 use super::core::{Config, Core};
+use super::lane::RedoDisk;
+use super::open::create_medium;
 use super::scan::{read_header, scan};
 use crate::VirtualClock;
 
@@ -29,6 +31,43 @@ pub fn fuzz_log(bytes: &[u8]) {
     fuzz(sealed);
 }
 
+/// A sound log of eight pages with records of every kind in it, over one image of 32 KiB, stopped in mid-life: what
+/// fuzzing and the tests of damage start from.
+///
+/// # Panics
+/// Never, or the redo layer is broken.
+pub fn sample_log() -> Vec<u8> {
+    let (area_bytes, disk_bytes) = (8 * PAGE_BYTES as usize, 32 << 10);
+    let world = SimWorld::new(vec![vec![0; RECORDS_OFFSET as usize + area_bytes], vec![0; disk_bytes]]);
+    let (log, home): (Arc<dyn Medium>, Arc<dyn Medium>) = (world.medium(0), world.medium(1));
+    let image = ImageEntry { size_bytes: (disk_bytes as u64).into(), ..ImageEntry::default() };
+    create_medium(&log, &[Arc::clone(&home)], &[image], &[], [1; 16], 2).expect("a log");
+    let core = Core::open(config(log, vec![Arc::clone(&home)], 3)).expect("a core");
+    let disk = RedoDisk::new(Arc::clone(&core), 0, Arc::new(MediumDisk::new(home)));
+    let mut lane = Blocking::new(disk.open_lane().expect("a lane"));
+    for i in 0..6u64 {
+        lane.write(Sector(i * 4), &[i as u8; 1024]).expect("a write");
+        lane.discard(Sector(i), 2).expect("a discard");
+        core.sync_once().expect("a sync");
+        if i == 2 {
+            core.checkpoint_once(5000).expect("a checkpoint");
+        }
+    }
+    world.cached(0)
+}
+
+fn config(log: Arc<dyn Medium>, homes: Vec<Arc<dyn Medium>>, incarnation: u64) -> Config {
+    Config {
+        window: Duration::from_millis(50),
+        clock: Arc::new(VirtualClock::default()),
+        log,
+        homes,
+        incarnation,
+        #[cfg(feature = "mutations")]
+        mutation: None,
+    }
+}
+
 fn fuzz(bytes: Vec<u8>) {
     let world = SimWorld::new(vec![bytes]);
     let log: Arc<dyn Medium> = world.medium(0);
@@ -42,16 +81,8 @@ fn fuzz(bytes: Vec<u8>) {
     let mut contents = vec![world.cached(0)];
     contents.extend(sizes.iter().map(|size| vec![0; *size as usize]));
     let world = SimWorld::new(contents);
-    let config = Config {
-        window: Duration::from_millis(50),
-        clock: Arc::new(VirtualClock::default()),
-        log: world.medium(0),
-        homes: (1..=sizes.len()).map(|i| world.medium(i) as Arc<dyn Medium>).collect(),
-        incarnation: 1,
-        #[cfg(feature = "mutations")]
-        mutation: None,
-    };
-    if let Ok(core) = Core::open(config) {
+    let homes = (1..=sizes.len()).map(|i| world.medium(i) as Arc<dyn Medium>).collect();
+    if let Ok(core) = Core::open(config(world.medium(0), homes, 1)) {
         let _ = core.close();
     }
 }

@@ -43,7 +43,7 @@ pub(crate) mod takeover;
 mod threads;
 mod window;
 
-pub use fuzz::fuzz_log;
+pub use fuzz::{fuzz_log, sample_log};
 pub use lane::RedoDisk;
 pub use mutation::Mutation;
 pub use open::{create_medium, log_file_bytes, TakeOverError};
