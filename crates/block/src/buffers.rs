@@ -93,7 +93,8 @@ impl Buffers {
     /// # Panics
     /// Where the range lies outside.
     pub fn slice(&self, offset: usize, len: usize) -> Self {
-        let segments = self.ranges(offset, len).map(|(p, n)| libc::iovec { iov_base: p.cast(), iov_len: n }).collect();
+        let segments =
+            self.ranges(offset, len).map(|(p, n)| libc::iovec { iov_base: p.cast(), iov_len: n }).collect();
         Self { segments, len, owner: self.owner.clone() }
     }
 

@@ -54,7 +54,9 @@ impl Operation {
     /// Whether completion must mean what a following guest flush would mean.
     pub fn is_flushed(self) -> bool {
         match self {
-            Self::Write { flushed } | Self::Discard { flushed } | Self::WriteZeroes { flushed, .. } => flushed,
+            Self::Write { flushed } | Self::Discard { flushed } | Self::WriteZeroes { flushed, .. } => {
+                flushed
+            }
             Self::Read | Self::Flush(_) => false,
         }
     }
