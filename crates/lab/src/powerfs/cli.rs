@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use fuser::{Config, MountOption, Session, SessionACL};
+use nix::mount::{umount2, MntFlags};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::core::Core;
@@ -85,25 +86,27 @@ pub fn run_fuse(options: &FuseOptions) -> Result<()> {
         })
         .context(|| "start a thread".to_owned())?;
     lift_dirty_limit(&options.mountpoint);
-    let listener = UnixListener::bind(&options.control)
-        .context(|| format!("listen on {}", options.control.display()))?;
-    super::control::serve(listener, shared.clone(), stop.clone()).context(|| "start a thread".to_owned())?;
+    let signalled = stop.clone();
     let mut signals =
         signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context(|| "wait for signals".to_owned())?;
     std::thread::Builder::new()
         .name("powerfs-signals".to_owned())
         .spawn(move || {
             for _ in signals.forever() {
-                let _ = stop.send(());
+                let _ = signalled.send(());
             }
         })
         .context(|| "start a thread".to_owned())?;
+    // Last: whoever can connect may also send SIGTERM.
+    let listener = UnixListener::bind(&options.control)
+        .context(|| format!("listen on {}", options.control.display()))?;
+    super::control::serve(listener, shared.clone(), stop).context(|| "start a thread".to_owned())?;
 
     // A closed channel means that every sender has gone: time to end as well.
     let _ = stopped.recv();
     // Unmounting makes the kernel send what it still holds; then, in order, everything becomes durable.
-    let unmounted = unmounter.unmount();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let unmounted = unmounter.unmount().or_else(|error| unmount_again(&options.mountpoint, error));
+    let deadline = Instant::now() + Duration::from_secs(2);
     while !serving.is_finished() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -116,6 +119,20 @@ pub fn run_fuse(options: &FuseOptions) -> Result<()> {
             .context(|| format!("write everything to {}", options.backing.display()))?;
     }
     unmounted.context(|| format!("unmount {}", options.mountpoint.display()))
+}
+
+/// Somebody had a file open: perhaps only a child of the program that is about to exec, so tries for a second;
+/// then takes the mount out of sight, and what is open ends with this process.
+fn unmount_again(mountpoint: &Path, error: io::Error) -> io::Result<()> {
+    tracing::debug!(%error, "unmount again");
+    let end = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < end {
+        if umount2(mountpoint, MntFlags::empty()).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(umount2(mountpoint, MntFlags::MNT_DETACH)?)
 }
 
 /// FUSE mounts may hold only 1 % of memory dirty by default, so that buffered writers would wait for the

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::mount::{umount2, MntFlags};
 use serde::Deserialize;
 use serde_json::{json, Value};
 
@@ -258,10 +259,9 @@ impl PowerMount {
 
 impl Drop for PowerMount {
     fn drop(&mut self) {
-        // In order if possible; with a cut before, or somebody still holding files, lazily.
-        if self.process.terminate(Duration::from_secs(5)).is_err() {
-            let _ = Command::new("umount").arg("-l").arg(&self.mountpoint).stderr(Stdio::null()).status();
-        }
+        // In order if possible. A process that was killed leaves its mount behind.
+        let _ = self.process.terminate(Duration::from_secs(10));
+        let _ = umount2(&self.mountpoint, MntFlags::MNT_DETACH);
         let _ = fs::remove_dir_all(&self.backing);
         let _ = self.folder.path();
     }
