@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::direct::Backing;
 use crate::image_medium::ImageMedium;
 use crate::inline_lane::InlineLane;
+use crate::memory_lane::MemoryLane;
 use crate::ring_lane::RingLane;
 use crate::{open, Counters, OpenError, OpenOptions};
 
@@ -98,14 +99,15 @@ impl Disk for ImageStore {
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
         let core = Arc::clone(&self.core);
-        if core.backing == Backing::Memory {
-            return Ok(Box::new(InlineLane::new(core)));
-        }
+        let in_memory = core.backing == Backing::Memory;
         match RingLane::new(Arc::clone(&core)) {
-            Ok(lane) => Ok(Box::new(lane)),
+            Ok(ring) if in_memory => Ok(Box::new(MemoryLane::new(InlineLane::new(core), ring))),
+            Ok(ring) => Ok(Box::new(ring)),
             // Not in the kernel, switched off (kernel.io_uring_disabled) or filtered by a container.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES)) => {
-                tracing::warn!(error = %e, "no io_uring here: requests are served one at a time");
+                if !in_memory {
+                    tracing::warn!(error = %e, "no io_uring here: requests are served one at a time");
+                }
                 Ok(Box::new(InlineLane::new(core)))
             }
             Err(e) => Err(BlockError::io("setting up io_uring", e)),

@@ -1,7 +1,7 @@
 //! Image files and block devices.
 //!
 //! ```text
-//!            ┌ InlineLane ── pread, pwritev, fallocate ──────┐   images in memory (tmpfs)
+//!            ┌ MemoryLane ── pread, pwritev, fallocate ──────┐   images in memory (tmpfs)
 //! ImageStore ┤                                               ├─► one locked file description
 //!            ├ RingLane ──── io_uring, one ring a queue ─────┤   everything else
 //!            └ ImageMedium ─ the same, waited for ───────────┘   going home, recovery, checks
@@ -26,6 +26,7 @@ mod image_medium;
 mod inline_lane;
 mod lock;
 mod magic;
+mod memory_lane;
 mod open;
 mod options;
 mod ring;

@@ -17,7 +17,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{admit, BlockError, Buffers, Completion, Lane, Operation, Request, SECTOR_BYTES};
+use afterimage_block::{
+    admit, wait_readable, BlockError, Buffers, Completion, Lane, Operation, Request, SECTOR_BYTES,
+};
 use io_uring::{opcode, squeue, types};
 
 use crate::core::Core;
@@ -52,6 +54,8 @@ pub(crate) struct RingLane {
     done: Vec<Completion>,
     /// Buffered writes go into the page cache right in `submit`: the ring would give them to a worker thread.
     writes_inline: bool,
+    /// Everything goes to worker threads at once: an image in memory is nothing to wait for, only much to copy.
+    offloads: bool,
 }
 
 /// The group commit.
@@ -80,6 +84,7 @@ impl RingLane {
     pub fn new(core: Arc<Core>) -> io::Result<Self> {
         let ring = Ring::new(&core.file)?;
         let shard = core.counters.assign();
+        let offloads = core.backing == Backing::Memory;
         let writes_inline = core.alignment.is_none() && core.backing == Backing::PageCache;
         Ok(Self {
             core,
@@ -92,6 +97,7 @@ impl RingLane {
             polls: Polls::default(),
             done: Vec::with_capacity(64),
             writes_inline,
+            offloads,
         })
     }
 
@@ -117,7 +123,7 @@ impl RingLane {
             len: request.sectors.wrapping_mul(SECTOR_BYTES),
             done: 0,
             flushed: request.operation.is_flushed(),
-            offload: false,
+            offload: self.offloads,
             buffers: request.buffers,
             part: None,
         };
@@ -438,6 +444,10 @@ impl Lane for RingLane {
         self.push_held()?;
         if !self.done.is_empty() {
             return self.ring.submit();
+        }
+        if self.in_kernel == 0 {
+            // Nothing but `also` can end this wait: no need for polls that must be taken back again.
+            return wait_readable(also, timeout);
         }
         self.polls.generation += 1;
         for (n, fd) in also.iter().enumerate() {

@@ -1,0 +1,65 @@
+//! The lane of images in memory where there is a ring too: small requests are copied by the queue's own thread, large
+//! reads that come together are copied by the ring's worker threads, on as many processors as there are.
+//!
+//! Writes stay with the queue's thread whatever their size: they hold the file's lock, so two cannot run at once.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use afterimage_block::{wait_readable, Completion, Lane, Operation, Request};
+
+use crate::inline_lane::InlineLane;
+use crate::ring_lane::RingLane;
+
+/// From this size on, in bytes, copying takes longer than waking a worker.
+const LARGE_BYTES: usize = 256 << 10;
+
+pub(crate) struct MemoryLane {
+    inline: InlineLane,
+    ring: RingLane,
+}
+
+impl MemoryLane {
+    pub fn new(inline: InlineLane, ring: RingLane) -> Self {
+        Self { inline, ring }
+    }
+}
+
+impl Lane for MemoryLane {
+    fn submit(&mut self, request: Request) {
+        let large = request.operation == Operation::Read && request.buffers.len() >= LARGE_BYTES;
+        // One alone is not worth a worker, and whoever waits for it would wait for the worker to wake up as well.
+        if large && self.in_flight() > 0 {
+            self.ring.submit(request);
+        } else {
+            self.inline.submit(request);
+        }
+    }
+
+    fn dispatch(&mut self) {
+        self.ring.dispatch();
+        self.inline.dispatch();
+    }
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.inline.reap(completions);
+        if self.ring.in_flight() > 0 {
+            self.ring.reap(completions);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inline.in_flight() + self.ring.in_flight()
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        if self.inline.in_flight() > 0 {
+            Ok(())
+        } else if self.ring.in_flight() > 0 {
+            self.ring.wait(also, timeout)
+        } else {
+            wait_readable(also, timeout)
+        }
+    }
+}
