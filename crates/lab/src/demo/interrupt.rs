@@ -37,7 +37,8 @@ impl Interrupt {
                         // Goes only when it is empty.
                         let _ = folder.parent().map(fs::remove_dir);
                     }
-                    std::process::exit(128 + signal);
+                    // Dies of the signal, as the shell that sent it expects; the guards see the end of their pipes.
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
             })
             .context(|| "start a thread".to_owned())?;

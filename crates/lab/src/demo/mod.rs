@@ -203,9 +203,16 @@ fn conclude(entry: &mut ScenarioReport, findings: Findings) {
     }
     entry.outcome = if held { Outcome::Held } else { Outcome::Broken };
     if !held {
-        let broken: Vec<&str> =
-            entry.checks.iter().filter(|check| !check.held).map(|check| check.promise.as_str()).collect();
-        entry.reason = Some(format!("broken: {}", broken.join("; ")));
+        let broken: Vec<&Check> = entry.checks.iter().filter(|check| !check.held).collect();
+        entry.reason = broken.first().map(|first| {
+            format!(
+                "{} of {} promises, first: {}: {}",
+                broken.len(),
+                entry.checks.len(),
+                first.promise,
+                first.detail
+            )
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! One scenario's place: a folder for sockets and inputs, and the image either on a plain file system or on the
+//! One scenario's place: a folder for inputs, a server, and the image either on a plain file system or on the
 //! lab's own, whose power can be cut. Everything goes when it is dropped, or when this program dies.
 
 use std::fs;
@@ -7,7 +7,8 @@ use std::process::Command;
 
 use super::evidence::Evidence;
 use super::plan::{DISK_BYTES, GUEST_LIMIT};
-use super::server::{Kind, Server};
+use super::server::Kind;
+use crate::daemon::{self, Daemon};
 use crate::error::{Context, LabError, Result};
 use crate::guest::{Guest, GuestBuilder, Vmm};
 use crate::locate;
@@ -26,9 +27,11 @@ enum Ground {
 /// A place.
 pub struct Rig {
     // Dropped first: nothing may serve an image that goes away.
-    server: Option<Server>,
+    server: Option<Daemon>,
     ground: Ground,
     folder: Workdir,
+    /// What servers said that are gone.
+    messages: String,
 }
 
 impl Rig {
@@ -38,7 +41,7 @@ impl Rig {
     /// A folder or the image can not be made.
     pub fn plain(images_in: &Path) -> Result<Rig> {
         let ground = Ground::Plain(Workdir::new_in(images_in, "demo-image")?);
-        Rig { server: None, ground, folder: Workdir::new("demo")? }.with_image()
+        Rig { server: None, ground, folder: Workdir::new("demo")?, messages: String::new() }.with_image()
     }
 
     /// An image on the lab's file system.
@@ -49,20 +52,12 @@ impl Rig {
         let options =
             MountOptions { model, seed, backing_in: images_in.to_path_buf(), ..MountOptions::default() };
         let ground = Ground::Power(PowerMount::mount(&options)?);
-        Rig { server: None, ground, folder: Workdir::new("demo")? }.with_image()
+        Rig { server: None, ground, folder: Workdir::new("demo")?, messages: String::new() }.with_image()
     }
 
     fn with_image(self) -> Result<Rig> {
-        let image = self.image();
-        let mut create = Command::new(locate::own_program("afterimage")?);
-        create.arg("create").arg(&image).arg(DISK_BYTES.to_string());
-        let output = create.output().context(|| "run afterimage create".to_owned())?;
-        if !output.status.success() {
-            return Err(LabError::Peer(format!(
-                "afterimage create failed: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            )));
-        }
+        let program = locate::own_program("afterimage")?;
+        daemon::run(Command::new(program).arg("create").arg(self.image()).arg(DISK_BYTES.to_string()))?;
         Ok(self)
     }
 
@@ -78,7 +73,7 @@ impl Rig {
         }
     }
 
-    /// The folder for sockets and inputs; guests see it under the same name.
+    /// The folder for inputs; guests see it under the same name.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -94,12 +89,13 @@ impl Rig {
         }
     }
 
-    /// Starts a server of the image.
+    /// Starts a server of the image; the one before, if it still runs, is killed.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// As [`Daemon::serve`].
     pub fn serve(&mut self, kind: Kind) -> Result<()> {
-        self.server = Some(Server::start(kind, &self.image(), self.folder.path())?);
+        self.kill_server();
+        self.server = Some(kind.start(&self.image())?);
         Ok(())
     }
 
@@ -107,28 +103,38 @@ impl Rig {
     ///
     /// # Errors
     /// There is none.
-    pub fn server(&mut self) -> Result<&mut Server> {
+    pub fn server(&mut self) -> Result<&mut Daemon> {
         self.server.as_mut().ok_or_else(|| LabError::Missing("nothing serves the image".to_owned()))
     }
 
-    /// Kills the server with SIGKILL.
+    /// Kills the server with SIGKILL, its keeper included.
     pub fn kill_server(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            server.kill();
+        if let Some(server) = self.server.take() {
+            self.messages.push_str(&server.log());
+            drop(server);
         }
     }
 
     /// Ends the server in order.
     ///
     /// # Errors
-    /// As [`Server::stop`].
+    /// It did not: for ours, a broken promise.
     pub fn stop_server(&mut self) -> Result<()> {
-        self.server.take().map_or(Ok(()), Server::stop)
+        let Some(server) = self.server.take() else { return Ok(()) };
+        self.messages.push_str(&server.log());
+        match server.stop() {
+            Err(LabError::Peer(text)) => Err(LabError::Broken(format!("it did not end in order: {text}"))),
+            outcome => outcome,
+        }
     }
 
     /// A guest with the image as its disk.
     pub fn guest(&self, vmm: Vmm) -> GuestBuilder {
-        Guest::builder(vmm).disk(self.folder.join("disk.sock")).memory_mib(256).limit(GUEST_LIMIT)
+        let builder = Guest::builder(vmm).memory_mib(256).limit(GUEST_LIMIT);
+        match &self.server {
+            Some(server) => builder.disk(server.socket()),
+            None => builder,
+        }
     }
 
     /// `e2fsck -fn` of the image as a plain file, on the host: after an orderly end nothing else is needed.
@@ -172,18 +178,8 @@ impl Rig {
         let mkfs = locate::system_program("mkfs.ext4", "e2fsprogs")?;
         let mut make = Command::new(mkfs);
         make.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]).arg(self.image());
-        let mut sync = Command::new("sync");
-        sync.arg("-f").arg(self.image());
-        for command in [&mut make, &mut sync] {
-            let output = command.output().context(|| "make a file system".to_owned())?;
-            if !output.status.success() {
-                return Err(LabError::Peer(format!(
-                    "making a file system failed: {}",
-                    String::from_utf8_lossy(&output.stderr).trim()
-                )));
-            }
-        }
-        Ok(())
+        daemon::run(&mut make)?;
+        daemon::run(Command::new("sync").arg("-f").arg(self.image())).map(drop)
     }
 
     /// Makes the kernel begin to write back what it holds of the image and its log, without waiting and without a
@@ -202,16 +198,20 @@ impl Rig {
         Ok(())
     }
 
-    /// Copies image, log, the server's messages and the inputs to the evidence.
+    /// Copies the image and its log, and what the servers said, to the evidence.
     pub fn keep(&self, evidence: &Evidence, tag: &str) {
-        let mut paths = vec![self.folder.join("daemon.log"), self.image()];
+        let mut messages = self.messages.clone();
+        if let Some(server) = &self.server {
+            messages.push_str(&server.log());
+        }
+        let mut paths = vec![self.image()];
         if let Ok(names) = self.left_beside_image() {
             paths.extend(names.iter().map(|name| self.image_folder().join(name)));
         }
-        for path in paths {
-            if let Err(error) = evidence.copy(&path, tag) {
-                tracing::warn!(%error, "evidence is incomplete");
-            }
+        let said = evidence.text(&format!("{tag}-daemon.log"), &messages);
+        let copied = paths.iter().try_for_each(|path| evidence.copy(path, tag));
+        if let Err(error) = said.and(copied) {
+            tracing::warn!(%error, "evidence is incomplete");
         }
     }
 }

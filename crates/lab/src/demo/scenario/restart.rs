@@ -37,13 +37,11 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
         }
         for kill in 1..=KILLS {
             jitter(&mut setting.rng);
-            if kept {
-                rig.server()?.kill_under_keeper()?;
-            } else {
-                rig.kill_server();
+            rig.server()?.kill()?;
+            if !kept {
                 std::thread::sleep(Duration::from_millis(setting.rng.random_range(0..300)));
-                rig.serve(Kind::Ours(contract))?;
             }
+            rig.server()?.restart()?;
             let from = guest.channel().count();
             wait_for_work(setting, &guest, from, (PROGRESS_RECORDS, PROGRESS_COMMITS))?;
             setting
