@@ -73,6 +73,9 @@ struct Options {
     /// Measure frontend and store without the program around them.
     #[arg(long)]
     bare: bool,
+    /// Before each pair of rounds, wait for the rest of the machine to be idle, for at most this many seconds.
+    #[arg(long, default_value_t = 0.0)]
+    calm: f64,
     /// Where the image on a device lies.
     #[arg(long, default_value = "target/bench")]
     disk: PathBuf,
@@ -142,7 +145,12 @@ fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
             peer: cells::image(&scratch.0, "peer.img", options.mib)?,
         };
         for cell in cells {
-            let done = measure(&cell, &ours, &images, &scratch.0, Duration::from_secs_f64(seconds), rounds)?;
+            let plan = Plan {
+                time: Duration::from_secs_f64(seconds),
+                rounds,
+                calm: Duration::from_secs_f64(options.calm),
+            };
+            let done = measure(&cell, &ours, &images, &scratch.0, plan)?;
             println!("{}", report::row(&done));
             report.cells.push(done);
         }
@@ -177,6 +185,38 @@ fn first_line(command: &mut Command) -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
 }
 
+/// How long, how often, and how patiently.
+#[derive(Clone, Copy)]
+struct Plan {
+    time: Duration,
+    rounds: usize,
+    calm: Duration,
+}
+
+/// Returns when the processors were idle for most of a moment, or when `patience` is over.
+fn wait_for_calm(patience: Duration) -> std::io::Result<()> {
+    let start = std::time::Instant::now();
+    while start.elapsed() < patience {
+        let (idle, all) = processors()?;
+        std::thread::sleep(Duration::from_millis(250));
+        let (idle_then, all_then) = processors()?;
+        if (idle_then - idle) * 10 > (all_then - all) * 9 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Idle ticks and all ticks since boot, of all processors together.
+fn processors() -> std::io::Result<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let first = text.lines().next().unwrap_or_default();
+    let ticks: Vec<u64> = first.split_whitespace().skip(1).filter_map(|t| t.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal (proc(5)).
+    let idle = ticks.iter().skip(3).take(2).sum();
+    Ok((idle, ticks.iter().take(8).sum()))
+}
+
 struct Images {
     ours: PathBuf,
     peer: PathBuf,
@@ -187,9 +227,10 @@ fn measure(
     ours: &Kind,
     images: &Images,
     scratch: &Path,
-    time: Duration,
-    rounds: usize,
+    plan: Plan,
 ) -> Result<CellReport, Box<dyn Error>> {
+    let Plan { time, rounds, calm } = plan;
+    wait_for_calm(calm)?;
     let (best, calibration) = calibrate(cell, &images.peer, scratch, time / 3)?;
     let queues = cell.load.queues;
     let our_server = Server::start(ours, &images.ours, scratch, "ours", queues)?;
@@ -202,6 +243,7 @@ fn measure(
     peer_end.run(time / 4, 1)?;
     for round in 0..rounds {
         let seed = round as u64 + 2;
+        wait_for_calm(calm)?;
         // Whoever goes first finds the device as the other left it: take turns.
         if round % 2 == 0 {
             our_runs.push(one(&our_server, &mut our_end, time, seed)?);
@@ -231,13 +273,16 @@ fn one(server: &Server, end: &mut Connection, time: Duration, seed: u64) -> Resu
     Ok(Run::new(&reached, server.cpu()?.saturating_sub(before)))
 }
 
+/// What each mode of the peer reached, in requests a second, the best first.
+type Calibration = Vec<(String, f64)>;
+
 /// Which mode of the peer is fastest for this cell. A mode that does not start on this file is left out.
 fn calibrate(
     cell: &Cell,
     image: &Path,
     scratch: &Path,
     time: Duration,
-) -> Result<(Kind, Vec<(String, f64)>), Box<dyn Error>> {
+) -> Result<(Kind, Calibration), Box<dyn Error>> {
     let mut reached = Vec::new();
     for kind in Kind::all_of_qemu(cell.place == Place::Memory) {
         let Ok(server) = Server::start(&kind, image, scratch, "calibrate", cell.load.queues) else {
