@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use virtio_driver::{
-    EventFd, QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
+    ByteValued, EventFd, QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
 /// Descriptors in each queue: enough for the deepest cell at three a request.
@@ -82,7 +82,7 @@ impl Connection {
         // VIRTIO_BLK_F_MQ, FLUSH, CONFIG_WCE, SEG_MAX.
         let wanted = features.bits() | 1 << 12 | 1 << 9 | 1 << 11 | 1 << 2;
         let path = socket.to_str().ok_or_else(|| io::Error::other("a socket's path must be text"))?;
-        let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(path, wanted)?);
+        let mut transport: Box<VirtioBlkTransport> = Box::new(connect(path, wanted)?);
         let config = transport.get_config()?;
         let capacity = u64::from(config.capacity) * 512;
         let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), load.queues, QUEUE_SIZE)?;
@@ -198,6 +198,19 @@ impl QueueEnd {
             finished.push(completion.context);
         }
         Ok(())
+    }
+}
+
+/// Connects. A socket's name appears a moment before somebody listens there.
+fn connect<C: ByteValued, R: Copy>(path: &str, features: u64) -> io::Result<VhostUser<C, R>> {
+    let start = Instant::now();
+    loop {
+        match VhostUser::new(path, features) {
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && start.elapsed().as_secs() < 5 => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
     }
 }
 
