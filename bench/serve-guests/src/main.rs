@@ -9,6 +9,7 @@
 //! A cell that is finished is one line of the cells file, written at once: Ctrl-C, a crash or a power cut costs
 //! the running cell only, and the next run goes on from there.
 
+mod calm;
 mod catalog;
 mod cell;
 mod daemon;
@@ -27,6 +28,7 @@ mod template;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -53,6 +55,9 @@ struct Options {
     /// How often each cell is run [default: 1 with --quick, else 2]
     #[arg(long)]
     rounds: Option<u32>,
+    /// Before each cell, wait for the rest of the machine to be idle, for at most this many seconds
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    calm: u64,
     /// Forget finished cells
     #[arg(long)]
     fresh: bool,
@@ -113,7 +118,7 @@ fn run(options: &Options) -> Result<bool> {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     });
-    let failed = plan::run(&keys, &scale, store, &options.out)?;
+    let failed = plan::run(&keys, &scale, store, &options.out, Duration::from_secs(options.calm))?;
     let store = Store::open(&options.out.join("serve-guests.cells.jsonl"), &scale, false)?;
     println!("{}", report::write(&options.out, &scale, store.records())?);
     for (key, error) in &failed {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use afterimage_lab::process::Workdir;
 
+use crate::calm;
 use crate::catalog::{Device, Row, Workload};
 use crate::cell;
 use crate::error::{BenchError, Result};
@@ -74,6 +75,7 @@ pub fn run(
     scale: &Scale,
     mut store: Store,
     out: &Path,
+    calm: Duration,
 ) -> Result<Vec<(CellKey, BenchError)>> {
     let todo: Vec<CellKey> = keys.iter().copied().filter(|key| !store.has(key)).collect();
     let kept = keys.len() - todo.len();
