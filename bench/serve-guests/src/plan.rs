@@ -102,8 +102,10 @@ pub fn run(
             key.path(),
             key.round
         );
-        let outcome =
-            templates.get(key.workload).and_then(|template| cell::run(*key, scale, &template, &scratch));
+        let outcome = templates.get(key.workload).and_then(|template| {
+            calm::wait(calm)?;
+            cell::run(*key, scale, &template, &scratch)
+        });
         match outcome {
             Ok(record) => {
                 let fsync = record.fsync.map_or(String::new(), |f| format!(", fsync p50 {:.0} µs", f.p50_us));
