@@ -75,7 +75,9 @@ pub fn write_inputs(
 fn begin(make_file_system: bool) -> String {
     let mut text = String::from("say() { \"$AFTERIMAGE_AGENT\" say \"$1\"; }\nset -e\n");
     if make_file_system {
-        text.push_str("mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda\n");
+        text.push_str(
+            "mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda\n",
+        );
     }
     text.push_str(
         "mkdir -p /mnt\n\

@@ -177,7 +177,8 @@ impl Rig {
     pub fn make_file_system(&self) -> Result<()> {
         let mkfs = locate::system_program("mkfs.ext4", "e2fsprogs")?;
         let mut make = Command::new(mkfs);
-        make.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"]).arg(self.image());
+        make.args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"])
+            .arg(self.image());
         daemon::run(&mut make)?;
         daemon::run(Command::new("sync").arg("-f").arg(self.image())).map(drop)
     }
