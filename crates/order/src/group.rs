@@ -10,7 +10,7 @@ use afterimage_store::ImageStore;
 
 use crate::direct_group::DirectGroup;
 use crate::redo::group::RedoGroup;
-use crate::{Contract, Event, GroupStatus, OpenError};
+use crate::{Closing, Contract, Event, GroupStatus, OpenError};
 
 /// How a group is opened.
 #[derive(Clone, Debug)]
@@ -140,9 +140,15 @@ impl Group {
     /// The orderly end: everything home and synced, the log and its sidecars removed. Stop the frontends first: a
     /// write that comes later fails. After an error the log stays, and the next opening takes it over.
     pub fn close(&self) -> Result<(), BlockError> {
+        self.close_within(Duration::MAX).map(|_| ())
+    }
+
+    /// As [`Group::close`], but brings blocks home for no longer than about `limit`. What is not home then is
+    /// durable in the log, which stays: the next opening, or `recover`, goes on.
+    pub fn close_within(&self, limit: Duration) -> Result<Closing, BlockError> {
         match &self.inner {
-            Inner::Direct(group) => group.close(),
-            Inner::Redo(group) => group.close(),
+            Inner::Direct(group) => group.close().map(|()| Closing::Clean),
+            Inner::Redo(group) => group.close_within(limit),
         }
     }
 }

@@ -30,4 +30,4 @@ pub use clock::{Clock, SystemClock, VirtualClock};
 pub use contract::{Contract, ContractError, WINDOW_MAX, WINDOW_MIN};
 pub use error::{OpenError, OpenErrorKind};
 pub use group::{Group, GroupOptions};
-pub use status::{Event, GroupStatus, Replayed};
+pub use status::{Closing, Event, GroupStatus, Replayed};

@@ -90,3 +90,15 @@ pub enum Event {
         sequence: u64,
     },
 }
+
+/// How an orderly end went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// Everything is home and synced; the images are plain raw files.
+    Clean,
+    /// Everything is durable, but some of it only in the redo log, which stays beside the image.
+    LogKept {
+        /// Bytes of the log that are still needed.
+        log_bytes: u64,
+    },
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{conformance, Blocking, Disk, FlushKind, Sector};
-use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_order::{Closing, Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
 const IMAGE_BYTES: u64 = 4 << 20;
@@ -162,4 +162,36 @@ fn durability_can_be_waited_for() {
         group.close().expect("an orderly end");
         drop(group);
     }
+}
+
+#[test]
+fn an_end_that_may_not_take_long_leaves_the_rest_in_the_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("a.raw.aflog");
+    // 3 MiB of records in a log of 16: more than one piece of the way home, less than what starts a checkpoint.
+    let content = |i: u64| [i as u8 + 1; 65536];
+    let group = open(folder.path(), window(50));
+    let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
+    for i in 0..48 {
+        lane.write(Sector(i * 128), &content(i)).expect("a write");
+    }
+    drop(lane);
+    let closing = group.close_within(Duration::ZERO).expect("an end");
+    assert!(matches!(closing, Closing::LogKept { log_bytes } if log_bytes > 1 << 20), "{closing:?}");
+    drop(group);
+    assert!(log.exists(), "the log stays");
+
+    let group = open(folder.path(), window(50));
+    let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
+    let mut found = vec![0; 65536];
+    for i in 0..48 {
+        lane.read(Sector(i * 128), &mut found).expect("a read");
+        assert_eq!(found, content(i), "write {i}");
+    }
+    drop(lane);
+    assert_eq!(group.close_within(Duration::from_secs(60)).expect("an end"), Closing::Clean);
+    drop(group);
+    assert!(!log.exists(), "everything is home");
+    let raw = std::fs::read(folder.path().join("a.raw")).expect("the image");
+    assert!((0..48).all(|i| raw[i as usize * 65536..][..65536] == content(i)));
 }

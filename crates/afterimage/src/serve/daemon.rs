@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
-use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_order::{Closing, Contract, Group, GroupOptions};
 use afterimage_store::{ImageStore, OpenOptions};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -28,6 +28,9 @@ use crate::control::{self, server::StopRequest};
 use crate::failure::Failure;
 use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, SandboxReport};
 
+/// How long an orderly end brings blocks home before it leaves the rest to the next start: whoever stops a daemon
+/// waits for it, and some kill it after a while.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How often a daemon looks whether its already connected guests are still there.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the client of `stop` is given to take its answer.
@@ -389,11 +392,18 @@ fn close(daemon: &Daemon, servers: Vec<Server>) -> Result<(), Failure> {
     servers.iter().for_each(Server::stop);
     servers.into_iter().for_each(Server::join);
     let failed_before = daemon.group.status().failure;
-    daemon.group.close().map_err(|error| match failed_before {
+    let closing = daemon.group.close_within(CLOSE_LIMIT).map_err(|error| match failed_before {
         Some(reason) => Failure::failed(format!("the disks had stopped taking writes: {reason}")),
         None => Failure::failed(format!("the images could not be closed in order: {error}")),
     })?;
-    tracing::info!("closed in order");
+    match closing {
+        Closing::Clean => tracing::info!("closed in order"),
+        Closing::LogKept { log_bytes } => tracing::warn!(
+            log_bytes,
+            "everything is durable, but not all of it is home yet: the redo log stays beside the image; the next \
+             `serve` goes on from it, and `afterimage recover` makes the image a plain raw file"
+        ),
+    }
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use super::lane::RedoDisk;
 use super::takeover::{bring_home, live_logs, match_images, refuse_read_only, take_over_error, Match};
 use super::threads::Threads;
 use crate::clock::{Clock, SystemClock};
-use crate::{Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
+use crate::{Closing, Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
 
 pub(crate) struct RedoGroup {
     core: Arc<Core>,
@@ -161,12 +161,16 @@ impl RedoGroup {
         self.core.resume();
     }
 
-    pub(crate) fn close(&self) -> Result<(), BlockError> {
-        self.core.close()?;
+    pub(crate) fn close_within(&self, limit: Duration) -> Result<Closing, BlockError> {
+        let closing = self.core.close_within(limit)?;
         lock(&self.threads).stop(&self.core);
+        if closing != Closing::Clean {
+            return Ok(closing);
+        }
         self.log.remove(&self.image_paths).map_err(|e| {
             BlockError::io("removing the redo log, which is clean", std::io::Error::other(e.to_string()))
-        })
+        })?;
+        Ok(closing)
     }
 }
 

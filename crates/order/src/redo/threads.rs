@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use afterimage_block::{BlockError, SequenceNumber};
 
 use super::core::{lock, Core};
-use crate::Event;
+use crate::{Closing, Event};
 
 /// Writes that nobody flushes become durable after this time.
 const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
@@ -177,8 +177,16 @@ impl Core {
         self.events.publish(&Event::Resumed);
     }
 
-    /// Appends fail from here on; everything is brought home and the log marked clean.
+    /// Appends fail from here on; everything is made durable, brought home, and the log marked clean.
     pub fn close(&self) -> Result<SequenceNumber, BlockError> {
+        let closing = self.close_within(Duration::MAX)?;
+        debug_assert_eq!(closing, Closing::Clean);
+        Ok(self.acknowledged())
+    }
+
+    /// As [`Core::close`], but gives up going home after `limit`: everything is durable then, and the rest of the
+    /// log is left for the next opening.
+    pub fn close_within(&self, limit: Duration) -> Result<Closing, BlockError> {
         let covers = {
             let mut append = lock(&self.append);
             append.closed = true;
@@ -186,9 +194,19 @@ impl Core {
         };
         self.signals.wake_parked();
         self.sync_once()?;
-        self.checkpoint_all()?;
+        let begun = self.clock.now();
+        // In pieces, so that the limit is noticed; without one there is no reason to coalesce less.
+        let piece_bytes = if limit == Duration::MAX { self.area.bytes } else { self.area.bytes / 16 };
+        while self.checkpoint_once(piece_bytes)? {
+            if self.clock.now().saturating_sub(begun) >= limit {
+                let log_bytes = self.head.load(Ordering::SeqCst) - self.tail.load(Ordering::SeqCst);
+                if log_bytes > 0 {
+                    return Ok(Closing::LogKept { log_bytes });
+                }
+            }
+        }
         self.mark_clean()?;
         self.events.publish(&Event::Closed { sequence: covers });
-        Ok(SequenceNumber(covers))
+        Ok(Closing::Clean)
     }
 }
