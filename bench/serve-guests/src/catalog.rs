@@ -65,6 +65,13 @@ impl Workload {
         }
     }
 
+    /// Whether its files are in the guest's page cache when it begins. filebench makes its files just before it
+    /// runs, so they are; the web server, which is about reading (the paper: "bound by the random read performance
+    /// of the virtual disk"), starts cold here.
+    pub fn starts_warm(self) -> bool {
+        matches!(self, Workload::Varmail | Workload::Fileserver)
+    }
+
     /// Whether its speed is that of fsync, so that the target against no-flush is for it.
     pub fn is_fsync_bound(self) -> bool {
         !matches!(self, Workload::Fileserver | Workload::Webserver | Workload::Postmark)

@@ -29,7 +29,7 @@ const GUEST_LIMIT: Duration = Duration::from_secs(240);
 pub fn run(key: CellKey, scale: &Scale, template: &Path, scratch: &Path) -> Result<Record> {
     let started = Instant::now();
     let load = load_average();
-    let stage = Stage::new(key.device, key.row, template, scratch)?;
+    let stage = Stage::new(key.device, key.row, template, scratch, !key.workload.starts_warm())?;
     let daemon = daemon::start(key.row, stage.image())?;
     let mut guest = Guest::builder(Vmm::Uml)
         .disk(daemon.socket())

@@ -12,7 +12,7 @@ use crate::error::{Context, Result};
 use crate::scale::Scale;
 
 /// Raised when a record of an older program would mean something else.
-pub const RECORD_VERSION: u32 = 1;
+pub const RECORD_VERSION: u32 = 2;
 
 /// Which cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

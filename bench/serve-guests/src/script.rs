@@ -1,7 +1,7 @@
 //! The shell that runs inside the guest.
 //!
 //! ```text
-//!   mount ─► set up ─► sync, drop caches ─► "ready" ─► host counts ─► "go" ─► begin ─ workload ─ end ─► unmount ─► "done"
+//!   mount ─► set up ─► sync, drop caches (or warm them) ─► "ready" ─► host counts ─► "go" ─► begin ─ workload ─ end ─► unmount ─► "done"
 //! ```
 //! Each report carries `/sys/block/vda/stat`, the guest's own count of its requests and flushes.
 
@@ -17,8 +17,12 @@ exec 5<> "$AFTERIMAGE_REPORT"
 mount -t ext4 /dev/vda /mnt
 "#;
 
+const DROP: &str = "\"$A\" drop-caches\n";
+
+/// Reads every file, as if it had just been made.
+const WARM: &str = "find /mnt/files -type f -exec cat {} + > /dev/null\n";
+
 const BEGIN: &str = r#"
-"$A" drop-caches
 tell ready
 read -r go <&5
 tell begin
@@ -38,7 +42,8 @@ pub const MARIADB: &str = "--no-defaults --user=root --skip-networking --skip-gr
 /// The script for one workload.
 pub fn guest_script(workload: Workload, scale: &Scale) -> String {
     let (set_up, run, tear_down) = parts(workload, scale);
-    format!("{PROLOGUE}{set_up}{BEGIN}{run}\ntell end\n{tear_down}{EPILOGUE}")
+    let warm = if workload.starts_warm() { WARM } else { "" };
+    format!("{PROLOGUE}{set_up}{DROP}{warm}{BEGIN}{run}\ntell end\n{tear_down}{EPILOGUE}")
 }
 
 fn parts(workload: Workload, scale: &Scale) -> (String, String, String) {

@@ -35,11 +35,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Puts a copy of `template` on the device. `scratch` is the folder for the machine's disk.
+    /// Puts a copy of `template` on the device. `scratch` is the folder for the machine's disk; `cold`: nothing of
+    /// it in the host's page cache.
     ///
     /// # Errors
     /// The file system can not be mounted, or there is no space.
-    pub fn new(device: Device, row: Row, template: &Path, scratch: &Path) -> Result<Stage> {
+    pub fn new(device: Device, row: Row, template: &Path, scratch: &Path, cold: bool) -> Result<Stage> {
         let model = match device {
             Device::Hdd15k | Device::Hdd15kExt4 => Some(ModelName::Hdd15k),
             Device::Ssd => Some(ModelName::Ssd),
@@ -63,10 +64,10 @@ impl Stage {
         };
         let image = nested.as_ref().map_or_else(|| folder.join("disk.img"), |inner| inner.join("disk.img"));
         copy_sparse(template, &image)?;
-        make_cold(&image)?;
+        settle(&image, cold)?;
         if nested.is_some() {
             // The loop device's own view of it, too.
-            make_cold(&folder.join("outer.img"))?;
+            settle(&folder.join("outer.img"), cold)?;
         }
         Ok(Stage { nested, ground, image })
     }
@@ -103,11 +104,15 @@ fn from_counters(counters: &Counters) -> StorageIo {
     }
 }
 
-/// Written back, and out of the page cache: every row's first reads reach the device.
-fn make_cold(path: &Path) -> Result<()> {
+/// Writes back; `cold` also takes it out of the page cache, so that every row's first reads reach the device.
+fn settle(path: &Path, cold: bool) -> Result<()> {
     let file = File::open(path).context(|| format!("open {}", path.display()))?;
     file.sync_all().context(|| format!("sync {}", path.display()))?;
-    fadvise(&file, 0, None, Advice::DontNeed).context(|| format!("drop the pages of {}", path.display()))
+    if cold {
+        fadvise(&file, 0, None, Advice::DontNeed)
+            .context(|| format!("drop the pages of {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// What the host's ext4 sent to its loop device.
