@@ -47,14 +47,15 @@ pub fn run(key: CellKey, scale: &Scale, template: &Path, scratch: &Path) -> Resu
     guest.wait_success()?;
     let outcome = outcome::read(key.workload, &guest.channel().lines(), &guest.output())?;
     drop(guest);
+    let before_close = Instant::now();
+    // A prompt end may leave some of the log to the next start; here it has to be home, and counted.
+    daemon::settle(key.row, &daemon)?;
     // What only the daemon knows has to be asked before its end.
     let asked = if key.device == Device::Disk && key.row != Row::Nested {
-        daemon::settle(key.row, &daemon)?;
         stage.storage(key.row, Some(&daemon))?
     } else {
         None
     };
-    let before_close = Instant::now();
     daemon.stop()?;
     let close = before_close.elapsed();
     let storage_after = match asked {
