@@ -4,7 +4,8 @@
 //! ```text
 //! for each cell:  calibrate ─► best mode of the peer
 //!                 start both servers, each on an image of its own
-//!                 A B │ B A │ A B │ …   ratio of each pair ─► median (min..max)
+//!                 A B │ B A │ A B │ …   images exchanged half-way
+//!                 ratio of each pair ─► median (min..max)
 //! ```
 
 mod cells;
@@ -141,8 +142,8 @@ fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
         let root = if place == Place::Memory { &options.memory } else { &options.disk };
         let scratch = Scratch::new(root)?;
         let images = Images {
-            ours: cells::image(&scratch.0, "ours.img", options.mib)?,
-            peer: cells::image(&scratch.0, "peer.img", options.mib)?,
+            first: cells::image(&scratch.0, "first.img", options.mib)?,
+            second: cells::image(&scratch.0, "second.img", options.mib)?,
         };
         for cell in cells {
             let plan = Plan {
@@ -218,8 +219,8 @@ fn processors() -> std::io::Result<(u64, u64)> {
 }
 
 struct Images {
-    ours: PathBuf,
-    peer: PathBuf,
+    first: PathBuf,
+    second: PathBuf,
 }
 
 fn measure(
@@ -231,26 +232,30 @@ fn measure(
 ) -> Result<CellReport, Box<dyn Error>> {
     let Plan { time, rounds, calm } = plan;
     wait_for_calm(calm)?;
-    let (best, calibration) = calibrate(cell, &images.peer, scratch, time / 3)?;
-    let queues = cell.load.queues;
-    let our_server = Server::start(ours, &images.ours, scratch, "ours", queues)?;
-    let peer_server = Server::start(&best, &images.peer, scratch, "peer", queues)?;
-    let mut our_end = Connection::new(&our_server.socket, cell.load)?;
-    let mut peer_end = Connection::new(&peer_server.socket, cell.load)?;
+    let (best, calibration) = calibrate(cell, &images.second, scratch, time / 3)?;
     let (mut our_runs, mut peer_runs) = (Vec::new(), Vec::new());
-    // One unmeasured round each: caches, pools and the kernel's workers.
-    our_end.run(time / 4, 1)?;
-    peer_end.run(time / 4, 1)?;
-    for round in 0..rounds {
-        let seed = round as u64 + 2;
-        wait_for_calm(calm)?;
-        // Whoever goes first finds the device as the other left it: take turns.
-        if round % 2 == 0 {
-            our_runs.push(one(&our_server, &mut our_end, time, seed)?);
-            peer_runs.push(one(&peer_server, &mut peer_end, time, seed)?);
-        } else {
-            peer_runs.push(one(&peer_server, &mut peer_end, time, seed)?);
-            our_runs.push(one(&our_server, &mut our_end, time, seed)?);
+    // Where a file lies on its device matters as much as who serves it: each server gets each image for half the rounds.
+    let halves =
+        [(rounds.div_ceil(2), &images.first, &images.second), (rounds / 2, &images.second, &images.first)];
+    for (rounds, our_image, peer_image) in halves {
+        let our_server = Server::start(ours, our_image, scratch, "ours", cell.load.queues)?;
+        let peer_server = Server::start(&best, peer_image, scratch, "peer", cell.load.queues)?;
+        let mut our_end = Connection::new(&our_server.socket, cell.load)?;
+        let mut peer_end = Connection::new(&peer_server.socket, cell.load)?;
+        // One unmeasured round each: caches, pools and the kernel's workers.
+        our_end.run(time / 4, 1)?;
+        peer_end.run(time / 4, 1)?;
+        for round in 0..rounds {
+            let seed = round as u64 + 2;
+            wait_for_calm(calm)?;
+            // Whoever goes first finds the device as the other left it: take turns.
+            if round % 2 == 0 {
+                our_runs.push(one(&our_server, &mut our_end, time, seed)?);
+                peer_runs.push(one(&peer_server, &mut peer_end, time, seed)?);
+            } else {
+                peer_runs.push(one(&peer_server, &mut peer_end, time, seed)?);
+                our_runs.push(one(&our_server, &mut our_end, time, seed)?);
+            }
         }
     }
     let ratio = |f: fn(&Run) -> f64| Spread::of(our_runs.iter().zip(&peer_runs).map(|(o, p)| f(o) / f(p)));

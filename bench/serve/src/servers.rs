@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// How long a server may take to listen.
 const START: Duration = Duration::from_secs(20);
 
+/// How long an image may stay locked after its server has ended.
+const LOCKED: Duration = Duration::from_secs(5);
+
 /// How a server is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -112,8 +115,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server and waits until it listens.
+    /// Starts a server and waits until it listens. The image may have been another server's a moment ago, whose lock the
+    /// kernel has still to give back.
     pub fn start(kind: &Kind, image: &Path, scratch: &Path, name: &str, queues: usize) -> io::Result<Self> {
+        let start = Instant::now();
+        loop {
+            match Self::start_once(kind, image, scratch, name, queues) {
+                Err(e) if e.to_string().contains("lock") && start.elapsed() < LOCKED => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn start_once(kind: &Kind, image: &Path, scratch: &Path, name: &str, queues: usize) -> io::Result<Self> {
         let socket = scratch.join(format!("{name}.sock"));
         let log = scratch.join(format!("{name}.log"));
         let _ = fs::remove_file(&socket);

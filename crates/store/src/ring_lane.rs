@@ -31,6 +31,11 @@ use crate::zero::{zeroes, Method};
 
 /// Requests in the kernel at once; more are held back. Below the ring's completion entries.
 const IN_KERNEL_MAX: usize = 2048;
+/// So many held requests, or so many held bytes, are given to the kernel without waiting for the rest of the batch: the
+/// device works on them meanwhile. Batches as large as the queue made device and guest take turns and cost 15 % of the
+/// throughput at depth 32; single requests cost more CPU time for the same throughput.
+const EAGER_REQUESTS: usize = 4;
+const EAGER_BYTES: u64 = 64 << 10;
 /// The longest transfer of one ring entry, in bytes: its length field has 32 bits.
 const TRANSFER_MAX: usize = 1 << 30;
 
@@ -47,6 +52,8 @@ pub(crate) struct RingLane {
     slots: Slots,
     /// Slots whose next step has not been given to the kernel.
     held: VecDeque<u32>,
+    /// Bytes of the requests that were held since the last submission.
+    held_bytes: u64,
     /// Slots in the kernel, and the sync if one runs.
     in_kernel: usize,
     sync: Sync,
@@ -92,6 +99,7 @@ impl RingLane {
             ring,
             slots: Slots::default(),
             held: VecDeque::new(),
+            held_bytes: 0,
             in_kernel: 0,
             sync: Sync::default(),
             polls: Polls::default(),
@@ -143,8 +151,13 @@ impl RingLane {
             let index = self.slots.insert(slot);
             self.finish(index, result);
         } else {
+            self.held_bytes += slot.len;
             let index = self.slots.insert(slot);
             self.held.push_back(index);
+            if self.held.len() >= EAGER_REQUESTS || self.held_bytes >= EAGER_BYTES {
+                let submitted = self.push_held().and_then(|()| self.ring.submit());
+                submitted.unwrap_or_else(|error| self.ring_failed(&error));
+            }
         }
     }
 
@@ -170,6 +183,7 @@ impl RingLane {
 
     /// Queues ring entries for what is held and starts a sync that is due.
     fn push_held(&mut self) -> io::Result<()> {
+        self.held_bytes = 0;
         while self.in_kernel < IN_KERNEL_MAX {
             let Some(index) = self.held.pop_front() else { break };
             self.push_slot(index)?;
