@@ -129,7 +129,7 @@ fn oltp(scale: &Scale) -> (String, String, String) {
         ),
         format!(
             "sysbench oltp_read_write --db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root --tables=1 \
-             --table-size={} --threads=8 --time={} --percentile=99 --rand-seed=1 run",
+             --table-size={} --threads=1 --time={} --percentile=99 --rand-seed=1 run",
             scale.oltp_rows, scale.seconds
         ),
         "kill -9 $server; wait $server || :\n".to_owned(),
