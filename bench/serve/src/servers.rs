@@ -72,7 +72,7 @@ impl Kind {
         let (image, socket) = (image.display(), socket.display());
         Ok(match self {
             Self::Program { program, survives } => {
-                let mut command = Command::new(program);
+                let mut command = ends_with_us(program);
                 command.arg("serve").args(["--disk", &format!("{image},socket={socket}")]).args([
                     "--survives",
                     survives,
@@ -82,12 +82,12 @@ impl Kind {
                 command
             }
             Self::Bare => {
-                let mut command = Command::new(std::env::current_exe()?);
+                let mut command = ends_with_us(&std::env::current_exe()?);
                 command.args(["server", &image.to_string(), &socket.to_string(), &queues.to_string()]);
                 command
             }
             Self::Qemu { aio, direct, iothread } => {
-                let mut command = Command::new("qemu-storage-daemon");
+                let mut command = ends_with_us(Path::new("qemu-storage-daemon"));
                 let direct = if *direct { "on" } else { "off" };
                 command.args(["--blockdev", &format!(
                     "driver=file,node-name=disk,filename={image},aio={aio},cache.direct={direct},discard=unmap"
@@ -193,4 +193,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A command that is killed when this process dies, however it dies: nothing is left behind after Ctrl-C. It keeps its
+/// process number, since `setpriv` becomes it.
+fn ends_with_us(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
 }
