@@ -1,0 +1,20 @@
+//! The crash-state explorer: finds out what a crash may leave, recovers it, and checks it.
+//!
+//! ```text
+//!   recording ─► stream ─► model: which states may a crash leave ─► State (overlay in memory)
+//!                                                                     │ equal bytes: pruned
+//!              own recovery (redo log) ◄────────────────────────────┘
+//!                  │ exactly a prefix? within the window?
+//!                  ▼ same bytes on what recovery reads: pruned
+//!              guest's recovery: e2fsck │ mount in a pool of guests ─► application's checker
+//!                  ▼
+//!              outcome ─► counts │ first failure minimised, saved, replayable
+//! ```
+#![warn(missing_docs)]
+
+pub mod check;
+mod error;
+mod hash;
+pub mod state;
+
+pub use error::{ExploreError, Result};
