@@ -26,10 +26,15 @@ pub(super) enum Appended {
     Paused,
 }
 
+/// The largest payload of one record in a log with that record area, in bytes: a larger write becomes several records,
+/// with a number each, and a crash may leave the first of them only.
+pub fn payload_bytes_max(area_bytes: u64) -> u64 {
+    (area_bytes / 8).clamp(PAGE_BYTES, 4 << 20) / 512 * 512
+}
+
 impl Core {
-    /// The largest payload of one record: a larger write becomes several.
     pub(super) fn payload_bytes_max(&self) -> usize {
-        (self.area.bytes / 8).clamp(PAGE_BYTES, 4 << 20) as usize / 512 * 512
+        payload_bytes_max(self.area.bytes) as usize
     }
 
     /// A lane appends when it has staged this much.

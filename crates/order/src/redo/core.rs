@@ -40,6 +40,27 @@ pub struct Config {
     pub mutation: Option<Mutation>,
 }
 
+impl Config {
+    /// What is the same with and without the feature `mutations`.
+    pub fn new(
+        window: Duration,
+        clock: Arc<dyn Clock>,
+        log: Arc<dyn Medium>,
+        homes: Vec<Arc<dyn Medium>>,
+        incarnation: u64,
+    ) -> Self {
+        Self {
+            window,
+            clock,
+            log,
+            homes,
+            incarnation,
+            #[cfg(feature = "mutations")]
+            mutation: None,
+        }
+    }
+}
+
 /// The redo log of one group. See the [module](super).
 pub struct Core {
     pub(super) area: Area,

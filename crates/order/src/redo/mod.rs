@@ -43,6 +43,7 @@ pub(crate) mod takeover;
 mod threads;
 mod window;
 
+pub use append::payload_bytes_max;
 pub use fuzz::{fuzz_log, sample_log};
 pub use lane::RedoDisk;
 pub use mutation::Mutation;
