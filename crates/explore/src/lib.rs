@@ -13,8 +13,13 @@
 #![warn(missing_docs)]
 
 pub mod check;
+pub mod enumerate;
 mod error;
 mod hash;
+pub mod marks;
+pub mod model;
 pub mod state;
+pub mod stream;
+pub mod tags;
 
 pub use error::{ExploreError, Result};

@@ -255,6 +255,13 @@ impl Scratch {
         image
     }
 
+    /// Calls with index and content of every page that was written, in no order; the last page of the medium may be short.
+    pub fn changed(&self, mut each: impl FnMut(u64, &[u8])) {
+        for (index, page) in &self.changes().pages {
+            each(*index, &page[..self.page_len(*index)]);
+        }
+    }
+
     fn page_len(&self, index: u64) -> usize {
         (self.image.len() - index * PAGE_BYTES as u64).min(PAGE_BYTES as u64) as usize
     }

@@ -1,0 +1,204 @@
+//! Which of a cut's states are looked at, and in which order.
+//!
+//! Few enough: all of them. Otherwise first what is known to hurt (nothing lost, everything lost, every subset of the
+//! few, each write alone lost or alone kept), then draws from a seed. Drawing the same state twice costs little: equal
+//! bytes are pruned.
+
+use std::collections::BTreeMap;
+
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use crate::hash::mix;
+use crate::model::{Choice, Cut, LostWrite};
+use crate::stream::Stream;
+
+/// Up to this many states of a cut are all looked at.
+const ALL_STATES_MAX: u64 = 1 << 10;
+/// Up to this many volatile writes: every subset of whole writes.
+const ALL_SUBSETS_WRITES_MAX: usize = 8;
+/// With more of them, at most this many are lost alone and kept alone, the interesting ones first.
+const ALONE_MAX: usize = 64;
+
+/// The order of one cut's states.
+#[derive(Debug)]
+pub struct Enumeration<'a> {
+    stream: &'a Stream,
+    cut: &'a Cut,
+    seed: u64,
+    plan: Plan,
+}
+
+#[derive(Debug)]
+enum Plan {
+    /// Every sector in every version: the touched sectors with the volatile writes to each, oldest first.
+    All { sectors: Vec<Vec<(usize, u32)>>, count: u64 },
+    /// Subsets of whole writes, then draws.
+    Subsets { count: u64 },
+    /// These writes alone (positions in the cut's volatile writes), then draws.
+    Alone { writes: Vec<usize> },
+}
+
+impl<'a> Enumeration<'a> {
+    /// Prepares a cut.
+    pub fn new(stream: &'a Stream, cut: &'a Cut, seed: u64) -> Self {
+        let seed = mix(seed ^ mix(cut.event as u64));
+        Self { stream, cut, seed, plan: plan(stream, cut) }
+    }
+
+    /// How many states the cut has, where they are few enough to look at all.
+    pub fn count(&self) -> Option<u64> {
+        match &self.plan {
+            Plan::All { count, .. } => Some(*count),
+            _ => None,
+        }
+    }
+
+    /// The state of that number; `None`: there are no more.
+    pub fn choice(&self, n: u64) -> Option<Choice> {
+        match &self.plan {
+            Plan::All { sectors, count } => (n < *count).then(|| self.version(sectors, n)),
+            Plan::Subsets { count } if n < *count => Some(self.subset(n)),
+            // Both halves of the time: what hurts alone, and draws.
+            Plan::Alone { writes } if n < 4 * writes.len() as u64 + 4 && n % 2 == 0 => {
+                Some(self.alone(writes, n / 2))
+            }
+            _ => Some(self.draw(n)),
+        }
+    }
+
+    fn whole(&self, position: usize) -> LostWrite {
+        LostWrite { write: self.cut.volatile[position].write, sectors: None }
+    }
+
+    fn version(&self, sectors: &[Vec<(usize, u32)>], mut n: u64) -> Choice {
+        let mut lost: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for versions in sectors {
+            let kept = (n % (versions.len() as u64 + 1)) as usize;
+            n /= versions.len() as u64 + 1;
+            for (position, sector) in &versions[kept..] {
+                lost.entry(*position).or_default().push(*sector);
+            }
+        }
+        Choice { lost: lost.into_iter().map(|(position, sectors)| self.part(position, sectors)).collect() }
+    }
+
+    fn part(&self, position: usize, mut sectors: Vec<u32>) -> LostWrite {
+        let write = self.cut.volatile[position].write;
+        sectors.sort_unstable();
+        if sectors.len() == self.stream.writes[write].sectors.len() {
+            return LostWrite { write, sectors: None };
+        }
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for sector in sectors {
+            match ranges.last_mut() {
+                Some((_, to)) if *to == sector => *to += 1,
+                _ => ranges.push((sector, sector + 1)),
+            }
+        }
+        LostWrite { write, sectors: Some(ranges) }
+    }
+
+    /// Bit i of `n`: the i-th volatile write is lost.
+    fn subset(&self, n: u64) -> Choice {
+        let positions = (0..self.cut.volatile.len()).filter(|i| n >> i & 1 == 1);
+        Choice { lost: positions.map(|i| self.whole(i)).collect() }
+    }
+
+    fn alone(&self, writes: &[usize], n: u64) -> Choice {
+        let all = 0..self.cut.volatile.len();
+        match n {
+            0 => Choice::default(),
+            1 => Choice { lost: all.map(|i| self.whole(i)).collect() },
+            _ => {
+                let position = writes[((n - 2) / 2) as usize % writes.len()];
+                if n % 2 == 0 {
+                    Choice { lost: vec![self.whole(position)] }
+                } else {
+                    Choice { lost: all.filter(|i| *i != position).map(|i| self.whole(i)).collect() }
+                }
+            }
+        }
+    }
+
+    fn draw(&self, n: u64) -> Choice {
+        let mut rng = ChaCha8Rng::seed_from_u64(mix(self.seed ^ mix(n)));
+        let count = self.cut.volatile.len();
+        let lost_percent: u32 = [2, 10, 50, 90][rng.random_range(0..4)];
+        let style = rng.random_range(0..6);
+        let pivot = rng.random_range(0..count.max(1));
+        let late = self.interesting(&mut rng).unwrap_or(pivot);
+        let mut lost = Vec::new();
+        for position in 0..count {
+            let whole = match style {
+                // Whole writes, in any order.
+                0 => Some(rng.random_range(0..100) < lost_percent),
+                // A prefix, and a few of what comes after it.
+                1 => Some(position > pivot && rng.random_range(0..8) > 0),
+                // A suffix: the late without the early.
+                2 => Some(position < pivot && rng.random_range(0..8) > 0),
+                // One that others must not be without is there, and some before it are not.
+                3 => Some(position != late && (position > late || rng.random_range(0..100) < lost_percent)),
+                // Some whole, some sector by sector.
+                4 => (rng.random_range(0..3) > 0).then(|| rng.random_range(0..100) < lost_percent),
+                // Everything sector by sector.
+                _ => None,
+            };
+            match whole {
+                Some(true) => lost.push(self.whole(position)),
+                Some(false) => {}
+                None => lost.extend(self.torn(position, lost_percent, &mut rng)),
+            }
+        }
+        Choice { lost }
+    }
+
+    /// One of the interesting volatile writes.
+    fn interesting(&self, rng: &mut ChaCha8Rng) -> Option<usize> {
+        let found: Vec<usize> = interesting(self.stream, self.cut).collect();
+        (!found.is_empty()).then(|| found[rng.random_range(0..found.len())])
+    }
+
+    fn torn(&self, position: usize, lost_percent: u32, rng: &mut ChaCha8Rng) -> Option<LostWrite> {
+        let sectors = self.stream.writes[self.cut.volatile[position].write].sectors.len() as u32;
+        let at = rng.random_range(0..=sectors);
+        let lost: Vec<u32> = match rng.random_range(0..3) {
+            0 => (at..sectors).collect(),
+            1 => (0..at).collect(),
+            _ => (0..sectors).filter(|_| rng.random_range(0..100) < lost_percent).collect(),
+        };
+        (!lost.is_empty()).then(|| self.part(position, lost))
+    }
+}
+
+fn interesting<'a>(stream: &'a Stream, cut: &'a Cut) -> impl Iterator<Item = usize> + 'a {
+    (0..cut.volatile.len()).filter(|i| stream.writes[cut.volatile[*i].write].tag.is_interesting())
+}
+
+fn plan(stream: &Stream, cut: &Cut) -> Plan {
+    let mut sectors: BTreeMap<(usize, u64), Vec<(usize, u32)>> = BTreeMap::new();
+    let mut count = 1u64;
+    'count: for (position, volatile) in cut.volatile.iter().enumerate() {
+        let write = &stream.writes[volatile.write];
+        for n in (0..write.sectors.len() as u32).filter(|n| !volatile.dead.contains(n)) {
+            let versions = sectors.entry((write.medium, write.first + u64::from(n))).or_default();
+            // One version more: (v + 2) / (v + 1) times as many states.
+            count = count / (versions.len() as u64 + 1) * (versions.len() as u64 + 2);
+            versions.push((position, n));
+            if count > ALL_STATES_MAX {
+                break 'count;
+            }
+        }
+    }
+    if count <= ALL_STATES_MAX {
+        return Plan::All { sectors: sectors.into_values().collect(), count };
+    }
+    if cut.volatile.len() <= ALL_SUBSETS_WRITES_MAX {
+        return Plan::Subsets { count: 1 << cut.volatile.len() };
+    }
+    let mut writes: Vec<usize> = interesting(stream, cut).collect();
+    // The newest first: they are what earlier ones must have been ordered before.
+    writes.extend((0..cut.volatile.len()).rev().filter(|i| !writes.contains(i)).collect::<Vec<_>>());
+    writes.truncate(ALONE_MAX);
+    Plan::Alone { writes }
+}

@@ -1,0 +1,43 @@
+//! What the guest has said while it was recorded.
+
+use afterimage_trace::{EventKind, Recording};
+use serde::{Deserialize, Serialize};
+
+/// Something that was true for the guest at an event: what it relied on had been acknowledged before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The event. Every request whose completion the guest had seen completed before it.
+    pub event: usize,
+    /// When it arrived, in nanoseconds since the recording began.
+    pub at_ns: u64,
+    /// The application's state from here on, or `begin` and `end`.
+    pub name: String,
+    /// The agent's record of that number is on the disk, it says.
+    pub record: Option<u64>,
+}
+
+impl Mark {
+    /// Whether it names a state of the application.
+    pub fn names_state(&self) -> bool {
+        self.record.is_none() && self.name != "begin" && self.name != "end"
+    }
+}
+
+/// All marks of a recording. Lines that are none are left out.
+pub fn marks(recording: &Recording) -> Vec<Mark> {
+    let lines = recording.events.iter().enumerate();
+    lines.filter_map(|(event, entry)| mark(event, entry.at_ns, &entry.kind)).collect()
+}
+
+fn mark(event: usize, at_ns: u64, kind: &EventKind) -> Option<Mark> {
+    let EventKind::Mark { text } = kind else { return None };
+    let json: serde_json::Value = serde_json::from_str(text).ok()?;
+    if let Some(name) = json.get("mark").and_then(serde_json::Value::as_str) {
+        return Some(Mark { event, at_ns, name: name.to_owned(), record: None });
+    }
+    if json.get("agent").and_then(serde_json::Value::as_str) == Some("ack") {
+        let n = json.get("n").and_then(serde_json::Value::as_u64)?;
+        return Some(Mark { event, at_ns, name: format!("record {n}"), record: Some(n) });
+    }
+    None
+}
