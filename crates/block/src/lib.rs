@@ -30,6 +30,7 @@ mod medium_disk;
 pub mod oracle;
 mod request;
 pub mod sim;
+mod tap;
 
 pub use admit::admit;
 pub use blocking::Blocking;
@@ -40,3 +41,4 @@ pub use ids::{DiskIndex, Sector, SequenceNumber, SECTOR_BYTES};
 pub use medium::Medium;
 pub use medium_disk::MediumDisk;
 pub use request::{Completion, FlushKind, Operation, Request, Token};
+pub use tap::Tap;

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, SequenceNumber};
+use afterimage_block::{BlockError, Disk, DiskIndex, Medium, SequenceNumber};
 use afterimage_store::ImageStore;
 
 use crate::clock::SystemClock;
@@ -17,6 +17,8 @@ use crate::{Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
 
 pub(crate) struct DirectGroup {
     images: Vec<Arc<ImageStore>>,
+    /// By image: what is synced when the whole group is.
+    media: Vec<Arc<dyn Medium>>,
     disks: Vec<Arc<dyn Disk>>,
     shared: Arc<Shared>,
     events: Events,
@@ -29,14 +31,28 @@ impl DirectGroup {
         let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
         let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock::default()));
         let only_disk = images.len() == 1;
-        let disks = images
-            .iter()
-            .map(|image| {
-                let lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
-                Arc::new(PassThroughDisk::new(lower, Arc::clone(&shared), only_disk)) as Arc<dyn Disk>
-            })
-            .collect();
-        Ok(Self { images, disks, shared, events: Events::default(), contract: options.contract, replayed })
+        let (mut media, mut disks) = (Vec::new(), Vec::new());
+        for (index, image) in (0..).map(DiskIndex).zip(&images) {
+            let mut medium = image.medium();
+            let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+            if let Some(tap) = options.tap.as_ref().filter(|_| !image.geometry().read_only) {
+                let failed = || OpenError::io("reading, for a recording,", image.path());
+                medium = tap.home(index, medium).map_err(failed())?;
+                lower = tap.lower(index, lower).map_err(failed())?;
+            }
+            media.push(medium);
+            disks
+                .push(Arc::new(PassThroughDisk::new(lower, Arc::clone(&shared), only_disk)) as Arc<dyn Disk>);
+        }
+        Ok(Self {
+            images,
+            media,
+            disks,
+            shared,
+            events: Events::default(),
+            contract: options.contract,
+            replayed,
+        })
     }
 
     pub(crate) fn disks(&self) -> Vec<Arc<dyn Disk>> {
@@ -69,9 +85,10 @@ impl DirectGroup {
 
     pub(crate) fn flush(&self) -> Result<SequenceNumber, BlockError> {
         let covers = self.shared.acknowledged.load(Ordering::SeqCst);
-        for image in self.images.iter().filter(|image| !image.geometry().read_only) {
+        let all = self.images.iter().zip(&self.media);
+        for (image, medium) in all.filter(|(image, _)| !image.geometry().read_only) {
             image.health().check()?;
-            if let Err(e) = image.medium().sync() {
+            if let Err(e) = medium.sync() {
                 let reason = format!("syncing {}: {e}", image.path().display());
                 image.health().fail(reason.as_str());
                 self.events.publish(&Event::Failed { reason });

@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, SequenceNumber};
+use afterimage_block::{BlockError, Disk, SequenceNumber, Tap};
 use afterimage_store::ImageStore;
 
 use crate::direct_group::DirectGroup;
@@ -21,6 +21,9 @@ pub struct GroupOptions {
     pub log_max_bytes: u64,
     /// Where the redo log is; `<first image>.aflog` where `None`.
     pub log_path: Option<PathBuf>,
+    /// Who listens to what reaches the images and the log, from the opened log on: what opening itself brings home
+    /// from an earlier log is not heard, and read-only images are not tapped. Nobody, usually.
+    pub tap: Option<Arc<dyn Tap>>,
 }
 
 impl GroupOptions {
@@ -31,7 +34,7 @@ impl GroupOptions {
 
     /// The usual log beside the first image.
     pub fn new(contract: Contract) -> Self {
-        Self { contract, log_max_bytes: Self::LOG_DEFAULT_BYTES, log_path: None }
+        Self { contract, log_max_bytes: Self::LOG_DEFAULT_BYTES, log_path: None, tap: None }
     }
 }
 

@@ -101,6 +101,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         contract: settings.contract,
         log_max_bytes: settings.log_bytes_max,
         log_path: settings.log.clone(),
+        tap: None,
     };
     let group = Group::open(images.clone(), options).map_err(Failure::failed)?;
     if !early {

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, Medium, SequenceNumber};
+use afterimage_block::{BlockError, Disk, DiskIndex, Medium, SequenceNumber};
 use afterimage_format::log::IMAGES_MAX;
 use afterimage_store::ImageStore;
 
@@ -77,11 +77,12 @@ impl RedoGroup {
             // The header's incarnation is never this process's own: the first record says so, as after any death.
             LogFile::create(&log_path, &writable, options.log_max_bytes, draw_incarnation())?
         };
+        let (log_medium, homes) = below(&images, &log, options)?;
         let config = Config {
             window,
             clock,
-            log: Arc::clone(&log.medium) as Arc<dyn Medium>,
-            homes: writable.iter().map(|image| image.medium()).collect(),
+            log: log_medium,
+            homes,
             incarnation,
             #[cfg(feature = "mutations")]
             mutation: None,
@@ -178,6 +179,27 @@ impl Drop for RedoGroup {
     fn drop(&mut self) {
         lock(&self.threads).stop(&self.core);
     }
+}
+
+/// What the core works on: the log and the writable images, through the tap where there is one.
+fn below(
+    images: &[Arc<ImageStore>],
+    log: &LogFile,
+    options: &GroupOptions,
+) -> Result<(Arc<dyn Medium>, Vec<Arc<dyn Medium>>), OpenError> {
+    let mut log_medium = Arc::clone(&log.medium) as Arc<dyn Medium>;
+    let failed = |path| OpenError::io("reading, for a recording,", path);
+    if let Some(tap) = &options.tap {
+        log_medium = tap.log(log_medium).map_err(failed(&log.path))?;
+    }
+    let mut homes = Vec::new();
+    for (index, image) in (0..).map(DiskIndex).zip(images).filter(|(_, i)| !i.geometry().read_only) {
+        homes.push(match &options.tap {
+            Some(tap) => tap.home(index, image.medium()).map_err(failed(image.path()))?,
+            None => image.medium(),
+        });
+    }
+    Ok((log_medium, homes))
 }
 
 /// The path a log has or will have: its directory exists, it need not.
