@@ -3,6 +3,11 @@
 //! Every checker takes the guest's disks as they are after the daemon's own recovery and answers with an
 //! [`Observation`]: what is there. Whether that may be there is judged elsewhere, against the contract and the marks.
 
+pub mod fsck;
+mod resident;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

@@ -13,13 +13,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use afterimage_trace::{Page, Sparse, PAGE_BYTES};
-use rustix::fs::{fallocate, fcntl_add_seals, memfd_create, seek, FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::fs::{
+    fallocate, fcntl_add_seals, memfd_create, seek, FallocateFlags, MemfdFlags, SealFlags, SeekFrom,
+};
 use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 
 use crate::state::{Scratch, SECTOR_BYTES};
@@ -27,7 +28,7 @@ use crate::{ExploreError, Result};
 
 /// The file and the base that it holds between states.
 #[derive(Debug)]
-pub struct Resident {
+pub(super) struct Resident {
     file: File,
     map: Map,
     bytes: u64,
@@ -41,7 +42,7 @@ impl Resident {
     ///
     /// # Errors
     /// The system has no memory or descriptors left.
-    pub fn new(base: &Arc<Sparse>) -> Result<Self> {
+    pub(super) fn new(base: &Arc<Sparse>) -> Result<Self> {
         let failed = ExploreError::io("make an image in memory");
         let bytes = base.len();
         let made = (|| -> io::Result<(File, Map)> {
@@ -62,18 +63,13 @@ impl Resident {
     }
 
     /// Where other programs find it, for as long as this lives.
-    pub fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
 
     /// Size in bytes.
-    pub fn len(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Whether it has no bytes at all.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
     }
 
     /// Goes from the base that it holds to another of the same size: only pages that differ are touched.
@@ -83,7 +79,7 @@ impl Resident {
     ///
     /// # Panics
     /// Where the sizes differ.
-    pub fn rebase(&mut self, base: &Arc<Sparse>) -> Result<()> {
+    pub(super) fn rebase(&mut self, base: &Arc<Sparse>) -> Result<()> {
         assert_eq!(base.len(), self.bytes, "a base of another size");
         if Arc::ptr_eq(&self.base, base) {
             return Ok(());
@@ -109,7 +105,7 @@ impl Resident {
     }
 
     /// Puts a state on top of the base: its sectors, and what was written to it since.
-    pub fn apply(&mut self, state: &Scratch) {
+    pub(super) fn apply(&mut self, state: &Scratch) {
         for (sector, content) in state.image().overlay() {
             let target = self.map.sector(sector);
             match content.bytes() {
@@ -124,13 +120,15 @@ impl Resident {
     ///
     /// # Errors
     /// The file can not be searched for data.
-    pub fn restore(&mut self) -> Result<usize> {
+    pub(super) fn restore(&mut self) -> Result<usize> {
         let mut changed = 0;
         let mut gone = Runs::default();
         // Up to where the base's pages have been looked at.
         let mut next = 0;
         let mut at = 0;
-        while let Some((data, hole)) = self.extent(at).map_err(ExploreError::io("search an image for data"))? {
+        while let Some((data, hole)) =
+            self.extent(at).map_err(ExploreError::io("search an image for data"))?
+        {
             let (first, end) = (data / PAGE_BYTES as u64, hole.div_ceil(PAGE_BYTES as u64));
             changed += self.refill(next, first);
             for index in first..end {
@@ -189,29 +187,10 @@ impl Resident {
         Ok(())
     }
 
-    /// Copies the whole content, holes left out, into another file of the same size.
-    ///
-    /// # Errors
-    /// Neither can be read or written.
-    pub fn copy_to(&self, file: &File) -> io::Result<()> {
-        let mut at = 0;
-        let mut buffer = vec![0; 1 << 20];
-        while let Some((data, hole)) = self.extent(at)? {
-            let mut from = data;
-            while from < hole {
-                let part = &mut buffer[..(hole - from).min(1 << 20) as usize];
-                self.file.read_exact_at(part, from)?;
-                file.write_all_at(part, from)?;
-                from += part.len() as u64;
-            }
-            at = hole;
-        }
-        Ok(())
-    }
-
     /// Whether the content is exactly the base's.
     #[cfg(test)]
     pub(crate) fn is_base(&self) -> bool {
+        use std::os::unix::fs::FileExt as _;
         let mut file = vec![0; self.bytes as usize];
         let mut base = file.clone();
         self.file.read_exact_at(&mut file, 0).unwrap();
@@ -222,6 +201,7 @@ impl Resident {
     /// Stores bytes, as another program would.
     #[cfg(test)]
     pub(crate) fn disturb(&self, bytes: &[u8], offset: u64) {
+        use std::os::unix::fs::FileExt as _;
         self.file.write_all_at(bytes, offset).unwrap();
     }
 
@@ -292,6 +272,8 @@ impl Drop for Map {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
+
     use rand::{RngExt as _, SeedableRng as _};
     use rand_chacha::ChaCha8Rng;
 

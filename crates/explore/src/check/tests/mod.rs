@@ -1,0 +1,4 @@
+//! The checkers on real file systems, made without root.
+
+mod ext4;
+mod fsck;
