@@ -12,14 +12,21 @@
 //! ```
 #![warn(missing_docs)]
 
+pub mod campaign;
 pub mod check;
 pub mod enumerate;
 mod error;
+pub mod evaluate;
 mod hash;
+pub mod judge;
 pub mod marks;
+pub mod minimise;
 pub mod model;
+pub mod own;
+pub mod schedule;
 pub mod state;
 pub mod stream;
 pub mod tags;
+pub mod tally;
 
 pub use error::{ExploreError, Result};

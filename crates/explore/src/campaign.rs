@@ -1,0 +1,282 @@
+//! Looks at the states of one stream: in parallel, within a budget, interruptible, and so that a seed is a result.
+//!
+//! Workers take chunks of the schedule in order and return what they counted; chunks are merged in order. So counts and
+//! first failures do not depend on the number of workers, and what was merged is a point from which to go on.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::Checker;
+use crate::evaluate::{Evaluator, Known};
+use crate::judge::{Expectation, Judge, Verdict};
+use crate::model::{Choice, Cut};
+use crate::own::OwnRecovery;
+use crate::schedule::{Item, Picking, Schedule};
+use crate::stream::Stream;
+use crate::tally::Tally;
+use crate::Result;
+
+/// States in one piece of work.
+const CHUNK: usize = 32;
+/// Failures that are kept; one of each kind.
+const FAILURES_MAX: usize = 8;
+/// How often progress is told and saved.
+const TELL: Duration = Duration::from_millis(500);
+
+/// What is looked at.
+pub struct Subject {
+    /// The stream.
+    pub stream: Stream,
+    /// Its cuts.
+    pub cuts: Vec<Cut>,
+    /// The daemon's own recovery, where the stream is one of a redo log.
+    pub own: Option<Arc<dyn OwnRecovery>>,
+    /// How states are picked.
+    pub picking: Picking,
+    /// Of all draws.
+    pub seed: u64,
+}
+
+/// When to stop.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// After this long.
+    pub time: Duration,
+    /// After this many states.
+    pub states: Option<u64>,
+    /// Workers.
+    pub jobs: usize,
+    /// After the first violation.
+    pub first_only: bool,
+}
+
+/// A state that breaks a promise.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// The event that does not happen any more at its cut.
+    pub cut_event: usize,
+    /// The event of the crash.
+    pub crash_event: usize,
+    /// What is lost.
+    pub choice: Choice,
+    /// What is wrong.
+    pub verdict: Verdict,
+}
+
+/// How far a campaign has come: all that is needed to go on.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// States of the schedule that are counted.
+    pub done: u64,
+    /// The counts.
+    pub tally: Tally,
+    /// The first violation of each kind.
+    pub failures: Vec<Failure>,
+    /// Time spent.
+    pub elapsed: Duration,
+    /// There are no more states.
+    pub exhausted: bool,
+}
+
+/// Makes one worker's checkers.
+pub type MakeCheckers<'a> = dyn Fn(usize) -> Result<Vec<Box<dyn Checker>>> + Sync + 'a;
+/// Told of progress about twice a second.
+pub type Tell<'a> = dyn FnMut(&Progress) + 'a;
+
+struct Merge {
+    progress: Progress,
+    /// Chunks that came before an earlier one.
+    early: BTreeMap<u64, Chunk>,
+    next: u64,
+}
+
+#[derive(Default)]
+struct Chunk {
+    tally: Tally,
+    states: u64,
+    failures: Vec<Failure>,
+}
+
+struct Source<'a> {
+    schedule: Schedule<'a>,
+    chunk: u64,
+    left: u64,
+    exhausted: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a campaign, from the beginning or from where an earlier one stopped. `stop` ends it early, in order.
+///
+/// # Errors
+/// A checker could not be made, or could not do its work.
+pub fn run(
+    subject: &Subject,
+    limits: &Limits,
+    make_checkers: &MakeCheckers<'_>,
+    from: Progress,
+    stop: &AtomicBool,
+    tell: &mut Tell<'_>,
+) -> Result<Progress> {
+    let begin = Instant::now();
+    let spent = from.elapsed;
+    let mut schedule = Schedule::new(&subject.stream, &subject.cuts, subject.picking, subject.seed);
+    schedule.leave_out(from.done);
+    let left = limits.states.map_or(u64::MAX, |max| max.saturating_sub(from.done));
+    let source = Mutex::new(Source { schedule, chunk: 0, left, exhausted: false });
+    let merge = Mutex::new(Merge { progress: from, early: BTreeMap::new(), next: 0 });
+    let known = Arc::new(Known::default());
+    let judge = Arc::new(Judge::new(&subject.stream));
+    let enough = AtomicBool::new(false);
+    let halt = || stop.load(Ordering::Relaxed) || enough.load(Ordering::Relaxed);
+    let outcome: Result<()> = std::thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for worker in 0..limits.jobs.max(1) {
+            let (source, merge, known, judge, enough) = (&source, &merge, &known, &judge, &enough);
+            workers.push(scope.spawn(move || -> Result<()> {
+                let run = || -> Result<()> {
+                    let own = subject.own.clone();
+                    let checkers = make_checkers(worker)?;
+                    let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::clone(judge), checkers);
+                    while !halt() && begin.elapsed() < limits.time {
+                        let (number, items) = take(&mut lock(source));
+                        if items.is_empty() {
+                            break;
+                        }
+                        let chunk = work(subject, &mut evaluator, &items)?;
+                        if limits.first_only && !chunk.failures.is_empty() {
+                            enough.store(true, Ordering::Relaxed);
+                        }
+                        lock(merge).put(number, chunk);
+                    }
+                    Ok(())
+                };
+                let result = run();
+                if result.is_err() {
+                    enough.store(true, Ordering::Relaxed);
+                }
+                result
+            }));
+        }
+        let mut told = Instant::now();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            std::thread::sleep(Duration::from_millis(5));
+            if told.elapsed() >= TELL {
+                told = Instant::now();
+                let mut progress = lock(&merge).progress.clone();
+                progress.elapsed = spent + begin.elapsed();
+                tell(&progress);
+            }
+        }
+        for worker in workers {
+            match worker.join() {
+                Ok(result) => result?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(())
+    });
+    outcome?;
+    let mut merge = merge.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // Chunks behind one that was given up at the end.
+    for chunk in std::mem::take(&mut merge.early).into_values() {
+        merge.add(&chunk);
+    }
+    let mut progress = merge.progress;
+    progress.elapsed = spent + begin.elapsed();
+    progress.exhausted = source.into_inner().unwrap_or_else(PoisonError::into_inner).exhausted;
+    tell(&progress);
+    Ok(progress)
+}
+
+fn take(source: &mut Source<'_>) -> (u64, Vec<Item>) {
+    let wanted = (CHUNK as u64).min(source.left) as usize;
+    let items: Vec<Item> = source.schedule.by_ref().take(wanted).collect();
+    source.exhausted |= items.len() < wanted;
+    source.left -= items.len() as u64;
+    source.chunk += 1;
+    (source.chunk - 1, items)
+}
+
+fn work(subject: &Subject, evaluator: &mut Evaluator, items: &[Item]) -> Result<Chunk> {
+    let mut chunk = Chunk { states: items.len() as u64, ..Chunk::default() };
+    evaluator.work = Default::default();
+    for item in items {
+        let cut = &subject.cuts[item.cut];
+        let verdict = evaluator.evaluate(cut.state(&subject.stream, &item.choice), &item.crash)?;
+        chunk.tally.count(&verdict);
+        if verdict.class.is_violation() {
+            chunk.failures.push(Failure {
+                cut_event: cut.event,
+                crash_event: item.crash.crash,
+                choice: item.choice.clone(),
+                verdict,
+            });
+        }
+    }
+    chunk.tally.work = evaluator.work;
+    Ok(chunk)
+}
+
+impl Merge {
+    fn put(&mut self, number: u64, chunk: Chunk) {
+        self.early.insert(number, chunk);
+        while let Some(chunk) = self.early.remove(&self.next) {
+            self.next += 1;
+            self.add(&chunk);
+        }
+    }
+
+    fn add(&mut self, chunk: &Chunk) {
+        let progress = &mut self.progress;
+        progress.done += chunk.states;
+        progress.tally.add(&chunk.tally);
+        for failure in &chunk.failures {
+            let is_new = progress.failures.iter().all(|f| kind(&f.verdict) != kind(&failure.verdict));
+            if is_new && progress.failures.len() < FAILURES_MAX {
+                progress.failures.push(failure.clone());
+            }
+        }
+    }
+}
+
+/// Failures of one kind differ in numbers only.
+fn kind(verdict: &Verdict) -> Option<(String, String)> {
+    let problem = verdict.problem.as_ref()?;
+    let what = problem.what.chars().map(|c| if c.is_ascii_digit() { '#' } else { c }).collect::<String>();
+    let mut short = String::new();
+    for c in what.chars().filter(|c| !c.is_whitespace()) {
+        if !(c == '#' && short.ends_with('#')) {
+            short.push(c);
+        }
+    }
+    Some((problem.check.clone(), short))
+}
+
+/// Evaluates one known state again.
+///
+/// # Errors
+/// A checker could not do its work; [`crate::ExploreError::Corrupt`] where the stream has no such cut.
+pub fn again(
+    subject: &Subject,
+    evaluator: &mut Evaluator,
+    cut_event: usize,
+    crash_event: usize,
+    choice: &Choice,
+) -> Result<Verdict> {
+    let cut = subject.cuts.iter().find(|cut| cut.event == cut_event).ok_or_else(|| {
+        crate::ExploreError::Corrupt(format!("the recording has no crash point before event {cut_event}"))
+    })?;
+    let crash = Expectation {
+        required: crash_event,
+        crash: crash_event,
+        crash_ns: subject.stream.at_ns(crash_event),
+    };
+    evaluator.evaluate(cut.state(&subject.stream, choice), &crash)
+}

@@ -1,0 +1,186 @@
+//! One state's way from bytes to a verdict, and what can be skipped on it.
+//!
+//! ```text
+//!   state ─ digest known? ──────────────────────────────────────────────┐
+//!     │ own recovery: refused? exactly a prefix?                          │ found before
+//!   disks ─ digest known? ──────────────────────────────────────────────┤
+//!     │ checkers, one after another, each on a copy; the first that       │
+//!     ▼ finds a fault ends it                                             ▼
+//!   Found ───────────────────────────────────────────────────────────► judged for this cut
+//! ```
+//!
+//! What is found depends on the bytes alone, so it is shared between cuts; what may be there depends on the cut.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use crate::check::{Checker, Observation};
+use crate::judge::{Class, Expectation, Judge, Verdict};
+use crate::model::state_digest;
+use crate::own::{OwnRecovery, Recovered};
+use crate::state::{Image, Scratch};
+use crate::Result;
+
+/// What is known about some bytes.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Why the daemon's own recovery refuses them, or what is wrong with what it made of them.
+    pub refused: Option<String>,
+    /// How many of the guest's requests the recovered disks hold; `None` where order is not promised.
+    pub prefix: Option<u64>,
+    /// What each checker found.
+    pub checks: Arc<Vec<(&'static str, Observation)>>,
+}
+
+/// How much work was done, and how much was saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Work {
+    /// States looked at.
+    pub states: u64,
+    /// Of these, states whose bytes had been looked at before.
+    pub equal_bytes: u64,
+    /// States that went through the daemon's own recovery.
+    pub recovered: u64,
+    /// Of these, states whose recovered disks had been looked at before.
+    pub equal_disks: u64,
+    /// States that went to the guest's recovery and the checkers.
+    pub checked: u64,
+    /// Times that a checker was run.
+    pub checks: u64,
+}
+
+impl Work {
+    /// Adds another worker's.
+    pub fn add(&mut self, other: &Self) {
+        self.states += other.states;
+        self.equal_bytes += other.equal_bytes;
+        self.recovered += other.recovered;
+        self.equal_disks += other.equal_disks;
+        self.checked += other.checked;
+        self.checks += other.checks;
+    }
+}
+
+const SHARDS: usize = 16;
+
+/// What all workers have found so far.
+#[derive(Debug, Default)]
+pub struct Known {
+    states: [Mutex<FxHashMap<u128, Found>>; SHARDS],
+    disks: [Mutex<FxHashMap<u128, Checks>>; SHARDS],
+}
+
+type Checks = Arc<Vec<(&'static str, Observation)>>;
+
+fn shard<T>(shards: &[Mutex<T>; SHARDS], digest: u128) -> MutexGuard<'_, T> {
+    shards[digest as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One worker's means.
+pub struct Evaluator {
+    known: Arc<Known>,
+    own: Option<Arc<dyn OwnRecovery>>,
+    judge: Arc<Judge>,
+    checkers: Vec<Box<dyn Checker>>,
+    /// What it has done.
+    pub work: Work,
+}
+
+impl Evaluator {
+    /// `own` where the state is one of the storage layer and has a log; checkers in the order in which they run.
+    pub fn new(
+        known: Arc<Known>,
+        own: Option<Arc<dyn OwnRecovery>>,
+        judge: Arc<Judge>,
+        checkers: Vec<Box<dyn Checker>>,
+    ) -> Self {
+        Self { known, own, judge, checkers, work: Work::default() }
+    }
+
+    /// The outcome of a state. `crash` is what is known of the crash; where the daemon's recovery says how much of the
+    /// guest's history is there, what must be visible follows from that.
+    ///
+    /// # Errors
+    /// A checker could not do its work.
+    pub fn evaluate(&mut self, images: Vec<Image>, crash: &Expectation) -> Result<Verdict> {
+        self.work.states += 1;
+        let digest = state_digest(&images);
+        let before = shard(&self.known.states, digest).get(&digest).cloned();
+        let found = match before {
+            Some(found) => {
+                self.work.equal_bytes += 1;
+                found
+            }
+            None => {
+                let found = self.find(images, digest)?;
+                shard(&self.known.states, digest).insert(digest, found.clone());
+                found
+            }
+        };
+        Ok(self.judge(&found, crash))
+    }
+
+    fn find(&mut self, images: Vec<Image>, digest: u128) -> Result<Found> {
+        let Some(own) = self.own.clone() else {
+            let checks = self.check(&images, digest)?;
+            return Ok(Found { refused: None, prefix: None, checks });
+        };
+        self.work.recovered += 1;
+        match own.recover(images) {
+            Err(refused) => Ok(Found { refused: Some(refused), prefix: None, checks: Arc::default() }),
+            Ok(Recovered { disks, digest, prefix }) => {
+                let before = shard(&self.known.disks, digest).get(&digest).cloned();
+                let checks = match before {
+                    Some(checks) => {
+                        self.work.equal_disks += 1;
+                        checks
+                    }
+                    None => {
+                        let images: Vec<Image> = disks.iter().map(|disk| disk.snapshot()).collect();
+                        let checks = self.check(&images, digest)?;
+                        shard(&self.known.disks, digest).insert(digest, Arc::clone(&checks));
+                        checks
+                    }
+                };
+                Ok(Found { refused: None, prefix: Some(prefix), checks })
+            }
+        }
+    }
+
+    fn check(&mut self, images: &[Image], _digest: u128) -> Result<Checks> {
+        self.work.checked += 1;
+        let mut checks = Vec::new();
+        for checker in &mut self.checkers {
+            self.work.checks += 1;
+            // A copy each: what one checker repairs must not help the next.
+            let disks: Vec<Arc<Scratch>> =
+                images.iter().map(|image| Arc::new(Scratch::new(image.clone()))).collect();
+            let found = checker.check(&disks)?;
+            let broken = matches!(found, Observation::Inconsistent { .. });
+            checks.push((checker.name(), found));
+            if broken {
+                break;
+            }
+        }
+        Ok(Arc::new(checks))
+    }
+
+    fn judge(&self, found: &Found, crash: &Expectation) -> Verdict {
+        if let Some(refused) = &found.refused {
+            return Verdict::broken(Class::Inconsistent, "own recovery", refused.clone(), String::new());
+        }
+        let mut expected = *crash;
+        let mut verdict = Verdict::fresh();
+        if let (Some(own), Some(prefix)) = (&self.own, found.prefix) {
+            match own.promised(prefix, crash.crash) {
+                Ok(required) => expected.required = required.min(crash.crash),
+                Err(broken) => verdict = Verdict::broken(Class::Lost, "window rule", broken, String::new()),
+            }
+        }
+        for (check, observation) in found.checks.iter() {
+            verdict = verdict.and(self.judge.judge(check, observation, &expected));
+        }
+        verdict
+    }
+}

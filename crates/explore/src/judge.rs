@@ -1,0 +1,229 @@
+//! Whether what was found may be there: against the marks, and what the contract says about them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::Observation;
+use crate::marks::Mark;
+use crate::stream::Stream;
+
+/// What a state must show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expectation {
+    /// Marks before this event must be visible. The event of the crash, or where the contract allows the newest
+    /// acknowledgements to be lost, of the first write that is not there.
+    pub required: usize,
+    /// The event of the crash.
+    pub crash: usize,
+    /// When that is, in nanoseconds since the recording began.
+    pub crash_ns: u64,
+}
+
+/// The classes of outcomes, from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Everything that had been acknowledged is there.
+    Fresh,
+    /// Consistent, older than what had been acknowledged, and the contract allows it.
+    Stale,
+    /// Consistent, but something is missing that must be there.
+    Lost,
+    /// No crash may leave this.
+    Inconsistent,
+}
+
+impl Class {
+    /// Whether it breaks a promise.
+    pub fn is_violation(self) -> bool {
+        self >= Self::Lost
+    }
+}
+
+/// One sentence and its proof.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The check that failed: `redo log`, `e2fsck`, `mount`, …
+    pub check: String,
+    /// What is wrong.
+    pub what: String,
+    /// The tool's own words.
+    pub evidence: String,
+}
+
+/// The outcome of one state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// How it ends.
+    pub class: Class,
+    /// The application's state, where a checker names it.
+    pub state: Option<String>,
+    /// How old it is: since the first mark that it lacks had been acknowledged, in milliseconds.
+    pub stale_ms: f64,
+    /// Why it is a violation.
+    pub problem: Option<Problem>,
+}
+
+impl Verdict {
+    /// Nothing wrong, nothing missing.
+    pub fn fresh() -> Self {
+        Self { class: Class::Fresh, state: None, stale_ms: 0.0, problem: None }
+    }
+
+    /// A violation.
+    pub fn broken(class: Class, check: &str, what: String, evidence: String) -> Self {
+        let problem = Some(Problem { check: check.to_owned(), what, evidence });
+        Self { class, state: None, stale_ms: 0.0, problem }
+    }
+
+    /// The worse of two outcomes of the same state.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let state = self.state.clone().or(other.state.clone());
+        let stale_ms = self.stale_ms.max(other.stale_ms);
+        let worse = if other.class > self.class { other } else { self };
+        Self { state, stale_ms, ..worse }
+    }
+}
+
+/// The marks of a stream.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    states: Vec<Mark>,
+    records: Vec<(u64, Mark)>,
+}
+
+impl Judge {
+    /// Of a stream.
+    pub fn new(stream: &Stream) -> Self {
+        let states = stream.marks.iter().filter(|m| m.names_state()).cloned().collect();
+        let records = stream.marks.iter().filter_map(|m| Some((m.record?, m.clone()))).collect();
+        Self { states, records }
+    }
+
+    /// The names of the application's states, in the order in which they were first marked.
+    pub fn state_names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for mark in &self.states {
+            if !names.contains(&mark.name.as_str()) {
+                names.push(&mark.name);
+            }
+        }
+        names
+    }
+
+    /// Judges what one checker found.
+    pub fn judge(&self, check: &str, found: &Observation, expected: &Expectation) -> Verdict {
+        match found {
+            Observation::Sound => Verdict::fresh(),
+            Observation::Named { state } => self.named(check, state, expected),
+            Observation::Records { present, .. } => self.recorded(check, present, expected),
+            Observation::Inconsistent { what, evidence } => {
+                Verdict::broken(Class::Inconsistent, check, what.clone(), evidence.clone())
+            }
+        }
+    }
+
+    fn named(&self, check: &str, name: &str, expected: &Expectation) -> Verdict {
+        let before = |event: usize| self.states.iter().take_while(|m| m.event < event).count();
+        let (required, acknowledged) = (before(expected.required), before(expected.crash));
+        let state = Some(name.to_owned());
+        let newest = self.states.iter().rposition(|m| m.name == name);
+        if required > newest.map_or(0, |at| at + 1) {
+            let must = &self.states[required - 1];
+            let what = match newest {
+                Some(_) => {
+                    format!("the state is {name}, but {} had been acknowledged and must be there", must.name)
+                }
+                None => format!("the state is {name}, which was never reached; {} must be there", must.name),
+            };
+            let verdict = Verdict::broken(Class::Lost, check, what, String::new());
+            let stale_ms = newest.map_or(0.0, |at| self.age_ms(at + 1, expected));
+            return Verdict { state, stale_ms, ..verdict };
+        }
+        match newest {
+            Some(at) if at + 1 < acknowledged => {
+                Verdict { class: Class::Stale, state, stale_ms: self.age_ms(at + 1, expected), problem: None }
+            }
+            _ => Verdict { state, ..Verdict::fresh() },
+        }
+    }
+
+    /// How long before the crash a mark had been there.
+    fn age_ms(&self, mark: usize, expected: &Expectation) -> f64 {
+        self.states.get(mark).map_or(0.0, |m| ms(m.at_ns, expected.crash_ns))
+    }
+
+    fn recorded(&self, check: &str, present: &[(u64, u64)], expected: &Expectation) -> Verdict {
+        let is_there = |n: u64| present.iter().any(|(first, last)| (*first..=*last).contains(&n));
+        let missing = |event: usize| {
+            self.records
+                .iter()
+                .filter(move |(n, mark)| mark.event < event && !is_there(*n))
+                .collect::<Vec<_>>()
+        };
+        let lost = missing(expected.required);
+        if let Some((n, _)) = lost.first() {
+            let what =
+                format!("record {n} had been acknowledged and is not there ({} missing in all)", lost.len());
+            return Verdict::broken(Class::Lost, check, what, String::new());
+        }
+        match missing(expected.crash).first() {
+            Some((_, mark)) => Verdict {
+                class: Class::Stale,
+                state: None,
+                stale_ms: ms(mark.at_ns, expected.crash_ns),
+                problem: None,
+            },
+            None => Verdict::fresh(),
+        }
+    }
+}
+
+fn ms(from_ns: u64, to_ns: u64) -> f64 {
+    to_ns.saturating_sub(from_ns) as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge() -> Judge {
+        let mark = |event: usize, name: &str| Mark {
+            event,
+            at_ns: event as u64 * 1_000_000,
+            name: name.to_owned(),
+            record: None,
+        };
+        Judge {
+            states: vec![mark(10, "old"), mark(20, "new")],
+            records: (1..=3)
+                .map(|n| (n, Mark { record: Some(n), ..mark(n as usize * 10, "record") }))
+                .collect(),
+        }
+    }
+
+    fn class(found: &Observation, required: usize, crash: usize) -> (Class, f64) {
+        let expected = Expectation { required, crash, crash_ns: crash as u64 * 1_000_000 };
+        let verdict = judge().judge("app", found, &expected);
+        (verdict.class, verdict.stale_ms)
+    }
+
+    #[test]
+    fn states_are_fresh_stale_or_lost() {
+        let named = |state: &str| Observation::Named { state: state.to_owned() };
+        assert_eq!(class(&named("old"), 20, 20), (Class::Fresh, 0.0), "not acknowledged yet");
+        assert_eq!(class(&named("new"), 15, 15).0, Class::Fresh, "earlier than acknowledged");
+        assert_eq!(class(&named("old"), 20, 25), (Class::Stale, 5.0), "the contract allows it");
+        assert_eq!(class(&named("old"), 25, 25), (Class::Lost, 5.0));
+        assert_eq!(class(&named("what"), 15, 15).0, Class::Lost);
+        assert_eq!(class(&named("what"), 5, 5).0, Class::Fresh, "nothing had been promised");
+    }
+
+    #[test]
+    fn records_are_fresh_stale_or_lost() {
+        let present = |runs: &[(u64, u64)]| Observation::Records { present: runs.to_vec() };
+        assert_eq!(class(&present(&[(1, 2)]), 25, 25).0, Class::Fresh);
+        assert_eq!(class(&present(&[(1, 1)]), 15, 25), (Class::Stale, 5.0));
+        assert_eq!(class(&present(&[(2, 2)]), 25, 25).0, Class::Lost);
+    }
+}

@@ -1,0 +1,92 @@
+//! What a campaign counts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::Work;
+use crate::judge::{Class, Verdict};
+
+/// At most this many of the application's states are counted by name.
+const STATES_NAMED_MAX: usize = 64;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tally {
+    /// States with everything that had been acknowledged.
+    pub fresh: u64,
+    /// States that are older, as the contract allows.
+    pub stale: u64,
+    /// States that lack what must be there.
+    pub lost: u64,
+    /// States that no crash may leave.
+    pub inconsistent: u64,
+    /// How often each of the application's states was found.
+    pub by_state: BTreeMap<String, u64>,
+    /// States by age in whole milliseconds, the stale ones only.
+    pub stale_ms: BTreeMap<u64, u64>,
+    /// The greatest age, in milliseconds.
+    pub stale_ms_max: f64,
+    /// How much work was done and saved.
+    pub work: Work,
+}
+
+impl Tally {
+    /// Counts an outcome.
+    pub fn count(&mut self, verdict: &Verdict) {
+        match verdict.class {
+            Class::Fresh => self.fresh += 1,
+            Class::Stale => self.stale += 1,
+            Class::Lost => self.lost += 1,
+            Class::Inconsistent => self.inconsistent += 1,
+        }
+        if let Some(state) = &verdict.state {
+            if self.by_state.len() < STATES_NAMED_MAX || self.by_state.contains_key(state) {
+                *self.by_state.entry(state.clone()).or_default() += 1;
+            }
+        }
+        if verdict.class == Class::Stale {
+            *self.stale_ms.entry(verdict.stale_ms as u64).or_default() += 1;
+            self.stale_ms_max = self.stale_ms_max.max(verdict.stale_ms);
+        }
+    }
+
+    /// Adds another tally.
+    pub fn add(&mut self, other: &Self) {
+        self.fresh += other.fresh;
+        self.stale += other.stale;
+        self.lost += other.lost;
+        self.inconsistent += other.inconsistent;
+        for (state, count) in &other.by_state {
+            *self.by_state.entry(state.clone()).or_default() += count;
+        }
+        for (ms, count) in &other.stale_ms {
+            *self.stale_ms.entry(*ms).or_default() += count;
+        }
+        self.stale_ms_max = self.stale_ms_max.max(other.stale_ms_max);
+        self.work.add(&other.work);
+    }
+
+    /// States looked at.
+    pub fn states(&self) -> u64 {
+        self.fresh + self.stale + self.lost + self.inconsistent
+    }
+
+    /// States that break a promise.
+    pub fn violations(&self) -> u64 {
+        self.lost + self.inconsistent
+    }
+
+    /// The age that this many of 1000 stale states do not exceed, in whole milliseconds.
+    pub fn stale_ms_at(&self, per_mille: u64) -> u64 {
+        let rank = self.stale * per_mille / 1000;
+        let mut seen = 0;
+        for (ms, count) in &self.stale_ms {
+            seen += count;
+            if seen > rank {
+                return *ms;
+            }
+        }
+        self.stale_ms.keys().next_back().copied().unwrap_or_default()
+    }
+}
