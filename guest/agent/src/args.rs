@@ -9,15 +9,18 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Splits the process's arguments. An option without a value is kept with an empty one and refused when
-    /// it is read as a number.
+    /// Splits the process's arguments. An option without a value (the last, or followed by another option) is kept with
+    /// an empty one and refused when it is read as a number.
     pub fn from_env() -> Arguments {
         let mut words = Vec::new();
         let mut options = Vec::new();
-        let mut input = std::env::args().skip(1);
+        let mut input = std::env::args().skip(1).peekable();
         while let Some(word) = input.next() {
             match word.strip_prefix("--") {
-                Some(name) => options.push((name.to_owned(), input.next().unwrap_or_default())),
+                Some(name) => {
+                    let value = input.next_if(|next| !next.starts_with("--"));
+                    options.push((name.to_owned(), value.unwrap_or_default()));
+                }
                 None => words.push(word),
             }
         }
@@ -46,6 +49,15 @@ impl Arguments {
     pub fn option(&mut self, name: &str) -> Option<String> {
         let at = self.options.iter().position(|(n, _)| n == name)?;
         Some(self.options.remove(at).1)
+    }
+
+    /// Takes an option that has no value.
+    pub fn flag(&mut self, name: &str) -> io::Result<bool> {
+        match self.option(name) {
+            None => Ok(false),
+            Some(value) if value.is_empty() => Ok(true),
+            Some(value) => Err(invalid(format!("--{name} takes no value: put '{value}' before it"))),
+        }
     }
 
     /// Takes an option that is a number.

@@ -15,7 +15,10 @@
 mod ack;
 mod args;
 mod bench;
+mod editor;
 mod machine;
+mod mounts;
+mod pool;
 mod record;
 mod report;
 mod sys;
@@ -34,6 +37,10 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   workload-prepare NAME DIR [--files N] [--seed N]\n\
   workload NAME DIR [--files N] [--seed N] [--seconds T] [--threads N]\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
+  editor FILE [--saves N] [--from K] [--size BYTES] [--no-fsync] [--fsync-dir]\n\
+            save versions K, K+1, ... of a document as editors do: temporary file, fsync, rename\n\
+  pool --device DEVICE --type TYPE [--options OPTIONS] [--check records|editor|cmd --argument ARGUMENT]\n\
+            for every line from the report channel: mount at /mnt, check, unmount, report\n\
   say JSON                            report one line to the host\n\
   write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\
   drop-caches                         write back and forget the page cache\n\
@@ -52,6 +59,8 @@ fn main() -> ExitCode {
         Some("fsync-bench") => bench::run(arguments),
         Some("workload-prepare") => workload::prepare(arguments),
         Some("workload") => workload::run(arguments),
+        Some("editor") => editor::run(arguments),
+        Some("pool") => pool::run(arguments),
         Some("say") => report::say(arguments),
         Some("write-back") => machine::write_back(arguments),
         Some("drop-caches") => machine::drop_caches(arguments),

@@ -17,15 +17,12 @@ use crate::report::Report;
 /// At most this many violations are spelled out; all are counted.
 const VIOLATIONS_SHOWN_MAX: usize = 20;
 
-/// Runs the verification.
-pub fn run(mut arguments: Arguments) -> io::Result<()> {
-    let directory = arguments.word("the directory to verify")?;
-    let report = Report::open(&mut arguments)?;
-    arguments.finish()?;
+/// The files of records in a directory: thread, record size, path.
+fn files(directory: &Path) -> io::Result<Vec<(u32, usize, std::path::PathBuf)>> {
     let mut files: Vec<(u32, usize, std::path::PathBuf)> = Vec::new();
     // A power cut may have taken the directory itself: then nothing is there, which is an answer.
-    if Path::new(&directory).is_dir() {
-        for entry in fs::read_dir(&directory)? {
+    if directory.is_dir() {
+        for entry in fs::read_dir(directory)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
             if let Some((thread, size)) = name.strip_prefix("records-").and_then(|r| r.split_once('-')) {
@@ -36,7 +33,44 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         }
     }
     files.sort();
+    Ok(files)
+}
 
+/// What is there, without a report.
+pub struct Survey {
+    /// Numbers of the intact records, ascending.
+    pub present: Vec<u64>,
+    /// Thread and slot of what is neither empty nor intact.
+    pub torn: Vec<(u32, usize)>,
+    /// A record that is missing, and one that was written after it had been acknowledged.
+    pub violations: Vec<(u64, u64)>,
+}
+
+/// Looks at a directory of records.
+pub fn survey(directory: &Path) -> io::Result<Survey> {
+    let mut everything: Vec<Record> = Vec::new();
+    let mut torn = Vec::new();
+    for (thread, size, path) in files(directory)? {
+        for (slot, chunk) in fs::read(path)?.chunks(size).enumerate() {
+            match Record::decode(chunk, slot as u32, thread) {
+                Slot::Empty => {}
+                Slot::Intact(record) => everything.push(record),
+                Slot::Torn => torn.push((thread, slot)),
+            }
+        }
+    }
+    let (_, violations) = order_violations(&everything);
+    let mut present: Vec<u64> = everything.iter().map(|record| record.number).collect();
+    present.sort_unstable();
+    Ok(Survey { present, torn, violations })
+}
+
+/// Runs the verification.
+pub fn run(mut arguments: Arguments) -> io::Result<()> {
+    let directory = arguments.word("the directory to verify")?;
+    let report = Report::open(&mut arguments)?;
+    arguments.finish()?;
+    let files = files(Path::new(&directory))?;
     let mut everything: Vec<Record> = Vec::new();
     let mut torn_total = 0;
     for (thread, size, path) in &files {

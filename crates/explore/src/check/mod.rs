@@ -26,10 +26,14 @@ pub enum Observation {
         /// The name.
         state: String,
     },
-    /// Sound, and these of the agent's records are there, as runs `[first, last]`.
+    /// Sound, and these of the agent's records are there, as runs `[first, last]`; none is there that was written after the
+    /// acknowledgement of one that is not.
     Records {
         /// Numbers of intact records.
         present: Vec<(u64, u64)>,
+        /// Slots that hold neither zeroes nor a record, as thread and slot: one that was being written at the crash may be
+        /// torn, one that was acknowledged and not being overwritten may not.
+        torn: Vec<(u32, u64)>,
     },
     /// No crash may leave this.
     Inconsistent {

@@ -1,0 +1,228 @@
+//! `pool`: a guest that lives long and looks at one disk content after the other.
+//!
+//! ```text
+//!   host swaps the disk's content ─► "ID\n" ─► mount (the kernel recovers) ─► check ─► unmount ─► forget ─► {"pool":"done",…}
+//! ```
+//!
+//! Between unmount and report nothing of the content stays in this kernel: the last close of a block device drops its
+//! page cache, and BLKFLSBUF says so once more. No process is started but for `cmd` checks.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::args::{invalid, Arguments};
+use crate::mounts::{KernelLog, Mount};
+use crate::report::Report;
+use crate::{editor, verify};
+
+const TARGET: &str = "/mnt";
+/// So much of a check's output is reported, its end, in bytes.
+const OUTPUT_BYTES_MAX: usize = 6000;
+/// So many of the kernel's messages are reported.
+const MESSAGES_MAX: usize = 40;
+
+enum Check {
+    None,
+    Records(String),
+    Editor(String),
+    Command(String),
+}
+
+/// What a check found.
+#[derive(Default)]
+struct Found {
+    /// 0: what is there is sound.
+    exit: i32,
+    /// The application's state.
+    state: Option<String>,
+    /// What the check printed, or why it is not content.
+    output: String,
+    records: Option<verify::Survey>,
+}
+
+impl Found {
+    fn bad(output: String) -> Found {
+        Found { exit: 1, output, ..Found::default() }
+    }
+}
+
+/// Runs until the host closes the channel.
+pub fn run(mut arguments: Arguments) -> io::Result<()> {
+    let device = arguments.option("device").ok_or_else(|| invalid("--device is missing".to_owned()))?;
+    let kind = arguments.option("type").ok_or_else(|| invalid("--type is missing".to_owned()))?;
+    let options = arguments.option("options").unwrap_or_default();
+    let argument = arguments.option("argument").unwrap_or_default();
+    let check = match arguments.option("check").as_deref() {
+        None => Check::None,
+        Some("records") => Check::Records(argument),
+        Some("editor") => Check::Editor(argument),
+        Some("cmd") => Check::Command(argument),
+        Some(other) => return Err(invalid(format!("there is no check '{other}'"))),
+    };
+    let channel = std::env::var("AFTERIMAGE_REPORT")
+        .map_err(|_| invalid("AFTERIMAGE_REPORT does not name the channel to the host".to_owned()))?;
+    let report = Report::open(&mut arguments)?;
+    arguments.finish()?;
+    let mount = Mount::new(&device, TARGET, &kind, &options)?;
+    let mut kernel = KernelLog::open()?;
+    let mut orders = BufReader::new(File::open(channel)?);
+    report.line("{\"pool\":\"ready\"}")?;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if orders.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let id = line.trim();
+        if !id.is_empty() {
+            let said = look(id, &mount, &check, &mut kernel)?;
+            report.line(&said)?;
+        }
+    }
+}
+
+/// One state, from mount to the line of report.
+fn look(id: &str, mount: &Mount, check: &Check, kernel: &mut KernelLog) -> io::Result<String> {
+    // What came before belongs to no state.
+    kernel.news()?;
+    let number = |result: &io::Result<()>| match result {
+        Ok(()) => 0,
+        Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    let mounted = mount.mount();
+    let (found, unmounted) = match &mounted {
+        Ok(()) => (run_check(check), mount.unmount()),
+        Err(_) => (Found::default(), Ok(())),
+    };
+    let forgotten = mount.forget();
+    let mut text = format!("{{\"pool\":\"done\",\"id\":{}", quoted(id));
+    for (name, result) in [("mount", &mounted), ("umount", &unmounted), ("forget", &forgotten)] {
+        let _ = write!(text, ",\"{name}\":{}", number(result));
+    }
+    let _ = write!(text, ",\"exit\":{}", found.exit);
+    if let Some(state) = &found.state {
+        let _ = write!(text, ",\"state\":{}", quoted(state));
+    }
+    if !found.output.is_empty() {
+        let _ = write!(text, ",\"output\":{}", quoted(tail(&found.output)));
+    }
+    if let Some(survey) = &found.records {
+        let _ = write!(text, ",\"records\":{}", records_json(survey));
+    }
+    let mut messages = kernel.news()?;
+    messages.truncate(MESSAGES_MAX);
+    let messages: Vec<String> = messages.iter().map(|message| quoted(message)).collect();
+    let _ = write!(text, ",\"kmsg\":[{}]}}", messages.join(","));
+    Ok(text)
+}
+
+fn run_check(check: &Check) -> Found {
+    let found = match check {
+        Check::None => Ok(Found::default()),
+        Check::Records(directory) => verify::survey(Path::new(directory))
+            .map(|survey| Found { records: Some(survey), ..Found::default() }),
+        Check::Editor(file) => editor::version_of(Path::new(file)).map(|version| match version {
+            Ok(state) => Found { state: Some(state), ..Found::default() },
+            Err(why) => Found::bad(why),
+        }),
+        Check::Command(command) => run_command(command),
+    };
+    found.unwrap_or_else(|error| Found::bad(format!("the check failed: {error}")))
+}
+
+/// `sh -c COMMAND`: the state is the last line that it prints.
+fn run_command(command: &str) -> io::Result<Found> {
+    let output = Command::new("/bin/sh").args(["-c", command]).stdin(Stdio::null()).output()?;
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let state = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned);
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    Ok(match output.status.code() {
+        Some(0) => Found { state, output: text, ..Found::default() },
+        Some(exit) => Found { exit, output: text, ..Found::default() },
+        None => Found::bad(format!("the check died: {}\n{text}", output.status)),
+    })
+}
+
+fn tail(text: &str) -> &str {
+    let mut from = text.len().saturating_sub(OUTPUT_BYTES_MAX);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    &text[from..]
+}
+
+/// `{"present":[[first,last],…],"torn":[[thread,slot],…],"violations":[[missing,by],…]}`
+fn records_json(survey: &verify::Survey) -> String {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for number in &survey.present {
+        match runs.last_mut() {
+            Some((_, last)) if *number <= *last + 1 => *last = *number,
+            _ => runs.push((*number, *number)),
+        }
+    }
+    let torn: Vec<(u64, u64)> =
+        survey.torn.iter().map(|(thread, slot)| (u64::from(*thread), *slot as u64)).collect();
+    let pairs = |pairs: &[(u64, u64)]| {
+        let items: Vec<String> = pairs.iter().map(|(a, b)| format!("[{a},{b}]")).collect();
+        items.join(",")
+    };
+    format!(
+        "{{\"present\":[{}],\"torn\":[{}],\"violations\":[{}]}}",
+        pairs(&runs),
+        pairs(&torn),
+        pairs(&survey.violations)
+    )
+}
+
+/// A JSON string (RFC 8259 § 7).
+fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                quoted.push('\\');
+                quoted.push(c);
+            }
+            c if c < ' ' => {
+                let _ = write!(quoted, "\\u{:04x}", c as u32);
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_json() {
+        assert_eq!(quoted("a\"b\\c\nd"), "\"a\\\"b\\\\c\\u000ad\"");
+        let survey =
+            verify::Survey { present: vec![1, 2, 3, 7], torn: vec![(0, 9)], violations: vec![(5, 7)] };
+        let json = "{\"present\":[[1,3],[7,7]],\"torn\":[[0,9]],\"violations\":[[5,7]]}";
+        assert_eq!(records_json(&survey), json);
+    }
+
+    #[test]
+    fn a_command_says_the_state_last() {
+        let found = run_command("echo one; echo two; echo noise >&2").unwrap();
+        assert_eq!((found.exit, found.state.as_deref()), (0, Some("two")));
+        let found = run_command("echo mixed; exit 3").unwrap();
+        assert_eq!((found.exit, found.state), (3, None));
+        assert!(found.output.contains("mixed"));
+        assert_eq!(run_command("kill -9 $$").unwrap().exit, 1);
+    }
+
+    #[test]
+    fn a_long_output_keeps_its_end() {
+        let text = format!("{}ü end", "x".repeat(OUTPUT_BYTES_MAX - 5));
+        assert!(tail(&text).ends_with("ü end") && tail(&text).len() <= OUTPUT_BYTES_MAX);
+    }
+}
