@@ -3,15 +3,17 @@
 //! ```text
 //! redo log    [header slot 0][header slot 1][image names][record area, circular ...]     log::*
 //! sidecar     [reference]                                                               reference::*
+//! recording   [file header][chunk header, compressed records] ...                       recording::*
 //! ```
 //!
 //! All integers are little-endian whatever the machine; sizes are asserted when this compiles; golden bytes are in
-//! `tests/golden.rs`; the meaning is told in `docs/log-format.md`. Parsers take hostile bytes: they never panic, and
-//! allocate no more than the input's size allows.
+//! `tests/golden.rs`; the meaning is told in `docs/log-format.md` and `docs/recording-format.md`. Parsers take hostile bytes:
+//! they never panic, and allocate no more than the input's size allows.
 #![warn(missing_docs)]
 
 mod error;
 pub mod log;
+pub mod recording;
 pub mod reference;
 
 pub use error::FormatError;

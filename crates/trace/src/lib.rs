@@ -9,10 +9,33 @@
 //! One recording holds both layers in one order. A request is two events: its submission, with its data, before the
 //! layer below may act on it, and its completion, before the layer above may learn of it. So whatever somebody outside
 //! has learnt at some event was caused by events before it.
+//!
+//! The file is described in `docs/recording-format.md`, its structures are declared in `afterimage-format`.
 #![warn(missing_docs)]
 
+mod builder;
+mod error;
+mod file;
+mod fuzz;
+mod reader;
+mod recorder;
 mod recording;
 mod sparse;
+mod tally;
+mod tap_disk;
+mod tap_medium;
+mod taps;
+mod writer;
 
+pub use error::{Result, TraceError};
+#[doc(hidden)]
+pub use fuzz::{fuzz_recording, sample_recording};
+pub use reader::Ending;
+pub use recorder::{Base, Finished, Recorder};
 pub use recording::{Event, EventKind, Layer, Op, Recording, Role, Target, TargetId};
 pub use sparse::{Page, Sparse, PAGE_BYTES};
+pub use tally::{LayerTally, Tally};
+pub use tap_disk::TapDisk;
+pub use tap_medium::TapMedium;
+pub use taps::{read_disk, read_medium, Taps};
+pub use writer::Written;

@@ -117,6 +117,15 @@ impl Sparse {
         });
     }
 
+    /// Whether two are of one size and hold the same bytes.
+    pub fn same_content(&self, other: &Self) -> bool {
+        let zero = |page: &Page| page.iter().all(|b| *b == 0);
+        let written = |of: &Self| {
+            of.pages().filter(|(_, p)| !zero(p)).map(|(i, p)| (i, Arc::clone(p))).collect::<Vec<_>>()
+        };
+        self.bytes == other.bytes && written(self) == written(other)
+    }
+
     fn holds(&self, offset: u64, len: usize) -> bool {
         offset.checked_add(len as u64).is_some_and(|end| end <= self.bytes)
     }

@@ -1,0 +1,282 @@
+//! Takes events from the data path, and writes them in a thread of its own.
+//!
+//! ```text
+//! taps, marks ─► (mutex: order, time, id) queue ─► thread: encode, compress ─► file
+//! ```
+//!
+//! One mutex orders the events of all queues and files. A recording *is* one total order, so something has to make it;
+//! the lock is held for the push of a pointer, with the data copied before and encoded, compressed and written after, and
+//! what it costs is paid only while something records.
+//!
+//! An error of the file never reaches the data path: the recorder stops taking events, and [`Recorder::finish`] says why.
+//! A crash leaves a file that ends after some event, at most about [`IDLE`] and one chunk before the crash.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Result, TraceError};
+use crate::writer::{About, RecordWriter, Written};
+use crate::{Event, EventKind, Layer, Op, Role, Sparse, Tally, TargetId};
+
+/// Data that waits to be written. Beyond that, whoever submits waits: memory is bounded, not the guest's patience.
+const QUEUED_BYTES_MAX: usize = 64 << 20;
+/// What an event takes beside its data, roughly.
+const EVENT_BYTES: usize = 64;
+/// A chunk is written at least this often while there is something to write.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// The content of a target when it is first recorded.
+#[derive(Clone, Debug)]
+pub enum Base {
+    /// This.
+    Own(Arc<Sparse>),
+    /// That of an earlier target of the same size.
+    SameAs(TargetId),
+}
+
+/// Writes a recording as things happen. Shared by all who have something to say.
+pub struct Recorder {
+    shared: Arc<Shared>,
+    recording: AtomicBool,
+    path: PathBuf,
+    begin: Instant,
+    thread: Mutex<Option<JoinHandle<Result<(Written, File)>>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// The thread waits here.
+    news: Condvar,
+    /// Those wait here who found the queue full.
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Item>,
+    queued_bytes: usize,
+    targets: Vec<(Layer, Arc<Sparse>)>,
+    next_id: u64,
+    tally: Tally,
+    ending: bool,
+    /// Nobody takes from the queue any more.
+    dead: bool,
+}
+
+enum Item {
+    Target { layer: Layer, role: Role, base: Arc<Sparse>, same_as: Option<TargetId> },
+    About(About),
+    Event(Event),
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// What [`Recorder::finish`] has to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// What is in the recording.
+    pub tally: Tally,
+    /// How large it is.
+    pub written: Written,
+}
+
+impl Recorder {
+    /// Begins a recording in a new file, or over an old one. Time starts now.
+    ///
+    /// # Errors
+    /// The file or the thread cannot be made.
+    pub fn create(path: &Path, about: &About) -> Result<Arc<Self>> {
+        let what = path.display().to_string();
+        let file = File::create(path).map_err(TraceError::io(format!("creating {what}")))?;
+        let mut writer = RecordWriter::new(file, what.clone())?;
+        writer.about(about)?;
+        let shared = Arc::new(Shared { state: Mutex::default(), news: Condvar::new(), room: Condvar::new() });
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("recorder".to_owned())
+            .spawn(move || {
+                let written = write_all(&theirs, writer);
+                let mut state = theirs.lock();
+                state.dead = true;
+                state.queue.clear();
+                theirs.room.notify_all();
+                written
+            })
+            .map_err(TraceError::io(format!("starting the thread that writes {what}")))?;
+        Ok(Arc::new(Self {
+            shared,
+            recording: AtomicBool::new(true),
+            path: path.to_owned(),
+            begin: Instant::now(),
+            thread: Mutex::new(Some(thread)),
+        }))
+    }
+
+    /// Whether events are still taken. Those that come later are dropped, so a tap may stay in place.
+    pub fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Acquire)
+    }
+
+    /// Adds a target. Its base must be what it holds now, with nothing in flight to it.
+    ///
+    /// # Panics
+    /// Where the base refers to a target that there is none of.
+    pub fn target(&self, layer: Layer, role: Role, base: Base) -> TargetId {
+        let mut state = self.shared.lock();
+        let (base, same_as) = match base {
+            Base::Own(base) => (base, None),
+            Base::SameAs(other) => (Arc::clone(&state.targets[usize::from(other.0)].1), Some(other)),
+        };
+        let id = TargetId(state.targets.len() as u16);
+        state.targets.push((layer, Arc::clone(&base)));
+        self.push(&mut state, Item::Target { layer, role, base, same_as }, 0);
+        id
+    }
+
+    /// The base content of a target.
+    pub(crate) fn base(&self, target: TargetId) -> Option<Arc<Sparse>> {
+        self.shared.lock().targets.get(usize::from(target.0)).map(|(_, base)| Arc::clone(base))
+    }
+
+    /// Adds to what is said about the recording.
+    pub fn about(&self, more: About) {
+        self.push(&mut self.shared.lock(), Item::About(more), 0);
+    }
+
+    /// A request is about to be made: call this before the layer below may act on it. Returns its name.
+    pub fn submit(&self, target: TargetId, op: Op) -> u64 {
+        let bytes = match &op {
+            Op::Write { data, .. } => data.len(),
+            Op::Zero { .. } | Op::Flush => 0,
+        };
+        let mut state = self.wait_for_room();
+        let id = state.next_id;
+        state.next_id += 1;
+        self.event(&mut state, EventKind::Submit { target, id, op }, bytes);
+        id
+    }
+
+    /// A request was answered: call this before the layer above may learn of it.
+    pub fn complete(&self, target: TargetId, id: u64, ok: bool) {
+        self.event(&mut self.shared.lock(), EventKind::Complete { target, id, ok }, 0);
+    }
+
+    /// Somebody outside said this.
+    pub fn mark(&self, text: &str) {
+        self.event(&mut self.shared.lock(), EventKind::Mark { text: text.into() }, text.len());
+    }
+
+    /// What was recorded so far.
+    pub fn tally(&self) -> Tally {
+        self.shared.lock().tally
+    }
+
+    fn wait_for_room(&self) -> MutexGuard<'_, State> {
+        let full = |state: &mut State| state.queued_bytes > QUEUED_BYTES_MAX && !state.dead;
+        let state = self.shared.lock();
+        self.shared.room.wait_while(state, full).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time is taken under the lock, so that it never decreases.
+    fn event(&self, state: &mut State, kind: EventKind, data_bytes: usize) {
+        if !self.is_recording() || state.ending {
+            return;
+        }
+        let target = match &kind {
+            EventKind::Submit { target, .. } => Some(*target),
+            _ => None,
+        };
+        let layer = target.and_then(|t| state.targets.get(usize::from(t.0))).map(|(layer, _)| *layer);
+        state.tally.count(layer, &kind);
+        let at_ns = self.begin.elapsed().as_nanos() as u64;
+        self.push(state, Item::Event(Event { at_ns, kind }), data_bytes);
+    }
+
+    fn push(&self, state: &mut State, item: Item, data_bytes: usize) {
+        if state.dead || state.ending {
+            return;
+        }
+        state.queued_bytes += data_bytes + EVENT_BYTES;
+        // The thread looks by itself now and then: waking it for each event would cost more than the event.
+        if state.queue.is_empty() {
+            self.shared.news.notify_one();
+        }
+        state.queue.push_back(item);
+    }
+
+    /// Stops recording, writes what is left and syncs the file. What comes later is dropped. A second call says nothing.
+    ///
+    /// # Errors
+    /// The first thing that went wrong since the beginning. What the file holds before that is readable.
+    pub fn finish(&self) -> Result<Finished> {
+        self.recording.store(false, Ordering::Release);
+        let tally = {
+            let mut state = self.shared.lock();
+            state.ending = true;
+            self.shared.news.notify_one();
+            state.tally
+        };
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return Ok(Finished { tally, ..Finished::default() }) };
+        let (written, _file) = thread.join().unwrap_or_else(|_| {
+            Err(TraceError::Unsupported(format!("the thread that writes {} panicked", self.path.display())))
+        })?;
+        Ok(Finished { tally, written })
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if let Err(error) = self.finish() {
+            tracing::warn!(%error, "a recording was not finished");
+        }
+    }
+}
+
+/// Until the recorder ends.
+fn write_all(shared: &Shared, mut writer: RecordWriter<File>) -> Result<(Written, File)> {
+    let mut chunk_closed = Instant::now();
+    loop {
+        let state = shared.lock();
+        let idle = |state: &mut State| state.queue.is_empty() && !state.ending;
+        let (mut state, _) =
+            shared.news.wait_timeout_while(state, IDLE, idle).unwrap_or_else(PoisonError::into_inner);
+        let items = std::mem::take(&mut state.queue);
+        let ending = state.ending;
+        state.queued_bytes = 0;
+        drop(state);
+        shared.room.notify_all();
+        for item in items {
+            match item {
+                Item::Target { layer, role, base, same_as } => writer.target(layer, role, &base, same_as)?,
+                Item::About(about) => writer.about(&about)?,
+                Item::Event(event) => writer.event(&event)?,
+            }
+        }
+        if ending {
+            break;
+        }
+        if chunk_closed.elapsed() >= IDLE {
+            writer.close_chunk()?;
+            chunk_closed = Instant::now();
+        }
+    }
+    let (written, file) = writer.end()?;
+    crate::file::sync(&file).map_err(TraceError::io("syncing the recording"))?;
+    Ok((written, file))
+}
