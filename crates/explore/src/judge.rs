@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn records_are_fresh_stale_or_lost() {
-        let present = |runs: &[(u64, u64)]| Observation::Records { present: runs.to_vec() };
+        let present = |runs: &[(u64, u64)]| Observation::Records { present: runs.to_vec(), torn: Vec::new() };
         assert_eq!(class(&present(&[(1, 2)]), 25, 25).0, Class::Fresh);
         assert_eq!(class(&present(&[(1, 1)]), 15, 25), (Class::Stale, 5.0));
         assert_eq!(class(&present(&[(2, 2)]), 25, 25).0, Class::Lost);

@@ -3,10 +3,16 @@
 //! Every checker takes the guest's disks as they are after the daemon's own recovery and answers with an
 //! [`Observation`]: what is there. Whether that may be there is judged elsewhere, against the contract and the marks.
 
+pub mod apps;
 pub mod fsck;
+pub mod memo;
+pub mod pool;
 mod resident;
+mod selftest;
 #[cfg(test)]
 mod tests;
+
+pub use selftest::{selftest, SelfTest};
 
 use std::sync::Arc;
 

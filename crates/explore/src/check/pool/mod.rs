@@ -1,0 +1,279 @@
+//! States mounted by real kernels: a pool of guests that live long and look at one state after the other.
+//!
+//! ```text
+//!   PoolChecker (one per worker) ─► same bytes on what somebody read before? ─► his answer
+//!        │ no                                  (memo)
+//!        ▼
+//!   idle guest ◄─ SwapDisk ◄─ the state, in memory        vhost-user-blk, served by this process
+//!        │ "ID": mount ─► check ─► unmount ─► forget
+//!        ▼
+//!   report: mount's errno, the check's exit status and state, the kernel's messages ─► Observation
+//! ```
+//!
+//! What a guest may end a state with: its report; its death; its silence. The latter two, when a second guest confirms
+//! them, are the state's fault: a kernel that dies on what a crash left is as bad as one that refuses it.
+
+mod guest;
+mod report;
+mod swap;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use guest::{Answer, PoolGuest};
+
+use super::memo::Memo;
+use super::{Checker, Observation};
+use crate::state::{Image, Scratch};
+use crate::Result;
+
+/// What the guests look at once a state is mounted at `/mnt`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolCheck {
+    /// Nothing more than that it mounts without a complaint.
+    Mount,
+    /// The agent's records (`ack-write`) in that directory.
+    Records(String),
+    /// The document that the agent's `editor` saves in that file.
+    Editor(String),
+    /// `sh -c` of it: exit status 0 where the state is sound, and the last line of output names the application's state.
+    Command(String),
+}
+
+impl PoolCheck {
+    /// What it is called in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            PoolCheck::Mount => "mount",
+            PoolCheck::Records(_) => "records",
+            PoolCheck::Editor(_) => "editor",
+            PoolCheck::Command(_) => "cmd",
+        }
+    }
+}
+
+impl PoolCheck {
+    /// As it stands on a command line and in a recording; see [`PoolCheck::from_text`].
+    pub fn to_text(&self) -> String {
+        match self {
+            PoolCheck::Mount => String::new(),
+            PoolCheck::Records(directory) => format!("records {directory}"),
+            PoolCheck::Editor(file) => format!("editor {file}"),
+            PoolCheck::Command(command) => format!("cmd {command}"),
+        }
+    }
+
+    /// `records DIR`, `editor FILE`, `cmd COMMAND`, or a command as it is; nothing: that it mounts.
+    pub fn from_text(text: &str) -> Self {
+        match text.trim().split_once(' ') {
+            _ if text.trim().is_empty() => PoolCheck::Mount,
+            Some(("records", directory)) => PoolCheck::Records(directory.trim().to_owned()),
+            Some(("editor", file)) => PoolCheck::Editor(file.trim().to_owned()),
+            Some(("cmd", command)) => PoolCheck::Command(command.to_owned()),
+            _ => PoolCheck::Command(text.to_owned()),
+        }
+    }
+}
+
+/// What the pool is to be.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    /// Guests at most, each an own kernel; they are started when they are needed.
+    pub guests: usize,
+    /// Memory of each, in MiB.
+    pub memory_mib: u32,
+    /// The disk to mount; the others are there too, as `/dev/vda`, `/dev/vdb`, … in their order.
+    pub disk: usize,
+    /// Its file system's type.
+    pub file_system: String,
+    /// Mount options, as mount(8) takes them.
+    pub mount_options: String,
+    /// What to look at.
+    pub check: PoolCheck,
+    /// A guest that has not answered after this long hangs.
+    pub deadline: Duration,
+    /// Whether states that agree on all that was read share an answer. Only for checks that depend on nothing else.
+    pub memo: bool,
+}
+
+impl PoolOptions {
+    /// ext4 on the first disk; two guests of 128 MiB; 20 s per state.
+    pub fn new(check: PoolCheck) -> Self {
+        Self {
+            guests: 2,
+            memory_mib: 128,
+            disk: 0,
+            file_system: "ext4".to_owned(),
+            mount_options: String::new(),
+            check,
+            deadline: Duration::from_secs(20),
+            memo: true,
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Pool {
+    options: PoolOptions,
+    guests: Mutex<Guests>,
+    returned: Condvar,
+    memo: Memo,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Guests {
+    idle: Vec<PoolGuest>,
+    /// Started or being started, idle or not.
+    count: usize,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    looked: AtomicU64,
+    lost: AtomicU64,
+    busy_us: AtomicU64,
+}
+
+/// What the pool has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// States that a guest has looked at.
+    pub looked: u64,
+    /// States whose answer was known from what was read.
+    pub known: u64,
+    /// Guests that died or hung and were replaced.
+    pub lost: u64,
+    /// Time that guests have worked, in microseconds, summed over all.
+    pub busy_us: u64,
+}
+
+impl Pool {
+    /// A pool without guests yet.
+    pub fn new(options: PoolOptions) -> Arc<Self> {
+        Arc::new(Self {
+            options,
+            guests: Mutex::default(),
+            returned: Condvar::new(),
+            memo: Memo::default(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// A way in, for one worker. More workers than guests wait for each other.
+    pub fn checker(self: &Arc<Self>) -> PoolChecker {
+        PoolChecker { pool: Arc::clone(self) }
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> PoolStats {
+        PoolStats {
+            looked: self.counts.looked.load(Ordering::Relaxed),
+            known: self.memo.counts().0,
+            lost: self.counts.lost.load(Ordering::Relaxed),
+            busy_us: self.counts.busy_us.load(Ordering::Relaxed),
+        }
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Guests> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A guest for disks of these sizes: an idle one, a new one, or the next that comes back.
+    fn take(&self, sizes: &[u64]) -> Result<PoolGuest> {
+        let mut guests = self.guests();
+        loop {
+            if let Some(at) = guests.idle.iter().position(|guest| guest.sizes() == sizes) {
+                return Ok(guests.idle.swap_remove(at));
+            }
+            // One with disks of other sizes is of no use any more.
+            if guests.idle.pop().is_some() {
+                guests.count -= 1;
+            }
+            if guests.count < self.options.guests.max(1) {
+                guests.count += 1;
+                drop(guests);
+                return PoolGuest::start(&self.options, sizes).inspect_err(|_| self.gone());
+            }
+            guests = self.returned.wait(guests).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn give_back(&self, guest: PoolGuest) {
+        self.guests().idle.push(guest);
+        self.returned.notify_one();
+    }
+
+    fn gone(&self) {
+        self.guests().count -= 1;
+        self.returned.notify_one();
+    }
+
+    /// Lets a guest look. One that dies is replaced, and the next one asked, once.
+    fn look(&self, images: &[Image]) -> Result<Observation> {
+        let sizes: Vec<u64> = images.iter().map(Image::len).collect();
+        let mut first = None;
+        loop {
+            let mut guest = self.take(&sizes)?;
+            let disks: Vec<Arc<Scratch>> =
+                images.iter().map(|image| Arc::new(Scratch::new(image.clone()))).collect();
+            disks.iter().for_each(|disk| disk.note_reads());
+            let start = std::time::Instant::now();
+            let answer = guest.look(&disks, self.options.deadline);
+            self.counts.looked.fetch_add(1, Ordering::Relaxed);
+            self.counts.busy_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+            match answer {
+                Ok(Answer::Found(found)) => {
+                    self.give_back(guest);
+                    if let Some(words) = first {
+                        tracing::warn!("a guest was lost at a state that another one looked at: {words}");
+                    }
+                    if self.options.memo {
+                        let reads = disks.iter().map(|disk| disk.reads()).collect();
+                        self.memo.remember(reads, images, &found);
+                    }
+                    return Ok(found);
+                }
+                Ok(Answer::Lost { what, words }) => {
+                    drop(guest);
+                    self.gone();
+                    self.counts.lost.fetch_add(1, Ordering::Relaxed);
+                    if first.is_some() {
+                        return Ok(Observation::Inconsistent { what, evidence: words });
+                    }
+                    first = Some(what);
+                }
+                Err(error) => {
+                    drop(guest);
+                    self.gone();
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// One worker's way into a [`Pool`].
+#[derive(Debug)]
+pub struct PoolChecker {
+    pool: Arc<Pool>,
+}
+
+impl Checker for PoolChecker {
+    fn name(&self) -> &'static str {
+        self.pool.options.check.name()
+    }
+
+    fn check(&mut self, disks: &[Arc<Scratch>]) -> Result<Observation> {
+        // What recovery has written is a part of the state that the guest reads.
+        let images: Vec<Image> = disks.iter().map(|disk| disk.snapshot()).collect();
+        if self.pool.options.memo {
+            if let Some(found) = self.pool.memo.find(&images) {
+                return Ok(found);
+            }
+        }
+        self.pool.look(&images)
+    }
+}
