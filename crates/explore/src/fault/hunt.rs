@@ -1,0 +1,227 @@
+//! Looks for states that break a contract, at the level of disks alone: no guest, no application.
+
+use std::sync::Arc;
+
+use afterimage_order::Contract;
+use afterimage_trace::{EventKind, Layer, Recording};
+use rand::seq::SliceRandom as _;
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{Fault, Planted};
+use crate::enumerate::Enumeration;
+use crate::hash;
+use crate::layers::LayersOptions;
+use crate::log_recovery::recover;
+use crate::model::{cuts, state_digest, Choice, Cut, Model};
+use crate::prefix::Prefixes;
+use crate::state::{Image, SECTOR_BYTES};
+use crate::stream::Stream;
+use crate::{ExploreError, Result};
+
+/// What a survey saw.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// States looked at.
+    pub states: u64,
+    /// Of these, states with other bytes than any before.
+    pub distinct: u64,
+    /// How many different prefixes they held.
+    pub prefixes: usize,
+    /// States that had lost acknowledged flushes, within the contract.
+    pub stale: u64,
+    /// The first state that breaks the contract.
+    pub broken: Option<Broken>,
+}
+
+/// A state that breaks the contract.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// Cut before that event.
+    pub event: usize,
+    /// What is lost.
+    pub choice: Choice,
+    /// Why, in one sentence.
+    pub what: String,
+}
+
+/// A planted fault that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// States until then.
+    pub states_tried: u64,
+    /// What was seen, in one sentence.
+    pub what: String,
+}
+
+/// Plants a fault into the recording's guest layer and looks for a state that shows it, in at most `budget_states`;
+/// `None`: not found.
+///
+/// # Errors
+/// As [`Fault::plant`].
+pub fn hunt(
+    fault: Fault,
+    recording: &Recording,
+    options: &LayersOptions,
+    budget_states: u64,
+) -> Result<Option<Found>> {
+    let survey = survey(&fault.plant(recording, options)?, options.seed, budget_states)?;
+    Ok(survey.broken.map(|broken| Found { states_tried: survey.states, what: broken.what }))
+}
+
+/// Looks at up to `budget_states` crash states of a storage stream under the model `disk`, cut by cut in a drawn order, and
+/// stops at the first that breaks the contract.
+///
+/// # Errors
+/// The recording lacks a layer or contradicts itself, or the contract promises nothing about disks.
+pub fn survey(planted: &Planted, seed: u64, budget_states: u64) -> Result<Survey> {
+    let stream = Stream::new(&planted.recording, Layer::Storage)?;
+    let cuts = cuts(&stream, Model::Disk);
+    let oracle: Box<dyn Oracle> = match planted.contract {
+        Contract::PowerWindow { window } => Box::new(WindowOracle {
+            prefixes: Arc::new(Prefixes::of(&planted.recording)?),
+            window_ns: window.as_nanos() as u64,
+            planted,
+            log: stream.log().is_some(),
+            known: FxHashMap::default(),
+        }),
+        Contract::Power => Box::new(PowerOracle::new(&planted.recording)?),
+        Contract::GuestCrash => {
+            return Err(ExploreError::Usage("guest-crash promises nothing after a power cut".to_owned()))
+        }
+    };
+    look(&stream, &cuts, oracle, seed, budget_states)
+}
+
+fn look(
+    stream: &Stream,
+    cuts: &[Cut],
+    mut oracle: Box<dyn Oracle + '_>,
+    seed: u64,
+    budget: u64,
+) -> Result<Survey> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut plans: Vec<(&Cut, Enumeration<'_>)> =
+        cuts.iter().map(|cut| (cut, Enumeration::new(stream, cut, seed))).collect();
+    plans.shuffle(&mut rng);
+    let mut survey = Survey::default();
+    let mut seen = FxHashSet::default();
+    let mut prefixes = FxHashSet::default();
+    for n in 0.. {
+        plans.retain(|(_, plan)| plan.count().is_none_or(|count| n < count));
+        if plans.is_empty() {
+            break;
+        }
+        for (cut, plan) in &plans {
+            if survey.states >= budget {
+                survey.prefixes = prefixes.len();
+                return Ok(survey);
+            }
+            let Some(choice) = plan.choice(n) else { continue };
+            survey.states += 1;
+            let media = cut.state(stream, &choice);
+            survey.distinct += u64::from(seen.insert(state_digest(&media)));
+            match oracle.judge(media, cut.event) {
+                Ok((prefix, stale)) => {
+                    prefixes.insert(prefix);
+                    survey.stale += u64::from(stale);
+                }
+                Err(what) => {
+                    survey.broken = Some(Broken { event: cut.event, choice, what });
+                    survey.prefixes = prefixes.len();
+                    return Ok(survey);
+                }
+            }
+        }
+    }
+    survey.prefixes = prefixes.len();
+    Ok(survey)
+}
+
+/// What a contract allows.
+trait Oracle {
+    /// The prefix, and whether acknowledgements are lost; or what is wrong.
+    fn judge(&mut self, media: Vec<Image>, event: usize) -> std::result::Result<(usize, bool), String>;
+}
+
+struct WindowOracle<'a> {
+    prefixes: Arc<Prefixes>,
+    window_ns: u64,
+    planted: &'a Planted,
+    log: bool,
+    /// Digest of a state → digest of its disks, or the refusal.
+    known: FxHashMap<u128, std::result::Result<u128, String>>,
+}
+
+impl Oracle for WindowOracle<'_> {
+    fn judge(&mut self, media: Vec<Image>, event: usize) -> std::result::Result<(usize, bool), String> {
+        let digest = state_digest(&media);
+        let (log, recovery) = (self.log, &self.planted.recovery);
+        let found = self.known.entry(digest).or_insert_with(|| {
+            recover(media, log, recovery).map(|found| found.digest).map_err(|e| e.to_string())
+        });
+        let digest = found.clone()?;
+        let floors = &self.planted.floors;
+        let floor = floors[..floors.partition_point(|floor| floor.event <= event)].last().map_or(0, |f| f.k);
+        let k = self.prefixes.judge(digest, event, floor, self.window_ns).map_err(|e| e.to_string())?;
+        Ok((k, self.prefixes.lost(k, event).is_some()))
+    }
+}
+
+/// `power`: what a completed flush of a disk covers is there. Content is compared sector by sector, where one write alone can
+/// have put it there.
+struct PowerOracle {
+    /// The guest's layer, all of it.
+    guest: Stream,
+}
+
+impl PowerOracle {
+    fn new(recording: &Recording) -> Result<Self> {
+        Ok(Self { guest: Stream::new(&whole(recording), Layer::Guest)? })
+    }
+}
+
+/// The same events without marks, so that a stream of it keeps every write.
+fn whole(recording: &Recording) -> Recording {
+    let mut whole = recording.clone();
+    for event in &mut whole.events {
+        if let EventKind::Mark { text } = &mut event.kind {
+            *text = "".into();
+        }
+    }
+    whole
+}
+
+impl Oracle for PowerOracle {
+    fn judge(&mut self, media: Vec<Image>, event: usize) -> std::result::Result<(usize, bool), String> {
+        // Newest first: the newest version that a flush covers, and every later one, may be there; nothing older.
+        let mut settled: FxHashSet<(usize, u64)> = FxHashSet::default();
+        let mut allowed: FxHashMap<(usize, u64), Vec<u128>> = FxHashMap::default();
+        let writes = &self.guest.writes;
+        let known = writes.partition_point(|write| write.submitted < event);
+        for write in writes[..known].iter().rev() {
+            let covered = write.durable.is_some_and(|durable| durable < event);
+            for (sector, version) in (write.first..).zip(&write.sectors) {
+                let place = (write.medium, sector);
+                if settled.contains(&place) {
+                    continue;
+                }
+                allowed.entry(place).or_default().push(version.hash());
+                if !covered {
+                    continue;
+                }
+                settled.insert(place);
+                let mut found = [0; SECTOR_BYTES];
+                media[write.medium].read_at(&mut found, sector * SECTOR_BYTES as u64);
+                if !allowed[&place].contains(&hash::content(&found)) {
+                    return Err(format!(
+                        "disk {} sector {sector} holds something older than what an acknowledged flush covers",
+                        write.medium
+                    ));
+                }
+            }
+        }
+        Ok((0, false))
+    }
+}

@@ -1,0 +1,144 @@
+//! Mistakes as changes of a storage stream.
+
+use std::collections::HashSet;
+
+use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, TargetId};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::nothing_to_act_on;
+use crate::Result;
+
+/// Whose syncs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Log,
+    Images,
+}
+
+fn targets(recording: &Recording, which: Which) -> HashSet<TargetId> {
+    recording
+        .of_layer(Layer::Storage)
+        .filter(|(_, target)| (target.role == Role::Log) == (which == Which::Log))
+        .map(|(id, _)| id)
+        .collect()
+}
+
+fn is_sync(event: &Event, of: &HashSet<TargetId>) -> Option<u64> {
+    match event.kind {
+        EventKind::Submit { target, id, op: Op::Flush } if of.contains(&target) => Some(id),
+        _ => None,
+    }
+}
+
+fn remove(recording: &mut Recording, ids: &HashSet<u64>) {
+    recording.events.retain(|event| match &event.kind {
+        EventKind::Submit { id, .. } | EventKind::Complete { id, .. } => !ids.contains(id),
+        EventKind::Mark { .. } => true,
+    });
+}
+
+/// No sync reaches them.
+pub(super) fn drop_syncs(recording: &mut Recording, which: Which) {
+    let of = targets(recording, which);
+    let ids = recording.events.iter().filter_map(|event| is_sync(event, &of)).collect();
+    remove(recording, &ids);
+}
+
+/// One sync, drawn among those that make something durable, between the marks `begin` and `end`.
+pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) -> Result<()> {
+    let of = targets(recording, which);
+    let marks = crate::marks::marks(recording);
+    let mark = |name: &str| marks.iter().find(|mark| mark.name == name).map(|mark| mark.event);
+    let (begin, end) = (mark("begin").unwrap_or(0), mark("end").unwrap_or(recording.events.len()));
+    let mut written: HashSet<TargetId> = HashSet::new();
+    let mut syncs = Vec::new();
+    for (index, event) in recording.events.iter().enumerate().take(end) {
+        match event.kind {
+            EventKind::Submit { target, op: Op::Write { .. } | Op::Zero { .. }, .. } => {
+                written.insert(target);
+            }
+            EventKind::Submit { target, id, op: Op::Flush } if of.contains(&target) => {
+                if written.remove(&target) && index > begin {
+                    syncs.push(id);
+                }
+            }
+            _ => {}
+        }
+    }
+    // The last one has nothing behind it that would show that it is missing.
+    syncs.pop();
+    if syncs.is_empty() {
+        return Err(nothing_to_act_on(
+            "no two syncs that make something durable between its marks begin and end",
+        ));
+    }
+    let chosen = syncs[ChaCha8Rng::seed_from_u64(seed).random_range(0..syncs.len())];
+    remove(recording, &HashSet::from([chosen]));
+    Ok(())
+}
+
+/// The sync of an image ends only when the next one begins; the guest's flush is answered as before.
+pub(super) fn end_syncs_late(recording: &mut Recording) {
+    let of = targets(recording, Which::Images);
+    let syncs: HashSet<u64> = recording.events.iter().filter_map(|event| is_sync(event, &of)).collect();
+    let mut late: Vec<(TargetId, Event)> = Vec::new();
+    let mut events = Vec::with_capacity(recording.events.len());
+    for event in std::mem::take(&mut recording.events) {
+        match event.kind {
+            EventKind::Submit { target, ref op, .. } if of.contains(&target) && *op == Op::Flush => {
+                let (ended, open) = late.into_iter().partition(|(t, _)| *t == target);
+                late = open;
+                let at_ns = event.at_ns;
+                events.push(event);
+                events.extend(Vec::into_iter(ended).map(|(_, e)| Event { at_ns, ..e }));
+            }
+            EventKind::Complete { target, id, .. } if syncs.contains(&id) => late.push((target, event)),
+            _ => events.push(event),
+        }
+    }
+    recording.events = events;
+}
+
+/// What goes home does so before the sync of the log that precedes it, in the same order.
+pub(super) fn home_before_log(recording: &mut Recording) -> Result<()> {
+    let (log, images) = (targets(recording, Which::Log), targets(recording, Which::Images));
+    // The sync of the log that made durable what goes home, not the header's: the newest one with log writes before it
+    // that are no header.
+    let mut events: Vec<Event> = Vec::with_capacity(recording.events.len());
+    let (mut records, mut place, mut moved) = (false, None, false);
+    for event in std::mem::take(&mut recording.events) {
+        match &event.kind {
+            EventKind::Submit { target, op: Op::Write { offset, .. }, .. } if log.contains(target) => {
+                records |= *offset >= afterimage_format::log::RECORDS_OFFSET;
+                events.push(event);
+            }
+            EventKind::Submit { target, op: Op::Flush, .. } if log.contains(target) => {
+                if std::mem::take(&mut records) {
+                    place = Some(events.len());
+                }
+                events.push(event);
+            }
+            EventKind::Submit { target, .. } | EventKind::Complete { target, .. }
+                if images.contains(target) =>
+            {
+                match &mut place {
+                    Some(at) => {
+                        let at_ns = events[*at].at_ns;
+                        events.insert(*at, Event { at_ns, ..event });
+                        *at += 1;
+                        moved = true;
+                    }
+                    None => events.push(event),
+                }
+            }
+            _ => events.push(event),
+        }
+    }
+    recording.events = events;
+    if moved {
+        Ok(())
+    } else {
+        Err(nothing_to_act_on("no checkpoint: use a smaller log"))
+    }
+}

@@ -1,0 +1,367 @@
+//! The oracle of the ordering contracts: what the disks of a group hold after exactly the first k of the guest's requests.
+//!
+//! ```text
+//!   guest layer of a recording ─► requests in the order of submission ─► after each: digest of all disks ─► k
+//!                              └► flushes: when asked, when answered, which requests they cover
+//! ```
+//!
+//! Requests are counted as the redo log counts them: each write, discard and write-zeroes gets one number, and a write
+//! that is larger than the log's largest record gets one for each part, so that a crash may leave its first parts only.
+//! Counting starts at 0: nothing of the guest's.
+//!
+//! The order of submission is the order of numbers where the group has one queue in all: a queue's batch is appended in
+//! its order, and a flush appends what was submitted before it. With several queues (or disks) requests in flight together
+//! get their numbers in either order; then [`Prefixes::of`] takes the order from the log's own records in the storage
+//! layer, as far as it is one that the guest's stream allows.
+
+mod order;
+
+use afterimage_format::log::RECORDS_OFFSET;
+use afterimage_order::redo::payload_bytes_max;
+use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
+use rustc_hash::FxHashMap;
+
+use crate::state::{digest, SECTOR_BYTES};
+use crate::{hash, Result};
+
+/// One place in the guest's history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// So many requests (or parts) are there, and nothing after them.
+    pub k: usize,
+    /// The event of the submission of the last of them; `None` for the empty prefix.
+    pub event: Option<usize>,
+    /// Whether the last of them is there as a whole, not its first parts only.
+    pub whole: bool,
+    /// Digest of all disks; a disk's index is its medium's number.
+    pub digest: u128,
+}
+
+/// A guest's flush, or a write that completes as if flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// The event of its submission.
+    pub submitted: usize,
+    /// When it was submitted, in nanoseconds since the recording began.
+    pub submitted_ns: u64,
+    /// The event of its completion, and when it was.
+    pub completed: Option<(usize, u64)>,
+    /// What it promises: everything that had completed when it was submitted (and itself, for a write) is in the first
+    /// so many requests.
+    pub covers: usize,
+}
+
+/// Acknowledged flushes that a state lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// How many.
+    pub count: usize,
+    /// The first of them: index into [`Prefixes::flushes`].
+    pub first: usize,
+    /// The last of them.
+    pub last: usize,
+    /// From the answer to the first to the last's being asked, in nanoseconds; 0 where they overlap. The time over which
+    /// acknowledgements were certainly given that are lost.
+    pub spread_ns: u64,
+}
+
+/// Why a state is none that the contract allows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Breach {
+    /// The content is that of no prefix.
+    #[error("the disks hold no prefix of the guest's requests")]
+    NoPrefix,
+    /// It is that of requests that had not been made.
+    #[error("the disks hold the first {k} requests, and only {submitted} had been made")]
+    Future {
+        /// The shortest prefix with this content.
+        k: usize,
+        /// Requests made before the crash.
+        submitted: usize,
+    },
+    /// Something that had been declared durable is not there.
+    #[error("the disks hold the first {k} requests, and {floor} had been declared durable")]
+    Durable {
+        /// What is there.
+        k: usize,
+        /// What has to be.
+        floor: usize,
+    },
+    /// Acknowledgements of more than a window are lost.
+    #[error(
+        "the disks hold the first {k} requests: {count} acknowledged flushes are lost, given over {spread_us} µs, and the \
+         window is {window_us} µs"
+    )]
+    Window {
+        /// What is there.
+        k: usize,
+        /// Lost flushes.
+        count: usize,
+        /// Microseconds from the first lost acknowledgement to the last.
+        spread_us: u64,
+        /// The window in microseconds.
+        window_us: u64,
+    },
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Prefixes {
+    prefixes: Vec<Prefix>,
+    flushes: Vec<Flush>,
+    /// Digest → all k with that content, ascending.
+    found: FxHashMap<u128, Vec<u32>>,
+    /// In the order of numbers: events of submission.
+    submitted: Vec<usize>,
+    /// By flush: the most that it and any earlier one covers.
+    covers_most: Vec<usize>,
+    events: usize,
+}
+
+/// One number: a request or a part of one.
+#[derive(Clone, Copy, Debug)]
+struct Step<'a> {
+    disk: usize,
+    op: &'a Op,
+    offset: u64,
+    len: u64,
+    submitted: usize,
+    id: u64,
+    last: bool,
+}
+
+impl Prefixes {
+    /// All prefixes of a recording's guest layer.
+    ///
+    /// # Errors
+    /// The guest layer is not the disks of one group, or contradicts itself.
+    pub fn of(recording: &Recording) -> Result<Self> {
+        let disks = crate::layers::guest_disks(recording)?;
+        let log = recording.of_layer(Layer::Storage).find(|(_, target)| target.role == Role::Log);
+        let area_bytes = log.map(|(_, target)| target.bytes.saturating_sub(RECORDS_OFFSET));
+        let mut steps = steps(recording, &disks, area_bytes.map(payload_bytes_max));
+        if let Some((id, _)) = log {
+            order::as_logged(&mut steps, recording, id);
+        }
+        let bases = disks.iter().map(|id| (*recording.targets[id.0 as usize].base).clone()).collect();
+        let prefixes = digests(&steps, bases);
+        let mut found: FxHashMap<u128, Vec<u32>> = FxHashMap::default();
+        for prefix in &prefixes {
+            found.entry(prefix.digest).or_default().push(prefix.k as u32);
+        }
+        let flushes = flushes(recording, &disks, &steps);
+        let submitted = steps.iter().map(|step| step.submitted).collect();
+        let covers_most = flushes
+            .iter()
+            .scan(0, |most: &mut usize, flush| {
+                *most = flush.covers.max(*most);
+                Some(*most)
+            })
+            .collect();
+        Ok(Self { prefixes, flushes, found, submitted, covers_most, events: recording.events.len() })
+    }
+
+    /// How many requests there are: the greatest k.
+    pub fn last(&self) -> usize {
+        self.submitted.len()
+    }
+
+    /// The prefix of the first `k` requests.
+    ///
+    /// # Panics
+    /// Where `k` is more than [`Prefixes::last`].
+    pub fn prefix(&self, k: usize) -> &Prefix {
+        &self.prefixes[k]
+    }
+
+    /// All k whose content has that digest, ascending; none: it is no prefix.
+    pub fn find(&self, digest: u128) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        self.found.get(&digest).into_iter().flatten().map(|k| *k as usize)
+    }
+
+    /// The guest's flushes, in the order of submission.
+    pub fn flushes(&self) -> &[Flush] {
+        &self.flushes
+    }
+
+    /// The submission of the first request that prefix `k` lacks: all writes submitted before that event are in the
+    /// prefix. The number of events, where it lacks none.
+    pub fn covered(&self, k: usize) -> usize {
+        self.submitted[k..].iter().copied().min().unwrap_or(self.events)
+    }
+
+    /// How many of the requests could be there at a crash before `event`: all numbers up to the last one submitted.
+    pub fn submitted(&self, event: usize) -> usize {
+        self.submitted.iter().rposition(|submitted| *submitted < event).map_or(0, |at| at + 1)
+    }
+
+    /// The acknowledged flushes that prefix `k` lacks, at a crash before `event`.
+    pub fn lost(&self, k: usize, event: usize) -> Option<Lost> {
+        let lost = |flush: &Flush| flush.covers > k && flush.completed.is_some_and(|(at, _)| at < event);
+        // A crash loses recent ones: from the end, as far as any can be lost.
+        let known = self.flushes.partition_point(|flush| flush.submitted < event);
+        let mut found: Option<Lost> = None;
+        let (mut answered_ns, mut asked_ns) = (u64::MAX, 0);
+        for (index, flush) in self.flushes[..known].iter().enumerate().rev() {
+            if self.covers_most[index] <= k {
+                break;
+            }
+            if !lost(flush) {
+                continue;
+            }
+            answered_ns = answered_ns.min(flush.completed.map_or(u64::MAX, |(_, at_ns)| at_ns));
+            asked_ns = asked_ns.max(flush.submitted_ns);
+            let entry = found.get_or_insert(Lost { count: 0, first: index, last: index, spread_ns: 0 });
+            entry.count += 1;
+            entry.first = index;
+        }
+        found.map(|lost| Lost { spread_ns: asked_ns.saturating_sub(answered_ns), ..lost })
+    }
+
+    /// Judges what a crash before `event` has left, after recovery: which prefix it is. Where several have the same
+    /// content, the longest that could be there counts, since nobody can tell them apart.
+    ///
+    /// `floor` is what has to be there at least; `window_ns` what may be lost of acknowledgements: 0 for nothing at all.
+    ///
+    /// # Errors
+    /// How the contract is broken.
+    pub fn judge(
+        &self,
+        digest: u128,
+        event: usize,
+        floor: usize,
+        window_ns: u64,
+    ) -> std::result::Result<usize, Breach> {
+        let shortest = self.find(digest).next().ok_or(Breach::NoPrefix)?;
+        let submitted = self.submitted(event);
+        let k =
+            self.find(digest).rfind(|k| *k <= submitted).ok_or(Breach::Future { k: shortest, submitted })?;
+        if k < floor {
+            return Err(Breach::Durable { k, floor });
+        }
+        match self.lost(k, event) {
+            Some(lost) if lost.spread_ns > window_ns || window_ns == 0 => Err(Breach::Window {
+                k,
+                count: lost.count,
+                spread_us: lost.spread_ns / 1000,
+                window_us: window_ns / 1000,
+            }),
+            _ => Ok(k),
+        }
+    }
+}
+
+/// The parts that get numbers of their own, as offset and length in bytes.
+pub(crate) fn parts(op: &Op, part_bytes: Option<u64>) -> impl Iterator<Item = (u64, u64)> {
+    let (offset, len, part) = match op {
+        Op::Write { offset, data, .. } => {
+            let len = data.len() as u64;
+            (*offset, len, part_bytes.unwrap_or(len))
+        }
+        Op::Zero { offset, len, .. } => (*offset, *len, *len),
+        Op::Flush => (0, 0, 0),
+    };
+    let part = part.max(1);
+    (0..len.div_ceil(part)).map(move |i| (offset + i * part, part.min(len - i * part)))
+}
+
+/// Everything that gets a number, in the order of submission.
+fn steps<'a>(
+    recording: &'a Recording,
+    disks: &[afterimage_trace::TargetId],
+    part_bytes: Option<u64>,
+) -> Vec<Step<'a>> {
+    let refused: std::collections::HashSet<u64> = recording
+        .events
+        .iter()
+        .filter_map(|event| match event.kind {
+            EventKind::Complete { id, ok: false, .. } => Some(id),
+            _ => None,
+        })
+        .collect();
+    let mut steps = Vec::new();
+    for (submitted, event) in recording.events.iter().enumerate() {
+        let EventKind::Submit { target, id, op } = &event.kind else { continue };
+        let Some(disk) = disks.iter().position(|disk| disk == target) else { continue };
+        if refused.contains(id) {
+            continue;
+        }
+        for (offset, len) in parts(op, part_bytes) {
+            steps.push(Step { disk, op, offset, len, submitted, id: *id, last: false });
+        }
+        if let Some(step) = steps.last_mut().filter(|step| step.id == *id) {
+            step.last = true;
+        }
+    }
+    steps
+}
+
+fn digests(steps: &[Step<'_>], mut disks: Vec<Sparse>) -> Vec<Prefix> {
+    let mut now = disks.iter().enumerate().fold(0, |all, (index, base)| all ^ digest(index, base));
+    let mut prefixes = vec![Prefix { k: 0, event: None, whole: true, digest: now }];
+    let mut old = Vec::new();
+    for (k, step) in (1..).zip(steps) {
+        let content = &mut disks[step.disk];
+        old.resize(step.len as usize, 0);
+        content.read_at(&mut old, step.offset);
+        let new = match step.op {
+            Op::Write { offset, data, .. } => {
+                let from = (step.offset - offset) as usize;
+                let new = &data[from..from + step.len as usize];
+                content.write_at(new, step.offset);
+                Some(new)
+            }
+            _ => {
+                content.zero_at(step.offset, step.len);
+                None
+            }
+        };
+        let first = step.offset / SECTOR_BYTES as u64;
+        for (i, (sector, old)) in (first..).zip(old.chunks(SECTOR_BYTES)).enumerate() {
+            let new = new.map_or(0, |new| hash::content(&new[i * SECTOR_BYTES..][..old.len()]));
+            now ^= hash::placed(step.disk, sector, hash::content(old)) ^ hash::placed(step.disk, sector, new);
+        }
+        prefixes.push(Prefix { k, event: Some(step.submitted), whole: step.last, digest: now });
+    }
+    prefixes
+}
+
+/// What each flush promises, by what had completed when it was submitted.
+fn flushes(recording: &Recording, disks: &[afterimage_trace::TargetId], steps: &[Step<'_>]) -> Vec<Flush> {
+    let mut ends: FxHashMap<u64, usize> = FxHashMap::default();
+    for (k, step) in (1..).zip(steps) {
+        let end = ends.entry(step.id).or_default();
+        *end = k.max(*end);
+    }
+    let mut flushes: Vec<Flush> = Vec::new();
+    let mut open: FxHashMap<u64, usize> = FxHashMap::default();
+    let mut completed = 0;
+    for (event, entry) in recording.events.iter().enumerate() {
+        match &entry.kind {
+            EventKind::Submit { target, id, op } if disks.contains(target) => {
+                let flushed = match op {
+                    Op::Flush => true,
+                    Op::Write { flushed, .. } | Op::Zero { flushed, .. } => *flushed,
+                };
+                if flushed {
+                    let covers = completed.max(ends.get(id).copied().unwrap_or(0));
+                    open.insert(*id, flushes.len());
+                    flushes.push(Flush {
+                        submitted: event,
+                        submitted_ns: entry.at_ns,
+                        completed: None,
+                        covers,
+                    });
+                }
+            }
+            EventKind::Complete { target, id, ok: true } if disks.contains(target) => {
+                completed = completed.max(ends.get(id).copied().unwrap_or(0));
+                if let Some(flush) = open.remove(id) {
+                    flushes[flush].completed = Some((event, entry.at_ns));
+                }
+            }
+            _ => {}
+        }
+    }
+    flushes
+}
