@@ -27,6 +27,7 @@ pub mod minimise;
 pub mod model;
 pub mod own;
 pub mod prefix;
+pub mod record;
 pub mod schedule;
 pub mod state;
 pub mod stream;

@@ -181,12 +181,15 @@ impl Drop for RedoGroup {
     }
 }
 
+/// Images, by disk index.
+type Homes = Vec<Arc<dyn Medium>>;
+
 /// What the core works on: the log and the writable images, through the tap where there is one.
 fn below(
     images: &[Arc<ImageStore>],
     log: &LogFile,
     options: &GroupOptions,
-) -> Result<(Arc<dyn Medium>, Vec<Arc<dyn Medium>>), OpenError> {
+) -> Result<(Arc<dyn Medium>, Homes), OpenError> {
     let mut log_medium = Arc::clone(&log.medium) as Arc<dyn Medium>;
     let failed = |path| OpenError::io("reading, for a recording,", path);
     if let Some(tap) = &options.tap {

@@ -1,0 +1,68 @@
+//! `afterimage explore …`: what a crash may leave.
+
+mod interrupt;
+mod lane;
+mod mark;
+mod progress;
+mod record;
+mod replay;
+mod run;
+mod show;
+
+use clap::Subcommand;
+
+use crate::failure::Failure;
+
+/// Find out what a crash may leave, recover each such state, and check it
+///
+/// Record a workload in a real guest, then explore: every state that a crash could have left on storage is recovered (the
+/// daemon's own recovery, e2fsck, a mount by a real kernel) and checked. Without a subcommand a lane runs: the built-in
+/// workloads under every contract, and planted faults that have to be found.
+#[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<ExploreCommand>,
+    #[command(flatten)]
+    lane: lane::Args,
+}
+
+#[derive(Subcommand, Debug)]
+enum ExploreCommand {
+    Record(Box<record::Args>),
+    Run(Box<run::Args>),
+    Show(show::Args),
+    Replay(replay::Args),
+    Mark(mark::Args),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Does a program survive a power cut?
+    afterimage explore record --out app.afrec -- sh -c 'my-program /mnt/data'
+    afterimage explore run app.afrec --check 'my-program --verify /mnt/data'
+    afterimage explore show explore-out/failure
+
+  Do the daemon's own promises hold?
+    afterimage explore --quick
+    afterimage explore --budget 30m --resume";
+
+/// Runs it.
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Some(ExploreCommand::Record(args)) => record::run(&args),
+        Some(ExploreCommand::Run(args)) => run::run(&args),
+        Some(ExploreCommand::Show(args)) => show::run(&args),
+        Some(ExploreCommand::Replay(args)) => replay::run(&args),
+        Some(ExploreCommand::Mark(args)) => mark::run(&args),
+        None => lane::run(&args.lane),
+    }
+}
+
+/// The explorer's error, as a failure with its exit status. A guest's last words keep their lines.
+fn explain(error: afterimage_explore::ExploreError) -> Failure {
+    match error {
+        afterimage_explore::ExploreError::Usage(_) => Failure::usage(error),
+        other => Failure::Failed(other.to_string()),
+    }
+}

@@ -1,0 +1,118 @@
+//! `afterimage explore record --out FILE -- COMMAND`
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_explore::record::{record_with, RecordOptions};
+use afterimage_lab::process::quote;
+use afterimage_order::Contract;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::failure::Failure;
+use crate::units::{parse_disk_size, parse_duration};
+
+/// Record what a workload makes of its disk, above and below the daemon
+///
+/// Boots a guest (User Mode Linux; the host's programs are there inside, its files cannot be changed), makes a file system
+/// on /dev/vda, mounts it at /mnt, runs SETUP and then COMMAND there, and writes down every write with its data, every
+/// flush, discard and mark, as they pass above and below the daemon's layers. What a crash may leave is then explored
+/// between the beginning and the end of COMMAND, as often as wanted, without the guest.
+///
+/// COMMAND is shell text where it is one word, and a program with its arguments where it is several. It finds in its
+/// environment: AFTERIMAGE_AGENT (the lab's agent: acknowledged writes), AFTERIMAGE (this program, also on the path),
+/// AFTERIMAGE_MOUNT and AFTERIMAGE_SEED. Ctrl-C ends the recording; what was recorded until then is whole.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The recording to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Replace FILE if it is there
+    #[arg(long)]
+    force: bool,
+    /// What an acknowledged flush survives: power, power-window=TIME or guest-crash
+    #[arg(long, value_name = "CONTRACT", default_value = "power")]
+    survives: Contract,
+    /// Size of the disk
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_disk_size)]
+    size: u64,
+    /// Size of the redo log (power-window only)
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_disk_size)]
+    log_max: u64,
+    /// What makes the file system; the device is appended
+    #[arg(long, value_name = "CMD", default_value = "mkfs.ext4 -q -F -b 4096")]
+    mkfs: String,
+    /// Options of the mount, as `mount -o` takes them
+    #[arg(long, value_name = "OPTS", default_value = "", hide_default_value = true)]
+    mount: String,
+    /// Shell that runs before COMMAND, and is not explored
+    #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
+    setup: String,
+    /// Shell that checks a recovered file system; kept in the recording as the default of the exploration
+    #[arg(long, value_name = "CMD")]
+    check: Option<String>,
+    /// The guest's memory
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_disk_size)]
+    memory: u64,
+    /// Give up after this long, boot included
+    #[arg(long, value_name = "TIME", default_value = "120s", value_parser = parse_duration)]
+    limit: Duration,
+    /// A number for COMMAND, as $AFTERIMAGE_SEED
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Answer as JSON; what the guest prints goes to stderr in any case
+    #[arg(long)]
+    json: bool,
+    /// What to run in the guest
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  afterimage explore record --out acks.afrec --survives power-window=50ms -- \\
+    '\"$AFTERIMAGE_AGENT\" ack-write /mnt/acks --records 200 --threads 2'
+  afterimage explore record --out save.afrec --setup 'echo old > f; sync' -- \\
+    'echo new > f.tmp; sync f.tmp; mv f.tmp f; sync .; afterimage explore mark new'
+  afterimage explore record --out fio.afrec --size 256M --limit 5m -- \\
+    fio --name=w --directory=/mnt --rw=randwrite --size=16M --fsync=8";
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let command = match &args.command[..] {
+        [one] => one.clone(),
+        words => words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" "),
+    };
+    let memory_mib = u32::try_from(args.memory >> 20)
+        .ok()
+        .filter(|mib| *mib >= 64)
+        .ok_or_else(|| Failure::usage("--memory: a guest needs at least 64M"))?;
+    let options = RecordOptions {
+        force: args.force,
+        disk_bytes: args.size,
+        log_bytes_max: args.log_max,
+        mkfs: args.mkfs.clone(),
+        mount_options: args.mount.clone(),
+        setup: args.setup.clone(),
+        check: args.check.clone(),
+        memory_mib,
+        limit: args.limit,
+        seed: args.seed,
+        ..RecordOptions::new(args.out.clone(), args.survives, command)
+    };
+    let interrupt = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupt))
+            .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    }
+    let summary =
+        record_with(&options, &interrupt, &mut |line| eprintln!("{line}")).map_err(super::explain)?;
+    crate::commands::print_report(&summary, args.json)?;
+    if summary.interrupted {
+        // As a shell reports it.
+        return Err(Failure::Status(130));
+    }
+    Ok(())
+}

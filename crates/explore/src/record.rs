@@ -1,0 +1,331 @@
+//! Runs a workload in a guest and records its block stream above and below the daemon's layers.
+//!
+//! ```text
+//!   guest (UML) ── vhost-user ── Server ─► TapDisk ─► Group ─► taps ─► images, log       one process: this one
+//!      │ marks                                └──────────┬──────┘
+//!      └──────────────────────────────────────► Recorder ─► recording file
+//!
+//!   make file system ─► mount ─► setup ─► sync ─► mark begin ─► COMMAND ─► mark end ─► settle ─► kill
+//! ```
+//!
+//! Crash points lie between the marks. What follows the end is recorded until the window has passed, so that the sync
+//! that covers the last acknowledgement is there; then the guest is killed without unmounting. The group is closed after
+//! the recorder has stopped listening: the orderly end is no part of the workload.
+//!
+//! Images and log are files in memory (`/dev/shm`): what a sync costs is not what is looked at. They go when this returns.
+
+mod rig;
+mod script;
+mod summary;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use afterimage_lab::channel::Arrival;
+use afterimage_lab::guest::{Guest, Vmm};
+use afterimage_lab::{locate, LabError};
+use afterimage_order::Contract;
+use serde_json::{Map, Value};
+
+use crate::{ExploreError, Result};
+use rig::Rig;
+
+pub use script::{mark_line, MARK_NAME_BYTES_MAX};
+pub use summary::Summary;
+
+/// How often an interruption and the limit are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long the guest lives on after its command's end where no window says how long.
+const SETTLE_MIN: Duration = Duration::from_millis(100);
+
+/// What to record, and how.
+#[derive(Clone, Debug)]
+pub struct RecordOptions {
+    /// The file to write.
+    pub out: PathBuf,
+    /// Write over it if it is there.
+    pub force: bool,
+    /// What an acknowledged flush survives.
+    pub contract: Contract,
+    /// Size of each disk in bytes, a multiple of 4096.
+    pub disk_bytes: u64,
+    /// Disks of the guest, 1 to 16: the first holds the file system, the others are the command's.
+    pub disks: u16,
+    /// Size of the redo log in bytes (`power-window` only), at least 16 MiB.
+    pub log_bytes_max: u64,
+    /// Shell that makes the file system; the device's name is appended.
+    pub mkfs: String,
+    /// Options of the mount, as `mount -o` takes them; none where empty.
+    pub mount_options: String,
+    /// Shell that runs before the recording's part that is explored; nothing where empty.
+    pub setup: String,
+    /// Shell that is explored.
+    pub command: String,
+    /// Shell that says about a recovered file system whether it is sound; kept for the exploration.
+    pub check: Option<String>,
+    /// The guest's memory in MiB.
+    pub memory_mib: u32,
+    /// The guest is killed after this.
+    pub limit: Duration,
+    /// Where the file system is mounted in the guest.
+    pub mount_point: String,
+    /// For the command, as `$AFTERIMAGE_SEED`.
+    pub seed: u64,
+    /// A folder for the disks as the guest sees them at the end of the recording (`guest-0.img`, …), the images
+    /// (`image-0.img`, …) and the log (`log.img`). What is not home yet is brought home first, on the recording.
+    pub snapshot: Option<PathBuf>,
+}
+
+impl RecordOptions {
+    /// A guest with 256 MiB and one disk of 64 MiB with an ext4.
+    pub fn new(out: PathBuf, contract: Contract, command: String) -> Self {
+        Self {
+            out,
+            force: false,
+            contract,
+            disk_bytes: 64 << 20,
+            disks: 1,
+            log_bytes_max: 64 << 20,
+            mkfs: "mkfs.ext4 -q -F -b 4096".to_owned(),
+            mount_options: String::new(),
+            setup: String::new(),
+            command,
+            check: None,
+            memory_mib: 256,
+            limit: Duration::from_secs(120),
+            mount_point: "/mnt".to_owned(),
+            seed: 0,
+            snapshot: None,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = |text: String| Err(ExploreError::Usage(text));
+        if self.out.exists() && !self.force {
+            let out = self.out.display();
+            return wrong(format!(
+                "{out} is there already: name another file, or say that it may be replaced"
+            ));
+        }
+        if self.disk_bytes == 0 || self.disk_bytes % 4096 != 0 {
+            return wrong(format!("a disk of {} bytes: it must be a multiple of 4096", self.disk_bytes));
+        }
+        if !(1..=16).contains(&self.disks) {
+            return wrong(format!("{} disks: a guest has 1 to 16", self.disks));
+        }
+        if self.command.trim().is_empty() {
+            return wrong("there is no command to record".to_owned());
+        }
+        Ok(())
+    }
+
+    /// What is said in the recording about it.
+    fn about(&self) -> Result<Map<String, Value>> {
+        let mut about = Map::new();
+        let mut say = |key: &str, value: Value| drop(about.insert(key.to_owned(), value));
+        say("command", self.command.as_str().into());
+        say("contract", self.contract.to_string().into());
+        if let Contract::PowerWindow { window } = self.contract {
+            say("window_ms", (window.as_secs_f64() * 1000.0).into());
+            say("log_bytes", self.log_bytes_max.into());
+        }
+        say("disk_bytes", self.disk_bytes.into());
+        say("disks", self.disks.into());
+        say("mkfs", self.mkfs.as_str().into());
+        say("mount", self.mount_options.as_str().into());
+        say("mount_point", self.mount_point.as_str().into());
+        say("setup", self.setup.as_str().into());
+        if let Some(check) = &self.check {
+            say("check", check.as_str().into());
+        }
+        say("memory_mib", self.memory_mib.into());
+        say("seed", self.seed.into());
+        say("kernel", kernel()?.into());
+        say("recorder", concat!("afterimage ", env!("CARGO_PKG_VERSION")).into());
+        Ok(about)
+    }
+
+    fn settle(&self) -> Duration {
+        match self.contract {
+            Contract::PowerWindow { window } => (window * 2).max(SETTLE_MIN),
+            _ => SETTLE_MIN,
+        }
+    }
+}
+
+/// The guest's kernel: User Mode Linux's version.
+fn kernel() -> Result<String> {
+    let program = locate::system_program("linux.uml", "user-mode-linux")?;
+    let said = std::process::Command::new(&program)
+        .arg("--version")
+        .output()
+        .map_err(ExploreError::io(format!("running {} --version", program.display())))?;
+    Ok(format!("user-mode-linux {}", String::from_utf8_lossy(&said.stdout).trim()))
+}
+
+/// Why the guest is not waited for any longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The command has ended well.
+    Done,
+    /// The guest has ended: make file system, mount, setup or command failed with this status.
+    Failed(Option<i64>),
+    /// Somebody asked for the end.
+    Interrupted,
+    OutOfTime,
+}
+
+/// Records.
+///
+/// # Errors
+/// As [`record_with`].
+pub fn record(options: &RecordOptions) -> Result<Summary> {
+    record_with(options, &AtomicBool::new(false), &mut |_| ())
+}
+
+/// Records. `interrupt` ends it early; what was recorded until then is whole. `say` gets each line that the guest prints.
+///
+/// # Errors
+/// The request is wrong; something needed is missing; the guest or the command failed, or did not end in time (the file is
+/// there then, readable, without the mark `end`); the file could not be written.
+pub fn record_with(
+    options: &RecordOptions,
+    interrupt: &AtomicBool,
+    say: &mut dyn FnMut(&str),
+) -> Result<Summary> {
+    options.check()?;
+    let began = Instant::now();
+    let mut rig = Rig::start(options)?;
+    let mut builder = Guest::builder(Vmm::Uml)
+        .memory_mib(options.memory_mib)
+        .limit(options.limit)
+        .kernel_argument("panic=-1");
+    for socket in rig.sockets() {
+        builder = builder.disk(socket);
+    }
+    for (name, value) in script::environment(options)? {
+        builder = builder.environment(name, &value);
+    }
+    let mut guest = builder.start(&script::script(options))?;
+    let mut listener = Listener { marks_seen: 0, lines_said: 0, states: Vec::new() };
+    let mut end = listener.listen(&guest, &rig, interrupt, None, say);
+    if end == End::Done {
+        let settled = Instant::now() + options.settle();
+        let after = listener.listen(&guest, &rig, interrupt, Some(settled), say);
+        end = if after == End::Interrupted { End::Interrupted } else { End::Done };
+    }
+    let words = guest.last_words();
+    guest.kill();
+    let finished = rig.finish(options)?;
+    let out = options.out.display();
+    let left = format!("{out} holds what was recorded until then");
+    let failed = |text: String| Err(ExploreError::Lab(LabError::Guest(text)));
+    match end {
+        End::Done | End::Interrupted => {
+            Ok(Summary::new(options, &finished, listener.states, began.elapsed(), end == End::Interrupted))
+        }
+        End::OutOfTime => failed(format!(
+            "the command did not end within {} s, the limit; {left}{words}",
+            options.limit.as_secs_f32()
+        )),
+        End::Failed(Some(code)) => failed(format!(
+            "the guest's script ended with status {code} before the mark `end`; {left}{words}"
+        )),
+        End::Failed(None) => failed(format!("the guest died; {left}{words}")),
+    }
+}
+
+/// Turns what the guest reports into marks, and passes on what it prints.
+struct Listener {
+    marks_seen: usize,
+    lines_said: usize,
+    /// Names of states, in order.
+    states: Vec<String>,
+}
+
+impl Listener {
+    /// Until the mark `end` (or, where it has been, until a moment), the guest's end, an interruption, or the limit.
+    fn listen(
+        &mut self,
+        guest: &Guest,
+        rig: &Rig,
+        interrupt: &AtomicBool,
+        until: Option<Instant>,
+        say: &mut dyn FnMut(&str),
+    ) -> End {
+        loop {
+            let look = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()).min(LOOK));
+            let from = self.marks_seen;
+            // Wakes at each line, so a mark is recorded as soon as it arrives.
+            let heard = guest.channel().wait_for(from, look, "a mark", |arrival| self.hear(arrival, rig));
+            self.print(guest, say);
+            match heard {
+                Ok(Some(end)) => return end,
+                Ok(None) => return End::Failed(None),
+                Err(_) if interrupt.load(Ordering::SeqCst) => return End::Interrupted,
+                Err(_) if until.is_some_and(|until| Instant::now() >= until) => return End::Done,
+                Err(_) if guest.out_of_time() => return End::OutOfTime,
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn hear(&mut self, arrival: &Arrival, rig: &Rig) -> Option<End> {
+        self.marks_seen += 1;
+        if let Some(exit) = arrival.json_if("guest", "exit") {
+            return Some(End::Failed(exit["code"].as_i64()));
+        }
+        if arrival.line.contains("\"guest\"") || arrival.json().is_none() {
+            return None;
+        }
+        rig.recorder().mark(&arrival.line);
+        if !arrival.line.contains("\"mark\"") {
+            return None;
+        }
+        let json = arrival.json()?;
+        match json.get("mark").and_then(Value::as_str) {
+            Some("end") => Some(End::Done),
+            Some("begin") | None => None,
+            Some(name) => {
+                self.states.push(name.to_owned());
+                None
+            }
+        }
+    }
+
+    fn print(&mut self, guest: &Guest, say: &mut dyn FnMut(&str)) {
+        if guest.output_channel().count() == self.lines_said {
+            return;
+        }
+        for arrival in &guest.output_channel().lines()[self.lines_said..] {
+            say(&arrival.line);
+            self.lines_said += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afterimage_order::GroupOptions;
+
+    use super::*;
+
+    fn options() -> RecordOptions {
+        RecordOptions::new("/nonexistent/x.afrec".into(), Contract::Power, "true".to_owned())
+    }
+
+    #[test]
+    fn nonsense_is_refused_before_anything_is_touched() {
+        let wrong = [
+            RecordOptions { out: "/dev/null".into(), ..options() },
+            RecordOptions { disk_bytes: 1000, ..options() },
+            RecordOptions { disks: 0, ..options() },
+            RecordOptions { command: " ".to_owned(), ..options() },
+        ];
+        for options in wrong {
+            assert!(matches!(record(&options), Err(ExploreError::Usage(_))), "{options:?}");
+        }
+        assert!(options().check().is_ok() && options().log_bytes_max >= GroupOptions::LOG_MIN_BYTES);
+    }
+}

@@ -1,0 +1,137 @@
+//! The daemon's layers in this process, with taps above and below.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{BlockError, Disk};
+use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
+use afterimage_lab::process::Workdir;
+use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_trace::{read_disk, Finished, Recorder, Sparse, Taps};
+
+use super::RecordOptions;
+use crate::{ExploreError, Result};
+
+/// How long the last acknowledgement may take to become durable: a second where nobody flushes, and a slow machine.
+const DURABLE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Fields are dropped in this order: nothing serves a group that is gone, and the files go last.
+pub(super) struct Rig {
+    servers: Vec<Server>,
+    group: Arc<Group>,
+    images: Vec<Arc<ImageStore>>,
+    recorder: Arc<Recorder>,
+    folder: Workdir,
+}
+
+fn order(what: &str) -> impl Fn(BlockError) -> ExploreError + '_ {
+    move |error| ExploreError::io(what)(std::io::Error::other(error.to_string()))
+}
+
+fn trace(error: afterimage_trace::TraceError) -> ExploreError {
+    ExploreError::Usage(error.to_string())
+}
+
+impl Rig {
+    pub fn start(options: &RecordOptions) -> Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let folder =
+            if memory.is_dir() { Workdir::new_in(memory, "record")? } else { Workdir::new("record")? };
+        let usage = |error: &dyn std::fmt::Display| ExploreError::Usage(error.to_string());
+        let mut images = Vec::new();
+        for index in 0..options.disks {
+            let path = folder.join(format!("disk{index}.img"));
+            create_image(&path, options.disk_bytes).map_err(|e| usage(&e))?;
+            // Buffered, as the contracts with a process rule need it.
+            let open = OpenOptions { direct: DirectMode::Off, ..OpenOptions::new(&path) };
+            images.push(ImageStore::open(&open).map_err(|e| usage(&e))?);
+        }
+        let about = options.about()?;
+        let recorder = Recorder::create(&options.out, &about).map_err(trace)?;
+        let taps = Taps::new(Arc::clone(&recorder));
+        let group = Group::open(
+            images.clone(),
+            GroupOptions {
+                contract: options.contract,
+                log_max_bytes: options.log_bytes_max,
+                log_path: None,
+                tap: Some(Arc::clone(&taps) as _),
+            },
+        )
+        .map_err(|e| usage(&e))?;
+        let disks =
+            taps.guest_disks(group.disks()).map_err(order("reading the disks before the guest boots"))?;
+        let mut rig = Self { servers: Vec::new(), group, images, recorder, folder };
+        for (socket, disk) in rig.sockets().into_iter().zip(disks) {
+            rig.serve(&socket, disk)?;
+        }
+        Ok(rig)
+    }
+
+    fn serve(&mut self, socket: &Path, disk: Arc<dyn Disk>) -> Result<()> {
+        let listener =
+            UnixListener::bind(socket).map_err(ExploreError::io(format!("making {}", socket.display())))?;
+        let name = format!("disk{}", self.servers.len());
+        let options = ServeOptions::default();
+        let stats = Arc::new(FrontendStats::new(options.queues));
+        let server = Server::start(&name, disk, Endpoint::Listen(listener), options, stats)
+            .map_err(|e| ExploreError::Usage(e.to_string()))?;
+        self.servers.push(server);
+        Ok(())
+    }
+
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        (0..self.images.len()).map(|index| self.folder.join(format!("disk{index}.sock"))).collect()
+    }
+
+    pub fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Once the guest is dead: lets the last sync be recorded, ends the recording, and only then closes the group.
+    pub fn finish(&mut self, options: &RecordOptions) -> Result<Finished> {
+        // Nothing is in flight after this.
+        self.servers.clear();
+        if matches!(options.contract, Contract::PowerWindow { .. }) {
+            let acknowledged = self.group.status().acknowledged;
+            let durable = self.group.wait_durable(acknowledged, Some(DURABLE_LIMIT));
+            if !durable.map_err(order("waiting for the last window to end"))? {
+                tracing::warn!("the last acknowledgements did not become durable: the recording ends before");
+            }
+        }
+        if options.snapshot.is_some() {
+            self.group.pause(None).map_err(order("bringing everything home for the snapshot"))?;
+        }
+        let finished = self.recorder.finish().map_err(trace)?;
+        if let Some(folder) = &options.snapshot {
+            self.snapshot(folder)?;
+        }
+        self.group.close().map_err(order("closing the group"))?;
+        Ok(finished)
+    }
+
+    fn snapshot(&self, folder: &Path) -> Result<()> {
+        let make = |e| ExploreError::io(format!("writing to {}", folder.display()))(e);
+        fs::create_dir_all(folder).map_err(make)?;
+        for (index, (disk, image)) in self.group.disks().iter().zip(&self.images).enumerate() {
+            let seen = read_disk(disk).map_err(order("reading a disk for the snapshot"))?;
+            fs::write(folder.join(format!("guest-{index}.img")), bytes_of(&seen)).map_err(make)?;
+            fs::copy(image.path(), folder.join(format!("image-{index}.img"))).map_err(make)?;
+        }
+        let log = self.folder.join("disk0.img.aflog");
+        if log.exists() {
+            fs::copy(log, folder.join("log.img")).map_err(make)?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(content: &Sparse) -> Vec<u8> {
+    let mut bytes = vec![0; content.len() as usize];
+    content.read_at(&mut bytes, 0);
+    bytes
+}

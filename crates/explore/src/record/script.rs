@@ -1,0 +1,89 @@
+//! What the guest runs.
+
+use afterimage_lab::locate;
+use afterimage_lab::process::quote;
+
+use super::RecordOptions;
+use crate::{ExploreError, Result};
+
+/// The longest name of a mark, in bytes.
+pub const MARK_NAME_BYTES_MAX: usize = 100;
+
+/// The line that a guest reports to say that from here on a crash must leave the application's state of that name, or a
+/// later one.
+///
+/// # Errors
+/// The name cannot be one: empty, too long, not printable, with quotes or backslashes, or one of the recorder's own.
+pub fn mark_line(name: &str) -> Result<String> {
+    let wrong = |why: &str| {
+        Err(ExploreError::Usage(format!(
+            "{name:?} cannot name a mark: {why}; use 1 to {MARK_NAME_BYTES_MAX} bytes of printable text without quotes"
+        )))
+    };
+    if name.is_empty() {
+        return wrong("it is empty");
+    }
+    if name.len() > MARK_NAME_BYTES_MAX {
+        return wrong("it is too long");
+    }
+    if name.chars().any(|c| c.is_control() || matches!(c, '"' | '\'' | '`' | '\\')) {
+        return wrong("it has characters that are not printable, quotes or backslashes");
+    }
+    if matches!(name, "begin" | "end") {
+        return wrong("the recorder says `begin` and `end` itself");
+    }
+    Ok(serde_json::json!({ "mark": name }).to_string())
+}
+
+/// What the script finds in its environment.
+pub(super) fn environment(options: &RecordOptions) -> Result<Vec<(&'static str, String)>> {
+    let program = locate::own_program("afterimage")?;
+    let folder = program.parent().map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok(vec![
+        ("AFTERIMAGE", program.to_string_lossy().into_owned()),
+        ("PATH", format!("{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
+        ("AFTERIMAGE_MOUNT", options.mount_point.clone()),
+        ("AFTERIMAGE_SEED", options.seed.to_string()),
+    ])
+}
+
+/// Setup and command run in shells of their own, in the folder where the file system is mounted.
+pub(super) fn script(options: &RecordOptions) -> String {
+    let mount = quote(&options.mount_point);
+    let mount_options = match options.mount_options.as_str() {
+        "" => String::new(),
+        text => format!("-o {} ", quote(text)),
+    };
+    format!(
+        "set -e\n\
+         {} /dev/vda\n\
+         mkdir -p {mount}\n\
+         mount {mount_options}/dev/vda {mount}\n\
+         cd {mount}\n\
+         sh -e -c {}\n\
+         sync\n\
+         \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"begin\"}}'\n\
+         sh -c {}\n\
+         \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"end\"}}'\n\
+         # Until the machine is killed: an end in order would unmount.\n\
+         while :; do sleep 1000; done\n",
+        options.mkfs,
+        quote(if options.setup.trim().is_empty() { ":" } else { &options.setup }),
+        quote(&options.command),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_marks() {
+        assert_eq!(mark_line("row 1 is new").expect("a name"), "{\"mark\":\"row 1 is new\"}");
+        assert_eq!(mark_line("größer").expect("a name"), "{\"mark\":\"größer\"}");
+        for name in ["", "begin", "end", "a\"b", "a'b", "a\\b", "a\nb", "\u{7f}", &"x".repeat(101)] {
+            assert!(mark_line(name).is_err(), "{name:?}");
+        }
+        assert!(mark_line(&"x".repeat(100)).is_ok());
+    }
+}
