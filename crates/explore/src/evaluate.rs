@@ -27,7 +27,7 @@ use crate::Result;
 pub struct Found {
     /// Why the daemon's own recovery refuses them, or what is wrong with what it made of them.
     pub refused: Option<String>,
-    /// How many of the guest's requests the recovered disks hold; `None` where order is not promised.
+    /// How many of the guest's requests the recovered disks hold (the smallest such number); `None` without own recovery.
     pub prefix: Option<u64>,
     /// What each checker found.
     pub checks: Arc<Vec<(&'static str, Observation)>>,
@@ -113,7 +113,7 @@ impl Evaluator {
                 found
             }
             None => {
-                let found = self.find(images, digest)?;
+                let found = self.find(images)?;
                 shard(&self.known.states, digest).insert(digest, found.clone());
                 found
             }
@@ -121,9 +121,9 @@ impl Evaluator {
         Ok(self.judge(&found, crash))
     }
 
-    fn find(&mut self, images: Vec<Image>, digest: u128) -> Result<Found> {
+    fn find(&mut self, images: Vec<Image>) -> Result<Found> {
         let Some(own) = self.own.clone() else {
-            let checks = self.check(&images, digest)?;
+            let checks = self.check(&images)?;
             return Ok(Found { refused: None, prefix: None, checks });
         };
         self.work.recovered += 1;
@@ -138,7 +138,7 @@ impl Evaluator {
                     }
                     None => {
                         let images: Vec<Image> = disks.iter().map(|disk| disk.snapshot()).collect();
-                        let checks = self.check(&images, digest)?;
+                        let checks = self.check(&images)?;
                         shard(&self.known.disks, digest).insert(digest, Arc::clone(&checks));
                         checks
                     }
@@ -148,7 +148,7 @@ impl Evaluator {
         }
     }
 
-    fn check(&mut self, images: &[Image], _digest: u128) -> Result<Checks> {
+    fn check(&mut self, images: &[Image]) -> Result<Checks> {
         self.work.checked += 1;
         let mut checks = Vec::new();
         for checker in &mut self.checkers {

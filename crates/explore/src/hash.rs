@@ -8,10 +8,19 @@ use twox_hash::XxHash3_128;
 
 /// Hash of one sector's content, without its position; 0 for zeroes.
 pub fn content(sector: &[u8]) -> u128 {
-    if sector.iter().all(|byte| *byte == 0) {
+    // Most content shows at once that it is not all zeroes; memory comparison is faster than a loop for the rest.
+    const ZEROES: [u8; 512] = [0; 512];
+    let is_zero = sector.first().is_none_or(|first| *first == 0)
+        && sector.chunks(ZEROES.len()).all(|part| *part == ZEROES[..part.len()]);
+    if is_zero {
         return 0;
     }
     XxHash3_128::oneshot(sector) | 1
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // In pieces without an early end: the compiler makes wide compares of them.
+    bytes.chunks(64).all(|piece| piece.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
 /// What a sector with that content hash contributes to its disk's digest.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::check::Observation;
-use crate::marks::Mark;
+use crate::marks::{Mark, Record};
 use crate::stream::Stream;
 
 /// What a state must show.
@@ -89,7 +89,7 @@ impl Verdict {
 #[derive(Clone, Debug)]
 pub struct Judge {
     states: Vec<Mark>,
-    records: Vec<(u64, Mark)>,
+    records: Vec<(Record, Mark)>,
 }
 
 impl Judge {
@@ -116,7 +116,7 @@ impl Judge {
         match found {
             Observation::Sound => Verdict::fresh(),
             Observation::Named { state } => self.named(check, state, expected),
-            Observation::Records { present, .. } => self.recorded(check, present, expected),
+            Observation::Records { present, torn } => self.recorded(check, present, torn, expected),
             Observation::Inconsistent { what, evidence } => {
                 Verdict::broken(Class::Inconsistent, check, what.clone(), evidence.clone())
             }
@@ -153,21 +153,29 @@ impl Judge {
         self.states.get(mark).map_or(0.0, |m| ms(m.at_ns, expected.crash_ns))
     }
 
-    fn recorded(&self, check: &str, present: &[(u64, u64)], expected: &Expectation) -> Verdict {
-        let is_there = |n: u64| present.iter().any(|(first, last)| (*first..=*last).contains(&n));
-        let missing = |event: usize| {
-            self.records
-                .iter()
-                .filter(move |(n, mark)| mark.event < event && !is_there(*n))
-                .collect::<Vec<_>>()
-        };
-        let lost = missing(expected.required);
-        if let Some((n, _)) = lost.first() {
-            let what =
-                format!("record {n} had been acknowledged and is not there ({} missing in all)", lost.len());
-            return Verdict::broken(Class::Lost, check, what, String::new());
+    fn recorded(
+        &self,
+        check: &str,
+        present: &[(u64, u64)],
+        torn: &[(u32, u64)],
+        expected: &Expectation,
+    ) -> Verdict {
+        let remains = Remains { judge: self, present, torn, expected };
+        let broken = |what: String| Verdict::broken(Class::Lost, check, what, String::new());
+        let lost = remains.missing(expected.required);
+        if let Some((record, _)) = lost.first() {
+            return broken(format!(
+                "record {} had been acknowledged and is not there ({} missing in all)",
+                record.n,
+                lost.len()
+            ));
         }
-        match missing(expected.crash).first() {
+        if let Some((thread, slot)) = torn.iter().find(|place| !remains.in_flight(place.0, place.1)) {
+            return broken(format!(
+                "slot {slot} of thread {thread} is torn, and nothing was being written there"
+            ));
+        }
+        match remains.missing(expected.crash).first() {
             Some((_, mark)) => Verdict {
                 class: Class::Stale,
                 state: None,
@@ -176,6 +184,51 @@ impl Judge {
             },
             None => Verdict::fresh(),
         }
+    }
+}
+
+/// What is left of the agent's records.
+struct Remains<'a> {
+    judge: &'a Judge,
+    present: &'a [(u64, u64)],
+    torn: &'a [(u32, u64)],
+    expected: &'a Expectation,
+}
+
+impl Remains<'_> {
+    fn is_there(&self, n: u64) -> bool {
+        self.present.iter().any(|(first, last)| (*first..=*last).contains(&n))
+    }
+
+    /// Records acknowledged before an event that are neither there nor overwritten by a later one.
+    fn missing(&self, event: usize) -> Vec<&(Record, Mark)> {
+        let acknowledged = self.judge.records.iter().filter(move |(_, mark)| mark.event < event);
+        acknowledged.filter(|(record, _)| !self.is_there(record.n) && !self.is_overwritten(record)).collect()
+    }
+
+    /// In a ring a later record takes the place: one that is there, or one that was being written.
+    fn is_overwritten(&self, record: &Record) -> bool {
+        let same =
+            |other: &Record| (other.thread, other.slot) == (record.thread, record.slot) && other.n > record.n;
+        if self.judge.records.iter().any(|(other, _)| same(other) && self.is_there(other.n)) {
+            return true;
+        }
+        // Not acknowledged yet, so only its thread's next place is known.
+        let known = |n: u64| self.judge.records.iter().any(|(other, _)| other.n == n);
+        let newer = || self.present.iter().any(|(_, last)| *last > record.n && !known(*last));
+        self.in_flight(record.thread, record.slot)
+            && (self.torn.contains(&(record.thread, record.slot)) || newer())
+    }
+
+    /// Whether a place may have been written to when the crash came: by a record that the contract allows to be lost, or
+    /// by the one after the last acknowledged one.
+    fn in_flight(&self, thread: u32, slot: u64) -> bool {
+        let mine = || self.judge.records.iter().filter(move |(record, _)| record.thread == thread);
+        let lost_or_later = mine()
+            .filter(|(_, mark)| mark.event >= self.expected.required)
+            .any(|(record, _)| record.slot == slot);
+        let last = mine().filter(|(_, mark)| mark.event < self.expected.crash).last();
+        lost_or_later || last.is_none_or(|(last, _)| slot == last.slot + 1 || (slot == 0 && last.slot > 0))
     }
 }
 
@@ -225,5 +278,8 @@ mod tests {
         assert_eq!(class(&present(&[(1, 2)]), 25, 25).0, Class::Fresh);
         assert_eq!(class(&present(&[(1, 1)]), 15, 25), (Class::Stale, 5.0));
         assert_eq!(class(&present(&[(2, 2)]), 25, 25).0, Class::Lost);
+        let torn = |slot: u64| Observation::Records { present: vec![(1, 2)], torn: vec![(0, slot)] };
+        assert_eq!(class(&torn(2), 25, 25).0, Class::Fresh, "the third was being written");
+        assert_eq!(class(&torn(1), 25, 25).0, Class::Lost, "the second was not");
     }
 }

@@ -12,8 +12,19 @@ pub struct Mark {
     pub at_ns: u64,
     /// The application's state from here on, or `begin` and `end`.
     pub name: String,
-    /// The agent's record of that number is on the disk, it says.
-    pub record: Option<u64>,
+    /// The agent says that this record is on the disk.
+    pub record: Option<Record>,
+}
+
+/// One of the agent's records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its number.
+    pub n: u64,
+    /// The thread, and so the file, that wrote it.
+    pub thread: u32,
+    /// Its place in the file.
+    pub slot: u64,
 }
 
 impl Mark {
@@ -36,8 +47,11 @@ fn mark(event: usize, at_ns: u64, kind: &EventKind) -> Option<Mark> {
         return Some(Mark { event, at_ns, name: name.to_owned(), record: None });
     }
     if json.get("agent").and_then(serde_json::Value::as_str) == Some("ack") {
-        let n = json.get("n").and_then(serde_json::Value::as_u64)?;
-        return Some(Mark { event, at_ns, name: format!("record {n}"), record: Some(n) });
+        let number = |key: &str| json.get(key).and_then(serde_json::Value::as_u64);
+        let n = number("n")?;
+        let thread = number("thread").unwrap_or_default() as u32;
+        let record = Record { n, thread, slot: number("slot").unwrap_or_default() };
+        return Some(Mark { event, at_ns, name: format!("record {n}"), record: Some(record) });
     }
     None
 }

@@ -63,7 +63,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// How many states there are, where all of them are few enough to be looked at.
-    pub fn count(&self) -> Option<u64> {
+    pub fn all_states(&self) -> Option<u64> {
         match self.picking {
             Picking::Rounds => self.states.iter().map(Enumeration::count).sum(),
             Picking::Moments => None,

@@ -1,0 +1,135 @@
+//! `afterimage explore [--quick | --budget TIME]`: a lane.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use afterimage_explore::campaign::Progress;
+use afterimage_explore::lane::{self, LaneOptions, Listener, Planted};
+use afterimage_explore::report::Report;
+
+use super::{explain, interrupt, progress};
+use crate::commands::{print_line, to_json};
+use crate::failure::Failure;
+use crate::units::parse_duration;
+
+/// The budget of the campaigns of the short lane: with recordings, guests and planted faults a minute or two.
+const QUICK_BUDGET: Duration = Duration::from_secs(30);
+/// Crash points of each case study in the long lane.
+const CASE_STATES: u64 = 10_000;
+
+/// Without a subcommand: a lane.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The short lane: a minute or two
+    #[arg(long)]
+    quick: bool,
+    /// The long lane: every workload under every contract, for about this long
+    #[arg(long, value_name = "TIME", conflicts_with = "quick")]
+    budget: Option<String>,
+    /// Seed of all draws
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Workers
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Where recordings, progress and failures are kept
+    #[arg(long, value_name = "DIR", default_value = "target/explore")]
+    out: PathBuf,
+    /// Go on with the lane in --out
+    #[arg(long)]
+    resume: bool,
+    /// Only campaigns and planted faults whose name contains this
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// Answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+struct Console {
+    json: bool,
+    line: Option<progress::Line>,
+}
+
+impl Console {
+    fn say(&mut self, text: &str) {
+        if let Some(mut line) = self.line.take() {
+            line.end();
+        }
+        if self.json {
+            eprintln!("{text}");
+        } else {
+            // A reader that went away is found out at the end.
+            drop(print_line(text));
+        }
+    }
+}
+
+impl Listener for Console {
+    fn begin(&mut self, what: &str) {
+        if let Some(mut line) = self.line.take() {
+            line.end();
+        }
+        tracing::info!(what, "begins");
+    }
+
+    fn progress(&mut self, progress: &Progress, budget: Duration, states: Option<u64>) {
+        self.line.get_or_insert_with(|| progress::Line::new(Some(budget), states)).show(progress);
+    }
+
+    fn report(&mut self, report: &Report) {
+        self.say(report.to_string().trim_end());
+    }
+
+    fn fault(&mut self, fault: &Planted) {
+        let text = if fault.found {
+            format!("planted fault {}: found after {} states: {}", fault.name, fault.states, fault.how)
+        } else {
+            format!("planted fault {}: NOT FOUND in {} states", fault.name, fault.states)
+        };
+        self.say(&text);
+    }
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let budget =
+        match &args.budget {
+            None if !args.quick => return Err(Failure::usage(
+                "say which lane: `explore --quick`, or `explore --budget 30m`; or a subcommand (see --help)",
+            )),
+            None => QUICK_BUDGET,
+            Some(text) => parse_duration(text).map_err(|e| Failure::usage(format!("--budget: {e}")))?,
+        };
+    let options = LaneOptions {
+        quick: args.quick,
+        budget,
+        seed: args.seed,
+        jobs: args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get())),
+        out: args.out.clone(),
+        resume: args.resume,
+        only: args.only.clone(),
+        case_states: if args.quick { 0 } else { CASE_STATES },
+    };
+    let stop = interrupt::flag()?;
+    let mut console = Console { json: args.json, line: None };
+    let summary = lane::run(&options, &stop, &mut console).map_err(explain)?;
+    let markdown = args.out.join("summary.md");
+    std::fs::write(&markdown, summary.markdown())
+        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", markdown.display())))?;
+    let json = to_json(&summary)?;
+    let path = args.out.join("summary.json");
+    std::fs::write(&path, &json)
+        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+    if args.json {
+        print_line(&json)?;
+    } else {
+        print_line(&summary.line())?;
+        print_line(&format!("tables: {}", markdown.display()))?;
+    }
+    if summary.passed() && !summary.interrupted {
+        Ok(())
+    } else {
+        Err(Failure::Status(1))
+    }
+}

@@ -1,0 +1,62 @@
+//! `afterimage explore replay FAILURE`
+
+use std::path::PathBuf;
+
+use afterimage_explore::campaign::again;
+use afterimage_explore::{materialise, runner, saved, ExploreError};
+
+use super::explain;
+use crate::commands::{print_line, to_json};
+use crate::failure::Failure;
+
+/// Recover and check a saved failure's state again
+///
+/// Exit status 1 where it still fails, 0 where it does not any more. With --image the crash state itself is written out
+/// for other tools: the guest's first disk as it was left, after the daemon's own recovery where there is one.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The folder that `explore run` saved
+    folder: PathBuf,
+    /// Write the state's image to this file, sparse, and check nothing
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+    /// Answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let (saved, recording) = saved::load(&args.folder).map_err(explain)?;
+    let subject = saved.setup.subject(&recording).map_err(explain)?;
+    let found = &saved.failure;
+    if let Some(path) = &args.image {
+        let cut = subject.cuts.iter().find(|cut| cut.event == found.cut_event).ok_or_else(|| {
+            explain(ExploreError::Corrupt("the recording has no such crash point".to_owned()))
+        })?;
+        let images = cut.state(&subject.stream, &found.choice);
+        materialise::write(&subject, images, path).map_err(explain)?;
+        return print_line(&format!("the state's disk is in {}", path.display()));
+    }
+    let tools = saved.setup.tools(&recording, 1).map_err(explain)?;
+    let checkers = |_worker: usize| tools.checkers();
+    let mut evaluator = runner::evaluator(&subject, &checkers).map_err(explain)?;
+    let verdict = again(&subject, &mut evaluator, found.cut_event, found.crash_event, &found.choice)
+        .map_err(explain)?;
+    if args.json {
+        print_line(&to_json(&verdict)?)?;
+    } else {
+        let text = match &verdict.problem {
+            Some(problem) => {
+                format!("still fails: {}: {}\n{}", problem.check, problem.what, problem.evidence)
+            }
+            None => "does not fail any more".to_owned(),
+        };
+        print_line(text.trim_end())?;
+    }
+    if verdict.class.is_violation() {
+        Err(Failure::Status(1))
+    } else {
+        Ok(())
+    }
+}

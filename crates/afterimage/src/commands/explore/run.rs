@@ -1,0 +1,159 @@
+//! `afterimage explore run RECORDING`
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use afterimage_explore::campaign::{Limits, Progress};
+use afterimage_explore::derive;
+use afterimage_explore::model::Model;
+use afterimage_explore::runner::{explore, Request};
+use afterimage_explore::schedule::Picking;
+use afterimage_explore::setup::{Level, Setup};
+use afterimage_trace::{Layer, Recording};
+
+use super::{explain, interrupt, progress};
+use crate::commands::print_report;
+use crate::failure::Failure;
+use crate::units::parse_duration;
+
+/// Explore the crash states of a recording: which may a crash leave, and is each as promised?
+///
+/// Every state is recovered as it would be after the crash (the daemon's own recovery, e2fsck, a mount by a real guest's
+/// kernel) and checked. Exit status 1 where a state breaks the promise; the first one is minimised and saved for
+/// `explore show` and `explore replay`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// A recording made by `explore record`
+    recording: PathBuf,
+    /// Which stream crashes: what reached the files below the daemon (storage), or what the guest asked for (guest)
+    #[arg(long, value_name = "LAYER")]
+    layer: Option<LayerWord>,
+    /// What a crash may leave: any subset of what no completed sync covers (disk), a prefix (prefix), or what was in
+    /// flight when the guest died (guest)
+    #[arg(long, value_name = "MODEL")]
+    model: Option<Model>,
+    /// How far each state is taken: the daemon's recovery (log), e2fsck (fsck), mount and application check (mount)
+    #[arg(long, value_name = "LEVEL")]
+    level: Option<Level>,
+    /// The application's check, run with the file system at /mnt: exit status 0 means sound, the last line of its
+    /// output names the state (that of a mark, where it means one); `records DIR` and `editor FILE` are built in
+    #[arg(long, value_name = "CMD")]
+    check: Option<String>,
+    /// Judge another contract: the guest's requests are driven again through the real ordering layer
+    #[arg(long, value_name = "CONTRACT")]
+    survives: Option<String>,
+    /// Size of the redo log for --survives power-window; small logs wrap often
+    #[arg(long, value_name = "SIZE", default_value = "4M")]
+    log_max: String,
+    /// Stop after this long
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    budget: String,
+    /// Stop after so many states
+    #[arg(long, value_name = "N")]
+    states: Option<u64>,
+    /// Crash at moments drawn evenly from the run, one state each, instead of searching where it hurts
+    #[arg(long)]
+    moments: bool,
+    /// Seed of all draws: the same seed looks at the same states in the same order
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Workers
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Stop at the first state that breaks the promise
+    #[arg(long)]
+    first: bool,
+    /// Where progress and failures are kept
+    #[arg(long, value_name = "DIR", default_value = "explore-out")]
+    out: PathBuf,
+    /// Go on with the campaign in --out
+    #[arg(long)]
+    resume: bool,
+    /// Answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum LayerWord {
+    Guest,
+    Storage,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Does my database survive a power cut on a disk with a volatile cache?
+    afterimage explore record --out db.afrec --setup 'make-db /mnt/db' -- sh -c 'run-transactions /mnt/db'
+    afterimage explore run db.afrec --check 'check-db /mnt/db'
+
+  The same requests under a window of 20 ms, with a log so small that it wraps often:
+    afterimage explore run db.afrec --survives power-window=20ms --log-max 256K --budget 10m
+
+  Only the daemon's own recovery, as fast as it goes:
+    afterimage explore run db.afrec --level log --states 1000000";
+
+/// Runs it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let budget = parse_duration(&args.budget).map_err(|e| Failure::usage(format!("--budget: {e}")))?;
+    let recording = load(&args.recording)?;
+    let recording = match &args.survives {
+        None => recording,
+        Some(contract) => {
+            let log_bytes = crate::units::parse_size(&args.log_max)
+                .map_err(|e| Failure::usage(format!("--log-max: {e}")))?;
+            derive::under(&recording, contract, log_bytes, args.seed).map_err(explain)?
+        }
+    };
+    let setup = setup(args, &recording)?;
+    let limits = limits(args, budget);
+    let stop = interrupt::flag()?;
+    let name = args.recording.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let request = Request {
+        name: &name,
+        recording: &recording,
+        setup: &setup,
+        limits,
+        out: Some(&args.out),
+        resume: args.resume,
+    };
+    let tools = setup.tools(&recording, limits.jobs).map_err(explain)?;
+    let checkers = |_worker: usize| tools.checkers();
+    let mut line = progress::Line::new(Some(budget), args.states);
+    let report = explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
+    line.end();
+    print_report(&report, args.json)?;
+    if report.holds() {
+        Ok(())
+    } else {
+        Err(Failure::Status(1))
+    }
+}
+
+fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
+    let mut setup = Setup::of(recording).map_err(explain)?;
+    match args.layer {
+        Some(LayerWord::Guest) => setup.layer = Layer::Guest,
+        Some(LayerWord::Storage) => setup.layer = Layer::Storage,
+        None if args.model == Some(Model::Prefix) => setup.layer = Layer::Guest,
+        None => {}
+    }
+    setup.model = args.model.unwrap_or(setup.model);
+    setup.level = args.level.unwrap_or(setup.level);
+    setup.check = args.check.clone().or(setup.check);
+    setup.seed = args.seed;
+    if args.moments {
+        setup.picking = Picking::Moments;
+    }
+    Ok(setup)
+}
+
+fn limits(args: &Args, time: Duration) -> Limits {
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+    Limits { time, states: args.states, jobs, first_only: args.first }
+}
+
+/// Reads a recording.
+fn load(path: &std::path::Path) -> Result<Recording, Failure> {
+    Recording::load(path).map_err(Failure::failed)
+}

@@ -1,0 +1,29 @@
+//! One guest recording under another contract: the same requests through the real ordering layer.
+
+use afterimage_order::Contract;
+use afterimage_trace::Recording;
+
+use crate::layers::{direct, replay, LayersOptions};
+use crate::{ExploreError, Result};
+
+/// A recording of both layers, as if it had been made under `contract`. `log_bytes` is the size of the redo log's record
+/// area, where there is one.
+///
+/// # Errors
+/// The contract is none, or the recording has no guest layer.
+pub fn under(recording: &Recording, contract: &str, log_bytes: u64, seed: u64) -> Result<Recording> {
+    let parsed: Contract =
+        contract.parse().map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
+    let mut derived = match parsed {
+        Contract::PowerWindow { window } => {
+            let options =
+                LayersOptions { window, log_area_bytes: log_bytes, seed, ..LayersOptions::default() };
+            replay(recording, &options)?
+        }
+        other => direct(recording, other)?,
+    };
+    derived.about = recording.about.clone();
+    derived.about.insert("contract".to_owned(), contract.into());
+    derived.about.insert("derived".to_owned(), true.into());
+    Ok(derived)
+}

@@ -1,0 +1,166 @@
+//! Planted faults: a lane that does not find them proves nothing.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_trace::{Layer, Recording};
+use serde::{Deserialize, Serialize};
+
+use super::cases::WINDOW;
+use super::record::Recordings;
+use super::workloads::{self, Workload};
+use super::LaneOptions;
+use crate::campaign::{self, Limits, Progress};
+use crate::check::apps::Synchronous;
+use crate::fault::Fault;
+use crate::judge::Class;
+use crate::layers::LayersOptions;
+use crate::model::Model;
+use crate::setup::{Level, Setup};
+use crate::{runner, Result};
+
+/// For each fault.
+const BUDGET: Duration = Duration::from_secs(20);
+/// A small log wraps and checkpoints in a short recording, too.
+const LOG_AREA_BYTES: u64 = 64 * 4096;
+
+/// One planted fault, and what became of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Planted {
+    /// Its name.
+    pub name: String,
+    /// What is wrong.
+    pub describe: String,
+    /// Whether a state was found that shows it.
+    pub found: bool,
+    /// States until then.
+    pub states: u64,
+    /// How it showed: lost or inconsistent, and the first sentence.
+    pub how: String,
+    /// Milliseconds until then.
+    pub elapsed_ms: u64,
+}
+
+/// A mistake of one of the parties.
+pub(super) enum Mistake {
+    /// Of the daemon.
+    Daemon(Fault),
+    /// Of a guest or its program: this workload is wrong on a disk with a volatile cache.
+    Guest { name: &'static str, describe: &'static str, workload: Workload },
+}
+
+/// All of a lane.
+pub(super) fn all(quick: bool) -> Vec<Mistake> {
+    let mut faults: Vec<Mistake> = if quick {
+        [Fault::NoOrder, Fault::EarlyFlush, Fault::SkipLogSync, Fault::LoseLogTail]
+            .map(Mistake::Daemon)
+            .into()
+    } else {
+        Fault::ALL.map(Mistake::Daemon).into()
+    };
+    faults.push(Mistake::Guest {
+        name: "ext4-nobarrier",
+        describe: "ext4 is mounted with nobarrier: its commits are not ordered.",
+        workload: workloads::records(120).mounted("nobarrier"),
+    });
+    faults.push(Mistake::Guest {
+        name: "sqlite-synchronous-off",
+        describe: "SQLite commits with synchronous=OFF: it never syncs.",
+        workload: workloads::sqlite(30, Synchronous::Off),
+    });
+    faults.push(Mistake::Guest {
+        name: "editor-no-fsync",
+        describe: "An editor renames its new file without having synced it (ext4 with noauto_da_alloc).",
+        workload: workloads::editor(25, false).mounted("noauto_da_alloc"),
+    });
+    faults
+}
+
+impl Mistake {
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Daemon(fault) => fault.name(),
+            Self::Guest { name, .. } => name,
+        }
+    }
+
+    fn describe(&self) -> &str {
+        match self {
+            Self::Daemon(fault) => fault.describe(),
+            Self::Guest { describe, .. } => describe,
+        }
+    }
+
+    /// Looks for a state that shows it.
+    pub fn hunt(
+        &self,
+        options: &LaneOptions,
+        recordings: &mut Recordings,
+        stop: &AtomicBool,
+    ) -> Result<Planted> {
+        let (recording, setup) = self.plant(options, recordings)?;
+        let subject = setup.subject(&recording)?;
+        let tools = setup.tools(&recording, options.jobs)?;
+        let limits = Limits { time: BUDGET, states: None, jobs: options.jobs, first_only: true };
+        let checkers = |_worker: usize| tools.checkers();
+        let progress =
+            campaign::run(&subject, &limits, &checkers, Progress::default(), stop, &mut |_: &Progress| ())?;
+        let first = progress.failures.first();
+        // Shown again, by one worker with nothing remembered: what was found must be a property of the state.
+        let mut evaluator = runner::evaluator(&subject, &checkers)?;
+        let again = first
+            .map(|f| campaign::again(&subject, &mut evaluator, f.cut_event, f.crash_event, &f.choice))
+            .transpose()?;
+        let how = again.as_ref().and_then(|verdict| {
+            let problem = verdict.problem.as_ref()?;
+            let class = if verdict.class == Class::Lost { "lost" } else { "inconsistent" };
+            Some(format!("{class}: {}: {}", problem.check, problem.what))
+        });
+        Ok(Planted {
+            name: self.name().to_owned(),
+            describe: self.describe().to_owned(),
+            found: how.is_some(),
+            states: progress.tally.states(),
+            how: how.unwrap_or_default(),
+            elapsed_ms: progress.elapsed.as_millis() as u64,
+        })
+    }
+
+    fn plant(&self, options: &LaneOptions, recordings: &mut Recordings) -> Result<(Arc<Recording>, Setup)> {
+        match self {
+            Self::Guest { workload, .. } => {
+                let recording = recordings.get(workload, "power")?;
+                let setup = Setup { seed: options.seed, ..Setup::of(&recording)? };
+                Ok((recording, setup))
+            }
+            Self::Daemon(fault) => {
+                let source = recordings
+                    .get(&workloads::records(120), if fault.breaks_power() { "power" } else { WINDOW })?;
+                let layers = LayersOptions {
+                    log_area_bytes: LOG_AREA_BYTES,
+                    seed: options.seed,
+                    window: Duration::from_millis(20),
+                    ..LayersOptions::default()
+                };
+                let planted = fault.plant(&source, &layers)?;
+                let mut recording = planted.recording;
+                recording.about.insert("contract".to_owned(), planted.contract.to_string().into());
+                for key in ["check", "mount"] {
+                    if let Some(value) = source.about.get(key) {
+                        recording.about.insert(key.to_owned(), value.clone());
+                    }
+                }
+                let setup = Setup {
+                    layer: Layer::Storage,
+                    model: Model::Disk,
+                    level: Level::Mount,
+                    lose_records: planted.recovery.lose_records,
+                    seed: options.seed,
+                    ..Setup::of(&recording)?
+                };
+                Ok((Arc::new(recording), setup))
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The lanes: every contract under real workloads, and the proof that a lane can fail.
+//!
+//! ```text
+//!   workloads ─► recordings (once each) ─► campaigns, each with its share of the budget ─► nothing may be broken
+//!                                      └► planted faults ─► each must be found
+//!                                      └► vDrive's two case studies ─► Table 2
+//! ```
+
+mod cases;
+mod faults;
+mod record;
+mod summary;
+mod table2;
+mod workloads;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use afterimage_trace::Recording;
+
+pub use cases::{cases, Case};
+pub use faults::Planted;
+pub use summary::Summary;
+pub use table2::{CaseStudy, Row};
+pub use workloads::Workload;
+
+use crate::campaign::{Limits, Progress};
+use crate::derive;
+use crate::report::Report;
+use crate::runner::{explore, Request};
+use crate::Result;
+use record::Recordings;
+
+/// What a lane is to be.
+#[derive(Clone, Debug)]
+pub struct LaneOptions {
+    /// The short lane.
+    pub quick: bool,
+    /// For the campaigns in all.
+    pub budget: Duration,
+    /// Seed of all draws.
+    pub seed: u64,
+    /// Workers.
+    pub jobs: usize,
+    /// Where recordings, progress and failures go.
+    pub out: PathBuf,
+    /// Go on with what is there.
+    pub resume: bool,
+    /// Only cases and faults whose name contains this.
+    pub only: Option<String>,
+    /// States of each case study, in the long lane; 0: none.
+    pub case_states: u64,
+}
+
+/// Told of what is going on.
+pub trait Listener {
+    /// Something begins.
+    fn begin(&mut self, what: &str);
+    /// A campaign goes on.
+    fn progress(&mut self, progress: &Progress, budget: Duration, states: Option<u64>);
+    /// A campaign has ended.
+    fn report(&mut self, report: &Report);
+    /// A planted fault was found, or not.
+    fn fault(&mut self, fault: &Planted);
+}
+
+/// Runs a lane. What it found is in the summary; see [`Summary::passed`].
+///
+/// # Errors
+/// The lane cannot be run.
+pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener) -> Result<Summary> {
+    let begin = Instant::now();
+    std::fs::create_dir_all(&options.out)
+        .map_err(crate::ExploreError::io(format!("cannot make {}", options.out.display())))?;
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    let mut recordings = Recordings::new(&options.out, options.resume);
+    let mut summary = Summary { seed: options.seed, quick: options.quick, ..Summary::default() };
+    let cases: Vec<Case> = cases(options.quick).into_iter().filter(|case| wanted(&case.name)).collect();
+    let shares: u32 = cases.iter().map(|case| case.share).sum();
+    for case in &cases {
+        if stop.load(Ordering::Relaxed) {
+            summary.interrupted = true;
+            return Ok(summary);
+        }
+        let time = options.budget * case.share / shares.max(1);
+        let report = run_case(options, case, time, &mut recordings, stop, listener)?;
+        listener.report(&report);
+        summary.reports.push(report);
+    }
+    for fault in faults::all(options.quick) {
+        if stop.load(Ordering::Relaxed) {
+            summary.interrupted = true;
+            return Ok(summary);
+        }
+        if !wanted(fault.name()) {
+            continue;
+        }
+        listener.begin(&format!("planted fault {}", fault.name()));
+        let found = fault.hunt(options, &mut recordings, stop)?;
+        listener.fault(&found);
+        summary.faults.push(found);
+    }
+    if options.case_states > 0 && options.only.is_none() {
+        summary.case_studies = table2::run(options, &mut recordings, stop, listener)?;
+    }
+    summary.interrupted = stop.load(Ordering::Relaxed);
+    summary.elapsed = begin.elapsed();
+    Ok(summary)
+}
+
+fn run_case(
+    options: &LaneOptions,
+    case: &Case,
+    time: Duration,
+    recordings: &mut Recordings,
+    stop: &AtomicBool,
+    listener: &mut dyn Listener,
+) -> Result<Report> {
+    listener.begin(&case.name);
+    let recording = recordings.get(&case.workload, case.recorded_under)?;
+    let derived: Option<Recording> = match case.derived {
+        None => None,
+        Some(derived) => {
+            Some(derive::under(&recording, derived.contract, derived.log_area_bytes, options.seed)?)
+        }
+    };
+    let recording: &Recording = derived.as_ref().unwrap_or(&recording);
+    let setup = case.setup(recording, options.seed)?;
+    let limits = Limits { time, states: case.states_max, jobs: options.jobs, first_only: false };
+    let out = folder(&options.out, &case.name);
+    let tools = setup.tools(recording, options.jobs)?;
+    let checkers = |_worker: usize| tools.checkers();
+    let request = Request {
+        name: &case.name,
+        recording,
+        setup: &setup,
+        limits,
+        out: Some(&out),
+        resume: options.resume,
+    };
+    explore(&request, &checkers, stop, &mut |p: &Progress| listener.progress(p, time, case.states_max))
+}
+
+fn folder(out: &Path, name: &str) -> PathBuf {
+    out.join(name.replace([' ', '/', '='], "-"))
+}

@@ -1,0 +1,57 @@
+//! Each workload is recorded once for each contract.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_trace::Recording;
+
+use super::workloads::Workload;
+use crate::record::{record, RecordOptions};
+use crate::{ExploreError, Result};
+
+/// The smallest redo log: recovery reads all of it for every state.
+const LOG_BYTES: u64 = 16 << 20;
+/// Longer than any workload of a lane takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Recordings of a lane, in its folder.
+pub(super) struct Recordings {
+    folder: PathBuf,
+    reuse: bool,
+    made: HashMap<PathBuf, Arc<Recording>>,
+}
+
+impl Recordings {
+    /// With `reuse` what is there from an earlier run is taken.
+    pub fn new(folder: &Path, reuse: bool) -> Self {
+        Self { folder: folder.to_owned(), reuse, made: HashMap::new() }
+    }
+
+    /// The recording of a workload under a contract.
+    pub fn get(&mut self, workload: &Workload, contract: &str) -> Result<Arc<Recording>> {
+        let path = super::folder(&self.folder, &format!("{} {contract}.afrec", workload.name));
+        if let Some(recording) = self.made.get(&path) {
+            return Ok(Arc::clone(recording));
+        }
+        if !(self.reuse && path.exists()) {
+            let contract = contract
+                .parse()
+                .map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
+            record(&RecordOptions {
+                force: true,
+                log_bytes_max: LOG_BYTES,
+                mount_options: workload.mount.clone(),
+                setup: workload.app.setup.clone(),
+                check: Some(workload.app.check.to_text()),
+                limit: LIMIT,
+                ..RecordOptions::new(path.clone(), contract, workload.app.command.clone())
+            })?;
+        }
+        let recording =
+            Recording::load(&path).map(Arc::new).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
+        self.made.insert(path, Arc::clone(&recording));
+        Ok(recording)
+    }
+}

@@ -1,0 +1,139 @@
+//! What a lane found, as text, as JSON and as the Markdown that stands in the documentation.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::faults::Planted;
+use super::table2::CaseStudy;
+use crate::report::{grouped, Report};
+
+/// See the module.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Seed of all draws.
+    pub seed: u64,
+    /// The short lane.
+    pub quick: bool,
+    /// The campaigns.
+    pub reports: Vec<Report>,
+    /// The planted faults.
+    pub faults: Vec<Planted>,
+    /// vDrive's case studies.
+    pub case_studies: Vec<CaseStudy>,
+    /// Somebody ended it early.
+    pub interrupted: bool,
+    /// In all.
+    pub elapsed: Duration,
+}
+
+impl Summary {
+    /// Whether every promise held, and every planted fault was found.
+    pub fn passed(&self) -> bool {
+        self.reports.iter().all(Report::holds)
+            && self.faults.iter().all(|fault| fault.found)
+            && self.case_studies.iter().flat_map(|study| &study.rows).all(|row| row.broken == 0)
+    }
+
+    /// States in all.
+    pub fn states(&self) -> u64 {
+        let campaigns: u64 = self.reports.iter().map(|report| report.progress.tally.states()).sum();
+        let studies: u64 = self.case_studies.iter().flat_map(|study| &study.rows).map(|row| row.points).sum();
+        campaigns + studies
+    }
+
+    /// One line for those who only want to know.
+    pub fn line(&self) -> String {
+        let broken: u64 = self.reports.iter().map(|report| report.progress.tally.violations()).sum::<u64>()
+            + self.case_studies.iter().flat_map(|study| &study.rows).map(|row| row.broken).sum::<u64>();
+        let found = self.faults.iter().filter(|fault| fault.found).count();
+        format!(
+            "explore: {} states in {:.0} s, {} broken; {found} of {} planted faults found{}",
+            grouped(self.states()),
+            self.elapsed.as_secs_f64(),
+            grouped(broken),
+            self.faults.len(),
+            if self.interrupted { "; ended early" } else { "" }
+        )
+    }
+
+    /// Tables for the documentation.
+    pub fn markdown(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "| campaign | layer, model, level | crash points | states | distinct bytes | recovered by the daemon | checked | \
+             fresh | stale, oldest | lost | inconsistent |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        );
+        for report in &self.reports {
+            let (tally, work) = (&report.progress.tally, &report.progress.tally.work);
+            let level = format!("{:?}", report.setup.level).to_lowercase();
+            let _ = writeln!(
+                text,
+                "| {} | {}, {}, {level} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                report.name,
+                report.setup.layer_name(),
+                report.setup.model.name(),
+                grouped(report.cuts as u64),
+                grouped(tally.states()),
+                grouped(work.states - work.equal_bytes),
+                if work.recovered > 0 { grouped(work.recovered) } else { "–".to_owned() },
+                grouped(work.checked),
+                grouped(tally.fresh),
+                if tally.stale > 0 {
+                    format!("{}, {:.1} ms", grouped(tally.stale), tally.stale_ms_max)
+                } else {
+                    "0".to_owned()
+                },
+                grouped(tally.lost),
+                grouped(tally.inconsistent),
+            );
+        }
+        if !self.faults.is_empty() {
+            let _ = writeln!(text, "\n| planted fault | found after | as |\n|---|---|---|");
+        }
+        for fault in &self.faults {
+            let after = if fault.found {
+                format!("{} states, {} ms", grouped(fault.states), grouped(fault.elapsed_ms))
+            } else {
+                format!("**not found** in {} states", grouped(fault.states))
+            };
+            let _ = writeln!(
+                text,
+                "| {}: {} | {after} | {} |",
+                fault.name,
+                fault.describe,
+                fault.how.replace('|', "\\|").lines().next().unwrap_or_default()
+            );
+        }
+        if !self.case_studies.is_empty() {
+            let _ = writeln!(
+                text,
+                "\n| case study | contract | crash points | old | new | inconsistent | oldest | vDrive's Table 2: old, new |\n\
+                 |---|---|---|---|---|---|---|---|"
+            );
+        }
+        for study in &self.case_studies {
+            for row in &study.rows {
+                let _ = writeln!(
+                    text,
+                    "| {} | {} | {} | {} | {} | {} | {:.1} ms | {} |",
+                    study.name,
+                    row.contract,
+                    grouped(row.points),
+                    grouped(row.old),
+                    grouped(row.new),
+                    grouped(row.broken),
+                    row.stale_ms_max,
+                    row.paper.map_or("–".to_owned(), |(old, new)| format!(
+                        "{}: {old}, {new}",
+                        if row.contract == "power" { "nested" } else { "vDrive" }
+                    ))
+                );
+            }
+        }
+        text
+    }
+}

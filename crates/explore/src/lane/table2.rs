@@ -1,0 +1,144 @@
+//! vDrive's two case studies (§ 6.3, Table 2): an editor's atomic save, and one transaction of SQLite, at crash points.
+//!
+//! The paper takes 10 and 30 crash points, *nested* (both file systems journal and flush) and under vDrive. Here `power` is
+//! what nested journaling promises, and `power-window` what vDrive does. Points are drawn as crashes happen: at moments
+//! spread evenly over the run.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::record::Recordings;
+use super::workloads::{self, Workload};
+use super::{folder, LaneOptions, Listener};
+use crate::campaign::{Limits, Progress};
+use crate::check::apps::{App, Synchronous};
+use crate::runner::{explore, Request};
+use crate::schedule::Picking;
+use crate::setup::Setup;
+use crate::Result;
+
+/// A row and its counts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// The contract.
+    pub contract: String,
+    /// Crash points.
+    pub points: u64,
+    /// Points that left the state before.
+    pub old: u64,
+    /// Points that left the state after.
+    pub new: u64,
+    /// Points that broke a promise.
+    pub broken: u64,
+    /// The greatest age of what was found, in milliseconds.
+    pub stale_ms_max: f64,
+    /// The paper's old and new, where it has this row.
+    pub paper: Option<(u64, u64)>,
+}
+
+/// One application.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CaseStudy {
+    /// Its name.
+    pub name: String,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+/// The daemon's usual window.
+const WINDOW: &str = "power-window=50ms";
+
+struct Study {
+    name: &'static str,
+    workload: Workload,
+    old: &'static str,
+    points: u64,
+    nested: (u64, u64),
+    vdrive: (u64, u64),
+}
+
+/// Before and after the save the editor is idle, as long as a window: the crash may come then, too.
+fn idle_around(workload: Workload, old: &str) -> Workload {
+    let App { name, setup, command, check } = workload.app;
+    let command =
+        format!("\"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"{old}\"}}'\nsleep 0.05\n{command}sleep 0.05\n");
+    let name = format!("{name} once");
+    Workload { name: name.clone(), app: App { name, setup, command, check }, ..workload }
+}
+
+fn studies() -> Vec<Study> {
+    vec![
+        Study {
+            name: "editor, one save",
+            workload: idle_around(workloads::editor(1, true), "v0"),
+            old: "v0",
+            points: 10,
+            nested: (3, 7),
+            vdrive: (5, 5),
+        },
+        Study {
+            name: "SQLite, one transaction",
+            workload: idle_around(workloads::sqlite(1, Synchronous::Extra), "t0"),
+            old: "t0",
+            points: 30,
+            nested: (12, 18),
+            vdrive: (21, 9),
+        },
+    ]
+}
+
+pub(super) fn run(
+    options: &LaneOptions,
+    recordings: &mut Recordings,
+    stop: &AtomicBool,
+    listener: &mut dyn Listener,
+) -> Result<Vec<CaseStudy>> {
+    let mut found = Vec::new();
+    for study in studies() {
+        let mut rows = Vec::new();
+        for (contract, paper) in [("power", study.nested), (WINDOW, study.vdrive)] {
+            for (points, paper) in [(study.points, Some(paper)), (options.case_states, None)] {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(found);
+                }
+                let name = format!("{} {contract} {points}", study.name);
+                listener.begin(&name);
+                let recording = recordings.get(&study.workload, contract)?;
+                let setup = Setup { picking: Picking::Moments, seed: options.seed, ..Setup::of(&recording)? };
+                let tools = setup.tools(&recording, options.jobs)?;
+                let checkers = |_worker: usize| tools.checkers();
+                // The number of points is the limit; the time only ends what hangs.
+                let time = Duration::from_secs(3600);
+                let limits = Limits { time, states: Some(points), jobs: options.jobs, first_only: false };
+                let out = folder(&options.out, &name);
+                let request = Request {
+                    name: &name,
+                    recording: &recording,
+                    setup: &setup,
+                    limits,
+                    out: Some(&out),
+                    resume: options.resume,
+                };
+                let report = explore(&request, &checkers, stop, &mut |p: &Progress| {
+                    listener.progress(p, time, Some(points));
+                })?;
+                let tally = &report.progress.tally;
+                let old = tally.by_state.get(study.old).copied().unwrap_or_default();
+                rows.push(Row {
+                    contract: contract.to_owned(),
+                    points: tally.states(),
+                    old,
+                    new: tally.by_state.values().sum::<u64>() - old,
+                    broken: tally.violations(),
+                    stale_ms_max: tally.stale_ms_max,
+                    paper,
+                });
+                listener.report(&report);
+            }
+        }
+        found.push(CaseStudy { name: study.name.to_owned(), rows });
+    }
+    Ok(found)
+}

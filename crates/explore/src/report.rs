@@ -1,0 +1,143 @@
+//! What a campaign found, for people and for programs.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::campaign::{Failure, Progress};
+use crate::setup::Setup;
+
+/// At most this many of the application's states are shown by name.
+const STATES_SHOWN_MAX: usize = 8;
+
+/// One campaign.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// What it is called.
+    pub name: String,
+    /// How it was explored.
+    pub setup: Setup,
+    /// Crash points: moments before which something becomes durable.
+    pub cuts: usize,
+    /// All states there are, where they are few enough to look at each.
+    pub all_states: Option<u64>,
+    /// Workers.
+    pub jobs: usize,
+    /// What was counted.
+    pub progress: Progress,
+    /// Where the first failure was saved.
+    pub saved: Option<PathBuf>,
+    /// The first failure with the fewest lost requests.
+    pub minimised: Option<Failure>,
+}
+
+impl Report {
+    /// Whether every state was as promised.
+    pub fn holds(&self) -> bool {
+        self.progress.tally.violations() == 0
+    }
+
+    /// States a second.
+    pub fn rate(&self) -> f64 {
+        let seconds = self.progress.elapsed.as_secs_f64();
+        if seconds > 0.0 {
+            self.progress.tally.states() as f64 / seconds
+        } else {
+            0.0
+        }
+    }
+}
+
+/// A number with its thousands apart.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (setup, tally, work) = (&self.setup, &self.progress.tally, &self.progress.tally.work);
+        writeln!(
+            f,
+            "{}: {}, {} layer, model {}, {} crash points",
+            self.name,
+            setup.contract,
+            setup.layer_name(),
+            setup.model.name(),
+            grouped(self.cuts as u64)
+        )?;
+        let all = match (self.progress.exhausted, self.all_states) {
+            (true, _) => ", all there are".to_owned(),
+            (false, Some(all)) => format!(" of {}", grouped(all)),
+            (false, None) => String::new(),
+        };
+        writeln!(
+            f,
+            "  {} states{all} in {:.1} s ({:.0}/s, {} workers, seed {})",
+            grouped(tally.states()),
+            self.progress.elapsed.as_secs_f64(),
+            self.rate(),
+            self.jobs,
+            setup.seed
+        )?;
+        write!(f, "  fresh {} · stale {}", grouped(tally.fresh), grouped(tally.stale))?;
+        if tally.stale > 0 {
+            write!(
+                f,
+                " (p50 {} ms, p99 {} ms, at most {:.1} ms)",
+                tally.stale_ms_at(500),
+                tally.stale_ms_at(990),
+                tally.stale_ms_max
+            )?;
+        }
+        writeln!(f, " · lost {} · inconsistent {}", grouped(tally.lost), grouped(tally.inconsistent))?;
+        write!(f, "  pruned: {} states of equal bytes", grouped(work.equal_bytes))?;
+        if work.recovered > 0 {
+            write!(
+                f,
+                "; {} recovered by the daemon, {} of them to disks seen before",
+                grouped(work.recovered),
+                grouped(work.equal_disks)
+            )?;
+        }
+        writeln!(
+            f,
+            "; {} went to the guest's recovery ({} checks)",
+            grouped(work.checked),
+            grouped(work.checks)
+        )?;
+        if !tally.by_state.is_empty() {
+            let shown: Vec<String> = tally
+                .by_state
+                .iter()
+                .take(STATES_SHOWN_MAX)
+                .map(|(state, count)| format!("{state} {}", grouped(*count)))
+                .collect();
+            let more = tally.by_state.len().saturating_sub(STATES_SHOWN_MAX);
+            let more = if more > 0 { format!(", {more} more") } else { String::new() };
+            writeln!(f, "  the application's state: {}{more}", shown.join(", "))?;
+        }
+        for failure in &self.progress.failures {
+            if let Some(problem) = &failure.verdict.problem {
+                writeln!(f, "  BROKEN: {}: {}", problem.check, problem.what)?;
+            }
+        }
+        if let (Some(saved), Some(failure)) = (&self.saved, &self.minimised) {
+            writeln!(
+                f,
+                "  first failure, minimised to {} lost requests: afterimage explore show {}",
+                failure.choice.lost.len(),
+                saved.display()
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! A failing state on disk: a folder from which anybody can look at it, repeat it, and get the image.
+//!
+//! ```text
+//!   FOLDER/failure.json       which crash, what is lost, which check failed: for programs
+//!   FOLDER/recording.afrec    the recording, so that nothing else is needed
+//!   FOLDER/README             the same for people, with the commands
+//! ```
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use afterimage_trace::{Recording, Role};
+use serde::{Deserialize, Serialize};
+
+use crate::campaign::{Failure, Subject};
+use crate::setup::Setup;
+use crate::tags::Tag;
+use crate::{ExploreError, Result};
+
+/// Format of `failure.json`; a program refuses a newer one.
+const VERSION: u32 = 1;
+
+/// `failure.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Saved {
+    /// Format.
+    pub version: u32,
+    /// How the states were made and checked.
+    pub setup: Setup,
+    /// The crash, the loss, and what is wrong.
+    pub failure: Failure,
+    /// When the crash is, in milliseconds since the recording began.
+    pub crash_ms: f64,
+    /// The loss in words and numbers.
+    pub lost: Vec<LostRequest>,
+    /// Volatile requests of the cut that are there.
+    pub kept: usize,
+    /// Giving back any one of the lost requests makes the failure go away.
+    pub is_minimal: bool,
+}
+
+/// One request that is not there, or not all of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LostRequest {
+    /// Where: `disk 0`, `log`.
+    pub medium: String,
+    /// First sector of the request.
+    pub sector: u64,
+    /// Its length in sectors.
+    pub sectors: u64,
+    /// Which of them are lost, counted from its first; `None`: all.
+    pub lost_sectors: Option<Vec<(u32, u32)>>,
+    /// When it was submitted, in milliseconds since the recording began.
+    pub at_ms: f64,
+    /// What it is.
+    pub tag: Tag,
+    /// A discard or write-zeroes.
+    pub zero: bool,
+}
+
+/// Saves a failure. Files of an earlier one in the folder are replaced.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn save(
+    folder: &Path,
+    recording: &Recording,
+    subject: &Subject,
+    setup: &Setup,
+    failure: &Failure,
+    is_minimal: bool,
+) -> Result<Saved> {
+    let saved = describe(subject, setup, failure, is_minimal);
+    let io = |path: &Path| ExploreError::io(format!("cannot write {}", path.display()));
+    fs::create_dir_all(folder).map_err(io(folder))?;
+    let path = folder.join("recording.afrec");
+    recording.save(&path).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
+    let path = folder.join("failure.json");
+    let json = serde_json::to_string_pretty(&saved).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
+    fs::write(&path, json).map_err(io(&path))?;
+    let path = folder.join("README");
+    fs::write(&path, show(&saved, folder)).map_err(io(&path))?;
+    Ok(saved)
+}
+
+/// Reads a saved failure and its recording.
+///
+/// # Errors
+/// It is not there, is damaged, or is of a newer version.
+pub fn load(folder: &Path) -> Result<(Saved, Recording)> {
+    let path = folder.join("failure.json");
+    let text = fs::read_to_string(&path)
+        .map_err(ExploreError::io(format!("cannot read {}: is it a saved failure?", path.display())))?;
+    let saved: Saved = serde_json::from_str(&text)
+        .map_err(|e| ExploreError::Corrupt(format!("{} is damaged: {e}", path.display())))?;
+    if saved.version > VERSION {
+        return Err(ExploreError::Usage(format!(
+            "{} has version {}, and this program knows {VERSION}: use the one that saved it",
+            path.display(),
+            saved.version
+        )));
+    }
+    let path: PathBuf = folder.join("recording.afrec");
+    let recording = Recording::load(&path).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
+    Ok((saved, recording))
+}
+
+fn describe(subject: &Subject, setup: &Setup, failure: &Failure, is_minimal: bool) -> Saved {
+    let stream = &subject.stream;
+    let lost = failure.choice.lost.iter().filter_map(|lost| {
+        let write = stream.writes.get(lost.write)?;
+        Some(LostRequest {
+            medium: match stream.media[write.medium].role {
+                Role::Disk(index) => format!("disk {index}"),
+                Role::Log => "log".to_owned(),
+            },
+            sector: write.first,
+            sectors: write.sectors.len() as u64,
+            lost_sectors: lost.sectors.clone(),
+            at_ms: write.at_ns as f64 / 1e6,
+            tag: write.tag,
+            zero: write.zero,
+        })
+    });
+    let lost: Vec<LostRequest> = lost.collect();
+    let cut = subject.cuts.iter().find(|cut| cut.event == failure.cut_event);
+    Saved {
+        version: VERSION,
+        setup: setup.clone(),
+        failure: failure.clone(),
+        crash_ms: stream.at_ns(failure.crash_event) as f64 / 1e6,
+        kept: cut.map_or(0, |cut| cut.volatile.len()).saturating_sub(lost.len()),
+        lost,
+        is_minimal,
+    }
+}
+
+/// A saved failure for people.
+pub fn show(saved: &Saved, folder: &Path) -> String {
+    let mut text = String::new();
+    let verdict = &saved.failure.verdict;
+    // Writing to a string does not fail.
+    if let Some(problem) = &verdict.problem {
+        let _ = writeln!(text, "{} says: {}", problem.check, problem.what);
+        for line in problem.evidence.lines().take(20) {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+    let _ = writeln!(
+        text,
+        "crash {:.3} ms after the recording began (before event {}), model {}, {} layer, {}",
+        saved.crash_ms,
+        saved.failure.crash_event,
+        saved.setup.model.name(),
+        saved.setup.layer_name(),
+        saved.setup.contract
+    );
+    if verdict.stale_ms > 0.0 {
+        let _ = writeln!(text, "what is missing had been acknowledged {:.1} ms before", verdict.stale_ms);
+    }
+    let _ = writeln!(
+        text,
+        "lost: {} requests{}; {} others that were in the cache or in flight are there",
+        saved.lost.len(),
+        if saved.is_minimal { ", and the failure needs every one of them" } else { "" },
+        saved.kept
+    );
+    for lost in &saved.lost {
+        let _ = writeln!(
+            text,
+            "  {:<7} sector {:>9} + {:<5} {:>11.3} ms  {}{}{}",
+            lost.medium,
+            lost.sector,
+            lost.sectors,
+            lost.at_ms,
+            lost.tag.describe(),
+            if lost.zero { " (zeroes)" } else { "" },
+            match &lost.lost_sectors {
+                None => String::new(),
+                Some(ranges) => format!(
+                    ", torn: only sectors {} of it are lost",
+                    ranges.iter().map(|(a, b)| format!("{a}..{b}")).collect::<Vec<_>>().join(", ")
+                ),
+            }
+        );
+    }
+    let _ = writeln!(text, "\nrepeat it:        afterimage explore replay {}", folder.display());
+    let _ = writeln!(text, "get the image:    afterimage explore replay {} --image FILE", folder.display());
+    text
+}

@@ -1,0 +1,209 @@
+//! How a recording is to be explored: everything that a campaign, or the repetition of one state, has to know.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_order::Contract;
+use afterimage_trace::{Layer, Recording};
+use serde::{Deserialize, Serialize};
+
+use crate::campaign::Subject;
+use crate::check::fsck::{self, Fsck};
+use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
+use crate::check::Checker;
+use crate::log_recovery::{LogRecovery, RecoveryOptions};
+use crate::model::{cuts, Model};
+use crate::own::OwnRecovery;
+use crate::prefix::Prefixes;
+use crate::schedule::Picking;
+use crate::stream::Stream;
+use crate::{process_rule, ExploreError, Result};
+
+/// How far each state is taken.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// The daemon's own recovery, against all prefixes of the guest's history.
+    Log,
+    /// Also e2fsck: journal replay, orphans and summaries, and nothing else to mend.
+    Fsck,
+    /// Also mounted by a real guest's kernel, and the application's check.
+    Mount,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Which stream crashes.
+    pub layer: Layer,
+    /// What a crash may leave of it.
+    pub model: Model,
+    /// How far states are taken.
+    pub level: Level,
+    /// How states are picked.
+    pub picking: Picking,
+    /// Of all draws.
+    pub seed: u64,
+    /// The contract that is judged.
+    pub contract: String,
+    /// The application's check: `records DIR`, `editor FILE` or `cmd COMMAND`, with the file system mounted at /mnt.
+    pub check: Option<String>,
+    /// Options with which the guest mounts the file system to check it.
+    pub mount_options: String,
+    /// Of the daemon's recovery: the newest so many durable records are made to vanish. A planted fault; 0 in earnest.
+    #[serde(default)]
+    pub lose_records: usize,
+}
+
+impl Setup {
+    /// As a recording suggests: what reaches storage under its contract, a disk with a volatile cache, the whole way.
+    ///
+    /// # Errors
+    /// The recording does not say under which contract it was made.
+    pub fn of(recording: &Recording) -> Result<Self> {
+        let contract = recording.about_text("contract").unwrap_or("power").to_owned();
+        let parsed = parse(&contract)?;
+        let has_storage = recording.of_layer(Layer::Storage).next().is_some();
+        Ok(Self {
+            layer: if has_storage { Layer::Storage } else { Layer::Guest },
+            // guest-crash promises nothing for a power cut.
+            model: if parsed == Contract::GuestCrash { Model::Guest } else { Model::Disk },
+            level: Level::Mount,
+            picking: Picking::Rounds,
+            seed: 1,
+            contract,
+            check: recording.about_text("check").filter(|check| !check.is_empty()).map(str::to_owned),
+            mount_options: recording.about_text("mount").unwrap_or_default().to_owned(),
+            lose_records: 0,
+        })
+    }
+
+    /// The layer's name.
+    pub fn layer_name(&self) -> &'static str {
+        match self.layer {
+            Layer::Guest => "guest",
+            Layer::Storage => "storage",
+        }
+    }
+
+    /// The window of the contract, where it has one.
+    ///
+    /// # Errors
+    /// The contract is none.
+    pub fn window(&self) -> Result<Option<Duration>> {
+        Ok(match parse(&self.contract)? {
+            Contract::PowerWindow { window } => Some(window),
+            _ => None,
+        })
+    }
+
+    /// Prepares a recording.
+    ///
+    /// # Errors
+    /// The combination is not sound, or the recording does not fit.
+    pub fn subject(&self, recording: &Recording) -> Result<Subject> {
+        let stream = Stream::new(recording, self.layer)?;
+        if self.layer == Layer::Storage && self.model == Model::Prefix {
+            return Err(ExploreError::Usage(
+                "the model prefix is for the guest's stream: nothing orders the files below the daemon; use --layer \
+                 guest, or --model disk"
+                    .to_owned(),
+            ));
+        }
+        let cuts = cuts(&stream, self.model);
+        if cuts.is_empty() {
+            return Err(ExploreError::Usage(
+                "nothing was written between the recording's begin and end: there is no crash to look at"
+                    .to_owned(),
+            ));
+        }
+        let own: Option<Arc<dyn OwnRecovery>> = match stream.log() {
+            None => None,
+            Some(_) => {
+                let window = self.window()?.ok_or_else(|| {
+                    ExploreError::Usage(format!(
+                        "the recording has a redo log, and the contract to judge is {}",
+                        self.contract
+                    ))
+                })?;
+                let prefixes = Arc::new(Prefixes::of(recording)?);
+                let options =
+                    RecoveryOptions { lose_records: self.lose_records, ..RecoveryOptions::default() };
+                let recovery = LogRecovery::new(Arc::clone(&prefixes), window, options);
+                if self.model == Model::Guest {
+                    Some(Arc::new(process_rule::ProcessRule::new(recording, prefixes, recovery)))
+                } else {
+                    Some(Arc::new(recovery))
+                }
+            }
+        };
+        Ok(Subject { stream, cuts, own, picking: self.picking, seed: self.seed })
+    }
+}
+
+fn parse(contract: &str) -> Result<Contract> {
+    contract.parse().map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))
+}
+
+/// What the workers of a campaign check with: the guests of the pool are shared.
+pub struct Tools {
+    level: Level,
+    fsck: bool,
+    pool: Option<Arc<Pool>>,
+}
+
+impl Setup {
+    /// Tools for so many workers. Guests are started when they are needed.
+    ///
+    /// # Errors
+    /// The file system cannot be checked.
+    pub fn tools(&self, recording: &Recording, jobs: usize) -> Result<Tools> {
+        let file_system = recording.about_text("file_system").unwrap_or("ext4").to_owned();
+        let fsck = self.level >= Level::Fsck && file_system.starts_with("ext");
+        if self.level == Level::Fsck {
+            fsck::supports(&file_system)?;
+        }
+        let pool = (self.level == Level::Mount).then(|| {
+            Pool::new(PoolOptions {
+                guests: jobs,
+                file_system,
+                mount_options: self.mount_options.clone(),
+                ..PoolOptions::new(self.pool_check())
+            })
+        });
+        Ok(Tools { level: self.level, fsck, pool })
+    }
+
+    fn pool_check(&self) -> PoolCheck {
+        self.check.as_deref().map_or(PoolCheck::Mount, PoolCheck::from_text)
+    }
+}
+
+impl Tools {
+    /// One worker's checkers.
+    ///
+    /// # Errors
+    /// A program is missing.
+    pub fn checkers(&self) -> Result<Vec<Box<dyn Checker>>> {
+        let mut checkers: Vec<Box<dyn Checker>> = Vec::new();
+        if self.fsck {
+            checkers.push(Box::new(Fsck::new()?));
+        }
+        if let Some(pool) = &self.pool {
+            checkers.push(Box::new(pool.checker()));
+        }
+        Ok(checkers)
+    }
+
+    /// How far states are taken.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// What the guests have done, where there are any.
+    pub fn pool(&self) -> Option<PoolStats> {
+        self.pool.as_ref().map(|pool| pool.stats())
+    }
+}
