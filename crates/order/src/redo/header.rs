@@ -90,6 +90,7 @@ pub(super) fn false_witness(
     records: &[Placed],
     homes: &[Arc<dyn Medium>],
 ) -> io::Result<Option<WitnessEntry>> {
+    let mut block = Vec::new();
     for witness in header.witnesses() {
         let (disk, sector, sectors) =
             (witness.disk.get(), witness.sector.get(), u64::from(witness.sectors.get()));
@@ -106,7 +107,7 @@ pub(super) fn false_witness(
         let inside =
             |home: &&Arc<dyn Medium>| sector.checked_add(sectors).is_some_and(|end| end <= home.len() / 512);
         let Some(home) = home.filter(inside) else { return Ok(Some(*witness)) };
-        let mut block = vec![0; sectors as usize * 512];
+        block.resize(sectors as usize * 512, 0);
         home.read_at(&mut block, sector * 512)?;
         if checksum(&block) != witness.crc.get() {
             return Ok(Some(*witness));
