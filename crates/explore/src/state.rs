@@ -229,14 +229,24 @@ impl Scratch {
     pub fn digest(&self) -> u128 {
         let changes = self.changes();
         let mut digest = self.image.digest();
-        let mut before = [0; PAGE_BYTES];
+        let Image { medium, base, overlay, .. } = &self.image;
         for (index, page) in &changes.pages {
-            let len = self.page_len(*index);
-            self.image.read_at(&mut before[..len], index * PAGE_BYTES as u64);
-            if before[..len] != page[..len] {
-                let medium = self.image.medium;
+            let below = base.page(*index);
+            let sectors = page[..self.page_len(*index)].chunks(SECTOR_BYTES).enumerate();
+            for (i, new) in sectors {
+                let sector = index * SECTORS_PER_PAGE + i as u64;
+                let over = if overlay.is_empty() { None } else { overlay.get(&sector) };
+                let old = match over {
+                    Some(content) => content.bytes(),
+                    None => below.map(|page| &page[i * SECTOR_BYTES..][..new.len()]),
+                };
+                // Most of what is written is what was there: compared, not hashed.
+                if old.unwrap_or(&[0; SECTOR_BYTES][..new.len()]) == new {
+                    continue;
+                }
+                let old = over.map_or_else(|| old.map_or(0, hash::content), Content::hash);
                 digest ^=
-                    digest_page(medium, *index, &before[..len]) ^ digest_page(medium, *index, &page[..len]);
+                    hash::placed(*medium, sector, old) ^ hash::placed(*medium, sector, hash::content(new));
             }
         }
         digest

@@ -19,6 +19,8 @@ pub struct Synthetic {
     pub write_sectors_max: u64,
     /// The range of each disk that is written to, in sectors from its begin: small, and requests overlap.
     pub hot_sectors: u64,
+    /// Requests begin and end at multiples of this many sectors: 8 as from a file system with blocks of 4 KiB.
+    pub align_sectors: u64,
     /// The longest pause between two events in microseconds; the mean is a third of it.
     pub think_us_max: u64,
 }
@@ -31,6 +33,7 @@ impl Default for Synthetic {
             in_flight: 4,
             write_sectors_max: 24,
             hot_sectors: 256,
+            align_sectors: 1,
             think_us_max: 6000,
         }
     }
@@ -96,7 +99,9 @@ impl Maker<'_> {
             let within = self.shape.disk_sectors[disk].min(self.shape.hot_sectors);
             let most = self.shape.write_sectors_max.min(within);
             let sectors = if rng.random_range(0..8) == 0 { rng.random_range(1..=most) } else { 8.min(most) };
-            let first = rng.random_range(0..=within - sectors);
+            let sectors = sectors.next_multiple_of(self.shape.align_sectors).min(within);
+            let first =
+                rng.random_range(0..=within - sectors) / self.shape.align_sectors * self.shape.align_sectors;
             let range = first..first + sectors;
             if busy.iter().any(|(t, r)| *t == target && r.start < range.end && range.start < r.end) {
                 continue;
