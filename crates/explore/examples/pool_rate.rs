@@ -1,10 +1,12 @@
 //! How many states a second a pool of guests mounts: `pool_rate IMAGE [STATES [GUESTS [CMD]]]`.
 //!
-//! IMAGE is an ext4; each state differs from it in a sector of an unused block. Nothing is remembered between states.
+//! IMAGE is an ext4; each state differs from it in a sector of an unused block. Nothing is remembered between states. CMD `sqlite` checks
+//! the bank of `check::apps` in it.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use afterimage_explore::check::apps::sqlite_script;
 use afterimage_explore::check::pool::{Pool, PoolCheck, PoolOptions};
 use afterimage_explore::check::Checker;
 use afterimage_explore::state::{Content, Image, Scratch};
@@ -17,7 +19,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let states: u64 = rest.first().map_or(Ok(500), |n| n.parse())?;
     let guests: u64 = rest.get(1).map_or(Ok(1), |n| n.parse())?;
-    let check = rest.get(2).map_or(PoolCheck::Mount, |command| PoolCheck::Command(command.clone()));
+    let check = match rest.get(2).map(String::as_str) {
+        None => PoolCheck::Mount,
+        Some("sqlite") => PoolCheck::Sqlite(sqlite_script("/mnt/bank/bank.db")),
+        Some(command) => PoolCheck::Command(command.to_owned()),
+    };
     let bytes = std::fs::read(image)?;
     let mut base = Sparse::new(bytes.len() as u64);
     for (index, page) in bytes.chunks(4096).enumerate().filter(|(_, page)| page.iter().any(|b| *b != 0)) {
@@ -33,7 +39,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         image.set(base.len() / 512 - 1, Content::owned(&[n as u8; 512]));
         [Arc::new(Scratch::new(image))]
     };
-    println!("{:?}", pool.checker().check(&state(1))?);
+    // Boots all guests.
+    std::thread::scope(|scope| {
+        for _ in 0..guests {
+            scope.spawn(|| println!("{:?}", pool.checker().check(&state(1))));
+        }
+    });
+    let boot_us = pool.stats().busy_us;
     let start = Instant::now();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..guests)
@@ -57,6 +69,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok::<(), Box<dyn std::error::Error>>(())
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    println!("{guests} guests: {:.1} states/s, {:?}", states as f64 / seconds, pool.stats());
+    let busy_ms = (pool.stats().busy_us - boot_us) as f64 / 1000.0;
+    println!(
+        "{guests} guests: {:.1} states/s, {:.2} ms each",
+        states as f64 / seconds,
+        busy_ms / states as f64
+    );
     Ok(())
 }

@@ -21,6 +21,7 @@ mod mounts;
 mod pool;
 mod record;
 mod report;
+mod sqlite;
 mod sys;
 mod verify;
 mod workload;
@@ -39,7 +40,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
   editor FILE [--saves N] [--from K] [--size BYTES] [--no-fsync] [--fsync-dir]\n\
             save versions K, K+1, ... of a document as editors do: temporary file, fsync, rename\n\
-  pool --device DEVICE --type TYPE [--options OPTIONS] [--check records|editor|cmd --argument ARGUMENT]\n\
+  pool --device DEVICE --type TYPE [--options OPTIONS] [--check records|editor|sqlite|cmd --argument ARGUMENT]\n\
             for every line from the report channel: mount at /mnt, check, unmount, report\n\
   say JSON                            report one line to the host\n\
   write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\

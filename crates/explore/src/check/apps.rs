@@ -127,13 +127,13 @@ pub fn sqlite_workload(mode: JournalMode, synchronous: Synchronous, transactions
         command: format!(
             "stdbuf -oL sqlite3 -batch -bail {database} <<'END' > \"$AFTERIMAGE_REPORT\"\n{work}END\n"
         ),
-        check: PoolCheck::Command(sqlite_check(database)),
+        check: PoolCheck::Sqlite(sqlite_script(database)),
     }
 }
 
-/// Shell that prints `t<n>` where exactly the transactions 1 to n of [`sqlite_workload`] are there, whole; else says what
-/// is wrong, and fails.
-pub fn sqlite_check(database: &str) -> String {
+/// A script for `sqlite3` that prints `t<n>`, and nothing else, where exactly the transactions 1 to n of
+/// [`sqlite_workload`] are there, whole; else what is wrong.
+pub fn sqlite_script(database: &str) -> String {
     let (payer, payee, amount) = (of(PAYER, "id"), of(PAYEE, "id"), of(AMOUNT, "id"));
     // Each line of the answer is one thing that is wrong; none: sound.
     let wrong = format!(
@@ -149,13 +149,18 @@ pub fn sqlite_check(database: &str) -> String {
          OR body<>printf('%.*c',{PAGE_TEXT_BYTES},char(48+n%75));\n\
          SELECT 'pages: '||count(*)||' of {PAGES}' FROM pages HAVING count(*)<>{PAGES};\n"
     );
-    // A write makes SQLite recover whatever it would recover for its next user.
-    let script = format!("BEGIN IMMEDIATE;\nCOMMIT;\n{wrong}SELECT 't'||ifnull(max(id),0) FROM moves;\n");
+    // The lock for writing makes SQLite recover whatever it would recover for its next user.
+    format!(".open {database}\nBEGIN IMMEDIATE;\nCOMMIT;\n{wrong}SELECT 't'||ifnull(max(id),0) FROM moves;\n")
+}
+
+/// The same as a piece of shell, for [`PoolCheck::Command`]: fails where something is wrong.
+pub fn sqlite_check(database: &str) -> String {
     format!(
         "[ -s {database} ] || {{ echo 'the database is gone or empty'; exit 1; }}\n\
-         out=$(sqlite3 -batch -bail {database} {} 2>&1) || {{ echo \"sqlite3 failed: $out\"; exit 1; }}\n\
-         case \"$out\" in t[0-9]*) echo \"$out\" ;; *) echo \"mixed: $out\"; exit 1 ;; esac\n",
-        quote(&script)
+         out=$(sqlite3 -batch -init /dev/null 2>&1 <<'END'\n{}\nEND\n)\n\
+         echo \"$out\"\n\
+         case \"$out\" in *\"\n\"*) exit 1;; t[0-9]*) ;; *) exit 1;; esac\n",
+        sqlite_script(database)
     )
 }
 
@@ -236,11 +241,8 @@ mod tests {
         (output.status.success(), text)
     }
 
-    fn check_of(app: &App) -> String {
-        match &app.check {
-            PoolCheck::Command(command) => command.clone(),
-            other => panic!("{other:?}"),
-        }
+    fn check() -> String {
+        sqlite_check("/mnt/bank/bank.db")
     }
 
     #[test]
@@ -249,9 +251,9 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let app = sqlite_workload(mode, Synchronous::Extra, 30);
             assert_eq!(shell(&app.setup, folder.path()), (true, String::new()));
-            assert_eq!(shell(&check_of(&app), folder.path()), (true, "t0\n".to_owned()));
+            assert_eq!(shell(&check(), folder.path()), (true, "t0\n".to_owned()));
             assert_eq!(shell(&app.command, folder.path()), (true, String::new()));
-            assert_eq!(shell(&check_of(&app), folder.path()), (true, "t30\n".to_owned()));
+            assert_eq!(shell(&check(), folder.path()), (true, "t30\n".to_owned()));
             let marks = std::fs::read_to_string(folder.path().join("report")).unwrap();
             assert_eq!(marks.lines().count(), 30, "{marks}");
             assert_eq!(marks.lines().last(), Some("{\"mark\":\"t30\"}"));
@@ -268,16 +270,16 @@ mod tests {
             ("UPDATE pages SET n=7 WHERE id=2", "page 2"),
             ("UPDATE pages SET body='x' WHERE id=3", "page 3"),
             ("DELETE FROM pages WHERE id=3", "pages: 5 of 6"),
-            ("DROP TABLE moves", "sqlite3 failed"),
+            ("DROP TABLE moves", "no such table"),
         ] {
             let folder = tempfile::tempdir().unwrap();
             shell(&format!("{}{}", app.setup, app.command), folder.path());
             let (done, said) = shell(&format!("sqlite3 /mnt/bank/bank.db {}", quote(damage)), folder.path());
             assert!(done, "{said}");
-            let (sound, said) = shell(&check_of(&app), folder.path());
+            let (sound, said) = shell(&check(), folder.path());
             assert!(!sound && said.contains(words), "{damage}: {said}");
         }
         let folder = tempfile::tempdir().unwrap();
-        assert!(!shell(&check_of(&app), folder.path()).0, "no database is no state");
+        assert!(!shell(&check(), folder.path()).0, "no database is no state");
     }
 }

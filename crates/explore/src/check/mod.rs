@@ -6,6 +6,7 @@
 pub mod apps;
 pub mod fsck;
 pub mod memo;
+pub mod mount_per_state;
 pub mod pool;
 mod resident;
 mod selftest;

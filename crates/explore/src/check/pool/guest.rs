@@ -150,9 +150,10 @@ fn script(options: &PoolOptions) -> String {
     }
     let argument = match &options.check {
         PoolCheck::Mount => None,
-        PoolCheck::Records(argument) | PoolCheck::Editor(argument) | PoolCheck::Command(argument) => {
-            Some(argument)
-        }
+        PoolCheck::Records(argument)
+        | PoolCheck::Editor(argument)
+        | PoolCheck::Sqlite(argument)
+        | PoolCheck::Command(argument) => Some(argument),
     };
     if let Some(argument) = argument {
         text.push_str(&format!(" --check {} --argument {}", options.check.name(), quote(argument)));

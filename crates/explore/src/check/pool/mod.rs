@@ -37,6 +37,9 @@ pub enum PoolCheck {
     Records(String),
     /// The document that the agent's `editor` saves in that file.
     Editor(String),
+    /// What that script for `sqlite3` prints: one line where the state is sound, its name. One program is asked about all
+    /// states.
+    Sqlite(String),
     /// `sh -c` of it: exit status 0 where the state is sound, and the last line of output names the application's state.
     Command(String),
 }
@@ -48,6 +51,7 @@ impl PoolCheck {
             PoolCheck::Mount => "mount",
             PoolCheck::Records(_) => "records",
             PoolCheck::Editor(_) => "editor",
+            PoolCheck::Sqlite(_) => "sqlite",
             PoolCheck::Command(_) => "cmd",
         }
     }
@@ -60,16 +64,18 @@ impl PoolCheck {
             PoolCheck::Mount => String::new(),
             PoolCheck::Records(directory) => format!("records {directory}"),
             PoolCheck::Editor(file) => format!("editor {file}"),
+            PoolCheck::Sqlite(script) => format!("sqlite {script}"),
             PoolCheck::Command(command) => format!("cmd {command}"),
         }
     }
 
-    /// `records DIR`, `editor FILE`, `cmd COMMAND`, or a command as it is; nothing: that it mounts.
+    /// `records DIR`, `editor FILE`, `sqlite SCRIPT`, `cmd COMMAND`, or a command as it is; nothing: that it mounts.
     pub fn from_text(text: &str) -> Self {
         match text.trim().split_once(' ') {
             _ if text.trim().is_empty() => PoolCheck::Mount,
             Some(("records", directory)) => PoolCheck::Records(directory.trim().to_owned()),
             Some(("editor", file)) => PoolCheck::Editor(file.trim().to_owned()),
+            Some(("sqlite", script)) => PoolCheck::Sqlite(script.to_owned()),
             Some(("cmd", command)) => PoolCheck::Command(command.to_owned()),
             _ => PoolCheck::Command(text.to_owned()),
         }
@@ -275,5 +281,24 @@ impl Checker for PoolChecker {
             }
         }
         self.pool.look(&images)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_survive_their_text() {
+        for check in [
+            PoolCheck::Mount,
+            PoolCheck::Records("/mnt/r".to_owned()),
+            PoolCheck::Editor("/mnt/d".to_owned()),
+            PoolCheck::Sqlite(crate::check::apps::sqlite_script("/mnt/bank.db")),
+            PoolCheck::Command("test -f /mnt/x".to_owned()),
+        ] {
+            assert_eq!(PoolCheck::from_text(&check.to_text()), check);
+        }
+        assert_eq!(PoolCheck::from_text("ls /mnt"), PoolCheck::Command("ls /mnt".to_owned()));
     }
 }

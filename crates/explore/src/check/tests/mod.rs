@@ -2,4 +2,5 @@
 
 mod ext4;
 mod fsck;
+mod mount_per_state;
 mod pool;
