@@ -40,7 +40,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
-    logging::start(&cli.logging);
+    logging::start(&cli.logging, matches!(cli.command, Command::Explore(_)));
     let result = match cli.command {
         Command::Create(args) => commands::create::run(&args),
         Command::Serve(args) => commands::serve::run(&args),

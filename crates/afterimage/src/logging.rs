@@ -5,8 +5,11 @@ use tracing_subscriber::EnvFilter;
 use crate::cli::{LogFormat, Logging};
 
 /// Installs the subscriber. Later calls in one process (tests) have no effect.
-pub fn start(options: &Logging) {
+///
+/// `quiet`: the command's answer is what counts, so that only warnings are shown unless more is asked for.
+pub fn start(options: &Logging, quiet: bool) {
     let level = match options.verbose {
+        0 if quiet => "warn",
         0 => "info",
         1 => "debug",
         _ => "trace",

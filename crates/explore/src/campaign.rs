@@ -20,8 +20,8 @@ use crate::stream::Stream;
 use crate::tally::Tally;
 use crate::Result;
 
-/// States in one piece of work.
-const CHUNK: usize = 32;
+/// States in one piece of work: few, so that slow checks stop near the end of their budget.
+const CHUNK: usize = 8;
 /// Failures that are kept; one of each kind.
 const FAILURES_MAX: usize = 8;
 /// How often progress is told and saved.

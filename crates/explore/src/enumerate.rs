@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::hash::mix;
 use crate::model::{Choice, Cut, LostWrite};
 use crate::stream::Stream;
+use crate::tags::Tag;
 
 /// Up to this many states of a cut are all looked at.
 const ALL_STATES_MAX: u64 = 1 << 10;
@@ -19,6 +20,9 @@ const ALL_STATES_MAX: u64 = 1 << 10;
 const ALL_SUBSETS_WRITES_MAX: usize = 8;
 /// With more of them, at most this many are lost alone and kept alone, the interesting ones first.
 const ALONE_MAX: usize = 64;
+
+/// Where ext4's superblock is on its disk.
+const SUPERBLOCK_SECTORS: [u64; 2] = [2, 3];
 
 /// The order of one cut's states.
 #[derive(Debug)]
@@ -85,6 +89,7 @@ impl<'a> Enumeration<'a> {
 
     fn part(&self, position: usize, mut sectors: Vec<u32>) -> LostWrite {
         let write = self.cut.volatile[position].write;
+        self.keep_superblock_whole(write, &mut sectors);
         sectors.sort_unstable();
         if sectors.len() == self.stream.writes[write].sectors.len() {
             return LostWrite { write, sectors: None };
@@ -97,6 +102,22 @@ impl<'a> Enumeration<'a> {
             }
         }
         LostWrite { write, sectors: Some(ranges) }
+    }
+
+    /// Where one of the superblock's two sectors is lost, the other one is, too.
+    fn keep_superblock_whole(&self, write: usize, lost: &mut Vec<u32>) {
+        let found = &self.stream.writes[write];
+        if !self.stream.whole_superblock || found.tag != Tag::Superblock {
+            return;
+        }
+        let at = |sector: u64| sector.checked_sub(found.first).map(|at| at as u32);
+        if let [Some(first), Some(second)] = SUPERBLOCK_SECTORS.map(at) {
+            match (lost.contains(&first), lost.contains(&second)) {
+                (true, false) => lost.push(second),
+                (false, true) => lost.push(first),
+                _ => {}
+            }
+        }
     }
 
     /// Bit i of `n`: the i-th volatile write is lost.

@@ -178,6 +178,9 @@ impl Evaluator {
                 Err(broken) => verdict = Verdict::broken(Class::Lost, "window rule", broken, String::new()),
             }
         }
+        if found.checks.is_empty() {
+            verdict = verdict.and(self.judge.missing(&expected));
+        }
         for (check, observation) in found.checks.iter() {
             verdict = verdict.and(self.judge.judge(check, observation, &expected));
         }

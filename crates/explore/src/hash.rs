@@ -8,11 +8,7 @@ use twox_hash::XxHash3_128;
 
 /// Hash of one sector's content, without its position; 0 for zeroes.
 pub fn content(sector: &[u8]) -> u128 {
-    // Most content shows at once that it is not all zeroes; memory comparison is faster than a loop for the rest.
-    const ZEROES: [u8; 512] = [0; 512];
-    let is_zero = sector.first().is_none_or(|first| *first == 0)
-        && sector.chunks(ZEROES.len()).all(|part| *part == ZEROES[..part.len()]);
-    if is_zero {
+    if is_zero(sector) {
         return 0;
     }
     XxHash3_128::oneshot(sector) | 1

@@ -111,6 +111,22 @@ impl Judge {
         names
     }
 
+    /// The outcome where nobody looks into the file system: stale, where there are marks that need not be visible.
+    pub fn missing(&self, expected: &Expectation) -> Verdict {
+        let marks = self.states.iter().chain(self.records.iter().map(|(_, mark)| mark));
+        let first =
+            marks.filter(|m| (expected.required..expected.crash).contains(&m.event)).min_by_key(|m| m.event);
+        match first {
+            Some(mark) => Verdict {
+                class: Class::Stale,
+                state: None,
+                stale_ms: ms(mark.at_ns, expected.crash_ns),
+                problem: None,
+            },
+            None => Verdict::fresh(),
+        }
+    }
+
     /// Judges what one checker found.
     pub fn judge(&self, check: &str, found: &Observation, expected: &Expectation) -> Verdict {
         match found {
@@ -227,8 +243,10 @@ impl Remains<'_> {
         let lost_or_later = mine()
             .filter(|(_, mark)| mark.event >= self.expected.required)
             .any(|(record, _)| record.slot == slot);
-        let last = mine().filter(|(_, mark)| mark.event < self.expected.crash).last();
-        lost_or_later || last.is_none_or(|(last, _)| slot == last.slot + 1 || (slot == 0 && last.slot > 0))
+        let last = mine().filter(|(_, mark)| mark.event < self.expected.crash).next_back();
+        // A ring begins anew after its last place; appended records never come back to the first.
+        let is_ring = || mine().filter(|(record, _)| record.slot == 0).count() > 1;
+        lost_or_later || last.is_none_or(|(last, _)| slot == last.slot + 1 || (slot == 0 && is_ring()))
     }
 }
 

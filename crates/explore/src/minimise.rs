@@ -1,73 +1,131 @@
-//! The smallest loss that still breaks the promise: delta debugging (Zeller, Hildebrandt 2002) over the lost writes.
+//! The smallest loss that still breaks the promise: delta debugging (Zeller, Hildebrandt 2002), first over the lost
+//! requests, then over the sectors of those that are left.
+
+use std::collections::BTreeMap;
 
 use crate::campaign::{again, Failure, Subject};
 use crate::evaluate::Evaluator;
 use crate::model::{Choice, LostWrite};
+use crate::tags::Tag;
 use crate::Result;
 
 /// States that are tried at most: with a guest's mount each, half a minute.
 const TRIES_MAX: usize = 400;
+/// With more lost sectors than this whole requests are the finest that is looked at.
+const SECTORS_MAX: usize = 512;
 
 /// What came of it.
 #[derive(Clone, Debug)]
 pub struct Minimised {
-    /// With the fewest lost writes that were found.
+    /// With the fewest lost requests and sectors that were found.
     pub failure: Failure,
-    /// Giving back any single write makes the failure go away; otherwise the tries ran out.
+    /// Giving back any single request makes the failure go away; otherwise the tries ran out.
     pub is_minimal: bool,
     /// States tried.
     pub tries: usize,
 }
 
-/// Gives lost writes back as long as the state still breaks a promise.
+struct Search<'a> {
+    subject: &'a Subject,
+    evaluator: &'a mut Evaluator,
+    best: Failure,
+    tries: usize,
+}
+
+/// Gives back what is lost as long as the state still breaks a promise.
 ///
 /// # Errors
 /// A checker could not do its work.
 pub fn minimise(subject: &Subject, evaluator: &mut Evaluator, failure: &Failure) -> Result<Minimised> {
-    let mut best = failure.clone();
-    let mut tries = 0;
-    let mut parts = 2;
-    while best.choice.lost.len() > 1 && tries < TRIES_MAX {
-        let size = best.choice.lost.len().div_ceil(parts);
-        let mut smaller = None;
-        for start in (0..best.choice.lost.len()).step_by(size) {
-            let mut lost = best.choice.lost.clone();
-            lost.drain(start..(start + size).min(lost.len()));
-            tries += 1;
-            if let Some(found) = still_fails(subject, evaluator, &best, lost)? {
-                smaller = Some(found);
-                break;
-            }
-            if tries >= TRIES_MAX {
-                break;
-            }
-        }
-        match smaller {
-            Some(found) => {
-                best = found;
-                parts = parts.saturating_sub(1).max(2);
-            }
-            None if size == 1 => break,
-            None => parts = (parts * 2).min(best.choice.lost.len()),
-        }
+    let mut search = Search { subject, evaluator, best: failure.clone(), tries: 0 };
+    search.reduce(failure.choice.lost.clone(), |lost| lost)?;
+    let is_minimal = search.tries < TRIES_MAX;
+    let units = units(subject, &search.best.choice);
+    if units.len() <= SECTORS_MAX {
+        search.reduce(units, |lost| together(subject, lost.concat()))?;
     }
-    if best.choice.lost.len() == 1 && tries < TRIES_MAX {
-        tries += 1;
-        if let Some(found) = still_fails(subject, evaluator, &best, Vec::new())? {
-            best = found;
-        }
-    }
-    Ok(Minimised { failure: best, is_minimal: tries < TRIES_MAX, tries })
+    Ok(Minimised { failure: search.best, is_minimal, tries: search.tries })
 }
 
-fn still_fails(
-    subject: &Subject,
-    evaluator: &mut Evaluator,
-    failure: &Failure,
-    lost: Vec<LostWrite>,
-) -> Result<Option<Failure>> {
-    let choice = Choice { lost };
-    let verdict = again(subject, evaluator, failure.cut_event, failure.crash_event, &choice)?;
-    let fails = verdict.class.is_violation();
-    Ok(fails.then(|| Failure { choice, verdict, ..failure.clone() }))
+/// A lost sector: the write, and its place in it.
+type LostSector = (usize, u32);
+
+/// Every lost sector; those that the model keeps together as one.
+fn units(subject: &Subject, choice: &Choice) -> Vec<Vec<LostSector>> {
+    let mut units: Vec<Vec<LostSector>> = Vec::new();
+    for lost in &choice.lost {
+        let Some(write) = subject.stream.writes.get(lost.write) else { continue };
+        let together = subject.stream.whole_superblock && write.tag == Tag::Superblock;
+        for sector in (0..write.sectors.len() as u32).filter(|sector| lost.contains(*sector)) {
+            match units.last_mut() {
+                Some(unit) if together && unit[0].0 == lost.write => unit.push((lost.write, sector)),
+                _ => units.push(vec![(lost.write, sector)]),
+            }
+        }
+    }
+    units
+}
+
+/// The same as requests that are lost in part or wholly.
+fn together(subject: &Subject, sectors: Vec<LostSector>) -> Vec<LostWrite> {
+    let mut writes: BTreeMap<usize, Vec<(u32, u32)>> = BTreeMap::new();
+    for (write, sector) in sectors {
+        let ranges = writes.entry(write).or_default();
+        match ranges.last_mut() {
+            Some((_, to)) if *to == sector => *to += 1,
+            _ => ranges.push((sector, sector + 1)),
+        }
+    }
+    let whole = |write: usize| vec![(0, subject.stream.writes[write].sectors.len() as u32)];
+    writes
+        .into_iter()
+        .map(|(write, ranges)| LostWrite { write, sectors: (ranges != whole(write)).then_some(ranges) })
+        .collect()
+}
+
+impl Search<'_> {
+    /// Leaves parts out, large ones first, until no single one can be left out.
+    fn reduce<T: Clone>(
+        &mut self,
+        mut lost: Vec<T>,
+        choice: impl Fn(Vec<T>) -> Vec<LostWrite>,
+    ) -> Result<()> {
+        let mut parts = 2;
+        while !lost.is_empty() && self.tries < TRIES_MAX {
+            let size = lost.len().div_ceil(parts);
+            let mut smaller = None;
+            for start in (0..lost.len()).step_by(size) {
+                let mut rest = lost.clone();
+                rest.drain(start..(start + size).min(lost.len()));
+                if self.still_fails(choice(rest.clone()))? {
+                    smaller = Some(rest);
+                    break;
+                }
+                if self.tries >= TRIES_MAX {
+                    break;
+                }
+            }
+            match smaller {
+                Some(rest) => {
+                    lost = rest;
+                    parts = parts.saturating_sub(1).max(2);
+                }
+                None if size == 1 => break,
+                None => parts = (parts * 2).min(lost.len()),
+            }
+        }
+        Ok(())
+    }
+
+    fn still_fails(&mut self, lost: Vec<LostWrite>) -> Result<bool> {
+        self.tries += 1;
+        let choice = Choice { lost };
+        let best = &self.best;
+        let verdict = again(self.subject, self.evaluator, best.cut_event, best.crash_event, &choice)?;
+        let fails = verdict.class.is_violation();
+        if fails {
+            self.best = Failure { choice, verdict, ..self.best.clone() };
+        }
+        Ok(fails)
+    }
 }

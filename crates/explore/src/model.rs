@@ -9,8 +9,11 @@
 //! | `prefix` | every write before one, in the order of submission | nothing |
 //! | `guest` | every write that completed | as `disk`: what was in flight when the guest died |
 //!
-//! A sector is never torn within: disks promise that, and file systems rely on it. Disks and files are independent of
-//! each other. A cache keeps one version of a sector, so no older version comes back once a newer one is durable.
+//! A sector is never torn within: disks promise that, and file systems rely on it. ext4 relies on a little more: its
+//! superblock is two sectors with the checksum in the second, written in place, and a kernel refuses one that is torn
+//! (`ext4_superblock_csum_verify`). So those two sectors stay together, unless [`Stream::whole_superblock`] is off. Under a
+//! redo log nothing needs that, and they are torn like all others.
+//! Disks and files are independent of each other. A cache keeps one version of a sector, so no older version comes back once a newer one is durable.
 //!
 //! Between two events that make something durable the set of possible states only grows. So a cut right before each of
 //! them has all states of the earlier ones, and asks the most of them: all acknowledgements so far.

@@ -108,12 +108,15 @@ impl fmt::Display for Report {
                 grouped(work.equal_disks)
             )?;
         }
-        writeln!(
-            f,
-            "; {} went to the guest's recovery ({} checks)",
-            grouped(work.checked),
-            grouped(work.checks)
-        )?;
+        if work.checks > 0 {
+            write!(
+                f,
+                "; {} went to the guest's recovery ({} checks)",
+                grouped(work.checked),
+                grouped(work.checks)
+            )?;
+        }
+        writeln!(f)?;
         if !tally.by_state.is_empty() {
             let shown: Vec<String> = tally
                 .by_state

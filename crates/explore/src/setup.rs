@@ -52,6 +52,9 @@ pub struct Setup {
     pub check: Option<String>,
     /// Options with which the guest mounts the file system to check it.
     pub mount_options: String,
+    /// ext4's superblock may be torn, too (see [`crate::model`]).
+    #[serde(default)]
+    pub tear_superblock: bool,
     /// Of the daemon's recovery: the newest so many durable records are made to vanish. A planted fault; 0 in earnest.
     #[serde(default)]
     pub lose_records: usize,
@@ -76,6 +79,7 @@ impl Setup {
             contract,
             check: recording.about_text("check").filter(|check| !check.is_empty()).map(str::to_owned),
             mount_options: recording.about_text("mount").unwrap_or_default().to_owned(),
+            tear_superblock: false,
             lose_records: 0,
         })
     }
@@ -104,7 +108,8 @@ impl Setup {
     /// # Errors
     /// The combination is not sound, or the recording does not fit.
     pub fn subject(&self, recording: &Recording) -> Result<Subject> {
-        let stream = Stream::new(recording, self.layer)?;
+        let mut stream = Stream::new(recording, self.layer)?;
+        stream.whole_superblock = !self.tear_superblock && stream.log().is_none();
         if self.layer == Layer::Storage && self.model == Model::Prefix {
             return Err(ExploreError::Usage(
                 "the model prefix is for the guest's stream: nothing orders the files below the daemon; use --layer \

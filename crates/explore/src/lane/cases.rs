@@ -89,7 +89,7 @@ const SMALL_LOG_BYTES: u64 = 64 * 4096;
 
 /// All campaigns of a lane.
 pub fn cases(quick: bool) -> Vec<Case> {
-    let records = workloads::records(if quick { 120 } else { 400 });
+    let records = workloads::records(if quick { 300 } else { 1000 });
     let sqlite = workloads::sqlite(if quick { 30 } else { 150 }, Synchronous::Extra);
     let wal = workloads::sqlite_wal(if quick { 30 } else { 150 });
     let editor = workloads::editor(if quick { 25 } else { 150 }, true);

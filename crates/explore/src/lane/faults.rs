@@ -48,6 +48,8 @@ pub(super) enum Mistake {
     Daemon(Fault),
     /// Of a guest or its program: this workload is wrong on a disk with a volatile cache.
     Guest { name: &'static str, describe: &'static str, workload: Workload },
+    /// Of the disk: it tears what ext4 needs whole.
+    TornSuperblock(Workload),
 }
 
 /// All of a lane.
@@ -62,7 +64,7 @@ pub(super) fn all(quick: bool) -> Vec<Mistake> {
     faults.push(Mistake::Guest {
         name: "ext4-nobarrier",
         describe: "ext4 is mounted with nobarrier: its commits are not ordered.",
-        workload: workloads::records(120).mounted("nobarrier"),
+        workload: workloads::records(300).mounted("nobarrier"),
     });
     faults.push(Mistake::Guest {
         name: "sqlite-synchronous-off",
@@ -74,6 +76,7 @@ pub(super) fn all(quick: bool) -> Vec<Mistake> {
         describe: "An editor renames its new file without having synced it (ext4 with noauto_da_alloc).",
         workload: workloads::editor(25, false).mounted("noauto_da_alloc"),
     });
+    faults.push(Mistake::TornSuperblock(workloads::churn(30)));
     faults
 }
 
@@ -82,6 +85,7 @@ impl Mistake {
         match self {
             Self::Daemon(fault) => fault.name(),
             Self::Guest { name, .. } => name,
+            Self::TornSuperblock(_) => "torn-superblock",
         }
     }
 
@@ -89,6 +93,9 @@ impl Mistake {
         match self {
             Self::Daemon(fault) => fault.describe(),
             Self::Guest { describe, .. } => describe,
+            Self::TornSuperblock(_) => {
+                "A disk tears ext4's superblock between its two sectors; only a redo log helps there."
+            }
         }
     }
 
@@ -129,6 +136,16 @@ impl Mistake {
 
     fn plant(&self, options: &LaneOptions, recordings: &mut Recordings) -> Result<(Arc<Recording>, Setup)> {
         match self {
+            Self::TornSuperblock(workload) => {
+                let recording = recordings.get(workload, "power")?;
+                let setup = Setup {
+                    seed: options.seed,
+                    tear_superblock: true,
+                    level: Level::Fsck,
+                    ..Setup::of(&recording)?
+                };
+                Ok((recording, setup))
+            }
             Self::Guest { workload, .. } => {
                 let recording = recordings.get(workload, "power")?;
                 let setup = Setup { seed: options.seed, ..Setup::of(&recording)? };
@@ -136,7 +153,7 @@ impl Mistake {
             }
             Self::Daemon(fault) => {
                 let source = recordings
-                    .get(&workloads::records(120), if fault.breaks_power() { "power" } else { WINDOW })?;
+                    .get(&workloads::records(300), if fault.breaks_power() { "power" } else { WINDOW })?;
                 let layers = LayersOptions {
                     log_area_bytes: LOG_AREA_BYTES,
                     seed: options.seed,

@@ -80,7 +80,7 @@ impl Summary {
                 grouped(tally.states()),
                 grouped(work.states - work.equal_bytes),
                 if work.recovered > 0 { grouped(work.recovered) } else { "–".to_owned() },
-                grouped(work.checked),
+                if work.checks > 0 { grouped(work.checked) } else { "–".to_owned() },
                 grouped(tally.fresh),
                 if tally.stale > 0 {
                     format!("{}, {:.1} ms", grouped(tally.stale), tally.stale_ms_max)

@@ -46,6 +46,9 @@ pub struct Args {
     /// Size of the redo log for --survives power-window; small logs wrap often
     #[arg(long, value_name = "SIZE", default_value = "4M")]
     log_max: String,
+    /// Let ext4's superblock be torn between its two sectors; ext4 does not survive that on any disk
+    #[arg(long)]
+    tear_superblock: bool,
     /// Stop after this long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     budget: String,
@@ -142,6 +145,7 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     setup.level = args.level.unwrap_or(setup.level);
     setup.check = args.check.clone().or(setup.check);
     setup.seed = args.seed;
+    setup.tear_superblock = args.tear_superblock;
     if args.moments {
         setup.picking = Picking::Moments;
     }
