@@ -150,14 +150,14 @@ pub fn sqlite_script(database: &str) -> String {
          SELECT 'pages: '||count(*)||' of {PAGES}' FROM pages HAVING count(*)<>{PAGES};\n"
     );
     // The lock for writing makes SQLite recover whatever it would recover for its next user.
-    format!(".open {database}\nBEGIN IMMEDIATE;\nCOMMIT;\n{wrong}SELECT 't'||ifnull(max(id),0) FROM moves;\n")
+    format!(".open {database}\nBEGIN IMMEDIATE;\nCOMMIT;\n{wrong}SELECT 't'||ifnull(max(id),0) FROM moves;")
 }
 
 /// The same as a piece of shell, for [`PoolCheck::Command`]: fails where something is wrong.
 pub fn sqlite_check(database: &str) -> String {
     format!(
         "[ -s {database} ] || {{ echo 'the database is gone or empty'; exit 1; }}\n\
-         out=$(sqlite3 -batch -init /dev/null 2>&1 <<'END'\n{}\nEND\n)\n\
+         out=$(sqlite3 -batch -init /dev/null 2>&1 <<'END'\n{}\nEND\n) || :\n\
          echo \"$out\"\n\
          case \"$out\" in *\"\n\"*) exit 1;; t[0-9]*) ;; *) exit 1;; esac\n",
         sqlite_script(database)

@@ -17,6 +17,8 @@ mod guest;
 mod report;
 mod swap;
 
+pub use swap::SwapDisk;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
