@@ -3,6 +3,10 @@
 use afterimage_format::log::{
     ImageEntry, ImageName, LogHeader, RecordHeader, RecordKind, WitnessEntry, RECORD_MAGIC, STATE_CLEAN,
 };
+use afterimage_format::recording::{
+    ChunkHeader, Extent, FileHeader, RecordHeader as EventHeader, RecordKind as EventKind, TargetBody,
+    LAYER_STORAGE, OWN_BASE, ROLE_LOG,
+};
 use afterimage_format::reference::Reference;
 use afterimage_format::{checksum, FormatError};
 use proptest::prelude::*;
@@ -157,4 +161,75 @@ proptest! {
         let _ = Reference::parse(&bytes).map(|r| r.log_path().len());
         let _ = ImageName::parse(&bytes);
     }
+}
+
+#[test]
+fn a_recordings_headers_are_these_bytes() {
+    let header = FileHeader::sealed();
+    assert_eq!(
+        hex(&header),
+        "41464952 45430d0a 01000000 CRC00000 00000000 00000000 00000000 00000000"
+            .replace(' ', "")
+            .replace("CRC00000", &hex(&header[12..16]))
+    );
+    let mut unsealed = header;
+    unsealed[12..16].fill(0);
+    assert_eq!(header[12..16], checksum(&unsealed).to_le_bytes());
+    assert!(FileHeader::parse(&header).is_ok());
+
+    let stored = [5; 9];
+    let chunk = ChunkHeader::seal(3, 7, 1000, &stored);
+    let bytes = chunk.as_bytes();
+    assert_eq!(
+        hex(bytes),
+        "41464348 HCRC0000 SCRC0000 03000000 09000000 07000000 e8030000 00000000"
+            .replace(' ', "")
+            .replace("HCRC0000", &hex(&bytes[4..8]))
+            .replace("SCRC0000", &hex(&checksum(&stored).to_le_bytes()))
+    );
+    assert_eq!(ChunkHeader::parse(bytes, 3), Some(chunk));
+    assert!(ChunkHeader::parse(bytes, 4).is_none(), "another chunk's");
+
+    let record = EventHeader {
+        kind: EventKind::Complete.code(),
+        flags: 4,
+        target: 2.into(),
+        payload_bytes: 0x10.into(),
+        after_ns: 0x1122.into(),
+        id: 0x33.into(),
+    };
+    assert_eq!(hex(record.as_bytes()), "07040200100000002211000000000000 3300000000000000".replace(' ', ""));
+    let target = TargetBody {
+        layer: LAYER_STORAGE,
+        role: ROLE_LOG,
+        index: 1.into(),
+        same_as: OWN_BASE.into(),
+        reserved: 0.into(),
+        bytes: 0x1000.into(),
+    };
+    assert_eq!(hex(target.as_bytes()), "02020100ffff00000010000000000000");
+    let extent = Extent { offset: 0x200.into(), len: 0x400.into() };
+    assert_eq!(hex(extent.as_bytes()), "00020000000000000004000000000000");
+    for code in 0..=u8::MAX {
+        assert_eq!(EventKind::from_code(code).map(EventKind::code), (1..=9).contains(&code).then_some(code));
+    }
+}
+
+#[test]
+fn recordings_of_others_are_told_apart() {
+    let good = FileHeader::sealed();
+    let with = |at: usize, value: u32| {
+        let mut bytes = good;
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let mut unsealed = bytes;
+        unsealed[12..16].fill(0);
+        bytes[12..16].copy_from_slice(&checksum(&unsealed).to_le_bytes());
+        FileHeader::parse(&bytes)
+    };
+    assert!(with(8, 1).is_ok());
+    assert_eq!(with(8, 2), Err(FormatError::Version { version: 2, known: 1 }));
+    assert!(matches!(with(8, 0), Err(FormatError::Corrupt(_))));
+    assert_eq!(with(16, 4), Err(FormatError::Features(4)));
+    assert!(matches!(with(0, 0), Err(FormatError::Magic { .. })));
+    assert!(matches!(FileHeader::parse(&good[..20]), Err(FormatError::Corrupt(_))));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use afterimage_format::recording::{ChunkHeader, FileHeader};
 use zerocopy::IntoBytes as _;
 
-use crate::reader::{read_stream, Records};
+use crate::reader::{decode, read_stream, Records};
 use crate::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
 
 /// Treats bytes as a recording: as they are, with the checksums mended, and as what a recording decodes to. Must never
@@ -45,6 +45,22 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
         rest = &after[stored.len()..];
     }
     mended
+}
+
+/// The records of [`sample_recording`], not compressed: what a fuzzer can change with effect.
+///
+/// # Panics
+/// Never, or the writer is broken.
+pub fn sample_records() -> Vec<u8> {
+    let file = sample_recording().to_bytes().expect("a recording");
+    let (head, stored) = file[size_of::<FileHeader>()..].split_at(size_of::<ChunkHeader>());
+    let header = ChunkHeader::parse(head, 0).expect("a chunk");
+    zstd::stream::raw::Decoder::new()
+        .and_then(|mut decoder| {
+            decode(&mut decoder, &stored[..header.compressed_bytes.get() as usize], &header)
+                .map_err(std::io::Error::other)
+        })
+        .expect("records")
 }
 
 /// A recording with something of everything, for fuzzing and for tests.

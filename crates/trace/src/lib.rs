@@ -29,7 +29,7 @@ mod writer;
 
 pub use error::{Result, TraceError};
 #[doc(hidden)]
-pub use fuzz::{fuzz_recording, sample_recording};
+pub use fuzz::{fuzz_recording, sample_recording, sample_records};
 pub use reader::Ending;
 pub use recorder::{Base, Finished, Recorder};
 pub use recording::{Event, EventKind, Layer, Op, Recording, Role, Target, TargetId};

@@ -135,7 +135,7 @@ fn rest_is_zero(input: &mut impl Read) -> io::Result<bool> {
 }
 
 /// The raw bytes of a chunk.
-fn decode(
+pub(crate) fn decode(
     decoder: &mut Decoder<'_>,
     compressed: &[u8],
     header: &ChunkHeader,

@@ -1,11 +1,13 @@
-//! Writes seeds into `fuzz/corpus`: a redo log with records of every kind, and guest memories whose ring offers every
-//! virtio-blk request, direct and indirect. Run from the root: `cargo run -p afterimage-fuzz-seeds`.
+//! Writes seeds into `fuzz/corpus`: a redo log with records of every kind, a recording, as a file and as what it decodes
+//! to, and guest memories whose ring offers every virtio-blk request, direct and indirect. Run from the root:
+//! `cargo run -p afterimage-fuzz-seeds`.
 
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
 use afterimage_order::redo::sample_log;
+use afterimage_trace::{sample_recording, sample_records};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -86,6 +88,8 @@ fn main() -> Outcome<()> {
         Ok(fs::write(folder.join(name), bytes)?)
     };
     put("fuzz_log", "seed-log", &sample_log())?;
+    put("fuzz_recording", "seed-file", &sample_recording().to_bytes()?)?;
+    put("fuzz_recording", "seed-records", &sample_records())?;
     // Read, write, flush, get-id, discard, write-zeroes (virtio 1.2 § 5.2.6).
     for (kind, len) in [(0, 1024), (1, 1024), (4, 0), (8, 20), (11, 16), (13, 16)] {
         for indirect in [false, true] {

@@ -1,0 +1,282 @@
+//! What is recorded is what happened: over the daemon's layers without a guest, and (ignored: it boots guests) with one.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{conformance, Blocking, Disk, FlushKind, Sector};
+use afterimage_explore::record::{record, RecordOptions};
+use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_trace::{
+    EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Tally, Taps, Target, TargetId,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const IMAGE_BYTES: u64 = 4 << 20;
+
+fn contracts() -> [Contract; 3] {
+    let window = Duration::from_millis(50);
+    [Contract::Power, Contract::PowerWindow { window }, Contract::GuestCrash]
+}
+
+/// A folder in memory: syncs cost nothing.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("a folder")
+}
+
+/// Checks that times never decrease, that names are unique, and that every answer follows the request that it answers.
+fn check_order(recording: &Recording) {
+    let (mut waiting, mut seen, mut last) = (HashMap::new(), 0, 0);
+    for event in &recording.events {
+        assert!(event.at_ns >= last, "time goes on");
+        last = event.at_ns;
+        match &event.kind {
+            EventKind::Submit { target, id, .. } => {
+                assert!(*id >= seen, "names go up");
+                seen = *id + 1;
+                waiting.insert(*id, *target);
+            }
+            EventKind::Complete { target, id, .. } => {
+                assert_eq!(waiting.remove(id), Some(*target), "an answer to a request");
+            }
+            EventKind::Mark { .. } => {}
+        }
+    }
+}
+
+/// What a target holds after everything that was recorded.
+fn replay(recording: &Recording, id: TargetId, target: &Target) -> Sparse {
+    let mut content = (*target.base).clone();
+    for event in &recording.events {
+        match &event.kind {
+            EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. } if *target == id => {
+                content.write_at(data, *offset);
+            }
+            EventKind::Submit { target, op: Op::Zero { offset, len, .. }, .. } if *target == id => {
+                content.zero_at(*offset, *len);
+            }
+            _ => {}
+        }
+    }
+    content
+}
+
+fn content(path: &Path) -> Sparse {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut content = Sparse::new(bytes.len() as u64);
+    for (page, at) in bytes.chunks(4096).zip((0..).step_by(4096)) {
+        if page.iter().any(|b| *b != 0) {
+            content.write_at(page, at);
+        }
+    }
+    content
+}
+
+/// Compares every target's end with the file that holds what it was then.
+fn check_ends(
+    contract: Contract,
+    recording: &Recording,
+    known: impl Fn(Layer) -> bool,
+    file_of: impl Fn(Layer, Role) -> std::path::PathBuf,
+) {
+    let targets = (0..).map(TargetId).zip(&recording.targets);
+    for (id, target) in targets.filter(|(_, target)| known(target.layer)) {
+        let file = file_of(target.layer, target.role);
+        let same = replay(recording, id, target).same_content(&content(&file));
+        assert!(same, "{contract}: {:?} {:?} replayed is {}", target.layer, target.role, file.display());
+    }
+}
+
+/// A thousand seeded requests, each answered before the next is made.
+fn one_at_a_time(disks: &[Arc<dyn Disk>], seed: u64) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut lanes: Vec<_> = disks.iter().map(|d| Blocking::new(d.open_lane().expect("a lane"))).collect();
+    for n in 0..1000u32 {
+        let lane = &mut lanes[random.random_range(0..disks.len())];
+        let sectors = random.random_range(1..=40);
+        let sector = Sector(random.random_range(0..IMAGE_BYTES / 512 - sectors));
+        let data = vec![n as u8 | 1; sectors as usize * 512];
+        let served = match random.random_range(0..10) {
+            0 => lane.discard(sector, sectors),
+            1 => lane.write_zeroes(sector, sectors, random.random()),
+            2..4 => lane.flush(FlushKind::Order),
+            4 => lane.write_flushed(sector, &data),
+            _ => lane.write(sector, &data),
+        };
+        served.unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+#[test]
+fn tapped_groups_conform_and_their_recordings_replay_to_what_the_files_hold() {
+    let runs = [false, true].into_iter().flat_map(|calm| contracts().map(|contract| (contract, calm)));
+    for ((contract, calm), seed) in runs.zip(1..) {
+        let folder = folder();
+        let images: Vec<_> = (0..2)
+            .map(|index| {
+                let path = folder.path().join(format!("image-{index}.img"));
+                create_image(&path, IMAGE_BYTES).expect("an image");
+                let mut bytes = vec![0; IMAGE_BYTES as usize];
+                bytes[5000..9000].fill(index + 1);
+                std::fs::write(&path, bytes).expect("content");
+                let open =
+                    OpenOptions { direct: DirectMode::Off, any_content: true, ..OpenOptions::new(&path) };
+                ImageStore::open(&open).expect("an image")
+            })
+            .collect();
+        let out = folder.path().join("r.afrec");
+        let recorder = Recorder::create(&out, &serde_json::Map::new()).expect("a recorder");
+        let taps = Taps::new(Arc::clone(&recorder));
+        let options = GroupOptions {
+            log_max_bytes: GroupOptions::LOG_MIN_BYTES,
+            tap: Some(Arc::clone(&taps) as _),
+            ..GroupOptions::new(contract)
+        };
+        let group = Group::open(images, options).expect("a group");
+        let disks = taps.guest_disks(group.disks()).expect("disks");
+        if calm {
+            one_at_a_time(&disks, seed);
+        } else {
+            conformance::run(seed, 4000, || Arc::clone(&disks[1]))
+                .unwrap_or_else(|e| panic!("{contract}: {e}"));
+            conformance::run(seed, 1000, || Arc::clone(&disks[0]))
+                .unwrap_or_else(|e| panic!("{contract}: {e}"));
+        }
+        group.pause(None).expect("everything home");
+        recorder.finish().expect("a recording");
+        for (index, disk) in group.disks().iter().enumerate() {
+            let seen = afterimage_trace::read_disk(disk).expect("readable");
+            let mut bytes = vec![0; IMAGE_BYTES as usize];
+            seen.read_at(&mut bytes, 0);
+            std::fs::write(folder.path().join(format!("guest-{index}.img")), bytes).expect("written");
+        }
+        let recording = Recording::load(&out).expect("readable");
+        let redo = matches!(contract, Contract::PowerWindow { .. });
+        assert_eq!(recording.targets.len(), if redo { 5 } else { 4 });
+        let bases: Vec<_> = recording.targets.iter().map(|t| Arc::as_ptr(&t.base)).collect();
+        assert_eq!(
+            bases[bases.len() - 2..],
+            bases[bases.len() - 4..bases.len() - 2],
+            "guests begin with what the images hold"
+        );
+        check_order(&recording);
+        // Requests in flight together have no order above the layer that gives them one, which only the redo log does.
+        let known = |layer| calm || (redo && layer == Layer::Storage);
+        check_ends(contract, &recording, known, |layer, role| match (layer, role) {
+            (Layer::Guest, Role::Disk(index)) => folder.path().join(format!("guest-{index}.img")),
+            (_, Role::Disk(index)) => folder.path().join(format!("image-{index}.img")),
+            (_, Role::Log) => folder.path().join("image-0.img.aflog"),
+        });
+        let tally = Tally::of(&recording);
+        assert!(tally.guest.flushes > 100 && tally.storage.writes > 100, "{contract}: {tally:?}");
+        // The closing is heard by nobody, and harmed by nobody.
+        group.close().expect("an orderly end");
+    }
+}
+
+#[test]
+fn a_group_without_a_tap_and_one_with_it_write_the_same() {
+    let ends: Vec<Vec<u8>> = [false, true]
+        .into_iter()
+        .map(|tapped| {
+            let folder = folder();
+            let path = folder.path().join("image.img");
+            create_image(&path, IMAGE_BYTES).expect("an image");
+            let image = ImageStore::open(&OpenOptions { direct: DirectMode::Off, ..OpenOptions::new(&path) });
+            let out = folder.path().join("r.afrec");
+            let recorder = Recorder::create(&out, &serde_json::Map::new()).expect("a recorder");
+            let taps = Taps::new(Arc::clone(&recorder));
+            let options = GroupOptions {
+                tap: tapped.then(|| Arc::clone(&taps) as _),
+                log_max_bytes: GroupOptions::LOG_MIN_BYTES,
+                ..GroupOptions::new(contracts()[1])
+            };
+            let group = Group::open(vec![image.expect("an image")], options).expect("a group");
+            one_at_a_time(&group.disks(), 9);
+            group.close().expect("an orderly end");
+            assert_eq!(recorder.finish().expect("finished").tally.events > 0, tapped);
+            std::fs::read(&path).expect("readable")
+        })
+        .collect();
+    assert!(ends[0] == ends[1]);
+}
+
+#[test]
+#[ignore = "boots guests: run by the guests' lane, or with --ignored"]
+fn a_guests_workload_is_recorded_whole() {
+    for contract in contracts() {
+        let folder = folder();
+        let out = folder.path().join("r.afrec");
+        let command = "set -e\n\"$AFTERIMAGE_AGENT\" ack-write acks --records 100 --threads 2\n\
+                       echo hello > file; sync file; afterimage explore mark 'file is there'\n\
+                       dd if=/dev/zero of=big bs=64k count=64 conv=fsync 2> /dev/null; rm big; sync";
+        let options = RecordOptions {
+            snapshot: Some(folder.path().to_owned()),
+            setup: "mkdir acks".to_owned(),
+            mount_options: "discard".to_owned(),
+            check: Some("test -e file".to_owned()),
+            ..RecordOptions::new(out.clone(), contract, command.to_owned())
+        };
+        let summary = record(&options).unwrap_or_else(|e| panic!("{contract}: {e}"));
+        let recording = Recording::load(&out).expect("readable");
+        let tally = Tally::of(&recording);
+        assert_eq!(
+            (tally.events, tally.guest, tally.storage),
+            (summary.events, summary.guest, summary.storage)
+        );
+        assert_eq!(summary.states, ["file is there"]);
+        assert_eq!(recording.about_text("contract"), Some(contract.to_string().as_str()));
+        assert_eq!(recording.about_text("check"), Some("test -e file"));
+        check_order(&recording);
+        check_ends(
+            contract,
+            &recording,
+            |_| true,
+            |layer, role| {
+                folder.path().join(match (layer, role) {
+                    (Layer::Guest, Role::Disk(index)) => format!("guest-{index}.img"),
+                    (_, Role::Disk(index)) => format!("image-{index}.img"),
+                    (_, Role::Log) => "log.img".to_owned(),
+                })
+            },
+        );
+        let marks: Vec<_> = recording
+            .events
+            .iter()
+            .filter_map(|event| match &event.kind {
+                EventKind::Mark { text } => Some(&**text),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(marks.first(), Some(&"{\"mark\":\"begin\"}"));
+        assert_eq!(marks.last(), Some(&"{\"mark\":\"end\"}"));
+        let acknowledged = marks.iter().filter(|text| text.contains("\"agent\":\"ack\",")).count();
+        assert_eq!(acknowledged, 100, "{contract}: every record");
+        assert!(tally.guest.flushes >= 100 && tally.guest.zeroes > 0, "{contract}: {tally:?}");
+        match contract {
+            Contract::GuestCrash => assert_eq!(tally.storage.flushes, 1, "the pause's"),
+            Contract::Power => assert!(tally.storage.flushes >= tally.guest.flushes),
+            Contract::PowerWindow { .. } => assert!((2..100).contains(&tally.storage.flushes), "{tally:?}"),
+        }
+    }
+}
+
+#[test]
+#[ignore = "boots a guest: run by the guests' lane, or with --ignored"]
+fn a_failing_command_says_so_and_leaves_a_readable_recording() {
+    let folder = folder();
+    let out = folder.path().join("r.afrec");
+    let command = "echo words of its own; exit 7".to_owned();
+    let error = record(&RecordOptions::new(out.clone(), Contract::Power, command)).expect_err("it failed");
+    let text = error.to_string();
+    assert!(text.contains("status 7") && text.contains("words of its own"), "{text}");
+    let recording = Recording::load(&out).expect("readable");
+    assert!(recording
+        .events
+        .iter()
+        .any(|e| matches!(&e.kind, EventKind::Mark { text } if text.contains("begin"))));
+    assert!(recording.about_text("cut").is_none());
+}

@@ -1,0 +1,8 @@
+//! A recording: chunks, what they decode to, and that what was read can be written.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    afterimage_trace::fuzz_recording(data);
+});
