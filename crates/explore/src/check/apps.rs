@@ -13,8 +13,6 @@
 
 use std::fmt::Write as _;
 
-use afterimage_lab::process::quote;
-
 use super::pool::PoolCheck;
 
 /// An application: two pieces of shell for the guest, with its file system mounted at `/mnt`, and the check.
@@ -225,6 +223,8 @@ pub fn integrity_workload(updates: u32, record_bytes: u32, slots: u32) -> App {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+
+    use afterimage_lab::process::quote;
 
     use super::*;
 

@@ -15,6 +15,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use afterimage_lab::locate::system_program;
+use rustix::process::{prlimit, Pid, Resource, Rlimit};
 
 use super::resident::Resident;
 use super::{Checker, Observation};
@@ -24,6 +25,9 @@ use crate::{ExploreError, Result};
 /// The clock that e2fsck is given, in seconds since 1970 (2036-01-01): later than any guest's, so that no state is called
 /// one from the future because it was recorded elsewhere, and the same on every run.
 const CLOCK_S: &str = "2082758400";
+
+/// Processor time that e2fsck may take, in seconds: one that goes round in circles is killed, and its state inconsistent.
+const CPU_S_MAX: u64 = 60;
 
 /// How a message that recovery may print is recognised.
 #[derive(Clone, Copy, Debug)]
@@ -64,10 +68,7 @@ const RECOVERY: [(&str, Text); 18] = [
     // A commit block that was torn within its last sectors, which nobody had been told of: the transaction does not count.
     // (The kernel takes it for whole where its first sector is, and says so.) Were it an older transaction that is damaged,
     // committed ones after it would be gone: the marks tell.
-    (
-        "PR_0_JNL_TXN_CORRUPT",
-        Text::Both("Journal transaction ", " was corrupt, replay was aborted."),
-    ),
+    ("PR_0_JNL_TXN_CORRUPT", Text::Both("Journal transaction ", " was corrupt, replay was aborted.")),
     ("PR_1_PASS_HEADER", Text::Begins("Pass 1: ")),
     ("PR_2_PASS_HEADER", Text::Begins("Pass 2: ")),
     ("PR_3_PASS_HEADER", Text::Begins("Pass 3: ")),
@@ -151,8 +152,19 @@ impl Fsck {
         if let Some(journal) = &self.journal {
             command.arg("-j").arg(journal.path());
         }
-        command.arg(disk.path()).stdin(Stdio::null());
-        command.output().map_err(ExploreError::io(format!("start {}", self.program.display())))
+        command.arg(disk.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let failed = || ExploreError::io(format!("run {}", self.program.display()));
+        let child = command.spawn().map_err(failed())?;
+        // Set from here: a limit that the child sets itself before exec would need a fork, which costs more than the check.
+        if let Some(pid) = Pid::from_raw(child.id() as i32) {
+            let limit = Rlimit { current: Some(CPU_S_MAX), maximum: Some(CPU_S_MAX) };
+            match prlimit(Some(pid), Resource::Cpu, limit) {
+                // It may have ended already.
+                Ok(_) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(failed()(error.into())),
+            }
+        }
+        child.wait_with_output().map_err(failed())
     }
 
     fn judge(&self) -> Result<Observation> {

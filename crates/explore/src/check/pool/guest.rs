@@ -94,6 +94,11 @@ impl PoolGuest {
         &self.sizes
     }
 
+    /// How many states it was shown.
+    pub(super) fn looked(&self) -> u64 {
+        self.next
+    }
+
     /// Shows it a state and waits for its report.
     pub(super) fn look(&mut self, state: &[Arc<Scratch>], deadline: Duration) -> Result<Answer> {
         for (disk, content) in self.disks.iter().zip(state) {

@@ -37,12 +37,13 @@ impl Report {
 /// Parts of messages, in small letters, by which a kernel says that a file system is broken. Not among them: what it says
 /// when it recovers ("recovery complete", "orphan cleanup on readonly fs", "1 orphan inode deleted", XFS' "Starting
 /// recovery").
-const COMPLAINTS: [&str; 19] = [
+const COMPLAINTS: [&str; 20] = [
     // fs/ext4/super.c: __ext4_error and its kin, ext4_msg(KERN_ERR, …).
     "ext4-fs error",
     "ext4-fs: error",
     "mounting fs with errors",
     "error count since last fsck",
+    "error recorded from previous mount",
     "error loading journal",
     "remounting filesystem read-only",
     "failed to open journal",
