@@ -1,7 +1,7 @@
-//! How many states a second a pool of guests mounts: `pool_rate IMAGE [STATES [GUESTS [CMD]]]`.
+//! How many states a second a pool of guests mounts: `pool_rate IMAGE [STATES [GUESTS [CHECK]]]`.
 //!
-//! IMAGE is an ext4; each state differs from it in a sector of an unused block. Nothing is remembered between states. CMD `sqlite` checks
-//! the bank of `check::apps` in it.
+//! IMAGE is an ext4; each state differs from it in a sector of an unused block. Nothing is remembered between states. CHECK `sqlite` checks
+//! the bank of `check::apps` in it; others are as `--check` takes them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,14 +15,14 @@ use afterimage_trace::Sparse;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [image, rest @ ..] = args.as_slice() else {
-        return Err("usage: pool_rate IMAGE [STATES [GUESTS [CMD]]]".into());
+        return Err("usage: pool_rate IMAGE [STATES [GUESTS [CHECK]]]".into());
     };
     let states: u64 = rest.first().map_or(Ok(500), |n| n.parse())?;
     let guests: u64 = rest.get(1).map_or(Ok(1), |n| n.parse())?;
     let check = match rest.get(2).map(String::as_str) {
         None => PoolCheck::Mount,
         Some("sqlite") => PoolCheck::Sqlite(sqlite_script("/mnt/bank/bank.db")),
-        Some(command) => PoolCheck::Command(command.to_owned()),
+        Some(check) => PoolCheck::from_text(check),
     };
     let bytes = std::fs::read(image)?;
     let mut base = Sparse::new(bytes.len() as u64);
