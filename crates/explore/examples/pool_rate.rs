@@ -1,7 +1,7 @@
 //! How many states a second a pool of guests mounts: `pool_rate IMAGE [STATES [GUESTS [CHECK]]]`.
 //!
-//! IMAGE is an ext4; each state differs from it in a sector of an unused block. Nothing is remembered between states. CHECK `sqlite` checks
-//! the bank of `check::apps` in it; others are as `--check` takes them.
+//! IMAGE is an ext4; each state differs from it in a sector of an unused block. Nothing is remembered between states.
+//! CHECK `sqlite` checks the bank of `check::apps` in it; others are as `--check` takes them.
 
 use std::sync::Arc;
 use std::time::Instant;
