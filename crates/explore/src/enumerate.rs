@@ -12,7 +12,6 @@ use rand_chacha::ChaCha8Rng;
 use crate::hash::mix;
 use crate::model::{Choice, Cut, LostWrite};
 use crate::stream::Stream;
-use crate::tags::Tag;
 
 /// Up to this many states of a cut are all looked at.
 const ALL_STATES_MAX: u64 = 1 << 10;
@@ -20,9 +19,6 @@ const ALL_STATES_MAX: u64 = 1 << 10;
 const ALL_SUBSETS_WRITES_MAX: usize = 8;
 /// With more of them, at most this many are lost alone and kept alone, the interesting ones first.
 const ALONE_MAX: usize = 64;
-
-/// Where ext4's superblock is on its disk.
-const SUPERBLOCK_SECTORS: [u64; 2] = [2, 3];
 
 /// The order of one cut's states.
 #[derive(Debug)]
@@ -89,7 +85,7 @@ impl<'a> Enumeration<'a> {
 
     fn part(&self, position: usize, mut sectors: Vec<u32>) -> LostWrite {
         let write = self.cut.volatile[position].write;
-        self.keep_superblock_whole(write, &mut sectors);
+        self.keep_units_whole(write, &mut sectors);
         sectors.sort_unstable();
         if sectors.len() == self.stream.writes[write].sectors.len() {
             return LostWrite { write, sectors: None };
@@ -104,20 +100,15 @@ impl<'a> Enumeration<'a> {
         LostWrite { write, sectors: Some(ranges) }
     }
 
-    /// Where one of the superblock's two sectors is lost, the other one is, too.
-    fn keep_superblock_whole(&self, write: usize, lost: &mut Vec<u32>) {
-        let found = &self.stream.writes[write];
-        if !self.stream.whole_superblock || found.tag != Tag::Superblock {
+    /// Where a sector is lost, all of its write in the same unit is, too.
+    fn keep_units_whole(&self, write: usize, lost: &mut Vec<u32>) {
+        let (found, unit) = (&self.stream.writes[write], self.stream.atomic_sectors);
+        if unit <= 1 {
             return;
         }
-        let at = |sector: u64| sector.checked_sub(found.first).map(|at| at as u32);
-        if let [Some(first), Some(second)] = SUPERBLOCK_SECTORS.map(at) {
-            match (lost.contains(&first), lost.contains(&second)) {
-                (true, false) => lost.push(second),
-                (false, true) => lost.push(first),
-                _ => {}
-            }
-        }
+        let unit_of = |sector: u32| (found.first + u64::from(sector)) / unit;
+        let units: Vec<u64> = lost.iter().map(|sector| unit_of(*sector)).collect();
+        *lost = (0..found.sectors.len() as u32).filter(|sector| units.contains(&unit_of(*sector))).collect();
     }
 
     /// Bit i of `n`: the i-th volatile write is lost.
@@ -198,11 +189,16 @@ fn interesting<'a>(stream: &'a Stream, cut: &'a Cut) -> impl Iterator<Item = usi
 
 fn plan(stream: &Stream, cut: &Cut) -> Plan {
     let mut sectors: BTreeMap<(usize, u64), Vec<(usize, u32)>> = BTreeMap::new();
+    let unit = stream.atomic_sectors.max(1);
     let mut count = 1u64;
     'count: for (position, volatile) in cut.volatile.iter().enumerate() {
         let write = &stream.writes[volatile.write];
         for n in (0..write.sectors.len() as u32).filter(|n| !volatile.dead.contains(n)) {
-            let versions = sectors.entry((write.medium, write.first + u64::from(n))).or_default();
+            let versions = sectors.entry((write.medium, (write.first + u64::from(n)) / unit)).or_default();
+            // The same write again: the unit has no version more.
+            if versions.last().is_some_and(|(last, _)| *last == position) {
+                continue;
+            }
             // One version more: (v + 2) / (v + 1) times as many states.
             count = count / (versions.len() as u64 + 1) * (versions.len() as u64 + 2);
             versions.push((position, n));

@@ -243,7 +243,7 @@ impl Remains<'_> {
         let lost_or_later = mine()
             .filter(|(_, mark)| mark.event >= self.expected.required)
             .any(|(record, _)| record.slot == slot);
-        let last = mine().filter(|(_, mark)| mark.event < self.expected.crash).next_back();
+        let last = mine().rfind(|(_, mark)| mark.event < self.expected.crash);
         // A ring begins anew after its last place; appended records never come back to the first.
         let is_ring = || mine().filter(|(record, _)| record.slot == 0).count() > 1;
         lost_or_later || last.is_none_or(|(last, _)| slot == last.slot + 1 || (slot == 0 && is_ring()))

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use crate::campaign::{again, Failure, Subject};
 use crate::evaluate::Evaluator;
 use crate::model::{Choice, LostWrite};
-use crate::tags::Tag;
 use crate::Result;
 
 /// States that are tried at most: with a guest's mount each, half a minute.
@@ -55,10 +54,12 @@ fn units(subject: &Subject, choice: &Choice) -> Vec<Vec<LostSector>> {
     let mut units: Vec<Vec<LostSector>> = Vec::new();
     for lost in &choice.lost {
         let Some(write) = subject.stream.writes.get(lost.write) else { continue };
-        let together = subject.stream.whole_superblock && write.tag == Tag::Superblock;
+        let unit_of = |sector: u32| (write.first + u64::from(sector)) / subject.stream.atomic_sectors.max(1);
         for sector in (0..write.sectors.len() as u32).filter(|sector| lost.contains(*sector)) {
             match units.last_mut() {
-                Some(unit) if together && unit[0].0 == lost.write => unit.push((lost.write, sector)),
+                Some(unit) if unit[0].0 == lost.write && unit_of(unit[0].1) == unit_of(sector) => {
+                    unit.push((lost.write, sector));
+                }
                 _ => units.push(vec![(lost.write, sector)]),
             }
         }

@@ -9,11 +9,15 @@
 //! | `prefix` | every write before one, in the order of submission | nothing |
 //! | `guest` | every write that completed | as `disk`: what was in flight when the guest died |
 //!
-//! A sector is never torn within: disks promise that, and file systems rely on it. ext4 relies on a little more: its
-//! superblock is two sectors with the checksum in the second, written in place, and a kernel refuses one that is torn
-//! (`ext4_superblock_csum_verify`). So those two sectors stay together, unless [`Stream::whole_superblock`] is off. Under a
-//! redo log nothing needs that, and they are torn like all others.
-//! Disks and files are independent of each other. A cache keeps one version of a sector, so no older version comes back once a newer one is durable.
+//! The unit that storage keeps or loses is a 512-byte sector, or a larger, aligned one: [`Stream::atomic_sectors`]. Disks
+//! promise not to tear a sector, and file systems rely on it. Some rely on more: ext4 writes its superblock in place with
+//! the checksum in its second sector, and before Linux 6.10 refuses a commit block that is torn (`jbd2_journal_load`: *journal
+//! transaction is corrupt*), so that it needs its 4 KiB blocks whole, as a disk with physical blocks of 4 KiB writes
+//! them. That is what the daemon reports to its guests, and what is looked at where a guest's own sectors are passed on. The
+//! daemon's log needs nothing but sectors, and below it everything is torn between any two.
+//!
+//! Disks and files are independent of each other. A cache keeps one version of a unit, so no older version comes back once a
+//! newer one is durable.
 //!
 //! Between two events that make something durable the set of possible states only grows. So a cut right before each of
 //! them has all states of the earlier ones, and asks the most of them: all acknowledgements so far.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_order::Contract;
-use afterimage_trace::{Layer, Recording};
+use afterimage_trace::{Layer, Recording, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::campaign::Subject;
@@ -16,6 +16,7 @@ use crate::model::{cuts, Model};
 use crate::own::OwnRecovery;
 use crate::prefix::Prefixes;
 use crate::schedule::Picking;
+use crate::state::SECTOR_BYTES;
 use crate::stream::Stream;
 use crate::{process_rule, ExploreError, Result};
 
@@ -52,9 +53,8 @@ pub struct Setup {
     pub check: Option<String>,
     /// Options with which the guest mounts the file system to check it.
     pub mount_options: String,
-    /// ext4's superblock may be torn, too (see [`crate::model`]).
-    #[serde(default)]
-    pub tear_superblock: bool,
+    /// Bytes that a disk never tears apart, aligned: 512, or a larger power of two (see [`crate::model`]).
+    pub atomic_bytes: u32,
     /// Of the daemon's recovery: the newest so many durable records are made to vanish. A planted fault; 0 in earnest.
     #[serde(default)]
     pub lose_records: usize,
@@ -69,8 +69,9 @@ impl Setup {
         let contract = recording.about_text("contract").unwrap_or("power").to_owned();
         let parsed = parse(&contract)?;
         let has_storage = recording.of_layer(Layer::Storage).next().is_some();
+        let layer = if has_storage { Layer::Storage } else { Layer::Guest };
         Ok(Self {
-            layer: if has_storage { Layer::Storage } else { Layer::Guest },
+            layer,
             // guest-crash promises nothing for a power cut.
             model: if parsed == Contract::GuestCrash { Model::Guest } else { Model::Disk },
             level: Level::Mount,
@@ -79,7 +80,7 @@ impl Setup {
             contract,
             check: recording.about_text("check").filter(|check| !check.is_empty()).map(str::to_owned),
             mount_options: recording.about_text("mount").unwrap_or_default().to_owned(),
-            tear_superblock: false,
+            atomic_bytes: atomic_bytes(recording, layer),
             lose_records: 0,
         })
     }
@@ -109,7 +110,13 @@ impl Setup {
     /// The combination is not sound, or the recording does not fit.
     pub fn subject(&self, recording: &Recording) -> Result<Subject> {
         let mut stream = Stream::new(recording, self.layer)?;
-        stream.whole_superblock = !self.tear_superblock && stream.log().is_none();
+        if !self.atomic_bytes.is_power_of_two() || !(512..=65536).contains(&self.atomic_bytes) {
+            return Err(ExploreError::Usage(format!(
+                "a disk does not tear units of {} bytes: name a power of two from 512 to 65536",
+                self.atomic_bytes
+            )));
+        }
+        stream.atomic_sectors = u64::from(self.atomic_bytes) / SECTOR_BYTES as u64;
         if self.layer == Layer::Storage && self.model == Model::Prefix {
             return Err(ExploreError::Usage(
                 "the model prefix is for the guest's stream: nothing orders the files below the daemon; use --layer \
@@ -145,6 +152,18 @@ impl Setup {
             }
         };
         Ok(Subject { stream, cuts, own, picking: self.picking, seed: self.seed })
+    }
+}
+
+/// What disks keep whole: the physical block that the daemon reports to its guests, where the guest's own sectors are passed
+/// on; below a redo log nothing but sectors.
+pub fn atomic_bytes(recording: &Recording, layer: Layer) -> u32 {
+    let log = layer == Layer::Storage
+        && recording.of_layer(Layer::Storage).any(|(_, target)| target.role == Role::Log);
+    if log {
+        512
+    } else {
+        4096
     }
 }
 

@@ -76,9 +76,8 @@ pub struct Stream {
     pub begin: usize,
     /// … and up to this one.
     pub end: usize,
-    /// ext4's superblock, two sectors of which the second holds the checksum, is written whole or not at all: see
-    /// [`crate::model`].
-    pub whole_superblock: bool,
+    /// Sectors that a disk never tears apart, aligned: see [`crate::model`].
+    pub atomic_sectors: u64,
     /// When each event of the recording was.
     pub times_ns: Vec<u64>,
 }
@@ -132,7 +131,7 @@ impl Stream {
             .collect();
         let writes = build(&mut media, pending, begin, recording)?;
         let times_ns = recording.events.iter().map(|event| event.at_ns).collect();
-        Ok(Self { layer, media, writes, flushes, marks, begin, end, whole_superblock: true, times_ns })
+        Ok(Self { layer, media, writes, flushes, marks, begin, end, atomic_sectors: 1, times_ns })
     }
 
     /// The time of an event; of the last one where it is past the end.

@@ -6,7 +6,7 @@ use super::workloads::{self, Workload};
 use crate::check::apps::Synchronous;
 use crate::model::Model;
 use crate::schedule::Picking;
-use crate::setup::{Level, Setup};
+use crate::setup::{atomic_bytes, Level, Setup};
 use crate::Result;
 
 /// A storage stream that is derived from the guest's.
@@ -49,6 +49,7 @@ impl Case {
     pub fn setup(&self, recording: &Recording, seed: u64) -> Result<Setup> {
         Ok(Setup {
             layer: self.layer,
+            atomic_bytes: atomic_bytes(recording, self.layer),
             model: self.model,
             level: self.level,
             picking: Picking::Rounds,

@@ -49,7 +49,7 @@ pub(super) enum Mistake {
     /// Of a guest or its program: this workload is wrong on a disk with a volatile cache.
     Guest { name: &'static str, describe: &'static str, workload: Workload },
     /// Of the disk: it tears what ext4 needs whole.
-    TornSuperblock(Workload),
+    TornBlocks(Workload),
 }
 
 /// All of a lane.
@@ -76,7 +76,7 @@ pub(super) fn all(quick: bool) -> Vec<Mistake> {
         describe: "An editor renames its new file without having synced it (ext4 with noauto_da_alloc).",
         workload: workloads::editor(25, false).mounted("noauto_da_alloc"),
     });
-    faults.push(Mistake::TornSuperblock(workloads::churn(30)));
+    faults.push(Mistake::TornBlocks(workloads::records(300)));
     faults
 }
 
@@ -85,7 +85,7 @@ impl Mistake {
         match self {
             Self::Daemon(fault) => fault.name(),
             Self::Guest { name, .. } => name,
-            Self::TornSuperblock(_) => "torn-superblock",
+            Self::TornBlocks(_) => "torn-blocks",
         }
     }
 
@@ -93,8 +93,8 @@ impl Mistake {
         match self {
             Self::Daemon(fault) => fault.describe(),
             Self::Guest { describe, .. } => describe,
-            Self::TornSuperblock(_) => {
-                "A disk tears ext4's superblock between its two sectors; only a redo log helps there."
+            Self::TornBlocks(_) => {
+                "A disk tears 4 KiB blocks, which ext4 needs whole before Linux 6.10; only a redo log helps there."
             }
         }
     }
@@ -136,14 +136,9 @@ impl Mistake {
 
     fn plant(&self, options: &LaneOptions, recordings: &mut Recordings) -> Result<(Arc<Recording>, Setup)> {
         match self {
-            Self::TornSuperblock(workload) => {
+            Self::TornBlocks(workload) => {
                 let recording = recordings.get(workload, "power")?;
-                let setup = Setup {
-                    seed: options.seed,
-                    tear_superblock: true,
-                    level: Level::Fsck,
-                    ..Setup::of(&recording)?
-                };
+                let setup = Setup { seed: options.seed, atomic_bytes: 512, ..Setup::of(&recording)? };
                 Ok((recording, setup))
             }
             Self::Guest { workload, .. } => {

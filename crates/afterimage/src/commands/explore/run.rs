@@ -8,7 +8,7 @@ use afterimage_explore::derive;
 use afterimage_explore::model::Model;
 use afterimage_explore::runner::{explore, Request};
 use afterimage_explore::schedule::Picking;
-use afterimage_explore::setup::{Level, Setup};
+use afterimage_explore::setup::{atomic_bytes, Level, Setup};
 use afterimage_trace::{Layer, Recording};
 
 use super::{explain, interrupt, progress};
@@ -46,9 +46,10 @@ pub struct Args {
     /// Size of the redo log for --survives power-window; small logs wrap often
     #[arg(long, value_name = "SIZE", default_value = "4M")]
     log_max: String,
-    /// Let ext4's superblock be torn between its two sectors; ext4 does not survive that on any disk
-    #[arg(long)]
-    tear_superblock: bool,
+    /// What a disk never tears apart, in bytes: 4096 as the daemon reports it to guests (ext4 needs it before Linux 6.10),
+    /// 512 below a redo log
+    #[arg(long, value_name = "BYTES")]
+    atomic: Option<u32>,
     /// Stop after this long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     budget: String,
@@ -145,7 +146,7 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     setup.level = args.level.unwrap_or(setup.level);
     setup.check = args.check.clone().or(setup.check);
     setup.seed = args.seed;
-    setup.tear_superblock = args.tear_superblock;
+    setup.atomic_bytes = args.atomic.unwrap_or_else(|| atomic_bytes(recording, setup.layer));
     if args.moments {
         setup.picking = Picking::Moments;
     }
