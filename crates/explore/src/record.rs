@@ -105,7 +105,7 @@ impl RecordOptions {
         if self.out.exists() && !self.force {
             let out = self.out.display();
             return wrong(format!(
-                "{out} is there already: name another file, or say that it may be replaced"
+                "{out} is there already: name another file, or have it replaced (--force)"
             ));
         }
         if self.disk_bytes == 0 || self.disk_bytes % 4096 != 0 {
@@ -229,9 +229,12 @@ pub fn record_with(
             "the command did not end within {} s, the limit; {left}{words}",
             options.limit.as_secs_f32()
         )),
-        End::Failed(Some(code)) => failed(format!(
-            "the guest's script ended with status {code} before the mark `end`; {left}{words}"
-        )),
+        // What the command printed says why; the kernel has nothing to add.
+        End::Failed(Some(code)) => {
+            let lines: Vec<String> = guest.output().lines().map(|line| format!("\n  | {line}")).collect();
+            let last = lines[lines.len().saturating_sub(12)..].concat();
+            failed(format!("the guest's script ended with status {code} before the mark `end`; {left}{last}"))
+        }
         End::Failed(None) => failed(format!("the guest died; {left}{words}")),
     }
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use crate::error::{Result, TraceError};
 use crate::reader::{self, Ending};
 use crate::writer::{RecordWriter, Written};
-use crate::{Recording, TargetId};
+use crate::{Event, EventKind, Op, Recording, Target, TargetId, PAGE_BYTES};
+
+/// Of a record without its data.
+const RECORD_BYTES: u64 = 40;
 
 /// Makes a file durable.
 // A recording is a report, not storage of the data path.
@@ -86,8 +89,19 @@ impl Recording {
         self.write(Vec::new(), "the recording".to_owned()).map(|(_, bytes)| bytes)
     }
 
+    /// About what its records take.
+    fn raw_bytes(&self) -> u64 {
+        let page = |target: &Target| target.base.pages().count() as u64 * (PAGE_BYTES as u64 + RECORD_BYTES);
+        let event = |event: &Event| match &event.kind {
+            EventKind::Submit { op: Op::Write { data, .. }, .. } => data.len() as u64 + RECORD_BYTES,
+            EventKind::Mark { text } => text.len() as u64 + RECORD_BYTES,
+            EventKind::Submit { .. } | EventKind::Complete { .. } => RECORD_BYTES,
+        };
+        self.targets.iter().map(page).sum::<u64>() + self.events.iter().map(event).sum::<u64>()
+    }
+
     fn write<W: io::Write>(&self, out: W, what: String) -> Result<(Written, W)> {
-        let mut writer = RecordWriter::new(out, what)?;
+        let mut writer = RecordWriter::new(out, what, self.raw_bytes())?;
         writer.about(&self.about)?;
         for (index, target) in self.targets.iter().enumerate() {
             let same = self.targets[..index].iter().position(|other| Arc::ptr_eq(&other.base, &target.base));

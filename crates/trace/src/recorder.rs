@@ -45,8 +45,10 @@ pub struct Recorder {
     recording: AtomicBool,
     path: PathBuf,
     begin: Instant,
-    thread: Mutex<Option<JoinHandle<Result<(Written, File)>>>>,
+    thread: Mutex<Option<Writing>>,
 }
+
+type Writing = JoinHandle<Result<(Written, File)>>;
 
 struct Shared {
     state: Mutex<State>,
@@ -101,21 +103,21 @@ impl Recorder {
     /// # Errors
     /// The file or the thread cannot be made.
     pub fn create(path: &Path, about: &About) -> Result<Arc<Self>> {
+        let file = File::create(path).map_err(TraceError::io(format!("creating {}", path.display())))?;
+        Self::over(file, path, about)
+    }
+
+    fn over(file: File, path: &Path, about: &About) -> Result<Arc<Self>> {
         let what = path.display().to_string();
-        let file = File::create(path).map_err(TraceError::io(format!("creating {what}")))?;
-        let mut writer = RecordWriter::new(file, what.clone())?;
+        let mut writer = RecordWriter::new(file, what.clone(), u64::MAX)?;
         writer.about(about)?;
         let shared = Arc::new(Shared { state: Mutex::default(), news: Condvar::new(), room: Condvar::new() });
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("recorder".to_owned())
             .spawn(move || {
-                let written = write_all(&theirs, writer);
-                let mut state = theirs.lock();
-                state.dead = true;
-                state.queue.clear();
-                theirs.room.notify_all();
-                written
+                let _last = Last(&theirs);
+                write_all(&theirs, writer)
             })
             .map_err(TraceError::io(format!("starting the thread that writes {what}")))?;
         Ok(Arc::new(Self {
@@ -212,7 +214,7 @@ impl Recorder {
             return;
         }
         state.queued_bytes += data_bytes + EVENT_BYTES;
-        // The thread looks by itself now and then: waking it for each event would cost more than the event.
+        // Otherwise it was woken before, and has not looked yet.
         if state.queue.is_empty() {
             self.shared.news.notify_one();
         }
@@ -248,6 +250,18 @@ impl Drop for Recorder {
     }
 }
 
+/// However the thread ends: nobody waits for it any more.
+struct Last<'a>(&'a Shared);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.dead = true;
+        state.queue.clear();
+        self.0.room.notify_all();
+    }
+}
+
 /// Until the recorder ends.
 fn write_all(shared: &Shared, mut writer: RecordWriter<File>) -> Result<(Written, File)> {
     let mut chunk_closed = Instant::now();
@@ -279,4 +293,32 @@ fn write_all(shared: &Shared, mut writer: RecordWriter<File>) -> Result<(Written
     let (written, file) = writer.end()?;
     crate::file::sync(&file).map_err(TraceError::io("syncing the recording"))?;
     Ok((written, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_takes_no_more_is_told_at_the_end_and_stops_nobody() {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let file = File::from(OwnedFd::from(ours));
+        let recorder = Recorder::over(file, Path::new("gone.afrec"), &About::new()).expect("a recorder");
+        let base = Base::Own(Arc::new(Sparse::new(1 << 20)));
+        let target = recorder.target(Layer::Guest, Role::Disk(0), base);
+        drop(theirs);
+        // More than may wait: without a reader the first of these that does not fit would wait for ever.
+        let data: Arc<[u8]> = Arc::from(vec![1; 1 << 20]);
+        for _ in 0..3 * (QUEUED_BYTES_MAX >> 20) {
+            let op = Op::Write { offset: 0, data: Arc::clone(&data), flushed: false };
+            let id = recorder.submit(target, op);
+            recorder.complete(target, id, true);
+        }
+        let error = recorder.finish().expect_err("nobody read it").to_string();
+        assert!(error.contains("gone.afrec"), "{error}");
+        assert!(recorder.finish().is_ok(), "said once");
+    }
 }

@@ -24,6 +24,10 @@ use crate::{Event, EventKind, Layer, Op, Role, Sparse, TargetId, PAGE_BYTES};
 const CHUNK_BYTES: usize = 1 << 20;
 /// Fast enough for the thread beside a guest; what makes recordings small are the long matches.
 const LEVEL: i32 = 3;
+/// The smallest window that is worth choosing.
+const WINDOW_LOG_MIN: u32 = 16;
+/// Base-2 logarithm of what level 3 sees by itself: beyond, long-distance matching finds what it does not.
+const LONG_LOG: u32 = 21;
 
 pub(crate) type About = serde_json::Map<String, serde_json::Value>;
 
@@ -51,12 +55,14 @@ pub(crate) struct RecordWriter<W> {
 }
 
 impl<W: Write> RecordWriter<W> {
-    pub fn new(mut out: W, path: String) -> Result<Self> {
+    /// `raw_bytes_max`: what will be written at most, as far as it is known: less needs less memory and time to begin.
+    pub fn new(mut out: W, path: String, raw_bytes_max: u64) -> Result<Self> {
+        let window_log = (raw_bytes_max | 1).ilog2().saturating_add(1).clamp(WINDOW_LOG_MIN, WINDOW_LOG_MAX);
         let compressor = TraceError::io("setting up the compressor");
         let encoder = (|| {
             let mut encoder = Encoder::new(LEVEL)?;
-            encoder.set_parameter(CParameter::WindowLog(WINDOW_LOG_MAX))?;
-            encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
+            encoder.set_parameter(CParameter::WindowLog(window_log))?;
+            encoder.set_parameter(CParameter::EnableLongDistanceMatching(window_log > LONG_LOG))?;
             Ok(encoder)
         })()
         .map_err(compressor)?;
