@@ -267,8 +267,8 @@ mod tests {
         };
         Judge {
             states: vec![mark(10, "old"), mark(20, "new")],
-            records: (1..=3)
-                .map(|n| (n, Mark { record: Some(n), ..mark(n as usize * 10, "record") }))
+            records: (1..=3u64)
+                .map(|n| (Record { n, thread: 0, slot: n - 1 }, mark(n as usize * 10, "record")))
                 .collect(),
         }
     }
