@@ -19,6 +19,11 @@ pub trait Medium: Send + Sync {
     /// Fills `buf` from `offset`. Reading past the end is an error.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// How many bytes from `offset` on are known to read as zeroes, without looking at them; 0 where nothing is known.
+    fn zeroes_from(&self, _offset: u64) -> u64 {
+        0
+    }
+
     /// Stores `buf` at `offset`. Writing past the end is an error. Several calls may run at once.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 

@@ -283,6 +283,19 @@ impl Scratch {
         }
     }
 
+    /// Zeroes whole pages. Those that are zero below need no copy: a discard of a whole disk is mostly free.
+    fn zero_pages(&self, range: std::ops::Range<u64>) {
+        let Image { base, overlay, .. } = &self.image;
+        let mut changes = self.changes();
+        changes.pages.retain(|page, _| !range.contains(page));
+        let over = overlay.keys().map(|sector| sector / SECTORS_PER_PAGE).filter(|page| range.contains(page));
+        let below = std::iter::successors(base.next_page(range.start), |page| base.next_page(page + 1))
+            .take_while(|page| *page < range.end);
+        for page in over.chain(below) {
+            changes.pages.insert(page, Box::new([0; PAGE_BYTES]));
+        }
+    }
+
     fn change(&self, offset: u64, len: usize, mut fill: impl FnMut(&mut [u8], std::ops::Range<usize>)) {
         let mut changes = self.changes();
         let changes = &mut *changes;
@@ -337,6 +350,21 @@ impl Medium for Scratch {
         Ok(())
     }
 
+    fn zeroes_from(&self, offset: u64) -> u64 {
+        let changes = self.changes();
+        // Knowing that a page is zero is reading it.
+        if changes.reads.is_some() || offset >= self.image.len() {
+            return 0;
+        }
+        let first = offset / PAGE_BYTES as u64;
+        let end = self.image.len().div_ceil(PAGE_BYTES as u64);
+        let below = self.image.base.next_page(first).unwrap_or(end);
+        let over = self.image.overlay.keys().map(|sector| sector / SECTORS_PER_PAGE);
+        let next =
+            over.chain(changes.pages.keys().copied()).filter(|page| *page >= first).fold(below, u64::min);
+        (next * PAGE_BYTES as u64).min(self.image.len()).saturating_sub(offset)
+    }
+
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len())?;
         self.change(offset, buf.len(), |target, range| target.copy_from_slice(&buf[range]));
@@ -345,7 +373,15 @@ impl Medium for Scratch {
 
     fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> io::Result<()> {
         self.check(offset, len as usize)?;
-        self.change(offset, len as usize, |target, _| target.fill(0));
+        let (page, end) = (PAGE_BYTES as u64, offset + len);
+        let whole = offset.div_ceil(page)..end / page;
+        if whole.is_empty() {
+            self.change(offset, len as usize, |target, _| target.fill(0));
+        } else {
+            self.change(offset, (whole.start * page - offset) as usize, |target, _| target.fill(0));
+            self.zero_pages(whole.clone());
+            self.change(whole.end * page, (end - whole.end * page) as usize, |target, _| target.fill(0));
+        }
         Ok(())
     }
 
@@ -391,6 +427,38 @@ mod tests {
         let mut sparse = Sparse::new(image.len());
         sparse.write_at(&bytes, 0);
         sparse
+    }
+
+    #[test]
+    fn what_is_known_to_be_zero_is_zero() {
+        let mut state = image();
+        let scratch = Scratch::new(state.clone());
+        assert_eq!((scratch.zeroes_from(0), scratch.zeroes_from(8192 + 10)), (0, 3 * 4096 + 512 - 10));
+        state.set(33, Content::owned(&[1; 512]));
+        let scratch = Scratch::new(state);
+        assert_eq!((scratch.zeroes_from(8192), scratch.zeroes_from(5 * 4096)), (8192, 512));
+        scratch.write_at(&[1], 3 * 4096).unwrap();
+        assert_eq!((scratch.zeroes_from(8192), scratch.zeroes_from(3 * 4096)), (4096, 0));
+        scratch.note_reads();
+        assert_eq!(scratch.zeroes_from(8192), 0);
+    }
+
+    #[test]
+    fn zeroing_pages_is_writing_zeroes() {
+        let mut state = image();
+        state.set(33, Content::owned(&[1; 512]));
+        for (offset, len) in
+            [(0, 5 * 4096 + 512), (100, 9000), (4096, 4096), (4000, 200), (8192, 12288), (16000, 4992)]
+        {
+            let (zeroed, written) = (Scratch::new(state.clone()), Scratch::new(state.clone()));
+            for scratch in [&zeroed, &written] {
+                scratch.write_at(&[3; 5000], 10_000).unwrap();
+            }
+            zeroed.zero_at(offset, len, true).unwrap();
+            written.write_at(&vec![0; len as usize], offset).unwrap();
+            assert_eq!(zeroed.digest(), written.digest(), "{offset}+{len}");
+            assert_eq!(zeroed.digest(), digest(1, &materialise(&zeroed.snapshot())), "{offset}+{len}");
+        }
     }
 
     #[test]

@@ -54,6 +54,21 @@ impl Sparse {
         })
     }
 
+    /// The first page from `index` on that is not known to be zero; `None`: none is.
+    pub fn next_page(&self, index: u64) -> Option<u64> {
+        let (first, mut within) = split(index);
+        for (c, chunk) in self.chunks.iter().enumerate().skip(first) {
+            if let Some(chunk) = chunk {
+                let found = chunk.iter().skip(within).position(Option::is_some);
+                if let Some(at) = found {
+                    return Some((c * CHUNK_PAGES + within + at) as u64);
+                }
+            }
+            within = 0;
+        }
+        None
+    }
+
     /// Replaces a page; `None`: zeroes.
     ///
     /// # Panics
@@ -163,6 +178,7 @@ mod tests {
         assert!(buf[..10] == [0; 10] && buf[10..5010] == [1; 5000] && buf[5010..] == [0; 90]);
         a.read_at(&mut buf[..20], 4090);
         assert!(buf[..6] == [1; 6] && buf[6..16] == [2; 10] && buf[16..20] == [1; 4]);
+        assert_eq!((b.next_page(0), b.next_page(2), b.next_page(3)), (Some(0), Some(2), None));
         a.zero_at(0, 3 << 20);
         assert_eq!((a.pages().count(), b.pages().count()), (0, 3));
     }

@@ -122,7 +122,7 @@ fn look(
             survey.states += 1;
             let media = cut.state(stream, &choice);
             survey.distinct += u64::from(seen.insert(state_digest(&media)));
-            match oracle.judge(media, cut.event) {
+            match oracle.judge(media, cut, stream) {
                 Ok((prefix, stale)) => {
                     prefixes.insert(prefix);
                     survey.stale += u64::from(stale);
@@ -142,7 +142,12 @@ fn look(
 /// What a contract allows.
 trait Oracle {
     /// The prefix, and whether acknowledgements are lost; or what is wrong.
-    fn judge(&mut self, media: Vec<Image>, event: usize) -> std::result::Result<(usize, bool), String>;
+    fn judge(
+        &mut self,
+        media: Vec<Image>,
+        cut: &Cut,
+        stream: &Stream,
+    ) -> std::result::Result<(usize, bool), String>;
 }
 
 struct WindowOracle<'a> {
@@ -155,7 +160,13 @@ struct WindowOracle<'a> {
 }
 
 impl Oracle for WindowOracle<'_> {
-    fn judge(&mut self, media: Vec<Image>, event: usize) -> std::result::Result<(usize, bool), String> {
+    fn judge(
+        &mut self,
+        media: Vec<Image>,
+        cut: &Cut,
+        _stream: &Stream,
+    ) -> std::result::Result<(usize, bool), String> {
+        let event = cut.event;
         let digest = state_digest(&media);
         let (log, recovery) = (self.log, &self.planted.recovery);
         let found = self.known.entry(digest).or_insert_with(|| {
@@ -194,32 +205,43 @@ fn whole(recording: &Recording) -> Recording {
 }
 
 impl Oracle for PowerOracle {
-    fn judge(&mut self, media: Vec<Image>, event: usize) -> std::result::Result<(usize, bool), String> {
+    fn judge(
+        &mut self,
+        media: Vec<Image>,
+        cut: &Cut,
+        stream: &Stream,
+    ) -> std::result::Result<(usize, bool), String> {
+        // Elsewhere every state of the cut holds the newest durable version.
+        let mut open: FxHashMap<(usize, u64), Vec<u128>> = FxHashMap::default();
+        for volatile in &cut.volatile {
+            let write = &stream.writes[volatile.write];
+            for sector in 0..write.sectors.len() as u64 {
+                open.insert((write.medium, write.first + sector), Vec::new());
+            }
+        }
         // Newest first: the newest version that a flush covers, and every later one, may be there; nothing older.
-        let mut settled: FxHashSet<(usize, u64)> = FxHashSet::default();
-        let mut allowed: FxHashMap<(usize, u64), Vec<u128>> = FxHashMap::default();
-        let writes = &self.guest.writes;
-        let known = writes.partition_point(|write| write.submitted < event);
-        for write in writes[..known].iter().rev() {
-            let covered = write.durable.is_some_and(|durable| durable < event);
+        let known = self.guest.writes.partition_point(|write| write.submitted < cut.event);
+        for write in self.guest.writes[..known].iter().rev() {
+            if open.is_empty() {
+                break;
+            }
+            let covered = write.durable.is_some_and(|durable| durable < cut.event);
             for (sector, version) in (write.first..).zip(&write.sectors) {
                 let place = (write.medium, sector);
-                if settled.contains(&place) {
-                    continue;
-                }
-                allowed.entry(place).or_default().push(version.hash());
+                let Some(allowed) = open.get_mut(&place) else { continue };
+                allowed.push(version.hash());
                 if !covered {
                     continue;
                 }
-                settled.insert(place);
                 let mut found = [0; SECTOR_BYTES];
                 media[write.medium].read_at(&mut found, sector * SECTOR_BYTES as u64);
-                if !allowed[&place].contains(&hash::content(&found)) {
+                if !allowed.contains(&hash::content(&found)) {
                     return Err(format!(
                         "disk {} sector {sector} holds something older than what an acknowledged flush covers",
                         write.medium
                     ));
                 }
+                open.remove(&place);
             }
         }
         Ok((0, false))

@@ -39,6 +39,12 @@ impl Area {
         Ok(())
     }
 
+    /// How many bytes from a position on are known to be zeroes; none beyond the wrap.
+    pub(crate) fn zeroes_from(&self, position: u64) -> u64 {
+        let at = position % self.bytes;
+        self.medium.zeroes_from(RECORDS_OFFSET + at).min(self.bytes - at)
+    }
+
     pub(crate) fn write(&self, position: u64, bytes: &[u8]) -> io::Result<()> {
         let (offset, first) = self.split(position, bytes.len());
         self.medium.write_at(&bytes[..first], offset)?;

@@ -249,6 +249,11 @@ impl Scanner<'_> {
         let mut torn = false;
         let mut at = end;
         while at + RECORD_ALIGN <= self.limit {
+            let zeroes = self.window.area.zeroes_from(at) / RECORD_ALIGN * RECORD_ALIGN;
+            if zeroes > 0 {
+                at += zeroes;
+                continue;
+            }
             let bytes = self.window.bytes_at(at, self.limit)?;
             let whole = bytes.len() / RECORD_ALIGN as usize * RECORD_ALIGN as usize;
             for candidate in bytes[..whole].chunks_exact(RECORD_ALIGN as usize) {
