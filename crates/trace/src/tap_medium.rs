@@ -47,6 +47,10 @@ impl Medium for TapMedium {
         self.lower.read_at(buf, offset)
     }
 
+    fn zeroes_from(&self, offset: u64) -> u64 {
+        self.lower.zeroes_from(offset)
+    }
+
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         let op = || Op::Write { offset, data: Arc::from(buf), flushed: false };
         self.recorded(offset, buf.len() as u64, op, || self.lower.write_at(buf, offset))
