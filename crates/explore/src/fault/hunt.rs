@@ -14,7 +14,7 @@ use crate::enumerate::Enumeration;
 use crate::hash;
 use crate::layers::LayersOptions;
 use crate::log_recovery::recover;
-use crate::model::{cuts, state_digest, Choice, Cut, Model};
+use crate::model::{cuts, state_digest, Choice, Cut, LostWrite, Model};
 use crate::prefix::Prefixes;
 use crate::state::{Image, SECTOR_BYTES};
 use crate::stream::Stream;
@@ -109,7 +109,7 @@ fn look(
     let mut seen = FxHashSet::default();
     let mut prefixes = FxHashSet::default();
     for n in 0.. {
-        plans.retain(|(_, plan)| plan.count().is_none_or(|count| n < count));
+        plans.retain(|(_, plan)| plan.count().is_none_or(|count| n < count + PLAIN));
         if plans.is_empty() {
             break;
         }
@@ -118,7 +118,8 @@ fn look(
                 survey.prefixes = prefixes.len();
                 return Ok(survey);
             }
-            let Some(choice) = plan.choice(n) else { continue };
+            let choice = if n < PLAIN { Some(plain(cut, stream, n)) } else { plan.choice(n - PLAIN) };
+            let Some(choice) = choice else { continue };
             survey.states += 1;
             let media = cut.state(stream, &choice);
             survey.distinct += u64::from(seen.insert(state_digest(&media)));
@@ -137,6 +138,26 @@ fn look(
     }
     survey.prefixes = prefixes.len();
     Ok(survey)
+}
+
+/// Choices that every cut begins with.
+const PLAIN: u64 = 4;
+
+/// What mistakes about order and syncs show first: everything lost, the log's writes alone, the images' alone, the older
+/// half.
+fn plain(cut: &Cut, stream: &Stream, n: u64) -> Choice {
+    let log = stream.log();
+    let half = cut.volatile.len() / 2;
+    let lost = cut.volatile.iter().enumerate().filter(|(at, volatile)| {
+        let of_log = Some(stream.writes[volatile.write].medium) == log;
+        match n {
+            0 => true,
+            1 => of_log,
+            2 => !of_log,
+            _ => *at < half,
+        }
+    });
+    Choice { lost: lost.map(|(_, volatile)| LostWrite { write: volatile.write, sectors: None }).collect() }
 }
 
 /// What a contract allows.

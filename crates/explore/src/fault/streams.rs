@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use afterimage_format::log::RECORDS_OFFSET;
 use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, TargetId};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -45,37 +46,57 @@ pub(super) fn drop_syncs(recording: &mut Recording, which: Which) {
     remove(recording, &ids);
 }
 
-/// One sync, drawn among those that make something durable, between the marks `begin` and `end`.
+/// One sync between the marks `begin` and `end`, drawn among those that something depends on: of an image, where it makes a
+/// write durable; of the log, where it makes records durable and the next thing written is a record.
 pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) -> Result<()> {
     let of = targets(recording, which);
     let marks = crate::marks::marks(recording);
     let mark = |name: &str| marks.iter().find(|mark| mark.name == name).map(|mark| mark.event);
     let (begin, end) = (mark("begin").unwrap_or(0), mark("end").unwrap_or(recording.events.len()));
+    let storage: HashSet<TargetId> = recording.of_layer(Layer::Storage).map(|(id, _)| id).collect();
     let mut written: HashSet<TargetId> = HashSet::new();
+    // The newest sync that makes something durable, and whether it has ended.
+    let mut newest: Option<(u64, bool)> = None;
     let mut syncs = Vec::new();
     for (index, event) in recording.events.iter().enumerate().take(end) {
-        match event.kind {
-            EventKind::Submit { target, op: Op::Write { .. } | Op::Zero { .. }, .. } => {
-                written.insert(target);
-            }
-            EventKind::Submit { target, id, op: Op::Flush } if of.contains(&target) => {
-                if written.remove(&target) && index > begin {
-                    syncs.push(id);
+        match &event.kind {
+            EventKind::Submit { target, id, op: Op::Flush } if of.contains(target) => {
+                let makes_durable = written.remove(target) && index > begin;
+                newest = makes_durable.then_some((*id, false));
+                if which == Which::Images {
+                    syncs.extend(newest.map(|(id, _)| id));
                 }
+            }
+            EventKind::Submit { target, op, .. } if storage.contains(target) && *op != Op::Flush => {
+                if which == Which::Log {
+                    // The next record says that those before it are durable; a checkpoint would sync the log again.
+                    let record = of.contains(target) && !is_header(op, which);
+                    match newest {
+                        Some((id, true)) if record => syncs.push(id),
+                        _ => {}
+                    }
+                    newest = newest.filter(|(_, ended)| !ended);
+                }
+                if of.contains(target) && !is_header(op, which) {
+                    written.insert(*target);
+                }
+            }
+            EventKind::Complete { id, .. } => {
+                newest = newest.map(|(sync, ended)| (sync, ended || sync == *id));
             }
             _ => {}
         }
     }
-    // The last one has nothing behind it that would show that it is missing.
-    syncs.pop();
     if syncs.is_empty() {
-        return Err(nothing_to_act_on(
-            "no two syncs that make something durable between its marks begin and end",
-        ));
+        return Err(nothing_to_act_on("no sync between its marks begin and end that anything depends on"));
     }
     let chosen = syncs[ChaCha8Rng::seed_from_u64(seed).random_range(0..syncs.len())];
     remove(recording, &HashSet::from([chosen]));
     Ok(())
+}
+
+fn is_header(op: &Op, which: Which) -> bool {
+    which == Which::Log && matches!(op, Op::Write { offset, .. } if *offset < RECORDS_OFFSET)
 }
 
 /// The sync of an image ends only when the next one begins; the guest's flush is answered as before.
@@ -110,7 +131,7 @@ pub(super) fn home_before_log(recording: &mut Recording) -> Result<()> {
     for event in std::mem::take(&mut recording.events) {
         match &event.kind {
             EventKind::Submit { target, op: Op::Write { offset, .. }, .. } if log.contains(target) => {
-                records |= *offset >= afterimage_format::log::RECORDS_OFFSET;
+                records |= *offset >= RECORDS_OFFSET;
                 events.push(event);
             }
             EventKind::Submit { target, op: Op::Flush, .. } if log.contains(target) => {

@@ -5,17 +5,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{
-    Buffers, Completion, Disk as _, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector, Token,
-};
-use afterimage_format::log::{ImageEntry, PAGE_BYTES, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, payload_bytes_max, Config, Core, LogSync, RedoDisk};
+use afterimage_block::{Completion, Disk as _, Lane, Medium, MediumDisk, Token};
+use afterimage_format::log::PAGE_BYTES;
+use afterimage_order::redo::{payload_bytes_max, Config, Core, LogSync, RedoDisk};
 use afterimage_order::{Clock, Contract, VirtualClock};
-use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
+use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Target, TargetId};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::direct::ids_end;
+use super::setting::{new_log, request};
 use super::tape::{Tape, TapeMedium};
 use super::{Floor, LayersOptions, Replay, Tally};
 use crate::{ExploreError, Result};
@@ -472,45 +471,6 @@ impl<'a> Driver<'a> {
         let recording = Recording { about, targets, events: self.tape.take() };
         Replay { recording, floors: std::mem::take(&mut self.floors), tally: self.tally }
     }
-}
-
-/// The content of a log right after its creation for these images.
-fn new_log(area_bytes: u64, homes: &[Arc<TapeMedium>], rng: &mut ChaCha8Rng) -> Result<Sparse> {
-    let bytes = RECORDS_OFFSET + area_bytes;
-    // On a tape of its own: a crash during the creation leaves a file that has not got its name yet.
-    let tape = Tape::new(Arc::default(), 0);
-    let log = TapeMedium::new(&tape, TargetId(0), Sparse::new(bytes));
-    let images: Vec<ImageEntry> = homes
-        .iter()
-        .zip(1u64..)
-        .map(|(home, inode)| ImageEntry {
-            inode: inode.into(),
-            size_bytes: home.len().into(),
-            ..ImageEntry::default()
-        })
-        .collect();
-    let media: Vec<_> = homes.iter().map(|home| Arc::clone(home) as Arc<dyn Medium>).collect();
-    let shared = Arc::clone(&log) as Arc<dyn Medium>;
-    create_medium(&shared, &media, &images, &[], rng.random(), rng.random())
-        .map_err(ExploreError::io("creating a redo log in memory"))?;
-    Ok(log.content())
-}
-
-fn request(id: u64, op: &Op) -> Request {
-    let (operation, offset, len, buffers) = match op {
-        Op::Write { offset, data, flushed } => {
-            (Operation::Write { flushed: *flushed }, *offset, data.len() as u64, Buffers::from_bytes(data))
-        }
-        Op::Zero { offset, len, unmap: true, flushed } => {
-            (Operation::Discard { flushed: *flushed }, *offset, *len, Buffers::empty())
-        }
-        Op::Zero { offset, len, unmap: false, flushed } => {
-            let operation = Operation::WriteZeroes { unmap: false, flushed: *flushed };
-            (operation, *offset, *len, Buffers::empty())
-        }
-        Op::Flush => (Operation::Flush(FlushKind::Order), 0, 0, Buffers::empty()),
-    };
-    Request { token: Token(id), operation, sector: Sector(offset / 512), sectors: len / 512, buffers }
 }
 
 fn failed(what: &str, error: &dyn std::fmt::Display) -> ExploreError {

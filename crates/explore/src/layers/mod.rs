@@ -22,6 +22,7 @@
 
 mod direct;
 mod driver;
+mod setting;
 mod synthetic;
 mod tape;
 
