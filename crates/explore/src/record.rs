@@ -5,7 +5,7 @@
 //!      │ marks                                └──────────┬──────┘
 //!      └──────────────────────────────────────► Recorder ─► recording file
 //!
-//!   make file system ─► mount ─► setup ─► sync ─► mark begin ─► COMMAND ─► mark end ─► settle ─► kill
+//!   make file system ─► mount ─► setup ─► sync ─► all home ─► mark begin ─► COMMAND ─► mark end ─► settle ─► kill
 //! ```
 //!
 //! Crash points lie between the marks. What follows the end is recorded until the window has passed, so that the sync
@@ -167,6 +167,8 @@ fn kernel() -> Result<String> {
 /// Why the guest is not waited for any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
+    /// Not the end: the setup is done, and the guest waits for its data to be home.
+    SetUp,
     /// The command has ended well.
     Done,
     /// The guest has ended: make file system, mount, setup or command failed with this status.
@@ -209,10 +211,10 @@ pub fn record_with(
     }
     let mut guest = builder.start(&script::script(options))?;
     let mut listener = Listener { marks_seen: 0, lines_said: 0, states: Vec::new() };
-    let mut end = listener.listen(&guest, &rig, interrupt, None, say);
+    let mut end = listener.listen(&guest, &rig, interrupt, None, say)?;
     if end == End::Done {
         let settled = Instant::now() + options.settle();
-        let after = listener.listen(&guest, &rig, interrupt, Some(settled), say);
+        let after = listener.listen(&guest, &rig, interrupt, Some(settled), say)?;
         end = if after == End::Interrupted { End::Interrupted } else { End::Done };
     }
     let words = guest.last_words();
@@ -235,7 +237,7 @@ pub fn record_with(
             let last = lines[lines.len().saturating_sub(12)..].concat();
             failed(format!("the guest's script ended with status {code} before the mark `end`; {left}{last}"))
         }
-        End::Failed(None) => failed(format!("the guest died; {left}{words}")),
+        End::Failed(None) | End::SetUp => failed(format!("the guest died; {left}{words}")),
     }
 }
 
@@ -256,7 +258,7 @@ impl Listener {
         interrupt: &AtomicBool,
         until: Option<Instant>,
         say: &mut dyn FnMut(&str),
-    ) -> End {
+    ) -> Result<End> {
         loop {
             let look = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()).min(LOOK));
             let from = self.marks_seen;
@@ -264,11 +266,15 @@ impl Listener {
             let heard = guest.channel().wait_for(from, look, "a mark", |arrival| self.hear(arrival, rig));
             self.print(guest, say);
             match heard {
-                Ok(Some(end)) => return end,
-                Ok(None) => return End::Failed(None),
-                Err(_) if interrupt.load(Ordering::SeqCst) => return End::Interrupted,
-                Err(_) if until.is_some_and(|until| Instant::now() >= until) => return End::Done,
-                Err(_) if guest.out_of_time() => return End::OutOfTime,
+                Ok(Some(End::SetUp)) => {
+                    rig.bring_home()?;
+                    guest.channel().send("go")?;
+                }
+                Ok(Some(end)) => return Ok(end),
+                Ok(None) => return Ok(End::Failed(None)),
+                Err(_) if interrupt.load(Ordering::SeqCst) => return Ok(End::Interrupted),
+                Err(_) if until.is_some_and(|until| Instant::now() >= until) => return Ok(End::Done),
+                Err(_) if guest.out_of_time() => return Ok(End::OutOfTime),
                 Err(_) => {}
             }
         }
@@ -278,6 +284,9 @@ impl Listener {
         self.marks_seen += 1;
         if let Some(exit) = arrival.json_if("guest", "exit") {
             return Some(End::Failed(exit["code"].as_i64()));
+        }
+        if arrival.json_if("guest", "set-up").is_some() {
+            return Some(End::SetUp);
         }
         if arrival.line.contains("\"guest\"") || arrival.json().is_none() {
             return None;

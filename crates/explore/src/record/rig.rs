@@ -18,6 +18,8 @@ use crate::{ExploreError, Result};
 
 /// How long the last acknowledgement may take to become durable: a second where nobody flushes, and a slow machine.
 const DURABLE_LIMIT: Duration = Duration::from_secs(10);
+/// How long everything that a setup wrote may take to go home, to files in memory.
+const HOME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Fields are dropped in this order: nothing serves a group that is gone, and the files go last.
 pub(super) struct Rig {
@@ -90,6 +92,13 @@ impl Rig {
 
     pub fn recorder(&self) -> &Recorder {
         &self.recorder
+    }
+
+    /// Brings everything that the guest has written so far home, on the recording.
+    pub fn bring_home(&self) -> Result<()> {
+        self.group.pause(Some(HOME_LIMIT)).map_err(order("bringing home what the setup wrote"))?;
+        self.group.resume();
+        Ok(())
     }
 
     /// Once the guest is dead: lets the last sync be recorded, ends the recording, and only then closes the group.
