@@ -57,11 +57,13 @@ pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) 
     let mut written: HashSet<TargetId> = HashSet::new();
     // The newest sync that makes something durable, and whether it has ended.
     let mut newest: Option<(u64, bool)> = None;
+    let mut header = false;
     let mut syncs = Vec::new();
     for (index, event) in recording.events.iter().enumerate().take(end) {
         match &event.kind {
             EventKind::Submit { target, id, op: Op::Flush } if of.contains(target) => {
-                let makes_durable = written.remove(target) && index > begin;
+                // The header's sync is no promise about records.
+                let makes_durable = written.remove(target) && !std::mem::take(&mut header) && index > begin;
                 newest = makes_durable.then_some((*id, false));
                 if which == Which::Images {
                     syncs.extend(newest.map(|(id, _)| id));
@@ -77,7 +79,8 @@ pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) 
                     }
                     newest = newest.filter(|(_, ended)| !ended);
                 }
-                if of.contains(target) && !is_header(op, which) {
+                if of.contains(target) {
+                    header |= is_header(op, which);
                     written.insert(*target);
                 }
             }
