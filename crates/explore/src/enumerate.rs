@@ -1,6 +1,6 @@
 //! Which of a cut's states are looked at, and in which order.
 //!
-//! Few enough: all of them. Otherwise first what is known to hurt (nothing lost, everything lost, every subset of the
+//! Few enough: all of them. Otherwise first what is known to hurt (everything lost, nothing lost, every subset of the
 //! few, each write alone lost or alone kept), then draws from a seed. Drawing the same state twice costs little: equal
 //! bytes are pruned.
 
@@ -57,11 +57,12 @@ impl<'a> Enumeration<'a> {
     /// The state of that number; `None`: there are no more.
     pub fn choice(&self, n: u64) -> Option<Choice> {
         match &self.plan {
-            Plan::All { sectors, count } => (n < *count).then(|| self.version(sectors, n)),
-            Plan::Subsets { count } if n < *count => Some(self.subset(n)),
+            Plan::All { sectors, count } => (n < *count).then(|| self.version(sectors, plain_first(n, *count))),
+            Plan::Subsets { count } if n < *count => Some(self.subset(plain_first(n, *count))),
             // Both halves of the time: what hurts alone, and draws.
+            Plan::Alone { .. } if n < 2 => Some(self.all_or_nothing(n == 0)),
             Plan::Alone { writes } if n < 4 * writes.len() as u64 + 4 && n % 2 == 0 => {
-                Some(self.alone(writes, n / 2))
+                Some(self.alone(writes, n / 2 - 1))
             }
             _ => Some(self.draw(n)),
         }
@@ -118,19 +119,18 @@ impl<'a> Enumeration<'a> {
     }
 
     fn alone(&self, writes: &[usize], n: u64) -> Choice {
-        let all = 0..self.cut.volatile.len();
-        match n {
-            0 => Choice::default(),
-            1 => Choice { lost: all.map(|i| self.whole(i)).collect() },
-            _ => {
-                let position = writes[((n - 2) / 2) as usize % writes.len()];
-                if n % 2 == 0 {
-                    Choice { lost: vec![self.whole(position)] }
-                } else {
-                    Choice { lost: all.filter(|i| *i != position).map(|i| self.whole(i)).collect() }
-                }
-            }
+        let position = writes[(n / 2) as usize % writes.len()];
+        if n % 2 == 0 {
+            Choice { lost: vec![self.whole(position)] }
+        } else {
+            let others = (0..self.cut.volatile.len()).filter(|i| *i != position);
+            Choice { lost: others.map(|i| self.whole(i)).collect() }
         }
+    }
+
+    fn all_or_nothing(&self, all: bool) -> Choice {
+        let lost = if all { 0..self.cut.volatile.len() } else { 0..0 };
+        Choice { lost: lost.map(|i| self.whole(i)).collect() }
     }
 
     fn draw(&self, n: u64) -> Choice {
@@ -180,6 +180,15 @@ impl<'a> Enumeration<'a> {
             _ => (0..sectors).filter(|_| rng.random_range(0..100) < lost_percent).collect(),
         };
         (!lost.is_empty()).then(|| self.part(position, lost))
+    }
+}
+
+/// 0 and 1 for the two ends, everything lost and nothing lost: what they find, they find first.
+fn plain_first(n: u64, count: u64) -> u64 {
+    match n {
+        1 => count - 1,
+        n if n + 1 == count && n > 1 => 1,
+        n => n,
     }
 }
 

@@ -1,7 +1,7 @@
 //! In which order states are looked at: a function of stream, cuts, seed and number, so that a campaign can be
 //! repeated, shared between workers and taken up again.
 //!
-//! Work comes in rounds. Each round visits every cut that has states left, in an order drawn from the seed, and takes a batch
+//! Work comes in rounds: in the first each cut's two plainest states. Each later round visits every cut that has states left, in an order drawn from the seed, and takes a batch
 //! from it: cuts around commits, superblocks, log headers and wraps give more. So a budget that ends early has been
 //! spread over the whole history.
 
@@ -15,8 +15,18 @@ use crate::judge::Expectation;
 use crate::model::{Choice, Cut, LostWrite};
 use crate::stream::Stream;
 
-/// States of a cut of weight 1 in one round.
+/// States of each cut in the first round: everything lost, nothing lost.
+const FIRST: u64 = 2;
+/// States of a cut of weight 1 in each later round.
 const BATCH: u64 = 8;
+
+/// The number of a cut's first state in a round.
+fn first(round: u64, weight: u32) -> u64 {
+    match round {
+        0 => 0,
+        _ => FIRST + (round - 1) * BATCH * u64::from(weight),
+    }
+}
 
 /// How states are picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -89,17 +99,16 @@ impl<'a> Schedule<'a> {
             }
             let round = self.round;
             self.round += 1;
-            let first = |cut: usize| round * BATCH * u64::from(self.cuts[cut].weight);
-            self.live.retain(|cut| self.states[*cut].count().is_none_or(|count| first(*cut) < count));
+            let first = |round: u64, cut: usize| first(round, self.cuts[cut].weight);
+            self.live.retain(|cut| self.states[*cut].count().is_none_or(|count| first(round, *cut) < count));
             if self.live.is_empty() {
                 return None;
             }
             let mut order = self.live.clone();
             order.shuffle(&mut ChaCha8Rng::seed_from_u64(mix(self.seed ^ mix(round))));
             for cut in order {
-                let count = BATCH * u64::from(self.cuts[cut].weight);
-                let from = first(cut);
-                let to = self.states[cut].count().map_or(from + count, |all| all.min(from + count));
+                let (from, to) = (first(round, cut), first(round + 1, cut));
+                let to = self.states[cut].count().map_or(to, |all| all.min(to));
                 self.batch.extend((from..to).map(|n| (cut, n)));
             }
             // Taken from the end.

@@ -74,7 +74,9 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let mut files = Vec::new();
     for thread in 0..threads {
-        let path = directory.join(format!("records-{thread}-{size_bytes}"));
+        // A ring's name says so: there a later record takes an earlier one's place.
+        let kind = if slots > 0 { "ring" } else { "records" };
+        let path = directory.join(format!("{kind}-{thread}-{size_bytes}"));
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
         file.sync_all()?;
         files.push(file);

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::args::{invalid, Arguments};
 use crate::record::{Record, Slot};
@@ -17,18 +17,31 @@ use crate::report::Report;
 /// At most this many violations are spelled out; all are counted.
 const VIOLATIONS_SHOWN_MAX: usize = 20;
 
-/// The files of records in a directory: thread, record size, path.
-fn files(directory: &Path) -> io::Result<Vec<(u32, usize, std::path::PathBuf)>> {
-    let mut files: Vec<(u32, usize, std::path::PathBuf)> = Vec::new();
+/// A file of records.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct RecordFile {
+    thread: u32,
+    size_bytes: usize,
+    /// Later records take the places of earlier ones.
+    is_ring: bool,
+    path: PathBuf,
+}
+
+/// The files of records in a directory.
+fn files(directory: &Path) -> io::Result<Vec<RecordFile>> {
+    let mut files = Vec::new();
     // A power cut may have taken the directory itself: then nothing is there, which is an answer.
     if directory.is_dir() {
         for entry in fs::read_dir(directory)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
-            if let Some((thread, size)) = name.strip_prefix("records-").and_then(|r| r.split_once('-')) {
-                let thread = thread.parse().map_err(|_| invalid(format!("{name} is no file of records")))?;
-                let size = size.parse().map_err(|_| invalid(format!("{name} is no file of records")))?;
-                files.push((thread, size, path));
+            let is_ring = name.starts_with("ring-");
+            let rest = name.strip_prefix("records-").or_else(|| name.strip_prefix("ring-"));
+            if let Some((thread, size)) = rest.and_then(|rest| rest.split_once('-')) {
+                let wrong = || invalid(format!("{name} is no file of records"));
+                let thread = thread.parse().map_err(|_| wrong())?;
+                let size_bytes = size.parse().map_err(|_| wrong())?;
+                files.push(RecordFile { thread, size_bytes, is_ring, path });
             }
         }
     }
@@ -50,16 +63,18 @@ pub struct Survey {
 pub fn survey(directory: &Path) -> io::Result<Survey> {
     let mut everything: Vec<Record> = Vec::new();
     let mut torn = Vec::new();
-    for (thread, size, path) in files(directory)? {
-        for (slot, chunk) in fs::read(path)?.chunks(size).enumerate() {
-            match Record::decode(chunk, slot as u32, thread) {
+    let mut any_ring = false;
+    for file in files(directory)? {
+        any_ring |= file.is_ring;
+        for (slot, chunk) in fs::read(file.path)?.chunks(file.size_bytes).enumerate() {
+            match Record::decode(chunk, slot as u32, file.thread) {
                 Slot::Empty => {}
                 Slot::Intact(record) => everything.push(record),
-                Slot::Torn => torn.push((thread, slot)),
+                Slot::Torn => torn.push((file.thread, slot)),
             }
         }
     }
-    let (_, violations) = order_violations(&everything);
+    let (_, violations) = if any_ring { (0, Vec::new()) } else { order_violations(&everything) };
     let mut present: Vec<u64> = everything.iter().map(|record| record.number).collect();
     present.sort_unstable();
     Ok(Survey { present, torn, violations })
@@ -73,7 +88,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let files = files(Path::new(&directory))?;
     let mut everything: Vec<Record> = Vec::new();
     let mut torn_total = 0;
-    for (thread, size, path) in &files {
+    for RecordFile { thread, size_bytes: size, path, .. } in &files {
         let bytes = fs::read(path)?;
         let mut present = Vec::new();
         let mut torn = Vec::new();
@@ -95,7 +110,8 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         everything.extend(present);
     }
 
-    let (violations, shown) = order_violations(&everything);
+    let any_ring = files.iter().any(|file| file.is_ring);
+    let (violations, shown) = if any_ring { (0, Vec::new()) } else { order_violations(&everything) };
     report.line(&format!(
         "{{\"agent\":\"verify\",\"files\":{},\"intact\":{},\"torn\":{torn_total},\
          \"order_violations\":{violations},\"shown\":{shown:?}}}",
@@ -120,19 +136,13 @@ fn slots_json(records: &[Record]) -> String {
     format!("[{}]", items.join(","))
 }
 
-/// A number below somebody's floor must be there, or have been overwritten in its own slot by a later one of
-/// its own thread. Which thread and slot a missing number had is unknown here, so this asks only about
-/// appended records, where nothing is ever overwritten; the host checks rings against its ledger.
+/// A number below somebody's floor must be there. Only for records that were appended, where nothing is ever overwritten;
+/// the host checks rings against its ledger.
 fn order_violations(records: &[Record]) -> (usize, Vec<(u64, u64)>) {
     let present: BTreeSet<u64> = records.iter().map(|r| r.number).collect();
-    // In a ring, some file's numbers are not in the order of its slots.
-    let overwritten = records.windows(2).any(|w| w[0].thread == w[1].thread && w[0].number > w[1].number);
     let Some(newest) = records.iter().max_by_key(|r| r.floor) else {
         return (0, Vec::new());
     };
-    if overwritten || present.len() < 2 {
-        return (0, Vec::new());
-    }
     let missing: Vec<(u64, u64)> =
         (1..=newest.floor).filter(|n| !present.contains(n)).map(|n| (n, newest.number)).collect();
     let count = missing.len();
