@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
 use afterimage_lab::guest::{run_script, Guest, Vmm};
-use afterimage_lab::locate::system_program;
 use afterimage_lab::process::Workdir;
 use afterimage_trace::Sparse;
 
@@ -14,20 +13,11 @@ use crate::check::pool::{Pool, PoolOptions, SwapDisk};
 use crate::check::{Checker, Observation};
 use crate::state::{Image, Scratch};
 
-fn guests_are_here() -> bool {
-    let here = system_program("linux.uml", "user-mode-linux").is_ok();
-    if !here {
-        eprintln!("NOT TESTED: the pool of guests needs linux.uml (apt-get install user-mode-linux)");
-    }
-    here
-}
-
 #[test]
+#[ignore = "boots guests: part of the guests' lane"]
 fn the_pool_tells_good_from_bad() {
-    if guests_are_here() {
-        let done = crate::check::selftest().unwrap();
-        assert!(done.states > 10, "{done:?}");
-    }
+    let done = crate::check::selftest().unwrap();
+    assert!(done.states > 10, "{done:?}");
 }
 
 /// Runs applications in a guest; what is on its disk then, and the marks it sent.
@@ -61,10 +51,8 @@ fn look(app: &App, content: &Arc<Scratch>) -> Observation {
 
 /// Every application does in a guest what its check then finds.
 #[test]
+#[ignore = "boots guests: part of the guests' lane"]
 fn applications_end_in_their_last_state() {
-    if !guests_are_here() {
-        return;
-    }
     let bank = apps::sqlite_workload(JournalMode::Wal, Synchronous::Full, 6);
     let editor = apps::editor_workload(4, Saving { fsync: true, fsync_folder: true });
     let records = apps::integrity_workload(11, 16384, 4);
