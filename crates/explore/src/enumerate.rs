@@ -57,7 +57,9 @@ impl<'a> Enumeration<'a> {
     /// The state of that number; `None`: there are no more.
     pub fn choice(&self, n: u64) -> Option<Choice> {
         match &self.plan {
-            Plan::All { sectors, count } => (n < *count).then(|| self.version(sectors, plain_first(n, *count))),
+            Plan::All { sectors, count } => {
+                (n < *count).then(|| self.version(sectors, plain_first(n, *count)))
+            }
             Plan::Subsets { count } if n < *count => Some(self.subset(plain_first(n, *count))),
             // Both halves of the time: what hurts alone, and draws.
             Plan::Alone { .. } if n < 2 => Some(self.all_or_nothing(n == 0)),

@@ -129,6 +129,8 @@ pub fn cases(quick: bool) -> Vec<Case> {
         Case::new(&journal(records.clone()), WINDOW),
         Case::new(&journal(churn.clone()), "power").with(|case| Case { level: Level::Fsck, ..case }),
         Case::new(&journal(workloads::integrity(300)), WINDOW),
+        Case::new(&workloads::files(120), "power"),
+        Case::new(&workloads::files(120), WINDOW),
         Case::new(&records, "guest-crash").named("guest death"),
         Case::new(&sqlite, "guest-crash").named("guest death"),
         Case::new(&records, "power").named("prefixes of the guest's stream").with(|case| Case {

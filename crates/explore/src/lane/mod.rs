@@ -101,7 +101,7 @@ pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener
         listener.fault(&found);
         summary.faults.push(found);
     }
-    if options.case_states > 0 && options.only.is_none() {
+    if options.case_states > 0 {
         summary.case_studies = table2::run(options, &mut recordings, stop, listener)?;
     }
     summary.interrupted = stop.load(Ordering::Relaxed);

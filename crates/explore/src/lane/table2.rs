@@ -59,11 +59,14 @@ struct Study {
     vdrive: (u64, u64),
 }
 
-/// Before and after the save the editor is idle, as long as a window: the crash may come then, too.
+/// Two windows.
+const IDLE_S: f64 = 0.1;
+
+/// Before and after the save nothing is done, for two windows: the crash may come then, too.
 fn idle_around(workload: Workload, old: &str) -> Workload {
     let App { name, setup, command, check } = workload.app;
     let command =
-        format!("\"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"{old}\"}}'\nsleep 0.05\n{command}sleep 0.05\n");
+        format!("\"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"{old}\"}}'\nsleep {IDLE_S}\n{command}sleep {IDLE_S}\n");
     let name = format!("{name} once");
     Workload { name: name.clone(), app: App { name, setup, command, check }, ..workload }
 }
@@ -96,7 +99,8 @@ pub(super) fn run(
     listener: &mut dyn Listener,
 ) -> Result<Vec<CaseStudy>> {
     let mut found = Vec::new();
-    for study in studies() {
+    let wanted = |study: &Study| options.only.as_ref().is_none_or(|only| study.name.contains(only.as_str()));
+    for study in studies().into_iter().filter(wanted) {
         let mut rows = Vec::new();
         for (contract, paper) in [("power", study.nested), (WINDOW, study.vdrive)] {
             for (points, paper) in [(study.points, Some(paper)), (options.case_states, None)] {

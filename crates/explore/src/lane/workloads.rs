@@ -56,6 +56,34 @@ pub fn integrity(updates: u32) -> Workload {
     Workload::plain(integrity_workload(updates, 4096, 40))
 }
 
+/// Small files deep in new folders, of which every other one is synced and marked (iJournaling § 6, first and third
+/// scenario): a synced file must be there with its folders, whatever became of the others.
+pub fn files(count: u32) -> Workload {
+    let command = format!(
+        "i=0\n\
+         while [ $i -lt {count} ]; do\n\
+         i=$((i+1)); d=/mnt/files/d$i/deep/er; mkdir -p $d; echo \"file $i\" > $d/f\n\
+         [ $((i%2)) -eq 0 ] || {{ sync $d/f && \"$AFTERIMAGE_AGENT\" say \"{{\\\"mark\\\":\\\"f$i\\\"}}\"; }}\n\
+         done\n"
+    );
+    // The newest synced file up to which all synced ones are there, whole. No program is started for it.
+    let check = format!(
+        "i=1; last=0\n\
+         while [ $i -le {count} ]; do\n\
+         read -r line 2> /dev/null < /mnt/files/d$i/deep/er/f || line=\n\
+         [ \"$line\" = \"file $i\" ] || break\n\
+         last=$i; i=$((i+2))\n\
+         done\n\
+         echo f$last\n"
+    );
+    Workload::plain(App {
+        name: "files".to_owned(),
+        setup: "mkdir /mnt/files\n".to_owned(),
+        command,
+        check: PoolCheck::Command(check),
+    })
+}
+
 /// Folders, links, renames, truncations and removals, with a sync now and then: what metadata recovery has to get right.
 pub fn churn(rounds: u32) -> Workload {
     let command = format!(
