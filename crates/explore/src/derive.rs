@@ -22,10 +22,6 @@ pub fn under(recording: &Recording, contract: &str, log_bytes: u64, seed: u64) -
         }
         other => direct(recording, other)?,
     };
-    for (key, value) in &recording.about {
-        derived.about.entry(key.clone()).or_insert_with(|| value.clone());
-    }
-    derived.about.insert("contract".to_owned(), contract.into());
     derived.about.insert("derived".to_owned(), true.into());
     Ok(derived)
 }

@@ -40,6 +40,12 @@ pub fn marks(recording: &Recording) -> Vec<Mark> {
     lines.filter_map(|(event, entry)| mark(event, entry.at_ns, &entry.kind)).collect()
 }
 
+/// The events between which crashes are looked for: the marks `begin` and `end`, or all of `events` where they are missing.
+pub fn bounds(marks: &[Mark], events: usize) -> (usize, usize) {
+    let event = |name: &str| marks.iter().find(|mark| mark.name == name).map(|mark| mark.event);
+    (event("begin").unwrap_or(0), event("end").unwrap_or(events))
+}
+
 fn mark(event: usize, at_ns: u64, kind: &EventKind) -> Option<Mark> {
     let EventKind::Mark { text } = kind else { return None };
     let json: serde_json::Value = serde_json::from_str(text).ok()?;

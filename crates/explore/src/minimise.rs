@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::campaign::{again, Failure, Subject};
 use crate::evaluate::Evaluator;
+use crate::judge::Verdict;
 use crate::model::{Choice, LostWrite};
 use crate::Result;
 
@@ -31,7 +32,7 @@ struct Search<'a> {
     tries: usize,
 }
 
-/// Gives back what is lost as long as the state still breaks a promise.
+/// Gives back what is lost as long as the same check still finds a promise broken.
 ///
 /// # Errors
 /// A checker could not do its work.
@@ -123,7 +124,9 @@ impl Search<'_> {
         let choice = Choice { lost };
         let best = &self.best;
         let verdict = again(self.subject, self.evaluator, best.cut_event, best.crash_event, &choice)?;
-        let fails = verdict.class.is_violation();
+        // Another check's complaint would be another failure.
+        let check = |verdict: &Verdict| verdict.problem.as_ref().map(|problem| problem.check.clone());
+        let fails = verdict.class.is_violation() && check(&verdict) == check(&best.verdict);
         if fails {
             self.best = Failure { choice, verdict, ..self.best.clone() };
         }

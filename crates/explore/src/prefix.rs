@@ -271,14 +271,7 @@ fn steps<'a>(
     disks: &[afterimage_trace::TargetId],
     part_bytes: Option<u64>,
 ) -> Vec<Step<'a>> {
-    let refused: std::collections::HashSet<u64> = recording
-        .events
-        .iter()
-        .filter_map(|event| match event.kind {
-            EventKind::Complete { id, ok: false, .. } => Some(id),
-            _ => None,
-        })
-        .collect();
+    let refused = crate::layers::refused_ids(recording);
     let mut steps = Vec::new();
     for (submitted, event) in recording.events.iter().enumerate() {
         let EventKind::Submit { target, id, op } = &event.kind else { continue };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::campaign::{Failure, Progress};
+use crate::check::pool::PoolStats;
 use crate::setup::Setup;
 
 /// At most this many of the application's states are shown by name.
@@ -26,6 +27,9 @@ pub struct Report {
     pub jobs: usize,
     /// What was counted.
     pub progress: Progress,
+    /// What the guests have done in this run, where states were mounted.
+    #[serde(default)]
+    pub guests: Option<PoolStats>,
     /// Where the first failure was saved.
     pub saved: Option<PathBuf>,
     /// The first failure with the fewest lost requests.
@@ -114,6 +118,14 @@ impl fmt::Display for Report {
                 "; {} went to the guest's recovery ({} checks)",
                 grouped(work.checked),
                 grouped(work.checks)
+            )?;
+        }
+        if let Some(guests) = &self.guests {
+            write!(
+                f,
+                "; {} of them agreed with an earlier one on all that was read, {} were mounted",
+                grouped(guests.known),
+                grouped(guests.looked)
             )?;
         }
         writeln!(f)?;

@@ -85,6 +85,7 @@ pub fn explore(
         all_states: Schedule::new(&subject.stream, &subject.cuts, subject.picking, subject.seed).all_states(),
         jobs: request.limits.jobs,
         progress,
+        guests: None,
         saved: None,
         minimised: None,
     };
@@ -104,6 +105,9 @@ pub fn explore(
             report.saved = Some(folder);
         }
         report.minimised = Some(found.failure);
+    } else if let Some(out) = request.out {
+        // Of an earlier campaign: nobody shall take it for one of this.
+        saved::remove(&out.join("failure"))?;
     }
     Ok(report)
 }

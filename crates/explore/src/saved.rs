@@ -21,6 +21,10 @@ use crate::{ExploreError, Result};
 /// Format of `failure.json`; a program refuses a newer one.
 const VERSION: u32 = 1;
 
+const JSON: &str = "failure.json";
+const RECORDING: &str = "recording.afrec";
+const README: &str = "README";
+
 /// `failure.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Saved {
@@ -74,14 +78,38 @@ pub fn save(
     let saved = describe(subject, setup, failure, is_minimal);
     let io = |path: &Path| ExploreError::io(format!("cannot write {}", path.display()));
     fs::create_dir_all(folder).map_err(io(folder))?;
-    let path = folder.join("recording.afrec");
+    let path = folder.join(RECORDING);
     recording.save(&path).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
-    let path = folder.join("failure.json");
+    let path = folder.join(JSON);
     let json = serde_json::to_string_pretty(&saved).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
     fs::write(&path, json).map_err(io(&path))?;
-    let path = folder.join("README");
+    let path = folder.join(README);
     fs::write(&path, show(&saved, folder)).map_err(io(&path))?;
     Ok(saved)
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// Removes a saved failure, where there is one. Other files in its folder stay.
+///
+/// # Errors
+/// It cannot be removed.
+pub fn remove(folder: &Path) -> Result<()> {
+    if !folder.join(JSON).exists() {
+        return Ok(());
+    }
+    let failed =
+        ExploreError::io(format!("cannot remove the failure of an earlier run in {}", folder.display()));
+    [JSON, RECORDING, README]
+        .iter()
+        .try_for_each(|name| fs::remove_file(folder.join(name)))
+        .map_err(failed)?;
+    // Where somebody has put something beside them it stays.
+    drop(fs::remove_dir(folder));
+    Ok(())
 }
 
 /// Reads a saved failure and its recording.
@@ -89,19 +117,20 @@ pub fn save(
 /// # Errors
 /// It is not there, is damaged, or is of a newer version.
 pub fn load(folder: &Path) -> Result<(Saved, Recording)> {
-    let path = folder.join("failure.json");
+    let path = folder.join(JSON);
     let text = fs::read_to_string(&path)
         .map_err(ExploreError::io(format!("cannot read {}: is it a saved failure?", path.display())))?;
-    let saved: Saved = serde_json::from_str(&text)
-        .map_err(|e| ExploreError::Corrupt(format!("{} is damaged: {e}", path.display())))?;
-    if saved.version > VERSION {
+    let damaged = |e| ExploreError::Corrupt(format!("{} is damaged: {e}", path.display()));
+    // First of all: a newer one may say everything else in another way.
+    let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
+    if version > VERSION {
         return Err(ExploreError::Usage(format!(
-            "{} has version {}, and this program knows {VERSION}: use the one that saved it",
+            "{} has version {version}, and this program knows {VERSION}: use the one that saved it",
             path.display(),
-            saved.version
         )));
     }
-    let path: PathBuf = folder.join("recording.afrec");
+    let saved: Saved = serde_json::from_str(&text).map_err(damaged)?;
+    let path: PathBuf = folder.join(RECORDING);
     let recording = Recording::load(&path).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
     Ok((saved, recording))
 }

@@ -120,7 +120,8 @@ impl<'a> Schedule<'a> {
         let mut rng = ChaCha8Rng::seed_from_u64(mix(self.seed ^ mix(self.next) ^ 0x6d6f_6d65_6e74));
         let last = self.cuts.last()?.event;
         let moment = rng.random_range(self.stream.at_ns(self.stream.begin)..=self.stream.at_ns(last));
-        let event = self.stream.times_ns.partition_point(|at| *at < moment).clamp(self.stream.begin + 1, last);
+        let event =
+            self.stream.times_ns.partition_point(|at| *at < moment).clamp(self.stream.begin + 1, last);
         let cut = self.cuts.partition_point(|cut| cut.event < event);
         // Numbers far out are draws, also where a cut begins with what hurts.
         let n = rng.random_range(1 << 20..1 << 40);

@@ -124,6 +124,13 @@ impl Setup {
                     .to_owned(),
             ));
         }
+        if self.level == Level::Log && stream.log().is_none() {
+            return Err(ExploreError::Usage(
+                "the level log looks at the daemon's redo log, and there is none in this stream: use --level fsck or mount, \
+                 or --survives power-window=50ms"
+                    .to_owned(),
+            ));
+        }
         let cuts = cuts(&stream, self.model);
         if cuts.is_empty() {
             return Err(ExploreError::Usage(

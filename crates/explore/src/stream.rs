@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
 
-use crate::marks::{marks, Mark};
+use crate::marks::{bounds, marks, Mark};
 use crate::state::{Content, SECTOR_BYTES};
 use crate::tags::{tag, Tag};
 use crate::{ExploreError, Result};
@@ -122,8 +122,7 @@ impl Stream {
         });
         let index: BTreeMap<_, _> = targets.iter().enumerate().map(|(i, (id, _))| (*id, i)).collect();
         let marks = marks(recording);
-        let begin = marks.iter().find(|m| m.name == "begin").map_or(0, |m| m.event);
-        let end = marks.iter().find(|m| m.name == "end").map_or(recording.events.len(), |m| m.event);
+        let (begin, end) = bounds(&marks, recording.events.len());
         let (pending, flushes) = pair(recording, &index)?;
         let mut media: Vec<Medium> = targets
             .iter()

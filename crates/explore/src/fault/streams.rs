@@ -8,6 +8,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::nothing_to_act_on;
+use crate::marks::{bounds, marks};
 use crate::Result;
 
 /// Whose syncs.
@@ -50,9 +51,7 @@ pub(super) fn drop_syncs(recording: &mut Recording, which: Which) {
 /// write durable; of the log, where it makes records durable and the next thing written is a record.
 pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) -> Result<()> {
     let of = targets(recording, which);
-    let marks = crate::marks::marks(recording);
-    let mark = |name: &str| marks.iter().find(|mark| mark.name == name).map(|mark| mark.event);
-    let (begin, end) = (mark("begin").unwrap_or(0), mark("end").unwrap_or(recording.events.len()));
+    let (begin, end) = bounds(&marks(recording), recording.events.len());
     let storage: HashSet<TargetId> = recording.of_layer(Layer::Storage).map(|(id, _)| id).collect();
     let mut written: HashSet<TargetId> = HashSet::new();
     // The newest sync that makes something durable, and whether it has ended.

@@ -156,13 +156,7 @@ impl Mistake {
                     ..LayersOptions::default()
                 };
                 let planted = fault.plant(&source, &layers)?;
-                let mut recording = planted.recording;
-                recording.about.insert("contract".to_owned(), planted.contract.to_string().into());
-                for key in ["check", "mount"] {
-                    if let Some(value) = source.about.get(key) {
-                        recording.about.insert(key.to_owned(), value.clone());
-                    }
-                }
+                let recording = planted.recording;
                 let setup = Setup {
                     layer: Layer::Storage,
                     model: Model::Disk,

@@ -29,7 +29,7 @@ use crate::campaign::{Limits, Progress};
 use crate::derive;
 use crate::report::Report;
 use crate::runner::{explore, Request};
-use crate::Result;
+use crate::{ExploreError, Result};
 use record::Recordings;
 
 /// What a lane is to be.
@@ -47,10 +47,16 @@ pub struct LaneOptions {
     pub out: PathBuf,
     /// Go on with what is there.
     pub resume: bool,
-    /// Only cases and faults whose name contains this.
+    /// Only campaigns, faults and case studies whose name contains this.
     pub only: Option<String>,
     /// States of each case study, in the long lane; 0: none.
     pub case_states: u64,
+}
+
+impl LaneOptions {
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
 }
 
 /// Told of what is going on.
@@ -68,43 +74,41 @@ pub trait Listener {
 /// Runs a lane. What it found is in the summary; see [`Summary::passed`].
 ///
 /// # Errors
-/// The lane cannot be run.
+/// The lane cannot be run, or has nothing of the name that it is to be limited to.
 pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener) -> Result<Summary> {
     let begin = Instant::now();
+    let cases: Vec<Case> =
+        cases(options.quick).into_iter().filter(|case| options.wants(&case.name)).collect();
+    let faults: Vec<_> =
+        faults::all(options.quick).into_iter().filter(|fault| options.wants(fault.name())).collect();
+    let studies = table2::studies(options);
+    if cases.is_empty() && faults.is_empty() && studies.is_empty() {
+        return Err(ExploreError::Usage(format!(
+            "--only {}: no campaign, planted fault or case study of this lane has that in its name (the report of a lane \
+             without --only names them all)",
+            options.only.as_deref().unwrap_or_default()
+        )));
+    }
     std::fs::create_dir_all(&options.out)
-        .map_err(crate::ExploreError::io(format!("cannot make {}", options.out.display())))?;
-    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+        .map_err(ExploreError::io(format!("cannot make {}", options.out.display())))?;
+    let stopped = || stop.load(Ordering::Relaxed);
     let mut recordings = Recordings::new(&options.out, options.resume);
     let mut summary = Summary { seed: options.seed, quick: options.quick, ..Summary::default() };
-    let cases: Vec<Case> = cases(options.quick).into_iter().filter(|case| wanted(&case.name)).collect();
     let shares: u32 = cases.iter().map(|case| case.share).sum();
-    for case in &cases {
-        if stop.load(Ordering::Relaxed) {
-            summary.interrupted = true;
-            return Ok(summary);
-        }
+    for case in cases.iter().take_while(|_| !stopped()) {
         let time = options.budget * case.share / shares.max(1);
         let report = run_case(options, case, time, &mut recordings, stop, listener)?;
         listener.report(&report);
         summary.reports.push(report);
     }
-    for fault in faults::all(options.quick) {
-        if stop.load(Ordering::Relaxed) {
-            summary.interrupted = true;
-            return Ok(summary);
-        }
-        if !wanted(fault.name()) {
-            continue;
-        }
+    for fault in faults.iter().take_while(|_| !stopped()) {
         listener.begin(&format!("planted fault {}", fault.name()));
         let found = fault.hunt(options, &mut recordings, stop)?;
         listener.fault(&found);
         summary.faults.push(found);
     }
-    if options.case_states > 0 {
-        summary.case_studies = table2::run(options, &mut recordings, stop, listener)?;
-    }
-    summary.interrupted = stop.load(Ordering::Relaxed);
+    summary.case_studies = table2::run(options, &studies, &mut recordings, stop, listener)?;
+    summary.interrupted = stopped();
     summary.elapsed = begin.elapsed();
     Ok(summary)
 }
@@ -139,7 +143,8 @@ fn run_case(
         out: Some(&out),
         resume: options.resume,
     };
-    explore(&request, &checkers, stop, &mut |p: &Progress| listener.progress(p, time, case.states_max))
+    let mut tell = |p: &Progress| listener.progress(p, time, case.states_max);
+    Ok(Report { guests: tools.pool(), ..explore(&request, &checkers, stop, &mut tell)? })
 }
 
 fn folder(out: &Path, name: &str) -> PathBuf {

@@ -14,6 +14,7 @@ use super::workloads::{self, Workload};
 use super::{folder, LaneOptions, Listener};
 use crate::campaign::{Limits, Progress};
 use crate::check::apps::{App, Synchronous};
+use crate::report::Report;
 use crate::runner::{explore, Request};
 use crate::schedule::Picking;
 use crate::setup::Setup;
@@ -50,7 +51,7 @@ pub struct CaseStudy {
 /// The daemon's usual window.
 const WINDOW: &str = "power-window=50ms";
 
-struct Study {
+pub(super) struct Study {
     name: &'static str,
     workload: Workload,
     old: &'static str,
@@ -65,13 +66,20 @@ const IDLE_S: f64 = 0.1;
 /// Before and after the save nothing is done, for two windows: the crash may come then, too.
 fn idle_around(workload: Workload, old: &str) -> Workload {
     let App { name, setup, command, check } = workload.app;
-    let command =
-        format!("\"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"{old}\"}}'\nsleep {IDLE_S}\n{command}sleep {IDLE_S}\n");
+    let command = format!(
+        "\"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"{old}\"}}'\nsleep {IDLE_S}\n{command}sleep {IDLE_S}\n"
+    );
     let name = format!("{name} once");
     Workload { name: name.clone(), app: App { name, setup, command, check }, ..workload }
 }
 
-fn studies() -> Vec<Study> {
+/// Those of the lane.
+pub(super) fn studies(options: &LaneOptions) -> Vec<Study> {
+    let all = if options.case_states > 0 { all() } else { Vec::new() };
+    all.into_iter().filter(|study| options.wants(study.name)).collect()
+}
+
+fn all() -> Vec<Study> {
     vec![
         Study {
             name: "editor, one save",
@@ -94,13 +102,13 @@ fn studies() -> Vec<Study> {
 
 pub(super) fn run(
     options: &LaneOptions,
+    studies: &[Study],
     recordings: &mut Recordings,
     stop: &AtomicBool,
     listener: &mut dyn Listener,
 ) -> Result<Vec<CaseStudy>> {
     let mut found = Vec::new();
-    let wanted = |study: &Study| options.only.as_ref().is_none_or(|only| study.name.contains(only.as_str()));
-    for study in studies().into_iter().filter(wanted) {
+    for study in studies {
         let mut rows = Vec::new();
         for (contract, paper) in [("power", study.nested), (WINDOW, study.vdrive)] {
             for (points, paper) in [(study.points, Some(paper)), (options.case_states, None)] {
@@ -125,9 +133,9 @@ pub(super) fn run(
                     out: Some(&out),
                     resume: options.resume,
                 };
-                let report = explore(&request, &checkers, stop, &mut |p: &Progress| {
-                    listener.progress(p, time, Some(points));
-                })?;
+                let mut tell = |p: &Progress| listener.progress(p, time, Some(points));
+                let explored = explore(&request, &checkers, stop, &mut tell)?;
+                let report = Report { guests: tools.pool(), ..explored };
                 let tally = &report.progress.tally;
                 let old = tally.by_state.get(study.old).copied().unwrap_or_default();
                 rows.push(Row {

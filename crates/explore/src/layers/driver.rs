@@ -1,7 +1,7 @@
 //! Drives guest requests through the real redo log on one thread: a discrete-event simulation whose clock moves only when
 //! everything that is due has been done.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,21 +42,14 @@ pub fn replay(recording: &Recording, options: &LayersOptions) -> Result<Recordin
 /// As [`replay`].
 pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Replay> {
     let disks = super::guest_disks(recording)?;
-    let failed: HashSet<u64> = recording
-        .events
-        .iter()
-        .filter_map(|event| match event.kind {
-            EventKind::Complete { id, ok: false, .. } => Some(id),
-            _ => None,
-        })
-        .collect();
+    let refused = super::refused_ids(recording);
     let mut driver = Driver::new(recording, &disks, options)?;
     let place: HashMap<TargetId, usize> = disks.iter().copied().zip(0..).collect();
     let mut before_ns = recording.events.first().map_or(0, |event| event.at_ns);
     for event in &recording.events {
         let guest = match &event.kind {
             EventKind::Submit { target, id, .. } | EventKind::Complete { target, id, .. } => {
-                place.contains_key(target) && !failed.contains(id)
+                place.contains_key(target) && !refused.contains(id)
             }
             EventKind::Mark { .. } => true,
         };

@@ -26,11 +26,12 @@ mod setting;
 mod synthetic;
 mod tape;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_order::redo::Config;
-use afterimage_trace::Recording;
+use afterimage_trace::{EventKind, Recording};
 
 use crate::Result;
 pub use direct::direct;
@@ -152,6 +153,15 @@ pub struct Tally {
     pub held_flushes: u64,
     /// Times that a full log held writes back.
     pub throttled: u64,
+}
+
+/// The names of all requests that were refused.
+pub(crate) fn refused_ids(recording: &Recording) -> HashSet<u64> {
+    let refused = recording.events.iter().filter_map(|event| match event.kind {
+        EventKind::Complete { id, ok: false, .. } => Some(id),
+        _ => None,
+    });
+    refused.collect()
 }
 
 /// The guest layer's disks by index, checked to be 0, 1, 2, …

@@ -7,7 +7,7 @@ use afterimage_explore::campaign::Progress;
 use afterimage_explore::lane::{self, LaneOptions, Listener, Planted};
 use afterimage_explore::report::Report;
 
-use super::{explain, interrupt, progress};
+use super::{explain, interrupt, progress, workers};
 use crate::commands::{print_line, to_json};
 use crate::failure::Failure;
 use crate::units::parse_duration;
@@ -24,8 +24,8 @@ pub struct Args {
     #[arg(long)]
     quick: bool,
     /// The long lane: every workload under every contract, for about this long
-    #[arg(long, value_name = "TIME", conflicts_with = "quick")]
-    budget: Option<String>,
+    #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = parse_duration)]
+    budget: Option<Duration>,
     /// Seed of all draws
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -38,7 +38,7 @@ pub struct Args {
     /// Go on with the lane in --out
     #[arg(long)]
     resume: bool,
-    /// Only campaigns and planted faults whose name contains this
+    /// Only campaigns, planted faults and case studies whose name contains this
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Answer as JSON
@@ -94,18 +94,18 @@ impl Listener for Console {
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let budget =
-        match &args.budget {
+        match args.budget {
             None if !args.quick => return Err(Failure::usage(
                 "say which lane: `explore --quick`, or `explore --budget 30m`; or a subcommand (see --help)",
             )),
             None => QUICK_BUDGET,
-            Some(text) => parse_duration(text).map_err(|e| Failure::usage(format!("--budget: {e}")))?,
+            Some(budget) => budget,
         };
     let options = LaneOptions {
         quick: args.quick,
         budget,
         seed: args.seed,
-        jobs: args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get())),
+        jobs: workers(args.jobs),
         out: args.out.clone(),
         resume: args.resume,
         only: args.only.clone(),

@@ -59,6 +59,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
+/// How many workers: as many as asked for, or one for each processor.
+fn workers(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
 /// The explorer's error, as a failure with its exit status. A guest's last words keep their lines.
 fn explain(error: afterimage_explore::ExploreError) -> Failure {
     match error {

@@ -11,6 +11,7 @@ pub struct Line {
     budget: Option<Duration>,
     states: Option<u64>,
     terminal: bool,
+    begin: Instant,
     last: Instant,
     shown: bool,
 }
@@ -19,7 +20,8 @@ impl Line {
     /// With what ends the campaign.
     pub fn new(budget: Option<Duration>, states: Option<u64>) -> Self {
         let terminal = std::io::stderr().is_terminal();
-        Self { budget, states, terminal, last: Instant::now(), shown: false }
+        let now = Instant::now();
+        Self { budget, states, terminal, begin: now, last: now, shown: false }
     }
 
     /// Shows it, if it is time.
@@ -41,7 +43,9 @@ impl Line {
             text.push_str(&format!(", {} to go", grouped(states.saturating_sub(progress.done))));
         }
         if let Some(budget) = self.budget {
-            text.push_str(&format!(", {:.0} s left", budget.saturating_sub(progress.elapsed).as_secs_f64()));
+            // Not the campaign's time: one that is resumed has a budget of its own.
+            let left = budget.saturating_sub(self.begin.elapsed());
+            text.push_str(&format!(", {:.0} s left", left.as_secs_f64()));
         }
         // Nobody may be reading any more: not worth an error.
         let _ = if self.terminal {

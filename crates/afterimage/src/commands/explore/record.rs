@@ -1,15 +1,13 @@
 //! `afterimage explore record --out FILE -- COMMAND`
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_explore::record::{record_with, RecordOptions};
 use afterimage_lab::process::quote;
 use afterimage_order::Contract;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::interrupt;
 use crate::failure::Failure;
 use crate::units::{parse_disk_size, parse_duration};
 
@@ -102,17 +100,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         seed: args.seed,
         ..RecordOptions::new(args.out.clone(), args.survives, command)
     };
-    let interrupt = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupt))
-            .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
-    }
-    let summary =
-        record_with(&options, &interrupt, &mut |line| eprintln!("{line}")).map_err(super::explain)?;
+    let stop = interrupt::flag()?;
+    let summary = record_with(&options, &stop, &mut |line| eprintln!("{line}")).map_err(super::explain)?;
     crate::commands::print_report(&summary, args.json)?;
     if summary.interrupted {
-        // As a shell reports it.
-        return Err(Failure::Status(130));
+        return Err(Failure::Status(interrupt::STATUS));
     }
     Ok(())
 }

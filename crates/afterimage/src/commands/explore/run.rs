@@ -1,6 +1,7 @@
 //! `afterimage explore run RECORDING`
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use afterimage_explore::campaign::{Limits, Progress};
@@ -11,16 +12,16 @@ use afterimage_explore::schedule::Picking;
 use afterimage_explore::setup::{atomic_bytes, Level, Setup};
 use afterimage_trace::{Layer, Recording};
 
-use super::{explain, interrupt, progress};
+use super::{explain, interrupt, progress, workers};
 use crate::commands::print_report;
 use crate::failure::Failure;
-use crate::units::parse_duration;
+use crate::units::{parse_duration, parse_size};
 
 /// Explore the crash states of a recording: which may a crash leave, and is each as promised?
 ///
 /// Every state is recovered as it would be after the crash (the daemon's own recovery, e2fsck, a mount by a real guest's
 /// kernel) and checked. Exit status 1 where a state breaks the promise; the first one is minimised and saved for
-/// `explore show` and `explore replay`.
+/// `explore show` and `explore replay`. Ctrl-C ends it in order, with exit status 130 where nothing was found until then.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -44,15 +45,15 @@ pub struct Args {
     #[arg(long, value_name = "CONTRACT")]
     survives: Option<String>,
     /// Size of the redo log for --survives power-window; small logs wrap often
-    #[arg(long, value_name = "SIZE", default_value = "4M")]
-    log_max: String,
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size, requires = "survives")]
+    log_max: u64,
     /// What a disk never tears apart, in bytes: 4096 as the daemon reports it to guests (ext4 needs it before Linux 6.10),
     /// 512 below a redo log
     #[arg(long, value_name = "BYTES")]
     atomic: Option<u32>,
     /// Stop after this long
-    #[arg(long, value_name = "TIME", default_value = "60s")]
-    budget: String,
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    budget: Duration,
     /// Stop after so many states
     #[arg(long, value_name = "N")]
     states: Option<u64>,
@@ -99,18 +100,13 @@ Examples:
 
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let budget = parse_duration(&args.budget).map_err(|e| Failure::usage(format!("--budget: {e}")))?;
     let recording = load(&args.recording)?;
     let recording = match &args.survives {
         None => recording,
-        Some(contract) => {
-            let log_bytes = crate::units::parse_size(&args.log_max)
-                .map_err(|e| Failure::usage(format!("--log-max: {e}")))?;
-            derive::under(&recording, contract, log_bytes, args.seed).map_err(explain)?
-        }
+        Some(contract) => derive::under(&recording, contract, args.log_max, args.seed).map_err(explain)?,
     };
     let setup = setup(args, &recording)?;
-    let limits = limits(args, budget);
+    let limits = limits(args);
     let stop = interrupt::flag()?;
     let name = args.recording.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let request = Request {
@@ -123,15 +119,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let tools = setup.tools(&recording, limits.jobs).map_err(explain)?;
     let checkers = |_worker: usize| tools.checkers();
-    let mut line = progress::Line::new(Some(budget), args.states);
-    let report = explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
+    let mut line = progress::Line::new(Some(args.budget), args.states);
+    let mut report = explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
     line.end();
+    report.guests = tools.pool();
     print_report(&report, args.json)?;
-    if report.holds() {
-        Ok(())
-    } else {
-        Err(Failure::Status(1))
+    if !report.holds() {
+        return Err(Failure::Status(1));
     }
+    if stop.load(Ordering::Relaxed) {
+        eprintln!("afterimage: interrupted; --resume goes on");
+        return Err(Failure::Status(interrupt::STATUS));
+    }
+    Ok(())
 }
 
 fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
@@ -144,6 +144,9 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     }
     setup.model = args.model.unwrap_or(setup.model);
     setup.level = args.level.unwrap_or(setup.level);
+    if args.check.is_some() && setup.level < Level::Mount {
+        return Err(Failure::usage("--check looks into the mounted file system: leave --level out, or say --level mount"));
+    }
     setup.check = args.check.clone().or(setup.check);
     setup.seed = args.seed;
     setup.atomic_bytes = args.atomic.unwrap_or_else(|| atomic_bytes(recording, setup.layer));
@@ -153,9 +156,8 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     Ok(setup)
 }
 
-fn limits(args: &Args, time: Duration) -> Limits {
-    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-    Limits { time, states: args.states, jobs, first_only: args.first }
+fn limits(args: &Args) -> Limits {
+    Limits { time: args.budget, states: args.states, jobs: workers(args.jobs), first_only: args.first }
 }
 
 /// Reads a recording.

@@ -24,6 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use guest::{Answer, PoolGuest};
+use serde::{Deserialize, Serialize};
 
 use super::memo::Memo;
 use super::{Checker, Observation};
@@ -149,7 +150,7 @@ struct Counts {
 }
 
 /// What the pool has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStats {
     /// States that a guest has looked at.
     pub looked: u64,
