@@ -9,6 +9,7 @@
 //! it would at the orderly end, so that the images alone are the disks. Who a file is (path, inode, times, lock) is no part
 //! of a crash state and not looked at.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,17 +71,32 @@ pub fn recover(media: Vec<Image>, log: bool, options: &RecoveryOptions) -> Resul
     if options.lose_records > 0 {
         crate::fault::lose_tail(&log, options.lose_records)?;
     }
-    let (sequence, replayed) = match open(&log, &images, options) {
-        Ok(core) => {
-            core.checkpoint_all().map_err(|e| refused(&e))?;
-            (core.home().0, core.replayed())
-        }
-        // The orderly end had brought everything home.
-        Err(TakeOverError::Clean) => (0, None),
-        Err(e) => return Err(refused(&e)),
-    };
+    // A daemon that panics at what a crash has left is as bad as one that refuses it. Media and core are thrown away then.
+    let home = catch_unwind(AssertUnwindSafe(|| bring_home(&log, &images, options)));
+    let (sequence, replayed) = home.unwrap_or_else(|panic| {
+        let words =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(Refused { why: format!("its recovery panics: {}", words.unwrap_or("it does not say why")) })
+    })?;
     let digest = images.iter().fold(0, |digest, image| digest ^ image.digest());
     Ok(Recovered { images, log: Some(log), digest, sequence, replayed })
+}
+
+/// The sequence number up to which everything is there then, and what was in the log.
+fn bring_home(
+    log: &Arc<Scratch>,
+    images: &[Arc<Scratch>],
+    options: &RecoveryOptions,
+) -> Result<(u64, Option<Replayed>), Refused> {
+    match open(log, images, options) {
+        Ok(core) => {
+            core.checkpoint_all().map_err(|e| refused(&e))?;
+            Ok((core.home().0, core.replayed()))
+        }
+        // The orderly end had brought everything home.
+        Err(TakeOverError::Clean) => Ok((0, None)),
+        Err(e) => Err(refused(&e)),
+    }
 }
 
 fn open(

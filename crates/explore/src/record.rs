@@ -133,6 +133,9 @@ impl RecordOptions {
         say("disk_bytes", self.disk_bytes.into());
         say("disks", self.disks.into());
         say("mkfs", self.mkfs.as_str().into());
+        if let Some(file_system) = script::file_system(&self.mkfs) {
+            say("file_system", file_system.into());
+        }
         say("mount", self.mount_options.as_str().into());
         say("mount_point", self.mount_point.as_str().into());
         say("setup", self.setup.as_str().into());

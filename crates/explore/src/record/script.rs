@@ -35,6 +35,18 @@ pub fn mark_line(name: &str) -> Result<String> {
     Ok(serde_json::json!({ "mark": name }).to_string())
 }
 
+/// The type of the file system that a command makes, as mount(8) names it, where the command tells: `mkfs.xfs …`,
+/// `mkfs -t xfs …`.
+pub(super) fn file_system(mkfs: &str) -> Option<&str> {
+    let mut words = mkfs.split_whitespace();
+    let program = words.next()?.rsplit('/').next()?;
+    match program.strip_prefix("mkfs.") {
+        Some(name) => Some(name),
+        None if matches!(program, "mkfs" | "mke2fs") => words.skip_while(|word| *word != "-t").nth(1),
+        None => None,
+    }
+}
+
 /// What the script finds in its environment.
 pub(super) fn environment(options: &RecordOptions) -> Result<Vec<(&'static str, String)>> {
     let program = locate::own_program("afterimage")?;
@@ -82,6 +94,20 @@ pub(super) fn script(options: &RecordOptions) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_systems_are_told_by_their_makers() {
+        for (mkfs, name) in [
+            ("mkfs.ext4 -q -F -b 4096", Some("ext4")),
+            ("/sbin/mkfs.xfs -f", Some("xfs")),
+            ("mkfs -q -t btrfs", Some("btrfs")),
+            ("mke2fs -q -t ext3 -j", Some("ext3")),
+            ("mke2fs -q", None),
+            ("./make-it", None),
+        ] {
+            assert_eq!(file_system(mkfs), name, "{mkfs}");
+        }
+    }
 
     #[test]
     fn names_of_marks() {
