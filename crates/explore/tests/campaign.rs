@@ -1,0 +1,367 @@
+//! Campaigns over a recording made by hand, whose application is checked here: no guests, no file system.
+//!
+//! ```text
+//!   sector 0: how many transactions there are      sectors 8 n …: what transaction n wrote
+//!   transaction n:  write data ─► flush ─► write count n ─► flush ─► mark t<n>
+//! ```
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::Medium as _;
+use afterimage_explore::campaign::{self, Limits, Progress, Subject};
+use afterimage_explore::check::{Checker, Observation};
+use afterimage_explore::evaluate::{Evaluator, Known};
+use afterimage_explore::judge::{Class, Judge};
+use afterimage_explore::log_recovery::{recover, RecoveryOptions};
+use afterimage_explore::minimise::minimise;
+use afterimage_explore::own::{OwnRecovery, Recovered};
+use afterimage_explore::report::Report;
+use afterimage_explore::runner::{self, Request};
+use afterimage_explore::schedule::{Picking, Schedule};
+use afterimage_explore::setup::{Level, Setup};
+use afterimage_explore::state::{Image, Scratch};
+use afterimage_explore::{saved, ExploreError};
+use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
+
+const TRANSACTIONS: u64 = 12;
+/// The sector of a transaction's data that is checked.
+const CHECKED: u64 = 3;
+const BYTES: u64 = 1 << 20;
+
+#[derive(Default)]
+struct Tape {
+    recording: Recording,
+}
+
+impl Tape {
+    fn event(&mut self, kind: EventKind) {
+        let at_ns = self.recording.events.len() as u64 * 1_000_000;
+        self.recording.events.push(Event { at_ns, kind });
+    }
+
+    fn request(&mut self, op: Op) {
+        let (target, id) = (TargetId(0), self.recording.events.len() as u64);
+        self.event(EventKind::Submit { target, id, op });
+        self.event(EventKind::Complete { target, id, ok: true });
+    }
+
+    fn write(&mut self, sector: u64, sectors: usize, byte: u64) {
+        let data = vec![byte as u8; sectors * 512].into();
+        self.request(Op::Write { offset: sector * 512, data, flushed: false });
+    }
+
+    fn mark(&mut self, name: &str) {
+        self.event(EventKind::Mark { text: format!("{{\"mark\":\"{name}\"}}").into() });
+    }
+
+    /// The application; the transaction `forgets` leaves the flush between data and count out. `noise` writes
+    /// elsewhere in each transaction, which nobody flushes before the count.
+    fn bank(forgets: Option<u64>, noise: u64) -> Recording {
+        let base = Arc::new(Sparse::new(BYTES));
+        let target = Target { layer: Layer::Storage, role: Role::Disk(0), bytes: BYTES, base };
+        let mut tape = Self::default();
+        tape.recording.targets.push(target);
+        tape.recording.about.insert("contract".to_owned(), "power".into());
+        tape.mark("begin");
+        for n in 1..=TRANSACTIONS {
+            tape.write(8 * n, 8, n);
+            if forgets != Some(n) {
+                tape.request(Op::Flush);
+            }
+            (0..noise).for_each(|i| tape.write(1000 + 3 * i, 3, n));
+            tape.write(0, 1, n);
+            tape.request(Op::Flush);
+            tape.mark(&format!("t{n}"));
+        }
+        tape.mark("end");
+        tape.recording
+    }
+}
+
+/// Old or new, never mixed.
+struct Bank;
+
+impl Checker for Bank {
+    fn name(&self) -> &'static str {
+        "bank"
+    }
+
+    fn check(&mut self, disks: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+        let byte = |sector: u64| {
+            let mut byte = [0];
+            disks[0].read_at(&mut byte, sector * 512).expect("inside the disk");
+            u64::from(byte[0])
+        };
+        let count = byte(0);
+        // What a checker writes is lost to nobody.
+        disks[0].write_at(&[0xff; 512], 0).expect("inside the disk");
+        Ok(match (1..=count).find(|n| byte(8 * n + CHECKED) != *n) {
+            None => Observation::Named { state: format!("t{count}") },
+            Some(n) => Observation::Inconsistent {
+                what: format!("{count} transactions, and not what number {n} wrote"),
+                evidence: String::new(),
+            },
+        })
+    }
+}
+
+fn bank(_worker: usize) -> afterimage_explore::Result<Vec<Box<dyn Checker>>> {
+    Ok(vec![Box::new(Bank)])
+}
+
+fn setup(recording: &Recording, picking: Picking) -> Setup {
+    Setup { atomic_bytes: 512, picking, ..Setup::of(recording).expect("a contract") }
+}
+
+fn subject(recording: &Recording, picking: Picking) -> Subject {
+    setup(recording, picking).subject(recording).expect("something to look at")
+}
+
+fn limits(states: u64, jobs: usize) -> Limits {
+    Limits { time: Duration::from_secs(3600), states: Some(states), jobs, first_only: false }
+}
+
+fn run(subject: &Subject, limits: &Limits, from: Progress) -> Progress {
+    campaign::run(subject, limits, &bank, from, &AtomicBool::new(false), &mut |_| ()).expect("a result")
+}
+
+/// Everything that must not depend on how the work was shared out. What was pruned may: two workers may meet the same state.
+fn result(progress: &Progress) -> serde_json::Value {
+    let mut json = serde_json::to_value(progress).expect("JSON");
+    json["elapsed"].take();
+    json["tally"]["work"].take();
+    json
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_workers() {
+    for picking in [Picking::Rounds, Picking::Moments] {
+        let recording = Tape::bank(Some(5), 12);
+        let subject = subject(&recording, picking);
+        let one = run(&subject, &limits(900, 1), Progress::default());
+        let three = run(&subject, &limits(900, 3), Progress::default());
+        assert_eq!(one.done, 900);
+        assert_eq!(one.done, one.tally.states());
+        assert_eq!(result(&one), result(&three), "{picking:?}");
+        assert!(one.tally.inconsistent > 0 && one.tally.fresh > one.tally.inconsistent, "{:?}", one.tally);
+        assert_eq!((one.tally.lost, one.tally.stale), (0, 0), "every count was flushed before its mark");
+    }
+}
+
+#[test]
+fn all_states_of_a_small_run_are_looked_at_once() {
+    let recording = Tape::bank(None, 0);
+    let subject = subject(&recording, Picking::Rounds);
+    let schedule = || Schedule::new(&subject.stream, &subject.cuts, Picking::Rounds, 7);
+    let all = schedule().all_states().expect("few");
+    let items: Vec<_> = schedule().map(|item| (item.cut, item.choice)).collect();
+    assert_eq!(items.len() as u64, all);
+    assert_eq!(items.iter().collect::<HashSet<_>>().len() as u64, all, "none comes twice");
+    assert_eq!(items.iter().map(|(cut, _)| cut).collect::<HashSet<_>>().len(), subject.cuts.len());
+    for n in [0, 1, 40, all - 1, all, all + 9] {
+        let mut rest = schedule();
+        rest.leave_out(n);
+        let rest: Vec<_> = rest.map(|item| (item.cut, item.choice)).collect();
+        assert_eq!(rest, items[(n.min(all)) as usize..], "without the first {n}");
+    }
+    let progress = run(&subject, &limits(u64::MAX, 2), Progress::default());
+    assert!(progress.exhausted && progress.done == all, "{} of {all}", progress.done);
+    assert_eq!(progress.tally.fresh, all, "an honest application: {:?}", progress.failures);
+}
+
+#[test]
+fn a_moment_has_nothing_that_comes_after_it() {
+    let recording = Tape::bank(None, 12);
+    let subject = subject(&recording, Picking::Moments);
+    let mut moments = HashSet::new();
+    for item in Schedule::new(&subject.stream, &subject.cuts, Picking::Moments, 3).take(500) {
+        let (stream, crash) = (&subject.stream, item.crash.crash);
+        let cut = &subject.cuts[item.cut];
+        assert!(crash > stream.begin && crash <= cut.event);
+        moments.insert(crash);
+        let late = cut.volatile.iter().map(|v| v.write).filter(|w| stream.writes[*w].submitted >= crash);
+        for write in late {
+            let lost = item.choice.lost.iter().find(|lost| lost.write == write);
+            assert!(lost.is_some_and(|lost| lost.sectors.is_none()), "write {write} at {crash}");
+        }
+        assert!(item.choice.lost.is_sorted_by_key(|lost| lost.write));
+    }
+    assert!(moments.len() > 100, "{}", moments.len());
+}
+
+fn explore(recording: &Recording, out: &Path, states: u64, resume: bool) -> Report {
+    let setup = setup(recording, Picking::Rounds);
+    explore_as(recording, &setup, out, states, resume).expect("a report")
+}
+
+fn explore_as(
+    recording: &Recording,
+    setup: &Setup,
+    out: &Path,
+    states: u64,
+    resume: bool,
+) -> afterimage_explore::Result<Report> {
+    let request =
+        Request { name: "bank", recording, setup, limits: limits(states, 2), out: Some(out), resume };
+    runner::explore(&request, &bank, &AtomicBool::new(false), &mut |_| ())
+}
+
+#[test]
+fn a_campaign_in_pieces_is_one_campaign() {
+    let recording = Tape::bank(Some(5), 12);
+    let folder = tempfile::tempdir().expect("a folder");
+    let whole = explore(&recording, &folder.path().join("whole"), 700, false);
+    let out = folder.path().join("pieces");
+    for states in [3, 100, 450, 700] {
+        let piece = explore(&recording, &out, states, true);
+        assert_eq!(piece.progress.done, states);
+    }
+    let pieces = explore(&recording, &out, 700, true);
+    assert_eq!(result(&whole.progress), result(&pieces.progress));
+    let setup = Setup { seed: 2, ..setup(&recording, Picking::Rounds) };
+    let other = explore_as(&recording, &setup, &out, 900, true);
+    assert!(matches!(other, Err(ExploreError::Usage(_))), "another seed is another campaign");
+    let other = Tape::bank(Some(6), 12);
+    let other = explore_as(&other, &self::setup(&other, Picking::Rounds), &out, 900, true);
+    assert!(matches!(other, Err(ExploreError::Usage(_))), "so is another recording");
+}
+
+#[test]
+fn a_failure_is_minimised_to_what_matters() {
+    let recording = Tape::bank(Some(5), 12);
+    let subject = subject(&recording, Picking::Rounds);
+    let progress = run(&subject, &limits(900, 1), Progress::default());
+    let first = &progress.failures[0];
+    let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
+    let found = minimise(&subject, &mut evaluator, first).expect("a minimum");
+    assert!(found.is_minimal && found.tries < 200, "{} tries", found.tries);
+    let [lost] = &found.failure.choice.lost[..] else { panic!("{:?}", found.failure.choice) };
+    assert_eq!(subject.stream.writes[lost.write].first, 8 * 5, "the data of transaction 5");
+    assert_eq!(lost.sectors, Some(vec![(CHECKED as u32, CHECKED as u32 + 1)]), "the sector that is checked");
+    assert_eq!(found.failure.verdict.class, Class::Inconsistent);
+}
+
+#[test]
+fn a_saved_failure_fails_again() {
+    let recording = Tape::bank(Some(5), 12);
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = explore(&recording, folder.path(), 900, false);
+    assert!(!report.holds());
+    let failure = report.saved.expect("a folder");
+    let (saved, again) = saved::load(&failure).expect("what was saved");
+    assert_eq!((saved.lost.len(), saved.lost[0].sector, saved.is_minimal), (1, 40, true));
+    let subject = saved.setup.subject(&again).expect("the same stream");
+    let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
+    let found = &saved.failure;
+    let verdict =
+        campaign::again(&subject, &mut evaluator, found.cut_event, found.crash_event, &found.choice);
+    assert_eq!(verdict.expect("a verdict"), found.verdict);
+    let text = saved::show(&saved, &failure);
+    assert!(text.contains("bank says") && text.contains("sectors 3..4"), "{text}");
+
+    // The next campaign here holds: nothing must look as if it had failed.
+    std::fs::write(failure.join("mine"), "a note").expect("a file");
+    assert!(explore(&Tape::bank(None, 1), folder.path(), 900, false).holds());
+    assert!(saved::load(&failure).is_err() && failure.join("mine").exists());
+}
+
+#[test]
+fn a_failure_of_a_newer_program_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("failure.json");
+    for (text, newer) in
+        [("{\"version\":2,\"what\":\"else\"}", true), ("{\"version\":1}", false), ("", false)]
+    {
+        std::fs::write(&file, text).expect("a file");
+        match saved::load(folder.path()) {
+            Err(ExploreError::Usage(why)) => assert!(newer && why.contains("version 2"), "{why}"),
+            Err(ExploreError::Corrupt(why)) => assert!(!newer && why.contains("damaged"), "{why}"),
+            other => panic!("{text}: {:?}", other.map(|(saved, _)| saved)),
+        }
+    }
+}
+
+/// Recovers nothing, and promises that what is lost may be as old as it says.
+struct Promise {
+    required: Result<usize, String>,
+}
+
+impl OwnRecovery for Promise {
+    fn recover(&self, media: Vec<Image>) -> Result<Recovered, String> {
+        let digest = media[0].digest();
+        Ok(Recovered {
+            disks: media.into_iter().map(|m| Arc::new(Scratch::new(m))).collect(),
+            digest,
+            prefix: 0,
+        })
+    }
+
+    fn promised(&self, _prefix: u64, _crash: usize) -> Result<usize, String> {
+        self.required.clone()
+    }
+}
+
+#[test]
+fn what_is_promised_decides_between_stale_and_lost() {
+    let recording = Tape::bank(None, 0);
+    let subject = subject(&recording, Picking::Rounds);
+    // Before count 3 becomes durable, and it is lost: t2 is there. But the crash comes after the mark t3.
+    let cut =
+        subject.cuts.iter().find(|cut| cut.at_ns == mark_ns(&recording, "t3") - 1_000_000).expect("a cut");
+    let t3 = recording.events.iter().position(|e| is_mark(&e.kind, "t3")).expect("a mark");
+    let nothing = (0..cut.volatile.len()).map(|i| cut.volatile[i].write);
+    let choice = afterimage_explore::model::Choice {
+        lost: nothing.map(|write| afterimage_explore::model::LostWrite { write, sectors: None }).collect(),
+    };
+    let verdict = |required: Result<usize, String>| {
+        let own: Arc<dyn OwnRecovery> = Arc::new(Promise { required });
+        let judge = Arc::new(Judge::new(&subject.stream));
+        let checkers = bank(0).expect("a checker");
+        let mut evaluator = Evaluator::new(Arc::new(Known::default()), Some(own), judge, checkers);
+        campaign::again(&subject, &mut evaluator, cut.event, t3 + 2, &choice).expect("a verdict")
+    };
+    let stale = verdict(Ok(t3));
+    assert_eq!((stale.class, stale.state.as_deref(), stale.stale_ms), (Class::Stale, Some("t2"), 2.0));
+    assert_eq!(verdict(Ok(t3 + 1)).class, Class::Lost);
+    let broken = verdict(Err("too old".to_owned()));
+    assert_eq!(broken.class, Class::Lost);
+    assert_eq!(broken.problem.map(|p| p.check), Some("window rule".to_owned()));
+}
+
+fn is_mark(kind: &EventKind, name: &str) -> bool {
+    matches!(kind, EventKind::Mark { text } if text.contains(&format!("\"{name}\"")))
+}
+
+fn mark_ns(recording: &Recording, name: &str) -> u64 {
+    recording.events.iter().find(|e| is_mark(&e.kind, name)).map_or(0, |e| e.at_ns)
+}
+
+#[test]
+fn what_would_prove_nothing_is_refused() {
+    let recording = Tape::bank(None, 0);
+    let refused = |change: fn(&mut Setup)| {
+        let mut setup = setup(&recording, Picking::Rounds);
+        change(&mut setup);
+        matches!(setup.subject(&recording), Err(ExploreError::Usage(_)))
+    };
+    assert!(!refused(|_| ()));
+    assert!(refused(|setup| setup.level = Level::Log), "there is no log");
+    assert!(refused(|setup| setup.layer = Layer::Guest), "there is no such layer");
+    assert!(refused(|setup| setup.model = afterimage_explore::model::Model::Prefix), "nothing orders files");
+    assert!(refused(|setup| setup.atomic_bytes = 1000));
+}
+
+#[test]
+fn a_recovery_that_panics_refuses_the_state() {
+    let media = (0..2).map(|medium| Image::digested(medium, Arc::new(Sparse::new(BYTES)))).collect();
+    let options = RecoveryOptions {
+        configure: Some(Arc::new(|_| panic!("no such page"))),
+        ..RecoveryOptions::default()
+    };
+    let refused = recover(media, true, &options).expect_err("a panic");
+    assert!(refused.to_string().contains("no such page"), "{refused}");
+}
