@@ -23,7 +23,8 @@ pub struct Args {
     /// The short lane: a minute or two
     #[arg(long)]
     quick: bool,
-    /// The long lane: every workload under every contract, for about this long
+    /// The long lane: every workload under every contract, with this time for all campaigns together; recordings, planted
+    /// faults and case studies come on top
     #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = parse_duration)]
     budget: Option<Duration>,
     /// Seed of all draws
