@@ -119,7 +119,7 @@ pub fn remove(folder: &Path) -> Result<()> {
 pub fn load(folder: &Path) -> Result<(Saved, Recording)> {
     let path = folder.join(JSON);
     let text = fs::read_to_string(&path)
-        .map_err(ExploreError::io(format!("cannot read {}: is it a saved failure?", path.display())))?;
+        .map_err(ExploreError::io(format!("cannot read {} (is it a saved failure?)", path.display())))?;
     let damaged = |e| ExploreError::Corrupt(format!("{} is damaged: {e}", path.display()));
     // First of all: a newer one may say everything else in another way.
     let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
