@@ -181,8 +181,12 @@ impl Evaluator {
         if found.checks.is_empty() {
             verdict = verdict.and(self.judge.missing(&expected));
         }
+        let kept = self.own.is_some() && !verdict.class.is_violation();
         for (check, observation) in found.checks.iter() {
             verdict = verdict.and(self.judge.judge(check, observation, &expected));
+        }
+        if let Some(problem) = &mut verdict.problem {
+            problem.above_the_daemon = kept;
         }
         verdict
     }

@@ -48,6 +48,10 @@ pub struct Problem {
     pub what: String,
     /// The tool's own words.
     pub evidence: String,
+    /// The daemon has kept its promise: its recovery left exactly a prefix of the guest's requests, inside the window. So
+    /// the guest's file system or program does not survive its own order of writes, on any disk.
+    #[serde(default)]
+    pub above_the_daemon: bool,
 }
 
 /// The outcome of one state.
@@ -71,8 +75,13 @@ impl Verdict {
 
     /// A violation.
     pub fn broken(class: Class, check: &str, what: String, evidence: String) -> Self {
-        let problem = Some(Problem { check: check.to_owned(), what, evidence });
+        let problem = Some(Problem { check: check.to_owned(), what, evidence, above_the_daemon: false });
         Self { class, state: None, stale_ms: 0.0, problem }
+    }
+
+    /// Whether it breaks a promise that is proved to be none of the daemon's.
+    pub fn is_above_the_daemon(&self) -> bool {
+        self.problem.as_ref().is_some_and(|problem| problem.above_the_daemon)
     }
 
     /// The worse of two outcomes of the same state.

@@ -143,6 +143,13 @@ impl fmt::Display for Report {
         for failure in &self.progress.failures {
             if let Some(problem) = &failure.verdict.problem {
                 writeln!(f, "  BROKEN: {}: {}", problem.check, problem.what)?;
+                if problem.above_the_daemon {
+                    writeln!(
+                        f,
+                        "    above the daemon: the disks hold exactly a prefix of the guest's own requests, and the guest does not \
+                         survive it"
+                    )?;
+                }
             }
         }
         if let (Some(saved), Some(failure)) = (&self.saved, &self.minimised) {

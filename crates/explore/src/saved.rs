@@ -172,6 +172,12 @@ pub fn show(saved: &Saved, folder: &Path) -> String {
     // Writing to a string does not fail.
     if let Some(problem) = &verdict.problem {
         let _ = writeln!(text, "{} says: {}", problem.check, problem.what);
+        if problem.above_the_daemon {
+            let _ = writeln!(
+                text,
+                "above the daemon: the disks hold exactly a prefix of the guest's own requests, and the guest does not survive it"
+            );
+        }
         for line in problem.evidence.lines().take(20) {
             let _ = writeln!(text, "    {line}");
         }

@@ -21,6 +21,9 @@ pub struct Tally {
     pub lost: u64,
     /// States that no crash may leave.
     pub inconsistent: u64,
+    /// Of the lost and the inconsistent: the daemon kept its promise, the fault is the guest's.
+    #[serde(default)]
+    pub above_the_daemon: u64,
     /// How often each of the application's states was found.
     pub by_state: BTreeMap<String, u64>,
     /// States by age in whole milliseconds, the stale ones only.
@@ -40,6 +43,7 @@ impl Tally {
             Class::Lost => self.lost += 1,
             Class::Inconsistent => self.inconsistent += 1,
         }
+        self.above_the_daemon += u64::from(verdict.is_above_the_daemon());
         if let Some(state) = &verdict.state {
             if self.by_state.len() < STATES_NAMED_MAX || self.by_state.contains_key(state) {
                 *self.by_state.entry(state.clone()).or_default() += 1;
@@ -57,6 +61,7 @@ impl Tally {
         self.stale += other.stale;
         self.lost += other.lost;
         self.inconsistent += other.inconsistent;
+        self.above_the_daemon += other.above_the_daemon;
         for (state, count) in &other.by_state {
             *self.by_state.entry(state.clone()).or_default() += count;
         }
@@ -75,6 +80,11 @@ impl Tally {
     /// States that break a promise.
     pub fn violations(&self) -> u64 {
         self.lost + self.inconsistent
+    }
+
+    /// States that break a promise and are not proved to be the guest's own fault.
+    pub fn violations_of_the_daemon(&self) -> u64 {
+        self.violations() - self.above_the_daemon
     }
 
     /// The age that this many of 1000 stale states do not exceed, in whole milliseconds.

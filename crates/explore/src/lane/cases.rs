@@ -114,7 +114,11 @@ pub fn cases(quick: bool) -> Vec<Case> {
             states_max: Some(if quick { 20_000 } else { 400_000 }),
             ..case
         }),
-        Case::new(&churn, WINDOW).named("process death").with(|case| Case { model: Model::Guest, ..case }),
+        Case::new(&churn, WINDOW).named("process death").with(|case| Case {
+            model: Model::Guest,
+            states_max: Some(200_000),
+            ..case
+        }),
     ];
     if quick {
         return cases;

@@ -29,9 +29,10 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Whether every promise held, and every planted fault was found.
+    /// Whether every promise of the daemon held, and every planted fault was found. A guest that does not survive an exact
+    /// prefix of its own requests is reported, and no failure of the lane.
     pub fn passed(&self) -> bool {
-        self.reports.iter().all(Report::holds)
+        self.reports.iter().all(|report| report.progress.tally.violations_of_the_daemon() == 0)
             && self.faults.iter().all(|fault| fault.found)
             && self.case_studies.iter().flat_map(|study| &study.rows).all(|row| row.broken == 0)
     }
@@ -45,14 +46,21 @@ impl Summary {
 
     /// One line for those who only want to know.
     pub fn line(&self) -> String {
-        let broken: u64 = self.reports.iter().map(|report| report.progress.tally.violations()).sum::<u64>()
-            + self.case_studies.iter().flat_map(|study| &study.rows).map(|row| row.broken).sum::<u64>();
+        let above: u64 = self.reports.iter().map(|report| report.progress.tally.above_the_daemon).sum();
+        let broken: u64 =
+            self.reports.iter().map(|report| report.progress.tally.violations_of_the_daemon()).sum::<u64>()
+                + self.case_studies.iter().flat_map(|study| &study.rows).map(|row| row.broken).sum::<u64>();
         let found = self.faults.iter().filter(|fault| fault.found).count();
         format!(
-            "explore: {} states in {:.0} s, {} broken; {found} of {} planted faults found{}",
+            "explore: {} states in {:.0} s, {} broken{}; {found} of {} planted faults found{}",
             grouped(self.states()),
             self.elapsed.as_secs_f64(),
             grouped(broken),
+            if above > 0 {
+                format!(", {above} more where the guest does not survive its own order")
+            } else {
+                String::new()
+            },
             self.faults.len(),
             if self.interrupted { "; ended early" } else { "" }
         )
@@ -88,7 +96,11 @@ impl Summary {
                     "0".to_owned()
                 },
                 grouped(tally.lost),
-                grouped(tally.inconsistent),
+                if tally.above_the_daemon > 0 {
+                    format!("{} ({} above the daemon)", tally.inconsistent, tally.above_the_daemon)
+                } else {
+                    grouped(tally.inconsistent)
+                },
             );
         }
         if !self.faults.is_empty() {
