@@ -49,6 +49,17 @@ impl Device {
         }
     }
 
+    /// With static wear levelling, gives a just erased block back and takes the least erased one instead; without it,
+    /// the block itself. It costs nothing, and without it a superblock that reuses its own blocks would wear them alone.
+    #[inline]
+    pub fn trade(&mut self, block: Block) -> Result<Block, FtlError> {
+        if self.threshold.is_none() {
+            return Ok(block);
+        }
+        self.pool.put(block, self.flash.wear().of(block));
+        self.take()
+    }
+
     /// After an erase that made the spread too wide: the least erased block, if it holds data and `movable` agrees.
     /// At most one for each such erase, so levelling costs at most one block for every block erased.
     #[inline]

@@ -49,27 +49,46 @@ pub(super) struct Maps {
     pub pt: Vec<u32>,
     pub pmd: Vec<u32>,
     pub pgd: Vec<u32>,
-    pub super_pages: Split,
+    super_pages: Split,
+    /// Page tables and page middle directories a superblock.
+    pt_each: u32,
+    pmd_each: u32,
+}
+
+/// The map path of a logical page: its superblock and the numbers of its PMD and PT.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Path {
+    pub sb: u32,
+    pub pmd: u32,
+    pub pt: u32,
 }
 
 impl Maps {
+    #[inline]
+    pub fn path(&self, lpn: u32) -> Path {
+        let (sb, page) = self.super_pages.of(lpn);
+        Path { sb, pmd: sb * self.pmd_each + page / PMD_PAGES, pt: sb * self.pt_each + page / PT_PAGES }
+    }
+
     /// A page of `lpn` was programmed at `ppn`, with its path in the spare area.
     #[inline]
     pub fn programmed(&mut self, lpn: u32, ppn: Ppn) {
         self.map[lpn as usize] = ppn.0;
-        self.pt[(lpn / PT_PAGES) as usize] = ppn.0;
-        self.pmd[(lpn / PMD_PAGES) as usize] = ppn.0;
-        let (sb, _) = self.super_pages.of(lpn);
-        self.pgd[sb as usize] = ppn.0;
+        let path = self.path(lpn);
+        self.pt[path.pt as usize] = ppn.0;
+        self.pmd[path.pmd as usize] = ppn.0;
+        self.pgd[path.sb as usize] = ppn.0;
     }
 }
+
+/// A level of the maps for checking: its name, where its newest pieces are, and the number of a path's piece.
+type Level<'a> = (&'static str, &'a [u32], fn(Path) -> u32);
 
 /// The Superblock FTL.
 #[derive(Debug)]
 pub struct Superblock {
     pub(super) dev: Device,
     pub(super) p: u32,
-    pub(super) n: u32,
     pub(super) limit: u32,
     pub(super) reserve: u32,
     pub(super) hot_cold: bool,
@@ -93,23 +112,24 @@ impl Superblock {
         let (p, n, m) = (config.geometry.pages_per_block, config.superblock.n, config.superblock.m);
         let pages = logical_blocks * p;
         let supers = logical_blocks.div_ceil(n) as usize;
-        let of = |pages_each: u32| vec![NONE; pages.div_ceil(pages_each) as usize];
+        let (pt_each, pmd_each) = ((n * p).div_ceil(PT_PAGES), (n * p).div_ceil(PMD_PAGES));
         Self {
             dev: config.device(),
             p,
-            n,
             limit: n + m,
             reserve: config.superblock.reserve_blocks,
             hot_cold: config.superblock.hot_cold,
             maps: Maps {
-                map: of(1),
-                pt: of(PT_PAGES),
-                pmd: of(PMD_PAGES),
+                map: vec![NONE; pages as usize],
+                pt: vec![NONE; supers * pt_each as usize],
+                pmd: vec![NONE; supers * pmd_each as usize],
                 pgd: vec![NONE; supers],
                 super_pages: Split::new(n * p),
+                pt_each,
+                pmd_each,
             },
             supers: vec![Super::default(); supers],
-            cache: LruSet::new(pages.div_ceil(PT_PAGES) as usize, cached),
+            cache: LruSet::new(supers * pt_each as usize, cached),
             cache_bytes: u64::from(cached) * config.superblock.cache_entry_bytes,
             extra: Queue::default(),
             links: Links::new(supers),
@@ -123,16 +143,16 @@ impl Superblock {
     /// What finding a page's place costs.
     #[inline]
     fn look_up(&mut self, lpn: u32) {
-        if self.cache.touch(lpn / PT_PAGES) {
+        let path = self.maps.path(lpn);
+        if self.cache.touch(path.pt) {
             self.hits += 1;
             return;
         }
         self.misses += 1;
-        let (sb, _) = self.maps.super_pages.of(lpn);
         let path = [
-            self.maps.pgd[sb as usize],
-            self.maps.pmd[(lpn / PMD_PAGES) as usize],
-            self.maps.pt[(lpn / PT_PAGES) as usize],
+            self.maps.pgd[path.sb as usize],
+            self.maps.pmd[path.pmd as usize],
+            self.maps.pt[path.pt as usize],
         ];
         // A level that was never written ends the walk. Neighbouring levels are often in the same spare area.
         let mut reads = 0;
@@ -166,7 +186,7 @@ impl Superblock {
     fn level(&mut self, block: Block) -> Result<(), FtlError> {
         let first = (0..self.p).map(|page| Ppn(block.0 * self.p + page));
         let Some(page) = first.into_iter().find(|ppn| self.dev.flash.is_live(*ppn)) else { return Ok(()) };
-        let (sb, _) = self.maps.super_pages.of(self.dev.flash.owner_of(page));
+        let sb = self.maps.path(self.dev.flash.owner_of(page)).sb;
         let dst = self.dev.take_most_worn()?;
         let maps = &mut self.maps;
         self.dev.flash.move_live(block, dst, Cause::WearLevel, |lpn, _, new| maps.programmed(lpn, new));
@@ -210,7 +230,7 @@ impl Ftl for Superblock {
 
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
         self.look_up(lpn.0);
-        let (sb, _) = self.maps.super_pages.of(lpn.0);
+        let sb = self.maps.path(lpn.0).sb;
         let block = self.host_block(sb)?;
         match self.maps.map[lpn.index()] {
             NONE => self.supers[sb as usize].live += 1,
@@ -239,15 +259,15 @@ impl Ftl for Superblock {
     fn check(&self) -> Result<(), String> {
         check_mapping(self, 0)?;
         let maps = &self.maps;
-        let covered = |pages: u32| move |i: usize| (i as u32 * pages, pages);
-        let super_pages = self.n * self.p;
-        let levels: [(&str, &[u32], u32); 3] =
-            [("PT", &maps.pt, PT_PAGES), ("PMD", &maps.pmd, PMD_PAGES), ("PGD", &maps.pgd, super_pages)];
-        for (level, table, pages) in levels {
+        let levels: [Level<'_>; 3] = [
+            ("PT", &maps.pt, |path| path.pt),
+            ("PMD", &maps.pmd, |path| path.pmd),
+            ("PGD", &maps.pgd, |path| path.sb),
+        ];
+        for (level, table, number) in levels {
             for (i, ppn) in table.iter().enumerate().filter(|(_, ppn)| **ppn != NONE) {
-                let (first, pages) = covered(pages)(i);
                 let owner = self.dev.flash.owner_of(Ppn(*ppn));
-                if !self.dev.flash.is_live(Ppn(*ppn)) || !(first..first + pages).contains(&owner) {
+                if !self.dev.flash.is_live(Ppn(*ppn)) || number(maps.path(owner)) as usize != i {
                     return Err(format!("the newest {level} {i} is in page {ppn}, which is not live"));
                 }
             }

@@ -24,12 +24,7 @@ impl Superblock {
             let empty = self.supers[sb as usize].blocks.iter().find(|b| self.dev.flash.live_in(**b) == 0);
             if let Some(block) = empty.copied() {
                 // 1 Exchange: nothing to copy.
-                self.dev.erase(block, Cause::Exchange);
-                let s = &mut self.supers[sb as usize];
-                if s.cold == Some(block) {
-                    s.cold = None;
-                }
-                s.open = Some(block);
+                self.reopen(sb, block, Cause::Exchange)?;
             } else if self.supers[sb as usize].blocks.len() as u32 >= self.limit {
                 // 3 At its limit: it pays itself.
                 self.collect_locally(sb)?;
@@ -47,6 +42,21 @@ impl Superblock {
                 self.compact(victim)?;
             }
         }
+    }
+
+    /// Erases one of the superblock's blocks, which has no live page, and opens it for host writes.
+    fn reopen(&mut self, sb: u32, block: Block, cause: Cause) -> Result<(), FtlError> {
+        self.dev.erase(block, cause);
+        let fresh = self.dev.trade(block)?;
+        let s = &mut self.supers[sb as usize];
+        if s.cold == Some(block) {
+            s.cold = None;
+        }
+        s.open = Some(fresh);
+        if let Some(slot) = s.blocks.iter_mut().find(|held| **held == block) {
+            *slot = fresh;
+        }
+        Ok(())
     }
 
     /// The block with the fewest live pages, the first of equals, without `except`.
@@ -92,8 +102,7 @@ impl Superblock {
             self.drop_block(sb, victim);
             self.dev.release(victim, Cause::LocalCollect);
         } else {
-            self.dev.erase(victim, Cause::LocalCollect);
-            self.supers[s].open = Some(victim);
+            self.reopen(sb, victim, Cause::LocalCollect)?;
         }
         Ok(())
     }
