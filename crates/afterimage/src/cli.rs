@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::commands::{check, create, ctl, guest, inspect, keep, man, recover, serve};
+use crate::commands::{check, create, ctl, flash, guest, inspect, keep, man, recover, serve};
 
 /// A virtual disk that keeps what the guest committed.
 #[derive(Parser, Debug)]
@@ -36,6 +36,8 @@ pub enum Command {
     Ctl(ctl::Args),
     Keep(keep::Args),
     Guest(guest::Args),
+    Flash(flash::Args),
+    Trace(flash::TraceArgs),
     #[command(hide = true)]
     Man(man::Args),
 }

@@ -6,7 +6,8 @@
 //!             │      settings ─► sockets ─► images ─► group ─► servers ─► sandbox ─► control, metrics
 //!             ├─ commands::ctl ─► control::client              talks to a running daemon
 //!             ├─ commands::keep                                holds sockets across a daemon's restart
-//!             └─ commands::guest ─► afterimage_lab             boots a guest
+//!             ├─ commands::guest ─► afterimage_lab             boots a guest
+//!             └─ commands::flash ─► afterimage_flash           simulates traces on SSDs
 //! ```
 //!
 //! What a crash of the daemon may leave at each step of `serve`: until the group is open, nothing was touched but a
@@ -49,6 +50,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Ctl(args) => commands::ctl::run(&args),
         Command::Keep(args) => commands::keep::run(&args),
         Command::Guest(args) => commands::guest::run(args),
+        Command::Flash(args) => commands::flash::run(&args),
+        Command::Trace(args) => commands::flash::trace(&args),
         Command::Man(args) => commands::man::run(&args),
     };
     match result {

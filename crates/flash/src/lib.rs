@@ -12,6 +12,7 @@
 //! There is no crash inside a simulation: a run is a function of its trace. What stops a run early is a trace that
 //! cannot be read or a drive without reclaimable space; both are errors, never zeros in a table.
 
+pub mod cli;
 pub mod config;
 pub mod counts;
 pub mod device;

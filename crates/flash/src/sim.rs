@@ -9,6 +9,7 @@
 //! trace without times is played one request after the other.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -72,7 +73,7 @@ impl Default for RunOptions {
 #[derive(Debug, Default)]
 pub struct Control {
     /// Set to stop; the run ends with [`RunError::Interrupted`].
-    pub stop: AtomicBool,
+    pub stop: Arc<AtomicBool>,
     /// Requests served, over all runs.
     pub served: AtomicU64,
 }

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod create;
 pub mod ctl;
+pub mod flash;
 pub mod guest;
 pub mod inspect;
 pub mod keep;

@@ -174,7 +174,7 @@ impl Superblock {
         };
         let k = (1..=blocks.len()).find(|k| gains(*k)).unwrap_or(blocks.len());
         let mut to = None;
-        for victim in blocks[..k].to_vec() {
+        for victim in blocks[..k].iter().copied() {
             (to, _) = self.empty(s, victim, to, "compact");
             self.forget(s, victim);
             self.flash.release(victim, "compact");
