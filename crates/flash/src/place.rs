@@ -20,6 +20,16 @@ pub enum Precondition {
     None,
 }
 
+/// What an active region consists of. [C]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Region {
+    /// The traced pages side by side, in order of device and address: nothing but traced pages fills the flash.
+    Pages,
+    /// The blocks that hold a traced page, whole: offsets in blocks stay, pages never traced are room to spare.
+    Blocks,
+}
+
 /// From (device, page) to logical page.
 #[derive(Debug, Clone)]
 pub struct Placement {
@@ -31,8 +41,13 @@ pub struct Placement {
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// Touched blocks side by side, in order of device and address: what was adjacent stays as near as it can.
-    Dense { blocks: FxHashMap<(u32, u64), u32>, last: ((u32, u64), Option<u32>) },
+    /// Touched blocks, by number; where each begins and which of its pages count.
+    Dense {
+        blocks: FxHashMap<(u32, u64), u32>,
+        first: Vec<u32>,
+        bits: Vec<u64>,
+        last: ((u32, u64), Option<u32>),
+    },
     /// Devices side by side, whole; the first block of each.
     Whole { first: Vec<u64> },
 }
@@ -42,21 +57,15 @@ impl Placement {
     ///
     /// # Errors
     /// The trace does not fit the drive.
-    pub fn new(config: &mut Config, scan: &Scan, precondition: Precondition) -> Result<Self, RunError> {
+    pub fn new(
+        config: &mut Config,
+        scan: &Scan,
+        precondition: Precondition,
+        region: Region,
+    ) -> Result<Self, RunError> {
         let pages_per_block = u64::from(config.geometry.pages_per_block);
         if precondition == Precondition::Region {
-            let blocks: FxHashMap<_, _> =
-                scan.blocks().into_iter().zip(0..).map(|((key, _), number)| (key, number)).collect();
-            if blocks.is_empty() {
-                return Err(RunError::TooLarge(
-                    "the trace neither reads nor writes anything; there is no region to simulate".to_owned(),
-                ));
-            }
-            let logical_blocks = blocks.len() as u32;
-            config.geometry.blocks = u32::try_from(config.region_blocks(logical_blocks)).unwrap_or(u32::MAX);
-            config.geometry.validate().map_err(|e| RunError::TooLarge(e.to_string()))?;
-            let kind = Kind::Dense { blocks, last: ((u32::MAX, u64::MAX), None) };
-            return Ok(Self { pages_per_block, logical_blocks, kind });
+            return Self::dense(config, scan, region);
         }
         let logical_blocks = config.drive_blocks();
         let block_bytes = pages_per_block * u64::from(config.geometry.page_bytes);
@@ -76,29 +85,73 @@ impl Placement {
         Ok(Self { pages_per_block, logical_blocks, kind: Kind::Whole { first } })
     }
 
-    /// The first page of the block behind a page's.
-    pub fn next_block(&self, page: u64) -> u64 {
-        (page / self.pages_per_block + 1) * self.pages_per_block
+    fn dense(config: &mut Config, scan: &Scan, region: Region) -> Result<Self, RunError> {
+        let p = u64::from(config.geometry.pages_per_block);
+        let (mut blocks, mut first, mut all_bits) = (FxHashMap::default(), Vec::new(), Vec::new());
+        let mut pages = 0_u64;
+        for ((key, bits), number) in scan.blocks().into_iter().zip(0..) {
+            blocks.insert(key, number);
+            first.push(u32::try_from(pages).unwrap_or(u32::MAX));
+            match region {
+                Region::Pages => {
+                    all_bits.extend_from_slice(bits);
+                    pages += bits.iter().map(|w| u64::from(w.count_ones())).sum::<u64>();
+                }
+                Region::Blocks => {
+                    all_bits.extend(bits.iter().map(|_| u64::MAX));
+                    pages += p;
+                }
+            }
+        }
+        if pages == 0 {
+            return Err(RunError::TooLarge(
+                "the trace neither reads nor writes anything; there is no region to simulate".to_owned(),
+            ));
+        }
+        let logical_blocks = u32::try_from(pages.div_ceil(p)).unwrap_or(u32::MAX);
+        config.geometry.blocks = u32::try_from(config.region_blocks(logical_blocks)).unwrap_or(u32::MAX);
+        config
+            .geometry
+            .validate()
+            .map_err(|e| RunError::TooLarge(format!("the traced region is too large: {e}")))?;
+        let kind = Kind::Dense { blocks, first, bits: all_bits, last: ((u32::MAX, u64::MAX), None) };
+        Ok(Self { pages_per_block: p, logical_blocks, kind })
+    }
+
+    /// The next page after one that is no part of the drive that may be one: in the next block, if nothing of this
+    /// one is.
+    pub fn next_page(&self, device: u32, page: u64) -> u64 {
+        match &self.kind {
+            Kind::Dense { blocks, .. } if blocks.contains_key(&(device, page / self.pages_per_block)) => {
+                page + 1
+            }
+            _ => (page / self.pages_per_block + 1) * self.pages_per_block,
+        }
     }
 
     /// The logical page of a device's page. `None`: not part of the drive (only what is discarded can be).
     #[inline]
     pub fn lpn(&mut self, device: u32, page: u64) -> Option<Lpn> {
         let (block, offset) = (page / self.pages_per_block, page % self.pages_per_block);
-        let logical = match &mut self.kind {
-            Kind::Dense { blocks, last } => {
+        match &mut self.kind {
+            Kind::Dense { blocks, first, bits, last } => {
                 if last.0 != (device, block) {
                     *last = ((device, block), blocks.get(&(device, block)).copied());
                 }
-                u64::from(last.1?)
+                let number = last.1? as usize;
+                let words = bits.len() / first.len();
+                let bits = &bits[number * words..][..words];
+                let (word, bit) = ((offset / 64) as usize, 1u64 << (offset % 64));
+                let below = bits[..word].iter().map(|w| w.count_ones()).sum::<u32>();
+                let rank = below + (bits[word] & (bit - 1)).count_ones();
+                (bits[word] & bit != 0).then_some(Lpn(first[number] + rank))
             }
             Kind::Whole { first } => {
                 let block = first.get(device as usize)? + block;
                 // A discard may reach beyond what its device was seen to have.
                 let end = first.get(device as usize + 1).copied().unwrap_or(u64::from(self.logical_blocks));
-                (block < end).then_some(block)?
+                (block < end).then_some(Lpn((block * self.pages_per_block + offset) as u32))
             }
-        };
-        Some(Lpn((logical * self.pages_per_block + offset) as u32))
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::config::{Config, ConfigError, FtlKind};
 use crate::counts::Cause;
 use crate::ftl::{Ftl, FtlError};
 use crate::ids::Lpn;
-use crate::place::{Placement, Precondition};
+use crate::place::{Placement, Precondition, Region};
 use crate::report::{Pages, Report};
 use crate::scan::{Scan, Traffic};
 use crate::trace::{Kind, Prefetch, Request, TraceError};
@@ -55,6 +55,8 @@ pub enum RunError {
 pub struct RunOptions {
     /// Ageing.
     pub precondition: Precondition,
+    /// What a region is made of.
+    pub region: Region,
     /// A write of a part of a page reads the page first. Off: every touched page counts one operation.
     pub modify: bool,
     /// Discards reach the FTL. Off [C]: the study's guests sent none.
@@ -65,7 +67,13 @@ pub struct RunOptions {
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { precondition: Precondition::Region, modify: false, discards: false, timed: true }
+        Self {
+            precondition: Precondition::Region,
+            region: Region::Pages,
+            modify: false,
+            discards: false,
+            timed: true,
+        }
     }
 }
 
@@ -91,7 +99,7 @@ pub fn run(
     control: &Control,
 ) -> Result<Report, RunError> {
     let mut config = config.clone();
-    let mut placement = Placement::new(&mut config, scan, options.precondition)?;
+    let mut placement = Placement::new(&mut config, scan, options.precondition, options.region)?;
     let mut ftl = config.build(kind, placement.logical_blocks)?;
     let fail = |requests: u64| move |error: FtlError| RunError::Ftl { ftl: kind, requests, error };
     age(&mut *ftl, kind, scan, &mut placement, options.precondition, control)?;
@@ -149,6 +157,14 @@ fn age(
     Ok(())
 }
 
+/// Zero (a read of what was never written) is counted as the smallest value the histogram knows.
+fn record(histogram: &mut Histogram<u64>, ns: u64) {
+    if histogram.record(ns.max(1)).is_err() {
+        // It could not grow: the largest value it has stands for this one.
+        histogram.saturating_record(ns);
+    }
+}
+
 /// A drive in the middle of a trace.
 pub struct Simulation {
     ftl: Box<dyn Ftl>,
@@ -203,7 +219,7 @@ impl Simulation {
                             self.pages.discarded += 1;
                             page + 1
                         }
-                        None => self.placement.next_block(page),
+                        None => self.placement.next_page(request.device, page),
                     };
                 }
             }
@@ -233,9 +249,8 @@ impl Simulation {
         let service = self.ftl.flash().busy_ns() - before;
         let arrival = request.time_ns.filter(|_| self.options.timed).unwrap_or(self.free_ns);
         self.free_ns = self.free_ns.max(arrival) + service;
-        // Zero (a read of what was never written) is counted as the smallest value the histogram knows.
-        self.service.saturating_record(service.max(1));
-        self.response.saturating_record((self.free_ns - arrival).max(1));
+        record(&mut self.service, service);
+        record(&mut self.response, self.free_ns - arrival);
         Ok(())
     }
 

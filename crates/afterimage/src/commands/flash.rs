@@ -8,12 +8,12 @@ use crate::failure::Failure;
 
 /// Runs `afterimage flash`.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    cli::flash(args).map_err(failure)
+    cli::flash(args, &mut std::io::stdout()).map_err(failure)
 }
 
 /// Runs `afterimage trace`.
 pub fn trace(args: &TraceArgs) -> Result<(), Failure> {
-    cli::trace(args).map_err(failure)
+    cli::trace(args, &mut std::io::stdout()).map_err(failure)
 }
 
 fn failure(error: CliError) -> Failure {

@@ -1,5 +1,6 @@
 //! `afterimage flash compare`
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -99,7 +100,7 @@ fn against(run: &Report, base: &Report) -> Against {
     }
 }
 
-pub fn run(args: &Args) -> Result<(), CliError> {
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     distinct(&args.trace)?;
     let baseline = match &args.baseline {
         Some(name) if args.trace.iter().any(|t| t.name == *name) => name.clone(),
@@ -137,10 +138,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
                 .map_err(|e| CliError::Failed(format!("cannot write the report {}: {e}", file.display())))?;
         }
         if args.json {
-            print_json(&comparison)?;
+            print_json(out, &comparison)?;
         } else {
             let text: Vec<String> = tables.iter().map(ToString::to_string).collect();
-            print(&text.join("\n"))?;
+            print(out, &text.join("\n"))?;
         }
     }
     jobs::verdict(outcome)

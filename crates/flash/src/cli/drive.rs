@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::CliError;
 use crate::config::Config;
 use crate::geometry::Geometry;
-use crate::place::Precondition;
+use crate::place::{Precondition, Region};
 use crate::sim::RunOptions;
 use crate::trace::{Action, Format, Options, Tally};
 use crate::units::{parse_bytes, parse_share};
@@ -33,7 +33,10 @@ pub struct DriveArgs {
     /// How the drive is aged before the trace
     #[arg(long, value_enum, default_value = "region")]
     precondition: Precondition,
-    /// Spare share: of the flash (drive, none) or on top of the traced blocks (region)
+    /// With --precondition region: the traced pages side by side, or whole blocks with a traced page
+    #[arg(long, value_enum, default_value = "pages")]
+    region: Region,
+    /// Spare share: of the flash (drive, none) or on top of the traced region
     #[arg(long, default_value = "3%", value_parser = parse_share, value_name = "SHARE")]
     spare: f64,
     /// Page read time in microseconds
@@ -126,6 +129,7 @@ impl DriveArgs {
     pub fn options(&self) -> RunOptions {
         RunOptions {
             precondition: self.precondition,
+            region: self.region,
             modify: self.modify,
             discards: self.discards,
             timed: !self.untimed,

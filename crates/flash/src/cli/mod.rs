@@ -13,6 +13,8 @@ mod sweep;
 mod table;
 mod traces;
 
+use std::io::Write;
+
 use clap::Subcommand;
 
 use crate::sim::RunError;
@@ -41,7 +43,7 @@ impl From<RunError> for CliError {
 
 impl CliError {
     fn output(error: &std::io::Error) -> Self {
-        Self::Failed(format!("cannot write the answer to stdout: {error}"))
+        Self::Failed(format!("cannot write the answer: {error}"))
     }
 }
 
@@ -75,15 +77,15 @@ enum TraceCommand {
     Stat(traces::StatArgs),
 }
 
-/// Runs `afterimage flash`.
+/// Runs `afterimage flash`; the answer goes to `out`.
 ///
 /// # Errors
 /// One sentence, and whether the request was wrong or failed.
-pub fn flash(args: &FlashArgs) -> Result<(), CliError> {
+pub fn flash(args: &FlashArgs, out: &mut dyn Write) -> Result<(), CliError> {
     match &args.command {
-        FlashCommand::Run(args) => run::run(args),
-        FlashCommand::Compare(args) => compare::run(args),
-        FlashCommand::Sweep(args) => sweep::run(args),
+        FlashCommand::Run(args) => run::run(args, out),
+        FlashCommand::Compare(args) => compare::run(args, out),
+        FlashCommand::Sweep(args) => sweep::run(args, out),
     }
 }
 
@@ -91,23 +93,21 @@ pub fn flash(args: &FlashArgs) -> Result<(), CliError> {
 ///
 /// # Errors
 /// As [`flash`].
-pub fn trace(args: &TraceArgs) -> Result<(), CliError> {
+pub fn trace(args: &TraceArgs, out: &mut dyn Write) -> Result<(), CliError> {
     match &args.command {
         TraceCommand::Convert(args) => traces::convert(args),
-        TraceCommand::Stat(args) => traces::stat(args),
+        TraceCommand::Stat(args) => traces::stat(args, out),
     }
 }
 
-/// Text to stdout, at once.
-fn print(text: &str) -> Result<(), CliError> {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
+/// A piece of the answer, at once.
+fn print(out: &mut dyn Write, text: &str) -> Result<(), CliError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| CliError::output(&e))
 }
 
-/// JSON on one line to stdout.
-fn print_json<T: serde::Serialize>(value: &T) -> Result<(), CliError> {
+/// JSON on one line.
+fn print_json<T: serde::Serialize>(out: &mut dyn Write, value: &T) -> Result<(), CliError> {
     let text = serde_json::to_string(value)
         .map_err(|e| CliError::Failed(format!("cannot write the answer as JSON: {e}")))?;
-    print(&(text + "\n"))
+    print(out, &(text + "\n"))
 }

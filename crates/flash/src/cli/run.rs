@@ -1,6 +1,7 @@
 //! `afterimage flash run`
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write;
 use std::path::PathBuf;
 
 use super::drive::{show_broken, Source};
@@ -34,7 +35,7 @@ pub struct Args {
     drive: DriveArgs,
 }
 
-pub fn run(args: &Args) -> Result<(), CliError> {
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     let source = Source::together(&args.trace);
     let (config, options, read) = (args.drive.config(), args.drive.options(), args.read.options());
     let control = jobs::control()?;
@@ -44,9 +45,9 @@ pub fn run(args: &Args) -> Result<(), CliError> {
     let outcome = jobs::run(&[job], 1, &read, &options, &control);
     if let Some(Some(Ok(report))) = outcome.reports.first() {
         if args.json {
-            print_json(report)?;
+            print_json(out, report)?;
         } else {
-            print(&text(report))?;
+            print(out, &text(report))?;
         }
     }
     jobs::verdict(outcome)

@@ -1,5 +1,6 @@
 //! `afterimage flash sweep`
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -155,7 +156,7 @@ fn points(base: &Config, vary: &[Vary]) -> Result<Vec<Point>, CliError> {
     Ok(points)
 }
 
-pub fn run(args: &Args) -> Result<(), CliError> {
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     let source = Source::together(&args.trace);
     let ftls = if args.ftl.is_empty() { FtlKind::ALL.to_vec() } else { args.ftl.clone() };
     let (options, read) = (args.drive.options(), args.read.options());
@@ -192,10 +193,10 @@ pub fn run(args: &Args) -> Result<(), CliError> {
         for (report, values) in finished() {
             let parameters =
                 args.vary.iter().zip(values).map(|(v, value)| (v.name.as_str(), value.as_str())).collect();
-            print_json(&Line { parameters, report })?;
+            print_json(out, &Line { parameters, report })?;
         }
     } else if finished().next().is_some() {
-        print(&table(&args.vary, finished()).to_string())?;
+        print(out, &table(&args.vary, finished()).to_string())?;
     }
     jobs::verdict(outcome)
 }

@@ -41,7 +41,7 @@ struct Stat {
     reading: Tally,
 }
 
-pub fn stat(args: &StatArgs) -> Result<(), CliError> {
+pub fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<(), CliError> {
     let config = Config { geometry: Geometry::default(), ..Config::default() };
     let control = jobs::control()?;
     let read = args.read.options();
@@ -60,9 +60,9 @@ pub fn stat(args: &StatArgs) -> Result<(), CliError> {
         };
         show_broken(&stat.reading);
         if args.json {
-            print_json(&stat)?;
+            print_json(out, &stat)?;
         } else {
-            print(&text(&stat))?;
+            print(out, &text(&stat))?;
         }
     }
     Ok(())
