@@ -53,6 +53,13 @@ fn a_request_waits_for_those_before_it() {
 }
 
 #[test]
+fn the_end_of_time_is_no_panic() {
+    let text = "0,0,4096,w,0\n0,8,4096,w,18446744073\n0,16,4096,w,18446744073.7\n0,24,4096,w,1\n";
+    let report = simulate(text, &Config::default(), FtlKind::Fast, RunOptions::default()).unwrap();
+    assert_eq!(report.traffic.writes, 4);
+}
+
+#[test]
 fn a_region_is_the_traced_pages_and_all_of_them_are_written_before() {
     // 100 pages in two far places, of which 36 are only read.
     let text = "0,0,131072,w,0\n0,8000000,73728,r,1\n";
@@ -213,6 +220,7 @@ fn wrong_requests_and_failures_are_told_apart() {
     usage(&["run", "--ftl", "superblock", "--trace", good, "--superblock-m", "0"]);
     usage(&["run", "--ftl", "superblock", "--trace", good, "--superblock-n", "900"]);
     usage(&["compare", "--trace", good, good]);
+    usage(&["compare", "--trace", good, "--superblock-m", "0"]);
     usage(&["compare", "--trace", good, "--baseline", "other"]);
     failed(&["run", "--ftl", "page", "--trace", bad]);
     failed(&["run", "--ftl", "page", "--trace", "/nonexistent"]);

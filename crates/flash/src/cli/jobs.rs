@@ -136,7 +136,7 @@ pub fn verdict(outcome: Outcome) -> Result<(), CliError> {
     let finished = outcome.reports.iter().filter(|r| matches!(r, Some(Ok(_)))).count();
     let failed = outcome.reports.into_iter().flatten().find_map(Result::err);
     match failed {
-        Some(error) if jobs == 1 => Err(error.into()),
+        Some(error) if jobs == 1 || matches!(error, RunError::Config(_)) => Err(error.into()),
         Some(error) => {
             Err(CliError::Failed(format!("{finished} of {jobs} runs finished; the first failure: {error}")))
         }
