@@ -1,4 +1,4 @@
-//! Page writes simulated per second. `cargo run --release --example speed -- FTL BLOCKS SECONDS [PATTERN] [SPARE]`
+//! Page writes simulated per second. `cargo run --release --example speed -- FTL BLOCKS SECONDS [PATTERN] [SPARE] [local]`
 
 use std::time::Instant;
 
@@ -19,11 +19,13 @@ fn main() {
         _ => Pattern::ALL.to_vec(),
     };
     for pattern in patterns {
-        let config = Config {
+        let mut config = Config {
             geometry: Geometry::small(blocks, 64),
             spare: get(4, "0.07").parse().expect("a share"),
             ..Config::default()
         };
+
+        config.superblock.local_first = get(5, "") == "local";
         let mut ftl = config.build(kind, config.drive_blocks()).expect("a drive");
         let pages = ftl.logical_pages();
         for lpn in 0..pages {

@@ -79,6 +79,9 @@ pub struct SuperblockOptions {
     pub m: u32,
     /// Collected pages go to blocks of their own. On.
     pub hot_cold: bool,
+    /// When the pool is exhausted, a superblock that holds an extra block collects its own blocks instead of
+    /// compacting the one written least recently. [C] Off.
+    pub local_first: bool,
     /// Free blocks that only collection may use. [C] 2.
     pub reserve_blocks: u32,
     /// RAM for the map cache, bytes. `None` [C]: as large as FAST's tables on the same drive.
@@ -157,6 +160,7 @@ impl Default for Config {
                 n: 8,
                 m: 8,
                 hot_cold: true,
+                local_first: false,
                 reserve_blocks: 2,
                 map_cache_bytes: None,
                 cache_entry_bytes: 16,

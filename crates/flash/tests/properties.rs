@@ -67,7 +67,7 @@ impl Drive {
                 let o = &self.config.superblock;
                 let supers = self.logical.div_ceil(o.n);
                 let cached = cached(o.map_cache_bytes, 16, supers * (o.n * p as u32).div_ceil(8));
-                Box::new(reference::superblock::Superblock::new(
+                let mut naive = reference::superblock::Superblock::new(
                     blocks,
                     p,
                     self.logical,
@@ -75,7 +75,9 @@ impl Drive {
                     o.m,
                     cached,
                     o.hot_cold,
-                ))
+                );
+                naive.local_first = o.local_first;
+                Box::new(naive)
             }
             FtlKind::Dftl => {
                 let o = &self.config.dftl;
@@ -193,10 +195,11 @@ fn drives() -> Vec<Drive> {
         }
         if kind == FtlKind::Superblock {
             // More superblocks that want extra blocks than the pool has.
-            for hot_cold in [true, false] {
+            for (hot_cold, local_first) in [(true, false), (false, false), (true, true), (false, true)] {
                 let mut drive = Drive::new(kind, 12, 17, 4);
                 drive.config.superblock.m = 5;
                 drive.config.superblock.hot_cold = hot_cold;
+                drive.config.superblock.local_first = local_first;
                 drives.push(drive);
             }
         }

@@ -92,6 +92,7 @@ pub struct Superblock {
     pub(super) limit: u32,
     pub(super) reserve: u32,
     pub(super) hot_cold: bool,
+    pub(super) local_first: bool,
     pub(super) maps: Maps,
     pub(super) supers: Vec<Super>,
     cache: LruSet,
@@ -119,6 +120,7 @@ impl Superblock {
             limit: n + m,
             reserve: config.superblock.reserve_blocks,
             hot_cold: config.superblock.hot_cold,
+            local_first: config.superblock.local_first,
             maps: Maps {
                 map: vec![NONE; pages as usize],
                 pt: vec![NONE; supers * pt_each as usize],

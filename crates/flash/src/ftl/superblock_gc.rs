@@ -25,7 +25,7 @@ impl Superblock {
             if let Some(block) = empty.copied() {
                 // 1 Exchange: nothing to copy.
                 self.reopen(sb, block, Cause::Exchange)?;
-            } else if self.supers[sb as usize].blocks.len() as u32 >= self.limit {
+            } else if self.supers[sb as usize].blocks.len() as u32 >= self.limit || self.pays_itself(sb) {
                 // 3 At its limit: it pays itself.
                 self.collect_locally(sb)?;
             } else if self.dev.pool.len() > self.reserve {
@@ -42,6 +42,13 @@ impl Superblock {
                 self.compact(victim)?;
             }
         }
+    }
+
+    /// With `local_first`: the pool is exhausted and this superblock has itself more blocks than its live pages need.
+    fn pays_itself(&self, sb: u32) -> bool {
+        let s = &self.supers[sb as usize];
+        let extra = s.blocks.len() as u32 > s.live.div_ceil(self.p);
+        self.local_first && extra && self.dev.pool.len() <= self.reserve
     }
 
     /// Erases one of the superblock's blocks, which has no live page, and opens it for host writes.

@@ -21,6 +21,7 @@ pub struct Superblock {
     limit: usize,
     reserve: usize,
     hot_cold: bool,
+    pub local_first: bool,
     map: HashMap<u32, At>,
     /// Newest PGD, PMD and PT: level, superblock, number.
     path: HashMap<(u8, u32, u32), At>,
@@ -39,6 +40,7 @@ impl Superblock {
             limit: (n + m) as usize,
             reserve: 2,
             hot_cold,
+            local_first: false,
             map: HashMap::new(),
             path: HashMap::new(),
             supers: (0..logical.div_ceil(n)).map(|_| Super::default()).collect(),
@@ -126,7 +128,9 @@ impl Superblock {
                 self.flash.erase(block, "exchange");
                 self.supers[s].cold = self.supers[s].cold.filter(|b| *b != block);
                 self.supers[s].open = Some(block);
-            } else if blocks.len() >= self.limit {
+            } else if blocks.len() >= self.limit
+                || self.local_first && self.flash.free() <= self.reserve && self.extra(s)
+            {
                 self.local(s);
             } else if self.flash.free() > self.reserve {
                 let block = self.flash.take();
