@@ -3,13 +3,13 @@
 //! Memory grows with the touched part of the disks, not with the length of the trace: 1 bit a page and some 30 bytes
 //! a touched block.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::geometry::Geometry;
-use crate::sim::RunError;
+use crate::sim::{Control, RunError};
 use crate::trace::{Kind, Prefetch, Request, Tally};
 
 /// Requests and bytes by kind.
@@ -94,17 +94,18 @@ impl Scan {
         }
     }
 
-    /// Scans a whole trace. `stop` ends it early, as an error.
+    /// Scans a whole trace. `control.stop` ends it early, as an error.
     ///
     /// # Errors
-    /// The trace cannot be read, touches more than a drive can name, or `stop` was set.
-    pub fn trace(geometry: Geometry, mut trace: Prefetch, stop: &AtomicBool) -> Result<Self, RunError> {
+    /// The trace cannot be read, touches more than a drive can name, or `control.stop` was set.
+    pub fn trace(geometry: Geometry, mut trace: Prefetch, control: &Control) -> Result<Self, RunError> {
         let mut scan = Self::new(geometry);
         while let Some(batch) = trace.next_batch()? {
             for request in &batch {
                 scan.add(request)?;
             }
-            if stop.load(Ordering::Relaxed) {
+            control.scanned.fetch_add(batch.len() as u64, Ordering::Relaxed);
+            if control.stop.load(Ordering::Relaxed) {
                 return Err(RunError::Interrupted);
             }
         }

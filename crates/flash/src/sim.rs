@@ -82,6 +82,8 @@ impl Default for RunOptions {
 pub struct Control {
     /// Set to stop; the run ends with [`RunError::Interrupted`].
     pub stop: Arc<AtomicBool>,
+    /// Requests looked at in first passes.
+    pub scanned: AtomicU64,
     /// Requests served, over all runs.
     pub served: AtomicU64,
 }

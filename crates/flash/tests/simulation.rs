@@ -1,7 +1,7 @@
 //! Traces on drives: sizes, time, options, and the commands.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use afterimage_flash::cli::{self, CliError};
 use afterimage_flash::place::{Precondition, Region};
@@ -23,7 +23,7 @@ fn simulate(text: &str, config: &Config, kind: FtlKind, options: RunOptions) -> 
     let dir = tempfile::tempdir().unwrap();
     let files = [write(dir.path(), "t.spc", text)];
     let open = || Prefetch::open(&files, &Options::default()).unwrap();
-    let scan = Scan::trace(config.geometry, open(), &AtomicBool::new(false))?;
+    let scan = Scan::trace(config.geometry, open(), &Control::default())?;
     run(config, kind, &scan, open(), &options, &Control::default())
 }
 
@@ -108,7 +108,7 @@ fn parts_of_pages_and_discards_count_only_when_asked_for() {
     let files = [write(dir.path(), "t", log)];
     for (discards, discarded, unwritten) in [(false, 0, 0), (true, 3, 3)] {
         let open = || Prefetch::open(&files, &Options::default()).unwrap();
-        let scan = Scan::trace(Config::default().geometry, open(), &AtomicBool::new(false)).unwrap();
+        let scan = Scan::trace(Config::default().geometry, open(), &Control::default()).unwrap();
         let options = RunOptions { discards, ..plain };
         let report =
             run(&Config::default(), FtlKind::Page, &scan, open(), &options, &Control::default()).unwrap();
@@ -142,7 +142,7 @@ fn a_run_can_be_stopped() {
     let files = [write(dir.path(), "t", &random_trace(2, 1000))];
     let open = || Prefetch::open(&files, &Options::default()).unwrap();
     let config = Config::default();
-    let scan = Scan::trace(config.geometry, open(), &AtomicBool::new(false)).unwrap();
+    let scan = Scan::trace(config.geometry, open(), &Control::default()).unwrap();
     let control = Control::default();
     control.stop.store(true, Ordering::Relaxed);
     let stopped = run(&config, FtlKind::Page, &scan, open(), &RunOptions::default(), &control);
@@ -243,7 +243,7 @@ fn converted_traces_give_the_same_counters() {
     let original = write(dir.path(), "o", &random_trace(3, 5000));
     let counters = |file: &Path| {
         let open = || Prefetch::open(&[file.to_owned()], &Options::default()).unwrap();
-        let scan = Scan::trace(Config::default().geometry, open(), &AtomicBool::new(false)).unwrap();
+        let scan = Scan::trace(Config::default().geometry, open(), &Control::default()).unwrap();
         let (config, control) = (Config::default(), Control::default());
         run(&config, FtlKind::Fast, &scan, open(), &RunOptions::default(), &control).unwrap().operations
     };

@@ -46,7 +46,37 @@ pub fn control() -> Result<Control, CliError> {
 /// The first pass over a trace.
 pub fn scan(config: &Config, source: &Source, read: &Options, control: &Control) -> Result<Scan, CliError> {
     let trace = Prefetch::open(&source.files, read).map_err(RunError::from)?;
-    Ok(Scan::trace(config.geometry, trace, &control.stop)?)
+    let line = || {
+        let requests = show_count(control.scanned.load(Ordering::Relaxed));
+        format!("first pass over {}: {requests} requests", source.name)
+    };
+    Ok(watched(line, || Scan::trace(config.geometry, trace, control))?)
+}
+
+/// Does something, and meanwhile shows a changing line if stderr is a terminal.
+fn watched<T>(line: impl Fn() -> String + Sync, work: impl FnOnce() -> T) -> T {
+    if !std::io::stderr().is_terminal() {
+        return work();
+    }
+    /// Ends the watch also when the work panics; the scope would wait for ever otherwise.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                eprint!("\r\x1b[K{}", line());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            eprint!("\r\x1b[K");
+        });
+        let _done = Done(&done);
+        work()
+    })
 }
 
 /// Runs all jobs on `workers` threads.
@@ -59,44 +89,26 @@ pub fn run(
 ) -> Outcome {
     let reports: Vec<Mutex<Option<Result<Report, RunError>>>> =
         jobs.iter().map(|_| Mutex::new(None)).collect();
-    let (next, finished, all_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let (next, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let total: u64 = jobs.iter().map(|j| j.scan.traffic.requests()).sum();
-    std::thread::scope(|scope| {
-        let progress = std::io::stderr().is_terminal().then(|| {
-            scope.spawn(|| {
-                while !all_done.load(Ordering::Acquire) {
-                    show(
-                        control.served.load(Ordering::Relaxed),
-                        total,
-                        finished.load(Ordering::Relaxed),
-                        jobs.len(),
-                    );
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-                eprint!("\r\x1b[K");
-            })
-        });
-        let worker = || {
-            while !control.stop.load(Ordering::Relaxed) {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(job) = jobs.get(number) else { break };
-                let result = one(job, read, options, control);
-                if !matches!(result, Err(RunError::Interrupted)) {
-                    finished.fetch_add(1, Ordering::Relaxed);
-                    *lock(&reports[number]) = Some(result);
-                }
-            }
-        };
-        let workers: Vec<_> = (0..workers.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(worker)).collect();
-        for worker in workers {
-            // A panic is a defect of the simulator: it goes on in the caller, with its message already printed.
-            if let Err(panic) = worker.join() {
-                all_done.store(true, Ordering::Release);
-                std::panic::resume_unwind(panic);
+    let worker = || {
+        while !control.stop.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(number) else { break };
+            let result = one(job, read, options, control);
+            if !matches!(result, Err(RunError::Interrupted)) {
+                finished.fetch_add(1, Ordering::Relaxed);
+                *lock(&reports[number]) = Some(result);
             }
         }
-        all_done.store(true, Ordering::Release);
-        drop(progress);
+    };
+    let line =
+        || bar(control.served.load(Ordering::Relaxed), total, finished.load(Ordering::Relaxed), jobs.len());
+    watched(line, || {
+        std::thread::scope(|scope| {
+            // A panic is a defect of the simulator: the scope waits for the others and passes it on.
+            (0..workers.clamp(1, jobs.len().max(1))).for_each(|_| drop(scope.spawn(worker)));
+        });
     });
     let reports = reports.iter().map(|slot| lock(slot).take()).collect();
     Outcome { reports, interrupted: control.stop.load(Ordering::Relaxed) }
@@ -113,16 +125,16 @@ fn one(job: &Job<'_>, read: &Options, options: &RunOptions, control: &Control) -
     Ok(report)
 }
 
-fn show(served: u64, total: u64, finished: usize, jobs: usize) {
+fn bar(served: u64, total: u64, finished: usize, jobs: usize) -> String {
     let share = if total == 0 { 0.0 } else { (served as f64 / total as f64).min(1.0) };
     let filled = (share * 30.0) as usize;
-    eprint!(
-        "\r\x1b[K[{}{}] {:3.0} %  {finished} of {jobs} runs, {} requests",
+    format!(
+        "[{}{}] {:3.0} %  {finished} of {jobs} runs, {} requests",
         "#".repeat(filled),
         ".".repeat(30 - filled),
         share * 100.0,
         show_count(served)
-    );
+    )
 }
 
 /// As many as the machine has processors.
