@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::commands::{check, create, ctl, explore, guest, inspect, keep, man, recover, serve};
+use crate::commands::{check, create, ctl, explore, flash, guest, inspect, keep, man, recover, serve};
 
 /// A virtual disk that keeps what the guest committed.
 #[derive(Parser, Debug)]
@@ -37,6 +37,8 @@ pub enum Command {
     Keep(keep::Args),
     Guest(guest::Args),
     Explore(explore::Args),
+    Flash(flash::Args),
+    Trace(flash::TraceArgs),
     #[command(hide = true)]
     Man(man::Args),
 }

@@ -7,7 +7,8 @@
 //!             ├─ commands::ctl ─► control::client              talks to a running daemon
 //!             ├─ commands::keep                                holds sockets across a daemon's restart
 //!             ├─ commands::guest ─► afterimage_lab             boots a guest
-//!             └─ commands::explore ─► afterimage_explore       what a crash may leave
+//!             ├─ commands::explore ─► afterimage_explore       what a crash may leave
+//!             └─ commands::flash ─► afterimage_flash           simulates traces on SSDs
 //! ```
 //!
 //! What a crash of the daemon may leave at each step of `serve`: until the group is open, nothing was touched but a
@@ -51,6 +52,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Keep(args) => commands::keep::run(&args),
         Command::Guest(args) => commands::guest::run(args),
         Command::Explore(args) => commands::explore::run(args),
+        Command::Flash(args) => commands::flash::run(&args),
+        Command::Trace(args) => commands::flash::trace(&args),
         Command::Man(args) => commands::man::run(&args),
     };
     match result {

@@ -4,6 +4,7 @@ pub mod check;
 pub mod create;
 pub mod ctl;
 pub mod explore;
+pub mod flash;
 pub mod guest;
 pub mod inspect;
 pub mod keep;

@@ -1,0 +1,211 @@
+//! `afterimage flash compare`
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::drive::{distinct, show_broken, Source};
+use super::jobs::{self, Job};
+use super::table::Table;
+use super::{html, print, print_json, CliError, DriveArgs, ReadArgs};
+use crate::config::FtlKind;
+use crate::report::Report;
+use crate::scan::Scan;
+use crate::units::{show_bytes, show_count, show_ns};
+
+/// Run all FTLs on several traces, side by side
+///
+/// Prints the study's tables: requests, traffic, erases, GC overhead, lifetime as the study's erase reduction and as
+/// the true ratio, write amplification and response times; reductions are against the baseline trace.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  \
+    afterimage flash compare --trace journal=j1.gz,j2.gz --trace ordered=o1.gz,o2.gz --baseline journal --html out.html")]
+pub struct Args {
+    /// A trace: FILE, or NAME=FILE[,FILE...] for files played together; repeat it for each
+    #[arg(long, required = true, num_args = 1.., value_parser = Source::parse, value_name = "[NAME=]FILE[,FILE...]")]
+    trace: Vec<Source>,
+    /// The trace that the others are compared with (default: the first)
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    /// The FTLs (default: all)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FTL,...")]
+    ftl: Vec<FtlKind>,
+    /// Runs at a time (default: one a processor)
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    jobs: Option<u16>,
+    /// Write a report that is one self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Answer as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    read: ReadArgs,
+    #[command(flatten)]
+    drive: DriveArgs,
+}
+
+/// One trace on one FTL against the baseline on the same FTL. `None`: the baseline's figure is zero.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Against {
+    /// The trace.
+    pub trace: String,
+    /// The FTL.
+    pub ftl: FtlKind,
+    /// 1 − erases / the baseline's: what the study calls a lifetime extension.
+    pub erase_reduction: Option<f64>,
+    /// The baseline's erases / these: the true lifetime ratio under even wear.
+    pub lifetime_ratio: Option<f64>,
+    /// The baseline's most erased block / this one's.
+    pub worst_block_ratio: Option<f64>,
+    /// 1 − GC overhead / the baseline's.
+    pub gc_reduction: Option<f64>,
+}
+
+/// Everything a comparison found.
+#[derive(Debug, Serialize)]
+pub struct Comparison<'a> {
+    /// The trace compared with.
+    pub baseline: &'a str,
+    /// All runs are in it.
+    pub complete: bool,
+    /// The runs.
+    pub runs: Vec<&'a Report>,
+    /// Against the baseline.
+    pub against: Vec<Against>,
+}
+
+impl<'a> Comparison<'a> {
+    /// Of finished runs.
+    pub fn new(baseline: &'a str, complete: bool, runs: Vec<&'a Report>) -> Self {
+        let against = runs.iter().filter_map(|run| {
+            let base = runs.iter().find(|r| r.ftl == run.ftl && r.trace == baseline)?;
+            Some(against(run, base))
+        });
+        Self { baseline, complete, against: against.collect(), runs }
+    }
+}
+
+fn against(run: &Report, base: &Report) -> Against {
+    let quotient = |a: f64, b: f64| (b > 0.0).then(|| a / b);
+    let (erases, base_erases) = (run.erases as f64, base.erases as f64);
+    Against {
+        trace: run.trace.clone(),
+        ftl: run.ftl,
+        erase_reduction: quotient(erases, base_erases).map(|q| 1.0 - q),
+        lifetime_ratio: quotient(base_erases, erases),
+        worst_block_ratio: quotient(f64::from(base.wear.max), f64::from(run.wear.max)),
+        gc_reduction: quotient(run.collection.ns as f64, base.collection.ns as f64).map(|q| 1.0 - q),
+    }
+}
+
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
+    distinct(&args.trace)?;
+    let baseline = match &args.baseline {
+        Some(name) if args.trace.iter().any(|t| t.name == *name) => name.clone(),
+        Some(name) => {
+            let names: Vec<&str> = args.trace.iter().map(|t| t.name.as_str()).collect();
+            return Err(CliError::Usage(format!(
+                "--baseline {name} is not one of the traces: {}",
+                names.join(", ")
+            )));
+        }
+        None => args.trace[0].name.clone(),
+    };
+    let ftls = if args.ftl.is_empty() { FtlKind::ALL.to_vec() } else { args.ftl.clone() };
+    let (config, options, read) = (args.drive.config(), args.drive.options(), args.read.options());
+    let control = jobs::control()?;
+    let mut scans: Vec<Scan> = Vec::new();
+    for source in &args.trace {
+        let scan = jobs::scan(&config, source, &read, &control)?;
+        show_broken(&scan.tally);
+        scans.push(scan);
+    }
+    let pairs = args.trace.iter().zip(&scans);
+    let list: Vec<Job<'_>> = pairs
+        .flat_map(|(source, scan)| ftls.iter().map(move |ftl| (*ftl, source, scan)))
+        .map(|(ftl, source, scan)| Job { ftl, config: config.clone(), source, scan })
+        .collect();
+    let workers = args.jobs.map_or_else(jobs::default_workers, usize::from);
+    let outcome = jobs::run(&list, workers, &read, &options, &control);
+    let finished: Vec<&Report> = outcome.reports.iter().flatten().flatten().collect();
+    let comparison = Comparison::new(&baseline, finished.len() == list.len(), finished);
+    if !comparison.runs.is_empty() {
+        let tables = tables(&comparison, &args.trace, &scans, &ftls);
+        if let Some(file) = &args.html {
+            std::fs::write(file, html::page(&comparison, &tables))
+                .map_err(|e| CliError::Failed(format!("cannot write the report {}: {e}", file.display())))?;
+        }
+        if args.json {
+            print_json(out, &comparison)?;
+        } else {
+            let text: Vec<String> = tables.iter().map(ToString::to_string).collect();
+            print(out, &text.join("\n"))?;
+        }
+    }
+    jobs::verdict(outcome)
+}
+
+fn tables(comparison: &Comparison<'_>, sources: &[Source], scans: &[Scan], ftls: &[FtlKind]) -> Vec<Table> {
+    let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
+    let mut tables = vec![Table {
+        title: "Requests and traffic".into(),
+        head: words(&["trace", "reads", "writes", "requests", "read", "written", "traffic"]),
+        rows: sources
+            .iter()
+            .zip(scans)
+            .map(|(source, scan)| {
+                let t = &scan.traffic;
+                vec![
+                    source.name.clone(),
+                    show_count(t.reads),
+                    show_count(t.writes),
+                    show_count(t.requests()),
+                    show_bytes(t.read_bytes),
+                    show_bytes(t.write_bytes),
+                    show_bytes(t.bytes()),
+                ]
+            })
+            .collect(),
+    }];
+    let find = |trace: &str, ftl: FtlKind| comparison.runs.iter().find(|r| r.trace == trace && r.ftl == ftl);
+    let beside =
+        |trace: &str, ftl: FtlKind| comparison.against.iter().find(|a| a.trace == trace && a.ftl == ftl);
+    let mut add = |title: String, cell: &dyn Fn(&str, FtlKind) -> Option<String>| {
+        let mut head = vec!["trace".to_owned()];
+        head.extend(ftls.iter().map(ToString::to_string));
+        let row = |source: &Source| {
+            let cells = ftls.iter().map(|ftl| cell(&source.name, *ftl).unwrap_or_else(|| "-".to_owned()));
+            std::iter::once(source.name.clone()).chain(cells).collect()
+        };
+        tables.push(Table { title, head, rows: sources.iter().map(row).collect() });
+    };
+    let base = comparison.baseline;
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    let times = |ratio: f64| format!("{ratio:.2}x");
+    add("Erases".into(), &|t, f| find(t, f).map(|r| show_count(r.erases)));
+    add(format!("Erase reduction against {base} (the study's lifetime extension)"), &|t, f| {
+        beside(t, f)?.erase_reduction.map(percent)
+    });
+    add(format!("Lifetime against {base}, even wear (true ratio)"), &|t, f| {
+        beside(t, f)?.lifetime_ratio.map(times)
+    });
+    add(format!("Lifetime against {base}, most erased block"), &|t, f| {
+        beside(t, f)?.worst_block_ratio.map(times)
+    });
+    add("GC overhead (time)".into(), &|t, f| find(t, f).map(|r| show_ns(r.collection.ns)));
+    add(format!("GC overhead reduction against {base}"), &|t, f| beside(t, f)?.gc_reduction.map(percent));
+    add("GC share of device time".into(), &|t, f| find(t, f).map(|r| percent(r.collection.of_device_time)));
+    add("GC overhead a request".into(), &|t, f| {
+        find(t, f).map(|r| show_ns(r.collection.ns_per_request as u64))
+    });
+    add("Write amplification".into(), &|t, f| find(t, f)?.write_amplification.map(|wa| format!("{wa:.3}")));
+    add("Most erased block".into(), &|t, f| find(t, f).map(|r| show_count(u64::from(r.wear.max))));
+    add("Response time: mean".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.mean_ns as u64)));
+    add("Response time: p50".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.p50_ns)));
+    add("Response time: p99".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.p99_ns)));
+    add("Response time: p99.9".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.p999_ns)));
+    add("Flash blocks".into(), &|t, f| find(t, f).map(|r| show_count(u64::from(r.geometry.blocks))));
+    tables
+}

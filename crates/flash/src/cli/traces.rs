@@ -1,0 +1,204 @@
+//! `afterimage trace convert|stat`
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::drive::{format, show_broken, FormatChoice, Source};
+use super::{jobs, print, print_json, CliError, ReadArgs};
+use crate::config::Config;
+use crate::geometry::Geometry;
+use crate::scan::Traffic;
+use crate::sim::RunError;
+use crate::trace::{Format, Merged, Tally, Writer};
+use crate::units::{show_bytes, show_count, show_ns};
+
+/// Describe traces: requests, traffic, length, what they touch
+#[derive(clap::Args, Debug)]
+pub struct StatArgs {
+    /// Trace files, each by itself (gzip and zstd are read)
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Answer as JSON, one line a trace
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+#[derive(Serialize)]
+struct Stat {
+    file: PathBuf,
+    format: Format,
+    traffic: Traffic,
+    span_ns: Option<u64>,
+    /// End of the touched part of each device, bytes.
+    extents: Vec<u64>,
+    /// Bytes of the 2 KB pages that are read or written at least once.
+    touched_bytes: u64,
+    reading: Tally,
+}
+
+pub fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<(), CliError> {
+    let config = Config { geometry: Geometry::default(), ..Config::default() };
+    let control = jobs::control()?;
+    let read = args.read.options();
+    for file in &args.files {
+        let source = Source { name: String::new(), files: vec![file.clone()] };
+        let format = crate::trace::open(file, &read).map_err(RunError::from)?.format();
+        let scan = jobs::scan(&config, &source, &read, &control)?;
+        let stat = Stat {
+            file: file.clone(),
+            format,
+            traffic: scan.traffic,
+            span_ns: scan.span_ns,
+            extents: scan.extents().to_vec(),
+            touched_bytes: scan.pages() * u64::from(config.geometry.page_bytes),
+            reading: scan.tally.clone(),
+        };
+        show_broken(&stat.reading);
+        if args.json {
+            print_json(out, &stat)?;
+        } else {
+            print(out, &text(&stat))?;
+        }
+    }
+    Ok(())
+}
+
+fn text(s: &Stat) -> String {
+    let t = &s.traffic;
+    let line = |name: &str, requests: u64, bytes: u64| {
+        format!("  {name:<10}{:>16}{:>14}\n", show_count(requests), show_bytes(bytes))
+    };
+    format!(
+        "{}: {}\n{}{}{}  touched   {:>30}\n  devices   {:>30}\n  length    {:>30}\n  broken    {:>30}\n",
+        s.file.display(),
+        s.format,
+        line("reads", t.reads, t.read_bytes),
+        line("writes", t.writes, t.write_bytes),
+        line("discards", t.discards, t.discard_bytes),
+        show_bytes(s.touched_bytes),
+        s.extents.len(),
+        s.span_ns.map_or_else(|| "no times".to_owned(), show_ns),
+        show_count(s.reading.broken)
+    )
+}
+
+/// Convert a trace to another format
+///
+/// Several files are merged by time. An output called *.gz or *.zst is compressed.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  afterimage trace convert disk.blkparse.gz --to msr --out disk.msr.zst")]
+pub struct ConvertArgs {
+    /// Trace files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The format to write: blkparse, fio2, fio3, msr, spc, disksim or mqsim
+    #[arg(long, value_parser = format, value_name = "FORMAT")]
+    to: FormatChoice,
+    /// Where to; - is stdout
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Replace an existing file
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+/// Where a converted trace goes.
+enum Output {
+    Plain(BufWriter<Box<dyn Write>>),
+    Gzip(flate2::write::GzEncoder<BufWriter<Box<dyn Write>>>),
+    Zstd(Box<zstd::stream::write::Encoder<'static, BufWriter<Box<dyn Write>>>>),
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(out) => out.write(bytes),
+            Self::Gzip(out) => out.write(bytes),
+            Self::Zstd(out) => out.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(out) => out.flush(),
+            Self::Gzip(out) => out.flush(),
+            Self::Zstd(out) => out.flush(),
+        }
+    }
+}
+
+impl Output {
+    fn open(file: &Path, force: bool) -> io::Result<Self> {
+        let raw: Box<dyn Write> = if file == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            let mut options = OpenOptions::new();
+            options.write(true);
+            let options = if force { options.create(true).truncate(true) } else { options.create_new(true) };
+            let file: File = options.open(file)?;
+            Box::new(file)
+        };
+        let out = BufWriter::with_capacity(1 << 18, raw);
+        Ok(match file.extension().and_then(|e| e.to_str()) {
+            Some("gz") => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
+            Some("zst") => Self::Zstd(Box::new(zstd::stream::write::Encoder::new(out, 3)?)),
+            _ => Self::Plain(out),
+        })
+    }
+
+    fn close(self) -> io::Result<()> {
+        match self {
+            Self::Plain(mut out) => out.flush(),
+            Self::Gzip(out) => out.finish()?.flush(),
+            Self::Zstd(out) => out.finish()?.flush(),
+        }
+    }
+}
+
+pub fn convert(args: &ConvertArgs) -> Result<(), CliError> {
+    let Some(to) = args.to.0 else {
+        return Err(CliError::Usage("--to needs the name of a format, not auto".to_owned()));
+    };
+    let mut trace = Merged::open(&args.files, &args.read.options()).map_err(RunError::from)?;
+    let write = |e: io::Error| {
+        let hint = if e.kind() == io::ErrorKind::AlreadyExists { " (--force replaces it)" } else { "" };
+        CliError::Failed(format!("cannot write the trace {}: {e}{hint}", args.out.display()))
+    };
+    let out = Output::open(&args.out, args.force).map_err(write)?;
+    let mut writer = Writer::new(out, to).map_err(write)?;
+    let mut timed = true;
+    let mut failure = None;
+    loop {
+        match trace.next_request() {
+            Ok(Some(request)) => {
+                timed &= request.time_ns.is_some();
+                writer.request(&request).map_err(write)?;
+            }
+            Ok(None) => break,
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    let left_out = writer.left_out;
+    writer.finish().and_then(Output::close).map_err(write)?;
+    show_broken(&trace.tally());
+    if let Some(error) = failure {
+        return Err(CliError::Failed(format!("{} is incomplete: {error}", args.out.display())));
+    }
+    if left_out > 0 {
+        eprintln!("{left_out} discards were left out: {to} has no word for them");
+    }
+    if !timed && to != Format::Fio2 {
+        eprintln!("the trace has no times; they are written as 0");
+    }
+    Ok(())
+}

@@ -1,0 +1,332 @@
+//! Every parameter, with the study's defaults, and the choices the study leaves open as [C].
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::device::Device;
+use crate::ftl::dftl::Dftl;
+use crate::ftl::fast::{fast_table_bytes, Fast};
+use crate::ftl::page_map::PageMap;
+use crate::ftl::superblock::{Superblock, PMD_PAGES, PT_PAGES};
+use crate::ftl::Ftl;
+use crate::geometry::{Geometry, Timing};
+use crate::nand::Flash;
+
+/// Which FTL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FtlKind {
+    /// FAST: block-mapped data, a page-mapped log.
+    Fast,
+    /// Superblock FTL: a page map inside groups of blocks, kept in spare areas.
+    Superblock,
+    /// DFTL: the page map in flash, its hot part in RAM.
+    Dftl,
+    /// The ideal page map: all of it in RAM.
+    Page,
+}
+
+impl FtlKind {
+    /// The study's three and the ideal.
+    pub const ALL: [Self; 4] = [Self::Fast, Self::Superblock, Self::Dftl, Self::Page];
+
+    /// Its name in reports and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fast => "fast",
+            Self::Superblock => "superblock",
+            Self::Dftl => "dftl",
+            Self::Page => "page",
+        }
+    }
+}
+
+impl fmt::Display for FtlKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A merge rule of FAST that is broken on purpose, to prove that the proof can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[doc(hidden)]
+pub enum MergeFault {
+    /// As specified.
+    #[default]
+    None,
+    /// Merges do not take pages from the random log (the defect of a public simulator, ftl.md § 7).
+    SkipsLogCopies,
+    /// A partial merge starts one page late.
+    PartialStartsLate,
+}
+
+/// FAST's parameters.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FastOptions {
+    /// Random log blocks. `None` [C]: all spare blocks but the sequential log and the merge reserve.
+    pub log_blocks: Option<u32>,
+    /// Free blocks kept for merges. [C] 2.
+    pub reserve_blocks: u32,
+}
+
+/// Superblock's parameters.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SuperblockOptions {
+    /// Logical blocks a superblock, N. [C] 8.
+    pub n: u32,
+    /// Physical blocks it may have beyond N, M. [C] 8.
+    pub m: u32,
+    /// Collected pages go to blocks of their own. On.
+    pub hot_cold: bool,
+    /// When the pool is exhausted, a superblock that holds an extra block collects its own blocks instead of
+    /// compacting the one written least recently. [C] Off.
+    pub local_first: bool,
+    /// Free blocks that only collection may use. [C] 2.
+    pub reserve_blocks: u32,
+    /// RAM for the map cache, bytes. `None` [C]: as large as FAST's tables on the same drive.
+    pub map_cache_bytes: Option<u64>,
+    /// RAM a cached page table takes (8 entries of 10 bits, its key, its queue). [C] 16.
+    pub cache_entry_bytes: u64,
+    /// Spare area of a page, bytes; the map path must fit.
+    pub spare_bytes: u32,
+}
+
+/// DFTL's parameters.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DftlOptions {
+    /// RAM for the cached mapping table, bytes. `None` [C]: as large as FAST's tables on the same drive, as the DFTL
+    /// paper sized it.
+    pub cmt_bytes: Option<u64>,
+    /// RAM an entry takes. 8.
+    pub entry_bytes: u64,
+    /// Flash an entry of a translation page takes, bytes. 4: 512 entries a page of 2 KB.
+    pub flash_entry_bytes: u32,
+    /// Share of the cached table that is protected. [C] 0.8.
+    pub protected_share: f64,
+    /// An eviction writes all dirty entries of its translation page. On.
+    pub batch: bool,
+}
+
+impl DftlOptions {
+    /// Entries a translation page.
+    pub fn entries_per_page(&self, page_bytes: u32) -> u32 {
+        (page_bytes / self.flash_entry_bytes.max(1)).max(1)
+    }
+}
+
+/// All parameters of a simulated drive.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Config {
+    /// The flash. Table II.
+    pub geometry: Geometry,
+    /// Its operations. Table II.
+    pub timing: Timing,
+    /// Spare share [C] 0.03: of the flash for a whole drive, on top of the traced blocks for an active region.
+    pub spare: f64,
+    /// Pages of a block are programmed in ascending order. On; off models small-block NAND for FAST.
+    pub in_order: bool,
+    /// Page map and DFTL collect when at most this many blocks are free. 3.
+    pub gc_low: u32,
+    /// They stop when this many are free. `None`: 4 for the page map, 3 for DFTL.
+    pub gc_high: Option<u32>,
+    /// Static wear levelling when erase counts differ by more than this. `None` (default): off, as in the study.
+    pub static_wear: Option<u32>,
+    /// Erases a block endures: 100,000 (SLC, the study's introduction).
+    pub endurance: u32,
+    /// FAST.
+    pub fast: FastOptions,
+    /// Superblock.
+    pub superblock: SuperblockOptions,
+    /// DFTL.
+    pub dftl: DftlOptions,
+    #[doc(hidden)]
+    pub merge_fault: MergeFault,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            geometry: Geometry::default(),
+            timing: Timing::default(),
+            spare: 0.03,
+            in_order: true,
+            gc_low: 3,
+            gc_high: None,
+            static_wear: None,
+            endurance: 100_000,
+            fast: FastOptions { log_blocks: None, reserve_blocks: 2 },
+            superblock: SuperblockOptions {
+                n: 8,
+                m: 8,
+                hot_cold: true,
+                local_first: false,
+                reserve_blocks: 2,
+                map_cache_bytes: None,
+                cache_entry_bytes: 16,
+                spare_bytes: 64,
+            },
+            dftl: DftlOptions {
+                cmt_bytes: None,
+                entry_bytes: 8,
+                flash_entry_bytes: 4,
+                protected_share: 0.8,
+                batch: true,
+            },
+            merge_fault: MergeFault::None,
+        }
+    }
+}
+
+/// Why a drive cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+impl Config {
+    /// The erased flash with its allocator.
+    pub(crate) fn device(&self) -> Device {
+        Device::new(Flash::new(self.geometry, self.timing, self.in_order), self.static_wear)
+    }
+
+    /// Logical blocks of a whole drive: (1 − spare) × physical.
+    pub fn drive_blocks(&self) -> u32 {
+        (f64::from(self.geometry.blocks) * (1.0 - self.spare)).floor() as u32
+    }
+
+    /// Physical blocks for an active region of `logical` blocks: the spare share on top, and never fewer than every
+    /// FTL needs to work at all, so that all FTLs get the same flash.
+    pub fn region_blocks(&self, logical: u32) -> u64 {
+        let spare = (f64::from(logical) * self.spare).ceil() as u64;
+        u64::from(logical) + spare.max(u64::from(self.least_spare(logical)))
+    }
+
+    /// Spare blocks without which some FTL cannot work: DFTL's translation pages twice over, both frontiers and the
+    /// collection reserve; at least 12.
+    fn least_spare(&self, logical: u32) -> u32 {
+        let pages = u64::from(logical) * u64::from(self.geometry.pages_per_block);
+        let maps = pages.div_ceil(u64::from(self.dftl.entries_per_page(self.geometry.page_bytes)));
+        let blocks = maps.div_ceil(u64::from(self.geometry.pages_per_block)) as u32;
+        (2 * blocks + 2 + self.gc_low.max(self.gc_high.unwrap_or(4))).max(12)
+    }
+
+    fn ram_like_fast(&self, logical_blocks: u32) -> u64 {
+        let spare = self.geometry.blocks.saturating_sub(logical_blocks);
+        let log = spare.saturating_sub(1 + self.fast.reserve_blocks).max(1);
+        fast_table_bytes(u64::from(logical_blocks), u64::from(log), self.geometry.pages_per_block)
+    }
+
+    /// A new drive with `logical_blocks` blocks of logical pages.
+    ///
+    /// # Errors
+    /// The parameters contradict each other or leave the FTL too little spare space; one sentence.
+    pub fn build(&self, kind: FtlKind, logical_blocks: u32) -> Result<Box<dyn Ftl>, ConfigError> {
+        let refuse = |text: String| Err(ConfigError(text));
+        self.geometry.validate().map_err(|e| ConfigError(e.to_string()))?;
+        if logical_blocks == 0 {
+            return refuse("a drive without logical blocks cannot be simulated; lower --spare".to_owned());
+        }
+        let spare = self.geometry.blocks.saturating_sub(logical_blocks);
+        let pages = logical_blocks.saturating_mul(self.geometry.pages_per_block);
+        let needs = |least: u32, why: &str| -> Result<(), ConfigError> {
+            if self.geometry.blocks < logical_blocks || spare < least {
+                return Err(ConfigError(format!(
+                    "{kind} needs at least {least} spare blocks {why}, but {} physical blocks leave {spare} beside \
+                     {logical_blocks} logical ones; raise --spare or --geometry",
+                    self.geometry.blocks
+                )));
+            }
+            Ok(())
+        };
+        let high = self.gc_high.unwrap_or(4);
+        match kind {
+            FtlKind::Page => {
+                needs(self.gc_low.max(high) + 2, "(the frontier, the collection threshold and one to gain)")?;
+                Ok(Box::new(PageMap::new(self, pages)))
+            }
+            FtlKind::Fast => {
+                let fixed = 1 + self.fast.reserve_blocks;
+                if self.fast.reserve_blocks == 0 || self.fast.log_blocks == Some(0) {
+                    return refuse(
+                        "FAST needs at least one log block and one free block for merges".to_owned(),
+                    );
+                }
+                needs(fixed + self.fast.log_blocks.unwrap_or(1), "(the log and the merge reserve)")?;
+                let log = self.fast.log_blocks.unwrap_or(spare - fixed);
+                Ok(Box::new(Fast::new(self, logical_blocks, log)))
+            }
+            FtlKind::Superblock => {
+                self.check_superblock()?;
+                needs(self.superblock.reserve_blocks + 1, "(the collection reserve and one to share)")?;
+                let bytes =
+                    self.superblock.map_cache_bytes.unwrap_or_else(|| self.ram_like_fast(logical_blocks));
+                let cached = (bytes / self.superblock.cache_entry_bytes.max(1)).clamp(1, u64::from(u32::MAX));
+                Ok(Box::new(Superblock::new(self, logical_blocks, cached as u32)))
+            }
+            FtlKind::Dftl => {
+                if !(0.0..=1.0).contains(&self.dftl.protected_share) {
+                    return refuse("the protected share of DFTL's cache must be between 0 and 1".to_owned());
+                }
+                let maps = pages
+                    .div_ceil(self.dftl.entries_per_page(self.geometry.page_bytes))
+                    .div_ceil(self.geometry.pages_per_block);
+                let high = self.gc_high.unwrap_or(3);
+                needs(maps + self.gc_low.max(high) + 3, "(translation pages, two frontiers, the threshold)")?;
+                let bytes = self.dftl.cmt_bytes.unwrap_or_else(|| self.ram_like_fast(logical_blocks));
+                let cached = (bytes / self.dftl.entry_bytes.max(1)).clamp(1, u64::from(u32::MAX));
+                Ok(Box::new(Dftl::new(self, pages, cached as u32)))
+            }
+        }
+    }
+
+    /// N, M and whether the map path fits the spare area: the PGD has one entry for each PMD, PMD and PT have eight;
+    /// an entry names one of N + M blocks and a page.
+    fn check_superblock(&self) -> Result<(), ConfigError> {
+        let o = &self.superblock;
+        let refuse = |text: String| Err(ConfigError(text));
+        if o.n == 0 || o.m == 0 || o.reserve_blocks == 0 {
+            return refuse("Superblock needs N, M and the reserve to be at least 1".to_owned());
+        }
+        if o.n > 1024 || o.m > 1024 {
+            return refuse(format!("N = {} and M = {} are not both at most 1024", o.n, o.m));
+        }
+        let pages = o.n * self.geometry.pages_per_block;
+        let bits = |values: u32| u32::BITS - (values - 1).leading_zeros();
+        let entry = bits(o.n + o.m) + bits(self.geometry.pages_per_block);
+        let level = |entries: u32| (entries * entry).div_ceil(8);
+        let bytes = level(PT_PAGES) + level(PMD_PAGES / PT_PAGES) + level(pages.div_ceil(PMD_PAGES));
+        if bytes > o.spare_bytes {
+            return refuse(format!(
+                "the maps of a superblock with N = {}, M = {} take {bytes} bytes, a spare area has {}",
+                o.n, o.m, o.spare_bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_drives_are_refused() {
+        let config = Config { geometry: Geometry::small(20, 64), ..Config::default() };
+        for kind in FtlKind::ALL {
+            assert!(config.build(kind, 20).is_err(), "{kind} without spare blocks");
+            assert!(config.build(kind, 0).is_err(), "{kind} without logical blocks");
+            assert!(config.build(kind, 10).is_ok(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn the_map_path_of_the_default_superblock_takes_thirty_bytes() {
+        let mut config = Config::default();
+        config.superblock.spare_bytes = 30;
+        assert_eq!(config.check_superblock(), Ok(()));
+        config.superblock.spare_bytes = 29;
+        assert!(config.check_superblock().is_err());
+        config.superblock = SuperblockOptions { n: 16, m: 16, ..Config::default().superblock };
+        assert_eq!(config.check_superblock(), Ok(()));
+    }
+}

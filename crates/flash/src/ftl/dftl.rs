@@ -1,0 +1,301 @@
+//! DFTL: the page map lives in flash, its hot part in RAM (Gupta et al., ASPLOS 2009; ftl.md § 3).
+//!
+//! ```text
+//! access ─► cached? ─no─► full? evict (dirty: 1R + 1W of its translation page) ─► fetch the translation page (1R)
+//! write  ─► resolve ─► data frontier ─► entry dirty            collect ─► data victim: cached pages become dirty
+//!                                                                        entries, the others' translation pages are
+//!                                                                        rewritten; translation victim: GTD only
+//! ```
+//!
+//! `table` holds what the translation pages in flash say, the cached table what is newer: losing a dirty entry loses
+//! data here as it would in a drive.
+//!
+//! Choices [C]: a translation page that was never written is not read; the cache is as large as FAST's tables unless
+//! told otherwise; collection runs at the start of a request when at most `gc_low` blocks are free until `gc_high` are
+//! (3 and 3), so a request itself never collects in its middle.
+
+use super::cmt::Cmt;
+use super::{check_mapping, Ftl, FtlError};
+use crate::config::Config;
+use crate::counts::Cause;
+use crate::device::Device;
+use crate::ids::{Block, Lpn, Ppn, NONE};
+use crate::nand::Flash;
+use crate::victims::Victims;
+
+/// DFTL.
+#[derive(Debug)]
+pub struct Dftl {
+    dev: Device,
+    /// The map as the translation pages in flash have it.
+    table: Vec<u32>,
+    /// Translation page → physical page.
+    gtd: Vec<u32>,
+    cmt: Cmt,
+    data: Option<Block>,
+    maps: Option<Block>,
+    is_map: Vec<bool>,
+    victims: Victims,
+    low: u32,
+    high: u32,
+    per_page: u32,
+    entry_bytes: u64,
+    hits: u64,
+    misses: u64,
+    /// Translation pages to rewrite after a collection; kept to spare allocations.
+    touched: Vec<u32>,
+}
+
+impl Dftl {
+    /// A new drive of `logical_pages` with `cached` map entries.
+    pub fn new(config: &Config, logical_pages: u32, cached: u32) -> Self {
+        let g = config.geometry;
+        let per_page = config.dftl.entries_per_page(g.page_bytes);
+        let protected = config.dftl.protected_share;
+        Self {
+            dev: config.device(),
+            table: vec![NONE; logical_pages as usize],
+            gtd: vec![NONE; logical_pages.div_ceil(per_page) as usize],
+            cmt: Cmt::new(logical_pages, cached, protected, per_page, config.dftl.batch),
+            data: None,
+            maps: None,
+            is_map: vec![false; g.blocks as usize],
+            victims: Victims::new(g.blocks, g.pages_per_block),
+            low: config.gc_low,
+            high: config.gc_high.unwrap_or(3),
+            per_page,
+            entry_bytes: config.dftl.entry_bytes,
+            hits: 0,
+            misses: 0,
+            touched: Vec::with_capacity(g.pages_per_block as usize),
+        }
+    }
+
+    /// The frontier of data (`map` false) or translation pages with room for a page.
+    #[inline]
+    fn frontier(&mut self, map: bool) -> Result<Block, FtlError> {
+        let slot = if map { &mut self.maps } else { &mut self.data };
+        match *slot {
+            Some(block) if !self.dev.flash.is_full(block) => Ok(block),
+            full => {
+                if let Some(block) = full {
+                    self.victims.insert(block, self.dev.flash.live_in(block));
+                }
+                *slot = None;
+                let block = self.dev.take()?;
+                *slot = Some(block);
+                self.is_map[block.index()] = map;
+                Ok(block)
+            }
+        }
+    }
+
+    #[inline]
+    fn kill(&mut self, ppn: u32) {
+        if ppn != NONE {
+            let block = self.dev.flash.invalidate(Ppn(ppn));
+            self.victims.died(block);
+        }
+    }
+
+    /// Rewrites a translation page whose new contents are in `table`: 1R if it exists, 1W.
+    fn rewrite(&mut self, page: u32, cause: Cause) -> Result<(), FtlError> {
+        let old = self.gtd[page as usize];
+        if old != NONE {
+            self.dev.flash.read(Ppn(old), cause);
+        }
+        let block = self.frontier(true)?;
+        self.kill(old);
+        self.gtd[page as usize] = self.dev.flash.program_next(block, page, cause).0;
+        Ok(())
+    }
+
+    /// The cached entry of a logical page, fetched on a miss.
+    #[inline]
+    fn resolve(&mut self, lpn: Lpn) -> Result<u32, FtlError> {
+        if let Some(slot) = self.cmt.peek(lpn.0) {
+            self.hits += 1;
+            self.cmt.hit(slot);
+            return Ok(slot);
+        }
+        self.misses += 1;
+        if self.cmt.is_full() {
+            self.evict()?;
+        }
+        let at = self.gtd[(lpn.0 / self.per_page) as usize];
+        if at != NONE {
+            self.dev.flash.read(Ppn(at), Cause::MapFetch);
+        }
+        Ok(self.cmt.insert(lpn.0, self.table[lpn.index()]))
+    }
+
+    fn evict(&mut self) -> Result<(), FtlError> {
+        let Some(evicted) = self.cmt.evict() else { return Ok(()) };
+        if evicted.dirty {
+            self.table[evicted.lpn as usize] = evicted.ppn;
+            let page = evicted.lpn / self.per_page;
+            let table = &mut self.table;
+            self.cmt.clean_page(page, |lpn, ppn| table[lpn as usize] = ppn);
+            self.rewrite(page, Cause::MapEvict)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn make_room(&mut self) -> Result<(), FtlError> {
+        if self.dev.pool.len() <= self.low {
+            loop {
+                self.collect()?;
+                if self.dev.pool.len() >= self.high {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<(), FtlError> {
+        let pages = self.dev.flash.geometry().pages_per_block;
+        let victim = self.victims.take(pages).ok_or(FtlError::NoSpace)?;
+        let map = self.is_map[victim.index()];
+        let cause = if map { Cause::CollectMap } else { Cause::Collect };
+        while self.dev.flash.live_in(victim) > 0 {
+            let dst = self.frontier(map)?;
+            self.carry(victim, dst, map, cause);
+        }
+        self.dev.release(victim, cause);
+        self.rewrite_touched()
+    }
+
+    /// Moves pages and lets the map follow, as far as RAM knows it.
+    fn carry(&mut self, src: Block, dst: Block, map: bool, cause: Cause) {
+        let Self { dev, gtd, cmt, table, touched, per_page, .. } = self;
+        dev.flash.move_live(src, dst, cause, |owner, _, new| {
+            if map {
+                gtd[owner as usize] = new.0;
+            } else if let Some(slot) = cmt.peek(owner) {
+                cmt.set(slot, new.0);
+            } else {
+                table[owner as usize] = new.0;
+                touched.push(owner / *per_page);
+            }
+        });
+    }
+
+    fn rewrite_touched(&mut self) -> Result<(), FtlError> {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        for page in touched.drain(..) {
+            self.rewrite(page, Cause::MapUpdate)?;
+        }
+        self.touched = touched;
+        Ok(())
+    }
+
+    fn level(&mut self) -> Result<(), FtlError> {
+        let victims = &self.victims;
+        let Some(cold) = self.dev.block_to_level(|_, block| victims.contains(block)) else { return Ok(()) };
+        let dst = self.dev.take_most_worn()?;
+        self.victims.remove(cold);
+        let map = self.is_map[cold.index()];
+        self.is_map[dst.index()] = map;
+        self.carry(cold, dst, map, Cause::WearLevel);
+        self.dev.release(cold, Cause::WearLevel);
+        self.victims.insert(dst, self.dev.flash.live_in(dst));
+        self.rewrite_touched()
+    }
+}
+
+impl Ftl for Dftl {
+    fn name(&self) -> &'static str {
+        "dftl"
+    }
+
+    fn logical_pages(&self) -> u32 {
+        self.table.len() as u32
+    }
+
+    fn flash(&self) -> &Flash {
+        &self.dev.flash
+    }
+
+    fn flash_mut(&mut self) -> &mut Flash {
+        &mut self.dev.flash
+    }
+
+    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
+        self.make_room()?;
+        let slot = self.resolve(lpn)?;
+        let ppn = self.cmt.ppn(slot);
+        if ppn == NONE {
+            return Ok(None);
+        }
+        self.dev.flash.read(Ppn(ppn), cause);
+        Ok(Some(Ppn(ppn)))
+    }
+
+    fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
+        self.make_room()?;
+        let slot = self.resolve(lpn)?;
+        let block = self.frontier(false)?;
+        self.kill(self.cmt.ppn(slot));
+        let ppn = self.dev.flash.program_next(block, lpn.0, Cause::Host);
+        self.cmt.set(slot, ppn.0);
+        self.level()
+    }
+
+    fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError> {
+        self.make_room()?;
+        let slot = self.resolve(lpn)?;
+        let old = self.cmt.ppn(slot);
+        if old != NONE {
+            self.kill(old);
+            self.cmt.set(slot, NONE);
+        }
+        Ok(())
+    }
+
+    fn locate(&self, lpn: Lpn) -> Option<Ppn> {
+        let ppn = match self.cmt.peek(lpn.0) {
+            Some(slot) => self.cmt.ppn(slot),
+            None => self.table[lpn.index()],
+        };
+        (ppn != NONE).then_some(Ppn(ppn))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let mut pages = 0;
+        for (page, ppn) in self.gtd.iter().enumerate().filter(|(_, ppn)| **ppn != NONE) {
+            pages += 1;
+            let block = self.dev.flash.block_of(Ppn(*ppn));
+            let theirs =
+                self.dev.flash.is_live(Ppn(*ppn)) && self.dev.flash.owner_of(Ppn(*ppn)) == page as u32;
+            if !theirs || !self.is_map[block.index()] {
+                return Err(format!(
+                    "the directory has translation page {page} at {ppn}, which is not its copy"
+                ));
+            }
+        }
+        for lpn in 0..self.table.len() as u32 {
+            if let Some(slot) = self.cmt.peek(lpn) {
+                if !self.cmt.is_dirty(slot) && self.cmt.ppn(slot) != self.table[lpn as usize] {
+                    return Err(format!("the clean entry of logical page {lpn} differs from flash"));
+                }
+            }
+        }
+        check_mapping(self, pages)
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.cmt.max() as u64 * self.entry_bytes + self.gtd.len() as u64 * 4
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("cached map entries", self.cmt.max() as u64),
+            ("map cache hits", self.hits),
+            ("map cache misses", self.misses),
+        ]
+    }
+}

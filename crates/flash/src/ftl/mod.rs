@@ -1,0 +1,109 @@
+//! The four flash translation layers behind one trait.
+
+pub mod cmt;
+pub mod dftl;
+pub mod fast;
+pub mod lru;
+pub mod page_map;
+pub mod superblock;
+mod superblock_gc;
+
+use crate::counts::Cause;
+use crate::ids::{Lpn, Ppn};
+use crate::nand::Flash;
+
+/// Why an FTL cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FtlError {
+    /// Collection cannot gain a block.
+    #[error("the flash has no block left to reclaim; give it more spare space (--spare)")]
+    NoSpace,
+}
+
+/// A flash translation layer over its own flash.
+///
+/// Logical pages beyond [`Ftl::logical_pages`] must not be given: the caller places requests on the drive.
+pub trait Ftl: Send {
+    /// How reports call it.
+    fn name(&self) -> &'static str;
+
+    /// Logical pages.
+    fn logical_pages(&self) -> u32;
+
+    /// The flash below.
+    fn flash(&self) -> &Flash;
+
+    /// The flash below, to reset counters and to follow data.
+    fn flash_mut(&mut self) -> &mut Flash;
+
+    /// Reads a logical page. Returns the physical page read; `None`: never written, nothing is read.
+    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError>;
+
+    /// Writes a logical page.
+    fn write(&mut self, lpn: Lpn) -> Result<(), FtlError>;
+
+    /// The host no longer needs the page. Without a flash operation of its own, except what the map costs.
+    fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError>;
+
+    /// Where the newest copy is, by the FTL's own tables, without touching anything.
+    fn locate(&self, lpn: Lpn) -> Option<Ppn>;
+
+    /// Invariants of the FTL itself, beyond those of the flash.
+    fn check(&self) -> Result<(), String>;
+
+    /// RAM that a real drive would need for the tables, in bytes.
+    fn table_bytes(&self) -> u64;
+
+    /// Counters of its own, for reports.
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// Checks that the FTL's tables and the flash agree: every mapped logical page has exactly one live copy, which
+/// belongs to it, and nothing else is live but what `others` accounts for (translation pages).
+pub(crate) fn check_mapping(ftl: &dyn Ftl, others: u64) -> Result<(), String> {
+    let flash = ftl.flash();
+    flash.check()?;
+    let mut mapped = 0_u64;
+    for lpn in (0..ftl.logical_pages()).map(Lpn) {
+        if let Some(ppn) = ftl.locate(lpn) {
+            mapped += 1;
+            if !flash.is_live(ppn) || flash.owner_of(ppn) != lpn.0 {
+                return Err(format!(
+                    "logical page {} is mapped to page {}, which is not its live copy",
+                    lpn.0, ppn.0
+                ));
+            }
+        }
+    }
+    let blocks = flash.geometry().blocks;
+    let live: u64 = (0..blocks).map(|b| u64::from(flash.live_in(crate::ids::Block(b)))).sum();
+    if live != mapped + others {
+        return Err(format!(
+            "{live} pages are live, {mapped} are mapped and {others} belong to the map itself"
+        ));
+    }
+    Ok(())
+}
+
+/// Splits logical pages into block and offset; a shift where pages a block is a power of two.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Split {
+    pages: u32,
+    shift: Option<u32>,
+}
+
+impl Split {
+    pub fn new(pages: u32) -> Self {
+        Self { pages, shift: pages.is_power_of_two().then(|| pages.trailing_zeros()) }
+    }
+
+    #[inline]
+    pub fn of(self, value: u32) -> (u32, u32) {
+        match self.shift {
+            Some(shift) => (value >> shift, value & (self.pages - 1)),
+            None => (value / self.pages, value % self.pages),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The ideal page map: the whole map in RAM, greedy collection.
+//!
+//! ```text
+//! write ─► enough free blocks? ─no─► collect: block with most dead pages ─► copies to the frontier ─► erase
+//!             └─yes─► frontier block, next page; the old copy dies
+//! ```
+//!
+//! Host writes and collected pages share one frontier [C]. Collection starts when at most `gc_low` blocks are free
+//! and ends when `gc_high` are (ftl.md § 3: 3 and 4).
+
+use super::{check_mapping, Ftl, FtlError};
+use crate::config::Config;
+use crate::counts::Cause;
+use crate::device::Device;
+use crate::ids::{Block, Lpn, Ppn, NONE};
+use crate::nand::Flash;
+use crate::victims::Victims;
+
+/// The ideal page map.
+#[derive(Debug)]
+pub struct PageMap {
+    dev: Device,
+    map: Vec<u32>,
+    frontier: Option<Block>,
+    victims: Victims,
+    low: u32,
+    high: u32,
+}
+
+impl PageMap {
+    /// A new drive of `logical_pages`.
+    pub fn new(config: &Config, logical_pages: u32) -> Self {
+        let g = config.geometry;
+        Self {
+            dev: config.device(),
+            map: vec![NONE; logical_pages as usize],
+            frontier: None,
+            victims: Victims::new(g.blocks, g.pages_per_block),
+            low: config.gc_low,
+            high: config.gc_high.unwrap_or(4),
+        }
+    }
+
+    #[inline]
+    fn frontier(&mut self) -> Result<Block, FtlError> {
+        match self.frontier {
+            Some(block) if !self.dev.flash.is_full(block) => Ok(block),
+            full => {
+                if let Some(block) = full {
+                    self.victims.insert(block, self.dev.flash.live_in(block));
+                }
+                self.frontier = None;
+                let block = self.dev.take()?;
+                self.frontier = Some(block);
+                Ok(block)
+            }
+        }
+    }
+
+    #[inline]
+    fn make_room(&mut self) -> Result<(), FtlError> {
+        if self.dev.pool.len() <= self.low {
+            loop {
+                let pages = self.dev.flash.geometry().pages_per_block;
+                let victim = self.victims.take(pages).ok_or(FtlError::NoSpace)?;
+                self.empty(victim, Cause::Collect)?;
+                if self.dev.pool.len() >= self.high {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn empty(&mut self, victim: Block, cause: Cause) -> Result<(), FtlError> {
+        while self.dev.flash.live_in(victim) > 0 {
+            let dst = self.frontier()?;
+            let map = &mut self.map;
+            self.dev.flash.move_live(victim, dst, cause, |owner, _, new| map[owner as usize] = new.0);
+        }
+        self.dev.release(victim, cause);
+        Ok(())
+    }
+
+    fn level(&mut self, block: Block) -> Result<(), FtlError> {
+        let dst = self.dev.take_most_worn()?;
+        self.victims.remove(block);
+        let map = &mut self.map;
+        self.dev.flash.move_live(block, dst, Cause::WearLevel, |owner, _, new| map[owner as usize] = new.0);
+        self.dev.release(block, Cause::WearLevel);
+        self.victims.insert(dst, self.dev.flash.live_in(dst));
+        Ok(())
+    }
+
+    #[inline]
+    fn kill(&mut self, lpn: Lpn) {
+        let old = self.map[lpn.index()];
+        if old != NONE {
+            let block = self.dev.flash.invalidate(Ppn(old));
+            self.victims.died(block);
+        }
+    }
+}
+
+impl Ftl for PageMap {
+    fn name(&self) -> &'static str {
+        "page"
+    }
+
+    fn logical_pages(&self) -> u32 {
+        self.map.len() as u32
+    }
+
+    fn flash(&self) -> &Flash {
+        &self.dev.flash
+    }
+
+    fn flash_mut(&mut self) -> &mut Flash {
+        &mut self.dev.flash
+    }
+
+    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
+        let found = self.locate(lpn);
+        if let Some(ppn) = found {
+            self.dev.flash.read(ppn, cause);
+        }
+        Ok(found)
+    }
+
+    fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
+        self.make_room()?;
+        let block = self.frontier()?;
+        self.kill(lpn);
+        self.map[lpn.index()] = self.dev.flash.program_next(block, lpn.0, Cause::Host).0;
+        let victims = &self.victims;
+        if let Some(cold) = self.dev.block_to_level(|_, block| victims.contains(block)) {
+            self.level(cold)?;
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError> {
+        self.kill(lpn);
+        self.map[lpn.index()] = NONE;
+        Ok(())
+    }
+
+    fn locate(&self, lpn: Lpn) -> Option<Ppn> {
+        let ppn = self.map[lpn.index()];
+        (ppn != NONE).then_some(Ppn(ppn))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_mapping(self, 0)
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.map.len() as u64 * 4
+    }
+}

@@ -1,0 +1,56 @@
+//! Which format a trace has, from its first lines.
+
+use super::parser::{Action, Parser};
+use super::{blkparse, fio, Format};
+
+/// Lines looked at.
+const LINES: usize = 256;
+
+/// The format that most of the first lines fit; at least half of them, or none is named.
+pub fn format(head: &[u8]) -> Option<Format> {
+    let lines = || head.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).filter(|l| !l.is_empty()).take(LINES);
+    let first = lines().next()?;
+    for (header, format) in fio::HEADERS.iter().zip([Format::Fio2, Format::Fio3]) {
+        if first == *header {
+            return Some(format);
+        }
+    }
+    let candidates = [Format::Blkparse, Format::Msr, Format::Spc, Format::Disksim];
+    let fits = |format: Format| {
+        let mut parser = Parser::new(format, action(head, Action::Auto));
+        let mut good = 0;
+        let mut requests = 0;
+        let mut all = 0;
+        for line in lines().filter(|l| l[0] != b'#') {
+            all += 1;
+            if let Ok(request) = parser.line(line) {
+                good += 1;
+                requests += usize::from(request.is_some());
+            }
+        }
+        // The last line may be cut off by the end of the head.
+        (requests > 0 && (good + 1) * 2 > all).then_some(good)
+    };
+    let best = candidates.into_iter().filter_map(|f| Some((fits(f)?, f))).max_by_key(|(good, _)| *good)?.1;
+    if best != Format::Disksim {
+        return Some(best);
+    }
+    // The same columns: milliseconds with a fraction are DiskSim's, whole nanoseconds are MQSim's.
+    let times = lines().filter(|l| l[0] != b'#').filter_map(|l| l.split(u8::is_ascii_whitespace).next());
+    let whole = times.into_iter().all(|time| time.iter().all(u8::is_ascii_digit));
+    Some(if whole { Format::Mqsim } else { Format::Disksim })
+}
+
+/// The event of a blktrace that counts as the request.
+pub fn action(head: &[u8], wanted: Action) -> u8 {
+    match wanted {
+        Action::Queued => b'Q',
+        Action::Issued => b'D',
+        Action::Completed => b'C',
+        Action::Auto => {
+            let seen =
+                |action: u8| head.split(|b| *b == b'\n').any(|l| blkparse::action_of(l) == Some(action));
+            [b'D', b'Q', b'C'].into_iter().find(|a| seen(*a)).unwrap_or(b'D')
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Lines out of a stream of bytes, with a bounded buffer.
+
+use std::io::{self, Read};
+
+const BUFFER: usize = 256 << 10;
+/// Longer lines are broken.
+pub const LINE_MAX: usize = 64 << 10;
+
+/// Lines of a stream.
+pub struct Lines {
+    source: Box<dyn Read + Send>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    eof: bool,
+    /// Number of the line given last, from 1.
+    pub number: u64,
+    /// Bytes of text taken so far.
+    pub bytes: u64,
+}
+
+/// A line.
+pub enum Line<'a> {
+    /// Its bytes, without the end.
+    Text(&'a [u8]),
+    /// It was too long and has been passed over.
+    TooLong,
+}
+
+impl Lines {
+    pub fn new(source: Box<dyn Read + Send>) -> Self {
+        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, number: 0, bytes: 0 }
+    }
+
+    /// What the buffer holds before the first line is taken: as much of the beginning as fits.
+    pub fn head(&mut self) -> io::Result<&[u8]> {
+        while !self.eof && self.end < self.buffer.len() {
+            self.fill()?;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        loop {
+            match self.source.read(&mut self.buffer[self.end..]) {
+                Ok(0) => self.eof = true,
+                Ok(bytes) => self.end += bytes,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            }
+            return Ok(());
+        }
+    }
+
+    /// The next line.
+    #[inline]
+    pub fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+        let mut searched = self.start;
+        let mut too_long = false;
+        loop {
+            if let Some(at) = memchr::memchr(b'\n', &self.buffer[searched..self.end]) {
+                let (from, to) = (self.start, searched + at);
+                self.start = to + 1;
+                self.number += 1;
+                self.bytes += (to + 1 - from) as u64;
+                let text = &self.buffer[from..to];
+                let long = too_long || text.len() > LINE_MAX;
+                return Ok(Some(if long { Line::TooLong } else { Line::Text(text) }));
+            }
+            if self.eof {
+                let (from, to) = (self.start, self.end);
+                if from == to && !too_long {
+                    return Ok(None);
+                }
+                self.start = to;
+                self.number += 1;
+                self.bytes += (to - from) as u64;
+                let long = too_long || to - from > LINE_MAX;
+                return Ok(Some(if long { Line::TooLong } else { Line::Text(&self.buffer[from..to]) }));
+            }
+            // No end in sight: what is longer than a line may be is dropped, so the buffer always has room.
+            if self.end - self.start > LINE_MAX {
+                too_long = true;
+                self.bytes += (self.end - self.start) as u64;
+                self.start = self.end;
+            }
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+            searched = self.end;
+            self.fill()?;
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! One line in, at most one request out; what the formats share.
+
+use rustc_hash::FxHashMap;
+
+use super::{
+    blkparse, disksim, fio, msr, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER,
+};
+
+/// Why a line is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// The line ends too early.
+    #[error("the {0} is missing")]
+    Missing(&'static str),
+    /// A number was expected.
+    #[error("the {0} is not a number in range")]
+    NotANumber(&'static str),
+    /// Neither read nor write.
+    #[error("the operation is neither read nor write")]
+    Operation,
+    /// Not a line of this format.
+    #[error("this is not a line of this format")]
+    Shape,
+    /// A request that is too large to be true.
+    #[error("the request is larger than 1 GiB (a discard: 16 TiB)")]
+    TooLarge,
+    /// It ends beyond any device.
+    #[error("the request lies beyond 64 PiB")]
+    TooFar,
+    /// No line is that long.
+    #[error("the line is longer than 64 KiB")]
+    TooLong,
+}
+
+/// Which of a blktrace's events count as the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Action {
+    /// Issued if there are such events, else queued, else completed.
+    Auto,
+    /// Q: queued by the file system.
+    Queued,
+    /// D: issued to the device.
+    Issued,
+    /// C: completed.
+    Completed,
+}
+
+/// The state of reading one trace.
+#[derive(Debug)]
+pub struct Parser {
+    pub format: Format,
+    /// blkparse: the event that counts.
+    pub action: u8,
+    /// blkparse: inside the summary.
+    pub in_summary: bool,
+    /// fio version 2: microseconds waited so far; `None`: the log has no waits and so no times.
+    pub waited_us: Option<u64>,
+    devices: FxHashMap<Box<[u8]>, u32>,
+    last: (Box<[u8]>, u32),
+    first_ns: Option<u64>,
+}
+
+/// More address spaces than this are folded into the last one: a line of garbage must not fill memory.
+const DEVICES_MAX: usize = 1 << 20;
+
+impl Parser {
+    pub fn new(format: Format, action: u8) -> Self {
+        Self {
+            format,
+            action,
+            in_summary: false,
+            waited_us: None,
+            devices: FxHashMap::default(),
+            last: (Box::default(), u32::MAX),
+            first_ns: None,
+        }
+    }
+
+    /// Parses a line without its end. `None`: nothing that the simulator needs.
+    #[inline]
+    pub fn line(&mut self, line: &[u8]) -> Result<Option<Request>, Reason> {
+        let line = line.trim_ascii();
+        if line.is_empty() || line[0] == b'#' {
+            return Ok(None);
+        }
+        match self.format {
+            Format::Blkparse => blkparse::line(self, line),
+            Format::Fio2 => fio::line(self, line, 2),
+            Format::Fio3 => fio::line(self, line, 3),
+            Format::Msr => msr::line(self, line),
+            Format::Spc => spc::line(self, line),
+            Format::Disksim => disksim::line(self, line, 1_000_000),
+            Format::Mqsim => disksim::line(self, line, 1),
+        }
+    }
+
+    /// The number of an address space, new or known.
+    #[inline]
+    pub fn device(&mut self, name: &[u8]) -> u32 {
+        if *self.last.0 == *name && self.last.1 != u32::MAX {
+            return self.last.1;
+        }
+        let number = match self.devices.get(name) {
+            Some(number) => *number,
+            None if self.devices.len() >= DEVICES_MAX => DEVICES_MAX as u32 - 1,
+            None => {
+                let number = self.devices.len() as u32;
+                self.devices.insert(name.into(), number);
+                number
+            }
+        };
+        self.last = (name.into(), number);
+        number
+    }
+
+    /// Address spaces met so far.
+    pub fn devices(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
+    /// Checks ranges and makes the time relative to the first request. Nothing for a request of no bytes.
+    #[inline]
+    pub fn request(
+        &mut self,
+        time_ns: Option<u64>,
+        device: &[u8],
+        kind: Kind,
+        offset: Option<u64>,
+        bytes: Option<u64>,
+    ) -> Result<Option<Request>, Reason> {
+        let offset = offset.ok_or(Reason::TooFar)?;
+        let bytes = bytes.ok_or(Reason::TooLarge)?;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if bytes > if kind == Kind::Discard { MAX_DISCARD } else { MAX_TRANSFER } {
+            return Err(Reason::TooLarge);
+        }
+        if offset > MAX_ADDRESS - bytes {
+            return Err(Reason::TooFar);
+        }
+        let time_ns = time_ns.map(|time| time.saturating_sub(*self.first_ns.get_or_insert(time)));
+        Ok(Some(Request { time_ns, device: self.device(device), kind, offset, bytes }))
+    }
+}

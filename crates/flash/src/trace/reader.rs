@@ -1,0 +1,287 @@
+//! A trace file as a stream of requests.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::lines::{Line, Lines};
+use super::parser::{Action, Parser, Reason};
+use super::{detect, Format, Request};
+
+/// How to read a trace.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// `None`: found out from the first lines.
+    pub format: Option<Format>,
+    /// blkparse: which events count.
+    pub action: Action,
+    /// Stop at the first broken line.
+    pub strict: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { format: None, action: Action::Auto, strict: false }
+    }
+}
+
+/// Why a trace cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be read, or its compression is damaged.
+    #[error("cannot read the trace {}: {source}", file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No known format fits.
+    #[error(
+        "{}: the format of this trace is not recognised (known: blkparse, fio2, fio3, msr, spc, disksim, mqsim; \
+         name one with --format)",
+        .0.display()
+    )]
+    Unrecognised(PathBuf),
+    /// Nothing in it.
+    #[error("{}: the trace is empty", .0.display())]
+    Empty(PathBuf),
+    /// Lines, but no request among them.
+    #[error("{}: the trace has no request in format {format}{}", file.display(), first_reason(broken))]
+    NoRequests {
+        /// The file.
+        file: PathBuf,
+        /// How it was read.
+        format: Format,
+        /// The first broken line.
+        broken: Option<Broken>,
+    },
+    /// A broken line in strict reading.
+    #[error("{}:{}: {} (--strict)", .0.file.display(), .0.line, .0.reason)]
+    Strict(Broken),
+}
+
+fn first_reason(broken: &Option<Broken>) -> String {
+    broken
+        .as_ref()
+        .map_or_else(String::new, |b| format!("; the first broken line is {}: {}", b.line, b.reason))
+}
+
+/// A line that does not fit its format.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Broken {
+    /// The file.
+    pub file: PathBuf,
+    /// From 1.
+    pub line: u64,
+    /// Why.
+    pub reason: String,
+}
+
+/// What was read.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// Lines.
+    pub lines: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Lines that do not fit the format.
+    pub broken: u64,
+    /// The first of them.
+    pub broken_first: Vec<Broken>,
+}
+
+/// Broken lines kept with their reasons.
+const KEPT: usize = 20;
+
+/// A trace being read.
+pub struct Reader {
+    file: PathBuf,
+    lines: Lines,
+    parser: Parser,
+    strict: bool,
+    tally: Tally,
+    compressed: Arc<AtomicU64>,
+    done: bool,
+}
+
+/// Counts the bytes taken from the file itself, for progress.
+struct Counted<R>(R, Arc<AtomicU64>);
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.0.read(buffer)?;
+        self.1.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+/// Opens a trace: compression and format are found out from its beginning.
+///
+/// # Errors
+/// It cannot be read, is empty, or has no known format.
+pub fn open(file: &Path, options: &Options) -> Result<Reader, TraceError> {
+    let io = |source| TraceError::Io { file: file.to_owned(), source };
+    let raw = File::open(file).map_err(io)?;
+    if raw.metadata().map_err(io)?.is_dir() {
+        return Err(io(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory")));
+    }
+    Reader::new(file, Box::new(raw), options)
+}
+
+impl Reader {
+    /// Reads a trace from a stream; `file` names it in messages.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn new(file: &Path, raw: Box<dyn Read + Send>, options: &Options) -> Result<Self, TraceError> {
+        let io = |source| TraceError::Io { file: file.to_owned(), source };
+        let compressed = Arc::new(AtomicU64::new(0));
+        let mut raw = Counted(raw, Arc::clone(&compressed));
+        let mut magic = [0_u8; 4];
+        let mut have = 0;
+        while have < magic.len() {
+            match raw.read(&mut magic[have..]) {
+                Ok(0) => break,
+                Ok(bytes) => have += bytes,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(io(e)),
+            }
+        }
+        let whole = io::Cursor::new(magic[..have].to_vec()).chain(raw);
+        let text: Box<dyn Read + Send> = match magic[..have] {
+            [0x1f, 0x8b, ..] => {
+                Box::new(flate2::read::MultiGzDecoder::new(io::BufReader::with_capacity(1 << 16, whole)))
+            }
+            [0x28, 0xb5, 0x2f, 0xfd] => Box::new(zstd::stream::read::Decoder::new(whole).map_err(io)?),
+            _ => Box::new(whole),
+        };
+        let mut lines = Lines::new(text);
+        let head = lines.head().map_err(io)?;
+        if head.trim_ascii().is_empty() && head.len() < super::lines::LINE_MAX {
+            return Err(TraceError::Empty(file.to_owned()));
+        }
+        let format = match options.format {
+            Some(format) => format,
+            None => detect::format(head).ok_or_else(|| TraceError::Unrecognised(file.to_owned()))?,
+        };
+        let mut parser = Parser::new(format, detect::action(head, options.action));
+        if format == Format::Fio2 && head.windows(6).any(|w| w == b" wait ") {
+            parser.waited_us = Some(0);
+        }
+        Ok(Self {
+            file: file.to_owned(),
+            lines,
+            parser,
+            strict: options.strict,
+            tally: Tally::default(),
+            compressed,
+            done: false,
+        })
+    }
+
+    /// The format it is read as.
+    pub fn format(&self) -> Format {
+        self.parser.format
+    }
+
+    /// Address spaces met so far.
+    pub fn devices(&self) -> u32 {
+        self.parser.devices()
+    }
+
+    /// What was read so far.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Bytes taken from the file so far, compressed as they are.
+    pub fn bytes_read(&self) -> u64 {
+        self.compressed.load(Ordering::Relaxed)
+    }
+
+    /// The next request; `None` at the end of a trace that had at least one.
+    ///
+    /// # Errors
+    /// The file cannot be read on; a broken line in strict reading; the end of a trace without a request.
+    #[inline]
+    pub fn next_request(&mut self) -> Result<Option<Request>, TraceError> {
+        while !self.done {
+            let line = match self.lines.next() {
+                Ok(line) => line,
+                Err(source) => {
+                    self.done = true;
+                    return Err(TraceError::Io { file: self.file.clone(), source });
+                }
+            };
+            self.tally.lines += u64::from(line.is_some());
+            let parsed = match line {
+                Some(Line::Text(text)) => self.parser.line(text),
+                Some(Line::TooLong) => Err(Reason::TooLong),
+                None => {
+                    self.done = true;
+                    if self.tally.requests == 0 {
+                        return Err(self.no_requests());
+                    }
+                    break;
+                }
+            };
+            match parsed {
+                Ok(Some(request)) => {
+                    self.tally.requests += 1;
+                    return Ok(Some(request));
+                }
+                Ok(None) => {}
+                Err(reason) => self.broken(reason)?,
+            }
+        }
+        Ok(None)
+    }
+
+    #[cold]
+    fn broken(&mut self, reason: Reason) -> Result<(), TraceError> {
+        let broken = Broken { file: self.file.clone(), line: self.lines.number, reason: reason.to_string() };
+        if self.strict {
+            self.done = true;
+            return Err(TraceError::Strict(broken));
+        }
+        self.tally.broken += 1;
+        if self.tally.broken_first.len() < KEPT {
+            self.tally.broken_first.push(broken);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn no_requests(&self) -> TraceError {
+        TraceError::NoRequests {
+            file: self.file.clone(),
+            format: self.parser.format,
+            broken: self.tally.broken_first.first().cloned(),
+        }
+    }
+}
+
+/// For fuzzing: reads arbitrary bytes as a trace in every way; must not panic. Returns the requests found.
+#[doc(hidden)]
+pub fn fuzz_read(data: &[u8]) -> u64 {
+    let mut requests = 0;
+    let formats = Format::ALL.into_iter().map(Some).chain([None]);
+    for format in formats {
+        let options = Options { format, ..Options::default() };
+        let source = Box::new(io::Cursor::new(data.to_vec()));
+        let Ok(mut reader) = Reader::new(Path::new("fuzz"), source, &options) else { continue };
+        // Compressed input may unfold to a great deal.
+        while reader.tally().lines < 10_000 {
+            match reader.next_request() {
+                Ok(Some(_)) => requests += 1,
+                Ok(None) | Err(_) => break,
+            }
+        }
+    }
+    requests
+}

@@ -1,0 +1,112 @@
+//! Traces in any of the formats that are read.
+
+use std::io::{self, Write};
+
+use super::{Format, Kind, Request};
+
+/// Writes requests as lines of a format. What a format cannot say is left out or rounded as [`Writer::request`] says.
+pub struct Writer<W> {
+    out: W,
+    format: Format,
+    sequence: u64,
+    opened: Vec<bool>,
+    waited_us: u64,
+    /// Requests that the format has no word for (discards in MSR, SPC, DiskSim and MQSim).
+    pub left_out: u64,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a trace.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn new(mut out: W, format: Format) -> io::Result<Self> {
+        match format {
+            Format::Fio2 => writeln!(out, "fio version 2 iolog")?,
+            Format::Fio3 => writeln!(out, "fio version 3 iolog")?,
+            _ => {}
+        }
+        Ok(Self { out, format, sequence: 0, opened: Vec::new(), waited_us: 0, left_out: 0 })
+    }
+
+    /// Writes a request. Missing times become 0; formats in sectors round outwards; formats without discards leave
+    /// them out and count them.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn request(&mut self, r: &Request) -> io::Result<()> {
+        let time = r.time_ns.unwrap_or(0);
+        let (sector, sectors) = (r.offset / 512, (r.offset + r.bytes).div_ceil(512) - r.offset / 512);
+        let dev = r.device;
+        if r.kind == Kind::Discard && !matches!(self.format, Format::Blkparse | Format::Fio2 | Format::Fio3) {
+            self.left_out += 1;
+            return Ok(());
+        }
+        self.sequence += 1;
+        let read = r.kind == Kind::Read;
+        match self.format {
+            Format::Blkparse => {
+                let rwbs = match r.kind {
+                    Kind::Read => "R",
+                    Kind::Write => "W",
+                    Kind::Discard => "D",
+                };
+                let (s, ns) = (time / 1_000_000_000, time % 1_000_000_000);
+                writeln!(
+                    self.out,
+                    "{},{} 0 {} {s}.{ns:09} 0 D {rwbs} {sector} + {sectors} [trace]",
+                    259 + (dev >> 20),
+                    dev & 0xf_ffff,
+                    self.sequence
+                )
+            }
+            Format::Fio2 | Format::Fio3 => self.fio(r, time / 1000),
+            Format::Msr => {
+                let kind = if read { "Read" } else { "Write" };
+                writeln!(self.out, "{},trace,{dev},{kind},{},{},0", time / 100, r.offset, r.bytes)
+            }
+            Format::Spc => {
+                let (s, ns) = (time / 1_000_000_000, time % 1_000_000_000);
+                // The address is in sectors, the size in bytes: an unaligned start is rounded down and kept covered.
+                let bytes = r.bytes + r.offset % 512;
+                writeln!(self.out, "{dev},{sector},{bytes},{},{s}.{ns:09}", if read { 'r' } else { 'w' })
+            }
+            Format::Disksim => {
+                let (ms, ns) = (time / 1_000_000, time % 1_000_000);
+                writeln!(self.out, "{ms}.{ns:06} {dev} {sector} {sectors} {}", u8::from(read))
+            }
+            Format::Mqsim => writeln!(self.out, "{time} {dev} {sector} {sectors} {}", u8::from(read)),
+        }
+    }
+
+    fn fio(&mut self, r: &Request, us: u64) -> io::Result<()> {
+        let dev = r.device as usize;
+        let stamp = if self.format == Format::Fio3 { format!("{us} ") } else { String::new() };
+        if self.opened.len() <= dev {
+            self.opened.resize(dev + 1, false);
+        }
+        if !self.opened[dev] {
+            self.opened[dev] = true;
+            writeln!(self.out, "{stamp}disk{dev} add\n{stamp}disk{dev} open")?;
+        }
+        if self.format == Format::Fio2 && us > self.waited_us {
+            writeln!(self.out, "disk{dev} wait {} 0", us - self.waited_us)?;
+            self.waited_us = us;
+        }
+        let action = match r.kind {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Discard => "trim",
+        };
+        writeln!(self.out, "{stamp}disk{dev} {action} {} {}", r.offset, r.bytes)
+    }
+
+    /// Ends the trace and gives the output back.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}

@@ -1,0 +1,323 @@
+//! Every format: what real tools write, broken lines, compression, and anything at all.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use afterimage_flash::trace::{open, Format, Kind, Merged, Options, Request, TraceError, Writer};
+use proptest::prelude::*;
+
+const BLKPARSE: &str = "\
+  8,0    3        1     0.000000000  697  G   W 223490 + 8 [kjournald]
+  8,0    3        2     0.000000100  697  Q   W 223490 + 8 [kjournald]
+  8,0    3       11     0.009507758  697  D   W 223490 + 56 [kjournald]
+  8,0    3       12     0.010000000  697  C   W 223490 + 56 [0]
+  8,16   0        1     0.020000000    0  D  RA 64 + 8 [cat]
+  8,0    1        3     0.030000000  697  D FWFS [kworker/1:1H]
+  8,0    1        4     0.030000000  697  D FWS 0 + 0 [kworker/1:1H]
+  8,0    1        5     0.040000000  697  D  DS 1024 + 2048 [fstrim]
+  8,0    1        6     0.050000000  697  P   N [fstrim]
+  8,0    1        7     0.050000000    0  m   N cfq697S / alloced
+  8,0    1        8     0.050000001    0 UT   N [swapper] 1
+CPU3 (8,0):
+ Reads Queued:           0,        0KiB\t Writes Queued:          7,      128KiB
+ Read depth:             0         \t Write depth:            2
+
+Total (8,0):
+ Reads Queued:           0,        0KiB\t Writes Queued:          7,      128KiB
+
+Throughput (R/W): 0KiB/s / 575KiB/s
+Events (8,0): 13 entries
+Skips: 0 forward (0 -   0.0%)
+";
+
+// As fio 3.33 wrote it.
+const FIO3: &str = "\
+fio version 3 iolog
+21 /dev/shm/fiot.dat add
+185 /dev/shm/fiot.dat open
+189 /dev/shm/fiot.dat read 0 4096
+209 /dev/shm/fiot.dat write 45056 4096
+210 /dev/shm/fiot.dat sync 0 0
+212 /dev/shm/fiot.dat trim 28672 8192
+218 /dev/shm/fiot.dat close
+";
+
+const FIO2: &str = "\
+fio version 2 iolog
+/mnt/a disk add
+/mnt/a disk open
+/mnt/a disk read 0 4096
+/mnt/a disk wait 2000 0
+/mnt/a disk write 4096 512
+/mnt/a disk datasync 0 0
+/mnt/a disk close
+";
+
+const MSR: &str = "\
+128166372003061629,hm,0,Read,383496192,32768,413
+128166372016382155,hm,1,Write,2822144,4096,404
+";
+
+const SPC: &str = "0,303567,3584,w,0.000000\n1,55590,3072,R,0.026214\n0,303574,3584,W,1.5,ignored\n";
+
+const DISKSIM: &str = "0.000000 0 4096 8 0\n12.500000 1 16 16 1\n13.25 1 16 16 0x11\n";
+
+const MQSIM: &str = "4800 0 4096 8 0\n48100 1 16 16 1\n";
+
+fn write(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let file = dir.join(name);
+    std::fs::write(&file, bytes).unwrap();
+    file
+}
+
+fn read_all(file: &Path, options: &Options) -> Result<(Format, Vec<Request>, u64), TraceError> {
+    let mut reader = open(file, options)?;
+    let mut requests = Vec::new();
+    while let Some(request) = reader.next_request()? {
+        requests.push(request);
+    }
+    Ok((reader.format(), requests, reader.tally().broken))
+}
+
+fn request(time_ns: u64, device: u32, kind: Kind, offset: u64, bytes: u64) -> Request {
+    Request { time_ns: Some(time_ns), device, kind, offset, bytes }
+}
+
+fn expected() -> Vec<(Format, &'static str, Vec<Request>)> {
+    use Kind::{Discard, Read, Write};
+    vec![
+        (
+            Format::Blkparse,
+            BLKPARSE,
+            vec![
+                request(0, 0, Write, 223_490 * 512, 56 * 512),
+                request(10_492_242, 1, Read, 64 * 512, 4096),
+                request(30_492_242, 0, Discard, 1024 * 512, 2048 * 512),
+            ],
+        ),
+        (
+            Format::Fio3,
+            FIO3,
+            vec![
+                request(0, 0, Read, 0, 4096),
+                request(20_000, 0, Write, 45_056, 4096),
+                request(23_000, 0, Discard, 28_672, 8192),
+            ],
+        ),
+        (Format::Fio2, FIO2, vec![request(0, 0, Read, 0, 4096), request(2_000_000, 0, Write, 4096, 512)]),
+        (
+            Format::Msr,
+            MSR,
+            vec![request(0, 0, Read, 383_496_192, 32_768), request(1_332_052_600, 1, Write, 2_822_144, 4096)],
+        ),
+        (
+            Format::Spc,
+            SPC,
+            vec![
+                request(0, 0, Write, 303_567 * 512, 3584),
+                request(26_214_000, 1, Read, 55_590 * 512, 3072),
+                request(1_500_000_000, 0, Write, 303_574 * 512, 3584),
+            ],
+        ),
+        (
+            Format::Disksim,
+            DISKSIM,
+            vec![
+                request(0, 0, Write, 4096 * 512, 4096),
+                request(12_500_000, 1, Read, 8192, 8192),
+                request(13_250_000, 1, Read, 8192, 8192),
+            ],
+        ),
+        (
+            Format::Mqsim,
+            MQSIM,
+            vec![request(0, 0, Write, 4096 * 512, 4096), request(43_300, 1, Read, 8192, 8192)],
+        ),
+    ]
+}
+
+#[test]
+fn every_format_is_recognised_and_read_exactly() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, text, requests) in expected() {
+        let file = write(dir.path(), format.name(), text.as_bytes());
+        let strict = Options { strict: true, ..Options::default() };
+        assert_eq!(read_all(&file, &strict).unwrap(), (format, requests.clone(), 0), "{format}");
+        let windows = text.replace('\n', "\r\n");
+        let file = write(dir.path(), format.name(), windows.as_bytes());
+        assert_eq!(read_all(&file, &strict).unwrap().1, requests, "{format} with CR LF");
+    }
+}
+
+#[test]
+fn gzip_and_zstd_are_detected_also_in_several_members() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, text, requests) in expected() {
+        let (one, two) = text.split_at(text.len() / 2);
+        let gzip = |part: &str| {
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(part.as_bytes()).unwrap();
+            encoder.finish().unwrap()
+        };
+        let zst = |part: &str| zstd::encode_all(part.as_bytes(), 1).unwrap();
+        for (name, bytes) in [("gz", [gzip(one), gzip(two)].concat()), ("zst", [zst(one), zst(two)].concat())]
+        {
+            let file = write(dir.path(), name, &bytes);
+            assert_eq!(
+                read_all(&file, &Options::default()).unwrap(),
+                (format, requests.clone(), 0),
+                "{name}"
+            );
+            let cut = write(dir.path(), "cut", &bytes[..bytes.len() - 9]);
+            let damaged = read_all(&cut, &Options::default());
+            assert!(matches!(damaged, Err(TraceError::Io { .. })), "{format} {name}: {damaged:?}");
+        }
+    }
+}
+
+#[test]
+fn broken_lines_are_counted_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let text =
+        "0,1,512,w,0.0\n0,1,512,x,0.1\n\n# a comment\n0,1,,w,0.2\n0,2,512,r,0.3\n0,2\n0,1,99999999999,w,1\n0,9,512,w,2\n";
+    let file = write(dir.path(), "t.spc", text.as_bytes());
+    let mut reader = open(&file, &Options::default()).unwrap();
+    while reader.next_request().unwrap().is_some() {}
+    let tally = reader.tally();
+    assert_eq!((tally.requests, tally.broken, tally.lines), (3, 4, 9));
+    let named: Vec<(u64, &str)> = tally.broken_first.iter().map(|b| (b.line, b.reason.as_str())).collect();
+    assert_eq!(
+        named,
+        [
+            (2, "the operation is neither read nor write"),
+            (5, "the size is not a number in range"),
+            (7, "the size is missing"),
+            (8, "the request is larger than 1 GiB (a discard: 16 TiB)"),
+        ]
+    );
+    let strict = read_all(&file, &Options { strict: true, ..Options::default() }).unwrap_err();
+    assert_eq!(
+        strict.to_string(),
+        format!("{}:2: the operation is neither read nor write (--strict)", file.display())
+    );
+}
+
+#[test]
+fn a_line_without_end_is_one_broken_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("0,1,512,w,0.0\n{}\n0,2,512,w,0.1\n{}", "x".repeat(3 << 20), "y".repeat(70_000));
+    let file = write(dir.path(), "long", text.as_bytes());
+    let spc = Options { format: Some(Format::Spc), ..Options::default() };
+    let (_, requests, broken) = read_all(&file, &spc).unwrap();
+    assert_eq!((requests.len(), broken), (2, 2));
+}
+
+#[test]
+fn nothing_is_an_error_and_never_zeros() {
+    let dir = tempfile::tempdir().unwrap();
+    let any = Options::default();
+    let spc = Options { format: Some(Format::Spc), ..Options::default() };
+    for empty in ["", "\n\n  \n"] {
+        let file = write(dir.path(), "empty", empty.as_bytes());
+        assert!(matches!(read_all(&file, &any), Err(TraceError::Empty(_))));
+        assert!(read_all(&file, &spc).is_err());
+    }
+    for strange in ["hello\nworld\n", "\u{0}\u{1}\u{2}", "1,2,3\n4,5,6\n", "<html>", "a b c d e\n"] {
+        let file = write(dir.path(), "strange", strange.as_bytes());
+        assert!(matches!(read_all(&file, &any), Err(TraceError::Unrecognised(_))), "{strange:?}");
+        assert!(matches!(read_all(&file, &spc), Err(TraceError::NoRequests { .. })), "{strange:?}");
+    }
+    let header = write(dir.path(), "header", b"fio version 2 iolog\n/dev/x add\n");
+    assert!(matches!(read_all(&header, &any), Err(TraceError::NoRequests { .. })));
+    assert!(matches!(read_all(Path::new("/nonexistent/trace"), &any), Err(TraceError::Io { .. })));
+    assert!(matches!(read_all(dir.path(), &any), Err(TraceError::Io { .. })));
+}
+
+#[test]
+fn files_are_merged_by_time_and_keep_their_address_spaces() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = write(dir.path(), "a", b"0,1,512,w,10.0\n0,2,512,w,12.0\n");
+    let b = write(dir.path(), "b", b"0,7,512,w,5.0\n3,8,512,w,6.0\n");
+    let mut merged = Merged::open(&[a, b], &Options::default()).unwrap();
+    let mut seen = Vec::new();
+    while let Some(r) = merged.next_request().unwrap() {
+        seen.push((r.time_ns.unwrap() / 1_000_000, r.device, r.offset / 512));
+    }
+    // Each file's clock starts at its first request.
+    assert_eq!(seen, [(0, 0, 1), (0, 1, 7), (1000, 2, 8), (2000, 0, 2)]);
+    assert_eq!(merged.tally().requests, 4);
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    let kind = prop::sample::select(vec![Kind::Read, Kind::Write, Kind::Discard]);
+    (0_u64..1 << 40, 0_u32..5, kind, 0_u64..1 << 40, 1_u64..1 << 12).prop_map(
+        |(time, device, kind, at, len)| {
+            // What every format can say: milliseconds, whole sectors.
+            request(time / 1_000_000 * 1_000_000, device, kind, at * 512, len * 512)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_written_is_read_back(mut requests in prop::collection::vec(any_request(), 1..60)) {
+        let dir = tempfile::tempdir().unwrap();
+        requests.sort_by_key(|r| r.time_ns);
+        requests[0].kind = Kind::Write;
+        let first = requests[0].time_ns.unwrap();
+        for format in Format::ALL {
+            let mut writer = Writer::new(Vec::new(), format).unwrap();
+            for request in &requests {
+                writer.request(request).unwrap();
+            }
+            let discards = matches!(format, Format::Blkparse | Format::Fio2 | Format::Fio3);
+            let kept: Vec<Request> =
+                requests.iter().copied().filter(|r| discards || r.kind != Kind::Discard).collect();
+            prop_assert_eq!(writer.left_out as usize, requests.len() - kept.len());
+            let file = write(dir.path(), format.name(), &writer.finish().unwrap());
+            let (_, read, broken) =
+                read_all(&file, &Options { format: Some(format), strict: true, ..Options::default() }).unwrap();
+            prop_assert_eq!(broken, 0);
+            // Devices are numbered in order of appearance.
+            let mut order = Vec::new();
+            for (kept, read) in kept.iter().zip(&read) {
+                if !order.contains(&kept.device) {
+                    order.push(kept.device);
+                }
+                let device = order.iter().position(|d| *d == kept.device).unwrap() as u32;
+                let has_time = read.time_ns.is_some();
+                let time_ns = has_time.then(|| kept.time_ns.unwrap() - first);
+                prop_assert!(has_time || format == Format::Fio2);
+                prop_assert_eq!(*read, Request { device, time_ns, ..*kept });
+            }
+            prop_assert_eq!(read.len(), kept.len());
+        }
+    }
+
+    #[test]
+    fn anything_is_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        afterimage_flash::trace::fuzz_read(&bytes);
+    }
+
+    #[test]
+    fn damaged_traces_are_read_without_a_panic(
+        which in 0_usize..7,
+        changes in prop::collection::vec((any::<u16>(), any::<u8>(), 0_u8..3), 1..12),
+    ) {
+        let mut bytes = expected()[which].1.as_bytes().to_vec();
+        for (at, byte, what) in changes {
+            let at = usize::from(at) % bytes.len();
+            match what {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, b'9'),
+                _ => { bytes.remove(at); }
+            }
+            if bytes.is_empty() {
+                bytes.push(byte);
+            }
+        }
+        afterimage_flash::trace::fuzz_read(&bytes);
+    }
+}
