@@ -1,6 +1,9 @@
 //! Writes seeds into `fuzz/corpus`: a redo log with records of every kind, a recording, as a file and as what it decodes
-//! to, and guest memories whose ring offers every virtio-blk request, direct and indirect. Run from the root:
+//! to, block traces in every format, and guest memories whose ring offers every virtio-blk request, direct and indirect.
+//! Run from the root:
 //! `cargo run -p afterimage-fuzz-seeds`.
+
+mod traces;
 
 use std::error::Error;
 use std::fs;
@@ -90,6 +93,9 @@ fn main() -> Outcome<()> {
     put("fuzz_log", "seed-log", &sample_log())?;
     put("fuzz_recording", "seed-file", &sample_recording().to_bytes()?)?;
     put("fuzz_recording", "seed-records", &sample_records())?;
+    for (name, bytes) in traces::seeds()? {
+        put("fuzz_trace", &format!("seed-{name}"), &bytes)?;
+    }
     // Read, write, flush, get-id, discard, write-zeroes (virtio 1.2 § 5.2.6).
     for (kind, len) in [(0, 1024), (1, 1024), (4, 0), (8, 20), (11, 16), (13, 16)] {
         for indirect in [false, true] {
