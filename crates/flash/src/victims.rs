@@ -91,4 +91,19 @@ impl Victims {
         }
         None
     }
+
+    /// As [`Victims::take`], among the blocks that `fits` accepts. Looks at one after the other.
+    pub fn take_where(&mut self, full: u32, fits: impl Fn(Block) -> bool) -> Option<Block> {
+        for ends in &self.ends[self.lowest..full as usize] {
+            let mut next = ends[0];
+            while next != NONE {
+                if fits(Block(next)) {
+                    self.remove(Block(next));
+                    return Some(Block(next));
+                }
+                next = self.links[next as usize][1];
+            }
+        }
+        None
+    }
 }

@@ -12,7 +12,9 @@
 //!
 //! Choices [C]: a translation page that was never written is not read; the cache is as large as FAST's tables unless
 //! told otherwise; collection runs at the start of a request when at most `gc_low` blocks are free until `gc_high` are
-//! (3 and 3), so a request itself never collects in its middle.
+//! (3 and 3), so a request itself never collects in its middle. Collecting data may cost more pages than it gains: each
+//! page moved may rewrite a translation page. So greed ends at the last free block: then a translation block goes first,
+//! which always gains.
 
 use super::cmt::Cmt;
 use super::{check_mapping, Ftl, FtlError};
@@ -22,6 +24,9 @@ use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
 use crate::victims::Victims;
+
+/// With no more free blocks than these, only collections that surely gain are allowed while there are any.
+const LAST_FREE: u32 = 1;
 
 /// DFTL.
 #[derive(Debug)]
@@ -154,9 +159,21 @@ impl Dftl {
         Ok(())
     }
 
+    /// The block with the most dead pages; with one block or none free, a translation block if any has dead pages.
+    fn victim(&mut self, pages: u32) -> Option<Block> {
+        if self.dev.pool.len() <= LAST_FREE {
+            let is_map = &self.is_map;
+            let map = self.victims.take_where(pages, |block| is_map[block.index()]);
+            if map.is_some() {
+                return map;
+            }
+        }
+        self.victims.take(pages)
+    }
+
     fn collect(&mut self) -> Result<(), FtlError> {
         let pages = self.dev.flash.geometry().pages_per_block;
-        let victim = self.victims.take(pages).ok_or(FtlError::NoSpace)?;
+        let victim = self.victim(pages).ok_or(FtlError::NoSpace)?;
         let map = self.is_map[victim.index()];
         let cause = if map { Cause::CollectMap } else { Cause::Collect };
         while self.dev.flash.live_in(victim) > 0 {

@@ -131,7 +131,10 @@ impl Dftl {
     }
 
     fn collect(&mut self) {
-        let victim = self.flash.greedy(&self.frontiers).expect("a victim");
+        let of_maps = self.flash.greedy_among(&self.frontiers, |block| self.map_blocks.contains(&block));
+        let last = self.flash.free() <= 1;
+        let victim =
+            of_maps.filter(|_| last).or_else(|| self.flash.greedy(&self.frontiers)).expect("a victim");
         let map = self.map_blocks.contains(&victim);
         let cause = if map { "collect-map" } else { "collect" };
         let mut touched = BTreeSet::new();

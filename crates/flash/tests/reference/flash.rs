@@ -102,8 +102,14 @@ impl Flash {
 
     /// Greedy: the fewest live pages, then the longest at that number; `None` if nothing can be gained.
     pub fn greedy(&self, excluded: &[Option<usize>]) -> Option<usize> {
+        self.greedy_among(excluded, |_| true)
+    }
+
+    /// The same among the blocks that `fits` accepts.
+    pub fn greedy_among(&self, excluded: &[Option<usize>], fits: impl Fn(usize) -> bool) -> Option<usize> {
         let used = (0..self.blocks.len()).filter(|b| self.blocks[*b].free_since.is_none());
-        let closed = used.filter(|b| !excluded.contains(&Some(*b)) && self.blocks[*b].live() < self.p);
+        let closed =
+            used.filter(|b| !excluded.contains(&Some(*b)) && self.blocks[*b].live() < self.p && fits(*b));
         closed.min_by_key(|b| (self.blocks[*b].live(), self.blocks[*b].since))
     }
 }
