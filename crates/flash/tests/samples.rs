@@ -1,0 +1,66 @@
+//! The traces of real runs in `samples/`: read without a broken line, and costing what they cost when they came in. A
+//! change of these numbers is a change of a model and belongs in the changelog.
+
+use std::path::PathBuf;
+
+use afterimage_flash::counts::Cause;
+use afterimage_flash::report::Report;
+use afterimage_flash::scan::Scan;
+use afterimage_flash::sim::{run, Control, RunOptions};
+use afterimage_flash::trace::{Options, Prefetch};
+use afterimage_flash::{Config, FtlKind};
+
+fn sample(name: &str) -> (Scan, [PathBuf; 1]) {
+    let files = [PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("samples").join(name)];
+    let strict = Options { strict: true, ..Options::default() };
+    let trace = Prefetch::open(&files, &strict).unwrap();
+    (Scan::trace(Config::default().geometry, trace, &Control::default()).unwrap(), files)
+}
+
+fn simulate(name: &str, kind: FtlKind) -> Report {
+    let (scan, files) = sample(name);
+    let trace = Prefetch::open(&files, &Options::default()).unwrap();
+    run(&Config::default(), kind, &scan, trace, &RunOptions::default(), &Control::default()).unwrap()
+}
+
+#[test]
+fn samples_hold_what_fio_was_asked_for() {
+    let traffic = |name| sample(name).0.traffic;
+    let database = traffic("database.fio3.gz");
+    assert_eq!((database.requests(), database.bytes()), (40_000, 40_000 * 4096));
+    assert_eq!((database.reads, database.writes), (11_888, 28_112));
+    let files = sample("files.fio3.zst").0;
+    assert_eq!((files.traffic.writes, files.traffic.reads), (4608, 0));
+    assert_eq!(files.extents().len(), 195);
+    let stream = sample("stream.fio3.gz").0;
+    assert_eq!((stream.traffic.writes, stream.traffic.write_bytes), (1024, 4 * (32 << 20)));
+    assert_eq!(stream.pages(), (32 << 20) / 2048);
+    assert_eq!(traffic("stream.fio2"), stream.traffic);
+}
+
+#[test]
+fn samples_cost_what_they_did() {
+    // Erases under FAST, Superblock, DFTL and the page map.
+    let expected = [
+        ("database.fio3.gz", [8036, 30_922, 13_060, 9667]),
+        ("files.fio3.zst", [4086, 7423, 5092, 3970]),
+        ("stream.fio3.gz", [1023, 1014, 1019, 1016]),
+        ("stream.fio2", [1023, 1014, 1019, 1016]),
+    ];
+    for (name, erases) in expected {
+        for (kind, erases) in FtlKind::ALL.into_iter().zip(erases) {
+            let report = simulate(name, kind);
+            assert_eq!(report.erases, erases, "{name} on {kind}");
+            assert_eq!(report.operations.of(Cause::Host).programs, report.pages.written, "{name} on {kind}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_costs_no_copy() {
+    for kind in [FtlKind::Fast, FtlKind::Superblock, FtlKind::Page] {
+        let report = simulate("stream.fio3.gz", kind);
+        assert_eq!(report.collection.ops.programs, 0, "{kind}");
+        assert_eq!(report.write_amplification, Some(1.0), "{kind}");
+    }
+}
