@@ -1,0 +1,170 @@
+//! One FTL on one drive under one load, in a process of its own.
+//!
+//! ```text
+//! fill the drive ─► age: at most every page once more ─► slices of processor time, each with its rate
+//! ```
+
+use std::time::Duration;
+
+use afterimage_flash::counts::Cause;
+use afterimage_flash::ftl::FtlError;
+use afterimage_flash::geometry::Geometry;
+use afterimage_flash::workload::{Pattern, Random};
+use afterimage_flash::{Config, Ftl, FtlKind, Lpn};
+use rustix::time::{clock_gettime, ClockId};
+use serde::{Deserialize, Serialize};
+
+/// How writes fall on the drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Load {
+    /// Single pages, every page equally often.
+    Uniform,
+    /// Single pages, 80 % of the writes on 20 % of the pages.
+    Skewed,
+    /// Ascending, again and again.
+    Sequential,
+    /// Two neighbouring pages at a time, as the quoted figures' 4 KiB random writes.
+    Pairs,
+}
+
+impl Load {
+    /// All loads.
+    pub const ALL: [Self; 4] = [Self::Uniform, Self::Skewed, Self::Sequential, Self::Pairs];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Skewed => "skewed",
+            Self::Sequential => "sequential",
+            Self::Pairs => "uniform, 4 KiB",
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Cell {
+    /// Which FTL, as an index into [`FtlKind::ALL`].
+    pub ftl: usize,
+    /// Flash, GB of 8,192 blocks of 128 KiB.
+    pub size_gb: u32,
+    /// What is written.
+    pub load: Load,
+    /// Processor time of ageing, at most, milliseconds.
+    pub age_ms: u64,
+    /// Processor time of each slice, milliseconds.
+    pub slice_ms: u64,
+    /// Slices.
+    pub slices: usize,
+}
+
+impl Cell {
+    /// Which FTL.
+    pub fn kind(&self) -> FtlKind {
+        FtlKind::ALL[self.ftl]
+    }
+}
+
+/// What came out.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Host page writes a second of processor time, slice by slice.
+    pub writes_per_s: Vec<f64>,
+    /// Pages programmed for each page the host wrote, over all slices.
+    pub write_amplification: f64,
+    /// Share of the drive's pages written in ageing, after the fill; 1: all as often.
+    pub aged: f64,
+    /// Largest resident size of the process, bytes.
+    pub peak_bytes: u64,
+}
+
+/// Share of the flash that is not logical.
+pub const SPARE: f64 = 0.07;
+/// Writes between two looks at the clock.
+const BATCH: u64 = 8192;
+
+/// Processor time of this process.
+pub fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Writes a load onto a drive.
+struct Writer {
+    ftl: Box<dyn Ftl>,
+    load: Load,
+    random: Random,
+    pages: u32,
+    written: u64,
+}
+
+impl Writer {
+    fn batch(&mut self) -> Result<(), FtlError> {
+        let pattern = match self.load {
+            Load::Uniform => Pattern::Uniform,
+            Load::Skewed => Pattern::Skewed,
+            Load::Sequential => Pattern::Sequential,
+            Load::Pairs => {
+                for _ in 0..BATCH / 2 {
+                    let first = self.random.below(self.pages / 2) * 2;
+                    self.ftl.write(Lpn(first))?;
+                    self.ftl.write(Lpn(first + 1))?;
+                }
+                self.written += BATCH;
+                return Ok(());
+            }
+        };
+        for i in self.written..self.written + BATCH {
+            let page = pattern.page(&mut self.random, i, self.pages);
+            self.ftl.write(page)?;
+        }
+        self.written += BATCH;
+        Ok(())
+    }
+}
+
+/// Measures a cell in this process.
+///
+/// # Errors
+/// One sentence: the drive cannot be built or has no space.
+pub fn measure(cell: &Cell) -> Result<Outcome, String> {
+    let config =
+        Config { geometry: Geometry::small(8192 * cell.size_gb, 64), spare: SPARE, ..Config::default() };
+    let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
+    let pages = ftl.logical_pages();
+    let mut writer = Writer { ftl, load: cell.load, random: Random::new(1), pages, written: 0 };
+    let text = |e: FtlError| e.to_string();
+    for lpn in 0..pages {
+        writer.ftl.write(Lpn(lpn)).map_err(text)?;
+    }
+    let end = processor_time() + Duration::from_millis(cell.age_ms);
+    while writer.written < u64::from(pages) && processor_time() < end {
+        writer.batch().map_err(text)?;
+    }
+    let aged = (writer.written as f64 / f64::from(pages)).min(1.0);
+    writer.ftl.flash_mut().reset_counters();
+    let mut writes_per_s = Vec::new();
+    for _ in 0..cell.slices {
+        let (start, before) = (processor_time(), writer.written);
+        let mut spent = Duration::ZERO;
+        while spent < Duration::from_millis(cell.slice_ms) {
+            writer.batch().map_err(text)?;
+            spent = processor_time() - start;
+        }
+        writes_per_s.push((writer.written - before) as f64 / spent.as_secs_f64());
+    }
+    let counts = writer.ftl.flash().counts();
+    let write_amplification = counts.total().programs as f64 / counts.of(Cause::Host).programs.max(1) as f64;
+    Ok(Outcome { writes_per_s, write_amplification, aged, peak_bytes: peak_bytes()? })
+}
+
+/// The largest resident size this process has had.
+fn peak_bytes() -> Result<u64, String> {
+    let status =
+        std::fs::read_to_string("/proc/self/status").map_err(|e| format!("/proc/self/status: {e}"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| "/proc/self/status names no VmHWM".to_owned())
+}

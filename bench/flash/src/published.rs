@@ -1,0 +1,106 @@
+//! Other simulators, and earlier measurements: quoted here, not run by this benchmark.
+//!
+//! All are rates under 4 KiB random writes, on one core of a 2-core EPYC virtual machine; a request is two pages of 2 KB.
+
+use std::fmt::Write as _;
+
+use afterimage_flash::FtlKind;
+use serde::Serialize;
+
+use crate::cell::Load;
+use crate::report::Row;
+
+/// A quoted figure.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Published {
+    /// Which simulator.
+    pub simulator: &'static str,
+    /// Which FTL of ours does the same job.
+    pub ftl: &'static str,
+    /// Flash, GB, where it is known.
+    pub size_gb: Option<u32>,
+    /// As quoted.
+    pub quoted: &'static str,
+    /// Page writes a second, lowest quoted.
+    pub low: f64,
+    /// The same, highest quoted.
+    pub high: f64,
+}
+
+const fn requests(
+    simulator: &'static str,
+    ftl: &'static str,
+    size_gb: Option<u32>,
+    quoted: &'static str,
+    low: f64,
+    high: f64,
+) -> Published {
+    Published { simulator, ftl, size_gb, quoted, low: 2.0 * low, high: 2.0 * high }
+}
+
+const fn pages(
+    simulator: &'static str,
+    ftl: &'static str,
+    size_gb: u32,
+    quoted: &'static str,
+    low: f64,
+    high: f64,
+) -> Published {
+    Published { simulator, ftl, size_gb: Some(size_gb), quoted, low, high }
+}
+
+/// What is quoted.
+pub const ALL: &[Published] = &[
+    requests("MQSim", "page", None, "67 k requests/s", 67e3, 67e3),
+    requests("FlashSim (Penn State), page map", "page", None, "757 k requests/s", 757e3, 757e3),
+    pages("a greedy page map on bucket lists", "page", 1, "15.8 M pages/s, 93 % full", 15.8e6, 15.8e6),
+    pages("a greedy page map on bucket lists", "page", 32, "2.8–3.2 M pages/s", 2.8e6, 3.2e6),
+    requests("FlashSim (Penn State), FAST", "fast", Some(1), "65–78 k requests/s", 65e3, 78e3),
+    requests("FlashSim (Penn State), FAST", "fast", Some(32), "3.6 k requests/s", 3.6e3, 3.6e3),
+    requests("flashsim (Bjørling), FAST", "fast", None, "152–234 requests/s", 152.0, 234.0),
+    pages("a FAST that only counts", "fast", 1, "16.5 M pages/s", 16.5e6, 16.5e6),
+    requests("FlashSim (Penn State), DFTL", "dftl", None, "70 k requests/s", 70e3, 70e3),
+    requests("flashsim (Bjørling), DFTL", "dftl", None, "141 k requests/s", 141e3, 141e3),
+];
+
+fn rate(per_s: f64) -> String {
+    match per_s {
+        r if r >= 1e6 => format!("{:.2} M", r / 1e6),
+        r if r >= 1e3 => format!("{:.1} k", r / 1e3),
+        r => format!("{r:.0}"),
+    }
+}
+
+/// Quoted figures beside ours, in page writes a second: 4 KiB random writes where the same load was run here.
+pub fn table(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "| simulator (quoted, not run here) | quoted | flash | page writes/s | ours, run here: 1 GB | 32 GB |\n\
+         |---|---|---|---|---|---|",
+    );
+    let ours = |ftl: &str, size_gb: u32| {
+        let row =
+            rows.iter().find(|r| r.ftl == ftl && r.cell.size_gb == size_gb && r.cell.load == Load::Pairs);
+        row.map_or("–".to_owned(), |r| rate(r.writes_per_s.median))
+    };
+    for p in ALL {
+        let quoted = if p.low < p.high { format!("{}–{}", rate(p.low), rate(p.high)) } else { rate(p.low) };
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "\n| {} | {} | {} | {quoted} | {} | {} |",
+            p.simulator,
+            p.quoted,
+            p.size_gb.map_or("not said".to_owned(), |gb| format!("{gb} GB")),
+            ours(p.ftl, 1),
+            ours(p.ftl, 32),
+        );
+    }
+    let superblock = FtlKind::Superblock.name();
+    let _ = write!(
+        text,
+        "\n| no public implementation of Superblock is known | – | – | – | {} | {} |",
+        ours(superblock, 1),
+        ours(superblock, 32)
+    );
+    text
+}

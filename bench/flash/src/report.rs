@@ -1,0 +1,155 @@
+//! Results: JSON for programs, tables for people.
+
+use std::fmt::Write as _;
+
+use afterimage_flash::FtlKind;
+use serde::Serialize;
+
+use crate::cell::{Cell, Outcome};
+use crate::parse::Parsed;
+use crate::published::{self, Published};
+
+/// Memory that a 32 GB drive may take, bytes.
+const MEMORY_TARGET: u64 = 600_000_000;
+
+/// The middle of several values and their spread.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of a non-empty list.
+    pub fn of(values: &[f64]) -> Self {
+        let mut values = values.to_vec();
+        values.sort_by(f64::total_cmp);
+        let n = values.len();
+        let median = if n % 2 == 1 { values[n / 2] } else { (values[n / 2 - 1] + values[n / 2]) / 2.0 };
+        Self { median, min: values[0], max: values[n - 1] }
+    }
+}
+
+/// A measured cell.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub cell: Cell,
+    /// The FTL's name.
+    pub ftl: &'static str,
+    /// Host page writes of 2 KB a second of processor time.
+    pub writes_per_s: Spread,
+    /// Pages programmed a second, collection's included: what the simulator does.
+    pub programs_per_s: f64,
+    /// What came out.
+    pub outcome: Outcome,
+    /// Host page writes a second that the project wants.
+    pub target_per_s: f64,
+    /// The median reaches it.
+    pub rate_met: bool,
+    /// Peak memory is within the target for 32 GB.
+    pub memory_met: bool,
+}
+
+impl Row {
+    /// Judges an outcome.
+    pub fn new(cell: &Cell, outcome: Outcome) -> Self {
+        let writes_per_s = Spread::of(&outcome.writes_per_s);
+        let target_per_s = match cell.kind() {
+            FtlKind::Page | FtlKind::Fast if cell.size_gb == 1 => 12e6,
+            _ => 3e6,
+        };
+        Self {
+            cell: *cell,
+            ftl: cell.kind().name(),
+            writes_per_s,
+            programs_per_s: writes_per_s.median * outcome.write_amplification,
+            target_per_s,
+            rate_met: writes_per_s.median >= target_per_s,
+            memory_met: outcome.peak_bytes <= MEMORY_TARGET,
+            outcome,
+        }
+    }
+
+    /// Its line in the table.
+    pub fn line(&self) -> String {
+        let met = |met| if met { "met" } else { "**missed**" };
+        let r = &self.writes_per_s;
+        format!(
+            "| {} | {} GB | {} | {:.2} ({:.2}–{:.2}) | {:.0} | {} | {:.2} | {:.1} | {:.2} | {:.0} | {} |",
+            self.ftl,
+            self.cell.size_gb,
+            self.cell.load.name(),
+            r.median / 1e6,
+            r.min / 1e6,
+            r.max / 1e6,
+            self.target_per_s / 1e6,
+            met(self.rate_met),
+            self.outcome.write_amplification,
+            self.programs_per_s / 1e6,
+            self.outcome.aged,
+            self.outcome.peak_bytes as f64 / 1e6,
+            if self.cell.size_gb == 32 { met(self.memory_met) } else { "–" },
+        )
+    }
+}
+
+/// The table's head.
+pub fn header() -> &'static str {
+    "| FTL | flash | load | M page writes/s (spread) | target | | write amplification | M programs/s | aged | peak MB | ≤ 600 MB |\n\
+     |---|---|---|---|---|---|---|---|---|---|---|"
+}
+
+/// A whole run.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Kernel and processors.
+    pub machine: String,
+    /// Short slices, short ageing.
+    pub quick: bool,
+    /// The simulator.
+    pub rows: Vec<Row>,
+    /// The trace readers.
+    pub parsed: Vec<Parsed>,
+    /// Quoted, not run here.
+    pub published: &'static [Published],
+}
+
+impl Report {
+    /// Nothing measured yet.
+    pub fn new(quick: bool) -> Self {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
+        let model = model.map_or("processor unknown", |(_, name)| name);
+        let machine = format!("Linux {}, {processors} processors, {model}", release.trim());
+        Self { machine, quick, rows: Vec::new(), parsed: Vec::new(), published: published::ALL }
+    }
+}
+
+/// The trace readers' table.
+pub fn parse_table(parsed: &[Parsed]) -> String {
+    let mut text = String::from(
+        "| trace format | M requests/s read (spread) | M page writes/s at 4 KiB | text, MB/s |\n|---|---|---|---|",
+    );
+    for p in parsed {
+        let r = Spread::of(&p.requests_per_s);
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "\n| {} | {:.2} ({:.2}–{:.2}) | {:.1} | {:.0} |",
+            p.format,
+            r.median / 1e6,
+            r.min / 1e6,
+            r.max / 1e6,
+            2.0 * r.median / 1e6,
+            r.median * p.bytes_per_request / 1e6
+        );
+    }
+    text
+}
