@@ -77,6 +77,7 @@ impl Drive {
                     o.hot_cold,
                 );
                 naive.local_first = o.local_first;
+                naive.full_first = o.full_first;
                 Box::new(naive)
             }
             FtlKind::Dftl => {
@@ -200,7 +201,9 @@ fn drives() -> Vec<Drive> {
                 drive.config.superblock.m = 5;
                 drive.config.superblock.hot_cold = hot_cold;
                 drive.config.superblock.local_first = local_first;
-                drives.push(drive);
+                let mut other = drive.clone();
+                other.config.superblock.full_first = true;
+                drives.extend([drive, other]);
             }
         }
     }

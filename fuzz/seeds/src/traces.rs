@@ -28,8 +28,11 @@ fio version 2 iolog
 /mnt/a disk close
 ";
 
-/// Names and contents.
-pub fn seeds() -> Result<Vec<(String, Vec<u8>)>, Box<dyn Error>> {
+/// A name and contents.
+pub type Seed = (String, Vec<u8>);
+
+/// All of them.
+pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
     let request = |time_us: u64, device, kind, offset, bytes| Request {
         time_ns: Some(time_us * 1000),
         device,

@@ -27,6 +27,13 @@ pub const PT_PAGES: u32 = 8;
 /// Pages a page middle directory covers.
 pub const PMD_PAGES: u32 = 64;
 
+/// Whether the block that takes a superblock's host writes has no room left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Filled {
+    No,
+    Yes,
+}
+
 /// One superblock's blocks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Super {
@@ -38,8 +45,8 @@ pub(super) struct Super {
     pub cold: Option<Block>,
     /// Live pages.
     pub live: u32,
-    /// It is in the queue of superblocks that hold a block more than their live pages need.
-    pub listed: bool,
+    /// The queue it is in: it holds a block more than its live pages need.
+    pub listed: Option<Filled>,
 }
 
 /// Where the newest maps are.
@@ -93,12 +100,14 @@ pub struct Superblock {
     pub(super) reserve: u32,
     pub(super) hot_cold: bool,
     pub(super) local_first: bool,
+    full_first: bool,
     pub(super) maps: Maps,
     pub(super) supers: Vec<Super>,
     cache: LruSet,
     cache_bytes: u64,
-    /// Superblocks that hold extra blocks, most recently written first.
-    pub(super) extra: Queue,
+    /// Superblocks that hold extra blocks, most recently written first. With `full_first` those whose open block had no
+    /// room after their last write are apart.
+    extra: [Queue; 2],
     links: Links,
     hits: u64,
     misses: u64,
@@ -121,6 +130,7 @@ impl Superblock {
             reserve: config.superblock.reserve_blocks,
             hot_cold: config.superblock.hot_cold,
             local_first: config.superblock.local_first,
+            full_first: config.superblock.full_first,
             maps: Maps {
                 map: vec![NONE; pages as usize],
                 pt: vec![NONE; supers * pt_each as usize],
@@ -133,7 +143,7 @@ impl Superblock {
             supers: vec![Super::default(); supers],
             cache: LruSet::new(supers * pt_each as usize, cached),
             cache_bytes: u64::from(cached) * config.superblock.cache_entry_bytes,
-            extra: Queue::default(),
+            extra: [Queue::default(); 2],
             links: Links::new(supers),
             hits: 0,
             misses: 0,
@@ -173,16 +183,24 @@ impl Superblock {
     /// front.
     #[inline]
     pub(super) fn relist(&mut self, sb: u32, written: bool) {
-        let s = &mut self.supers[sb as usize];
+        let s = &self.supers[sb as usize];
         let extra = s.blocks.len() as u32 > s.live.div_ceil(self.p);
-        if s.listed && (written || !extra) {
-            self.links.remove(&mut self.extra, sb);
-            s.listed = false;
+        let filled = self.full_first && s.open.is_none_or(|open| self.dev.flash.is_full(open));
+        let belongs = extra.then_some(if filled { Filled::Yes } else { Filled::No });
+        let listed = s.listed;
+        if let Some(queue) = listed.filter(|_| written || !extra) {
+            self.links.remove(&mut self.extra[queue as usize], sb);
+            self.supers[sb as usize].listed = None;
         }
-        if extra && !s.listed {
-            self.links.push_front(&mut self.extra, sb);
-            s.listed = true;
+        if let Some(queue) = belongs.filter(|_| self.supers[sb as usize].listed.is_none()) {
+            self.links.push_front(&mut self.extra[queue as usize], sb);
+            self.supers[sb as usize].listed = belongs;
         }
+    }
+
+    /// The superblock that gives an extra block back.
+    pub(super) fn victim(&self) -> Option<u32> {
+        self.extra[Filled::Yes as usize].back().or_else(|| self.extra[Filled::No as usize].back())
     }
 
     fn level(&mut self, block: Block) -> Result<(), FtlError> {

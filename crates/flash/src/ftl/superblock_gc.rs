@@ -38,7 +38,7 @@ impl Superblock {
             } else {
                 // 4 The pool is exhausted: the superblock written least recently gives an extra block back.
                 self.relist(sb, false);
-                let victim = self.extra.back().ok_or(FtlError::NoSpace)?;
+                let victim = self.victim().ok_or(FtlError::NoSpace)?;
                 self.compact(victim)?;
             }
         }

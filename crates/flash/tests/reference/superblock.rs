@@ -13,6 +13,8 @@ struct Super {
     open: Option<usize>,
     cold: Option<usize>,
     written: u64,
+    /// The open block was full after the last write.
+    filled: bool,
 }
 
 pub struct Superblock {
@@ -22,6 +24,7 @@ pub struct Superblock {
     reserve: usize,
     hot_cold: bool,
     pub local_first: bool,
+    pub full_first: bool,
     map: HashMap<u32, At>,
     /// Newest PGD, PMD and PT: level, superblock, number.
     path: HashMap<(u8, u32, u32), At>,
@@ -41,6 +44,7 @@ impl Superblock {
             reserve: 2,
             hot_cold,
             local_first: false,
+            full_first: false,
             map: HashMap::new(),
             path: HashMap::new(),
             supers: (0..logical.div_ceil(n)).map(|_| Super::default()).collect(),
@@ -138,7 +142,9 @@ impl Superblock {
                 self.supers[s].open = Some(block);
             } else {
                 let extra = (0..self.supers.len()).filter(|s| self.extra(*s));
-                let victim = extra.min_by_key(|s| self.supers[*s].written).expect("an extra block");
+                let later = |s: &usize| self.full_first && !self.supers[*s].filled;
+                let victim = extra.min_by_key(|s| (later(s), self.supers[*s].written));
+                let victim = victim.expect("an extra block");
                 self.compact(victim);
             }
         }
@@ -205,6 +211,7 @@ impl Naive for Superblock {
         let at = self.flash.program(block, lpn, stamp, "host");
         self.programmed(lpn, at);
         self.supers[s].written = self.flash.tick();
+        self.supers[s].filled = self.supers[s].open.is_none_or(|b| self.flash.full(b));
     }
 
     fn read(&mut self, lpn: u32) -> Option<u32> {
