@@ -82,7 +82,8 @@ pub struct SuperblockOptions {
     /// When the pool is exhausted, a superblock that holds an extra block collects its own blocks instead of
     /// compacting the one written least recently. [C] Off.
     pub local_first: bool,
-    /// Of the superblocks with an extra block, those whose open block is full are compacted first. [C] Off.
+    /// Of the superblocks with an extra block, those whose open block is full are compacted first. [C] On:
+    /// off (plain least recently written) wastes what a block still has room for (docs/flash.md).
     pub full_first: bool,
     /// Free blocks that only collection may use. [C] 2.
     pub reserve_blocks: u32,
@@ -163,7 +164,7 @@ impl Default for Config {
                 m: 8,
                 hot_cold: true,
                 local_first: false,
-                full_first: false,
+                full_first: true,
                 reserve_blocks: 2,
                 map_cache_bytes: None,
                 cache_entry_bytes: 16,

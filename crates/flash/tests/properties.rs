@@ -202,7 +202,7 @@ fn drives() -> Vec<Drive> {
                 drive.config.superblock.hot_cold = hot_cold;
                 drive.config.superblock.local_first = local_first;
                 let mut other = drive.clone();
-                other.config.superblock.full_first = true;
+                other.config.superblock.full_first = false;
                 drives.extend([drive, other]);
             }
         }

@@ -90,9 +90,9 @@ pub struct DriveArgs {
     /// Superblock: with the pool exhausted, collect the own extra block first, then other superblocks'
     #[arg(long)]
     local_first: bool,
-    /// Superblock: compact superblocks whose open block is full before those that still fill theirs
+    /// Superblock: compact the superblock written least recently, even while it still fills its open block
     #[arg(long)]
-    full_first: bool,
+    oldest_first: bool,
     /// Superblock: RAM for the map cache (default: as large as FAST's tables)
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     map_cache: Option<u64>,
@@ -125,7 +125,7 @@ impl DriveArgs {
         config.superblock.m = self.superblock_m;
         config.superblock.hot_cold = !self.no_hot_cold;
         config.superblock.local_first = self.local_first;
-        config.superblock.full_first = self.full_first;
+        config.superblock.full_first = !self.oldest_first;
         config.superblock.map_cache_bytes = self.map_cache;
         config.dftl.cmt_bytes = self.cmt;
         config.dftl.protected_share = self.cmt_protected;
