@@ -144,7 +144,8 @@ fn run_case(
         resume: options.resume,
     };
     let mut tell = |p: &Progress| listener.progress(p, time, case.states_max);
-    Ok(Report { guests: tools.pool(), ..explore(&request, &checkers, stop, &mut tell)? })
+    let known = case.known.map(str::to_owned);
+    Ok(Report { guests: tools.pool(), known, ..explore(&request, &checkers, stop, &mut tell)? })
 }
 
 fn folder(out: &Path, name: &str) -> PathBuf {
