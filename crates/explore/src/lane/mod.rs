@@ -145,7 +145,9 @@ fn run_case(
     };
     let mut tell = |p: &Progress| listener.progress(p, time, case.states_max);
     let known = case.known.map(str::to_owned);
-    Ok(Report { guests: tools.pool(), known, ..explore(&request, &checkers, stop, &mut tell)? })
+    let report = explore(&request, &checkers, stop, &mut tell)?;
+    // What the guests have done is known only now.
+    Ok(Report { guests: tools.pool(), known, ..report })
 }
 
 fn folder(out: &Path, name: &str) -> PathBuf {
