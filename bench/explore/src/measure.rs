@@ -80,7 +80,13 @@ impl<'a> Way<'a> {
     pub fn peer(states: &'a States, count: usize) -> Self {
         let make = || MountPerState::new("").map(|peer| Box::new(peer) as Box<dyn Checker>);
         let count = count.min(states.states.len());
-        Self { name: "a mount per state (peers)", target: None, states, count, kind: Kind::Checker(Box::new(make)) }
+        Self {
+            name: "a mount per state (peers)",
+            target: None,
+            states,
+            count,
+            kind: Kind::Checker(Box::new(make)),
+        }
     }
 
     /// One round: states a second. What a state costs before it can be checked (a guest's boot, the file of a worker) is

@@ -40,6 +40,7 @@ pub fn record(path: &Path) -> Result<Recording> {
 pub fn of_disk(recording: &Recording, seed: u64, count: usize) -> Result<States> {
     let setup = Setup {
         layer: Layer::Guest,
+        level: Level::Mount,
         atomic_bytes: atomic_bytes(recording, Layer::Guest),
         ..setup(recording, seed)?
     };

@@ -144,7 +144,7 @@ pub fn run(
                     let own = subject.own.clone();
                     let checkers = make_checkers(worker)?;
                     let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::clone(judge), checkers);
-                    while !halt() && begin.elapsed() < limits.time {
+                    while !halt() && spent + begin.elapsed() < limits.time {
                         let (number, items) = take(&mut lock(source));
                         if items.is_empty() {
                             break;
@@ -182,6 +182,12 @@ pub fn run(
         }
         Ok(())
     });
+    if outcome.is_err() {
+        // What was found until then is kept.
+        let mut progress = lock(&merge).progress.clone();
+        progress.elapsed = spent + begin.elapsed();
+        tell(&progress);
+    }
     outcome?;
     let mut merge = merge.into_inner().unwrap_or_else(PoisonError::into_inner);
     // Chunks behind one that was given up at the end.

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::hash::mix;
 use crate::model::{Choice, Cut, LostWrite};
-use crate::stream::Stream;
+use crate::stream::{Stream, Write};
 
 /// Up to this many states of a cut are all looked at.
 const ALL_STATES_MAX: u64 = 1 << 10;
@@ -198,14 +198,22 @@ fn interesting<'a>(stream: &'a Stream, cut: &'a Cut) -> impl Iterator<Item = usi
     (0..cut.volatile.len()).filter(|i| stream.writes[cut.volatile[*i].write].tag.is_interesting())
 }
 
+/// Whether a write covers the whole of an atomic unit.
+fn covers(write: &Write, at: u64, unit: u64) -> bool {
+    unit == 1 || (write.first <= at * unit && write.first + write.sectors.len() as u64 >= (at + 1) * unit)
+}
+
 fn plan(stream: &Stream, cut: &Cut) -> Plan {
     let mut sectors: BTreeMap<(usize, u64), Vec<(usize, u32)>> = BTreeMap::new();
     let unit = stream.atomic_sectors.max(1);
-    let mut count = 1u64;
+    let (mut count, mut partial) = (1u64, false);
     'count: for (position, volatile) in cut.volatile.iter().enumerate() {
         let write = &stream.writes[volatile.write];
         for n in (0..write.sectors.len() as u32).filter(|n| !volatile.dead.contains(n)) {
-            let versions = sectors.entry((write.medium, (write.first + u64::from(n)) / unit)).or_default();
+            let at = (write.first + u64::from(n)) / unit;
+            // Two writes to different parts of a unit: what is there of it is not one version of it.
+            partial |= !covers(write, at, unit);
+            let versions = sectors.entry((write.medium, at)).or_default();
             // The same write again: the unit has no version more.
             if versions.last().is_some_and(|(last, _)| *last == position) {
                 continue;
@@ -218,7 +226,7 @@ fn plan(stream: &Stream, cut: &Cut) -> Plan {
             }
         }
     }
-    if count <= ALL_STATES_MAX {
+    if count <= ALL_STATES_MAX && !partial {
         return Plan::All { sectors: sectors.into_values().collect(), count };
     }
     if cut.volatile.len() <= ALL_SUBSETS_WRITES_MAX {

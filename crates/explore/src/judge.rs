@@ -159,7 +159,7 @@ impl Judge {
                 Some(_) => {
                     format!("the state is {name}, but {} had been acknowledged and must be there", must.name)
                 }
-                None => format!("the state is {name}, which was never reached; {} must be there", must.name),
+                None => format!("the state is {name}, which is no mark; {} must be there", must.name),
             };
             let verdict = Verdict::broken(Class::Lost, check, what, String::new());
             let stale_ms = newest.map_or(0.0, |at| self.age_ms(at + 1, expected));
@@ -245,17 +245,27 @@ impl Remains<'_> {
             && (self.torn.contains(&(record.thread, record.slot)) || newer())
     }
 
-    /// Whether a place may have been written to when the crash came: by a record that the contract allows to be lost, or
-    /// by the one after the last acknowledged one.
+    /// Whether a place may have been written to when the crash came: by a record that the contract allows to be lost, or by
+    /// the thread's next one. Acknowledgements may have been on their way: the next one is the first that is not there.
+    /// Later rounds of a ring come to every place, but after the crash.
     fn in_flight(&self, thread: u32, slot: u64) -> bool {
+        let Expectation { required, crash, .. } = *self.expected;
         let mine = || self.judge.records.iter().filter(move |(record, _)| record.thread == thread);
-        let lost_or_later = mine()
-            .filter(|(_, mark)| mark.event >= self.expected.required)
+        let may_be_lost = mine()
+            .filter(|(_, mark)| (required..crash).contains(&mark.event))
             .any(|(record, _)| record.slot == slot);
-        let last = mine().rfind(|(_, mark)| mark.event < self.expected.crash);
-        // A ring begins anew after its last place; appended records never come back to the first.
-        let is_ring = || mine().filter(|(record, _)| record.slot == 0).count() > 1;
-        lost_or_later || last.is_none_or(|(last, _)| slot == last.slot + 1 || (slot == 0 && is_ring()))
+        let mut later = mine().filter(|(_, mark)| mark.event >= crash);
+        let next = match later.find(|(record, _)| !self.is_there(record.n)) {
+            Some((next, _)) => slot == next.slot,
+            // The recording ends before its acknowledgement.
+            None => mine().next_back().is_none_or(|(last, _)| {
+                // A ring begins anew after its last place; appended records never come back to the first.
+                let is_ring = mine().filter(|(record, _)| record.slot == 0).count() > 1;
+                let ends_ring = is_ring && mine().all(|(record, _)| record.slot <= last.slot);
+                slot == if ends_ring { 0 } else { last.slot + 1 }
+            }),
+        };
+        may_be_lost || next
     }
 }
 
@@ -308,5 +318,29 @@ mod tests {
         let torn = |slot: u64| Observation::Records { present: vec![(1, 2)], torn: vec![(0, slot)] };
         assert_eq!(class(&torn(2), 25, 25).0, Class::Fresh, "the third was being written");
         assert_eq!(class(&torn(1), 25, 25).0, Class::Lost, "the second was not");
+    }
+
+    #[test]
+    fn in_a_ring_one_place_at_a_time_may_be_torn() {
+        let records = (1..=12u64).map(|n| {
+            let mark =
+                Mark { event: n as usize, at_ns: n * 1_000_000, name: "record".to_owned(), record: None };
+            (Record { n, thread: 0, slot: (n - 1) % 4 }, mark)
+        });
+        let judge = Judge { states: Vec::new(), records: records.collect() };
+        // Before the acknowledgement of 7, which is being written over 3: the ring holds 5, 6, 3 or 7, 4.
+        let class = |required: usize, present: &[(u64, u64)], torn: &[u64]| {
+            let torn = torn.iter().map(|slot| (0, *slot)).collect();
+            let found = Observation::Records { present: present.to_vec(), torn };
+            judge.judge("records", &found, &Expectation { required, crash: 7, crash_ns: 7_000_000 }).class
+        };
+        assert_eq!(class(7, &[(3, 6)], &[]), Class::Fresh);
+        assert_eq!(class(7, &[(4, 7)], &[]), Class::Fresh);
+        assert_eq!(class(7, &[(4, 6)], &[2]), Class::Fresh, "7 was being written");
+        assert_eq!(class(7, &[(5, 7)], &[3]), Class::Fresh, "or 8: the acknowledgement of 7 was on its way");
+        assert_eq!(class(7, &[(3, 3), (5, 6)], &[3]), Class::Lost, "8 was not, yet");
+        assert_eq!(class(7, &[(3, 4), (6, 6)], &[0]), Class::Lost, "nor 9");
+        assert_eq!(class(7, &[(3, 5)], &[1]), Class::Lost, "6 had been acknowledged");
+        assert_eq!(class(6, &[(2, 5)], &[]), Class::Stale, "the contract allows to lose 6");
     }
 }

@@ -190,6 +190,11 @@ impl Prefixes {
         self.submitted[k..].iter().copied().min().unwrap_or(self.events)
     }
 
+    /// The submissions of the requests that prefix `k` lacks (in part or whole), in the order of numbers.
+    pub fn lacking(&self, k: usize) -> &[usize] {
+        &self.submitted[k..]
+    }
+
     /// How many of the requests could be there at a crash before `event`: all numbers up to the last one submitted.
     pub fn submitted(&self, event: usize) -> usize {
         self.submitted.iter().rposition(|submitted| *submitted < event).map_or(0, |at| at + 1)

@@ -1,5 +1,6 @@
 //! The process rule: when guest, VMM and daemon die, everything that had completed is there, under every contract.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use afterimage_trace::{EventKind, Layer, Op, Recording};
@@ -13,29 +14,28 @@ use crate::state::Image;
 pub struct ProcessRule {
     recovery: LogRecovery,
     prefixes: Arc<Prefixes>,
-    /// The guest's requests that change something: events of submission and completion, by submission.
-    requests: Vec<(usize, usize)>,
+    /// The guest's requests that change something: events of submission and completion.
+    completed: HashMap<usize, usize>,
 }
 
 impl ProcessRule {
     /// For a recording.
     pub fn new(recording: &Recording, prefixes: Arc<Prefixes>, recovery: LogRecovery) -> Self {
         let guest: Vec<_> = recording.of_layer(Layer::Guest).map(|(id, _)| id).collect();
-        let mut open = std::collections::HashMap::new();
-        let mut requests = Vec::new();
+        let mut open = HashMap::new();
+        let mut completed = HashMap::new();
         for (event, entry) in recording.events.iter().enumerate() {
             match &entry.kind {
                 EventKind::Submit { target, id, op } if guest.contains(target) && *op != Op::Flush => {
                     open.insert(*id, event);
                 }
                 EventKind::Complete { target, id, ok: true } if guest.contains(target) => {
-                    requests.extend(open.remove(id).map(|submitted| (submitted, event)));
+                    completed.extend(open.remove(id).map(|submitted| (submitted, event)));
                 }
                 _ => {}
             }
         }
-        requests.sort_unstable();
-        Self { recovery, prefixes, requests }
+        Self { recovery, prefixes, completed }
     }
 }
 
@@ -49,9 +49,9 @@ impl OwnRecovery for ProcessRule {
         // The longest history with this content that was possible: nobody can tell them apart.
         let submitted = self.prefixes.submitted(crash);
         let k = self.prefixes.find(digest).rfind(|k| *k <= submitted).unwrap_or(prefix as usize);
-        let covered = self.prefixes.covered(k);
-        let from = self.requests.partition_point(|(submitted, _)| *submitted < covered);
-        match self.requests[from..].iter().find(|(_, completed)| *completed < crash) {
+        let lacking = self.prefixes.lacking(k).iter();
+        let mut completed = lacking.filter_map(|submitted| Some((submitted, self.completed.get(submitted)?)));
+        match completed.find(|(_, completed)| **completed < crash) {
             None => Ok(crash),
             Some((submitted, completed)) => Err(format!(
                 "the disks hold the first {k} requests; the one submitted at event {submitted} had completed at event \

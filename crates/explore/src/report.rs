@@ -30,6 +30,9 @@ pub struct Report {
     /// What the guests have done in this run, where states were mounted.
     #[serde(default)]
     pub guests: Option<PoolStats>,
+    /// A fault of the guest's own that is known to show here; only in lanes.
+    #[serde(default)]
+    pub known: Option<String>,
     /// Where the first failure was saved.
     pub saved: Option<PathBuf>,
     /// The first failure with the fewest lost requests.
@@ -40,6 +43,12 @@ impl Report {
     /// Whether every state was as promised.
     pub fn holds(&self) -> bool {
         self.progress.tally.violations() == 0
+    }
+
+    /// Whether the daemon kept its promise: nothing broken, but for what is known of the guest and proved to be its own.
+    pub fn is_accepted(&self) -> bool {
+        let tally = &self.progress.tally;
+        tally.violations_of_the_daemon() == 0 && (tally.above_the_daemon == 0 || self.known.is_some())
     }
 
     /// States a second.
@@ -149,6 +158,9 @@ impl fmt::Display for Report {
                         "    above the daemon: the disks hold exactly a prefix of the guest's own requests, and the guest does not \
                          survive it"
                     )?;
+                }
+                if let (true, Some(known)) = (problem.above_the_daemon, &self.known) {
+                    writeln!(f, "    known: {known}")?;
                 }
             }
         }

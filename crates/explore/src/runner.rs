@@ -86,6 +86,7 @@ pub fn explore(
         jobs: request.limits.jobs,
         progress,
         guests: None,
+        known: None,
         saved: None,
         minimised: None,
     };

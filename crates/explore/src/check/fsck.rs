@@ -59,16 +59,13 @@ impl Text {
 }
 
 /// Everything that `e2fsck -fy` may say about a state that a crash may leave (e2fsprogs 1.47.0, `e2fsck/problem.c`; the names are
-/// those of its problem codes). Note what is not here: counts of a group (PR_5_FREE_BLOCK_COUNT_GROUP) and bitmaps are
+/// those of its problem codes). Note what is not here: PR_0_JNL_TXN_CORRUPT, which a torn commit block causes (Linux before 6.10
+/// refuses to mount then); counts of a group (PR_5_FREE_BLOCK_COUNT_GROUP) and bitmaps are
 /// journalled and have to be right.
-const RECOVERY: [(&str, Text); 18] = [
+const RECOVERY: [(&str, Text); 17] = [
     // e2fsck/unix.c
     ("the program's version", Text::Begins("e2fsck 1.")),
     ("journal replay", Text::Ends(": recovering journal")),
-    // A commit block that was torn within its last sectors, which nobody had been told of: the transaction does not count.
-    // (The kernel takes it for whole where its first sector is, and says so.) Were it an older transaction that is damaged,
-    // committed ones after it would be gone: the marks tell.
-    ("PR_0_JNL_TXN_CORRUPT", Text::Both("Journal transaction ", " was corrupt, replay was aborted.")),
     ("PR_1_PASS_HEADER", Text::Begins("Pass 1: ")),
     ("PR_2_PASS_HEADER", Text::Begins("Pass 2: ")),
     ("PR_3_PASS_HEADER", Text::Begins("Pass 3: ")),

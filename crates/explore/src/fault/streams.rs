@@ -89,12 +89,30 @@ pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) 
             _ => {}
         }
     }
+    if which == Which::Images {
+        // A guest's journal survives the loss of some syncs: of those on which somebody relied, the mark tells.
+        let relied_on = relied_on(recording, &of);
+        syncs.retain(|sync| relied_on.contains(sync));
+    }
     if syncs.is_empty() {
         return Err(nothing_to_act_on("no sync between its marks begin and end that anything depends on"));
     }
     let chosen = syncs[ChaCha8Rng::seed_from_u64(seed).random_range(0..syncs.len())];
     remove(recording, &HashSet::from([chosen]));
     Ok(())
+}
+
+/// Syncs after which the guest said something before the next one began.
+fn relied_on(recording: &Recording, of: &HashSet<TargetId>) -> HashSet<u64> {
+    let mut newest = None;
+    let mut found = HashSet::new();
+    for event in &recording.events {
+        match event.kind {
+            EventKind::Mark { .. } => found.extend(newest),
+            _ => newest = is_sync(event, of).or(newest),
+        }
+    }
+    found
 }
 
 fn is_header(op: &Op, which: Which) -> bool {

@@ -39,6 +39,8 @@ pub struct Case {
     pub share: u32,
     /// At most so many states, for the cheap ones.
     pub states_max: Option<u64>,
+    /// A fault of the guest's own that shows here now and then.
+    pub known: Option<&'static str>,
 }
 
 impl Case {
@@ -69,6 +71,7 @@ impl Case {
             level: Level::Mount,
             share: 4,
             states_max: None,
+            known: None,
         }
     }
 
@@ -84,6 +87,11 @@ impl Case {
 
 /// The window that the lanes are recorded under: short, so that a recording of a second has many syncs.
 pub(super) const WINDOW: &str = "power-window=10ms";
+
+/// What the explorer found in Linux 6.1, on the guest's own stream, without any daemon.
+const JOURNAL_TAIL: &str =
+    "ext4 with data=journal in Linux 6.1 moves its journal's tail past a block whose home write it has \
+                            not submitted yet";
 
 /// A log so small that it wraps, throttles and checkpoints all the time.
 const SMALL_LOG_BYTES: u64 = 64 * 4096;
@@ -108,7 +116,7 @@ pub fn cases(quick: bool) -> Vec<Case> {
         Case::new(&sqlite, "power"),
         Case::new(&sqlite, WINDOW),
         Case::new(&editor, WINDOW),
-        Case::new(&churn, "power").with(|case| Case { level: Level::Fsck, ..case }),
+        Case::new(&churn, "power"),
         small_log(&records, Level::Log, "replayed through a small log of 20 ms").with(|case| Case {
             share: 2,
             states_max: Some(if quick { 20_000 } else { 400_000 }),
@@ -128,11 +136,12 @@ pub fn cases(quick: bool) -> Vec<Case> {
         Case::new(&wal, "power"),
         Case::new(&wal, WINDOW),
         Case::new(&editor, "power"),
-        Case::new(&churn, WINDOW).with(|case| Case { level: Level::Fsck, ..case }),
+        Case::new(&churn, WINDOW),
         Case::new(&journal(records.clone()), "power"),
-        Case::new(&journal(records.clone()), WINDOW),
-        Case::new(&journal(churn.clone()), "power").with(|case| Case { level: Level::Fsck, ..case }),
-        Case::new(&journal(workloads::integrity(300)), WINDOW),
+        Case::new(&journal(records.clone()), WINDOW).with(|case| Case { known: Some(JOURNAL_TAIL), ..case }),
+        Case::new(&journal(churn.clone()), "power"),
+        Case::new(&journal(workloads::integrity(300)), WINDOW)
+            .with(|case| Case { known: Some(JOURNAL_TAIL), ..case }),
         Case::new(&workloads::files(120), "power"),
         Case::new(&workloads::files(120), WINDOW),
         Case::new(&records, "guest-crash").named("guest death"),

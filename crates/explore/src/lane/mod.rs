@@ -144,7 +144,10 @@ fn run_case(
         resume: options.resume,
     };
     let mut tell = |p: &Progress| listener.progress(p, time, case.states_max);
-    Ok(Report { guests: tools.pool(), ..explore(&request, &checkers, stop, &mut tell)? })
+    let known = case.known.map(str::to_owned);
+    let report = explore(&request, &checkers, stop, &mut tell)?;
+    // What the guests have done is known only now.
+    Ok(Report { guests: tools.pool(), known, ..report })
 }
 
 fn folder(out: &Path, name: &str) -> PathBuf {

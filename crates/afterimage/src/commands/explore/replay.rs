@@ -37,7 +37,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let images = cut.state(&subject.stream, &found.choice);
         materialise::write(&subject, images, path).map_err(explain)?;
         let written = serde_json::json!({ "image": path });
-        let text = if args.json { to_json(&written)? } else { format!("the state's disk is in {}", path.display()) };
+        let text =
+            if args.json { to_json(&written)? } else { format!("the state's disk is in {}", path.display()) };
         return print_line(&text);
     }
     let tools = saved.setup.tools(&recording, 1).map_err(explain)?;

@@ -120,7 +120,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let tools = setup.tools(&recording, limits.jobs).map_err(explain)?;
     let checkers = |_worker: usize| tools.checkers();
     let mut line = progress::Line::new(Some(args.budget), args.states);
-    let mut report = explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
+    let mut report =
+        explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
     line.end();
     report.guests = tools.pool();
     print_report(&report, args.json)?;
@@ -145,7 +146,9 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     setup.model = args.model.unwrap_or(setup.model);
     setup.level = args.level.unwrap_or(setup.level);
     if args.check.is_some() && setup.level < Level::Mount {
-        return Err(Failure::usage("--check looks into the mounted file system: leave --level out, or say --level mount"));
+        return Err(Failure::usage(
+            "--check looks into the mounted file system: leave --level out, or say --level mount",
+        ));
     }
     setup.check = args.check.clone().or(setup.check);
     setup.seed = args.seed;
