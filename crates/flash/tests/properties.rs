@@ -244,6 +244,17 @@ fn large_blocks_and_full_drives_agree_too() {
 }
 
 #[test]
+fn dftl_agrees_down_to_its_last_free_block() {
+    // Scattered operations after a fill in order: every page collected rewrites a translation page.
+    for physical in [462, 480] {
+        let drive = Drive::new(FtlKind::Dftl, 400, physical, 16);
+        let mut trace: Vec<Op> = (0..drive.pages()).map(Op::Write).collect();
+        trace.extend(ops(7, drive.pages(), 6000, false));
+        run(&drive, &trace).unwrap();
+    }
+}
+
+#[test]
 fn every_short_trace_on_a_tiny_fast_drive_agrees() {
     // Two logical blocks of three pages: six pages, all traces of six writes, for one and two random log blocks.
     for (log, in_order) in [(1, true), (2, true), (1, false)] {
