@@ -63,6 +63,15 @@ impl Health {
     }
 }
 
+/// Why no request of a guest is in flight on a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quiesced {
+    /// The last running queue was stopped or disabled, or the device was reset; the connection stays.
+    Stopped,
+    /// The connection is over: the peer closed it, broke the protocol, or took its memory away.
+    Disconnected,
+}
+
 /// One layer of the data path, shared by all queues of a disk.
 pub trait Disk: Send + Sync {
     /// Size, block sizes, read-only.
@@ -76,6 +85,19 @@ pub trait Disk: Send + Sync {
 
     /// Opens the way in for one queue. It is driven from one thread at a time.
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError>;
+
+    /// No request of a guest is in flight on any lane of this disk, and none will come until its queues are started
+    /// again: the guest may be dead, or may only look so (paused, suspended, its driver unbound). Every completion has
+    /// been posted where there was a guest's memory to post it to.
+    ///
+    /// Called by the frontend, from the thread that owns the connection, which answers the peer only afterwards: a stop of
+    /// a VMM waits for it. Once for all queues of a device, never while one runs: [`Quiesced::Stopped`] when the last
+    /// one has stopped, [`Quiesced::Disconnected`] at the end of every connection, also of one that had stopped its queues
+    /// before. Not called for what the peer does not notice (another memory table, say), nor when this process itself
+    /// stops serving: who orders that knows it.
+    ///
+    /// A layer passes this on to nobody.
+    fn quiesced(&self, _why: Quiesced) {}
 }
 
 /// One queue's way into a disk.

@@ -35,7 +35,7 @@ mod tap;
 pub use admit::admit;
 pub use blocking::Blocking;
 pub use buffers::Buffers;
-pub use disk::{wait_readable, Disk, Geometry, Health, Lane};
+pub use disk::{wait_readable, Disk, Geometry, Health, Lane, Quiesced};
 pub use error::{BlockError, ErrorKind};
 pub use ids::{DiskIndex, Sector, SequenceNumber, SECTOR_BYTES};
 pub use medium::Medium;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use afterimage_block::{Buffers, Disk, FlushKind, Lane, Operation, Request, Sector, Token};
+use afterimage_block::{Buffers, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token};
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use tracing::{info, warn};
 use vhost::vhost_user::Backend;
@@ -71,6 +71,8 @@ pub(crate) struct Device {
     status: u8,
     write_cache: bool,
     flushed: Arc<AtomicBool>,
+    /// A queue has run since the disk was last told that none does.
+    active: bool,
     /// Kept only to stay open: User Mode Linux fails all I/O once its end sees a close.
     pub backend_channel: Option<Backend>,
 }
@@ -103,6 +105,7 @@ impl Device {
             status: 0,
             write_cache: options.write_cache,
             flushed: Arc::new(AtomicBool::new(false)),
+            active: false,
             backend_channel: None,
             options,
         };
@@ -143,6 +146,24 @@ impl Device {
         self.alarms.reset();
         self.write_cache = self.options.write_cache;
         self.update_flushed();
+        self.active = false;
+    }
+
+    /// The connection has ended, and not by our own stop: the guest may be dead. After [`Device::detach`].
+    pub fn tell_disconnected(&self) {
+        debug_assert!(!self.runs(), "detached");
+        self.disk.quiesced(Quiesced::Disconnected);
+    }
+
+    fn runs(&self) -> bool {
+        self.workers.iter().any(Worker::is_running)
+    }
+
+    /// The peer has stopped a queue; the disk learns when it was the last one. Not for a stop that is followed by a start.
+    fn tell_stopped(&mut self) {
+        if !self.runs() && std::mem::take(&mut self.active) {
+            self.disk.quiesced(Quiesced::Stopped);
+        }
     }
 
     /// RESET_DEVICE and RESET_OWNER: the rings stop and the driver's choices are forgotten; memory and the connection
@@ -158,6 +179,7 @@ impl Device {
         self.alarms.reset();
         self.write_cache = self.options.write_cache;
         self.update_flushed();
+        self.tell_stopped();
     }
 
     pub fn queue(&mut self, index: u32) -> Result<&mut QueueState, Refused> {
@@ -188,6 +210,7 @@ impl Device {
         if status == 0 {
             self.stop_all();
             self.alarms.reset();
+            self.tell_stopped();
         }
         self.status = status & !S_NEEDS_RESET;
     }
@@ -219,6 +242,7 @@ impl Device {
             self.start(index as usize)
         } else {
             self.halt(index as usize);
+            self.tell_stopped();
             Ok(())
         }
     }
@@ -231,7 +255,9 @@ impl Device {
         forget(&self.inflight, index as u16);
         let queue = self.queue(index)?;
         queue.kick = None;
-        Ok(queue.base)
+        let base = queue.base;
+        self.tell_stopped();
+        Ok(base)
     }
 
     /// Tells the err descriptors of broken queues, once.
@@ -414,6 +440,7 @@ impl Device {
             flushed: Arc::clone(&self.flushed),
             spin: Duration::from_micros(u64::from(self.options.spin_us)),
         });
+        self.active |= started;
         if started {
             Ok(())
         } else {

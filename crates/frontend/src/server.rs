@@ -225,7 +225,13 @@ impl Service {
                 session.serve()
             },
         );
-        self.device.lock().unwrap_or_else(PoisonError::into_inner).detach();
+        {
+            let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+            device.detach();
+            if !matches!(ended, Ok(SessionEnd::Stopped)) {
+                device.tell_disconnected();
+            }
+        }
         if !matches!(ended, Ok(SessionEnd::Stopped)) {
             if let Some(keep) = &self.keep {
                 if let Err(e) = keep.delete_prefix(&format!("{}/session/", self.name)) {
