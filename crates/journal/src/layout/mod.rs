@@ -11,9 +11,16 @@
 
 use afterimage_block::{BlockError, Sector};
 
-use crate::ids::{AreaBlock, FsBlock};
+use crate::ids::{AreaBlock, Block, FsBlock};
 
+mod checksum;
+mod ext4;
+mod extents;
+mod foreign;
+mod group;
+mod inode;
 pub mod superblock;
+mod volume;
 
 /// Something that sectors can be read from.
 pub trait Source {
@@ -33,16 +40,38 @@ pub struct AreaExtent {
 }
 
 /// Bytes on which the layout rests: when a guest's write changes them, it must be learnt again.
+///
+/// Bits that change in ordinary use (`RECOVER` while mounted, `ORPHAN_PRESENT`, features that a kernel sets when it first
+/// needs them) are masked out: compare with [`Watched::changed_in`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watched {
     /// The block.
     pub block: FsBlock,
     /// The first byte in it.
     pub offset: usize,
-    /// What was there when the layout was learnt.
+    /// What was there when the layout was learnt, without the bits that `mask` leaves out.
     pub bytes: Vec<u8>,
+    /// Which bits of `bytes` count; as long as it.
+    pub mask: Vec<u8>,
     /// What it is, for `status`.
     pub what: &'static str,
+}
+
+impl Watched {
+    fn new(block: FsBlock, offset: usize, bytes: &[u8], what: &'static str) -> Self {
+        Self { block, offset, bytes: bytes.to_vec(), mask: vec![0xFF; bytes.len()], what }
+    }
+
+    fn masked(block: FsBlock, offset: usize, bytes: &[u8], mask: &[u8], what: &'static str) -> Self {
+        let bytes = bytes.iter().zip(mask).map(|(byte, mask)| byte & mask).collect();
+        Self { block, offset, bytes, mask: mask.to_vec(), what }
+    }
+
+    /// Whether this content of [`Watched::block`] differs in what is watched.
+    pub fn changed_in(&self, content: &Block) -> bool {
+        let now = &content[self.offset..self.offset + self.bytes.len()];
+        now.iter().zip(&self.mask).zip(&self.bytes).any(|((now, mask), then)| now & mask != *then)
+    }
 }
 
 /// Where a file system and its journal lie.
@@ -81,6 +110,17 @@ impl Layout {
             .find(|e| (e.home.0..e.home.0 + u64::from(e.blocks)).contains(&block.0))
             .map(|e| AreaBlock(e.at.0 + (block.0 - e.home.0) as u32))
     }
+
+    /// What of the watched a new content of a block changes; `None` where the layout still holds.
+    pub fn changed_by(&self, block: FsBlock, content: &Block) -> Option<&Watched> {
+        self.watched.iter().find(|w| w.block == block && w.changed_in(content))
+    }
+
+    /// Whether a newer look found another file system or another journal, rather than this one with other sizes or
+    /// features (`resize2fs`, `tune2fs`). What was retained of the older one must not go home then.
+    pub fn identity_changed(&self, newer: &Self) -> bool {
+        (self.start, self.uuid, &self.journal) != (newer.start, newer.uuid, &newer.journal)
+    }
 }
 
 /// What was found at one place of a disk.
@@ -103,14 +143,14 @@ pub enum Found {
 ///
 /// # Errors
 /// The disk cannot be read. Content never is an error.
-pub fn find(_source: &mut dyn Source, _disk_sectors: u64) -> Result<Vec<Found>, BlockError> {
-    Ok(Vec::new())
+pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, BlockError> {
+    Ok(volume::look(source, Sector(0), disk_sectors)?.into_iter().collect())
 }
 
 /// What stands at one position, which need not be in any partition table: for looking again.
 ///
 /// # Errors
 /// As [`find`].
-pub fn look(_source: &mut dyn Source, _start: Sector, _sectors: u64) -> Result<Option<Found>, BlockError> {
-    Ok(None)
+pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
+    volume::look(source, start, sectors)
 }

@@ -1,0 +1,101 @@
+//! One place of a disk: what stands there, and if it is an ext4, where its journal is.
+
+use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
+
+use super::ext4::{corrupt, Reader, Superblock};
+use super::group::Group;
+use super::inode::Inode;
+use super::superblock::JournalSuperblock;
+use super::{extents, foreign, Found, Layout, Source};
+use crate::error::JournalError;
+use crate::ids::{FsBlock, BLOCK_BYTES};
+
+/// How much of a volume's beginning is looked at: up to the superblock of btrfs at 64 KiB.
+const HEAD_BYTES: usize = 68 * 1024;
+
+/// Recognises what begins at `start` and may reach over `sectors`.
+///
+/// What lies between file system and disk (LVM, LUKS, md) comes first, for an ext4 below it is not what the guest
+/// mounts. Then ext4; another file system's signature beside a sound ext4 is a remnant.
+///
+/// # Errors
+/// The disk cannot be read.
+pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
+    let mut head = vec![0; HEAD_BYTES];
+    let readable = sectors.min((HEAD_BYTES as u64) / SECTOR_BYTES);
+    if readable == 0 {
+        return Ok(None);
+    }
+    source.read(start, &mut head[..(readable * SECTOR_BYTES) as usize])?;
+    if let Some((why, uuid)) = foreign::container(source, start, sectors, &head)? {
+        return Ok(Some(Found::Passthrough { start, uuid, why }));
+    }
+    let Some(superblock) = Superblock::sniff(&head) else {
+        return Ok(foreign::file_system(&head).map(|why| Found::Passthrough { start, uuid: None, why }));
+    };
+    match ext4(source, start, sectors, &superblock) {
+        Ok(layout) => Ok(Some(Found::FileSystem(layout))),
+        Err(JournalError::Block(error)) => Err(error),
+        Err(JournalError::Corrupt(why) | JournalError::Unsupported(why)) => {
+            // Two bytes of magic number are little: a foreign signature explains more than a damaged ext4.
+            let why = foreign::file_system(&head).unwrap_or(why);
+            Ok(Some(Found::Passthrough { start, uuid: Some(superblock.s_uuid), why }))
+        }
+        Err(full @ JournalError::Full { .. }) => unreachable!("nothing is retained while looking: {full}"),
+    }
+}
+
+fn ext4(
+    source: &mut dyn Source,
+    start: Sector,
+    sectors: u64,
+    superblock: &Superblock,
+) -> Result<Layout, JournalError> {
+    superblock.check(sectors)?;
+    let mut reader = Reader { source, start, blocks: superblock.blocks() };
+    let number = superblock.s_journal_inum.get();
+    let group = u64::from((number - 1) / superblock.s_inodes_per_group.get());
+    let group = Group::read(&mut reader, superblock, group)?;
+    let inode = Inode::read(&mut reader, superblock, &group, number)?;
+
+    let first = extents::read(&mut reader, &inode, superblock.checksummed(), 1)?;
+    let Some(home) = first.extents.first().map(|e| e.home) else {
+        return Err(corrupt("the journal has no blocks".into()));
+    };
+    let block = reader.block(home, "the journal's superblock")?;
+    let journal = JournalSuperblock::parse(&block)?;
+    if u64::from(journal.maxlen()) > inode.size / BLOCK_BYTES as u64 {
+        let (maxlen, size) = (journal.maxlen(), inode.size);
+        return Err(corrupt(format!("the journal has {maxlen} blocks, but its file only {size} bytes")));
+    }
+    if !journal.is_v1() && journal.uuid() != superblock.s_uuid {
+        return Err(corrupt(
+            "the journal bears another UUID than its ext4 (tune2fs -U leaves it so); tune2fs -O ^has_journal and \
+             then -O has_journal, unmounted, make a new one"
+                .into(),
+        ));
+    }
+    let mapping = extents::read(&mut reader, &inode, superblock.checksummed(), journal.maxlen())?;
+
+    let mut watched = superblock.watched();
+    watched.extend(group.watched);
+    watched.extend(inode.watched);
+    watched.extend(mapping.watched);
+    let layout = Layout {
+        start,
+        uuid: superblock.s_uuid,
+        blocks: superblock.blocks(),
+        journal: mapping.extents,
+        watched,
+    };
+    for (block, what) in [
+        (FsBlock(0), "the superblock"),
+        (group.block, "its group descriptor"),
+        (inode.block, "its own inode"),
+    ] {
+        if layout.area_of(block).is_some() {
+            return Err(corrupt(format!("the journal would lie over {what}")));
+        }
+    }
+    Ok(layout)
+}
