@@ -1,20 +1,52 @@
-//! The retained-journal arena: memory that outlives the daemon (a tmpfs file, or a memfd that `keep` holds).
+//! The retained-journal arena: memory that outlives the daemon (a file on tmpfs, mapped shared).
 //!
 //! ```text
-//! [header page][volume records, one page][slot tags, 24 bytes each ...][slots, 4 KiB each ...]
+//! store ─► a free slot, hot ─► fill ─► its tag says volume, block, sequence ─► the older content's slot is freed
+//! open  ─► header, records, tags ─► index (volume, block) ─► slot
 //! ```
 //!
-//! A slot's tag says which journal block its content is; content is complete before the tag is published, so a daemon
-//! killed at any instant leaves, for every journal block, its old content or its new one, never a mixture.
+//! **What a kill leaves.** A slot's content, and all of its tag but the sequence, are stored before the sequence, which
+//! makes the tag valid in one store; only then is the tag of the block's older content cleared. So a daemon killed at
+//! any instant leaves, for every journal block, its old content or its new one, whole: never a mixture, never neither.
+//! Both may be there; the higher sequence counts. A volume's record has two copies of which one word names the valid
+//! one, so a record changes whole, and [`Arena::clear_volume`] forgets a volume and all its blocks in one store: the
+//! record's generation goes up, and tags of a lower one count for nothing. Nothing here survives a power cut: it is
+//! memory.
+//!
+//! **No SIGBUS.** Every page is allocated in the file before it is touched in the mapping, so a tmpfs that is full is an
+//! error of [`Arena::store`]. The file only ever grows. Other processes are kept out by a lock that dies with its holder.
 
+mod budget;
+mod file;
+mod map;
+mod open;
+mod space;
+mod tags;
+
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use rustc_hash::FxHashMap;
 
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid};
+use map::{fence, Map, GROUP_SLOTS, PAGE};
+use space::Space;
+use tags::SlotTag;
 
-/// Which of the arena's file systems.
+pub use budget::Budget;
+
+/// Which of the arena's file systems, below [`VOLUMES_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub u16);
+
+/// File systems of one arena: as many as a GUID partition table usually has entries.
+pub const VOLUMES_MAX: usize = tags::RECORDS;
+
+/// Slots that are given memory at once: 2 MiB.
+const WARM_SLOTS: u32 = 4 * GROUP_SLOTS;
 
 /// What identifies the image that an arena belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,99 +72,318 @@ pub struct VolumeRecord {
     pub absorbing: bool,
 }
 
+/// A file system as this process sees it.
+#[derive(Debug, Default)]
+struct Volume {
+    record: Option<VolumeRecord>,
+    /// Tags of a lower one were forgotten.
+    generation: u64,
+    /// Which copy of the record is valid.
+    copy: usize,
+    slots: FxHashMap<AreaBlock, u32>,
+}
+
 /// The arena of one disk.
 #[derive(Debug)]
 pub struct Arena {
     path: PathBuf,
+    file: File,
+    map: Map,
+    identity: ArenaIdentity,
+    salt: u32,
+    bytes_max: u64,
+    budget: Option<Budget>,
+    /// The next store's.
+    sequence: u64,
+    volumes: Vec<Volume>,
+    space: Space,
+    used_slots: u32,
+}
+
+/// Bytes taken from a budget, given back unless the store is carried through.
+struct Taken<'a>(Option<&'a Budget>);
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(budget) = self.0 {
+            budget.give(PAGE);
+        }
+    }
 }
 
 impl Arena {
-    /// Creates the file, of room for `bytes_max` of slots (sparse until used).
-    pub fn create(path: &Path, _identity: ArenaIdentity, _bytes_max: u64) -> Result<Self, JournalError> {
-        Ok(Self { path: path.to_owned() })
-    }
-
-    /// Opens what an earlier daemon left. Two slots of one block: the younger counts.
-    ///
-    /// # Errors
-    /// Not an arena, damaged, or of another image.
-    pub fn open(path: &Path, _identity: Option<ArenaIdentity>) -> Result<Self, JournalError> {
-        Ok(Self { path: path.to_owned() })
-    }
-
     /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Puts a block's content into a free slot (`fill` gets memory that is faulted in), publishes it and frees the slot
-    /// of its older content.
+    /// The image that it belongs to.
+    pub fn identity(&self) -> ArenaIdentity {
+        self.identity
+    }
+
+    /// Removes its name: the memory goes with this value. For an image that was closed in order.
     ///
     /// # Errors
-    /// [`JournalError::Full`].
+    /// The name cannot be removed.
+    pub fn remove_file(self) -> Result<(), JournalError> {
+        std::fs::remove_file(&self.path).map_err(file::io_error(&self.path, "removing"))
+    }
+
+    /// Counts its content in a budget that other arenas share, from now on and with what it holds.
+    pub fn set_budget(&mut self, budget: Budget) {
+        let used_bytes = self.used_bytes();
+        if let Some(old) = self.budget.take() {
+            old.give(used_bytes);
+        }
+        budget.take_held(used_bytes);
+        self.budget = Some(budget);
+    }
+
+    /// Puts a block's content into a free slot (`fill` gets memory that is faulted in, with any content), publishes it
+    /// and frees the slot of its older content. The overwritten mark is not carried over. Replacing a block never fails
+    /// for want of room, unless the tmpfs is full.
+    ///
+    /// # Errors
+    /// [`JournalError::Full`] where [`Arena::bytes_max`] or the shared budget is reached: nothing has changed. An I/O
+    /// error of kind *no space* where the tmpfs has no memory left. *Unsupported* for a volume that is none.
     pub fn store(
         &mut self,
-        _volume: VolumeId,
-        _at: AreaBlock,
-        _fill: &mut dyn FnMut(&mut Block),
+        volume: VolumeId,
+        at: AreaBlock,
+        fill: &mut dyn FnMut(&mut Block),
     ) -> Result<(), JournalError> {
+        let Some(of) = self.volumes.get(usize::from(volume.0)) else {
+            return Err(JournalError::Unsupported(format!(
+                "file system {} of a disk: an arena holds {VOLUMES_MAX}",
+                volume.0
+            )));
+        };
+        let (old, generation) = (of.slots.get(&at).copied(), of.generation);
+        if old.is_none() && self.used_bytes() + PAGE > self.bytes_max {
+            return Err(JournalError::Full { bytes_max: self.bytes_max });
+        }
+        if self.space.peek().is_none() {
+            self.warm()?;
+        }
+        let Some(slot) = self.space.peek() else {
+            return Err(JournalError::Full { bytes_max: self.bytes_max });
+        };
+        let mut taken = Taken(None);
+        if let (None, Some(budget)) = (old, &self.budget) {
+            if !budget.take(PAGE) {
+                return Err(JournalError::Full { bytes_max: budget.bytes_max() });
+            }
+            taken.0 = Some(budget);
+        }
+        // The slot's tag was cleared before anything is stored into the slot.
+        fence();
+        fill(self.map.slot_mut(slot));
+        taken.0 = None;
+        drop(taken);
+        self.space.pop();
+        let tag = SlotTag {
+            sequence: self.sequence,
+            volume: volume.0,
+            block: at.0,
+            generation,
+            overwritten: false,
+        };
+        self.sequence += 1;
+        let words = tag.words(slot, self.salt);
+        for (i, word) in words.iter().enumerate().skip(1) {
+            self.map.tag(slot, i).store(*word, Ordering::Relaxed);
+        }
+        self.map.tag(slot, 0).store(words[0], Ordering::Release);
+        self.used_slots += 1;
+        self.volumes[usize::from(volume.0)].slots.insert(at, slot);
+        if let Some(old) = old {
+            self.clear_slot(old);
+        }
         Ok(())
     }
 
     /// A block's content, if it is here.
-    pub fn get(&self, _volume: VolumeId, _at: AreaBlock) -> Option<&Block> {
-        None
+    pub fn get(&self, volume: VolumeId, at: AreaBlock) -> Option<&Block> {
+        Some(self.map.slot(self.slot_of(volume, at)?))
     }
 
     /// Frees a block's slot. Returns whether it was there.
-    pub fn remove(&mut self, _volume: VolumeId, _at: AreaBlock) -> bool {
-        false
+    pub fn remove(&mut self, volume: VolumeId, at: AreaBlock) -> bool {
+        let Some(of) = self.volumes.get_mut(usize::from(volume.0)) else { return false };
+        let Some(slot) = of.slots.remove(&at) else { return false };
+        self.clear_slot(slot);
+        self.give(1);
+        true
     }
 
     /// Remembers that the block's home was written with something else after it was committed; goes with the slot.
-    pub fn set_overwritten(&mut self, _volume: VolumeId, _at: AreaBlock, _overwritten: bool) {}
+    pub fn set_overwritten(&mut self, volume: VolumeId, at: AreaBlock, overwritten: bool) {
+        let Some(slot) = self.slot_of(volume, at) else { return };
+        let key = self.map.tag(slot, 1);
+        let value = key.load(Ordering::Relaxed);
+        let value = if overwritten { value | tags::OVERWRITTEN } else { value & !tags::OVERWRITTEN };
+        key.store(value, Ordering::Release);
+    }
 
     /// See [`Arena::set_overwritten`].
-    pub fn is_overwritten(&self, _volume: VolumeId, _at: AreaBlock) -> bool {
-        false
+    pub fn is_overwritten(&self, volume: VolumeId, at: AreaBlock) -> bool {
+        self.slot_of(volume, at)
+            .is_some_and(|slot| self.map.tag(slot, 1).load(Ordering::Relaxed) & tags::OVERWRITTEN != 0)
     }
 
     /// The blocks of a file system that are here, in no order.
-    pub fn blocks(&self, _volume: VolumeId) -> Vec<AreaBlock> {
-        Vec::new()
+    pub fn blocks(&self, volume: VolumeId) -> Vec<AreaBlock> {
+        self.volumes.get(usize::from(volume.0)).map_or_else(Vec::new, |v| v.slots.keys().copied().collect())
+    }
+
+    /// How many blocks of a file system are here.
+    pub fn blocks_held(&self, volume: VolumeId) -> usize {
+        self.volumes.get(usize::from(volume.0)).map_or(0, |v| v.slots.len())
     }
 
     /// What is remembered of a file system.
-    pub fn volume(&self, _volume: VolumeId) -> Option<VolumeRecord> {
-        None
+    pub fn volume(&self, volume: VolumeId) -> Option<VolumeRecord> {
+        self.volumes.get(usize::from(volume.0))?.record
     }
 
     /// All file systems that are remembered.
     pub fn volumes(&self) -> Vec<(VolumeId, VolumeRecord)> {
-        Vec::new()
+        (0..).zip(&self.volumes).filter_map(|(i, v)| Some((VolumeId(i), v.record?))).collect()
     }
 
-    /// Remembers a file system. A changed tail is published in one 8-byte store, everything else before it.
-    pub fn set_volume(&mut self, _volume: VolumeId, _record: VolumeRecord) {}
+    /// Remembers a file system. A changed tail is published in one 8-byte store; whatever else changes, a kill leaves
+    /// the whole old record or the whole new one. Blocks that are here stay.
+    ///
+    /// # Panics
+    /// The volume is not below [`VOLUMES_MAX`].
+    pub fn set_volume(&mut self, volume: VolumeId, record: VolumeRecord) {
+        let index = usize::from(volume.0);
+        let of = &mut self.volumes[index];
+        let old = of.record.replace(record);
+        if old == Some(record) {
+            return;
+        }
+        if old.is_some_and(|old| VolumeRecord { tail: record.tail, ..old } == record) {
+            let word = tags::record_word(index, 1 + of.copy * tags::COPY_WORDS);
+            self.map.head(word).store(tags::tail_word(record.tail), Ordering::Release);
+            return;
+        }
+        of.copy = 1 - of.copy;
+        // The copy that is written was given up by an earlier state, whose store must not come after.
+        fence();
+        tags::put_copy(&self.map, index, of.copy, &tags::copy_words(&record, of.generation, self.salt));
+        let state = tags::state_word(of.generation, of.copy, true, self.salt);
+        self.map.head(tags::record_word(index, 0)).store(state, Ordering::Release);
+    }
 
-    /// Forgets a file system and frees its slots.
-    pub fn clear_volume(&mut self, _volume: VolumeId) {}
+    /// Forgets a file system and its blocks, in one store, and frees their slots.
+    pub fn clear_volume(&mut self, volume: VolumeId) {
+        let index = usize::from(volume.0);
+        let Some(of) = self.volumes.get_mut(index) else { return };
+        of.record = None;
+        of.generation += 1;
+        let state = tags::state_word(of.generation, of.copy, false, self.salt);
+        self.map.head(tags::record_word(index, 0)).store(state, Ordering::Release);
+        let slots = std::mem::take(&mut of.slots);
+        self.give(slots.len() as u64);
+        for slot in slots.into_values() {
+            self.clear_slot(slot);
+        }
+    }
 
     /// Bytes of content held.
     pub fn used_bytes(&self) -> u64 {
-        0
+        u64::from(self.used_slots) * PAGE
     }
 
-    /// Memory that the file takes, content, spare slots and tags together.
+    /// Memory that the file takes, content, spare slots and tags together. Asks the operating system.
     pub fn resident_bytes(&self) -> u64 {
-        0
+        file::resident_bytes(&self.file)
     }
 
     /// The most content it takes.
     pub fn bytes_max(&self) -> u64 {
-        0
+        self.bytes_max
+    }
+
+    /// Changes the bound. Below what is held nothing is lost: stores of further blocks fail until enough was freed.
+    ///
+    /// # Errors
+    /// The file cannot grow to it: the old bound stays.
+    pub fn set_bytes_max(&mut self, bytes_max: u64) -> Result<(), JournalError> {
+        let (old, slots) = (self.map.slots(), file::slots_for(&self.path, bytes_max)?);
+        if slots > old {
+            let failed = file::io_error(&self.path, "enlarging");
+            self.file.set_len(map::file_bytes(slots)).map_err(&failed)?;
+            self.map = Map::new(&self.file, slots).map_err(&failed)?;
+            self.space.grow(old, slots - old);
+        }
+        self.bytes_max = bytes_max;
+        self.map.head(tags::BYTES_MAX_WORD).store(bytes_max, Ordering::Release);
+        Ok(())
     }
 
     /// Gives memory of free slots back but for `spare_bytes`.
-    pub fn trim(&mut self, _spare_bytes: u64) {}
+    pub fn trim(&mut self, spare_bytes: u64) {
+        let keep = u32::try_from(spare_bytes / PAGE).unwrap_or(u32::MAX);
+        for run in self.space.cool(keep) {
+            file::punch(&self.file, &self.path, run);
+        }
+    }
+
+    fn slot_of(&self, volume: VolumeId, at: AreaBlock) -> Option<u32> {
+        self.volumes.get(usize::from(volume.0))?.slots.get(&at).copied()
+    }
+
+    /// Clears a slot's tag. What made that right was stored before.
+    fn clear_slot(&mut self, slot: u32) {
+        self.map.tag(slot, 0).store(0, Ordering::Release);
+        self.space.push(slot);
+        self.used_slots -= 1;
+    }
+
+    fn give(&self, slots: u64) {
+        if let Some(budget) = &self.budget {
+            budget.give(slots * PAGE);
+        }
+    }
+
+    /// Gives cold slots memory, as many as there is memory for, up to [`WARM_SLOTS`], within the bound.
+    fn warm(&mut self) -> Result<(), JournalError> {
+        let slots_max = self.bytes_max / PAGE + 1;
+        let with_memory = u64::from(self.used_slots) + u64::from(self.space.hot_slots());
+        // At least one, to replace a block while the bound is below what is held.
+        let room = slots_max.saturating_sub(with_memory).clamp(1, WARM_SLOTS.into());
+        let mut want = room as u32;
+        while let Some((first, slots)) = self.space.coldest_run(want).filter(|run| run.1 > 0) {
+            match self.back(first, slots) {
+                Ok(()) => {
+                    self.space.warm(slots);
+                    return Ok(());
+                }
+                Err(e) if e.kind() == ErrorKind::StorageFull && slots > 1 => want = slots / 2,
+                Err(e) => return Err(file::io_error(&self.path, "getting memory for")(e)),
+            }
+        }
+        Err(JournalError::Full { bytes_max: self.bytes_max })
+    }
+
+    /// Puts memory behind a run of slots and their tags.
+    fn back(&self, first: u32, slots: u32) -> std::io::Result<()> {
+        let tags_at = map::group_at(first);
+        let end = map::slot_at(first + slots - 1) + PAGE;
+        let at = if first % GROUP_SLOTS == 0 { tags_at } else { map::slot_at(first) };
+        if at != tags_at {
+            file::allocate(&self.file, tags_at, PAGE)?;
+        }
+        file::allocate(&self.file, at, end - at)?;
+        self.map.populate(at, end - at)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.give(self.used_slots.into());
+    }
 }

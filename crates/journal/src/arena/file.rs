@@ -1,0 +1,160 @@
+//! The arena's file: made, opened, locked, given memory and relieved of it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{fallocate, flock, seek, FallocateFlags, FlockOperation, SeekFrom};
+use rustix::io::{retry_on_intr, Errno};
+
+use super::map::{file_bytes, group_at, slot_at, GROUP, GROUP_SLOTS, HEAD, PAGE, SLOTS_MAX};
+use crate::error::JournalError;
+
+/// A child process between fork and exec holds a copy of a dead daemon's descriptor, and with it the lock, for a moment.
+const LOCK_RETRIES: u32 = 50;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// An operating-system error about this arena.
+pub(super) fn io_error(path: &Path, doing: &str) -> impl Fn(io::Error) -> JournalError {
+    let context = format!("{doing} the arena {}", path.display());
+    move |source| JournalError::io(context.as_str(), source)
+}
+
+/// A contradiction in this arena's file.
+pub(super) fn corrupt(path: &Path, what: impl std::fmt::Display) -> JournalError {
+    JournalError::Corrupt(format!("the arena {}: {what}", path.display()))
+}
+
+/// Slots for so many bytes of content, in whole groups. One more than the content needs: a store over a full arena's
+/// block publishes the new content before it frees the old.
+pub(super) fn slots_for(path: &Path, bytes_max: u64) -> Result<u32, JournalError> {
+    let slots = (bytes_max / PAGE + 1).div_ceil(GROUP_SLOTS.into()) * u64::from(GROUP_SLOTS);
+    u32::try_from(slots).ok().filter(|slots| *slots <= SLOTS_MAX).ok_or_else(|| {
+        JournalError::Unsupported(format!(
+            "the arena {} of {bytes_max} bytes: at most {} are possible, choose a smaller --retain-max",
+            path.display(),
+            u64::from(SLOTS_MAX - 1) * PAGE
+        ))
+    })
+}
+
+/// Makes the file, sparse but for its head, and locks it.
+pub(super) fn create(path: &Path, slots: u32) -> Result<File, JournalError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error(path, "creating"))?;
+    let made = lock(&file, path).and_then(|()| {
+        file.set_len(file_bytes(slots)).map_err(io_error(path, "creating"))?;
+        allocate(&file, 0, HEAD).map_err(io_error(path, "getting memory for"))
+    });
+    made.inspect_err(|_| {
+        let _ = fs::remove_file(path);
+    })?;
+    Ok(file)
+}
+
+/// Opens and locks the file; says how many slots it has.
+pub(super) fn open(path: &Path) -> Result<(File, u32), JournalError> {
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(io_error(path, "opening"))?;
+    let metadata = file.metadata().map_err(io_error(path, "opening"))?;
+    if !metadata.is_file() {
+        return Err(corrupt(path, "it is not a regular file"));
+    }
+    lock(&file, path)?;
+    // Its length counts only now: who held the lock may have let it grow.
+    let bytes = file.metadata().map_err(io_error(path, "opening"))?.len();
+    let groups =
+        bytes.checked_sub(HEAD).filter(|rest| *rest > 0 && rest % GROUP == 0).map(|rest| rest / GROUP);
+    let slots = groups.and_then(|groups| groups.checked_mul(GROUP_SLOTS.into()));
+    match slots.and_then(|slots| u32::try_from(slots).ok()).filter(|slots| *slots <= SLOTS_MAX) {
+        Some(slots) => Ok((file, slots)),
+        None => Err(corrupt(path, format_args!("no arena is {bytes} bytes long"))),
+    }
+}
+
+fn lock(file: &File, path: &Path) -> Result<(), JournalError> {
+    for _ in 0..LOCK_RETRIES {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(io_error(path, "locking")(e.into())),
+        }
+    }
+    let busy = io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "another process has it open; stop that daemon first (fuser names it)",
+    );
+    Err(io_error(path, "locking")(busy))
+}
+
+/// Gives a range of the file memory, so that touching it in the mapping cannot fail.
+pub(super) fn allocate(file: &File, at: u64, bytes: u64) -> io::Result<()> {
+    // A signal makes tmpfs give up in the middle.
+    Ok(retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, bytes))?)
+}
+
+/// Takes the memory of a run of free slots away. Their tags stay.
+pub(super) fn punch(file: &File, path: &Path, run: (u32, u32)) {
+    let (mut first, end) = (run.0, run.0 + run.1);
+    while first < end {
+        let here = (GROUP_SLOTS - first % GROUP_SLOTS).min(end - first);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let bytes = u64::from(here) * PAGE;
+        match retry_on_intr(|| fallocate(file, flags, slot_at(first), bytes)) {
+            Ok(()) => {}
+            // Memory that is kept is not wrong, only not saved.
+            Err(error) => {
+                tracing::warn!(%error, arena = %path.display(), "memory of free slots is not given back");
+                return;
+            }
+        }
+        first += here;
+    }
+}
+
+/// Memory that the file takes, in bytes.
+pub(super) fn resident_bytes(file: &File) -> u64 {
+    file.metadata().map_or(0, |m| m.blocks() * 512)
+}
+
+/// Reads words.
+pub(super) fn read_words(file: &File, at: u64, words: &mut [u64]) -> io::Result<()> {
+    // Not through the mapping: reading a hole there takes memory, and where there is none, is a SIGBUS.
+    let mut bytes = vec![0; words.len() * 8];
+    file.read_exact_at(&mut bytes, at)?;
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+    }
+    Ok(())
+}
+
+/// The first group at or after `group` that holds any memory.
+pub(super) fn next_group(file: &File, group: u32, groups: u32) -> io::Result<Option<u32>> {
+    if group >= groups {
+        return Ok(None);
+    }
+    match seek(file, SeekFrom::Data(group_at(group * GROUP_SLOTS))) {
+        Ok(at) => {
+            let found = (at.saturating_sub(HEAD) / GROUP) as u32;
+            Ok((found < groups).then_some(found.max(group)))
+        }
+        Err(Errno::NXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether every page of a run of slots within one group is there.
+pub(super) fn is_whole(file: &File, run: (u32, u32)) -> io::Result<bool> {
+    let (at, end) = (slot_at(run.0), slot_at(run.0) + u64::from(run.1) * PAGE);
+    match seek(file, SeekFrom::Hole(at)) {
+        Ok(hole) => Ok(hole >= end),
+        Err(e) => Err(e.into()),
+    }
+}
