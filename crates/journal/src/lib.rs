@@ -10,10 +10,12 @@
 #![warn(missing_docs)]
 
 pub mod arena;
+pub mod area;
 mod error;
 mod ids;
 pub mod layout;
 pub mod log;
+pub mod retain;
 
 pub use error::JournalError;
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};

@@ -1,0 +1,124 @@
+//! Writes to an absorbed journal.
+
+use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
+
+use super::write::Part;
+use super::{Retainer, View};
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
+use crate::log::{self, AreaView};
+
+impl Retainer {
+    /// A piece of one journal block: `piece` goes to its byte `within`.
+    pub(super) fn absorb(
+        &mut self,
+        v: usize,
+        at: AreaBlock,
+        within: usize,
+        piece: &Buffers,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), JournalError> {
+        if at == AreaBlock(0) {
+            return self.absorb_superblock(v, within, piece, parts);
+        }
+        if self.options.drop_journal {
+            self.volumes[v].classes.journal_absorbed_bytes += piece.len() as u64;
+            parts.push(Part::Done);
+            return Ok(());
+        }
+        let block = self.composed(v, at, within, piece)?;
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        if log.holds(at) {
+            if self.content_or_below(v, at)? == block {
+                parts.push(Part::Done);
+                return Ok(());
+            }
+            // Where the guest's own tail has not passed, no sound guest writes.
+            self.leave(v, "the guest overwrote a part of its journal that was still needed", true)?;
+            return self.through(v, at, &block, parts);
+        }
+        let expected = log.head.0;
+        let commit_seen = log.commit_seen;
+        self.empty_on_disk(v)?;
+        if !self.keep(v, at, &block)? {
+            return self.through(v, at, &block, parts);
+        }
+        self.volumes[v].classes.journal_absorbed_bytes += piece.len() as u64;
+        parts.push(Part::Done);
+        if commit_seen || log::is_commit(&block, expected) {
+            if let Some(log) = self.volumes[v].log_mut() {
+                log.commit_seen = true;
+            }
+            self.follow(v)?;
+        }
+        Ok(())
+    }
+
+    /// A journal block with a piece replaced.
+    pub(super) fn composed(
+        &mut self,
+        v: usize,
+        at: AreaBlock,
+        within: usize,
+        piece: &Buffers,
+    ) -> Result<Block, JournalError> {
+        let mut block =
+            if piece.len() == BLOCK_BYTES { [0; BLOCK_BYTES] } else { self.content_or_below(v, at)? };
+        piece.copy_to(0, &mut block[within..within + piece.len()]);
+        Ok(block)
+    }
+
+    fn content_or_below(&mut self, v: usize, at: AreaBlock) -> Result<Block, JournalError> {
+        let volume = &self.volumes[v];
+        let Some(layout) = volume.layout() else { return Ok([0; BLOCK_BYTES]) };
+        let mut scratch = [0; BLOCK_BYTES];
+        let mut view = View { arena: &self.arena, below: &mut self.below, volume: volume.id, layout };
+        Ok(*view.block(at, &mut scratch)?)
+    }
+
+    /// Puts a journal block into the arena, making room where there is none; the last resort is its own place on the disk.
+    /// `false`: the file system is not absorbed any more.
+    pub(super) fn keep(&mut self, v: usize, at: AreaBlock, block: &Block) -> Result<bool, JournalError> {
+        let id = self.volumes[v].id;
+        let mut made_room = false;
+        loop {
+            match self.arena.store(id, at, &mut |slot| slot.copy_from_slice(block)) {
+                Ok(()) => return Ok(true),
+                Err(JournalError::Full { .. }) if !made_room => {
+                    self.make_room()?;
+                    made_room = true;
+                    if self.volumes[v].log().is_none() {
+                        return Ok(false);
+                    }
+                }
+                Err(JournalError::Full { .. }) => {
+                    self.evict(v, &[(at, *block)])?;
+                    return Ok(true);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Hands a block of a journal that is not absorbed any more to its own place on the disk.
+    fn through(
+        &mut self,
+        v: usize,
+        at: AreaBlock,
+        block: &Block,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), JournalError> {
+        let Some(sector) = self.area_sector(v, at) else { return Ok(()) };
+        let track = self.track(sector, 8, Vec::new(), false);
+        parts.push(Part::Below { sector, sectors: 8, copy: Some(Buffers::from_bytes(block)), track });
+        Ok(())
+    }
+
+    /// The sector of a journal block.
+    pub(super) fn area_sector(&self, v: usize, at: AreaBlock) -> Option<Sector> {
+        let layout = self.volumes[v].layout()?;
+        Some(layout.home_of(at)?.sector(layout.start))
+    }
+}
+
+const _: () = assert!(BLOCK_BYTES as u64 == 8 * SECTOR_BYTES);

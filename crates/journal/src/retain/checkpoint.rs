@@ -1,0 +1,257 @@
+//! The daemon's own writes: home, for memory or for a guest that may be dead; to the journal's place, when in doubt.
+
+use afterimage_block::Sector;
+
+use super::volume::Phase;
+use super::Retainer;
+use crate::area::{Tuple, VersionState};
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_SECTORS};
+
+/// Blocks that go home in one go, between two looks at everything else.
+const BATCH_BLOCKS: usize = 256;
+
+impl Retainer {
+    /// The guest may be dead, or only look so: writes home what is committed and not home, as far as a live guest cannot
+    /// notice, and moves the served tail (design § 4 rule 8). The transaction that was being written is kept.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle_all(&mut self) -> Result<(), JournalError> {
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+        }
+        self.arena.trim(0);
+        Ok(())
+    }
+
+    pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
+        let tuples = self.area.recover(self.volumes[v].id, false);
+        self.go_home(v, tuples)?;
+        self.release(v);
+        Ok(())
+    }
+
+    /// Writes versions home that are still the newest, still pending, and whose home nobody is writing.
+    fn go_home(&mut self, v: usize, tuples: Vec<Tuple>) -> Result<(), JournalError> {
+        let volume = &self.volumes[v];
+        let (id, start) = (volume.id, volume.start);
+        if volume.log().is_none_or(|log| log.suspended) {
+            return Ok(());
+        }
+        let ready: Vec<Tuple> = tuples
+            .into_iter()
+            .filter(|t| {
+                let version = self.area.version(id, t.home);
+                version.is_some_and(|v| v.tid == t.tid && v.state == VersionState::Pending)
+                    && !self.in_flight.any(t.home.sector(start), BLOCK_SECTORS)
+            })
+            .collect();
+        if ready.is_empty() {
+            return Ok(());
+        }
+        self.volumes[v].classes.checkpoints += 1;
+        for batch in ready.chunks(BATCH_BLOCKS) {
+            let contents = self.contents(v, batch)?;
+            self.below.write_blocks(batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
+            for tuple in batch {
+                self.set_state(v, tuple.home, VersionState::Home);
+            }
+            self.volumes[v].classes.checkpoint_blocks += batch.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes room in the arena: an eighth of it, if that can be had. First what is home, then the oldest transactions go
+    /// home, last blocks that are no version's go to their own place on the disk.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn make_room(&mut self) -> Result<(), JournalError> {
+        let goal = self.arena.used_bytes().saturating_sub(self.arena.bytes_max() / 8);
+        while self.arena.used_bytes() > goal {
+            let before = self.arena.used_bytes();
+            let held = |v: &usize| self.volumes[*v].log().map_or(0, |l| l.transactions.len());
+            let Some(v) = (0..self.volumes.len()).filter(|v| held(v) > 0).max_by_key(held) else { break };
+            self.relieve(v)?;
+            if self.arena.used_bytes() == before {
+                break;
+            }
+        }
+        if self.arena.used_bytes() > goal {
+            for v in 0..self.volumes.len() {
+                self.evict_idle(v)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest transaction of a file system goes home and is given up, if nothing stands against it.
+    fn relieve(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        let Some(front) = self.volumes[v].log().and_then(|l| l.transactions.front()) else { return Ok(()) };
+        let tid = front.tid;
+        let newest = |home: &FsBlock| {
+            let version = self.area.version(id, *home).filter(|v| v.tid == tid)?;
+            Some(Tuple { home: *home, at: version.at, tid, escaped: version.escaped })
+        };
+        let mut tuples: Vec<Tuple> = front.homes.iter().filter_map(newest).collect();
+        tuples.sort_unstable_by_key(|t| t.home);
+        self.go_home(v, tuples)?;
+        let front = self.volumes[v].log().and_then(|l| l.transactions.front());
+        if front.is_some_and(|t| t.open == 0) {
+            self.drop_oldest(v);
+            self.volumes[v].classes.releases += 1;
+        }
+        self.release(v);
+        Ok(())
+    }
+
+    /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
+    /// written, and those of committed ones but for versions that must stay marked.
+    fn evict_idle(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        if self.volumes[v].log().is_none() {
+            return Ok(());
+        }
+        let idle: Vec<AreaBlock> = self
+            .arena
+            .blocks(id)
+            .into_iter()
+            .filter(|at| *at != AreaBlock(0) && !self.arena.is_overwritten(id, *at))
+            .collect();
+        let blocks: Vec<(AreaBlock, Block)> =
+            idle.iter().filter_map(|at| Some((*at, *self.arena.get(id, *at)?))).collect();
+        self.evict(v, &blocks)
+    }
+
+    /// Sends blocks to their own place on the disk and forgets them here. Before that the disk's superblock, which says
+    /// that the journal is empty, gets a sequence that none of them can have: they mean nothing to whoever finds
+    /// them after a power cut.
+    pub(super) fn evict(&mut self, v: usize, blocks: &[(AreaBlock, Block)]) -> Result<(), JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let next = log.head.0.next();
+        if next.is_after(log.disk_sequence) {
+            let superblock = log.superblock.clone();
+            self.mark_empty(v, &superblock, next)?;
+        }
+        let mut placed: Vec<(Sector, AreaBlock, &Block)> = blocks
+            .iter()
+            .filter_map(|(at, block)| Some((self.area_sector(v, *at)?, *at, block)))
+            .collect();
+        placed.sort_unstable_by_key(|(sector, _, _)| *sector);
+        self.below.write_blocks(placed.iter().map(|(sector, _, block)| (*sector, *block)))?;
+        let id = self.volumes[v].id;
+        for (_, at, _) in &placed {
+            self.arena.remove(id, *at);
+        }
+        self.volumes[v].classes.evicted_blocks += placed.len() as u64;
+        Ok(())
+    }
+
+    /// Stops absorbing. `keep`: the file system is the same, and its own recovery must find every committed transaction
+    /// that is not home on the disk (design § 4 rule 9); otherwise nothing that was committed may go home any more. Either
+    /// way the disk holds what the guest wrote.
+    ///
+    /// # Errors
+    /// The disk below failed; nothing was forgotten then.
+    pub(super) fn leave(&mut self, v: usize, why: &str, keep: bool) -> Result<(), JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        tracing::warn!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
+        let clamp = keep.then_some(log.tail);
+        let superblock = if keep { log.served() } else { log.superblock.clone() };
+        self.write_through(v)?;
+        if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
+            self.below.sync()?;
+            self.below.write(sector, superblock.bytes())?;
+            self.below.sync()?;
+        }
+        self.disarm(v, why);
+        self.volumes[v].clamp = clamp;
+        Ok(())
+    }
+
+    /// Every block of an absorbed journal but its superblock goes to its own place on the disk.
+    fn write_through(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        let mut placed: Vec<(Sector, AreaBlock)> = self
+            .arena
+            .blocks(id)
+            .into_iter()
+            .filter(|at| *at != AreaBlock(0))
+            .filter_map(|at| Some((self.area_sector(v, at)?, at)))
+            .collect();
+        placed.sort_unstable_by_key(|(sector, _)| *sector);
+        let arena = &self.arena;
+        let blocks = placed.iter().filter_map(|(sector, at)| Some((*sector, arena.get(id, *at)?)));
+        self.below.write_blocks(blocks)?;
+        Ok(())
+    }
+
+    /// Makes the image complete without the arena, for a copy, while the guest goes on later: committed versions home,
+    /// the rest of the log and the served superblock to the journal's place, durably.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn materialise(&mut self) -> Result<(), JournalError> {
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+            let Some(log) = self.volumes[v].log() else { continue };
+            let superblock = log.served();
+            self.write_through(v)?;
+            self.below.sync()?;
+            if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
+                self.below.write(sector, superblock.bytes())?;
+                self.below.sync()?;
+            }
+            if let Some(log) = self.volumes[v].log_mut() {
+                log.on_disk = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The orderly end. With a guest attached, or one that may still live, its own recovery finds everything in the
+    /// journal; without one the file systems are recovered and their journals are empty. The arena is not needed after it.
+    ///
+    /// # Errors
+    /// The disk below failed; the arena stays the truth.
+    pub fn finish(&mut self, attached: bool) -> Result<(), JournalError> {
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+            if self.volumes[v].log().is_none() {
+                continue;
+            }
+            if attached {
+                self.leave(v, "the daemon ended in order", true)?;
+            } else {
+                self.recover(v)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the guest's own recovery would do, all of it: the guest is dead.
+    fn recover(&mut self, v: usize) -> Result<(), JournalError> {
+        let (id, start) = (self.volumes[v].id, self.volumes[v].start);
+        let tuples = self.area.recover(id, true);
+        let mut contents = self.contents(v, &tuples)?;
+        for (tuple, content) in tuples.iter().zip(&mut contents) {
+            if tuple.home == FsBlock(0) {
+                let on_disk = self.below.read_block(tuple.home.sector(start))?;
+                super::errors::keep_errors(content, &on_disk);
+            }
+        }
+        self.below.write_blocks(tuples.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
+        self.below.sync()?;
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let (superblock, next) = (log.superblock.clone(), log.head.0.next());
+        self.mark_empty(v, &superblock, next)?;
+        self.volumes[v].classes.checkpoint_blocks += tuples.len() as u64;
+        self.disarm(v, "recovered: waiting for the next mount");
+        if let Phase::Armed { .. } = self.volumes[v].phase {
+            self.volumes[v].clamp = None;
+        }
+        Ok(())
+    }
+}

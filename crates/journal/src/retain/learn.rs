@@ -1,0 +1,204 @@
+//! Learning what is on the disk, at the beginning and whenever the guest changes what that rests on.
+
+use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
+
+use super::superblock_write::new_log;
+use super::volume::{byte_of, Phase, Volume};
+use super::{Classes, Retainer};
+use crate::arena::VolumeId;
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, BLOCK_BYTES};
+use crate::layout::superblock::JournalSuperblock;
+use crate::layout::{self, Found, Layout, Source};
+
+/// Sectors in which the first partition table stands: the MBR, GPT's header and its entries.
+pub(super) const TABLE_SECTORS: u64 = 34;
+
+/// Why a file system that could be retained is not yet.
+const WAITING: &str = "waiting for the next mount";
+
+impl Retainer {
+    /// Looks at the whole disk and brings what is known in step with it.
+    ///
+    /// # Errors
+    /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
+    pub(super) fn look(&mut self) -> Result<(), JournalError> {
+        let found = layout::find(&mut self.below, self.disk_sectors)?;
+        let mut table = vec![0; (TABLE_SECTORS.min(self.disk_sectors) * SECTOR_BYTES) as usize];
+        self.below.read(Sector(0), &mut table)?;
+        self.table = table;
+        let starts: Vec<Sector> = found
+            .iter()
+            .map(|f| match f {
+                Found::FileSystem(layout) => layout.start,
+                Found::Passthrough { start, .. } => *start,
+            })
+            .collect();
+        for v in (0..self.volumes.len()).rev() {
+            if !starts.contains(&self.volumes[v].start) {
+                self.leave(v, "it is no longer there", false)?;
+                self.volumes.remove(v);
+            }
+        }
+        for found in found {
+            match found {
+                Found::FileSystem(layout) => self.found(layout)?,
+                Found::Passthrough { start, uuid, why } => {
+                    let v = self.volume_at(start);
+                    self.leave(v, &why, false)?;
+                    let volume = &mut self.volumes[v];
+                    volume.uuid = uuid;
+                    volume.phase = Phase::Passthrough { why };
+                }
+            }
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// The volume that begins there, made where there is none.
+    fn volume_at(&mut self, start: Sector) -> usize {
+        if let Some(v) = self.volumes.iter().position(|v| v.start == start) {
+            return v;
+        }
+        let remembered = self.arena.volumes().into_iter().find(|(_, r)| r.start_sector == start.0);
+        let id = remembered.map_or_else(|| self.volume_id_free(), |(id, _)| id);
+        self.volumes.push(Volume {
+            id,
+            start,
+            uuid: None,
+            phase: Phase::Passthrough { why: String::new() },
+            clamp: None,
+            classes: Classes::default(),
+        });
+        self.volumes.len() - 1
+    }
+
+    fn found(&mut self, layout: Layout) -> Result<(), JournalError> {
+        let v = self.volume_at(layout.start);
+        if let Some(log) = self.volumes[v].log_mut() {
+            if log.layout.uuid == layout.uuid && log.layout.journal == layout.journal {
+                log.geometry.fs_blocks = layout.blocks;
+                log.layout = layout;
+                log.suspended = false;
+                return Ok(());
+            }
+            self.leave(v, "it became another file system", false)?;
+        }
+        let clamp = match self.volumes[v].uuid == Some(layout.uuid) {
+            true => self.volumes[v].clamp,
+            false => self.tail_on_disk(&layout)?,
+        };
+        let volume = &mut self.volumes[v];
+        let why = match (&volume.phase, clamp) {
+            (Phase::Armed { why, .. }, _) if volume.uuid == Some(layout.uuid) => why.clone(),
+            (_, Some(_)) => "its journal is not empty: retention begins at the next mount".to_owned(),
+            _ => WAITING.to_owned(),
+        };
+        volume.uuid = Some(layout.uuid);
+        volume.clamp = clamp;
+        volume.phase = Phase::Armed { layout, why };
+        Ok(())
+    }
+
+    /// The tail that the superblock on the disk names: an earlier daemon may have released what came before it.
+    fn tail_on_disk(&mut self, layout: &Layout) -> Result<Option<super::volume::Position>, JournalError> {
+        let Some(home) = layout.home_of(AreaBlock(0)) else { return Ok(None) };
+        let block = self.below.read_block(home.sector(layout.start))?;
+        let superblock = JournalSuperblock::parse(&block).ok();
+        Ok(superblock.and_then(|s| Some((s.sequence(), s.start()?))))
+    }
+
+    /// Goes on where an earlier daemon stopped: the arena's logs are read again from their tails.
+    pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
+        for (id, record) in self.arena.volumes() {
+            let here = self.volumes.iter().position(|v| v.id == id && v.start.0 == record.start_sector);
+            let superblock = self.arena.get(id, AreaBlock(0)).map(JournalSuperblock::parse);
+            match (here, superblock) {
+                (Some(v), Some(Ok(superblock))) if record.absorbing => self.resume(v, superblock, record.tail)?,
+                _ => self.abandon(id),
+            }
+        }
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+        }
+        Ok(())
+    }
+
+    fn resume(
+        &mut self,
+        v: usize,
+        superblock: JournalSuperblock,
+        tail: super::volume::Position,
+    ) -> Result<(), JournalError> {
+        let volume = &mut self.volumes[v];
+        let id = volume.id;
+        let record = self.arena.volume(id).unwrap_or_default();
+        let Phase::Armed { layout, .. } = &volume.phase else {
+            self.abandon(id);
+            return Ok(());
+        };
+        if layout.uuid != record.fs_uuid || superblock.maxlen() > layout.journal_blocks() {
+            self.abandon(id);
+            return Ok(());
+        }
+        let mut log = new_log(layout.clone(), superblock, tail);
+        // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
+        log.on_disk = volume.clamp.take().is_some();
+        volume.phase = Phase::Absorbing(Box::new(log));
+        self.area.init(id, BLOCK_BYTES)?;
+        self.follow(v)?;
+        let volume = &self.volumes[v];
+        tracing::info!(
+            start_sector = volume.start.0,
+            transactions = volume.log().map_or(0, |l| l.transactions.len()),
+            "went on with a retained journal"
+        );
+        self.changed();
+        Ok(())
+    }
+
+    fn abandon(&mut self, id: VolumeId) {
+        tracing::warn!(volume = id.0, "what was retained belongs to a file system that is no longer there: dropped");
+        self.arena.clear_volume(id);
+    }
+
+    /// Whether something that the layouts rest on changes with a write (`None`: with zeroes). Where an absorbed file
+    /// system is touched, nothing of it goes home until the write has completed and was looked at.
+    pub(super) fn rests_on(&mut self, sector: Sector, sectors: u64, buffers: Option<&Buffers>) -> bool {
+        let (from, to) = (sector.0 * SECTOR_BYTES, (sector.0 + sectors) * SECTOR_BYTES);
+        let changes = |at: u64, known: &[u8]| {
+            let (low, high) = (at.max(from), (at + known.len() as u64).min(to));
+            if low >= high {
+                return false;
+            }
+            let known = &known[(low - at) as usize..(high - at) as usize];
+            let Some(buffers) = buffers else { return true };
+            let mut written = vec![0; known.len()];
+            buffers.copy_to((low - from) as usize, &mut written);
+            written != known
+        };
+        // A file system without partitions keeps its superblock and first descriptors there: those are watched apart.
+        let whole_disk = self.volumes.iter().any(|v| v.start == Sector(0) && v.layout().is_some());
+        let table = if whole_disk { &self.table[..self.table.len().min(1024)] } else { &self.table[..] };
+        let mut look_again = changes(0, table);
+        for volume in &mut self.volumes {
+            let start = volume.start.0 * SECTOR_BYTES;
+            let changed = match volume.layout() {
+                Some(layout) => layout
+                    .watched
+                    .iter()
+                    .any(|w| changes(byte_of(layout.start, w.block, w.offset), &w.bytes)),
+                // What is there is not known: whatever is written over its superblock may be a file system.
+                None => from < start + 2048 && start + 1024 < to,
+            };
+            if changed {
+                look_again = true;
+                if let Some(log) = volume.log_mut() {
+                    log.suspended = true;
+                }
+            }
+        }
+        look_again
+    }
+}

@@ -1,0 +1,268 @@
+//! One disk's file systems, and what is retained of their journals.
+//!
+//! ```text
+//!                 ┌ area part ─► absorb ─► arena ─► follow: commit? ─► area::mprotect ─► (power-window: home at once)
+//! write ─► split ─┤
+//!                 └ the rest ──► compare: same bytes as the version? ─► below ─► completed: version is home ─► release
+//! ```
+//!
+//! Everything here runs under one lock per disk. The lock is also the range lock of the daemon's own home writes
+//! (design § 4 rule 6): they are made under it, and only where no guest's write is in flight.
+//!
+//! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the served
+//! tail: nothing else is needed, and what was completed towards the guest is in the arena or below. A guest that dies
+//! at any instant leaves a served journal whose replay is its own recovery; [`Retainer::settle`] does that replay's
+//! work ahead, as far as a guest that only looked dead can be sure not to notice.
+
+mod absorb;
+mod below;
+mod checkpoint;
+mod classes;
+mod errors;
+mod follow;
+mod home;
+mod inflight;
+mod learn;
+mod superblock_write;
+mod volume;
+mod write;
+
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Buffers, Disk, Sector, SECTOR_BYTES};
+
+use crate::arena::{Arena, VolumeId};
+use crate::area::JournalArea;
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
+use crate::log::AreaView;
+
+use below::Below;
+pub use below::{HomeError, HomeWriter};
+pub use classes::Classes;
+use inflight::InFlight;
+pub use inflight::Track;
+use volume::{area_ranges, Phase, Volume};
+pub use write::{Change, Part};
+
+/// How a disk's journals are retained.
+#[derive(Clone)]
+pub struct Options {
+    /// Where a transaction's home writes become one atomic part of the disk's history (`power-window`). Without it
+    /// versions wait for the guest's own home writes (`guest-crash`, the paper's setting).
+    pub home: Option<Arc<dyn HomeWriter>>,
+    /// Journal writes are dropped, not retained: what retention is measured against. Loses data when a guest dies.
+    pub drop_journal: bool,
+    /// When the guest moves its journal's tail, everything is made durable first (vDrive's vflush at truncation).
+    pub vflush_at_truncation: bool,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("home", &self.home.is_some())
+            .field("drop_journal", &self.drop_journal)
+            .field("vflush_at_truncation", &self.vflush_at_truncation)
+            .finish()
+    }
+}
+
+/// See the module.
+pub struct Retainer {
+    volumes: Vec<Volume>,
+    arena: Arena,
+    area: JournalArea,
+    below: Below,
+    in_flight: InFlight,
+    options: Options,
+    disk_sectors: u64,
+    /// The disk's first sectors, where partition tables stand, as they were when the disk was last looked at.
+    table: Vec<u8>,
+    /// Counts changes of which ranges need a look; lanes keep a copy of [`Retainer::ranges`].
+    version: u64,
+}
+
+/// Ranges of a disk that cannot simply be handed through.
+#[derive(Clone, Debug, Default)]
+pub struct Ranges {
+    /// Journal areas that are absorbed: reads are served from the arena. Sorted.
+    pub areas: Vec<(Sector, u64)>,
+    /// File systems whose writes must be looked at, and the sectors on which layouts rest. Sorted.
+    pub writes: Vec<(Sector, u64)>,
+}
+
+impl Ranges {
+    fn touch(list: &[(Sector, u64)], sector: Sector, sectors: u64) -> bool {
+        list.iter().any(|(s, n)| s.0 < sector.0 + sectors && sector.0 < s.0 + n)
+    }
+
+    /// Whether a read touches an absorbed journal.
+    pub fn touch_area(&self, sector: Sector, sectors: u64) -> bool {
+        Self::touch(&self.areas, sector, sectors)
+    }
+
+    /// Whether a write has to be looked at.
+    pub fn touch_write(&self, sector: Sector, sectors: u64) -> bool {
+        Self::touch(&self.writes, sector, sectors)
+    }
+}
+
+/// A part of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadPart {
+    /// The buffers are filled.
+    Done,
+    /// To be read from below.
+    Below {
+        /// First sector.
+        sector: Sector,
+        /// How many.
+        sectors: u64,
+    },
+}
+
+impl Retainer {
+    /// Looks at the disk, and goes on with what an earlier daemon left in the arena.
+    ///
+    /// # Errors
+    /// The disk below cannot be read or written.
+    pub fn open(disk: &dyn Disk, arena: Arena, options: Options) -> Result<Self, JournalError> {
+        let below = Below::new(disk, options.home.clone())?;
+        let mut retainer = Self {
+            volumes: Vec::new(),
+            arena,
+            area: JournalArea::default(),
+            below,
+            in_flight: InFlight::default(),
+            options,
+            disk_sectors: disk.geometry().sectors,
+            table: Vec::new(),
+            version: 1,
+        };
+        retainer.look()?;
+        retainer.take_over()?;
+        Ok(retainer)
+    }
+
+    /// Changes with [`Retainer::ranges`].
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// What cannot simply be handed through now.
+    pub fn ranges(&self) -> Ranges {
+        let mut ranges = Ranges::default();
+        ranges.writes.push((Sector(0), learn::TABLE_SECTORS.min(self.disk_sectors)));
+        for volume in &self.volumes {
+            ranges.writes.push(volume.superblock_range());
+            match &volume.phase {
+                Phase::Passthrough { .. } => {}
+                Phase::Armed { layout, .. } => {
+                    ranges.writes.extend(area_ranges(layout).take(1).map(|(s, _, _)| (s, 8)));
+                    ranges.writes.extend(volume.watched_ranges());
+                }
+                Phase::Absorbing(log) => {
+                    ranges.areas.extend(area_ranges(&log.layout).map(|(s, n, _)| (s, n)));
+                    ranges.writes.push((volume.start, log.layout.blocks * 8));
+                }
+            }
+        }
+        ranges.areas.sort_unstable();
+        ranges.writes.sort_unstable();
+        ranges
+    }
+
+    /// Serves the parts of a read that lie in absorbed journals; says what is left.
+    pub fn read(
+        &mut self,
+        sector: Sector,
+        sectors: u64,
+        buffers: &Buffers,
+        parts: &mut Vec<ReadPart>,
+    ) -> Result<(), BlockError> {
+        let mut at = sector.0;
+        let end = sector.0 + sectors;
+        while at < end {
+            let Some((v, block, start)) = self.area_at(Sector(at)) else {
+                let next = self.next_area(Sector(at)).min(end);
+                parts.push(ReadPart::Below { sector: Sector(at), sectors: next - at });
+                at = next;
+                continue;
+            };
+            let piece_end = (start.0 + 8).min(end);
+            let from = ((at - start.0) * SECTOR_BYTES) as usize;
+            let len = ((piece_end - at) * SECTOR_BYTES) as usize;
+            let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
+            match self.content(v, block) {
+                Some(content) => {
+                    buffers.copy_from(offset, &content[from..from + len]);
+                    parts.push(ReadPart::Done);
+                }
+                None => match parts.last_mut() {
+                    Some(ReadPart::Below { sector: s, sectors: n }) if s.0 + *n == at => *n += piece_end - at,
+                    _ => parts.push(ReadPart::Below { sector: Sector(at), sectors: piece_end - at }),
+                },
+            }
+            at = piece_end;
+        }
+        Ok(())
+    }
+
+    /// The absorbed journal block that a sector lies in, and that block's first sector.
+    fn area_at(&self, sector: Sector) -> Option<(usize, AreaBlock, Sector)> {
+        self.volumes.iter().enumerate().find_map(|(v, volume)| {
+            let log = volume.log()?;
+            area_ranges(&log.layout).find(|(s, n, _)| (s.0..s.0 + n).contains(&sector.0)).map(|(s, _, at)| {
+                let block = (sector.0 - s.0) / 8;
+                (v, AreaBlock(at.0 + block as u32), Sector(s.0 + block * 8))
+            })
+        })
+    }
+
+    /// Where the next absorbed journal begins after a sector.
+    fn next_area(&self, sector: Sector) -> u64 {
+        let logs = self.volumes.iter().filter_map(Volume::log);
+        let starts = logs.flat_map(|log| area_ranges(&log.layout).map(|(s, _, _)| s.0));
+        starts.filter(|s| *s > sector.0).min().unwrap_or(u64::MAX)
+    }
+
+    /// A journal block as the guest is shown it, where it is not the disk's own.
+    fn content(&self, v: usize, at: AreaBlock) -> Option<Block> {
+        let volume = &self.volumes[v];
+        let log = volume.log()?;
+        if at == AreaBlock(0) {
+            return Some(*log.served().bytes());
+        }
+        self.arena.get(volume.id, at).copied()
+    }
+
+    fn changed(&mut self) {
+        self.version += 1;
+    }
+
+    fn volume_id_free(&self) -> VolumeId {
+        let used = |id: u16| self.volumes.iter().any(|v| v.id.0 == id);
+        VolumeId((0..u16::MAX).find(|id| !used(*id)).unwrap_or(u16::MAX))
+    }
+}
+
+/// The log of one file system, read through the arena: what is not there stands on the disk.
+struct View<'a> {
+    arena: &'a Arena,
+    below: &'a mut Below,
+    volume: VolumeId,
+    layout: &'a crate::layout::Layout,
+}
+
+impl AreaView for View<'_> {
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
+        if let Some(block) = self.arena.get(self.volume, at) {
+            return Ok(block);
+        }
+        match self.layout.home_of(at) {
+            Some(home) => *scratch = self.below.read_block(home.sector(self.layout.start))?,
+            None => *scratch = [0; BLOCK_BYTES],
+        }
+        Ok(scratch)
+    }
+}

@@ -1,0 +1,167 @@
+//! What is known of one file system, and the log that is being followed.
+
+use std::collections::VecDeque;
+
+use afterimage_block::{Sector, SECTOR_BYTES};
+
+use super::classes::Classes;
+use crate::arena::VolumeId;
+use crate::ids::{AreaBlock, FsBlock, Tid, BLOCK_SECTORS};
+use crate::layout::superblock::JournalSuperblock;
+use crate::layout::Layout;
+use crate::log::LogGeometry;
+
+/// A place in a log: a transaction's id and its first block.
+pub(super) type Position = (Tid, AreaBlock);
+
+/// A file system, or a place where one may come to be.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) id: VolumeId,
+    pub(super) start: Sector,
+    pub(super) uuid: Option<[u8; 16]>,
+    pub(super) phase: Phase,
+    /// The tail that superblocks on the disk must not fall behind: older blocks of the log are gone. Lives until the
+    /// guest's own tail has passed it (design § 4 rule 4).
+    pub(super) clamp: Option<Position>,
+    pub(super) classes: Classes,
+}
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing that could be retained is here.
+    Passthrough { why: String },
+    /// The journal is found; it is passed through until a mount begins an empty log.
+    Armed { layout: Layout, why: String },
+    /// Journal writes are absorbed.
+    Absorbing(Box<Log>),
+}
+
+/// A log being followed.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) layout: Layout,
+    pub(super) geometry: LogGeometry,
+    /// The guest's newest superblock.
+    pub(super) superblock: JournalSuperblock,
+    /// The served tail: nothing older is needed.
+    pub(super) tail: Position,
+    /// Where the next transaction is expected.
+    pub(super) head: Position,
+    /// Committed transactions, oldest first, with consecutive ids. Some may be older than the served tail: kept
+    /// so that the guest's writes of what is home already can be recognised.
+    pub(super) transactions: VecDeque<Committed>,
+    /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
+    pub(super) commit_seen: bool,
+    /// `s_sequence` of the superblock on the disk below, whose `s_start` is 0.
+    pub(super) disk_sequence: Tid,
+    /// A write changed what the layout rests on; until it has completed nothing may go home.
+    pub(super) suspended: bool,
+    /// The disk below holds the log as well, as the served superblock has it, and says so: before anything more is
+    /// absorbed it must say again that it is empty.
+    pub(super) on_disk: bool,
+}
+
+/// A committed transaction.
+#[derive(Debug)]
+pub(super) struct Committed {
+    pub(super) tid: Tid,
+    pub(super) start: AreaBlock,
+    pub(super) blocks: u32,
+    /// Home blocks that it logged, each once.
+    pub(super) homes: Vec<FsBlock>,
+    /// How many of its versions are the newest and not home.
+    pub(super) open: usize,
+}
+
+impl Volume {
+    pub(super) fn layout(&self) -> Option<&Layout> {
+        match &self.phase {
+            Phase::Passthrough { .. } => None,
+            Phase::Armed { layout, .. } => Some(layout),
+            Phase::Absorbing(log) => Some(&log.layout),
+        }
+    }
+
+    pub(super) fn log(&self) -> Option<&Log> {
+        match &self.phase {
+            Phase::Absorbing(log) => Some(log),
+            _ => None,
+        }
+    }
+
+    pub(super) fn log_mut(&mut self) -> Option<&mut Log> {
+        match &mut self.phase {
+            Phase::Absorbing(log) => Some(log),
+            _ => None,
+        }
+    }
+
+    /// Where its superblock is: bytes 1024 to 2048.
+    pub(super) fn superblock_range(&self) -> (Sector, u64) {
+        (Sector(self.start.0 + 2), 2)
+    }
+
+    /// The sectors on which its layout rests.
+    pub(super) fn watched_ranges(&self) -> impl Iterator<Item = (Sector, u64)> + '_ {
+        self.layout().into_iter().flat_map(|layout| {
+            layout.watched.iter().map(|w| {
+                let from = byte_of(layout.start, w.block, w.offset);
+                let to = from + w.bytes.len() as u64;
+                let sector = from / SECTOR_BYTES;
+                (Sector(sector), to.div_ceil(SECTOR_BYTES) - sector)
+            })
+        })
+    }
+
+    /// The file system blocks that a range of sectors touches, `[from, to)`.
+    pub(super) fn blocks_of(&self, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
+        let end = (sector.0 + sectors).saturating_sub(self.start.0);
+        let from = sector.0.saturating_sub(self.start.0) / BLOCK_SECTORS;
+        let limit = self.layout().map_or(0, |l| l.blocks);
+        (FsBlock(from), FsBlock(end.div_ceil(BLOCK_SECTORS).min(limit)))
+    }
+}
+
+impl Log {
+    /// The wrapped block `n` blocks after `at`.
+    pub(super) fn after(&self, at: AreaBlock, n: u32) -> AreaBlock {
+        let usable = u64::from(self.geometry.maxlen - self.geometry.first.0);
+        let offset = (u64::from(at.0 - self.geometry.first.0) + u64::from(n)) % usable;
+        AreaBlock(self.geometry.first.0 + offset as u32)
+    }
+
+    /// Whether a block belongs to a committed transaction that is still held.
+    pub(super) fn holds(&self, at: AreaBlock) -> bool {
+        let Some(front) = self.transactions.front() else { return false };
+        let usable = self.geometry.maxlen - self.geometry.first.0;
+        let distance = |to: AreaBlock| (to.0 + usable - front.start.0) % usable;
+        let held: u64 = self.transactions.iter().map(|t| u64::from(t.blocks)).sum();
+        at >= self.geometry.first && u64::from(distance(at)) < held
+    }
+
+    /// The transaction of that id.
+    pub(super) fn transaction_mut(&mut self, tid: Tid) -> Option<&mut Committed> {
+        let first = self.transactions.front()?.tid;
+        self.transactions.get_mut(tid.0.wrapping_sub(first.0) as usize)
+    }
+
+    /// The superblock that a reader of the journal is shown.
+    pub(super) fn served(&self) -> JournalSuperblock {
+        match self.superblock.start() {
+            Some(start) if (self.superblock.sequence(), start) == self.tail => self.superblock.clone(),
+            Some(_) if self.superblock.sequence().is_after(self.tail.0) => self.superblock.clone(),
+            _ => self.superblock.with_tail(self.tail.0, Some(self.tail.1)),
+        }
+    }
+}
+
+/// A range of sectors that a part of the journal occupies.
+pub(super) fn area_ranges(layout: &Layout) -> impl Iterator<Item = (Sector, u64, AreaBlock)> + '_ {
+    layout.journal.iter().map(|e| (e.home.sector(layout.start), u64::from(e.blocks) * BLOCK_SECTORS, e.at))
+}
+
+/// Bytes on the disk, of something that lies `offset` bytes into a block.
+pub(super) fn byte_of(start: Sector, block: FsBlock, offset: usize) -> u64 {
+    block.sector(start).0 * SECTOR_BYTES + offset as u64
+}

@@ -1,0 +1,195 @@
+//! A guest's change of the disk: split, looked at, and tracked until it has completed.
+
+use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
+
+use super::inflight::{Match, Track};
+use super::volume::{area_ranges, Phase};
+use super::Retainer;
+use crate::error::JournalError;
+use crate::ids::AreaBlock;
+
+/// What a guest's request changes.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'a> {
+    /// New content.
+    Write(&'a Buffers),
+    /// Zeroes, or anything.
+    Clear,
+}
+
+/// A part of a change.
+#[derive(Debug)]
+pub enum Part {
+    /// Nothing is left to do.
+    Done,
+    /// To be handed down, and reported when it has completed.
+    Below {
+        /// First sector.
+        sector: Sector,
+        /// How many.
+        sectors: u64,
+        /// What to hand down instead of the guest's own memory, which may have changed since it was compared.
+        copy: Option<Buffers>,
+        /// To be given to [`Retainer::completed`].
+        track: Option<Track>,
+    },
+    /// Everything that has completed is to be made durable before this request completes (vflush at truncation).
+    Durable,
+}
+
+impl Retainer {
+    /// Takes a change and says what is left of it. `lend` lends memory of a length.
+    ///
+    /// # Errors
+    /// The disk below failed, or there is no memory left for the guest's journal and no way to make some.
+    pub fn submit(
+        &mut self,
+        change: Change<'_>,
+        sector: Sector,
+        sectors: u64,
+        lend: &mut dyn FnMut(usize) -> Buffers,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), BlockError> {
+        let result = match change {
+            Change::Clear => self.clear(sector, sectors, parts),
+            Change::Write(buffers) => self.write(buffers, sector, sectors, lend, parts),
+        };
+        result.map_err(|e| match e {
+            JournalError::Block(e) => e,
+            other => BlockError::Corrupt(other.to_string().into()),
+        })
+    }
+
+    fn clear(&mut self, sector: Sector, sectors: u64, parts: &mut Vec<Part>) -> Result<(), JournalError> {
+        // A journal that is cleared is nobody's any more: mkfs discards first and asks nobody.
+        for v in 0..self.volumes.len() {
+            let Some(log) = self.volumes[v].log() else { continue };
+            let touched = area_ranges(&log.layout)
+                .any(|(s, n, _)| s.0 < sector.0 + sectors && sector.0 < s.0 + n);
+            if touched {
+                self.leave(v, "its journal was cleared by the guest", false)?;
+            }
+        }
+        let look_again = self.rests_on(sector, sectors, None);
+        self.overwrite(sector, sectors);
+        let track = self.track(sector, sectors, Vec::new(), look_again);
+        parts.push(Part::Below { sector, sectors, copy: None, track });
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        buffers: &Buffers,
+        sector: Sector,
+        sectors: u64,
+        lend: &mut dyn FnMut(usize) -> Buffers,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), JournalError> {
+        let end = sector.0 + sectors;
+        let mut at = sector.0;
+        while at < end {
+            let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
+            if let Some((v, block, start)) = self.area_at(Sector(at)) {
+                let piece_end = (start.0 + 8).min(end);
+                let len = ((piece_end - at) * SECTOR_BYTES) as usize;
+                let within = ((at - start.0) * SECTOR_BYTES) as usize;
+                self.absorb(v, block, within, &buffers.slice(offset, len), parts)?;
+                at = piece_end;
+                continue;
+            }
+            let piece_end = self.next_area(Sector(at)).min(end);
+            let len = ((piece_end - at) * SECTOR_BYTES) as usize;
+            self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), lend, parts)?;
+            at = piece_end;
+        }
+        Ok(())
+    }
+
+    /// A piece outside every absorbed journal.
+    fn outside(
+        &mut self,
+        sector: Sector,
+        sectors: u64,
+        buffers: Buffers,
+        lend: &mut dyn FnMut(usize) -> Buffers,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), JournalError> {
+        if let Some((v, offset)) = self.armed_superblock(sector, sectors) {
+            return self.superblock_while_armed(v, offset, sector, sectors, buffers, parts);
+        }
+        let look_again = self.rests_on(sector, sectors, Some(&buffers));
+        if !self.touches_versions(sector, sectors) {
+            let track = self.track(sector, sectors, Vec::new(), look_again);
+            parts.push(Part::Below { sector, sectors, copy: None, track });
+            return Ok(());
+        }
+        let copy = lend(buffers.len());
+        copy_into(&buffers, &copy);
+        let (matches, all_home) = self.compare(sector, sectors, &copy)?;
+        if all_home && !look_again && !self.in_flight.any(sector, sectors) {
+            for matched in matches.iter() {
+                if let Some(volume) = self.volumes.iter_mut().find(|v| v.id == matched.volume) {
+                    volume.classes.page_writeback_elided_bytes += crate::ids::BLOCK_BYTES as u64;
+                }
+            }
+            parts.push(Part::Done);
+            return Ok(());
+        }
+        let track = self.track(sector, sectors, matches, look_again);
+        parts.push(Part::Below { sector, sectors, copy: Some(copy), track });
+        Ok(())
+    }
+
+    /// Remembers a write until it completes, where anybody will ask.
+    pub(super) fn track(
+        &mut self,
+        sector: Sector,
+        sectors: u64,
+        matches: Vec<Match>,
+        look_again: bool,
+    ) -> Option<Track> {
+        let absorbing = self.volumes.iter().any(|v| v.log().is_some());
+        (absorbing || look_again).then(|| self.in_flight.add(sector, sectors, matches, look_again))
+    }
+
+    /// A part that was handed down has completed.
+    ///
+    /// # Errors
+    /// The disk below failed while it was looked at again.
+    pub fn completed(&mut self, track: Track, succeeded: bool) -> Result<(), JournalError> {
+        let Some(flying) = self.in_flight.remove(track) else { return Ok(()) };
+        if !succeeded {
+            for volume in &mut self.volumes {
+                let (from, to) = volume.blocks_of(flying.sector, flying.sectors);
+                if from < to && volume.start <= flying.sector {
+                    volume.classes.write_failures += 1;
+                }
+            }
+            return Ok(());
+        }
+        self.arrived(&flying);
+        if flying.look_again {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    /// The journal superblock of a file system that waits for a mount, where a write touches it.
+    fn armed_superblock(&self, sector: Sector, sectors: u64) -> Option<(usize, Sector)> {
+        self.volumes.iter().enumerate().find_map(|(v, volume)| {
+            let Phase::Armed { layout, .. } = &volume.phase else { return None };
+            let start = layout.home_of(AreaBlock(0))?.sector(layout.start);
+            (start.0 < sector.0 + sectors && sector.0 < start.0 + 8).then_some((v, start))
+        })
+    }
+}
+
+/// Copies what a guest may still be changing, once: what is compared and what is written are the same bytes then.
+fn copy_into(from: &Buffers, into: &Buffers) {
+    let mut piece = [0; 4096];
+    for offset in (0..from.len()).step_by(piece.len()) {
+        let piece = &mut piece[..(from.len() - offset).min(4096)];
+        from.copy_to(offset, piece);
+        into.copy_from(offset, piece);
+    }
+}
