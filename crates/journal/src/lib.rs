@@ -11,11 +11,15 @@
 
 pub mod arena;
 pub mod area;
+pub mod disk;
 mod error;
 mod ids;
 pub mod layout;
 pub mod log;
 pub mod retain;
+mod status;
 
+pub use disk::RetainDisk;
 pub use error::JournalError;
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+pub use status::{DiskStatus, FileSystemStatus};

@@ -23,6 +23,7 @@ mod follow;
 mod home;
 mod inflight;
 mod learn;
+mod report;
 mod superblock_write;
 mod volume;
 mod write;

@@ -1,0 +1,151 @@
+//! The disk that a frontend serves when journals are retained.
+
+mod lane;
+mod lend;
+mod slots;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced};
+
+use crate::arena::Arena;
+use crate::error::JournalError;
+use crate::retain::{Options, Ranges, Retainer};
+use crate::status::DiskStatus;
+
+/// A disk whose guest's journals are retained. It stands between a frontend and the ordering layer.
+pub struct RetainDisk {
+    lower: Arc<dyn Disk>,
+    shared: Arc<Shared>,
+}
+
+/// What all lanes of a disk share.
+struct Shared {
+    retainer: Mutex<Retainer>,
+    /// [`Retainer::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
+    version: AtomicU64,
+    ranges: Mutex<Arc<Ranges>>,
+    /// Writes are held back.
+    paused: AtomicBool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Retainer> {
+        self.retainer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the other lanes what changed. Before the request that changed it completes.
+    fn publish(&self, retainer: &Retainer) {
+        if self.version.load(Ordering::Relaxed) != retainer.version() {
+            *self.ranges.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(retainer.ranges());
+            self.version.store(retainer.version(), Ordering::Release);
+        }
+    }
+
+    fn ranges(&self) -> Arc<Ranges> {
+        Arc::clone(&self.ranges.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl RetainDisk {
+    /// Looks at the disk and goes on with what the arena holds of it. No request of a guest may be under way.
+    ///
+    /// # Errors
+    /// The disk cannot be read, or what was retained cannot be written.
+    pub fn open(lower: Arc<dyn Disk>, arena: Arena, options: Options) -> Result<Self, JournalError> {
+        let retainer = Retainer::open(&*lower, arena, options)?;
+        let shared = Shared {
+            version: AtomicU64::new(retainer.version()),
+            ranges: Mutex::new(Arc::new(retainer.ranges())),
+            retainer: Mutex::new(retainer),
+            paused: AtomicBool::new(false),
+        };
+        Ok(Self { lower, shared: Arc::new(shared) })
+    }
+
+    /// A snapshot.
+    pub fn status(&self) -> DiskStatus {
+        self.shared.lock().status()
+    }
+
+    /// The guest may be dead: what is committed goes home. See [`Retainer::settle_all`].
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle(&self) -> Result<(), JournalError> {
+        self.with(Retainer::settle_all)
+    }
+
+    /// Makes room in the arena.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn make_room(&self) -> Result<(), JournalError> {
+        self.with(Retainer::make_room)
+    }
+
+    /// Holds writes back and makes the image complete without the arena, but for a sync of the group.
+    ///
+    /// # Errors
+    /// The disk below failed; writes go on.
+    pub fn pause(&self) -> Result<(), JournalError> {
+        self.shared.paused.store(true, Ordering::SeqCst);
+        let done = self.with(Retainer::materialise);
+        if done.is_err() {
+            self.resume();
+        }
+        done
+    }
+
+    /// Lets writes go on.
+    pub fn resume(&self) {
+        self.shared.paused.store(false, Ordering::SeqCst);
+    }
+
+    /// The orderly end; see [`Retainer::finish`]. Stop the frontends first.
+    ///
+    /// # Errors
+    /// The disk below failed; the arena stays the truth.
+    pub fn finish(&self, attached: bool) -> Result<(), JournalError> {
+        self.with(|retainer| retainer.finish(attached))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Retainer) -> T) -> T {
+        let mut retainer = self.shared.lock();
+        let result = act(&mut retainer);
+        self.shared.publish(&retainer);
+        result
+    }
+}
+
+impl Disk for RetainDisk {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn serial(&self) -> &str {
+        self.lower.serial()
+    }
+
+    fn health(&self) -> &Health {
+        self.lower.health()
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        Ok(Box::new(lane::RetainLane::new(
+            self.lower.open_lane()?,
+            self.lower.geometry(),
+            self.lower.health().clone(),
+            Arc::clone(&self.shared),
+        )))
+    }
+
+    fn quiesced(&self, why: Quiesced) {
+        tracing::debug!(?why, "no request is in flight: what is committed goes home");
+        if let Err(error) = self.settle() {
+            // The disk below has failed and says so itself; what is retained stays retained.
+            tracing::error!(%error, "what is committed could not be written home");
+        }
+    }
+}
