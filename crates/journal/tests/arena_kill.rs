@@ -1,0 +1,194 @@
+//! Kills a process that works in an arena, at any instant, again and again: what is there afterwards is exactly what it
+//! had acknowledged, or that and the one step that was in flight.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use afterimage_journal::arena::{Arena, ArenaIdentity, VolumeId, VolumeRecord};
+use afterimage_journal::{AreaBlock, Tid};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const IDENTITY: ArenaIdentity = ArenaIdentity { uuid: [5; 16], inode: 1, size_bytes: 4096 };
+const BYTES_MAX: u64 = 300 * 4096;
+const ROUNDS: u64 = 120;
+
+/// What an arena should hold: blocks with value and mark, records.
+#[derive(Clone, Default, Debug, PartialEq)]
+struct Held {
+    blocks: BTreeMap<(u16, u32), (u64, bool)>,
+    records: BTreeMap<u16, (u64, u32)>,
+}
+
+enum Step {
+    Store(u16, u32),
+    Remove(u16, u32),
+    Overwritten(u16, u32, bool),
+    Record(u16),
+    Tail(u16),
+    Clear(u16),
+    Trim(u64),
+}
+
+/// The step of that number: the same in the child and in the parent.
+fn step(seed: u64, number: u64) -> Step {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let volume = rng.random_range(0..2);
+    let block = rng.random_range(0..140);
+    match rng.random_range(0..1000) {
+        0..=699 => Step::Store(volume, block),
+        700..=849 => Step::Remove(volume, block),
+        850..=919 => Step::Overwritten(volume, block, rng.random_bool(0.5)),
+        920..=949 => Step::Record(volume),
+        950..=979 => Step::Tail(volume),
+        980..=989 => Step::Clear(volume),
+        _ => Step::Trim(rng.random_range(0..50) * 4096),
+    }
+}
+
+fn record(value: u64, tail: u32) -> VolumeRecord {
+    VolumeRecord {
+        start_sector: value,
+        fs_uuid: u128::from(value).to_le_bytes(),
+        tail: (Tid(tail), AreaBlock(!tail)),
+        absorbing: value % 2 == 1,
+    }
+}
+
+impl Held {
+    fn apply(&mut self, seed: u64, number: u64) {
+        match step(seed, number) {
+            Step::Store(v, b) => {
+                self.blocks.insert((v, b), (number, false));
+            }
+            Step::Remove(v, b) => {
+                self.blocks.remove(&(v, b));
+            }
+            Step::Overwritten(v, b, overwritten) => {
+                if let Some(held) = self.blocks.get_mut(&(v, b)) {
+                    held.1 = overwritten;
+                }
+            }
+            Step::Record(v) => {
+                self.records.insert(v, (number, number as u32));
+            }
+            Step::Tail(v) => {
+                if let Some(held) = self.records.get_mut(&v) {
+                    held.1 = number as u32;
+                }
+            }
+            Step::Clear(v) => {
+                self.blocks.retain(|k, _| k.0 != v);
+                self.records.remove(&v);
+            }
+            Step::Trim(_) => {}
+        }
+    }
+
+    fn read(arena: &Arena) -> Self {
+        let mut held = Self::default();
+        for v in 0..2 {
+            for at in arena.blocks(VolumeId(v)) {
+                let block = arena.get(VolumeId(v), at).unwrap();
+                assert!(block.chunks_exact(8).all(|word| word == &block[..8]), "a mixture of two contents");
+                let value = u64::from_le_bytes(block[..8].try_into().unwrap());
+                held.blocks.insert((v, at.0), (value, arena.is_overwritten(VolumeId(v), at)));
+            }
+        }
+        for (v, found) in arena.volumes() {
+            let tail = found.tail.0 .0;
+            assert_eq!(found, record(found.start_sector, tail), "a mixture of two records");
+            held.records.insert(v.0, (found.start_sector, tail));
+        }
+        held
+    }
+}
+
+fn run(arena: &mut Arena, seed: u64, number: u64) {
+    match step(seed, number) {
+        Step::Store(v, b) => arena
+            .store(VolumeId(v), AreaBlock(b), &mut |block| {
+                for word in block.chunks_exact_mut(8) {
+                    word.copy_from_slice(&number.to_le_bytes());
+                }
+            })
+            .unwrap(),
+        Step::Remove(v, b) => {
+            arena.remove(VolumeId(v), AreaBlock(b));
+        }
+        Step::Overwritten(v, b, overwritten) => {
+            arena.set_overwritten(VolumeId(v), AreaBlock(b), overwritten);
+        }
+        Step::Record(v) => arena.set_volume(VolumeId(v), record(number, number as u32)),
+        Step::Tail(v) => {
+            if let Some(old) = arena.volume(VolumeId(v)) {
+                arena.set_volume(VolumeId(v), record(old.start_sector, number as u32));
+            }
+        }
+        Step::Clear(v) => arena.clear_volume(VolumeId(v)),
+        Step::Trim(spare_bytes) => arena.trim(spare_bytes),
+    }
+}
+
+/// Not a test by itself: the process that is killed.
+#[test]
+fn child() {
+    let Ok(path) = env::var("ARENA_KILL_PATH") else { return };
+    let number = |name| env::var(name).unwrap().parse::<u64>().unwrap();
+    let (seed, first) = (number("ARENA_KILL_SEED"), number("ARENA_KILL_FIRST"));
+    let mut arena = Arena::open(Path::new(&path), Some(IDENTITY)).unwrap();
+    let mut acknowledge = std::io::stderr().lock();
+    for number in first.. {
+        run(&mut arena, seed, number);
+        acknowledge.write_all(&number.to_le_bytes()).unwrap();
+    }
+}
+
+#[test]
+fn a_kill_leaves_every_step_whole() {
+    let folder = tempfile::Builder::new().prefix("afterimage-arena-kill").tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join("arena");
+    drop(Arena::create(&path, IDENTITY, BYTES_MAX).unwrap());
+    let seed = 0x5eed;
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let (mut held, mut next, mut in_flight) = (Held::default(), 0u64, 0);
+    for round in 0..ROUNDS {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+            .env("ARENA_KILL_PATH", &path)
+            .env("ARENA_KILL_SEED", seed.to_string())
+            .env("ARENA_KILL_FIRST", next.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut pipe = child.stderr.take().unwrap();
+        let mut acknowledged = vec![0; 8 * rng.random_range(1..400)];
+        pipe.read_exact(&mut acknowledged).unwrap();
+        for _ in 0..rng.next_u32() % 3000 {
+            std::hint::spin_loop();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        pipe.read_to_end(&mut acknowledged).unwrap();
+        for bytes in acknowledged.chunks_exact(8) {
+            let number = u64::from_le_bytes(bytes.try_into().unwrap());
+            assert_eq!(number, next, "round {round}: the child's own words");
+            held.apply(seed, number);
+            next += 1;
+        }
+        let found = Held::read(&Arena::open(&path, Some(IDENTITY)).unwrap());
+        if found != held {
+            // The step in flight, whole.
+            held.apply(seed, next);
+            assert_eq!(found, held, "round {round}: neither what was acknowledged nor that and step {next}");
+            in_flight += 1;
+        }
+        // It took effect or it did not: either way the next child begins after it, from what is there.
+        next += 1;
+    }
+    println!("{next} steps, {in_flight} of {ROUNDS} kills left a step that was not acknowledged yet");
+}
