@@ -19,6 +19,7 @@ mod extents;
 mod foreign;
 mod group;
 mod inode;
+mod partition;
 pub mod superblock;
 mod volume;
 
@@ -43,7 +44,7 @@ pub struct AreaExtent {
 ///
 /// Bits that change in ordinary use (`RECOVER` while mounted, `ORPHAN_PRESENT`, features that a kernel sets when it first
 /// needs them) are masked out: compare with [`Watched::changed_in`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Watched {
     /// The block.
     pub block: FsBlock,
@@ -74,6 +75,13 @@ impl Watched {
     }
 }
 
+impl std::fmt::Debug for Watched {
+    /// Without the bytes, which in an extent tree are thousands.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({} bytes at {}+{})", self.what, self.bytes.len(), self.block, self.offset)
+    }
+}
+
 /// Where a file system and its journal lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -91,6 +99,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// The sector behind the file system's last.
+    pub fn end(&self) -> Sector {
+        FsBlock(self.blocks).sector(self.start)
+    }
+
     /// The journal's length in blocks.
     pub fn journal_blocks(&self) -> u32 {
         self.journal.last().map_or(0, |e| e.at.0 + e.blocks)
@@ -139,12 +152,59 @@ pub enum Found {
     },
 }
 
-/// Everything recognisable on a disk, by position.
+/// Findings of one disk that are reported; a hostile partition table must not cost more.
+const FOUND_MAX: usize = 64;
+
+/// Everything recognisable on a disk: the whole disk first, then partitions in their table's order.
+///
+/// Two file systems that overlap cannot both be in use. The one in a partition counts, among partitions the first of the
+/// table; the other is passed through.
 ///
 /// # Errors
 /// The disk cannot be read. Content never is an error.
 pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, BlockError> {
-    Ok(volume::look(source, Sector(0), disk_sectors)?.into_iter().collect())
+    let whole = volume::look(source, Sector(0), disk_sectors)?;
+    if whole.as_ref().is_some_and(|seen| seen.container) {
+        return Ok(whole.into_iter().map(|seen| seen.found).collect());
+    }
+    let table = partition::Table::read(source, disk_sectors)?;
+    let mut found: Vec<Found> =
+        table.damage.into_iter().map(|(start, why)| Found::Passthrough { start, uuid: None, why }).collect();
+    for place in &table.partitions {
+        let Some(seen) = volume::look(source, place.start, place.sectors)? else { continue };
+        // Room for this sentence and for the whole disk.
+        if found.len() + 2 == FOUND_MAX {
+            let why =
+                format!("more than {FOUND_MAX} file systems on one disk: from here on none is looked at");
+            found.push(Found::Passthrough { start: place.start, uuid: None, why });
+            break;
+        }
+        found.push(unless_overlapping(seen.found, &found));
+    }
+    // Bytes of a sound GPT are no file system's, whatever they look like.
+    if let Some(seen) = whole.filter(|_| !table.gpt) {
+        found.insert(0, unless_overlapping(seen.found, &found));
+    }
+    Ok(found)
+}
+
+/// The same finding, passed through where one of the others has its blocks.
+fn unless_overlapping(candidate: Found, others: &[Found]) -> Found {
+    let Found::FileSystem(layout) = &candidate else { return candidate };
+    let overlapping = others.iter().find_map(|other| match other {
+        Found::FileSystem(other) if other.start.0 < layout.end().0 && layout.start.0 < other.end().0 => {
+            Some(other.start)
+        }
+        _ => None,
+    });
+    match overlapping {
+        Some(Sector(at)) => Found::Passthrough {
+            start: layout.start,
+            uuid: Some(layout.uuid),
+            why: format!("overlaps the file system at sector {at}, so one of them is a remnant"),
+        },
+        None => candidate,
+    }
 }
 
 /// What stands at one position, which need not be in any partition table: for looking again.
@@ -152,5 +212,5 @@ pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, Bl
 /// # Errors
 /// As [`find`].
 pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
-    volume::look(source, start, sectors)
+    Ok(volume::look(source, start, sectors)?.map(|seen| seen.found))
 }

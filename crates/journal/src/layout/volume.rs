@@ -13,6 +13,13 @@ use crate::ids::{FsBlock, BLOCK_BYTES};
 /// How much of a volume's beginning is looked at: up to the superblock of btrfs at 64 KiB.
 const HEAD_BYTES: usize = 68 * 1024;
 
+/// What stands at a place.
+pub struct Seen {
+    pub found: Found,
+    /// A layer that has the whole place to itself: a partition table in there is its own business.
+    pub container: bool,
+}
+
 /// Recognises what begins at `start` and may reach over `sectors`.
 ///
 /// What lies between file system and disk (LVM, LUKS, md) comes first, for an ext4 below it is not what the guest
@@ -20,7 +27,7 @@ const HEAD_BYTES: usize = 68 * 1024;
 ///
 /// # Errors
 /// The disk cannot be read.
-pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
+pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Seen>, BlockError> {
     let mut head = vec![0; HEAD_BYTES];
     let readable = sectors.min((HEAD_BYTES as u64) / SECTOR_BYTES);
     if readable == 0 {
@@ -28,18 +35,21 @@ pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Opti
     }
     source.read(start, &mut head[..(readable * SECTOR_BYTES) as usize])?;
     if let Some((why, uuid)) = foreign::container(source, start, sectors, &head)? {
-        return Ok(Some(Found::Passthrough { start, uuid, why }));
+        return Ok(Some(Seen { found: Found::Passthrough { start, uuid, why }, container: true }));
     }
-    let Some(superblock) = Superblock::sniff(&head) else {
-        return Ok(foreign::file_system(&head).map(|why| Found::Passthrough { start, uuid: None, why }));
+    let seen = |found| Some(Seen { found, container: false });
+    let Some(superblock) = Superblock::sniff(&head[..(readable * SECTOR_BYTES) as usize]) else {
+        return Ok(
+            foreign::file_system(&head).and_then(|why| seen(Found::Passthrough { start, uuid: None, why }))
+        );
     };
     match ext4(source, start, sectors, &superblock) {
-        Ok(layout) => Ok(Some(Found::FileSystem(layout))),
+        Ok(layout) => Ok(seen(Found::FileSystem(layout))),
         Err(JournalError::Block(error)) => Err(error),
         Err(JournalError::Corrupt(why) | JournalError::Unsupported(why)) => {
             // Two bytes of magic number are little: a foreign signature explains more than a damaged ext4.
             let why = foreign::file_system(&head).unwrap_or(why);
-            Ok(Some(Found::Passthrough { start, uuid: Some(superblock.s_uuid), why }))
+            Ok(seen(Found::Passthrough { start, uuid: Some(superblock.s_uuid), why }))
         }
         Err(full @ JournalError::Full { .. }) => unreachable!("nothing is retained while looking: {full}"),
     }

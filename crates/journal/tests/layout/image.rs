@@ -58,9 +58,10 @@ impl Image {
         self.bytes
     }
 
+    /// What lies past the file's end, where e2fsprogs cut it off, is zeroes.
     pub fn read_at(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.file.read_exact_at(&mut bytes, at).expect("readable");
+        let _ = self.file.read_at(&mut bytes, at).expect("readable");
         bytes
     }
 
@@ -99,6 +100,15 @@ impl Image {
     /// debugfs with the right to write.
     pub fn debugfs_write(&self, request: &str) -> String {
         run("debugfs", &["-w", "-R", request, self.path.to_str().expect("a plain path")])
+    }
+
+    /// Many requests, one a line.
+    pub fn debugfs_script(&self, script: &str) {
+        let file = self.path.with_file_name("script");
+        std::fs::write(&file, script).expect("room");
+        let (script, image) =
+            (file.to_str().expect("a plain path"), self.path.to_str().expect("a plain path"));
+        run("debugfs", &["-w", "-f", script, image]);
     }
 
     /// A line of `dumpe2fs -h`.
