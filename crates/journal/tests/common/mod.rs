@@ -1,0 +1,248 @@
+//! A guest's disk twice: as any disk would have it, and with its journal retained.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Sector};
+use afterimage_journal::arena::{Arena, ArenaIdentity};
+use afterimage_journal::layout::superblock::JournalSuperblock;
+use afterimage_journal::layout::{self, Found, Layout, Source};
+use afterimage_journal::log::oracle::replay;
+use afterimage_journal::log::{AreaView, LogGeometry};
+use afterimage_journal::retain::Options;
+use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
+
+/// A disk in memory.
+pub struct Memory(Mutex<Vec<u8>>);
+
+impl Memory {
+    pub fn new(bytes: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(bytes)))
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Medium for Memory {
+    fn len(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> std::io::Result<()> {
+        self.0.lock().unwrap()[offset as usize..][..buf.len()].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> std::io::Result<()> {
+        self.0.lock().unwrap()[offset as usize..][..len as usize].fill(0);
+        Ok(())
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl Source for Bytes<'_> {
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), afterimage_block::BlockError> {
+        buf.copy_from_slice(&self.0[sector.0 as usize * 512..][..buf.len()]);
+        Ok(())
+    }
+}
+
+/// A journal as it stands on a disk.
+struct On<'a>(&'a [u8], &'a Layout);
+
+impl AreaView for On<'_> {
+    fn block<'a>(
+        &'a mut self,
+        at: AreaBlock,
+        scratch: &'a mut Block,
+    ) -> Result<&'a Block, afterimage_block::BlockError> {
+        let home = self.1.home_of(at).expect("a block of the journal");
+        let offset = home.sector(self.1.start).0 as usize * 512;
+        scratch.copy_from_slice(&self.0[offset..offset + BLOCK_BYTES]);
+        Ok(scratch)
+    }
+}
+
+/// The file systems of a disk whose journals could be retained.
+pub fn layouts(disk: &[u8]) -> Vec<Layout> {
+    let found = layout::find(&mut Bytes(disk), disk.len() as u64 / 512).unwrap();
+    found
+        .into_iter()
+        .filter_map(|f| match f {
+            Found::FileSystem(layout) => Some(layout),
+            Found::Passthrough { .. } => None,
+        })
+        .collect()
+}
+
+pub fn journal_superblock(disk: &[u8], layout: &Layout) -> Option<JournalSuperblock> {
+    let mut scratch = [0; BLOCK_BYTES];
+    let mut view = On(disk, layout);
+    JournalSuperblock::parse(view.block(AreaBlock(0), &mut scratch).ok()?).ok()
+}
+
+/// What a guest's own recovery makes of a disk (the naive oracle's replay), and how many transactions it replayed. The journal
+/// itself is zeroed: it is nobody's business afterwards.
+pub fn recovered(mut disk: Vec<u8>) -> (Vec<u8>, u32) {
+    let mut transactions = 0;
+    for layout in layouts(&disk) {
+        if let Some(superblock) = journal_superblock(&disk, &layout) {
+            if let Some(start) = superblock.start() {
+                let geometry = LogGeometry {
+                    first: superblock.first(),
+                    maxlen: superblock.maxlen(),
+                    features: superblock.features(),
+                    uuid: superblock.uuid(),
+                    fs_blocks: layout.blocks,
+                    forbidden: layout
+                        .journal
+                        .iter()
+                        .map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))))
+                        .collect(),
+                };
+                let replay =
+                    replay(&mut On(&disk, &layout), &geometry, start, superblock.sequence()).unwrap();
+                transactions += replay.transactions;
+                for (home, content) in replay.writes {
+                    let at = home.sector(layout.start).0 as usize * 512;
+                    disk[at..at + BLOCK_BYTES].copy_from_slice(&content[..]);
+                }
+            }
+        }
+        forget_journal(&mut disk, &layout);
+    }
+    (disk, transactions)
+}
+
+fn forget_journal(disk: &mut [u8], layout: &Layout) {
+    for extent in &layout.journal {
+        let at = extent.home.sector(layout.start).0 as usize * 512;
+        disk[at..at + extent.blocks as usize * BLOCK_BYTES].fill(0);
+    }
+}
+
+/// Blocks in which two disks differ.
+pub fn differences(a: &[u8], b: &[u8]) -> Vec<u64> {
+    let blocks = a.chunks(BLOCK_BYTES).zip(b.chunks(BLOCK_BYTES)).enumerate();
+    blocks.filter(|(_, (a, b))| a != b).map(|(i, _)| i as u64).collect()
+}
+
+/// One disk, served with its journals retained, over memory that outlives the "daemon".
+pub struct Served {
+    pub below: Arc<Memory>,
+    pub disk: Option<Arc<RetainDisk>>,
+    lane: Option<Blocking>,
+    arena: PathBuf,
+    folder: Arc<tempfile::TempDir>,
+    bytes_max: u64,
+    options: Options,
+}
+
+pub fn wait_for_home() -> Options {
+    Options { home: None, drop_journal: false, vflush_at_truncation: false }
+}
+
+fn shm() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("afterimage-journal-").tempdir_in("/dev/shm").unwrap()
+}
+
+impl Served {
+    pub fn new(base: Vec<u8>, bytes_max: u64, options: Options) -> Self {
+        let folder = Arc::new(shm());
+        let arena = folder.path().join("a.arena");
+        let identity = ArenaIdentity { uuid: [7; 16], inode: 1, size_bytes: base.len() as u64 };
+        let held = Arena::create(&arena, identity, bytes_max).unwrap();
+        let mut served = Self {
+            below: Memory::new(base),
+            disk: None,
+            lane: None,
+            arena,
+            folder,
+            bytes_max,
+            options,
+        };
+        served.open(held);
+        served
+    }
+
+    fn open(&mut self, arena: Arena) {
+        let lower = Arc::new(MediumDisk::new(Arc::clone(&self.below) as Arc<dyn Medium>));
+        let disk = Arc::new(RetainDisk::open(lower, arena, self.options.clone()).unwrap());
+        self.lane = Some(Blocking::new(disk.open_lane().unwrap()));
+        self.disk = Some(disk);
+    }
+
+    pub fn lane(&mut self) -> &mut Blocking {
+        self.lane.as_mut().unwrap()
+    }
+
+    pub fn disk(&self) -> &RetainDisk {
+        self.disk.as_ref().unwrap()
+    }
+
+    /// The daemon dies and another one goes on.
+    pub fn restart(&mut self) {
+        self.lane = None;
+        self.disk = None;
+        let arena = Arena::open(&self.arena, None).unwrap();
+        self.open(arena);
+    }
+
+    /// The same state, of which anything can be made.
+    pub fn copy(&self) -> Served {
+        let folder = Arc::new(shm());
+        let arena = folder.path().join("a.arena");
+        copy_sparse(&self.arena, &arena);
+        let mut copy = Served {
+            below: Memory::new(self.below.bytes()),
+            disk: None,
+            lane: None,
+            arena,
+            folder,
+            bytes_max: self.bytes_max,
+            options: self.options.clone(),
+        };
+        let held = Arena::open(&copy.arena, None).unwrap();
+        copy.open(held);
+        copy
+    }
+
+    /// What a guest reads, all of it.
+    pub fn read_all(&mut self) -> Vec<u8> {
+        let mut disk = vec![0; self.below.len() as usize];
+        for (i, chunk) in disk.chunks_mut(1 << 20).enumerate() {
+            self.lane().read(Sector(i as u64 * 2048), chunk).unwrap();
+        }
+        disk
+    }
+
+    /// The orderly end without a guest: what is left is the image.
+    pub fn finish(mut self, attached: bool) -> Vec<u8> {
+        self.lane = None;
+        self.disk().finish(attached).unwrap();
+        drop(self.disk.take());
+        self.below.bytes()
+    }
+
+    pub fn flush(&mut self) {
+        self.lane().flush(FlushKind::Order).unwrap();
+    }
+}
+
+fn copy_sparse(from: &Path, to: &Path) {
+    let status = std::process::Command::new("cp").arg("--sparse=always").arg(from).arg(to).status().unwrap();
+    assert!(status.success());
+}
