@@ -12,6 +12,7 @@
 
 mod block;
 mod checksum;
+pub mod encode;
 pub mod oracle;
 
 use afterimage_block::BlockError;
