@@ -64,13 +64,19 @@ fn names_are_unique_and_understood() {
     assert!("nothing".parse::<Fault>().is_err());
 }
 
+const NO_SETS: &str = "no guest of this level writes sets";
+
 /// Why this level cannot see a mistake: crash states of one life are judged, not what readers saw in between. The crash
-/// suite of `afterimage_order` catches these four, too.
-const INVISIBLE: [(Mutation, &str); 4] = [
+/// suite of `afterimage_order` catches these, too.
+const INVISIBLE: [(Mutation, &str); 8] = [
     (Mutation::OpenPageAfterSync, "needs a sector torn within, which the model `disk` excludes"),
     (Mutation::SkipIncarnation, "needs a new life in a log in which a power cut has left a gap"),
     (Mutation::DropIndexEarly, "a reader would see an old version for a moment; storage never does"),
     (Mutation::DropNewerIndex, "a reader would see an old version until the checkpoint; storage never does"),
+    (Mutation::SetUnmarked, NO_SETS),
+    (Mutation::SetUnannounced, NO_SETS),
+    (Mutation::KeepBrokenSet, NO_SETS),
+    (Mutation::ForgetBehindSet, NO_SETS),
 ];
 
 fn mistaken(mutation: Option<Mutation>, seed: u64) -> Result<u64, (u64, String)> {

@@ -18,8 +18,12 @@ pub const RECORD_ALIGN: u64 = 64;
 pub const HEADER_MAGIC: [u8; 8] = *b"AFILOG\r\n";
 /// The newest format version, and the only one so far.
 pub const VERSION: u32 = 1;
-/// Incompatible features that this code understands: none exist yet.
-pub const FEATURES_KNOWN: u32 = 0;
+/// `LogHeader::features_incompat`: records may carry [`KIND_MORE`].
+pub const FEATURE_SETS: u32 = 1;
+/// Incompatible features that this code understands.
+pub const FEATURES_KNOWN: u32 = FEATURE_SETS;
+/// In `RecordHeader::kind`: the record counts only together with the next one, which belongs to the same set.
+pub const KIND_MORE: u16 = 0x8000;
 /// The most images that a group can have.
 pub const IMAGES_MAX: usize = 16;
 /// The most witness blocks of a header.
@@ -135,7 +139,7 @@ pub struct RecordHeader {
     pub payload_crc: U32,
     /// Disk index.
     pub disk: U16,
-    /// A [`RecordKind`].
+    /// A [`RecordKind`], and [`KIND_MORE`].
     pub kind: U16,
     /// A random number drawn by each process that appends, after the group's own: it tells the records of this life of
     /// the log from those left behind by an earlier one, and a guest that forges records in its data cannot know it.
@@ -283,6 +287,11 @@ impl LogHeader {
         &self.witnesses[..(self.witness_count.get() as usize).min(WITNESSES_MAX)]
     }
 
+    /// Whether records may form sets.
+    pub fn has_sets(&self) -> bool {
+        self.features_incompat.get() & FEATURE_SETS != 0
+    }
+
     /// What every record of this group carries.
     pub fn group_tag(&self) -> u64 {
         group_tag(&self.group_uuid)
@@ -314,7 +323,12 @@ impl RecordHeader {
 
     /// The kind, where it is known.
     pub fn kind(&self) -> Option<RecordKind> {
-        RecordKind::from_code(self.kind.get())
+        RecordKind::from_code(self.kind.get() & !KIND_MORE)
+    }
+
+    /// Whether the record counts only together with the next one.
+    pub fn more(&self) -> bool {
+        self.kind.get() & KIND_MORE != 0
     }
 
     /// Bytes of payload that follow; `None` where the number is absurd or the kind unknown.

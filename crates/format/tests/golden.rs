@@ -1,7 +1,8 @@
 //! The bytes on disk, spelled out: a change here is a new format version.
 
 use afterimage_format::log::{
-    ImageEntry, ImageName, LogHeader, RecordHeader, RecordKind, WitnessEntry, RECORD_MAGIC, STATE_CLEAN,
+    ImageEntry, ImageName, LogHeader, RecordHeader, RecordKind, WitnessEntry, FEATURE_SETS, KIND_MORE,
+    RECORD_MAGIC, STATE_CLEAN,
 };
 use afterimage_format::recording::{
     ChunkHeader, Extent, FileHeader, RecordHeader as EventHeader, RecordKind as EventKind, TargetBody,
@@ -76,6 +77,16 @@ fn a_header_is_these_bytes() {
 }
 
 #[test]
+fn a_header_of_a_log_with_sets_is_these_bytes() {
+    let mut header = header();
+    assert!(!header.has_sets());
+    header.features_incompat = FEATURE_SETS.into();
+    let bytes = header.seal();
+    assert_eq!(hex(&bytes[16..24]), "0100000001000000");
+    assert!(LogHeader::parse(&bytes).expect("understood").has_sets());
+}
+
+#[test]
 fn a_record_header_is_these_bytes() {
     let mut record = RecordHeader::new_zeroed();
     record.magic = RECORD_MAGIC.into();
@@ -100,6 +111,15 @@ fn a_record_header_is_these_bytes() {
     );
     assert_eq!(RecordHeader::parse(bytes), Some(record));
     assert_eq!(record.payload_bytes(), Some(4096));
+    assert!(!record.more());
+    // The same, with another one of its set behind it.
+    record.kind = (RecordKind::Write.code() | KIND_MORE).into();
+    record.seal();
+    let bytes = record.as_bytes();
+    assert_eq!(hex(&bytes[..16]), "41464952CRC000000403020102000180".replace("CRC00000", &hex(&bytes[4..8])));
+    let parsed = RecordHeader::parse(bytes).expect("sound");
+    assert!(parsed.more() && parsed.kind() == Some(RecordKind::Write));
+    assert_eq!(parsed.payload_bytes(), Some(4096));
     for kind in 0..8 {
         assert!(RecordKind::from_code(kind).is_none_or(|k| k.code() == kind));
     }

@@ -11,9 +11,11 @@ use afterimage_store::ImageStore;
 
 use crate::clock::SystemClock;
 use crate::events::Events;
+use crate::home::no_disk;
+use crate::home_lane::LaneHome;
 use crate::passthrough::{PassThroughDisk, Shared};
 use crate::redo::takeover::{bring_home, live_logs, refuse_read_only};
-use crate::{Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
+use crate::{Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
 
 pub(crate) struct DirectGroup {
     images: Vec<Arc<ImageStore>>,
@@ -57,6 +59,14 @@ impl DirectGroup {
 
     pub(crate) fn disks(&self) -> Vec<Arc<dyn Disk>> {
         self.disks.clone()
+    }
+
+    pub(crate) fn home_writer(&self, disk: usize) -> Result<Arc<dyn HomeWriter>, BlockError> {
+        let disk = self.disks.get(disk).ok_or_else(|| no_disk(disk))?;
+        if disk.geometry().read_only {
+            return Err(BlockError::ReadOnly);
+        }
+        Ok(Arc::new(LaneHome::new(disk.as_ref())?))
     }
 
     pub(crate) fn status(&self) -> GroupStatus {

@@ -10,7 +10,7 @@ use afterimage_store::ImageStore;
 
 use crate::direct_group::DirectGroup;
 use crate::redo::group::RedoGroup;
-use crate::{Closing, Contract, Event, GroupStatus, OpenError};
+use crate::{Closing, Contract, Event, GroupStatus, HomeWriter, OpenError};
 
 /// How a group is opened.
 #[derive(Clone, Debug)]
@@ -74,6 +74,19 @@ impl Group {
         match &self.inner {
             Inner::Direct(group) => group.disks(),
             Inner::Redo(group) => group.disks(),
+        }
+    }
+
+    /// A way to write whole sets of blocks of a disk, by its index in [`Group::disks`]; for the layer that retains a
+    /// guest's journal. It may be used from any thread; one set of the disk is written at a time (under `power-window` one
+    /// of the group). Ask before the process is sandboxed, and drop it before the images are to be unlocked.
+    ///
+    /// # Errors
+    /// The disk is read-only, or there is none of that index, or it opens no lane.
+    pub fn home_writer(&self, disk: usize) -> Result<Arc<dyn HomeWriter>, BlockError> {
+        match &self.inner {
+            Inner::Direct(group) => group.home_writer(disk),
+            Inner::Redo(group) => group.home_writer(disk),
         }
     }
 

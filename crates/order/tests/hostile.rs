@@ -15,8 +15,8 @@ fn the_undamaged_log_is_read() {
     let world = SimWorld::new(vec![sample_log()]);
     let log: Arc<dyn Medium> = world.medium(0);
     let found = scan(&log).expect("sound");
-    assert_eq!(found.sequence, 12);
-    assert!(!found.records.is_empty());
+    assert_eq!(found.sequence, 24);
+    assert!(found.header.has_sets() && found.records.iter().any(|r| r.more));
 }
 
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ fn damage() -> impl Strategy<Value = Damage> {
         (0..file, any::<u8>()).prop_map(|(at, by)| Damage::Flip(at, by)),
         (0..file, 0..9000usize, any::<u8>()).prop_map(|(at, n, by)| Damage::Fill(at, n, by)),
         (16..120usize, any::<u8>()).prop_map(|(at, by)| Damage::Header(at, by)),
-        (0..12usize, 12..64usize, any::<u8>()).prop_map(|(n, at, by)| Damage::Record(n, at, by)),
+        (0..24usize, 12..64usize, any::<u8>()).prop_map(|(n, at, by)| Damage::Record(n, at, by)),
         (0..file).prop_map(Damage::Truncate),
     ]
 }

@@ -17,12 +17,16 @@ const BLOCKS: u64 = 128;
 const DISKS: u64 = 2;
 /// Lanes of each disk; each writes blocks of its own.
 const LANES: u64 = 2;
+/// Blocks of each disk behind those of its lanes, of which every other one is written, always all in one set.
+const SET_BLOCKS: u64 = 600;
+/// What the writer of sets is called in the child's lines.
+const SETS: u64 = LANES;
 
 fn open(folder: &Path, contract: Contract) -> Arc<Group> {
     let images = (0..DISKS).map(|i| {
         let path = folder.join(format!("{i}.raw"));
         if !path.exists() {
-            create_image(&path, LANES * BLOCKS * 4096).expect("an image");
+            create_image(&path, (LANES * BLOCKS + SET_BLOCKS) * 4096).expect("an image");
         }
         let options = OpenOptions { direct: DirectMode::Off, any_content: true, ..OpenOptions::new(&path) };
         ImageStore::open(&options).expect("an image")
@@ -38,6 +42,20 @@ fn block(disk: &Arc<dyn Disk>, sector: u64) -> Vec<u8> {
     found
 }
 
+fn set_sectors() -> impl Iterator<Item = u64> {
+    (LANES * BLOCKS..LANES * BLOCKS + SET_BLOCKS).step_by(2).map(|block| block * 8)
+}
+
+/// What a block holds; all of it says the same.
+fn number(block: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(block[..8].try_into().expect("8 bytes"));
+    assert!(block.chunks(8).all(|c| c == number.to_le_bytes()), "a torn block");
+    number
+}
+
+/// By lane the newest write that was reported complete; behind them the newest set.
+type Done = [u64; LANES as usize + 1];
+
 /// Not a test of its own: what the parent starts and kills.
 #[test]
 fn child() {
@@ -48,8 +66,17 @@ fn child() {
     let disks = group.disks();
     std::thread::scope(|scope| {
         for (disk, d) in disks.iter().zip(0u64..) {
+            let (output, home) = (&output, group.home_writer(d as usize).expect("a writer"));
+            scope.spawn(move || {
+                let newest = set_sectors().map(|sector| number(&block(disk, sector))).max().unwrap_or(0);
+                for i in newest + 1.. {
+                    let content: Vec<u8> = i.to_le_bytes().into_iter().cycle().take(4096).collect();
+                    let blocks: Vec<_> = set_sectors().map(|sector| (Sector(sector), &content[..])).collect();
+                    home.write_home(&blocks).expect("a set");
+                    writeln!(output.lock().expect("output"), "done {d} {SETS} {i}").expect("a parent");
+                }
+            });
             for l in 0..LANES {
-                let output = &output;
                 scope.spawn(move || {
                     let mut lane = Blocking::new(disk.open_lane().expect("a lane"));
                     // Goes on where the last child was killed.
@@ -73,7 +100,7 @@ fn child() {
 fn nothing_completed_is_lost_when_the_process_is_killed() {
     for contract in [Contract::PowerWindow { window: Duration::from_millis(20) }, Contract::GuestCrash] {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut done = [[0u64; LANES as usize]; DISKS as usize];
+        let mut done = [Done::default(); DISKS as usize];
         // A lap of the log is some 4,000 writes: kills fall into appends, syncs, checkpoints and recoveries.
         for lines in [1, 100, 1000, 3000, 5000, 1, 1, 7000] {
             let mut child = Command::new(std::env::current_exe().expect("this test"))
@@ -108,14 +135,17 @@ fn nothing_completed_is_lost_when_the_process_is_killed() {
     }
 }
 
-fn check(folder: &Path, contract: Contract, done: &[[u64; LANES as usize]; DISKS as usize]) {
+fn check(folder: &Path, contract: Contract, done: &[Done; DISKS as usize]) {
     let group = open(folder, contract);
     for (disk, done) in group.disks().iter().zip(done) {
-        for (l, newest) in (0u64..).zip(done) {
+        let sets: Vec<u64> = set_sectors().map(|sector| number(&block(disk, sector))).collect();
+        let (oldest, newest) = (sets.iter().min().expect("some"), sets.iter().max().expect("some"));
+        assert!(*oldest >= done[SETS as usize], "{contract}: a set is lost");
+        assert!(oldest == newest || contract == Contract::GuestCrash, "{contract}: a part of set {newest}");
+        for (l, newest) in (0u64..LANES).zip(done) {
             for b in 0..BLOCKS {
                 let content = block(disk, (l * BLOCKS + b) * 8);
-                let found = u64::from_le_bytes(content[..8].try_into().expect("8 bytes"));
-                assert!(content.chunks(8).all(|c| c == found.to_le_bytes()), "{contract}: a torn block");
+                let found = number(&content);
                 // The newest completed write to this block.
                 let expected = newest.saturating_sub((newest + BLOCKS - b) % BLOCKS);
                 assert!(

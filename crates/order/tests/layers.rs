@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{conformance, Blocking, Disk, FlushKind, Sector};
-use afterimage_order::{Closing, Contract, Group, GroupOptions};
+use afterimage_block::{conformance, BlockError, Blocking, Disk, FlushKind, Sector};
+use afterimage_order::{Closing, Contract, Group, GroupOptions, HomeError};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
 const IMAGE_BYTES: u64 = 4 << 20;
@@ -194,4 +194,99 @@ fn an_end_that_may_not_take_long_leaves_the_rest_in_the_log() {
     assert!(!log.exists(), "everything is home");
     let raw = std::fs::read(folder.path().join("a.raw")).expect("the image");
     assert!((0..48).all(|i| raw[i as usize * 65536..][..65536] == content(i)));
+}
+
+#[test]
+fn sets_of_home_writes_reach_every_contracts_image() {
+    for contract in [Contract::Power, Contract::GuestCrash, window(5)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let group = open(folder.path(), contract);
+        let home = group.home_writer(1).expect("a writer");
+        let mut expected = vec![0u8; IMAGE_BYTES as usize];
+        let mut lane = Blocking::new(group.disks()[1].open_lane().expect("a lane"));
+        let mut found = vec![0; IMAGE_BYTES as usize];
+        // Laps of the smallest log, each set close to the largest.
+        assert!(home.atomic_bytes_max() >= IMAGE_BYTES);
+        for round in 0..12u8 {
+            let contents: Vec<Vec<u8>> = (0..512u64).map(|n| vec![round ^ n as u8; 4096]).collect();
+            // Every other block, and then all of them, backwards.
+            let step = if round % 3 == 2 { 1 } else { 2 };
+            let blocks: Vec<(Sector, &[u8])> = (0..1024u64 / step)
+                .rev()
+                .map(|n| (Sector(n * step * 8), &contents[n as usize % 512][..]))
+                .collect();
+            home.write_home(&blocks).expect("written");
+            for (sector, bytes) in &blocks {
+                expected[sector.0 as usize * 512..][..bytes.len()].copy_from_slice(bytes);
+            }
+            lane.read(Sector(0), &mut found).expect("a read");
+            assert!(found == expected, "{contract}, round {round}");
+        }
+        let covered = group.flush().expect("a flush");
+        assert_eq!(covered, group.status().acknowledged);
+        if contract == window(5) {
+            assert!(group.status().log_appended_bytes > 2 * group.status().log_max_bytes);
+            let large = vec![0u8; home.atomic_bytes_max() as usize + 512];
+            let parts: Vec<(Sector, &[u8])> = large.chunks(4096).map(|c| (Sector(0), c)).collect();
+            assert!(matches!(home.write_home(&parts), Err(HomeError::TooLarge { .. })));
+        }
+        assert!(matches!(
+            home.write_home(&[(Sector(IMAGE_BYTES / 512), &[0; 512])]),
+            Err(HomeError::Block(_))
+        ));
+        assert!(matches!(group.home_writer(2), Err(BlockError::Unsupported(_))));
+        drop((home, lane));
+        group.close().expect("an orderly end");
+        assert!(std::fs::read(folder.path().join("b.raw")).expect("the image") == expected);
+    }
+}
+
+#[test]
+fn a_pause_holds_sets_back_and_an_end_refuses_them() {
+    for contract in [Contract::Power, Contract::GuestCrash, window(50)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let group = open(folder.path(), contract);
+        let home = group.home_writer(0).expect("a writer");
+        home.write_home(&[(Sector(0), &[1; 4096])]).expect("written");
+        for round in 2..20u8 {
+            let paused = group.pause(None).expect("a pause");
+            assert!(
+                std::fs::read(folder.path().join("a.raw")).expect("the image")[..4096] == [round - 1; 4096]
+            );
+            let writer = {
+                let home = Arc::clone(&home);
+                std::thread::spawn(move || home.write_home(&[(Sector(0), &[round; 4096])]))
+            };
+            assert_eq!(group.status().acknowledged, paused, "held back");
+            group.resume();
+            writer.join().expect("the writer").expect("it goes on");
+        }
+        if contract == window(50) {
+            group.close().expect("an orderly end");
+            assert!(matches!(home.write_home(&[(Sector(0), &[1; 512])]), Err(HomeError::Block(_))));
+        }
+    }
+}
+
+#[test]
+fn a_read_only_disk_takes_no_sets() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let writable = image(folder.path(), "a.raw", DirectMode::Off);
+    create_image(&folder.path().join("r.raw"), IMAGE_BYTES).expect("a new image");
+    let path = folder.path().join("r.raw");
+    let read_only = OpenOptions { read_only: true, any_content: true, ..OpenOptions::new(&path) };
+    let read_only = ImageStore::open(&read_only).expect("an image");
+    for contract in [Contract::GuestCrash, window(50)] {
+        let options =
+            GroupOptions { log_max_bytes: GroupOptions::LOG_MIN_BYTES, ..GroupOptions::new(contract) };
+        let images = vec![Arc::clone(&read_only), Arc::clone(&writable)];
+        let group = Group::open(images, options).expect("a group");
+        assert!(matches!(group.home_writer(0), Err(BlockError::ReadOnly)));
+        let home = group.home_writer(1).expect("a writer");
+        home.write_home(&[(Sector(8), &[3; 4096])]).expect("written");
+        drop(home);
+        group.close().expect("an orderly end");
+        let raw = std::fs::read(folder.path().join("a.raw")).expect("the image");
+        assert!(raw[4096..8192] == [3; 4096], "{contract}: the disk of that index");
+    }
 }

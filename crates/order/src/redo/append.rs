@@ -20,7 +20,7 @@ pub(super) const RESERVE_BYTES: u64 = PAGE_BYTES;
 pub(super) enum Appended {
     /// In the log, numbered from this sequence number on.
     From(u64),
-    /// The log has no room until a checkpoint has made some.
+    /// The log has no room until a checkpoint has made some, or a set that waits for room comes first.
     Full,
     /// The group is paused.
     Paused,
@@ -46,36 +46,22 @@ impl Core {
     /// cache and every later read finds them.
     pub(super) fn append(&self, disk: usize, batch: &mut Batch) -> Result<Appended, BlockError> {
         let mut append = lock(&self.append);
-        self.health.check()?;
-        if append.closed {
-            return Err(BlockError::Failed { reason: "the group is closed".into() });
-        }
-        if append.paused {
-            return Ok(Appended::Paused);
+        if let Some(no) = self.closed_or_paused(&append)? {
+            return Ok(no);
         }
         let head = append.head;
         let end = head + batch.len() as u64;
-        if !self.has_room(end) {
+        if append.set_waits || !self.has_room(end) {
             return Ok(Appended::Full);
         }
         let first = append.sequence + 1;
-        let stamp = Stamp {
-            disk: disk as u16,
-            incarnation: append.incarnation,
-            sequence: first,
-            durable_sequence: self.durable.load(Ordering::SeqCst),
-            group_tag: self.group_tag,
-        };
+        let stamp = self.stamp(&append, disk, first);
         if self.mutated(Mutation::MergeInPlace) {
             self.merge_in_place(disk, batch)?;
         }
         let bytes = batch.seal(head, &stamp);
         self.area.write(head, bytes).map_err(|e| self.fail("writing the redo log".to_owned(), e))?;
-        self.counters.appended_bytes.fetch_add(batch.len() as u64, Ordering::Relaxed);
-        self.place(&mut append, disk, batch, first);
-        append.head = end;
-        self.head.store(end, Ordering::SeqCst);
-        self.acknowledged.store(append.sequence, Ordering::SeqCst);
+        self.place(&mut append, batch.placed(head, disk, first), end);
         drop(append);
         if self.crossed_half(head, end) {
             self.request_checkpoint();
@@ -83,21 +69,39 @@ impl Core {
         Ok(Appended::From(first))
     }
 
-    fn place(&self, append: &mut Append, disk: usize, batch: &Batch, first: u64) {
-        let mut records = lock(&self.records);
-        for (i, entry) in batch.entries.iter().enumerate() {
-            let placed = Placed {
-                position: append.head + entry.offset as u64,
-                sequence: first + i as u64,
-                kind: entry.kind,
-                disk: disk as u16,
-                sector: entry.sector,
-                sectors: entry.sectors,
-            };
-            self.index_record(&placed);
-            records.push_back(placed);
+    /// Whether nothing may be appended now, or ever.
+    pub(super) fn closed_or_paused(&self, append: &Append) -> Result<Option<Appended>, BlockError> {
+        self.health.check()?;
+        if append.closed {
+            return Err(BlockError::Failed { reason: "the group is closed".into() });
         }
-        append.sequence = first + batch.entries.len() as u64 - 1;
+        Ok(append.paused.then_some(Appended::Paused))
+    }
+
+    pub(super) fn stamp(&self, append: &Append, disk: usize, sequence: u64) -> Stamp {
+        Stamp {
+            disk: disk as u16,
+            incarnation: append.incarnation,
+            sequence,
+            durable_sequence: self.durable.load(Ordering::SeqCst),
+            group_tag: self.group_tag,
+        }
+    }
+
+    /// Counts what was written from the head up to `end` as appended.
+    pub(super) fn place(&self, append: &mut Append, placed: impl Iterator<Item = Placed>, end: u64) {
+        {
+            let mut records = lock(&self.records);
+            for record in placed {
+                self.index_record(&record);
+                append.sequence = record.sequence;
+                records.push_back(record);
+            }
+        }
+        self.counters.appended_bytes.fetch_add(end - append.head, Ordering::Relaxed);
+        append.head = end;
+        self.head.store(end, Ordering::SeqCst);
+        self.acknowledged.store(append.sequence, Ordering::SeqCst);
     }
 
     /// Makes a record's content the newest that readers see.
@@ -126,7 +130,7 @@ impl Core {
     }
 
     /// Whether an append took the log over half of what it holds (or any append does beyond).
-    fn crossed_half(&self, before: u64, after: u64) -> bool {
+    pub(super) fn crossed_half(&self, before: u64, after: u64) -> bool {
         let tail = self.tail.load(Ordering::SeqCst);
         let half = tail + self.area.bytes / 2;
         // Once more at every sixteenth, in case that the first call found nothing durable.

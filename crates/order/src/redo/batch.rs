@@ -2,8 +2,10 @@
 
 use afterimage_block::{Buffers, Token};
 use afterimage_format::checksum;
-use afterimage_format::log::{RecordHeader, RecordKind, PAGE_BYTES, RECORD_ALIGN, RECORD_MAGIC};
+use afterimage_format::log::{RecordHeader, RecordKind, KIND_MORE, PAGE_BYTES, RECORD_ALIGN, RECORD_MAGIC};
 use zerocopy::{FromZeros as _, IntoBytes as _};
+
+use super::scan::Placed;
 
 /// What is still missing of a record's header is known under the append lock only.
 pub(crate) struct Entry {
@@ -13,6 +15,8 @@ pub(crate) struct Entry {
     pub(crate) sector: u64,
     pub(crate) sectors: u64,
     payload_crc: u32,
+    /// Counts only together with the next one.
+    more: bool,
     /// The request that completes with this record; `None` for the first parts of a large one.
     pub(crate) answers: Option<Answer>,
 }
@@ -69,21 +73,59 @@ impl Batch {
         range: std::ops::Range<usize>,
         answers: Option<Answer>,
     ) {
+        let (offset, target) = self.grow(range.len());
+        let mut payload_crc = 0;
+        if !target.is_empty() {
+            payload.copy_to(range.start, target);
+            payload_crc = checksum(target);
+        }
+        self.entries.push(Entry { offset, kind, sector, sectors, payload_crc, more: false, answers });
+    }
+
+    /// Adds a write of `len` bytes in parts. `more`: it counts only together with the next record.
+    pub(crate) fn push_parts<'a>(
+        &mut self,
+        sector: u64,
+        len: usize,
+        parts: impl Iterator<Item = &'a [u8]>,
+        more: bool,
+    ) {
+        let (offset, target) = self.grow(len);
+        let mut at = 0;
+        for part in parts {
+            target[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        let payload_crc = checksum(target);
+        let (kind, sectors) = (RecordKind::Write, len as u64 / 512);
+        self.entries.push(Entry { offset, kind, sector, sectors, payload_crc, more, answers: None });
+    }
+
+    /// Room for a record: its offset, and where its payload goes.
+    fn grow(&mut self, payload_len: usize) -> (usize, &mut [u8]) {
         let offset = self.used;
         let start = offset + RECORD_ALIGN as usize;
-        let end = start + range.len();
+        let end = start + payload_len;
         // Room for the rest of the last page, too.
         let room = end + PAGE_BYTES as usize;
         if self.bytes.len() < room {
             self.bytes.resize(room.next_power_of_two(), 0);
         }
-        let mut payload_crc = 0;
-        if !range.is_empty() {
-            payload.copy_to(range.start, &mut self.bytes[start..end]);
-            payload_crc = checksum(&self.bytes[start..end]);
-        }
         self.used = end;
-        self.entries.push(Entry { offset, kind, sector, sectors, payload_crc, answers });
+        (offset, &mut self.bytes[start..end])
+    }
+
+    /// Where the records are in a log that has the batch at `position`.
+    pub(crate) fn placed(&self, position: u64, disk: usize, first: u64) -> impl Iterator<Item = Placed> + '_ {
+        self.entries.iter().zip(first..).map(move |(entry, sequence)| Placed {
+            position: position + entry.offset as u64,
+            sequence,
+            kind: entry.kind,
+            more: entry.more,
+            disk: disk as u16,
+            sector: entry.sector,
+            sectors: entry.sectors,
+        })
     }
 
     /// Fills the headers in and returns the bytes to write at `position`: the records, and zeroes up to the page's end,
@@ -94,7 +136,7 @@ impl Batch {
             header.magic = RECORD_MAGIC.into();
             header.payload_crc = entry.payload_crc.into();
             header.disk = stamp.disk.into();
-            header.kind = entry.kind.code().into();
+            header.kind = (entry.kind.code() | if entry.more { KIND_MORE } else { 0 }).into();
             header.incarnation = stamp.incarnation.into();
             header.sequence = (stamp.sequence + i as u64).into();
             header.sector = entry.sector.into();

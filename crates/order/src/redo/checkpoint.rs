@@ -75,6 +75,7 @@ impl Core {
             let mut progress = lock(&self.progress);
             progress.tail = tail;
             progress.home = sequence;
+            progress.changes += 1;
             self.tail.store(tail, Ordering::SeqCst);
         }
         self.progressed.notify_all();
@@ -90,7 +91,7 @@ impl Core {
     }
 
     /// Writes and syncs a header.
-    fn write_header(&self, next: &afterimage_format::log::LogHeader) -> Result<(), BlockError> {
+    pub(super) fn write_header(&self, next: &afterimage_format::log::LogHeader) -> Result<(), BlockError> {
         let log = self.area.medium.as_ref();
         let mut written = header::write(log, next);
         if !self.mutated(Mutation::ReuseBeforeHeaderSync) {
@@ -110,7 +111,7 @@ impl Core {
         Ok(())
     }
 
-    /// The durable records to take home, and where the log begins without them.
+    /// The durable records to take home, whole sets only, and where the log begins without them.
     fn durable_records(&self, log_bytes_max: u64) -> (Vec<Placed>, u64) {
         let (mut bound, from) = {
             let progress = lock(&self.progress);
@@ -122,8 +123,12 @@ impl Core {
         let records = lock(&self.records);
         let fits = |r: &&Placed| r.end() <= bound && r.end() - from <= log_bytes_max;
         let mut count = records.iter().take_while(fits).count();
+        // Where a set ends is where records may be cut: what is home is always a prefix that a crash may leave.
+        while count > 0 && records[count - 1].more {
+            count -= 1;
+        }
         if count == 0 && records.front().is_some_and(|r| r.end() <= bound) {
-            count = 1;
+            count = (records.iter().take_while(|r| r.more).count() + 1).min(records.len());
         }
         // Where nothing durable is left behind, the sealed rest of the page goes, too.
         let tail = records.get(count).map_or(bound, |next| next.position.min(bound));

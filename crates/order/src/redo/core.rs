@@ -1,11 +1,11 @@
 //! The state machine: what its locks guard, how it fails, what it tells.
 //!
-//! Locks, in the order in which they may be taken: `checkpointing` → `append` → `records` → `progress`. Readers take
+//! Locks, in the order in which they may be taken: `set_batch` → `checkpointing` → `append` → `records` → `progress`. Readers take
 //! none of them, only a shard of the index. `append` is held across the write of the log, so that the log never has a
 //! hole before a completed record; `progress` never across I/O.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use afterimage_block::{BlockError, Health, Medium, SequenceNumber};
 use afterimage_format::log::LogHeader;
 
 use super::area::Area;
+use super::batch::Batch;
 use super::checkpoint::Pace;
 use super::index::Index;
 use super::mutation::Mutation;
@@ -71,6 +72,10 @@ pub struct Core {
     pub(super) group_tag: u64,
     pub(super) checkpointing: Mutex<Checkpointing>,
     pub(super) append: Mutex<Append>,
+    /// Where sets are staged, one at a time.
+    pub(super) set_batch: Mutex<Batch>,
+    /// The header on storage says that there may be sets.
+    pub(super) sets_announced: AtomicBool,
     /// The records from the tail on, oldest first.
     pub(super) records: Mutex<VecDeque<Placed>>,
     pub(super) progress: Mutex<Progress>,
@@ -106,6 +111,8 @@ pub(super) struct Append {
     pub(super) paused: bool,
     /// Appends fail: the group is closed.
     pub(super) closed: bool,
+    /// A set waits for room: nothing else is appended before it.
+    pub(super) set_waits: bool,
 }
 
 /// How far things have got.
@@ -122,6 +129,8 @@ pub(super) struct Progress {
     /// How long a sync takes, smoothed.
     pub(super) sync_time: Duration,
     pub(super) stop: bool,
+    /// Counts what may let an append go on: room made, the end of a pause, the group's end.
+    pub(super) changes: u64,
 }
 
 /// What only a checkpoint touches.

@@ -31,7 +31,7 @@ pub fn fuzz_log(bytes: &[u8]) {
     fuzz(sealed);
 }
 
-/// A sound log of eight pages with records of every kind in it, over one image of 32 KiB, stopped in mid-life: what
+/// A sound log of eight pages with records of every kind and sets in it, over one image of 32 KiB, stopped in mid-life: what
 /// fuzzing and the tests of damage start from.
 ///
 /// # Panics
@@ -48,6 +48,8 @@ pub fn sample_log() -> Vec<u8> {
     for i in 0..6u64 {
         lane.write(Sector(i * 4), &[i as u8; 1024]).expect("a write");
         lane.discard(Sector(i), 2).expect("a discard");
+        let set = [(Sector(40 + i), &[i as u8; 512][..]), (Sector(50), &[!i as u8; 512][..])];
+        core.try_write_set(0, &set).expect("a set").expect("room for it");
         core.sync_once().expect("a sync");
         if i == 2 {
             core.checkpoint_once(5000).expect("a checkpoint");

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, DiskIndex, Medium, SequenceNumber};
+use afterimage_block::{BlockError, Disk, DiskIndex, Medium, Sector, SequenceNumber};
 use afterimage_format::log::IMAGES_MAX;
 use afterimage_store::ImageStore;
 
@@ -16,16 +16,37 @@ use super::lane::RedoDisk;
 use super::takeover::{bring_home, live_logs, match_images, refuse_read_only, take_over_error, Match};
 use super::threads::Threads;
 use crate::clock::{Clock, SystemClock};
-use crate::{Closing, Contract, Event, GroupOptions, GroupStatus, OpenError, Replayed};
+use crate::home::no_disk;
+use crate::{
+    Closing, Contract, Event, GroupOptions, GroupStatus, HomeError, HomeWriter, OpenError, Replayed,
+};
 
 pub(crate) struct RedoGroup {
     core: Arc<Core>,
     disks: Vec<Arc<dyn Disk>>,
+    /// By disk: its index in the log; `None` for a read-only one.
+    logged: Vec<Option<usize>>,
     threads: Mutex<Threads>,
     log: LogFile,
     image_paths: Vec<PathBuf>,
     contract: Contract,
     replayed: Option<Replayed>,
+}
+
+/// The way of a disk's sets into the log.
+struct RedoHome {
+    core: Arc<Core>,
+    disk: usize,
+}
+
+impl HomeWriter for RedoHome {
+    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
+        self.core.write_set(self.disk, blocks).map(|_| ())
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        self.core.set_bytes_max()
+    }
 }
 
 /// A number that no earlier process has used, and no guest can guess.
@@ -92,26 +113,36 @@ impl RedoGroup {
         if let Some(replayed) = replayed {
             tracing::info!(?replayed, log = %log.path.display(), "took over what an earlier process left in the log");
         }
-        let mut disk = 0..;
+        let mut indices = 0..;
+        let logged: Vec<Option<usize>> = images
+            .iter()
+            .map(|image| if image.geometry().read_only { None } else { indices.next() })
+            .collect();
         let disks = images
             .iter()
-            .map(|image| {
+            .zip(&logged)
+            .map(|(image, logged)| {
                 let lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
-                if image.geometry().read_only {
-                    return lower;
+                match *logged {
+                    None => lower,
+                    Some(index) => Arc::new(RedoDisk::new(Arc::clone(&core), index, lower)) as Arc<dyn Disk>,
                 }
-                let index = disk.next().unwrap_or_default();
-                Arc::new(RedoDisk::new(Arc::clone(&core), index, lower)) as Arc<dyn Disk>
             })
             .collect();
         let image_paths = writable.iter().map(|i| real_path(i.path())).collect::<Result<_, _>>()?;
         let threads = Threads::start(&core).map_err(OpenError::io("starting threads for", &log.path))?;
         let contract = Contract::PowerWindow { window };
-        Ok(Self { core, disks, threads: Mutex::new(threads), log, image_paths, contract, replayed })
+        Ok(Self { core, disks, logged, threads: Mutex::new(threads), log, image_paths, contract, replayed })
     }
 
     pub(crate) fn disks(&self) -> Vec<Arc<dyn Disk>> {
         self.disks.clone()
+    }
+
+    pub(crate) fn home_writer(&self, disk: usize) -> Result<Arc<dyn HomeWriter>, BlockError> {
+        let logged = self.logged.get(disk).ok_or_else(|| no_disk(disk))?;
+        let disk = logged.ok_or(BlockError::ReadOnly)?;
+        Ok(Arc::new(RedoHome { core: Arc::clone(&self.core), disk }))
     }
 
     pub(crate) fn status(&self) -> GroupStatus {

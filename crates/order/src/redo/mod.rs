@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! write, discard, ──► stage (copy, checksum) ──► append: number, one pwrite, index ──► completion
-//! write-zeroes                                        │
+//! write-zeroes                                    ▲   │
+//! set of home writes ──► its records, chained ────┘   │
 //! flush ──► nothing new since the durable point, or no acknowledged flush older than the window? ──► completion
 //!                                                     ▼
 //!                          sync_once: seal the page, fdatasync the log ──► durable
@@ -39,6 +40,7 @@ mod lane;
 mod mutation;
 mod open;
 mod scan;
+mod sets;
 pub(crate) mod takeover;
 mod threads;
 mod window;
@@ -49,6 +51,7 @@ pub use lane::RedoDisk;
 pub use mutation::Mutation;
 pub use open::{create_medium, log_file_bytes, TakeOverError};
 pub use scan::{read_header, scan, Placed, Scan, ScanError};
+pub use sets::set_bytes_max;
 
 pub use self::core::{Config, Core};
 pub use window::LogSync;

@@ -42,11 +42,19 @@ pub enum Mutation {
     CountAfterSync,
     /// The space check forgets the tail.
     OverrunTail,
+    /// The records of a set do not say that they belong together.
+    SetUnmarked,
+    /// The header does not say that there are sets.
+    SetUnannounced,
+    /// A scan takes what there is of an incomplete set.
+    KeepBrokenSet,
+    /// A scan does not look for what a later process has begun behind an incomplete set.
+    ForgetBehindSet,
 }
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 23] = [
         Self::AckBeforeAppend,
         Self::DropLogSync,
         Self::DropHomeSync,
@@ -66,5 +74,9 @@ impl Mutation {
         Self::SkipOpenSync,
         Self::CountAfterSync,
         Self::OverrunTail,
+        Self::SetUnmarked,
+        Self::SetUnannounced,
+        Self::KeepBrokenSet,
+        Self::ForgetBehindSet,
     ];
 }

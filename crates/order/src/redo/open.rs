@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -91,10 +91,10 @@ impl Core {
     /// Takes a log over, after a crash or right after [`create_medium`].
     pub fn open(config: Config) -> Result<Arc<Self>, TakeOverError> {
         #[cfg(feature = "mutations")]
-        let verify = config.mutation != Some(Mutation::SkipPayloadChecksum);
+        let mutation = config.mutation;
         #[cfg(not(feature = "mutations"))]
-        let verify = true;
-        let scan = scan_with(&config.log, verify)?;
+        let mutation = None;
+        let scan = scan_with(&config.log, mutation)?;
         check(&scan, &config.homes)?;
         let core = Self::build(config, &scan);
         for record in &scan.records {
@@ -128,7 +128,10 @@ impl Core {
                 incarnation: config.incarnation,
                 paused: false,
                 closed: false,
+                set_waits: false,
             }),
+            set_batch: Mutex::default(),
+            sets_announced: AtomicBool::new(header.has_sets()),
             records: Mutex::new(VecDeque::from(scan.records.clone())),
             progress: Mutex::new(Progress {
                 durable: header.tail_sequence.get(),
@@ -140,6 +143,7 @@ impl Core {
                 checkpoint_wanted: false,
                 sync_time: Duration::ZERO,
                 stop: false,
+                changes: 0,
             }),
             sync_wake: Condvar::new(),
             checkpoint_wake: Condvar::new(),
@@ -201,6 +205,7 @@ impl Core {
             position: append.head,
             sequence: scan.sequence,
             kind: RecordKind::Incarnation,
+            more: false,
             disk: 0,
             sector: append.incarnation,
             sectors: 0,

@@ -12,6 +12,7 @@ use afterimage_format::log::{
 use afterimage_format::{checksum_append, FormatError};
 
 use super::area::{page_down, page_up, Area};
+use super::mutation::Mutation;
 
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,8 @@ pub struct Placed {
     pub sequence: u64,
     /// What it does.
     pub kind: RecordKind,
+    /// It belongs to a set that goes on with the next record.
+    pub more: bool,
     /// Disk index.
     pub disk: u16,
     /// First sector; in an incarnation record the incarnation that begins.
@@ -66,7 +69,7 @@ impl Placed {
 pub struct Scan {
     /// The header in force.
     pub header: LogHeader,
-    /// The records from the tail on, complete and consecutive.
+    /// The records from the tail on, complete and consecutive, sets whole.
     pub records: Vec<Placed>,
     /// Logical position after the last of them.
     pub end: u64,
@@ -122,10 +125,17 @@ pub fn read_header(log: &dyn Medium) -> Result<LogHeader, ScanError> {
 
 /// Reads the whole log: a pure function of its bytes.
 pub fn scan(log: &Arc<dyn Medium>) -> Result<Scan, ScanError> {
-    scan_with(log, true)
+    scan_with(log, None)
 }
 
-pub(crate) fn scan_with(log: &Arc<dyn Medium>, verify_payloads: bool) -> Result<Scan, ScanError> {
+/// A set of which the end has not been found yet, and what the scan knew before it.
+struct OpenSet {
+    records: usize,
+    end: u64,
+    expected: u64,
+}
+
+pub(crate) fn scan_with(log: &Arc<dyn Medium>, mutation: Option<Mutation>) -> Result<Scan, ScanError> {
     let header = read_header(log.as_ref())?;
     let tail = header.tail_position.get();
     let area = Area { medium: Arc::clone(log), bytes: header.area_bytes.get() };
@@ -136,10 +146,11 @@ pub(crate) fn scan_with(log: &Arc<dyn Medium>, verify_payloads: bool) -> Result<
         expected: header.tail_sequence.get() + 1,
         incarnation: header.tail_incarnation.get(),
         durable: header.durable_sequence.get(),
-        verify_payloads,
+        verify_payloads: mutation != Some(Mutation::SkipPayloadChecksum),
     };
-    let mut records = Vec::new();
+    let mut records: Vec<Placed> = Vec::new();
     let mut end = tail;
+    let mut open: Option<OpenSet> = None;
     loop {
         // A sync seals a page and the next record starts on a new one; so does an incarnation after a torn tail. The
         // record on the next page has to be the very next one, so nothing is skipped that way.
@@ -147,10 +158,30 @@ pub(crate) fn scan_with(log: &Arc<dyn Medium>, verify_payloads: bool) -> Result<
         if next.is_none() && end != page_up(end) {
             next = scanner.record_at(page_up(end))?;
         }
+        if open.is_some() && next.is_some_and(|r| r.kind == RecordKind::Incarnation) {
+            next = None;
+        }
+        if let (None, Some(set), true) = (&next, &open, mutation != Some(Mutation::KeepBrokenSet)) {
+            // The set is not all there: nothing of it counts, and a process that has found it so has begun its own
+            // records behind what was before the set, while the set's first ones may still be there, sound.
+            records.truncate(set.records);
+            (end, scanner.expected) = (set.end, set.expected);
+            open = None;
+            if mutation != Some(Mutation::ForgetBehindSet) {
+                next = scanner.record_at(page_up(end))?.filter(|r| r.kind == RecordKind::Incarnation);
+            }
+        }
         let Some(record) = next else { break };
         match record.kind {
             RecordKind::Incarnation => scanner.incarnation = record.sector,
-            _ => scanner.expected = record.sequence + 1,
+            _ if record.more => {
+                open.get_or_insert(OpenSet { records: records.len(), end, expected: record.sequence });
+                scanner.expected = record.sequence + 1;
+            }
+            _ => {
+                open = None;
+                scanner.expected = record.sequence + 1;
+            }
         }
         end = record.end();
         records.push(record);
@@ -195,20 +226,21 @@ impl Scanner<'_> {
             return Ok(None);
         }
         let (Some(kind), Some(payload)) = (found.kind(), found.payload_bytes()) else { return Ok(None) };
-        if payload > self.limit - position - RECORD_ALIGN {
+        if payload > self.limit - position - RECORD_ALIGN || found.more() && !self.header.has_sets() {
             return Ok(None);
         }
         let mut placed = Placed {
             position,
             sequence: found.sequence.get(),
             kind,
+            more: found.more(),
             disk: found.disk.get(),
             sector: found.sector.get(),
             sectors: found.sectors.get(),
         };
         if kind == RecordKind::Incarnation {
             let follows = found.sector.get() == self.incarnation && found.sequence.get() == self.expected - 1;
-            if !follows || position % PAGE_BYTES != 0 {
+            if !follows || position % PAGE_BYTES != 0 || found.more() {
                 return Ok(None);
             }
             placed.sector = found.incarnation.get();

@@ -169,6 +169,13 @@ impl Core {
 
     fn let_go(&self) {
         lock(&self.append).paused = false;
+        self.appends_changed();
+    }
+
+    /// Wakes everybody who waits to append: what they found may be otherwise now.
+    fn appends_changed(&self) {
+        lock(&self.progress).changes += 1;
+        self.progressed.notify_all();
         self.signals.wake_parked();
     }
 
@@ -192,7 +199,7 @@ impl Core {
             append.closed = true;
             append.sequence
         };
-        self.signals.wake_parked();
+        self.appends_changed();
         self.sync_once()?;
         let begun = self.clock.now();
         // In pieces, so that the limit is noticed; without one there is no reason to coalesce less.

@@ -39,5 +39,6 @@ fn every_cut_leaves_an_allowed_prefix() {
         assert!(tally.cuts > 1000 && tally.recovery_cuts > 1000, "{tally:?}");
         assert!(tally.deaths > 100 && tally.failures > 20, "{tally:?}");
         assert!(tally.held_flushes > 100 && tally.throttled > 100 && tally.lost_acks > 100, "{tally:?}");
+        assert!(tally.sets > 1000 && tally.torn_sets > 50 && tally.waiting_sets > 50, "{tally:?}");
     }
 }

@@ -13,32 +13,61 @@ pub struct Change {
     pub data: Option<Arc<[u8]>>,
 }
 
+/// What one sequence number stands for.
+#[derive(Clone, Debug)]
+enum Step {
+    One(Change),
+    /// A record of a set that goes on: no prefix ends here.
+    More,
+    /// The last record of a set: all of it.
+    Set(Vec<Change>),
+}
+
 /// Everything that has a sequence number.
 #[derive(Clone)]
 pub struct History {
     /// Contents at `base_sequence`.
     base: Vec<Vec<u8>>,
     pub base_sequence: u64,
-    changes: Vec<Change>,
+    steps: Vec<Step>,
 }
 
 impl History {
     pub fn new(base: Vec<Vec<u8>>, base_sequence: u64) -> Self {
-        Self { base, base_sequence, changes: Vec::new() }
+        Self { base, base_sequence, steps: Vec::new() }
     }
 
     pub fn push(&mut self, change: Change) {
-        self.changes.push(change);
+        self.steps.push(Step::One(change));
+    }
+
+    /// A set that took the numbers up to `last`.
+    pub fn push_set(&mut self, changes: Vec<Change>, last: u64) {
+        while self.last() + 1 < last {
+            self.steps.push(Step::More);
+        }
+        self.steps.push(Step::Set(changes));
+    }
+
+    /// Whether a crash may leave exactly the requests up to `sequence`: not where that is within a set.
+    pub fn may_end_at(&self, sequence: u64) -> bool {
+        sequence == self.base_sequence
+            || !matches!(self.steps[(sequence - self.base_sequence) as usize - 1], Step::More)
     }
 
     pub fn last(&self) -> u64 {
-        self.base_sequence + self.changes.len() as u64
+        self.base_sequence + self.steps.len() as u64
     }
 
     /// The disks after exactly the requests up to `sequence`.
     pub fn prefix(&self, sequence: u64) -> Vec<Vec<u8>> {
         let mut disks = self.base.clone();
-        for change in &self.changes[..(sequence - self.base_sequence) as usize] {
+        let changes = |step: &'_ Step| match step {
+            Step::One(change) => vec![change.clone()],
+            Step::More => Vec::new(),
+            Step::Set(changes) => changes.clone(),
+        };
+        for change in self.steps[..(sequence - self.base_sequence) as usize].iter().flat_map(changes) {
             let range = change.sector * SECTOR..(change.sector + change.sectors) * SECTOR;
             match &change.data {
                 Some(data) => disks[change.disk][range].copy_from_slice(data),

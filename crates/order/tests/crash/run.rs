@@ -2,6 +2,7 @@
 //! interleaved on one thread, and every promise checked at every cut.
 
 mod deaths;
+mod sets;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -33,6 +34,10 @@ pub struct Tally {
     pub laps: u64,
     pub lost_acks: u64,
     pub recovery_cuts: u64,
+    /// Sets written, and cuts and deaths that left a part of one in the log.
+    pub sets: u64,
+    pub torn_sets: u64,
+    pub waiting_sets: u64,
 }
 
 impl Tally {
@@ -45,6 +50,9 @@ impl Tally {
         self.laps += other.laps;
         self.lost_acks += other.lost_acks;
         self.recovery_cuts += other.recovery_cuts;
+        self.sets += other.sets;
+        self.torn_sets += other.torn_sets;
+        self.waiting_sets += other.waiting_sets;
     }
 }
 
@@ -77,6 +85,8 @@ pub struct Run {
     completed_max: u64,
     next_token: u64,
     acting: usize,
+    /// A set whose writing broke off: in the log as a whole or not at all.
+    broken_set: Option<Vec<Change>>,
     /// All writes of this run have this many sectors: then a stale record of another life is where a new one could be.
     uniform: Option<usize>,
     /// Steps for which the device answers no sync.
@@ -128,6 +138,7 @@ impl Run {
             completed_max: 0,
             next_token: 0,
             acting: 0,
+            broken_set: None,
             uniform,
             stalled: 0,
             tally: Tally::default(),
@@ -200,7 +211,8 @@ impl Run {
         }
         let lane = self.rng.random_range(0..self.lanes.len());
         match self.rng.random_range(0..1000) {
-            0..=399 => self.write(lane),
+            0..=329 => self.write(lane),
+            330..=399 => self.write_set(),
             400..=519 => self.flush(lane),
             520..=619 => self.act(lane, |lane| lane.dispatch()),
             620..=719 => self.read_somewhere(lane),
@@ -255,9 +267,10 @@ impl Run {
 
     fn interfere(&mut self) -> Checked {
         let lane = self.rng.random_range(0..self.lanes.len());
-        match self.rng.random_range(0..4) {
+        match self.rng.random_range(0..5) {
             0 => self.flush(lane),
             1 => self.read_somewhere(lane),
+            2 => self.write_set(),
             _ => self.write(lane),
         }
     }

@@ -26,6 +26,13 @@ impl Run {
         let world = self.world.clone();
         let core = self.open_core(&world)?;
         let found = core.acknowledged().0;
+        self.tally.torn_sets += u64::from(self.broken_set.is_some());
+        if let Some(changes) = self.broken_set.take() {
+            // Nothing was appended after it. Of how many records it was, the content will tell.
+            if found > self.history.last() {
+                self.history.push_set(changes, found);
+            }
+        }
         for pending in unnumbered {
             if let (true, Pending::Write { change, .. }) = (self.history.last() < found, pending) {
                 self.history.push(change);
@@ -59,6 +66,7 @@ impl Run {
             match self.rng.random_range(0..8) {
                 0 => self.sync()?,
                 1 => self.checkpoint()?,
+                3 | 4 => self.write_set()?,
                 2 => self.flush(lane)?,
                 _ => self.write(lane)?,
             }
@@ -159,6 +167,9 @@ impl Run {
     pub(super) fn check_prefix(&mut self, at: usize, found: u64) -> Checked {
         if found > self.history.last() {
             return Err(format!("prefix {found} is longer than the history"));
+        }
+        if !self.history.may_end_at(found) {
+            return Err(format!("prefix {found} ends within a set"));
         }
         let floor = self.floors.iter().filter(|(ops, _)| *ops <= at).map(|(_, f)| *f).max().unwrap_or(0);
         if found < floor {
