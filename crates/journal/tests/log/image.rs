@@ -51,6 +51,11 @@ impl Image {
         run("debugfs", &["-w", "-f", "-", self.path.to_str().unwrap()], script)
     }
 
+    /// What debugfs says about it. Bitmaps need not be sound before the log is replayed (-c).
+    pub fn ask(&self, request: &str) -> String {
+        run("debugfs", &["-c", "-R", request, self.path.to_str().unwrap()], "")
+    }
+
     pub fn copy(&self, name: &str) -> Self {
         let path = self.path.with_file_name(name);
         std::fs::copy(&self.path, &path).unwrap();
@@ -65,10 +70,12 @@ impl Image {
 
     /// The journal as debugfs lists its blocks.
     pub fn journal(&self) -> Journal {
-        // Of "blocks", the extent tree's own blocks come first, so only the last `s_maxlen` count.
-        let said = run("debugfs", &["-R", "blocks <8>", self.path.to_str().unwrap()], "");
-        let said = said.lines().find(|line| !line.starts_with("debugfs")).unwrap();
-        let homes: Vec<FsBlock> = said.split_whitespace().map(|n| FsBlock(n.parse().unwrap())).collect();
+        let said = self.ask("blocks <8>");
+        let said = said.lines().find(|line| line.starts_with(|c: char| c.is_ascii_digit())).unwrap();
+        let homes: Vec<FsBlock> = said
+            .split_whitespace()
+            .map(|n| FsBlock(n.parse().unwrap_or_else(|e| panic!("{said}: {e}"))))
+            .collect();
         Journal { file: File::open(&self.path).unwrap(), homes }
     }
 }

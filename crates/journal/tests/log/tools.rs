@@ -19,7 +19,7 @@ struct Dump {
 }
 
 fn logdump(image: &Image) -> Dump {
-    let said = run("debugfs", &["-R", "logdump -a", image.path.to_str().unwrap()], "");
+    let said = image.ask("logdump -a");
     let (mut dump, mut tid) = (Dump::default(), 0);
     let number = |words: &[&str], after: &str| -> u64 {
         let at = words.iter().rposition(|word| *word == after).unwrap();
