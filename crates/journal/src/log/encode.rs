@@ -120,6 +120,21 @@ impl Encoder {
         }
     }
 
+    /// Gives a descriptor, revoke or commit block that was changed a good checksum again.
+    pub fn seal(&mut self, at: AreaBlock) {
+        let Some(mut block) = self.blocks.get(&at).cloned() else { return };
+        let field = match block[4..8] {
+            [0, 0, 0, 1 | 5] => BLOCK_BYTES - 4,
+            [0, 0, 0, 2] => 16,
+            _ => return,
+        };
+        if self.signed() {
+            block[field..field + 4].fill(0);
+            self.sign(&mut block, field);
+            self.blocks.insert(at, block);
+        }
+    }
+
     /// Writes a transaction behind what is there, and says how many blocks it took.
     pub fn transaction(&mut self, draft: &Draft) -> u32 {
         let (mut written, mut crc) = (0, !0);

@@ -13,6 +13,7 @@
 mod block;
 mod checksum;
 pub mod encode;
+pub mod fuzz;
 pub mod oracle;
 
 use afterimage_block::BlockError;
