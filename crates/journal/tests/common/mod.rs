@@ -1,6 +1,7 @@
 //! A guest's disk twice: as any disk would have it, and with its journal retained.
 #![allow(dead_code)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -94,37 +95,49 @@ pub fn journal_superblock(disk: &[u8], layout: &Layout) -> Option<JournalSuperbl
     JournalSuperblock::parse(view.block(AreaBlock(0), &mut scratch).ok()?).ok()
 }
 
-/// What a guest's own recovery makes of a disk (the naive oracle's replay), and how many transactions it replayed. The journal
-/// itself is zeroed: it is nobody's business afterwards.
-pub fn recovered(mut disk: Vec<u8>) -> (Vec<u8>, u32) {
-    let mut transactions = 0;
+/// What a guest's own recovery makes of a disk (the naive oracle's replay).
+pub struct Recovered {
+    /// The journal itself is zeroed: it is nobody's business afterwards.
+    pub disk: Vec<u8>,
+    /// Blocks of the disk that were replayed.
+    pub homes: BTreeMap<u64, Box<Block>>,
+    pub transactions: u32,
+}
+
+pub fn recovered(mut disk: Vec<u8>) -> Recovered {
+    let (homes, transactions) = replayed(&disk);
+    for (block, content) in &homes {
+        disk[*block as usize * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&content[..]);
+    }
     for layout in layouts(&disk) {
-        if let Some(superblock) = journal_superblock(&disk, &layout) {
-            if let Some(start) = superblock.start() {
-                let geometry = LogGeometry {
-                    first: superblock.first(),
-                    maxlen: superblock.maxlen(),
-                    features: superblock.features(),
-                    uuid: superblock.uuid(),
-                    fs_blocks: layout.blocks,
-                    forbidden: layout
-                        .journal
-                        .iter()
-                        .map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))))
-                        .collect(),
-                };
-                let replay =
-                    replay(&mut On(&disk, &layout), &geometry, start, superblock.sequence()).unwrap();
-                transactions += replay.transactions;
-                for (home, content) in replay.writes {
-                    let at = home.sector(layout.start).0 as usize * 512;
-                    disk[at..at + BLOCK_BYTES].copy_from_slice(&content[..]);
-                }
-            }
-        }
         forget_journal(&mut disk, &layout);
     }
-    (disk, transactions)
+    Recovered { disk, homes, transactions }
+}
+
+/// What a guest's own recovery would write, by block of the disk, and how many transactions it would replay.
+pub fn replayed(disk: &[u8]) -> (BTreeMap<u64, Box<Block>>, u32) {
+    let mut transactions = 0;
+    let mut homes = BTreeMap::new();
+    for layout in layouts(disk) {
+        let Some(superblock) = journal_superblock(disk, &layout) else { continue };
+        let Some(start) = superblock.start() else { continue };
+        let journal = layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))));
+        let geometry = LogGeometry {
+            first: superblock.first(),
+            maxlen: superblock.maxlen(),
+            features: superblock.features(),
+            uuid: superblock.uuid(),
+            fs_blocks: layout.blocks,
+            forbidden: journal.collect(),
+        };
+        let replay = replay(&mut On(disk, &layout), &geometry, start, superblock.sequence()).unwrap();
+        transactions += replay.transactions;
+        for (home, content) in replay.writes {
+            homes.insert(home.sector(layout.start).0 / 8, content);
+        }
+    }
+    (homes, transactions)
 }
 
 fn forget_journal(disk: &mut [u8], layout: &Layout) {
