@@ -1,5 +1,6 @@
 //! Writes seeds into `fuzz/corpus`: a redo log with records of every kind, a recording, as a file and as what it decodes
-//! to, block traces in every format, and guest memories whose ring offers every virtio-blk request, direct and indirect.
+//! to, disks with an ext4 and its journal, block traces in every format, and guest memories whose ring offers every
+//! virtio-blk request, direct and indirect.
 //! Run from the root:
 //! `cargo run -p afterimage-fuzz-seeds`.
 
@@ -93,6 +94,12 @@ fn main() -> Outcome<()> {
     put("fuzz_log", "seed-log", &sample_log())?;
     put("fuzz_recording", "seed-file", &sample_recording().to_bytes()?)?;
     put("fuzz_recording", "seed-records", &sample_records())?;
+    for (number, disk) in afterimage_journal::layout::fuzz::samples().iter().enumerate() {
+        put("fuzz_layout", &format!("seed-{number}"), disk)?;
+    }
+    for (number, log) in afterimage_journal::log::fuzz::samples().iter().enumerate() {
+        put("fuzz_jbd2", &format!("seed-{number}"), log)?;
+    }
     for (name, bytes) in traces::seeds()? {
         put("fuzz_trace", &format!("seed-{name}"), &bytes)?;
     }

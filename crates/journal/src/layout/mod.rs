@@ -17,6 +17,8 @@ mod checksum;
 mod ext4;
 mod extents;
 mod foreign;
+#[doc(hidden)]
+pub mod fuzz;
 mod group;
 mod inode;
 mod partition;

@@ -1,6 +1,7 @@
 //! Damaged and forged structures: the same layout, or a refusal; never a panic, never a layout that cannot be.
 
 use afterimage_block::{BlockError, Sector};
+use afterimage_journal::layout::fuzz::assert_sound;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{find, Found, Layout, Source};
 use afterimage_journal::AreaBlock;
@@ -27,29 +28,6 @@ impl Source for Memory {
         let at = sector.0 as usize * 512;
         buf.copy_from_slice(&self.0[at..at + buf.len()]);
         Ok(())
-    }
-}
-
-/// What every layout promises, whatever the disk says.
-fn sound(layout: &Layout, disk_bytes: usize) {
-    assert!(layout.end().0 * 512 <= disk_bytes as u64);
-    assert!(layout.journal_blocks() >= 1024);
-    let mut next = 0;
-    let mut homes = Vec::new();
-    for extent in &layout.journal {
-        assert_eq!(extent.at.0, next);
-        assert!(extent.blocks > 0 && extent.home.0 > 0);
-        assert!(extent.home.0 + u64::from(extent.blocks) <= layout.blocks);
-        homes.push((extent.home.0, extent.home.0 + u64::from(extent.blocks)));
-        next += extent.blocks;
-    }
-    homes.sort_unstable();
-    assert!(homes.windows(2).all(|pair| pair[0].1 <= pair[1].0));
-    for watched in &layout.watched {
-        assert!(watched.block.0 < layout.blocks);
-        assert!(watched.offset + watched.bytes.len() <= 4096);
-        assert_eq!(watched.bytes.len(), watched.mask.len());
-        assert_eq!(layout.area_of(watched.block), None, "{watched:?} lies in the journal");
     }
 }
 
@@ -118,10 +96,10 @@ fn forged_structures() {
     ] {
         let layout = image.layout();
         let mut memory = Memory::of(&image);
-        let bytes = memory.0.len();
-        let mut check = |memory: &mut Memory| {
+        let sectors = memory.0.len() as u64 / 512;
+        let check = |memory: &mut Memory| {
             memory.find().iter().for_each(|found| match found {
-                Found::FileSystem(layout) => sound(layout, bytes),
+                Found::FileSystem(layout) => assert_sound(layout, sectors),
                 Found::Passthrough { why, .. } => assert!(!why.is_empty()),
             });
         };
