@@ -23,6 +23,7 @@ mod record;
 mod report;
 mod sqlite;
 mod sys;
+mod timed;
 mod verify;
 mod workload;
 
@@ -38,6 +39,10 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   workload-prepare NAME DIR [--files N] [--seed N]\n\
   workload NAME DIR [--files N] [--seed N] [--seconds T] [--threads N]\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
+  micro append|overwrite FILE --bytes N [--size BYTES] [--seed N]\n\
+  micro create|delete DIR --files N [--directories N] [--median BYTES] [--threads N] [--seed N]\n\
+            filebench's seqwrite, randomwrite and file deletion, each reporting its own time\n\
+  timed NAME -- COMMAND...            run a command and report how long it took\n\
   editor FILE [--saves N] [--from K] [--size BYTES] [--no-fsync] [--fsync-dir]\n\
             save versions K, K+1, ... of a document as editors do: temporary file, fsync, rename\n\
   pool --device DEVICE --type TYPE [--options OPTIONS] [--check records|editor|sqlite|cmd --argument ARGUMENT]\n\
@@ -60,6 +65,8 @@ fn main() -> ExitCode {
         Some("fsync-bench") => bench::run(arguments),
         Some("workload-prepare") => workload::prepare(arguments),
         Some("workload") => workload::run(arguments),
+        Some("micro") => workload::micro::run(arguments),
+        Some("timed") => timed::run(arguments),
         Some("editor") => editor::run(arguments),
         Some("pool") => pool::run(arguments),
         Some("say") => report::say(arguments),

@@ -7,6 +7,7 @@
 //! Both derive the file set from name, number of files and seed, so they agree without a file between them.
 
 mod fileset;
+pub mod micro;
 mod personality;
 mod random;
 
