@@ -1,0 +1,289 @@
+//! What is measured: workloads, devices, journaling modes, and how a disk is set up.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// A workload inside the guest (the paper, § 5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Workload {
+    /// Appends of 8 KiB to one file.
+    SeqWrite,
+    /// Random 4 KiB overwrites of one file.
+    RndWrite,
+    /// Deletion of many small files by 16 threads.
+    FileDelete,
+    /// postmark.
+    Postmark,
+    /// Unpacking a Linux source tree.
+    Untar,
+    /// Building a tiny kernel.
+    Build,
+}
+
+impl Workload {
+    /// All, in the paper's order.
+    pub const ALL: [Workload; 6] = [
+        Workload::SeqWrite,
+        Workload::RndWrite,
+        Workload::FileDelete,
+        Workload::Postmark,
+        Workload::Untar,
+        Workload::Build,
+    ];
+
+    /// The name on the command line, in file names and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::SeqWrite => "seq-write",
+            Workload::RndWrite => "rnd-write",
+            Workload::FileDelete => "file-delete",
+            Workload::Postmark => "postmark",
+            Workload::Untar => "untar",
+            Workload::Build => "build",
+        }
+    }
+}
+
+/// What holds the images: all guests of a cell share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    /// The lab's model of the paper's disk.
+    Hdd15k,
+    /// The lab's model of a SATA solid-state drive.
+    Ssd,
+    /// This machine's own disk, no model.
+    Disk,
+}
+
+impl Device {
+    /// All.
+    pub const ALL: [Device; 3] = [Device::Hdd15k, Device::Ssd, Device::Disk];
+
+    /// The name on the command line, in file names and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Device::Hdd15k => "hdd15k",
+            Device::Ssd => "ssd",
+            Device::Disk => "disk",
+        }
+    }
+
+    /// Whether the lab's file system models it and counts below everything.
+    pub fn is_model(self) -> bool {
+        self != Device::Disk
+    }
+
+    /// What it is, for a heading.
+    pub fn description(self) -> &'static str {
+        match self {
+            Device::Hdd15k => {
+                "`hdd15k`, a model of the paper's disk (4 ms seek, 2 ms rotation, 63 MB/s, 16 MiB cache) in the lab's FUSE \
+                 file system"
+            }
+            Device::Ssd => {
+                "`ssd`, a model of a SATA drive (90 µs read, 30 µs cached write, 400 MB/s, 1 ms a flush) in the lab's FUSE \
+                 file system"
+            }
+            Device::Disk => "`disk`, the machine's own disk and file system, no model",
+        }
+    }
+}
+
+/// The guest file system's journaling and what is done with its journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// `data=writeback`.
+    Writeback,
+    /// `data=ordered`.
+    Ordered,
+    /// `data=journal`.
+    Journal,
+    /// `data=journal` with `serve --journal retain`: the paper's VMA mode.
+    JournalRetain,
+    /// `data=ordered` with `serve --journal retain`.
+    OrderedRetain,
+    /// Bound A: `data=journal`, what is written to the journal is dropped. Unsafe.
+    JournalDrop,
+    /// Bound A of `data=ordered`.
+    OrderedDrop,
+    /// Bound B: ext4 without a journal.
+    NoJournal,
+}
+
+/// What `serve --journal` is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JournalPolicy {
+    /// Written like everything else.
+    Passthrough,
+    /// Kept in host memory.
+    Retain,
+    /// Forgotten, for the bounds.
+    Drop,
+}
+
+impl Mode {
+    /// All, baselines first.
+    pub const ALL: [Mode; 8] = [
+        Mode::Writeback,
+        Mode::Ordered,
+        Mode::Journal,
+        Mode::JournalRetain,
+        Mode::OrderedRetain,
+        Mode::JournalDrop,
+        Mode::OrderedDrop,
+        Mode::NoJournal,
+    ];
+
+    /// The name on the command line and in file names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Writeback => "writeback",
+            Mode::Ordered => "ordered",
+            Mode::Journal => "journal",
+            Mode::JournalRetain => "journal-retain",
+            Mode::OrderedRetain => "ordered-retain",
+            Mode::JournalDrop => "journal-drop",
+            Mode::OrderedDrop => "ordered-drop",
+            Mode::NoJournal => "no-journal",
+        }
+    }
+
+    /// The name in tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Mode::Writeback => "writeback",
+            Mode::Ordered => "ordered",
+            Mode::Journal => "journal",
+            Mode::JournalRetain => "**journal+retain**",
+            Mode::OrderedRetain => "**ordered+retain**",
+            Mode::JournalDrop => "bound A (journal)",
+            Mode::OrderedDrop => "bound A (ordered)",
+            Mode::NoJournal => "bound B (no journal)",
+        }
+    }
+
+    /// The title without Markdown.
+    pub fn plain_title(self) -> String {
+        self.title().replace('*', "")
+    }
+
+    /// The mount option; `None` where there is no journal.
+    pub fn data(self) -> Option<&'static str> {
+        match self {
+            Mode::Writeback => Some("writeback"),
+            Mode::Ordered | Mode::OrderedRetain | Mode::OrderedDrop => Some("ordered"),
+            Mode::Journal | Mode::JournalRetain | Mode::JournalDrop => Some("journal"),
+            Mode::NoJournal => None,
+        }
+    }
+
+    /// What the daemon does with the journal.
+    pub fn policy(self) -> JournalPolicy {
+        match self {
+            Mode::JournalRetain | Mode::OrderedRetain => JournalPolicy::Retain,
+            Mode::JournalDrop | Mode::OrderedDrop => JournalPolicy::Drop,
+            Mode::Writeback | Mode::Ordered | Mode::Journal | Mode::NoJournal => JournalPolicy::Passthrough,
+        }
+    }
+
+    /// The mode that shows what this one could reach at best.
+    pub fn bound_a(self) -> Option<Mode> {
+        match self {
+            Mode::JournalRetain => Some(Mode::JournalDrop),
+            Mode::OrderedRetain => Some(Mode::OrderedDrop),
+            _ => None,
+        }
+    }
+}
+
+/// How the disk and the journal differ from the main cells'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Setup {
+    /// An empty disk, a journal of 128 MiB, commits every 5 s.
+    Plain,
+    /// A journal of this many MiB: jbd2's largest transaction (the paper's MTS) is a quarter of it.
+    JournalMib(u32),
+    /// `commit=` this many seconds.
+    CommitS(u32),
+    /// The disk is 77 % full and what is free is in pieces (§ 5.2.6).
+    Aged,
+    /// The journal on a RAM disk of 40 MiB taken from the guest's memory (§ 5.2.7).
+    RamJournal,
+}
+
+/// The paper's default journal, whose quarter is its default MTS of 32 MB.
+pub const JOURNAL_MIB: u32 = 128;
+/// The RAM disk of § 5.2.7.
+pub const RAM_JOURNAL_MIB: u32 = 40;
+
+impl Setup {
+    /// The name in file names and tables.
+    pub fn name(self) -> String {
+        match self {
+            Setup::Plain => "plain".to_owned(),
+            Setup::JournalMib(mib) => format!("journal-{mib}m"),
+            Setup::CommitS(seconds) => format!("commit-{seconds}s"),
+            Setup::Aged => "aged".to_owned(),
+            Setup::RamJournal => "ram-journal".to_owned(),
+        }
+    }
+
+    /// The size of the journal on the disk.
+    pub fn journal_mib(self) -> u32 {
+        match self {
+            Setup::JournalMib(mib) => mib,
+            _ => JOURNAL_MIB,
+        }
+    }
+}
+
+/// What becomes of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// It finishes its work.
+    Run,
+    /// It is killed half-way; the daemon lives and is stopped in order.
+    KillGuest,
+    /// It is killed half-way, and the daemon too; `afterimage recover` comes first.
+    KillBoth,
+}
+
+impl Kind {
+    /// The name in file names and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Run => "run",
+            Kind::KillGuest => "kill-guest",
+            Kind::KillBoth => "kill-both",
+        }
+    }
+}
+
+/// A part of the paper's evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Figure {
+    /// Figures 6 to 11: time and traffic of every mode; Fig. 17 is sampled in its cells with one guest.
+    Main,
+    /// Table III: recovery after a kill at half-time.
+    Table3,
+    /// Fig. 12: the size of a commit.
+    Fig12,
+    /// Fig. 14: checkpoints.
+    Fig14,
+    /// Fig. 15: full, fragmented disks.
+    Fig15,
+    /// Fig. 16: the journal on a RAM disk.
+    Fig16,
+}
+
+impl Figure {
+    /// All.
+    pub const ALL: [Figure; 6] =
+        [Figure::Main, Figure::Table3, Figure::Fig12, Figure::Fig14, Figure::Fig15, Figure::Fig16];
+}

@@ -1,0 +1,178 @@
+//! One cell: fresh disks, a daemon and a guest for each, the work in all of them at once; and what it cost below.
+//!
+//! ```text
+//!   images ─► daemons ─► guests boot, mount, set up ─► "ready" from all ─► go ─► work ─► "end" from all: measured
+//!     ─► go ─► sync, unmount, power off ─► daemons end in order ─► page cache to the device: the whole
+//! ```
+//! Times are those that the programs measured themselves; what a mode puts off is in the second account.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use afterimage_lab::daemon::Daemon;
+use afterimage_lab::guest::{Guest, Vmm};
+use serde_json::Value;
+
+use crate::catalog::{JournalPolicy, Kind};
+use crate::error::Result;
+use crate::memory::file_systems;
+use crate::outcome;
+use crate::process::{groups_cpu_s, process_cpu_s};
+use crate::record::{CellKey, Record, Sample, StorageIo, RECORD_VERSION};
+use crate::recovery;
+use crate::sampler::Sampler;
+use crate::scale::{Scale, GUEST_MIB};
+use crate::script::run_script;
+use crate::source::Sources;
+use crate::stage::{serve, written_by, Stage};
+
+/// What all cells of a run have in common.
+#[derive(Clone, Debug)]
+pub struct Bench<'a> {
+    /// Sizes.
+    pub scale: &'a Scale,
+    /// The Linux source tree.
+    pub sources: &'a Sources,
+    /// The folder for images on the machine's own disk.
+    pub scratch: &'a Path,
+    /// `serve --retain-max`, if not its default.
+    pub retain_max: Option<&'a str>,
+    /// A guest that takes longer than this is killed.
+    pub limit: Duration,
+}
+
+/// Runs one cell. `half_s`: when the guest is to be killed, for cells that kill it.
+///
+/// # Errors
+/// Anything that keeps it from a result.
+pub fn run(
+    key: &CellKey,
+    bench: &Bench<'_>,
+    template: &Path,
+    half_s: Option<f64>,
+) -> Result<(Record, Vec<Sample>)> {
+    let started = Instant::now();
+    let load = load_average();
+    let stage = Stage::new(key.device, key.guests, template, bench.scratch)?;
+    let mut daemons = Vec::new();
+    for image in stage.images() {
+        daemons.push(serve(key, image, bench.retain_max)?);
+    }
+    let guests = boot(key, bench, &daemons)?;
+    let mut record = Record {
+        version: RECORD_VERSION,
+        scale: bench.scale.clone(),
+        key: key.clone(),
+        guests: Vec::new(),
+        storage_measured: StorageIo::default(),
+        storage: StorageIo::default(),
+        daemon_io: StorageIo::default(),
+        guest_cpu_s: 0.0,
+        daemon_cpu_s: 0.0,
+        file_systems: Value::Null,
+        recovery: None,
+        wall_s: 0.0,
+        load,
+    };
+    let mut samples = Vec::new();
+    if key.kind == Kind::Run {
+        samples = work(&mut record, &stage, daemons, guests)?;
+    } else {
+        let half = Duration::from_secs_f64(half_s.unwrap_or(1.0));
+        record.recovery = Some(recovery::measure(key, bench, &stage, daemons, guests, half)?);
+    }
+    record.wall_s = started.elapsed().as_secs_f64();
+    Ok((record, samples))
+}
+
+/// Starts a guest for each daemon, and waits until all are ready.
+fn boot(key: &CellKey, bench: &Bench<'_>, daemons: &[Daemon]) -> Result<Vec<Guest>> {
+    let script = run_script(key.workload, key.mode, key.setup, bench.scale, bench.sources);
+    let mut guests = Vec::new();
+    for daemon in daemons {
+        guests.push(start(daemon, bench, &script)?);
+    }
+    for guest in &guests {
+        guest.wait_report("bench", "ready")?;
+    }
+    Ok(guests)
+}
+
+/// Starts one guest.
+///
+/// # Errors
+/// It does not start.
+pub fn start(daemon: &Daemon, bench: &Bench<'_>, script: &str) -> Result<Guest> {
+    Ok(Guest::builder(Vmm::Uml)
+        .disk(daemon.socket())
+        .memory_mib(GUEST_MIB)
+        .limit(bench.limit)
+        .start(script)?)
+}
+
+fn work(
+    record: &mut Record,
+    stage: &Stage,
+    daemons: Vec<Daemon>,
+    mut guests: Vec<Guest>,
+) -> Result<Vec<Sample>> {
+    let machines: Vec<u32> = guests.iter().map(Guest::pid).collect();
+    let daemon_cpu_s = |daemons: &[Daemon]| -> Result<f64> {
+        let mut sum = 0.0;
+        for daemon in daemons {
+            sum += process_cpu_s(daemon.pid())?;
+        }
+        Ok(sum)
+    };
+    // What the set-up left in the host's page cache is not the work's; what it left in the guest's is.
+    stage.settle()?;
+    let storage_before = stage.storage(&daemons)?;
+    let written_before = written_by(&daemons)?;
+    let (guest_before_s, daemon_before_s) = (groups_cpu_s(&machines)?, daemon_cpu_s(&daemons)?);
+    let sampler = (record.key.mode.policy() == JournalPolicy::Retain && record.key.guests == 1)
+        .then(|| daemons[0].control_socket().map(Sampler::start))
+        .flatten()
+        .transpose()?;
+    for guest in &guests {
+        guest.channel().send("go")?;
+    }
+    for guest in &guests {
+        guest.wait_report("bench", "end")?;
+    }
+    record.guest_cpu_s = groups_cpu_s(&machines)? - guest_before_s;
+    record.daemon_cpu_s = daemon_cpu_s(&daemons)? - daemon_before_s;
+    record.storage_measured = stage.storage(&daemons)?.since(&storage_before);
+    record.file_systems = file_systems(&daemons[0].status()?);
+    let samples = sampler.map(Sampler::stop).unwrap_or_default();
+    for guest in &guests {
+        guest.channel().send("go")?;
+    }
+    for guest in &mut guests {
+        guest.wait_success()?;
+        record.guests.push(outcome::read(&guest.channel().lines())?);
+    }
+    drop(guests);
+    record.daemon_io = finish(&daemons)?.since(&written_before);
+    let by_daemons = record.daemon_io;
+    for daemon in daemons {
+        daemon.stop()?;
+    }
+    stage.settle()?;
+    record.storage =
+        if record.key.device.is_model() { stage.storage(&[])?.since(&storage_before) } else { by_daemons };
+    Ok(samples)
+}
+
+/// Brings what is retained or logged home, as an orderly end would, so that the daemons' own counts hold it.
+fn finish(daemons: &[Daemon]) -> Result<StorageIo> {
+    for daemon in daemons {
+        daemon.request(&serde_json::json!({ "command": "pause" }))?;
+    }
+    written_by(daemons)
+}
+
+fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
+}

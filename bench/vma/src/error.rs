@@ -1,0 +1,42 @@
+//! What can go wrong in a benchmark.
+
+use std::io;
+
+use afterimage_lab::LabError;
+
+/// The benchmark's error.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// A system call or a file operation failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The lab could not do its part.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// A workload's program failed or said something unexpected.
+    #[error("{0}")]
+    Workload(String),
+    /// Something was asked for that does not exist.
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// The benchmark's result.
+pub type Result<T> = std::result::Result<T, BenchError>;
+
+/// Adds the story to an I/O error.
+pub trait Context<T> {
+    /// What was being done, with the path where there is one.
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| BenchError::Io { what: what(), source: source.into() })
+    }
+}

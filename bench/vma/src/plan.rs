@@ -1,0 +1,331 @@
+//! Which cells, in which order, with a word about how long it will take.
+//!
+//! The modes of one workload follow each other within a round, starting at another mode each round, so that a slow
+//! drift of the machine meets every mode alike. A figure that compares with a plain cell brings that cell along.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::calm;
+use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload};
+use crate::cell::{self, Bench};
+use crate::error::{BenchError, Result};
+use crate::record::{CellKey, Store};
+use crate::template::Templates;
+
+/// What a cell takes before any like it has been measured.
+const GUESS: Duration = Duration::from_secs(40);
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// Parts of the evaluation.
+    pub figures: Vec<Figure>,
+    /// Workloads.
+    pub workloads: Vec<Workload>,
+    /// Devices.
+    pub devices: Vec<Device>,
+    /// Modes.
+    pub modes: Vec<Mode>,
+    /// How many guests at once.
+    pub guests: Vec<u32>,
+    /// Contracts.
+    pub contracts: Vec<String>,
+    /// Rounds.
+    pub rounds: u32,
+    /// Patterns of [`CellKey::path`]; none means all.
+    pub only: Vec<String>,
+}
+
+/// One device and contract in one round.
+#[derive(Clone, Copy)]
+struct Scene<'a> {
+    device: Device,
+    contract: &'a str,
+    round: u32,
+}
+
+impl Scene<'_> {
+    fn key(&self, kind: Kind, workload: Workload, mode: Mode, guests: u32, setup: Setup) -> CellKey {
+        CellKey {
+            kind,
+            device: self.device,
+            guests,
+            contract: self.contract.to_owned(),
+            setup,
+            workload,
+            mode,
+            round: self.round,
+        }
+    }
+}
+
+/// The cells in order, each once.
+///
+/// # Errors
+/// Nothing is left of what was asked for.
+pub fn cells(selection: &Selection) -> Result<Vec<CellKey>> {
+    let mut keys = Vec::new();
+    for round in 1..=selection.rounds {
+        for contract in &selection.contracts {
+            for device in &selection.devices {
+                let scene = Scene { device: *device, contract, round };
+                for figure in &selection.figures {
+                    keys.extend(figure_cells(*figure, &scene, selection));
+                }
+            }
+        }
+    }
+    let mut seen = BTreeSet::new();
+    keys.retain(|key| {
+        is_possible(key)
+            && selection.workloads.contains(&key.workload)
+            && selection.modes.contains(&key.mode)
+            && (selection.only.is_empty() || selection.only.iter().any(|pattern| matches(pattern, key)))
+            && seen.insert(key.clone())
+    });
+    if keys.is_empty() {
+        return Err(BenchError::Usage(
+            "nothing is left of what was asked for: --only takes WORKLOAD/DEVICE/MODE/xGUESTS/CONTRACT, each part a name or *"
+                .to_owned(),
+        ));
+    }
+    Ok(keys)
+}
+
+fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec<CellKey> {
+    let mut keys = Vec::new();
+    let run = |workload, mode, guests, setup| scene.key(Kind::Run, workload, mode, guests, setup);
+    let most = selection.guests.iter().copied().max().unwrap_or(1);
+    let turned = |modes: &[Mode]| {
+        let mut modes = modes.to_vec();
+        let count = modes.len();
+        modes.rotate_left((scene.round as usize - 1) % count);
+        modes
+    };
+    let journaling = [Mode::Writeback, Mode::Ordered, Mode::Journal, Mode::JournalRetain];
+    match figure {
+        Figure::Main => {
+            for guests in &selection.guests {
+                for workload in Workload::ALL {
+                    for mode in turned(&Mode::ALL) {
+                        keys.push(run(workload, mode, *guests, Setup::Plain));
+                    }
+                }
+            }
+        }
+        Figure::Table3 => {
+            for workload in [Workload::Postmark, Workload::Untar, Workload::Build] {
+                for mode in turned(&[&journaling[..], &[Mode::OrderedRetain]].concat()) {
+                    // Half of what time? Of this one's.
+                    keys.push(run(workload, mode, 1, Setup::Plain));
+                    keys.push(scene.key(Kind::KillGuest, workload, mode, 1, Setup::Plain));
+                    if mode.policy() == JournalPolicy::Retain {
+                        keys.push(scene.key(Kind::KillBoth, workload, mode, 1, Setup::Plain));
+                    }
+                }
+            }
+        }
+        Figure::Fig12 => {
+            let sizes = [16, 32, 64, 256, 512].map(Setup::JournalMib);
+            let commits = [1, 15, 30].map(Setup::CommitS);
+            for workload in [Workload::Postmark, Workload::Untar] {
+                for mode in turned(&[Mode::Journal, Mode::JournalRetain]) {
+                    for setup in [Setup::Plain].iter().chain(&sizes).chain(&commits) {
+                        keys.push(run(workload, mode, 1, *setup));
+                    }
+                }
+            }
+        }
+        Figure::Fig14 => {
+            for workload in Workload::ALL {
+                for mode in turned(&[Mode::Journal, Mode::JournalRetain]) {
+                    keys.push(run(workload, mode, most, Setup::Plain));
+                    keys.push(run(workload, mode, most, Setup::JournalMib(1024)));
+                }
+            }
+        }
+        Figure::Fig15 => {
+            for workload in [Workload::Postmark, Workload::Untar] {
+                for mode in turned(&journaling) {
+                    keys.push(run(workload, mode, most, Setup::Plain));
+                    keys.push(run(workload, mode, most, Setup::Aged));
+                }
+            }
+        }
+        Figure::Fig16 => {
+            for workload in Workload::ALL {
+                keys.push(run(workload, Mode::Journal, most, Setup::Plain));
+                keys.push(run(workload, Mode::JournalRetain, most, Setup::Plain));
+                keys.push(run(workload, Mode::Journal, most, Setup::RamJournal));
+            }
+        }
+    }
+    keys
+}
+
+/// `power` and retention do not go together, and dropping the journal has no contract but `guest-crash`'s.
+/// On the machine's own disk nobody counts what a dying daemon still writes.
+fn is_possible(key: &CellKey) -> bool {
+    let contract = match key.mode.policy() {
+        JournalPolicy::Passthrough => true,
+        JournalPolicy::Retain => key.contract != "power",
+        JournalPolicy::Drop => key.contract == "guest-crash",
+    };
+    contract && (key.kind == Kind::Run || key.device.is_model())
+}
+
+fn matches(pattern: &str, key: &CellKey) -> bool {
+    let path = key.path();
+    let mut parts = path.split('/');
+    pattern.split('/').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
+}
+
+/// Runs what is not finished yet. Cells that failed are returned with the reason; they do not stop the others.
+///
+/// # Errors
+/// Results can not be written.
+pub fn run(
+    keys: &[CellKey],
+    bench: &Bench<'_>,
+    store: &mut Store,
+    templates: &mut Templates,
+    patience: Duration,
+) -> Result<Vec<(CellKey, BenchError)>> {
+    let todo: Vec<&CellKey> = keys.iter().filter(|key| store.get(key).is_none()).collect();
+    let kept = keys.len() - todo.len();
+    if kept > 0 {
+        eprintln!(
+            "{kept} of {} cells are finished already and are kept (--fresh runs them again)",
+            keys.len()
+        );
+    }
+    let mut failed = Vec::new();
+    for (at, key) in todo.iter().enumerate() {
+        let left: Duration = todo[at..].iter().map(|key| estimate(store, key)).sum();
+        eprint!(
+            "[{}/{}, about {} left] {} round {} ",
+            at + 1,
+            todo.len(),
+            minutes(left),
+            key.path(),
+            key.round
+        );
+        let half = CellKey { kind: Kind::Run, ..(*key).clone() };
+        let half_s = store.elapsed_s(&half).map(|seconds| seconds / 2.0);
+        if key.kind != Kind::Run && half_s.is_none() {
+            eprintln!("skipped: how long the work takes was not measured");
+            continue;
+        }
+        let outcome = templates.get(key.workload, key.mode, key.setup).and_then(|template| {
+            calm::wait(patience)?;
+            let began = Instant::now();
+            cell::run(key, bench, &template, half_s).map(|outcome| (outcome, began.elapsed()))
+        });
+        match outcome {
+            Ok(((record, samples), wall)) => {
+                let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+                match &record.recovery {
+                    Some(recovery) => eprint!(
+                        "recovered in {:.2} s, {:.1} MiB moved",
+                        recovery.total_s(),
+                        mib(recovery.traffic_bytes())
+                    ),
+                    None => eprint!(
+                        "{:.2} s, {:.0} MiB stored",
+                        record.elapsed_s(),
+                        mib(record.storage.write_bytes)
+                    ),
+                }
+                eprintln!(" ({:.0} s)", wall.as_secs_f64());
+                store.add(record, &samples)?;
+            }
+            Err(error) => {
+                eprintln!("FAILED: {error}");
+                failed.push(((*key).clone(), error));
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// What cells like this one took.
+fn estimate(store: &Store, key: &CellKey) -> Duration {
+    let mean = |like: &dyn Fn(&CellKey) -> bool| {
+        let walls: Vec<f64> = store.records().filter(|r| like(&r.key)).map(|r| r.wall_s).collect();
+        (!walls.is_empty()).then(|| Duration::from_secs_f64(walls.iter().sum::<f64>() / walls.len() as f64))
+    };
+    mean(&|other| other.without_round() == key.without_round())
+        .or_else(|| {
+            mean(&|other| {
+                (other.workload, other.device, other.guests, other.kind)
+                    == (key.workload, key.device, key.guests, key.kind)
+            })
+        })
+        .or_else(|| mean(&|other| (other.workload, other.guests) == (key.workload, key.guests)))
+        .unwrap_or(GUESS)
+}
+
+fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        s if s < 90 => format!("{s} s"),
+        s if s < 5400 => format!("{} min", s.div_ceil(60)),
+        s => format!("{:.1} h", s as f64 / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selection() -> Selection {
+        Selection {
+            figures: Figure::ALL.to_vec(),
+            workloads: Workload::ALL.to_vec(),
+            devices: Device::ALL.to_vec(),
+            modes: Mode::ALL.to_vec(),
+            guests: vec![1, 8],
+            contracts: vec!["guest-crash".to_owned()],
+            rounds: 2,
+            only: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_cell_comes_once_and_the_main_ones_are_all_there() {
+        let keys = cells(&selection()).unwrap();
+        assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
+        let main = |key: &&CellKey| key.kind == Kind::Run && key.setup == Setup::Plain;
+        assert_eq!(keys.iter().filter(main).count(), 2 * 3 * 2 * 6 * 8);
+        let first = |round| keys.iter().find(|key| key.round == round).map(|key| key.mode);
+        assert_eq!((first(1), first(2)), (Some(Mode::Writeback), Some(Mode::Ordered)));
+    }
+
+    #[test]
+    fn who_is_killed_has_been_timed_before() {
+        let keys = cells(&Selection { figures: vec![Figure::Table3], ..selection() }).unwrap();
+        for (at, key) in keys.iter().enumerate().filter(|(_, key)| key.kind != Kind::Run) {
+            let base = CellKey { kind: Kind::Run, ..key.clone() };
+            assert!(keys[..at].contains(&base), "{}", key.path());
+        }
+    }
+
+    #[test]
+    fn power_has_neither_retention_nor_bound_a() {
+        let contracts = vec!["power".to_owned()];
+        let keys = cells(&Selection { contracts, ..selection() }).unwrap();
+        assert!(keys.iter().all(|key| key.mode.policy() == JournalPolicy::Passthrough));
+    }
+
+    #[test]
+    fn patterns_choose() {
+        let only = |pattern: &str| {
+            let selection =
+                Selection { only: vec![pattern.to_owned()], figures: vec![Figure::Main], ..selection() };
+            cells(&selection).map(|keys| keys.len())
+        };
+        assert_eq!(only("postmark/hdd15k/journal/x8").unwrap(), 2);
+        assert_eq!(only("*/ssd/ordered").unwrap(), 2 * 2 * 6);
+        assert!(only("postmrak").is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! The reports: JSON for programs, Markdown for the README, HTML with pictures.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::error::{BenchError, Context, Result};
+use crate::html;
+use crate::record::{Record, Store};
+use crate::scale::Scale;
+use crate::summary::{verdicts, Table, Verdict};
+use crate::tables;
+
+const BEGIN: &str = "<!-- results -->";
+const END: &str = "<!-- end -->";
+
+#[derive(Serialize)]
+struct Report<'a> {
+    benchmark: &'static str,
+    scale: &'a Scale,
+    targets: Vec<Verdict>,
+    records: Vec<&'a Record>,
+}
+
+/// Writes `vma.json`, `vma.md` and `vma.html` into `folder`, and returns the Markdown.
+///
+/// # Errors
+/// A file can not be written.
+pub fn write(folder: &Path, scale: &Scale, store: &Store) -> Result<String> {
+    let table = Table::new(store);
+    let report =
+        Report { benchmark: "vma", scale, targets: verdicts(&table), records: store.records().collect() };
+    let json = serde_json::to_string_pretty(&report)
+        .map_err(std::io::Error::from)
+        .context(|| "the report".to_owned())?;
+    let markdown = tables::all(scale, store, &table);
+    for (name, text) in
+        [("vma.json", &json), ("vma.md", &markdown), ("vma.html", &html::page(scale, store, &table))]
+    {
+        put(&folder.join(name), text)?;
+    }
+    Ok(markdown)
+}
+
+/// Puts the tables between the marks of a file.
+///
+/// # Errors
+/// It has no marks, or can not be written.
+pub fn insert(path: &Path, tables: &str) -> Result<()> {
+    let text = fs::read_to_string(path).context(|| format!("read {}", path.display()))?;
+    let fresh = between(&text, tables).ok_or_else(|| {
+        BenchError::Usage(format!(
+            "{} has no lines `{BEGIN}` and `{END}` to put the tables between",
+            path.display()
+        ))
+    })?;
+    put(path, &fresh)
+}
+
+fn between(text: &str, tables: &str) -> Option<String> {
+    let begin = text.find(BEGIN)? + BEGIN.len();
+    let end = begin + text[begin..].find(END)?;
+    Some(format!("{}\n\n{}\n{}", &text[..begin], tables.trim_end(), &text[end..]))
+}
+
+/// Written beside and renamed: a reader never sees half a report.
+fn put(path: &Path, text: &str) -> Result<()> {
+    let fresh = path.with_extension("new");
+    fs::write(&fresh, text).context(|| format!("write {}", fresh.display()))?;
+    fs::rename(&fresh, path).context(|| format!("write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_replace_what_was_between_the_marks() {
+        let text = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
+        let once = between(&text, "new\n").unwrap();
+        assert_eq!(once, format!("before\n{BEGIN}\n\nnew\n{END}\nafter\n"));
+        assert_eq!(between(&once, "new\n").unwrap(), once);
+        assert_eq!(between("no marks", "new"), None);
+    }
+}

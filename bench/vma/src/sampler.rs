@@ -1,0 +1,81 @@
+//! The daemon's own view of what it retains, ten times a second (Fig. 17).
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::error::{BenchError, Context, Result};
+use crate::memory::file_systems;
+use crate::record::Sample;
+
+const EVERY: Duration = Duration::from_millis(100);
+
+/// A thread that asks.
+#[derive(Debug)]
+pub struct Sampler {
+    ended: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Sample>>,
+}
+
+impl Sampler {
+    /// Starts asking.
+    ///
+    /// # Errors
+    /// Nobody listens on the socket.
+    pub fn start(control: &Path) -> Result<Sampler> {
+        let stream = UnixStream::connect(control).context(|| format!("connect to {}", control.display()))?;
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
+        let thread = std::thread::Builder::new()
+            .name("sampler".to_owned())
+            .spawn(move || sample(stream, &seen))
+            .context(|| "start a thread".to_owned())?;
+        Ok(Sampler { ended, thread })
+    }
+
+    /// Ends, and returns what was heard.
+    pub fn stop(self) -> Vec<Sample> {
+        self.ended.store(true, Ordering::Release);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn sample(stream: UnixStream, ended: &AtomicBool) -> Vec<Sample> {
+    let start = Instant::now();
+    let mut samples = Vec::new();
+    let Ok(mut writer) = stream.try_clone() else { return samples };
+    let mut answers = BufReader::new(stream).lines();
+    let mut due = start;
+    while !ended.load(Ordering::Acquire) {
+        let at_ms = start.elapsed().as_millis() as u64;
+        match ask(&mut writer, &mut answers) {
+            Ok(file_systems) => samples.push(Sample { at_ms, file_systems }),
+            // A daemon that has gone is the cell's to notice.
+            Err(_) => break,
+        }
+        due += EVERY;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    }
+    samples
+}
+
+fn ask(
+    writer: &mut UnixStream,
+    answers: &mut impl Iterator<Item = std::io::Result<String>>,
+) -> Result<Value> {
+    writer.write_all(b"{\"command\":\"status\"}\n").context(|| "ask the daemon".to_owned())?;
+    let line = answers
+        .next()
+        .ok_or_else(|| BenchError::Workload("the daemon closed its control socket".to_owned()))?
+        .context(|| "read from the daemon".to_owned())?;
+    let status: Value = serde_json::from_str(&line)
+        .map_err(std::io::Error::from)
+        .context(|| "the daemon's status".to_owned())?;
+    Ok(file_systems(&status))
+}

@@ -1,0 +1,98 @@
+//! How large each workload is: the paper's sizes, or a small part of them.
+
+use serde::{Deserialize, Serialize};
+
+/// The guest's disk (Table II).
+pub const DISK_BYTES: u64 = 4 << 30;
+/// The guest's memory (Table II).
+pub const GUEST_MIB: u32 = 128;
+/// What the host may hold of a modelled device in dirty pages. The paper's guests wrote to partitions, past any host
+/// cache; a daemon under `guest-crash` writes to the page cache, which on a machine with much memory would take a
+/// whole workload in and show no device at all.
+pub const HOST_DIRTY_BYTES: u64 = 16 << 20;
+
+/// Sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scale {
+    /// `quick` or `full`: results of one scale are never mixed with the other's.
+    pub name: String,
+    /// seq_write's file, in MiB.
+    pub seq_write_mib: u64,
+    /// rnd_write's file, in MiB.
+    pub rnd_file_mib: u64,
+    /// How much rnd_write writes, in MiB.
+    pub rnd_write_mib: u64,
+    /// file_delete's files.
+    pub delete_files: u64,
+    /// file_delete's directories.
+    pub delete_directories: u64,
+    /// postmark's files at the start.
+    pub postmark_files: u32,
+    /// postmark's directories.
+    pub postmark_directories: u32,
+    /// postmark's transactions.
+    pub postmark_transactions: u32,
+    /// Files of the source tree that is unpacked.
+    pub untar_files: usize,
+    /// What of the kernel is built: make's target.
+    pub build_target: String,
+}
+
+impl Scale {
+    /// The paper's.
+    pub fn full() -> Scale {
+        Scale {
+            name: "full".to_owned(),
+            seq_write_mib: 600,
+            rnd_file_mib: 512,
+            rnd_write_mib: 128,
+            delete_files: 40_000,
+            delete_directories: 100,
+            postmark_files: 10_000,
+            postmark_directories: 200,
+            postmark_transactions: 25_000,
+            untar_files: 17_090,
+            build_target: "linux".to_owned(),
+        }
+    }
+
+    /// Ten to twenty seconds a cell. Much smaller ones would not leave the guest's and the host's memory.
+    pub fn quick() -> Scale {
+        Scale {
+            name: "quick".to_owned(),
+            seq_write_mib: 200,
+            rnd_file_mib: 256,
+            rnd_write_mib: 48,
+            delete_files: 8000,
+            delete_directories: 20,
+            postmark_files: 4000,
+            postmark_directories: 80,
+            postmark_transactions: 10_000,
+            untar_files: 5000,
+            build_target: "kernel/time/".to_owned(),
+        }
+    }
+
+    /// One sentence for every table's heading.
+    pub fn note(&self) -> String {
+        let what = format!(
+            "seq_write {} MiB, rnd_write {} of {} MiB, file_delete {} files, postmark {} files and {} transactions, \
+             untar {} files, build `{}`",
+            self.seq_write_mib,
+            self.rnd_write_mib,
+            self.rnd_file_mib,
+            self.delete_files,
+            self.postmark_files,
+            self.postmark_transactions,
+            self.untar_files,
+            self.build_target
+        );
+        if self.name == "quick" {
+            format!(
+                "**`--quick`: sizes are scaled down** ({what}); the paper's figures are of its full sizes."
+            )
+        } else {
+            format!("The paper's sizes: {what}.")
+        }
+    }
+}

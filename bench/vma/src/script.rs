@@ -1,0 +1,143 @@
+//! The shell that runs inside the guest.
+//!
+//! ```text
+//!   run:      mount ─► set up ─► drop caches ─► "ready" ─► host ─► work ─► "end" ─► host ─► sync ─► unmount ─► "done"
+//!   recover:  "ready" ─► host ─► mount (the kernel replays what there is) ─► "mounted" ─► host ─► unmount ─► "done"
+//! ```
+//! Each report carries `/sys/block/vda/stat`, the guest's own count of its requests, and jbd2's own figures.
+
+use std::path::Path;
+
+use afterimage_lab::process::quote;
+
+use crate::catalog::{Mode, Setup, Workload, RAM_JOURNAL_MIB};
+use crate::scale::Scale;
+use crate::source::Sources;
+
+const PROLOGUE: &str = r#"
+set -e
+A=$AFTERIMAGE_AGENT
+tell() {
+    j=$(cat /proc/fs/jbd2/*/info 2>/dev/null | tr '\n\t' ';;' || :)
+    "$A" say "{\"bench\":\"$1\",\"stat\":\"$(cat /sys/block/vda/stat)\",\"jbd2\":\"$j\"}"
+}
+# Held open: the kernel forgets what has come when the last user of a serial line closes it.
+exec 5<> "$AFTERIMAGE_REPORT"
+"#;
+
+/// A mount's options.
+fn mount_options(mode: Mode, setup: Setup) -> String {
+    let mut options = vec!["noatime".to_owned()];
+    if let Some(data) = mode.data() {
+        options.push(format!("data={data}"));
+        if let Setup::CommitS(seconds) = setup {
+            options.push(format!("commit={seconds}"));
+        }
+    }
+    options.join(",")
+}
+
+/// Puts a journal on a RAM disk of the guest: the template's file system has none.
+fn ram_journal(setup: Setup) -> String {
+    if setup != Setup::RamJournal {
+        return String::new();
+    }
+    format!(
+        "busybox insmod /usr/lib/uml/modules/$(uname -r)/kernel/drivers/block/brd.ko rd_nr=1 rd_size={}\n\
+         mke2fs -q -F -O journal_dev -b 4096 /dev/ram0\n\
+         tune2fs -J device=/dev/ram0 /dev/vda > /dev/null\n",
+        u64::from(RAM_JOURNAL_MIB) << 10
+    )
+}
+
+/// The script of a guest that works.
+pub fn run_script(workload: Workload, mode: Mode, setup: Setup, scale: &Scale, sources: &Sources) -> String {
+    let (set_up, work) = parts(workload, scale, sources);
+    // The paper's caches are cold; but what file_delete deletes has just been made.
+    let drop = if workload == Workload::FileDelete { "" } else { "\"$A\" drop-caches\n" };
+    format!(
+        "{PROLOGUE}{}mount -t ext4 -o {} /dev/vda /mnt\n{set_up}\n{drop}tell ready\nread -r go <&5\n{work}\ntell end\n\
+         read -r go <&5\n\"$A\" timed sync -- sync\n\"$A\" timed umount -- umount /mnt\ntell done\n",
+        ram_journal(setup),
+        mount_options(mode, setup)
+    )
+}
+
+/// The script of the guest that finds what a killed one has left.
+pub fn recover_script(mode: Mode, setup: Setup) -> String {
+    format!(
+        "{PROLOGUE}tell ready\nread -r go <&5\n\"$A\" timed mount -- mount -t ext4 -o {} /dev/vda /mnt\n\
+         tell mounted\nread -r go <&5\numount /mnt\ntell done\n",
+        mount_options(mode, setup)
+    )
+}
+
+fn parts(workload: Workload, scale: &Scale, sources: &Sources) -> (String, String) {
+    match workload {
+        Workload::SeqWrite => (
+            String::new(),
+            format!("\"$A\" micro append /mnt/file --bytes {} --size 8192", scale.seq_write_mib << 20),
+        ),
+        Workload::RndWrite => (
+            String::new(),
+            format!("\"$A\" micro overwrite /mnt/data --bytes {} --size 4096", scale.rnd_write_mib << 20),
+        ),
+        Workload::FileDelete => {
+            let files = format!("--files {} --directories {}", scale.delete_files, scale.delete_directories);
+            (
+                format!("\"$A\" micro create /mnt/files {files} --median 16384"),
+                format!("\"$A\" micro delete /mnt/files {files} --threads 16"),
+            )
+        }
+        Workload::Postmark => (
+            format!(
+                "mkdir /mnt/mail\nprintf 'set location /mnt/mail\\nset number {}\\nset subdirectories {}\\n\
+                 set transactions {}\\nset seed 42\\nrun\\nquit\\n' > /run/postmark",
+                scale.postmark_files, scale.postmark_directories, scale.postmark_transactions
+            ),
+            "\"$A\" timed postmark -- sh -c 'postmark /run/postmark > /run/postmark.out'".to_owned(),
+        ),
+        Workload::Untar => (
+            "mkdir /mnt/tree".to_owned(),
+            format!("\"$A\" timed untar -- tar -xjf {} -C /mnt/tree", shell(&sources.tarball)),
+        ),
+        Workload::Build => (
+            String::new(),
+            format!(
+                "\"$A\" timed build -- make -s -C {} O=/mnt/build ARCH=um SUBARCH=x86_64 {}",
+                shell(&sources.tree),
+                scale.build_target
+            ),
+        ),
+    }
+}
+
+fn shell(path: &Path) -> String {
+    quote(&path.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_is_shell() {
+        let sources = Sources { tree: "/a b/tree".into(), tarball: "/a b/tree.tar.bz2".into() };
+        let is_shell = |script: &str| {
+            let status = std::process::Command::new("/bin/sh").args(["-n", "-c", script]).status().unwrap();
+            assert!(status.success(), "{script}");
+        };
+        for workload in Workload::ALL {
+            for mode in Mode::ALL {
+                is_shell(&run_script(workload, mode, Setup::RamJournal, &Scale::quick(), &sources));
+            }
+        }
+        is_shell(&recover_script(Mode::Journal, Setup::CommitS(1)));
+    }
+
+    #[test]
+    fn a_file_system_without_a_journal_gets_no_journal_options() {
+        assert_eq!(mount_options(Mode::NoJournal, Setup::CommitS(1)), "noatime");
+        assert_eq!(mount_options(Mode::JournalRetain, Setup::CommitS(1)), "noatime,data=journal,commit=1");
+    }
+}

@@ -1,0 +1,233 @@
+//! Cells as lines with a spread over the rounds, ratios formed within a round, and what the targets make of them.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::catalog::{Device, Kind, Mode, Setup};
+use crate::paper;
+use crate::record::{CellKey, Record, Store};
+
+/// A number with its spread over the rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Median.
+    pub median: f64,
+    /// Least.
+    pub min: f64,
+    /// Most.
+    pub max: f64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+impl Spread {
+    /// Of at least one number.
+    pub fn of(mut values: Vec<f64>) -> Option<Spread> {
+        values.retain(|value| value.is_finite());
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median =
+            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
+        Some(Spread { median, min, max, rounds: values.len() })
+    }
+}
+
+/// Cells by what is the same in every round.
+#[derive(Debug)]
+pub struct Table<'a> {
+    rows: BTreeMap<CellKey, Vec<&'a Record>>,
+}
+
+impl<'a> Table<'a> {
+    /// Of all records of a store.
+    pub fn new(store: &'a Store) -> Table<'a> {
+        let mut rows: BTreeMap<CellKey, Vec<&Record>> = BTreeMap::new();
+        for record in store.records() {
+            rows.entry(record.key.without_round()).or_default().push(record);
+        }
+        Table { rows }
+    }
+
+    /// What there is, in order; the keys have round 0.
+    pub fn keys(&self) -> impl Iterator<Item = &CellKey> {
+        self.rows.keys()
+    }
+
+    /// Whether there is anything.
+    pub fn has(&self, key: &CellKey) -> bool {
+        self.rows.contains_key(key)
+    }
+
+    /// The rounds of one row.
+    pub fn rounds(&self, key: &CellKey) -> &[&'a Record] {
+        self.rows.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    /// A number over the rounds.
+    pub fn spread(&self, key: &CellKey, value: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.rounds(key).iter().filter_map(|record| value(record)).collect())
+    }
+
+    /// A number over that of another row in the same round.
+    pub fn ratio(
+        &self,
+        key: &CellKey,
+        base: &CellKey,
+        value: impl Fn(&Record) -> Option<f64>,
+    ) -> Option<Spread> {
+        let base = self.rounds(base);
+        let ratios = self.rounds(key).iter().filter_map(|record| {
+            let other = base.iter().find(|other| other.key.round == record.key.round)?;
+            Some(value(record)? / value(other)?)
+        });
+        Spread::of(ratios.collect())
+    }
+
+    /// How much less than another row's in the same round, in percent.
+    pub fn gain(
+        &self,
+        key: &CellKey,
+        base: &CellKey,
+        value: impl Fn(&Record) -> Option<f64>,
+    ) -> Option<Spread> {
+        let ratio = self.ratio(key, base, value)?;
+        let percent = |ratio: f64| (1.0 - ratio) * 100.0;
+        Some(Spread {
+            median: percent(ratio.median),
+            min: percent(ratio.max),
+            max: percent(ratio.min),
+            ..ratio
+        })
+    }
+}
+
+/// The work's time, as the program measured it.
+pub fn elapsed(record: &Record) -> Option<f64> {
+    (!record.guests.is_empty()).then(|| record.elapsed_s())
+}
+
+/// The work's time and its sync's.
+pub fn synced(record: &Record) -> Option<f64> {
+    (!record.guests.is_empty()).then(|| record.synced_s())
+}
+
+/// Bytes written to storage.
+pub fn stored(record: &Record) -> Option<f64> {
+    (!record.guests.is_empty()).then_some(record.storage.write_bytes as f64)
+}
+
+/// The recovery's time.
+pub fn recovered(record: &Record) -> Option<f64> {
+    Some(record.recovery?.total_s())
+}
+
+/// The same cell in another mode.
+pub fn with_mode(key: &CellKey, mode: Mode) -> CellKey {
+    CellKey { mode, ..key.clone() }
+}
+
+/// How a target came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// The target in words.
+    pub target: String,
+    /// Where.
+    pub cell: String,
+    /// What was reached.
+    pub reached: Spread,
+    /// What must be reached.
+    pub wanted: f64,
+    /// Whether smaller is better.
+    pub at_most: bool,
+    /// The unit behind both numbers.
+    pub unit: &'static str,
+    /// Whether the median is on the right side.
+    pub met: bool,
+}
+
+fn judge(
+    target: String,
+    key: &CellKey,
+    reached: Option<Spread>,
+    wanted: f64,
+    at_most: bool,
+    unit: &'static str,
+) -> Option<Verdict> {
+    let reached = reached?;
+    let met = if at_most { reached.median <= wanted } else { reached.median >= wanted };
+    Some(Verdict { target, cell: key.path(), reached, wanted, at_most, unit, met })
+}
+
+/// The targets, each where both sides were measured.
+pub fn verdicts(table: &Table<'_>) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for key in table.keys().filter(|key| key.mode == Mode::JournalRetain && key.setup == Setup::Plain) {
+        let journal = with_mode(key, Mode::Journal);
+        match key.kind {
+            Kind::Run => {
+                if key.contract == "guest-crash" {
+                    verdicts.extend(judge(
+                        "bytes stored ≤ 1.03 × bound A".to_owned(),
+                        key,
+                        table.ratio(key, &with_mode(key, Mode::JournalDrop), stored),
+                        1.03,
+                        true,
+                        "×",
+                    ));
+                }
+                if key.device != Device::Hdd15k || key.contract != "guest-crash" {
+                    continue;
+                }
+                if let Some((gain, _)) = paper::gain_over_journal(key.workload) {
+                    verdicts.extend(judge(
+                        format!("time at least {gain} % below journal (the paper's)"),
+                        key,
+                        table.gain(key, &journal, elapsed),
+                        gain,
+                        false,
+                        "%",
+                    ));
+                }
+                verdicts.extend(judge(
+                    "time ≤ 1.10 × ordered".to_owned(),
+                    key,
+                    table.ratio(key, &with_mode(key, Mode::Ordered), elapsed),
+                    1.10,
+                    true,
+                    "×",
+                ));
+            }
+            Kind::KillGuest | Kind::KillBoth => {
+                let base = CellKey { kind: Kind::KillGuest, ..journal };
+                if let Some(gain) = paper::recovery_gain(key.workload) {
+                    verdicts.extend(judge(
+                        format!("recovery at least {gain} % quicker than journal (the paper's)"),
+                        key,
+                        table.gain(key, &base, recovered),
+                        gain,
+                        false,
+                        "%",
+                    ));
+                }
+            }
+        }
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_keeps_its_ends() {
+        assert_eq!(
+            Spread::of(vec![3.0, 1.0, 2.0]),
+            Some(Spread { median: 2.0, min: 1.0, max: 3.0, rounds: 3 })
+        );
+        assert_eq!(Spread::of(vec![1.0, 2.0]).unwrap().median, 1.5);
+        assert_eq!(Spread::of(vec![f64::NAN]), None);
+    }
+}

@@ -1,0 +1,302 @@
+//! The tables, in Markdown that reads well in a terminal too.
+
+mod figures;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use crate::catalog::{Device, Kind, Mode, Setup, Workload};
+use crate::paper;
+use crate::record::{CellKey, Record, Store};
+use crate::scale::Scale;
+use crate::summary::{elapsed, recovered, stored, synced, verdicts, with_mode, Spread, Table, Verdict};
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// Everything that has been measured, with the scale's sentence before every table.
+pub fn all(scale: &Scale, store: &Store, table: &Table<'_>) -> String {
+    let mut text = String::new();
+    let rounds = store.records().map(|record| record.key.round).max().unwrap_or(0);
+    let _ = writeln!(
+        text,
+        "Up to {rounds} interleaved rounds; `a (b–c)` is the median and the spread over the rounds, ratios and percentages \
+         are formed within one round. Times are the mean over the guests of what the programs measured themselves."
+    );
+    let note = scale.note();
+    for scene in scenes(table) {
+        main_table(&mut text, &note, table, &scene);
+    }
+    recovery_table(&mut text, &note, table);
+    figures::memory_table(&mut text, &note, store, table);
+    figures::commit_table(&mut text, &note, table);
+    figures::checkpoint_table(&mut text, &note, table);
+    figures::aged_table(&mut text, &note, table);
+    figures::ram_table(&mut text, &note, table);
+    target_table(&mut text, &note, &verdicts(table));
+    text
+}
+
+/// Plain runs of one device, contract and number of guests: one of the paper's figures after the other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Scene {
+    /// Below the daemons.
+    pub device: Device,
+    /// `--survives`
+    pub contract: String,
+    /// At once.
+    pub guests: u32,
+}
+
+impl Scene {
+    /// One of its cells.
+    pub fn key(&self, workload: Workload, mode: Mode) -> CellKey {
+        CellKey {
+            kind: Kind::Run,
+            device: self.device,
+            guests: self.guests,
+            contract: self.contract.clone(),
+            setup: Setup::Plain,
+            workload,
+            mode,
+            round: 0,
+        }
+    }
+
+    /// For headings.
+    pub fn title(&self) -> String {
+        let guests = if self.guests == 1 { "1 guest".to_owned() } else { format!("{} guests", self.guests) };
+        format!("{guests} on `{}`, `{}`", self.device.name(), self.contract)
+    }
+}
+
+/// The scenes that have plain runs.
+pub fn scenes(table: &Table<'_>) -> Vec<Scene> {
+    let scenes: BTreeSet<Scene> = table
+        .keys()
+        .filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain)
+        .map(|key| Scene { device: key.device, contract: key.contract.clone(), guests: key.guests })
+        .collect();
+    scenes.into_iter().collect()
+}
+
+fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
+    let mut rows = Vec::new();
+    for workload in Workload::ALL {
+        for mode in Mode::ALL {
+            let key = scene.key(workload, mode);
+            if !table.has(&key) {
+                continue;
+            }
+            let journal = with_mode(&key, Mode::Journal);
+            let value = |value: fn(&Record) -> f64| table.spread(&key, |record| Some(value(record)));
+            let bound = mode.bound_a().and_then(|bound| table.ratio(&key, &with_mode(&key, bound), stored));
+            rows.push(vec![
+                workload.name().to_owned(),
+                mode.title().to_owned(),
+                show(table.spread(&key, elapsed)),
+                show(table.spread(&key, synced)),
+                if mode == Mode::Journal {
+                    "–".to_owned()
+                } else {
+                    percent(table.gain(&key, &journal, elapsed))
+                },
+                show(table.ratio(&key, &with_mode(&key, Mode::Ordered), elapsed)),
+                median(table.spread(&key, |record| Some(stored(record)? / MIB))),
+                if mode == Mode::Journal {
+                    "–".to_owned()
+                } else {
+                    percent(table.gain(&key, &journal, stored))
+                },
+                show(bound),
+                count(value(|record| record.storage.writes as f64)),
+                count(value(|record| record.storage.flushes as f64)),
+                median(value(|record| record.guest_cpu_s)),
+                median(value(|record| record.daemon_cpu_s)),
+                if mode == Mode::JournalRetain { paper::words(workload).to_owned() } else { String::new() },
+            ]);
+        }
+    }
+    let _ = writeln!(
+        text,
+        "\n### {}\n\nThe device: {}. {note} Bytes, write requests and flushes are those that reached storage from the \
+         begin of the work until everything was on the device{}; processor seconds are all guests' and all daemons' \
+         during the work.\n",
+        scene.title(),
+        scene.device.description(),
+        if scene.device.is_model() { ", counted below the host's page cache" } else { ", as the daemons count them" }
+    );
+    write_table(
+        text,
+        &[
+            "workload",
+            "mode",
+            "time s",
+            "with sync s",
+            "less than journal",
+            "× ordered",
+            "MiB stored",
+            "less than journal",
+            "× bound A",
+            "writes",
+            "flushes",
+            "guest CPU s",
+            "daemon CPU s",
+            "the paper, VMA",
+        ],
+        rows,
+    );
+}
+
+fn recovery_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let keys = table.keys().filter(|key| key.kind != Kind::Run);
+    let rows: Vec<Vec<String>> = keys
+        .map(|key| {
+            let part = |value: fn(&crate::record::Recovery) -> f64| {
+                median(table.spread(key, |record| record.recovery.as_ref().map(value)))
+            };
+            let base = CellKey { kind: Kind::KillGuest, ..with_mode(key, Mode::Journal) };
+            let clean = table.rounds(key).iter().all(|record| record.recovery.is_some_and(|r| r.clean));
+            let said = paper::recovery(key.workload, key.mode);
+            vec![
+                key.device.name().to_owned(),
+                key.workload.name().to_owned(),
+                key.mode.title().to_owned(),
+                match key.kind {
+                    Kind::KillBoth => "guest and daemon",
+                    _ => "guest",
+                }
+                .to_owned(),
+                show(table.spread(key, recovered)),
+                if *key == base { "–".to_owned() } else { percent(table.gain(key, &base, recovered)) },
+                part(|r| r.daemon_s + r.settle_s),
+                part(|r| r.mount_s + r.settle_mount_s),
+                part(|r| r.traffic_bytes() as f64 / MIB),
+                part(|r| (r.daemon_io.read_bytes + r.mount_io.read_bytes) as f64 / MIB),
+                if clean { "yes" } else { "**no**" }.to_owned(),
+                said.map_or("–".to_owned(), |(seconds, mb)| format!("{seconds} s, {mb} MB")),
+            ]
+        })
+        .collect();
+    section(
+        text,
+        "Table III: recovery after a kill at half of the work's time",
+        &format!(
+            "{note} From the kill to a mounted file system whose repaired state is on the device: the daemon's part (what \
+             it retained goes home, and to the device), then the next guest's mount with the kernel's own replay (and that \
+             to the device). The host's page cache was written out and dropped before the kill."
+        ),
+        &[
+            "device",
+            "workload",
+            "mode",
+            "killed",
+            "recovery s",
+            "less than journal",
+            "daemon s",
+            "mount s",
+            "MiB moved",
+            "of it read",
+            "e2fsck clean",
+            "the paper",
+        ],
+        rows,
+    );
+}
+
+fn target_table(text: &mut String, note: &str, verdicts: &[Verdict]) {
+    let rows = verdicts.iter().map(|verdict| {
+        vec![
+            verdict.target.clone(),
+            verdict.cell.clone(),
+            format!("{} {}", show(Some(verdict.reached)), verdict.unit),
+            format!("{} {} {}", if verdict.at_most { "≤" } else { "≥" }, verdict.wanted, verdict.unit),
+            if verdict.met { "met" } else { "**missed**" }.to_owned(),
+        ]
+    });
+    section(text, "Targets", note, &["target", "cell", "reached", "wanted", ""], rows.collect());
+}
+
+/// Each group's plain cell before its own.
+fn section(text: &mut String, title: &str, words: &str, heads: &[&str], rows: Vec<Vec<String>>) {
+    if rows.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n### {title}\n\n{words}\n");
+    write_table(text, heads, rows);
+}
+
+/// A Markdown table whose columns are aligned for reading as text.
+fn write_table(text: &mut String, heads: &[&str], rows: Vec<Vec<String>>) {
+    let mut all = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
+    all.extend(rows);
+    let widths: Vec<usize> =
+        (0..heads.len()).map(|at| all.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+    for (index, row) in all.iter().enumerate() {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+        if index == 0 {
+            let dashes: Vec<String> = widths.iter().map(|width| "-".repeat((*width).max(3))).collect();
+            let _ = writeln!(text, "| {} |", dashes.join(" | "));
+        }
+    }
+}
+
+fn show(spread: Option<Spread>) -> String {
+    match spread {
+        None => "–".to_owned(),
+        Some(Spread { median, rounds: 1, .. }) => number(median),
+        Some(s) => format!("{} ({}–{})", number(s.median), number(s.min), number(s.max)),
+    }
+}
+
+fn percent(spread: Option<Spread>) -> String {
+    match spread {
+        None => "–".to_owned(),
+        Some(Spread { median, rounds: 1, .. }) => format!("{median:.1} %"),
+        Some(s) => format!("{:.1} % ({:.1}–{:.1})", s.median, s.min, s.max),
+    }
+}
+
+fn median(spread: Option<Spread>) -> String {
+    spread.map_or("–".to_owned(), |s| number(s.median))
+}
+
+fn count(spread: Option<Spread>) -> String {
+    spread.map_or("–".to_owned(), |s| format!("{:.0}", s.median))
+}
+
+/// Three significant digits, without exponents.
+fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        v if v >= 100.0 || v == 0.0 => 0,
+        v if v >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(
+            [number(1234.5), number(12.34), number(1.234), number(0.1234), number(0.0)],
+            ["1234", "12.3", "1.23", "0.12", "0"]
+        );
+        let spread = Spread { median: 1.0, min: 0.5, max: 2.0, rounds: 3 };
+        assert_eq!(show(Some(spread)), "1.00 (0.50–2.00)");
+        assert_eq!(percent(Some(Spread { rounds: 1, ..spread })), "1.0 %");
+    }
+
+    #[test]
+    fn tables_are_aligned_and_empty_ones_left_out() {
+        let mut text = String::new();
+        write_table(&mut text, &["a", "bbb"], vec![vec!["µµµ".to_owned(), "1".to_owned()]]);
+        assert_eq!(text, "| a   | bbb |\n| --- | --- |\n| µµµ | 1   |\n");
+        section(&mut text, "title", "words", &["a"], Vec::new());
+        assert!(!text.contains("title"));
+    }
+}

@@ -1,0 +1,244 @@
+//! The tables of single figures: commits, checkpoints, aged disks, RAM-disk journals, memory.
+
+use std::collections::BTreeSet;
+
+use super::{count, median, number, percent, section, show, MIB};
+use crate::catalog::{Kind, Mode, Setup, Workload, JOURNAL_MIB};
+use crate::memory::{counter, moments, peak};
+use crate::paper;
+use crate::record::{CellKey, Store};
+use crate::summary::{elapsed, stored, with_mode, Table};
+
+pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: &Table<'_>) {
+    let mut rows = Vec::new();
+    for key in table.keys().filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain) {
+        for record in table.rounds(key) {
+            // A file that can not be read is as good as none here: the cell itself was read.
+            let moments = moments(&store.samples(&record.key).unwrap_or_default());
+            if moments.is_empty() {
+                continue;
+            }
+            let counted = |name: &str| {
+                counter(&record.file_systems, name).map_or("–".to_owned(), |number| number.to_string())
+            };
+            rows.push(vec![
+                key.device.name().to_owned(),
+                key.workload.name().to_owned(),
+                key.mode.title().to_owned(),
+                record.key.round.to_string(),
+                number(peak(&moments, |m| m.information_bytes) / 1024.0),
+                number(peak(&moments, |m| m.data_bytes) / MIB),
+                moments.len().to_string(),
+                counted("journal_commits"),
+                counted("releases"),
+                counted("checkpoints"),
+                counted("journal_truncations"),
+                counted("page_writebacks"),
+            ]);
+        }
+    }
+    section(
+        text,
+        "Fig. 17: what is retained",
+        &format!(
+            "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report.",
+            paper::FIG17
+        ),
+        &[
+            "device",
+            "workload",
+            "mode",
+            "round",
+            "information KiB, peak",
+            "data MiB, peak",
+            "samples",
+            "commits",
+            "releases",
+            "checkpoints",
+            "tail moves",
+            "home writes",
+        ],
+        rows,
+    );
+}
+
+pub(super) fn commit_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let small = |setup: Setup| matches!(setup, Setup::JournalMib(mib) if mib <= 512);
+    let keys = runs(table, |key| {
+        key.guests == 1
+            && matches!(key.workload, Workload::Postmark | Workload::Untar)
+            && matches!(key.mode, Mode::Journal | Mode::JournalRetain)
+            && (small(key.setup) || matches!(key.setup, Setup::CommitS(_)))
+    });
+    let with_bases = with_plain(&keys);
+    let rows = with_bases.iter().filter(|key| table.has(key)).map(|key| {
+        let jbd2 = |value: fn(&crate::record::Jbd2) -> f64| {
+            count(table.spread(key, |record| record.guests.first()?.jbd2.as_ref().map(value)))
+        };
+        let mts = match key.setup {
+            Setup::CommitS(_) => "32".to_owned(),
+            setup => (setup.journal_mib() / 4).to_string(),
+        };
+        vec![
+            key.device.name().to_owned(),
+            key.workload.name().to_owned(),
+            key.mode.title().to_owned(),
+            mts,
+            if let Setup::CommitS(seconds) = key.setup { seconds.to_string() } else { "5".to_owned() },
+            show(table.spread(key, elapsed)),
+            show(table.ratio(key, &plain(key), elapsed)),
+            median(table.spread(key, |record| Some(stored(record)? / MIB))),
+            jbd2(|j| j.transactions as f64),
+            jbd2(|j| j.logged_blocks),
+        ]
+    });
+    section(
+        text,
+        "Fig. 12: the size of a commit",
+        &format!(
+            "{note} jbd2's largest transaction is a quarter of the journal, which is the paper's MTS: journals of 16 to 512 \
+             MiB, and `commit=` intervals. The paper: {}.",
+            paper::FIG12
+        ),
+        &[
+            "device",
+            "workload",
+            "mode",
+            "MTS MiB",
+            "commit s",
+            "time s",
+            "× MTS 32 MiB",
+            "MiB stored",
+            "transactions",
+            "blocks each",
+        ],
+        rows.collect(),
+    );
+}
+
+pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let large = Setup::JournalMib(1024);
+    let keys = runs(table, |key| key.setup == large);
+    let rows = keys.iter().map(|key| {
+        let base = plain(key);
+        let counted = |name: &'static str| {
+            count(table.spread(&base, |record| counter(&record.file_systems, name).map(|n| n as f64)))
+        };
+        // Of the time with the ordinary journal, as the paper normalises.
+        let cost = table.gain(key, &base, elapsed);
+        vec![
+            key.device.name().to_owned(),
+            key.guests.to_string(),
+            key.workload.name().to_owned(),
+            key.mode.title().to_owned(),
+            show(table.spread(&base, elapsed)),
+            show(table.spread(key, elapsed)),
+            percent(cost),
+            counted("journal_truncations"),
+            counted("checkpoints"),
+        ]
+    });
+    section(
+        text,
+        "Fig. 14: the cost of checkpoints",
+        &format!(
+            "{note} Time with a journal of {JOURNAL_MIB} MiB against one of 1 GiB, in which none is needed. Counts are the \
+             first daemon's, where it looks into the journal. The paper: {}.",
+            paper::FIG14
+        ),
+        &[
+            "device",
+            "guests",
+            "workload",
+            "mode",
+            "128 MiB: s",
+            "1 GiB: s",
+            "cost",
+            "tail moves by the guest",
+            "checkpoints by the daemon",
+        ],
+        rows.collect(),
+    );
+}
+
+pub(super) fn aged_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let keys = runs(table, |key| key.setup == Setup::Aged);
+    let rows = keys.iter().map(|key| {
+        let journal = with_mode(key, Mode::Journal);
+        vec![
+            key.device.name().to_owned(),
+            key.guests.to_string(),
+            key.workload.name().to_owned(),
+            key.mode.title().to_owned(),
+            show(table.spread(&plain(key), elapsed)),
+            show(table.spread(key, elapsed)),
+            show(table.ratio(key, &plain(key), elapsed)),
+            percent(table.gain(&plain(key), &plain(&journal), elapsed)),
+            percent(table.gain(key, &journal, elapsed)),
+        ]
+    });
+    section(
+        text,
+        "Fig. 15: disks that are 77 % full and fragmented",
+        &format!("{note} The paper: {}.", paper::FIG15),
+        &[
+            "device",
+            "guests",
+            "workload",
+            "mode",
+            "empty: s",
+            "aged: s",
+            "aged/empty",
+            "empty: less than journal",
+            "aged: less than journal",
+        ],
+        rows.collect(),
+    );
+}
+
+pub(super) fn ram_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let keys = runs(table, |key| key.setup == Setup::RamJournal);
+    let rows = keys.iter().map(|key| {
+        let retained = with_mode(&plain(key), Mode::JournalRetain);
+        vec![
+            key.device.name().to_owned(),
+            key.guests.to_string(),
+            key.workload.name().to_owned(),
+            show(table.spread(&plain(key), elapsed)),
+            show(table.spread(key, elapsed)),
+            show(table.spread(&retained, elapsed)),
+            show(table.ratio(key, &retained, elapsed)),
+            show(table.ratio(key, &plain(key), elapsed)),
+            paper::ram_journal(key.workload).to_owned(),
+        ]
+    });
+    section(
+        text,
+        "Fig. 16: the journal on a RAM disk in the guest",
+        &format!("{note} A RAM disk of 40 MiB, taken from the guest's 128 MiB, holds the journal."),
+        &[
+            "device",
+            "guests",
+            "workload",
+            "journal on disk s",
+            "on RAM disk s",
+            "retained s",
+            "RAM disk × retained",
+            "RAM disk × on disk",
+            "the paper on the RAM disk",
+        ],
+        rows.collect(),
+    );
+}
+
+fn plain(key: &CellKey) -> CellKey {
+    CellKey { setup: Setup::Plain, ..key.clone() }
+}
+
+fn runs(table: &Table<'_>, wanted: impl Fn(&CellKey) -> bool) -> Vec<CellKey> {
+    table.keys().filter(|key| key.kind == Kind::Run && wanted(key)).cloned().collect()
+}
+
+fn with_plain(keys: &[CellKey]) -> BTreeSet<CellKey> {
+    keys.iter().flat_map(|key| [plain(key), key.clone()]).collect()
+}
