@@ -5,9 +5,14 @@
 //!                                                            ─► its extents ─► journal superblock
 //! ```
 //!
-//! Whole-disk and partition-table offsets only. Every checksum that the file system has is verified. What is sound but
-//! not handled is [`Found::Passthrough`], with a sentence for `status`. Layouts are documented in the kernel's
-//! `Documentation/filesystems/ext4/` (superblock, group descriptors, inodes, extents, journal).
+//! Whole-disk and partition-table offsets only. Every checksum that the file system has is verified, and the journal must
+//! bear the file system's UUID. What is sound but not handled is [`Found::Passthrough`], with a sentence for `status`.
+//! Layouts are documented in the kernel's `Documentation/filesystems/ext4/` (superblock, group descriptors, inodes,
+//! extents, journal).
+//!
+//! **What may change without a new look**: counts, times, labels, mount counts, state, errors, the orphan list, checksums;
+//! the bit that says that the journal needs recovery; the file system's size ([`Layout::blocks`]), which an online
+//! `resize2fs` changes while all of the journal stays where it is. Everything else is in [`Layout::watched`].
 
 use afterimage_block::{BlockError, Sector};
 
@@ -27,7 +32,10 @@ mod volume;
 
 /// Something that sectors can be read from.
 pub trait Source {
-    /// Fills `buf`, whose length is a multiple of 512, from `sector` on.
+    /// Fills `buf`, whose length is a multiple of 512, from `sector` on. Nothing outside the disk is ever asked for.
+    ///
+    /// # Errors
+    /// The disk cannot be read.
     fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError>;
 }
 
@@ -91,12 +99,12 @@ pub struct Layout {
     pub start: Sector,
     /// Its UUID.
     pub uuid: [u8; 16],
-    /// Its size in blocks.
+    /// Its size in blocks, when it was looked at.
     pub blocks: u64,
     /// The journal's blocks in order, from [`AreaBlock`] 0 on, without holes.
     pub journal: Vec<AreaExtent>,
-    /// The journal inode's slot in the inode table, the extent tree's blocks, the fixed fields of the superblock (not
-    /// those that change in ordinary use: free counts, times, mount counts, state, errors, orphans, checksums).
+    /// The fixed fields of the superblock, of the group descriptor that locates the journal's inode, of that inode, and
+    /// the blocks of its extent tree. Not those that change in ordinary use.
     pub watched: Vec<Watched>,
 }
 
