@@ -43,12 +43,12 @@ fn step(seed: u64, number: u64) -> Step {
     let volume = rng.random_range(0..2);
     let block = rng.random_range(0..140);
     match rng.random_range(0..1000) {
-        0..=699 => Step::Store(volume, block),
-        700..=849 => Step::Remove(volume, block),
-        850..=919 => Step::Overwritten(volume, block, rng.random_bool(0.5)),
-        920..=949 => Step::Record(volume),
-        950..=979 => Step::Tail(volume),
-        980..=989 => Step::Clear(volume),
+        0..=799 => Step::Store(volume, block),
+        800..=859 => Step::Remove(volume, block),
+        860..=899 => Step::Overwritten(volume, block, rng.random_bool(0.5)),
+        900..=929 => Step::Record(volume),
+        930..=959 => Step::Tail(volume),
+        960..=998 => Step::Clear(volume),
         _ => Step::Trim(rng.random_range(0..50) * 4096),
     }
 }
