@@ -14,7 +14,7 @@ fn main() -> ExitCode {
         return inside(Path::new(&folder));
     }
     let dir = tempfile::tempdir().expect("a folder");
-    for name in ["image", "log/x", "sockets/s", "secret"] {
+    for name in ["image", "log/x", "arena/a", "sockets/s", "secret"] {
         let path = dir.path().join(name);
         fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
         fs::write(path, "data").expect("a file");
@@ -34,6 +34,7 @@ fn inside(folder: &Path) -> ExitCode {
     let needs = FileNeeds {
         files: vec![folder.join("image")],
         log_folders: vec![folder.join("log")],
+        arena_folders: vec![folder.join("arena")],
         socket_folders: vec![folder.join("sockets")],
     };
     match restrict_files(&needs) {
@@ -47,6 +48,8 @@ fn inside(folder: &Path) -> ExitCode {
             check("a log comes", fs::write(folder.join("log/new"), "x").is_ok());
             check("a log is renamed", fs::rename(folder.join("log/new"), folder.join("log/y")).is_ok());
             check("a log goes", fs::remove_file(folder.join("log/y")).is_ok());
+            check("no file is made beside arenas", fs::write(folder.join("arena/new"), "x").is_err());
+            check("an arena goes", fs::remove_file(folder.join("arena/a")).is_ok());
             check("a socket file goes", fs::remove_file(folder.join("sockets/s")).is_ok());
             check("what was open stays open", std::io::read_to_string(&open_before).is_ok());
             check("another file is not read", fs::read(folder.join("secret")).is_err());

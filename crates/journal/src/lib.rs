@@ -13,10 +13,12 @@ pub mod arena;
 pub mod area;
 pub mod disk;
 mod error;
+pub mod group;
 mod ids;
 pub mod layout;
 pub mod log;
 pub mod retain;
+pub mod state_file;
 mod status;
 
 pub use disk::RetainDisk;

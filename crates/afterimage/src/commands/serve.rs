@@ -20,6 +20,9 @@ use crate::serve::settings::Settings;
 ///
 /// guest-crash: death of guest, VMM and daemon; after a power cut the disk is undefined.
 ///
+/// With --journal retain, what an ext4 file system writes to its journal stays in host memory that outlives guest, VMM and
+/// daemon, and what it commits is brought home: full data journaling without journal writes.
+///
 /// All disks of one process form one consistency group: they are ordered against each other, also by a power cut.
 /// Disks of different processes are not.
 #[derive(clap::Args, Debug, Default)]
@@ -48,6 +51,22 @@ pub struct Args {
     /// Where power-window's redo log stands [default: FILE.aflog beside the first image]
     #[arg(long, value_name = "PATH")]
     pub log: Option<PathBuf>,
+    /// What becomes of the guest's ext4 journals: passthrough, or retain (kept in host memory, never written to
+    /// storage; needs guest-crash or power-window) [default: passthrough]
+    #[arg(long, value_name = "MODE")]
+    pub journal: Option<String>,
+    /// Bound of the journal content that is retained, all disks together [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    pub retain_max: Option<String>,
+    /// Folder for the memory that outlives the daemon, on a tmpfs [default: /dev/shm]
+    #[arg(long, value_name = "FOLDER")]
+    pub arena: Option<PathBuf>,
+    /// Go on where retained journals are gone: what the guest had committed and not written home is given up
+    #[arg(long)]
+    pub accept_loss: bool,
+    /// Make everything durable whenever the guest truncates its journal (vDrive's vflush; slower)
+    #[arg(long)]
+    pub vflush_at_truncation: bool,
     /// Read settings from a TOML file; the command line wins
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -94,6 +113,9 @@ Examples:
   Two disks of one guest, flushes that do not wait for the device, at most 50 ms of acknowledgements at risk:
     afterimage serve --survives power-window=50ms --control /tmp/ctl.sock \\
       --disk root.img,socket=/tmp/root.sock --disk journal.img,socket=/tmp/journal.sock
+
+  Full data journaling without journal writes, for a guest whose ext4 is mounted with data=journal:
+    afterimage serve --survives guest-crash --journal retain --disk disk.img,socket=/tmp/disk.sock
 
   As QEMU's conventions have it:
     afterimage serve --blk-file disk.img --socket-path /tmp/disk.sock

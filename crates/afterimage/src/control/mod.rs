@@ -10,6 +10,7 @@
 
 pub mod client;
 pub mod protocol;
+pub mod retained;
 pub mod server;
 
 pub use protocol::{parse_request, Request, RequestError, LINE_BYTES_MAX};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::retained::{ArenaStatus, FileSystemStatus};
 use crate::sandbox::SandboxReport;
 
 /// Longest request line in bytes, without its newline.
@@ -161,6 +162,8 @@ pub struct StatusAnswer {
     pub contract: String,
     /// The promise and its loss bound, in one sentence.
     pub promise: String,
+    /// What becomes of the guest's journals: `passthrough` or `retain`.
+    pub journal: String,
     /// The newest completed request, up to which everything survives a power cut, and up to which it is home.
     pub sequence: SequenceStatus,
     /// Age of the oldest acknowledged flush that is not durable, in seconds.
@@ -251,6 +254,10 @@ pub struct DiskStatus {
     pub requests: Vec<OperationStatus>,
     /// What reached the image file.
     pub storage: StorageStatus,
+    /// The memory of its retained journals; `None` where they are passed through.
+    pub arena: Option<ArenaStatus>,
+    /// The file systems found on it; none where journals are passed through.
+    pub file_systems: Vec<FileSystemStatus>,
     /// The first failure.
     pub failure: Option<String>,
 }

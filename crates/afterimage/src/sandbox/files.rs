@@ -14,6 +14,8 @@ pub struct FileNeeds {
     pub files: Vec<PathBuf>,
     /// Folders in which the log and its side files are created, renamed, synced and removed.
     pub log_folders: Vec<PathBuf>,
+    /// Folders in which the memory of retained journals is removed, at the end or where an earlier one is of no use.
+    pub arena_folders: Vec<PathBuf>,
     /// Folders in which a socket file is removed at the end.
     pub socket_folders: Vec<PathBuf>,
 }
@@ -55,6 +57,7 @@ fn apply(needs: &FileNeeds) -> Result<landlock::RestrictionStatus, landlock::Rul
         | AccessFs::ReadDir
         | AccessFs::MakeReg
         | AccessFs::RemoveFile;
+    let arena_access: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::RemoveFile;
     let socket_access: BitFlags<AccessFs> = AccessFs::RemoveFile.into();
     // Thread counts and memory limits are read from here by the standard library and the allocator.
     let system: [(&Path, BitFlags<AccessFs>); 2] = [
@@ -66,6 +69,7 @@ fn apply(needs: &FileNeeds) -> Result<landlock::RestrictionStatus, landlock::Rul
         .iter()
         .map(|p| (p.as_path(), file_access))
         .chain(needs.log_folders.iter().map(|p| (p.as_path(), log_access)))
+        .chain(needs.arena_folders.iter().map(|p| (p.as_path(), arena_access)))
         .chain(needs.socket_folders.iter().map(|p| (p.as_path(), socket_access)))
         .chain(system);
     for (path, access) in wanted {

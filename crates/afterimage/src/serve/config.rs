@@ -26,6 +26,18 @@ pub struct Config {
     pub log_max: Option<String>,
     /// `--log`
     pub log: Option<PathBuf>,
+    /// `--journal`
+    pub journal: Option<String>,
+    /// `--retain-max`
+    pub retain_max: Option<String>,
+    /// `--arena`
+    pub arena: Option<PathBuf>,
+    /// `--accept-loss`
+    #[serde(default)]
+    pub accept_loss: bool,
+    /// `--vflush-at-truncation`
+    #[serde(default)]
+    pub vflush_at_truncation: bool,
     /// `--control`
     pub control: Option<PathBuf>,
     /// `--metrics`
@@ -144,6 +156,11 @@ mod tests {
 survives = "power-window=50ms"
 queues = 2
 log-max = "1G"
+journal = "retain"
+retain-max = "1G"
+arena = "/tmp"
+accept-loss = true
+vflush-at-truncation = true
 control = "/run/c.sock"
 [[disk]]
 file = "/a.img"
@@ -158,6 +175,10 @@ direct = "off"
         )
         .unwrap();
         assert_eq!(config.survives.as_deref(), Some("power-window=50ms"));
+        assert_eq!(config.journal.as_deref(), Some("retain"));
+        assert_eq!(config.retain_max.as_deref(), Some("1G"));
+        assert_eq!(config.arena.as_deref(), Some(Path::new("/tmp")));
+        assert!(config.accept_loss && config.vflush_at_truncation);
         assert_eq!(config.disk.len(), 2);
         let spec = DiskSpec::from(config.disk[1].clone());
         assert!(spec.read_only);

@@ -10,7 +10,9 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afterimage_block::Disk;
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
+use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainGroup};
 use afterimage_order::{Closing, Contract, Group, GroupOptions};
 use afterimage_store::{ImageStore, OpenOptions};
 use serde::Serialize;
@@ -53,6 +55,7 @@ struct Ready<'a> {
     pid: u32,
     contract: String,
     promise: &'a str,
+    journal: &'static str,
     disks: Vec<ReadyDisk>,
     control: Option<&'a Path>,
     metrics: Option<String>,
@@ -91,8 +94,15 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let images = open_images(settings)?;
 
     // The group of `power-window` starts threads, which must be born inside the sandbox.
-    let needs = file_needs(settings, &images);
-    let early = matches!(settings.contract, Contract::PowerWindow { .. });
+    if settings.journal.drop_journal {
+        tracing::error!(
+            "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
+        );
+    }
+    let prepared = prepare_journals(settings, &images)?;
+    let needs = file_needs(settings, &images, &prepared);
+    // So does a group that retains journals; and state files come and go where `power` needs no folder.
+    let early = matches!(settings.contract, Contract::PowerWindow { .. }) || !needs.arena_folders.is_empty();
     let mut sandbox = SandboxReport::off();
     if early {
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
@@ -104,6 +114,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         tap: None,
     };
     let group = Group::open(images.clone(), options).map_err(Failure::failed)?;
+    let group = Arc::new(RetainGroup::open(group, prepared).map_err(Failure::failed)?);
     if !early {
         let later = FileNeeds { socket_folders: needs.socket_folders.clone(), ..FileNeeds::default() };
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
@@ -125,8 +136,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let servers = match start_servers(settings, &disks, doors.disks, keep.as_ref()) {
         Ok(servers) => servers,
         Err(failure) => {
-            // The first failure is the one to report; the log, if any, stays for the next start.
-            drop(group.close());
+            // The first failure is the one to report; what cannot be closed stays for the next start. A guest may
+            // wait for that one.
+            drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
             return Err(failure);
         }
     };
@@ -154,7 +166,11 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         End::HandOver => notifier.tell_reloading(),
         End::Stop(_) | End::GuestsLeft => notifier.tell("STOPPING=1"),
     }
-    let result = close(&daemon, servers);
+    let ending = match end {
+        End::HandOver => Ending::HandOver,
+        End::Stop(_) | End::GuestsLeft => Ending::Close { attached: servers.iter().any(Server::attached) },
+    };
+    let result = close(&daemon, servers, ending);
     if matches!(end, End::HandOver) {
         // The sockets go on living with the next daemon: their files must stay.
         doors.files.into_iter().for_each(SocketFile::leave);
@@ -278,14 +294,30 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
-fn file_needs(settings: &Settings, images: &[Arc<ImageStore>]) -> FileNeeds {
+/// Judges what earlier daemons retained, and makes the memory for what this one will.
+fn prepare_journals(settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Prepared, Failure> {
+    let images: Vec<GroupImage<'_>> = images
+        .iter()
+        .map(|image| GroupImage { path: image.path(), read_only: image.geometry().read_only })
+        .collect();
+    Prepared::new(&images, &settings.contract, settings.journal.clone()).map_err(Failure::failed)
+}
+
+fn file_needs(settings: &Settings, images: &[Arc<ImageStore>], prepared: &Prepared) -> FileNeeds {
     let sockets = settings.disks.iter().filter_map(|d| match &d.socket {
         SocketSpec::Path(path) => Some(path.as_path()),
         SocketSpec::Fd(_) => None,
     });
     FileNeeds {
         files: images.iter().map(|image| image.path().to_owned()).collect(),
-        log_folders: images.iter().map(|i| i.path()).chain(settings.log.as_deref()).map(parent).collect(),
+        log_folders: images
+            .iter()
+            .map(|i| i.path())
+            .chain(settings.log.as_deref())
+            .map(parent)
+            .chain(prepared.state_folders())
+            .collect(),
+        arena_folders: prepared.arena_folders(),
         socket_folders: sockets.chain(settings.control.as_deref()).map(parent).collect(),
     }
 }
@@ -387,13 +419,13 @@ fn wait_for_end(ends: &Receiver<End>, servers: &[Server], ends_with_guests: bool
 }
 
 /// The orderly end: no request in flight, everything home and synced, the log removed.
-fn close(daemon: &Daemon, servers: Vec<Server>) -> Result<(), Failure> {
+fn close(daemon: &Daemon, servers: Vec<Server>, ending: Ending) -> Result<(), Failure> {
     // A paused disk would hold its last requests for ever.
     daemon.group.resume();
     servers.iter().for_each(Server::stop);
     servers.into_iter().for_each(Server::join);
     let failed_before = daemon.group.status().failure;
-    let closing = daemon.group.close_within(CLOSE_LIMIT).map_err(|error| match failed_before {
+    let closing = daemon.group.close_within(CLOSE_LIMIT, ending).map_err(|error| match failed_before {
         Some(reason) => Failure::failed(format!("the disks had stopped taking writes: {reason}")),
         None => Failure::failed(format!("the images could not be closed in order: {error}")),
     })?;
@@ -422,6 +454,7 @@ fn announce(
             pid: std::process::id(),
             contract: daemon.group.status().contract.to_string(),
             promise: &promise,
+            journal: daemon.group.journal(),
             disks: daemon
                 .disks
                 .iter()

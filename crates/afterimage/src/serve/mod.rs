@@ -4,6 +4,7 @@ pub mod cache;
 pub mod config;
 pub mod daemon;
 pub mod disk_spec;
+mod journal;
 pub mod metrics;
 pub mod notify;
 pub mod settings;

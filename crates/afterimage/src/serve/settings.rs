@@ -3,12 +3,14 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
+use afterimage_journal::group::JournalOptions;
 use afterimage_order::{Contract, GroupOptions};
 use afterimage_store::DirectMode;
 
 use super::cache::CacheMode;
 use super::config::{self, Config};
 use super::disk_spec::{default_socket, DiskSpec, SocketSpec};
+use super::journal;
 use crate::commands::serve::Args;
 use crate::failure::Failure;
 use crate::sandbox::SandboxMode;
@@ -36,6 +38,8 @@ pub struct Settings {
     pub log_bytes_max: u64,
     /// Where the redo log stands; `None` means beside the first image.
     pub log: Option<PathBuf>,
+    /// What becomes of the guest's journals.
+    pub journal: JournalOptions,
     /// The control socket.
     pub control: Option<PathBuf>,
     /// Where metrics are served.
@@ -69,10 +73,7 @@ impl Settings {
             Some(path) => config::load(path).map_err(Failure::usage)?,
             None => Config::default(),
         };
-        let place = |flag: &str, from_args: bool| match &args.config {
-            Some(path) if !from_args => format!("{}, {}", path.display(), flag.trim_start_matches('-')),
-            _ => flag.to_owned(),
-        };
+        let place = |flag: &str, from_args: bool| place(args, flag, from_args);
         let cache = pick(&args.cache, &config.cache)
             .map(|(text, cli)| {
                 text.parse::<CacheMode>()
@@ -128,7 +129,9 @@ impl Settings {
             .unwrap_or(SandboxMode::Auto);
         let metrics =
             pick(&args.metrics, &config.metrics).map(|(text, _)| metrics_address(text)).transpose()?;
+        let journal = journal::options(args, &config, contract)?;
         let settings = Self {
+            journal,
             disks: disks(args, config.disk, contract, meaning.map(|m| m.direct))?,
             contract,
             write_cache: meaning_write_cache(cache),
@@ -190,8 +193,16 @@ fn meaning_write_cache(cache: Option<CacheMode>) -> bool {
     cache.is_none_or(|mode| mode.meaning().write_cache)
 }
 
+/// How a setting is called in messages: as the command line spells it, or as the configuration file does.
+pub(super) fn place(args: &Args, flag: &str, from_args: bool) -> String {
+    match &args.config {
+        Some(path) if !from_args => format!("{}, {}", path.display(), flag.trim_start_matches('-')),
+        _ => flag.to_owned(),
+    }
+}
+
 /// The command line's word before the file's, and whether it was the command line's.
-fn pick<'a>(args: &'a Option<String>, config: &'a Option<String>) -> Option<(&'a str, bool)> {
+pub(super) fn pick<'a>(args: &'a Option<String>, config: &'a Option<String>) -> Option<(&'a str, bool)> {
     args.as_deref().map(|text| (text, true)).or(config.as_deref().map(|text| (text, false)))
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use afterimage_block::Disk;
 use afterimage_frontend::{FrontendStats, RequestKind};
-use afterimage_order::Group;
+use afterimage_journal::group::RetainGroup;
 use afterimage_store::ImageStore;
 
 use super::disk_spec::SocketSpec;
@@ -17,8 +17,8 @@ use crate::sandbox::SandboxReport;
 
 /// A running daemon.
 pub struct Daemon {
-    /// The consistency group.
-    pub group: Arc<Group>,
+    /// The consistency group, and what is retained of its guest's journals.
+    pub group: Arc<RetainGroup>,
     /// Its disks.
     pub disks: Vec<ServedDisk>,
     /// What locks the process in.
@@ -66,6 +66,7 @@ impl Daemon {
             uptime_s: self.started.elapsed().as_secs_f64(),
             contract: group.contract.to_string(),
             promise: self.group.promise(),
+            journal: self.group.journal().to_owned(),
             sequence: SequenceStatus {
                 acknowledged: group.acknowledged.0,
                 durable: group.durable.0,
@@ -91,13 +92,18 @@ impl Daemon {
             paused: group.paused,
             sandbox: self.sandbox.clone(),
             kept: self.kept,
-            disks: self.disks.iter().map(ServedDisk::status).collect(),
+            disks: self
+                .disks
+                .iter()
+                .enumerate()
+                .map(|(index, disk)| disk.status(self.group.disk_status(index)))
+                .collect(),
         }
     }
 }
 
 impl ServedDisk {
-    fn status(&self) -> DiskStatus {
+    fn status(&self, retained: Option<afterimage_journal::DiskStatus>) -> DiskStatus {
         let geometry = self.disk.geometry();
         let guest = self.stats.snapshot();
         let storage = self.image.counters().snapshot();
@@ -131,6 +137,8 @@ impl ServedDisk {
                 discards: storage.discards,
                 zeroes: storage.zeroes,
             },
+            arena: retained.as_ref().map(Into::into),
+            file_systems: retained.iter().flat_map(|r| &r.file_systems).map(Into::into).collect(),
             failure: self.disk.health().failure().map(|reason| reason.to_string()),
         }
     }

@@ -1,0 +1,96 @@
+//! Why a group's journals cannot be retained, or given up.
+
+use std::path::PathBuf;
+
+use afterimage_block::BlockError;
+
+use crate::error::JournalError;
+use crate::state_file::StateError;
+
+/// See the variants; each is one sentence for a person.
+#[derive(Debug, thiserror::Error)]
+pub enum RetainError {
+    /// The state file.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The state file is damaged: what it named is not known.
+    #[error(
+        "{source}, so it is not known where the journals of {image} are retained: bring the file back, or give up what \
+         the guest had committed and not written home with --accept-loss",
+        image = .image.display()
+    )]
+    Damaged {
+        /// The image.
+        image: PathBuf,
+        /// What is wrong.
+        source: StateError,
+    },
+    /// The state file was made for another image.
+    #[error(
+        "the state file {path} belongs to another image (inode {inode}, {size_bytes} bytes): {image} is a copy or was \
+         replaced, and what was retained belongs to the other one; remove the file, or use --accept-loss, if {image} is \
+         complete by itself",
+        path = .path.display(), image = .image.display()
+    )]
+    OtherImage {
+        /// The image.
+        image: PathBuf,
+        /// Its state file.
+        path: PathBuf,
+        /// The other image's.
+        inode: u64,
+        /// The other image's.
+        size_bytes: u64,
+    },
+    /// What was retained is gone.
+    #[error(
+        "the retained journals of {image} are lost: {why}, and with them what the guest had committed and not yet written \
+         home since; put a backup in its place, or serve it as it is with --accept-loss and check its file systems",
+        image = .image.display()
+    )]
+    Lost {
+        /// The image.
+        image: PathBuf,
+        /// What became of the arena.
+        why: String,
+    },
+    /// The image is not complete without its arena.
+    #[error(
+        "{image} is not complete: what its guest committed is still retained in {arena}; serve it with --journal retain, \
+         or run `afterimage recover {image}` first",
+        image = .image.display(), arena = .arena.display()
+    )]
+    Retained {
+        /// The image.
+        image: PathBuf,
+        /// The arena.
+        arena: PathBuf,
+    },
+    /// No place for the state file.
+    #[error(
+        "{image} is a block device: its journals cannot be retained, because beside it there is no place for a state file \
+         that outlives a restart; serve it with --journal passthrough, or use an image file",
+        image = .image.display()
+    )]
+    Device {
+        /// The image.
+        image: PathBuf,
+    },
+    /// The arena's folder.
+    #[error("cannot keep arenas in {folder}: {why}; name a folder on a tmpfs with --arena", folder = .folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A thread could not be started.
+    #[error("cannot start the thread that checkpoints retained journals: {0}")]
+    Thread(std::io::Error),
+    /// The arena, or the disk below.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The group.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+}

@@ -1,0 +1,412 @@
+//! A group of disks whose guest's journals are retained: what `serve` opens, asks and closes.
+//!
+//! ```text
+//! images locked ─► Prepared (state files judged, arenas opened) ─► Group::open ─► RetainGroup::open ─► frontends
+//! flush   every disk settled ─► group flushed
+//! pause   every disk holds writes back and is made complete ─► group paused
+//! close   every disk finished ─► group closed ─► state files removed, durably ─► arenas removed
+//! ```
+//!
+//! Outcomes. A daemon that dies, or hands over, leaves state files and arenas: the next one takes them over. After an
+//! orderly end the images are plain raw files, and nothing of this layer is left. With `--journal passthrough` the group
+//! is handed through as it is.
+
+mod error;
+mod prepare;
+mod window;
+
+use std::path::PathBuf;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use afterimage_block::{Disk, SequenceNumber};
+use afterimage_order::{Closing, Contract, Event, Group, GroupStatus};
+
+use crate::arena::{Arena, Budget};
+use crate::disk::RetainDisk;
+use crate::retain::{HomeWriter, Options};
+use crate::state_file::{self, State};
+use crate::status::DiskStatus;
+
+pub use error::RetainError;
+use prepare::PreparedDisk;
+pub use prepare::{GroupImage, Prepared};
+
+/// How often the fill is looked at while it may soon need room.
+const LOOK_OFTEN: Duration = Duration::from_millis(20);
+/// How often otherwise.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long nothing is tried after a checkpoint that made no room.
+const LOOK_IN_VAIN: Duration = Duration::from_millis(500);
+
+/// What is done with the journals of a group's disks.
+#[derive(Clone, Debug)]
+pub struct JournalOptions {
+    /// `--journal retain`; otherwise they are passed through, and the rest counts for nothing but `accept_loss`.
+    pub retain: bool,
+    /// `--retain-max`: bytes of journal content that all disks together may hold.
+    pub retain_bytes_max: u64,
+    /// `--arena`: where arenas are made, on a tmpfs.
+    pub arena_folder: PathBuf,
+    /// `--accept-loss`: go on where an arena is gone.
+    pub accept_loss: bool,
+    /// See [`Options::vflush_at_truncation`].
+    pub vflush_at_truncation: bool,
+    /// See [`Options::drop_journal`].
+    pub drop_journal: bool,
+}
+
+impl JournalOptions {
+    /// Journal content that suits most guests, in bytes: ext4's journals have 4 to 1024 MiB, mostly 64 or 128.
+    pub const RETAIN_DEFAULT_BYTES: u64 = 256 << 20;
+    /// The least that is of use, in bytes.
+    pub const RETAIN_MIN_BYTES: u64 = 1 << 20;
+    /// Where arenas are made unless somebody says otherwise.
+    pub const ARENA_FOLDER: &'static str = "/dev/shm";
+
+    /// Journals are passed through.
+    pub fn passthrough() -> Self {
+        Self {
+            retain: false,
+            retain_bytes_max: Self::RETAIN_DEFAULT_BYTES,
+            arena_folder: Self::ARENA_FOLDER.into(),
+            accept_loss: false,
+            vflush_at_truncation: false,
+            drop_journal: false,
+        }
+    }
+
+    /// As `--journal` spells it.
+    pub fn mode(&self) -> &'static str {
+        match (self.retain, self.drop_journal) {
+            (false, _) => "passthrough",
+            (true, false) => "retain",
+            (true, true) => "drop-for-bench",
+        }
+    }
+}
+
+/// How a group ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// For good. With a guest attached its own recovery must find everything in the journal.
+    Close {
+        /// A guest is attached, and may go on later.
+        attached: bool,
+    },
+    /// Another daemon goes on with the same guest: what is retained stays.
+    HandOver,
+}
+
+/// A disk whose journals are retained.
+struct Member {
+    /// Its position in the group.
+    index: usize,
+    disk: Arc<RetainDisk>,
+    image: PathBuf,
+    state: PathBuf,
+    arena: PathBuf,
+}
+
+#[derive(Default)]
+struct Gate {
+    stop: bool,
+    paused: bool,
+}
+
+struct Shared {
+    members: Vec<Member>,
+    budget: Budget,
+    /// Held while the checkpointing thread works: a pause or an end waits for it.
+    gate: Mutex<Gate>,
+    wake: Condvar,
+}
+
+/// See the module.
+pub struct RetainGroup {
+    group: Arc<Group>,
+    disks: Vec<Arc<dyn Disk>>,
+    shared: Arc<Shared>,
+    options: JournalOptions,
+    contract: Contract,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for RetainGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RetainGroup").field("journal", &self.options.mode()).finish_non_exhaustive()
+    }
+}
+
+impl RetainGroup {
+    /// Goes on with what was prepared, over a group that was opened of the same images in the same order. No guest may
+    /// be served yet.
+    ///
+    /// # Errors
+    /// A state file cannot be written, an image cannot be read, or what was retained cannot be written.
+    pub fn open(group: Arc<Group>, mut prepared: Prepared) -> Result<Self, RetainError> {
+        let contract = group.status().contract;
+        let mut disks = group.disks();
+        let mut members = Vec::new();
+        let mut fresh = Vec::new();
+        for (index, disk) in std::mem::take(&mut prepared.disks).into_iter().enumerate() {
+            let Some(disk) = disk else { continue };
+            let (member, made) = join(&group, index, &disks[index], disk, &prepared.options, &contract)?;
+            disks[index] = Arc::clone(&member.disk) as Arc<dyn Disk>;
+            members.push(member);
+            fresh.push(made);
+        }
+        for path in &prepared.stale {
+            state_file::remove(path)?;
+        }
+        for (path, identity) in &prepared.dead_arenas {
+            let removed = Arena::open(path, Some(*identity)).and_then(Arena::remove_file);
+            if let Err(error) = removed {
+                tracing::warn!(%error, "an arena of no use stays");
+            }
+        }
+        let shared = Arc::new(Shared {
+            members,
+            budget: prepared.budget.clone(),
+            gate: Mutex::default(),
+            wake: Condvar::new(),
+        });
+        let thread = match shared.members.is_empty() {
+            true => None,
+            false => {
+                let shared = Arc::clone(&shared);
+                let thread = std::thread::Builder::new().name("checkpoint".to_owned());
+                Some(thread.spawn(move || shared.keep_room()).map_err(RetainError::Thread)?)
+            }
+        };
+        fresh.iter_mut().for_each(prepare::Fresh::keep);
+        Ok(Self { group, disks, shared, options: prepared.options, contract, thread: Mutex::new(thread) })
+    }
+
+    /// The disks to serve, in the order of the images.
+    pub fn disks(&self) -> Vec<Arc<dyn Disk>> {
+        self.disks.clone()
+    }
+
+    /// As `--journal` spells it.
+    pub fn journal(&self) -> &'static str {
+        self.options.mode()
+    }
+
+    /// The promise in force and its loss bound; what retaining adds to it stands in a sentence of its own.
+    pub fn promise(&self) -> String {
+        let mut promise = self.group.promise();
+        if !self.options.retain {
+            return promise;
+        }
+        promise.push(' ');
+        promise.push_str(match (self.options.drop_journal, self.contract) {
+            (true, _) => {
+                "UNSAFE, for measurements only: journal writes are DROPPED; when the guest dies, what it committed is lost \
+                 and its file systems may be damaged."
+            }
+            (false, Contract::PowerWindow { .. }) => {
+                "Journals are retained: what the guest writes to an ext4 journal stays in host memory, and what it commits \
+                 becomes durable as its recovery would leave it; each committed block is written twice, once to the \
+                 redo log and once home."
+            }
+            (false, _) => {
+                "Journals are retained: what the guest writes to an ext4 journal stays in host memory, which outlives \
+                 guest, VMM and daemon, and what it commits is written once, home."
+            }
+        });
+        promise
+    }
+
+    /// A snapshot of the group.
+    pub fn status(&self) -> GroupStatus {
+        self.group.status()
+    }
+
+    /// A snapshot of what is retained of a disk; `None` where its journals are passed through.
+    pub fn disk_status(&self, index: usize) -> Option<DiskStatus> {
+        self.shared.members.iter().find(|m| m.index == index).map(|m| m.disk.status())
+    }
+
+    /// Makes everything that has completed, and is committed, durable on all disks; returns what is covered.
+    ///
+    /// # Errors
+    /// A disk failed.
+    pub fn flush(&self) -> Result<SequenceNumber, RetainError> {
+        self.settle()?;
+        Ok(self.group.flush()?)
+    }
+
+    /// As [`Group::wait_durable`]. Where nothing happens in the background, what is committed goes home first.
+    ///
+    /// # Errors
+    /// A disk failed.
+    pub fn wait_durable(
+        &self,
+        sequence: SequenceNumber,
+        timeout: Option<Duration>,
+    ) -> Result<bool, RetainError> {
+        if !matches!(self.contract, Contract::PowerWindow { .. }) {
+            self.settle()?;
+        }
+        Ok(self.group.wait_durable(sequence, timeout)?)
+    }
+
+    /// As [`Group::subscribe`].
+    pub fn subscribe(&self) -> Receiver<Event> {
+        self.group.subscribe()
+    }
+
+    /// Holds new writes back and makes the image files complete without the arenas, so that they may be copied: as
+    /// [`Group::pause`], with the guest's journals in their own places.
+    ///
+    /// # Errors
+    /// A disk failed, or the time is over: writes go on.
+    pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, RetainError> {
+        self.shared.gate().paused = true;
+        let disks = self.shared.members.iter();
+        let paused = disks.map(|m| m.disk.pause()).collect::<Result<(), _>>().map_err(RetainError::from);
+        let paused = paused.and_then(|()| self.group.pause(timeout).map_err(RetainError::from));
+        if paused.is_err() {
+            self.resume();
+        }
+        paused
+    }
+
+    /// Lets writes go on after [`RetainGroup::pause`].
+    pub fn resume(&self) {
+        // The group first: whoever waits in it may hold what the others need.
+        self.group.resume();
+        self.shared.members.iter().for_each(|m| m.disk.resume());
+        self.shared.gate().paused = false;
+    }
+
+    /// The orderly end; stop the frontends first. Home is written for no longer than about `limit` where a redo log can
+    /// hold the rest.
+    ///
+    /// # Errors
+    /// A disk failed: what is retained stays, for the next daemon.
+    pub fn close_within(&self, limit: Duration, ending: Ending) -> Result<Closing, RetainError> {
+        self.stop_thread();
+        let finished = match ending {
+            Ending::HandOver => Ok(()),
+            Ending::Close { attached } => {
+                self.shared.members.iter().try_for_each(|m| m.disk.finish(attached))
+            }
+        };
+        let closed = self.group.close_within(limit);
+        finished?;
+        let closing = closed?;
+        if ending != Ending::HandOver {
+            for member in &self.shared.members {
+                state_file::remove(&member.state)?;
+                if let Err(error) = std::fs::remove_file(&member.arena) {
+                    tracing::warn!(%error, arena = %member.arena.display(), "the arena stays, and nothing names it");
+                }
+            }
+        }
+        Ok(closing)
+    }
+
+    fn settle(&self) -> Result<(), RetainError> {
+        // Paused disks are complete, and would make a write of ours wait.
+        if self.shared.gate().paused {
+            return Ok(());
+        }
+        Ok(self.shared.members.iter().try_for_each(|m| m.disk.settle())?)
+    }
+
+    fn stop_thread(&self) {
+        self.shared.gate().stop = true;
+        self.shared.wake.notify_all();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|t| t.join().is_err()) {
+            tracing::error!("the checkpointing thread panicked");
+        }
+    }
+}
+
+impl Drop for RetainGroup {
+    fn drop(&mut self) {
+        self.stop_thread();
+    }
+}
+
+impl Shared {
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the budget below seven eighths: absorbing a write should not have to wait for a checkpoint.
+    fn keep_room(&self) {
+        let bytes_max = self.budget.bytes_max();
+        let mut gate = self.gate();
+        while !gate.stop {
+            let used_bytes = self.budget.used_bytes();
+            let wait = if used_bytes > bytes_max / 8 * 7 && !gate.paused {
+                match self.make_room() {
+                    true => Duration::ZERO,
+                    false => LOOK_IN_VAIN,
+                }
+            } else if used_bytes > bytes_max / 2 {
+                LOOK_OFTEN
+            } else {
+                LOOK
+            };
+            gate = match self.wake.wait_timeout(gate, wait) {
+                Ok((gate, _)) => gate,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
+    /// Takes from the disk that holds most. Whether that made room.
+    fn make_room(&self) -> bool {
+        let before_bytes = self.budget.used_bytes();
+        let held_bytes = |m: &&Member| m.disk.status().arena_used_bytes;
+        let Some(member) = self.members.iter().max_by_key(held_bytes) else { return false };
+        if let Err(error) = member.disk.make_room() {
+            // The disk has failed and says so itself; what is retained stays retained.
+            tracing::error!(%error, image = %member.image.display(), "no room could be made among retained journals");
+            return false;
+        }
+        self.budget.used_bytes() < before_bytes
+    }
+}
+
+/// Brings one disk to life. Its state file is durable before anything of it may be absorbed.
+fn join(
+    group: &Arc<Group>,
+    index: usize,
+    lower: &Arc<dyn Disk>,
+    prepared: PreparedDisk,
+    journal: &JournalOptions,
+    contract: &Contract,
+) -> Result<(Member, prepare::Fresh), RetainError> {
+    let PreparedDisk { image, state_path, arena, state, mut fresh } = prepared;
+    let home: Option<Arc<dyn HomeWriter>> = match contract {
+        Contract::PowerWindow { .. } => Some(Arc::new(window::WindowHome(group.home_writer(index)?))),
+        _ => None,
+    };
+    let options = Options {
+        home,
+        drop_journal: journal.drop_journal,
+        vflush_at_truncation: journal.vflush_at_truncation,
+    };
+    let wanted = State { contract: contract.to_string(), ..state.clone() };
+    // What was promised before is not durable yet where the new promise is the stronger one.
+    let later = !fresh.is_fresh() && wanted.survives_power() && !state.survives_power();
+    if fresh.is_fresh() || (wanted != state && !later) {
+        fresh.state_written = true;
+        wanted.write(&state_path)?;
+    }
+    let disk = Arc::new(RetainDisk::open(Arc::clone(lower), arena, options)?);
+    if later {
+        // Opening settled what an earlier daemon left.
+        group.flush()?;
+        wanted.write(&state_path)?;
+    }
+    Ok((Member { index, disk, image, state: state_path, arena: wanted.arena }, fresh))
+}

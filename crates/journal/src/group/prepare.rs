@@ -1,0 +1,298 @@
+//! What has to be decided before a group is opened: which images have retained journals, and where.
+//!
+//! ```text
+//! FILE.state? ─ none ──────────────► new arena
+//!     │
+//!     └ same image? ─► arena there, of this boot? ─ yes ─► taken over (passthrough: refused)
+//!                                 └ no ─► power-window: nothing durable is lost, go on
+//!                                         guest-crash: refused, unless the loss is accepted
+//! ```
+//!
+//! Nothing that exists is changed here. Dropped, it removes the arenas that it made.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::error::RetainError;
+use super::JournalOptions;
+use crate::arena::{Arena, ArenaIdentity, Budget};
+use crate::error::JournalError;
+use crate::state_file::{self, ImageIdentity, State, StateError};
+
+/// An image of the group.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupImage<'a> {
+    /// Where it is. It is locked by the caller.
+    pub path: &'a Path,
+    /// Nothing of it is retained.
+    pub read_only: bool,
+}
+
+/// The outcome, to be handed to [`super::RetainGroup::open`].
+#[derive(Debug)]
+pub struct Prepared {
+    pub(super) options: JournalOptions,
+    pub(super) budget: Budget,
+    /// By position in the group; `None` where nothing is retained.
+    pub(super) disks: Vec<Option<PreparedDisk>>,
+    /// State files that are to go, because what it named is gone.
+    pub(super) stale: Vec<PathBuf>,
+    /// Arenas of earlier boots that nothing can use any more.
+    pub(super) dead_arenas: Vec<(PathBuf, ArenaIdentity)>,
+}
+
+/// A disk whose journals will be retained.
+#[derive(Debug)]
+pub(super) struct PreparedDisk {
+    pub(super) image: PathBuf,
+    /// Its state file.
+    pub(super) state_path: PathBuf,
+    pub(super) arena: Arena,
+    pub(super) state: State,
+    /// Removes what was made for it, unless the group comes to life.
+    pub(super) fresh: Fresh,
+}
+
+/// Files made for a disk that had none.
+#[derive(Debug)]
+pub(super) struct Fresh {
+    state: PathBuf,
+    arena: Option<PathBuf>,
+    pub(super) state_written: bool,
+}
+
+impl Fresh {
+    fn nothing() -> Self {
+        Self { state: PathBuf::new(), arena: None, state_written: false }
+    }
+
+    pub(super) fn is_fresh(&self) -> bool {
+        self.arena.is_some()
+    }
+
+    /// The files stay.
+    pub(super) fn keep(&mut self) {
+        self.arena = None;
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let Some(arena) = &self.arena else { return };
+        if self.state_written {
+            if let Err(error) = state_file::remove(&self.state) {
+                tracing::warn!(%error, "a start that failed leaves its state file");
+                return;
+            }
+        }
+        if let Err(error) = fs::remove_file(arena) {
+            tracing::warn!(%error, arena = %arena.display(), "a start that failed leaves its arena");
+        }
+    }
+}
+
+/// What is known of an image's retained journals.
+enum Earlier {
+    /// Nothing is retained, and nothing was.
+    Nothing,
+    /// An arena goes on.
+    Arena(State, Arena),
+    /// What was retained is gone, and that is accepted.
+    Gone(Option<State>),
+}
+
+impl Prepared {
+    /// Looks at the images' state files, opens or makes the arenas. The images must be locked.
+    ///
+    /// # Errors
+    /// See [`RetainError`].
+    pub fn new(
+        images: &[GroupImage<'_>],
+        contract: &afterimage_order::Contract,
+        options: JournalOptions,
+    ) -> Result<Self, RetainError> {
+        let mut prepared = Self {
+            budget: Budget::new(options.retain_bytes_max),
+            options,
+            disks: Vec::new(),
+            stale: Vec::new(),
+            dead_arenas: Vec::new(),
+        };
+        let mut earlier = Vec::new();
+        // All are judged before anything is made.
+        for image in images {
+            let retain = prepared.options.retain && !image.read_only;
+            if retain && ImageIdentity::of(image.path)?.is_none() {
+                return Err(RetainError::Device { image: image.path.to_owned() });
+            }
+            earlier.push((image, retain, look(image.path, retain, prepared.options.accept_loss)?));
+        }
+        if prepared.options.retain {
+            prepared.options.arena_folder = folder(&prepared.options)?;
+        }
+        for (image, retain, found) in earlier {
+            let disk = prepared.disk(image.path, retain, found, contract)?;
+            prepared.disks.push(disk);
+        }
+        Ok(prepared)
+    }
+
+    /// Folders in which files are removed later on.
+    pub fn arena_folders(&self) -> Vec<PathBuf> {
+        let disks = self.disks.iter().flatten().map(|d| d.arena.path());
+        let dead = self.dead_arenas.iter().map(|(path, _)| path.as_path());
+        disks.chain(dead).filter_map(Path::parent).map(Path::to_owned).collect()
+    }
+
+    /// Folders in which state files are written and removed.
+    pub fn state_folders(&self) -> Vec<PathBuf> {
+        let files = self.disks.iter().flatten().map(|d| &d.state_path).chain(&self.stale);
+        files.filter_map(|file| file.parent()).map(Path::to_owned).collect()
+    }
+
+    fn disk(
+        &mut self,
+        image: &Path,
+        retain: bool,
+        found: Earlier,
+        contract: &afterimage_order::Contract,
+    ) -> Result<Option<PreparedDisk>, RetainError> {
+        let state_path = state_file::state_path(image)?;
+        match found {
+            Earlier::Arena(state, mut arena) => {
+                arena.set_bytes_max(self.options.retain_bytes_max)?;
+                arena.set_budget(self.budget.clone());
+                let image = image.to_owned();
+                return Ok(Some(PreparedDisk { image, state_path, arena, state, fresh: Fresh::nothing() }));
+            }
+            Earlier::Gone(state) => {
+                if let Some(state) = state.filter(|s| s.arena.exists()) {
+                    self.dead_arenas.push((state.arena.clone(), state.arena_identity()));
+                }
+                if !retain {
+                    self.stale.push(state_path.clone());
+                }
+            }
+            Earlier::Nothing => {}
+        }
+        if !retain {
+            return Ok(None);
+        }
+        let identity =
+            ImageIdentity::of(image)?.ok_or_else(|| RetainError::Device { image: image.to_owned() })?;
+        let arena_uuid = Uuid::new_v4();
+        let state = State {
+            arena: self.options.arena_folder.join(format!("afterimage-{arena_uuid}.arena")),
+            arena_uuid,
+            image: identity,
+            boot_id: state_file::boot_id()?,
+            contract: contract.to_string(),
+        };
+        let mut arena = Arena::create(&state.arena, state.arena_identity(), self.options.retain_bytes_max)?;
+        arena.set_budget(self.budget.clone());
+        let fresh =
+            Fresh { state: state_path.clone(), arena: Some(state.arena.clone()), state_written: false };
+        Ok(Some(PreparedDisk { image: image.to_owned(), state_path, arena, state, fresh }))
+    }
+}
+
+/// The folder as a path that means the same from anywhere.
+fn folder(options: &JournalOptions) -> Result<PathBuf, RetainError> {
+    let refused = |why: String| RetainError::Folder { folder: options.arena_folder.clone(), why };
+    let folder = fs::canonicalize(&options.arena_folder).map_err(|e| refused(e.to_string()))?;
+    if folder.to_str().is_none() {
+        return Err(refused("its name is not UTF-8 text, which the state file needs".to_owned()));
+    }
+    let found = rustix::fs::statvfs(&folder).map_err(|e| refused(std::io::Error::from(e).to_string()))?;
+    let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+    if free_bytes < options.retain_bytes_max {
+        tracing::warn!(
+            folder = %folder.display(),
+            free_bytes,
+            retain_bytes_max = options.retain_bytes_max,
+            "the arena's folder has less free memory than --retain-max: journals will be checkpointed earlier"
+        );
+    }
+    if rustix::fs::statfs(&folder).is_ok_and(|s| s.f_type != TMPFS_MAGIC) {
+        tracing::warn!(
+            folder = %folder.display(),
+            "the arena's folder is not on a tmpfs: the kernel will write retained journals to its storage"
+        );
+    }
+    Ok(folder)
+}
+
+/// What statfs says of a tmpfs (linux/magic.h).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// Judges what an image's state file says.
+fn look(image: &Path, retain: bool, accept_loss: bool) -> Result<Earlier, RetainError> {
+    let state_path = state_file::state_path(image)?;
+    let state = match State::read(&state_path) {
+        Ok(None) => return Ok(Earlier::Nothing),
+        Ok(Some(state)) => state,
+        Err(source @ StateError::Corrupt { .. }) if accept_loss => {
+            tracing::warn!(error = %source, "--accept-loss: whatever it named is given up");
+            return Ok(Earlier::Gone(None));
+        }
+        Err(source @ StateError::Corrupt { .. }) => {
+            return Err(RetainError::Damaged { image: image.to_owned(), source });
+        }
+        Err(e) => return Err(e.into()),
+    };
+    if ImageIdentity::of(image)? != Some(state.image) {
+        if accept_loss {
+            tracing::warn!(image = %image.display(), "--accept-loss: its state file belongs to another image");
+            return Ok(Earlier::Gone(None));
+        }
+        return Err(RetainError::OtherImage {
+            image: image.to_owned(),
+            path: state_path,
+            inode: state.image.inode,
+            size_bytes: state.image.size_bytes,
+        });
+    }
+    let why = match arena_of(&state)? {
+        Ok(()) if !retain => {
+            return Err(RetainError::Retained { image: image.to_owned(), arena: state.arena });
+        }
+        Ok(()) => match Arena::open(&state.arena, Some(state.arena_identity())) {
+            Ok(arena) => return Ok(Earlier::Arena(state, arena)),
+            Err(JournalError::Corrupt(what)) => what,
+            Err(e) => return Err(e.into()),
+        },
+        Err(gone) => gone,
+    };
+    if state.survives_power() {
+        tracing::warn!(
+            image = %image.display(),
+            why,
+            "the arena of retained journals is gone; under {} nothing durable is lost with it",
+            state.contract
+        );
+    } else if accept_loss {
+        tracing::warn!(
+            image = %image.display(),
+            why,
+            "--accept-loss: what the guest had committed and not yet written home is given up"
+        );
+    } else {
+        return Err(RetainError::Lost { image: image.to_owned(), why });
+    }
+    Ok(Earlier::Gone(Some(state)))
+}
+
+/// Whether the arena that a state names is there; why not.
+pub(crate) fn arena_of(state: &State) -> Result<Result<(), String>, StateError> {
+    let arena = state.arena.display();
+    if state_file::boot_id()? != state.boot_id {
+        return Ok(Err(format!("the host was restarted since, and the arena {arena} was memory")));
+    }
+    match fs::symlink_metadata(&state.arena) {
+        Ok(_) => Ok(Ok(())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Err(format!("the arena {arena} is gone"))),
+        Err(e) => Err(StateError::io("look at the arena", &state.arena)(e)),
+    }
+}
