@@ -85,6 +85,17 @@ pub fn panic_now(arguments: Arguments) -> io::Result<()> {
     put("/proc/sysrq-trigger", "c")
 }
 
+/// Starts another kernel from this one. What is mounted stays mounted, as in a crash.
+pub fn kexec(mut arguments: Arguments) -> io::Result<()> {
+    let kernel = fs::File::open(arguments.word("the kernel's file")?)?;
+    let archive = fs::File::open(arguments.word("the initial RAM disk's file")?)?;
+    let line = arguments.option("arguments").unwrap_or_default();
+    arguments.finish()?;
+    let line = std::ffi::CString::new(line).map_err(|_| invalid("--arguments holds a NUL".to_owned()))?;
+    sys::kexec_load(&kernel, &archive, &line)?;
+    Err(sys::kexec_start())
+}
+
 /// Switches off.
 pub fn power_off(arguments: Arguments) -> io::Result<()> {
     arguments.finish()?;

@@ -15,13 +15,16 @@
 mod ack;
 mod args;
 mod bench;
+mod churn;
 mod editor;
+mod integrity;
 mod machine;
 mod mounts;
 mod pool;
 mod record;
 mod report;
 mod sqlite;
+mod stamp;
 mod sys;
 mod timed;
 mod verify;
@@ -47,11 +50,21 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
             save versions K, K+1, ... of a document as editors do: temporary file, fsync, rename\n\
   pool --device DEVICE --type TYPE [--options OPTIONS] [--check records|editor|sqlite|cmd --argument ARGUMENT]\n\
             for every line from the report channel: mount at /mnt, check, unmount, report\n\
+  churn DIR [--seed N] [--round N] [--seconds T]\n\
+            files and directories whose blocks change hands all the time, orphans among them\n\
+  churn-verify DIR                    does a file hold a block that is not its own\n\
+  integrity prepare|update|verify FILE --size BYTES [--bytes N] [--seed N]\n\
+            records updated by one write(2) each, until the guest is killed; which of them mix versions\n\
+  stamp FILE [--seed N] [--bytes N]   fill a file or disk with blocks that say where they belong, and sync\n\
+  stamp-verify FILE [--seed N] [--bytes N]\n\
+            is every block the one that stamp wrote there\n\
   say JSON                            report one line to the host\n\
   write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\
   drop-caches                         write back and forget the page cache\n\
   unbind DEVICE                       detach the virtio driver from the disk; prints the bus name\n\
   bind NAME                           attach it again\n\
+  kexec KERNEL INITRD --arguments TEXT\n\
+            start another kernel at once, without writing anything back\n\
   panic                               crash the kernel at once\n\
   poweroff                            switch off at once, without writing anything back\n\
 \n\
@@ -69,11 +82,17 @@ fn main() -> ExitCode {
         Some("timed") => timed::run(arguments),
         Some("editor") => editor::run(arguments),
         Some("pool") => pool::run(arguments),
+        Some("churn") => churn::run(arguments),
+        Some("churn-verify") => churn::verify(arguments),
+        Some("integrity") => integrity::run(arguments),
+        Some("stamp") => stamp::write(arguments),
+        Some("stamp-verify") => stamp::verify(arguments),
         Some("say") => report::say(arguments),
         Some("write-back") => machine::write_back(arguments),
         Some("drop-caches") => machine::drop_caches(arguments),
         Some("unbind") => machine::unbind(arguments),
         Some("bind") => machine::bind(arguments),
+        Some("kexec") => machine::kexec(arguments),
         Some("panic") => machine::panic_now(arguments),
         Some("poweroff") => machine::power_off(arguments),
         _ => {

@@ -102,7 +102,7 @@ fn payload_word(number: u64, at: u64) -> u64 {
 }
 
 /// SplitMix64's finaliser (Steele, Lea, Flood 2014): every input bit reaches every output bit.
-fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,6 +1,7 @@
 //! The few system calls that the standard library does not wrap.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -40,5 +41,34 @@ pub fn sync_all() {
 pub fn power_off() -> io::Error {
     // SAFETY: the call ends the machine or fails; it touches no memory of ours.
     unsafe { libc::reboot(libc::RB_POWER_OFF) };
+    io::Error::last_os_error()
+}
+
+/// Loads a kernel for [`kexec_start`].
+pub fn kexec_load(kernel: &File, archive: &File, arguments: &CStr) -> io::Result<()> {
+    let bytes = arguments.to_bytes_with_nul().len();
+    // SAFETY: both descriptors are open while they are borrowed; the kernel copies `bytes` bytes of a string that has as
+    // many, its NUL included.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_kexec_file_load,
+            kernel.as_raw_fd(),
+            archive.as_raw_fd(),
+            bytes,
+            arguments.as_ptr(),
+            0,
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Starts the loaded kernel at once: nothing is written back.
+pub fn kexec_start() -> io::Error {
+    // SAFETY: the call ends this kernel or fails; it touches no memory of ours.
+    unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
     io::Error::last_os_error()
 }

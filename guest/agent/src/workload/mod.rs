@@ -9,7 +9,7 @@
 mod fileset;
 pub mod micro;
 mod personality;
-mod random;
+pub mod random;
 
 use std::fs::OpenOptions;
 use std::io;
