@@ -101,6 +101,9 @@ pub struct Layout {
     pub uuid: [u8; 16],
     /// Its size in blocks, when it was looked at.
     pub blocks: u64,
+    /// The size of the disk or partition that it is in, in blocks: as far as it may grow while it is mounted. No home
+    /// block lies beyond.
+    pub room_blocks: u64,
     /// The journal's blocks in order, from [`AreaBlock`] 0 on, without holes.
     pub journal: Vec<AreaExtent>,
     /// The fixed fields of the superblock, of the group descriptor that locates the journal's inode, of that inode, and

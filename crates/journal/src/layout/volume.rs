@@ -95,6 +95,7 @@ fn ext4(
         start,
         uuid: superblock.s_uuid,
         blocks: superblock.blocks(),
+        room_blocks: sectors / crate::ids::BLOCK_SECTORS,
         journal: mapping.extents,
         watched,
     };

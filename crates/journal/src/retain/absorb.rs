@@ -1,6 +1,6 @@
 //! Writes to an absorbed journal.
 
-use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
+use afterimage_block::{Buffers, ErrorKind, Sector, SECTOR_BYTES};
 
 use super::write::Part;
 use super::{Retainer, View};
@@ -84,14 +84,14 @@ impl Retainer {
         loop {
             match self.arena.store(id, at, &mut |slot| slot.copy_from_slice(block)) {
                 Ok(()) => return Ok(true),
-                Err(JournalError::Full { .. }) if !made_room => {
+                Err(error) if is_full(&error) && !made_room => {
                     self.make_room()?;
                     made_room = true;
                     if self.volumes[v].log().is_none() {
                         return Ok(false);
                     }
                 }
-                Err(JournalError::Full { .. }) => {
+                Err(error) if is_full(&error) => {
                     self.evict(v, &[(at, *block)])?;
                     return Ok(true);
                 }
@@ -118,6 +118,15 @@ impl Retainer {
     pub(super) fn area_sector(&self, v: usize, at: AreaBlock) -> Option<Sector> {
         let layout = self.volumes[v].layout()?;
         Some(layout.home_of(at)?.sector(layout.start))
+    }
+}
+
+/// Whether there is no memory: the bound is reached, or the arena's tmpfs is full.
+fn is_full(error: &JournalError) -> bool {
+    match error {
+        JournalError::Full { .. } => true,
+        JournalError::Block(e) => e.kind() == ErrorKind::NoSpace,
+        JournalError::Corrupt(_) | JournalError::Unsupported(_) => false,
     }
 }
 

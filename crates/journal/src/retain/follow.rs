@@ -75,9 +75,13 @@ impl Retainer {
     fn unsettle(&mut self, v: usize, protect: &[Tuple]) {
         let (id, start) = (self.volumes[v].id, self.volumes[v].start);
         let anything_flies = self.in_flight.iter().next().is_some();
+        // The mark goes with the slot: of a block that was evicted nobody knows. Under `power-window` what is read again was
+        // never home, and its commit not yet answered: no guest can have overwritten it.
+        let resuming = self.volumes[v].log().is_some_and(|l| l.resuming) && !self.below.applies();
         for tuple in protect {
             let flies = anything_flies && self.in_flight.any(tuple.home.sector(start), BLOCK_SECTORS);
-            if flies || self.arena.is_overwritten(id, tuple.at) {
+            let unknown = resuming && self.arena.get(id, tuple.at).is_none();
+            if flies || unknown || self.arena.is_overwritten(id, tuple.at) {
                 self.set_state(v, tuple.home, VersionState::Overwritten);
                 self.arena.set_overwritten(id, tuple.at, true);
             }

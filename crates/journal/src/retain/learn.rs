@@ -78,7 +78,7 @@ impl Retainer {
         let v = self.volume_at(layout.start);
         if let Some(log) = self.volumes[v].log_mut() {
             if log.layout.uuid == layout.uuid && log.layout.journal == layout.journal {
-                log.geometry.fs_blocks = layout.blocks;
+                log.geometry.fs_blocks = layout.room_blocks;
                 log.layout = layout;
                 log.suspended = false;
                 return Ok(());
@@ -145,9 +145,13 @@ impl Retainer {
         let mut log = new_log(layout.clone(), superblock, tail);
         // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
         log.on_disk = volume.clamp.take().is_some();
+        log.resuming = true;
         volume.phase = Phase::Absorbing(Box::new(log));
         self.area.init(id, BLOCK_BYTES)?;
         self.follow(v)?;
+        if let Some(log) = self.volumes[v].log_mut() {
+            log.resuming = false;
+        }
         let volume = &self.volumes[v];
         tracing::info!(
             start_sector = volume.start.0,
@@ -167,28 +171,29 @@ impl Retainer {
     /// system is touched, nothing of it goes home until the write has completed and was looked at.
     pub(super) fn rests_on(&mut self, sector: Sector, sectors: u64, buffers: Option<&Buffers>) -> bool {
         let (from, to) = (sector.0 * SECTOR_BYTES, (sector.0 + sectors) * SECTOR_BYTES);
-        let changes = |at: u64, known: &[u8]| {
+        let changes = |at: u64, known: &[u8], mask: Option<&[u8]>| {
             let (low, high) = (at.max(from), (at + known.len() as u64).min(to));
             if low >= high {
                 return false;
             }
-            let known = &known[(low - at) as usize..(high - at) as usize];
             let Some(buffers) = buffers else { return true };
-            let mut written = vec![0; known.len()];
+            let part = (low - at) as usize..(high - at) as usize;
+            let mut written = vec![0; part.len()];
             buffers.copy_to((low - from) as usize, &mut written);
-            written != known
+            let bits = |i: usize| mask.map_or(0xff, |m| m[i]);
+            part.zip(written).any(|(i, byte)| (byte ^ known[i]) & bits(i) != 0)
         };
         // A file system without partitions keeps its superblock and first descriptors there: those are watched apart.
         let whole_disk = self.volumes.iter().any(|v| v.start == Sector(0) && v.layout().is_some());
         let table = if whole_disk { &self.table[..self.table.len().min(1024)] } else { &self.table[..] };
-        let mut look_again = changes(0, table);
+        let mut look_again = changes(0, table, None);
         for volume in &mut self.volumes {
             let start = volume.start.0 * SECTOR_BYTES;
             let changed = match volume.layout() {
                 Some(layout) => layout
                     .watched
                     .iter()
-                    .any(|w| changes(byte_of(layout.start, w.block, w.offset), &w.bytes)),
+                    .any(|w| changes(byte_of(layout.start, w.block, w.offset), &w.bytes, Some(&w.mask))),
                 // What is there is not known: whatever is written over its superblock may be a file system.
                 None => from < start + 2048 && start + 1024 < to,
             };

@@ -11,7 +11,7 @@
 //!
 //! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the served
 //! tail: nothing else is needed, and what was completed towards the guest is in the arena or below. A guest that dies
-//! at any instant leaves a served journal whose replay is its own recovery; [`Retainer::settle`] does that replay's
+//! at any instant leaves a served journal whose replay is its own recovery; [`Retainer::settle_all`] does that replay's
 //! work ahead, as far as a guest that only looked dead can be sure not to notice.
 
 mod absorb;
@@ -164,7 +164,7 @@ impl Retainer {
                 }
                 Phase::Absorbing(log) => {
                     ranges.areas.extend(area_ranges(&log.layout).map(|(s, n, _)| (s, n)));
-                    ranges.writes.push((volume.start, log.layout.blocks * 8));
+                    ranges.writes.push((volume.start, log.layout.room_blocks * 8));
                 }
             }
         }

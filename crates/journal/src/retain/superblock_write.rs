@@ -11,7 +11,7 @@ use super::{Retainer, View};
 use crate::arena::VolumeRecord;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Tid, BLOCK_BYTES};
-use crate::layout::superblock::JournalSuperblock;
+use crate::layout::superblock::{Features, JournalSuperblock};
 use crate::layout::Layout;
 use crate::log::LogGeometry;
 
@@ -55,7 +55,8 @@ impl Retainer {
         }
         let moved = self.guest_tail(v, (newer.sequence(), start));
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
-        if moved.is_err() || (newer.features() != log.geometry.features && !log.transactions.is_empty()) {
+        let other_format = !same_format(newer.features(), log.geometry.features);
+        if moved.is_err() || (other_format && !log.transactions.is_empty()) {
             let why = moved.err().unwrap_or("its journal's features changed while transactions were in it");
             self.leave(v, why, true)?;
             return self.through_clamped(v, sector, newer, parts);
@@ -85,10 +86,7 @@ impl Retainer {
             // It lags behind what was released; the served superblock makes up for that.
             return Ok(false);
         }
-        let expected = match log.transactions.get(passed) {
-            Some(transaction) => Some((transaction.tid, transaction.start)),
-            None => None,
-        };
+        let expected = log.transactions.get(passed).map(|t| (t.tid, t.start));
         if expected.is_some_and(|e| e != tail) {
             return Err("its journal's tail is not where the transaction of that id begins");
         }
@@ -233,16 +231,22 @@ impl Retainer {
             tail: log.tail,
             absorbing: true,
         };
+        if usize::from(id.0) >= crate::arena::VOLUMES_MAX {
+            return Ok(false);
+        }
         self.arena.set_volume(id, record);
         self.area.init(id, BLOCK_BYTES)?;
         match self.arena.store(id, AreaBlock(0), &mut |slot| slot.copy_from_slice(superblock.bytes())) {
             Ok(()) => {}
-            Err(JournalError::Full { .. }) => {
+            Err(error) => {
+                // No memory for even one block, or more file systems than an arena takes.
                 self.arena.clear_volume(id);
                 self.area.cleanup(id);
+                if let Phase::Armed { why, .. } = &mut self.volumes[v].phase {
+                    *why = format!("nothing can be retained: {error}");
+                }
                 return Ok(false);
             }
-            Err(e) => return Err(e),
         }
         tracing::info!(start_sector = volume.start.0, tid = superblock.sequence().0, "retaining a journal");
         volume.clamp = None;
@@ -296,6 +300,12 @@ fn same_journal(a: &JournalSuperblock, b: &JournalSuperblock) -> bool {
     a.uuid() == b.uuid() && a.maxlen() == b.maxlen() && a.first() == b.first()
 }
 
+/// Whether blocks written under one set of features read the same under the other. A journal says that it may hold revoke
+/// blocks when it writes its first one.
+fn same_format(a: Features, b: Features) -> bool {
+    Features { revoke: false, ..a } == Features { revoke: false, ..b }
+}
+
 /// A log with nothing in it.
 pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Position) -> Log {
     let geometry = LogGeometry {
@@ -303,7 +313,7 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         maxlen: superblock.maxlen(),
         features: superblock.features(),
         uuid: superblock.uuid(),
-        fs_blocks: layout.blocks,
+        fs_blocks: layout.room_blocks,
         forbidden: layout
             .journal
             .iter()
@@ -321,5 +331,6 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         commit_seen: false,
         suspended: false,
         on_disk: false,
+        resuming: false,
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct Log {
     /// The disk below holds the log as well, as the served superblock has it, and says so: before anything more is
     /// absorbed it must say again that it is empty.
     pub(super) on_disk: bool,
+    /// The log is being read again after an earlier daemon's death.
+    pub(super) resuming: bool,
 }
 
 /// A committed transaction.
@@ -118,7 +120,7 @@ impl Volume {
     pub(super) fn blocks_of(&self, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
         let end = (sector.0 + sectors).saturating_sub(self.start.0);
         let from = sector.0.saturating_sub(self.start.0) / BLOCK_SECTORS;
-        let limit = self.layout().map_or(0, |l| l.blocks);
+        let limit = self.layout().map_or(0, |l| l.room_blocks);
         (FsBlock(from), FsBlock(end.div_ceil(BLOCK_SECTORS).min(limit)))
     }
 }

@@ -11,7 +11,7 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::retain::Options;
+use afterimage_journal::retain::{HomeError, HomeWriter, Options};
 use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
 
 /// A disk in memory.
@@ -168,8 +168,26 @@ pub fn wait_for_home() -> Options {
     Options { home: None, drop_journal: false, vflush_at_truncation: false }
 }
 
+/// Home writes at each commit, as under `power-window`; which disk they go to is said later.
+pub fn at_commit() -> Options {
+    Options { home: Some(Arc::new(Now(Mutex::new(None)))), ..wait_for_home() }
+}
+
+/// Writes home at once, all of it: nothing here is cut.
+struct Now(Mutex<Option<Arc<Memory>>>);
+
+impl HomeWriter for Now {
+    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
+        let memory = self.0.lock().unwrap();
+        for (sector, content) in blocks {
+            memory.as_ref().unwrap().write_at(content, sector.0 * 512).unwrap();
+        }
+        Ok(())
+    }
+}
+
 fn shm() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("afterimage-journal-").tempdir_in("/dev/shm").unwrap()
+    tempfile::Builder::new().prefix("retained-journal-").tempdir_in("/dev/shm").unwrap()
 }
 
 impl Served {
@@ -191,7 +209,14 @@ impl Served {
         served
     }
 
+    pub fn applies(&self) -> bool {
+        self.options.home.is_some()
+    }
+
     fn open(&mut self, arena: Arena) {
+        if self.options.home.is_some() {
+            self.options.home = Some(Arc::new(Now(Mutex::new(Some(Arc::clone(&self.below))))));
+        }
         let lower = Arc::new(MediumDisk::new(Arc::clone(&self.below) as Arc<dyn Medium>));
         let disk = Arc::new(RetainDisk::open(lower, arena, self.options.clone()).unwrap());
         self.lane = Some(Blocking::new(disk.open_lane().unwrap()));
