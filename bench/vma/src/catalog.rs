@@ -3,6 +3,8 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::scale::{Scale, ROOMY_MIB};
+
 /// A workload inside the guest (the paper, § 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -203,10 +205,12 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setup {
-    /// An empty disk, a journal of 128 MiB, commits every 5 s.
+    /// An empty disk, the scale's journal and guest, commits every 5 s.
     Plain,
     /// A journal of this many MiB: jbd2's largest transaction (the paper's MTS) is a quarter of it.
     JournalMib(u32),
+    /// The same in a guest with so much memory that it can hold two such transactions (§ 5.2.5).
+    Roomy(u32),
     /// `commit=` this many seconds.
     CommitS(u32),
     /// The disk is 77 % full and what is free is in pieces (§ 5.2.6).
@@ -215,8 +219,6 @@ pub enum Setup {
     RamJournal,
 }
 
-/// The paper's default journal, whose quarter is its default MTS of 32 MB.
-pub const JOURNAL_MIB: u32 = 128;
 /// The RAM disk of § 5.2.7.
 pub const RAM_JOURNAL_MIB: u32 = 40;
 
@@ -226,6 +228,7 @@ impl Setup {
         match self {
             Setup::Plain => "plain".to_owned(),
             Setup::JournalMib(mib) => format!("journal-{mib}m"),
+            Setup::Roomy(mib) => format!("roomy-{mib}m"),
             Setup::CommitS(seconds) => format!("commit-{seconds}s"),
             Setup::Aged => "aged".to_owned(),
             Setup::RamJournal => "ram-journal".to_owned(),
@@ -233,13 +236,24 @@ impl Setup {
     }
 
     /// The size of the journal on the disk.
-    pub fn journal_mib(self) -> u32 {
+    pub fn journal_mib(self, scale: &Scale) -> u32 {
         match self {
-            Setup::JournalMib(mib) => mib,
-            _ => JOURNAL_MIB,
+            Setup::JournalMib(mib) | Setup::Roomy(mib) => mib,
+            _ => scale.journal_mib,
+        }
+    }
+
+    /// `mem=` of the guests.
+    pub fn guest_mib(self, scale: &Scale) -> u32 {
+        match self {
+            Setup::Roomy(_) => ROOMY_MIB,
+            _ => scale.guest_mib,
         }
     }
 }
+
+/// Fig. 14: the paper's default journal, and one in which nothing ever has to be checkpointed.
+pub const ROOMY_JOURNALS_MIB: [u32; 2] = [128, 1024];
 
 /// What becomes of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

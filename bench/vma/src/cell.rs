@@ -15,14 +15,14 @@ use afterimage_lab::guest::{Guest, Vmm};
 use serde_json::Value;
 
 use crate::catalog::{JournalPolicy, Kind};
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::memory::file_systems;
 use crate::outcome;
 use crate::process::{groups_cpu_s, process_cpu_s};
 use crate::record::{CellKey, Record, Sample, StorageIo, RECORD_VERSION};
 use crate::recovery;
 use crate::sampler::Sampler;
-use crate::scale::{Scale, GUEST_MIB};
+use crate::scale::Scale;
 use crate::script::run_script;
 use crate::source::Sources;
 use crate::stage::{serve, written_by, Stage};
@@ -36,6 +36,8 @@ pub struct Bench<'a> {
     pub sources: &'a Sources,
     /// The folder for images on the machine's own disk.
     pub scratch: &'a Path,
+    /// The folder for what a failed guest leaves.
+    pub evidence: &'a Path,
     /// `serve --retain-max`, if not its default.
     pub retain_max: Option<&'a str>,
     /// A guest that takes longer than this is killed.
@@ -77,7 +79,7 @@ pub fn run(
     };
     let mut samples = Vec::new();
     if key.kind == Kind::Run {
-        samples = work(&mut record, &stage, daemons, guests)?;
+        samples = work(&mut record, bench, &stage, daemons, guests)?;
     } else {
         let half = Duration::from_secs_f64(half_s.unwrap_or(1.0));
         record.recovery = Some(recovery::measure(key, bench, &stage, daemons, guests, half)?);
@@ -91,28 +93,39 @@ fn boot(key: &CellKey, bench: &Bench<'_>, daemons: &[Daemon]) -> Result<Vec<Gues
     let script = run_script(key.workload, key.mode, key.setup, bench.scale, bench.sources);
     let mut guests = Vec::new();
     for daemon in daemons {
-        guests.push(start(daemon, bench, &script)?);
+        guests.push(start(key, daemon, bench, &script)?);
     }
-    for guest in &guests {
-        guest.wait_report("bench", "ready")?;
-    }
+    wait_all(key, bench, &guests, "ready")?;
     Ok(guests)
+}
+
+/// Waits until every guest has reported; of one that does not, everything is kept as evidence.
+fn wait_all(key: &CellKey, bench: &Bench<'_>, guests: &[Guest], report: &str) -> Result<()> {
+    for (at, guest) in guests.iter().enumerate() {
+        if let Err(error) = guest.wait_report("bench", report) {
+            fs::create_dir_all(bench.evidence).context(|| format!("make {}", bench.evidence.display()))?;
+            guest.save(bench.evidence, &format!("{}.guest{at}", key.file_name()))?;
+            return Err(error.into());
+        }
+    }
+    Ok(())
 }
 
 /// Starts one guest.
 ///
 /// # Errors
 /// It does not start.
-pub fn start(daemon: &Daemon, bench: &Bench<'_>, script: &str) -> Result<Guest> {
+pub fn start(key: &CellKey, daemon: &Daemon, bench: &Bench<'_>, script: &str) -> Result<Guest> {
     Ok(Guest::builder(Vmm::Uml)
         .disk(daemon.socket())
-        .memory_mib(GUEST_MIB)
+        .memory_mib(key.setup.guest_mib(bench.scale))
         .limit(bench.limit)
         .start(script)?)
 }
 
 fn work(
     record: &mut Record,
+    bench: &Bench<'_>,
     stage: &Stage,
     daemons: Vec<Daemon>,
     mut guests: Vec<Guest>,
@@ -137,9 +150,7 @@ fn work(
     for guest in &guests {
         guest.channel().send("go")?;
     }
-    for guest in &guests {
-        guest.wait_report("bench", "end")?;
-    }
+    wait_all(&record.key, bench, &guests, "end")?;
     record.guest_cpu_s = groups_cpu_s(&machines)? - guest_before_s;
     record.daemon_cpu_s = daemon_cpu_s(&daemons)? - daemon_before_s;
     record.storage_measured = stage.storage(&daemons)?.since(&storage_before);

@@ -153,6 +153,7 @@ fn run(options: &Options) -> Result<bool> {
         scale: &scale,
         sources: &sources,
         scratch: &folder.join("scratch"),
+        evidence: &folder.join("evidence"),
         retain_max: options.retain_max.as_deref(),
         limit: Duration::from_secs(options.limit),
     };

@@ -7,14 +7,17 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::calm;
-use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload};
+use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::cell::{self, Bench};
 use crate::error::{BenchError, Result};
 use crate::record::{CellKey, Store};
 use crate::template::Templates;
 
-/// What a cell takes before any like it has been measured.
-const GUESS: Duration = Duration::from_secs(40);
+/// What a cell with one guest takes before any like it has been measured: `--quick`, and the full sizes.
+const GUESS: [Duration; 2] = [Duration::from_secs(12), Duration::from_secs(40)];
+
+/// Fig. 14's guests are large: no more than these at once, or they and their disks would not fit in a machine's memory.
+const ROOMY_GUESTS: u32 = 4;
 
 /// What was asked for.
 #[derive(Clone, Debug)]
@@ -127,7 +130,8 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
             }
         }
         Figure::Fig12 => {
-            let sizes = [16, 32, 64, 256, 512].map(Setup::JournalMib);
+            // Larger ones need larger guests, as Fig. 14's.
+            let sizes = [16, 32, 128].map(Setup::JournalMib);
             let commits = [1, 15, 30].map(Setup::CommitS);
             for workload in [Workload::Postmark, Workload::Untar] {
                 for mode in turned(&[Mode::Journal, Mode::JournalRetain]) {
@@ -140,8 +144,9 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
         Figure::Fig14 => {
             for workload in Workload::ALL {
                 for mode in turned(&[Mode::Journal, Mode::JournalRetain]) {
-                    keys.push(run(workload, mode, most, Setup::Plain));
-                    keys.push(run(workload, mode, most, Setup::JournalMib(1024)));
+                    for journal_mib in ROOMY_JOURNALS_MIB {
+                        keys.push(run(workload, mode, most.min(ROOMY_GUESTS), Setup::Roomy(journal_mib)));
+                    }
                 }
             }
         }
@@ -200,9 +205,11 @@ pub fn run(
             keys.len()
         );
     }
+    let whole: Duration = todo.iter().map(|key| estimate(store, key, bench)).sum();
+    eprintln!("{} cells to do, about {}", todo.len(), minutes(whole));
     let mut failed = Vec::new();
     for (at, key) in todo.iter().enumerate() {
-        let left: Duration = todo[at..].iter().map(|key| estimate(store, key)).sum();
+        let left: Duration = todo[at..].iter().map(|key| estimate(store, key, bench)).sum();
         eprint!(
             "[{}/{}, about {} left] {} round {} ",
             at + 1,
@@ -250,7 +257,7 @@ pub fn run(
 }
 
 /// What cells like this one took.
-fn estimate(store: &Store, key: &CellKey) -> Duration {
+fn estimate(store: &Store, key: &CellKey, bench: &Bench<'_>) -> Duration {
     let mean = |like: &dyn Fn(&CellKey) -> bool| {
         let walls: Vec<f64> = store.records().filter(|r| like(&r.key)).map(|r| r.wall_s).collect();
         (!walls.is_empty()).then(|| Duration::from_secs_f64(walls.iter().sum::<f64>() / walls.len() as f64))
@@ -263,7 +270,7 @@ fn estimate(store: &Store, key: &CellKey) -> Duration {
             })
         })
         .or_else(|| mean(&|other| (other.workload, other.guests) == (key.workload, key.guests)))
-        .unwrap_or(GUESS)
+        .unwrap_or(GUESS[usize::from(bench.scale.name != "quick")] * key.guests)
 }
 
 fn minutes(time: Duration) -> String {

@@ -82,7 +82,7 @@ pub fn measure(
     recovery.daemon_io = counted_after(key, stage, &before)?;
 
     let daemon = serve(key, &stage.images()[0], bench.retain_max)?;
-    let mut guest = start(&daemon, bench, &recover_script(key.mode, key.setup))?;
+    let mut guest = start(key, &daemon, bench, &recover_script(key.mode, key.setup))?;
     guest.wait_report("bench", "ready")?;
     let before = counted(key, stage, &daemon)?;
     guest.channel().send("go")?;

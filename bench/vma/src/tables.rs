@@ -28,7 +28,7 @@ pub fn all(scale: &Scale, store: &Store, table: &Table<'_>) -> String {
     }
     recovery_table(&mut text, &note, table);
     figures::memory_table(&mut text, &note, store, table);
-    figures::commit_table(&mut text, &note, table);
+    figures::commit_table(&mut text, &note, scale, table);
     figures::checkpoint_table(&mut text, &note, table);
     figures::aged_table(&mut text, &note, table);
     figures::ram_table(&mut text, &note, table);

@@ -53,7 +53,7 @@ impl Templates {
         };
         let journal = match (mode, setup) {
             (Mode::NoJournal, _) | (_, Setup::RamJournal) => None,
-            _ => Some(setup.journal_mib()),
+            _ => Some(setup.journal_mib(&self.scale)),
         };
         let aged = setup == Setup::Aged;
         let name = format!(

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::{count, median, number, percent, section, show, MIB};
-use crate::catalog::{Kind, Mode, Setup, Workload, JOURNAL_MIB};
+use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::memory::{counter, moments, peak};
 use crate::paper;
 use crate::record::{CellKey, Store};
+use crate::scale::{Scale, ROOMY_MIB};
 use crate::summary::{elapsed, stored, with_mode, Table};
 
 pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: &Table<'_>) {
@@ -62,23 +63,19 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
     );
 }
 
-pub(super) fn commit_table(text: &mut String, note: &str, table: &Table<'_>) {
-    let small = |setup: Setup| matches!(setup, Setup::JournalMib(mib) if mib <= 512);
+pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: &Table<'_>) {
     let keys = runs(table, |key| {
         key.guests == 1
             && matches!(key.workload, Workload::Postmark | Workload::Untar)
             && matches!(key.mode, Mode::Journal | Mode::JournalRetain)
-            && (small(key.setup) || matches!(key.setup, Setup::CommitS(_)))
+            && matches!(key.setup, Setup::JournalMib(_) | Setup::CommitS(_))
     });
     let with_bases = with_plain(&keys);
     let rows = with_bases.iter().filter(|key| table.has(key)).map(|key| {
         let jbd2 = |value: fn(&crate::record::Jbd2) -> f64| {
             count(table.spread(key, |record| record.guests.first()?.jbd2.as_ref().map(value)))
         };
-        let mts = match key.setup {
-            Setup::CommitS(_) => "32".to_owned(),
-            setup => (setup.journal_mib() / 4).to_string(),
-        };
+        let mts = (key.setup.journal_mib(scale) / 4).to_string();
         vec![
             key.device.name().to_owned(),
             key.workload.name().to_owned(),
@@ -96,7 +93,7 @@ pub(super) fn commit_table(text: &mut String, note: &str, table: &Table<'_>) {
         text,
         "Fig. 12: the size of a commit",
         &format!(
-            "{note} jbd2's largest transaction is a quarter of the journal, which is the paper's MTS: journals of 16 to 512 \
+            "{note} jbd2's largest transaction is a quarter of the journal, which is the paper's MTS: journals of 16 to 128 \
              MiB, and `commit=` intervals. The paper: {}.",
             paper::FIG12
         ),
@@ -107,7 +104,7 @@ pub(super) fn commit_table(text: &mut String, note: &str, table: &Table<'_>) {
             "MTS MiB",
             "commit s",
             "time s",
-            "× MTS 32 MiB",
+            "× plain",
             "MiB stored",
             "transactions",
             "blocks each",
@@ -117,10 +114,10 @@ pub(super) fn commit_table(text: &mut String, note: &str, table: &Table<'_>) {
 }
 
 pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>) {
-    let large = Setup::JournalMib(1024);
+    let [small, large] = ROOMY_JOURNALS_MIB.map(Setup::Roomy);
     let keys = runs(table, |key| key.setup == large);
     let rows = keys.iter().map(|key| {
-        let base = plain(key);
+        let base = CellKey { setup: small, ..key.clone() };
         let counted = |name: &'static str| {
             count(table.spread(&base, |record| counter(&record.file_systems, name).map(|n| n as f64)))
         };
@@ -142,7 +139,8 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>)
         text,
         "Fig. 14: the cost of checkpoints",
         &format!(
-            "{note} Time with a journal of {JOURNAL_MIB} MiB against one of 1 GiB, in which none is needed. Counts are the \
+            "{note} Time with a journal of 128 MiB against one of 1 GiB, in which none is needed, in guests of \
+             {ROOMY_MIB} MiB: with the large journal jbd2 allows transactions of 256 MiB, which have to fit. Counts are the \
              first daemon's, where it looks into the journal. The paper: {}.",
             paper::FIG14
         ),
