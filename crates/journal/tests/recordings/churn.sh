@@ -1,4 +1,4 @@
-# What the guests of these recordings ran; OPTS stands for the mount options.
+# What the guests of these recordings ran.
 cd $AFTERIMAGE_MOUNT
 fill() { seq $1 $(( $1 + $2 )); }
 i=0
@@ -10,7 +10,7 @@ while [ $i -lt 120 ]; do
   [ $((i % 40)) = 39 ] && sync
   i=$((i + 1))
 done
-cd /; umount $AFTERIMAGE_MOUNT; mount -t ext4 -o OPTS /dev/vda $AFTERIMAGE_MOUNT; cd $AFTERIMAGE_MOUNT
+mount -o remount,ro $AFTERIMAGE_MOUNT; mount -o remount,rw $AFTERIMAGE_MOUNT
 i=0
 while [ $i -lt 60 ]; do
   fill $i $(( (i * 1919) % 9000 + 20 )) > e$((i % 31)); [ $((i % 2)) = 0 ] && sync e$((i % 31)); [ $((i%13)) = 5 ] && rm -f e*
