@@ -217,6 +217,8 @@ pub enum Setup {
     Aged,
     /// The journal on a RAM disk of 40 MiB taken from the guest's memory (§ 5.2.7).
     RamJournal,
+    /// `serve --vflush-at-truncation`: vDrive's policy.
+    Vflush,
 }
 
 /// The RAM disk of § 5.2.7.
@@ -232,6 +234,7 @@ impl Setup {
             Setup::CommitS(seconds) => format!("commit-{seconds}s"),
             Setup::Aged => "aged".to_owned(),
             Setup::RamJournal => "ram-journal".to_owned(),
+            Setup::Vflush => "vflush".to_owned(),
         }
     }
 
@@ -294,10 +297,19 @@ pub enum Figure {
     Fig15,
     /// Fig. 16: the journal on a RAM disk.
     Fig16,
+    /// What forcing a flush at every truncation of the journal costs.
+    Vflush,
 }
 
 impl Figure {
     /// All.
-    pub const ALL: [Figure; 6] =
-        [Figure::Main, Figure::Table3, Figure::Fig12, Figure::Fig14, Figure::Fig15, Figure::Fig16];
+    pub const ALL: [Figure; 7] = [
+        Figure::Main,
+        Figure::Table3,
+        Figure::Fig12,
+        Figure::Fig14,
+        Figure::Fig15,
+        Figure::Fig16,
+        Figure::Vflush,
+    ];
 }

@@ -165,6 +165,13 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
                 keys.push(run(workload, Mode::Journal, most, Setup::RamJournal));
             }
         }
+        Figure::Vflush => {
+            for workload in Workload::ALL {
+                for setup in [Setup::Plain, Setup::Vflush] {
+                    keys.push(run(workload, Mode::JournalRetain, 1, setup));
+                }
+            }
+        }
     }
     keys
 }

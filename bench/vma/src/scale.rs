@@ -76,7 +76,7 @@ impl Scale {
             journal_mib: JOURNAL_MIB,
             seq_write_mib: 200,
             rnd_file_mib: 256,
-            rnd_write_mib: 48,
+            rnd_write_mib: 96,
             delete_files: 8000,
             delete_directories: 20,
             postmark_files: 4000,

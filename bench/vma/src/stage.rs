@@ -9,7 +9,7 @@ use afterimage_lab::powerfs::{ModelName, MountOptions, PowerMount};
 use afterimage_lab::process::Workdir;
 use rustix::fs::{fadvise, major, minor, Advice};
 
-use crate::catalog::{Device, JournalPolicy};
+use crate::catalog::{Device, JournalPolicy, Setup};
 use crate::error::{Context, Result};
 use crate::record::{CellKey, StorageIo};
 use crate::scale::HOST_DIRTY_BYTES;
@@ -139,6 +139,9 @@ pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>) -> Result<Da
     };
     if let (JournalPolicy::Retain, Some(bound)) = (key.mode.policy(), retain_max) {
         extra.extend(["--retain-max", bound]);
+    }
+    if key.setup == Setup::Vflush {
+        extra.push("--vflush-at-truncation");
     }
     options.extra = extra.into_iter().map(str::to_owned).collect();
     Ok(Daemon::serve(&options)?)

@@ -31,6 +31,8 @@ pub fn all(scale: &Scale, store: &Store, table: &Table<'_>) -> String {
     figures::commit_table(&mut text, &note, scale, table);
     figures::checkpoint_table(&mut text, &note, table);
     figures::aged_table(&mut text, &note, table);
+    figures::vflush_table(&mut text, &note, table);
+    figures::contract_table(&mut text, &note, table);
     figures::ram_table(&mut text, &note, table);
     target_table(&mut text, &note, &verdicts(table));
     text

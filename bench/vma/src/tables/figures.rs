@@ -229,6 +229,50 @@ pub(super) fn ram_table(text: &mut String, note: &str, table: &Table<'_>) {
     );
 }
 
+/// The same work under the contract that survives more.
+pub(super) fn contract_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let usual = "guest-crash";
+    let keys = runs(table, |key| key.setup == Setup::Plain && key.contract != usual);
+    let rows =
+        keys.iter().map(|key| beside(table, key, &CellKey { contract: usual.to_owned(), ..key.clone() }));
+    section(
+        text,
+        "What the redo log costs",
+        &format!("{note} The same cells under `{usual}` are 1."),
+        &["device", "guests", "workload", "mode", "", "time s", "×", "MiB stored", "×", "flushes"],
+        rows.collect(),
+    );
+}
+
+/// vDrive's forced flush at truncation, under strict order an option.
+pub(super) fn vflush_table(text: &mut String, note: &str, table: &Table<'_>) {
+    let keys = runs(table, |key| key.setup == Setup::Vflush);
+    let rows = keys.iter().map(|key| beside(table, key, &plain(key)));
+    section(
+        text,
+        "A flush at every truncation of the journal",
+        &format!("{note} `serve --vflush-at-truncation`; the same cells without it are 1."),
+        &["device", "guests", "workload", "mode", "", "time s", "×", "MiB stored", "×", "flushes"],
+        rows.collect(),
+    );
+}
+
+/// A cell and its ratios to another.
+fn beside(table: &Table<'_>, key: &CellKey, base: &CellKey) -> Vec<String> {
+    vec![
+        key.device.name().to_owned(),
+        key.guests.to_string(),
+        key.workload.name().to_owned(),
+        key.mode.title().to_owned(),
+        if key.contract == base.contract { key.setup.name() } else { key.contract.clone() },
+        show(table.spread(key, elapsed)),
+        show(table.ratio(key, base, elapsed)),
+        median(table.spread(key, |record| Some(stored(record)? / MIB))),
+        show(table.ratio(key, base, stored)),
+        count(table.spread(key, |record| Some(record.storage.flushes as f64))),
+    ]
+}
+
 fn plain(key: &CellKey) -> CellKey {
     CellKey { setup: Setup::Plain, ..key.clone() }
 }
