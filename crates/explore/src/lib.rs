@@ -33,6 +33,7 @@ pub mod prefix;
 pub mod process_rule;
 pub mod record;
 pub mod report;
+pub mod retained;
 pub mod runner;
 pub mod saved;
 pub mod schedule;

@@ -14,12 +14,15 @@
 //! get their numbers in either order; then [`Prefixes::of`] takes the order from the log's own records in the storage
 //! layer, as far as it is one that the guest's stream allows.
 
+mod logged;
 mod order;
 
 use afterimage_format::log::RECORDS_OFFSET;
 use afterimage_order::redo::payload_bytes_max;
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
 use rustc_hash::FxHashMap;
+
+pub(crate) use logged::{records, Logged};
 
 use crate::state::{digest, SECTOR_BYTES};
 use crate::{hash, Result};
@@ -71,6 +74,9 @@ pub enum Breach {
     /// The content is that of no prefix.
     #[error("the disks hold no prefix of the guest's requests")]
     NoPrefix,
+    /// Journals are retained, and the content is not what the guest's own recovery makes of any prefix.
+    #[error("{0}")]
+    NotRecovered(String),
     /// It is that of requests that had not been made.
     #[error("the disks hold the first {k} requests, and only {submitted} had been made")]
     Future {
@@ -120,12 +126,12 @@ pub struct Prefixes {
 
 /// One number: a request or a part of one.
 #[derive(Clone, Copy, Debug)]
-struct Step<'a> {
-    disk: usize,
+pub(crate) struct Step<'a> {
+    pub disk: usize,
     op: &'a Op,
-    offset: u64,
-    len: u64,
-    submitted: usize,
+    pub offset: u64,
+    pub len: u64,
+    pub submitted: usize,
     id: u64,
     last: bool,
 }
@@ -143,13 +149,22 @@ impl Prefixes {
         if let Some((id, _)) = log {
             order::as_logged(&mut steps, recording, id);
         }
+        Ok(Self::of_steps(recording, &disks, &steps))
+    }
+
+    /// The same of requests whose order is known.
+    pub(crate) fn of_steps(
+        recording: &Recording,
+        disks: &[afterimage_trace::TargetId],
+        steps: &[Step<'_>],
+    ) -> Self {
         let bases = disks.iter().map(|id| (*recording.targets[id.0 as usize].base).clone()).collect();
-        let prefixes = digests(&steps, bases);
+        let prefixes = digests(steps, bases);
         let mut found: FxHashMap<u128, Vec<u32>> = FxHashMap::default();
         for prefix in &prefixes {
             found.entry(prefix.digest).or_default().push(prefix.k as u32);
         }
-        let flushes = flushes(recording, &disks, &steps);
+        let flushes = flushes(recording, disks, steps);
         let submitted = steps.iter().map(|step| step.submitted).collect();
         let covers_most = flushes
             .iter()
@@ -158,7 +173,7 @@ impl Prefixes {
                 Some(*most)
             })
             .collect();
-        Ok(Self { prefixes, flushes, found, submitted, covers_most, events: recording.events.len() })
+        Self { prefixes, flushes, found, submitted, covers_most, events: recording.events.len() }
     }
 
     /// How many requests there are: the greatest k.
@@ -175,7 +190,7 @@ impl Prefixes {
     }
 
     /// All k whose content has that digest, ascending; none: it is no prefix.
-    pub fn find(&self, digest: u128) -> impl DoubleEndedIterator<Item = usize> + '_ {
+    pub fn find(&self, digest: u128) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
         self.found.get(&digest).into_iter().flatten().map(|k| *k as usize)
     }
 
@@ -237,13 +252,31 @@ impl Prefixes {
         floor: usize,
         window_ns: u64,
     ) -> std::result::Result<usize, Breach> {
-        let shortest = self.find(digest).next().ok_or(Breach::NoPrefix)?;
-        let submitted = self.submitted(event);
-        let k =
-            self.find(digest).rfind(|k| *k <= submitted).ok_or(Breach::Future { k: shortest, submitted })?;
+        let k = self.longest(self.find(digest), event)?;
         if k < floor {
             return Err(Breach::Durable { k, floor });
         }
+        self.within(k, event, window_ns)
+    }
+
+    /// Of prefixes that look the same, ascending, the longest that could be there at a crash before `event`.
+    pub(crate) fn longest(
+        &self,
+        mut ks: impl DoubleEndedIterator<Item = usize> + Clone,
+        event: usize,
+    ) -> std::result::Result<usize, Breach> {
+        let shortest = ks.clone().next().ok_or(Breach::NoPrefix)?;
+        let submitted = self.submitted(event);
+        ks.rfind(|k| *k <= submitted).ok_or(Breach::Future { k: shortest, submitted })
+    }
+
+    /// The window rule, for a crash before `event` that leaves prefix `k`.
+    pub(crate) fn within(
+        &self,
+        k: usize,
+        event: usize,
+        window_ns: u64,
+    ) -> std::result::Result<usize, Breach> {
         match self.lost(k, event) {
             Some(lost) if lost.spread_ns > window_ns || window_ns == 0 => Err(Breach::Window {
                 k,
@@ -270,8 +303,21 @@ pub(crate) fn parts(op: &Op, part_bytes: Option<u64>) -> impl Iterator<Item = (u
     (0..len.div_ceil(part)).map(move |i| (offset + i * part, part.min(len - i * part)))
 }
 
+impl<'a> Step<'a> {
+    /// The bytes that it stores; `None`: zeroes.
+    pub fn data(&self) -> Option<&'a [u8]> {
+        match self.op {
+            Op::Write { offset, data, .. } => {
+                let from = (self.offset - offset) as usize;
+                Some(&data[from..from + self.len as usize])
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Everything that gets a number, in the order of submission.
-fn steps<'a>(
+pub(crate) fn steps<'a>(
     recording: &'a Recording,
     disks: &[afterimage_trace::TargetId],
     part_bytes: Option<u64>,
@@ -297,31 +343,27 @@ fn steps<'a>(
 fn digests(steps: &[Step<'_>], mut disks: Vec<Sparse>) -> Vec<Prefix> {
     let mut now = disks.iter().enumerate().fold(0, |all, (index, base)| all ^ digest(index, base));
     let mut prefixes = vec![Prefix { k: 0, event: None, whole: true, digest: now }];
-    let mut old = Vec::new();
     for (k, step) in (1..).zip(steps) {
-        let content = &mut disks[step.disk];
-        old.resize(step.len as usize, 0);
-        content.read_at(&mut old, step.offset);
-        let new = match step.op {
-            Op::Write { offset, data, .. } => {
-                let from = (step.offset - offset) as usize;
-                let new = &data[from..from + step.len as usize];
-                content.write_at(new, step.offset);
-                Some(new)
-            }
-            _ => {
-                content.zero_at(step.offset, step.len);
-                None
-            }
-        };
-        let first = step.offset / SECTOR_BYTES as u64;
-        for (i, (sector, old)) in (first..).zip(old.chunks(SECTOR_BYTES)).enumerate() {
-            let new = new.map_or(0, |new| hash::content(&new[i * SECTOR_BYTES..][..old.len()]));
-            now ^= hash::placed(step.disk, sector, hash::content(old)) ^ hash::placed(step.disk, sector, new);
-        }
+        now ^= change(&mut disks[step.disk], step.disk, step.offset, step.len, step.data());
         prefixes.push(Prefix { k, event: Some(step.submitted), whole: step.last, digest: now });
     }
     prefixes
+}
+
+/// Stores bytes (`None`: zeroes) and says by what the disk's digest changes.
+pub(crate) fn change(content: &mut Sparse, disk: usize, offset: u64, len: u64, data: Option<&[u8]>) -> u128 {
+    let mut old = vec![0; len as usize];
+    content.read_at(&mut old, offset);
+    match data {
+        Some(data) => content.write_at(data, offset),
+        None => content.zero_at(offset, len),
+    }
+    let first = offset / SECTOR_BYTES as u64;
+    let sectors = (first..).zip(old.chunks(SECTOR_BYTES)).enumerate();
+    sectors.fold(0, |digest, (i, (sector, old))| {
+        let new = data.map_or(0, |data| hash::content(&data[i * SECTOR_BYTES..][..old.len()]));
+        digest ^ hash::placed(disk, sector, hash::content(old)) ^ hash::placed(disk, sector, new)
+    })
 }
 
 /// What each flush promises, by what had completed when it was submitted.

@@ -11,10 +11,12 @@ use crate::campaign::Subject;
 use crate::check::fsck::{self, Fsck};
 use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
 use crate::check::Checker;
+use crate::layers::retains;
 use crate::log_recovery::{LogRecovery, RecoveryOptions};
 use crate::model::{cuts, Model};
 use crate::own::OwnRecovery;
 use crate::prefix::Prefixes;
+use crate::retained::{RetainedOracle, RetainedRecovery};
 use crate::schedule::Picking;
 use crate::state::SECTOR_BYTES;
 use crate::stream::Stream;
@@ -147,9 +149,27 @@ impl Setup {
                         self.contract
                     ))
                 })?;
-                let prefixes = Arc::new(Prefixes::of(recording)?);
                 let options =
                     RecoveryOptions { lose_records: self.lose_records, ..RecoveryOptions::default() };
+                if retains(recording) {
+                    if self.model == Model::Guest {
+                        return Err(ExploreError::Usage(
+                            "when only processes die the retained journals outlive them, and they are no part of the \
+                             recording's storage layer: use --model disk"
+                                .to_owned(),
+                        ));
+                    }
+                    let oracle = Arc::new(RetainedOracle::of(recording)?);
+                    let own = Arc::new(RetainedRecovery::new(oracle, window, options));
+                    return Ok(Subject {
+                        stream,
+                        cuts,
+                        own: Some(own),
+                        picking: self.picking,
+                        seed: self.seed,
+                    });
+                }
+                let prefixes = Arc::new(Prefixes::of(recording)?);
                 let recovery = LogRecovery::new(Arc::clone(&prefixes), window, options);
                 if self.model == Model::Guest {
                     Some(Arc::new(process_rule::ProcessRule::new(recording, prefixes, recovery)))

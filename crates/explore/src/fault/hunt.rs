@@ -1,7 +1,5 @@
 //! Looks for states that break a contract, at the level of disks alone: no guest, no application.
 
-use std::sync::Arc;
-
 use afterimage_order::Contract;
 use afterimage_trace::{EventKind, Layer, Recording};
 use rand::seq::SliceRandom as _;
@@ -12,10 +10,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::{Fault, Planted};
 use crate::enumerate::Enumeration;
 use crate::hash;
-use crate::layers::LayersOptions;
+use crate::layers::{retains, LayersOptions};
 use crate::log_recovery::recover;
 use crate::model::{cuts, state_digest, Choice, Cut, LostWrite, Model};
 use crate::prefix::Prefixes;
+use crate::retained::RetainedOracle;
 use crate::state::{Image, SECTOR_BYTES};
 use crate::stream::Stream;
 use crate::{ExploreError, Result};
@@ -80,7 +79,10 @@ pub fn survey(planted: &Planted, seed: u64, budget_states: u64) -> Result<Survey
     let cuts = cuts(&stream, Model::Disk);
     let oracle: Box<dyn Oracle> = match planted.contract {
         Contract::PowerWindow { window } => Box::new(WindowOracle {
-            prefixes: Arc::new(Prefixes::of(&planted.recording)?),
+            history: match retains(&planted.recording) {
+                true => History::Retained(Box::new(RetainedOracle::of(&planted.recording)?)),
+                false => History::Plain(Box::new(Prefixes::of(&planted.recording)?)),
+            },
             window_ns: window.as_nanos() as u64,
             planted,
             log: stream.log().is_some(),
@@ -171,8 +173,14 @@ trait Oracle {
     ) -> std::result::Result<(usize, bool), String>;
 }
 
+/// What the disks may hold.
+enum History {
+    Plain(Box<Prefixes>),
+    Retained(Box<RetainedOracle>),
+}
+
 struct WindowOracle<'a> {
-    prefixes: Arc<Prefixes>,
+    history: History,
     window_ns: u64,
     planted: &'a Planted,
     log: bool,
@@ -196,8 +204,16 @@ impl Oracle for WindowOracle<'_> {
         let digest = found.clone()?;
         let floors = &self.planted.floors;
         let floor = floors[..floors.partition_point(|floor| floor.event <= event)].last().map_or(0, |f| f.k);
-        let k = self.prefixes.judge(digest, event, floor, self.window_ns).map_err(|e| e.to_string())?;
-        Ok((k, self.prefixes.lost(k, event).is_some()))
+        let (judged, prefixes) = match &self.history {
+            History::Plain(prefixes) => {
+                (prefixes.judge(digest, event, floor, self.window_ns), prefixes.as_ref())
+            }
+            History::Retained(oracle) => {
+                (oracle.judge(digest, event, floor as u64, self.window_ns), oracle.prefixes())
+            }
+        };
+        let k = judged.map_err(|e| e.to_string())?;
+        Ok((k, prefixes.lost(k, event).is_some()))
     }
 }
 

@@ -45,11 +45,17 @@ pub enum Fault {
     HomeBeforeLog,
     /// `power-window`: recovery loses the log's newest durable records, and nothing shows it.
     LoseLogTail,
+    /// Retained journals: a transaction's home writes are records of their own.
+    SplitHomeSets,
+    /// Retained journals: the home writes of one transaction in five never reach the log.
+    ForgetHomeSets,
+    /// Retained journals: home writes are in the log before the guest has written the commit block.
+    SetsBeforeCommit,
 }
 
 /// A fault's name that is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a planted fault: use one of {names}", names = Fault::ALL.map(Fault::name).join(", "))]
+#[error("`{0}` is not a planted fault: use one of {names}", names = Fault::names())]
 pub struct UnknownFault(String);
 
 /// A recording with a fault in it, and what is needed to judge its states.
@@ -78,6 +84,15 @@ impl Fault {
         Self::LoseLogTail,
     ];
 
+    /// Those of a daemon that retains journals: they need the stream of a guest with one, and
+    /// [`LayersOptions::retain`].
+    pub const RETAINED: [Self; 3] = [Self::SplitHomeSets, Self::ForgetHomeSets, Self::SetsBeforeCommit];
+
+    fn names() -> String {
+        let names = Self::ALL.into_iter().chain(Self::RETAINED).map(Self::name);
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -89,6 +104,9 @@ impl Fault {
             Self::DropHomeSyncs => "drop-home-syncs",
             Self::HomeBeforeLog => "home-before-log",
             Self::LoseLogTail => "lose-log-tail",
+            Self::SplitHomeSets => "split-home-sets",
+            Self::ForgetHomeSets => "forget-home-sets",
+            Self::SetsBeforeCommit => "sets-before-commit",
         }
     }
 
@@ -104,6 +122,15 @@ impl Fault {
             Self::HomeBeforeLog => "power-window: records go home before the log's sync.",
             Self::LoseLogTail => {
                 "power-window: recovery loses the log's newest durable records, and nothing shows it."
+            }
+            Self::SplitHomeSets => {
+                "power-window, retained journal: a transaction's home writes are records of their own."
+            }
+            Self::ForgetHomeSets => {
+                "power-window, retained journal: the home writes of one transaction in five never reach the log."
+            }
+            Self::SetsBeforeCommit => {
+                "power-window, retained journal: home writes are in the log before the guest's commit block."
             }
         }
     }
@@ -131,7 +158,14 @@ impl Fault {
                 planted(recording, window)
             }
             _ => {
-                let replay = replay_noted(recording, options)?;
+                let mut options = options.clone();
+                if let Some(retain) = &mut options.retain {
+                    retain.split_sets = self == Self::SplitHomeSets;
+                    retain.forget_sets = self == Self::ForgetHomeSets;
+                } else if Self::RETAINED.contains(&self) {
+                    return Err(nothing_to_act_on("no retained journal: replay it with one"));
+                }
+                let replay = replay_noted(recording, &options)?;
                 Planted { floors: replay.floors, ..planted(replay.recording, window) }
             }
         };
@@ -145,6 +179,8 @@ impl Fault {
             Self::DropHomeSyncs => streams::drop_syncs(stream, streams::Which::Images),
             Self::HomeBeforeLog => streams::home_before_log(stream)?,
             Self::LoseLogTail => planted.recovery.lose_records = 2,
+            Self::SplitHomeSets | Self::ForgetHomeSets => {}
+            Self::SetsBeforeCommit => streams::sets_before_commit(stream)?,
         }
         if self != Self::LoseLogTail {
             // Positions of events have moved; and what the daemon says it made durable is not what it is judged by.
@@ -169,7 +205,8 @@ impl FromStr for Fault {
     type Err = UnknownFault;
 
     fn from_str(name: &str) -> std::result::Result<Self, UnknownFault> {
-        Self::ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(|| UnknownFault(name.to_owned()))
+        let known = Self::ALL.into_iter().chain(Self::RETAINED).find(|fault| fault.name() == name);
+        known.ok_or_else(|| UnknownFault(name.to_owned()))
     }
 }
 

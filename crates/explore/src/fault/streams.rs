@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use afterimage_format::log::RECORDS_OFFSET;
+use afterimage_format::log::{RecordHeader, RECORDS_OFFSET};
 use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, TargetId};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -182,4 +182,54 @@ pub(super) fn home_before_log(recording: &mut Recording) -> Result<()> {
     } else {
         Err(nothing_to_act_on("no checkpoint: use a smaller log"))
     }
+}
+
+/// A set of home writes reaches the log before the guest's flush that precedes its commit block: where that was the last
+/// thing the guest asked for, and nothing else was logged in between.
+pub(super) fn sets_before_commit(recording: &mut Recording) -> Result<()> {
+    let log = targets(recording, Which::Log);
+    let guest: HashSet<TargetId> = recording.of_layer(Layer::Guest).map(|(id, _)| id).collect();
+    let mut events: Vec<Event> = Vec::with_capacity(recording.events.len());
+    // Where the guest's newest flush is, and how often it has asked for anything since.
+    let (mut place, mut asked, mut moved) = (None, 0, HashSet::new());
+    for event in std::mem::take(&mut recording.events) {
+        match &event.kind {
+            EventKind::Submit { target, op, .. } if guest.contains(target) => {
+                if *op == Op::Flush {
+                    (place, asked) = (Some(events.len()), 0);
+                } else {
+                    asked += 1;
+                }
+            }
+            EventKind::Submit { target, id, op: Op::Write { offset, data, .. } }
+                if log.contains(target) && *offset >= RECORDS_OFFSET =>
+            {
+                let is_set = RecordHeader::parse(data).is_some_and(|header| header.more());
+                match place.take() {
+                    Some(at) if is_set && asked == 1 => {
+                        moved.insert(*id);
+                        let at_ns = events.get(at).map_or(event.at_ns, |flush: &Event| flush.at_ns);
+                        events.insert(at, Event { at_ns, ..event });
+                        place = Some(at + 1);
+                        continue;
+                    }
+                    _ => {}
+                }
+            }
+            EventKind::Complete { id, .. } if moved.contains(id) => {
+                if let Some(at) = place.take() {
+                    let at_ns = events.get(at).map_or(event.at_ns, |flush: &Event| flush.at_ns);
+                    events.insert(at, Event { at_ns, ..event });
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        events.push(event);
+    }
+    recording.events = events;
+    if moved.is_empty() {
+        return Err(nothing_to_act_on("no transaction whose commit follows a flush"));
+    }
+    Ok(())
 }

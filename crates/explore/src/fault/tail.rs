@@ -9,7 +9,7 @@ use afterimage_order::redo::{scan, Placed};
 use crate::log_recovery::{refused, Refused};
 use crate::state::Scratch;
 
-/// Takes the newest `records` complete records out of a log: zeroes from there on, and a header that claims no more than
+/// Takes the newest `records` complete records (more, where that would cut a set) out of a log: zeroes from there on, and a header that claims no more than
 /// what is left.
 ///
 /// # Errors
@@ -18,7 +18,12 @@ pub(crate) fn lose_tail(log: &Arc<Scratch>, records: usize) -> Result<(), Refuse
     let medium = Arc::clone(log) as Arc<dyn Medium>;
     let found = scan(&medium).map_err(|e| refused(&e))?;
     let mine: Vec<&Placed> = found.records.iter().filter(|r| r.kind != RecordKind::Incarnation).collect();
-    let Some(first) = mine.len().checked_sub(records.max(1)).map(|kept| mine[kept]) else { return Ok(()) };
+    let Some(mut kept) = mine.len().checked_sub(records.max(1)) else { return Ok(()) };
+    // A set goes as a whole: what ends within one is no log that a recovery could have left.
+    while kept > 0 && mine[kept - 1].more {
+        kept -= 1;
+    }
+    let first = mine[kept];
     let area = found.header.area_bytes.get();
     let tail = found.header.tail_position.get();
     let erase = |from: u64, to: u64| log.zero_at(RECORDS_OFFSET + from, to - from, false);

@@ -2,21 +2,23 @@
 //! everything that is due has been done.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use afterimage_block::{Completion, Disk as _, Lane, Medium, MediumDisk, Token};
+use afterimage_block::{Completion, Disk as _, Lane, Medium, Token};
 use afterimage_format::log::PAGE_BYTES;
-use afterimage_order::redo::{payload_bytes_max, Config, Core, LogSync, RedoDisk};
-use afterimage_order::{Clock, Contract, VirtualClock};
+use afterimage_order::redo::{payload_bytes_max, Core};
+use afterimage_order::{Clock as _, Contract, VirtualClock};
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Target, TargetId};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
+use super::device::{lock, Device, Shared};
 use super::direct::ids_end;
+use super::retained::Retained;
 use super::setting::{new_log, request};
 use super::tape::{Tape, TapeMedium};
-use super::{Floor, LayersOptions, Replay, Tally};
+use super::{failed, LayersOptions, Replay, TURNS_MAX};
 use crate::{ExploreError, Result};
 
 /// The smallest record area that is accepted: room for two of the largest records of such an area, and the reserve.
@@ -25,8 +27,6 @@ const AREA_PAGES_MIN: u64 = 8;
 const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
 /// A log to which nothing was appended for this time is emptied by halves, as in the daemon's checkpointer.
 const IDLE: Duration = Duration::from_secs(2);
-/// A request that is not answered after so many turns of everything that could help it never will be.
-const TURNS_MAX: usize = 256;
 
 /// The guest layer of `recording` through the redo log: a recording with both layers. See the [module](super).
 ///
@@ -65,7 +65,8 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
             EventKind::Complete { id, .. } => driver.wait_for(*id)?,
             EventKind::Mark { text } => driver.tape.push(EventKind::Mark { text: Arc::clone(text) }),
         }
-        driver.checkpoint_if_half_full()?;
+        driver.device().checkpoint_if_half_full()?;
+        driver.reap_all();
     }
     Ok(driver.finish(recording))
 }
@@ -76,37 +77,26 @@ struct Pending {
     op: Op,
 }
 
-/// A sync of the log that the device is working on.
-struct Running {
-    sync: LogSync,
-    done_at: Duration,
-}
-
 /// See the module.
 struct Driver<'a> {
     options: &'a LayersOptions,
-    rng: ChaCha8Rng,
     clock: Arc<VirtualClock>,
     tape: Arc<Tape>,
     targets: Vec<Target>,
-    log: Arc<TapeMedium>,
-    homes: Vec<Arc<TapeMedium>>,
-    core: Option<Arc<Core>>,
+    device: Shared,
+    retained: Option<Retained>,
     lanes: Vec<Box<dyn Lane>>,
     /// By the guest's name for it.
     pending: HashMap<u64, Pending>,
     /// The names in the order of submission.
     order: BTreeMap<u64, u64>,
     submitted: u64,
-    /// Records that everything submitted so far makes.
+    /// Records that everything submitted so far makes. Where journals are retained that is not known: what was in the log
+    /// when it was last looked at.
     records: u64,
     part_bytes: u64,
-    running: Option<Running>,
-    synced_at: Duration,
     /// Where the log's end was seen to move last, and when.
     head: (u64, Duration),
-    floors: Vec<Floor>,
-    tally: Tally,
 }
 
 impl<'a> Driver<'a> {
@@ -146,69 +136,47 @@ impl<'a> Driver<'a> {
             bytes: log_base.len(),
             base: Arc::new(log_base),
         });
+        let sizes = homes.iter().map(|home| home.len()).collect();
+        let retained = options.retain.as_ref().map(|how| Retained::new(how, sizes)).transpose()?;
+        let device = Device::new(options, rng, Arc::clone(&clock), Arc::clone(&tape), log, homes);
         let mut driver = Self {
             options,
-            rng,
             clock,
             tape,
             targets,
-            log,
-            homes,
-            core: None,
+            device: Arc::new(Mutex::new(device)),
+            retained,
             lanes: Vec::new(),
             pending: HashMap::new(),
             order: BTreeMap::new(),
             submitted: 0,
             records: 0,
             part_bytes: payload_bytes_max(area_bytes),
-            running: None,
-            synced_at: Duration::ZERO,
             head: (0, Duration::ZERO),
-            floors: Vec::new(),
-            tally: Tally::default(),
         };
         driver.start()?;
         Ok(driver)
     }
 
-    /// A process begins: takes over what is in the log, and opens a lane for each disk.
+    fn device(&self) -> std::sync::MutexGuard<'_, Device> {
+        lock(&self.device)
+    }
+
+    /// A process begins: takes over what is in the log and in the arenas, and opens a lane for each disk.
     fn start(&mut self) -> Result<()> {
-        let mut config = Config::new(
-            self.options.window,
-            Arc::clone(&self.clock) as Arc<dyn Clock>,
-            Arc::clone(&self.log) as Arc<dyn Medium>,
-            self.homes.iter().map(|home| Arc::clone(home) as Arc<dyn Medium>).collect(),
-            self.rng.random(),
-        );
-        if let Some(configure) = &self.options.configure {
-            config = configure(config);
-        }
-        let core = Core::open(config).map_err(|e| failed("taking the log over", &e))?;
-        self.lanes.clear();
-        for (disk, home) in self.homes.iter().enumerate() {
-            let below = Arc::new(MediumDisk::new(Arc::clone(home) as Arc<dyn Medium>));
-            let lane = RedoDisk::new(Arc::clone(&core), disk, below).open_lane();
-            self.lanes.push(lane.map_err(|e| failed("opening a lane", &e))?);
-        }
-        self.core = Some(core);
-        self.synced_at = self.clock.now();
-        self.note_floor();
+        let disks = self.device().start()?;
+        self.lanes = match &mut self.retained {
+            Some(retained) => retained.start(disks, &self.device)?,
+            None => {
+                let lanes = disks.iter().map(|disk| disk.open_lane());
+                lanes.collect::<std::result::Result<_, _>>().map_err(|e| failed("opening a lane", &e))?
+            }
+        };
         Ok(())
     }
 
     fn core(&self) -> Arc<Core> {
-        Arc::clone(self.core.as_ref().expect("a process runs from `new` to `finish`"))
-    }
-
-    fn note_floor(&mut self) {
-        let k = self.core().durable().0 as usize;
-        if self.floors.last().is_none_or(|floor| floor.k < k) {
-            self.floors.push(Floor { event: self.tape.len(), k });
-        }
-    }
-
-    fn draw(&mut self, per_mille: u32) -> bool {
-        per_mille > 0 && self.rng.random_range(0..1000) < per_mille
+        self.device().core()
     }
 
     /// Time passes, and what is due is done.
@@ -220,24 +188,21 @@ impl<'a> Driver<'a> {
             if turns > TURNS_MAX {
                 return Err(ExploreError::Corrupt("the redo log asks for the same sync for ever".to_owned()));
             }
-            self.move_to(due);
+            self.device().move_to(due);
             self.act()?;
         }
-        self.move_to(until);
+        self.device().move_to(until);
         Ok(())
-    }
-
-    fn move_to(&self, time: Duration) {
-        self.clock.advance(time.saturating_sub(self.clock.now()));
     }
 
     /// When the background has something to do next.
     fn due(&self) -> Option<Duration> {
-        if let Some(running) = &self.running {
-            return Some(running.done_at);
+        let device = self.device();
+        if let Some(until) = device.running_until() {
+            return Some(until);
         }
-        let core = self.core();
-        let unflushed = (core.acknowledged() > core.durable()).then(|| self.synced_at + UNFLUSHED_MAX);
+        let core = device.core();
+        let unflushed = (core.acknowledged() > core.durable()).then(|| device.synced_at + UNFLUSHED_MAX);
         let sync = core.next_sync_at().or(unflushed);
         let idle = (core.log_bytes() > 0).then(|| self.head.1 + IDLE);
         [sync, idle].into_iter().flatten().min().map(|due| due.max(self.clock.now()))
@@ -246,86 +211,41 @@ impl<'a> Driver<'a> {
     /// Does what is due now.
     fn act(&mut self) -> Result<()> {
         let now = self.clock.now();
-        if self.running.is_some() {
-            return self.end_sync();
-        }
-        let core = self.core();
-        if core.log_bytes() > 0 && self.head.1 + IDLE <= now {
+        let mut device = lock(&self.device);
+        let core = device.core();
+        if device.running_until().is_some() {
+            device.end_sync()?;
+        } else if core.log_bytes() > 0 && self.head.1 + IDLE <= now {
             self.head.1 = now;
-            self.sync_now()?;
-            return self.checkpoint(core.area_bytes() / 2);
-        }
-        self.begin_sync()
-    }
-
-    /// The syncer begins: what is appended from now on belongs to the next sync.
-    fn begin_sync(&mut self) -> Result<()> {
-        let core = self.core();
-        self.synced_at = self.clock.now();
-        let Some(sync) = core.begin_sync().map_err(|e| failed("beginning a sync", &e))? else {
-            return Ok(());
-        };
-        let most = self.options.schedule.sync_max.as_nanos() as u64;
-        let took = if self.draw(self.options.schedule.stall) {
-            self.options.window.as_nanos() as u64 * self.rng.random_range(1..=4)
+            device.sync_now()?;
+            device.checkpoint(core.area_bytes() / 2)?;
         } else {
-            self.rng.random_range(0..=most)
-        };
-        self.log.begin_sync();
-        self.running = Some(Running { sync, done_at: self.clock.now() + Duration::from_nanos(took) });
-        Ok(())
-    }
-
-    /// The device has answered.
-    fn end_sync(&mut self) -> Result<()> {
-        let Some(Running { sync, done_at }) = self.running.take() else { return Ok(()) };
-        self.move_to(done_at);
-        let core = self.core();
-        self.log.end_sync(|| core.run_sync(&sync)).map_err(|e| failed("syncing the log", &e))?;
-        core.finish_sync(&sync);
-        self.tally.syncs += 1;
-        self.note_floor();
+            return device.begin_sync();
+        }
+        drop(device);
         self.reap_all();
         Ok(())
-    }
-
-    /// Everything appended so far durable, however long it takes.
-    fn sync_now(&mut self) -> Result<()> {
-        self.end_sync()?;
-        self.begin_sync()?;
-        self.end_sync()
-    }
-
-    fn checkpoint(&mut self, log_bytes_max: u64) -> Result<()> {
-        let some = self.core().checkpoint_once(log_bytes_max).map_err(|e| failed("a checkpoint", &e))?;
-        self.tally.checkpoints += u64::from(some);
-        self.reap_all();
-        Ok(())
-    }
-
-    /// What the checkpointer does when an append asks it to.
-    fn checkpoint_if_half_full(&mut self) -> Result<()> {
-        let core = self.core();
-        if core.log_bytes() <= core.area_bytes() / 2 || self.rng.random_range(0..6) > 0 {
-            return Ok(());
-        }
-        if self.running.is_none() {
-            self.sync_now()?;
-        }
-        self.checkpoint(core.area_bytes() / 2)
     }
 
     /// What the schedule adds.
     fn by_chance(&mut self) -> Result<()> {
         let schedule = self.options.schedule;
-        if self.draw(schedule.early_sync) && self.running.is_none() {
-            self.begin_sync()?;
+        let mut device = lock(&self.device);
+        if device.draw(schedule.early_sync) && device.running_until().is_none() {
+            device.begin_sync()?;
         }
-        if self.draw(schedule.checkpoint) {
-            let bytes = self.rng.random_range(1..self.core().area_bytes());
-            self.checkpoint(bytes)?;
+        if device.draw(schedule.checkpoint) {
+            let area_bytes = device.core().area_bytes();
+            let bytes = device.rng.random_range(1..area_bytes);
+            device.checkpoint(bytes)?;
         }
-        if self.draw(schedule.death) {
+        let dies = device.draw(schedule.death);
+        drop(device);
+        self.reap_all();
+        if let Some(retained) = &mut self.retained {
+            retained.by_chance(&self.device, self.pending.is_empty())?;
+        }
+        if dies {
             self.die()?;
         }
         Ok(())
@@ -337,12 +257,15 @@ impl<'a> Driver<'a> {
         if self.pending.values().any(|pending| pending.op != Op::Flush) {
             return Ok(());
         }
-        self.tally.deaths += 1;
-        self.count_waits();
-        self.running = None;
-        self.log.abandon_sync();
         self.lanes.clear();
-        self.core = None;
+        if let Some(retained) = &mut self.retained {
+            retained.stop();
+            self.records = self.core().acknowledged().0;
+        }
+        let mut device = self.device();
+        device.tally.deaths += 1;
+        device.stop();
+        drop(device);
         self.start()?;
         let found = self.core().acknowledged().0;
         if found < self.records {
@@ -361,12 +284,6 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn count_waits(&mut self) {
-        let (held, throttled) = self.core().waits();
-        self.tally.held_flushes += held;
-        self.tally.throttled += throttled;
-    }
-
     /// The guest asks for something.
     fn submit(&mut self, disk: usize, id: u64, op: &Op) -> Result<()> {
         // What waits on other lanes comes first, so that numbers follow the order of submission.
@@ -379,8 +296,12 @@ impl<'a> Driver<'a> {
         self.pending.insert(id, Pending { disk, op: op.clone() });
         self.records += crate::prefix::parts(op, Some(self.part_bytes)).count() as u64;
         self.lanes[disk].submit(request(id, op));
-        if *op == Op::Flush || !self.draw(self.options.schedule.batch) {
+        let waits = *op != Op::Flush && self.device().draw(self.options.schedule.batch);
+        if !waits {
             self.make_room()?;
+        } else if self.retained.is_some() {
+            // It is in the log, and completes later.
+            return Ok(());
         }
         self.reap_all();
         Ok(())
@@ -390,15 +311,19 @@ impl<'a> Driver<'a> {
     /// lane has anything that was not dispatched, so nothing is overtaken.
     fn make_room(&mut self) -> Result<()> {
         self.lanes.iter_mut().for_each(|lane| lane.dispatch());
+        if self.retained.is_some() {
+            self.reap_all();
+            self.see_head();
+            return Ok(());
+        }
         for _ in 0..TURNS_MAX {
             self.reap_all();
             if self.core().acknowledged().0 >= self.records {
                 self.see_head();
                 return Ok(());
             }
-            self.sync_now()?;
-            let bytes = self.rng.random_range(1..=self.core().area_bytes());
-            self.checkpoint(bytes)?;
+            self.device().make_room()?;
+            self.reap_all();
         }
         let core = self.core();
         Err(ExploreError::Corrupt(format!(
@@ -426,10 +351,8 @@ impl<'a> Driver<'a> {
                 return Ok(());
             }
             // Held back by the window rule: the sync that it waits for.
-            match self.running {
-                Some(_) => self.end_sync()?,
-                None => self.begin_sync()?,
-            }
+            self.device().go_on()?;
+            self.reap_all();
         }
         Err(ExploreError::Corrupt(format!("the redo log never answers the guest's request {id}")))
     }
@@ -450,22 +373,25 @@ impl<'a> Driver<'a> {
     }
 
     fn finish(mut self, source: &Recording) -> Replay {
-        self.count_waits();
+        self.lanes.clear();
+        self.retained = None;
+        self.device().stop();
         let mut about = source.about.clone();
         let contract = Contract::PowerWindow { window: self.options.window };
         about.insert("contract".to_owned(), contract.to_string().into());
-        let replay = serde_json::json!({
+        let mut replay = serde_json::json!({
             "seed": self.options.seed,
             "log_area_bytes": self.options.log_area_bytes,
             "time_scale": self.options.time_scale,
         });
+        if let Some(retain) = &self.options.retain {
+            about.insert(super::JOURNAL.to_owned(), super::RETAIN.into());
+            replay["arena_bytes_max"] = retain.arena_bytes_max.into();
+        }
         about.insert("layers".to_owned(), replay);
         let targets = std::mem::take(&mut self.targets);
         let recording = Recording { about, targets, events: self.tape.take() };
-        Replay { recording, floors: std::mem::take(&mut self.floors), tally: self.tally }
+        let mut device = self.device();
+        Replay { recording, floors: std::mem::take(&mut device.floors), tally: device.tally }
     }
-}
-
-fn failed(what: &str, error: &dyn std::fmt::Display) -> ExploreError {
-    ExploreError::Corrupt(format!("replaying the guest's requests through the redo log: {what}: {error}"))
 }

@@ -20,8 +20,10 @@
 //! What it does not: a checkpoint runs in one piece, with no request in between; requests are appended in the order of
 //! their submission, on all disks together.
 
+mod device;
 mod direct;
 mod driver;
+mod retained;
 mod setting;
 mod synthetic;
 mod tape;
@@ -33,10 +35,17 @@ use std::time::Duration;
 use afterimage_order::redo::Config;
 use afterimage_trace::{EventKind, Recording};
 
-use crate::Result;
+use crate::{ExploreError, Result};
 pub use direct::direct;
 pub use driver::{replay, replay_noted};
+pub use retained::{OpenRetained, Retain};
 pub use synthetic::{synthetic, Synthetic};
+
+/// A request that is not answered after so many turns of everything that could help it never will be.
+const TURNS_MAX: usize = 256;
+/// Where a recording says what is done with the guests' journals, and that they are retained.
+const JOURNAL: &str = "journal";
+const RETAIN: &str = "retain";
 
 /// Changes the configuration with which each process of a replay opens the log.
 pub type Configure = Arc<dyn Fn(Config) -> Config + Send + Sync>;
@@ -56,6 +65,8 @@ pub struct LayersOptions {
     pub schedule: Schedule,
     /// For proofs that mistakes are found: changes the configuration of the core under test.
     pub configure: Option<Configure>,
+    /// Journals are retained (`--journal retain`); `None`: passed through.
+    pub retain: Option<Retain>,
 }
 
 impl Default for LayersOptions {
@@ -67,6 +78,7 @@ impl Default for LayersOptions {
             time_scale: 1.0,
             schedule: Schedule::default(),
             configure: None,
+            retain: None,
         }
     }
 }
@@ -79,6 +91,7 @@ impl std::fmt::Debug for LayersOptions {
             .field("seed", &self.seed)
             .field("time_scale", &self.time_scale)
             .field("schedule", &self.schedule)
+            .field("retain", &self.retain)
             .finish_non_exhaustive()
     }
 }
@@ -155,6 +168,11 @@ pub struct Tally {
     pub throttled: u64,
 }
 
+/// Whether a recording was made with retained journals.
+pub(crate) fn retains(recording: &Recording) -> bool {
+    recording.about_text(JOURNAL) == Some(RETAIN)
+}
+
 /// The names of all requests that were refused.
 pub(crate) fn refused_ids(recording: &Recording) -> HashSet<u64> {
     let refused = recording.events.iter().filter_map(|event| match event.kind {
@@ -177,9 +195,13 @@ pub(crate) fn guest_disks(recording: &Recording) -> Result<Vec<afterimage_trace:
     disks.sort_unstable();
     let complete = disks.iter().zip(0..).all(|((index, _), expected)| *index == expected);
     if disks.is_empty() || !complete {
-        return Err(crate::ExploreError::Corrupt(
+        return Err(ExploreError::Corrupt(
             "the recording's guest layer does not have disks 0, 1, 2, … of one group".to_owned(),
         ));
     }
     Ok(disks.into_iter().map(|(_, id)| id).collect())
+}
+
+fn failed(what: &str, error: &dyn std::fmt::Display) -> ExploreError {
+    ExploreError::Corrupt(format!("replaying the guest's requests: {what}: {error}"))
 }

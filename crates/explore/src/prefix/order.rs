@@ -1,24 +1,11 @@
 //! The order in which the redo log has numbered the guest's requests, read from the records that were written to it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use afterimage_format::log::{RecordHeader, RecordKind, RECORDS_OFFSET, RECORD_ALIGN};
-use afterimage_trace::{EventKind, Op, Recording, TargetId};
+use afterimage_trace::{EventKind, Recording, TargetId};
 
+use super::logged::{records, Logged};
 use super::Step;
-use crate::state::SECTOR_BYTES;
-
-/// A record that was appended.
-struct Logged {
-    disk: usize,
-    offset: u64,
-    len: u64,
-    /// The payload, where it was not split at the end of the area.
-    data: Option<(Arc<[u8]>, usize)>,
-    /// The event of the log's write.
-    event: usize,
-}
 
 /// Puts the steps into the log's order, those that are not in it last. They stay in the order of submission where the
 /// log's contradicts the guest's stream (a request numbered before another one that had completed before it was made),
@@ -49,11 +36,8 @@ pub(super) fn as_logged(steps: &mut Vec<Step<'_>>, recording: &Recording, log: T
 }
 
 fn same(step: &Step<'_>, logged: &Logged) -> bool {
-    match (step.op, &logged.data) {
-        (Op::Write { offset, data, .. }, Some((found, at))) => {
-            let from = (step.offset - offset) as usize;
-            data[from..from + step.len as usize] == found[*at..*at + step.len as usize]
-        }
+    match (step.data(), &logged.data) {
+        (Some(data), Some(found)) => data == &found[..],
         _ => true,
     }
 }
@@ -75,37 +59,4 @@ fn allowed(steps: &[Step<'_>], recording: &Recording) -> bool {
         newest = newest.max(step.submitted);
         !late
     })
-}
-
-/// Every record that was written to the log, in that order.
-fn records(recording: &Recording, log: TargetId) -> Vec<Logged> {
-    let mut found = Vec::new();
-    // Bytes of a payload that go on at the begin of the area.
-    let mut rest = 0;
-    for (event, entry) in recording.events.iter().enumerate() {
-        let EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. } = &entry.kind else {
-            continue;
-        };
-        if *target != log || *offset < RECORDS_OFFSET {
-            continue;
-        }
-        let mut at = if *offset == RECORDS_OFFSET { std::mem::take(&mut rest) } else { 0 };
-        while let Some(header) = data.get(at..).and_then(RecordHeader::parse) {
-            let payload = header.payload_bytes().unwrap_or(0) as usize;
-            let start = at + RECORD_ALIGN as usize;
-            if let Some(RecordKind::Write | RecordKind::Discard | RecordKind::Zero) = header.kind() {
-                let whole = payload > 0 && start + payload <= data.len();
-                found.push(Logged {
-                    disk: usize::from(header.disk.get()),
-                    offset: header.sector.get() * SECTOR_BYTES as u64,
-                    len: header.sectors.get() * SECTOR_BYTES as u64,
-                    data: whole.then(|| (Arc::clone(data), start)),
-                    event,
-                });
-            }
-            at = start + payload;
-        }
-        rest = at.saturating_sub(data.len());
-    }
-    found
 }
