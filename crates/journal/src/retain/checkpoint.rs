@@ -129,12 +129,10 @@ impl Retainer {
     /// that the journal is empty, gets a sequence that none of them can have: they mean nothing to whoever finds
     /// them after a power cut.
     pub(super) fn evict(&mut self, v: usize, blocks: &[(AreaBlock, Block)]) -> Result<(), JournalError> {
-        let Some(log) = self.volumes[v].log() else { return Ok(()) };
-        let next = log.head.0.next();
-        if next.is_after(log.disk_sequence) {
-            let superblock = log.superblock.clone();
-            self.mark_empty(v, &superblock, next)?;
+        if self.volumes[v].log().is_none() {
+            return Ok(());
         }
+        self.disown(v)?;
         let mut placed: Vec<(Sector, AreaBlock, &Block)> = blocks
             .iter()
             .filter_map(|(at, block)| Some((self.area_sector(v, *at)?, *at, block)))
@@ -146,6 +144,17 @@ impl Retainer {
             self.arena.remove(id, *at);
         }
         self.volumes[v].classes.evicted_blocks += placed.len() as u64;
+        Ok(())
+    }
+
+    /// Makes the superblock on the disk, which says that the journal is empty, younger than every transaction here.
+    fn disown(&mut self, v: usize) -> Result<(), JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let next = log.head.0.next();
+        if !log.on_disk && next.is_after(log.disk_sequence) {
+            let superblock = log.superblock.clone();
+            self.mark_empty(v, &superblock, next)?;
+        }
         Ok(())
     }
 
@@ -171,9 +180,11 @@ impl Retainer {
         Ok(())
     }
 
-    /// Every block of an absorbed journal but its superblock goes to its own place on the disk.
+    /// Every block of an absorbed journal but its superblock goes to its own place on the disk. Until a superblock says that
+    /// they are there, the one on the disk has a sequence that none of them can have.
     fn write_through(&mut self, v: usize) -> Result<(), JournalError> {
         let id = self.volumes[v].id;
+        self.disown(v)?;
         let mut placed: Vec<(Sector, AreaBlock)> = self
             .arena
             .blocks(id)
