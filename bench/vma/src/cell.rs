@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::catalog::{JournalPolicy, Kind};
 use crate::error::{Context, Result};
-use crate::memory::file_systems;
+use crate::memory::{counter, file_systems};
 use crate::outcome;
 use crate::process::{groups_cpu_s, process_cpu_s};
 use crate::record::{CellKey, Record, Sample, StorageIo, RECORD_VERSION};
@@ -70,6 +70,7 @@ pub fn run(
         storage_measured: StorageIo::default(),
         storage: StorageIo::default(),
         daemon_io: StorageIo::default(),
+        absorbed_bytes: None,
         guest_cpu_s: 0.0,
         daemon_cpu_s: 0.0,
         file_systems: Value::Null,
@@ -142,6 +143,7 @@ fn work(
     stage.settle()?;
     let storage_before = stage.storage(&daemons)?;
     let written_before = written_by(&daemons)?;
+    let absorbed_before = absorbed(&daemons)?;
     let (guest_before_s, daemon_before_s) = (groups_cpu_s(&machines)?, daemon_cpu_s(&daemons)?);
     let sampler = (record.key.mode.policy() == JournalPolicy::Retain && record.key.guests == 1)
         .then(|| daemons[0].control_socket().map(Sampler::start))
@@ -165,6 +167,8 @@ fn work(
     }
     drop(guests);
     record.daemon_io = finish(&daemons)?.since(&written_before);
+    record.absorbed_bytes =
+        absorbed(&daemons)?.zip(absorbed_before).map(|(now, then)| now.saturating_sub(then));
     let by_daemons = record.daemon_io;
     for daemon in daemons {
         daemon.stop()?;
@@ -181,6 +185,16 @@ fn finish(daemons: &[Daemon]) -> Result<StorageIo> {
         daemon.request(&serde_json::json!({ "command": "pause" }))?;
     }
     written_by(daemons)
+}
+
+/// Journal writes that the daemons kept from storage so far.
+fn absorbed(daemons: &[Daemon]) -> Result<Option<u64>> {
+    let mut sum = Some(0);
+    for daemon in daemons {
+        let bytes = counter(&file_systems(&daemon.status()?), "journal_absorbed_bytes");
+        sum = sum.zip(bytes).map(|(sum, bytes)| sum + bytes);
+    }
+    Ok(sum)
 }
 
 fn load_average() -> f64 {

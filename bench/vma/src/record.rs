@@ -12,7 +12,7 @@ use crate::error::{Context, Result};
 use crate::scale::Scale;
 
 /// Raised when a record of an older program would mean something else.
-pub const RECORD_VERSION: u32 = 1;
+pub const RECORD_VERSION: u32 = 2;
 
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -199,6 +199,8 @@ pub struct Record {
     pub storage: StorageIo,
     /// What the daemons wrote to their files and logs until after the unmounts, as they count it.
     pub daemon_io: StorageIo,
+    /// Journal writes that all daemons kept from storage until after the unmounts; `None` where they do not say.
+    pub absorbed_bytes: Option<u64>,
     /// Processor time of all guests until the last program's end, in seconds.
     pub guest_cpu_s: f64,
     /// Processor time of all daemons, the same.
@@ -222,6 +224,12 @@ impl Record {
     /// The mean of the work and the sync after it.
     pub fn synced_s(&self) -> f64 {
         self.mean(|guest| guest.elapsed_s + guest.sync_s)
+    }
+
+    /// What all guests wrote outside their journals: bound A of this very run.
+    pub fn outside_journal_bytes(&self) -> Option<u64> {
+        let written: u64 = self.guests.iter().map(|guest| guest.whole.write_bytes).sum();
+        written.checked_sub(self.absorbed_bytes?)
     }
 
     fn mean(&self, value: impl Fn(&GuestResult) -> f64) -> f64 {

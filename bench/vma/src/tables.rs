@@ -5,11 +5,13 @@ mod figures;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use crate::catalog::{Device, Kind, Mode, Setup, Workload};
+use crate::catalog::{Device, JournalPolicy, Kind, Mode, Setup, Workload};
 use crate::paper;
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
-use crate::summary::{elapsed, recovered, stored, synced, verdicts, with_mode, Spread, Table, Verdict};
+use crate::summary::{
+    elapsed, over_own_bound, recovered, stored, synced, verdicts, with_mode, Spread, Table, Verdict,
+};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -110,6 +112,7 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
                     percent(table.gain(&key, &journal, stored))
                 },
                 show(bound),
+                show(table.spread(&key, over_own_bound).filter(|_| mode.policy() == JournalPolicy::Retain)),
                 count(value(|record| record.storage.writes as f64)),
                 count(value(|record| record.storage.flushes as f64)),
                 median(value(|record| record.guest_cpu_s)),
@@ -121,8 +124,8 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
     let _ = writeln!(
         text,
         "\n### {}\n\nThe device: {}. {note} Bytes, write requests and flushes are those that reached storage from the \
-         begin of the work until everything was on the device{}; processor seconds are all guests' and all daemons' \
-         during the work.\n",
+         begin of the work until everything was on the device{}; `× outside journal` is over what the guests wrote outside \
+         their journals in the same run; processor seconds are all guests' and all daemons' during the work.\n",
         scene.title(),
         scene.device.description(),
         if scene.device.is_model() { ", counted below the host's page cache" } else { ", as the daemons count them" }
@@ -139,6 +142,7 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
             "MiB stored",
             "less than journal",
             "× bound A",
+            "× outside journal",
             "writes",
             "flushes",
             "guest CPU s",
