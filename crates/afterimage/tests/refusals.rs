@@ -72,6 +72,26 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--log-max", "lots"], &["--log-max", "lots"]),
         (&["serve", "--disk", "a.img", "--metrics", "here"], &["127.0.0.1:9150"]),
         (&["serve", "--disk", "a.img", "--sandbox", "maybe"], &["auto, off or require"]),
+        (
+            &["serve", "--disk", "a.img", "--journal", "retain"],
+            &["power", "--survives guest-crash", "--survives power-window=50ms"],
+        ),
+        (
+            &["serve", "--disk", "a.img", "--journal", "retain", "--cache", "none"],
+            &["power", "--survives guest-crash"],
+        ),
+        (&["serve", "--disk", "a.img", "--journal", "keep"], &["--journal", "keep", "passthrough or retain"]),
+        (&["serve", "--disk", "a.img", "--retain-max", "1G"], &["--retain-max", "add --journal retain"]),
+        (&["serve", "--disk", "a.img", "--arena", "."], &["--arena", "add --journal retain"]),
+        (&["serve", "--disk", "a.img", "--vflush-at-truncation"], &["add --journal retain"]),
+        (
+            &["serve", "--disk", "a.img", "--journal", "retain", "--retain-max", "1k"],
+            &["--retain-max 1k", "1048576"],
+        ),
+        (
+            &["serve", "--disk", "a.img", "--journal", "retain", "--retain-max", "much"],
+            &["much", "not a size"],
+        ),
         (&["create", "c.img", "8E"], &["too large"]),
         (&["create", "c.img", "99999999999999999999G"], &["too large"]),
         (&["create", "c.img", "1000"], &["multiple of 512"]),

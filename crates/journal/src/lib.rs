@@ -17,6 +17,7 @@ pub mod group;
 mod ids;
 pub mod layout;
 pub mod log;
+pub mod offline;
 pub mod retain;
 pub mod state_file;
 mod status;

@@ -1,12 +1,18 @@
 //! `afterimage check FILE`
 
+use std::fmt;
 use std::path::PathBuf;
+
+use afterimage_journal::offline;
+use afterimage_order::offline::CheckReport;
+use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Check an image and its redo log, offline, without changing anything
+/// Check an image, its redo log and its retained journals, offline, without changing anything
 ///
-/// Says whether they belong together and whether every record of the log is whole. The image must not be served
+/// Says whether they belong together, whether every record of the log is whole, and whether what is retained can be
+/// recovered. The image must not be served
 /// meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -17,8 +23,39 @@ pub struct Args {
     json: bool,
 }
 
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    log: CheckReport,
+    /// Bytes of retained journal content that recovery reads; 0 where nothing is retained.
+    retained_bytes: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.log.path.display();
+        if self.log.sound && !self.log.clean && self.log.replay.is_none() {
+            return write!(
+                f,
+                "{path}: sound; {} bytes of retained journals wait in memory for recovery",
+                self.retained_bytes
+            );
+        }
+        write!(f, "{}", self.log)
+    }
+}
+
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let report = afterimage_order::offline::check(&args.file).map_err(Failure::failed)?;
-    super::print_report(&report, args.json)
+    let mut log = afterimage_order::offline::check(&args.file).map_err(Failure::failed)?;
+    let mut retained_bytes = 0;
+    if let Some(retained) = offline::inspect(&args.file).map_err(Failure::failed)? {
+        log.clean = false;
+        if let Some(problem) = retained.problem {
+            log.sound = false;
+            log.problems.push(problem);
+        }
+        retained_bytes = retained.retained.map_or(0, |r| r.arena_used_bytes);
+    }
+    super::print_report(&Report { log, retained_bytes }, args.json)
 }

@@ -12,7 +12,19 @@ pub mod man;
 pub mod recover;
 pub mod serve;
 
+use std::path::{Path, PathBuf};
+
 use crate::failure::Failure;
+
+/// The images whose retained journals belong to what was asked about: those of a group's log, or the path itself.
+fn images_of<'a>(path: &'a Path, logged: impl Iterator<Item = &'a PathBuf>) -> Vec<&'a Path> {
+    let logged: Vec<&Path> = logged.map(PathBuf::as_path).collect();
+    if logged.is_empty() {
+        vec![path]
+    } else {
+        logged
+    }
+}
 
 /// Prints a report: as JSON on one line, or as its author shows it to people.
 fn print_report<T: serde::Serialize + std::fmt::Display>(report: &T, json: bool) -> Result<(), Failure> {

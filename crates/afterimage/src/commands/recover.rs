@@ -1,13 +1,19 @@
 //! `afterimage recover FILE`
 
+use std::fmt;
 use std::path::PathBuf;
+
+use afterimage_journal::offline;
+use afterimage_order::offline::RecoverReport;
+use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Bring an image to its last consistent state, offline, and remove its redo log
+/// Bring an image to its last consistent state, offline, and remove its redo log and its retained journals
 ///
-/// Complete records of the log go home, a torn end is dropped. `serve` does the same by itself; this is for using the
-/// image with other tools. The image must not be served meanwhile.
+/// Complete records of the log go home, a torn end is dropped. Then what the guest had committed to retained journals
+/// goes home, and its journals are empty. `serve` does the same by itself; this is for using the image with other tools.
+/// The image must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
@@ -15,13 +21,37 @@ pub struct Args {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
+    /// Go on where retained journals are gone: what the guest had committed and not written home is given up
+    #[arg(long)]
+    accept_loss: bool,
     /// Answer as JSON
     #[arg(long)]
     json: bool,
 }
 
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    log: RecoverReport,
+    /// Per image with retained journals.
+    retained: Vec<offline::RecoverReport>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.log.log.is_some() || self.retained.is_empty() {
+            writeln!(f, "{}", self.log)?;
+        }
+        self.retained.iter().try_for_each(|retained| writeln!(f, "{retained}"))
+    }
+}
+
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let report = afterimage_order::offline::recover(&args.file, args.dry_run).map_err(Failure::failed)?;
-    super::print_report(&report, args.json)
+    let log = afterimage_order::offline::recover(&args.file, args.dry_run).map_err(Failure::failed)?;
+    let mut retained = Vec::new();
+    for image in super::images_of(&args.file, log.images.iter()) {
+        retained.extend(offline::recover(image, args.dry_run, args.accept_loss).map_err(Failure::failed)?);
+    }
+    super::print_report(&Report { log, retained }, args.json)
 }

@@ -17,6 +17,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::state::Daemon;
+use crate::control::protocol::FileSystemStatus;
 
 /// Longest request head that is read, in bytes.
 const HEAD_BYTES_MAX: usize = 8192;
@@ -167,7 +168,8 @@ impl Collector for GroupCollector {
         let mut families = Families(encoder);
         self.group(&mut families)?;
         self.guests(&mut families)?;
-        self.storage(&mut families)
+        self.storage(&mut families)?;
+        self.journals(&mut families)
     }
 }
 
@@ -331,5 +333,128 @@ impl GroupCollector {
         }
         families.counter("afterimage_storage_requests", "Requests to the image file", None, &requests)?;
         families.counter("afterimage_storage", "Data to and from the image file", Some(Unit::Bytes), &bytes)
+    }
+}
+
+/// A file system of a disk, by name.
+struct Retained {
+    disk: String,
+    start_sector: String,
+    status: FileSystemStatus,
+}
+
+impl Retained {
+    fn labels(&self) -> Labels<'_> {
+        vec![
+            ("disk", self.disk.as_str()),
+            ("start_sector", self.start_sector.as_str()),
+            ("uuid", self.status.uuid.as_deref().unwrap_or_default()),
+        ]
+    }
+}
+
+impl GroupCollector {
+    fn journals(&self, families: &mut Families<'_>) -> fmt::Result {
+        let mut all = Vec::new();
+        let mut arenas = Vec::new();
+        for (index, disk) in self.0.disks.iter().enumerate() {
+            let Some(status) = self.0.group.disk_status(index) else { continue };
+            let disk = disk.settings.file.display().to_string();
+            all.extend(status.file_systems.iter().map(|fs| Retained {
+                disk: disk.clone(),
+                start_sector: fs.start_sector.to_string(),
+                status: fs.into(),
+            }));
+            arenas.push((disk, status));
+        }
+        if arenas.is_empty() {
+            return Ok(());
+        }
+        let per_disk = |value: fn(&afterimage_journal::DiskStatus) -> u64| -> Vec<(Labels<'_>, f64)> {
+            arenas.iter().map(|(disk, s)| (vec![("disk", disk.as_str())], value(s) as f64)).collect()
+        };
+        let bytes = Some(Unit::Bytes);
+        families.gauge(
+            "afterimage_arena_used",
+            "Journal content retained",
+            bytes.clone(),
+            &per_disk(|s| s.arena_used_bytes),
+        )?;
+        families.gauge(
+            "afterimage_arena_resident",
+            "Memory of retained journals",
+            bytes.clone(),
+            &per_disk(|s| s.arena_resident_bytes),
+        )?;
+        families.gauge(
+            "afterimage_arena_max",
+            "Bound of the content, shared by all disks",
+            bytes.clone(),
+            &per_disk(|s| s.arena_bytes_max),
+        )?;
+        let modes: Vec<(Labels<'_>, f64)> = all
+            .iter()
+            .map(|fs| {
+                let mut labels = fs.labels();
+                labels.push(("mode", &fs.status.mode));
+                labels.push(("why", fs.status.why.as_deref().unwrap_or_default()));
+                (labels, 1.0)
+            })
+            .collect();
+        families.gauge(
+            "afterimage_journal_info",
+            "Whether a journal is retained, and why not",
+            None,
+            &modes,
+        )?;
+        let per_fs = |value: fn(&FileSystemStatus) -> u64| -> Vec<(Labels<'_>, f64)> {
+            all.iter().map(|fs| (fs.labels(), value(&fs.status) as f64)).collect()
+        };
+        families.gauge(
+            "afterimage_retained_transactions",
+            "Committed transactions held",
+            None,
+            &per_fs(|s| s.transactions),
+        )?;
+        families.gauge("afterimage_retained_versions", "Versions held", None, &per_fs(|s| s.versions))?;
+        families.gauge(
+            "afterimage_retained_versions_pending",
+            "Versions that are not home",
+            None,
+            &per_fs(|s| s.versions_pending),
+        )?;
+        families.gauge(
+            "afterimage_retained_data",
+            "Content of the versions held",
+            bytes.clone(),
+            &per_fs(|s| s.data_bytes),
+        )?;
+        families.gauge(
+            "afterimage_retained_information",
+            "Journal information: what says where a version is and belongs",
+            bytes.clone(),
+            &per_fs(|s| s.information_bytes),
+        )?;
+        let count = |value: fn(&FileSystemStatus) -> u64| -> Vec<(Labels<'_>, u64)> {
+            all.iter().map(|fs| (fs.labels(), value(&fs.status))).collect()
+        };
+        families.counter(
+            "afterimage_journal_absorbed",
+            "Journal writes that did not reach storage",
+            bytes.clone(),
+            &count(|s| s.journal_absorbed_bytes),
+        )?;
+        families.counter(
+            "afterimage_page_writeback_elided",
+            "Home writes not forwarded, because the same bytes were home",
+            bytes,
+            &count(|s| s.page_writeback_elided_bytes),
+        )?;
+        for (place, (name, help, _)) in FileSystemStatus::default().counts().into_iter().enumerate() {
+            let rows: Vec<(Labels<'_>, u64)> =
+                all.iter().map(|fs| (fs.labels(), fs.status.counts()[place].2)).collect();
+            families.counter(&format!("afterimage_{name}"), help, None, &rows)?;
+        }
+        Ok(())
     }
 }

@@ -90,6 +90,9 @@ pub enum RetainError {
     /// The arena, or the disk below.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// An image or the group cannot be opened.
+    #[error(transparent)]
+    Group(afterimage_order::OpenError),
     /// The group.
     #[error(transparent)]
     Block(#[from] BlockError),

@@ -32,6 +32,7 @@ use crate::status::DiskStatus;
 
 pub use error::RetainError;
 use prepare::PreparedDisk;
+pub(crate) use prepare::{arena_of, judge, Earlier};
 pub use prepare::{GroupImage, Prepared};
 
 /// How often the fill is looked at while it may soon need room.

@@ -94,7 +94,7 @@ impl Drop for Fresh {
 }
 
 /// What is known of an image's retained journals.
-enum Earlier {
+pub(crate) enum Earlier {
     /// Nothing is retained, and nothing was.
     Nothing,
     /// An arena goes on.
@@ -127,7 +127,7 @@ impl Prepared {
             if retain && ImageIdentity::of(image.path)?.is_none() {
                 return Err(RetainError::Device { image: image.path.to_owned() });
             }
-            earlier.push((image, retain, look(image.path, retain, prepared.options.accept_loss)?));
+            earlier.push((image, retain, judge(image.path, retain, prepared.options.accept_loss)?));
         }
         if prepared.options.retain {
             prepared.options.arena_folder = folder(&prepared.options)?;
@@ -228,7 +228,7 @@ fn folder(options: &JournalOptions) -> Result<PathBuf, RetainError> {
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Judges what an image's state file says.
-fn look(image: &Path, retain: bool, accept_loss: bool) -> Result<Earlier, RetainError> {
+pub(crate) fn judge(image: &Path, retain: bool, accept_loss: bool) -> Result<Earlier, RetainError> {
     let state_path = state_file::state_path(image)?;
     let state = match State::read(&state_path) {
         Ok(None) => return Ok(Earlier::Nothing),

@@ -119,9 +119,6 @@ impl Retainer {
                 _ => self.abandon(id),
             }
         }
-        for v in 0..self.volumes.len() {
-            self.settle(v)?;
-        }
         Ok(())
     }
 

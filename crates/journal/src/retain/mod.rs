@@ -128,6 +128,18 @@ impl Retainer {
     /// # Errors
     /// The disk below cannot be read or written.
     pub fn open(disk: &dyn Disk, arena: Arena, options: Options) -> Result<Self, JournalError> {
+        let mut retainer = Self::open_unsettled(disk, arena, options)?;
+        for v in 0..retainer.volumes.len() {
+            retainer.settle(v)?;
+        }
+        Ok(retainer)
+    }
+
+    /// As [`Retainer::open`], but nothing goes home yet: for saying what is retained.
+    ///
+    /// # Errors
+    /// The disk below cannot be read.
+    pub fn open_unsettled(disk: &dyn Disk, arena: Arena, options: Options) -> Result<Self, JournalError> {
         let below = Below::new(disk, options.home.clone())?;
         let mut retainer = Self {
             volumes: Vec::new(),

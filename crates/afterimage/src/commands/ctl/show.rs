@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::control::protocol::{DiskStatus, StatusAnswer};
+use crate::control::protocol::{DiskStatus, FileSystemStatus, StatusAnswer};
 use crate::units::show_bytes;
 
 /// The status as a short text.
@@ -58,6 +58,15 @@ pub fn status(status: &StatusAnswer) -> String {
     }
     for disk in &status.disks {
         line(show_disk(disk));
+        if let Some(arena) = &disk.arena {
+            line(format!(
+                "  retained: {} of {} in use, {} of memory",
+                show_bytes(arena.used_bytes),
+                show_bytes(arena.bytes_max),
+                show_bytes(arena.resident_bytes)
+            ));
+        }
+        disk.file_systems.iter().for_each(|fs| line(show_file_system(fs)));
     }
     text.trim_end().to_owned()
 }
@@ -91,6 +100,47 @@ fn show_disk(disk: &DiskStatus) -> String {
     );
     if let Some(failure) = &disk.failure {
         let _ = write!(words, "; FAILED: {failure}");
+    }
+    words
+}
+
+fn show_file_system(fs: &FileSystemStatus) -> String {
+    let uuid = fs.uuid.as_ref().map_or(String::new(), |uuid| format!(" ({uuid})"));
+    let mut words = format!("  file system at sector {}{uuid}: {}", fs.start_sector, fs.mode);
+    if let Some(why) = &fs.why {
+        let _ = write!(words, ", {why}");
+    }
+    if fs.mode == "retain" {
+        let _ = write!(
+            words,
+            "; {} transactions with {} versions, {} of them not home ({} of data, {} of journal information)",
+            fs.transactions,
+            fs.versions,
+            fs.versions_pending,
+            show_bytes(fs.data_bytes),
+            show_bytes(fs.information_bytes)
+        );
+    }
+    if fs.journal_commits > 0 {
+        let _ = write!(
+            words,
+            "; {} commits, {} of journal not written, {} page write-backs ({} as committed, {} not forwarded), {} \
+             truncations, {} revokes; {} releases, {} checkpoints ({} blocks), {} blocks evicted",
+            fs.journal_commits,
+            show_bytes(fs.journal_absorbed_bytes),
+            fs.page_writebacks,
+            fs.page_writebacks_matching,
+            show_bytes(fs.page_writeback_elided_bytes),
+            fs.journal_truncations,
+            fs.revokes,
+            fs.releases,
+            fs.checkpoints,
+            fs.checkpoint_blocks,
+            fs.evicted_blocks
+        );
+    }
+    if fs.write_failures > 0 {
+        let _ = write!(words, "; {} writes FAILED", fs.write_failures);
     }
     words
 }

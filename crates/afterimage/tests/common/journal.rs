@@ -1,0 +1,81 @@
+//! A guest's ext4 without a guest: a file system made by mke2fs, and a journal written as jbd2 writes it.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::guest::Guest;
+
+/// Bytes of a block.
+pub const BLOCK: u64 = 4096;
+/// Blocks of the images that are made here.
+const BLOCKS: u64 = 8192;
+/// jbd2's magic number (include/linux/jbd2.h, JBD2_MAGIC_NUMBER).
+const MAGIC: u32 = 0xc03b_3998;
+
+/// The journal of one file system.
+pub struct Journal {
+    /// The file system block of its superblock; the next ones follow.
+    pub first: u64,
+    /// A block that no file has: any content is right for it.
+    pub free: u64,
+    next: u32,
+    tid: u32,
+}
+
+/// Runs a tool of e2fsprogs and returns what it says.
+#[track_caller]
+pub fn e2fs(program: &str, args: &[&str], image: &Path) -> String {
+    // Debian keeps them where only root looks.
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let output = Command::new(program).env("PATH", path).args(args).arg(image).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{program}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+impl Journal {
+    /// Makes an image with a file system on it.
+    #[track_caller]
+    pub fn make(image: &Path) -> Self {
+        std::fs::File::create(image).unwrap().set_len(BLOCKS * BLOCK).unwrap();
+        let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-O", "^metadata_csum,^64bit"];
+        e2fs("mke2fs", &[&options[..], &["-t", "ext4"]].concat(), image);
+        let place = |block: u64| -> u64 {
+            e2fs("debugfs", &["-R", &format!("bmap <8> {block}")], image).trim().parse().unwrap()
+        };
+        let first = place(0);
+        assert_eq!(place(9), first + 9, "the journal's first blocks lie together");
+        Self { first, free: BLOCKS - 1, next: 1, tid: 1 }
+    }
+
+    /// A mount: the journal's superblock says that the log begins.
+    pub fn mount(&mut self, guest: &mut Guest) {
+        let mut block = guest.read(self.first * BLOCK, BLOCK as usize);
+        // s_sequence and s_start.
+        block[24..28].copy_from_slice(&self.tid.to_be_bytes());
+        block[28..32].copy_from_slice(&self.next.to_be_bytes());
+        guest.write(self.first * BLOCK, &block);
+        guest.flush();
+    }
+
+    /// Commits one block with a content of that byte.
+    pub fn commit(&mut self, guest: &mut Guest, home: u64, byte: u8) {
+        assert!(self.next + 3 <= 10, "the blocks that are known to lie together");
+        let header = |kind: u32| [MAGIC, kind, self.tid].map(u32::to_be_bytes).concat();
+        let mut descriptor = header(1);
+        // One tag, the last one, with the journal's UUID behind it.
+        descriptor.extend(u32::try_from(home).unwrap().to_be_bytes());
+        descriptor.extend(8u32.to_be_bytes());
+        descriptor.resize(BLOCK as usize, 0);
+        let mut commit = header(2);
+        commit.resize(BLOCK as usize, 0);
+        let at = (self.first + u64::from(self.next)) * BLOCK;
+        guest.write(at, &descriptor);
+        guest.write(at + BLOCK, &vec![byte; BLOCK as usize]);
+        guest.flush();
+        guest.write(at + 2 * BLOCK, &commit);
+        guest.flush();
+        self.next += 3;
+        self.tid += 1;
+    }
+}

@@ -1,0 +1,213 @@
+//! `inspect`, `check` and `recover` for retained journals, while nobody serves the image.
+//!
+//! ```text
+//! inspect, dry run   arena ─ copied into memory ─┐
+//!                    image ─ below an overlay ───┴─► Retainer ─► what is retained, what recovery writes
+//! recover            arena, image (locked) ─► Retainer::finish ─► image closed ─► FILE.state gone ─► arena gone
+//! ```
+//!
+//! Outcomes of a recovery that is cut off: until the state file is gone, arena and image are as they were or further; it can
+//! be done again.
+
+mod overlay;
+mod report;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use afterimage_block::MediumDisk;
+use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_store::{DirectMode, FileMedium, ImageStore};
+use rustix::fs::{flock, memfd_create, seek, FlockOperation, MemfdFlags, SeekFrom};
+
+use crate::arena::Arena;
+use crate::error::JournalError;
+use crate::group::{arena_of, judge, Earlier, RetainError};
+use crate::retain::{Options, Retainer};
+use crate::state_file::{self, State, StateError};
+use crate::status::DiskStatus;
+
+pub use report::{InspectReport, RecoverReport, WouldWrite};
+
+/// Bytes copied at once.
+const CHUNK: usize = 1 << 20;
+
+/// The image that a path means: the path itself, or what a state file stands beside.
+fn image_of(path: &Path) -> PathBuf {
+    let name = path.as_os_str().as_encoded_bytes();
+    let stem = name
+        .strip_suffix(b".state")
+        .map(|stem| PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(stem)));
+    stem.filter(|image| image.is_file()).unwrap_or_else(|| path.to_owned())
+}
+
+/// Says what is retained of an image; `None` where nothing is. Changes nothing, in use or not.
+///
+/// # Errors
+/// Something cannot be read. A damaged state file, or an arena that is gone, is an answer.
+pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
+    let image = image_of(path);
+    let state_path = state_file::state_path(&image)?;
+    let mut report = InspectReport::new(image.clone(), state_path.clone());
+    let state = match State::read(&state_path) {
+        Ok(None) => return Ok(None),
+        Ok(Some(state)) => state,
+        Err(e @ (StateError::Corrupt { .. } | StateError::Unsupported { .. })) => {
+            report.problem = Some(e.to_string());
+            return Ok(Some(report));
+        }
+        Err(e) => return Err(e.into()),
+    };
+    report.state = Some(state.clone());
+    report.problem = match look(&image, &state) {
+        Ok(Looked::InUse) => {
+            report.in_use = true;
+            None
+        }
+        Ok(Looked::Free(status, _)) => {
+            report.retained = Some(status);
+            None
+        }
+        Err(problem) => Some(problem),
+    };
+    Ok(Some(report))
+}
+
+/// What [`look`] found.
+enum Looked {
+    /// A daemon has the arena open.
+    InUse,
+    /// What is retained, and how many bytes its recovery writes to the image.
+    Free(DiskStatus, u64),
+}
+
+/// Recovers into memory. An error is a problem in words.
+fn look(image: &Path, state: &State) -> Result<Looked, String> {
+    if state_file::ImageIdentity::of(image).map_err(|e| e.to_string())? != Some(state.image) {
+        return Err(format!(
+            "the state file belongs to another image (inode {}, {} bytes)",
+            state.image.inode, state.image.size_bytes
+        ));
+    }
+    arena_of(state).map_err(|e| e.to_string())??;
+    let copy = copy_arena(&state.arena).map_err(|e| format!("cannot read {}: {e}", state.arena.display()))?;
+    let Some(copy) = copy else { return Ok(Looked::InUse) };
+    let name = format!("/proc/self/fd/{}", copy.as_raw_fd());
+    let arena = Arena::open(Path::new(&name), Some(state.arena_identity())).map_err(|e| match e {
+        // The copy's name would mislead.
+        JournalError::Corrupt(what) | JournalError::Unsupported(what) => {
+            what.replace(&name, &state.arena.display().to_string())
+        }
+        e => e.to_string(),
+    })?;
+    let medium =
+        FileMedium::open(image, true).map_err(|e| format!("cannot open {}: {e}", image.display()))?;
+    let overlay = Arc::new(overlay::Overlay::new(medium));
+    let disk = MediumDisk::new(Arc::clone(&overlay) as Arc<dyn afterimage_block::Medium>);
+    let mut retainer = Retainer::open_unsettled(&disk, arena, plain_options()).map_err(|e| e.to_string())?;
+    let status = retainer.status();
+    retainer.finish(false).map_err(|e| e.to_string())?;
+    Ok(Looked::Free(status, overlay.written_bytes()))
+}
+
+/// Home writes are plain ones: what makes them atomic has been recovered before.
+fn plain_options() -> Options {
+    Options { home: None, drop_journal: false, vflush_at_truncation: false }
+}
+
+/// A copy in memory, holes and all; `None` where a daemon has the arena open.
+fn copy_arena(path: &Path) -> io::Result<Option<File>> {
+    let from = OpenOptions::new().read(true).open(path)?;
+    match flock(&from, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    }
+    let to = File::from(memfd_create("arena-copy", MemfdFlags::CLOEXEC)?);
+    let length = from.metadata()?.len();
+    to.set_len(length)?;
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    while at < length {
+        let data = match seek(&from, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        let end = seek(&from, SeekFrom::Hole(data))?.min(length);
+        at = data;
+        while at < end {
+            let here = &mut buffer[..CHUNK.min((end - at) as usize)];
+            from.read_exact_at(here, at)?;
+            to.write_all_at(here, at)?;
+            at += here.len() as u64;
+        }
+    }
+    Ok(Some(to))
+}
+
+/// Brings what is retained of an image home and removes state file and arena: the image is a plain raw file then. `None`
+/// where nothing is retained. A redo log must have been brought home before. With `dry_run` nothing is changed. With
+/// `accept_loss` a state file whose arena is gone is removed.
+///
+/// # Errors
+/// See [`RetainError`]; what is retained stays.
+pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<RecoverReport>, RetainError> {
+    let image = image_of(path);
+    let state_path = state_file::state_path(&image)?;
+    if !state_path.exists() {
+        return Ok(None);
+    }
+    let opened = open_image(&image, dry_run)?;
+    let mut report = RecoverReport::new(image.clone(), state_path.clone(), dry_run);
+    // As `serve` would judge it. A dry run must not even tidy the arena up, as opening it does.
+    let state = match (judge(&image, !dry_run, accept_loss), State::read(&state_path)) {
+        (Err(RetainError::Retained { .. }), Ok(Some(state))) if dry_run => state,
+        (Ok(Earlier::Arena(state, _)), _) => state,
+        (Ok(Earlier::Nothing), _) => return Ok(None),
+        (Ok(Earlier::Gone(_)), _) => {
+            report.lost = true;
+            if !dry_run {
+                state_file::remove(&state_path)?;
+            }
+            return Ok(Some(report));
+        }
+        (Err(e), _) => return Err(e),
+    };
+    report.arena = Some(state.arena.clone());
+    match look(&image, &state) {
+        Ok(Looked::Free(status, written_bytes)) => report.found(&status, written_bytes),
+        Ok(Looked::InUse) => {
+            let busy = io::Error::new(io::ErrorKind::ResourceBusy, "another process has it open");
+            return Err(JournalError::io(format!("opening the arena {}", state.arena.display()), busy).into());
+        }
+        Err(problem) => return Err(JournalError::Corrupt(problem).into()),
+    }
+    if dry_run {
+        return Ok(Some(report));
+    }
+    let arena = Arena::open(&state.arena, Some(state.arena_identity()))?;
+    let group =
+        Group::open(vec![opened], GroupOptions::new(Contract::GuestCrash)).map_err(RetainError::Group)?;
+    let mut retainer = Retainer::open(&*group.disks()[0], arena, plain_options())?;
+    retainer.finish(false)?;
+    drop(retainer);
+    group.close()?;
+    state_file::remove(&state_path)?;
+    fs::remove_file(&state.arena).map_err(StateError::io("remove the arena", &state.arena))?;
+    Ok(Some(report))
+}
+
+fn open_image(image: &Path, read_only: bool) -> Result<Arc<ImageStore>, RetainError> {
+    let options = afterimage_store::OpenOptions {
+        read_only,
+        direct: DirectMode::Off,
+        any_content: true,
+        ..afterimage_store::OpenOptions::new(image)
+    };
+    ImageStore::open(&options).map_err(|e| RetainError::Group(e.into()))
+}
