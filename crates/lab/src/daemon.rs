@@ -105,6 +105,12 @@ pub struct Daemon {
     folder: Workdir,
 }
 
+/// A pause, for as long as it lives: see [`Daemon::hold`].
+#[derive(Debug)]
+pub struct Hold {
+    _connection: UnixStream,
+}
+
 /// How we know that it serves.
 #[derive(Clone, Debug)]
 enum Ready {
@@ -261,6 +267,10 @@ impl Daemon {
     /// # Errors
     /// Nobody answers, or it refuses.
     pub fn request(&self, request: &Value) -> Result<Value> {
+        self.exchange(request).map(|(_, answer)| answer)
+    }
+
+    fn exchange(&self, request: &Value) -> Result<(UnixStream, Value)> {
         let Ready::Control(path) = &self.ready else {
             return Err(LabError::Peer(format!("{} has no control socket", self.name)));
         };
@@ -268,11 +278,11 @@ impl Daemon {
         stream.set_read_timeout(Some(PATIENCE)).context(|| "set a socket's deadline".to_owned())?;
         stream.write_all(format!("{request}\n").as_bytes()).context(|| "send to the daemon".to_owned())?;
         let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).context(|| "read from the daemon".to_owned())?;
+        BufReader::new(&stream).read_line(&mut line).context(|| "read from the daemon".to_owned())?;
         let answer: Value = serde_json::from_str(&line)
             .map_err(|error| LabError::Peer(format!("the daemon answered {line:?} to {request}: {error}")))?;
         if answer["ok"] == Value::Bool(true) {
-            Ok(answer)
+            Ok((stream, answer))
         } else {
             Err(LabError::Peer(format!("the daemon refuses {request}: {}", answer["error"])))
         }
@@ -309,6 +319,57 @@ impl Daemon {
     fn serving_pid(&self) -> Result<Pid> {
         let pid = self.status()?["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
         pid.ok_or_else(|| LabError::Peer("the daemon's status names no process".to_owned()))
+    }
+
+    /// Tells a daemon under `keep` to hand over to a fresh one; returns when that one serves.
+    ///
+    /// # Errors
+    /// It does not happen within a minute.
+    pub fn hand_over(&mut self) -> Result<()> {
+        let before = self.serving_pid()?;
+        self.process.signal(Signal::HUP);
+        let end = Instant::now() + PATIENCE;
+        while self.serving_pid().map_or(true, |now| now == before) {
+            if Instant::now() >= end {
+                return Err(LabError::Deadline { what: "the hand-over".to_owned(), limit: PATIENCE });
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.wait_ready()
+    }
+
+    /// Ends it in order, whoever is attached; [`Daemon::restart`] starts it again.
+    ///
+    /// # Errors
+    /// It failed, or did not end in time.
+    pub fn end(&mut self) -> Result<()> {
+        let status = self.process.terminate(PATIENCE)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(LabError::Peer(format!("{} ended with {status}: {}", self.name, self.log().trim())))
+    }
+
+    /// Makes its process stand still, or go on.
+    ///
+    /// # Errors
+    /// It does not say which process it is.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        if self.keep {
+            let pid = self.serving_pid()?;
+            return kill_process(pid, signal).context(|| "signal the daemon under keep".to_owned());
+        }
+        self.process.signal(signal);
+        Ok(())
+    }
+
+    /// Holds the guest's writes back and makes the image complete, until the connection is dropped.
+    ///
+    /// # Errors
+    /// As [`Daemon::request`].
+    pub fn hold(&self) -> Result<Hold> {
+        let (connection, _) = self.exchange(&json!({ "command": "pause" }))?;
+        Ok(Hold { _connection: connection })
     }
 
     /// Starts it again after [`Daemon::kill`], with the same sockets; returns when it serves.

@@ -16,6 +16,7 @@ pub mod channel;
 pub mod daemon;
 pub mod demo;
 pub mod error;
+pub mod fsck;
 pub mod guest;
 pub mod lane;
 pub mod locate;

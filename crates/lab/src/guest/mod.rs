@@ -352,6 +352,16 @@ impl Guest {
         }
     }
 
+    /// Stops the machine's process at once, wherever it is: no signal of any kind reaches the daemon.
+    pub fn freeze(&self) {
+        self.machine.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.machine.signal(rustix::process::Signal::CONT);
+    }
+
     /// A connection to QEMU's monitor.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod cut;
 mod evidence;
 mod live;
 mod peer;
+mod retain;
 mod workload;
 
 use std::path::PathBuf;
@@ -59,7 +60,7 @@ const CONTRACTS: [&str; 3] = ["power", "power-window=50ms", "guest-crash"];
 /// The window of the contract above, in milliseconds.
 const WINDOW_MS: f64 = 50.0;
 
-fn cases(seed: u64) -> Vec<Case> {
+fn cases(seed: u64, quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |name: String, quick: bool, run: Run| cases.push(Case { name, quick, run });
     for (at, file_system) in FileSystem::ALL.into_iter().enumerate() {
@@ -101,6 +102,7 @@ fn cases(seed: u64) -> Vec<Case> {
     let cut_seed = seed.wrapping_mul(1000) + 200;
     add("cut-changed-contract".to_owned(), false, Box::new(move |e| cut::changed_contract(e, cut_seed)));
     add("canary-guest-crash-cut".to_owned(), true, Box::new(cut::canary));
+    cases.extend(retain::cases(seed, quick));
     cases
 }
 
@@ -112,7 +114,7 @@ pub fn run(options: &LaneOptions) -> Result<bool> {
     let wanted = |case: &Case| {
         options.only.as_ref().map_or(!options.quick || case.quick, |only| case.name.contains(only.as_str()))
     };
-    let cases: Vec<Case> = cases(options.seed).into_iter().filter(wanted).collect();
+    let cases: Vec<Case> = cases(options.seed, options.quick).into_iter().filter(wanted).collect();
     if cases.is_empty() {
         return Err(LabError::Missing("no case has such a name: see --list".to_owned()));
     }

@@ -1,0 +1,265 @@
+//! A disk whose guest's journal is retained, and the guests that come and go on it.
+
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::daemon::{self, Daemon, ServeOptions};
+use crate::error::{Context, LabError, Result};
+use crate::guest::{Ended, Guest, GuestBuilder, Vmm};
+use crate::lane::Evidence;
+use crate::locate;
+use crate::process::Workdir;
+
+use super::format::Format;
+
+/// Long enough for what is in flight when a guest is frozen to reach the image.
+const SETTLE: Duration = Duration::from_millis(80);
+
+/// How a rig is made.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    pub format: Format,
+    pub image_bytes: u64,
+    /// `--journal`.
+    pub journal: &'static str,
+    pub survives: &'static str,
+    pub keep: bool,
+    pub retain_max: Option<&'static str>,
+}
+
+impl Setup {
+    /// `--journal retain` under `guest-crash`, on a small disk.
+    pub fn new(format: Format) -> Setup {
+        Setup {
+            format,
+            image_bytes: 96 << 20,
+            journal: "retain",
+            survives: "guest-crash",
+            keep: false,
+            retain_max: None,
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct Rig {
+    pub setup: Setup,
+    pub image: PathBuf,
+    pub daemon: Daemon,
+    arena: PathBuf,
+    // Declared last: the folders go after whoever uses them.
+    _folder: Workdir,
+    _memory: Workdir,
+}
+
+/// A disk, its arena and the file between the two, as they stood at one moment.
+pub(super) struct Snapshot {
+    image: PathBuf,
+    others: Vec<(PathBuf, PathBuf)>,
+    folder: Workdir,
+}
+
+impl Snapshot {
+    /// Its files, for evidence.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let others = self.others.iter().map(|(_, copy)| copy.clone());
+        std::iter::once(self.folder.join("image")).chain(others).collect()
+    }
+
+    /// Puts everything back: the image's file stays the same one, since its state file says which it is.
+    pub fn put_back(&self) -> Result<()> {
+        copy_into(&self.folder.join("image"), &self.image)?;
+        for (place, copy) in &self.others {
+            copy_into(copy, place)?;
+        }
+        Ok(())
+    }
+}
+
+impl Rig {
+    /// Makes the image, partitioned but not formatted, and serves it.
+    pub fn new(setup: Setup) -> Result<Rig> {
+        let folder = Workdir::new("retain")?;
+        let memory = Workdir::new_in(Path::new("/dev/shm"), "arena")?;
+        let image = folder.join("disk.raw");
+        daemon::create_image(&image, setup.image_bytes)?;
+        let mut file = File::options().write(true).open(&image).context(|| "open the image".to_owned())?;
+        file.write_all(&setup.format.first_sector(setup.image_bytes))
+            .context(|| "write a partition table".to_owned())?;
+        let arena = memory.path().to_path_buf();
+        let daemon = Daemon::serve(&Rig::options(&setup, &image, &arena))?;
+        Ok(Rig { setup, image, daemon, arena, _folder: folder, _memory: memory })
+    }
+
+    fn options(setup: &Setup, image: &Path, arena: &Path) -> ServeOptions {
+        let mut extra = vec!["--journal".to_owned(), setup.journal.to_owned()];
+        if setup.journal != "passthrough" {
+            extra.extend(["--arena".to_owned(), arena.display().to_string()]);
+        }
+        if let Some(most) = setup.retain_max {
+            extra.extend(["--retain-max".to_owned(), most.to_owned()]);
+        }
+        ServeOptions {
+            keep: setup.keep,
+            extra,
+            ..ServeOptions::new(setup.survives, std::slice::from_ref(&image.to_path_buf()))
+        }
+    }
+
+    /// A guest on this disk.
+    pub fn guest(&self, vmm: Vmm) -> GuestBuilder {
+        let memory = if vmm == Vmm::Uml { 128 } else { 256 };
+        Guest::builder(vmm).disk(self.daemon.socket()).memory_mib(memory).limit(crate::lane::GUEST_LIMIT)
+    }
+
+    /// What the daemon says of the first file system on the disk.
+    pub fn file_system(&self) -> Result<Value> {
+        Ok(self.daemon.status()?["disks"][0]["file_systems"][0].clone())
+    }
+
+    /// What the daemon says of the arena.
+    pub fn arena(&self) -> Result<Value> {
+        Ok(self.daemon.status()?["disks"][0]["arena"].clone())
+    }
+
+    /// A case that is about retention must not run without it.
+    ///
+    /// # Errors
+    /// [`LabError::Broken`], which says why it is passed through.
+    pub fn expect_retained(&self) -> Result<()> {
+        if self.setup.journal == "passthrough" {
+            return Ok(());
+        }
+        let found = self.file_system()?;
+        if found["mode"] == "retain" {
+            return Ok(());
+        }
+        Err(LabError::Broken(format!("the journal is not retained: {found}")))
+    }
+
+    /// Memory of the host that arenas take, in bytes.
+    pub fn arena_file_bytes(&self) -> u64 {
+        let entries = fs::read_dir(&self.arena).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.metadata().ok()).map(|found| found.blocks() * 512).sum()
+    }
+
+    /// Everything that a daemon which died now would leave. The guest must stand still.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        std::thread::sleep(SETTLE);
+        self.daemon.signal(Signal::STOP)?;
+        let copied = self.copy_all();
+        self.daemon.signal(Signal::CONT)?;
+        copied
+    }
+
+    fn copy_all(&self) -> Result<Snapshot> {
+        let folder = Workdir::new("snapshot")?;
+        copy(&self.image, &folder.join("image"))?;
+        let mut others = Vec::new();
+        let arenas = fs::read_dir(&self.arena).context(|| "list arenas".to_owned())?;
+        let arenas = arenas.flatten().map(|entry| entry.path());
+        for place in arenas.chain([state_of(&self.image)]).filter(|place| place.exists()) {
+            let copied = folder.join(format!("other{}", others.len()));
+            copy(&place, &copied)?;
+            others.push((place, copied));
+        }
+        Ok(Snapshot { image: self.image.clone(), others, folder })
+    }
+
+    /// The image as a guest's own recovery would find it. The guest must stand still.
+    pub fn materialised(&self, to: &Path) -> Result<()> {
+        let hold = self.daemon.hold()?;
+        let copied = copy(&self.image, to);
+        drop(hold);
+        copied
+    }
+
+    /// `afterimage recover`; what `--dry-run` and the real run say.
+    ///
+    /// # Errors
+    /// It refuses, or leaves something beside the image.
+    pub fn recover(&self) -> Result<String> {
+        let program = locate::own_program("afterimage")?;
+        let run = |more: &[&str]| {
+            daemon::run(Command::new(&program).args(["recover", "--json"]).args(more).arg(&self.image))
+        };
+        let would = run(&["--dry-run"])?;
+        let did = run(&[])?;
+        self.expect_alone("`recover`")?;
+        Ok(format!("{would}\n{did}"))
+    }
+
+    /// Nothing belongs to the image any more but itself.
+    ///
+    /// # Errors
+    /// [`LabError::Broken`].
+    pub fn expect_alone(&self, after: &str) -> Result<()> {
+        let state = state_of(&self.image);
+        if state.exists() || self.arena_file_bytes() > 0 {
+            return Err(LabError::Broken(format!("a state file or an arena is left after {after}")));
+        }
+        Ok(())
+    }
+
+    /// Saves what there is to see if a case fails.
+    pub fn save(&self, evidence: &Evidence) {
+        if let Ok(status) = self.daemon.status() {
+            evidence.text("status.json", &serde_json::to_string_pretty(&status).unwrap_or_default());
+        }
+        evidence.note(self.daemon.save(evidence.folder(), "retain"));
+        let mut files = vec![self.image.clone()];
+        files.extend(fs::read_dir(&self.arena).into_iter().flatten().flatten().map(|entry| entry.path()));
+        evidence.files(&files);
+    }
+}
+
+/// What says which arena belongs to an image.
+fn state_of(image: &Path) -> PathBuf {
+    let mut state = image.as_os_str().to_owned();
+    state.push(".state");
+    PathBuf::from(state)
+}
+
+/// Copies a file, holes kept.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+    daemon::run(Command::new("cp").arg("--sparse=always").arg(from).arg(to)).map(drop)
+}
+
+/// Overwrites a file in place: it stays the same inode.
+fn copy_into(from: &Path, to: &Path) -> Result<()> {
+    let failed = || format!("put {} back", to.display());
+    let mut source = File::open(from).context(failed)?;
+    let mut file = File::options().write(true).create(true).truncate(false).open(to).context(failed)?;
+    file.set_len(0).context(failed)?;
+    file.seek(SeekFrom::Start(0)).context(failed)?;
+    std::io::copy(&mut source, &mut file).context(failed)?;
+    Ok(())
+}
+
+/// What a guest's script says with its exit status.
+pub(super) const NO_MOUNT: i32 = 61;
+pub(super) const NO_VERIFY: i32 = 62;
+pub(super) const NO_UMOUNT: i32 = 63;
+pub(super) const DAMAGED: i32 = 64;
+pub(super) const FOREIGN: i32 = 65;
+pub(super) const DIFFERENT: i32 = 66;
+
+/// Puts the end of a guest that should have gone on, or have succeeded, into words.
+pub(super) fn judge_end(guest: &mut Guest) -> Result<()> {
+    let broken = |what: &str, guest: &Guest| Err(LabError::Broken(format!("{what}{}", guest.last_words())));
+    match guest.wait()? {
+        Ended::Exited(0) => Ok(()),
+        Ended::Exited(NO_MOUNT) => broken("the file system does not mount any more", guest),
+        Ended::Exited(DAMAGED) => broken("the file system is damaged after its replay", guest),
+        Ended::Exited(FOREIGN) => broken("files hold blocks that are not their own", guest),
+        Ended::Exited(DIFFERENT) => broken("what is read is not what was written", guest),
+        other => Err(LabError::Guest(format!("a guest ended with {other:?}{}", guest.last_words()))),
+    }
+}
