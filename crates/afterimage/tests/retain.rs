@@ -42,6 +42,15 @@ fn connect(dir: &Path) -> Guest {
     Guest::connect(&dir.join("a.img.sock"))
 }
 
+/// The guest goes, and the daemon has noticed.
+fn leave(dir: &Path, guest: Guest) {
+    drop(guest);
+    let deadline = std::time::Instant::now() + common::DEADLINE;
+    while json(dir, &["ctl", "c", "status", "--json"])["disks"][0]["attached"] != false {
+        assert!(std::time::Instant::now() < deadline, "the daemon does not notice that the guest is gone");
+    }
+}
+
 /// A daemon that was killed while it retained one committed block, which is nowhere else.
 fn died(args: &[&str]) -> (tempfile::TempDir, Journal) {
     let (dir, mut journal) = place();
@@ -160,7 +169,7 @@ fn a_killed_daemon_leaves_what_was_committed_to_the_next_one() {
         let before = commits(dir.path());
         journal.commit(&mut guest, journal.free, 8);
         assert_eq!(commits(dir.path()), before + 1);
-        drop(guest);
+        leave(dir.path(), guest);
         daemon.terminate();
         assert_eq!(names(dir.path()), ["a.img", "arena"]);
         assert_eq!(names(&dir.path().join("arena")), [""; 0]);
@@ -442,7 +451,7 @@ fn dropping_journals_is_for_measurements_and_says_so() {
     let mut guest = connect(dir.path());
     journal.mount(&mut guest);
     journal.commit(&mut guest, journal.free, 7);
-    drop(guest);
+    leave(dir.path(), guest);
     let errors = daemon.terminate();
     assert!(errors.contains("UNSAFE"), "{errors}");
     for shown in ["serve --help", "--help"] {
@@ -479,11 +488,65 @@ fn metrics_and_status_tell_file_systems_apart() {
     let words = succeeds(dir.path(), &["ctl", "c", "status"]);
     assert!(words.contains("1 transactions with 1 versions, 1 of them not home"), "{words}");
     // The guest goes: what it committed goes home at once.
-    drop(guest);
-    let deadline = std::time::Instant::now() + common::DEADLINE;
-    while file_system(dir.path())["versions_pending"] != 0 {
-        assert!(std::time::Instant::now() < deadline);
-    }
+    leave(dir.path(), guest);
+    assert_eq!(file_system(dir.path())["versions_pending"], 0);
     assert_filled(&block(dir.path(), journal.free), 7);
     daemon.terminate();
+}
+
+#[test]
+fn a_handover_and_a_killed_daemon_under_keep_leave_everything_in_place() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = place();
+        let all = [&["keep", "--restart", "--", "serve", "--json", "--control", "c"][..], args].concat();
+        let mut keep = Daemon::start(common::afterimage(&all).current_dir(dir.path()));
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        let (kept, state) = (arena(dir.path()), state_of(dir.path()));
+
+        keep.signal(nix::sys::signal::Signal::SIGHUP);
+        let pid = keep.next_ready().expect("a daemon after the handover")["pid"].as_i64().unwrap();
+        assert_eq!((arena(dir.path()), state_of(dir.path())), (kept.clone(), state.clone()));
+        journal.commit(&mut guest, journal.free, 8);
+        assert_eq!(file_system(dir.path())["mode"], "retain");
+
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        keep.next_ready().expect("a new daemon");
+        assert_eq!((arena(dir.path()), state_of(dir.path())), (kept, state));
+        journal.commit(&mut guest, journal.free, 9);
+        assert_eq!(file_system(dir.path())["mode"], "retain");
+        leave(dir.path(), guest);
+        keep.terminate();
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+        assert_filled(&block(dir.path(), journal.free), 9);
+        assert_eq!(block(dir.path(), journal.first)[28..32], [0; 4]);
+    }
+}
+
+#[test]
+fn memory_is_bounded_whatever_the_guest_logs() {
+    let (dir, mut journal) = place();
+    let args = [&CRASH[..], &["--retain-max", "1M"]].concat();
+    let daemon = serve(dir.path(), &args);
+    let mut guest = connect(dir.path());
+    journal.mount(&mut guest);
+    journal.commit(&mut guest, journal.free, 7);
+    // One transaction that never ends: journal blocks without a commit.
+    let scattered: Vec<u64> = (journal.first + 4..journal.first + 10).chain(journal.tail_blocks()).collect();
+    for (n, block) in scattered.iter().enumerate() {
+        guest.write(block * BLOCK, &vec![n as u8 | 1; BLOCK as usize]);
+    }
+    for (n, block) in scattered.iter().enumerate() {
+        assert_filled(&guest.read(block * BLOCK, BLOCK as usize), n as u8 | 1);
+    }
+    let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
+    let arena = &status["disks"][0]["arena"];
+    assert!(arena["used_bytes"].as_u64().unwrap() <= 1 << 20, "{status}");
+    assert!(arena["resident_bytes"].as_u64().unwrap() <= 4 << 20, "{status}");
+    assert!(file_system(dir.path())["evicted_blocks"].as_u64().unwrap() > 0, "{status}");
+    leave(dir.path(), guest);
+    daemon.terminate();
+    assert_filled(&block(dir.path(), journal.free), 7);
 }

@@ -20,6 +20,8 @@ pub struct Journal {
     pub free: u64,
     next: u32,
     tid: u32,
+    /// Its last extent: the first block, and how many.
+    tail: (u64, u64),
 }
 
 /// Runs a tool of e2fsprogs and returns what it says.
@@ -45,7 +47,16 @@ impl Journal {
         };
         let first = place(0);
         assert_eq!(place(9), first + 9, "the journal's first blocks lie together");
-        Self { first, free: BLOCKS - 1, next: 1, tid: 1 }
+        // 1024 blocks of journal, of which the last 900 lie together.
+        let tail = (place(1024 - 900), 900);
+        assert_eq!(place(1023), tail.0 + 899, "the journal's last blocks lie together");
+        Self { first, free: BLOCKS - 1, next: 1, tid: 1, tail }
+    }
+
+    /// The rest of the journal's blocks, as they lie in the file system.
+    pub fn tail_blocks(&self) -> impl Iterator<Item = u64> + use<> {
+        let (from, blocks) = self.tail;
+        from..from + blocks
     }
 
     /// A mount: the journal's superblock says that the log begins.

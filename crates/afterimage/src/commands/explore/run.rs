@@ -47,6 +47,9 @@ pub struct Args {
     /// Size of the redo log for --survives power-window; small logs wrap often
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size, requires = "survives")]
     log_max: u64,
+    /// Retain the guest's journal in that replay (--survives power-window)
+    #[arg(long, value_name = "MODE", requires = "survives")]
+    journal: Option<JournalWord>,
     /// What a disk never tears apart, in bytes: 4096 as the daemon reports it to guests (ext4 needs it before Linux 6.10),
     /// 512 below a redo log
     #[arg(long, value_name = "BYTES")]
@@ -86,6 +89,12 @@ enum LayerWord {
     Storage,
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum JournalWord {
+    Passthrough,
+    Retain,
+}
+
 const EXAMPLES: &str = "\
 Examples:
   Does my database survive a power cut on a disk with a volatile cache?
@@ -103,7 +112,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let recording = load(&args.recording)?;
     let recording = match &args.survives {
         None => recording,
-        Some(contract) => derive::under(&recording, contract, args.log_max, args.seed).map_err(explain)?,
+        Some(contract) => {
+            let under = match args.journal {
+                Some(JournalWord::Retain) => derive::under_retained,
+                Some(JournalWord::Passthrough) | None => derive::under,
+            };
+            under(&recording, contract, args.log_max, args.seed).map_err(explain)?
+        }
     };
     let setup = setup(args, &recording)?;
     let limits = limits(args);
