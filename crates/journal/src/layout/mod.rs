@@ -27,6 +27,7 @@ pub mod fuzz;
 mod group;
 mod inode;
 mod partition;
+pub mod bitmap;
 pub mod superblock;
 mod volume;
 
@@ -104,6 +105,8 @@ pub struct Layout {
     /// The size of the disk or partition that it is in, in blocks: as far as it may grow while it is mounted. No home
     /// block lies beyond.
     pub room_blocks: u64,
+    /// Where allocation bitmaps are, where that is known.
+    pub bitmaps: Option<bitmap::Bitmaps>,
     /// The journal's blocks in order, from [`AreaBlock`] 0 on, without holes.
     pub journal: Vec<AreaExtent>,
     /// The fixed fields of the superblock, of the group descriptor that locates the journal's inode, of that inode, and
@@ -199,6 +202,14 @@ pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, Bl
         found.insert(0, unless_overlapping(seen.found, &found));
     }
     Ok(found)
+}
+
+/// Where the partitions of a disk begin, whether or not anything is in them.
+///
+/// # Errors
+/// The disk cannot be read.
+pub fn places(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Sector>, BlockError> {
+    Ok(partition::Table::read(source, disk_sectors)?.partitions.iter().map(|p| p.start).collect())
 }
 
 /// The same finding, passed through where one of the others has its blocks.

@@ -96,6 +96,7 @@ fn ext4(
         uuid: superblock.s_uuid,
         blocks: superblock.blocks(),
         room_blocks: sectors / crate::ids::BLOCK_SECTORS,
+        bitmaps: super::bitmap::Bitmaps::new(superblock),
         journal: mapping.extents,
         watched,
     };

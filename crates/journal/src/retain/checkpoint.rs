@@ -3,7 +3,7 @@
 use afterimage_block::Sector;
 
 use super::volume::Phase;
-use super::Retainer;
+use super::{Mutation, Retainer};
 use crate::area::{Tuple, VersionState};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_SECTORS};
@@ -26,6 +26,7 @@ impl Retainer {
     }
 
     pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
+        self.follow(v)?;
         let tuples = self.area.recover(self.volumes[v].id, false);
         self.go_home(v, tuples)?;
         self.release(v);
@@ -33,11 +34,16 @@ impl Retainer {
     }
 
     /// Writes versions home that are still the newest, still pending, and whose home nobody is writing.
-    fn go_home(&mut self, v: usize, tuples: Vec<Tuple>) -> Result<(), JournalError> {
+    pub(super) fn go_home(&mut self, v: usize, tuples: Vec<Tuple>) -> Result<(), JournalError> {
         let volume = &self.volumes[v];
         let (id, start) = (volume.id, volume.start);
         if volume.log().is_none_or(|log| log.suspended) {
             return Ok(());
+        }
+        if self.below.applies() {
+            // After a power cut the disk holds whole transactions: what is left goes home as one, or not.
+            let pending = self.area.recover(id, false);
+            return self.apply(v, &pending);
         }
         let ready: Vec<Tuple> = tuples
             .into_iter()
@@ -114,15 +120,19 @@ impl Retainer {
         if self.volumes[v].log().is_none() {
             return Ok(());
         }
-        let idle: Vec<AreaBlock> = self
+        let mut idle: Vec<AreaBlock> = self
             .arena
             .blocks(id)
             .into_iter()
             .filter(|at| *at != AreaBlock(0) && !self.arena.is_overwritten(id, *at))
             .collect();
-        let blocks: Vec<(AreaBlock, Block)> =
-            idle.iter().filter_map(|at| Some((*at, *self.arena.get(id, *at)?))).collect();
-        self.evict(v, &blocks)
+        idle.sort_unstable();
+        for idle in idle.chunks(BATCH_BLOCKS) {
+            let blocks: Vec<(AreaBlock, Block)> =
+                idle.iter().filter_map(|at| Some((*at, *self.arena.get(id, *at)?))).collect();
+            self.evict(v, &blocks)?;
+        }
+        Ok(())
     }
 
     /// Sends blocks to their own place on the disk and forgets them here. Before that the disk's superblock, which says
@@ -133,10 +143,8 @@ impl Retainer {
             return Ok(());
         }
         self.disown(v)?;
-        let mut placed: Vec<(Sector, AreaBlock, &Block)> = blocks
-            .iter()
-            .filter_map(|(at, block)| Some((self.area_sector(v, *at)?, *at, block)))
-            .collect();
+        let mut placed: Vec<(Sector, AreaBlock, &Block)> =
+            blocks.iter().filter_map(|(at, block)| Some((self.area_sector(v, *at)?, *at, block))).collect();
         placed.sort_unstable_by_key(|(sector, _, _)| *sector);
         self.below.write_blocks(placed.iter().map(|(sector, _, block)| (*sector, *block)))?;
         let id = self.volumes[v].id;
@@ -151,7 +159,7 @@ impl Retainer {
     fn disown(&mut self, v: usize) -> Result<(), JournalError> {
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         let next = log.head.0.next();
-        if !log.on_disk && next.is_after(log.disk_sequence) {
+        if !log.on_disk && next.is_after(log.disk_sequence) && !self.mutated(Mutation::SkipDisown) {
             let superblock = log.superblock.clone();
             self.mark_empty(v, &superblock, next)?;
         }
@@ -168,7 +176,8 @@ impl Retainer {
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         tracing::warn!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
         let clamp = keep.then_some(log.tail);
-        let superblock = if keep { log.served() } else { log.superblock.clone() };
+        // As it was shown all the time: what comes before that tail is gone.
+        let superblock = log.served();
         self.write_through(v)?;
         if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
             self.below.sync()?;
@@ -246,14 +255,16 @@ impl Retainer {
     fn recover(&mut self, v: usize) -> Result<(), JournalError> {
         let (id, start) = (self.volumes[v].id, self.volumes[v].start);
         let tuples = self.area.recover(id, true);
-        let mut contents = self.contents(v, &tuples)?;
-        for (tuple, content) in tuples.iter().zip(&mut contents) {
-            if tuple.home == FsBlock(0) {
-                let on_disk = self.below.read_block(tuple.home.sector(start))?;
-                super::errors::keep_errors(content, &on_disk);
+        for batch in tuples.chunks(BATCH_BLOCKS) {
+            let mut contents = self.contents(v, batch)?;
+            for (tuple, content) in batch.iter().zip(&mut contents) {
+                if tuple.home == FsBlock(0) {
+                    let on_disk = self.below.read_block(tuple.home.sector(start))?;
+                    super::errors::keep_errors(content, &on_disk);
+                }
             }
+            self.below.write_blocks(batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
         }
-        self.below.write_blocks(tuples.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
         self.below.sync()?;
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         let (superblock, next) = (log.superblock.clone(), log.head.0.next());

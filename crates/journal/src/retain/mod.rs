@@ -23,6 +23,8 @@ mod follow;
 mod home;
 mod inflight;
 mod learn;
+mod mutation;
+mod passed;
 mod report;
 mod superblock_write;
 mod volume;
@@ -32,8 +34,8 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Buffers, Disk, Sector, SECTOR_BYTES};
 
-use crate::arena::{Arena, VolumeId};
 use crate::area::JournalArea;
+use crate::arena::{Arena, VolumeId};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
 use crate::log::AreaView;
@@ -43,6 +45,7 @@ pub use below::{HomeError, HomeWriter};
 pub use classes::Classes;
 use inflight::InFlight;
 pub use inflight::Track;
+pub use mutation::Mutation;
 use volume::{area_ranges, Phase, Volume};
 pub use write::{Change, Part};
 
@@ -79,8 +82,14 @@ pub struct Retainer {
     disk_sectors: u64,
     /// The disk's first sectors, where partition tables stand, as they were when the disk was last looked at.
     table: Vec<u8>,
+    /// Where partitions begin, whatever is in them.
+    places: Vec<Sector>,
+    /// The guest's next flush is an occasion to look again.
+    look_at_flush: bool,
     /// Counts changes of which ranges need a look; lanes keep a copy of [`Retainer::ranges`].
     version: u64,
+    #[cfg(feature = "mutations")]
+    mutation: Option<Mutation>,
 }
 
 /// Ranges of a disk that cannot simply be handed through.
@@ -90,6 +99,8 @@ pub struct Ranges {
     pub areas: Vec<(Sector, u64)>,
     /// File systems whose writes must be looked at, and the sectors on which layouts rest. Sorted.
     pub writes: Vec<(Sector, u64)>,
+    /// Whether a flush has to be told of: see [`Retainer::flushes`].
+    pub flushes: bool,
 }
 
 impl Ranges {
@@ -140,8 +151,36 @@ impl Retainer {
     /// # Errors
     /// The disk below cannot be read.
     pub fn open_unsettled(disk: &dyn Disk, arena: Arena, options: Options) -> Result<Self, JournalError> {
+        let mut retainer = Self::unlearnt(disk, arena, options)?;
+        retainer.look()?;
+        retainer.take_over()?;
+        Ok(retainer)
+    }
+
+    /// As [`Retainer::open`], with a mistake.
+    ///
+    /// # Errors
+    /// As [`Retainer::open`].
+    #[cfg(feature = "mutations")]
+    pub fn open_mutated(
+        disk: &dyn Disk,
+        arena: Arena,
+        options: Options,
+        mutation: Mutation,
+    ) -> Result<Self, JournalError> {
+        let mut retainer = Self::unlearnt(disk, arena, options)?;
+        retainer.mutation = Some(mutation);
+        retainer.look()?;
+        retainer.take_over()?;
+        for v in 0..retainer.volumes.len() {
+            retainer.settle(v)?;
+        }
+        Ok(retainer)
+    }
+
+    fn unlearnt(disk: &dyn Disk, arena: Arena, options: Options) -> Result<Self, JournalError> {
         let below = Below::new(disk, options.home.clone())?;
-        let mut retainer = Self {
+        Ok(Self {
             volumes: Vec::new(),
             arena,
             area: JournalArea::default(),
@@ -150,11 +189,12 @@ impl Retainer {
             options,
             disk_sectors: disk.geometry().sectors,
             table: Vec::new(),
+            places: Vec::new(),
+            look_at_flush: false,
             version: 1,
-        };
-        retainer.look()?;
-        retainer.take_over()?;
-        Ok(retainer)
+            #[cfg(feature = "mutations")]
+            mutation: None,
+        })
     }
 
     /// Changes with [`Retainer::ranges`].
@@ -180,6 +220,9 @@ impl Retainer {
                 }
             }
         }
+        let blank = |place: &&Sector| !self.volumes.iter().any(|v| v.start == **place);
+        ranges.writes.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
+        ranges.flushes = self.look_at_flush;
         ranges.areas.sort_unstable();
         ranges.writes.sort_unstable();
         ranges
@@ -254,7 +297,11 @@ impl Retainer {
     }
 
     fn volume_id_free(&self) -> VolumeId {
-        let used = |id: u16| self.volumes.iter().any(|v| v.id.0 == id);
+        // Those of the arena that were not found again yet are taken, too.
+        let remembered = self.arena.volumes();
+        let used = |id: u16| {
+            self.volumes.iter().any(|v| v.id.0 == id) || remembered.iter().any(|(r, _)| r.0 == id)
+        };
         VolumeId((0..u16::MAX).find(|id| !used(*id)).unwrap_or(u16::MAX))
     }
 }

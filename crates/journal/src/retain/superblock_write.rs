@@ -7,7 +7,7 @@ use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 use super::follow::begins;
 use super::volume::{Log, Phase, Position};
 use super::write::Part;
-use super::{Retainer, View};
+use super::{Mutation, Retainer, View};
 use crate::arena::VolumeRecord;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Tid, BLOCK_BYTES};
@@ -42,6 +42,7 @@ impl Retainer {
         };
         let Some(start) = newer.start() else {
             // Flushed: at an unmount, a freeze, or by e2fsck. The guest says that everything is home.
+            self.save_passed(v, None)?;
             self.volumes[v].classes.journal_truncations += 1;
             self.disarm(v, "waiting for the next mount");
             return self.through_superblock(v, sector, &block, false, parts);
@@ -53,6 +54,7 @@ impl Retainer {
             parts.push(Part::Done);
             return Ok(());
         }
+        self.save_passed(v, Some(newer.sequence()))?;
         let moved = self.guest_tail(v, (newer.sequence(), start));
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         let other_format = !same_format(newer.features(), log.geometry.features);
@@ -68,7 +70,8 @@ impl Retainer {
             log.superblock = newer;
         }
         if !self.keep(v, AreaBlock(0), &block)? {
-            return self.through_superblock(v, sector, &block, true, parts);
+            let Some(newer) = JournalSuperblock::parse(&block).ok() else { return Ok(()) };
+            return self.through_clamped(v, sector, newer, parts);
         }
         debug_assert!(self.arena.volume(id).is_some());
         self.volumes[v].classes.journal_truncations += u64::from(truncated);
@@ -98,6 +101,9 @@ impl Retainer {
             // Nothing is left: the log begins anew, as after a recovery.
             log.head = (tid, start);
             log.commit_seen = false;
+            if log.tail.0 == tid {
+                self.set_tail(v, (tid, start));
+            }
         }
         self.move_tail(v);
         Ok(passed > 0)
@@ -132,7 +138,10 @@ impl Retainer {
     fn clamped(&mut self, v: usize, superblock: JournalSuperblock) -> JournalSuperblock {
         let volume = &mut self.volumes[v];
         match (volume.clamp, superblock.start()) {
-            (Some((tid, start)), Some(_)) if tid.is_after(superblock.sequence()) => {
+            (Some((tid, start)), Some(_))
+                if tid.is_after(superblock.sequence())
+                    && (superblock.first().0..superblock.maxlen()).contains(&start.0) =>
+            {
                 superblock.with_tail(tid, Some(start))
             }
             _ => {
@@ -142,8 +151,8 @@ impl Retainer {
         }
     }
 
-    /// A write that touches the journal superblock of a file system that waits for a mount. `at` is the superblock's
-    /// first sector.
+    /// A write to the journal superblock, or to a part of it, of a file system that waits for a mount. `at` is the
+    /// superblock's first sector.
     pub(super) fn superblock_while_armed(
         &mut self,
         v: usize,
@@ -159,6 +168,7 @@ impl Retainer {
             buffers.copy_to(((at.0 - sector.0) * SECTOR_BYTES) as usize, &mut block);
         }
         let whole = |this: &mut Self, parts: &mut Vec<Part>| {
+            this.overwrite(sector, sectors);
             let track = this.track(sector, sectors, Vec::new(), true);
             parts.push(Part::Below { sector, sectors, copy: None, track });
         };
@@ -177,16 +187,6 @@ impl Retainer {
                 return Ok(());
             }
         };
-        // Around the superblock the write is an ordinary one.
-        for (from, to) in [(sector.0, at.0), (at.0 + 8, sector.0 + sectors)] {
-            if from < to {
-                let offset = ((from - sector.0) * SECTOR_BYTES) as usize;
-                let copy = buffers.slice(offset, ((to - from) * SECTOR_BYTES) as usize);
-                let look_again = self.rests_on(Sector(from), to - from, Some(&copy));
-                let track = self.track(Sector(from), to - from, Vec::new(), look_again);
-                parts.push(Part::Below { sector: Sector(from), sectors: to - from, copy: Some(copy), track });
-            }
-        }
         if let Some(start) = superblock.start() {
             if self.begin(v, &superblock, start)? {
                 parts.push(Part::Done);
@@ -215,15 +215,16 @@ impl Retainer {
         }
         let layout = layout.clone();
         let log = new_log(layout, superblock.clone(), (superblock.sequence(), start));
-        let mut view =
-            View { arena: &self.arena, below: &mut self.below, volume: id, layout: &log.layout };
+        let mut view = View { arena: &self.arena, below: &mut self.below, volume: id, layout: &log.layout };
         if begins(&mut view, &log)? {
             if let Phase::Armed { why, .. } = &mut self.volumes[v].phase {
                 *why = "mounted before retention could begin: it begins at the next mount".to_owned();
             }
             return Ok(false);
         }
-        self.mark_empty(v, superblock, superblock.sequence())?;
+        if !self.mutated(Mutation::SkipMarkEmpty) {
+            self.mark_empty(v, superblock, superblock.sequence())?;
+        }
         let volume = &mut self.volumes[v];
         let record = VolumeRecord {
             start_sector: volume.start.0,
@@ -328,6 +329,7 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         tail,
         head: tail,
         transactions: VecDeque::new(),
+        held_blocks: 0,
         commit_seen: false,
         suspended: false,
         on_disk: false,
