@@ -267,9 +267,10 @@ impl RetainGroup {
     /// A disk failed, or the time is over: writes go on.
     pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, RetainError> {
         self.shared.gate().paused = true;
-        let disks = self.shared.members.iter();
-        let paused = disks.map(|m| m.disk.pause()).collect::<Result<(), _>>().map_err(RetainError::from);
-        let paused = paused.and_then(|()| self.group.pause(timeout).map_err(RetainError::from));
+        let paused = self.shared.members.iter().try_for_each(|m| m.disk.pause());
+        let paused = paused
+            .map_err(RetainError::from)
+            .and_then(|()| self.group.pause(timeout).map_err(RetainError::from));
         if paused.is_err() {
             self.resume();
         }
