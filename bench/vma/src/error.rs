@@ -21,6 +21,12 @@ pub enum BenchError {
     /// A workload's program failed or said something unexpected.
     #[error("{0}")]
     Workload(String),
+    /// The guest was to be killed at its work, and had done it.
+    #[error("the work was done before {after_s:.1} s had passed, which is half of what it took before")]
+    TooLate {
+        /// When it was to be killed.
+        after_s: f64,
+    },
     /// Something was asked for that does not exist.
     #[error("{0}")]
     Usage(String),

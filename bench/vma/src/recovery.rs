@@ -50,11 +50,7 @@ pub fn measure(
     guest.channel().send("go")?;
     std::thread::sleep(half);
     if guest.channel().lines().iter().any(|line| line.json_if("bench", "end").is_some()) {
-        return Err(BenchError::Workload(format!(
-            "{}: the work was done before half of its time ({:.1} s) had passed",
-            key.path(),
-            half.as_secs_f64()
-        )));
+        return Err(BenchError::TooLate { after_s: half.as_secs_f64() });
     }
     freeze(&guest)?;
     std::thread::sleep(LAST_REQUESTS);
