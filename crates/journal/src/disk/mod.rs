@@ -28,6 +28,8 @@ struct Shared {
     ranges: Mutex<Arc<Ranges>>,
     /// Writes are held back.
     paused: AtomicBool,
+    /// The guest may be gone, and nobody has looked after what it left.
+    left: AtomicBool,
 }
 
 impl Shared {
@@ -55,13 +57,33 @@ impl RetainDisk {
     /// The disk cannot be read, or what was retained cannot be written.
     pub fn open(lower: Arc<dyn Disk>, arena: Arena, options: Options) -> Result<Self, JournalError> {
         let retainer = Retainer::open(&*lower, arena, options)?;
+        Ok(Self::of(lower, retainer))
+    }
+
+    /// As [`RetainDisk::open`], with a mistake.
+    ///
+    /// # Errors
+    /// As [`RetainDisk::open`].
+    #[cfg(feature = "mutations")]
+    pub fn open_mutated(
+        lower: Arc<dyn Disk>,
+        arena: Arena,
+        options: Options,
+        mutation: crate::retain::Mutation,
+    ) -> Result<Self, JournalError> {
+        let retainer = Retainer::open_mutated(&*lower, arena, options, mutation)?;
+        Ok(Self::of(lower, retainer))
+    }
+
+    fn of(lower: Arc<dyn Disk>, retainer: Retainer) -> Self {
         let shared = Shared {
             version: AtomicU64::new(retainer.version()),
             ranges: Mutex::new(Arc::new(retainer.ranges())),
             retainer: Mutex::new(retainer),
             paused: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         };
-        Ok(Self { lower, shared: Arc::new(shared) })
+        Self { lower, shared: Arc::new(shared) }
     }
 
     /// A snapshot.
@@ -75,6 +97,22 @@ impl RetainDisk {
     /// The disk below failed.
     pub fn settle(&self) -> Result<(), JournalError> {
         self.with(Retainer::settle_all)
+    }
+
+    /// Does a bounded part of [`RetainDisk::settle`] where the guest has left since that was last done. Whether there is
+    /// more to do.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle_after_guest(&self) -> Result<bool, JournalError> {
+        if !self.shared.left.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let more = self.with(Retainer::settle_some)?;
+        if !more {
+            self.shared.left.store(false, Ordering::SeqCst);
+        }
+        Ok(more)
     }
 
     /// Makes room in the arena.
@@ -141,11 +179,9 @@ impl Disk for RetainDisk {
         )))
     }
 
+    /// Whoever asks waits, perhaps a VMM's main loop: the work is left to [`RetainDisk::settle_after_guest`].
     fn quiesced(&self, why: Quiesced) {
-        tracing::debug!(?why, "no request is in flight: what is committed goes home");
-        if let Err(error) = self.settle() {
-            // The disk below has failed and says so itself; what is retained stays retained.
-            tracing::error!(%error, "what is committed could not be written home");
-        }
+        tracing::debug!(?why, "no request is in flight: what is committed will go home");
+        self.shared.left.store(true, Ordering::SeqCst);
     }
 }

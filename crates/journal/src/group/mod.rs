@@ -347,7 +347,10 @@ impl Shared {
         let mut gate = self.gate();
         while !gate.stop {
             let used_bytes = self.budget.used_bytes();
-            let wait = if used_bytes > bytes_max / 8 * 7 && !gate.paused {
+            let more_to_settle = !gate.paused && self.settle_after_guests();
+            let wait = if more_to_settle {
+                Duration::ZERO
+            } else if used_bytes > bytes_max / 8 * 7 && !gate.paused {
                 match self.make_room() {
                     true => Duration::ZERO,
                     false => LOOK_IN_VAIN,
@@ -362,6 +365,21 @@ impl Shared {
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
+    }
+
+    /// Brings home what guests that have left had committed. Whether there is more to do.
+    fn settle_after_guests(&self) -> bool {
+        let mut more = false;
+        for member in &self.members {
+            match member.disk.settle_after_guest() {
+                Ok(rest) => more |= rest,
+                // The disk has failed and says so itself; what is retained stays retained.
+                Err(error) => {
+                    tracing::error!(%error, image = %member.image.display(), "what was committed could not be written home");
+                }
+            }
+        }
+        more
     }
 
     /// Takes from the disk that holds most. Whether that made room.

@@ -11,6 +11,9 @@ use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_SECTORS};
 /// Blocks that go home in one go, between two looks at everything else.
 const BATCH_BLOCKS: usize = 256;
 
+/// Blocks that go home under one hold of the lock when nothing presses.
+const STEP_BLOCKS: usize = 2048;
+
 impl Retainer {
     /// The guest may be dead, or only look so: writes home what is committed and not home, as far as a live guest cannot
     /// notice, and moves the served tail (design § 4 rule 8). The transaction that was being written is kept.
@@ -23,6 +26,30 @@ impl Retainer {
         }
         self.arena.trim(0);
         Ok(())
+    }
+
+    /// A bounded part of [`Retainer::settle_all`], so that others get the lock in between. Whether there is more to do.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle_some(&mut self) -> Result<bool, JournalError> {
+        for v in 0..self.volumes.len() {
+            let id = self.volumes[v].id;
+            let mut tuples = self.area.recover(id, false);
+            if tuples.len() <= STEP_BLOCKS {
+                self.settle(v)?;
+                continue;
+            }
+            let before = self.area.query(id).pending;
+            tuples.truncate(STEP_BLOCKS);
+            self.go_home(v, tuples)?;
+            self.release(v);
+            if self.area.query(id).pending < before {
+                return Ok(true);
+            }
+        }
+        self.arena.trim(0);
+        Ok(false)
     }
 
     pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
