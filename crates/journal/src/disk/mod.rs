@@ -108,11 +108,11 @@ impl RetainDisk {
         if !self.shared.left.load(Ordering::SeqCst) {
             return Ok(false);
         }
-        let more = self.with(Retainer::settle_some)?;
-        if !more {
+        let more = self.with(Retainer::settle_some);
+        if !matches!(more, Ok(true)) {
             self.shared.left.store(false, Ordering::SeqCst);
         }
-        Ok(more)
+        more
     }
 
     /// Makes room in the arena.
