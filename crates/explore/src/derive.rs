@@ -3,7 +3,7 @@
 use afterimage_order::Contract;
 use afterimage_trace::Recording;
 
-use crate::layers::{direct, replay, LayersOptions};
+use crate::layers::{direct, replay, LayersOptions, Retain};
 use crate::{ExploreError, Result};
 
 /// A recording of both layers, as if it had been made under `contract`. `log_bytes` is the size of the redo log's record
@@ -12,13 +12,36 @@ use crate::{ExploreError, Result};
 /// # Errors
 /// The contract is none, or the recording has no guest layer.
 pub fn under(recording: &Recording, contract: &str, log_bytes: u64, seed: u64) -> Result<Recording> {
+    derived(recording, contract, log_bytes, seed, None)
+}
+
+/// As [`under`], with the guest's journal retained.
+///
+/// # Errors
+/// The contract is not `power-window`, or as [`under`].
+pub fn under_retained(recording: &Recording, contract: &str, log_bytes: u64, seed: u64) -> Result<Recording> {
+    derived(recording, contract, log_bytes, seed, Some(Retain::default()))
+}
+
+fn derived(
+    recording: &Recording,
+    contract: &str,
+    log_bytes: u64,
+    seed: u64,
+    retain: Option<Retain>,
+) -> Result<Recording> {
     let parsed: Contract =
         contract.parse().map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
     let mut derived = match parsed {
         Contract::PowerWindow { window } => {
             let options =
-                LayersOptions { window, log_area_bytes: log_bytes, seed, ..LayersOptions::default() };
+                LayersOptions { window, log_area_bytes: log_bytes, seed, retain, ..LayersOptions::default() };
             replay(recording, &options)?
+        }
+        _ if retain.is_some() => {
+            return Err(ExploreError::Usage(format!(
+                "with a retained journal {contract} promises nothing for a power cut: use power-window"
+            )))
         }
         other => direct(recording, other)?,
     };

@@ -2,18 +2,27 @@
 //! power cut leaves anything but what the guest's own recovery makes of a prefix; and mistakes are found.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_explore::fault::{hunt, survey, Fault, Planted, Survey};
-use afterimage_explore::layers::{replay_noted, LayersOptions, Replay, Retain, Schedule};
+use afterimage_explore::layers::{replay_noted, LayersOptions, OpenRetained, Replay, Retain, Schedule};
 use afterimage_explore::log_recovery::RecoveryOptions;
-use afterimage_explore::retained::{Census, RetainedOracle};
+use afterimage_explore::retained::{deaths, Census, DeathOptions, RetainedOracle};
+use afterimage_journal::retain::Mutation;
+use afterimage_journal::RetainDisk;
 use afterimage_order::Contract;
-use afterimage_trace::Recording;
+use afterimage_trace::{EventKind, Layer, Op, Recording};
 
 /// Guests that crates/journal has recorded.
 fn recording(name: &str) -> Recording {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../journal/tests/recordings");
+    Recording::load(&folder.join(format!("{name}.afrec"))).expect("a recording")
+}
+
+/// A guest that finds its disk as a crash would have left it: see `tests/recordings/crashed.sh`.
+fn own_recording(name: &str) -> Recording {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");
     Recording::load(&folder.join(format!("{name}.afrec"))).expect("a recording")
 }
 
@@ -38,7 +47,7 @@ fn options(seed: u64, area_pages: u64, retain: Retain) -> LayersOptions {
 }
 
 /// Sizes of the log in pages: from one that takes all transactions to one that some do not fit into.
-const AREAS: [u64; 5] = [2048, 512, 4096, 1024, 128];
+const AREAS: [u64; 5] = [2048, 512, 24, 1024, 128];
 
 fn surveyed(replay: Replay, window: Duration, seed: u64, states: u64) -> Survey {
     let planted = Planted {
@@ -61,7 +70,7 @@ fn add(sum: &mut Census, census: Census) {
 fn walk(seed: u64, name: &str, states: u64) -> Census {
     let guest = recording(name);
     let area_pages = AREAS[seed as usize % AREAS.len()];
-    let options = options(seed, area_pages, Retain { pause: 0, ..Retain::default() });
+    let options = options(seed, area_pages, Retain::default());
     let replay = replay_noted(&guest, &options).unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
     let oracle = RetainedOracle::of(&replay.recording).expect("an oracle");
     let census = oracle.census();
@@ -85,7 +94,7 @@ fn a_power_cut_leaves_a_recovered_prefix() {
         add(&mut sum, walk(seed, name, 600));
     }
     // It has to have been where things can go wrong.
-    assert!(sum.sets > 400 && sum.applied > 600, "{sum:?}");
+    assert!(sum.sets > 400 && sum.applied > 600 && sum.handed_back > 10, "{sum:?}");
 }
 
 #[test]
@@ -93,11 +102,102 @@ fn planted_faults_are_found() {
     for fault in Fault::RETAINED {
         let found = (1..=4).find_map(|seed| {
             let guest = recording(NAMES[seed as usize % NAMES.len()]);
-            let options = options(seed, 512, Retain { pause: 0, ..Retain::default() });
+            let options = options(seed, 512, Retain::default());
             let found = hunt(fault, &guest, &options, 2000).expect("it can be planted");
             found.map(|found| (seed, found))
         });
         let (seed, found) = found.unwrap_or_else(|| panic!("{fault} was not found"));
         eprintln!("{fault}: seed {seed}, {} states: {}", found.states_tried, found.what);
     }
+}
+
+/// The same guest, from the moment on at which it said something: what it wrote before is on its disk.
+fn since(recording: &Recording, mark: &str) -> Recording {
+    let said = |kind: &EventKind| matches!(kind, EventKind::Mark { text } if text.contains(mark));
+    let from = recording.events.iter().position(|event| said(&event.kind)).expect("it says that");
+    let (id, _) = recording.of_layer(Layer::Guest).next().expect("a guest's disk");
+    let mut later = recording.clone();
+    let target = &mut later.targets[id.0 as usize];
+    let mut base = (*target.base).clone();
+    for event in &recording.events[..from] {
+        match &event.kind {
+            EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. } if *target == id => {
+                base.write_at(data, *offset);
+            }
+            EventKind::Submit { target, op: Op::Zero { offset, len, .. }, .. } if *target == id => {
+                base.zero_at(*offset, *len);
+            }
+            _ => {}
+        }
+    }
+    target.base = Arc::new(base);
+    later.events.drain(..from);
+    later
+}
+
+fn mistaken(mutation: Mutation) -> OpenRetained {
+    Arc::new(move |lower, arena, options| RetainDisk::open_mutated(lower, arena, options, mutation))
+}
+
+/// What a power cut, or a death of guest and daemon, shows of a mistake.
+fn shown(mutation: Mutation, seed: u64, name: &str) -> Option<String> {
+    let guest = match name {
+        "crashed" => since(&own_recording(name), "crashed"),
+        _ => recording(name),
+    };
+    let open = Some(mistaken(mutation));
+    let area_pages = AREAS[seed as usize % AREAS.len()];
+    let options = options(seed, area_pages, Retain { open: open.clone(), ..Retain::default() });
+    // A mistake that the daemon itself stumbles over is found, too.
+    let replay = match replay_noted(&guest, &options) {
+        Ok(replay) => replay,
+        Err(error) => return Some(format!("power-window: {error}")),
+    };
+    let oracle = RetainedOracle::of(&replay.recording).expect("an oracle");
+    if let Some(wrong) = oracle.first_wrong() {
+        // A step of the log is what some power cut leaves: right after the sync that makes it durable.
+        return Some(format!("power-window: {wrong}"));
+    }
+    let how = DeathOptions { seed, points: 40, open, ..DeathOptions::default() };
+    let mut found = None;
+    let walked = deaths(&guest, &how, Duration::MAX, &mut |death| {
+        found = death.wrong;
+        Ok(found.is_none())
+    });
+    found.or(walked.err().map(|e| e.to_string())).map(|what| format!("guest-crash: {what}"))
+}
+
+/// Why none of these guests can show a mistake.
+const INVISIBLE: [(Mutation, &str); 0] = [];
+
+#[test]
+fn mistakes_of_the_retaining_layer_are_found() {
+    let mut missed = Vec::new();
+    for mutation in Mutation::ALL {
+        let cases = ["crashed", "journal", "ordered"].into_iter().zip(1..);
+        let found = cases.clone().find_map(|(name, seed)| Some((name, seed, shown(mutation, seed, name)?)));
+        match found {
+            Some((name, seed, what)) => eprintln!("{mutation:?}: {name}, seed {seed}: {what}"),
+            None => missed.push(mutation),
+        }
+    }
+    let invisible: Vec<_> = INVISIBLE.iter().map(|(mutation, _)| *mutation).collect();
+    assert_eq!(missed, invisible, "the mistakes that were not found");
+}
+
+#[test]
+fn a_death_leaves_what_the_guests_own_recovery_makes() {
+    let mut replays = 0;
+    for (seed, name) in (1..).zip(NAMES) {
+        for (arena_bytes_max, guest) in [(64 << 20, recording(name)), (256 << 10, recording(name))] {
+            let how = DeathOptions { seed, points: 25, arena_bytes_max, ..DeathOptions::default() };
+            deaths(&guest, &how, Duration::MAX, &mut |death| {
+                assert_eq!(death.wrong, None, "{name}, seed {seed}, {arena_bytes_max} bytes");
+                replays += usize::from(death.replays);
+                Ok(true)
+            })
+            .unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
+        }
+    }
+    assert!(replays > 100, "{replays}");
 }

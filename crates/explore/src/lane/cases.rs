@@ -16,6 +16,8 @@ pub struct Derived {
     pub contract: &'static str,
     /// With a log of this size.
     pub log_area_bytes: u64,
+    /// With the guest's journal retained.
+    pub retain: bool,
 }
 
 /// One campaign of a lane.
@@ -41,6 +43,8 @@ pub struct Case {
     pub states_max: Option<u64>,
     /// A fault of the guest's own that shows here now and then.
     pub known: Option<&'static str>,
+    /// Not a stream's cuts, but so many deaths of guest and daemon with a retained journal.
+    pub deaths: Option<usize>,
 }
 
 impl Case {
@@ -72,6 +76,7 @@ impl Case {
             share: 4,
             states_max: None,
             known: None,
+            deaths: None,
         }
     }
 
@@ -96,6 +101,9 @@ const JOURNAL_TAIL: &str =
 /// A log so small that it wraps, throttles and checkpoints all the time.
 const SMALL_LOG_BYTES: u64 = 64 * 4096;
 
+/// A log that takes whole transactions of a journal of 4 MiB.
+pub(super) const RETAINED_LOG_BYTES: u64 = 4 << 20;
+
 /// All campaigns of a lane.
 pub fn cases(quick: bool) -> Vec<Case> {
     let records = workloads::records(if quick { 300 } else { 1000 });
@@ -105,8 +113,29 @@ pub fn cases(quick: bool) -> Vec<Case> {
     let churn = workloads::churn(if quick { 30 } else { 120 });
     let small_log = |workload: &Workload, level: Level, name: &str| {
         Case::new(workload, "power").named(name).with(|case| Case {
-            derived: Some(Derived { contract: "power-window=20ms", log_area_bytes: SMALL_LOG_BYTES }),
+            derived: Some(Derived {
+                contract: "power-window=20ms",
+                log_area_bytes: SMALL_LOG_BYTES,
+                retain: false,
+            }),
             level,
+            ..case
+        })
+    };
+    let retained = |workload: &Workload, recorded: &'static str, log_area_bytes: u64, level: Level| {
+        let name = format!("retained, replayed through a log of {} KiB of 20 ms", log_area_bytes >> 10);
+        Case::new(workload, recorded).named(&name).with(|case| Case {
+            derived: Some(Derived { contract: "power-window=20ms", log_area_bytes, retain: true }),
+            model: Model::Disk,
+            level,
+            share: 2,
+            ..case
+        })
+    };
+    let deaths = |workload: &Workload, recorded: &'static str, count: usize| {
+        Case::new(workload, recorded).named("retained, deaths").with(|case| Case {
+            deaths: Some(count),
+            share: 2,
             ..case
         })
     };
@@ -129,6 +158,10 @@ pub fn cases(quick: bool) -> Vec<Case> {
         }),
     ];
     if quick {
+        // Data journaling, other features and small logs: crates/explore/tests/retained.rs.
+        let cut = retained(&churn, "power", RETAINED_LOG_BYTES, Level::Fsck);
+        cases.push(Case { states_max: Some(3000), ..cut });
+        cases.push(deaths(&churn, "power", 8));
         return cases;
     }
     let journal = |workload: Workload| workload.mounted("data=journal");
@@ -164,5 +197,33 @@ pub fn cases(quick: bool) -> Vec<Case> {
             ..case
         }),
     ]);
+    let churn = |mount: &str, features: &str| {
+        let mounted = if mount.is_empty() { churn.clone() } else { churn.clone().mounted(mount) };
+        if features.is_empty() {
+            mounted
+        } else {
+            mounted.featured(features)
+        }
+    };
+    for (mount, features) in [
+        ("data=journal", ""),
+        ("", ""),
+        ("data=writeback", ""),
+        ("data=journal", "^metadata_csum,^64bit"),
+        ("data=journal,journal_async_commit", ""),
+        ("data=journal,journal_async_commit,journal_checksum", "^metadata_csum,^64bit"),
+        ("", "quota"),
+    ] {
+        let workload = churn(mount, features);
+        cases.push(retained(&workload, "guest-crash", RETAINED_LOG_BYTES, Level::Mount));
+        // Transactions that do not fit: the journal is handed back, and taken again.
+        let small = retained(&workload, "guest-crash", SMALL_LOG_BYTES, Level::Log);
+        cases.push(Case { share: 1, states_max: Some(200_000), ..small });
+        cases.push(deaths(&workload, "guest-crash", 300));
+    }
+    for workload in [journal(records.clone()), journal(workloads::integrity(300)), sqlite] {
+        let case = retained(&workload, "guest-crash", RETAINED_LOG_BYTES, Level::Mount);
+        cases.push(Case { share: 4, known: Some(JOURNAL_TAIL), ..case });
+    }
     cases
 }

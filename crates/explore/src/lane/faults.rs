@@ -7,7 +7,7 @@ use std::time::Duration;
 use afterimage_trace::{Layer, Recording};
 use serde::{Deserialize, Serialize};
 
-use super::cases::WINDOW;
+use super::cases::{RETAINED_LOG_BYTES, WINDOW};
 use super::record::Recordings;
 use super::workloads::{self, Workload};
 use super::LaneOptions;
@@ -15,7 +15,7 @@ use crate::campaign::{self, Limits, Progress};
 use crate::check::apps::Synchronous;
 use crate::fault::Fault;
 use crate::judge::Class;
-use crate::layers::LayersOptions;
+use crate::layers::{LayersOptions, Retain};
 use crate::model::Model;
 use crate::setup::{Level, Setup};
 use crate::{runner, Result};
@@ -61,6 +61,7 @@ pub(super) fn all(quick: bool) -> Vec<Mistake> {
     } else {
         Fault::ALL.map(Mistake::Daemon).into()
     };
+    faults.extend(Fault::RETAINED.map(Mistake::Daemon));
     faults.push(Mistake::Guest {
         name: "ext4-nobarrier",
         describe: "ext4 is mounted with nobarrier: its commits are not ordered.",
@@ -149,8 +150,10 @@ impl Mistake {
             Self::Daemon(fault) => {
                 let source = recordings
                     .get(&workloads::records(300), if fault.breaks_power() { "power" } else { WINDOW })?;
+                let retained = Fault::RETAINED.contains(fault);
                 let layers = LayersOptions {
-                    log_area_bytes: LOG_AREA_BYTES,
+                    log_area_bytes: if retained { RETAINED_LOG_BYTES } else { LOG_AREA_BYTES },
+                    retain: retained.then(Retain::default),
                     seed: options.seed,
                     window: Duration::from_millis(20),
                     ..LayersOptions::default()
@@ -160,7 +163,7 @@ impl Mistake {
                 let setup = Setup {
                     layer: Layer::Storage,
                     model: Model::Disk,
-                    level: Level::Mount,
+                    level: if retained { Level::Log } else { Level::Mount },
                     lose_records: planted.recovery.lose_records,
                     seed: options.seed,
                     ..Setup::of(&recording)?

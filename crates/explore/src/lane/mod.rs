@@ -28,6 +28,7 @@ pub use workloads::Workload;
 use crate::campaign::{Limits, Progress};
 use crate::derive;
 use crate::report::Report;
+use crate::retained::{DeathOptions, Deaths};
 use crate::runner::{explore, Request};
 use crate::{ExploreError, Result};
 use record::Recordings;
@@ -123,10 +124,16 @@ fn run_case(
 ) -> Result<Report> {
     listener.begin(&case.name);
     let recording = recordings.get(&case.workload, case.recorded_under)?;
+    if let Some(points) = case.deaths {
+        let how = DeathOptions { seed: options.seed, points, ..DeathOptions::default() };
+        let level = case.level;
+        return Deaths { name: &case.name, recording: &recording, how, level, time }.run(stop);
+    }
     let derived: Option<Recording> = match case.derived {
         None => None,
         Some(derived) => {
-            Some(derive::under(&recording, derived.contract, derived.log_area_bytes, options.seed)?)
+            let under = if derived.retain { derive::under_retained } else { derive::under };
+            Some(under(&recording, derived.contract, derived.log_area_bytes, options.seed)?)
         }
     };
     let recording: &Recording = derived.as_ref().unwrap_or(&recording);

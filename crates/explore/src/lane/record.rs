@@ -39,14 +39,20 @@ impl Recordings {
             let contract = contract
                 .parse()
                 .map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
+            let plain = RecordOptions::new(path.clone(), contract, workload.app.command.clone());
+            let mkfs = match workload.features.as_str() {
+                "" => plain.mkfs.clone(),
+                features => format!("{} -O {features}", plain.mkfs),
+            };
             record(&RecordOptions {
                 force: true,
+                mkfs,
                 log_bytes_max: LOG_BYTES,
                 mount_options: workload.mount.clone(),
                 setup: workload.app.setup.clone(),
                 check: Some(workload.app.check.to_text()),
                 limit: LIMIT,
-                ..RecordOptions::new(path.clone(), contract, workload.app.command.clone())
+                ..plain
             })?;
         }
         let recording =

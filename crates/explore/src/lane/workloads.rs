@@ -13,13 +13,23 @@ pub struct Workload {
     pub name: String,
     /// Mount options of its file system.
     pub mount: String,
+    /// Features of its file system, as `mkfs.ext4 -O` takes them; nothing: as usual.
+    pub features: String,
     /// The application.
     pub app: App,
 }
 
 impl Workload {
     fn plain(app: App) -> Self {
-        Self { name: app.name.clone(), mount: String::new(), app }
+        Self { name: app.name.clone(), mount: String::new(), features: String::new(), app }
+    }
+
+    /// The same with other features of the file system.
+    #[must_use]
+    pub fn featured(mut self, features: &str) -> Self {
+        self.name = format!("{} {features}", self.name);
+        self.features = features.to_owned();
+        self
     }
 
     /// The same with other mount options.

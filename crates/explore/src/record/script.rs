@@ -59,7 +59,7 @@ pub(super) fn environment(options: &RecordOptions) -> Result<Vec<(&'static str, 
     ])
 }
 
-/// Setup and command run in shells of their own, in the folder where the file system is mounted.
+/// Setup and command run in shells of their own, in the folder where the file system is mounted; they may leave it and unmount.
 pub(super) fn script(options: &RecordOptions) -> String {
     let mount = quote(&options.mount_point);
     let mount_options = match options.mount_options.as_str() {
@@ -71,8 +71,7 @@ pub(super) fn script(options: &RecordOptions) -> String {
          {} /dev/vda\n\
          mkdir -p {mount}\n\
          mount {mount_options}/dev/vda {mount}\n\
-         cd {mount}\n\
-         sh -e -c {}\n\
+         (cd {mount} && exec sh -e -c {})\n\
          sync\n\
          # The recorder brings everything home: what the setup wrote would be recovered again in every state.\n\
          # The channel stays open meanwhile: its last closing would throw an early answer away.\n\
@@ -81,7 +80,7 @@ pub(super) fn script(options: &RecordOptions) -> String {
          read -r answer <&9\n\
          exec 9>&-\n\
          \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"begin\"}}'\n\
-         sh -c {}\n\
+         (cd {mount} && exec sh -c {})\n\
          \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"end\"}}'\n\
          # Until the machine is killed: an end in order would unmount.\n\
          while :; do sleep 1000; done\n",

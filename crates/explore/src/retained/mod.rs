@@ -26,9 +26,13 @@
 //! That nothing else has to be right is what `e2fsck` and mounts of the same states look at.
 
 mod compare;
+mod deaths;
 mod oracle;
 mod plain;
 mod side;
 mod steps;
+mod trees;
 
+pub use deaths::{deaths, Death, DeathOptions};
 pub use oracle::{Census, RetainedOracle, RetainedRecovery};
+pub use trees::Deaths;

@@ -177,7 +177,7 @@ impl Walk {
         let mut since = Changed::default();
         self.look(&plains[1..], base + 1, &since);
         for step in logged {
-            let fault = self.step(step, &mut since);
+            let fault = self.step(step, &plains[plains.len() - 1].0, &mut since);
             let wrong = fault.clone().unwrap_or_default();
             self.states.push(State { digest: self.digest, sequence: step.sequence, ks: Vec::new(), wrong });
             if fault.is_none() {
@@ -218,7 +218,7 @@ impl Walk {
     }
 
     /// The disk below the daemon goes on by a step. Says what is wrong with its journal.
-    fn step(&mut self, step: &LogStep, since: &mut Changed) -> Option<String> {
+    fn step(&mut self, step: &LogStep, guest: &[Plain], since: &mut Changed) -> Option<String> {
         let mut fault = None;
         for record in &step.records {
             let Some(side) = self.ours.get_mut(record.disk) else { continue };
@@ -227,7 +227,7 @@ impl Walk {
                 change(&mut side.content, record.disk, record.offset, record.len, record.data.as_deref());
             let touched = side.changed(record.offset, record.len);
             if touched.journal {
-                fault = side.journal_fault(&before).or(fault);
+                fault = side.journal_fault(&before, &guest[record.disk].side).or(fault);
             }
             since.add(record.disk, &touched);
         }

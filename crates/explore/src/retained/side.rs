@@ -156,8 +156,9 @@ impl Side {
         self.homes = Arc::new(homes);
     }
 
-    /// What is wrong with a journal that says that it is empty, in half a sentence.
-    pub fn journal_fault(&self, before: &Self) -> Option<String> {
+    /// What is wrong with a journal that says that it is empty, in half a sentence. `guest` is the disk without a daemon: a
+    /// sequence that the guest itself has written may be older than one that the daemon had raised.
+    pub fn journal_fault(&self, before: &Self, guest: &Self) -> Option<String> {
         /// JBD2_MAGIC_NUMBER
         const MAGIC: u32 = 0xc03b_3998;
         for layout in self.layouts.iter() {
@@ -166,8 +167,11 @@ impl Side {
                 continue;
             }
             let sequence = superblock.sequence();
-            let older = before.journal_superblock(layout).filter(|older| older.uuid() == superblock.uuid());
-            if let Some(older) = older.filter(|older| older.sequence().is_after(sequence)) {
+            let older = |side: &Self| {
+                let other = side.journal_superblock(layout).filter(|other| other.uuid() == superblock.uuid());
+                other.filter(|other| other.sequence().is_after(sequence))
+            };
+            if let (Some(older), Some(_)) = (older(before), older(guest)) {
                 return Some(format!(
                     "the empty journal's sequence went back from {} to {sequence}",
                     older.sequence()

@@ -1,0 +1,155 @@
+//! A campaign over deaths: each judged at every level, counted as any other campaign's states.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_trace::{Layer, Recording, Sparse};
+
+use super::deaths::{deaths, Death, DeathOptions};
+use crate::campaign::{Failure, Progress};
+use crate::check::fsck::Fsck;
+use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
+use crate::check::{Checker, Observation};
+use crate::judge::{Class, Verdict};
+use crate::model::{Choice, Model};
+use crate::report::Report;
+use crate::setup::{Level, Setup};
+use crate::state::{Image, Scratch};
+use crate::Result;
+
+/// Prints one line that two mounts agree on where their trees do: everything of every inode but its access time. A truncation
+/// that the kernel finishes at the mount is as old as the mount, so the times of what changed just now do not count.
+const TREE: &str =
+    "cd /mnt && { find . -xdev -newerct '5 minutes ago' -printf '%P|%y|%m|%U|%G|%s|%n|%i|%b|%l\\n' -o \
+     -printf '%P|%y|%m|%U|%G|%s|%n|%i|%b|%l|%T@|%C@\\n' | sort; \
+     find . -xdev -type f -print0 | sort -z | xargs -0 -r sha256sum; } | sha256sum | cut -c1-32";
+
+/// Failures that are kept.
+const FAILURES_MAX: usize = 8;
+
+/// A campaign.
+pub struct Deaths<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// The guest's stream.
+    pub recording: &'a Recording,
+    /// How deaths are drawn.
+    pub how: DeathOptions,
+    /// How far they are judged; `log`: block by block only.
+    pub level: Level,
+    /// Of the time.
+    pub time: Duration,
+}
+
+struct Judges {
+    fsck: Option<Fsck>,
+    tree: Option<(Arc<Pool>, Box<dyn Checker>)>,
+}
+
+impl Deaths<'_> {
+    /// Looks at them. A violation is no error: see [`Report::holds`].
+    ///
+    /// # Errors
+    /// The campaign cannot be run.
+    pub fn run(&self, stop: &AtomicBool) -> Result<Report> {
+        let begun = Instant::now();
+        let tree = || {
+            let pool = Pool::new(PoolOptions {
+                guests: 1,
+                // Each tree is read wholly: nothing is shared.
+                memo: false,
+                ..PoolOptions::new(PoolCheck::Command(TREE.to_owned()))
+            });
+            let checker: Box<dyn Checker> = Box::new(pool.checker());
+            (pool, checker)
+        };
+        let mut judges = Judges {
+            fsck: (self.level >= Level::Fsck).then(Fsck::new).transpose()?,
+            tree: (self.level == Level::Mount).then(tree),
+        };
+        let mut progress = Progress::default();
+        deaths(self.recording, &self.how, self.time, &mut |death| {
+            progress.done += 1;
+            let event = death.event;
+            let verdict = judges.judge(&death, &mut progress)?;
+            progress.tally.count(&verdict);
+            if verdict.class.is_violation() && progress.failures.len() < FAILURES_MAX {
+                let choice = Choice { lost: Vec::new() };
+                progress.failures.push(Failure { cut_event: event, crash_event: event, choice, verdict });
+            }
+            Ok(!stop.load(Ordering::Relaxed))
+        })?;
+        progress.elapsed = begun.elapsed();
+        let guests: Option<PoolStats> = judges.tree.as_ref().map(|(pool, _)| pool.stats());
+        let setup = Setup {
+            layer: Layer::Guest,
+            model: Model::Prefix,
+            level: self.level,
+            seed: self.how.seed,
+            contract: "guest-crash".to_owned(),
+            ..Setup::of(self.recording)?
+        };
+        Ok(Report {
+            name: self.name.to_owned(),
+            setup,
+            cuts: progress.done as usize,
+            all_states: None,
+            jobs: 1,
+            progress,
+            guests,
+            known: None,
+            saved: None,
+            minimised: None,
+        })
+    }
+}
+
+fn broken(check: &str, what: String, evidence: String) -> Verdict {
+    Verdict::broken(Class::Inconsistent, check, what, evidence)
+}
+
+fn disks(content: &Sparse) -> Vec<Arc<Scratch>> {
+    vec![Arc::new(Scratch::new(Image::digested(0, Arc::new(content.clone()))))]
+}
+
+impl Judges {
+    fn judge(&mut self, death: &Death, progress: &mut Progress) -> Result<Verdict> {
+        let work = &mut progress.tally.work;
+        work.states += 1;
+        work.recovered += 1;
+        if let Some(wrong) = &death.wrong {
+            return Ok(broken("retained journal", wrong.clone(), String::new()));
+        }
+        work.checked += 1;
+        if let Some(fsck) = &mut self.fsck {
+            for (what, content) in
+                [("recovered by the daemon", &death.recovered), ("handed back", &death.handed_back)]
+            {
+                work.checks += 1;
+                if let Observation::Inconsistent { what: why, evidence } = fsck.check(&disks(content))? {
+                    return Ok(broken("e2fsck", format!("the disk {what}: {why}"), evidence));
+                }
+            }
+        }
+        let Some((_, checker)) = &mut self.tree else { return Ok(Verdict::fresh()) };
+        let mut trees = Vec::new();
+        for content in [&death.plain, &death.recovered, &death.handed_back] {
+            work.checks += 1;
+            match checker.check(&disks(content))? {
+                Observation::Named { state } => trees.push(state),
+                Observation::Inconsistent { what, evidence } => return Ok(broken("mount", what, evidence)),
+                _ => trees.push(String::new()),
+            }
+        }
+        if trees.iter().any(|tree| *tree != trees[0] || tree.is_empty()) {
+            let what = format!(
+                "after {} requests the kernel finds tree {} where it recovers the plain disk, {} where the daemon recovered, {} \
+                 where it handed the journal back",
+                death.requests, trees[0], trees[1], trees[2]
+            );
+            return Ok(broken("trees", what, String::new()));
+        }
+        Ok(Verdict::fresh())
+    }
+}
