@@ -1,0 +1,54 @@
+//! Deliberately broken variants of retention: the explorer must find every one that can show, or it proves nothing. They
+//! exist only with the cargo feature `mutations`, which no program enables.
+
+use super::Retainer;
+
+/// One mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// Revoked versions stay.
+    IgnoreRevokes,
+    /// Whatever is written to a block counts as its committed version.
+    MatchAnything,
+    /// A transaction is released while one of its versions is not home.
+    ReleaseEarly,
+    /// The journal is served with the guest's own tail.
+    ServeGuestsTail,
+    /// The journal on the disk is not marked empty before it is absorbed.
+    SkipMarkEmpty,
+    /// Escaped blocks go home as the log has them.
+    ForgetEscape,
+    /// Blocks of the log go to the disk under a superblock that could take them for its own.
+    SkipDisown,
+    /// A version that is replaced by a newer one stays.
+    KeepOldest,
+}
+
+impl Mutation {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::IgnoreRevokes,
+        Self::MatchAnything,
+        Self::ReleaseEarly,
+        Self::ServeGuestsTail,
+        Self::SkipMarkEmpty,
+        Self::ForgetEscape,
+        Self::SkipDisown,
+        Self::KeepOldest,
+    ];
+}
+
+impl Retainer {
+    /// Whether a mistake is to be made here; never in a program.
+    #[cfg(feature = "mutations")]
+    pub(super) fn mutated(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// Whether a mistake is to be made here; never in a program.
+    #[cfg(not(feature = "mutations"))]
+    #[inline(always)]
+    pub(super) fn mutated(&self, _mutation: Mutation) -> bool {
+        false
+    }
+}
