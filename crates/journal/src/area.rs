@@ -77,13 +77,14 @@ struct ControlBlock {
     versions: FxHashMap<FsBlock, Version>,
     /// Versions that are not home.
     pending: u64,
-    generation: u32,
 }
 
 /// All file systems of one disk.
 #[derive(Debug, Default)]
 pub struct JournalArea {
     blocks: FxHashMap<VolumeId, ControlBlock>,
+    /// Of all file systems that there ever were: a late completion must not meet the number again.
+    generation: u32,
 }
 
 impl JournalArea {
@@ -127,13 +128,13 @@ impl JournalArea {
             }
         }
         for tuple in protect {
-            control.generation = control.generation.wrapping_add(1);
+            self.generation = self.generation.wrapping_add(1);
             let version = Version {
                 at: tuple.at,
                 tid: tuple.tid,
                 escaped: tuple.escaped,
                 state: VersionState::Pending,
-                generation: control.generation,
+                generation: self.generation,
             };
             control.pending += 1;
             if let Some(older) = control.versions.insert(tuple.home, version) {
@@ -200,8 +201,8 @@ impl JournalArea {
         let control = self.blocks.get_mut(&volume)?;
         let version = control.versions.get_mut(&home)?;
         let before = *version;
-        control.generation = control.generation.wrapping_add(1);
-        version.generation = control.generation;
+        self.generation = self.generation.wrapping_add(1);
+        version.generation = self.generation;
         control.pending -= u64::from(version.state != VersionState::Home);
         control.pending += u64::from(state != VersionState::Home);
         version.state = state;

@@ -103,8 +103,7 @@ impl RetainLane {
     fn read(&mut self, request: Request) {
         let mut parts = std::mem::take(&mut self.read_parts);
         parts.clear();
-        let result =
-            self.shared.lock().read(request.sector, request.sectors, &request.buffers, &mut parts);
+        let result = self.shared.lock().read(request.sector, request.sectors, &request.buffers, &mut parts);
         let left = parts.iter().filter(|p| matches!(p, ReadPart::Below { .. })).count();
         if result.is_err() || left == 0 {
             self.done.push(Completion { token: request.token, result });
@@ -138,6 +137,13 @@ impl RetainLane {
         };
         let result = {
             let mut retainer = self.shared.lock();
+            // Looked at again under the lock: what is made complete under it must stay so.
+            if self.shared.paused.load(Ordering::SeqCst) {
+                drop(retainer);
+                self.parts = parts;
+                self.backlog.push_front(request);
+                return;
+            }
             let result = retainer.submit(change, request.sector, request.sectors, &mut lend, &mut parts);
             self.shared.publish(&retainer);
             result
@@ -204,6 +210,15 @@ impl RetainLane {
         self.refresh();
         match request.operation {
             Operation::Read if self.ranges.touch_area(request.sector, request.sectors) => self.read(request),
+            Operation::Flush(_) if self.ranges.flushes => {
+                let mut retainer = self.shared.lock();
+                if let Err(error) = retainer.flushes() {
+                    tracing::error!(%error, "what a guest made could not be looked at");
+                }
+                self.shared.publish(&retainer);
+                drop(retainer);
+                self.pass(request);
+            }
             Operation::Read | Operation::Flush(_) => self.pass(request),
             _ if request.sectors > 0 && self.ranges.touch_write(request.sector, request.sectors) => {
                 self.change(request);
@@ -216,6 +231,21 @@ impl RetainLane {
         while !self.backlog.is_empty() && !self.shared.paused.load(Ordering::SeqCst) {
             if let Some(request) = self.backlog.pop_front() {
                 self.serve(request);
+            }
+        }
+    }
+}
+
+impl Drop for RetainLane {
+    /// What is below is waited for, as the contract of lanes has it, and what it changed is looked at: the other lanes must not
+    /// believe for ever that it is still under way.
+    fn drop(&mut self) {
+        self.backlog.clear();
+        let mut dropped = Vec::new();
+        while self.below.len() > 0 {
+            self.reap(&mut dropped);
+            if self.below.len() > 0 && self.lower.wait(&[], Some(PAUSE_LOOK)).is_err() {
+                return;
             }
         }
     }

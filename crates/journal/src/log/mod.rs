@@ -23,6 +23,10 @@ use crate::ids::{AreaBlock, Block, FsBlock, Tid};
 use crate::layout::superblock::Features;
 use block::{Kind, RawTag, Shape};
 
+/// Revoked blocks of one transaction, metadata that was freed: a terabyte's worth of them. What is read at once must not be
+/// as large as a guest likes.
+const REVOKES_MAX: usize = 1 << 22;
+
 /// Where the log's blocks are read from.
 pub trait AreaView {
     /// The block's content: a reference into memory, or `scratch` filled.
@@ -259,6 +263,10 @@ impl<'a> Walk<'a> {
             return;
         };
         for record in records {
+            if self.read.revokes.len() == REVOKES_MAX {
+                self.wrong.get_or_insert_with(|| format!("more than {REVOKES_MAX} blocks are revoked"));
+                return;
+            }
             if record >= self.geometry.fs_blocks {
                 self.wrong.get_or_insert_with(|| format!("revoked block {record} is not in the file system"));
             }

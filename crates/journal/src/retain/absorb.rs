@@ -5,7 +5,7 @@ use afterimage_block::{Buffers, ErrorKind, Sector, SECTOR_BYTES};
 use super::write::Part;
 use super::{Retainer, View};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, Tid, BLOCK_BYTES};
 use crate::log::{self, AreaView};
 
 impl Retainer {
@@ -45,10 +45,14 @@ impl Retainer {
         }
         self.volumes[v].classes.journal_absorbed_bytes += piece.len() as u64;
         parts.push(Part::Done);
-        if commit_seen || log::is_commit(&block, expected) {
+        if log::is_commit(&block, expected) {
             if let Some(log) = self.volumes[v].log_mut() {
                 log.commit_seen = true;
             }
+            self.follow(v)?;
+        } else if commit_seen || is_later_commit(&block, expected) {
+            // Of the expected transaction blocks were missing, or, in a log that was taken over in mid-mount, its
+            // commit block went to the disk and never came by here.
             self.follow(v)?;
         }
         Ok(())
@@ -91,6 +95,11 @@ impl Retainer {
                         return Ok(false);
                     }
                 }
+                Err(error) if is_full(&error) && at == AreaBlock(0) => {
+                    // Its own place on the disk says that the journal is empty: it cannot go there alone.
+                    self.leave(v, &format!("its journal's superblock cannot be retained: {error}"), true)?;
+                    return Ok(false);
+                }
                 Err(error) if is_full(&error) => {
                     self.evict(v, &[(at, *block)])?;
                     return Ok(true);
@@ -119,6 +128,13 @@ impl Retainer {
         let layout = self.volumes[v].layout()?;
         Some(layout.home_of(at)?.sector(layout.start))
     }
+}
+
+/// Whether a block looks like the commit block of a transaction younger than the one that is expected.
+fn is_later_commit(block: &Block, expected: Tid) -> bool {
+    let Some((header, _)) = block.split_first_chunk::<12>() else { return false };
+    let tid = Tid(u32::from_be_bytes([header[8], header[9], header[10], header[11]]));
+    tid.is_after(expected) && log::is_commit(block, tid)
 }
 
 /// Whether there is no memory: the bound is reached, or the arena's tmpfs is full.

@@ -24,7 +24,8 @@ pub(super) fn keep_errors(recovered: &mut [u8; BLOCK_BYTES], on_disk: &[u8; BLOC
     let (new, old) = (&mut recovered[AT..AT + BYTES], &on_disk[AT..AT + BYTES]);
     new[ERRORS].copy_from_slice(&old[ERRORS]);
     new[STATE] |= old[STATE] & ERROR_FS;
-    let ro_compat = u32::from_le_bytes([new[RO_COMPAT], new[RO_COMPAT + 1], new[RO_COMPAT + 2], new[RO_COMPAT + 3]]);
+    let ro_compat =
+        u32::from_le_bytes([new[RO_COMPAT], new[RO_COMPAT + 1], new[RO_COMPAT + 2], new[RO_COMPAT + 3]]);
     if ro_compat & METADATA_CSUM != 0 {
         // ext4_superblock_csum: crc32c(~0, everything before the checksum), not inverted at the end.
         let checksum = !crc32c::crc32c(&new[..CHECKSUM]);

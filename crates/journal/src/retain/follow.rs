@@ -2,8 +2,8 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::volume::{Committed, Log};
-use super::{HomeError, Retainer, View};
+use super::volume::{Committed, Log, Position};
+use super::{HomeError, Mutation, Retainer, View};
 use crate::area::{Tuple, VersionState};
 use crate::error::JournalError;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
@@ -23,6 +23,11 @@ impl Retainer {
                 View { arena: &self.arena, below: &mut self.below, volume: volume.id, layout: &log.layout };
             let parsed = log::parse(&mut view, &log.geometry, log.head.1, log.head.0);
             match parsed {
+                Ok(Parsed::Complete(transaction)) if !log.has_room(transaction.blocks) => {
+                    // Where its blocks go round the log to older ones, giving those up would take them from it.
+                    let why = format!("its journal runs over itself in transaction {}", transaction.tid);
+                    return self.leave(v, &why, true);
+                }
                 Ok(Parsed::Complete(transaction)) => self.commit(v, transaction)?,
                 Ok(Parsed::Incomplete) => return Ok(()),
                 Err(JournalError::Block(e)) => return Err(e.into()),
@@ -39,14 +44,20 @@ impl Retainer {
             let tuple = Tuple { home: tag.home, at: tag.at, tid: transaction.tid, escaped: tag.escaped };
             last.insert(tag.home, tuple);
         }
-        let protect: Vec<Tuple> = last.into_values().collect();
+        let mut protect: Vec<Tuple> = last.into_values().collect();
+        if self.mutated(Mutation::KeepOldest) {
+            let id = self.volumes[v].id;
+            protect.retain(|tuple| self.area.version(id, tuple.home).is_none());
+        }
+        let revokes: &[FsBlock] =
+            if self.mutated(Mutation::IgnoreRevokes) { &[] } else { &transaction.revokes };
         let volume = &mut self.volumes[v];
         let id = volume.id;
         volume.classes.journal_commits += 1;
         volume.classes.journal_commit_blocks += transaction.tags.len() as u64;
         volume.classes.revokes += transaction.revokes.len() as u64;
         let Some(log) = volume.log_mut() else { return Ok(()) };
-        log.transactions.push_back(Committed {
+        log.push(Committed {
             tid: transaction.tid,
             start: transaction.start,
             blocks: transaction.blocks,
@@ -55,7 +66,7 @@ impl Retainer {
         });
         log.head = (transaction.tid.next(), transaction.next);
         log.commit_seen = false;
-        self.area.mprotect(id, &protect, &transaction.revokes, &mut |_, version| {
+        self.area.mprotect(id, &protect, revokes, &mut |_, version| {
             if version.state != VersionState::Home {
                 if let Some(older) = log.transaction_mut(version.tid) {
                     older.open -= 1;
@@ -63,7 +74,12 @@ impl Retainer {
             }
         })?;
         self.unsettle(v, &protect);
-        if self.below.applies() {
+        let log = self.volumes[v].log();
+        // What is read again is judged as a whole: a later transaction may have revoked what an earlier one committed.
+        if log.is_some_and(|log| log.resuming) {
+            return Ok(());
+        }
+        if self.below.applies() && log.is_some_and(|log| !log.suspended) {
             self.apply(v, &protect)?;
         }
         self.release(v);
@@ -76,8 +92,8 @@ impl Retainer {
         let (id, start) = (self.volumes[v].id, self.volumes[v].start);
         let anything_flies = self.in_flight.iter().next().is_some();
         // The mark goes with the slot: of a block that was evicted nobody knows. Under `power-window` what is read again was
-        // never home, and its commit not yet answered: no guest can have overwritten it.
-        let resuming = self.volumes[v].log().is_some_and(|l| l.resuming) && !self.below.applies();
+        // never home, and its commit not yet answered: no guest can have overwritten it (see `resume`).
+        let resuming = self.volumes[v].log().is_some_and(|l| l.resuming);
         for tuple in protect {
             let flies = anything_flies && self.in_flight.any(tuple.home.sector(start), BLOCK_SECTORS);
             let unknown = resuming && self.arena.get(id, tuple.at).is_none();
@@ -89,7 +105,7 @@ impl Retainer {
     }
 
     /// `power-window`: what was committed goes home now, as one part of the disk's history.
-    fn apply(&mut self, v: usize, protect: &[Tuple]) -> Result<(), JournalError> {
+    pub(super) fn apply(&mut self, v: usize, protect: &[Tuple]) -> Result<(), JournalError> {
         let id = self.volumes[v].id;
         let pending = |t: &&Tuple| {
             self.area.version(id, t.home).is_some_and(|v| v.tid == t.tid && v.state == VersionState::Pending)
@@ -112,6 +128,7 @@ impl Retainer {
 
     /// The contents that belong home.
     pub(super) fn contents(&mut self, v: usize, tuples: &[Tuple]) -> Result<Vec<Block>, JournalError> {
+        let forgetful = self.mutated(Mutation::ForgetEscape);
         let volume = &self.volumes[v];
         let Some(log) = volume.log() else { return Ok(Vec::new()) };
         let mut view =
@@ -120,7 +137,7 @@ impl Retainer {
         let mut scratch = [0; BLOCK_BYTES];
         for tuple in tuples {
             let mut block = *view.block(tuple.at, &mut scratch)?;
-            if tuple.escaped {
+            if tuple.escaped && !forgetful {
                 log::unescape(&mut block);
             }
             contents.push(block);
@@ -132,8 +149,13 @@ impl Retainer {
     /// `power-window` what is home is kept while there is memory: the guest will write the same bytes again.
     pub(super) fn release(&mut self, v: usize) {
         let keep = self.below.applies();
+        let open_max = usize::from(self.mutated(Mutation::ReleaseEarly));
         if !keep {
-            while self.volumes[v].log().and_then(|l| l.transactions.front()).is_some_and(|t| t.open == 0) {
+            while self.volumes[v]
+                .log()
+                .and_then(|l| l.transactions.front())
+                .is_some_and(|t| t.open <= open_max)
+            {
                 self.drop_oldest(v);
                 self.volumes[v].classes.releases += 1;
             }
@@ -141,11 +163,17 @@ impl Retainer {
         self.move_tail(v);
     }
 
-    /// Forgets the oldest transaction: its blocks of the arena, and those of its versions that are still the newest.
+    /// Forgets the oldest transaction: its blocks of the arena, and those of its versions that are still the newest. The
+    /// served tail passes it first: a daemon that is killed here must not leave a tail whose blocks are gone.
     pub(super) fn drop_oldest(&mut self, v: usize) {
         let id = self.volumes[v].id;
+        let Some(log) = self.volumes[v].log() else { return };
+        let next = log.transactions.get(1).map_or(log.head, |t| (t.tid, t.start));
+        if next.0.is_after(log.tail.0) {
+            self.set_tail(v, next);
+        }
         let Some(log) = self.volumes[v].log_mut() else { return };
-        let Some(oldest) = log.transactions.pop_front() else { return };
+        let Some(oldest) = log.pop() else { return };
         let newest = |home: &FsBlock| self.area.version(id, *home).is_some_and(|v| v.tid == oldest.tid);
         let homes: Vec<FsBlock> = oldest.homes.iter().copied().filter(newest).collect();
         // It is initialised: it has versions.
@@ -155,20 +183,33 @@ impl Retainer {
         }
     }
 
-    /// The served tail is the oldest transaction that is still needed, and never goes back.
+    /// The served tail is the oldest transaction that is still needed, and never goes back. Under `power-window` that is
+    /// one of which something is not home at all; what is written there later is the guest's own affair.
     pub(super) fn move_tail(&mut self, v: usize) {
         let applies = self.below.applies();
+        let Some(log) = self.volumes[v].log() else { return };
+        let front = log.transactions.front().filter(|front| log.tail.0.is_after(front.tid));
+        let passed = front.map_or(0, |front| log.tail.0 .0.wrapping_sub(front.tid.0));
+        let needed = match applies {
+            true => log.transactions.iter().skip(passed as usize).find(|t| t.open > 0),
+            false => log.transactions.front(),
+        };
+        let tail = needed.map_or(log.head, |t| (t.tid, t.start));
+        if tail.0.is_after(log.tail.0) {
+            self.set_tail(v, tail);
+        }
+    }
+
+    /// The served tail is there from now on, for the next daemon, too.
+    pub(super) fn set_tail(&mut self, v: usize, tail: Position) {
+        if self.mutated(Mutation::ServeGuestsTail) {
+            return;
+        }
         let id = self.volumes[v].id;
         let Some(log) = self.volumes[v].log_mut() else { return };
-        let tail = match log.transactions.front() {
-            Some(front) if !applies => (front.tid, front.start),
-            _ => log.head,
-        };
-        if tail.0.is_after(log.tail.0) {
-            log.tail = tail;
-            let record = self.arena.volume(id).unwrap_or_default();
-            self.arena.set_volume(id, crate::arena::VolumeRecord { tail, ..record });
-        }
+        log.tail = tail;
+        let record = self.arena.volume(id).unwrap_or_default();
+        self.arena.set_volume(id, crate::arena::VolumeRecord { tail, ..record });
     }
 }
 
@@ -176,7 +217,7 @@ impl Retainer {
 pub(super) fn begins(view: &mut View<'_>, log: &Log) -> Result<bool, JournalError> {
     let mut scratch = [0; BLOCK_BYTES];
     let block = view.block(log.head.1, &mut scratch)?;
-    Ok(is_of(block, log.head.0.0))
+    Ok(is_of(block, log.head.0 .0))
 }
 
 /// Whether a block is a log block of that transaction, by magic and id.

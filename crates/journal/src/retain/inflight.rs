@@ -43,7 +43,13 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    pub(super) fn add(&mut self, sector: Sector, sectors: u64, matches: Vec<Match>, look_again: bool) -> Track {
+    pub(super) fn add(
+        &mut self,
+        sector: Sector,
+        sectors: u64,
+        matches: Vec<Match>,
+        look_again: bool,
+    ) -> Track {
         let track = Track(self.next);
         self.next += 1;
         self.writes.push(Flying { track, sector, sectors, matches, look_again });
@@ -58,6 +64,11 @@ impl InFlight {
     /// Whether any write touches a range.
     pub(super) fn any(&self, sector: Sector, sectors: u64) -> bool {
         self.writes.iter().any(|w| w.overlaps(sector, sectors))
+    }
+
+    /// Whether any write touches a range that has to be looked at again after it.
+    pub(super) fn looks_at(&self, sector: Sector, sectors: u64) -> bool {
+        self.writes.iter().any(|w| w.look_again && w.overlaps(sector, sectors))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Flying> {

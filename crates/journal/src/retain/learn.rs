@@ -5,9 +5,10 @@ use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 use super::superblock_write::new_log;
 use super::volume::{byte_of, Phase, Volume};
 use super::{Classes, Retainer};
+use crate::area::VersionState;
 use crate::arena::VolumeId;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, BLOCK_BYTES};
+use crate::ids::{AreaBlock, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::layout::superblock::JournalSuperblock;
 use crate::layout::{self, Found, Layout, Source};
 
@@ -23,7 +24,10 @@ impl Retainer {
     /// # Errors
     /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
     pub(super) fn look(&mut self) -> Result<(), JournalError> {
-        let found = layout::find(&mut self.below, self.disk_sectors)?;
+        let mut found = layout::find(&mut self.below, self.disk_sectors)?;
+        bound_rooms(&mut found);
+        self.places = layout::places(&mut self.below, self.disk_sectors)?;
+        self.look_at_flush = false;
         let mut table = vec![0; (TABLE_SECTORS.min(self.disk_sectors) * SECTOR_BYTES) as usize];
         self.below.read(Sector(0), &mut table)?;
         self.table = table;
@@ -56,6 +60,29 @@ impl Retainer {
         Ok(())
     }
 
+    /// Looks again because of what a guest wrote. A whole mkfs may be under way, its superblock first: where that makes
+    /// no sense yet, the flush that ends it is another occasion.
+    ///
+    /// # Errors
+    /// As [`Retainer::look`].
+    pub(super) fn look_after_write(&mut self) -> Result<(), JournalError> {
+        self.look()?;
+        let unsound = |v: &Volume| matches!(v.phase, Phase::Passthrough { .. }) && v.uuid.is_some();
+        self.look_at_flush = self.volumes.iter().any(unsound);
+        Ok(())
+    }
+
+    /// The guest flushes, and what it wrote before made no sense.
+    ///
+    /// # Errors
+    /// As [`Retainer::look`].
+    pub fn flushes(&mut self) -> Result<(), JournalError> {
+        if self.look_at_flush {
+            self.look()?;
+        }
+        Ok(())
+    }
+
     /// The volume that begins there, made where there is none.
     fn volume_at(&mut self, start: Sector) -> usize {
         if let Some(v) = self.volumes.iter().position(|v| v.start == start) {
@@ -80,7 +107,7 @@ impl Retainer {
             if log.layout.uuid == layout.uuid && log.layout.journal == layout.journal {
                 log.geometry.fs_blocks = layout.room_blocks;
                 log.layout = layout;
-                log.suspended = false;
+                log.suspended &= self.in_flight.iter().any(|w| w.look_again);
                 return Ok(());
             }
             self.leave(v, "it became another file system", false)?;
@@ -115,7 +142,9 @@ impl Retainer {
             let here = self.volumes.iter().position(|v| v.id == id && v.start.0 == record.start_sector);
             let superblock = self.arena.get(id, AreaBlock(0)).map(JournalSuperblock::parse);
             match (here, superblock) {
-                (Some(v), Some(Ok(superblock))) if record.absorbing => self.resume(v, superblock, record.tail)?,
+                (Some(v), Some(Ok(superblock))) if record.absorbing => {
+                    self.resume(v, superblock, record.tail)?
+                }
                 _ => self.abandon(id),
             }
         }
@@ -149,6 +178,10 @@ impl Retainer {
         if let Some(log) = self.volumes[v].log_mut() {
             log.resuming = false;
         }
+        if self.below.applies() {
+            self.reapply(v)?;
+        }
+        self.release(v);
         let volume = &self.volumes[v];
         tracing::info!(
             start_sector = volume.start.0,
@@ -159,8 +192,30 @@ impl Retainer {
         Ok(())
     }
 
+    /// `power-window`: what was read again goes home as one. An earlier daemon under the same contract left one transaction
+    /// at most, which nobody was told of: what is not in the arena any more was not overwritten either.
+    fn reapply(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        if let (1, Some(only)) = (log.transactions.len(), log.transactions.front()) {
+            let gone = |home: &FsBlock| {
+                let version = self.area.version(id, *home);
+                version.is_some_and(|version| self.arena.get(id, version.at).is_none())
+            };
+            let gone: Vec<FsBlock> = only.homes.iter().copied().filter(gone).collect();
+            for home in gone {
+                self.set_state(v, home, VersionState::Pending);
+            }
+        }
+        let tuples = self.area.recover(id, false);
+        self.apply(v, &tuples)
+    }
+
     fn abandon(&mut self, id: VolumeId) {
-        tracing::warn!(volume = id.0, "what was retained belongs to a file system that is no longer there: dropped");
+        tracing::warn!(
+            volume = id.0,
+            "what was retained belongs to a file system that is no longer there: dropped"
+        );
         self.arena.clear_volume(id);
     }
 
@@ -201,6 +256,29 @@ impl Retainer {
                 }
             }
         }
-        look_again
+        // Where nothing was recognised yet, somebody may make a file system.
+        let blank = |place: &&Sector| !self.volumes.iter().any(|v| v.start == **place);
+        let superblock = |place: &Sector| {
+            let start = place.0 * SECTOR_BYTES;
+            from < start + 2048 && start + 1024 < to
+        };
+        look_again || self.places.iter().filter(blank).any(superblock)
+    }
+}
+
+/// A file system may grow as far as the next place where something was found: what lies there is not its own.
+fn bound_rooms(found: &mut [Found]) {
+    let start = |f: &Found| match f {
+        Found::FileSystem(layout) => layout.start,
+        Found::Passthrough { start, .. } => *start,
+    };
+    let mut starts: Vec<Sector> = found.iter().map(start).collect();
+    starts.sort_unstable();
+    for found in found {
+        let Found::FileSystem(layout) = found else { continue };
+        let next = starts.partition_point(|s| *s < layout.end());
+        if let Some(next) = starts.get(next) {
+            layout.room_blocks = layout.room_blocks.min((next.0 - layout.start.0) / BLOCK_SECTORS);
+        }
     }
 }

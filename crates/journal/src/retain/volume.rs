@@ -51,6 +51,8 @@ pub(super) struct Log {
     /// Committed transactions, oldest first, with consecutive ids. Some may be older than the served tail: kept
     /// so that the guest's writes of what is home already can be recognised.
     pub(super) transactions: VecDeque<Committed>,
+    /// Blocks of the log that they take.
+    pub(super) held_blocks: u64,
     /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
     pub(super) commit_seen: bool,
     /// `s_sequence` of the superblock on the disk below, whose `s_start` is 0.
@@ -136,10 +138,31 @@ impl Log {
     /// Whether a block belongs to a committed transaction that is still held.
     pub(super) fn holds(&self, at: AreaBlock) -> bool {
         let Some(front) = self.transactions.front() else { return false };
-        let usable = self.geometry.maxlen - self.geometry.first.0;
-        let distance = |to: AreaBlock| (to.0 + usable - front.start.0) % usable;
-        let held: u64 = self.transactions.iter().map(|t| u64::from(t.blocks)).sum();
-        at >= self.geometry.first && u64::from(distance(at)) < held
+        if !self.geometry.contains(at) {
+            return false;
+        }
+        let usable = u64::from(self.geometry.log_blocks());
+        let distance = (u64::from(at.0) + usable - u64::from(front.start.0)) % usable;
+        distance < self.held_blocks
+    }
+
+    /// Whether another transaction of so many blocks fits beside those that are held: where it does not, the log runs over
+    /// itself.
+    pub(super) fn has_room(&self, blocks: u32) -> bool {
+        self.held_blocks + u64::from(blocks) <= u64::from(self.geometry.log_blocks())
+    }
+
+    /// A transaction was committed.
+    pub(super) fn push(&mut self, transaction: Committed) {
+        self.held_blocks += u64::from(transaction.blocks);
+        self.transactions.push_back(transaction);
+    }
+
+    /// Gives up the oldest transaction.
+    pub(super) fn pop(&mut self) -> Option<Committed> {
+        let oldest = self.transactions.pop_front()?;
+        self.held_blocks -= u64::from(oldest.blocks);
+        Some(oldest)
     }
 
     /// The transaction of that id.

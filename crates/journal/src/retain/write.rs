@@ -64,8 +64,8 @@ impl Retainer {
         // A journal that is cleared is nobody's any more: mkfs discards first and asks nobody.
         for v in 0..self.volumes.len() {
             let Some(log) = self.volumes[v].log() else { continue };
-            let touched = area_ranges(&log.layout)
-                .any(|(s, n, _)| s.0 < sector.0 + sectors && sector.0 < s.0 + n);
+            let touched =
+                area_ranges(&log.layout).any(|(s, n, _)| s.0 < sector.0 + sectors && sector.0 < s.0 + n);
             if touched {
                 self.leave(v, "its journal was cleared by the guest", false)?;
             }
@@ -114,8 +114,20 @@ impl Retainer {
         lend: &mut dyn FnMut(usize) -> Buffers,
         parts: &mut Vec<Part>,
     ) -> Result<(), JournalError> {
-        if let Some((v, offset)) = self.armed_superblock(sector, sectors) {
-            return self.superblock_while_armed(v, offset, sector, sectors, buffers, parts);
+        if let Some((v, at)) = self.armed_superblock(sector, sectors) {
+            // Around the superblock the write is an ordinary one, and may reach into another file system.
+            let (from, to) = (sector.0.max(at.0), (sector.0 + sectors).min(at.0 + 8));
+            let pieces = [(sector.0, from), (from, to), (to, sector.0 + sectors)];
+            for (low, high) in pieces.into_iter().filter(|(low, high)| low < high) {
+                let offset = ((low - sector.0) * SECTOR_BYTES) as usize;
+                let piece = buffers.slice(offset, ((high - low) * SECTOR_BYTES) as usize);
+                if low == from {
+                    self.superblock_while_armed(v, at, Sector(low), high - low, piece, parts)?;
+                } else {
+                    self.outside(Sector(low), high - low, piece, lend, parts)?;
+                }
+            }
+            return Ok(());
         }
         let look_again = self.rests_on(sector, sectors, Some(&buffers));
         if !self.touches_versions(sector, sectors) {
@@ -149,6 +161,8 @@ impl Retainer {
         look_again: bool,
     ) -> Option<Track> {
         let absorbing = self.volumes.iter().any(|v| v.log().is_some());
+        // What is written over something that is not known yet may change it again.
+        let look_again = look_again || self.in_flight.looks_at(sector, sectors);
         (absorbing || look_again).then(|| self.in_flight.add(sector, sectors, matches, look_again))
     }
 
@@ -158,6 +172,10 @@ impl Retainer {
     /// The disk below failed while it was looked at again.
     pub fn completed(&mut self, track: Track, succeeded: bool) -> Result<(), JournalError> {
         let Some(flying) = self.in_flight.remove(track) else { return Ok(()) };
+        if !succeeded && flying.look_again {
+            // What is there now is neither old nor new.
+            self.look_after_write()?;
+        }
         if !succeeded {
             for volume in &mut self.volumes {
                 let (from, to) = volume.blocks_of(flying.sector, flying.sectors);
@@ -169,7 +187,7 @@ impl Retainer {
         }
         self.arrived(&flying);
         if flying.look_again {
-            self.look()?;
+            self.look_after_write()?;
         }
         Ok(())
     }
