@@ -51,6 +51,10 @@ impl Retainer {
                     let v = self.volume_at(start);
                     self.leave(v, &why, false)?;
                     let volume = &mut self.volumes[v];
+                    if volume.uuid != uuid {
+                        // Another file system's journal owes nothing to the older one's tail.
+                        volume.clamp = None;
+                    }
                     volume.uuid = uuid;
                     volume.phase = Phase::Passthrough { why };
                 }

@@ -1,0 +1,141 @@
+//! The guest as an adversary: forged journals, overwritten logs, other file systems in the middle of it, over a disk that
+//! completes requests in any order, with daemons that die and arenas that are too small.
+//!
+//! Whatever happens: nothing panics or hangs, `--retain-max` holds, bytes outside the file system are the guest's own,
+//! what is read is what was written or committed, and nothing of an older file system comes home in a newer one. While the
+//! guest is sound, nothing that it committed is lost.
+
+#[path = "hostile/below.rs"]
+mod below;
+mod common;
+#[path = "hostile/guest.rs"]
+mod guest;
+#[path = "hostile/world.rs"]
+mod world;
+
+use std::sync::atomic::Ordering;
+
+use afterimage_block::Operation;
+use guest::Guest;
+use rand::RngExt;
+
+struct Plan {
+    seed: u64,
+    steps: u32,
+    bytes_max: u64,
+    applies: bool,
+    /// Of a thousand steps.
+    attacks: u32,
+    switches: bool,
+}
+
+/// Says in how many steps a journal was retained.
+fn run(plan: &Plan) -> u32 {
+    let mut guest = Guest::new(plan.seed, plan.bytes_max, plan.applies);
+    let (mut retained, mut attacked) = (0, 0);
+    guest.mount();
+    assert!(guest.retained(), "a mount of an empty journal begins it");
+    for step in 0..plan.steps {
+        if guest.rng.random_ratio(plan.attacks, 1000) {
+            guest.attack();
+            attacked += 1;
+        }
+        match guest.rng.random_range(0..200) {
+            0..80 => guest.commit(),
+            80..110 => guest.write_back(),
+            110..130 => guest.write_data(),
+            130..145 => guest.checkpoint(1 + step as usize % 5),
+            145..152 => guest.world.disk().settle().unwrap(),
+            152..157 => guest.world.disk().make_room().unwrap(),
+            157..162 => {
+                if plan.switches {
+                    guest.world.switch_contract();
+                }
+                guest.world.restart();
+            }
+            162..164 => guest.world.stop_and_start(),
+            164..168 => {
+                guest.world.drain();
+                guest.world.disk().pause().unwrap();
+                guest.world.disk().resume();
+            }
+            168..172 => guest.crash(),
+            172..175 => {
+                guest.unmount();
+                guest.mount();
+            }
+            175..178 => guest.mkfs(),
+            178..186 => guest.world.check(&format!("step {step} of {}", plan.seed)),
+            186..190 => guest.world.check_end(&format!("the end at step {step} of {}", plan.seed)),
+            _ => guest.world.flush(),
+        }
+        if !guest.sound && guest.rng.random_ratio(1, 8) {
+            guest.recover_by_mkfs();
+        }
+        retained += u32::from(guest.retained());
+    }
+    assert!(plan.attacks == 0 || attacked > 0);
+    guest.world.check_end(&format!("the end of {}", plan.seed));
+    retained
+}
+
+fn sizes(seed: u64) -> u64 {
+    [64 << 20, 16 << 10, 128 << 10, 1 << 20][seed as usize % 4]
+}
+
+fn seeds(quick: u64) -> std::ops::Range<u64> {
+    let from = std::env::var("AFTERIMAGE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0);
+    let count = std::env::var("AFTERIMAGE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(quick);
+    from..from + count
+}
+
+#[test]
+fn sound_guests_lose_nothing() {
+    for seed in seeds(8) {
+        let plan = Plan {
+            seed,
+            steps: 150,
+            bytes_max: sizes(seed),
+            applies: seed % 3 == 0,
+            attacks: 0,
+            switches: seed % 5 == 4,
+        };
+        let retained = run(&plan);
+        assert!(retained > 50, "seed {seed}: retained in {retained} steps only");
+    }
+}
+
+#[test]
+fn hostile_guests_harm_themselves_alone() {
+    let mut retained = 0;
+    for seed in seeds(12) {
+        let plan = Plan {
+            seed: 1000 + seed,
+            steps: 120,
+            bytes_max: sizes(seed),
+            applies: seed % 2 == 0,
+            attacks: 150,
+            switches: seed % 5 == 4,
+        };
+        retained += run(&plan);
+    }
+    assert!(retained > 150, "retained in {retained} steps only: nothing was attacked");
+}
+
+/// A write of the superblock that fails leaves what is on the disk to be looked at, and the file system goes on.
+#[test]
+fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
+    let mut guest = Guest::new(3, 1 << 20, false);
+    guest.mount();
+    guest.commit();
+    let mut superblock = guest.world.read(guest::START, 8);
+    superblock[1024 + 0x68] ^= 1;
+    guest.world.fail_next.store(true, Ordering::SeqCst);
+    let token = guest.world.submit(0, Operation::Write { flushed: false }, guest::START, 8, &superblock);
+    guest.world.wait_for(token);
+    assert!(guest.retained());
+    guest.world.disk().settle().unwrap();
+    let status = guest.world.status();
+    assert_eq!(status.file_systems[0].versions_pending, 0, "{status:?}");
+    guest.world.check_end("after a failed write");
+}

@@ -1,0 +1,600 @@
+//! A guest that keeps a journal as jbd2 does, and one that does not.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use afterimage_block::Operation;
+use afterimage_journal::layout::superblock::{Features, JournalSuperblock};
+use afterimage_journal::layout::Layout;
+use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
+use afterimage_journal::log::LogGeometry;
+use afterimage_journal::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::common::{journal_superblock, layouts, replayed};
+use crate::world::{World, LANES};
+
+/// The partition's first sector, and its blocks.
+pub const START: u64 = 2048;
+pub const BLOCKS: u64 = 4096;
+const DISK_BYTES: usize = 18 << 20;
+
+/// A disk of random bytes with one partition in which `mkfs.ext4` was run.
+pub fn base(uuid: u8, seed: u64) -> Vec<u8> {
+    let mut disk = vec![0; DISK_BYTES];
+    ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut disk);
+    disk[..512].fill(0);
+    disk[446 + 4] = 0x83;
+    disk[446 + 8..446 + 12].copy_from_slice(&(START as u32).to_le_bytes());
+    disk[446 + 12..446 + 16].copy_from_slice(&(BLOCKS as u32 * 8).to_le_bytes());
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    disk[START as usize * 512..][..BLOCKS as usize * BLOCK_BYTES].copy_from_slice(&file_system(uuid));
+    disk
+}
+
+/// Made once.
+pub fn file_system(uuid: u8) -> Arc<Vec<u8>> {
+    static MADE: LazyLock<Mutex<HashMap<u8, Arc<Vec<u8>>>>> = LazyLock::new(Mutex::default);
+    Arc::clone(MADE.lock().unwrap().entry(uuid).or_insert_with(|| Arc::new(make_file_system(uuid))))
+}
+
+fn make_file_system(uuid: u8) -> Vec<u8> {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(BLOCKS * BLOCK_BYTES as u64).unwrap();
+    let uuid = uuid::Uuid::from_bytes([uuid; 16]).to_string();
+    let made = std::process::Command::new("mkfs.ext4")
+        .args(["-q", "-F", "-b", "4096", "-J", "size=4", "-O", "^resize_inode", "-U", &uuid])
+        .arg(image.path())
+        .status()
+        .unwrap();
+    assert!(made.success());
+    std::fs::read(image.path()).unwrap()
+}
+
+struct Live {
+    tid: Tid,
+    start: AreaBlock,
+    blocks: u32,
+    homes: Vec<FsBlock>,
+}
+
+pub struct Guest {
+    pub world: World,
+    pub rng: ChaCha8Rng,
+    geometry: LogGeometry,
+    superblock: JournalSuperblock,
+    /// The journal's first block in the file system.
+    journal: u64,
+    layout: Layout,
+    head: AreaBlock,
+    tid: Tid,
+    transactions: VecDeque<Live>,
+    /// Newest committed content.
+    newest: BTreeMap<FsBlock, (Tid, Box<Block>)>,
+    /// What it did last cannot be expected of a file system.
+    pub sound: bool,
+    mounted: bool,
+    homes: Range<u64>,
+    uuid: u8,
+}
+
+impl Guest {
+    pub fn new(seed: u64, bytes_max: u64, applies: bool) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let disk = base(1, seed);
+        let layout = layouts(&disk).remove(0);
+        assert_eq!(layout.start.0, START);
+        let journal = layout.journal[0].home.0;
+        let superblock = journal_superblock(&disk, &layout).unwrap();
+        let extents = layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))));
+        let forbidden: Vec<(FsBlock, FsBlock)> = extents.collect();
+        let on_disk = forbidden.iter().map(|(from, to)| START / 8 + from.0..START / 8 + to.0).collect();
+        let kind = rng.random_range(0..4);
+        let features = Features {
+            revoke: true,
+            bits64: kind % 2 == 1,
+            csum_v3: kind > 0,
+            async_commit: kind == 3,
+            ..Features::default()
+        };
+        let geometry = LogGeometry {
+            first: superblock.first(),
+            maxlen: superblock.maxlen(),
+            features,
+            uuid: superblock.uuid(),
+            fs_blocks: BLOCKS,
+            forbidden,
+        };
+        let homes = BLOCKS - 200..BLOCKS;
+        assert!(layout.journal.iter().all(|e| e.home.0 + u64::from(e.blocks) <= homes.start));
+        let first = geometry.first;
+        // Ids that wrap are as good as others.
+        let tid = Tid(if rng.random_ratio(1, 3) { u32::MAX - 5 } else { 10 });
+        let superblock = with_features(&superblock, features);
+        let world = World::new(disk, on_disk, bytes_max, applies, seed);
+        Self {
+            world,
+            rng,
+            geometry,
+            superblock,
+            journal,
+            layout,
+            head: first,
+            tid,
+            transactions: VecDeque::new(),
+            newest: BTreeMap::new(),
+            sound: true,
+            mounted: false,
+            homes,
+            uuid: 1,
+        }
+    }
+
+    pub fn sector_of(&self, home: FsBlock) -> u64 {
+        START + home.0 * 8
+    }
+
+    pub fn area_sector(&self, at: AreaBlock) -> u64 {
+        self.layout.home_of(at).unwrap().sector(self.layout.start).0
+    }
+
+    pub fn retained(&self) -> bool {
+        self.world.status().file_systems.iter().any(|f| f.mode == "retain")
+    }
+
+    fn unsound(&mut self) {
+        self.sound = false;
+        self.world.forget_floors();
+    }
+
+    fn write_superblock(&mut self, superblock: &JournalSuperblock) {
+        let sector = self.area_sector(AreaBlock(0));
+        self.world.write(sector, superblock.bytes());
+    }
+
+    /// A mount of a clean journal.
+    pub fn mount(&mut self) {
+        self.world.drain();
+        self.head = self.geometry.first;
+        self.transactions.clear();
+        self.newest.clear();
+        let superblock = self.superblock.with_tail(self.tid, Some(self.head));
+        self.write_superblock(&superblock);
+        self.mounted = true;
+        self.sound = true;
+    }
+
+    pub fn unmount(&mut self) {
+        self.checkpoint(usize::MAX);
+        let superblock = self.superblock.with_tail(self.tid, None);
+        self.write_superblock(&superblock);
+        // It may not have been true.
+        if !self.sound {
+            self.world.forget_floors();
+        }
+        self.tid = self.tid.next();
+        self.mounted = false;
+        self.transactions.clear();
+    }
+
+    pub fn home(&mut self) -> FsBlock {
+        FsBlock(self.rng.random_range(self.homes.clone()).min(self.homes.start + 120))
+    }
+
+    pub fn content(&mut self) -> Box<Block> {
+        let mut content = Box::new([0; BLOCK_BYTES]);
+        self.rng.fill_bytes(&mut content[..64]);
+        if self.rng.random_ratio(1, 8) {
+            content[..4].copy_from_slice(&MAGIC_BYTES);
+        }
+        content
+    }
+
+    pub fn draft(&mut self) -> Draft {
+        let mut draft = Draft { commit_sec: 5, ..Draft::default() };
+        let logged = if self.rng.random_ratio(1, 12) { 120 } else { self.rng.random_range(1..12) };
+        let mut homes = BTreeMap::new();
+        for _ in 0..logged {
+            homes.insert(self.home(), self.content());
+        }
+        draft.logged = homes.into_iter().collect();
+        for _ in 0..self.rng.random_range(0..3) {
+            let home = self.home();
+            if draft.logged.iter().all(|(h, _)| *h != home) {
+                draft.revokes.push(home);
+            }
+        }
+        draft.tags_max = Some(self.rng.random_range(1..40));
+        draft
+    }
+
+    /// The log's blocks as requests: neighbours go together, the commit block after them, or with `async_commit` with them.
+    fn send(&mut self, encoder: &Encoder, commit: AreaBlock) {
+        let mut at: Vec<AreaBlock> = encoder.blocks.keys().copied().filter(|at| *at != commit).collect();
+        let together = self.geometry.features.async_commit;
+        if together {
+            at.push(commit);
+        }
+        let mut i = 0;
+        while i < at.len() {
+            let most = self.rng.random_range(1..9);
+            let run = (1..most.min(at.len() - i))
+                .take_while(|n| self.area_sector(at[i + n]) == self.area_sector(at[i]) + *n as u64 * 8)
+                .count()
+                + 1;
+            let bytes: Vec<u8> =
+                at[i..i + run].iter().flat_map(|at| encoder.blocks[at].iter().copied()).collect();
+            let lane = self.rng.random_range(0..LANES);
+            let sector = self.area_sector(at[i]);
+            self.world.submit(
+                lane,
+                Operation::Write { flushed: false },
+                sector,
+                bytes.len() as u64 / 512,
+                &bytes,
+            );
+            i += run;
+        }
+        if !together {
+            self.world.drain();
+            if let Some(block) = encoder.blocks.get(&commit) {
+                let sector = self.area_sector(commit);
+                self.world.write(sector, &block[..]);
+            }
+        }
+        self.world.drain();
+    }
+
+    fn used(&self) -> u32 {
+        self.transactions.iter().map(|t| t.blocks).sum()
+    }
+
+    /// A transaction as jbd2 writes it.
+    pub fn commit(&mut self) {
+        if !self.mounted {
+            self.mount();
+        }
+        if self.used() > 600 {
+            self.checkpoint(self.transactions.len() / 2 + 1);
+        }
+        let draft = self.draft();
+        self.commit_of(&draft, true);
+    }
+
+    /// A transaction of any content. `sound`: a file system may have written it.
+    pub fn commit_of(&mut self, draft: &Draft, sound: bool) {
+        if !sound {
+            self.unsound();
+        }
+        let mut encoder = Encoder::new(&self.geometry, self.head, self.tid);
+        let blocks = encoder.transaction(draft);
+        let end = if encoder.at == self.geometry.first { self.geometry.maxlen } else { encoder.at.0 };
+        for (home, content) in &draft.logged {
+            if home.0 < BLOCKS {
+                self.world.committed(START / 8 + home.0, &content[..], false);
+            }
+        }
+        self.send(&encoder, AreaBlock(end - 1));
+        let sound = sound && self.sound;
+        for home in &draft.revokes {
+            self.newest.remove(home);
+            self.world.revoked(START / 8 + home.0);
+        }
+        for (home, content) in &draft.logged {
+            if sound {
+                self.world.committed(START / 8 + home.0, &content[..], true);
+            }
+            self.newest.insert(*home, (self.tid, content.clone()));
+        }
+        let homes = draft.logged.iter().map(|(h, _)| *h).collect();
+        self.transactions.push_back(Live { tid: self.tid, start: self.head, blocks, homes });
+        (self.head, self.tid) = (encoder.at, encoder.tid);
+    }
+
+    /// Writes what the oldest transactions committed home and moves the tail.
+    pub fn checkpoint(&mut self, count: usize) {
+        for _ in 0..count.min(self.transactions.len()) {
+            let oldest = self.transactions.pop_front().unwrap();
+            for home in oldest.homes {
+                let Some((tid, content)) = self.newest.get(&home) else { continue };
+                if *tid == oldest.tid {
+                    let content = content.clone();
+                    self.write_home(home, &content[..]);
+                }
+            }
+        }
+        self.world.drain();
+        let tail = self.transactions.front().map_or((self.tid, self.head), |t| (t.tid, t.start));
+        let superblock = self.superblock.with_tail(tail.0, Some(tail.1));
+        self.write_superblock(&superblock);
+    }
+
+    pub fn write_home(&mut self, home: FsBlock, bytes: &[u8]) {
+        if home.0 >= BLOCKS {
+            return;
+        }
+        let lane = self.rng.random_range(0..LANES);
+        let sector = self.sector_of(home);
+        self.world.submit(lane, Operation::Write { flushed: false }, sector, bytes.len() as u64 / 512, bytes);
+        if self.rng.random_ratio(1, 2) {
+            self.world.reap(lane);
+        }
+    }
+
+    /// Writes a committed block home, long before the tail moves.
+    pub fn write_back(&mut self) {
+        let Some(nth) = self.newest.len().checked_sub(1) else { return };
+        let nth = self.rng.random_range(0..=nth);
+        let Some((home, content)) = self.newest.iter().nth(nth).map(|(h, (_, c))| (*h, c.clone())) else {
+            return;
+        };
+        // As jbd2: never two writes of one block at once.
+        self.world.drain();
+        self.write_home(home, &content[..]);
+    }
+
+    /// A write to a block that the journal does not know of any more, or never did.
+    pub fn write_data(&mut self) {
+        let home = self.home();
+        if self.newest.contains_key(&home) {
+            return;
+        }
+        let content = self.content();
+        self.world.drain();
+        self.write_home(home, &content[..]);
+    }
+
+    /// The guest dies, another one mounts the file system: its own recovery, then a journal that begins anew.
+    pub fn crash(&mut self) {
+        if !self.sound {
+            return self.recover_by_mkfs();
+        }
+        self.world.drain();
+        if self.rng.random_ratio(1, 2) {
+            self.world.disk().settle().unwrap();
+        }
+        let served = self.world.read_all();
+        let (homes, transactions) = replayed(&served);
+        for (block, content) in homes {
+            self.world.write(block * 8, &content[..]);
+        }
+        self.world.flush();
+        self.world.judge_recovered("after the guest's own recovery");
+        let layout = layouts(&served);
+        let Some(found) = layout.first().and_then(|l| journal_superblock(&served, l)) else { return };
+        let next = Tid(found.sequence().0.wrapping_add(transactions + 1));
+        if !self.tid.is_after(next) {
+            self.tid = next;
+        }
+        self.tid = self.tid.next();
+        self.mount();
+    }
+
+    /// Makes another file system over this one, as writes in any order.
+    pub fn mkfs(&mut self) {
+        self.world.drain();
+        self.uuid = self.uuid % 3 + 1;
+        let image = file_system(self.uuid);
+        let partition = BLOCKS * 8;
+        match self.rng.random_range(0..3) {
+            0 => {
+                let token =
+                    self.world.submit(0, Operation::Discard { flushed: false }, START, partition, &[]);
+                self.world.wait_for(token);
+            }
+            1 => {
+                let whole = Operation::WriteZeroes { unmap: true, flushed: false };
+                let token = self.world.submit(0, whole, START, partition, &[]);
+                self.world.wait_for(token);
+            }
+            _ => {}
+        }
+        let mut chunks: Vec<usize> = (0..BLOCKS as usize).step_by(16).collect();
+        let in_use = |chunk: &usize| {
+            let content = &image[chunk * BLOCK_BYTES..][..16 * BLOCK_BYTES];
+            let journal = self.layout.journal.iter().any(|e| {
+                let (from, to) = (e.home.0 as usize, e.home.0 as usize + e.blocks as usize);
+                from < chunk + 16 && *chunk < to
+            });
+            journal || content.iter().any(|b| *b != 0)
+        };
+        chunks.retain(in_use);
+        if self.rng.random_ratio(1, 2) {
+            for i in 0..chunks.len() {
+                let other = self.rng.random_range(0..chunks.len());
+                chunks.swap(i, other);
+            }
+        }
+        let mut tokens = Vec::new();
+        for chunk in chunks {
+            let lane = self.rng.random_range(0..LANES);
+            let bytes = &image[chunk * BLOCK_BYTES..][..16 * BLOCK_BYTES];
+            let sector = START + chunk as u64 * 8;
+            tokens.push(self.world.submit(lane, Operation::Write { flushed: false }, sector, 128, bytes));
+            if self.rng.random_ratio(1, 20) {
+                self.world.disk().settle().unwrap();
+            }
+        }
+        tokens.into_iter().for_each(|t| self.world.wait_for(t));
+        self.world.flush();
+        self.world.forget_versions();
+        let block: Block = image[self.journal as usize * BLOCK_BYTES..][..BLOCK_BYTES].try_into().unwrap();
+        let fresh = JournalSuperblock::parse(&block).unwrap();
+        self.superblock = with_features(&fresh, self.geometry.features);
+        self.geometry.uuid = fresh.uuid();
+        self.tid = Tid(1);
+        self.mounted = false;
+        self.sound = true;
+        self.transactions.clear();
+        self.newest.clear();
+    }
+
+    /// What no file system does.
+    pub fn attack(&mut self) {
+        self.unsound();
+        let first = self.geometry.first.0;
+        let any = AreaBlock(self.rng.random_range(first..self.geometry.maxlen));
+        match self.rng.random_range(0..16) {
+            0 => {
+                // A superblock with any tail.
+                let near = self.rng.random_range(0..40);
+                let tid = Tid(if near == 0 {
+                    self.rng.next_u32()
+                } else {
+                    self.tid.0.wrapping_sub(20).wrapping_add(near)
+                });
+                let superblock = self.superblock.with_tail(tid, Some(any));
+                self.write_superblock(&superblock);
+            }
+            1 => {
+                let homes =
+                    [0, self.journal, self.journal + 5, BLOCKS, u64::from(u32::MAX), self.homes.start];
+                let home = homes[self.rng.random_range(0..homes.len())];
+                let mut draft = self.draft();
+                draft.logged.push((FsBlock(home), self.content()));
+                self.commit_of(&draft, false);
+            }
+            2 => {
+                // The same block twice, and revoked as well.
+                let mut draft = self.draft();
+                let home = draft.logged[0].0;
+                draft.logged.push((home, self.content()));
+                if self.rng.random_ratio(1, 2) {
+                    draft.revokes.push(home);
+                }
+                self.commit_of(&draft, false);
+            }
+            3 => {
+                // Over the live log.
+                let content = self.content();
+                let len = [512, 1024, 4096][self.rng.random_range(0..3)];
+                let sector = self.area_sector(any) + self.rng.random_range(0..=(4096 - len as u64) / 512);
+                self.world.write(sector, &content[..len]);
+            }
+            4 => {
+                // The head goes elsewhere.
+                self.head = any;
+                self.commit();
+            }
+            5 => {
+                self.tid = Tid(self.tid.0.wrapping_add(self.rng.random_range(0..4)).wrapping_sub(2));
+                self.commit();
+            }
+            6 => {
+                let draft = Draft { uncommitted: true, ..self.draft() };
+                self.commit_of(&draft, false);
+            }
+            7 => {
+                let sectors = self.rng.random_range(1..4000);
+                let sector = START + self.rng.random_range(0..BLOCKS * 8 - sectors);
+                let operation = Operation::Discard { flushed: false };
+                let token = self.world.submit(1, operation, sector, sectors, &[]);
+                if self.rng.random_ratio(1, 2) {
+                    self.world.wait_for(token);
+                }
+            }
+            8 => {
+                // Random bytes over the superblock, the descriptors, the inode table.
+                let mut bytes = [0; 2048];
+                self.rng.fill_bytes(&mut bytes);
+                let len = self.rng.random_range(1..=4) * 512;
+                let sector = START + self.rng.random_range(0..60 * 8 - 8);
+                self.world.write(sector, &bytes[..len]);
+            }
+            9 => {
+                // Everything from before the journal into it and behind it, in one request.
+                let from = self.journal - 4;
+                let mut bytes = vec![0; 16 * BLOCK_BYTES];
+                self.rng.fill_bytes(&mut bytes);
+                self.world.write(START + from * 8, &bytes);
+            }
+            10 => {
+                // A superblock with fields that nobody would set.
+                let mut block = *self.superblock.bytes();
+                let at = [0x10, 0x14, 0x18, 0x1c, 0x20, 0x24, 0x28, 0x2c, 0x30][self.rng.random_range(0..9)];
+                let value = [0, 1, 2, 1024, 1025, 1 << 31, u32::MAX, 0x12][self.rng.random_range(0..8)];
+                block[at..at + 4].copy_from_slice(&u32::to_be_bytes(value));
+                block[0x1c..0x20].copy_from_slice(&u32::to_be_bytes(any.0));
+                seal(&mut block);
+                let sector = self.area_sector(AreaBlock(0));
+                self.world.write(sector, &block);
+            }
+            11 => {
+                // The commit block first.
+                let draft = self.draft();
+                let mut encoder = Encoder::new(&self.geometry, self.head, self.tid);
+                encoder.transaction(&draft);
+                for (home, content) in &draft.logged {
+                    self.world.committed(START / 8 + home.0, &content[..], false);
+                }
+                let blocks: Vec<AreaBlock> = encoder.blocks.keys().rev().copied().collect();
+                for at in blocks {
+                    let sector = self.area_sector(at);
+                    self.world.write(sector, &encoder.blocks[&at][..]);
+                }
+                (self.head, self.tid) = (encoder.at, encoder.tid);
+            }
+            12 => {
+                // Two changes of one block at once, while it is committed.
+                let draft = self.draft();
+                let home = draft.logged[0].0;
+                for _ in 0..3 {
+                    let content = self.content();
+                    self.write_home(home, &content[..]);
+                }
+                self.commit_of(&draft, false);
+            }
+            13 => {
+                // Parts of a home block.
+                let home = self.home();
+                let content = self.content();
+                self.write_home(home, &content[..512]);
+            }
+            14 => {
+                // A log that goes round to its own beginning.
+                let mut draft = self.draft();
+                for i in 0..400 {
+                    let home = FsBlock(self.homes.start + i % 120);
+                    draft.logged.push((home, self.content()));
+                }
+                self.commit_of(&draft, false);
+                self.commit_of(&draft, false);
+                self.commit_of(&draft, false);
+            }
+            _ => {
+                // Somebody else's write into the guard areas: theirs to see.
+                let content = self.content();
+                let sector = [1024, START + BLOCKS * 8 + 64][self.rng.random_range(0..2)];
+                self.world.write(sector, &content[..]);
+            }
+        }
+    }
+
+    /// A file system again, whatever there was.
+    pub fn recover_by_mkfs(&mut self) {
+        self.mkfs();
+        self.mount();
+    }
+}
+
+fn with_features(superblock: &JournalSuperblock, features: Features) -> JournalSuperblock {
+    let mut block = *superblock.bytes();
+    let mut incompat = 0_u32;
+    for (bit, set) in
+        [(1, features.revoke), (2, features.bits64), (4, features.async_commit), (0x10, features.csum_v3)]
+    {
+        incompat |= if set { bit } else { 0 };
+    }
+    block[0x28..0x2c].copy_from_slice(&incompat.to_be_bytes());
+    block[0x50] = 4;
+    seal(&mut block);
+    JournalSuperblock::parse(&block).unwrap()
+}
+
+fn seal(block: &mut Block) {
+    block[0xfc..0x100].fill(0);
+    let sum = !crc32c::crc32c(&block[..1024]);
+    block[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
+}
