@@ -55,6 +55,12 @@ impl Ledger {
         }
     }
 
+    /// Two parts of one life, in order.
+    pub fn of_both(mut before: Ledger, after: Ledger) -> Ledger {
+        before.acks.extend(after.acks);
+        before
+    }
+
     /// The fsync latency that this many of 1000 fsyncs did not exceed, in microseconds.
     pub fn fsync_us(&self, per_mille: usize) -> f64 {
         let mut all: Vec<u64> = self.acks.iter().map(|ack| ack.fsync_ns).collect();

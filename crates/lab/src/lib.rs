@@ -18,6 +18,7 @@ pub mod demo;
 pub mod error;
 pub mod fsck;
 pub mod guest;
+pub mod integrity;
 pub mod lane;
 pub mod locate;
 pub mod powerfs;

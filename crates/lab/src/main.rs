@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use afterimage_lab::{demo, guest, lane, powerfs};
+use afterimage_lab::{demo, guest, integrity, lane, powerfs};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -22,6 +22,8 @@ enum Command {
     Fuse(powerfs::FuseOptions),
     /// The main job: real guests, real crashes, what was kept
     Demo(demo::Options),
+    /// The VMA paper's integrity experiment: which records mix old and new blocks after a guest's death, mode by mode
+    Integrity(integrity::Options),
     /// Run a test lane
     Test {
         /// Which lane
@@ -58,6 +60,7 @@ fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
         }
         Command::Fuse(options) => powerfs::run_fuse(&options).map(|()| ExitCode::SUCCESS),
         Command::Demo(options) => Ok(ExitCode::from(u8::from(!demo::run(&options)?))),
+        Command::Integrity(options) => Ok(ExitCode::from(u8::from(!integrity::run(&options)?))),
         Command::Test { lane: Lane::Guests(options) } => Ok(ExitCode::from(u8::from(!lane::run(&options)?))),
         Command::Prepare => {
             guest::fetch_kernel()?;

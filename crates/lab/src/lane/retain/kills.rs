@@ -71,8 +71,8 @@ impl Tally {
 }
 
 /// The quick lane's deaths: one of each.
-pub(super) const ONE_OF_EACH: [Death; 5] =
-    [Death::Killed, Death::Panicked, Death::Compared, Death::Stopped, Death::BothKilled];
+pub(super) const ONE_OF_EACH: [Death; 6] =
+    [Death::Killed, Death::Recovered, Death::Panicked, Death::Compared, Death::Stopped, Death::BothKilled];
 
 /// The full lane's.
 pub(super) fn many(kills: usize, seed: u64) -> Vec<Death> {
@@ -126,7 +126,7 @@ fn all_rounds(evidence: &Evidence, plan: &Plan, rig: &mut Rig) -> Result<Tally> 
 }
 
 /// What a guest does: look at what its predecessor left, then work until it is killed.
-fn script(plan: &Plan, round: usize, works: bool) -> String {
+pub(super) fn script(plan: &Plan, round: usize, works: bool) -> String {
     let format = plan.setup.format;
     let (mount, device) = (format.mount(), format.device());
     let mut text = format!("{}chmod 666 $AFTERIMAGE_REPORT\n", format.prelude());
@@ -161,7 +161,7 @@ fn script(plan: &Plan, round: usize, works: bool) -> String {
     ));
     if plan.churn {
         text.push_str(&format!(
-            "{nobody} \"$AFTERIMAGE_AGENT\" churn /mnt/churn --seed {} --round {round} &\n",
+            "{nobody} \"$AFTERIMAGE_AGENT\" churn /mnt/churn --seed {} --round {round} --report /dev/null &\n",
             plan.seed
         ));
     }
@@ -224,6 +224,9 @@ fn die(
     guest.wait()?;
     let ledger = Ledger::of(guest.channel());
     drop(guest);
+    if !matches!(death, Death::Killed | Death::Panicked) {
+        rig.remember()?;
+    }
     match death {
         Death::Killed | Death::Panicked => {}
         Death::BothKilled => rig.daemon.restart()?,
@@ -231,7 +234,7 @@ fn die(
             if let Some(moment) = &compared {
                 moment.put_back()?;
             }
-            let by_stop = death == Death::Stopped || death == Death::Compared;
+            let by_stop = death == Death::Stopped || (death == Death::Compared && tally.compared % 2 == 1);
             if by_stop {
                 rig.daemon.restart()?;
                 rig.daemon.end()?;

@@ -2,17 +2,29 @@
 //!
 //! ```text
 //!   kills     guests killed at seeded instants, and two independent oracles of what recovery has to make of it
+//!   live      guests that only looked dead
+//!   over      mkfs, dd, resize2fs, tune2fs, e2fsck, aborts and remounts over a retained journal
+//!   wild      scribbles over what was committed
+//!   memory    bounded, and given back
 //! ```
 
 mod format;
 mod kills;
+mod live;
+mod memory;
 mod oracles;
+mod over;
 mod rig;
 mod tree;
+mod wild;
 
 use super::{Case, Run};
+use crate::error::{LabError, Result};
+use crate::guest::Vmm;
+use crate::integrity;
 use format::{Format, FORMATS};
 use kills::{many, Plan, ONE_OF_EACH};
+use live::Disturbance;
 use rig::Setup;
 
 /// Kills of each format in the full lane.
@@ -40,6 +52,54 @@ pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
         };
         add("retain-control-passthrough".to_owned(), false, Box::new(move |e| kills::run(e, &plan)));
     }
+    let Some(format) = Format::named("journal-small") else { return cases };
+    let plan = |keep| Plan {
+        setup: Setup { keep, ..Setup::new(format) },
+        deaths: Vec::new(),
+        seed,
+        churn: true,
+        acknowledged_max: 0,
+    };
+    for (name, quick, vmm, keep, disturbance) in [
+        ("uml-frozen", false, Vmm::Uml, false, Disturbance::Frozen),
+        ("uml-daemon-killed", true, Vmm::Uml, true, Disturbance::DaemonKilled),
+        ("uml-handed-over", true, Vmm::Uml, true, Disturbance::HandedOver),
+        ("qemu-paused", false, Vmm::Qemu, false, Disturbance::Paused),
+        ("qemu-daemon-killed", false, Vmm::Qemu, false, Disturbance::DaemonKilled),
+        ("qemu-daemon-stopped", true, Vmm::Qemu, false, Disturbance::DaemonStopped),
+        ("qemu-rebound", false, Vmm::Qemu, false, Disturbance::Rebound),
+        ("qemu-kexec", false, Vmm::Qemu, false, Disturbance::Kexec),
+        ("qemu-suspended", false, Vmm::Qemu, false, Disturbance::Suspended),
+    ] {
+        let plan = plan(keep);
+        add(format!("retain-live-{name}"), quick, Box::new(move |e| live::run(e, &plan, vmm, disturbance)));
+    }
+    let over = plan(false);
+    add("retain-over".to_owned(), true, Box::new(move |e| over::run(e, &over, quick)));
+    let wild = plan(false);
+    add("retain-wild".to_owned(), true, Box::new(move |e| wild::run(e, &wild)));
+    add("retain-memory".to_owned(), true, Box::new(move |e| memory::run(e, format)));
+    for (data, journal) in [("journal", "passthrough"), ("journal", "retain")] {
+        let name = format!("retain-integrity-{data}-{journal}");
+        let iterations = if quick { 2 } else { 10 };
+        add(name, true, Box::new(move |_| integrity_of(data, journal, seed, iterations)));
+    }
     add("canary-retain-dropped".to_owned(), true, Box::new(move |e| kills::canary(e, seed)));
     cases
+}
+
+/// Large records, where they are most easily torn; all sizes and modes are `afterimage-lab integrity`'s.
+fn integrity_of(data: &'static str, journal: &'static str, seed: u64, iterations: u64) -> Result<String> {
+    let cell = integrity::Cell { data, journal, size_bytes: 64 << 10, seed };
+    let (mut done, mut wrong, mut submitted_bytes) = (0, 0, 0);
+    cell.run(0, iterations, &mut |iteration| {
+        done += 1;
+        wrong += iteration.mixed + iteration.foreign_blocks;
+        submitted_bytes += iteration.submitted_bytes;
+        Ok(())
+    })?;
+    if wrong > 0 {
+        return Err(LabError::Broken(format!("{wrong} records or blocks are corrupted after {done} kills")));
+    }
+    Ok(format!("{done} kills, each after {} KiB; 0 records corrupted", submitted_bytes / 1024 / done.max(1)))
 }

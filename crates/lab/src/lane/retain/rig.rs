@@ -54,6 +54,8 @@ pub(super) struct Rig {
     pub image: PathBuf,
     pub daemon: Daemon,
     arena: PathBuf,
+    /// What the last death of everybody left, before anybody went on from it.
+    left: Option<Snapshot>,
     // Declared last: the folders go after whoever uses them.
     _folder: Workdir,
     _memory: Workdir,
@@ -95,7 +97,7 @@ impl Rig {
             .context(|| "write a partition table".to_owned())?;
         let arena = memory.path().to_path_buf();
         let daemon = Daemon::serve(&Rig::options(&setup, &image, &arena))?;
-        Ok(Rig { setup, image, daemon, arena, _folder: folder, _memory: memory })
+        Ok(Rig { setup, image, daemon, arena, left: None, _folder: folder, _memory: memory })
     }
 
     fn options(setup: &Setup, image: &Path, arena: &Path) -> ServeOptions {
@@ -173,6 +175,12 @@ impl Rig {
         Ok(Snapshot { image: self.image.clone(), others, folder })
     }
 
+    /// Remembers what is there, for evidence. Nobody may be at work.
+    pub fn remember(&mut self) -> Result<()> {
+        self.left = Some(self.copy_all()?);
+        Ok(())
+    }
+
     /// The image as a guest's own recovery would find it. The guest must stand still.
     pub fn materialised(&self, to: &Path) -> Result<()> {
         let hold = self.daemon.hold()?;
@@ -216,6 +224,7 @@ impl Rig {
         evidence.note(self.daemon.save(evidence.folder(), "retain"));
         let mut files = vec![self.image.clone()];
         files.extend(fs::read_dir(&self.arena).into_iter().flatten().flatten().map(|entry| entry.path()));
+        files.extend(self.left.iter().flat_map(Snapshot::files));
         evidence.files(&files);
     }
 }
