@@ -188,6 +188,7 @@ impl Arena {
             block: at.0,
             generation,
             overwritten: false,
+            home: false,
         };
         self.sequence += 1;
         let words = tag.words(slot, self.salt);
@@ -217,13 +218,29 @@ impl Arena {
         true
     }
 
-    /// Remembers that the block's home was written with something else after it was committed; goes with the slot.
+    /// Remembers that the block's home was written with something else after it was committed, so that it is not home; goes
+    /// with the slot.
     pub fn set_overwritten(&mut self, volume: VolumeId, at: AreaBlock, overwritten: bool) {
         let Some(slot) = self.slot_of(volume, at) else { return };
         let key = self.map.tag(slot, 1);
         let value = key.load(Ordering::Relaxed);
+        let value = value & !tags::HOME;
         let value = if overwritten { value | tags::OVERWRITTEN } else { value & !tags::OVERWRITTEN };
         key.store(value, Ordering::Release);
+    }
+
+    /// Remembers that the block is home, or is not any more, and takes the overwritten mark away; goes with the slot.
+    pub fn set_home(&mut self, volume: VolumeId, at: AreaBlock, home: bool) {
+        let Some(slot) = self.slot_of(volume, at) else { return };
+        let key = self.map.tag(slot, 1);
+        let value = key.load(Ordering::Relaxed) & !(tags::HOME | tags::OVERWRITTEN);
+        key.store(if home { value | tags::HOME } else { value }, Ordering::Release);
+    }
+
+    /// See [`Arena::set_home`].
+    pub fn is_home(&self, volume: VolumeId, at: AreaBlock) -> bool {
+        self.slot_of(volume, at)
+            .is_some_and(|slot| self.map.tag(slot, 1).load(Ordering::Relaxed) & tags::HOME != 0)
     }
 
     /// See [`Arena::set_overwritten`].

@@ -30,6 +30,8 @@ pub(super) const COPY_WORDS: usize = 5;
 pub(super) const RECORDS: usize = (RECORD_PAGES * PAGE) as usize / 8 / RECORD_WORDS;
 /// The flag in a tag: the block's home was written with something else.
 pub(super) const OVERWRITTEN: u64 = 1 << 48;
+/// The flag in a tag: the block is home.
+pub(super) const HOME: u64 = 1 << 49;
 /// Flags of a tag.
 const FLAGS: u64 = 0xffff << 48;
 /// A sequence above this was not counted up to: seventy years of a store every nanosecond.
@@ -138,6 +140,7 @@ pub(super) struct SlotTag {
     pub(super) block: u32,
     pub(super) generation: u64,
     pub(super) overwritten: bool,
+    pub(super) home: bool,
 }
 
 impl SlotTag {
@@ -145,7 +148,8 @@ impl SlotTag {
     pub(super) fn words(&self, slot: u32, salt: u32) -> [u64; TAG_WORDS] {
         let key = u64::from(self.volume) << 32 | u64::from(self.block);
         let found = check(salt, &[self.sequence, key, self.generation, u64::from(slot)]);
-        let flags = if self.overwritten { OVERWRITTEN } else { 0 };
+        let flag = |set: bool, flag: u64| if set { flag } else { 0 };
+        let flags = flag(self.overwritten, OVERWRITTEN) | flag(self.home, HOME);
         [self.sequence, key | flags, self.generation, u64::from(found)]
     }
 
@@ -158,6 +162,7 @@ impl SlotTag {
             block: key as u32,
             generation: words[2],
             overwritten: words[1] & OVERWRITTEN != 0,
+            home: words[1] & HOME != 0,
         };
         (tag.words(slot, salt)[..] == words[..TAG_WORDS]
             && usize::from(tag.volume) < RECORDS

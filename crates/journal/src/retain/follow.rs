@@ -100,6 +100,8 @@ impl Retainer {
             if flies || unknown || self.arena.is_overwritten(id, tuple.at) {
                 self.set_state(v, tuple.home, VersionState::Overwritten);
                 self.arena.set_overwritten(id, tuple.at, true);
+            } else if resuming && self.arena.is_home(id, tuple.at) {
+                self.set_state(v, tuple.home, VersionState::Home);
             }
         }
     }

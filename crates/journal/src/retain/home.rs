@@ -116,8 +116,11 @@ impl Retainer {
     pub(super) fn set_state(&mut self, v: usize, home: FsBlock, state: VersionState) {
         let id = self.volumes[v].id;
         let Some(before) = self.area.set_state(id, home, state) else { return };
-        if (before.state == VersionState::Overwritten) != (state == VersionState::Overwritten) {
-            self.arena.set_overwritten(id, before.at, state == VersionState::Overwritten);
+        match state {
+            _ if before.state == state => {}
+            VersionState::Overwritten => self.arena.set_overwritten(id, before.at, true),
+            VersionState::Home => self.arena.set_home(id, before.at, true),
+            VersionState::Pending => self.arena.set_home(id, before.at, false),
         }
         let (was_open, is_open) = (before.state != VersionState::Home, state != VersionState::Home);
         let Some(log) = self.volumes[v].log_mut() else { return };

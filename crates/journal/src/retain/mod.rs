@@ -20,6 +20,8 @@ mod checkpoint;
 mod classes;
 mod errors;
 mod follow;
+#[doc(hidden)]
+pub mod fuzz;
 mod home;
 mod inflight;
 mod learn;
@@ -299,9 +301,8 @@ impl Retainer {
     fn volume_id_free(&self) -> VolumeId {
         // Those of the arena that were not found again yet are taken, too.
         let remembered = self.arena.volumes();
-        let used = |id: u16| {
-            self.volumes.iter().any(|v| v.id.0 == id) || remembered.iter().any(|(r, _)| r.0 == id)
-        };
+        let used =
+            |id: u16| self.volumes.iter().any(|v| v.id.0 == id) || remembered.iter().any(|(r, _)| r.0 == id);
         VolumeId((0..u16::MAX).find(|id| !used(*id)).unwrap_or(u16::MAX))
     }
 }

@@ -32,7 +32,12 @@ impl Retainer {
             tuples.extend(transaction.homes.iter().filter_map(|home| {
                 let version = self.area.version(id, *home)?;
                 let wanted = version.tid == transaction.tid && version.state == VersionState::Pending;
-                wanted.then_some(Tuple { home: *home, at: version.at, tid: version.tid, escaped: version.escaped })
+                wanted.then_some(Tuple {
+                    home: *home,
+                    at: version.at,
+                    tid: version.tid,
+                    escaped: version.escaped,
+                })
             }));
         }
         tuples.sort_unstable_by_key(|t| t.home);
