@@ -138,7 +138,7 @@ fn printed(guest: &Guest, line: &str) -> Option<u64> {
 fn script(plan: &Plan, disturbance: Disturbance) -> String {
     let format = plan.setup.format;
     let begin = kills::script(plan, 0, true);
-    let (begin, work) = begin.split_once("exec ").unwrap_or((&begin, "true"));
+    let (begin, work) = begin.trim_end().split_once("exec ").unwrap_or((&begin, "true"));
     let device = format.device();
     let again = |device: &str| {
         format!(
@@ -150,11 +150,13 @@ fn script(plan: &Plan, disturbance: Disturbance) -> String {
         )
     };
     match disturbance {
+        // The kernel writes everything back before it lets go of a disk, and never ends while somebody writes on.
         Disturbance::Rebound => format!(
-            "{begin}{work} &\nset +e\nsleep 3\nbus=$(\"$AFTERIMAGE_AGENT\" unbind vda)\nwait $!\n\
-             pkill -9 -x afterimage-agen; sleep 0.3\numount /mnt || umount -l /mnt\n\
+            "{begin}{work} &\nset +e\nsleep 3\npkill -STOP -x afterimage-agen\nbus=$(\"$AFTERIMAGE_AGENT\" unbind vda)\n\
+             echo \"unbound $bus\"\n\
+             pkill -9 -x afterimage-agen; sleep 0.3\numount /mnt || umount -l /mnt\necho unmounted\n\
              \"$AFTERIMAGE_AGENT\" bind $bus\nsleep 0.3\ndisk=$(ls -d /dev/vd?)\n{}",
-            again("$disk").replace("$work", work)
+            again("$disk")
         ),
         Disturbance::Kexec => format!(
             "if grep -q afterimage.second /proc/cmdline; then\nset -e\n{}\nexit 0\nfi\n{begin}{work} &\nset +e\nsleep 3\n\
@@ -170,7 +172,7 @@ fn script(plan: &Plan, disturbance: Disturbance) -> String {
              echo devices > /sys/power/pm_test || exit 1\n\
              echo mem > /sys/power/state || echo '{REFUSED}'\necho '{AGAIN}'\n/run/busybox sleep 1000\n",
             begin,
-            work.trim_end()
+            work
         ),
         _ => format!("{begin}exec {work}"),
     }

@@ -177,7 +177,7 @@ const ACTIONS: [Action; 15] = [
         name: "tune2fs -U",
         made_as: "",
         ends: Ends::Unmounted,
-        act: "yes | tune2fs -U random $1\nmount -o data=journal $1 /mnt\nA stamp /mnt/more --bytes 4000000 --seed 5\n",
+        act: "e2fsck -fy $1\nyes | tune2fs -U random $1\nmount -o data=journal $1 /mnt\nA stamp /mnt/more --bytes 4000000 --seed 5\n",
         check: "mount $1 /mnt || exit 61; A stamp-verify /mnt/more --seed 5 || exit 66; ",
         keeps: true,
         quick: false,
