@@ -43,7 +43,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   workload NAME DIR [--files N] [--seed N] [--seconds T] [--threads N]\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
   micro append|overwrite FILE --bytes N [--size BYTES] [--seed N]\n\
-  micro create|delete DIR --files N [--directories N] [--median BYTES] [--threads N] [--seed N]\n\
+  micro create|delete DIR --files N [--directories N] [--median BYTES] [--threads N] [--seed N] [--fsync]\n\
             filebench's seqwrite, randomwrite and file deletion, each reporting its own time\n\
   timed NAME -- COMMAND...            run a command and report how long it took\n\
   editor FILE [--saves N] [--from K] [--size BYTES] [--no-fsync] [--fsync-dir]\n\

@@ -1,15 +1,17 @@
-//! `afterimage-lab demo`: the main job. Real guests do real work on every contract; the guest, the daemon and the power
-//! die under them; what was acknowledged is compared with what is there.
+//! `afterimage-lab demo`: the main job. The same work with and without a retained journal; then real guests do real work on
+//! every contract, and the guest, the daemon and the power die under them; what was acknowledged is compared with what is there.
 //!
 //! ```text
 //!   plan ─► scenario (rig: image, server │ inside: scripts of the guests) ─► ledger, survivors ─► judge
-//!        └► speed ──────────────────────────────────────────────────────────────► rows
-//!                                                                  report ─► report.json, table
+//!        └► compare, speed ─────────────────────────────────────────────────────► rows
+//!                                                     report ─► report.json, report.html, table
 //! ```
 //!
 //! A promise counts as kept only where it was seen to hold; what could not be found out makes the demo fail, too.
 
 mod evidence;
+mod headline;
+mod html;
 mod inside;
 mod interrupt;
 mod judge;
@@ -22,6 +24,7 @@ mod scenario;
 mod server;
 mod sql;
 mod survivors;
+mod svg;
 mod table;
 
 use std::fs;
@@ -32,7 +35,7 @@ use self::evidence::Evidence;
 use self::interrupt::Interrupt;
 use self::plan::{Allowance, Contract, Event, Scenario};
 use self::progress::Progress;
-use self::report::{Check, Machine, Outcome, Report, ScenarioReport, SpeedRow, SCHEMA};
+use self::report::{Check, Machine, Outcome, Report, ScenarioReport, SCHEMA};
 use self::scenario::{Findings, Setting};
 use crate::error::{Context, LabError, Result};
 use crate::{guest, locate};
@@ -43,7 +46,7 @@ const SHARED_MEMORY_BYTES_MIN: u64 = 3 << 30;
 /// What `afterimage-lab demo` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Only the scenarios of this name, or with it as a part: power/vmm-kill, power-cut, guest-crash, speed, ...
+    /// Only the scenarios of this name, or with it as a part: retain, power/vmm-kill, power-cut, speed, ...
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
     /// Decides transactions, instants of kills and what a power cut takes
@@ -52,7 +55,7 @@ pub struct Options {
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub json: bool,
-    /// Where report.json and evidence go
+    /// Where report.html, report.json and evidence go
     #[arg(long, value_name = "FOLDER", default_value = "target/demo")]
     pub out: PathBuf,
     /// Where images go [default: /dev/shm, or the folder of --out where memory is short]
@@ -83,6 +86,7 @@ pub fn run(options: &Options) -> Result<bool> {
             load: load(),
             images_in: images_in.display().to_string(),
         },
+        retain: None,
         scenarios: Vec::new(),
         speed: Vec::new(),
     };
@@ -98,7 +102,7 @@ pub fn run(options: &Options) -> Result<bool> {
             rng: scenario.rng(options.seed),
             round: 0,
         };
-        let mut entry = run_one(scenario, &mut setting, &mut report.speed);
+        let mut entry = run_one(scenario, &mut setting, &mut report);
         entry.elapsed_s = (progress.elapsed() - started).as_secs_f64();
         interrupt.scratch(None);
         progress.step(&verdict(&entry));
@@ -117,16 +121,25 @@ pub fn run(options: &Options) -> Result<bool> {
     report.held = report.scenarios.iter().all(|entry| entry.outcome == Outcome::Held);
     report.elapsed_s = progress.elapsed().as_secs_f64();
     report.write(&options.out)?;
+    let page = html::write(&report, &options.out)?;
     let text = if options.json { report.json()? + "\n" } else { table::render(&report) };
     // A reader that went away does not change what was found.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     progress.step(&format!("everything is in {}", options.out.join("report.json").display()));
+    progress.step(&format!("to look at in a browser: {}", fs::canonicalize(&page).unwrap_or(page).display()));
     Ok(report.held)
 }
 
 fn title(scenario: Scenario) -> String {
     match scenario {
         Scenario::Crash(contract, event) => format!("{scenario}: {}: {}", contract.flag(), event.title()),
+        Scenario::RetainBytes => format!("{scenario}: the same work with and without --journal retain"),
+        Scenario::RetainKill => format!("{scenario}: --journal retain: {}", Event::VmmKill.title()),
+        Scenario::RetainCanary => {
+            format!(
+                "{scenario}: never to be used: the VMM is killed, and the daemon has forgotten the journal"
+            )
+        }
         Scenario::Canary => {
             format!("{scenario}: not ours: the power is cut under qemu-storage-daemon without flushes")
         }
@@ -134,7 +147,7 @@ fn title(scenario: Scenario) -> String {
     }
 }
 
-fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedRow>) -> ScenarioReport {
+fn run_one(scenario: Scenario, setting: &mut Setting<'_>, report: &mut Report) -> ScenarioReport {
     let mut entry = ScenarioReport {
         name: scenario.to_string(),
         contract: "all".to_owned(),
@@ -145,11 +158,12 @@ fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedR
         guest: String::new(),
         elapsed_s: 0.0,
         bound_ms: None,
-        expects_loss: scenario == Scenario::Canary,
+        expects_loss: scenario.expects_loss(),
         streams: Vec::new(),
         rounds: Vec::new(),
         postmark_rounds: 0,
         daemon_restarts: 0,
+        recovery: None,
         checks: Vec::new(),
         evidence: None,
     };
@@ -162,13 +176,31 @@ fn run_one(scenario: Scenario, setting: &mut Setting<'_>, speed: &mut Vec<SpeedR
             }
             scenario::crash(setting, contract, event)
         }
+        Scenario::RetainBytes => {
+            entry.contract = "guest-crash".to_owned();
+            entry.event = "the same work with and without a retained journal".to_owned();
+            scenario::compare(setting).map(|(compared, findings)| {
+                report.retain = Some(compared);
+                findings
+            })
+        }
+        Scenario::RetainKill => {
+            entry.contract = "guest-crash, retain".to_owned();
+            entry.event = Event::VmmKill.title().to_owned();
+            scenario::retain_kill(setting)
+        }
+        Scenario::RetainCanary => {
+            entry.contract = "(journal forgotten)".to_owned();
+            entry.event = Event::VmmKill.title().to_owned();
+            scenario::retain_canary(setting)
+        }
         Scenario::Canary => {
             entry.contract = "(qsd no-flush)".to_owned();
             entry.event = "the power is cut".to_owned();
             scenario::canary(setting)
         }
         Scenario::Speed => scenario::measure(setting).map(|rows| {
-            *speed = rows;
+            report.speed = rows;
             Findings::default()
         }),
     };
@@ -192,11 +224,12 @@ fn conclude(entry: &mut ScenarioReport, findings: Findings) {
     entry.guest = findings.guest;
     entry.postmark_rounds = findings.postmark_rounds;
     entry.daemon_restarts = findings.daemon_restarts;
+    entry.recovery = findings.recovery;
     if entry.expects_loss {
         // The broken checks are what was expected; one that says so replaces the verdict.
-        held = !held;
+        held = entry.streams.iter().any(|stream| stream.lost > 0);
         entry.checks.push(Check::new(
-            "the checks see what a power cut does to a server that never syncs",
+            format!("the checks see it: {}, and {}", entry.contract, entry.event),
             held,
             if held { "they do" } else { "nothing was seen to be lost: these checks can not be trusted" },
         ));
@@ -224,6 +257,7 @@ fn verdict(entry: &ScenarioReport) -> String {
             format!("{lost} acknowledged writes lost: the checks can fail")
         }
         Outcome::Held if entry.checks.is_empty() => "measured".to_owned(),
+        Outcome::Held if entry.streams.is_empty() => format!("held: {} checks", entry.checks.len()),
         Outcome::Held => format!("held: {} checks, {lost} acknowledged writes lost", entry.checks.len()),
         Outcome::Broken => format!("BROKEN: {reason}"),
         Outcome::Failed => format!("FAILED: {reason}"),

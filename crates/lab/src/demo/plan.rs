@@ -10,8 +10,10 @@ use crate::error::{LabError, Result};
 
 /// The window that the demo asks for, in milliseconds.
 pub const WINDOW_MS: u64 = 50;
-/// Size of every disk, in bytes. Sparse; small, so that postmark wraps around in it.
+/// Size of every disk, in bytes, but those of the comparison of journals. Sparse; small, so that postmark wraps around in it.
 pub const DISK_BYTES: u64 = 256 << 20;
+/// Memory of the guests whose journal is retained, and of those that they are compared with: the VMA paper's, in MiB.
+pub const RETAIN_GUEST_MIB: u32 = 128;
 /// Records that must have been acknowledged before anything is killed under User Mode Linux.
 pub const RECORDS_MIN: u64 = 300;
 /// Transactions, in each journal mode, that must have been committed before that.
@@ -108,6 +110,12 @@ pub enum Allowance {
 /// One thing that the demo does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
+    /// The same work in `data=journal` with and without a retained journal: bytes and times.
+    RetainBytes,
+    /// A guest at work whose journal is retained is killed.
+    RetainKill,
+    /// The same under a daemon that forgets what the guest writes to its journal. Shows that the checks can fail.
+    RetainCanary,
     /// A guest at work dies, or something under it does.
     Crash(Contract, Event),
     /// Not ours: what a power cut does to qemu-storage-daemon without flushes. Shows that the checks can fail.
@@ -120,6 +128,9 @@ impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Scenario::Crash(contract, event) => write!(f, "{}/{}", contract.short(), event.short()),
+            Scenario::RetainBytes => f.write_str("retain/bytes"),
+            Scenario::RetainKill => f.write_str("retain/guest-kill"),
+            Scenario::RetainCanary => f.write_str("retain/canary"),
             Scenario::Canary => f.write_str("canary"),
             Scenario::Speed => f.write_str("speed"),
         }
@@ -135,6 +146,11 @@ impl Scenario {
         }
     }
 
+    /// Not a promise: what these lose shows that a loss is seen.
+    pub fn expects_loss(self) -> bool {
+        matches!(self, Scenario::Canary | Scenario::RetainCanary)
+    }
+
     /// A generator of its own, so that `--only` does not change what happens in it.
     pub fn rng(self, seed: u64) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -147,9 +163,9 @@ impl Scenario {
     }
 }
 
-/// Everything, in order: quick first, so that a broken machine shows early.
+/// Everything, in order: the headline, then the deaths, quick ones first, so that a broken machine shows early.
 pub fn everything() -> Vec<Scenario> {
-    let mut all = Vec::new();
+    let mut all = vec![Scenario::RetainBytes, Scenario::RetainKill, Scenario::RetainCanary];
     for contract in Contract::ALL {
         let mut events =
             vec![Event::VmmKill, Event::GuestPanic, Event::DaemonKillKept, Event::DaemonKillQemu];
@@ -200,6 +216,8 @@ mod tests {
     fn parts_and_whole_names_select() {
         assert_eq!(select("power-cut"), ["power/power-cut", "power-window/power-cut"]);
         assert_eq!(select("guest-crash").len(), 4);
+        assert_eq!(select("retain"), ["retain/bytes", "retain/guest-kill", "retain/canary"]);
+        assert_eq!(select("canary"), ["retain/canary", "canary"]);
         assert_eq!(select("power/vmm-kill"), ["power/vmm-kill"]);
         assert_eq!(selection(&[]).unwrap().len(), everything().len());
         assert!(selection(&["vmm".to_owned()]).is_err());

@@ -25,6 +25,8 @@ pub struct Report {
     pub elapsed_s: f64,
     /// Where it ran.
     pub machine: Machine,
+    /// The same work with and without a retained journal.
+    pub retain: Option<RetainReport>,
     /// Each death.
     pub scenarios: Vec<ScenarioReport>,
     /// Each server's times and costs.
@@ -87,6 +89,8 @@ pub struct ScenarioReport {
     pub postmark_rounds: u64,
     /// How often the daemon was killed and started again.
     pub daemon_restarts: u64,
+    /// What the daemon brought home of a dead guest's retained journal.
+    pub recovery: Option<Recovery>,
     /// Each promise.
     pub checks: Vec<Check>,
     /// The folder with what is left for a person to look at, if something was wrong.
@@ -126,6 +130,61 @@ impl Check {
     pub fn new(promise: impl Into<String>, held: bool, detail: impl Into<String>) -> Check {
         Check { promise: promise.into(), held, detail: detail.into() }
     }
+}
+
+/// What a daemon did with the retained journal of a guest that had been killed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Recovery {
+    /// Committed transactions that it held just before the kill.
+    pub transactions: u64,
+    /// Blocks of them that were in memory only.
+    pub blocks_pending: u64,
+    /// Blocks that it wrote home after the kill.
+    pub blocks_home: u64,
+    /// From the kill until nothing was in memory only, in milliseconds, as seen by asking every few.
+    pub home_ms: f64,
+}
+
+/// The same guest and the same work with different journals.
+#[derive(Clone, Debug, Serialize)]
+pub struct RetainReport {
+    /// What lies below.
+    pub medium: String,
+    /// The guest's memory, in MiB.
+    pub guest_mib: u32,
+    /// What the guest does, for people.
+    pub work: String,
+    /// How many of them are made safe one by one.
+    pub files: u32,
+    /// Each way to keep a journal.
+    pub modes: Vec<RetainRow>,
+}
+
+/// One way to keep a journal.
+#[derive(Clone, Debug, Serialize)]
+pub struct RetainRow {
+    /// For people.
+    pub mode: String,
+    /// How the guest mounts.
+    pub mount: String,
+    /// What `--journal` is given.
+    pub journal: String,
+    /// What the guest's kernel sent.
+    pub guest: Traffic,
+    /// What the daemon wrote to the image's file.
+    pub storage: Traffic,
+    /// What of that the host's page cache passed on to the device.
+    pub device: Traffic,
+    /// Seconds in the guest for the long file, not synced.
+    pub append_s: f64,
+    /// Seconds in the guest for the short files.
+    pub files_s: f64,
+    /// Seconds from the beginning until everything was on the device.
+    pub elapsed_s: f64,
+    /// Journal writes that did not reach storage, in bytes.
+    pub absorbed_bytes: u64,
+    /// Transactions that the daemon saw the guest commit; 0 where it does not look.
+    pub commits: u64,
 }
 
 /// One server at the same work.
@@ -179,9 +238,36 @@ impl Report {
     /// # Errors
     /// The folder can not be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join("report.json");
-        let fresh = folder.join("report.json.new");
-        fs::write(&fresh, self.json()? + "\n").context(|| format!("write {}", fresh.display()))?;
-        fs::rename(&fresh, &path).context(|| format!("rename to {}", path.display()))
+        replace(&folder.join("report.json"), &(self.json()? + "\n"))
     }
+
+    /// A scenario's entry, by its name.
+    pub fn scenario(&self, name: &str) -> Option<&ScenarioReport> {
+        self.scenarios.iter().find(|entry| entry.name == name)
+    }
+}
+
+impl ScenarioReport {
+    /// Acknowledgements before the death, and those of them that are lost.
+    pub fn totals(&self) -> (u64, u64) {
+        self.streams.iter().fold((0, 0), |(acknowledged, lost), stream| {
+            (acknowledged + stream.acknowledged, lost + stream.lost)
+        })
+    }
+
+    /// Checks that held, and all.
+    pub fn checks_held(&self) -> (usize, usize) {
+        (self.checks.iter().filter(|check| check.held).count(), self.checks.len())
+    }
+}
+
+/// Writes a file so that a reader sees the old one or the new one.
+///
+/// # Errors
+/// The folder can not be written.
+pub fn replace(path: &Path, text: &str) -> Result<()> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    fs::write(&fresh, text).context(|| format!("write {}", path.display()))?;
+    fs::rename(&fresh, path).context(|| format!("rename to {}", path.display()))
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::evidence::Evidence;
-use super::plan::{DISK_BYTES, GUEST_LIMIT};
+use super::inside::Data;
+use super::plan::GUEST_LIMIT;
 use super::server::Kind;
 use crate::daemon::{self, Daemon};
 use crate::error::{Context, LabError, Result};
@@ -29,7 +30,11 @@ pub struct Rig {
     // Dropped first: nothing may serve an image that goes away.
     server: Option<Daemon>,
     ground: Ground,
+    /// Where retained journals are: in memory, and gone with this program.
+    arena: Workdir,
     folder: Workdir,
+    memory_mib: u32,
+    data: Data,
     /// What servers said that are gone.
     messages: String,
 }
@@ -39,26 +44,45 @@ impl Rig {
     ///
     /// # Errors
     /// A folder or the image can not be made.
-    pub fn plain(images_in: &Path) -> Result<Rig> {
-        let ground = Ground::Plain(Workdir::new_in(images_in, "demo-image")?);
-        Rig { server: None, ground, folder: Workdir::new("demo")?, messages: String::new() }.with_image()
+    pub fn plain(images_in: &Path, bytes: u64) -> Result<Rig> {
+        Rig::on(Ground::Plain(Workdir::new_in(images_in, "demo-image")?), bytes)
     }
 
     /// An image on the lab's file system.
     ///
     /// # Errors
     /// It can not be mounted, or the image can not be made.
-    pub fn power(model: ModelName, images_in: &Path, seed: u64) -> Result<Rig> {
+    pub fn power(model: ModelName, images_in: &Path, seed: u64, bytes: u64) -> Result<Rig> {
         let options =
             MountOptions { model, seed, backing_in: images_in.to_path_buf(), ..MountOptions::default() };
-        let ground = Ground::Power(PowerMount::mount(&options)?);
-        Rig { server: None, ground, folder: Workdir::new("demo")?, messages: String::new() }.with_image()
+        Rig::on(Ground::Power(PowerMount::mount(&options)?), bytes)
     }
 
-    fn with_image(self) -> Result<Rig> {
+    fn on(ground: Ground, bytes: u64) -> Result<Rig> {
+        let rig = Rig {
+            server: None,
+            ground,
+            arena: Workdir::new_in(Path::new("/dev/shm"), "demo-arena")?,
+            folder: Workdir::new("demo")?,
+            memory_mib: 256,
+            data: Data::Ordered,
+            messages: String::new(),
+        };
         let program = locate::own_program("afterimage")?;
-        daemon::run(Command::new(program).arg("create").arg(self.image()).arg(DISK_BYTES.to_string()))?;
-        Ok(self)
+        daemon::run(Command::new(program).arg("create").arg(rig.image()).arg(bytes.to_string()))?;
+        Ok(rig)
+    }
+
+    /// Guests with so much memory that mount the disk in this mode.
+    pub fn for_guests(mut self, memory_mib: u32, data: Data) -> Rig {
+        self.memory_mib = memory_mib;
+        self.data = data;
+        self
+    }
+
+    /// How guests mount the disk.
+    pub fn data(&self) -> Data {
+        self.data
     }
 
     /// The image.
@@ -95,7 +119,7 @@ impl Rig {
     /// As [`Daemon::serve`].
     pub fn serve(&mut self, kind: Kind) -> Result<()> {
         self.kill_server();
-        self.server = Some(kind.start(&self.image())?);
+        self.server = Some(kind.start(&self.image(), self.arena.path())?);
         Ok(())
     }
 
@@ -130,7 +154,7 @@ impl Rig {
 
     /// A guest with the image as its disk.
     pub fn guest(&self, vmm: Vmm) -> GuestBuilder {
-        let builder = Guest::builder(vmm).memory_mib(256).limit(GUEST_LIMIT);
+        let builder = Guest::builder(vmm).memory_mib(self.memory_mib).limit(GUEST_LIMIT);
         match &self.server {
             Some(server) => builder.disk(server.socket()),
             None => builder,
@@ -153,20 +177,14 @@ impl Rig {
         Ok((output.status.success(), text))
     }
 
-    /// The files beside the image that an orderly end should have removed.
+    /// The files beside the image, and the memory of retained journals, that an orderly end should have removed.
     ///
     /// # Errors
     /// The folder can not be read.
     pub fn left_beside_image(&self) -> Result<Vec<String>> {
-        let folder = self.image_folder();
-        let mut names = Vec::new();
-        for entry in fs::read_dir(folder).context(|| format!("read {}", folder.display()))? {
-            let entry = entry.context(|| format!("read {}", folder.display()))?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != IMAGE {
-                names.push(name);
-            }
-        }
+        let mut names = names_in(self.image_folder())?;
+        names.retain(|name| name != IMAGE);
+        names.extend(names_in(self.arena.path())?);
         Ok(names)
     }
 
@@ -189,9 +207,7 @@ impl Rig {
     /// # Errors
     /// A file can not be opened.
     pub fn nudge_write_back(&self) -> Result<()> {
-        let mut names = self.left_beside_image()?;
-        names.push(IMAGE.to_owned());
-        for path in names.iter().map(|name| self.image_folder().join(name)) {
+        for path in names_in(self.image_folder())?.iter().map(|name| self.image_folder().join(name)) {
             let file = fs::File::open(&path).context(|| format!("open {}", path.display()))?;
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
                 .context(|| format!("begin to write back {}", path.display()))?;
@@ -205,9 +221,9 @@ impl Rig {
         if let Some(server) = &self.server {
             messages.push_str(&server.log());
         }
-        let mut paths = vec![self.image()];
-        if let Ok(names) = self.left_beside_image() {
-            paths.extend(names.iter().map(|name| self.image_folder().join(name)));
+        let mut paths = Vec::new();
+        for folder in [self.image_folder(), self.arena.path()] {
+            paths.extend(names_in(folder).unwrap_or_default().iter().map(|name| folder.join(name)));
         }
         let said = evidence.text(&format!("{tag}-daemon.log"), &messages);
         let copied = paths.iter().try_for_each(|path| evidence.copy(path, tag));
@@ -215,4 +231,12 @@ impl Rig {
             tracing::warn!(%error, "evidence is incomplete");
         }
     }
+}
+
+fn names_in(folder: &Path) -> Result<Vec<String>> {
+    let failed = || format!("read {}", folder.display());
+    fs::read_dir(folder)
+        .context(failed)?
+        .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()).context(failed))
+        .collect()
 }

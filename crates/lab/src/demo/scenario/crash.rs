@@ -2,14 +2,14 @@
 
 use super::{jitter, ledger_of, on_rig, recover_and_judge, start_work, wait_for_work, Findings, Setting};
 use crate::demo::inside::Load;
-use crate::demo::plan::{Contract, Event, Scenario, COMMITS_MIN, RECORDS_MIN};
+use crate::demo::plan::{Contract, Event, Scenario, COMMITS_MIN, DISK_BYTES, RECORDS_MIN};
 use crate::demo::rig::Rig;
 use crate::demo::server::Kind;
 use crate::error::Result;
 use crate::guest::Vmm;
 
 pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -> Result<Findings> {
-    let rig = Rig::plain(setting.images_in)?;
+    let rig = Rig::plain(setting.images_in, DISK_BYTES)?;
     on_rig(setting, rig, |setting, rig| {
         rig.serve(Kind::Ours(contract))?;
         let mut guest = start_work(setting, rig, Vmm::Uml, Load::NATIVE)?;
@@ -32,6 +32,7 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
             guest: "UML".to_owned(),
             postmark_rounds: ledger.postmark_rounds,
             daemon_restarts: 0,
+            recovery: None,
         })
     })
 }

@@ -8,6 +8,7 @@
 mod crash;
 mod power;
 mod restart;
+mod retain;
 mod speed;
 
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
+pub use self::retain::{canary as retain_canary, compare, kill as retain_kill};
 pub use self::speed::run as measure;
 
 use super::evidence::Evidence;
@@ -24,7 +26,7 @@ use super::judge;
 use super::ledger::{Gauge, Ledger};
 use super::plan::{Allowance, Contract, Event, GUEST_LIMIT, JITTER_MS};
 use super::progress::Progress;
-use super::report::{Check, StreamReport};
+use super::report::{Check, Recovery, StreamReport};
 use super::rig::Rig;
 use super::survivors::Survivors;
 use crate::error::{LabError, Result};
@@ -72,6 +74,8 @@ pub struct Findings {
     pub postmark_rounds: u64,
     /// How often the daemon was killed and started again.
     pub daemon_restarts: u64,
+    /// What the daemon brought home of a dead guest's retained journal.
+    pub recovery: Option<Recovery>,
 }
 
 impl Findings {
@@ -148,7 +152,7 @@ fn start_work(setting: &mut Setting<'_>, rig: &Rig, vmm: Vmm, load: Load) -> Res
     if vmm == Vmm::Qemu {
         builder = builder.reconnect_s(1).memory_mib(512).limit(GUEST_LIMIT * 2);
     }
-    builder.start(&inside::work(rig.folder(), load))
+    builder.start(&inside::work(rig.folder(), load, rig.data()))
 }
 
 /// Waits until the guest has acknowledged so many records and commits (in each mode) since line `from`. A program of it that ended meanwhile breaks the
@@ -206,7 +210,7 @@ fn recover_and_judge(
     ledger: &Ledger,
     allowance: Allowance,
 ) -> Result<(Vec<StreamReport>, Vec<Check>)> {
-    let mut guest = rig.guest(Vmm::Uml).start(&inside::examine(rig.folder()))?;
+    let mut guest = rig.guest(Vmm::Uml).start(&inside::examine(rig.folder(), rig.data()))?;
     let ended = guest.wait();
     setting.evidence.guest(&guest, &setting.tag("2-examine"))?;
     let ended = ended?;
@@ -220,10 +224,16 @@ fn recover_and_judge(
         ));
     }
     rig.stop_server()?;
+    checks.push(plain_image(setting, rig)?);
+    Ok((streams, checks))
+}
+
+/// Looks at the image as a file, after the server's orderly end.
+fn plain_image(setting: &Setting<'_>, rig: &Rig) -> Result<Check> {
     let (clean, text) = rig.e2fsck()?;
     setting.evidence.text(&setting.tag("3-e2fsck-on-host.log"), &text)?;
     let left = rig.left_beside_image()?;
-    checks.push(Check::new(
+    Ok(Check::new(
         "after an orderly end the image is a plain, clean raw file",
         clean && left.is_empty(),
         match (clean, left.is_empty()) {
@@ -231,6 +241,5 @@ fn recover_and_judge(
             (false, _) => "e2fsck -fn on the host finds faults: 3-e2fsck-on-host.log".to_owned(),
             (true, false) => format!("left beside the image: {}", left.join(", ")),
         },
-    ));
-    Ok((streams, checks))
+    ))
 }

@@ -8,7 +8,7 @@ use rand::{Rng as _, RngExt as _};
 use super::{jitter, ledger_of, on_rig, recover_and_judge, start_work, wait_for_work, Findings, Setting};
 use crate::channel::monotonic_ns;
 use crate::demo::inside::Load;
-use crate::demo::plan::{Allowance, Contract, Event, Scenario, COMMITS_MIN, CUTS, RECORDS_MIN};
+use crate::demo::plan::{Allowance, Contract, Event, Scenario, COMMITS_MIN, CUTS, DISK_BYTES, RECORDS_MIN};
 use crate::demo::rig::Rig;
 use crate::demo::server::Kind;
 use crate::error::Result;
@@ -37,7 +37,7 @@ pub(super) fn run_canary(setting: &mut Setting<'_>) -> Result<Findings> {
 }
 
 fn cut(setting: &mut Setting<'_>, kind: Kind, allowance: Allowance) -> Result<Findings> {
-    let rig = Rig::power(MODEL, setting.images_in, setting.rng.next_u64())?;
+    let rig = Rig::power(MODEL, setting.images_in, setting.rng.next_u64(), DISK_BYTES)?;
     on_rig(setting, rig, |setting, rig| {
         rig.serve(kind)?;
         let mut guest = start_work(setting, rig, Vmm::Uml, Load::NATIVE)?;
@@ -71,6 +71,7 @@ fn cut(setting: &mut Setting<'_>, kind: Kind, allowance: Allowance) -> Result<Fi
             guest: "UML".to_owned(),
             postmark_rounds: ledger.postmark_rounds,
             daemon_restarts: 0,
+            recovery: None,
         })
     })
 }

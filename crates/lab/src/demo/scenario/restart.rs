@@ -7,7 +7,7 @@ use rand::RngExt as _;
 
 use super::{jitter, ledger_of, on_rig, recover_and_judge, start_work, wait_for_work, Findings, Setting};
 use crate::demo::inside::Load;
-use crate::demo::plan::{Contract, Event, Scenario, COMMITS_MIN, RECORDS_MIN};
+use crate::demo::plan::{Contract, Event, Scenario, COMMITS_MIN, DISK_BYTES, RECORDS_MIN};
 use crate::demo::report::Check;
 use crate::demo::rig::Rig;
 use crate::demo::server::Kind;
@@ -24,7 +24,7 @@ const TRANSLATED_RECORDS_MIN: u64 = 100;
 const TRANSLATED_COMMITS_MIN: u64 = 20;
 
 pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -> Result<Findings> {
-    let rig = Rig::plain(setting.images_in)?;
+    let rig = Rig::plain(setting.images_in, DISK_BYTES)?;
     let kept = event == Event::DaemonKillKept;
     on_rig(setting, rig, |setting, rig| {
         rig.serve(if kept { Kind::OursKept(contract) } else { Kind::Ours(contract) })?;
@@ -79,6 +79,7 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
             guest: if kept { "UML" } else { "QEMU" }.to_owned(),
             postmark_rounds: ledger.postmark_rounds,
             daemon_restarts: KILLS,
+            recovery: None,
         })
     })
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::Setting;
 use crate::channel::Arrival;
 use crate::demo::inside::{self, Timed};
-use crate::demo::plan::Contract;
+use crate::demo::plan::{Contract, DISK_BYTES};
 use crate::demo::report::{SpeedRow, Traffic};
 use crate::demo::rig::Rig;
 use crate::demo::server::Kind;
@@ -40,7 +40,7 @@ pub fn run(setting: &mut Setting<'_>) -> Result<Vec<SpeedRow>> {
 }
 
 fn measure(setting: &mut Setting<'_>, kind: Kind) -> Result<SpeedRow> {
-    let mut rig = Rig::power(MODEL, setting.images_in, setting.rng.next_u64())?;
+    let mut rig = Rig::power(MODEL, setting.images_in, setting.rng.next_u64(), DISK_BYTES)?;
     rig.make_file_system()?;
     rig.serve(kind)?;
     // Every server gets the same transactions.
@@ -69,23 +69,12 @@ fn row(kind: Kind, guest: &Guest, before: &Counters, after: &Counters) -> Result
             .ok_or_else(|| missing(at.unwrap_or(value)))
     };
     let clock = |at: &str| find("demo", "clock", Some(at)).map(|json| json["s"].as_f64().unwrap_or_default());
-    let disk = |at: &str| {
-        find("demo", "disk", Some(at)).map(|json| Traffic {
-            writes: json["writes"].as_u64().unwrap_or_default(),
-            bytes: json["sectors"].as_u64().unwrap_or_default() * 512,
-            flushes: json["flushes"].as_u64().unwrap_or_default(),
-        })
-    };
+    let disk = |at: &str| find("demo", "disk", Some(at)).map(guest_traffic);
     let fsync = &find("agent", "fsync-bench", None)?["fsync"];
     let us = |name: &str| fsync[name].as_f64().ok_or_else(|| missing(name));
     let (records, wal, rollback, postmark) =
         (clock("records")?, clock("wal")?, clock("rollback")?, clock("postmark")?);
     let per_s = |from: f64, to: f64| f64::from(WORK.transactions) / (to - from).max(0.01);
-    let stored = |counters: &Counters| Traffic {
-        writes: counters.total.writes,
-        bytes: counters.total.write_bytes,
-        flushes: counters.total.syncs,
-    };
     Ok(SpeedRow {
         server: kind.title(),
         medium: format!("the lab's FUSE model of a device ({})", MODEL.as_str()),
@@ -100,7 +89,25 @@ fn row(kind: Kind, guest: &Guest, before: &Counters, after: &Counters) -> Result
     })
 }
 
-fn difference(after: Traffic, before: Traffic) -> Traffic {
+/// What the guest's kernel says that it has sent.
+pub(super) fn guest_traffic(json: &Value) -> Traffic {
+    Traffic {
+        writes: json["writes"].as_u64().unwrap_or_default(),
+        bytes: json["sectors"].as_u64().unwrap_or_default() * 512,
+        flushes: json["flushes"].as_u64().unwrap_or_default(),
+    }
+}
+
+/// What has reached the model.
+pub(super) fn stored(counters: &Counters) -> Traffic {
+    Traffic {
+        writes: counters.total.writes,
+        bytes: counters.total.write_bytes,
+        flushes: counters.total.syncs,
+    }
+}
+
+pub(super) fn difference(after: Traffic, before: Traffic) -> Traffic {
     Traffic {
         writes: after.writes.saturating_sub(before.writes),
         bytes: after.bytes.saturating_sub(before.bytes),
