@@ -179,6 +179,9 @@ impl Retainer {
             self.arena.remove(id, *at);
         }
         self.volumes[v].classes.evicted_blocks += placed.len() as u64;
+        if let Some(log) = self.volumes[v].log_mut() {
+            log.spilled = true;
+        }
         Ok(())
     }
 

@@ -176,6 +176,7 @@ impl Retainer {
         // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
         log.on_disk = volume.clamp.take().is_some();
         log.resuming = true;
+        log.spilled = true;
         volume.phase = Phase::Absorbing(Box::new(log));
         self.area.init(id, BLOCK_BYTES)?;
         self.follow(v)?;

@@ -334,5 +334,6 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         suspended: false,
         on_disk: false,
         resuming: false,
+        spilled: false,
     }
 }

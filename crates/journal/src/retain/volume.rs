@@ -62,6 +62,8 @@ pub(super) struct Log {
     /// The disk below holds the log as well, as the served superblock has it, and says so: before anything more is
     /// absorbed it must say again that it is empty.
     pub(super) on_disk: bool,
+    /// Blocks of the log may stand in their own places on the disk instead of in the arena.
+    pub(super) spilled: bool,
     /// The log is being read again after an earlier daemon's death.
     pub(super) resuming: bool,
 }
