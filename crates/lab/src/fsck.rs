@@ -18,7 +18,7 @@ use crate::locate::system_program;
 const CLOCK_S: &str = "2082758400";
 
 /// How lines begin that `e2fsck -fy` may say (e2fsprogs 1.47.0, `e2fsck/problem.c` and `unix.c`).
-const BEGINNINGS: [&str; 12] = [
+const BEGINNINGS: [&str; 11] = [
     "e2fsck 1.",
     "Pass 1: ",
     "Pass 2: ",
@@ -28,7 +28,6 @@ const BEGINNINGS: [&str; 12] = [
     // Orphans: unlinked or truncated while open.
     "Clearing orphaned inode ",
     "Truncating orphaned inode ",
-    ORPHAN_FILE_CLEAN,
     // Totals in the superblock.
     "Setting free inodes count to ",
     "Setting free blocks count to ",
@@ -36,7 +35,8 @@ const BEGINNINGS: [&str; 12] = [
     "Fix? yes",
 ];
 
-/// A bit that lags as totals do; the question after it is the only one of its kind that is all right.
+/// A bit that lags as totals do. The question after it, and after an orphan file whose orphans have just been cleared, is
+/// the only one of its kind that is all right.
 const ORPHAN_FILE_CLEAN: &str = "Feature orphan_present is set but orphan file is clean.";
 
 /// How such lines end, whatever the image's name.
@@ -55,9 +55,16 @@ fn expected(line: &str) -> bool {
 fn unexpected(said: &str) -> Option<&str> {
     let lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
     let before = std::iter::once("").chain(lines.clone());
+    let orphan_file = |line: &str| {
+        line == ORPHAN_FILE_CLEAN
+            || (line.starts_with("Orphan file (inode ") && line.ends_with(" is not clean."))
+    };
     lines
         .zip(before)
-        .find(|(line, before)| !expected(line) && !(*line == "Clear? yes" && *before == ORPHAN_FILE_CLEAN))
+        .find(|(line, before)| {
+            let cleared = *line == "Clear? yes" && orphan_file(before);
+            !(expected(line) || orphan_file(line) || cleared)
+        })
         .map(|(line, _)| line)
 }
 
