@@ -94,7 +94,9 @@ impl JournalArea {
     /// *Unsupported* for another block size.
     pub fn init(&mut self, volume: VolumeId, block_bytes: usize) -> Result<(), JournalError> {
         if block_bytes != BLOCK_BYTES {
-            return Err(JournalError::Unsupported(format!("blocks of {block_bytes} bytes, not {BLOCK_BYTES}")));
+            return Err(JournalError::Unsupported(format!(
+                "blocks of {block_bytes} bytes, not {BLOCK_BYTES}"
+            )));
         }
         self.blocks.insert(volume, ControlBlock::default());
         Ok(())

@@ -9,8 +9,8 @@
 //! ```
 #![warn(missing_docs)]
 
-pub mod arena;
 pub mod area;
+pub mod arena;
 pub mod disk;
 mod error;
 pub mod group;

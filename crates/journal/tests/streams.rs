@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use afterimage_block::{Operation, Sector};
 use afterimage_journal::layout::Layout;
+use afterimage_journal::retain::Options;
 use afterimage_journal::Block;
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role};
-use afterimage_journal::retain::Options;
 use common::{at_commit, differences, layouts, recovered, replayed, wait_for_home, Served};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -133,7 +133,11 @@ impl Plain {
             let version = || self.floating[b].iter().any(|v| ours[*b as usize * 4096..][..4096] == v[..]);
             !(superblocks.contains(b) || floats() && version())
         });
-        assert!(different.is_empty(), "{what} at step {step}: {} blocks differ: {different:?}", different.len());
+        assert!(
+            different.is_empty(),
+            "{what} at step {step}: {} blocks differ: {different:?}",
+            different.len()
+        );
     }
 }
 
@@ -164,8 +168,7 @@ struct Walk {
 
 fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
-    let mut plain =
-        Plain { disk: stream.base.clone(), logged: BTreeMap::new(), floating: BTreeMap::new() };
+    let mut plain = Plain { disk: stream.base.clone(), logged: BTreeMap::new(), floating: BTreeMap::new() };
     let mut served = Served::new(stream.base.clone(), how.bytes_max, (how.options)());
     let mut replayed = 0;
     for (i, step) in stream.steps.iter().enumerate() {
@@ -222,7 +225,10 @@ fn daemons_die_and_guests_seem_to() {
     for path in recordings() {
         let stream = load(&path);
         for seed in 0..2 {
-            walk(&stream, &Walk { options: wait_for_home, seed, bytes_max: 64 << 20, restarts: true, judged: 20 });
+            walk(
+                &stream,
+                &Walk { options: wait_for_home, seed, bytes_max: 64 << 20, restarts: true, judged: 20 },
+            );
         }
     }
 }
@@ -243,7 +249,9 @@ fn memory_is_short() {
 fn what_is_committed_goes_home_at_once() {
     for path in recordings() {
         let stream = load(&path);
-        for (seed, restarts, bytes_max) in [(20, false, 64 << 20), (21, true, 64 << 20), (22, true, 128 << 10)] {
+        for (seed, restarts, bytes_max) in
+            [(20, false, 64 << 20), (21, true, 64 << 20), (22, true, 128 << 10)]
+        {
             let how = Walk { options: at_commit, seed, bytes_max, restarts, judged: 20 };
             let (_, status) = walk(&stream, &how);
             let classes = status.file_systems[0].classes;

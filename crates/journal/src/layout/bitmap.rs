@@ -21,7 +21,8 @@ pub struct Bitmaps {
 impl Bitmaps {
     /// `None` with `meta_bg` or `bigalloc`: then nothing is known of a block.
     pub(super) fn new(superblock: &Superblock) -> Option<Self> {
-        let plain = !superblock.has_incompat(incompat::META_BG) && !superblock.has_ro_compat(ro_compat::BIGALLOC);
+        let plain =
+            !superblock.has_incompat(incompat::META_BG) && !superblock.has_ro_compat(ro_compat::BIGALLOC);
         let blocks_per_group = superblock.s_blocks_per_group.get();
         let descriptor_bytes = superblock.descriptor_bytes();
         let sound = blocks_per_group > 0 && blocks_per_group <= 8 * BLOCK_BYTES as u32;

@@ -18,6 +18,7 @@ use afterimage_block::{BlockError, Sector};
 
 use crate::ids::{AreaBlock, Block, FsBlock};
 
+pub mod bitmap;
 mod checksum;
 mod ext4;
 mod extents;
@@ -27,7 +28,6 @@ pub mod fuzz;
 mod group;
 mod inode;
 mod partition;
-pub mod bitmap;
 pub mod superblock;
 mod volume;
 

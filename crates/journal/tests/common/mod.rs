@@ -196,15 +196,8 @@ impl Served {
         let arena = folder.path().join("a.arena");
         let identity = ArenaIdentity { uuid: [7; 16], inode: 1, size_bytes: base.len() as u64 };
         let held = Arena::create(&arena, identity, bytes_max).unwrap();
-        let mut served = Self {
-            below: Memory::new(base),
-            disk: None,
-            lane: None,
-            arena,
-            folder,
-            bytes_max,
-            options,
-        };
+        let mut served =
+            Self { below: Memory::new(base), disk: None, lane: None, arena, folder, bytes_max, options };
         served.open(held);
         served
     }
