@@ -82,12 +82,12 @@ fn run(mode: &str, image: &Path, offset_bytes: u64) -> Result<(String, i32)> {
     Ok((said, output.status.code().unwrap_or(-1)))
 }
 
-/// Mends a file system that starts so many bytes into `image`, and judges what had to be mended. Returns what e2fsck said.
+/// Mends the file system in `image`, and judges what had to be mended. Returns what e2fsck said.
 ///
 /// # Errors
 /// [`LabError::Broken`] where it mends more than a crash may leave, or finds anything afterwards.
-pub fn mend(image: &Path, offset_bytes: u64) -> Result<String> {
-    let (said, status) = run("-fy", image, offset_bytes)?;
+pub fn mend(image: &Path) -> Result<String> {
+    let (said, status) = run("-fy", image, 0)?;
     if let Some(line) = unexpected(&said) {
         return Err(LabError::Broken(format!(
             "e2fsck had to mend more than a crash may leave: {line}\n{said}"
@@ -97,11 +97,11 @@ pub fn mend(image: &Path, offset_bytes: u64) -> Result<String> {
     if !(0..=1).contains(&status) {
         return Err(LabError::Broken(format!("e2fsck -fy ended with {status}\n{said}")));
     }
-    clean(image, offset_bytes)?;
+    clean(image, 0)?;
     Ok(said)
 }
 
-/// Checks one that needs nothing mended.
+/// Checks one that needs nothing mended, and begins so many bytes into `image`.
 ///
 /// # Errors
 /// [`LabError::Broken`] where e2fsck finds anything.

@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::format::Format;
 use super::oracles;
-use super::rig::{self, copy, judge_end, Rig, Setup};
+use super::rig::{self, extract, judge_end, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
 use crate::fsck;
@@ -243,9 +243,9 @@ fn die(
                 evidence.text("recover.txt", &rig.recover()?);
             }
             let copied = rig.image.with_extension("recovered");
-            copy(&rig.image, &copied)?;
+            extract(&rig.image, &copied, plan.setup.format)?;
             let judged = match &compared {
-                None => fsck::mend(&copied, plan.setup.format.offset_bytes()).map(drop),
+                None => fsck::mend(&copied).map(drop),
                 Some(moment) => moment.compare(rig, &copied).map(|names| {
                     tally.compared += 1;
                     tally.names += names;

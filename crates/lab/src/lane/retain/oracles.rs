@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::rig::{self, copy, judge_end, Rig, Snapshot};
+use super::rig::{self, copy, extract, judge_end, Rig, Snapshot};
 use super::tree::Tree;
 use crate::error::{Context, LabError, Result};
 use crate::fsck;
@@ -44,27 +44,27 @@ impl Moment {
         files
     }
 
-    /// Compares what `recover` made with what the oracles make; returns how many names there are.
+    /// Compares what `recover` made, a bare file system, with what the oracles make; returns how many names there are.
     pub fn compare(&self, rig: &Rig, recovered: &Path) -> Result<usize> {
-        let offset_bytes = rig.setup.format.offset_bytes();
         let ours = self.folder.join("ours");
         copy(recovered, &ours)?;
-        fsck::mend(&ours, offset_bytes)?;
-        let ours = Tree::of(&ours, offset_bytes)?;
+        fsck::mend(&ours)?;
+        let ours = Tree::of(&ours)?;
 
         let theirs = self.folder.join("e2fsck");
-        copy(&self.folder.join("materialised"), &theirs)?;
-        fsck::mend(&theirs, offset_bytes)?;
+        let format = rig.setup.format;
+        extract(&self.folder.join("materialised"), &theirs, format)?;
+        fsck::mend(&theirs)?;
         let told = "what `recover` made is not what e2fsck makes of the materialised journal";
-        same(told, &ours, &Tree::of(&theirs, offset_bytes)?, None)?;
+        same(told, &ours, &Tree::of(&theirs)?, None)?;
 
         let kernel = self.folder.join("kernel");
-        copy(&self.folder.join("materialised"), &kernel)?;
+        extract(&self.folder.join("materialised"), &kernel, format)?;
         let since_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
         replay_in_guest(rig, &kernel)?;
-        fsck::clean(&kernel, offset_bytes)?;
+        fsck::clean(&kernel, 0)?;
         let told = "what `recover` made is not what the guest's kernel makes of the materialised journal";
-        same(told, &ours, &Tree::of(&kernel, offset_bytes)?, Some(since_s))?;
+        same(told, &ours, &Tree::of(&kernel)?, Some(since_s))?;
         for name in ["ours", "e2fsck", "kernel"] {
             let path = self.folder.join(name);
             fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
@@ -85,15 +85,10 @@ fn same(told: &str, ours: &Tree, theirs: &Tree, changed_since_s: Option<i64>) ->
 /// Mounts and unmounts the image in a guest whose kernel reads the file itself.
 fn replay_in_guest(rig: &Rig, image: &Path) -> Result<()> {
     let format = rig.setup.format;
-    // User Mode Linux's own block driver knows no partitions by itself: an offset by way of a loop device.
-    let device = match format.offset_bytes() {
-        0 => "/dev/ubda".to_owned(),
-        bytes => format!("$(losetup --find --show --offset {bytes} /dev/ubda)"),
-    };
     let script = format!(
         "{}{} || {{ dmesg | tail -n 20; exit {}; }}\numount /mnt\n",
         format.prelude(),
-        format.mount_of(&device),
+        format.mount_of("/dev/ubda"),
         rig::NO_MOUNT
     );
     let mut guest = Guest::builder(Vmm::Uml)

@@ -34,17 +34,18 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Reads the file system that begins so many bytes into `image`, without writing or replaying anything.
+    /// Reads the file system in `image`, without writing or replaying anything.
     ///
     /// # Errors
     /// The host's kernel does not mount it, or a file cannot be read.
-    pub fn of(image: &Path, offset_bytes: u64) -> Result<Tree> {
+    pub fn of(image: &Path) -> Result<Tree> {
         let folder = Workdir::new("tree")?;
         let mountpoint = folder.join("mnt");
         fs::create_dir(&mountpoint).context(|| format!("make {}", mountpoint.display()))?;
         let cleanup = Cleanup::arm(&format!("umount -l {}", quote(&mountpoint.to_string_lossy())))?;
-        let options = format!("loop,ro,noload,offset={offset_bytes}");
-        daemon::run(Command::new("mount").args(["-t", "ext4", "-o", &options]).arg(image).arg(&mountpoint))?;
+        daemon::run(
+            Command::new("mount").args(["-t", "ext4", "-o", "loop,ro,noload"]).arg(image).arg(&mountpoint),
+        )?;
         let mut tree = Tree::default();
         let walked = tree.walk(&mountpoint, &mountpoint);
         let unmounted = daemon::run(Command::new("umount").arg(&mountpoint));
