@@ -204,7 +204,7 @@ impl Retainer {
     /// The disk below failed; nothing was forgotten then.
     pub(super) fn leave(&mut self, v: usize, why: &str, keep: bool) -> Result<(), JournalError> {
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
-        tracing::warn!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
+        tracing::info!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
         let clamp = keep.then_some(log.tail);
         // As it was shown all the time: what comes before that tail is gone.
         let superblock = log.served();

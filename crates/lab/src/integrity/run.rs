@@ -1,5 +1,6 @@
 //! One mode and one size: a disk, and guests that are killed on it one after the other.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::Iteration;
@@ -45,10 +46,13 @@ impl Cell {
         let folder = Workdir::new("integrity")?;
         let image = folder.join("disk.raw");
         daemon::create_image(&image, IMAGE_BYTES)?;
-        let daemon = Daemon::serve(&ServeOptions {
-            extra: vec!["--journal".to_owned(), self.journal.to_owned()],
-            ..ServeOptions::new("guest-crash", &[image])
-        })?;
+        // Removed with everything in it, however this program ends.
+        let memory = Workdir::new_in(Path::new("/dev/shm"), "arena")?;
+        let mut extra = vec!["--journal".to_owned(), self.journal.to_owned()];
+        if self.journal != "passthrough" {
+            extra.extend(["--arena".to_owned(), memory.path().display().to_string()]);
+        }
+        let daemon = Daemon::serve(&ServeOptions { extra, ..ServeOptions::new("guest-crash", &[image]) })?;
         let mut last: Option<(u64, u64)> = None;
         for number in from..=to {
             let (first, works) = (number == from, number < to);
