@@ -259,11 +259,12 @@ fn the_largest_set_gets_its_room() {
     let block = [7u8; 512];
     let blocks: Blocks<'_> = (0..max / 512).map(|n| (Sector((n as u64 % 2) * 2), &block[..])).collect();
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let stop = &stop;
+    let stop_steps = std::sync::atomic::AtomicBool::new(false);
+    let (stop, stop_steps) = (&stop, &stop_steps);
     std::thread::scope(|scope| {
         let background = Arc::clone(&core);
         let steps = scope.spawn(move || {
-            while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+            while !stop_steps.load(std::sync::atomic::Ordering::SeqCst) {
                 background.sync_once().expect("healthy");
                 background.checkpoint_once(background.area_bytes() / 2).expect("healthy");
                 std::thread::yield_now();
@@ -290,6 +291,8 @@ fn the_largest_set_gets_its_room() {
         for writer in writers {
             assert!(writer.join().expect("the writer") > 0);
         }
+        // Not before: a writer may be waiting for room that only a checkpoint makes.
+        stop_steps.store(true, std::sync::atomic::Ordering::SeqCst);
         steps.join().expect("the background");
     });
     let core_again = open(&world, 3);
