@@ -37,7 +37,7 @@ impl Retainer {
                 };
                 // What mkfs or an administrator puts there is not to be mixed with what was committed before.
                 self.leave(v, &why, false)?;
-                return self.through_superblock(v, sector, &block, true, parts);
+                return self.through_superblock(sector, &block, true, parts);
             }
         };
         let Some(start) = newer.start() else {
@@ -45,7 +45,7 @@ impl Retainer {
             self.save_passed(v, None)?;
             self.volumes[v].classes.journal_truncations += 1;
             self.disarm(v, "waiting for the next mount");
-            return self.through_superblock(v, sector, &block, false, parts);
+            return self.through_superblock(sector, &block, false, parts);
         };
         if self.options.drop_journal {
             if let Some(log) = self.volumes[v].log_mut() {
@@ -112,7 +112,6 @@ impl Retainer {
     /// The whole superblock goes to the disk.
     fn through_superblock(
         &mut self,
-        _v: usize,
         sector: Sector,
         block: &[u8; BLOCK_BYTES],
         look_again: bool,
@@ -132,7 +131,7 @@ impl Retainer {
         parts: &mut Vec<Part>,
     ) -> Result<(), JournalError> {
         let superblock = self.clamped(v, superblock);
-        self.through_superblock(v, sector, superblock.bytes(), false, parts)
+        self.through_superblock(sector, superblock.bytes(), false, parts)
     }
 
     fn clamped(&mut self, v: usize, superblock: JournalSuperblock) -> JournalSuperblock {
