@@ -9,7 +9,6 @@
 //! A cell that is finished is one line of the cells file, written at once: Ctrl-C, a crash or a power cut costs
 //! the running cell only, and the next run goes on from there.
 
-mod calm;
 mod catalog;
 mod cell;
 mod daemon;

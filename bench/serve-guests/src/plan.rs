@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use afterimage_lab::process::Workdir;
 
-use crate::calm;
 use crate::catalog::{Device, Row, Workload};
 use crate::cell;
 use crate::error::{BenchError, Result};
 use crate::record::{CellKey, Store};
 use crate::scale::Scale;
 use crate::template::Templates;
+use afterimage_lab::calm;
 
 /// What a cell takes before any has been measured.
 const GUESS: Duration = Duration::from_secs(13);

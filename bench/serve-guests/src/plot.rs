@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use crate::catalog::{Device, Row, Workload};
 use crate::scale::Scale;
-use crate::summary::{Line, Spread};
+use crate::summary::Line;
+use afterimage_lab::spread::Spread;
 
 const BAR_PX: f64 = 13.0;
 const GROUP_GAP_PX: f64 = 12.0;

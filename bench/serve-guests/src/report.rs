@@ -11,7 +11,8 @@ use crate::error::{Context, Result};
 use crate::plot;
 use crate::record::Record;
 use crate::scale::{Scale, LOG_FULL};
-use crate::summary::{lines, verdicts, Line, Spread, Verdict};
+use crate::summary::{lines, verdicts, Line, Verdict};
+use afterimage_lab::spread::Spread;
 
 #[derive(Serialize)]
 struct Report<'a> {

@@ -8,7 +8,6 @@
 //! A cell that is finished is one file, written at once: Ctrl-C, a crash or a power cut costs the running cell only,
 //! and the next run goes on from there.
 
-mod calm;
 mod catalog;
 mod cell;
 mod error;

@@ -6,12 +6,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::calm;
 use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::cell::{self, Bench};
 use crate::error::{BenchError, Result};
 use crate::record::{CellKey, Store};
 use crate::template::Templates;
+use afterimage_lab::calm;
 
 /// What a cell with one guest takes before any like it has been measured: `--quick`, and the full sizes.
 const GUESS: [Duration; 2] = [Duration::from_secs(12), Duration::from_secs(40)];

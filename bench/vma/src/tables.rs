@@ -5,12 +5,14 @@ mod figures;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use afterimage_lab::spread::Spread;
+
 use crate::catalog::{Device, JournalPolicy, Kind, Mode, Setup, Workload};
 use crate::paper;
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::summary::{
-    elapsed, over_own_bound, recovered, stored, synced, verdicts, with_mode, Spread, Table, Verdict,
+    elapsed, over_own_bound, recovered, stored, synced, verdicts, with_mode, Table, Verdict,
 };
 
 const MIB: f64 = (1 << 20) as f64;

@@ -12,6 +12,7 @@
 #![warn(missing_docs)]
 
 pub mod acks;
+pub mod calm;
 pub mod channel;
 pub mod daemon;
 pub mod demo;
@@ -23,5 +24,6 @@ pub mod lane;
 pub mod locate;
 pub mod powerfs;
 pub mod process;
+pub mod spread;
 
 pub use error::{LabError, Result};
