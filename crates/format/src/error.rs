@@ -17,6 +17,14 @@ pub enum FormatError {
         /// The newest version known here.
         known: u32,
     },
+    /// Written by a program so old that what it wrote cannot be trusted.
+    #[error("version {version} is older than {oldest}")]
+    Old {
+        /// The version found.
+        version: u32,
+        /// The oldest version that is read.
+        oldest: u32,
+    },
     /// Features that must be understood are not.
     #[error("unknown incompatible features {0:#x}")]
     Features(u32),

@@ -13,17 +13,14 @@
 
 mod error;
 pub mod log;
+mod payload;
 pub mod recording;
 pub mod reference;
 
 pub use error::FormatError;
+pub use payload::{payload_hash, PayloadHasher};
 
-/// The checksum of all structures: CRC-32C (Castagnoli).
+/// The checksum of all structures of our own: CRC-32C (Castagnoli). What guests have written is hashed by [`payload_hash`].
 pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
-}
-
-/// Continues a [`checksum`] over the bytes that follow.
-pub fn checksum_append(crc: u32, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc, bytes)
 }

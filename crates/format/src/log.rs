@@ -16,8 +16,9 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const RECORD_ALIGN: u64 = 64;
 /// Magic of a header slot: "AFILOG\r\n".
 pub const HEADER_MAGIC: [u8; 8] = *b"AFILOG\r\n";
-/// The newest format version, and the only one so far.
-pub const VERSION: u32 = 1;
+/// The format version, the only one that is read. Version 1 had a CRC-32C over payloads, which cannot tell apart blocks that
+/// end with a CRC-32C of their own ([`crate::payload_hash`]).
+pub const VERSION: u32 = 2;
 /// `LogHeader::features_incompat`: records may carry [`KIND_MORE`].
 pub const FEATURE_SETS: u32 = 1;
 /// Incompatible features that this code understands.
@@ -98,7 +99,7 @@ pub struct ImageEntry {
     pub mtime_ns: I64,
 }
 
-/// The checksum of a block that has gone home: an image that holds something else there, and no live record over it,
+/// The hash of a block that has gone home: an image that holds something else there, and no live record over it,
 /// is not the image the log belongs to.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -111,8 +112,8 @@ pub struct WitnessEntry {
     pub disk: U16,
     /// Number of sectors, at most 8.
     pub sectors: U16,
-    /// CRC-32C of the content.
-    pub crc: U32,
+    /// [`crate::payload_hash`] of the content.
+    pub hash: U32,
 }
 
 /// Where an image was when the log was opened: advice for `recover` and for messages, not identity.
@@ -135,8 +136,8 @@ pub struct RecordHeader {
     pub magic: U32,
     /// CRC-32C of this header with this field zero.
     pub header_crc: U32,
-    /// CRC-32C of the payload; 0 without one.
-    pub payload_crc: U32,
+    /// [`crate::payload_hash`] of the payload; 0 without one.
+    pub payload_hash: U32,
     /// Disk index.
     pub disk: U16,
     /// A [`RecordKind`], and [`KIND_MORE`].
@@ -247,6 +248,9 @@ impl LogHeader {
         unsealed.crc = 0.into();
         if header.version.get() == 0 || checksum(unsealed.as_bytes()) != header.crc.get() {
             return Err(FormatError::Corrupt("the header's checksum does not match"));
+        }
+        if header.version.get() < VERSION {
+            return Err(FormatError::Old { version: header.version.get(), oldest: VERSION });
         }
         let unknown = header.features_incompat.get() & !FEATURES_KNOWN;
         if unknown != 0 {

@@ -34,7 +34,7 @@ fn header() -> LogHeader {
     };
     header.witness_count = 1.into();
     header.witnesses[0] =
-        WitnessEntry { sector: 8.into(), disk: 0.into(), sectors: 8.into(), crc: 0xdead_beef.into() };
+        WitnessEntry { sector: 8.into(), disk: 0.into(), sectors: 8.into(), hash: 0xdead_beef.into() };
     header
 }
 
@@ -51,7 +51,7 @@ fn a_header_is_these_bytes() {
     assert_eq!(
         hex(&bytes[..96]),
         "4146494c4f470d0a\
-         01000000\
+         02000000\
          CRC00000\
          00000000\
          01000000\
@@ -90,7 +90,7 @@ fn a_header_of_a_log_with_sets_is_these_bytes() {
 fn a_record_header_is_these_bytes() {
     let mut record = RecordHeader::new_zeroed();
     record.magic = RECORD_MAGIC.into();
-    record.payload_crc = 0x0102_0304.into();
+    record.payload_hash = 0x0102_0304.into();
     record.disk = 2.into();
     record.kind = RecordKind::Write.code().into();
     record.incarnation = 0x1111.into();
@@ -145,7 +145,7 @@ fn what_is_wrong_is_named() {
         LogHeader::parse(&bytes).expect_err("refused")
     };
     assert!(matches!(refused(&|b| b[0] = 0), FormatError::Magic { .. }));
-    assert!(matches!(refused(&|b| b[8] = 2), FormatError::Version { version: 2, known: 1 }));
+    assert!(matches!(refused(&|b| b[8] = 3), FormatError::Version { version: 3, known: 2 }));
     assert!(matches!(refused(&|b| b[50] ^= 1), FormatError::Corrupt(_)));
     let resealed = |change: &dyn Fn(&mut LogHeader)| {
         let mut h = header();

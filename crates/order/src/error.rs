@@ -27,6 +27,20 @@ pub enum OpenError {
         /// The newest version known here.
         known: u32,
     },
+    /// Written by an older program, and not to be trusted.
+    #[error(
+        "{} has log format version {version}, whose checksums can take a torn record for a whole one, and this program reads \
+         {oldest} only: bring it home with the afterimage that wrote it (`afterimage recover`), then start again",
+        .path.display()
+    )]
+    OlderVersion {
+        /// The log.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+        /// The oldest version that is read.
+        oldest: u32,
+    },
     /// Features that must be understood are not.
     #[error(
         "{} uses log features {flags:#x} that this program does not know: use a newer afterimage",
@@ -193,7 +207,7 @@ impl OpenError {
     pub fn kind(&self) -> OpenErrorKind {
         match self {
             Self::Corrupt { .. } => OpenErrorKind::Corrupt,
-            Self::NewerVersion { .. } | Self::UnknownFeatures { .. } => OpenErrorKind::Unsupported,
+            Self::NewerVersion { .. } | Self::OlderVersion { .. } | Self::UnknownFeatures { .. } => OpenErrorKind::Unsupported,
             Self::Io { .. } | Self::Block(_) | Self::NoSpace { .. } => OpenErrorKind::Io,
             _ => OpenErrorKind::Refused,
         }

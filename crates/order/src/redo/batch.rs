@@ -1,8 +1,8 @@
-//! Records that one lane has staged: copied out of guest memory, checksummed, and not yet in the log.
+//! Records that one lane has staged: copied out of guest memory, hashed, and not yet in the log.
 
 use afterimage_block::{Buffers, Token};
-use afterimage_format::checksum;
 use afterimage_format::log::{RecordHeader, RecordKind, KIND_MORE, PAGE_BYTES, RECORD_ALIGN, RECORD_MAGIC};
+use afterimage_format::payload_hash;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::scan::Placed;
@@ -14,7 +14,7 @@ pub(crate) struct Entry {
     pub(crate) kind: RecordKind,
     pub(crate) sector: u64,
     pub(crate) sectors: u64,
-    payload_crc: u32,
+    payload_hash: u32,
     /// Counts only together with the next one.
     more: bool,
     /// The request that completes with this record; `None` for the first parts of a large one.
@@ -62,7 +62,7 @@ impl Batch {
         self.entries.clear();
     }
 
-    /// Adds a record. The payload is copied before it is checksummed: a guest may go on writing to it, and what
+    /// Adds a record. The payload is copied before it is hashed: a guest may go on writing to it, and what
     /// counts is what the copy holds.
     pub(crate) fn push(
         &mut self,
@@ -74,12 +74,12 @@ impl Batch {
         answers: Option<Answer>,
     ) {
         let (offset, target) = self.grow(range.len());
-        let mut payload_crc = 0;
+        let mut hash = 0;
         if !target.is_empty() {
             payload.copy_to(range.start, target);
-            payload_crc = checksum(target);
+            hash = payload_hash(target);
         }
-        self.entries.push(Entry { offset, kind, sector, sectors, payload_crc, more: false, answers });
+        self.entries.push(Entry { offset, kind, sector, sectors, payload_hash: hash, more: false, answers });
     }
 
     /// Adds a write of `len` bytes in parts. `more`: it counts only together with the next record.
@@ -96,9 +96,9 @@ impl Batch {
             target[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        let payload_crc = checksum(target);
+        let payload_hash = payload_hash(target);
         let (kind, sectors) = (RecordKind::Write, len as u64 / 512);
-        self.entries.push(Entry { offset, kind, sector, sectors, payload_crc, more, answers: None });
+        self.entries.push(Entry { offset, kind, sector, sectors, payload_hash, more, answers: None });
     }
 
     /// Room for a record: its offset, and where its payload goes.
@@ -134,7 +134,7 @@ impl Batch {
         for (i, entry) in self.entries.iter().enumerate() {
             let mut header = RecordHeader::new_zeroed();
             header.magic = RECORD_MAGIC.into();
-            header.payload_crc = entry.payload_crc.into();
+            header.payload_hash = entry.payload_hash.into();
             header.disk = stamp.disk.into();
             header.kind = (entry.kind.code() | if entry.more { KIND_MORE } else { 0 }).into();
             header.incarnation = stamp.incarnation.into();

@@ -276,6 +276,9 @@ pub(crate) fn scan_error(path: &Path, error: ScanError) -> OpenError {
         ScanError::Format(FormatError::Version { version, known }) => {
             OpenError::NewerVersion { path, version, known }
         }
+        ScanError::Format(FormatError::Old { version, oldest }) => {
+            OpenError::OlderVersion { path, version, oldest }
+        }
         ScanError::Format(FormatError::Features(flags)) => OpenError::UnknownFeatures { path, flags },
         ScanError::Format(FormatError::Corrupt(what)) => OpenError::Corrupt { path, what: what.to_owned() },
         ScanError::Corrupt(what) => OpenError::Corrupt { path, what },

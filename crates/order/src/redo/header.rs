@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use afterimage_block::Medium;
-use afterimage_format::checksum;
 use afterimage_format::log::{LogHeader, RecordKind, WitnessEntry, WITNESSES_MAX};
+use afterimage_format::payload_hash;
 
 use super::area::Area;
 use super::extents::{ExtentMap, Source};
@@ -73,7 +73,7 @@ fn entry(disk: u16, sector: u64, sectors: u64, block: &[u8]) -> WitnessEntry {
         sector: sector.into(),
         disk: disk.into(),
         sectors: (sectors as u16).into(),
-        crc: checksum(block).into(),
+        hash: payload_hash(block).into(),
     }
 }
 
@@ -109,7 +109,7 @@ pub(super) fn false_witness(
         let Some(home) = home.filter(inside) else { return Ok(Some(*witness)) };
         block.resize(sectors as usize * 512, 0);
         home.read_at(&mut block, sector * 512)?;
-        if checksum(&block) != witness.crc.get() {
+        if payload_hash(&block) != witness.hash.get() {
             return Ok(Some(*witness));
         }
     }

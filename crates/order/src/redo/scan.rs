@@ -9,7 +9,7 @@ use afterimage_block::Medium;
 use afterimage_format::log::{
     LogHeader, RecordHeader, RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN, RECORD_MAGIC,
 };
-use afterimage_format::{checksum_append, FormatError};
+use afterimage_format::{payload_hash, FormatError, PayloadHasher};
 
 use super::area::{page_down, page_up, Area};
 use super::mutation::Mutation;
@@ -94,9 +94,11 @@ pub fn read_header(log: &dyn Medium) -> Result<LogHeader, ScanError> {
         log.read_at(&mut bytes, slot * PAGE_BYTES)?;
         slots.push(LogHeader::parse(&bytes));
     }
-    // A slot that a newer program wrote counts even where the other one is ours and valid.
+    // A slot that another version of the program wrote counts even where the other one is ours and valid.
     for slot in &slots {
-        if let Err(e @ (FormatError::Version { .. } | FormatError::Features(_))) = slot {
+        if let Err(e @ (FormatError::Version { .. } | FormatError::Old { .. } | FormatError::Features(_))) =
+            slot
+        {
             return Err(e.clone().into());
         }
     }
@@ -254,7 +256,7 @@ impl Scanner<'_> {
             if found.incarnation.get() != self.incarnation || found.sequence.get() != self.expected || !fits {
                 return Ok(None);
             }
-            if self.verify_payloads && !self.payload_is(position, payload, found.payload_crc.get())? {
+            if self.verify_payloads && !self.payload_is(position, payload, found.payload_hash.get())? {
                 return Ok(None);
             }
         }
@@ -263,15 +265,23 @@ impl Scanner<'_> {
     }
 
     fn payload_is(&mut self, position: u64, len: u64, expected: u32) -> io::Result<bool> {
-        let mut crc = 0;
         let mut at = position + RECORD_ALIGN;
         let end = at + len;
+        if len == 0 {
+            return Ok(expected == 0);
+        }
+        // Most payloads lie in one window.
+        let bytes = self.window.bytes_at(at, end)?;
+        if bytes.len() as u64 == len {
+            return Ok(payload_hash(bytes) == expected);
+        }
+        let mut hasher = PayloadHasher::default();
         while at < end {
             let bytes = self.window.bytes_at(at, end)?;
-            crc = checksum_append(crc, bytes);
+            hasher.update(bytes);
             at += bytes.len() as u64;
         }
-        Ok(crc == expected)
+        Ok(hasher.finish() == expected)
     }
 
     /// Looks through the rest of the area for records that prove more to have been durable than was found. A number
