@@ -25,6 +25,7 @@ pub mod pool;
 pub mod report;
 pub mod scan;
 pub mod sim;
+pub mod table;
 pub mod trace;
 pub mod units;
 pub mod victims;

@@ -9,13 +9,37 @@
 //! forward is allowed, as large-block NAND allows it); only live pages are read or copied; a block is erased only
 //! when none of its pages is live.
 //!
-//! State is in compact arrays: two bits, one owner (4 bytes, the spare area's logical page) a page, and ten bytes a
-//! block. Erasing a block touches two words a block of 64 pages.
+//! State is in compact arrays: two bits, one owner (4 bytes, the spare area's logical page) a page, and twelve bytes a
+//! block. Erasing a block of 64 pages touches two words.
 
 use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
 use crate::ids::{Block, Ppn};
+use crate::table::{filled, prefetch, prefetch_range};
 use crate::wear::Wear;
+
+mod check;
+mod gather;
+
+pub use gather::Gather;
+
+/// 64 pages of a block, a bit each.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bits {
+    /// Programmed since the last erase.
+    programmed: u64,
+    /// Holds the newest copy of its owner.
+    live: u64,
+}
+
+/// How far a block is filled.
+#[derive(Debug, Clone, Copy, Default)]
+struct Fill {
+    /// The lowest page that in-order programming still allows.
+    next: u16,
+    /// Live pages.
+    live: u16,
+}
 
 /// The simulated flash.
 #[derive(Debug, Clone)]
@@ -26,13 +50,9 @@ pub struct Flash {
     shift: Option<u32>,
     words: usize,
     in_order: bool,
-    /// A bit a page: programmed since the last erase.
-    programmed: Vec<u64>,
-    /// A bit a page: holds the newest copy of its owner.
-    live: Vec<u64>,
-    /// The lowest page that in-order programming still allows.
-    next: Vec<u16>,
-    live_count: Vec<u16>,
+    /// Pages of all blocks, 64 to an element.
+    bits: Vec<Bits>,
+    fills: Vec<Fill>,
     owner: Vec<u32>,
     wear: Wear,
     counts: Counts,
@@ -40,27 +60,6 @@ pub struct Flash {
     /// Which host write a page's data came from; only kept when asked for.
     stamps: Option<Vec<u32>>,
     stamp: u32,
-}
-
-/// One word (64 offsets) of a merge into `dst`: pages keep their offsets.
-#[derive(Debug)]
-pub struct Gather<'a> {
-    /// The block that is being built.
-    pub dst: Block,
-    /// Which 64 offsets.
-    pub word: usize,
-    /// Blocks that hold pages at their own offsets, and which of them move.
-    pub same: [(Block, u64); 2],
-    /// Offsets whose newest copy is in the log, and where, for all offsets of the word.
-    pub log: u64,
-    /// Physical pages of the log copies.
-    pub log_at: &'a [u32],
-    /// The offset the host is writing right now, placed directly; its old copy must be dead already.
-    pub incoming: u64,
-    /// The logical page at offset 0 of the word.
-    pub first_owner: u32,
-    /// Counted for the copies; the incoming page is the host's.
-    pub cause: Cause,
 }
 
 impl Flash {
@@ -75,11 +74,9 @@ impl Flash {
             shift: p.is_power_of_two().then(|| p.trailing_zeros()),
             words,
             in_order,
-            programmed: vec![0; blocks * words],
-            live: vec![0; blocks * words],
-            next: vec![0; blocks],
-            live_count: vec![0; blocks],
-            owner: vec![0; geometry.pages() as usize],
+            bits: filled(Bits::default(), blocks * words),
+            fills: filled(Fill::default(), blocks),
+            owner: filled(0, geometry.pages() as usize),
             wear: Wear::new(geometry.blocks),
             counts: Counts::default(),
             busy_ns: 0,
@@ -159,14 +156,14 @@ impl Flash {
     #[inline]
     pub fn is_live(&self, ppn: Ppn) -> bool {
         let (word, bit) = self.bit(ppn);
-        self.live[word] & bit != 0
+        self.bits[word].live & bit != 0
     }
 
     /// Whether the page was programmed since its block was erased.
     #[inline]
     pub fn is_programmed(&self, ppn: Ppn) -> bool {
         let (word, bit) = self.bit(ppn);
-        self.programmed[word] & bit != 0
+        self.bits[word].programmed & bit != 0
     }
 
     /// The logical page that a live page belongs to; meaningless for others.
@@ -178,13 +175,13 @@ impl Flash {
     /// Live pages in a block.
     #[inline]
     pub fn live_in(&self, block: Block) -> u32 {
-        u32::from(self.live_count[block.index()])
+        u32::from(self.fills[block.index()].live)
     }
 
     /// Live pages in a block, as bits of one word of 64 offsets.
     #[inline]
     pub fn live_word(&self, block: Block, word: usize) -> u64 {
-        self.live[block.index() * self.words + word]
+        self.bits[block.index() * self.words + word].live
     }
 
     /// Words of 64 offsets a block.
@@ -196,7 +193,7 @@ impl Flash {
     /// The lowest page that may be programmed next; pages a block when the block is full.
     #[inline]
     pub fn next_page(&self, block: Block) -> u32 {
-        u32::from(self.next[block.index()])
+        u32::from(self.fills[block.index()].next)
     }
 
     /// Whether no page may follow in ascending order.
@@ -208,7 +205,7 @@ impl Flash {
     /// Pages of a block programmed since its erase (live + dead).
     pub fn programmed_in(&self, block: Block) -> u32 {
         let from = block.index() * self.words;
-        self.programmed[from..from + self.words].iter().map(|w| w.count_ones()).sum()
+        self.bits[from..from + self.words].iter().map(|w| w.programmed.count_ones()).sum()
     }
 
     /// Programs the next page of a block in ascending order.
@@ -236,16 +233,16 @@ impl Flash {
         let b = block.index();
         assert!(page < self.geometry.pages_per_block, "NAND rule: block {b} has no page {page}");
         let (word, bit) = (b * self.words + (page / 64) as usize, 1u64 << (page % 64));
-        assert!(self.programmed[word] & bit == 0, "NAND rule: page {page} of block {b} is not erased");
-        let next = u32::from(self.next[b]);
+        assert!(self.bits[word].programmed & bit == 0, "NAND rule: page {page} of block {b} is not erased");
+        let next = u32::from(self.fills[b].next);
         assert!(
             page >= next || !self.in_order,
             "NAND rule: page {page} of block {b} comes after page {next} was allowed next"
         );
-        self.programmed[word] |= bit;
-        self.live[word] |= bit;
-        self.live_count[b] += 1;
-        self.next[b] = next.max(page + 1) as u16;
+        self.bits[word].programmed |= bit;
+        self.bits[word].live |= bit;
+        self.fills[b].live += 1;
+        self.fills[b].next = next.max(page + 1) as u16;
         self.owner[(block.0 * self.geometry.pages_per_block + page) as usize] = owner;
     }
 
@@ -269,9 +266,9 @@ impl Flash {
     pub fn invalidate(&mut self, ppn: Ppn) -> Block {
         let (b, page) = self.split(ppn);
         let (word, bit) = (b * self.words + (page / 64) as usize, 1u64 << (page % 64));
-        assert!(self.live[word] & bit != 0, "page {page} of block {b} dies twice");
-        self.live[word] &= !bit;
-        self.live_count[b] -= 1;
+        assert!(self.bits[word].live & bit != 0, "page {page} of block {b} dies twice");
+        self.bits[word].live &= !bit;
+        self.fills[b].live -= 1;
         Block(b as u32)
     }
 
@@ -279,56 +276,97 @@ impl Flash {
     #[inline]
     pub fn erase(&mut self, block: Block, cause: Cause) {
         let b = block.index();
-        assert!(self.live_count[b] == 0, "block {b} is erased with {} live pages", self.live_count[b]);
-        self.programmed[b * self.words..(b + 1) * self.words].fill(0);
-        self.next[b] = 0;
+        assert!(self.fills[b].live == 0, "block {b} is erased with {} live pages", self.fills[b].live);
+        self.bits[b * self.words..(b + 1) * self.words].fill(Bits::default());
+        self.fills[b].next = 0;
         self.wear.erased(block);
         self.counts.erase(cause);
         self.busy_ns += self.timing.erase_ns;
     }
 
     /// Copies live pages of `src`, lowest first, to the next pages of `dst` until `src` has none or `dst` is full;
-    /// the originals die. `moved` hears each owner, old and new place. Returns whether `src` has no live page left.
+    /// the originals die. `moved` hears each owner and its new place. Returns whether `src` has no live page left.
     #[inline]
     pub fn move_live(
         &mut self,
         src: Block,
         dst: Block,
         cause: Cause,
-        mut moved: impl FnMut(u32, Ppn, Ppn),
+        mut moved: impl FnMut(u32, Ppn),
     ) -> bool {
-        debug_assert_ne!(src, dst);
         let p = self.geometry.pages_per_block;
         let (s, d) = (src.index(), dst.index());
-        let first = u32::from(self.next[d]);
+        let first = u32::from(self.fills[d].next);
         let (src_base, dst_base) = (src.0 * p, dst.0 * p);
+        if self.stamps.is_some() {
+            self.move_stamps(src, dst);
+        }
+        let (from_owners, to_owners) =
+            apart(&mut self.owner, src_base as usize, dst_base as usize, p as usize);
         let mut to = first;
         for word in 0..self.words {
-            let mut left = self.live[s * self.words + word];
+            let live = &mut self.bits[s * self.words + word].live;
+            let mut left = *live;
             while left != 0 && to < p {
-                let from = src_base + word as u32 * 64 + left.trailing_zeros();
-                let new = dst_base + to;
-                let owner = self.owner[from as usize];
-                self.owner[new as usize] = owner;
-                if let Some(stamps) = &mut self.stamps {
-                    stamps[new as usize] = stamps[from as usize];
-                }
-                moved(owner, Ppn(from), Ppn(new));
+                let owner = from_owners[word * 64 + left.trailing_zeros() as usize];
+                to_owners[to as usize] = owner;
+                moved(owner, Ppn(dst_base + to));
                 left &= left - 1;
                 to += 1;
             }
-            self.live[s * self.words + word] = left;
+            *live = left;
             if to == p {
                 break;
             }
         }
         let pages = to - first;
         self.fill(d, first, to);
-        self.next[d] = to as u16;
-        self.live_count[d] += pages as u16;
-        self.live_count[s] -= pages as u16;
+        self.fills[d].next = to as u16;
+        self.fills[d].live += pages as u16;
+        self.fills[s].live -= pages as u16;
         self.count_copies(cause, u64::from(pages));
-        self.live_count[s] == 0
+        self.fills[s].live == 0
+    }
+
+    #[cold]
+    fn move_stamps(&mut self, src: Block, dst: Block) {
+        let p = self.geometry.pages_per_block;
+        let pages = (0..p).map(|page| Ppn(src.0 * p + page)).filter(|ppn| self.is_live(*ppn));
+        let room = (self.next_page(dst)..p).map(|page| (dst.0 * p + page) as usize);
+        let moves: Vec<_> = pages.zip(room).collect();
+        if let Some(stamps) = &mut self.stamps {
+            for (from, to) in moves {
+                stamps[to] = stamps[from.index()];
+            }
+        }
+    }
+
+    /// Everything that copying a block's live pages reads first is asked for.
+    #[inline]
+    pub fn expect_source(&self, block: Block) {
+        let p = self.geometry.pages_per_block as usize;
+        prefetch(&self.fills, block.index());
+        prefetch_range(&self.bits, block.index() * self.words, self.words);
+        prefetch_range(&self.owner, block.index() * p, p);
+    }
+
+    /// What a page's death changes is asked for.
+    #[inline]
+    pub fn expect_death(&self, ppn: Ppn) -> Block {
+        let (block, page) = self.split(ppn);
+        prefetch(&self.fills, block);
+        prefetch(&self.bits, block * self.words + (page / 64) as usize);
+        Block(block as u32)
+    }
+
+    /// Owners of a block's live pages, lowest page first.
+    #[inline]
+    pub fn live_owners(&self, block: Block) -> impl Iterator<Item = u32> + '_ {
+        let from = block.index() * self.geometry.pages_per_block as usize;
+        let words = &self.bits[block.index() * self.words..][..self.words];
+        words.iter().enumerate().flat_map(move |(word, bits)| {
+            Ones(bits.live).map(move |bit| self.owner[from + word * 64 + bit as usize])
+        })
     }
 
     /// Marks pages `from..to` of block `d` programmed and live.
@@ -340,9 +378,9 @@ impl Flash {
             if low < high {
                 let mask = (u64::MAX >> (64 - (high - low))) << low;
                 let at = d * self.words + word;
-                assert!(self.programmed[at] & mask == 0, "NAND rule: a page of block {d} is not erased");
-                self.programmed[at] |= mask;
-                self.live[at] |= mask;
+                assert!(self.bits[at].programmed & mask == 0, "NAND rule: a page of block {d} is not erased");
+                self.bits[at].programmed |= mask;
+                self.bits[at].live |= mask;
             }
         }
     }
@@ -353,119 +391,31 @@ impl Flash {
         self.counts.program(cause, pages);
         self.busy_ns += pages * (self.timing.read_ns + self.timing.program_ns);
     }
+}
 
-    /// Builds 64 offsets of a merged block; every copied page's original dies. Call it for ascending words.
+/// The owners of two blocks that are not the same.
+#[inline]
+fn apart(owner: &mut [u32], src: usize, dst: usize, p: usize) -> (&[u32], &mut [u32]) {
+    assert_ne!(src, dst, "a block is copied into itself");
+    if src < dst {
+        let (low, high) = owner.split_at_mut(dst);
+        (&low[src..src + p], &mut high[..p])
+    } else {
+        let (low, high) = owner.split_at_mut(src);
+        (&high[..p], &mut low[dst..dst + p])
+    }
+}
+
+/// The numbers of a word's set bits, lowest first.
+struct Ones(u64);
+
+impl Iterator for Ones {
+    type Item = u32;
+
     #[inline]
-    pub fn gather(&mut self, g: &Gather<'_>) {
-        let [(_, a), (_, b)] = g.same;
-        let copies = a | b | g.log;
-        let all = copies | g.incoming;
-        if all == 0 {
-            return;
-        }
-        let pages = copies.count_ones();
-        assert!(
-            a.count_ones() + b.count_ones() + g.log.count_ones() == pages && copies & g.incoming == 0,
-            "a merge takes a page from two places"
-        );
-        let d = g.dst.index();
-        let at = d * self.words + g.word;
-        let base = g.word as u32 * 64;
-        let (lowest, highest) = (base + all.trailing_zeros(), base + 63 - all.leading_zeros());
-        assert!(self.programmed[at] & all == 0, "NAND rule: a page of block {d} is not erased");
-        assert!(
-            lowest >= u32::from(self.next[d]) || !self.in_order,
-            "NAND rule: page {lowest} of block {d} is programmed out of order"
-        );
-        let dst_first = (g.dst.0 * self.geometry.pages_per_block + base) as usize;
-        if self.stamps.is_some() {
-            self.gather_stamps(g, dst_first);
-        }
-        for (block, mask) in g.same {
-            let from = block.index() * self.words + g.word;
-            assert!(mask == 0 || self.live[from] & mask == mask, "a merge copies a dead page");
-            if mask != 0 {
-                self.live[from] &= !mask;
-                self.live_count[block.index()] -= mask.count_ones() as u16;
-            }
-        }
-        let mut log = g.log;
-        while log != 0 {
-            self.invalidate(Ppn(g.log_at[log.trailing_zeros() as usize]));
-            log &= log - 1;
-        }
-        // Owners of pages that are not live mean nothing, so the whole stretch is written: it is one vector loop.
-        let owners = &mut self.owner[dst_first..=dst_first + (highest - base) as usize];
-        for (offset, owner) in owners.iter_mut().enumerate().skip((lowest - base) as usize) {
-            *owner = g.first_owner + offset as u32;
-        }
-        self.programmed[at] |= all;
-        self.live[at] |= all;
-        self.live_count[d] += all.count_ones() as u16;
-        self.next[d] = self.next[d].max(highest as u16 + 1);
-        self.count_copies(g.cause, u64::from(pages));
-        if g.incoming != 0 {
-            let host = u64::from(g.incoming.count_ones());
-            self.counts.program(Cause::Host, host);
-            self.busy_ns += host * self.timing.program_ns;
-        }
-    }
-
-    #[cold]
-    fn gather_stamps(&mut self, g: &Gather<'_>, dst_first: usize) {
-        let p = self.geometry.pages_per_block;
-        let Some(stamps) = &mut self.stamps else { return };
-        for offset in 0..64 {
-            let bit = 1u64 << offset;
-            let same = g.same.iter().find(|(_, mask)| mask & bit != 0);
-            let stamp = if let Some((block, _)) = same {
-                stamps[(block.0 * p) as usize + g.word * 64 + offset]
-            } else if g.log & bit != 0 {
-                stamps[g.log_at[offset] as usize]
-            } else if g.incoming & bit != 0 {
-                self.stamp
-            } else {
-                continue;
-            };
-            stamps[dst_first + offset] = stamp;
-        }
-    }
-
-    /// Recounts everything and compares: free + live + dead = total in every block, erases by block = by cause =
-    /// in all, reads and programs likewise, and the busy time follows from the counts.
-    pub fn check(&self) -> Result<(), String> {
-        let p = self.geometry.pages_per_block;
-        for b in 0..self.geometry.blocks as usize {
-            let range = b * self.words..(b + 1) * self.words;
-            let ones = |bits: &[u64]| bits.iter().map(|w| w.count_ones()).sum::<u32>();
-            let (used, live) = (ones(&self.programmed[range.clone()]), ones(&self.live[range.clone()]));
-            if live != u32::from(self.live_count[b]) {
-                return Err(format!("block {b}: {live} live pages, {} counted", self.live_count[b]));
-            }
-            if range.clone().any(|w| self.live[w] & !self.programmed[w] != 0) {
-                return Err(format!("block {b}: a live page was never programmed"));
-            }
-            let dead = used - live;
-            let free = p - used;
-            if free + live + dead != p || used > u32::from(self.next[b]) {
-                return Err(format!("block {b}: free {free} + live {live} + dead {dead} is not {p}"));
-            }
-        }
-        if self.counts.sum() != self.counts.total() {
-            return Err(format!("causes add up to {:?}, total {:?}", self.counts.sum(), self.counts.total()));
-        }
-        let total = self.counts.total();
-        if self.wear.total() != total.erases {
-            return Err(format!("blocks were erased {} times, counted {}", self.wear.total(), total.erases));
-        }
-        let t = &self.timing;
-        let ns = total.reads * t.read_ns
-            + total.programs * t.program_ns
-            + total.erases * t.erase_ns
-            + self.counts.spare_reads * t.spare_read_ns;
-        if ns != self.busy_ns {
-            return Err(format!("busy {} ns, the counts make {ns}", self.busy_ns));
-        }
-        Ok(())
+    fn next(&mut self) -> Option<u32> {
+        let bit = self.0.trailing_zeros();
+        self.0 &= self.0.wrapping_sub(1);
+        (bit < 64).then_some(bit)
     }
 }

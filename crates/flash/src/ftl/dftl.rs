@@ -187,7 +187,7 @@ impl Dftl {
     /// Moves pages and lets the map follow, as far as RAM knows it.
     fn carry(&mut self, src: Block, dst: Block, map: bool, cause: Cause) {
         let Self { dev, gtd, cmt, table, touched, per_page, .. } = self;
-        dev.flash.move_live(src, dst, cause, |owner, _, new| {
+        dev.flash.move_live(src, dst, cause, |owner, new| {
             if map {
                 gtd[owner as usize] = new.0;
             } else if let Some(slot) = cmt.peek(owner) {

@@ -20,6 +20,26 @@ pub enum FtlError {
     NoSpace,
 }
 
+/// How far off an announced page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// Its map entry is asked for.
+    Far,
+    /// Its map entry has come: what it points to is asked for.
+    Near,
+}
+
+impl Ahead {
+    /// Pages between an announcement and its page: enough for a few trips to memory, few enough to stay in the cache.
+    #[inline]
+    pub fn distance(self) -> usize {
+        match self {
+            Self::Far => 12,
+            Self::Near => 6,
+        }
+    }
+}
+
 /// A flash translation layer over its own flash.
 ///
 /// Logical pages beyond [`Ftl::logical_pages`] must not be given: the caller places requests on the drive.
@@ -41,6 +61,28 @@ pub trait Ftl: Send {
 
     /// Writes a logical page.
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError>;
+
+    /// Says that a page will be read or written soon, first at [`Ahead::Far`], later at [`Ahead::Near`]: what that
+    /// needs can be on its way into the processor's caches. It changes nothing.
+    fn expect(&self, lpn: Lpn, ahead: Ahead) {
+        let _ = (lpn, ahead);
+    }
+
+    /// Writes pages one after the other, each announced by [`Ftl::expect`].
+    ///
+    /// # Errors
+    /// As [`Ftl::write`]; the pages before the failed one are written.
+    fn write_all(&mut self, pages: &[Lpn]) -> Result<(), FtlError> {
+        for (i, lpn) in pages.iter().enumerate() {
+            for ahead in [Ahead::Far, Ahead::Near] {
+                if let Some(next) = pages.get(i + ahead.distance()) {
+                    self.expect(*next, ahead);
+                }
+            }
+            self.write(*lpn)?;
+        }
+        Ok(())
+    }
 
     /// The host no longer needs the page. Without a flash operation of its own, except what the map costs.
     fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError>;

@@ -8,12 +8,13 @@
 //! Host writes and collected pages share one frontier [C]. Collection starts when at most `gc_low` blocks are free
 //! and ends when `gc_high` are (ftl.md § 3: 3 and 4).
 
-use super::{check_mapping, Ftl, FtlError};
+use super::{check_mapping, Ahead, Ftl, FtlError};
 use crate::config::Config;
 use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
+use crate::table::{filled, prefetch};
 use crate::victims::Victims;
 
 /// The ideal page map.
@@ -33,7 +34,7 @@ impl PageMap {
         let g = config.geometry;
         Self {
             dev: config.device(),
-            map: vec![NONE; logical_pages as usize],
+            map: filled(NONE, logical_pages as usize),
             frontier: None,
             victims: Victims::new(g.blocks, g.pages_per_block),
             low: config.gc_low,
@@ -64,6 +65,9 @@ impl PageMap {
                 let pages = self.dev.flash.geometry().pages_per_block;
                 let victim = self.victims.take(pages).ok_or(FtlError::NoSpace)?;
                 self.empty(victim, Cause::Collect)?;
+                if let Some(next) = self.victims.peek(pages) {
+                    self.dev.flash.expect_source(next);
+                }
                 if self.dev.pool.len() >= self.high {
                     break;
                 }
@@ -73,10 +77,13 @@ impl PageMap {
     }
 
     fn empty(&mut self, victim: Block, cause: Cause) -> Result<(), FtlError> {
+        for owner in self.dev.flash.live_owners(victim) {
+            prefetch(&self.map, owner as usize);
+        }
         while self.dev.flash.live_in(victim) > 0 {
             let dst = self.frontier()?;
             let map = &mut self.map;
-            self.dev.flash.move_live(victim, dst, cause, |owner, _, new| map[owner as usize] = new.0);
+            self.dev.flash.move_live(victim, dst, cause, |owner, new| map[owner as usize] = new.0);
         }
         self.dev.release(victim, cause);
         Ok(())
@@ -86,7 +93,7 @@ impl PageMap {
         let dst = self.dev.take_most_worn()?;
         self.victims.remove(block);
         let map = &mut self.map;
-        self.dev.flash.move_live(block, dst, Cause::WearLevel, |owner, _, new| map[owner as usize] = new.0);
+        self.dev.flash.move_live(block, dst, Cause::WearLevel, |owner, new| map[owner as usize] = new.0);
         self.dev.release(block, Cause::WearLevel);
         self.victims.insert(dst, self.dev.flash.live_in(dst));
         Ok(())
@@ -137,6 +144,18 @@ impl Ftl for PageMap {
             self.level(cold)?;
         }
         Ok(())
+    }
+
+    #[inline]
+    fn expect(&self, lpn: Lpn, ahead: Ahead) {
+        match ahead {
+            Ahead::Far => prefetch(&self.map, lpn.index()),
+            Ahead::Near => {
+                if let Some(ppn) = self.locate(lpn) {
+                    self.victims.expect_death(self.dev.flash.expect_death(ppn));
+                }
+            }
+        }
     }
 
     fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError> {

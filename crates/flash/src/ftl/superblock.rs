@@ -209,7 +209,7 @@ impl Superblock {
         let sb = self.maps.path(self.dev.flash.owner_of(page)).sb;
         let dst = self.dev.take_most_worn()?;
         let maps = &mut self.maps;
-        self.dev.flash.move_live(block, dst, Cause::WearLevel, |lpn, _, new| maps.programmed(lpn, new));
+        self.dev.flash.move_live(block, dst, Cause::WearLevel, |lpn, new| maps.programmed(lpn, new));
         self.dev.release(block, Cause::WearLevel);
         let s = &mut self.supers[sb as usize];
         let renamed = |held: Option<Block>| if held == Some(block) { Some(dst) } else { held };

@@ -116,7 +116,7 @@ impl Superblock {
 
     fn move_into(&mut self, src: Block, dst: Block, cause: Cause) {
         let maps = &mut self.maps;
-        self.dev.flash.move_live(src, dst, cause, |lpn, _, new| maps.programmed(lpn, new));
+        self.dev.flash.move_live(src, dst, cause, |lpn, new| maps.programmed(lpn, new));
     }
 
     fn drop_block(&mut self, sb: u32, block: Block) {
