@@ -31,6 +31,7 @@ mod inflight;
 pub mod keep;
 mod memory;
 mod notify;
+mod peer;
 mod queue;
 mod request;
 mod ring;

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tracing::{error, info, warn};
 use crate::device::Device;
 use crate::keep::{Entry, KeepHandle};
 use crate::notify::{poll_readable, Wake};
+use crate::peer;
 use crate::session::{Session, SessionEnd, StopOrder};
 use crate::{FrontendError, FrontendStats};
 
@@ -54,8 +55,18 @@ impl Default for ServeOptions {
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<StopOrder>,
-    attached: Arc<AtomicBool>,
+    attached: Attached,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A second descriptor of the guest's connection, as long as it is served.
+#[derive(Clone, Debug, Default)]
+struct Attached(Arc<Mutex<Option<UnixStream>>>);
+
+impl Attached {
+    fn socket(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Server {
@@ -97,14 +108,14 @@ impl Server {
         }
         let wake = Wake::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
         let stop = Arc::new(StopOrder { wake, given: AtomicBool::new(false) });
-        let attached = Arc::new(AtomicBool::new(false));
+        let attached = Attached::default();
         let device = Device::new(name, disk, options, Arc::clone(&stats))?;
         let service = Service {
             name: name.to_owned(),
             device: Arc::new(Mutex::new(device)),
             stats,
             stop: Arc::clone(&stop),
-            attached: Arc::clone(&attached),
+            attached: attached.clone(),
             keep,
         };
         let thread = std::thread::Builder::new()
@@ -122,9 +133,12 @@ impl Server {
         self.wait();
     }
 
-    /// Whether a guest is connected.
-    pub fn attached(&self) -> bool {
-        self.attached.load(Ordering::Acquire)
+    /// Whether a guest is connected and lives. The connection itself is looked at, not what this server has noticed of it
+    /// yet: a guest whose process was killed before the call is gone, even where the kernel is still taking it down,
+    /// which is waited for, for no longer than `patience`. One that is only stopped (SIGSTOP) lives.
+    pub fn attached(&self, patience: Duration) -> bool {
+        // Held meanwhile, so that the connection cannot become another one.
+        self.attached.socket().as_ref().is_some_and(|socket| peer::lives(socket, patience))
     }
 
     /// Whether the server has ended: after [`Server::stop`], or when a [`Endpoint::Connected`] guest has left.
@@ -181,7 +195,7 @@ struct Service {
     device: Arc<Mutex<Device>>,
     stats: Arc<FrontendStats>,
     stop: Arc<StopOrder>,
-    attached: Arc<AtomicBool>,
+    attached: Attached,
     keep: Option<KeepHandle>,
 }
 
@@ -213,7 +227,13 @@ impl Service {
     }
 
     fn session(&self, socket: &UnixStream, listener: Option<&UnixListener>, kept: Option<Vec<Entry>>) {
-        self.attached.store(true, Ordering::Release);
+        match socket.try_clone() {
+            Ok(again) => *self.attached.socket() = Some(again),
+            Err(e) => {
+                error!("{}: the connection was closed: no descriptor is left: {e}", self.name);
+                return;
+            }
+        }
         self.stats.set_attached(true);
         info!("{}: a guest is attached", self.name);
         let ended = Session::new(&self.device, socket, listener, &self.stop).map_err(Into::into).and_then(
@@ -244,7 +264,8 @@ impl Service {
             Ok(SessionEnd::Stopped) => info!("{}: the server stops", self.name),
             Err(e) => error!("{}: the connection was closed: {e}", self.name),
         }
-        self.attached.store(false, Ordering::Release);
+        // This one goes with it, or the guest would not see that the connection is closed.
+        *self.attached.socket() = None;
         self.stats.set_attached(false);
     }
 }

@@ -9,6 +9,7 @@ mod memory_disk;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use afterimage_frontend::{RequestKind, ServeOptions};
 use daemon::serve;
@@ -108,7 +109,7 @@ fn four_queues_at_depth_32() {
     let asked: u64 = RequestKind::ALL.iter().map(|kind| stats.total(*kind).requests).sum();
     assert_eq!(asked, 2 * 4 * (4000 + 512 + 1));
     served.server.stop();
-    assert!(served.server.finished() && !served.server.attached());
+    assert!(served.server.finished() && !served.server.attached(Duration::ZERO));
 }
 
 #[test]

@@ -115,6 +115,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_socketpair,
+    // Asks whether a guest's process is dying: refused for any that is not.
+    libc::SYS_process_mrelease,
     // Waiting and waking.
     libc::SYS_eventfd2,
     libc::SYS_epoll_create1,

@@ -25,6 +25,7 @@ use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
 use super::state::{show_socket, Daemon, ServedDisk};
+use super::trace::{TraceFile, Tracing};
 use crate::commands::print_line;
 use crate::control::{self, server::StopRequest};
 use crate::failure::Failure;
@@ -33,6 +34,8 @@ use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, San
 /// How long an orderly end brings blocks home before it leaves the rest to the next start: whoever stops a daemon
 /// waits for it, and some kill it after a while.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+/// How long the kernel is given to take a guest's killed process down, at an orderly end.
+const DYING_LIMIT: Duration = Duration::from_secs(10);
 /// How often a daemon looks whether its already connected guests are still there.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long the client of `stop` is given to take its answer.
@@ -90,6 +93,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let notifier = Notifier::from_environment();
     abort_on_panic();
     refuse_same_image(&settings.disks)?;
+    let trace = TraceFile::create(settings)?;
     let doors = open_doors(settings, keep.as_ref())?;
     let images = open_images(settings)?;
 
@@ -101,17 +105,21 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     }
     let prepared = prepare_journals(settings, &images)?;
     let needs = file_needs(settings, &images, &prepared);
-    // So does a group that retains journals; and state files come and go where `power` needs no folder.
-    let early = matches!(settings.contract, Contract::PowerWindow { .. }) || !needs.arena_folders.is_empty();
+    // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
+    // thread, too.
+    let early = matches!(settings.contract, Contract::PowerWindow { .. })
+        || !needs.arena_folders.is_empty()
+        || trace.is_some();
     let mut sandbox = SandboxReport::off();
     if early {
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
     }
+    let traced = trace.map(|trace| trace.start(settings, &images)).transpose()?;
     let options = GroupOptions {
         contract: settings.contract,
         log_max_bytes: settings.log_bytes_max,
         log_path: settings.log.clone(),
-        tap: None,
+        tap: traced.as_ref().map(Tracing::tap),
     };
     let group = Group::open(images.clone(), options).map_err(Failure::failed)?;
     let group = Arc::new(RetainGroup::open(group, prepared).map_err(Failure::failed)?);
@@ -168,9 +176,15 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     }
     let ending = match end {
         End::HandOver => Ending::HandOver,
-        End::Stop(_) | End::GuestsLeft => Ending::Close { attached: servers.iter().any(Server::attached) },
+        // A guest that was killed just before is as good as gone: its journal is recovered, not left to it.
+        End::Stop(_) | End::GuestsLeft => {
+            Ending::Close { attached: servers.iter().any(|server| server.attached(DYING_LIMIT)) }
+        }
     };
-    let result = close(&daemon, servers, ending);
+    let closed = close(&daemon, servers, ending);
+    // Whatever became of the disks, the trace is ended; what went wrong with them is said first.
+    let traced = traced.map_or(Ok(()), |traced| traced.finish());
+    let result = closed.and(traced);
     if matches!(end, End::HandOver) {
         // The sockets go on living with the next daemon: their files must stay.
         doors.files.into_iter().for_each(SocketFile::leave);

@@ -42,6 +42,12 @@ impl Journal {
         std::fs::File::create(image).unwrap().set_len(BLOCKS * BLOCK).unwrap();
         let options = ["-q", "-F", "-b", "4096", "-J", "size=4", "-O", "^metadata_csum,^64bit"];
         e2fs("mke2fs", &[&options[..], &["-t", "ext4"]].concat(), image);
+        Self::find(image)
+    }
+
+    /// The journal of an image that [`Journal::make`] made and nobody has mounted since.
+    #[track_caller]
+    pub fn find(image: &Path) -> Self {
         let place = |block: u64| -> u64 {
             e2fs("debugfs", &["-R", &format!("bmap <8> {block}")], image).trim().parse().unwrap()
         };

@@ -1,0 +1,188 @@
+//! What an end leaves, orderly or not.
+
+use super::*;
+
+#[test]
+fn an_orderly_end_leaves_a_plain_raw_file() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, _) = place();
+        fs::write(dir.path().join("blank.img"), vec![0; 8 << 20]).unwrap();
+        let before = everything(dir.path());
+        let daemon = serve(dir.path(), &[args, &["--disk", "blank.img"]].concat());
+        assert_eq!(daemon.ready["journal"], "retain");
+        let promise = daemon.ready["promise"].as_str().unwrap();
+        assert!(promise.contains("Journals are retained"), "{promise}");
+        assert_eq!(names(&dir.path().join("arena")).len(), 2);
+        let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
+        assert_eq!(status["journal"], "retain");
+        assert_eq!(status["disks"][0]["file_systems"][0]["mode"], "waiting");
+        assert_eq!(status["disks"][0]["arena"]["bytes_max"], 256 << 20);
+        let words = succeeds(dir.path(), &["ctl", "c", "status"]);
+        assert!(words.contains("file system at sector 0"), "{words}");
+        let state = state_of(dir.path());
+        assert_eq!(state.contract, args[7]);
+        assert_eq!(state.image.inode, fs::metadata(dir.path().join("a.img")).unwrap().ino());
+        assert_eq!(fs::metadata(&state.arena).unwrap().permissions().mode() & 0o777, 0o600);
+        // What is read and flushed changes nothing.
+        succeeds(dir.path(), &["ctl", "c", "flush"]);
+        succeeds(dir.path(), &["ctl", "c", "pause", "--", "true"]);
+        daemon.terminate();
+        assert_eq!(names(dir.path()), ["a.img", "arena", "blank.img"]);
+        assert!(everything(dir.path()) == before);
+    }
+}
+
+#[test]
+fn a_killed_daemon_leaves_what_was_committed_to_the_next_one() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = place();
+        let daemon = serve(dir.path(), args);
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        let found = file_system(dir.path());
+        assert_eq!((&found["mode"], &found["transactions"]), (&"retain".into(), &1.into()), "{found}");
+        assert_eq!((&found["versions"], &found["journal_commits"]), (&1.into(), &1.into()), "{found}");
+        // The journal's own place was never written.
+        assert_filled(&block(dir.path(), journal.first + 1), 0);
+        assert_eq!(block(dir.path(), journal.first)[28..32], [0; 4]);
+        let kept = arena(dir.path());
+        daemon.kill();
+        assert!(dir.path().join("a.img.state").exists());
+
+        let daemon = serve(dir.path(), args);
+        assert_eq!(arena(dir.path()), kept);
+        let mut guest = connect(dir.path());
+        assert_filled(&guest.read(journal.free * BLOCK, BLOCK as usize), 7);
+        // A guest that lives goes on; one that mounts anew has nothing to replay before the next transaction.
+        let superblock = guest.read(journal.first * BLOCK, BLOCK as usize);
+        assert_eq!(superblock[24..32], [0, 0, 0, 2, 0, 0, 0, 4]);
+        let commits = |dir| file_system(dir)["journal_commits"].as_u64().unwrap();
+        let before = commits(dir.path());
+        journal.commit(&mut guest, journal.free, 8);
+        assert_eq!(commits(dir.path()), before + 1);
+        leave(dir.path(), guest);
+        daemon.terminate();
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+        assert_eq!(names(&dir.path().join("arena")), [""; 0]);
+        assert_filled(&block(dir.path(), journal.free), 8);
+        // Nobody needs to recover it.
+        let superblock = block(dir.path(), journal.first);
+        assert_eq!(superblock[28..32], [0; 4]);
+        assert!(superblock[24..28] > [0, 0, 0, 2][..]);
+        e2fs("e2fsck", &["-fn"], &dir.path().join("a.img"));
+    }
+}
+
+#[test]
+fn an_end_with_a_guest_attached_leaves_the_journal_to_its_own_recovery() {
+    let (dir, mut journal) = place();
+    let daemon = serve(dir.path(), &CRASH);
+    let mut guest = connect(dir.path());
+    journal.mount(&mut guest);
+    journal.commit(&mut guest, journal.free, 7);
+    daemon.terminate();
+    assert_eq!(names(dir.path()), ["a.img", "arena"]);
+    assert_filled(&block(dir.path(), journal.free), 7);
+    assert_ne!(block(dir.path(), journal.first)[28..32], [0; 4], "the guest may go on");
+    // The next start passes it through until it is mounted again.
+    let daemon = serve(dir.path(), &CRASH);
+    assert_eq!(file_system(dir.path())["mode"], "waiting");
+    daemon.terminate();
+}
+
+#[test]
+fn a_handover_and_a_killed_daemon_under_keep_leave_everything_in_place() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = place();
+        let all = [&["keep", "--restart", "--", "serve", "--json", "--control", "c"][..], args].concat();
+        let mut keep = Daemon::start(common::afterimage(&all).current_dir(dir.path()));
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        let (kept, state) = (arena(dir.path()), state_of(dir.path()));
+
+        keep.signal(nix::sys::signal::Signal::SIGHUP);
+        let pid = keep.next_ready().expect("a daemon after the handover")["pid"].as_i64().unwrap();
+        assert_eq!((arena(dir.path()), state_of(dir.path())), (kept.clone(), state.clone()));
+        journal.commit(&mut guest, journal.free, 8);
+        assert_eq!(file_system(dir.path())["mode"], "retain");
+
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        keep.next_ready().expect("a new daemon");
+        assert_eq!((arena(dir.path()), state_of(dir.path())), (kept, state));
+        journal.commit(&mut guest, journal.free, 9);
+        assert_eq!(file_system(dir.path())["mode"], "retain");
+        leave(dir.path(), guest);
+        keep.terminate();
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+        assert_filled(&block(dir.path(), journal.free), 9);
+        assert_eq!(block(dir.path(), journal.first)[28..32], [0; 4]);
+    }
+}
+
+/// Names the socket to [`a_vmm`], which is nothing where it is not set.
+const VMM: &str = "AFTERIMAGE_TEST_VMM";
+/// Memory of a VMM that dies, in bytes: its taking down comes before its sockets are closed.
+const VMM_BYTES: usize = 192 << 20;
+
+/// The VMM of the tests below, in a process of its own.
+#[test]
+fn a_vmm() {
+    let Some(dir) = std::env::var_os(VMM).map(PathBuf::from) else { return };
+    let mut guest = connect(&dir);
+    let mut journal = Journal::find(&dir.join("a.img"));
+    journal.mount(&mut guest);
+    journal.commit(&mut guest, journal.free, 7);
+    let memory = vec![1u8; VMM_BYTES];
+    fs::write(dir.join("committed"), "").unwrap();
+    std::thread::sleep(common::DEADLINE);
+    drop(memory);
+}
+
+/// A daemon, and a VMM whose guest has mounted and committed.
+fn with_vmm(dir: &Path, args: &[&str]) -> (Daemon, std::process::Child) {
+    let daemon = serve(dir, args);
+    let vmm = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "ends::a_vmm"])
+        .env(VMM, dir)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = std::time::Instant::now() + common::DEADLINE;
+    while !dir.join("committed").exists() {
+        assert!(std::time::Instant::now() < deadline, "the VMM does not commit");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    fs::remove_file(dir.join("committed")).unwrap();
+    (daemon, vmm)
+}
+
+fn signal(process: &std::process::Child, signal: nix::sys::signal::Signal) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.id() as i32), signal).unwrap();
+}
+
+#[test]
+fn an_end_right_after_the_vmms_death_recovers_and_one_beside_a_stopped_vmm_does_not() {
+    use nix::sys::signal::Signal::{SIGKILL, SIGSTOP};
+    for round in 0..24 {
+        let dead = round % 4 != 3;
+        let args = if round % 2 == 0 { &CRASH[..] } else { &WINDOW };
+        let (dir, journal) = place();
+        let (daemon, mut vmm) = with_vmm(dir.path(), args);
+        // Nobody waits between the two: the daemon may learn of its end before the VMM's sockets are closed.
+        signal(&vmm, if dead { SIGKILL } else { SIGSTOP });
+        daemon.terminate();
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+        assert_filled(&block(dir.path(), journal.free), 7);
+        let start = &block(dir.path(), journal.first)[28..32];
+        assert_eq!(
+            start == [0; 4],
+            dead,
+            "round {round}: a dead guest's journal is empty, a live one's is its own"
+        );
+    }
+}
