@@ -346,8 +346,17 @@ impl Flash {
     pub fn expect_source(&self, block: Block) {
         let p = self.geometry.pages_per_block as usize;
         prefetch(&self.fills, block.index());
+        self.wear.expect(block);
         prefetch_range(&self.bits, block.index() * self.words, self.words);
         prefetch_range(&self.owner, block.index() * p, p);
+    }
+
+    /// What programming a block's next page changes is asked for.
+    #[inline]
+    pub fn expect_program(&self, block: Block) {
+        let next = self.next_page(block);
+        prefetch(&self.bits, block.index() * self.words + (next / 64) as usize);
+        prefetch(&self.owner, (block.0 * self.geometry.pages_per_block + next) as usize);
     }
 
     /// What a page's death changes is asked for.
@@ -359,14 +368,17 @@ impl Flash {
         Block(block as u32)
     }
 
-    /// Owners of a block's live pages, lowest page first.
+    /// Hands out the owners of a block's live pages, lowest page first.
     #[inline]
-    pub fn live_owners(&self, block: Block) -> impl Iterator<Item = u32> + '_ {
+    pub fn each_live_owner(&self, block: Block, mut each: impl FnMut(u32)) {
         let from = block.index() * self.geometry.pages_per_block as usize;
-        let words = &self.bits[block.index() * self.words..][..self.words];
-        words.iter().enumerate().flat_map(move |(word, bits)| {
-            Ones(bits.live).map(move |bit| self.owner[from + word * 64 + bit as usize])
-        })
+        for word in 0..self.words {
+            let mut left = self.live_word(block, word);
+            while left != 0 {
+                each(self.owner[from + word * 64 + left.trailing_zeros() as usize]);
+                left &= left - 1;
+            }
+        }
     }
 
     /// Marks pages `from..to` of block `d` programmed and live.
@@ -403,19 +415,5 @@ fn apart(owner: &mut [u32], src: usize, dst: usize, p: usize) -> (&[u32], &mut [
     } else {
         let (low, high) = owner.split_at_mut(src);
         (&high[..p], &mut low[dst..dst + p])
-    }
-}
-
-/// The numbers of a word's set bits, lowest first.
-struct Ones(u64);
-
-impl Iterator for Ones {
-    type Item = u32;
-
-    #[inline]
-    fn next(&mut self) -> Option<u32> {
-        let bit = self.0.trailing_zeros();
-        self.0 &= self.0.wrapping_sub(1);
-        (bit < 64).then_some(bit)
     }
 }

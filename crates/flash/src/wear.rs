@@ -1,6 +1,7 @@
 //! Erase counts: each block's, the lowest, the highest.
 
 use crate::ids::Block;
+use crate::table::prefetch;
 
 /// Erase counts of all blocks.
 #[derive(Debug, Clone)]
@@ -52,6 +53,12 @@ impl Wear {
         while self.histogram[self.lowest as usize] == 0 {
             self.lowest += 1;
         }
+    }
+
+    /// A block will be erased soon: its count is asked for.
+    #[inline]
+    pub(crate) fn expect(&self, block: Block) {
+        prefetch(&self.erases, block.index());
     }
 
     pub(crate) fn reset(&mut self) {

@@ -1,86 +1,136 @@
-//! DFTL's cached mapping table: a segmented LRU of (logical page, physical page, dirty).
+//! DFTL's cached mapping table, a segmented LRU of (logical page, physical page, dirty), over what the translation
+//! pages in flash say.
 //!
 //! ```text
 //! miss ─► probationary, most recent      hit ─► protected, most recent
 //! protected overflows ─► its least recent goes back to probationary, most recent
 //! full ─► the least recent probationary entry leaves (the least recent protected one, if there is no other)
 //! ```
+//!
+//! What flash says and what the cache says are apart: an entry that leaves without being written back is lost here as
+//! it would be in a drive. For speed what is needed together lies together: a logical page's entry in flash beside its
+//! slot in the cache, a slot's contents beside its neighbours, the dirty bits of a translation page in one cache line.
 
-use super::lru::{Links, Queue};
+use super::lru::{Node, Queue};
+use super::Split;
 use crate::ids::NONE;
+use crate::table::{filled, prefetch};
+
+/// A logical page.
+#[derive(Debug, Clone, Copy)]
+struct Mapping {
+    /// Where it is, as its translation page in flash says.
+    flash: u32,
+    /// Its slot in the cache.
+    slot: u32,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     lpn: u32,
     ppn: u32,
-    dirty: bool,
-    protected: bool,
+    links: [u32; 2],
 }
 
-/// The cached mapping table.
+impl Node for Entry {
+    #[inline]
+    fn links(&mut self) -> &mut [u32; 2] {
+        &mut self.links
+    }
+}
+
+/// A set of numbers, one bit each.
+#[derive(Debug, Clone)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(len: usize) -> Self {
+        Self(filled(0, len.div_ceil(64)))
+    }
+
+    #[inline]
+    fn has(&self, at: u32) -> bool {
+        self.0[at as usize / 64] >> (at % 64) & 1 != 0
+    }
+
+    #[inline]
+    fn insert(&mut self, at: u32) {
+        self.0[at as usize / 64] |= 1 << (at % 64);
+    }
+
+    #[inline]
+    fn remove(&mut self, at: u32) {
+        self.0[at as usize / 64] &= !(1 << (at % 64));
+    }
+}
+
+/// The map of all logical pages: what is in flash, and the cache.
 #[derive(Debug, Clone)]
 pub struct Cmt {
+    pages: Vec<Mapping>,
     entries: Vec<Entry>,
-    slot_of: Vec<u32>,
-    links: Links,
+    used: u32,
+    free: Option<u32>,
+    in_protected: Bits,
+    /// By translation page, each from a word of its own on: the cached entries that flash does not have.
+    dirty: Vec<u64>,
+    /// Words of `dirty` a translation page.
+    words: usize,
     probation: Queue,
     protected: Queue,
     protected_max: u32,
-    max: usize,
-    free: Vec<u32>,
-    /// Dirty entries by translation page, only kept when evictions are batched.
-    dirty: Vec<Queue>,
-    dirty_links: Links,
-    per_page: u32,
-}
-
-/// An entry that left the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Evicted {
-    /// Its logical page.
-    pub lpn: u32,
-    /// Where that page is.
-    pub ppn: u32,
-    /// Whether the translation page in flash says otherwise.
-    pub dirty: bool,
+    batch: bool,
+    split: Split,
 }
 
 impl Cmt {
     /// At most `max` entries for `logical_pages`, the share `protected` of them protected; `per_page` entries a
-    /// translation page; `batch`: dirty entries are found by translation page.
+    /// translation page; `batch`: an entry that leaves takes the dirty ones of its translation page along.
     pub fn new(logical_pages: u32, max: u32, protected: f64, per_page: u32, batch: bool) -> Self {
         let max = max.clamp(1, logical_pages.max(1));
-        let pages = logical_pages.div_ceil(per_page) as usize;
+        let words = per_page.div_ceil(64) as usize;
         Self {
-            entries: Vec::with_capacity(max as usize),
-            slot_of: vec![NONE; logical_pages as usize],
-            links: Links::new(max as usize),
+            pages: filled(Mapping { flash: NONE, slot: NONE }, logical_pages as usize),
+            entries: filled(Entry { lpn: NONE, ppn: NONE, links: [NONE; 2] }, max as usize),
+            used: 0,
+            free: None,
+            in_protected: Bits::new(max as usize),
+            dirty: filled(0, logical_pages.div_ceil(per_page) as usize * words),
+            words,
             probation: Queue::default(),
             protected: Queue::default(),
             protected_max: (f64::from(max) * protected) as u32,
-            max: max as usize,
-            free: Vec::new(),
-            dirty: if batch { vec![Queue::default(); pages] } else { Vec::new() },
-            dirty_links: if batch { Links::new(max as usize) } else { Links::default() },
-            per_page,
+            batch,
+            split: Split::new(per_page),
         }
+    }
+
+    /// Logical pages.
+    pub fn logical_pages(&self) -> u32 {
+        self.pages.len() as u32
     }
 
     /// The most entries it may hold.
     pub fn max(&self) -> usize {
-        self.max
+        self.entries.len()
     }
 
-    /// Whether the next insertion needs an eviction first.
+    /// The translation page of a logical page.
+    #[inline]
+    pub fn page_of(&self, lpn: u32) -> u32 {
+        self.split.of(lpn).0
+    }
+
+    /// Whether the next fetch needs an eviction first.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.free.is_empty() && self.entries.len() == self.max
+        self.free.is_none() && self.used as usize == self.entries.len()
     }
 
     /// The slot of a cached entry, without using it.
     #[inline]
     pub fn peek(&self, lpn: u32) -> Option<u32> {
-        let slot = self.slot_of[lpn as usize];
+        let slot = self.pages[lpn as usize].slot;
         (slot != NONE).then_some(slot)
     }
 
@@ -90,48 +140,74 @@ impl Cmt {
         self.entries[slot as usize].ppn
     }
 
-    /// Whether an entry differs from the translation page in flash.
-    pub fn is_dirty(&self, slot: u32) -> bool {
-        self.entries[slot as usize].dirty
+    /// Where a page is: the cache knows better than flash.
+    #[inline]
+    pub fn newest(&self, lpn: u32) -> u32 {
+        let Mapping { flash, slot } = self.pages[lpn as usize];
+        if slot == NONE {
+            flash
+        } else {
+            self.ppn(slot)
+        }
+    }
+
+    /// The entry will be needed soon.
+    #[inline]
+    pub fn expect(&self, lpn: u32) {
+        prefetch(&self.pages, lpn as usize);
+    }
+
+    /// As [`Cmt::expect`], when that has come. The page's place, if it is not in the cache.
+    #[inline]
+    pub fn expect_near(&self, lpn: u32) -> u32 {
+        let Mapping { flash, slot } = self.pages[lpn as usize];
+        prefetch(&self.dirty, self.dirty_bit(lpn).0);
+        if slot == NONE {
+            return flash;
+        }
+        prefetch(&self.entries, slot as usize);
+        NONE
     }
 
     /// A hit: the entry becomes the most recent protected one.
     #[inline]
     pub fn hit(&mut self, slot: u32) {
-        if self.entries[slot as usize].protected {
-            self.links.remove(&mut self.protected, slot);
+        if self.in_protected.has(slot) {
+            self.protected.remove(&mut self.entries, slot);
         } else {
-            self.links.remove(&mut self.probation, slot);
-            self.entries[slot as usize].protected = true;
+            self.probation.remove(&mut self.entries, slot);
+            self.in_protected.insert(slot);
         }
-        self.links.push_front(&mut self.protected, slot);
+        self.protected.push_front(&mut self.entries, slot);
         if self.protected.len > self.protected_max {
             if let Some(last) = self.protected.back() {
-                self.links.remove(&mut self.protected, last);
-                self.entries[last as usize].protected = false;
-                self.links.push_front(&mut self.probation, last);
+                self.protected.remove(&mut self.entries, last);
+                self.in_protected.remove(last);
+                self.probation.push_front(&mut self.entries, last);
             }
         }
     }
 
-    /// Inserts a clean entry as the most recent probationary one. The table must not be full.
+    /// Caches what flash says, clean, as the most recent probationary entry. The table must not be full.
     #[inline]
-    pub fn insert(&mut self, lpn: u32, ppn: u32) -> u32 {
-        let entry = Entry { lpn, ppn, dirty: false, protected: false };
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.entries[slot as usize] = entry;
-                slot
-            }
-            None => {
-                assert!(self.entries.len() < self.max, "an entry is cached in a full table");
-                self.entries.push(entry);
-                self.entries.len() as u32 - 1
-            }
-        };
-        self.slot_of[lpn as usize] = slot;
-        self.links.push_front(&mut self.probation, slot);
+    pub fn fetch(&mut self, lpn: u32) -> u32 {
+        let slot = self.free.take().unwrap_or_else(|| {
+            self.used += 1;
+            self.used - 1
+        });
+        let page = &mut self.pages[lpn as usize];
+        page.slot = slot;
+        // Beyond the end, and so a panic, if the table is full.
+        let entry = &mut self.entries[slot as usize];
+        (entry.lpn, entry.ppn) = (lpn, page.flash);
+        self.probation.push_front(&mut self.entries, slot);
         slot
+    }
+
+    #[inline]
+    fn dirty_bit(&self, lpn: u32) -> (usize, u64) {
+        let (page, offset) = self.split.of(lpn);
+        (page as usize * self.words + offset as usize / 64, 1 << (offset % 64))
     }
 
     /// Points an entry elsewhere and marks it dirty.
@@ -139,59 +215,105 @@ impl Cmt {
     pub fn set(&mut self, slot: u32, ppn: u32) {
         let entry = &mut self.entries[slot as usize];
         entry.ppn = ppn;
-        if !entry.dirty {
-            entry.dirty = true;
-            let page = entry.lpn / self.per_page;
-            if let Some(queue) = self.dirty.get_mut(page as usize) {
-                self.dirty_links.push_front(queue, slot);
-            }
-        }
+        let lpn = entry.lpn;
+        let (word, bit) = self.dirty_bit(lpn);
+        self.dirty[word] |= bit;
     }
 
+    /// A page was moved: a cached entry becomes dirty; without one, flash must say so, and the translation page that has
+    /// to be rewritten for it is returned.
     #[inline]
-    fn clean(&mut self, slot: u32) {
-        let entry = &mut self.entries[slot as usize];
-        if entry.dirty {
-            entry.dirty = false;
-            let page = entry.lpn / self.per_page;
-            if let Some(queue) = self.dirty.get_mut(page as usize) {
-                self.dirty_links.remove(queue, slot);
-            }
+    pub fn moved(&mut self, lpn: u32, ppn: u32) -> Option<u32> {
+        let page = &mut self.pages[lpn as usize];
+        if page.slot != NONE {
+            let slot = page.slot;
+            self.set(slot, ppn);
+            return None;
         }
+        page.flash = ppn;
+        Some(self.page_of(lpn))
     }
 
-    /// Takes out the entry that has to leave.
+    /// Takes out the entry that has to leave. If it was dirty, it is written back, with batching together with all
+    /// dirty entries of its translation page, and that page, which has to be rewritten, is returned.
     #[inline]
-    pub fn evict(&mut self) -> Option<Evicted> {
-        let slot = match self.probation.back() {
-            Some(slot) => {
-                self.links.remove(&mut self.probation, slot);
-                slot
-            }
-            None => {
-                let slot = self.protected.back()?;
-                self.links.remove(&mut self.protected, slot);
-                slot
-            }
+    pub fn evict(&mut self) -> Option<u32> {
+        let (queue, is_protected) = match self.probation.len {
+            0 => (&mut self.protected, true),
+            _ => (&mut self.probation, false),
         };
-        let Entry { lpn, ppn, dirty, .. } = self.entries[slot as usize];
-        self.clean(slot);
-        self.slot_of[lpn as usize] = NONE;
-        self.free.push(slot);
-        Some(Evicted { lpn, ppn, dirty })
+        let slot = queue.back()?;
+        queue.remove(&mut self.entries, slot);
+        if is_protected {
+            self.in_protected.remove(slot);
+        }
+        let lpn = self.entries[slot as usize].lpn;
+        let (word, bit) = self.dirty_bit(lpn);
+        let dirty = self.dirty[word] & bit != 0;
+        let page = dirty.then(|| self.page_of(lpn));
+        match page {
+            Some(page) if self.batch => self.write_back(page),
+            Some(_) => {
+                self.dirty[word] &= !bit;
+                self.pages[lpn as usize].flash = self.entries[slot as usize].ppn;
+            }
+            None => {}
+        }
+        self.pages[lpn as usize].slot = NONE;
+        self.free = Some(slot);
+        self.expect_eviction();
+        page
     }
 
-    /// Marks every dirty entry of a translation page clean and hands it out; nothing without batching.
-    #[inline]
-    pub fn clean_page(&mut self, page: u32, mut each: impl FnMut(u32, u32)) {
-        let Some(queue) = self.dirty.get(page as usize).copied() else { return };
-        let mut at = queue.front();
-        while let Some(slot) = at {
-            at = self.dirty_links.behind(slot);
-            let entry = &mut self.entries[slot as usize];
-            entry.dirty = false;
-            each(entry.lpn, entry.ppn);
+    /// Flash has all dirty entries of a translation page.
+    fn write_back(&mut self, page: u32) {
+        let first = page * self.split.pages();
+        for word in 0..self.words {
+            let mut dirty = std::mem::take(&mut self.dirty[page as usize * self.words + word]);
+            while dirty != 0 {
+                let lpn = first as usize + word * 64 + dirty.trailing_zeros() as usize;
+                let mapping = &mut self.pages[lpn];
+                mapping.flash = self.entries[mapping.slot as usize].ppn;
+                dirty &= dirty - 1;
+            }
         }
-        self.dirty[page as usize] = Queue::default();
+    }
+
+    /// What the next eviction needs, and the one after it, is asked for.
+    #[inline]
+    fn expect_eviction(&self) {
+        if let Some(last) = self.probation.back() {
+            let Entry { lpn, links: [before, _], .. } = self.entries[last as usize];
+            prefetch(&self.pages, lpn as usize);
+            prefetch(&self.dirty, self.dirty_bit(lpn).0);
+            prefetch(&self.entries, before as usize);
+        }
+    }
+
+    /// Recounts: slots and pages name each other, a clean entry says what flash says, and only cached entries are dirty.
+    pub fn check(&self) -> Result<(), String> {
+        let mut cached = 0;
+        for lpn in 0..self.logical_pages() {
+            let (word, bit) = self.dirty_bit(lpn);
+            let dirty = self.dirty[word] & bit != 0;
+            match self.peek(lpn) {
+                Some(slot) => {
+                    cached += 1;
+                    let Entry { lpn: theirs, ppn, .. } = self.entries[slot as usize];
+                    if theirs != lpn {
+                        return Err(format!("the slot of logical page {lpn} holds {theirs}"));
+                    }
+                    if !dirty && ppn != self.pages[lpn as usize].flash {
+                        return Err(format!("the clean entry of logical page {lpn} differs from flash"));
+                    }
+                }
+                None if dirty => return Err(format!("logical page {lpn} is dirty but not cached")),
+                None => {}
+            }
+        }
+        if cached != self.probation.len + self.protected.len || cached as usize > self.max() {
+            return Err(format!("{cached} pages are cached, the queues hold others"));
+        }
+        Ok(())
     }
 }

@@ -7,8 +7,8 @@
 //!                                                                        rewritten; translation victim: GTD only
 //! ```
 //!
-//! `table` holds what the translation pages in flash say, the cached table what is newer: losing a dirty entry loses
-//! data here as it would in a drive.
+//! [`Cmt`] keeps what the translation pages in flash say apart from what the cache says: losing a dirty entry loses data
+//! here as it would in a drive.
 //!
 //! Choices [C]: a translation page that was never written is not read; the cache is as large as FAST's tables unless
 //! told otherwise; collection runs at the start of a request when at most `gc_low` blocks are free until `gc_high` are
@@ -17,7 +17,8 @@
 //! which always gains.
 
 use super::cmt::Cmt;
-use super::{check_mapping, Ftl, FtlError};
+use super::page_set::PageSet;
+use super::{check_mapping, Ahead, Ftl, FtlError};
 use crate::config::Config;
 use crate::counts::Cause;
 use crate::device::Device;
@@ -32,8 +33,6 @@ const LAST_FREE: u32 = 1;
 #[derive(Debug)]
 pub struct Dftl {
     dev: Device,
-    /// The map as the translation pages in flash have it.
-    table: Vec<u32>,
     /// Translation page → physical page.
     gtd: Vec<u32>,
     cmt: Cmt,
@@ -43,12 +42,13 @@ pub struct Dftl {
     victims: Victims,
     low: u32,
     high: u32,
-    per_page: u32,
     entry_bytes: u64,
     hits: u64,
     misses: u64,
-    /// Translation pages to rewrite after a collection; kept to spare allocations.
-    touched: Vec<u32>,
+    /// Translation pages to rewrite after a collection.
+    touched: PageSet,
+    /// The next victim as it looks now: its owners have been asked for, their map entries not yet.
+    upcoming: Option<Block>,
 }
 
 impl Dftl {
@@ -59,7 +59,6 @@ impl Dftl {
         let protected = config.dftl.protected_share;
         Self {
             dev: config.device(),
-            table: vec![NONE; logical_pages as usize],
             gtd: vec![NONE; logical_pages.div_ceil(per_page) as usize],
             cmt: Cmt::new(logical_pages, cached, protected, per_page, config.dftl.batch),
             data: None,
@@ -68,11 +67,11 @@ impl Dftl {
             victims: Victims::new(g.blocks, g.pages_per_block),
             low: config.gc_low,
             high: config.gc_high.unwrap_or(3),
-            per_page,
             entry_bytes: config.dftl.entry_bytes,
             hits: 0,
             misses: 0,
-            touched: Vec::with_capacity(g.pages_per_block as usize),
+            touched: PageSet::new(logical_pages.div_ceil(per_page) as usize),
+            upcoming: None,
         }
     }
 
@@ -103,7 +102,7 @@ impl Dftl {
         }
     }
 
-    /// Rewrites a translation page whose new contents are in `table`: 1R if it exists, 1W.
+    /// Rewrites a translation page whose new contents [`Cmt`] has: 1R if it exists, 1W.
     fn rewrite(&mut self, page: u32, cause: Cause) -> Result<(), FtlError> {
         let old = self.gtd[page as usize];
         if old != NONE {
@@ -127,27 +126,26 @@ impl Dftl {
         if self.cmt.is_full() {
             self.evict()?;
         }
-        let at = self.gtd[(lpn.0 / self.per_page) as usize];
+        let at = self.gtd[self.cmt.page_of(lpn.0) as usize];
         if at != NONE {
             self.dev.flash.read(Ppn(at), Cause::MapFetch);
         }
-        Ok(self.cmt.insert(lpn.0, self.table[lpn.index()]))
+        Ok(self.cmt.fetch(lpn.0))
     }
 
+    #[inline]
     fn evict(&mut self) -> Result<(), FtlError> {
-        let Some(evicted) = self.cmt.evict() else { return Ok(()) };
-        if evicted.dirty {
-            self.table[evicted.lpn as usize] = evicted.ppn;
-            let page = evicted.lpn / self.per_page;
-            let table = &mut self.table;
-            self.cmt.clean_page(page, |lpn, ppn| table[lpn as usize] = ppn);
-            self.rewrite(page, Cause::MapEvict)?;
+        match self.cmt.evict() {
+            Some(page) => self.rewrite(page, Cause::MapEvict),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     #[inline]
     fn make_room(&mut self) -> Result<(), FtlError> {
+        if let Some(block) = self.upcoming.take() {
+            self.expect_entries(block);
+        }
         if self.dev.pool.len() <= self.low {
             loop {
                 self.collect()?;
@@ -176,37 +174,51 @@ impl Dftl {
         let victim = self.victim(pages).ok_or(FtlError::NoSpace)?;
         let map = self.is_map[victim.index()];
         let cause = if map { Cause::CollectMap } else { Cause::Collect };
+        if !map {
+            self.dev.flash.each_live_owner(victim, |owner| {
+                self.cmt.expect_near(owner);
+            });
+        }
         while self.dev.flash.live_in(victim) > 0 {
             let dst = self.frontier(map)?;
             self.carry(victim, dst, map, cause);
         }
         self.dev.release(victim, cause);
-        self.rewrite_touched()
+        self.rewrite_touched()?;
+        self.upcoming = self.victims.peek(pages);
+        if let Some(next) = self.upcoming {
+            self.dev.flash.expect_source(next);
+        }
+        Ok(())
+    }
+
+    /// The map entries of a block's pages are asked for.
+    fn expect_entries(&self, block: Block) {
+        if !self.is_map[block.index()] {
+            self.dev.flash.each_live_owner(block, |owner| self.cmt.expect(owner));
+        }
     }
 
     /// Moves pages and lets the map follow, as far as RAM knows it.
+    #[inline]
     fn carry(&mut self, src: Block, dst: Block, map: bool, cause: Cause) {
-        let Self { dev, gtd, cmt, table, touched, per_page, .. } = self;
-        dev.flash.move_live(src, dst, cause, |owner, new| {
-            if map {
-                gtd[owner as usize] = new.0;
-            } else if let Some(slot) = cmt.peek(owner) {
-                cmt.set(slot, new.0);
-            } else {
-                table[owner as usize] = new.0;
-                touched.push(owner / *per_page);
-            }
-        });
+        let Self { dev, gtd, cmt, touched, .. } = self;
+        if map {
+            dev.flash.move_live(src, dst, cause, |page, new| gtd[page as usize] = new.0);
+        } else {
+            dev.flash.move_live(src, dst, cause, |owner, new| {
+                if let Some(page) = cmt.moved(owner, new.0) {
+                    touched.insert(page);
+                }
+            });
+        }
     }
 
     fn rewrite_touched(&mut self) -> Result<(), FtlError> {
-        let mut touched = std::mem::take(&mut self.touched);
-        touched.sort_unstable();
-        touched.dedup();
-        for page in touched.drain(..) {
+        let mut from = 0;
+        while let Some(page) = self.touched.take_lowest(&mut from) {
             self.rewrite(page, Cause::MapUpdate)?;
         }
-        self.touched = touched;
         Ok(())
     }
 
@@ -230,7 +242,7 @@ impl Ftl for Dftl {
     }
 
     fn logical_pages(&self) -> u32 {
-        self.table.len() as u32
+        self.cmt.logical_pages()
     }
 
     fn flash(&self) -> &Flash {
@@ -262,6 +274,19 @@ impl Ftl for Dftl {
         self.level()
     }
 
+    #[inline]
+    fn expect(&self, lpn: Lpn, ahead: Ahead) {
+        match ahead {
+            Ahead::Far => self.cmt.expect(lpn.0),
+            Ahead::Near => {
+                let old = self.cmt.expect_near(lpn.0);
+                if old != NONE {
+                    self.victims.expect_death(self.dev.flash.expect_death(Ppn(old)));
+                }
+            }
+        }
+    }
+
     fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError> {
         self.make_room()?;
         let slot = self.resolve(lpn)?;
@@ -274,10 +299,7 @@ impl Ftl for Dftl {
     }
 
     fn locate(&self, lpn: Lpn) -> Option<Ppn> {
-        let ppn = match self.cmt.peek(lpn.0) {
-            Some(slot) => self.cmt.ppn(slot),
-            None => self.table[lpn.index()],
-        };
+        let ppn = self.cmt.newest(lpn.0);
         (ppn != NONE).then_some(Ppn(ppn))
     }
 
@@ -294,13 +316,7 @@ impl Ftl for Dftl {
                 ));
             }
         }
-        for lpn in 0..self.table.len() as u32 {
-            if let Some(slot) = self.cmt.peek(lpn) {
-                if !self.cmt.is_dirty(slot) && self.cmt.ppn(slot) != self.table[lpn as usize] {
-                    return Err(format!("the clean entry of logical page {lpn} differs from flash"));
-                }
-            }
-        }
+        self.cmt.check()?;
         check_mapping(self, pages)
     }
 

@@ -1,14 +1,22 @@
 //! Doubly linked queues over numbered slots, and the plain LRU set that Superblock's map cache is.
 
 use crate::ids::NONE;
+use crate::table::{filled, prefetch};
 
-/// Neighbours of every slot; several queues may share them as long as a slot is in one queue at a time.
-#[derive(Debug, Clone, Default)]
-pub struct Links {
-    links: Vec<[u32; 2]>,
+/// What a queue links: a slot's record that keeps its neighbours, so that both are in one place.
+pub trait Node {
+    /// The slots before and behind.
+    fn links(&mut self) -> &mut [u32; 2];
 }
 
-/// A queue: most recently used first.
+impl Node for [u32; 2] {
+    #[inline]
+    fn links(&mut self) -> &mut [u32; 2] {
+        self
+    }
+}
+
+/// A queue: most recently used first. Several queues may share their nodes as long as a slot is in one at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Queue {
     first: u32,
@@ -23,52 +31,32 @@ impl Default for Queue {
     }
 }
 
-impl Links {
-    /// For slots `0..slots`.
-    pub fn new(slots: usize) -> Self {
-        Self { links: vec![[NONE; 2]; slots] }
-    }
-
+impl Queue {
     /// Puts a slot in front.
     #[inline]
-    pub fn push_front(&mut self, queue: &mut Queue, slot: u32) {
-        self.links[slot as usize] = [NONE, queue.first];
-        match queue.first {
-            NONE => queue.last = slot,
-            first => self.links[first as usize][0] = slot,
+    pub fn push_front<N: Node>(&mut self, nodes: &mut [N], slot: u32) {
+        *nodes[slot as usize].links() = [NONE, self.first];
+        match self.first {
+            NONE => self.last = slot,
+            first => nodes[first as usize].links()[0] = slot,
         }
-        queue.first = slot;
-        queue.len += 1;
+        self.first = slot;
+        self.len += 1;
     }
 
-    /// Takes a slot out of the queue it is in.
+    /// Takes a slot out; it must be in this queue.
     #[inline]
-    pub fn remove(&mut self, queue: &mut Queue, slot: u32) {
-        let [before, behind] = self.links[slot as usize];
+    pub fn remove<N: Node>(&mut self, nodes: &mut [N], slot: u32) {
+        let [before, behind] = *nodes[slot as usize].links();
         match before {
-            NONE => queue.first = behind,
-            slot => self.links[slot as usize][1] = behind,
+            NONE => self.first = behind,
+            slot => nodes[slot as usize].links()[1] = behind,
         }
         match behind {
-            NONE => queue.last = before,
-            slot => self.links[slot as usize][0] = before,
+            NONE => self.last = before,
+            slot => nodes[slot as usize].links()[0] = before,
         }
-        queue.len -= 1;
-    }
-
-    /// The slot behind in its queue.
-    #[inline]
-    pub fn behind(&self, slot: u32) -> Option<u32> {
-        let behind = self.links[slot as usize][1];
-        (behind != NONE).then_some(behind)
-    }
-}
-
-impl Queue {
-    /// The most recently used.
-    #[inline]
-    pub fn front(&self) -> Option<u32> {
-        (self.first != NONE).then_some(self.first)
+        self.len -= 1;
     }
 
     /// The least recently used.
@@ -78,15 +66,27 @@ impl Queue {
     }
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Cached {
+    links: [u32; 2],
+    key: u32,
+}
+
+impl Node for Cached {
+    #[inline]
+    fn links(&mut self) -> &mut [u32; 2] {
+        &mut self.links
+    }
+}
+
 /// A set of the most recently used keys.
 #[derive(Debug, Clone)]
 pub struct LruSet {
     /// Key → slot.
     slot_of: Vec<u32>,
-    key_of: Vec<u32>,
-    links: Links,
+    slots: Vec<Cached>,
+    used: u32,
     queue: Queue,
-    max: u32,
 }
 
 impl LruSet {
@@ -94,12 +94,24 @@ impl LruSet {
     pub fn new(keys: usize, max: u32) -> Self {
         let max = max.clamp(1, keys.max(1) as u32);
         Self {
-            slot_of: vec![NONE; keys],
-            key_of: Vec::with_capacity(max as usize),
-            links: Links::new(max as usize),
+            slot_of: filled(NONE, keys),
+            slots: filled(Cached { links: [NONE; 2], key: NONE }, max as usize),
+            used: 0,
             queue: Queue::default(),
-            max,
         }
+    }
+
+    /// Says that a key will be used soon: its slot is asked for.
+    #[inline]
+    pub fn expect(&self, key: u32) {
+        prefetch(&self.slot_of, key as usize);
+    }
+
+    /// As [`LruSet::expect`], when that has come: what its use changes.
+    #[inline]
+    pub fn expect_near(&self, key: u32) {
+        // NONE is beyond the end and passed over.
+        prefetch(&self.slots, self.slot_of[key as usize] as usize);
     }
 
     /// Uses a key: whether it was in the set; it is now.
@@ -107,23 +119,47 @@ impl LruSet {
     pub fn touch(&mut self, key: u32) -> bool {
         let slot = self.slot_of[key as usize];
         if slot != NONE {
-            self.links.remove(&mut self.queue, slot);
-            self.links.push_front(&mut self.queue, slot);
+            self.queue.remove(&mut self.slots, slot);
+            self.queue.push_front(&mut self.slots, slot);
             return true;
         }
-        let slot = if (self.key_of.len() as u32) < self.max {
-            self.key_of.push(key);
-            self.key_of.len() as u32 - 1
+        let slot = if (self.used as usize) < self.slots.len() {
+            self.used += 1;
+            self.used - 1
         } else {
-            // A full set has a last slot, because `max` is at least one.
+            // A full set has a last slot, because it has room for at least one.
             let slot = self.queue.back().unwrap_or(0);
-            self.links.remove(&mut self.queue, slot);
-            self.slot_of[self.key_of[slot as usize] as usize] = NONE;
-            self.key_of[slot as usize] = key;
+            self.queue.remove(&mut self.slots, slot);
+            self.slot_of[self.slots[slot as usize].key as usize] = NONE;
+            self.expect_next_eviction();
             slot
         };
+        self.slots[slot as usize].key = key;
         self.slot_of[key as usize] = slot;
-        self.links.push_front(&mut self.queue, slot);
+        self.queue.push_front(&mut self.slots, slot);
         false
+    }
+
+    /// The key that leaves next, and the slot that leaves after it, are asked for.
+    #[inline]
+    fn expect_next_eviction(&self) {
+        if let Some(last) = self.queue.back() {
+            let Cached { links: [before, _], key } = self.slots[last as usize];
+            prefetch(&self.slot_of, key as usize);
+            prefetch(&self.slots, before as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_key_leaves() {
+        let mut set = LruSet::new(5, 2);
+        assert_eq!([0, 1, 0, 2, 0, 1].map(|key| set.touch(key)), [false, false, true, false, true, false]);
+        assert!(!set.touch(2), "2 left when 1 came back");
+        assert!(set.touch(1));
     }
 }

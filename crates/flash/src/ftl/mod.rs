@@ -5,6 +5,8 @@ pub mod dftl;
 pub mod fast;
 pub mod lru;
 pub mod page_map;
+mod page_set;
+pub mod super_maps;
 pub mod superblock;
 mod superblock_gc;
 
@@ -139,6 +141,12 @@ pub(crate) struct Split {
 impl Split {
     pub fn new(pages: u32) -> Self {
         Self { pages, shift: pages.is_power_of_two().then(|| pages.trailing_zeros()) }
+    }
+
+    /// Pages a block.
+    #[inline]
+    pub fn pages(self) -> u32 {
+        self.pages
     }
 
     #[inline]

@@ -14,18 +14,17 @@
 //! distinct pages among PGD, PMD and PT; discards are ignored, because the map in the spare area of a discarded page
 //! would be lost with it; `LocalCollect` may draw one block from the pool's reserve while it copies.
 
-use super::lru::{Links, LruSet, Queue};
-use super::{check_mapping, Ftl, FtlError, Split};
+use smallvec::SmallVec;
+
+use super::lru::{LruSet, Queue};
+use super::super_maps::{Maps, LEVELS};
+use super::{check_mapping, Ahead, Ftl, FtlError, Split};
 use crate::config::Config;
 use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
-
-/// Pages a page table covers.
-pub const PT_PAGES: u32 = 8;
-/// Pages a page middle directory covers.
-pub const PMD_PAGES: u32 = 64;
+use crate::table::prefetch;
 
 /// Whether the block that takes a superblock's host writes has no room left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +36,8 @@ pub(super) enum Filled {
 /// One superblock's blocks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Super {
-    /// All its physical blocks.
-    pub blocks: Vec<Block>,
+    /// All its physical blocks; in place up to the default N + M.
+    pub blocks: SmallVec<[Block; 16]>,
     /// Takes host writes.
     pub open: Option<Block>,
     /// Takes collected pages (hot/cold separation).
@@ -49,53 +48,13 @@ pub(super) struct Super {
     pub listed: Option<Filled>,
 }
 
-/// Where the newest maps are.
-#[derive(Debug)]
-pub(super) struct Maps {
-    pub map: Vec<u32>,
-    pub pt: Vec<u32>,
-    pub pmd: Vec<u32>,
-    pub pgd: Vec<u32>,
-    super_pages: Split,
-    /// Page tables and page middle directories a superblock.
-    pt_each: u32,
-    pmd_each: u32,
-}
-
-/// The map path of a logical page: its superblock and the numbers of its PMD and PT.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Path {
-    pub sb: u32,
-    pub pmd: u32,
-    pub pt: u32,
-}
-
-impl Maps {
-    #[inline]
-    pub fn path(&self, lpn: u32) -> Path {
-        let (sb, page) = self.super_pages.of(lpn);
-        Path { sb, pmd: sb * self.pmd_each + page / PMD_PAGES, pt: sb * self.pt_each + page / PT_PAGES }
-    }
-
-    /// A page of `lpn` was programmed at `ppn`, with its path in the spare area.
-    #[inline]
-    pub fn programmed(&mut self, lpn: u32, ppn: Ppn) {
-        self.map[lpn as usize] = ppn.0;
-        let path = self.path(lpn);
-        self.pt[path.pt as usize] = ppn.0;
-        self.pmd[path.pmd as usize] = ppn.0;
-        self.pgd[path.sb as usize] = ppn.0;
-    }
-}
-
-/// A level of the maps for checking: its name, where its newest pieces are, and the number of a path's piece.
-type Level<'a> = (&'static str, &'a [u32], fn(Path) -> u32);
-
 /// The Superblock FTL.
 #[derive(Debug)]
 pub struct Superblock {
     pub(super) dev: Device,
     pub(super) p: u32,
+    blocks: Split,
+    logical_pages: u32,
     pub(super) limit: u32,
     pub(super) reserve: u32,
     pub(super) hot_cold: bool,
@@ -108,64 +67,64 @@ pub struct Superblock {
     /// Superblocks that hold extra blocks, most recently written first. With `full_first` those whose open block had no
     /// room after their last write are apart.
     extra: [Queue; 2],
-    links: Links,
+    links: Vec<[u32; 2]>,
     hits: u64,
     misses: u64,
     pub(super) allocations: u64,
-    /// Scratch for compaction.
-    pub(super) order: Vec<Block>,
+    /// Scratch for compaction: blocks with their live pages and positions.
+    pub(super) order: Vec<u64>,
+    /// Scratch for compaction: its destinations.
+    pub(super) drawn: Vec<Block>,
+    /// The superblock that will be compacted next, as it looks now, and how much of it has been asked for.
+    pub(super) upcoming: Option<(u32, Upcoming)>,
+}
+
+/// What of the next victim is asked for at the next host write; each step reads what the one before asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Upcoming {
+    Maps,
+    Blocks,
 }
 
 impl Superblock {
     /// A new drive of `logical_blocks` with `cached` page tables in RAM.
     pub fn new(config: &Config, logical_blocks: u32, cached: u32) -> Self {
         let (p, n, m) = (config.geometry.pages_per_block, config.superblock.n, config.superblock.m);
-        let pages = logical_blocks * p;
-        let supers = logical_blocks.div_ceil(n) as usize;
-        let (pt_each, pmd_each) = ((n * p).div_ceil(PT_PAGES), (n * p).div_ceil(PMD_PAGES));
+        let supers = logical_blocks.div_ceil(n);
         Self {
             dev: config.device(),
             p,
+            blocks: Split::new(p),
+            logical_pages: logical_blocks * p,
             limit: n + m,
             reserve: config.superblock.reserve_blocks,
             hot_cold: config.superblock.hot_cold,
             local_first: config.superblock.local_first,
             full_first: config.superblock.full_first,
-            maps: Maps {
-                map: vec![NONE; pages as usize],
-                pt: vec![NONE; supers * pt_each as usize],
-                pmd: vec![NONE; supers * pmd_each as usize],
-                pgd: vec![NONE; supers],
-                super_pages: Split::new(n * p),
-                pt_each,
-                pmd_each,
-            },
-            supers: vec![Super::default(); supers],
-            cache: LruSet::new(supers * pt_each as usize, cached),
+            maps: Maps::new(supers, n * p),
+            supers: vec![Super::default(); supers as usize],
+            cache: LruSet::new(Maps::page_tables(supers, n * p), cached),
             cache_bytes: u64::from(cached) * config.superblock.cache_entry_bytes,
             extra: [Queue::default(); 2],
-            links: Links::new(supers),
+            links: vec![[NONE; 2]; supers as usize],
             hits: 0,
             misses: 0,
             allocations: 0,
             order: Vec::new(),
+            drawn: Vec::new(),
+            upcoming: None,
         }
     }
 
     /// What finding a page's place costs.
     #[inline]
     fn look_up(&mut self, lpn: u32) {
-        let path = self.maps.path(lpn);
-        if self.cache.touch(path.pt) {
+        if self.cache.touch(self.maps.page_table_of(lpn)) {
             self.hits += 1;
             return;
         }
         self.misses += 1;
-        let path = [
-            self.maps.pgd[path.sb as usize],
-            self.maps.pmd[path.pmd as usize],
-            self.maps.pt[path.pt as usize],
-        ];
+        let path = self.maps.path(lpn);
         // A level that was never written ends the walk. Neighbouring levels are often in the same spare area.
         let mut reads = 0;
         for (level, page) in path.iter().enumerate() {
@@ -179,21 +138,27 @@ impl Superblock {
         self.dev.flash.read_spare(reads);
     }
 
+    /// Blocks that so many live pages need.
+    #[inline]
+    pub(super) fn needed(&self, live: u32) -> u32 {
+        self.blocks.of(live + self.p - 1).0
+    }
+
     /// Puts the superblock where it belongs in the queue of those that hold extra blocks. `written`: it moves to the
     /// front.
     #[inline]
     pub(super) fn relist(&mut self, sb: u32, written: bool) {
         let s = &self.supers[sb as usize];
-        let extra = s.blocks.len() as u32 > s.live.div_ceil(self.p);
+        let extra = s.blocks.len() as u32 > self.needed(s.live);
         let filled = self.full_first && s.open.is_none_or(|open| self.dev.flash.is_full(open));
         let belongs = extra.then_some(if filled { Filled::Yes } else { Filled::No });
         let listed = s.listed;
         if let Some(queue) = listed.filter(|_| written || !extra) {
-            self.links.remove(&mut self.extra[queue as usize], sb);
+            self.extra[queue as usize].remove(&mut self.links, sb);
             self.supers[sb as usize].listed = None;
         }
         if let Some(queue) = belongs.filter(|_| self.supers[sb as usize].listed.is_none()) {
-            self.links.push_front(&mut self.extra[queue as usize], sb);
+            self.extra[queue as usize].push_front(&mut self.links, sb);
             self.supers[sb as usize].listed = belongs;
         }
     }
@@ -206,10 +171,9 @@ impl Superblock {
     fn level(&mut self, block: Block) -> Result<(), FtlError> {
         let first = (0..self.p).map(|page| Ppn(block.0 * self.p + page));
         let Some(page) = first.into_iter().find(|ppn| self.dev.flash.is_live(*ppn)) else { return Ok(()) };
-        let sb = self.maps.path(self.dev.flash.owner_of(page)).sb;
+        let sb = self.maps.super_of(self.dev.flash.owner_of(page));
         let dst = self.dev.take_most_worn()?;
-        let maps = &mut self.maps;
-        self.dev.flash.move_live(block, dst, Cause::WearLevel, |lpn, new| maps.programmed(lpn, new));
+        self.move_into(sb, block, dst, Cause::WearLevel);
         self.dev.release(block, Cause::WearLevel);
         let s = &mut self.supers[sb as usize];
         let renamed = |held: Option<Block>| if held == Some(block) { Some(dst) } else { held };
@@ -228,7 +192,7 @@ impl Ftl for Superblock {
     }
 
     fn logical_pages(&self) -> u32 {
-        self.maps.map.len() as u32
+        self.logical_pages
     }
 
     fn flash(&self) -> &Flash {
@@ -249,17 +213,20 @@ impl Ftl for Superblock {
     }
 
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
+        if let Some((sb, step)) = self.upcoming {
+            self.expect_victim(sb, step);
+        }
         self.look_up(lpn.0);
-        let sb = self.maps.path(lpn.0).sb;
+        let sb = self.maps.super_of(lpn.0);
         let block = self.host_block(sb)?;
-        match self.maps.map[lpn.index()] {
+        match self.maps.place(lpn.0) {
             NONE => self.supers[sb as usize].live += 1,
             old => {
                 self.dev.flash.invalidate(Ppn(old));
             }
         }
         let ppn = self.dev.flash.program_next(block, lpn.0, Cause::Host);
-        self.maps.programmed(lpn.0, ppn);
+        self.maps.region(sb).programmed(lpn.0, ppn);
         self.relist(sb, true);
         if let Some(cold) = self.dev.block_to_level(|_, _| true) {
             self.level(cold)?;
@@ -267,29 +234,45 @@ impl Ftl for Superblock {
         Ok(())
     }
 
+    #[inline]
+    fn expect(&self, lpn: Lpn, ahead: Ahead) {
+        let sb = self.maps.super_of(lpn.0);
+        match ahead {
+            Ahead::Far => {
+                prefetch(&self.supers, sb as usize);
+                prefetch(&self.links, sb as usize);
+                self.cache.expect(self.maps.page_table_of(lpn.0));
+                self.maps.expect(lpn.0);
+            }
+            Ahead::Near => {
+                self.cache.expect_near(self.maps.page_table_of(lpn.0));
+                let old = self.maps.place(lpn.0);
+                if old != NONE {
+                    self.dev.flash.expect_death(Ppn(old));
+                }
+                if let Some(open) = self.supers[sb as usize].open {
+                    self.dev.flash.expect_program(open);
+                }
+            }
+        }
+    }
+
     fn discard(&mut self, _lpn: Lpn) -> Result<(), FtlError> {
         Ok(())
     }
 
     fn locate(&self, lpn: Lpn) -> Option<Ppn> {
-        let ppn = self.maps.map[lpn.index()];
+        let ppn = self.maps.place(lpn.0);
         (ppn != NONE).then_some(Ppn(ppn))
     }
 
     fn check(&self) -> Result<(), String> {
         check_mapping(self, 0)?;
-        let maps = &self.maps;
-        let levels: [Level<'_>; 3] = [
-            ("PT", &maps.pt, |path| path.pt),
-            ("PMD", &maps.pmd, |path| path.pmd),
-            ("PGD", &maps.pgd, |path| path.sb),
-        ];
-        for (level, table, number) in levels {
-            for (i, ppn) in table.iter().enumerate().filter(|(_, ppn)| **ppn != NONE) {
-                let owner = self.dev.flash.owner_of(Ppn(*ppn));
-                if !self.dev.flash.is_live(Ppn(*ppn)) || number(maps.path(owner)) as usize != i {
-                    return Err(format!("the newest {level} {i} is in page {ppn}, which is not live"));
-                }
+        for (level, piece, ppn) in self.maps.pieces() {
+            let owner = self.dev.flash.owner_of(Ppn(ppn));
+            if !self.dev.flash.is_live(Ppn(ppn)) || self.maps.piece_of(level, owner) != piece {
+                let level = LEVELS[level];
+                return Err(format!("the newest {level} {piece:?} is in page {ppn}, which is not live"));
             }
         }
         let mut held = self.dev.pool.len() as usize;

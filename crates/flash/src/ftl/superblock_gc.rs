@@ -1,9 +1,10 @@
 //! How a superblock gets room: exchange, allocate, collect its own block, or compact another superblock.
 
-use super::superblock::Superblock;
+use super::superblock::{Superblock, Upcoming};
 use super::FtlError;
 use crate::counts::Cause;
 use crate::ids::Block;
+use crate::table::prefetch_range;
 
 impl Superblock {
     /// The block that takes the next host write of superblock `sb`.
@@ -47,7 +48,7 @@ impl Superblock {
     /// With `local_first`: the pool is exhausted and this superblock has itself more blocks than its live pages need.
     fn pays_itself(&self, sb: u32) -> bool {
         let s = &self.supers[sb as usize];
-        let extra = s.blocks.len() as u32 > s.live.div_ceil(self.p);
+        let extra = s.blocks.len() as u32 > self.needed(s.live);
         self.local_first && extra && self.dev.pool.len() <= self.reserve
     }
 
@@ -97,7 +98,7 @@ impl Superblock {
                     block
                 }
             };
-            self.move_into(victim, block, Cause::LocalCollect);
+            self.move_into(sb, victim, block, Cause::LocalCollect);
         }
         if self.hot_cold {
             self.supers[s].cold = dst.filter(|b| !self.dev.flash.is_full(*b));
@@ -114,8 +115,9 @@ impl Superblock {
         Ok(())
     }
 
-    fn move_into(&mut self, src: Block, dst: Block, cause: Cause) {
-        let maps = &mut self.maps;
+    #[inline]
+    pub(super) fn move_into(&mut self, sb: u32, src: Block, dst: Block, cause: Cause) {
+        let mut maps = self.maps.region(sb);
         self.dev.flash.move_live(src, dst, cause, |lpn, new| maps.programmed(lpn, new));
     }
 
@@ -132,41 +134,78 @@ impl Superblock {
 
     /// Squeezes a superblock's emptiest blocks together until it needs one block less: xR + xW + kE.
     fn compact(&mut self, sb: u32) -> Result<(), FtlError> {
-        let s = sb as usize;
-        let mut order = std::mem::take(&mut self.order);
-        order.clear();
-        order.extend(self.supers[s].blocks.iter().copied());
-        order.sort_by_key(|b| self.dev.flash.live_in(*b));
-        let mut live = 0;
-        let mut chosen = 0;
-        while chosen < order.len() {
-            live += self.dev.flash.live_in(order[chosen]);
-            chosen += 1;
-            if chosen as u32 > live.div_ceil(self.p) {
-                break;
-            }
-        }
+        let (mut order, mut drawn) = (std::mem::take(&mut self.order), std::mem::take(&mut self.drawn));
+        self.choose(sb, &mut order);
+        drawn.clear();
         let mut dst: Option<Block> = None;
-        for victim in order.drain(..).take(chosen) {
+        for victim in order.iter().map(|entry| Block(*entry as u32)) {
             while self.dev.flash.live_in(victim) > 0 {
                 let block = match dst.filter(|b| !self.dev.flash.is_full(*b)) {
                     Some(block) => block,
                     None => {
                         let block = self.dev.take()?;
-                        self.supers[s].blocks.push(block);
+                        drawn.push(block);
                         dst = Some(block);
                         block
                     }
                 };
-                self.move_into(victim, block, Cause::Compact);
+                self.move_into(sb, victim, block, Cause::Compact);
             }
-            self.drop_block(sb, victim);
             self.dev.release(victim, Cause::Compact);
         }
-        self.order = order;
+        let gone = |block: Block| order.iter().any(|entry| *entry as u32 == block.0);
+        let s = &mut self.supers[sb as usize];
+        s.open = s.open.filter(|b| !gone(*b));
+        s.cold = s.cold.filter(|b| !gone(*b));
+        s.blocks.retain(|b| !gone(*b));
+        s.blocks.extend(drawn.iter().copied());
+        (self.order, self.drawn) = (order, drawn);
         self.settle(sb, dst);
         self.relist(sb, false);
+        self.upcoming = self.victim().map(|next| (next, Upcoming::Maps));
+        if let Some((next, _)) = self.upcoming {
+            prefetch_range(&self.supers, next as usize, 1);
+        }
         Ok(())
+    }
+
+    /// The blocks to compact: the fewest live pages first, of equals in the order the superblock got them. An entry is
+    /// live pages, position and, in its low half, the block.
+    fn choose(&self, sb: u32, order: &mut Vec<u64>) {
+        order.clear();
+        let blocks = self.supers[sb as usize].blocks.iter().enumerate();
+        order.extend(blocks.map(|(position, b)| {
+            u64::from(self.dev.flash.live_in(*b)) << 48 | (position as u64) << 32 | u64::from(b.0)
+        }));
+        order.sort_unstable();
+        let (mut live, mut chosen) = (0, 0);
+        for entry in order.iter() {
+            live += (entry >> 48) as u32;
+            chosen += 1;
+            if chosen > self.needed(live) {
+                break;
+            }
+        }
+        order.truncate(chosen as usize);
+    }
+
+    /// What compacting a superblock will touch is asked for, a step at each host write.
+    pub(super) fn expect_victim(&mut self, sb: u32, step: Upcoming) {
+        match step {
+            Upcoming::Maps => {
+                self.maps.expect_all(sb);
+                for block in &self.supers[sb as usize].blocks {
+                    self.dev.flash.expect_program(*block);
+                }
+                self.upcoming = Some((sb, Upcoming::Blocks));
+            }
+            Upcoming::Blocks => {
+                for block in &self.supers[sb as usize].blocks {
+                    self.dev.flash.expect_source(*block);
+                }
+                self.upcoming = None;
+            }
+        }
     }
 
     /// The last destination of a compaction takes the next pages of its kind, if it has more room than what does now.
