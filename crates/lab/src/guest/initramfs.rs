@@ -12,9 +12,9 @@ use super::script;
 use crate::error::{Context, LabError, Result};
 use crate::locate;
 
-/// What every guest gets. crc32c is asked for by ext4 at mount time through the crypto interface, which no
-/// dependency field names.
-const MODULES: [&str; 9] = [
+/// What every guest gets. crc32c and quota_v2 are asked for by ext4 at mount time, which no dependency field
+/// names.
+const MODULES: [&str; 10] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_console",
@@ -23,6 +23,7 @@ const MODULES: [&str; 9] = [
     "overlay",
     "crc32c_generic",
     "ext4",
+    "quota_v2",
     "loop",
 ];
 

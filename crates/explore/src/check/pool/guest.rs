@@ -11,7 +11,7 @@ use afterimage_lab::process::{quote, Workdir};
 use afterimage_lab::LabError;
 
 use super::report::{self, Report};
-use super::swap::SwapDisk;
+use super::swap::SwapMedium;
 use super::{PoolCheck, PoolOptions};
 use crate::check::Observation;
 use crate::state::Scratch;
@@ -36,7 +36,7 @@ pub(super) enum Answer {
 pub(super) struct PoolGuest {
     guest: Guest,
     servers: Vec<Server>,
-    disks: Vec<SwapDisk>,
+    disks: Vec<Arc<SwapMedium>>,
     sizes: Vec<u64>,
     next: u64,
     _folder: Workdir,
@@ -66,8 +66,8 @@ impl PoolGuest {
             let socket = folder.join(&name);
             let listener = UnixListener::bind(&socket)
                 .map_err(ExploreError::io(format!("listen on {}", socket.display())))?;
-            let disk = SwapDisk::new(*bytes, &name);
-            let served: Arc<dyn Disk> = Arc::new(disk.clone());
+            let disk = SwapMedium::new(*bytes);
+            let served: Arc<dyn Disk> = Arc::new(disk.disk(&name));
             let stats = Arc::new(FrontendStats::new(1));
             let server =
                 Server::start(&name, served, Endpoint::Listen(listener), ServeOptions::default(), stats)

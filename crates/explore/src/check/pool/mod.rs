@@ -4,7 +4,7 @@
 //!   PoolChecker (one per worker) ─► same bytes on what somebody read before? ─► his answer
 //!        │ no                                  (memo)
 //!        ▼
-//!   idle guest ◄─ SwapDisk ◄─ the state, in memory        vhost-user-blk, served by this process
+//!   idle guest ◄─ SwapMedium ◄─ the state, in memory        vhost-user-blk, served by this process
 //!        │ "ID": mount ─► check ─► unmount ─► forget
 //!        ▼
 //!   report: mount's errno, the check's exit status and state, the kernel's messages ─► Observation
@@ -17,7 +17,7 @@ mod guest;
 mod report;
 mod swap;
 
-pub use swap::SwapDisk;
+pub use swap::SwapMedium;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

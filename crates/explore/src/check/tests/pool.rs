@@ -9,7 +9,7 @@ use afterimage_lab::process::Workdir;
 use afterimage_trace::Sparse;
 
 use crate::check::apps::{self, App, JournalMode, Saving, Synchronous};
-use crate::check::pool::{Pool, PoolOptions, SwapDisk};
+use crate::check::pool::{Pool, PoolOptions, SwapMedium};
 use crate::check::{Checker, Observation};
 use crate::state::{Image, Scratch};
 
@@ -24,12 +24,13 @@ fn the_pool_tells_good_from_bad() {
 fn run_apps(apps: &[App]) -> (Arc<Scratch>, Vec<String>) {
     let folder = Workdir::new("apps").unwrap();
     let socket = folder.join("disk");
-    let disk = SwapDisk::new(64 << 20, "apps");
+    let disk = SwapMedium::new(64 << 20);
     let content = Arc::new(Scratch::new(Image::digested(0, Arc::new(Sparse::new(64 << 20)))));
     disk.swap(Some(Arc::clone(&content)));
     let endpoint = Endpoint::Listen(UnixListener::bind(&socket).unwrap());
     let stats = Arc::new(FrontendStats::new(1));
-    let server = Server::start("apps", Arc::new(disk), endpoint, ServeOptions::default(), stats).unwrap();
+    let server =
+        Server::start("apps", Arc::new(disk.disk("apps")), endpoint, ServeOptions::default(), stats).unwrap();
     let mut script = "set -e\nmkfs.ext4 -q -F -b 4096 /dev/vda\nmount -t ext4 /dev/vda /mnt\n".to_owned();
     apps.iter().for_each(|app| script.push_str(&app.setup));
     script.push_str("sync\n");

@@ -117,16 +117,6 @@ impl Format {
         format!("mount -t ext4 -o {} {device} /mnt", self.mount)
     }
 
-    /// Kernel modules that User Mode Linux's kernel has not built in.
-    pub fn prelude(self) -> &'static str {
-        if self.make.contains("quota") {
-            "for m in quota_tree quota_v2; do\n\
-             busybox insmod /usr/lib/uml/modules/$(uname -r)/kernel/fs/quota/$m.ko\ndone\n"
-        } else {
-            ""
-        }
-    }
-
     /// The first sector of the image: a partition table with one partition to the end, or nothing.
     pub fn first_sector(self, image_bytes: u64) -> [u8; 512] {
         let mut sector = [0; 512];

@@ -129,7 +129,7 @@ fn all_rounds(evidence: &Evidence, plan: &Plan, rig: &mut Rig) -> Result<Tally> 
 pub(super) fn script(plan: &Plan, round: usize, works: bool) -> String {
     let format = plan.setup.format;
     let (mount, device) = (format.mount(), format.device());
-    let mut text = format!("{}chmod 666 $AFTERIMAGE_REPORT\n", format.prelude());
+    let mut text = "chmod 666 $AFTERIMAGE_REPORT\n".to_owned();
     if round == 0 {
         text.push_str(&format!("set -e\n{}\n", format.mkfs()));
     } else {

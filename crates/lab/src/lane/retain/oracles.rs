@@ -86,8 +86,7 @@ fn same(told: &str, ours: &Tree, theirs: &Tree, changed_since_s: Option<i64>) ->
 fn replay_in_guest(rig: &Rig, image: &Path) -> Result<()> {
     let format = rig.setup.format;
     let script = format!(
-        "{}{} || {{ dmesg | tail -n 20; exit {}; }}\numount /mnt\n",
-        format.prelude(),
+        "{} || {{ dmesg | tail -n 20; exit {}; }}\numount /mnt\n",
         format.mount_of("/dev/ubda"),
         rig::NO_MOUNT
     );
