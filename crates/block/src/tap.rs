@@ -28,4 +28,13 @@ pub trait Tap: Send + Sync + Debug {
     /// # Errors
     /// As [`Tap::log`].
     fn lower(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>>;
+
+    /// An image as it is only read: a read-only one, or one whose writes go through the log and come home by
+    /// [`Tap::home`]. Not listened to unless somebody cares for reads.
+    ///
+    /// # Errors
+    /// As [`Tap::log`].
+    fn only_read(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        Ok(disk)
+    }
 }

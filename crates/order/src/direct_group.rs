@@ -37,10 +37,14 @@ impl DirectGroup {
         for (index, image) in (0..).map(DiskIndex).zip(&images) {
             let mut medium = image.medium();
             let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
-            if let Some(tap) = options.tap.as_ref().filter(|_| !image.geometry().read_only) {
+            if let Some(tap) = &options.tap {
                 let failed = || OpenError::io("reading, for a recording,", image.path());
-                medium = tap.home(index, medium).map_err(failed())?;
-                lower = tap.lower(index, lower).map_err(failed())?;
+                if image.geometry().read_only {
+                    lower = tap.only_read(index, lower).map_err(failed())?;
+                } else {
+                    medium = tap.home(index, medium).map_err(failed())?;
+                    lower = tap.lower(index, lower).map_err(failed())?;
+                }
             }
             media.push(medium);
             disks

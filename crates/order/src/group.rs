@@ -22,7 +22,7 @@ pub struct GroupOptions {
     /// Where the redo log is; `<first image>.aflog` where `None`.
     pub log_path: Option<PathBuf>,
     /// Who listens to what reaches the images and the log, from the opened log on: what opening itself brings home
-    /// from an earlier log is not heard, and read-only images are not tapped. Nobody, usually.
+    /// from an earlier log is not heard. Nobody, usually.
     pub tap: Option<Arc<dyn Tap>>,
 }
 

@@ -11,9 +11,12 @@
 //! has learnt at some event was caused by events before it.
 //!
 //! The file is described in `docs/recording-format.md`, its structures are declared in `afterimage-format`.
+//!
+//! [`capture`] is the other thing that listens there: a text trace of requests, without data, for simulators.
 #![warn(missing_docs)]
 
 mod builder;
+pub mod capture;
 mod error;
 mod file;
 mod fuzz;

@@ -76,6 +76,10 @@ pub struct Args {
     /// Serve Prometheus metrics on this address, as in 127.0.0.1:9150
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
+    /// Write a line for every request that reaches the images and the redo log into this new file, compressed if it is
+    /// called *.zst; `afterimage flash` and `afterimage trace` read it. %p in the name becomes the process id
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Lock the process in with landlock and seccomp after start-up: auto (what the kernel has), off, or require
     #[arg(long, value_name = "MODE")]
     pub sandbox: Option<String>,
@@ -116,6 +120,9 @@ Examples:
 
   Full data journaling without journal writes, for a guest whose ext4 is mounted with data=journal:
     afterimage serve --survives guest-crash --journal retain --disk disk.img,socket=/tmp/disk.sock
+
+  With a trace of what reaches storage, for `afterimage flash`:
+    afterimage serve --trace disk.trace.zst --disk disk.img,socket=/tmp/disk.sock
 
   As QEMU's conventions have it:
     afterimage serve --blk-file disk.img --socket-path /tmp/disk.sock

@@ -42,6 +42,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// `--metrics`
     pub metrics: Option<String>,
+    /// `--trace`
+    pub trace: Option<PathBuf>,
     /// `--sandbox`
     pub sandbox: Option<String>,
     /// `--disk`, in order.

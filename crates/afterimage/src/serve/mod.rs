@@ -10,6 +10,7 @@ pub mod notify;
 pub mod settings;
 pub mod sockets;
 pub mod state;
+pub mod trace;
 
 /// Names the inherited descriptor of `afterimage keep`'s socket.
 pub const KEEP_FD_VARIABLE: &str = "AFTERIMAGE_KEEP_FD";

@@ -44,6 +44,8 @@ pub struct Settings {
     pub control: Option<PathBuf>,
     /// Where metrics are served.
     pub metrics: Option<SocketAddr>,
+    /// Where requests that reach storage are noted.
+    pub trace: Option<PathBuf>,
     /// Whether to lock the process in.
     pub sandbox: SandboxMode,
 }
@@ -141,6 +143,7 @@ impl Settings {
             log: args.log.clone().or(config.log),
             control: args.control.clone().or(config.control),
             metrics,
+            trace: args.trace.clone().or(config.trace),
             sandbox,
         };
         settings.check()?;
@@ -170,10 +173,28 @@ impl Settings {
             }
             sockets.push((path, what));
         }
+        if let Some(trace) = &self.trace {
+            self.check_trace(trace)?;
+        }
         let mut fds: Vec<i32> = self.disks.iter().filter_map(|d| d.socket.fd()).collect();
         fds.sort_unstable();
         if let Some(pair) = fds.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Failure::usage(format!("descriptor {} is given to two disks", pair[0])));
+        }
+        Ok(())
+    }
+
+    fn check_trace(&self, trace: &Path) -> Result<(), Failure> {
+        let refuse = |why: &str| Err(Failure::usage(format!("--trace {}: {why}", trace.display())));
+        if trace.extension().is_some_and(|e| e == "gz") {
+            return refuse("a trace is written plain or, as FILE.zst, compressed with zstd; gzip is not written");
+        }
+        if trace.file_name().is_none() {
+            return refuse("this is not the name of a file");
+        }
+        let own = self.disks.iter().map(|d| &d.file).chain(&self.control).chain(&self.log);
+        if own.into_iter().any(|path| path == trace) {
+            return refuse("this is an image, a log or a socket of the same daemon: name a file of its own");
         }
         Ok(())
     }

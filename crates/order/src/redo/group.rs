@@ -121,14 +121,19 @@ impl RedoGroup {
         let disks = images
             .iter()
             .zip(&logged)
-            .map(|(image, logged)| {
-                let lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
-                match *logged {
+            .zip((0..).map(DiskIndex))
+            .map(|((image, logged), index)| {
+                let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+                if let Some(tap) = &options.tap {
+                    let failed = OpenError::io("reading, for a recording,", image.path());
+                    lower = tap.only_read(index, lower).map_err(failed)?;
+                }
+                Ok(match *logged {
                     None => lower,
                     Some(index) => Arc::new(RedoDisk::new(Arc::clone(&core), index, lower)) as Arc<dyn Disk>,
-                }
+                })
             })
-            .collect();
+            .collect::<Result<_, OpenError>>()?;
         let image_paths = writable.iter().map(|i| real_path(i.path())).collect::<Result<_, _>>()?;
         let threads = Threads::start(&core).map_err(OpenError::io("starting threads for", &log.path))?;
         let contract = Contract::PowerWindow { window };

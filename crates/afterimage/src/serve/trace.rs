@@ -1,0 +1,236 @@
+//! `--trace FILE`: a text trace of every request that reaches the images and the redo log.
+//!
+//! ```text
+//! settings ─► TraceFile (created: a bad path is refused before anything is touched)
+//!          ─► sandbox ─► Tracing (its thread) ─► tap of the group ─► ... ─► group closed ─► Tracing::finish
+//! ```
+//!
+//! A start that fails leaves no file. `docs/trace-format.md` describes the lines.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_block::{BlockError, Disk as _, Medium, Sector, Tap, SECTOR_BYTES};
+use afterimage_journal::layout::{find, places, Found, Source};
+use afterimage_journal::BLOCK_BYTES;
+use afterimage_order::Contract;
+use afterimage_store::ImageStore;
+use afterimage_trace::capture::{Capture, CaptureOp, CaptureTap, Class, Classify, FileId, Seen, TracedFile};
+
+use super::settings::Settings;
+use crate::failure::Failure;
+
+/// How much of a volume's beginning says whether it is an ext4, and where its journal is: a write there may change it.
+const HEAD_BYTES: u64 = 68 << 10;
+/// How long after such a write it is looked at again: the write is noted before it is done.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// The file, before anything is written to it.
+#[derive(Debug)]
+pub struct TraceFile {
+    file: Option<File>,
+    path: PathBuf,
+}
+
+impl TraceFile {
+    /// Creates the file that the settings name, if they do. `%p` in it is this process's id.
+    ///
+    /// # Errors
+    /// It is there already, or cannot be created.
+    pub fn create(settings: &Settings) -> Result<Option<Self>, Failure> {
+        let Some(path) = &settings.trace else { return Ok(None) };
+        let path = with_process_id(path);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(|e| {
+            let hint = match e.kind() {
+                std::io::ErrorKind::AlreadyExists => {
+                    "; remove it, or name another file (%p becomes the process id)"
+                }
+                std::io::ErrorKind::NotFound => "; its folder must exist",
+                _ => "",
+            };
+            Failure::failed(format!("cannot create the trace {}: {e}{hint}", path.display()))
+        })?;
+        Ok(Some(Self { file: Some(file), path }))
+    }
+
+    /// Starts the trace of a group that is about to be opened on these images. Call it after the sandbox was closed
+    /// around this thread.
+    ///
+    /// # Errors
+    /// No thread can be made.
+    pub fn start(mut self, settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Tracing, Failure> {
+        let files = traced_files(settings, images);
+        let about = format!(
+            "by afterimage {}: --survives {} --journal {}",
+            env!("CARGO_PKG_VERSION"),
+            settings.contract,
+            settings.journal.mode()
+        );
+        let failed = |e: std::io::Error| {
+            Failure::failed(format!("cannot start the trace {}: {e}", self.path.display()))
+        };
+        let Some(file) = self.file.as_ref().map(File::try_clone).transpose().map_err(failed)? else {
+            return Err(failed(std::io::Error::other("it was started before")));
+        };
+        let classes = Classes { disks: images.iter().map(|i| Journals::new(i.medium())).collect() };
+        let capture = Capture::start(file, &self.path, &about, &files, Box::new(classes)).map_err(failed)?;
+        self.file = None;
+        let disks = u16::try_from(images.len()).unwrap_or(u16::MAX);
+        Ok(Tracing { tap: CaptureTap::new(Arc::clone(&capture), disks), capture })
+    }
+}
+
+impl Drop for TraceFile {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // Ours, empty, and of no use to anybody.
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+}
+
+/// A trace being written.
+#[derive(Debug)]
+pub struct Tracing {
+    capture: Arc<Capture>,
+    tap: Arc<CaptureTap>,
+}
+
+impl Tracing {
+    /// What the group is given.
+    pub fn tap(&self) -> Arc<dyn Tap> {
+        Arc::clone(&self.tap) as Arc<dyn Tap>
+    }
+
+    /// Ends the trace; call it when the group is closed.
+    ///
+    /// # Errors
+    /// The trace is incomplete.
+    pub fn finish(&self) -> Result<(), Failure> {
+        let path = self.capture.path().display();
+        let captured = self.capture.finish().map_err(|e| {
+            Failure::failed(format!("the trace {path} is incomplete: it cannot be written: {e}"))
+        })?;
+        tracing::info!(requests = captured.lines, dropped = captured.dropped, "the trace is complete");
+        Ok(())
+    }
+}
+
+fn with_process_id(path: &Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        None => path.to_owned(),
+    }
+}
+
+/// Disks by their index, and behind them the log where there will be one.
+fn traced_files(settings: &Settings, images: &[Arc<ImageStore>]) -> Vec<TracedFile> {
+    let disk = |(index, image): (usize, &Arc<ImageStore>)| TracedFile {
+        name: format!("disk{index}"),
+        bytes: image.geometry().bytes(),
+        path: image.path().to_owned(),
+    };
+    let mut files: Vec<TracedFile> = images.iter().enumerate().map(disk).collect();
+    let logged = matches!(settings.contract, Contract::PowerWindow { .. })
+        && images.iter().any(|image| !image.geometry().read_only);
+    if let (true, Some(first)) = (logged, images.first()) {
+        let beside = || PathBuf::from(format!("{}.aflog", first.path().display()));
+        files.push(TracedFile {
+            name: "log".to_owned(),
+            bytes: settings.log_bytes_max,
+            path: settings.log.clone().unwrap_or_else(beside),
+        });
+    }
+    files
+}
+
+/// Which requests go to a guest's journal.
+struct Classes {
+    disks: Vec<Journals>,
+}
+
+impl Classify for Classes {
+    fn class(&mut self, seen: &Seen) -> Class {
+        let FileId(file) = seen.file;
+        match self.disks.get_mut(usize::from(file)) {
+            Some(disk) => disk.class(seen),
+            None => Class::Log,
+        }
+    }
+}
+
+/// Where the journals of one image are.
+struct Journals {
+    image: Arc<dyn Medium>,
+    /// Byte ranges of journals, in order.
+    journals: Vec<(u64, u64)>,
+    /// Where volumes begin, in bytes.
+    starts: Vec<u64>,
+    /// When to look again.
+    due: Option<Instant>,
+}
+
+impl Journals {
+    fn new(image: Arc<dyn Medium>) -> Self {
+        let mut journals = Self { image, journals: Vec::new(), starts: vec![0], due: None };
+        journals.look();
+        journals
+    }
+
+    fn look(&mut self) {
+        self.due = None;
+        let mut source = MediumSource(Arc::clone(&self.image));
+        let sectors = self.image.len() / SECTOR_BYTES;
+        let seen = find(&mut source, sectors).and_then(|found| Ok((found, places(&mut source, sectors)?)));
+        match seen {
+            Ok((found, places)) => {
+                self.starts = std::iter::once(0).chain(places.iter().map(|s| s.0 * SECTOR_BYTES)).collect();
+                self.journals = found.iter().flat_map(ranges).collect();
+                self.journals.sort_unstable();
+            }
+            // What was known stays: a class is a remark, not a promise.
+            Err(error) => tracing::debug!(%error, "where journals are could not be looked up for the trace"),
+        }
+    }
+
+    fn class(&mut self, seen: &Seen) -> Class {
+        if self.due.is_some_and(|due| Instant::now() >= due) {
+            self.look();
+        }
+        let end = seen.offset.saturating_add(seen.length);
+        let head = |start: &u64| seen.offset < start.saturating_add(HEAD_BYTES) && *start < end;
+        let changes = !matches!(seen.op, CaptureOp::Read | CaptureOp::Flush);
+        if changes && self.due.is_none() && self.starts.iter().any(head) {
+            self.due = Some(Instant::now() + SETTLED);
+        }
+        let before = self.journals.partition_point(|(start, _)| *start <= seen.offset);
+        let inside = before.checked_sub(1).is_some_and(|at| seen.offset < self.journals[at].1);
+        if inside && seen.op != CaptureOp::Flush {
+            Class::Journal
+        } else {
+            Class::Home
+        }
+    }
+}
+
+fn ranges(found: &Found) -> Vec<(u64, u64)> {
+    let Found::FileSystem(layout) = found else { return Vec::new() };
+    let block = BLOCK_BYTES as u64;
+    let start = layout.start.0 * SECTOR_BYTES;
+    layout
+        .journal
+        .iter()
+        .map(|e| (start + e.home.0 * block, start + (e.home.0 + u64::from(e.blocks)) * block))
+        .collect()
+}
+
+struct MediumSource(Arc<dyn Medium>);
+
+impl Source for MediumSource {
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
+        let offset = sector.0.saturating_mul(SECTOR_BYTES);
+        self.0.read_at(buf, offset).map_err(|e| BlockError::io(format!("reading at byte {offset}"), e))
+    }
+}
