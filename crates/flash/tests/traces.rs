@@ -3,8 +3,29 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use afterimage_flash::trace::{open, Format, Kind, Merged, Options, Request, TraceError, Writer};
+use afterimage_flash::trace::{
+    open, Class, Classes, Format, Kind, Merged, Options, Request, TraceError, Writer,
+};
 use proptest::prelude::*;
+
+// As `serve --trace` writes it.
+const AFTERIMAGE: &str = "\
+# afterimage-trace 1
+# by afterimage 0.1.0: --survives power-window=50ms --journal passthrough
+# begun 1795276800123456789 ns since 1970
+# file disk0 4294967296 /vm/a.img
+# file disk1 4294967296 /vm/b.img
+# file log 268435456 /vm/a.img.aflog
+# time_ns file operation offset_bytes length_bytes class
+1000 log write 8192 4608 log
+1500 log flush 0 0 log
+2000 disk1 read 1024 512 home
+2000 disk0 write 1048576 8192 journal
+3500 disk0 zero 4096 65536 home
+3500 disk0 discard 8192 4096 home
+3600 disk0 flush 0 0 home
+# end 7 requests, 0 dropped
+";
 
 const BLKPARSE: &str = "\
   8,0    3        1     0.000000000  697  G   W 223490 + 8 [kjournald]
@@ -86,6 +107,17 @@ fn request(time_ns: u64, device: u32, kind: Kind, offset: u64, bytes: u64) -> Re
 fn expected() -> Vec<(Format, &'static str, Vec<Request>)> {
     use Kind::{Discard, Read, Write};
     vec![
+        (
+            Format::Afterimage,
+            AFTERIMAGE,
+            vec![
+                request(0, 2, Write, 8192, 4608),
+                request(1000, 1, Read, 1024, 512),
+                request(1000, 0, Write, 1 << 20, 8192),
+                request(2500, 0, Discard, 4096, 65_536),
+                request(2500, 0, Discard, 8192, 4096),
+            ],
+        ),
         (
             Format::Blkparse,
             BLKPARSE,
@@ -170,6 +202,15 @@ fn gzip_and_zstd_are_detected_also_in_several_members() {
             );
             let cut = write(dir.path(), "cut", &bytes[..bytes.len() - 9]);
             let damaged = read_all(&cut, &Options::default());
+            if format == Format::Afterimage {
+                // What a killed daemon leaves is read as far as it goes.
+                match damaged {
+                    Ok((_, read, broken)) => assert!(requests.starts_with(&read) && broken >= 1, "{name}"),
+                    // Nothing but its header had been flushed.
+                    Err(error) => assert!(matches!(error, TraceError::NoRequests { .. }), "{error}"),
+                }
+                continue;
+            }
             assert!(matches!(damaged, Err(TraceError::Io { .. })), "{format} {name}: {damaged:?}");
         }
     }
@@ -200,6 +241,130 @@ fn broken_lines_are_counted_and_named() {
         strict.to_string(),
         format!("{}:2: the operation is neither read nor write (--strict)", file.display())
     );
+}
+
+#[test]
+fn a_killed_daemons_trace_is_read_to_its_last_whole_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = expected()[0].2.clone();
+    let strict = Options { strict: true, ..Options::default() };
+    let body = AFTERIMAGE.find("1000 log").unwrap();
+    let first_end = body + AFTERIMAGE[body..].find('\n').unwrap();
+    for end in first_end..AFTERIMAGE.len() - 1 {
+        let file = write(dir.path(), "cut", AFTERIMAGE[..end].as_bytes());
+        let (_, read, broken) = read_all(&file, &Options::default()).unwrap();
+        assert!(whole.starts_with(&read), "cut at {end}: {read:?}");
+        let is_whole = |line: &&str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            words.len() == 6 && ["home", "log", "journal"].contains(&words[5]) && words[2] != "flush"
+        };
+        let requests = AFTERIMAGE[body..end].lines().filter(is_whole).count();
+        assert_eq!(read.len(), requests, "cut at {end}: no whole line is lost, no half one is taken");
+        let has_end = AFTERIMAGE[..end].lines().any(|l| l.starts_with("# end"));
+        assert_eq!(broken == 0, has_end, "cut at {end}");
+        assert_eq!(read_all(&file, &strict).is_ok(), has_end, "cut at {end}");
+    }
+}
+
+#[test]
+fn a_zstd_frame_that_was_flushed_and_never_ended_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let cut = AFTERIMAGE.find("# end").unwrap();
+    let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 3).unwrap();
+    encoder.write_all(AFTERIMAGE[..cut].as_bytes()).unwrap();
+    encoder.flush().unwrap();
+    let file = write(dir.path(), "t.zst", encoder.get_ref());
+    let mut reader = open(&file, &Options::default()).unwrap();
+    let mut requests = Vec::new();
+    while let Some(request) = reader.next_request().unwrap() {
+        requests.push(request);
+    }
+    assert_eq!(requests, expected()[0].2);
+    let said = &reader.tally().broken_first[0];
+    assert_eq!((said.line, said.reason.contains("without its end")), (14, true), "{said:?}");
+}
+
+#[test]
+fn a_capture_says_what_is_broken_and_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "\
+# afterimage-trace 1
+# file disk0 4096 a.img
+10 disk0 write 0 4096 home
+11 disk0 write 0 4096 hom
+12 disk0 write 0 4096
+13 disk0 append 0 4096 home
+14 disk0 write -1 4096 home
+15 disk0 write 0 4096 home x
+# dropped 70000
+99 disk0 read 0 4096 journal
+# end 1 requests, 70000 dropped
+";
+    let file = write(dir.path(), "broken", text.as_bytes());
+    let mut reader = open(&file, &Options::default()).unwrap();
+    while reader.next_request().unwrap().is_some() {}
+    let named: Vec<(u64, &str)> =
+        reader.tally().broken_first.iter().map(|b| (b.line, b.reason.as_str())).collect();
+    assert_eq!(
+        named,
+        [
+            (4, "the class is neither home nor log nor journal"),
+            (5, "the class is missing"),
+            (6, "the operation is neither read nor write"),
+            (7, "the offset is not a number in range"),
+            (8, "this is not a line of this format"),
+            (9, "70000 requests are missing here: the daemon that wrote the trace dropped them"),
+        ]
+    );
+    assert_eq!(reader.tally().requests, 2);
+    let strict = read_all(&file, &Options { strict: true, ..Options::default() }).unwrap_err();
+    assert_eq!(
+        strict.to_string(),
+        format!("{}:4: the class is neither home nor log nor journal (--strict)", file.display())
+    );
+    let newer = write(dir.path(), "newer", text.replace("trace 1", "trace 2").as_bytes());
+    assert!(matches!(read_all(&newer, &Options::default()), Err(TraceError::Unrecognised(_))));
+}
+
+#[test]
+fn classes_are_counted_and_can_be_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path(), "t", AFTERIMAGE.as_bytes());
+    let options = Options { classes: Classes::of(&[Class::Home, Class::Log]), ..Options::default() };
+    let mut reader = open(&file, &options).unwrap();
+    let mut requests = Vec::new();
+    while let Some(request) = reader.next_request().unwrap() {
+        requests.push(request);
+    }
+    let mut expected = expected()[0].2.clone();
+    expected.retain(|r| r.offset != 1 << 20);
+    assert_eq!(requests, expected);
+    let classes = reader.tally().classes.unwrap();
+    assert_eq!((classes.journal.writes, classes.journal.write_bytes), (1, 8192));
+    assert_eq!((classes.home.reads, classes.home.discards, classes.home.flushes), (1, 2, 1));
+    assert_eq!((classes.log.writes, classes.log.flushes), (1, 1));
+}
+
+#[test]
+fn captures_of_daemons_that_ran_together_keep_their_order_and_their_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let capture = |begun: u64, lines: &str| {
+        format!("# afterimage-trace 1\n# begun {begun}\n# file disk0 1\n# file disk1 1\n# file log 1\n{lines}# end\n")
+    };
+    let a = write(
+        dir.path(),
+        "a",
+        capture(1_000_000, "500 log write 0 512 log\n900 disk1 write 0 512 home\n").as_bytes(),
+    );
+    let b = write(dir.path(), "b", capture(1_000_300, "0 disk1 write 512 512 home\n").as_bytes());
+    let mut merged = Merged::open(&[a, b], &Options::default()).unwrap();
+    let mut seen = Vec::new();
+    while let Some(r) = merged.next_request().unwrap() {
+        seen.push((r.time_ns.unwrap(), r.device));
+    }
+    // The second daemon began 300 ns later, and its files lie behind those of the first, named or not.
+    assert_eq!(seen, [(0, 4), (200, 2), (600, 1)]);
+    assert_eq!(merged.tally().classes.unwrap().home.writes, 2);
 }
 
 #[test]
@@ -272,7 +437,8 @@ proptest! {
             for request in &requests {
                 writer.request(request).unwrap();
             }
-            let discards = matches!(format, Format::Blkparse | Format::Fio2 | Format::Fio3);
+            let discards =
+                matches!(format, Format::Afterimage | Format::Blkparse | Format::Fio2 | Format::Fio3);
             let kept: Vec<Request> =
                 requests.iter().copied().filter(|r| discards || r.kind != Kind::Discard).collect();
             prop_assert_eq!(writer.left_out as usize, requests.len() - kept.len());
@@ -303,7 +469,7 @@ proptest! {
 
     #[test]
     fn damaged_traces_are_read_without_a_panic(
-        which in 0_usize..7,
+        which in 0_usize..8,
         changes in prop::collection::vec((any::<u16>(), any::<u8>(), 0_u8..3), 1..12),
     ) {
         let mut bytes = expected()[which].1.as_bytes().to_vec();

@@ -16,6 +16,22 @@ CPU3 (8,0):
  Reads Queued:           0,        0KiB\t Writes Queued:          7,      128KiB
 ";
 
+/// As `serve --trace` writes it, with every operation, class and remark.
+const AFTERIMAGE: &str = "\
+# afterimage-trace 1
+# begun 1795276800123456789 ns since 1970
+# file disk0 4294967296 /vm/a.img
+# file log 268435456 /vm/a.img.aflog
+1000 log write 8192 4608 log
+1500 log flush 0 0 log
+2000 disk0 read 1024 512 home
+2000 disk0 write 1048576 8192 journal
+# dropped 12
+3500 disk0 zero 4096 65536 home
+3500 disk0 discard 8192 4096 home
+# end 6 requests, 12 dropped
+";
+
 /// With the actions that are passed over.
 const FIO2: &str = "\
 fio version 2 iolog
@@ -46,8 +62,11 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
         request(1_000_250, 0, Kind::Discard, 8192, 1 << 16),
         request(2_000_000, 0, Kind::Write, 4096, 65_536),
     ];
-    let mut seeds =
-        vec![("blkparse-real".to_owned(), BLKPARSE.into()), ("fio2-real".to_owned(), FIO2.into())];
+    let mut seeds = vec![
+        ("afterimage-real".to_owned(), AFTERIMAGE.into()),
+        ("blkparse-real".to_owned(), BLKPARSE.into()),
+        ("fio2-real".to_owned(), FIO2.into()),
+    ];
     for format in Format::ALL {
         let mut writer = Writer::new(Vec::new(), format)?;
         for request in &requests {

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::geometry::Geometry;
 use crate::place::{Precondition, Region};
 use crate::sim::RunOptions;
-use crate::trace::{Action, Format, Options, Tally};
+use crate::trace::{Action, Class, Classes, Format, Options, Tally};
 use crate::units::{parse_bytes, parse_share};
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -149,7 +149,7 @@ impl DriveArgs {
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Reading traces")]
 pub struct ReadArgs {
-    /// The trace's format: auto, blkparse, fio2, fio3, msr, spc, disksim or mqsim
+    /// The trace's format: auto, afterimage, blkparse, fio2, fio3, msr, spc, disksim or mqsim
     #[arg(long, default_value = "auto", value_parser = format, value_name = "FORMAT")]
     format: FormatChoice,
     /// blkparse: which event is the request
@@ -158,6 +158,9 @@ pub struct ReadArgs {
     /// Stop at the first broken line
     #[arg(long)]
     strict: bool,
+    /// afterimage: only requests of these classes, as in home,log to leave out what went to guests' journals
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "CLASS,...")]
+    classes: Vec<Class>,
 }
 
 /// A named format, or none: found out.
@@ -177,7 +180,11 @@ pub fn format(text: &str) -> Result<FormatChoice, String> {
 impl ReadArgs {
     /// The options they mean.
     pub fn options(&self) -> Options {
-        Options { format: self.format.0, action: self.action, strict: self.strict }
+        let classes = match self.classes[..] {
+            [] => Classes::default(),
+            _ => Classes::of(&self.classes),
+        };
+        Options { format: self.format.0, action: self.action, strict: self.strict, classes }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::geometry::Geometry;
 use crate::scan::Traffic;
 use crate::sim::RunError;
-use crate::trace::{Format, Merged, Tally, Writer};
+use crate::trace::{ByClass, ClassTally, Format, Merged, Tally, Writer};
 use crate::units::{show_bytes, show_count, show_ns};
 
 /// Describe traces: requests, traffic, length, what they touch
@@ -73,8 +73,9 @@ fn text(s: &Stat) -> String {
     let line = |name: &str, requests: u64, bytes: u64| {
         format!("  {name:<10}{:>16}{:>14}\n", show_count(requests), show_bytes(bytes))
     };
+    let classes: String = s.reading.classes.iter().flat_map(by_class).collect();
     format!(
-        "{}: {}\n{}{}{}  touched   {:>30}\n  devices   {:>30}\n  length    {:>30}\n  broken    {:>30}\n",
+        "{}: {}\n{}{}{}{classes}  touched   {:>30}\n  devices   {:>30}\n  length    {:>30}\n  broken    {:>30}\n",
         s.file.display(),
         s.format,
         line("reads", t.reads, t.read_bytes),
@@ -87,6 +88,21 @@ fn text(s: &Stat) -> String {
     )
 }
 
+/// A line for each class that there is something of.
+fn by_class(classes: &ByClass) -> Vec<String> {
+    let named = [("home", &classes.home), ("log", &classes.log), ("journal", &classes.journal)];
+    let lines = named.into_iter().filter(|(_, c)| **c != ClassTally::default()).map(|(name, c)| {
+        format!(
+            "  {name:<10}{:>16}{:>14} written, {} read, {} flushes\n",
+            show_count(c.writes),
+            show_bytes(c.write_bytes),
+            show_bytes(c.read_bytes),
+            show_count(c.flushes)
+        )
+    });
+    lines.collect()
+}
+
 /// Convert a trace to another format
 ///
 /// Several files are merged by time. An output called *.gz or *.zst is compressed.
@@ -96,7 +112,7 @@ pub struct ConvertArgs {
     /// Trace files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The format to write: blkparse, fio2, fio3, msr, spc, disksim or mqsim
+    /// The format to write: afterimage, blkparse, fio2, fio3, msr, spc, disksim or mqsim
     #[arg(long, value_parser = format, value_name = "FORMAT")]
     to: FormatChoice,
     /// Where to; - is stdout

@@ -1,7 +1,7 @@
 //! Which format a trace has, from its first lines.
 
 use super::parser::{Action, Parser};
-use super::{blkparse, fio, Format};
+use super::{blkparse, capture, fio, Format};
 
 /// Lines looked at.
 const LINES: usize = 256;
@@ -10,6 +10,9 @@ const LINES: usize = 256;
 pub fn format(head: &[u8]) -> Option<Format> {
     let lines = || head.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).filter(|l| !l.is_empty()).take(LINES);
     let first = lines().next()?;
+    if first == capture::MAGIC {
+        return Some(Format::Afterimage);
+    }
     for (header, format) in fio::HEADERS.iter().zip([Format::Fio2, Format::Fio3]) {
         if first == *header {
             return Some(format);

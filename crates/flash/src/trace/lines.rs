@@ -13,6 +13,8 @@ pub struct Lines {
     start: usize,
     end: usize,
     eof: bool,
+    /// The compressed stream ended too early; what was before that is there.
+    pub cut: Option<io::Error>,
     /// Number of the line given last, from 1.
     pub number: u64,
     /// Bytes of text taken so far.
@@ -29,7 +31,7 @@ pub enum Line<'a> {
 
 impl Lines {
     pub fn new(source: Box<dyn Read + Send>) -> Self {
-        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, number: 0, bytes: 0 }
+        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, cut: None, number: 0, bytes: 0 }
     }
 
     /// What the buffer holds before the first line is taken: as much of the beginning as fits.
@@ -46,6 +48,10 @@ impl Lines {
                 Ok(0) => self.eof = true,
                 Ok(bytes) => self.end += bytes,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                    self.eof = true;
+                    self.cut = Some(e);
+                }
                 Err(e) => return Err(e),
             }
             return Ok(());

@@ -6,7 +6,8 @@ use super::reader::{open, Options, Reader, Tally, TraceError};
 use super::{Format, Request};
 
 /// One trace out of one or more files: each file's clock starts at zero and each keeps its own address spaces; where
-/// all have times they are merged by time, otherwise they follow each other.
+/// all have times they are merged by time, otherwise they follow each other. Where all say when they begin (captures of
+/// several daemons that ran together), that is kept.
 pub struct Merged {
     parts: Vec<Part>,
     /// Index of a part's device → device of the whole, in order of appearance.
@@ -18,6 +19,8 @@ struct Part {
     reader: Reader,
     ahead: Option<Request>,
     devices: Vec<u32>,
+    /// How much later than the earliest it begins.
+    shift_ns: u64,
 }
 
 impl Merged {
@@ -30,10 +33,24 @@ impl Merged {
         for file in files {
             let mut reader = open(file, options)?;
             let ahead = reader.next_request()?;
-            parts.push(Part { reader, ahead, devices: Vec::new() });
+            parts.push(Part { reader, ahead, devices: Vec::new(), shift_ns: 0 });
+        }
+        let begins: Option<Vec<u64>> = parts.iter().map(|p| p.reader.first_absolute_ns()).collect();
+        if let Some((begins, first)) = begins.as_ref().and_then(|b| Some((b, *b.iter().min()?))) {
+            for (part, begin) in parts.iter_mut().zip(begins) {
+                part.shift_ns = begin - first;
+                part.ahead = part.ahead.map(|request| request.later(part.shift_ns));
+            }
+        }
+        // Address spaces that headers name come first, file after file: the drive holds them in this order.
+        let mut devices = 0;
+        for part in &mut parts {
+            let named = part.reader.declared();
+            part.devices.extend(devices..devices + named);
+            devices += named;
         }
         let timed = parts.iter().all(|p| p.ahead.is_some_and(|r| r.time_ns.is_some()));
-        Ok(Self { parts, devices: 0, timed })
+        Ok(Self { parts, devices, timed })
     }
 
     /// The next request.
@@ -46,7 +63,7 @@ impl Merged {
         let part =
             if self.timed { waiting.min_by_key(|p| p.ahead.and_then(|r| r.time_ns)) } else { waiting.next() };
         let Some(part) = part else { return Ok(None) };
-        let next = part.reader.next_request()?;
+        let next = part.reader.next_request()?.map(|request| request.later(part.shift_ns));
         let Some(mut request) = std::mem::replace(&mut part.ahead, next) else { return Ok(None) };
         let own = request.device as usize;
         if own >= part.devices.len() {
@@ -71,6 +88,9 @@ impl Merged {
             all.requests += tally.requests;
             all.broken += tally.broken;
             all.broken_first.extend(tally.broken_first.iter().cloned());
+            if let Some(classes) = &tally.classes {
+                all.classes.get_or_insert_default().add(classes);
+            }
         }
         all
     }

@@ -6,8 +6,10 @@
 //!
 //! Memory does not grow with the trace. A line that does not fit its format is broken: counted, the first ones kept
 //! with file, line and reason; strict reading stops at the first. A trace without a single request is an error.
+//! A capture of a daemon that was killed is read up to its last whole line.
 
 mod blkparse;
+mod capture;
 mod detect;
 mod disksim;
 mod fields;
@@ -23,6 +25,7 @@ mod write;
 
 use serde::Serialize;
 
+pub use capture::{ByClass, Class, ClassTally, Classes};
 pub use merge::Merged;
 pub use parser::{Action, Reason};
 pub use prefetch::Prefetch;
@@ -59,6 +62,13 @@ pub struct Request {
     pub bytes: u64,
 }
 
+impl Request {
+    /// The same, that much later.
+    fn later(self, ns: u64) -> Self {
+        Self { time_ns: self.time_ns.map(|time| time.saturating_add(ns)), ..self }
+    }
+}
+
 /// The largest read or write believed, bytes.
 pub const MAX_TRANSFER: u64 = 1 << 30;
 /// The largest discard believed, bytes.
@@ -70,6 +80,8 @@ pub const MAX_ADDRESS: u64 = 1 << 56;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
+    /// afterimage's own capture: `serve --trace`.
+    Afterimage,
     /// Text of blkparse.
     Blkparse,
     /// fio iolog, version 2.
@@ -88,12 +100,21 @@ pub enum Format {
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 7] =
-        [Self::Blkparse, Self::Fio2, Self::Fio3, Self::Msr, Self::Spc, Self::Disksim, Self::Mqsim];
+    pub const ALL: [Self; 8] = [
+        Self::Afterimage,
+        Self::Blkparse,
+        Self::Fio2,
+        Self::Fio3,
+        Self::Msr,
+        Self::Spc,
+        Self::Disksim,
+        Self::Mqsim,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Afterimage => "afterimage",
             Self::Blkparse => "blkparse",
             Self::Fio2 => "fio2",
             Self::Fio3 => "fio3",

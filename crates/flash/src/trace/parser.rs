@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::{
-    blkparse, disksim, fio, msr, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER,
+    blkparse, capture, disksim, fio, msr, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER,
 };
 
 /// Why a line is broken.
@@ -30,6 +30,15 @@ pub enum Reason {
     /// No line is that long.
     #[error("the line is longer than 64 KiB")]
     TooLong,
+    /// A class that there is none of.
+    #[error("the class is neither home nor log nor journal")]
+    Class,
+    /// The daemon says that its trace has a hole.
+    #[error("{0} requests are missing here: the daemon that wrote the trace dropped them")]
+    Dropped(u64),
+    /// The end of a capture is not there.
+    #[error("the trace stops here without its end: its daemon was killed, or still writes")]
+    Cut,
 }
 
 /// Which of a blktrace's events count as the request.
@@ -55,6 +64,8 @@ pub struct Parser {
     pub in_summary: bool,
     /// fio version 2: microseconds waited so far; `None`: the log has no waits and so no times.
     pub waited_us: Option<u64>,
+    /// afterimage: what its remarks have said.
+    pub capture: capture::State,
     devices: FxHashMap<Box<[u8]>, u32>,
     last: (Box<[u8]>, u32),
     first_ns: Option<u64>,
@@ -70,6 +81,7 @@ impl Parser {
             action,
             in_summary: false,
             waited_us: None,
+            capture: capture::State::default(),
             devices: FxHashMap::default(),
             last: (Box::default(), u32::MAX),
             first_ns: None,
@@ -80,10 +92,17 @@ impl Parser {
     #[inline]
     pub fn line(&mut self, line: &[u8]) -> Result<Option<Request>, Reason> {
         let line = line.trim_ascii();
-        if line.is_empty() || line[0] == b'#' {
+        if line.is_empty() {
             return Ok(None);
         }
+        if line[0] == b'#' {
+            return match self.format {
+                Format::Afterimage => capture::remark(self, line).map(|()| None),
+                _ => Ok(None),
+            };
+        }
         match self.format {
+            Format::Afterimage => capture::line(self, line),
             Format::Blkparse => blkparse::line(self, line),
             Format::Fio2 => fio::line(self, line, 2),
             Format::Fio3 => fio::line(self, line, 3),
@@ -116,6 +135,16 @@ impl Parser {
     /// Address spaces met so far.
     pub fn devices(&self) -> u32 {
         self.devices.len() as u32
+    }
+
+    /// Whether there was a request with a time.
+    pub fn has_time(&self) -> bool {
+        self.first_ns.is_some()
+    }
+
+    /// When the first request was made, nanoseconds since 1970, where the trace says when it begins.
+    pub fn first_absolute_ns(&self) -> Option<u64> {
+        self.capture.begun_ns?.checked_add(self.first_ns?)
     }
 
     /// Checks ranges and makes the time relative to the first request. Nothing for a request of no bytes.

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::lines::{Line, Lines};
 use super::parser::{Action, Parser, Reason};
-use super::{detect, Format, Request};
+use super::{capture, detect, ByClass, Classes, Format, Request};
 
 /// How to read a trace.
 #[derive(Debug, Clone, Copy)]
@@ -21,11 +21,13 @@ pub struct Options {
     pub action: Action,
     /// Stop at the first broken line.
     pub strict: bool,
+    /// afterimage: which classes of requests count.
+    pub classes: Classes,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { format: None, action: Action::Auto, strict: false }
+        Self { format: None, action: Action::Auto, strict: false, classes: Classes::default() }
     }
 }
 
@@ -42,7 +44,7 @@ pub enum TraceError {
     },
     /// No known format fits.
     #[error(
-        "{}: the format of this trace is not recognised (known: blkparse, fio2, fio3, msr, spc, disksim, mqsim; \
+        "{}: the format of this trace is not recognised (known: afterimage, blkparse, fio2, fio3, msr, spc, disksim, mqsim; \
          name one with --format)",
         .0.display()
     )]
@@ -93,6 +95,9 @@ pub struct Tally {
     pub broken: u64,
     /// The first of them.
     pub broken_first: Vec<Broken>,
+    /// afterimage: what there is of each class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<ByClass>,
 }
 
 /// Broken lines kept with their reasons.
@@ -162,6 +167,13 @@ impl Reader {
         };
         let mut lines = Lines::new(text);
         let head = lines.head().map_err(io)?;
+        let own = options.format.is_none_or(|f| f == Format::Afterimage) && head.starts_with(capture::MAGIC);
+        let head_len = head.len();
+        if let Some(error) = lines.cut.take_if(|_| !own) {
+            return Err(io(error));
+        }
+        let head = lines.head().map_err(io)?;
+        debug_assert_eq!(head.len(), head_len, "what was read ahead stays");
         if head.trim_ascii().is_empty() && head.len() < super::lines::LINE_MAX {
             return Err(TraceError::Empty(file.to_owned()));
         }
@@ -173,6 +185,7 @@ impl Reader {
         if format == Format::Fio2 && head.windows(6).any(|w| w == b" wait ") {
             parser.waited_us = Some(0);
         }
+        parser.capture.classes = options.classes;
         Ok(Self {
             file: file.to_owned(),
             lines,
@@ -187,6 +200,16 @@ impl Reader {
     /// The format it is read as.
     pub fn format(&self) -> Format {
         self.parser.format
+    }
+
+    /// Address spaces that the trace's header names, in the order of the drive; 0 where it has none.
+    pub fn declared(&self) -> u32 {
+        self.parser.capture.declared
+    }
+
+    /// When the first request was made, nanoseconds since 1970, where the trace says when it begins.
+    pub fn first_absolute_ns(&self) -> Option<u64> {
+        self.parser.first_absolute_ns()
     }
 
     /// Address spaces met so far.
@@ -224,6 +247,7 @@ impl Reader {
                 Some(Line::TooLong) => Err(Reason::TooLong),
                 None => {
                     self.done = true;
+                    self.end()?;
                     if self.tally.requests == 0 {
                         return Err(self.no_requests());
                     }
@@ -240,6 +264,23 @@ impl Reader {
             }
         }
         Ok(None)
+    }
+
+    /// The end of the file: is it the end of the trace?
+    fn end(&mut self) -> Result<(), TraceError> {
+        let cut = self.lines.cut.take();
+        if self.parser.format != Format::Afterimage {
+            return match cut {
+                Some(source) => Err(TraceError::Io { file: self.file.clone(), source }),
+                None => Ok(()),
+            };
+        }
+        let capture = &self.parser.capture;
+        self.tally.classes = Some(capture.tally);
+        if cut.is_some() || (capture.begun && !capture.ended) {
+            self.broken(Reason::Cut)?;
+        }
+        Ok(())
     }
 
     #[cold]

@@ -24,6 +24,9 @@ impl<W: Write> Writer<W> {
         match format {
             Format::Fio2 => writeln!(out, "fio version 2 iolog")?,
             Format::Fio3 => writeln!(out, "fio version 3 iolog")?,
+            Format::Afterimage => {
+                writeln!(out, "# afterimage-trace 1\n# converted: the classes are not known")?
+            }
             _ => {}
         }
         Ok(Self { out, format, sequence: 0, opened: Vec::new(), waited_us: 0, left_out: 0 })
@@ -38,7 +41,8 @@ impl<W: Write> Writer<W> {
         let time = r.time_ns.unwrap_or(0);
         let (sector, sectors) = (r.offset / 512, (r.offset + r.bytes).div_ceil(512) - r.offset / 512);
         let dev = r.device;
-        if r.kind == Kind::Discard && !matches!(self.format, Format::Blkparse | Format::Fio2 | Format::Fio3) {
+        let words = [Format::Afterimage, Format::Blkparse, Format::Fio2, Format::Fio3];
+        if r.kind == Kind::Discard && !words.contains(&self.format) {
             self.left_out += 1;
             return Ok(());
         }
@@ -60,6 +64,7 @@ impl<W: Write> Writer<W> {
                     self.sequence
                 )
             }
+            Format::Afterimage => self.capture(r, time),
             Format::Fio2 | Format::Fio3 => self.fio(r, time / 1000),
             Format::Msr => {
                 let kind = if read { "Read" } else { "Write" };
@@ -79,14 +84,31 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    fn fio(&mut self, r: &Request, us: u64) -> io::Result<()> {
-        let dev = r.device as usize;
-        let stamp = if self.format == Format::Fio3 { format!("{us} ") } else { String::new() };
+    /// Whether this address space is met for the first time.
+    fn is_new(&mut self, dev: usize) -> bool {
         if self.opened.len() <= dev {
             self.opened.resize(dev + 1, false);
         }
-        if !self.opened[dev] {
-            self.opened[dev] = true;
+        !std::mem::replace(&mut self.opened[dev], true)
+    }
+
+    fn capture(&mut self, r: &Request, ns: u64) -> io::Result<()> {
+        let dev = r.device;
+        if self.is_new(dev as usize) {
+            writeln!(self.out, "# file disk{dev} 0")?;
+        }
+        let operation = match r.kind {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Discard => "discard",
+        };
+        writeln!(self.out, "{ns} disk{dev} {operation} {} {} home", r.offset, r.bytes)
+    }
+
+    fn fio(&mut self, r: &Request, us: u64) -> io::Result<()> {
+        let dev = r.device as usize;
+        let stamp = if self.format == Format::Fio3 { format!("{us} ") } else { String::new() };
+        if self.is_new(dev) {
             writeln!(self.out, "{stamp}disk{dev} add\n{stamp}disk{dev} open")?;
         }
         if self.format == Format::Fio2 && us > self.waited_us {
@@ -106,6 +128,9 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The output cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
+        if self.format == Format::Afterimage {
+            writeln!(self.out, "# end {} requests, 0 dropped", self.sequence)?;
+        }
         self.out.flush()?;
         Ok(self.out)
     }
