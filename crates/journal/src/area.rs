@@ -12,7 +12,7 @@
 //! The paper's tuple is (machine address, block number); here the data's place is a block of the journal, whose content
 //! the arena holds, and the version carries what is needed to know when it is home (VMA § 4.4; design § 4 rule 5).
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use crate::arena::VolumeId;
 use crate::error::JournalError;
@@ -74,7 +74,8 @@ pub struct Query {
 /// One file system's versions (the paper's VM_JCB).
 #[derive(Debug, Default)]
 struct ControlBlock {
-    versions: FxHashMap<FsBlock, Version>,
+    /// Hashed with a key: a guest chooses its block numbers, and could make collisions of them.
+    versions: HashMap<FsBlock, Version>,
     /// Versions that are not home.
     pending: u64,
 }
@@ -82,7 +83,7 @@ struct ControlBlock {
 /// All file systems of one disk.
 #[derive(Debug, Default)]
 pub struct JournalArea {
-    blocks: FxHashMap<VolumeId, ControlBlock>,
+    blocks: HashMap<VolumeId, ControlBlock>,
     /// Of all file systems that there ever were: a late completion must not meet the number again.
     generation: u32,
 }

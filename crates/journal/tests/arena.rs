@@ -384,3 +384,55 @@ proptest! {
         }
     }
 }
+
+/// Two disks of one process, one after the other: free slots of the first are not memory beside the second's.
+#[test]
+fn disks_of_one_budget_hold_no_more_memory_than_it_has() {
+    const BLOCKS: u32 = 2048;
+    let folder = folder();
+    let bytes_max = u64::from(BLOCKS) * SLOT;
+    let budget = Budget::new(bytes_max);
+    let mut arenas: Vec<Arena> = ["a", "b", "c"]
+        .iter()
+        .map(|name| {
+            let mut arena = Arena::create(&folder.path().join(name), IDENTITY, bytes_max).unwrap();
+            arena.set_budget(budget.clone());
+            arena
+        })
+        .collect();
+    // Of each: its head, a page of tags for every 128 slots begun, and the page that lets a block be replaced.
+    let constant = arenas.len() as u64 * (HEAD + bytes_max / 128 + 2 * SLOT);
+    for round in 0..6u64 {
+        let arena = &mut arenas[round as usize % 3];
+        for block in 0..BLOCKS {
+            put(arena, 0, block, round).unwrap();
+            // A block that is replaced needs no more than that.
+            put(arena, 0, block, round + 1).unwrap();
+        }
+        assert!(is_full(put(&mut arenas[(round as usize + 1) % 3], 0, 0, 1)));
+        let resident: u64 = arenas.iter().map(Arena::resident_bytes).sum();
+        assert!(resident <= bytes_max + constant, "round {round}: {resident} bytes resident");
+        assert_eq!(budget.used_bytes(), bytes_max);
+        assert!(budget.memory_bytes() <= bytes_max + arenas.len() as u64 * SLOT);
+        assert_eq!(value(&arenas[round as usize % 3], 0, BLOCKS - 1), Some(round + 1));
+        let arena = &mut arenas[round as usize % 3];
+        (0..BLOCKS).for_each(|block| assert!(arena.remove(VolumeId(0), AreaBlock(block))));
+    }
+    // Both at once, in threads of their own: each needs what the other has just freed.
+    std::thread::scope(|scope| {
+        for arena in &mut arenas {
+            scope.spawn(move || {
+                for round in 0..4u64 {
+                    for block in 0..BLOCKS / 3 {
+                        put(arena, 0, block, round).unwrap();
+                    }
+                    assert_eq!(value(arena, 0, 5), Some(round));
+                    arena.clear_volume(VolumeId(0));
+                }
+            });
+        }
+    });
+    assert_eq!(budget.used_bytes(), 0);
+    drop(arenas);
+    assert_eq!(budget.memory_bytes(), 0);
+}

@@ -5,6 +5,8 @@
 //! what is read is what was written or committed, and nothing of an older file system comes home in a newer one. While the
 //! guest is sound, nothing that it committed is lost.
 
+#[path = "hostile/attack.rs"]
+mod attack;
 #[path = "hostile/below.rs"]
 mod below;
 mod common;
@@ -16,7 +18,9 @@ mod world;
 use std::sync::atomic::Ordering;
 
 use afterimage_block::Operation;
-use guest::Guest;
+use afterimage_journal::{AreaBlock, BLOCK_BYTES};
+use common::replayed;
+use guest::{Guest, START};
 use rand::RngExt;
 
 struct Plan {
@@ -138,4 +142,41 @@ fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
     let status = guest.world.status();
     assert_eq!(status.file_systems[0].versions_pending, 0, "{status:?}");
     guest.world.check_end("after a failed write");
+}
+
+/// `tune2fs -U` on a mounted file system: it is passed through from then on, and the guest goes on with its journal, of
+/// which it believes that older transactions are still there.
+#[test]
+fn a_uuid_that_changes_while_mounted_loses_nothing() {
+    for seed in 0..8 {
+        let mut guest = Guest::new(seed, 64 << 20, false);
+        guest.mount();
+        (0..5).for_each(|_| guest.commit());
+        // What is home is released, and the served tail is ahead of the guest's own.
+        guest.write_back_all();
+        (0..3).for_each(|_| guest.commit());
+        let at = guest.area_sector(AreaBlock(0));
+        let served = guest.world.read(at, 8);
+        let tail = u32::from_be_bytes(served[24..28].try_into().unwrap());
+        assert!(afterimage_journal::Tid(tail).is_after(guest.tail().0), "seed {seed}: nothing was released");
+
+        let old = guest.world.read(START + 2, 2);
+        let mut renamed = old.clone();
+        renamed[0x68] ^= 0xff;
+        let sum = !crc32c::crc32c(&renamed[..0x3fc]);
+        renamed[0x3fc..].copy_from_slice(&sum.to_le_bytes());
+        guest.world.write(START + 2, &renamed);
+        assert!(!guest.retained(), "{:?}", guest.world.status());
+        guest.write_tail();
+        guest.commit();
+        guest.world.check("after a new UUID");
+
+        // It dies: its kernel does not ask for the journal's UUID.
+        let mut disk = guest.world.read_all();
+        disk[(START + 2) as usize * 512..][..1024].copy_from_slice(&old);
+        for (block, content) in replayed(&disk).0 {
+            disk[block as usize * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&content[..]);
+        }
+        guest.world.judge_floors(&disk, "after a new UUID and the guest's death");
+    }
 }

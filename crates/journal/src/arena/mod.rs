@@ -20,20 +20,20 @@ mod budget;
 mod file;
 mod map;
 mod open;
+mod pool;
 mod space;
 mod tags;
 
-use std::fs::File;
+use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
-
-use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid};
 use map::{fence, Map, GROUP_SLOTS, PAGE};
-use space::Space;
+use pool::Pool;
 use tags::SlotTag;
 
 pub use budget::Budget;
@@ -80,14 +80,14 @@ struct Volume {
     generation: u64,
     /// Which copy of the record is valid.
     copy: usize,
-    slots: FxHashMap<AreaBlock, u32>,
+    /// Hashed with a key: a guest chooses the blocks.
+    slots: HashMap<AreaBlock, u32>,
 }
 
 /// The arena of one disk.
 #[derive(Debug)]
 pub struct Arena {
-    path: PathBuf,
-    file: File,
+    pool: Arc<Pool>,
     map: Map,
     identity: ArenaIdentity,
     salt: u32,
@@ -96,7 +96,6 @@ pub struct Arena {
     /// The next store's.
     sequence: u64,
     volumes: Vec<Volume>,
-    space: Space,
     used_slots: u32,
 }
 
@@ -114,7 +113,7 @@ impl Drop for Taken<'_> {
 impl Arena {
     /// Its file.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.pool.path()
     }
 
     /// The image that it belongs to.
@@ -127,16 +126,16 @@ impl Arena {
     /// # Errors
     /// The name cannot be removed.
     pub fn remove_file(self) -> Result<(), JournalError> {
-        std::fs::remove_file(&self.path).map_err(file::io_error(&self.path, "removing"))
+        std::fs::remove_file(self.path()).map_err(file::io_error(self.path(), "removing"))
     }
 
     /// Counts its content in a budget that other arenas share, from now on and with what it holds.
     pub fn set_budget(&mut self, budget: Budget) {
-        let used_bytes = self.used_bytes();
+        let (used_bytes, slots) = (self.used_bytes(), self.used_slots + self.pool.space().hot_slots());
         if let Some(old) = self.budget.take() {
-            old.give(used_bytes);
+            old.part(&self.pool, used_bytes, slots);
         }
-        budget.take_held(used_bytes);
+        budget.join(&self.pool, used_bytes, slots);
         self.budget = Some(budget);
     }
 
@@ -163,25 +162,20 @@ impl Arena {
         if old.is_none() && self.used_bytes() + PAGE > self.bytes_max {
             return Err(JournalError::Full { bytes_max: self.bytes_max });
         }
-        if self.space.peek().is_none() {
-            self.warm()?;
-        }
-        let Some(slot) = self.space.peek() else {
-            return Err(JournalError::Full { bytes_max: self.bytes_max });
-        };
+        let budget = self.budget.clone();
         let mut taken = Taken(None);
-        if let (None, Some(budget)) = (old, &self.budget) {
+        if let (None, Some(budget)) = (old, &budget) {
             if !budget.take(PAGE) {
                 return Err(JournalError::Full { bytes_max: budget.bytes_max() });
             }
             taken.0 = Some(budget);
         }
+        let slot = self.free_slot()?;
         // The slot's tag was cleared before anything is stored into the slot.
         fence();
         fill(self.map.slot_mut(slot));
         taken.0 = None;
         drop(taken);
-        self.space.pop();
         let tag = SlotTag {
             sequence: self.sequence,
             volume: volume.0,
@@ -316,7 +310,7 @@ impl Arena {
 
     /// Memory that the file takes, content, spare slots and tags together. Asks the operating system.
     pub fn resident_bytes(&self) -> u64 {
-        file::resident_bytes(&self.file)
+        file::resident_bytes(self.pool.file())
     }
 
     /// The most content it takes.
@@ -329,12 +323,12 @@ impl Arena {
     /// # Errors
     /// The file cannot grow to it: the old bound stays.
     pub fn set_bytes_max(&mut self, bytes_max: u64) -> Result<(), JournalError> {
-        let (old, slots) = (self.map.slots(), file::slots_for(&self.path, bytes_max)?);
+        let (old, slots) = (self.map.slots(), file::slots_for(self.path(), bytes_max)?);
         if slots > old {
-            let failed = file::io_error(&self.path, "enlarging");
-            self.file.set_len(map::file_bytes(slots)).map_err(&failed)?;
-            self.map = Map::new(&self.file, slots).map_err(&failed)?;
-            self.space.grow(old, slots - old);
+            let failed = file::io_error(self.path(), "enlarging");
+            self.pool.file().set_len(map::file_bytes(slots)).map_err(&failed)?;
+            self.map = Map::new(self.pool.file(), slots).map_err(&failed)?;
+            self.pool.space().grow(old, slots - old);
         }
         self.bytes_max = bytes_max;
         self.map.head(tags::BYTES_MAX_WORD).store(bytes_max, Ordering::Release);
@@ -344,8 +338,9 @@ impl Arena {
     /// Gives memory of free slots back but for `spare_bytes`.
     pub fn trim(&mut self, spare_bytes: u64) {
         let keep = u32::try_from(spare_bytes / PAGE).unwrap_or(u32::MAX);
-        for run in self.space.cool(keep) {
-            file::punch(&self.file, &self.path, run);
+        let slots = self.pool.cool(keep);
+        if let Some(budget) = &self.budget {
+            budget.give_memory(slots);
         }
     }
 
@@ -356,7 +351,7 @@ impl Arena {
     /// Clears a slot's tag. What made that right was stored before.
     fn clear_slot(&mut self, slot: u32) {
         self.map.tag(slot, 0).store(0, Ordering::Release);
-        self.space.push(slot);
+        self.pool.space().push(slot);
         self.used_slots -= 1;
     }
 
@@ -366,21 +361,49 @@ impl Arena {
         }
     }
 
-    /// Gives cold slots memory, as many as there is memory for, up to [`WARM_SLOTS`], within the bound.
+    /// Takes a free slot that has memory.
+    fn free_slot(&mut self) -> Result<u32, JournalError> {
+        loop {
+            // In a statement of its own: the lock ends with it.
+            let slot = self.pool.space().pop();
+            match slot {
+                Some(slot) => return Ok(slot),
+                // Another arena may take what is warmed here before it is popped; it needs each slot but once.
+                None => self.warm()?,
+            }
+        }
+    }
+
+    /// Gives cold slots memory, as many as there is memory for, up to [`WARM_SLOTS`], within the bounds.
     fn warm(&mut self) -> Result<(), JournalError> {
         let slots_max = self.bytes_max / PAGE + 1;
-        let with_memory = u64::from(self.used_slots) + u64::from(self.space.hot_slots());
-        // At least one, to replace a block while the bound is below what is held.
-        let room = slots_max.saturating_sub(with_memory).clamp(1, WARM_SLOTS.into());
-        let mut want = room as u32;
-        while let Some((first, slots)) = self.space.coldest_run(want).filter(|run| run.1 > 0) {
+        // At least one, to replace a block while the bound is at or below what is held.
+        let room = slots_max.saturating_sub(self.used_slots.into()).clamp(1, WARM_SLOTS.into()) as u32;
+        let Some(budget) = &self.budget else { return self.warm_up_to(room).map(|_| ()) };
+        let granted = match budget.take_memory(room) {
+            0 => {
+                budget.take_memory_anyway(1);
+                1
+            }
+            granted => granted,
+        };
+        let warmed = self.warm_up_to(granted);
+        budget.give_memory(granted - *warmed.as_ref().unwrap_or(&0));
+        warmed.map(|_| ())
+    }
+
+    /// Gives at most `want` cold slots memory. Says how many.
+    fn warm_up_to(&self, mut want: u32) -> Result<u32, JournalError> {
+        // Held until they are free slots like others, and while the memory comes: see `Pool`.
+        let mut space = self.pool.space();
+        while let Some((first, slots)) = space.coldest_run(want).filter(|run| run.1 > 0) {
             match self.back(first, slots) {
                 Ok(()) => {
-                    self.space.warm(slots);
-                    return Ok(());
+                    space.warm(slots);
+                    return Ok(slots);
                 }
                 Err(e) if e.kind() == ErrorKind::StorageFull && slots > 1 => want = slots / 2,
-                Err(e) => return Err(file::io_error(&self.path, "getting memory for")(e)),
+                Err(e) => return Err(file::io_error(self.path(), "getting memory for")(e)),
             }
         }
         Err(JournalError::Full { bytes_max: self.bytes_max })
@@ -392,15 +415,18 @@ impl Arena {
         let end = map::slot_at(first + slots - 1) + PAGE;
         let at = if first % GROUP_SLOTS == 0 { tags_at } else { map::slot_at(first) };
         if at != tags_at {
-            file::allocate(&self.file, tags_at, PAGE)?;
+            file::allocate(self.pool.file(), tags_at, PAGE)?;
         }
-        file::allocate(&self.file, at, end - at)?;
+        file::allocate(self.pool.file(), at, end - at)?;
         self.map.populate(at, end - at)
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        self.give(self.used_slots.into());
+        let slots = self.used_slots + self.pool.retire();
+        if let Some(budget) = &self.budget {
+            budget.part(&self.pool, self.used_bytes(), slots);
+        }
     }
 }

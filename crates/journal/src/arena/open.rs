@@ -1,12 +1,13 @@
 //! A new arena, and one that an earlier daemon left.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-
-use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 use super::file::{corrupt, io_error};
 use super::map::{group_at, Map, GROUP_SLOTS, HEAD, PAGE, TAG_WORDS};
+use super::pool::Pool;
 use super::space::{runs, Space};
 use super::tags::{self, Header, SlotTag};
 use super::{file, Arena, ArenaIdentity, Volume, VOLUMES_MAX};
@@ -22,7 +23,7 @@ struct Held {
 /// What the tags say.
 #[derive(Default)]
 struct Scan {
-    blocks: FxHashMap<(u16, AreaBlock), Held>,
+    blocks: HashMap<(u16, AreaBlock), Held>,
     /// Tags that count for nothing: of a forgotten volume, or of content that was replaced.
     stale: Vec<u32>,
     /// Groups that have memory.
@@ -44,9 +45,9 @@ impl Arena {
         for (i, word) in tags::header(&identity).into_iter().enumerate().rev() {
             map.head(i).store(word, Ordering::Release);
         }
+        let space = Space::cold(0..slots);
         Ok(Self {
-            path: path.to_owned(),
-            file,
+            pool: Arc::new(Pool::new(path, file, space)),
             map,
             identity,
             salt: tags::salt(&identity),
@@ -54,7 +55,6 @@ impl Arena {
             budget: None,
             sequence: 1,
             volumes: (0..VOLUMES_MAX).map(|_| Volume::default()).collect(),
-            space: Space::cold(0..slots),
             used_slots: 0,
         })
     }
@@ -125,8 +125,7 @@ impl Arena {
         }
         let space = Space::cold((0..slots).filter(|slot| !is_used(slot)));
         Ok(Self {
-            path: path.to_owned(),
-            file,
+            pool: Arc::new(Pool::new(path, file, space)),
             map,
             identity: found,
             salt,
@@ -134,7 +133,6 @@ impl Arena {
             budget: None,
             sequence: scan.sequence_max + 1,
             volumes,
-            space,
             used_slots: used.len() as u32,
         })
     }
@@ -148,7 +146,7 @@ fn read_volumes(path: &Path, head: &[u64], salt: u32) -> Result<Vec<Volume>, Jou
                 .ok_or_else(|| {
                     corrupt(path, format_args!("the record of file system {volume} is damaged"))
                 })?;
-            Ok(Volume { record, generation, copy, slots: FxHashMap::default() })
+            Ok(Volume { record, generation, copy, slots: HashMap::default() })
         })
         .collect()
 }

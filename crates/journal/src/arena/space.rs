@@ -32,11 +32,7 @@ impl Space {
         }
     }
 
-    /// The slot that the next [`Space::pop`] takes.
-    pub(super) fn peek(&self) -> Option<u32> {
-        self.hot.last().copied()
-    }
-
+    /// A slot that has memory.
     pub(super) fn pop(&mut self) -> Option<u32> {
         self.hot.pop()
     }

@@ -49,7 +49,8 @@ pub struct LogGeometry {
     pub uuid: [u8; 16],
     /// The file system's size in blocks: a home block lies below it.
     pub fs_blocks: u64,
-    /// Ranges `[from, to)` of file system blocks that can be nobody's home: the journal's own.
+    /// Ranges `[from, to)` of file system blocks that can be nobody's home: the journal's own. Ascending, none over
+    /// another.
     pub forbidden: Vec<(FsBlock, FsBlock)>,
 }
 
@@ -74,7 +75,8 @@ impl LogGeometry {
 
     /// Whether a block can be logged: inside the file system, outside its journal.
     fn is_home(&self, home: FsBlock) -> bool {
-        home.0 < self.fs_blocks && !self.forbidden.iter().any(|(from, to)| (*from..*to).contains(&home))
+        let before = self.forbidden.partition_point(|(from, _)| *from <= home);
+        home.0 < self.fs_blocks && before.checked_sub(1).is_none_or(|i| self.forbidden[i].1 <= home)
     }
 }
 

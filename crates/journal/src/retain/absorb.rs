@@ -89,6 +89,7 @@ impl Retainer {
             match self.arena.store(id, at, &mut |slot| slot.copy_from_slice(block)) {
                 Ok(()) => return Ok(true),
                 Err(error) if is_full(&error) && !made_room => {
+                    self.tell_no_memory(&error);
                     self.make_room()?;
                     made_room = true;
                     if self.volumes[v].log().is_none() {
@@ -106,6 +107,19 @@ impl Retainer {
                 }
                 Err(e) => return Err(e),
             }
+        }
+    }
+
+    /// Less memory than `--retain-max` promised: said once, for it costs only speed.
+    fn tell_no_memory(&mut self, error: &JournalError) {
+        if matches!(error, JournalError::Block(_)) && !std::mem::replace(&mut self.told_no_memory, true) {
+            tracing::warn!(
+                %error,
+                arena = %self.arena.path().display(),
+                used_bytes = self.arena.used_bytes(),
+                "the arena's tmpfs is full: journals are checkpointed early and what does not fit goes to its own place on \
+                 the disk; nothing is lost; free memory there, enlarge the tmpfs, or serve with a smaller --retain-max"
+            );
         }
     }
 

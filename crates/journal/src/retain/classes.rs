@@ -1,10 +1,10 @@
 //! What the guest's requests mean, seen from below (vDrive § 4.2: journal commit, page write-back, journal truncation,
 //! write failure), counted.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Counters of one file system, since it was found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Classes {
     /// Transactions committed.
     pub journal_commits: u64,

@@ -1,6 +1,6 @@
 //! Following the log: a commit block completes a transaction, and everything in it becomes the newest committed version.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{HashMap, HashSet};
 
 use super::volume::{Committed, Log, Position};
 use super::{HomeError, Mutation, Retainer, View};
@@ -44,13 +44,15 @@ impl Retainer {
 
     /// One complete transaction.
     fn commit(&mut self, v: usize, transaction: Transaction) -> Result<(), JournalError> {
-        let revoked: FxHashSet<FsBlock> = transaction.revokes.iter().copied().collect();
-        let mut last: FxHashMap<FsBlock, Tuple> = FxHashMap::default();
+        let revoked: HashSet<FsBlock> = transaction.revokes.iter().copied().collect();
+        let mut last: HashMap<FsBlock, Tuple> = HashMap::default();
         for tag in transaction.tags.iter().filter(|t| !revoked.contains(&t.home)) {
             let tuple = Tuple { home: tag.home, at: tag.at, tid: transaction.tid, escaped: tag.escaped };
             last.insert(tag.home, tuple);
         }
         let mut protect: Vec<Tuple> = last.into_values().collect();
+        // The map's order is another one each time, and what is seeded must be reproducible.
+        protect.sort_unstable_by_key(|tuple| tuple.home);
         if self.mutated(Mutation::KeepOldest) {
             let id = self.volumes[v].id;
             protect.retain(|tuple| self.area.version(id, tuple.home).is_none());

@@ -3,7 +3,7 @@
 use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 
 use super::superblock_write::new_log;
-use super::volume::{byte_of, Phase, Volume};
+use super::volume::{byte_of, LeftJournal, Phase, Volume};
 use super::{Classes, Retainer};
 use crate::area::VersionState;
 use crate::arena::VolumeId;
@@ -42,6 +42,7 @@ impl Retainer {
             if !starts.contains(&self.volumes[v].start) {
                 self.leave(v, "it is no longer there", false)?;
                 self.volumes.remove(v);
+                self.changed();
             }
         }
         for found in found {
@@ -50,11 +51,11 @@ impl Retainer {
                 Found::Passthrough { start, uuid, why } => {
                     let v = self.volume_at(start);
                     self.leave(v, &why, false)?;
+                    // A UUID: it still is an ext4, whose guest may go on with the journal.
+                    let left = if uuid.is_some() { self.left_journal(v)? } else { None };
                     let volume = &mut self.volumes[v];
-                    if volume.uuid != uuid {
-                        // Another file system's journal owes nothing to the older one's tail.
-                        volume.clamp = None;
-                    }
+                    volume.clamp = left.map(|(_, tail)| tail);
+                    volume.left = left.map(|(left, _)| left);
                     volume.uuid = uuid;
                     volume.phase = Phase::Passthrough { why };
                 }
@@ -100,6 +101,7 @@ impl Retainer {
             uuid: None,
             phase: Phase::Passthrough { why: String::new() },
             clamp: None,
+            left: None,
             classes: Classes::default(),
         });
         self.volumes.len() - 1
@@ -116,7 +118,9 @@ impl Retainer {
             }
             self.leave(v, "it became another file system", false)?;
         }
-        let clamp = match self.volumes[v].uuid == Some(layout.uuid) {
+        // While nothing was understood here, the journal may have become another one.
+        let known = matches!(self.volumes[v].phase, Phase::Armed { .. });
+        let clamp = match known && self.volumes[v].uuid == Some(layout.uuid) {
             true => self.volumes[v].clamp,
             false => self.tail_on_disk(&layout)?,
         };
@@ -128,8 +132,26 @@ impl Retainer {
         };
         volume.uuid = Some(layout.uuid);
         volume.clamp = clamp;
+        volume.left = None;
         volume.phase = Phase::Armed { layout, why };
         Ok(())
+    }
+
+    /// The journal that was known here and still stands on the disk with a log in it, though nothing else may be understood
+    /// any more, and the tail there: what came before that is gone. Its guest may go on with it.
+    fn left_journal(
+        &mut self,
+        v: usize,
+    ) -> Result<Option<(LeftJournal, super::volume::Position)>, JournalError> {
+        let volume = &self.volumes[v];
+        let known = volume.layout().and_then(|l| Some((l.home_of(AreaBlock(0))?.sector(l.start), None)));
+        let Some((at, uuid)) = known.or(volume.left.map(|left| (left.at, Some(left.uuid)))) else {
+            return Ok(None);
+        };
+        let Ok(superblock) = JournalSuperblock::parse(&self.below.read_block(at)?) else { return Ok(None) };
+        let same = uuid.is_none_or(|uuid| uuid == superblock.uuid());
+        let left = LeftJournal { at, uuid: superblock.uuid() };
+        Ok(superblock.start().filter(|_| same).map(|start| (left, (superblock.sequence(), start))))
     }
 
     /// The tail that the superblock on the disk names: an earlier daemon may have released what came before it.

@@ -27,6 +27,7 @@ mod inflight;
 mod learn;
 mod mutation;
 mod passed;
+mod ranges;
 mod report;
 mod superblock_write;
 mod volume;
@@ -39,7 +40,7 @@ use afterimage_block::{BlockError, Buffers, Disk, Sector, SECTOR_BYTES};
 use crate::area::JournalArea;
 use crate::arena::{Arena, VolumeId};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::log::AreaView;
 
 use below::Below;
@@ -48,7 +49,9 @@ pub use classes::Classes;
 use inflight::InFlight;
 pub use inflight::Track;
 pub use mutation::Mutation;
-use volume::{area_ranges, Phase, Volume};
+use ranges::Areas;
+pub use ranges::Ranges;
+use volume::{Phase, Volume};
 pub use write::{Change, Part};
 
 /// How a disk's journals are retained.
@@ -76,6 +79,8 @@ impl std::fmt::Debug for Options {
 /// See the module.
 pub struct Retainer {
     volumes: Vec<Volume>,
+    /// Where their absorbed journals lie; follows them in [`Retainer::changed`].
+    areas: Areas,
     arena: Arena,
     area: JournalArea,
     below: Below,
@@ -88,37 +93,12 @@ pub struct Retainer {
     places: Vec<Sector>,
     /// The guest's next flush is an occasion to look again.
     look_at_flush: bool,
+    /// That the arena's tmpfs is full was said.
+    told_no_memory: bool,
     /// Counts changes of which ranges need a look; lanes keep a copy of [`Retainer::ranges`].
     version: u64,
     #[cfg(feature = "mutations")]
     mutation: Option<Mutation>,
-}
-
-/// Ranges of a disk that cannot simply be handed through.
-#[derive(Clone, Debug, Default)]
-pub struct Ranges {
-    /// Journal areas that are absorbed: reads are served from the arena. Sorted.
-    pub areas: Vec<(Sector, u64)>,
-    /// File systems whose writes must be looked at, and the sectors on which layouts rest. Sorted.
-    pub writes: Vec<(Sector, u64)>,
-    /// Whether a flush has to be told of: see [`Retainer::flushes`].
-    pub flushes: bool,
-}
-
-impl Ranges {
-    fn touch(list: &[(Sector, u64)], sector: Sector, sectors: u64) -> bool {
-        list.iter().any(|(s, n)| s.0 < sector.0 + sectors && sector.0 < s.0 + n)
-    }
-
-    /// Whether a read touches an absorbed journal.
-    pub fn touch_area(&self, sector: Sector, sectors: u64) -> bool {
-        Self::touch(&self.areas, sector, sectors)
-    }
-
-    /// Whether a write has to be looked at.
-    pub fn touch_write(&self, sector: Sector, sectors: u64) -> bool {
-        Self::touch(&self.writes, sector, sectors)
-    }
 }
 
 /// A part of a read.
@@ -184,6 +164,7 @@ impl Retainer {
         let below = Below::new(disk, options.home.clone())?;
         Ok(Self {
             volumes: Vec::new(),
+            areas: Areas::default(),
             arena,
             area: JournalArea::default(),
             below,
@@ -193,6 +174,7 @@ impl Retainer {
             table: Vec::new(),
             places: Vec::new(),
             look_at_flush: false,
+            told_no_memory: false,
             version: 1,
             #[cfg(feature = "mutations")]
             mutation: None,
@@ -206,28 +188,21 @@ impl Retainer {
 
     /// What cannot simply be handed through now.
     pub fn ranges(&self) -> Ranges {
-        let mut ranges = Ranges::default();
-        ranges.writes.push((Sector(0), learn::TABLE_SECTORS.min(self.disk_sectors)));
+        let mut writes = vec![(Sector(0), learn::TABLE_SECTORS.min(self.disk_sectors))];
         for volume in &self.volumes {
-            ranges.writes.push(volume.superblock_range());
+            writes.push(volume.superblock_range());
+            writes.extend(volume.guarded_superblock().map(|at| (at, BLOCK_SECTORS)));
             match &volume.phase {
                 Phase::Passthrough { .. } => {}
-                Phase::Armed { layout, .. } => {
-                    ranges.writes.extend(area_ranges(layout).take(1).map(|(s, _, _)| (s, 8)));
-                    ranges.writes.extend(volume.watched_ranges());
-                }
+                Phase::Armed { .. } => writes.extend(volume.watched_ranges()),
                 Phase::Absorbing(log) => {
-                    ranges.areas.extend(area_ranges(&log.layout).map(|(s, n, _)| (s, n)));
-                    ranges.writes.push((volume.start, log.layout.room_blocks * 8));
+                    writes.push((volume.start, log.layout.room_blocks * BLOCK_SECTORS));
                 }
             }
         }
         let blank = |place: &&Sector| !self.volumes.iter().any(|v| v.start == **place);
-        ranges.writes.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
-        ranges.flushes = self.look_at_flush;
-        ranges.areas.sort_unstable();
-        ranges.writes.sort_unstable();
-        ranges
+        writes.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
+        Ranges::new(self.areas.ranges(), writes, self.look_at_flush)
     }
 
     /// Serves the parts of a read that lie in absorbed journals; says what is left.
@@ -241,8 +216,8 @@ impl Retainer {
         let mut at = sector.0;
         let end = sector.0 + sectors;
         while at < end {
-            let Some((v, block, start)) = self.area_at(Sector(at)) else {
-                let next = self.next_area(Sector(at)).min(end);
+            let Some((v, block, start)) = self.areas.at(Sector(at)) else {
+                let next = self.areas.next(Sector(at)).min(end);
                 parts.push(ReadPart::Below { sector: Sector(at), sectors: next - at });
                 at = next;
                 continue;
@@ -266,24 +241,6 @@ impl Retainer {
         Ok(())
     }
 
-    /// The absorbed journal block that a sector lies in, and that block's first sector.
-    fn area_at(&self, sector: Sector) -> Option<(usize, AreaBlock, Sector)> {
-        self.volumes.iter().enumerate().find_map(|(v, volume)| {
-            let log = volume.log()?;
-            area_ranges(&log.layout).find(|(s, n, _)| (s.0..s.0 + n).contains(&sector.0)).map(|(s, _, at)| {
-                let block = (sector.0 - s.0) / 8;
-                (v, AreaBlock(at.0 + block as u32), Sector(s.0 + block * 8))
-            })
-        })
-    }
-
-    /// Where the next absorbed journal begins after a sector.
-    fn next_area(&self, sector: Sector) -> u64 {
-        let logs = self.volumes.iter().filter_map(Volume::log);
-        let starts = logs.flat_map(|log| area_ranges(&log.layout).map(|(s, _, _)| s.0));
-        starts.filter(|s| *s > sector.0).min().unwrap_or(u64::MAX)
-    }
-
     /// A journal block as the guest is shown it, where it is not the disk's own.
     fn content(&self, v: usize, at: AreaBlock) -> Option<Block> {
         let volume = &self.volumes[v];
@@ -294,7 +251,9 @@ impl Retainer {
         self.arena.get(volume.id, at).copied()
     }
 
+    /// What has to be looked at is no longer the same.
     fn changed(&mut self) {
+        self.areas = Areas::of(&self.volumes);
         self.version += 1;
     }
 

@@ -186,6 +186,11 @@ impl Retainer {
                 return Ok(());
             }
         };
+        let volume = &mut self.volumes[v];
+        if volume.left.is_some_and(|left| left.uuid != superblock.uuid()) {
+            // Another file system's journal owes nothing to the older one's tail.
+            volume.clamp = None;
+        }
         if let Some(start) = superblock.start() {
             if self.begin(v, &superblock, start)? {
                 parts.push(Part::Done);
@@ -308,17 +313,19 @@ fn same_format(a: Features, b: Features) -> bool {
 
 /// A log with nothing in it.
 pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Position) -> Log {
+    let mut forbidden: Vec<_> = layout
+        .journal
+        .iter()
+        .map(|e| (e.home, crate::ids::FsBlock(e.home.0 + u64::from(e.blocks))))
+        .collect();
+    forbidden.sort_unstable();
     let geometry = LogGeometry {
         first: superblock.first(),
         maxlen: superblock.maxlen(),
         features: superblock.features(),
         uuid: superblock.uuid(),
         fs_blocks: layout.room_blocks,
-        forbidden: layout
-            .journal
-            .iter()
-            .map(|e| (e.home, crate::ids::FsBlock(e.home.0 + u64::from(e.blocks))))
-            .collect(),
+        forbidden,
     };
     Log {
         disk_sequence: superblock.sequence(),

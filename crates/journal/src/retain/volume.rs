@@ -24,7 +24,18 @@ pub(super) struct Volume {
     /// The tail that superblocks on the disk must not fall behind: older blocks of the log are gone. Lives until the
     /// guest's own tail has passed it (design § 4 rule 4).
     pub(super) clamp: Option<Position>,
+    /// While nothing is understood of this place any more: the journal superblock that the clamp is for.
+    pub(super) left: Option<LeftJournal>,
     pub(super) classes: Classes,
+}
+
+/// A journal of a file system that is no longer understood, though its guest may go on with it: one whose UUID was
+/// changed while it was mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LeftJournal {
+    /// Where its superblock is.
+    pub(super) at: Sector,
+    pub(super) uuid: [u8; 16],
 }
 
 #[derive(Debug)]
@@ -106,6 +117,15 @@ impl Volume {
     /// Where its superblock is: bytes 1024 to 2048.
     pub(super) fn superblock_range(&self) -> (Sector, u64) {
         (Sector(self.start.0 + 2), 2)
+    }
+
+    /// The first sector of the journal superblock that is not to be written as it comes, where nothing is absorbed.
+    pub(super) fn guarded_superblock(&self) -> Option<Sector> {
+        match &self.phase {
+            Phase::Passthrough { .. } => self.clamp.and(self.left).map(|left| left.at),
+            Phase::Armed { layout, .. } => Some(layout.home_of(AreaBlock(0))?.sector(layout.start)),
+            Phase::Absorbing(_) => None,
+        }
     }
 
     /// The sectors on which its layout rests.

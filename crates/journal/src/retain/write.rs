@@ -3,10 +3,9 @@
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
 use super::inflight::{Match, Track};
-use super::volume::{area_ranges, Phase};
+use super::volume::area_ranges;
 use super::Retainer;
 use crate::error::JournalError;
-use crate::ids::AreaBlock;
 
 /// What a guest's request changes.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +88,7 @@ impl Retainer {
         let mut at = sector.0;
         while at < end {
             let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
-            if let Some((v, block, start)) = self.area_at(Sector(at)) {
+            if let Some((v, block, start)) = self.areas.at(Sector(at)) {
                 let piece_end = (start.0 + 8).min(end);
                 let len = ((piece_end - at) * SECTOR_BYTES) as usize;
                 let within = ((at - start.0) * SECTOR_BYTES) as usize;
@@ -97,7 +96,7 @@ impl Retainer {
                 at = piece_end;
                 continue;
             }
-            let piece_end = self.next_area(Sector(at)).min(end);
+            let piece_end = self.areas.next(Sector(at)).min(end);
             let len = ((piece_end - at) * SECTOR_BYTES) as usize;
             self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), lend, parts)?;
             at = piece_end;
@@ -192,11 +191,11 @@ impl Retainer {
         Ok(())
     }
 
-    /// The journal superblock of a file system that waits for a mount, where a write touches it.
+    /// The journal superblock of a file system that waits for a mount, or is not understood any more, where a write
+    /// touches it.
     fn armed_superblock(&self, sector: Sector, sectors: u64) -> Option<(usize, Sector)> {
         self.volumes.iter().enumerate().find_map(|(v, volume)| {
-            let Phase::Armed { layout, .. } = &volume.phase else { return None };
-            let start = layout.home_of(AreaBlock(0))?.sector(layout.start);
+            let start = volume.guarded_superblock()?;
             (start.0 < sector.0 + sectors && sector.0 < start.0 + 8).then_some((v, start))
         })
     }

@@ -1,6 +1,8 @@
 //! A guest's disk twice: as any disk would have it, and with its journal retained.
 #![allow(dead_code)]
 
+pub mod stream;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -234,11 +236,25 @@ impl Served {
 
     /// The same state, of which anything can be made.
     pub fn copy(&self) -> Served {
+        self.opened(self.below.bytes(), |arena| copy_sparse(&self.arena, arena))
+    }
+
+    /// The arena's file as it is: what a daemon that dies now leaves.
+    pub fn arena(&self) -> Vec<u8> {
+        std::fs::read(&self.arena).unwrap()
+    }
+
+    /// What another daemon makes of a disk and of an arena's file.
+    pub fn after(&self, below: Vec<u8>, arena: &[u8]) -> Served {
+        self.opened(below, |path| std::fs::write(path, arena).unwrap())
+    }
+
+    fn opened(&self, below: Vec<u8>, put_arena: impl FnOnce(&Path)) -> Served {
         let folder = Arc::new(shm());
         let arena = folder.path().join("a.arena");
-        copy_sparse(&self.arena, &arena);
-        let mut copy = Served {
-            below: Memory::new(self.below.bytes()),
+        put_arena(&arena);
+        let mut opened = Served {
+            below: Memory::new(below),
             disk: None,
             lane: None,
             arena,
@@ -246,9 +262,9 @@ impl Served {
             bytes_max: self.bytes_max,
             options: self.options.clone(),
         };
-        let held = Arena::open(&copy.arena, None).unwrap();
-        copy.open(held);
-        copy
+        let held = Arena::open(&opened.arena, None).unwrap();
+        opened.open(held);
+        opened
     }
 
     /// What a guest reads, all of it.

@@ -1,0 +1,64 @@
+//! The free slots of one arena, behind a lock of their own: where all memory of a budget is taken, another arena of the
+//! same budget takes it from here, without the lock of the disk that this one belongs to.
+//!
+//! Nobody holds the locks of two pools at once, and nothing else is locked while one is held.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::file;
+use super::space::Space;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Pool {
+    path: PathBuf,
+    file: File,
+    space: Mutex<Space>,
+}
+
+impl Pool {
+    pub(super) fn new(path: &Path, file: File, space: Space) -> Self {
+        Self { path: path.to_owned(), file, space: Mutex::new(space) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Who is to give a slot memory holds this meanwhile: a run that is being filled must not be emptied.
+    pub(super) fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives memory of free slots back but for `keep` of them. Says of how many.
+    pub(super) fn cool(&self, keep: u32) -> u32 {
+        let mut space = self.space();
+        let runs = space.cool(keep);
+        runs.into_iter()
+            .map(|run| {
+                file::punch(&self.file, &self.path, run);
+                run.1
+            })
+            .sum()
+    }
+
+    /// Gives memory of at most so many free slots back. Says of how many.
+    pub(super) fn yield_slots(&self, slots_max: u32) -> u32 {
+        let keep = self.space().hot_slots().saturating_sub(slots_max);
+        self.cool(keep)
+    }
+
+    /// No slot is free any more. Says how many with memory there were.
+    pub(super) fn retire(&self) -> u32 {
+        let mut space = self.space();
+        let hot = space.hot_slots();
+        *space = Space::default();
+        hot
+    }
+}

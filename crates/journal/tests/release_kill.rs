@@ -1,0 +1,143 @@
+//! A daemon that is killed while it gives transactions up: after the served tail has moved, and before the last of their
+//! blocks is forgotten.
+//!
+//! The arena is memory, so a kill leaves it between two of its stores. A step of a recorded guest is made whole; then every
+//! state in between is put together from the arena before it and the arena after it, in the order in which the module
+//! promises its stores: what is new and what is marked home, the tail, and then the freed slots, of which any may be
+//! cleared already. A state that breaks that order has to show: it is the proof that these tests can fail.
+
+mod common;
+
+use afterimage_journal::retain::Options;
+use common::stream::{load, recordings, send, Plain};
+use common::{at_commit, recovered, wait_for_home, Served};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+// As `crates/journal/src/arena/map.rs` lays an arena out.
+const PAGE: usize = 4096;
+const HEAD: usize = 5 * PAGE;
+const GROUP: usize = 129 * PAGE;
+const TAG: usize = 32;
+
+/// What a step did to an arena.
+struct Changes {
+    /// The word of the served tail, where that has not moved long before, as it has where a commit brings everything home.
+    tail: Option<usize>,
+    /// First words of the tags of slots that it freed.
+    freed: Vec<usize>,
+}
+
+fn words(arena: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let head = (0..HEAD).step_by(8);
+    let tags = (HEAD..arena.len()).step_by(GROUP).flat_map(|group| (group..group + PAGE).step_by(TAG));
+    head.chain(tags).map(|at| (at, &arena[at..at + 8]))
+}
+
+/// What lies between two states, where that is a release and nothing that hides its order.
+fn changes(before: &[u8], after: &[u8]) -> Option<Changes> {
+    let changed: Vec<(usize, bool, bool)> = words(before)
+        .zip(words(after))
+        .filter(|(a, b)| a != b)
+        .map(|((at, a), (_, b))| (at, a == [0; 8], b == [0; 8]))
+        .collect();
+    let (head, tags): (Vec<_>, Vec<_>) = changed.into_iter().partition(|(at, _, _)| *at < HEAD);
+    // A slot that was freed and taken again by one step tells nothing about the time between.
+    let reused = tags.iter().any(|(_, was_free, is_free)| !was_free && !is_free);
+    let freed: Vec<usize> = tags.iter().filter(|(_, _, is_free)| *is_free).map(|(at, _, _)| *at).collect();
+    let tail = head.first().map(|(at, _, _)| *at);
+    (head.len() <= 1 && !reused && !freed.is_empty()).then_some(Changes { tail, freed })
+}
+
+fn put(into: &mut [u8], from: &[u8], at: usize) {
+    into[at..at + 8].copy_from_slice(&from[at..at + 8]);
+}
+
+#[derive(Default)]
+struct Seen {
+    releases: u32,
+    states: u32,
+    /// States of another order that were found out.
+    caught: u32,
+}
+
+fn judge(served: &Served, plain: &Plain, step: usize, before: &[u8], rng: &mut ChaCha8Rng, seen: &mut Seen) {
+    let after = served.arena();
+    let Some(changes) = changes(before, &after) else { return };
+    seen.releases += 1;
+    let below = served.below.bytes();
+    let end = |arena: &[u8]| recovered(served.after(below.clone(), arena).finish(false)).disk;
+    // All of it but the tail, and nothing freed yet.
+    let mut begun = after.clone();
+    changes.tail.iter().for_each(|at| put(&mut begun, before, *at));
+    changes.freed.iter().for_each(|at| put(&mut begun, before, *at));
+    plain.assert_same(&end(&begun), "killed before the tail moved", step);
+    let mut moved = begun.clone();
+    changes.tail.iter().for_each(|at| put(&mut moved, &after, *at));
+    plain.assert_same(&end(&moved), "killed before a block was forgotten", step);
+    seen.states += 2;
+    for _ in 0..2 {
+        let mut some = moved.clone();
+        for at in &changes.freed {
+            if rng.random_ratio(1, 2) {
+                put(&mut some, &after, *at);
+            }
+        }
+        plain.assert_same(&end(&some), "killed while blocks were forgotten", step);
+        seen.states += 1;
+    }
+    if changes.tail.is_none() {
+        return;
+    }
+    // The other way round: blocks gone that the tail still names.
+    let mut wrong = begun;
+    changes.freed.iter().for_each(|at| put(&mut wrong, &after, *at));
+    seen.caught += u32::from(!plain.different(&end(&wrong)).is_empty());
+}
+
+/// `pressed`: of so many steps, memory is short after one.
+fn walk(options: fn() -> Options, seed: u64, bytes_max: u64, pressed: u32) -> Seen {
+    let mut seen = Seen::default();
+    for path in recordings() {
+        let stream = load(&path);
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut plain = Plain::new(&stream);
+        let mut served = Served::new(stream.base.clone(), bytes_max, options());
+        for (i, step) in stream.steps.iter().enumerate() {
+            let looked_at = rng.random_ratio(1, 8);
+            let before = if looked_at { served.arena() } else { Vec::new() };
+            plain.apply(&step.op);
+            send(&mut served, &step.op);
+            if looked_at {
+                judge(&served, &plain, i, &before, &mut rng, &mut seen);
+            }
+            if rng.random_ratio(1, pressed) {
+                let before = served.arena();
+                served.disk().make_room().unwrap();
+                judge(&served, &plain, i, &before, &mut rng, &mut seen);
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_release_that_is_cut_short_loses_nothing() {
+    let seen = walk(wait_for_home, 1, 8 << 20, 60);
+    println!(
+        "{} releases, {} states between; {} of another order caught",
+        seen.releases, seen.states, seen.caught
+    );
+    assert!(seen.releases > 20, "{} releases only", seen.releases);
+    assert!(seen.caught > 0, "a tail that moves last would not have been noticed");
+}
+
+#[test]
+fn nor_does_one_of_what_went_home_at_its_commit() {
+    let seen = walk(at_commit, 2, 1 << 20, 12);
+    println!(
+        "{} releases, {} states between; {} of another order caught",
+        seen.releases, seen.states, seen.caught
+    );
+    assert!(seen.releases > 5, "{} releases only", seen.releases);
+}
