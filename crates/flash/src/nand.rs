@@ -351,6 +351,12 @@ impl Flash {
         prefetch_range(&self.owner, block.index() * p, p);
     }
 
+    /// How far a block is filled is asked for.
+    #[inline]
+    pub fn expect_fill(&self, block: Block) {
+        prefetch(&self.fills, block.index());
+    }
+
     /// What programming a block's next page changes is asked for.
     #[inline]
     pub fn expect_program(&self, block: Block) {

@@ -8,6 +8,8 @@
 
 /// Tables of at least so many bytes ask for huge pages; below, they would mostly round up.
 const HUGE_FROM: usize = 4 << 20;
+/// Bytes a cache line.
+const LINE: usize = 64;
 
 /// `len` times `value`, in huge pages if that is worth it and the kernel grants it.
 pub fn filled<T: Copy>(value: T, len: usize) -> Vec<T> {
@@ -44,9 +46,12 @@ pub fn prefetch<T>(table: &[T], index: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(element) = table.get(index) {
         use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
-        // SAFETY: a prefetch changes nothing that the program can see and never faults; SSE, which has it, is part of
-        // every x86-64. The address is that of a live element all the same.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()) };
+        let start: *const i8 = std::ptr::from_ref(element).cast();
+        for at in (0..std::mem::size_of::<T>()).step_by(LINE) {
+            // SAFETY: a prefetch changes nothing that the program can see and never faults; SSE, which has it, is part
+            // of every x86-64. The address is inside a live element all the same.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at)) };
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (table, index);
@@ -55,7 +60,7 @@ pub fn prefetch<T>(table: &[T], index: usize) {
 /// The same for all of a short stretch.
 #[inline(always)]
 pub fn prefetch_range<T>(table: &[T], from: usize, len: usize) {
-    let line = (64 / std::mem::size_of::<T>().max(1)).max(1);
+    let line = (LINE / std::mem::size_of::<T>().max(1)).max(1);
     let mut at = from;
     while at < from + len {
         prefetch(table, at);

@@ -8,7 +8,7 @@ pub mod page_map;
 mod page_set;
 pub mod super_maps;
 pub mod superblock;
-mod superblock_gc;
+pub(crate) mod superblock_gc;
 
 use crate::counts::Cause;
 use crate::ids::{Lpn, Ppn};

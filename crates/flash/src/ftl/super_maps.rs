@@ -144,6 +144,7 @@ impl Maps {
     }
 
     /// All of a superblock's maps are asked for.
+    #[inline]
     pub fn expect_all(&self, sb: u32) {
         prefetch_range(&self.cells, self.base(sb), self.each as usize);
     }

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::lru::{LruSet, Queue};
 use super::super_maps::{Maps, LEVELS};
+use super::superblock_gc::Upcoming;
 use super::{check_mapping, Ahead, Ftl, FtlError, Split};
 use crate::config::Config;
 use crate::counts::Cause;
@@ -33,8 +34,9 @@ pub(super) enum Filled {
     Yes,
 }
 
-/// One superblock's blocks.
+/// One superblock's blocks; two cache lines with the default N and M.
 #[derive(Debug, Clone, Default)]
+#[repr(align(64))]
 pub(super) struct Super {
     /// All its physical blocks; in place up to the default N + M.
     pub blocks: SmallVec<[Block; 16]>,
@@ -67,7 +69,7 @@ pub struct Superblock {
     /// Superblocks that hold extra blocks, most recently written first. With `full_first` those whose open block had no
     /// room after their last write are apart.
     extra: [Queue; 2],
-    links: Vec<[u32; 2]>,
+    pub(super) links: Vec<[u32; 2]>,
     hits: u64,
     misses: u64,
     pub(super) allocations: u64,
@@ -75,15 +77,8 @@ pub struct Superblock {
     pub(super) order: Vec<u64>,
     /// Scratch for compaction: its destinations.
     pub(super) drawn: Vec<Block>,
-    /// The superblock that will be compacted next, as it looks now, and how much of it has been asked for.
-    pub(super) upcoming: Option<(u32, Upcoming)>,
-}
-
-/// What of the next victim is asked for at the next host write; each step reads what the one before asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Upcoming {
-    Maps,
-    Blocks,
+    /// The superblocks that will be compacted next, as it looks now.
+    pub(super) upcoming: Upcoming,
 }
 
 impl Superblock {
@@ -112,7 +107,7 @@ impl Superblock {
             allocations: 0,
             order: Vec::new(),
             drawn: Vec::new(),
-            upcoming: None,
+            upcoming: Upcoming::default(),
         }
     }
 
@@ -213,9 +208,7 @@ impl Ftl for Superblock {
     }
 
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
-        if let Some((sb, step)) = self.upcoming {
-            self.expect_victim(sb, step);
-        }
+        self.expect_victims();
         self.look_up(lpn.0);
         let sb = self.maps.super_of(lpn.0);
         let block = self.host_block(sb)?;
@@ -250,8 +243,10 @@ impl Ftl for Superblock {
                 if old != NONE {
                     self.dev.flash.expect_death(Ppn(old));
                 }
-                if let Some(open) = self.supers[sb as usize].open {
-                    self.dev.flash.expect_program(open);
+                let s = &self.supers[sb as usize];
+                match s.open {
+                    Some(open) if !self.dev.flash.is_full(open) => self.dev.flash.expect_program(open),
+                    _ => s.blocks.iter().for_each(|b| self.dev.flash.expect_fill(*b)),
                 }
             }
         }

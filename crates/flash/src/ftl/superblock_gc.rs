@@ -1,10 +1,47 @@
 //! How a superblock gets room: exchange, allocate, collect its own block, or compact another superblock.
 
-use super::superblock::{Superblock, Upcoming};
+use super::superblock::Superblock;
 use super::FtlError;
 use crate::counts::Cause;
-use crate::ids::Block;
-use crate::table::prefetch_range;
+use crate::ids::{Block, NONE};
+use crate::table::prefetch;
+
+/// Which superblocks will be compacted next, and how much of them has been asked for.
+#[derive(Debug, Default)]
+pub(super) struct Upcoming {
+    /// The last ones noted, in a ring.
+    planned: [u32; Self::RING],
+    /// Noted in all.
+    noted: usize,
+    /// Steps taken in all.
+    steps: usize,
+}
+
+impl Upcoming {
+    /// How many victims ahead.
+    const DEPTH: usize = 3;
+    /// Steps a victim.
+    const STEPS: usize = 3;
+    const STEPS_A_WRITE: usize = 2;
+    const RING: usize = 8;
+
+    fn add(&mut self, sb: u32) {
+        self.planned[self.noted % Self::RING] = sb;
+        self.noted += 1;
+        // What the ring has lost is not worth asking for any more.
+        self.steps = self.steps.max((self.noted.saturating_sub(Self::RING)) * Self::STEPS);
+    }
+
+    #[inline]
+    fn step(&mut self) -> Option<(u32, usize)> {
+        let (victim, step) = (self.steps / Self::STEPS, self.steps % Self::STEPS);
+        if victim >= self.noted {
+            return None;
+        }
+        self.steps += 1;
+        Some((self.planned[victim % Self::RING], step))
+    }
+}
 
 impl Superblock {
     /// The block that takes the next host write of superblock `sb`.
@@ -162,10 +199,7 @@ impl Superblock {
         (self.order, self.drawn) = (order, drawn);
         self.settle(sb, dst);
         self.relist(sb, false);
-        self.upcoming = self.victim().map(|next| (next, Upcoming::Maps));
-        if let Some((next, _)) = self.upcoming {
-            prefetch_range(&self.supers, next as usize, 1);
-        }
+        self.plan();
         Ok(())
     }
 
@@ -189,21 +223,39 @@ impl Superblock {
         order.truncate(chosen as usize);
     }
 
-    /// What compacting a superblock will touch is asked for, a step at each host write.
-    pub(super) fn expect_victim(&mut self, sb: u32, step: Upcoming) {
-        match step {
-            Upcoming::Maps => {
-                self.maps.expect_all(sb);
-                for block in &self.supers[sb as usize].blocks {
-                    self.dev.flash.expect_program(*block);
-                }
-                self.upcoming = Some((sb, Upcoming::Blocks));
+    /// The next victims are noted, if they are not already.
+    fn plan(&mut self) {
+        let mut next = self.victim().unwrap_or(NONE);
+        for _ in 0..Upcoming::DEPTH {
+            if next == NONE {
+                break;
             }
-            Upcoming::Blocks => {
-                for block in &self.supers[sb as usize].blocks {
-                    self.dev.flash.expect_source(*block);
+            if !self.upcoming.planned.contains(&next) {
+                self.upcoming.add(next);
+                prefetch(&self.supers, next as usize);
+            }
+            next = self.links[next as usize][0];
+        }
+    }
+
+    /// What the next compactions will touch is asked for, a part at each host write: a processor that is asked for all
+    /// of it at once waits.
+    #[inline]
+    pub(super) fn expect_victims(&mut self) {
+        for _ in 0..Upcoming::STEPS_A_WRITE {
+            let Some((sb, step)) = self.upcoming.step() else { return };
+            match step {
+                0 => {
+                    let blocks = &self.supers[sb as usize].blocks;
+                    blocks.iter().for_each(|b| self.dev.flash.expect_fill(*b));
                 }
-                self.upcoming = None;
+                1 => {
+                    let mut order = std::mem::take(&mut self.order);
+                    self.choose(sb, &mut order);
+                    order.iter().for_each(|entry| self.dev.flash.expect_source(Block(*entry as u32)));
+                    self.order = order;
+                }
+                _ => self.maps.expect_all(sb),
             }
         }
     }
