@@ -1,5 +1,6 @@
 //! What is said of retained journals.
 
+use afterimage_journal::retain::Classes;
 use serde::{Deserialize, Serialize};
 
 /// The memory of one disk's retained journals.
@@ -26,7 +27,6 @@ impl From<&afterimage_journal::DiskStatus> for ArenaStatus {
 
 /// One file system, or a place where one may come to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct FileSystemStatus {
     /// Its first sector.
     pub start_sector: u64,
@@ -46,37 +46,13 @@ pub struct FileSystemStatus {
     pub data_bytes: u64,
     /// Bytes of journal information: what says where a version is and where it belongs.
     pub information_bytes: u64,
-    /// Transactions that the guest committed.
-    pub journal_commits: u64,
-    /// Blocks that these logged.
-    pub journal_commit_blocks: u64,
-    /// Bytes of journal writes that did not reach storage.
-    pub journal_absorbed_bytes: u64,
-    /// The guest's writes home of blocks that have a retained version.
-    pub page_writebacks: u64,
-    /// Those of them that wrote just that version.
-    pub page_writebacks_matching: u64,
-    /// Bytes of such writes that were not forwarded, because the version was home already.
-    pub page_writeback_elided_bytes: u64,
-    /// Times that the guest truncated its journal.
-    pub journal_truncations: u64,
-    /// Writes that failed.
-    pub write_failures: u64,
-    /// Blocks that the guest revoked.
-    pub revokes: u64,
-    /// Transactions released, all of them home or superseded.
-    pub releases: u64,
-    /// Times that the daemon itself wrote versions home.
-    pub checkpoints: u64,
-    /// Blocks that it wrote then.
-    pub checkpoint_blocks: u64,
-    /// Journal blocks that went to their own place on the disk for want of memory.
-    pub evicted_blocks: u64,
+    /// What its requests meant since it was found.
+    #[serde(flatten)]
+    pub classes: Classes,
 }
 
 impl From<&afterimage_journal::FileSystemStatus> for FileSystemStatus {
     fn from(status: &afterimage_journal::FileSystemStatus) -> Self {
-        let classes = &status.classes;
         Self {
             start_sector: status.start_sector,
             uuid: status.uuid.clone(),
@@ -87,19 +63,7 @@ impl From<&afterimage_journal::FileSystemStatus> for FileSystemStatus {
             versions_pending: status.versions_pending,
             data_bytes: status.data_bytes,
             information_bytes: status.information_bytes,
-            journal_commits: classes.journal_commits,
-            journal_commit_blocks: classes.journal_commit_blocks,
-            journal_absorbed_bytes: classes.journal_absorbed_bytes,
-            page_writebacks: classes.page_writebacks,
-            page_writebacks_matching: classes.page_writebacks_matching,
-            page_writeback_elided_bytes: classes.page_writeback_elided_bytes,
-            journal_truncations: classes.journal_truncations,
-            write_failures: classes.write_failures,
-            revokes: classes.revokes,
-            releases: classes.releases,
-            checkpoints: classes.checkpoints,
-            checkpoint_blocks: classes.checkpoint_blocks,
-            evicted_blocks: classes.evicted_blocks,
+            classes: status.classes,
         }
     }
 }
@@ -108,29 +72,38 @@ impl FileSystemStatus {
     /// What the file system's requests meant since it was found, and what became of it: name, meaning, count. All
     /// counts only grow.
     pub fn counts(&self) -> [(&'static str, &'static str, u64); 11] {
+        let classes = &self.classes;
         [
-            ("journal_commits", "Transactions that the guest committed", self.journal_commits),
+            ("journal_commits", "Transactions that the guest committed", classes.journal_commits),
             (
                 "journal_commit_blocks",
                 "Blocks that the guest's transactions logged",
-                self.journal_commit_blocks,
+                classes.journal_commit_blocks,
             ),
-            ("page_writebacks", "Guest writes home of blocks with a retained version", self.page_writebacks),
+            (
+                "page_writebacks",
+                "Guest writes home of blocks with a retained version",
+                classes.page_writebacks,
+            ),
             (
                 "page_writebacks_matching",
                 "Guest writes home of just the retained version",
-                self.page_writebacks_matching,
+                classes.page_writebacks_matching,
             ),
-            ("journal_truncations", "Times that the guest truncated its journal", self.journal_truncations),
-            ("journal_write_failures", "Writes of the file system that failed", self.write_failures),
-            ("journal_revokes", "Blocks that the guest revoked", self.revokes),
-            ("retained_releases", "Retained transactions released", self.releases),
-            ("retained_checkpoints", "Times that the daemon wrote versions home", self.checkpoints),
-            ("retained_checkpoint_blocks", "Blocks that the daemon wrote home", self.checkpoint_blocks),
+            (
+                "journal_truncations",
+                "Times that the guest truncated its journal",
+                classes.journal_truncations,
+            ),
+            ("journal_write_failures", "Writes of the file system that failed", classes.write_failures),
+            ("journal_revokes", "Blocks that the guest revoked", classes.revokes),
+            ("retained_releases", "Retained transactions released", classes.releases),
+            ("retained_checkpoints", "Times that the daemon wrote versions home", classes.checkpoints),
+            ("retained_checkpoint_blocks", "Blocks that the daemon wrote home", classes.checkpoint_blocks),
             (
                 "journal_evicted_blocks",
                 "Journal blocks sent to their own place for want of memory",
-                self.evicted_blocks,
+                classes.evicted_blocks,
             ),
         ]
     }
@@ -152,11 +125,7 @@ mod tests {
             versions_pending: 3,
             data_bytes: 4,
             information_bytes: 5,
-            classes: afterimage_journal::retain::Classes {
-                revokes: 6,
-                evicted_blocks: 7,
-                ..Default::default()
-            },
+            classes: Classes { revokes: 6, evicted_blocks: 7, ..Default::default() },
         };
         let passed_on = FileSystemStatus::from(&status);
         let text = serde_json::to_value(&passed_on).unwrap();

@@ -442,13 +442,13 @@ impl GroupCollector {
             "afterimage_journal_absorbed",
             "Journal writes that did not reach storage",
             bytes.clone(),
-            &count(|s| s.journal_absorbed_bytes),
+            &count(|s| s.classes.journal_absorbed_bytes),
         )?;
         families.counter(
             "afterimage_page_writeback_elided",
             "Home writes not forwarded, because the same bytes were home",
             bytes,
-            &count(|s| s.page_writeback_elided_bytes),
+            &count(|s| s.classes.page_writeback_elided_bytes),
         )?;
         for (place, (name, help, _)) in FileSystemStatus::default().counts().into_iter().enumerate() {
             let rows: Vec<(Labels<'_>, u64)> =

@@ -18,6 +18,8 @@ pub struct Journal {
     pub first: u64,
     /// A block that no file has: any content is right for it.
     pub free: u64,
+    /// Where its file system begins on the disk, in bytes.
+    offset: u64,
     next: u32,
     tid: u32,
     /// Its last extent: the first block, and how many.
@@ -56,7 +58,37 @@ impl Journal {
         // 1024 blocks of journal, of which the last 900 lie together.
         let tail = (place(1024 - 900), 900);
         assert_eq!(place(1023), tail.0 + 899, "the journal's last blocks lie together");
-        Self { first, free: BLOCKS - 1, next: 1, tid: 1, tail }
+        Self { first, free: BLOCKS - 1, offset: 0, next: 1, tid: 1, tail }
+    }
+
+    /// Makes an image with as many partitions of an MBR, a file system on each.
+    #[track_caller]
+    pub fn make_partitions(image: &Path, count: u64) -> Vec<Self> {
+        use std::os::unix::fs::FileExt;
+        const FIRST: u64 = 1 << 20;
+        let disk = std::fs::File::create_new(image).unwrap();
+        disk.set_len(FIRST + count * BLOCKS * BLOCK).unwrap();
+        disk.write_all_at(&[0x55, 0xaa], 510).unwrap();
+        (0..count)
+            .map(|n| {
+                let offset = FIRST + n * BLOCKS * BLOCK;
+                let part = image.with_extension(format!("part{n}"));
+                let journal = Self::make(&part);
+                disk.write_all_at(&std::fs::read(&part).unwrap(), offset).unwrap();
+                std::fs::remove_file(&part).unwrap();
+                let mut entry = [0; 16];
+                entry[4] = 0x83;
+                entry[8..12].copy_from_slice(&u32::try_from(offset / 512).unwrap().to_le_bytes());
+                entry[12..].copy_from_slice(&u32::try_from(BLOCKS * BLOCK / 512).unwrap().to_le_bytes());
+                disk.write_all_at(&entry, 446 + 16 * n).unwrap();
+                Self { offset, ..journal }
+            })
+            .collect()
+    }
+
+    /// Where a block of its file system lies on the disk, in bytes.
+    pub fn place(&self, block: u64) -> u64 {
+        self.offset + block * BLOCK
     }
 
     /// The rest of the journal's blocks, as they lie in the file system.
@@ -67,32 +99,56 @@ impl Journal {
 
     /// A mount: the journal's superblock says that the log begins.
     pub fn mount(&mut self, guest: &mut Guest) {
-        let mut block = guest.read(self.first * BLOCK, BLOCK as usize);
+        let mut block = guest.read(self.place(self.first), BLOCK as usize);
         // s_sequence and s_start.
         block[24..28].copy_from_slice(&self.tid.to_be_bytes());
         block[28..32].copy_from_slice(&self.next.to_be_bytes());
-        guest.write(self.first * BLOCK, &block);
+        guest.write(self.place(self.first), &block);
+        guest.flush();
+    }
+
+    /// An unmount: the log is empty.
+    pub fn unmount(&mut self, guest: &mut Guest) {
+        let mut block = guest.read(self.place(self.first), BLOCK as usize);
+        self.tid += 1;
+        self.next = 1;
+        block[24..28].copy_from_slice(&self.tid.to_be_bytes());
+        block[28..32].fill(0);
+        guest.write(self.place(self.first), &block);
         guest.flush();
     }
 
     /// Commits one block with a content of that byte.
     pub fn commit(&mut self, guest: &mut Guest, home: u64, byte: u8) {
+        self.begin(guest, home, byte);
+        self.end(guest);
+    }
+
+    /// A transaction of that block but for its commit block.
+    pub fn begin(&self, guest: &mut Guest, home: u64, byte: u8) {
         assert!(self.next + 3 <= 10, "the blocks that are known to lie together");
-        let header = |kind: u32| [MAGIC, kind, self.tid].map(u32::to_be_bytes).concat();
-        let mut descriptor = header(1);
+        let mut descriptor = self.header(1);
         // One tag, the last one, with the journal's UUID behind it.
         descriptor.extend(u32::try_from(home).unwrap().to_be_bytes());
         descriptor.extend(8u32.to_be_bytes());
         descriptor.resize(BLOCK as usize, 0);
-        let mut commit = header(2);
-        commit.resize(BLOCK as usize, 0);
-        let at = (self.first + u64::from(self.next)) * BLOCK;
+        let at = self.place(self.first + u64::from(self.next));
         guest.write(at, &descriptor);
         guest.write(at + BLOCK, &vec![byte; BLOCK as usize]);
         guest.flush();
-        guest.write(at + 2 * BLOCK, &commit);
+    }
+
+    /// The commit block of the transaction that was begun.
+    pub fn end(&mut self, guest: &mut Guest) {
+        let mut commit = self.header(2);
+        commit.resize(BLOCK as usize, 0);
+        guest.write(self.place(self.first + u64::from(self.next) + 2), &commit);
         guest.flush();
         self.next += 3;
         self.tid += 1;
+    }
+
+    fn header(&self, kind: u32) -> Vec<u8> {
+        [MAGIC, kind, self.tid].map(u32::to_be_bytes).concat()
     }
 }

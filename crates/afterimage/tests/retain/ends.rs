@@ -122,6 +122,53 @@ fn a_handover_and_a_killed_daemon_under_keep_leave_everything_in_place() {
     }
 }
 
+#[test]
+fn two_partitions_go_on_after_a_daemon_died_in_the_middle_of_their_transactions() {
+    for args in [&CRASH[..], &WINDOW] {
+        let dir = folder(&[]);
+        fs::create_dir(dir.path().join("arena")).unwrap();
+        let mut journals = Journal::make_partitions(&dir.path().join("a.img"), 2);
+        let daemon = serve(dir.path(), args);
+        let mut guest = connect(dir.path());
+        for (journal, byte) in journals.iter_mut().zip([1, 2]) {
+            journal.mount(&mut guest);
+            journal.commit(&mut guest, journal.free, byte);
+            journal.begin(&mut guest, journal.free - 1, byte + 10);
+        }
+        daemon.kill();
+        let daemon = serve(dir.path(), args);
+        let mut guest = connect(dir.path());
+        let status =
+            || json(dir.path(), &["ctl", "c", "status", "--json"])["disks"][0]["file_systems"].clone();
+        let modes = |status: &serde_json::Value| -> Vec<String> {
+            status.as_array().unwrap().iter().map(|f| f["mode"].as_str().unwrap().to_owned()).collect()
+        };
+        let found = status();
+        assert_eq!(modes(&found), ["retain", "retain"], "{found}");
+        for (journal, byte) in journals.iter().zip([1, 2]) {
+            assert_filled(&guest.read(journal.place(journal.free), BLOCK as usize), byte);
+            assert_filled(&guest.read(journal.place(journal.free - 1), BLOCK as usize), 0);
+        }
+        // The first goes on, and only its transaction becomes one; the other dies with what it had begun.
+        journals[0].end(&mut guest);
+        let found = status();
+        assert!(found[0]["journal_commits"].as_u64() > found[1]["journal_commits"].as_u64(), "{found}");
+        leave(dir.path(), guest);
+        daemon.terminate();
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+        let image = fs::File::open(dir.path().join("a.img")).unwrap();
+        for ((journal, byte), second) in journals.iter().zip([1, 2]).zip([11, 0]) {
+            let mut found = vec![0; BLOCK as usize];
+            for (home, byte) in [(journal.free, byte), (journal.free - 1, second)] {
+                image.read_exact_at(&mut found, journal.place(home)).unwrap();
+                assert_filled(&found, byte);
+            }
+            image.read_exact_at(&mut found, journal.place(journal.first)).unwrap();
+            assert_eq!(found[28..32], [0; 4], "nobody needs to recover it");
+        }
+    }
+}
+
 /// Names the socket to [`a_vmm`], which is nothing where it is not set.
 const VMM: &str = "AFTERIMAGE_TEST_VMM";
 /// Memory of a VMM that dies, in bytes: its taking down comes before its sockets are closed.

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod ends;
+mod memory;
 mod state;
 
 use std::fs;
@@ -189,30 +190,4 @@ fn metrics_and_status_tell_file_systems_apart() {
     }
     assert_filled(&block(dir.path(), journal.free), 7);
     daemon.terminate();
-}
-
-#[test]
-fn memory_is_bounded_whatever_the_guest_logs() {
-    let (dir, mut journal) = place();
-    let args = [&CRASH[..], &["--retain-max", "1M"]].concat();
-    let daemon = serve(dir.path(), &args);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
-    // One transaction that never ends: journal blocks without a commit.
-    let scattered: Vec<u64> = (journal.first + 4..journal.first + 10).chain(journal.tail_blocks()).collect();
-    for (n, block) in scattered.iter().enumerate() {
-        guest.write(block * BLOCK, &vec![n as u8 | 1; BLOCK as usize]);
-    }
-    for (n, block) in scattered.iter().enumerate() {
-        assert_filled(&guest.read(block * BLOCK, BLOCK as usize), n as u8 | 1);
-    }
-    let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
-    let arena = &status["disks"][0]["arena"];
-    assert!(arena["used_bytes"].as_u64().unwrap() <= 1 << 20, "{status}");
-    assert!(arena["resident_bytes"].as_u64().unwrap() <= 4 << 20, "{status}");
-    assert!(file_system(dir.path())["evicted_blocks"].as_u64().unwrap() > 0, "{status}");
-    leave(dir.path(), guest);
-    daemon.terminate();
-    assert_filled(&block(dir.path(), journal.free), 7);
 }

@@ -12,7 +12,7 @@ use crate::guest::{run_script, Vmm};
 use crate::powerfs::{Cut, ModelName, MountOptions, PowerMount};
 
 /// Long enough for several windows and for the log's home-going to be under way.
-const ACKNOWLEDGED_BEFORE: u64 = 400;
+pub(super) const ACKNOWLEDGED_BEFORE: u64 = 400;
 
 /// An armed cut comes within this many operations.
 const OPERATIONS_AHEAD_MAX: u64 = 23;
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Torn sectors, of 1000: a disk does not tear a sector, and neither file systems nor `power`, which passes
 /// the guest's own sectors on, have a defence. The redo log of a window does, and covers the image too.
-fn torn_per_mille(contract: &str) -> u64 {
+pub(super) fn torn_per_mille(contract: &str) -> u64 {
     if contract.starts_with("power-window") {
         30
     } else {
@@ -30,7 +30,7 @@ fn torn_per_mille(contract: &str) -> u64 {
     }
 }
 
-fn allowance(contract: &str) -> Allowance {
+pub(super) fn allowance(contract: &str) -> Allowance {
     if contract.starts_with("power-window") {
         Allowance::Window { window_ms: WINDOW_MS }
     } else {
@@ -135,7 +135,7 @@ fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Resu
 
 /// Cuts at one of the next operations that reach storage: between a write and its sync, more often than not,
 /// which a cut at a moment of our choosing would hardly ever hit.
-fn cut_in_the_act(mount: &PowerMount, seed: u64, torn_per_mille: u64) -> Result<Cut> {
+pub(super) fn cut_in_the_act(mount: &PowerMount, seed: u64, torn_per_mille: u64) -> Result<Cut> {
     mount.arm(1 + seed % OPERATIONS_AHEAD_MAX, seed, torn_per_mille)?;
     let end = Instant::now() + PATIENCE;
     loop {

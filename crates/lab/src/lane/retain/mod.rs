@@ -6,8 +6,10 @@
 //!   over      mkfs, dd, resize2fs, tune2fs, e2fsck, aborts and remounts over a retained journal
 //!   wild      scribbles over what was committed
 //!   memory    bounded, and given back
+//!   cut       the power goes, below the real store: under `power-window` what is durable is whole
 //! ```
 
+mod cut;
 mod format;
 mod kills;
 mod live;
@@ -18,17 +20,21 @@ mod rig;
 mod tree;
 mod wild;
 
+use super::workload::FileSystem;
 use super::{Case, Run};
 use crate::error::{LabError, Result};
 use crate::guest::Vmm;
 use crate::integrity;
 use format::{Format, FORMATS};
-use kills::{many, Plan, ONE_OF_EACH};
+use kills::{many, Death, Plan, ONE_OF_EACH};
 use live::Disturbance;
 use rig::Setup;
 
 /// Kills of each format in the full lane.
 const KILLS: usize = 30;
+
+/// The contract with a redo log below.
+const WINDOW: &str = "power-window=50ms";
 
 /// The lane's cases.
 pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
@@ -41,11 +47,32 @@ pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
         let name = format!("retain-kill-{}", format.name);
         add(name, format.quick, Box::new(move |evidence| kills::run(evidence, &plan)));
     }
+    for (at, name) in
+        (100u64..).zip(["journal-small", "ordered-small-plain", "journal-async", "journal-partition"])
+    {
+        let Some(format) = Format::named(name) else { continue };
+        let seed = seed.wrapping_mul(1000) + at;
+        let few = [Death::Killed, Death::Compared, Death::BothKilled];
+        let deaths = if quick { few.to_vec() } else { many(KILLS, seed) };
+        let setup = Setup { survives: WINDOW, ..Setup::new(format) };
+        let plan = Plan { setup, deaths, seed, churn: true, acknowledged_max: 250 };
+        let case = format!("retain-kill-window-{name}");
+        add(case, at == 100, Box::new(move |evidence| kills::run(evidence, &plan)));
+    }
+    for (turn, file_system) in (0u64..).zip([FileSystem::Ext4Journal, FileSystem::Ext4Ordered]) {
+        for round in 0..4 {
+            let seed = seed.wrapping_mul(1000) + 300 + 10 * turn + round;
+            let name = format!("retain-cut-{}-{round}", file_system.name());
+            let quick = turn == 0 && round == 0;
+            add(name, quick, Box::new(move |evidence| cut::run(evidence, file_system, WINDOW, seed)));
+        }
+    }
+    add("canary-retain-cut".to_owned(), false, Box::new(move |evidence| cut::canary(evidence, seed)));
     // The same kills on any disk: what the guest's kernel loses by itself (data=journal in Linux 6.1 does) shows here.
     if let Some(format) = Format::named("journal-small") {
         let plan = Plan {
             setup: Setup { journal: "passthrough", ..Setup::new(format) },
-            deaths: vec![kills::Death::Killed; KILLS],
+            deaths: vec![Death::Killed; KILLS],
             seed,
             churn: true,
             acknowledged_max: 250,
@@ -53,13 +80,14 @@ pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
         add("retain-control-passthrough".to_owned(), false, Box::new(move |e| kills::run(e, &plan)));
     }
     let Some(format) = Format::named("journal-small") else { return cases };
-    let plan = |keep| Plan {
-        setup: Setup { keep, ..Setup::new(format) },
+    let plan_under = |survives, keep| Plan {
+        setup: Setup { keep, survives, ..Setup::new(format) },
         deaths: Vec::new(),
         seed,
         churn: true,
         acknowledged_max: 0,
     };
+    let plan = |keep| plan_under("guest-crash", keep);
     for (name, quick, vmm, keep, disturbance) in [
         ("uml-frozen", false, Vmm::Uml, false, Disturbance::Frozen),
         ("uml-daemon-killed", true, Vmm::Uml, true, Disturbance::DaemonKilled),
@@ -73,6 +101,15 @@ pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
     ] {
         let plan = plan(keep);
         add(format!("retain-live-{name}"), quick, Box::new(move |e| live::run(e, &plan, vmm, disturbance)));
+    }
+    for (name, keep, disturbance) in [
+        ("daemon-killed", true, Disturbance::DaemonKilled),
+        ("handed-over", true, Disturbance::HandedOver),
+        ("frozen", false, Disturbance::Frozen),
+    ] {
+        let plan = plan_under(WINDOW, keep);
+        let name = format!("retain-live-window-{name}");
+        add(name, false, Box::new(move |e| live::run(e, &plan, Vmm::Uml, disturbance)));
     }
     let over = plan(false);
     add("retain-over".to_owned(), true, Box::new(move |e| over::run(e, &over, quick)));

@@ -165,9 +165,16 @@ impl Rig {
         let folder = Workdir::new("snapshot")?;
         copy(&self.image, &folder.join("image"))?;
         let mut others = Vec::new();
-        let arenas = fs::read_dir(&self.arena).context(|| "list arenas".to_owned())?;
-        let arenas = arenas.flatten().map(|entry| entry.path());
-        for place in arenas.chain([state_of(&self.image)]).filter(|place| place.exists()) {
+        // The arena; and beside the image its state file and the redo log, where there is one.
+        let listed = |folder: &Path| -> Result<Vec<PathBuf>> {
+            let entries = fs::read_dir(folder).context(|| format!("list {}", folder.display()))?;
+            let files = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+            Ok(files.map(|entry| entry.path()).collect())
+        };
+        let beside = listed(self.image.parent().unwrap_or(Path::new(".")))?;
+        let name = format!("{}.", self.image.display());
+        let beside = beside.into_iter().filter(|path| path.to_string_lossy().starts_with(&name));
+        for place in listed(&self.arena)?.into_iter().chain(beside) {
             let copied = folder.join(format!("other{}", others.len()));
             copy(&place, &copied)?;
             others.push((place, copied));

@@ -1,0 +1,120 @@
+//! Memory that is short: by `--retain-max`, among several disks, or because the arena's tmpfs is full.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use super::*;
+
+#[test]
+fn memory_is_bounded_whatever_the_guest_logs() {
+    let (dir, mut journal) = place();
+    let args = [&CRASH[..], &["--retain-max", "1M"]].concat();
+    let daemon = serve(dir.path(), &args);
+    let mut guest = connect(dir.path());
+    journal.mount(&mut guest);
+    journal.commit(&mut guest, journal.free, 7);
+    // One transaction that never ends: journal blocks without a commit.
+    let scattered: Vec<u64> = (journal.first + 4..journal.first + 10).chain(journal.tail_blocks()).collect();
+    for (n, block) in scattered.iter().enumerate() {
+        guest.write(block * BLOCK, &vec![n as u8 | 1; BLOCK as usize]);
+    }
+    for (n, block) in scattered.iter().enumerate() {
+        assert_filled(&guest.read(block * BLOCK, BLOCK as usize), n as u8 | 1);
+    }
+    let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
+    let arena = &status["disks"][0]["arena"];
+    assert!(arena["used_bytes"].as_u64().unwrap() <= 1 << 20, "{status}");
+    assert!(arena["resident_bytes"].as_u64().unwrap() <= 4 << 20, "{status}");
+    assert!(file_system(dir.path())["evicted_blocks"].as_u64().unwrap() > 0, "{status}");
+    leave(dir.path(), guest);
+    daemon.terminate();
+    assert_filled(&block(dir.path(), journal.free), 7);
+}
+
+/// Bytes of memory of each disk's arena, as the system counts them.
+fn resident_bytes(dir: &Path) -> Vec<u64> {
+    let status = json(dir, &["ctl", "c", "status", "--json"]);
+    let disks = status["disks"].as_array().unwrap();
+    disks.iter().map(|disk| disk["arena"]["resident_bytes"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn two_disks_together_hold_no_more_than_the_bound() {
+    const BOUND: u64 = 2 << 20;
+    let (dir, first) = place();
+    let second = Journal::make(&dir.path().join("b.img"));
+    let args = [&CRASH[..], &["--disk", "b.img", "--retain-max", "2M"]].concat();
+    let daemon = serve(dir.path(), &args);
+    let mut guests = [connect(dir.path()), Guest::connect(&dir.path().join("b.img.sock"))];
+    let mut journals = [first, second];
+    // Of each arena: its head, a page of tags for 128 slots, and the page that lets a block be replaced.
+    let constant = 2 * (5 * BLOCK + BOUND / 128 + 2 * BLOCK);
+    for turn in 0..4 {
+        let (guest, journal) = (&mut guests[turn % 2], &mut journals[turn % 2]);
+        journal.mount(guest);
+        // Nearly all of the bound; then the guest is done with its journal, and the slots are free.
+        for block in journal.tail_blocks().take(480) {
+            guest.write(journal.place(block), &[turn as u8 + 1; BLOCK as usize]);
+        }
+        let resident = resident_bytes(dir.path());
+        assert!(resident.iter().sum::<u64>() <= BOUND + constant, "turn {turn}: {resident:?}");
+        assert!(resident[turn % 2] >= BOUND * 3 / 4, "turn {turn}: {resident:?}");
+        journal.unmount(guest);
+    }
+    drop(guests);
+    daemon.terminate();
+}
+
+/// A daemon for whom `arena` is a tmpfs of that size, of which others have taken some bytes.
+fn command_on_small_tmpfs(dir: &Path, size: &str, taken_kib: u32, args: &[&str]) -> Command {
+    let script = format!(
+        "mount -t tmpfs -o size={size} none arena && head -c {taken_kib}K /dev/zero > arena/taken && exec \"$@\""
+    );
+    let user: &[&str] =
+        if rustix::process::geteuid().is_root() { &[] } else { &["--user", "--map-root-user"] };
+    let mut command = Command::new("unshare");
+    command.args(user).args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_afterimage")]);
+    command.args(["serve", "--json", "--control", "c"]).args(args).current_dir(dir).env_remove("RUST_LOG");
+    // With its process group, nothing of it outlives a test that fails.
+    command.process_group(0);
+    command
+}
+
+#[test]
+fn a_full_tmpfs_loses_nothing() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = place();
+        // Of 3 MiB a third is somebody else's: much less than the journal, and than the 256 MiB of the bound.
+        let daemon = Daemon::start(&mut command_on_small_tmpfs(dir.path(), "3m", 1024, args));
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        for block in journal.tail_blocks() {
+            guest.write(journal.place(block), &vec![block as u8 | 1; BLOCK as usize]);
+        }
+        for block in journal.tail_blocks() {
+            assert_filled(&guest.read(journal.place(block), BLOCK as usize), block as u8 | 1);
+        }
+        journal.commit(&mut guest, journal.free - 1, 9);
+        let found = file_system(dir.path());
+        assert!(found["evicted_blocks"].as_u64().unwrap() > 0, "{found}");
+        leave(dir.path(), guest);
+        let errors = daemon.terminate();
+        assert!(errors.contains("the arena's tmpfs is full") && errors.contains("--retain-max"), "{errors}");
+        for (home, byte) in [(journal.free, 7), (journal.free - 1, 9)] {
+            assert_filled(&block(dir.path(), home), byte);
+        }
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+        e2fs("e2fsck", &["-fn"], &dir.path().join("a.img"));
+    }
+}
+
+#[test]
+fn a_tmpfs_without_room_for_an_arena_is_refused_in_words() {
+    let (dir, _) = place();
+    let output = command_on_small_tmpfs(dir.path(), "64k", 60, &CRASH).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("getting memory for the arena") && message.contains("No space"), "{message}");
+    assert_eq!(names(dir.path()), ["a.img", "arena"]);
+}
