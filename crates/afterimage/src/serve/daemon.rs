@@ -15,18 +15,17 @@ use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Ser
 use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainGroup};
 use afterimage_order::{Closing, Contract, Group, GroupOptions};
 use afterimage_store::{ImageStore, OpenOptions};
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
+use super::announce::announce;
 use super::disk_spec::SocketSpec;
 use super::metrics;
 use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
-use super::state::{show_socket, Daemon, ServedDisk};
+use super::state::{Daemon, ServedDisk};
 use super::trace::{TraceFile, Tracing};
-use crate::commands::print_line;
 use crate::control::{self, server::StopRequest};
 use crate::failure::Failure;
 use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, SandboxReport};
@@ -49,28 +48,6 @@ enum End {
     HandOver,
     /// Every guest that was connected from the start has left.
     GuestsLeft,
-}
-
-/// What the start-up line says, with `--json`.
-#[derive(Serialize)]
-struct Ready<'a> {
-    event: &'static str,
-    pid: u32,
-    contract: String,
-    promise: &'a str,
-    journal: &'static str,
-    disks: Vec<ReadyDisk>,
-    control: Option<&'a Path>,
-    metrics: Option<String>,
-    sandbox: &'a SandboxReport,
-}
-
-#[derive(Serialize)]
-struct ReadyDisk {
-    file: PathBuf,
-    socket: String,
-    bytes: u64,
-    read_only: bool,
 }
 
 /// Everything that is listened on, opened before any image is touched.
@@ -450,63 +427,6 @@ fn close(daemon: &Daemon, servers: Vec<Server>, ending: Ending) -> Result<(), Fa
             "everything is durable, but not all of it is home yet: the redo log stays beside the image; the next \
              `serve` goes on from it, and `afterimage recover` makes the image a plain raw file"
         ),
-    }
-    Ok(())
-}
-
-/// Says what is promised and where it is served.
-fn announce(
-    daemon: &Daemon,
-    control: Option<&Path>,
-    metrics: Option<String>,
-    json: bool,
-) -> Result<(), Failure> {
-    let promise = daemon.group.promise();
-    if json {
-        let ready = Ready {
-            event: "ready",
-            pid: std::process::id(),
-            contract: daemon.group.status().contract.to_string(),
-            promise: &promise,
-            journal: daemon.group.journal(),
-            disks: daemon
-                .disks
-                .iter()
-                .map(|d| ReadyDisk {
-                    file: d.settings.file.clone(),
-                    socket: show_socket(&d.settings.socket),
-                    bytes: d.disk.geometry().bytes(),
-                    read_only: d.disk.geometry().read_only,
-                })
-                .collect(),
-            control,
-            metrics,
-            sandbox: &daemon.sandbox,
-        };
-        let line =
-            serde_json::to_string(&ready).map_err(|e| Failure::failed(format!("cannot write JSON: {e}")))?;
-        return print_line(&line);
-    }
-    print_line(&promise)?;
-    for disk in &daemon.disks {
-        let geometry = disk.disk.geometry();
-        print_line(&format!(
-            "serving {} ({}{}) on {}",
-            disk.settings.file.display(),
-            crate::units::show_bytes(geometry.bytes()),
-            if geometry.read_only { ", read-only" } else { "" },
-            show_socket(&disk.settings.socket)
-        ))?;
-    }
-    let what = if daemon.disks.len() == 1 { "this disk is" } else { "these disks are" };
-    print_line(&format!(
-        "{what} one consistency group; disks of other processes are not ordered against it"
-    ))?;
-    if let Some(path) = control {
-        print_line(&format!("control: {}", path.display()))?;
-    }
-    if let Some(address) = metrics {
-        print_line(&format!("metrics: http://{address}/metrics"))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `afterimage serve`: one process, one guest, one consistency group.
 
+mod announce;
 pub mod cache;
 pub mod config;
 pub mod daemon;

@@ -1,0 +1,89 @@
+//! What a daemon says when it is ready: for people, or one line of JSON.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::state::{show_socket, Daemon};
+use crate::commands::print_line;
+use crate::failure::Failure;
+use crate::sandbox::SandboxReport;
+
+/// What the start-up line says, with `--json`.
+#[derive(Serialize)]
+struct Ready<'a> {
+    event: &'static str,
+    pid: u32,
+    contract: String,
+    promise: &'a str,
+    journal: &'static str,
+    disks: Vec<ReadyDisk>,
+    control: Option<&'a Path>,
+    metrics: Option<String>,
+    sandbox: &'a SandboxReport,
+}
+
+#[derive(Serialize)]
+struct ReadyDisk {
+    file: PathBuf,
+    socket: String,
+    bytes: u64,
+    read_only: bool,
+}
+
+/// Says what is promised and where it is served.
+pub fn announce(
+    daemon: &Daemon,
+    control: Option<&Path>,
+    metrics: Option<String>,
+    json: bool,
+) -> Result<(), Failure> {
+    let promise = daemon.group.promise();
+    if json {
+        let ready = Ready {
+            event: "ready",
+            pid: std::process::id(),
+            contract: daemon.group.status().contract.to_string(),
+            promise: &promise,
+            journal: daemon.group.journal(),
+            disks: daemon
+                .disks
+                .iter()
+                .map(|d| ReadyDisk {
+                    file: d.settings.file.clone(),
+                    socket: show_socket(&d.settings.socket),
+                    bytes: d.disk.geometry().bytes(),
+                    read_only: d.disk.geometry().read_only,
+                })
+                .collect(),
+            control,
+            metrics,
+            sandbox: &daemon.sandbox,
+        };
+        let line =
+            serde_json::to_string(&ready).map_err(|e| Failure::failed(format!("cannot write JSON: {e}")))?;
+        return print_line(&line);
+    }
+    print_line(&promise)?;
+    for disk in &daemon.disks {
+        let geometry = disk.disk.geometry();
+        print_line(&format!(
+            "serving {} ({}{}) on {}",
+            disk.settings.file.display(),
+            crate::units::show_bytes(geometry.bytes()),
+            if geometry.read_only { ", read-only" } else { "" },
+            show_socket(&disk.settings.socket)
+        ))?;
+    }
+    let what = if daemon.disks.len() == 1 { "this disk is" } else { "these disks are" };
+    print_line(&format!(
+        "{what} one consistency group; disks of other processes are not ordered against it"
+    ))?;
+    if let Some(path) = control {
+        print_line(&format!("control: {}", path.display()))?;
+    }
+    if let Some(address) = metrics {
+        print_line(&format!("metrics: http://{address}/metrics"))?;
+    }
+    Ok(())
+}
