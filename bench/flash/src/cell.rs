@@ -98,30 +98,31 @@ struct Writer {
     random: Random,
     pages: u32,
     written: u64,
+    /// The next batch: as a trace's requests, the FTL knows them a little before their turn.
+    next: Vec<Lpn>,
 }
 
 impl Writer {
     fn batch(&mut self) -> Result<(), FtlError> {
+        let (random, pages) = (&mut self.random, self.pages);
+        self.next.clear();
         let pattern = match self.load {
             Load::Uniform => Pattern::Uniform,
             Load::Skewed => Pattern::Skewed,
             Load::Sequential => Pattern::Sequential,
             Load::Pairs => {
                 for _ in 0..BATCH / 2 {
-                    let first = self.random.below(self.pages / 2) * 2;
-                    self.ftl.write(Lpn(first))?;
-                    self.ftl.write(Lpn(first + 1))?;
+                    let first = random.below(pages / 2) * 2;
+                    self.next.extend([Lpn(first), Lpn(first + 1)]);
                 }
                 self.written += BATCH;
-                return Ok(());
+                return self.ftl.write_all(&self.next);
             }
         };
-        for i in self.written..self.written + BATCH {
-            let page = pattern.page(&mut self.random, i, self.pages);
-            self.ftl.write(page)?;
-        }
+        let batch = self.written..self.written + BATCH;
+        self.next.extend(batch.map(|i| pattern.page(random, i, pages)));
         self.written += BATCH;
-        Ok(())
+        self.ftl.write_all(&self.next)
     }
 }
 
@@ -134,7 +135,8 @@ pub fn measure(cell: &Cell) -> Result<Outcome, String> {
         Config { geometry: Geometry::small(8192 * cell.size_gb, 64), spare: SPARE, ..Config::default() };
     let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
     let pages = ftl.logical_pages();
-    let mut writer = Writer { ftl, load: cell.load, random: Random::new(1), pages, written: 0 };
+    let mut writer =
+        Writer { ftl, load: cell.load, random: Random::new(1), pages, written: 0, next: Vec::new() };
     let text = |e: FtlError| e.to_string();
     for lpn in 0..pages {
         writer.ftl.write(Lpn(lpn)).map_err(text)?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::ftl::dftl::Dftl;
@@ -15,7 +15,7 @@ use crate::geometry::{Geometry, Timing};
 use crate::nand::Flash;
 
 /// Which FTL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum FtlKind {
     /// FAST: block-mapped data, a page-mapped log.

@@ -345,9 +345,7 @@ impl Flash {
     #[inline]
     pub fn expect_source(&self, block: Block) {
         let p = self.geometry.pages_per_block as usize;
-        prefetch(&self.fills, block.index());
-        self.wear.expect(block);
-        prefetch_range(&self.bits, block.index() * self.words, self.words);
+        self.expect_merge(block);
         prefetch_range(&self.owner, block.index() * p, p);
     }
 
@@ -374,14 +372,23 @@ impl Flash {
         Block(block as u32)
     }
 
-    /// Hands out the owners of a block's live pages, lowest page first.
+    /// What merging a block away changes is asked for.
     #[inline]
-    pub fn each_live_owner(&self, block: Block, mut each: impl FnMut(u32)) {
-        let from = block.index() * self.geometry.pages_per_block as usize;
+    pub fn expect_merge(&self, block: Block) {
+        prefetch(&self.fills, block.index());
+        self.wear.expect(block);
+        prefetch_range(&self.bits, block.index().saturating_mul(self.words), self.words);
+    }
+
+    /// Hands out a block's live pages, lowest first, with their owners.
+    #[inline]
+    pub fn each_live(&self, block: Block, mut each: impl FnMut(Ppn, u32)) {
+        let from = block.0 * self.geometry.pages_per_block;
         for word in 0..self.words {
             let mut left = self.live_word(block, word);
             while left != 0 {
-                each(self.owner[from + word * 64 + left.trailing_zeros() as usize]);
+                let ppn = from + word as u32 * 64 + left.trailing_zeros();
+                each(Ppn(ppn), self.owner[ppn as usize]);
                 left &= left - 1;
             }
         }

@@ -46,7 +46,8 @@ enum Kind {
         blocks: FxHashMap<(u32, u64), u32>,
         first: Vec<u32>,
         bits: Vec<u64>,
-        last: ((u32, u64), Option<u32>),
+        /// The block that was looked up last, and the one for a request ahead.
+        last: [((u32, u64), Option<u32>); 2],
     },
     /// Devices side by side, whole; the first block of each.
     Whole { first: Vec<u64> },
@@ -114,7 +115,7 @@ impl Placement {
             .geometry
             .validate()
             .map_err(|e| RunError::TooLarge(format!("the traced region is too large: {e}")))?;
-        let kind = Kind::Dense { blocks, first, bits: all_bits, last: ((u32::MAX, u64::MAX), None) };
+        let kind = Kind::Dense { blocks, first, bits: all_bits, last: [((u32::MAX, u64::MAX), None); 2] };
         Ok(Self { pages_per_block: p, logical_blocks, kind })
     }
 
@@ -132,9 +133,21 @@ impl Placement {
     /// The logical page of a device's page. `None`: not part of the drive (only what is discarded can be).
     #[inline]
     pub fn lpn(&mut self, device: u32, page: u64) -> Option<Lpn> {
+        self.find(device, page, 0)
+    }
+
+    /// The same, for a request whose turn comes later.
+    #[inline]
+    pub fn lpn_ahead(&mut self, device: u32, page: u64) -> Option<Lpn> {
+        self.find(device, page, 1)
+    }
+
+    #[inline]
+    fn find(&mut self, device: u32, page: u64, reader: usize) -> Option<Lpn> {
         let (block, offset) = (page / self.pages_per_block, page % self.pages_per_block);
         match &mut self.kind {
             Kind::Dense { blocks, first, bits, last } => {
+                let last = &mut last[reader];
                 if last.0 != (device, block) {
                     *last = ((device, block), blocks.get(&(device, block)).copied());
                 }

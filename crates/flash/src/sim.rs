@@ -8,6 +8,7 @@
 //! time is what the flash did for it, collection included; its response time adds the wait for those before it. A
 //! trace without times is played one request after the other.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use serde::Serialize;
 
 use crate::config::{Config, ConfigError, FtlKind};
 use crate::counts::Cause;
-use crate::ftl::{Ftl, FtlError};
+use crate::ftl::{Ahead, Ftl, FtlError};
 use crate::ids::Lpn;
 use crate::place::{Placement, Precondition, Region};
 use crate::report::{Pages, Report};
@@ -107,9 +108,7 @@ pub fn run(
     age(&mut *ftl, kind, scan, &mut placement, options.precondition, control)?;
     let mut simulation = Simulation::new(ftl, placement, config.geometry.page_bytes, *options);
     while let Some(batch) = trace.next_batch()? {
-        for request in &batch {
-            simulation.request(request).map_err(fail(simulation.traffic.requests()))?;
-        }
+        simulation.requests(&batch).map_err(|error| fail(simulation.traffic.requests())(error))?;
         control.served.fetch_add(batch.len() as u64, Ordering::Relaxed);
         if control.stop.load(Ordering::Relaxed) {
             return Err(RunError::Interrupted);
@@ -179,6 +178,8 @@ pub struct Simulation {
     service: Histogram<u64>,
     /// When the drive is done with everything so far.
     free_ns: u64,
+    /// First pages of the next requests, which have been announced to the FTL.
+    announced: VecDeque<Option<Lpn>>,
 }
 
 impl Simulation {
@@ -196,14 +197,56 @@ impl Simulation {
             response: histogram(),
             service: histogram(),
             free_ns: 0,
+            announced: VecDeque::new(),
         }
     }
 
-    /// Serves a request.
+    /// Serves requests in order, each announced to the FTL a few requests before its turn.
     ///
     /// # Errors
     /// The FTL has no space.
-    pub fn request(&mut self, request: &Request) -> Result<(), FtlError> {
+    pub fn requests(&mut self, batch: &[Request]) -> Result<(), FtlError> {
+        self.announced.clear();
+        let mut ahead = batch.iter();
+        for request in batch {
+            while self.announced.len() <= Ahead::Far.distance() {
+                let Some(next) = ahead.next() else { break };
+                let first = match next.kind {
+                    Kind::Discard => None,
+                    Kind::Read | Kind::Write => {
+                        self.placement.lpn_ahead(next.device, next.offset / self.page_bytes)
+                    }
+                };
+                self.announce(first, Ahead::Far);
+                self.announced.push_back(first);
+            }
+            self.announce(self.announced.get(Ahead::Near.distance()).copied().flatten(), Ahead::Near);
+            let first = self.announced.pop_front().flatten();
+            self.serve(request, first)?;
+        }
+        Ok(())
+    }
+
+    /// A request's first page and its neighbour: most requests have two or touch nothing else far away.
+    #[inline]
+    fn announce(&self, first: Option<Lpn>, ahead: Ahead) {
+        if let Some(lpn) = first {
+            self.ftl.expect(lpn, ahead);
+            if lpn.0 + 1 < self.ftl.logical_pages() {
+                self.ftl.expect(Lpn(lpn.0 + 1), ahead);
+            }
+        }
+    }
+
+    /// The logical page of a request's page; `first` knows that of the first one.
+    #[inline]
+    fn lpn(&mut self, request: &Request, page: u64, first: Option<Lpn>) -> Option<Lpn> {
+        first
+            .filter(|_| page == request.offset / self.page_bytes)
+            .or_else(|| self.placement.lpn(request.device, page))
+    }
+
+    fn serve(&mut self, request: &Request, announced: Option<Lpn>) -> Result<(), FtlError> {
         self.traffic.add(request);
         let before = self.ftl.flash().busy_ns();
         let first = request.offset / self.page_bytes;
@@ -227,7 +270,7 @@ impl Simulation {
             }
             Kind::Read => {
                 for page in first..=last {
-                    if let Some(lpn) = self.placement.lpn(request.device, page) {
+                    if let Some(lpn) = self.lpn(request, page, announced) {
                         self.pages.read += 1;
                         let found = self.ftl.read(lpn, Cause::Host)?;
                         self.pages.read_unwritten += u64::from(found.is_none());
@@ -236,7 +279,7 @@ impl Simulation {
             }
             Kind::Write => {
                 for page in first..=last {
-                    if let Some(lpn) = self.placement.lpn(request.device, page) {
+                    if let Some(lpn) = self.lpn(request, page, announced) {
                         let whole =
                             page * self.page_bytes >= request.offset && (page + 1) * self.page_bytes <= end;
                         if self.options.modify && !whole {

@@ -175,7 +175,7 @@ impl Dftl {
         let map = self.is_map[victim.index()];
         let cause = if map { Cause::CollectMap } else { Cause::Collect };
         if !map {
-            self.dev.flash.each_live_owner(victim, |owner| {
+            self.dev.flash.each_live(victim, |_, owner| {
                 self.cmt.expect_near(owner);
             });
         }
@@ -195,7 +195,7 @@ impl Dftl {
     /// The map entries of a block's pages are asked for.
     fn expect_entries(&self, block: Block) {
         if !self.is_map[block.index()] {
-            self.dev.flash.each_live_owner(block, |owner| self.cmt.expect(owner));
+            self.dev.flash.each_live(block, |_, owner| self.cmt.expect(owner));
         }
     }
 

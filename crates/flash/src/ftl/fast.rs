@@ -17,12 +17,13 @@
 
 use std::collections::VecDeque;
 
-use super::{check_mapping, Ftl, FtlError, Split};
+use super::{check_mapping, Ahead, Ftl, FtlError, Split};
 use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::{Flash, Gather};
+use crate::table::{filled, prefetch, prefetch_range};
 
 /// The sequential log block.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +53,8 @@ pub struct Fast {
     log_at: Vec<u32>,
     /// A bit a logical page: its newest copy is in the random log.
     in_log: Vec<u64>,
+    /// Scratch for merging a log block: its live pages, each with its logical block.
+    victim_pages: Vec<(Ppn, u32)>,
     merged_blocks: u64,
     merges: u64,
     fault: MergeFault,
@@ -71,12 +74,13 @@ impl Fast {
             words,
             in_order: config.in_order,
             logical_pages: logical_blocks * p,
-            data: vec![NONE; blocks],
+            data: filled(NONE, blocks),
             sw: None,
             log: VecDeque::with_capacity(log_blocks as usize),
             log_max: log_blocks as usize,
-            log_at: vec![NONE; blocks * p as usize],
-            in_log: vec![0; blocks * words],
+            log_at: filled(NONE, blocks * p as usize),
+            in_log: filled(0, blocks * words),
+            victim_pages: Vec::new(),
             merged_blocks: 0,
             merges: 0,
             fault: config.merge_fault,
@@ -207,28 +211,60 @@ impl Fast {
     fn merge_oldest(&mut self) -> Result<(), FtlError> {
         let Some(victim) = self.log.pop_front() else { return Ok(()) };
         self.merges += 1;
-        for word in 0..self.words {
-            loop {
-                let live = self.dev.flash.live_word(victim, word);
-                if live == 0 {
-                    break;
+        let mut pages = std::mem::take(&mut self.victim_pages);
+        pages.clear();
+        self.dev.flash.each_live(victim, |page, owner| pages.push((page, self.split.of(owner).0)));
+        for (i, (page, lbn)) in pages.iter().copied().enumerate() {
+            if let Some((_, next)) = pages.get(i + Ahead::Far.distance()) {
+                self.expect_merge(*next, Ahead::Far);
+            }
+            if let Some((_, next)) = pages.get(i + Ahead::Near.distance()) {
+                self.expect_merge(*next, Ahead::Near);
+            }
+            // The merge of another page's logical block may have taken this one along.
+            if !self.dev.flash.is_live(page) {
+                continue;
+            }
+            self.merged_blocks += 1;
+            match self.sw.filter(|sw| sw.owner == lbn) {
+                Some(sw) => self.partial_merge(sw, None),
+                None => {
+                    let dst = self.dev.take()?;
+                    self.fold(lbn, dst, 0, None, None, Cause::LogMerge);
+                    self.replace_data(lbn, dst, Cause::LogMerge);
                 }
-                let page = word as u32 * 64 + live.trailing_zeros();
-                let owner = self.dev.flash.owner_of(Ppn(victim.0 * self.p + page));
-                let (lbn, _) = self.split.of(owner);
-                self.merged_blocks += 1;
-                match self.sw.filter(|sw| sw.owner == lbn) {
-                    Some(sw) => self.partial_merge(sw, None),
-                    None => {
-                        let dst = self.dev.take()?;
-                        self.fold(lbn, dst, 0, None, None, Cause::LogMerge);
-                        self.replace_data(lbn, dst, Cause::LogMerge);
+            }
+        }
+        self.victim_pages = pages;
+        if let Some(next) = self.log.front() {
+            self.dev.flash.expect_source(*next);
+        }
+        self.dev.release(victim, Cause::LogMerge);
+        Ok(())
+    }
+
+    /// What merging a logical block will need is asked for: its maps, then what they point to.
+    #[inline]
+    fn expect_merge(&self, lbn: u32, ahead: Ahead) {
+        let words = lbn as usize * self.words..(lbn as usize + 1) * self.words;
+        match ahead {
+            Ahead::Far => {
+                prefetch(&self.data, lbn as usize);
+                prefetch_range(&self.in_log, words.start, self.words);
+                prefetch_range(&self.log_at, (lbn * self.p) as usize, self.p as usize);
+            }
+            Ahead::Near => {
+                self.dev.flash.expect_merge(Block(self.data[lbn as usize]));
+                for (word, bits) in self.in_log[words].iter().enumerate() {
+                    let mut left = *bits;
+                    while left != 0 {
+                        let lpn = lbn * self.p + word as u32 * 64 + left.trailing_zeros();
+                        self.dev.flash.expect_death(Ppn(self.log_at[lpn as usize]));
+                        left &= left - 1;
                     }
                 }
             }
         }
-        self.dev.release(victim, Cause::LogMerge);
-        Ok(())
     }
 
     #[inline]
@@ -352,6 +388,28 @@ impl Ftl for Fast {
             self.level(cold)?;
         }
         Ok(())
+    }
+
+    #[inline]
+    fn expect(&self, lpn: Lpn, ahead: Ahead) {
+        let (lbn, offset) = self.split.of(lpn.0);
+        let (word, bit) = self.log_bit(lbn, offset);
+        match ahead {
+            Ahead::Far => {
+                prefetch(&self.data, lbn as usize);
+                prefetch(&self.in_log, word);
+                prefetch(&self.log_at, lpn.index());
+            }
+            Ahead::Near => {
+                let data = self.data[lbn as usize];
+                if data != NONE {
+                    self.dev.flash.expect_death(Ppn(data * self.p + offset));
+                }
+                if self.in_log[word] & bit != 0 {
+                    self.dev.flash.expect_death(Ppn(self.log_at[lpn.index()]));
+                }
+            }
+        }
     }
 
     fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError> {

@@ -77,7 +77,7 @@ impl PageMap {
     }
 
     fn empty(&mut self, victim: Block, cause: Cause) -> Result<(), FtlError> {
-        self.dev.flash.each_live_owner(victim, |owner| prefetch(&self.map, owner as usize));
+        self.dev.flash.each_live(victim, |_, owner| prefetch(&self.map, owner as usize));
         while self.dev.flash.live_in(victim) > 0 {
             let dst = self.frontier()?;
             let map = &mut self.map;
