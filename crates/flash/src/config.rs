@@ -15,7 +15,9 @@ use crate::geometry::{Geometry, Timing};
 use crate::nand::Flash;
 
 /// Which FTL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum FtlKind {
     /// FAST: block-mapped data, a page-mapped log.
@@ -49,17 +51,25 @@ impl fmt::Display for FtlKind {
     }
 }
 
-/// A merge rule of FAST that is broken on purpose, to prove that the proof can fail.
+/// A rule of merging or collecting that is broken on purpose, to prove that the proof can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[doc(hidden)]
 pub enum MergeFault {
     /// As specified.
     #[default]
     None,
-    /// Merges do not take pages from the random log (the defect of a public simulator, ftl.md § 7).
+    /// FAST: merges do not take pages from the random log (the defect of a public simulator, ftl.md § 7).
     SkipsLogCopies,
-    /// A partial merge starts one page late.
+    /// FAST: a partial merge starts one page late.
     PartialStartsLate,
+    /// Page map, DFTL: the victim is the second best block.
+    SecondBestVictim,
+    /// Page map, DFTL, Superblock: of each block that is emptied, the map misses one move.
+    ForgetsAMove,
+    /// DFTL: a dirty entry that leaves the cache is not written back.
+    DropsDirtyEntries,
+    /// Superblock: a compaction begins with the fullest blocks.
+    FullestFirst,
 }
 
 /// FAST's parameters.
@@ -110,6 +120,9 @@ pub struct DftlOptions {
     pub protected_share: f64,
     /// An eviction writes all dirty entries of its translation page. On.
     pub batch: bool,
+    /// With at most so many free blocks a translation block is collected first, if one has a dead page. [C] 1: collecting
+    /// data may cost more pages than it gains, and greed alone may use up all blocks; 0 is greed alone.
+    pub last_free: u32,
 }
 
 impl DftlOptions {
@@ -177,6 +190,7 @@ impl Default for Config {
                 flash_entry_bytes: 4,
                 protected_share: 0.8,
                 batch: true,
+                last_free: 1,
             },
             merge_fault: MergeFault::None,
         }

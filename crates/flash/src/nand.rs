@@ -272,6 +272,16 @@ impl Flash {
         Block(b as u32)
     }
 
+    /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
+    #[cold]
+    pub(crate) fn lose_a_page(&mut self, block: Block) {
+        let mut lowest = None;
+        self.each_live(block, |ppn, _| lowest = lowest.or(Some(ppn)));
+        if let Some(ppn) = lowest {
+            self.invalidate(ppn);
+        }
+    }
+
     /// Erases a block without live pages.
     #[inline]
     pub fn erase(&mut self, block: Block, cause: Cause) {

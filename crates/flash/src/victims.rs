@@ -112,6 +112,13 @@ impl Victims {
         Some(block)
     }
 
+    /// The second best by the rule of [`Victims::take`], which is broken so on purpose.
+    #[cold]
+    pub(crate) fn take_second(&mut self, full: u32) -> Option<Block> {
+        let best = self.peek(full)?;
+        self.take_where(full, |block| block != best).or_else(|| self.take(full))
+    }
+
     /// As [`Victims::take`], among the blocks that `fits` accepts. Looks at one after the other.
     pub fn take_where(&mut self, full: u32, fits: impl Fn(Block) -> bool) -> Option<Block> {
         for ends in &self.ends[self.lowest..full as usize] {

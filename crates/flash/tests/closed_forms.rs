@@ -232,6 +232,29 @@ fn larger_superblocks_collect_less() {
     }
 }
 
+/// Superblock erases less than FAST while its spare blocks cover the superblocks that are being written, as in the study,
+/// and more when these take each other's blocks (`ftl/superblock_gc.rs` says why).
+#[test]
+fn superblock_beats_fast_where_its_spare_blocks_cover_what_is_written() {
+    let erases = |kind: FtlKind, superblocks: u32| {
+        let config = Config { geometry: Geometry::small(1024 + 32, 64), ..Config::default() };
+        let mut ftl = config.build(kind, 1024).unwrap();
+        fill(&mut *ftl);
+        let mut random = Random::new(1);
+        for writes in [100_000, 300_000] {
+            ftl.flash_mut().reset_counters();
+            for _ in 0..writes {
+                ftl.write(Lpn(random.below(superblocks * 8 * 64))).unwrap();
+            }
+        }
+        ftl.flash().counts().total().erases
+    };
+    let [few, many] = [4, 64].map(|hot| (erases(FtlKind::Fast, hot), erases(FtlKind::Superblock, hot)));
+    println!("FAST, Superblock: {few:?} with 8 spare blocks a superblock, {many:?} with half a one");
+    assert!(few.1 < few.0 * 7 / 10, "{few:?}");
+    assert!(many.1 > many.0 * 2, "{many:?}");
+}
+
 /// A drive filled in order has no dead translation page; the first collections then rewrite one for every page they
 /// move, and greed alone would end without a free block.
 #[test]

@@ -105,6 +105,9 @@ pub struct DriveArgs {
     /// DFTL: an eviction writes one entry, not all dirty ones of its translation page
     #[arg(long)]
     no_batch: bool,
+    /// DFTL: with at most this many free blocks, translation blocks are collected first (0: never)
+    #[arg(long, default_value_t = 1, value_name = "BLOCKS")]
+    last_free: u32,
 }
 
 impl DriveArgs {
@@ -130,6 +133,7 @@ impl DriveArgs {
         config.dftl.cmt_bytes = self.cmt;
         config.dftl.protected_share = self.cmt_protected;
         config.dftl.batch = !self.no_batch;
+        config.dftl.last_free = self.last_free;
         config
     }
 

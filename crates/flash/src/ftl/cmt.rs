@@ -235,9 +235,10 @@ impl Cmt {
     }
 
     /// Takes out the entry that has to leave. If it was dirty, it is written back, with batching together with all
-    /// dirty entries of its translation page, and that page, which has to be rewritten, is returned.
+    /// dirty entries of its translation page, and that page, which has to be rewritten, is returned. `keep` false is a
+    /// fault made on purpose: what is dirty is lost.
     #[inline]
-    pub fn evict(&mut self) -> Option<u32> {
+    pub fn evict(&mut self, keep: bool) -> Option<u32> {
         let (queue, is_protected) = match self.probation.len {
             0 => (&mut self.protected, true),
             _ => (&mut self.probation, false),
@@ -250,14 +251,14 @@ impl Cmt {
         let lpn = self.entries[slot as usize].lpn;
         let (word, bit) = self.dirty_bit(lpn);
         let dirty = self.dirty[word] & bit != 0;
-        let page = dirty.then(|| self.page_of(lpn));
+        let page = (dirty && keep).then(|| self.page_of(lpn));
         match page {
             Some(page) if self.batch => self.write_back(page),
             Some(_) => {
                 self.dirty[word] &= !bit;
                 self.pages[lpn as usize].flash = self.entries[slot as usize].ppn;
             }
-            None => {}
+            None => self.dirty[word] &= !bit,
         }
         self.pages[lpn as usize].slot = NONE;
         self.free = Some(slot);

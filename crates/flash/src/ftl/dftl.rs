@@ -13,21 +13,18 @@
 //! Choices [C]: a translation page that was never written is not read; the cache is as large as FAST's tables unless
 //! told otherwise; collection runs at the start of a request when at most `gc_low` blocks are free until `gc_high` are
 //! (3 and 3), so a request itself never collects in its middle. Collecting data may cost more pages than it gains: each
-//! page moved may rewrite a translation page. So greed ends at the last free block: then a translation block goes first,
-//! which always gains.
+//! page moved may rewrite a translation page. So greed ends at the last free block (`last_free`): then a translation
+//! block goes first, which always gains.
 
 use super::cmt::Cmt;
 use super::page_set::PageSet;
 use super::{check_mapping, Ahead, Ftl, FtlError};
-use crate::config::Config;
+use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
 use crate::victims::Victims;
-
-/// With no more free blocks than these, only collections that surely gain are allowed while there are any.
-const LAST_FREE: u32 = 1;
 
 /// DFTL.
 #[derive(Debug)]
@@ -42,6 +39,8 @@ pub struct Dftl {
     victims: Victims,
     low: u32,
     high: u32,
+    last_free: u32,
+    fault: MergeFault,
     entry_bytes: u64,
     hits: u64,
     misses: u64,
@@ -67,6 +66,8 @@ impl Dftl {
             victims: Victims::new(g.blocks, g.pages_per_block),
             low: config.gc_low,
             high: config.gc_high.unwrap_or(3),
+            last_free: config.dftl.last_free,
+            fault: config.merge_fault,
             entry_bytes: config.dftl.entry_bytes,
             hits: 0,
             misses: 0,
@@ -135,7 +136,7 @@ impl Dftl {
 
     #[inline]
     fn evict(&mut self) -> Result<(), FtlError> {
-        match self.cmt.evict() {
+        match self.cmt.evict(self.fault != MergeFault::DropsDirtyEntries) {
             Some(page) => self.rewrite(page, Cause::MapEvict),
             None => Ok(()),
         }
@@ -157,9 +158,13 @@ impl Dftl {
         Ok(())
     }
 
-    /// The block with the most dead pages; with one block or none free, a translation block if any has dead pages.
+    /// The block with the most dead pages; with no more than `last_free` blocks free, a translation block if any has dead
+    /// pages.
     fn victim(&mut self, pages: u32) -> Option<Block> {
-        if self.dev.pool.len() <= LAST_FREE {
+        if self.fault == MergeFault::SecondBestVictim {
+            return self.victims.take_second(pages);
+        }
+        if self.dev.pool.len() <= self.last_free {
             let is_map = &self.is_map;
             let map = self.victims.take_where(pages, |block| is_map[block.index()]);
             if map.is_some() {
@@ -178,6 +183,9 @@ impl Dftl {
             self.dev.flash.each_live(victim, |_, owner| {
                 self.cmt.expect_near(owner);
             });
+        }
+        if self.fault == MergeFault::ForgetsAMove {
+            self.dev.flash.lose_a_page(victim);
         }
         while self.dev.flash.live_in(victim) > 0 {
             let dst = self.frontier(map)?;

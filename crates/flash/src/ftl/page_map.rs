@@ -9,7 +9,7 @@
 //! and ends when `gc_high` are (ftl.md § 3: 3 and 4).
 
 use super::{check_mapping, Ahead, Ftl, FtlError};
-use crate::config::Config;
+use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
@@ -26,6 +26,7 @@ pub struct PageMap {
     victims: Victims,
     low: u32,
     high: u32,
+    fault: MergeFault,
 }
 
 impl PageMap {
@@ -39,6 +40,7 @@ impl PageMap {
             victims: Victims::new(g.blocks, g.pages_per_block),
             low: config.gc_low,
             high: config.gc_high.unwrap_or(4),
+            fault: config.merge_fault,
         }
     }
 
@@ -63,7 +65,11 @@ impl PageMap {
         if self.dev.pool.len() <= self.low {
             loop {
                 let pages = self.dev.flash.geometry().pages_per_block;
-                let victim = self.victims.take(pages).ok_or(FtlError::NoSpace)?;
+                let victim = match self.fault {
+                    MergeFault::SecondBestVictim => self.victims.take_second(pages),
+                    _ => self.victims.take(pages),
+                };
+                let victim = victim.ok_or(FtlError::NoSpace)?;
                 self.empty(victim, Cause::Collect)?;
                 if let Some(next) = self.victims.peek(pages) {
                     self.dev.flash.expect_source(next);
@@ -78,6 +84,9 @@ impl PageMap {
 
     fn empty(&mut self, victim: Block, cause: Cause) -> Result<(), FtlError> {
         self.dev.flash.each_live(victim, |_, owner| prefetch(&self.map, owner as usize));
+        if self.fault == MergeFault::ForgetsAMove {
+            self.dev.flash.lose_a_page(victim);
+        }
         while self.dev.flash.live_in(victim) > 0 {
             let dst = self.frontier()?;
             let map = &mut self.map;

@@ -20,7 +20,7 @@ use super::lru::{LruSet, Queue};
 use super::super_maps::{Maps, LEVELS};
 use super::superblock_gc::Upcoming;
 use super::{check_mapping, Ahead, Ftl, FtlError, Split};
-use crate::config::Config;
+use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
@@ -62,6 +62,7 @@ pub struct Superblock {
     pub(super) hot_cold: bool,
     pub(super) local_first: bool,
     full_first: bool,
+    pub(super) fault: MergeFault,
     pub(super) maps: Maps,
     pub(super) supers: Vec<Super>,
     cache: LruSet,
@@ -96,6 +97,7 @@ impl Superblock {
             hot_cold: config.superblock.hot_cold,
             local_first: config.superblock.local_first,
             full_first: config.superblock.full_first,
+            fault: config.merge_fault,
             maps: Maps::new(supers, n * p),
             supers: vec![Super::default(); supers as usize],
             cache: LruSet::new(Maps::page_tables(supers, n * p), cached),

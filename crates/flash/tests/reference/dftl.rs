@@ -25,6 +25,7 @@ pub struct Dftl {
     protected_max: usize,
     per_page: u32,
     batch: bool,
+    pub last_free: usize,
     frontiers: [Option<usize>; 2],
     map_blocks: BTreeSet<usize>,
 }
@@ -41,6 +42,7 @@ impl Dftl {
             protected_max: (cached as f64 * protected) as usize,
             per_page,
             batch,
+            last_free: 1,
             frontiers: [None; 2],
             map_blocks: BTreeSet::new(),
         }
@@ -132,7 +134,7 @@ impl Dftl {
 
     fn collect(&mut self) {
         let of_maps = self.flash.greedy_among(&self.frontiers, |block| self.map_blocks.contains(&block));
-        let last = self.flash.free() <= 1;
+        let last = self.flash.free() <= self.last_free;
         let victim =
             of_maps.filter(|_| last).or_else(|| self.flash.greedy(&self.frontiers)).expect("a victim");
         let map = self.map_blocks.contains(&victim);
