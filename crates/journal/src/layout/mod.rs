@@ -165,6 +165,8 @@ pub enum Found {
         uuid: Option<[u8; 16]>,
         /// Why, as a sentence for people.
         why: String,
+        /// Where the superblock of an ext4's journal is, if that is found all the same: its guest may be using it.
+        journal: Option<Sector>,
     },
 }
 
@@ -184,15 +186,15 @@ pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, Bl
         return Ok(whole.into_iter().map(|seen| seen.found).collect());
     }
     let table = partition::Table::read(source, disk_sectors)?;
-    let mut found: Vec<Found> =
-        table.damage.into_iter().map(|(start, why)| Found::Passthrough { start, uuid: None, why }).collect();
+    let refused = |start, why| Found::Passthrough { start, uuid: None, why, journal: None };
+    let mut found: Vec<Found> = table.damage.into_iter().map(|(start, why)| refused(start, why)).collect();
     for place in &table.partitions {
         let Some(seen) = volume::look(source, place.start, place.sectors)? else { continue };
         // Room for this sentence and for the whole disk.
         if found.len() + 2 == FOUND_MAX {
             let why =
                 format!("more than {FOUND_MAX} file systems on one disk: from here on none is looked at");
-            found.push(Found::Passthrough { start: place.start, uuid: None, why });
+            found.push(refused(place.start, why));
             break;
         }
         found.push(unless_overlapping(seen.found, &found));
@@ -226,6 +228,7 @@ fn unless_overlapping(candidate: Found, others: &[Found]) -> Found {
             start: layout.start,
             uuid: Some(layout.uuid),
             why: format!("overlaps the file system at sector {at}, so one of them is a remnant"),
+            journal: None,
         },
         None => candidate,
     }

@@ -35,24 +35,60 @@ pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Opti
     }
     source.read(start, &mut head[..(readable * SECTOR_BYTES) as usize])?;
     if let Some((why, uuid)) = foreign::container(source, start, sectors, &head)? {
-        return Ok(Some(Seen { found: Found::Passthrough { start, uuid, why }, container: true }));
+        let found = Found::Passthrough { start, uuid, why, journal: None };
+        return Ok(Some(Seen { found, container: true }));
     }
     let seen = |found| Some(Seen { found, container: false });
     let Some(superblock) = Superblock::sniff(&head[..(readable * SECTOR_BYTES) as usize]) else {
-        return Ok(
-            foreign::file_system(&head).and_then(|why| seen(Found::Passthrough { start, uuid: None, why }))
-        );
+        return Ok(foreign::file_system(&head)
+            .and_then(|why| seen(Found::Passthrough { start, uuid: None, why, journal: None })));
     };
     match ext4(source, start, sectors, &superblock) {
         Ok(layout) => Ok(seen(Found::FileSystem(layout))),
         Err(JournalError::Block(error)) => Err(error),
         Err(JournalError::Corrupt(why) | JournalError::Unsupported(why)) => {
             // Two bytes of magic number are little: a foreign signature explains more than a damaged ext4.
-            let why = foreign::file_system(&head).unwrap_or(why);
-            Ok(seen(Found::Passthrough { start, uuid: Some(superblock.s_uuid), why }))
+            let foreign = foreign::file_system(&head);
+            let journal = match foreign {
+                Some(_) => None,
+                None => journal(source, start, sectors, &superblock).ok(),
+            };
+            let (uuid, why) = (Some(superblock.s_uuid), foreign.unwrap_or(why));
+            Ok(seen(Found::Passthrough { start, uuid, why, journal }))
         }
         Err(full @ JournalError::Full { .. }) => unreachable!("nothing is retained while looking: {full}"),
     }
+}
+
+/// Where the journal's superblock is, whatever it says.
+fn journal(
+    source: &mut dyn Source,
+    start: Sector,
+    sectors: u64,
+    superblock: &Superblock,
+) -> Result<Sector, JournalError> {
+    superblock.check(sectors)?;
+    let mut reader = Reader { source, start, blocks: superblock.blocks() };
+    let (_, inode) = journal_inode(&mut reader, superblock)?;
+    Ok(first_block(&mut reader, superblock, &inode)?.sector(start))
+}
+
+fn journal_inode(reader: &mut Reader<'_>, superblock: &Superblock) -> Result<(Group, Inode), JournalError> {
+    let number = superblock.s_journal_inum.get();
+    let group = u64::from((number - 1) / superblock.s_inodes_per_group.get());
+    let group = Group::read(reader, superblock, group)?;
+    let inode = Inode::read(reader, superblock, &group, number)?;
+    Ok((group, inode))
+}
+
+fn first_block(
+    reader: &mut Reader<'_>,
+    superblock: &Superblock,
+    inode: &Inode,
+) -> Result<FsBlock, JournalError> {
+    let first = extents::read(reader, inode, superblock.checksummed(), 1)?;
+    let home = first.extents.first().map(|e| e.home);
+    home.ok_or_else(|| corrupt("the journal has no blocks".into()))
 }
 
 fn ext4(
@@ -63,15 +99,8 @@ fn ext4(
 ) -> Result<Layout, JournalError> {
     superblock.check(sectors)?;
     let mut reader = Reader { source, start, blocks: superblock.blocks() };
-    let number = superblock.s_journal_inum.get();
-    let group = u64::from((number - 1) / superblock.s_inodes_per_group.get());
-    let group = Group::read(&mut reader, superblock, group)?;
-    let inode = Inode::read(&mut reader, superblock, &group, number)?;
-
-    let first = extents::read(&mut reader, &inode, superblock.checksummed(), 1)?;
-    let Some(home) = first.extents.first().map(|e| e.home) else {
-        return Err(corrupt("the journal has no blocks".into()));
-    };
+    let (group, inode) = journal_inode(&mut reader, superblock)?;
+    let home = first_block(&mut reader, superblock, &inode)?;
     let block = reader.block(home, "the journal's superblock")?;
     let journal = JournalSuperblock::parse(&block)?;
     if u64::from(journal.maxlen()) > inode.size / BLOCK_BYTES as u64 {

@@ -48,11 +48,11 @@ impl Retainer {
         for found in found {
             match found {
                 Found::FileSystem(layout) => self.found(layout)?,
-                Found::Passthrough { start, uuid, why } => {
+                Found::Passthrough { start, uuid, why, journal } => {
                     let v = self.volume_at(start);
                     self.leave(v, &why, false)?;
                     // A UUID: it still is an ext4, whose guest may go on with the journal.
-                    let left = if uuid.is_some() { self.left_journal(v)? } else { None };
+                    let left = if uuid.is_some() { self.left_journal(v, journal)? } else { None };
                     let volume = &mut self.volumes[v];
                     volume.clamp = left.map(|(_, tail)| tail);
                     volume.left = left.map(|(left, _)| left);
@@ -137,17 +137,18 @@ impl Retainer {
         Ok(())
     }
 
-    /// The journal that was known here and still stands on the disk with a log in it, though nothing else may be understood
+    /// The journal that was known here, or is found, and still stands on the disk with a log in it, though nothing else may be understood
     /// any more, and the tail there: what came before that is gone. Its guest may go on with it.
     fn left_journal(
         &mut self,
         v: usize,
+        found: Option<Sector>,
     ) -> Result<Option<(LeftJournal, super::volume::Position)>, JournalError> {
         let volume = &self.volumes[v];
         let known = volume.layout().and_then(|l| Some((l.home_of(AreaBlock(0))?.sector(l.start), None)));
-        let Some((at, uuid)) = known.or(volume.left.map(|left| (left.at, Some(left.uuid)))) else {
-            return Ok(None);
-        };
+        let left = volume.left.map(|left| (left.at, Some(left.uuid)));
+        // After a daemon's death only the disk tells.
+        let Some((at, uuid)) = known.or(left).or(found.map(|at| (at, None))) else { return Ok(None) };
         let Ok(superblock) = JournalSuperblock::parse(&self.below.read_block(at)?) else { return Ok(None) };
         let same = uuid.is_none_or(|uuid| uuid == superblock.uuid());
         let left = LeftJournal { at, uuid: superblock.uuid() };
