@@ -115,16 +115,27 @@ fn run(args: &Args) -> Result<(), String> {
     println!("{}", report.machine);
     println!("\n{}", report::header());
     let mut failed = 0;
-    for (i, cell) in cells(args).iter().enumerate() {
+    let cells = cells(args);
+    for (i, cell) in cells.iter().enumerate() {
         if i > 0 {
             std::thread::sleep(Duration::from_secs(args.rest));
         }
+        eprintln!(
+            "bench flash: {} of {}: {} at {} GB, {}",
+            i + 1,
+            cells.len(),
+            cell.kind(),
+            cell.size_gb,
+            cell.load.name()
+        );
         // The others are worth having when one fails.
         match apart(cell) {
             Ok(outcome) => {
                 let row = Row::new(cell, outcome);
                 println!("{}", row.line());
                 report.rows.push(row);
+                // What is measured stays if the rest is interrupted.
+                report.write(&args.json)?;
             }
             Err(error) => {
                 eprintln!("bench flash: {error}");
@@ -136,11 +147,7 @@ fn run(args: &Args) -> Result<(), String> {
     report.parsed = parse::all(requests, rounds)?;
     println!("\n{}", report::parse_table(&report.parsed));
     println!("\n{}", published::table(&report.rows));
-    if let Some(folder) = args.json.parent() {
-        std::fs::create_dir_all(folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
-    }
-    let json = serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?;
-    std::fs::write(&args.json, json).map_err(|e| format!("cannot write {}: {e}", args.json.display()))?;
+    report.write(&args.json)?;
     match failed {
         0 => Ok(()),
         n => Err(format!("{n} cells have no result")),

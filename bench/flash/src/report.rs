@@ -1,6 +1,7 @@
 //! Results: JSON for programs, tables for people.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use afterimage_flash::FtlKind;
 use serde::Serialize;
@@ -129,6 +130,18 @@ impl Report {
         let model = model.map_or("processor unknown", |(_, name)| name);
         let machine = format!("Linux {}, {processors} processors, {model}", release.trim());
         Self { machine, quick, rows: Vec::new(), parsed: Vec::new(), published: published::ALL }
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// One sentence: where it cannot be written.
+    pub fn write(&self, file: &Path) -> Result<(), String> {
+        if let Some(folder) = file.parent() {
+            std::fs::create_dir_all(folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+        }
+        let json = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
+        std::fs::write(file, json).map_err(|e| format!("cannot write {}: {e}", file.display()))
     }
 }
 

@@ -4,6 +4,8 @@
 //! then written under `uniform`, `skewed` or `sequential`: `AGE` million pages, then `WRITES` million that are timed.
 //! Processor time, to 10 ms: other work on the machine slows it through caches and clock only.
 
+use std::process::ExitCode;
+
 use afterimage_flash::counts::Cause;
 use afterimage_flash::geometry::Geometry;
 use afterimage_flash::workload::{Pattern, Random};
@@ -20,11 +22,11 @@ fn processor_seconds() -> f64 {
     [11, 12].iter().filter_map(|i| fields.get(*i)?.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-fn main() {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [ftl, gb, load, age, writes] = &args[..] else {
         eprintln!("usage: speed FTL GB LOAD AGE WRITES");
-        std::process::exit(2);
+        return ExitCode::from(2);
     };
     let kind = FtlKind::ALL.into_iter().find(|k| k.name() == ftl).expect("an FTL");
     let blocks = 8192 * gb.parse::<u32>().expect("GB");
@@ -64,4 +66,5 @@ fn main() {
         rate * amplification
     );
     println!("{counts:?} {:?} {} {:?}", flash.wear().summary(), flash.busy_ns(), ftl.details());
+    ExitCode::SUCCESS
 }

@@ -251,7 +251,7 @@ fn a_killed_daemons_trace_is_read_to_its_last_whole_line() {
     let body = AFTERIMAGE.find("1000 log").unwrap();
     let first_end = body + AFTERIMAGE[body..].find('\n').unwrap();
     for end in first_end..AFTERIMAGE.len() - 1 {
-        let file = write(dir.path(), "cut", AFTERIMAGE[..end].as_bytes());
+        let file = write(dir.path(), "cut", &AFTERIMAGE.as_bytes()[..end]);
         let (_, read, broken) = read_all(&file, &Options::default()).unwrap();
         assert!(whole.starts_with(&read), "cut at {end}: {read:?}");
         let is_whole = |line: &&str| {
@@ -271,7 +271,7 @@ fn a_zstd_frame_that_was_flushed_and_never_ended_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let cut = AFTERIMAGE.find("# end").unwrap();
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 3).unwrap();
-    encoder.write_all(AFTERIMAGE[..cut].as_bytes()).unwrap();
+    encoder.write_all(&AFTERIMAGE.as_bytes()[..cut]).unwrap();
     encoder.flush().unwrap();
     let file = write(dir.path(), "t.zst", encoder.get_ref());
     let mut reader = open(&file, &Options::default()).unwrap();

@@ -373,14 +373,6 @@ impl Ftl for Fast {
         &mut self.dev.flash
     }
 
-    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
-        let found = self.locate(lpn);
-        if let Some(ppn) = found {
-            self.dev.flash.read(ppn, cause);
-        }
-        Ok(found)
-    }
-
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
         let (lbn, offset) = self.split.of(lpn.0);
         self.place(lbn, offset)?;

@@ -59,7 +59,9 @@ pub trait Ftl: Send {
     fn flash_mut(&mut self) -> &mut Flash;
 
     /// Reads a logical page. Returns the physical page read; `None`: never written, nothing is read.
-    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError>;
+    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
+        Ok(read_located(self, lpn, cause))
+    }
 
     /// Writes a logical page.
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError>;
@@ -102,6 +104,16 @@ pub trait Ftl: Send {
     fn details(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+}
+
+/// Reads a page where the FTL's tables say it is; `None`: never written.
+#[inline]
+fn read_located<F: Ftl + ?Sized>(ftl: &mut F, lpn: Lpn, cause: Cause) -> Option<Ppn> {
+    let found = ftl.locate(lpn);
+    if let Some(ppn) = found {
+        ftl.flash_mut().read(ppn, cause);
+    }
+    found
 }
 
 /// Checks that the FTL's tables and the flash agree: every mapped logical page has exactly one live copy, which

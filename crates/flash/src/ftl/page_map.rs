@@ -133,14 +133,6 @@ impl Ftl for PageMap {
         &mut self.dev.flash
     }
 
-    fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
-        let found = self.locate(lpn);
-        if let Some(ppn) = found {
-            self.dev.flash.read(ppn, cause);
-        }
-        Ok(found)
-    }
-
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
         self.make_room()?;
         let block = self.frontier()?;

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::lru::{LruSet, Queue};
 use super::super_maps::{Maps, LEVELS};
 use super::superblock_gc::Upcoming;
-use super::{check_mapping, Ahead, Ftl, FtlError, Split};
+use super::{check_mapping, read_located, Ahead, Ftl, FtlError, Split};
 use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
 use crate::device::Device;
@@ -202,11 +202,7 @@ impl Ftl for Superblock {
 
     fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
         self.look_up(lpn.0);
-        let found = self.locate(lpn);
-        if let Some(ppn) = found {
-            self.dev.flash.read(ppn, cause);
-        }
-        Ok(found)
+        Ok(read_located(self, lpn, cause))
     }
 
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
