@@ -39,9 +39,29 @@ fn samples_hold_what_fio_was_asked_for() {
 }
 
 #[test]
+fn guests_traces_are_whole_and_classed() {
+    let classes = |name| sample(name).0.tally.classes.unwrap();
+    let (journal, retain) = (classes("postmark-journal.trace.zst"), classes("postmark-retain.trace.zst"));
+    assert!(journal.journal.write_bytes > journal.home.write_bytes, "data=journal writes everything twice");
+    assert!(retain.journal.write_bytes * 1000 < journal.journal.write_bytes, "{retain:?}");
+    // What goes home is the same work's, within what the guest's timers make of it.
+    let ratio = retain.home.write_bytes as f64 / journal.home.write_bytes as f64;
+    assert!((0.9..1.1).contains(&ratio), "{ratio}");
+    let window = classes("sqlite-window.trace.zst");
+    assert!(window.log.write_bytes > window.home.write_bytes + window.journal.write_bytes);
+    assert!(window.log.flushes > 50);
+    assert_eq!(sample("sqlite-window.trace.zst").0.extents().len(), 2);
+    assert!(sample("churn-power.trace.zst").0.traffic.discards > 0);
+}
+
+#[test]
 fn samples_cost_what_they_did() {
     // Erases under FAST, Superblock, DFTL and the page map.
     let expected = [
+        ("postmark-journal.trace.zst", [6935, 11_052, 14_425, 11_747]),
+        ("postmark-retain.trace.zst", [5322, 9752, 8180, 6209]),
+        ("sqlite-window.trace.zst", [4808, 4104, 5661, 6521]),
+        ("churn-power.trace.zst", [86, 66, 67, 66]),
         ("database.fio3.gz", [8036, 30_888, 13_060, 9667]),
         ("files.fio3.zst", [4086, 7406, 5092, 3970]),
         ("stream.fio3.gz", [1023, 1014, 1019, 1016]),
