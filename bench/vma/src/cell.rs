@@ -42,6 +42,13 @@ pub struct Bench<'a> {
     pub retain_max: Option<&'a str>,
     /// A guest that takes longer than this is killed.
     pub limit: Duration,
+    /// An existing folder in which each daemon writes a trace of what reaches its image; see [`trace_name`].
+    pub traces: Option<&'a Path>,
+}
+
+/// The trace of a guest's daemon.
+pub fn trace_name(guest: usize) -> String {
+    format!("guest{guest}.trace.zst")
 }
 
 /// Runs one cell. `half_s`: when the guest is to be killed, for cells that kill it.
@@ -58,8 +65,9 @@ pub fn run(
     let load = load_average();
     let stage = Stage::new(key.device, key.guests, template, bench.scratch)?;
     let mut daemons = Vec::new();
-    for image in stage.images() {
-        daemons.push(serve(key, image, bench.retain_max)?);
+    for (guest, image) in stage.images().iter().enumerate() {
+        let trace = bench.traces.map(|folder| folder.join(trace_name(guest)));
+        daemons.push(serve(key, image, bench.retain_max, trace.as_deref())?);
     }
     let guests = boot(key, bench, &daemons)?;
     let mut record = Record {

@@ -8,47 +8,25 @@
 //! A cell that is finished is one file, written at once: Ctrl-C, a crash or a power cut costs the running cell only,
 //! and the next run goes on from there.
 
-mod catalog;
-mod cell;
-mod error;
-mod html;
-mod memory;
-mod outcome;
-mod paper;
-mod plan;
-mod process;
-mod record;
-mod recovery;
-mod report;
-mod sampler;
-mod scale;
-mod script;
-mod source;
-mod stage;
-mod summary;
-mod svg;
-mod tables;
-mod template;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use afterimage_bench_vma::catalog::{Device, Figure, Mode, Workload};
+use afterimage_bench_vma::cell::Bench;
+use afterimage_bench_vma::error::{Context, Result};
+use afterimage_bench_vma::plan::{self, Selection};
+use afterimage_bench_vma::record::Store;
+use afterimage_bench_vma::report;
+use afterimage_bench_vma::scale::Scale;
+use afterimage_bench_vma::source::Sources;
+use afterimage_bench_vma::template::Templates;
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;
 use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
-
-use catalog::{Device, Figure, Mode, Workload};
-use cell::Bench;
-use error::{Context, Result};
-use plan::Selection;
-use record::Store;
-use scale::Scale;
-use source::Sources;
-use template::Templates;
 
 /// Runs the evaluation of VMA journaling in real guests: journal modes, retention, bounds, recovery
 #[derive(Debug, Parser)]
@@ -158,6 +136,7 @@ fn run(options: &Options) -> Result<bool> {
         evidence: &folder.join("evidence"),
         retain_max: options.retain_max.as_deref(),
         limit: Duration::from_secs(options.limit),
+        traces: None,
     };
     let failed = plan::run(&keys, &bench, &mut store, &mut templates, Duration::from_secs(options.calm))?;
     println!("{}", report::write(&folder, &scale, &store)?);

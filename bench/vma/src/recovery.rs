@@ -77,7 +77,7 @@ pub fn measure(
     // On the machine's disk the daemon that counted has ended, and its count with it.
     recovery.daemon_io = counted_after(key, stage, &before)?;
 
-    let daemon = serve(key, &stage.images()[0], bench.retain_max)?;
+    let daemon = serve(key, &stage.images()[0], bench.retain_max, None)?;
     let mut guest = start(key, &daemon, bench, &recover_script(key.mode, key.setup))?;
     guest.wait_report("bench", "ready")?;
     let before = counted(key, stage, &daemon)?;

@@ -65,7 +65,10 @@ fn between(text: &str, tables: &str) -> Option<String> {
 }
 
 /// Written beside and renamed: a reader never sees half a report.
-fn put(path: &Path, text: &str) -> Result<()> {
+///
+/// # Errors
+/// It can not be written.
+pub fn put(path: &Path, text: &str) -> Result<()> {
     let fresh = path.with_extension("new");
     fs::write(&fresh, text).context(|| format!("write {}", fresh.display()))?;
     fs::rename(&fresh, path).context(|| format!("write {}", path.display()))

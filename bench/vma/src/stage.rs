@@ -126,11 +126,11 @@ pub fn written_by(daemons: &[Daemon]) -> Result<StorageIo> {
     Ok(sum)
 }
 
-/// Starts a daemon on an image.
+/// Starts a daemon on an image. `trace`: a new file for what reaches the image.
 ///
 /// # Errors
 /// It would not start.
-pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>) -> Result<Daemon> {
+pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>, trace: Option<&Path>) -> Result<Daemon> {
     let mut options = ServeOptions::new(&key.contract, &[image.to_owned()]);
     let mut extra: Vec<&str> = match key.mode.policy() {
         JournalPolicy::Passthrough => Vec::new(),
@@ -144,6 +144,9 @@ pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>) -> Result<Da
         extra.push("--vflush-at-truncation");
     }
     options.extra = extra.into_iter().map(str::to_owned).collect();
+    if let Some(trace) = trace {
+        options.extra.extend(["--trace".to_owned(), trace.display().to_string()]);
+    }
     Ok(Daemon::serve(&options)?)
 }
 

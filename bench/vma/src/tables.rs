@@ -224,8 +224,8 @@ fn target_table(text: &mut String, note: &str, verdicts: &[Verdict]) {
     section(text, "Targets", note, &["target", "cell", "reached", "wanted", ""], rows.collect());
 }
 
-/// Each group's plain cell before its own.
-fn section(text: &mut String, title: &str, words: &str, heads: &[&str], rows: Vec<Vec<String>>) {
+/// A heading, a paragraph and a Markdown table; nothing at all without rows.
+pub fn section(text: &mut String, title: &str, words: &str, heads: &[&str], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
     }
@@ -275,7 +275,7 @@ fn count(spread: Option<Spread>) -> String {
 }
 
 /// Three significant digits, without exponents.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
         v if v >= 10.0 => 1,

@@ -1,0 +1,114 @@
+//! What is finished, and what is formed of it.
+
+use std::collections::BTreeMap;
+
+use afterimage_bench_vma::catalog::{Device, Workload};
+use afterimage_bench_vma::scale::Scale;
+use afterimage_flash::FtlKind;
+
+use crate::record::{Age, Simulated, SimulationKey, Store};
+use crate::simulate::Drives;
+use crate::study::{Family, Variant};
+
+/// Every finished simulation of a store.
+#[derive(Debug)]
+pub struct Findings {
+    /// Sizes.
+    pub scale: Scale,
+    /// At once.
+    pub guests: u32,
+    /// Below the daemons.
+    pub device: Device,
+    /// FTLs that were asked for.
+    pub ftls: Vec<FtlKind>,
+    results: BTreeMap<(Workload, Variant, FtlKind, Age), Simulated>,
+}
+
+/// Two numbers as how much less the first one is, in percent.
+pub fn less(value: f64, base: f64) -> Option<f64> {
+    (base > 0.0).then(|| (1.0 - value / base) * 100.0)
+}
+
+impl Findings {
+    /// Those of these drives that are there.
+    pub fn read(
+        store: &Store,
+        scale: &Scale,
+        guests: u32,
+        device: Device,
+        ftls: &[FtlKind],
+        drives: &[Drives],
+    ) -> Self {
+        let mut results = BTreeMap::new();
+        for drive in drives {
+            for key in drive.keys() {
+                if let Some(found) = store.simulated(&key, &drive.traces) {
+                    results.insert((key.workload, key.variant, key.ftl, key.age), found);
+                }
+            }
+        }
+        Self { scale: scale.clone(), guests, device, ftls: ftls.to_vec(), results }
+    }
+
+    /// One.
+    pub fn get(&self, workload: Workload, variant: Variant, ftl: FtlKind, age: Age) -> Option<&Simulated> {
+        self.results.get(&(workload, variant, ftl, age))
+    }
+
+    /// Any of a workload in a mode: what is not the drive's is the same in all.
+    pub fn any(&self, workload: Workload, variant: Variant) -> Option<&Simulated> {
+        self.results.iter().find(|((w, v, _, _), _)| (*w, *v) == (workload, variant)).map(|(_, found)| found)
+    }
+
+    /// Ages that there is something of.
+    pub fn ages(&self) -> Vec<Age> {
+        Age::ALL.into_iter().filter(|age| self.results.keys().any(|(_, _, _, a)| a == age)).collect()
+    }
+
+    /// All results.
+    pub fn results(&self) -> impl Iterator<Item = &Simulated> {
+        self.results.values()
+    }
+
+    /// A number of a variant against the journal mode's on the same drive, in percent less; `None` where the variant
+    /// caused no collection at all.
+    pub fn less_than_journal(&self, key: &SimulationKey, value: impl Fn(&Simulated) -> f64) -> Option<f64> {
+        let own = self.get(key.workload, key.variant, key.ftl, key.age)?;
+        let journal = self.get(key.workload, Variant::Journal, key.ftl, key.age)?;
+        // Nothing was collected: the spare space took it all in, which is no merit of the mode.
+        (own.erases > 0).then(|| less(value(own), value(journal))).flatten()
+    }
+
+    /// From the least to the most of retention's reductions over the workloads of a kind, each with its workload.
+    pub fn reductions(
+        &self,
+        family: Option<Family>,
+        ftl: FtlKind,
+        age: Age,
+        value: impl Fn(&Simulated) -> f64 + Copy,
+    ) -> Vec<(f64, Workload)> {
+        let mut found: Vec<(f64, Workload)> = Workload::ALL
+            .into_iter()
+            .filter(|workload| match family {
+                Some(family) => crate::study::family(*workload) == family,
+                None => crate::study::family(*workload) != Family::Other,
+            })
+            .filter_map(|workload| {
+                let key = SimulationKey { workload, variant: Variant::Retain, ftl, age };
+                Some((self.less_than_journal(&key, value)?, workload))
+            })
+            .collect();
+        found.sort_by(|a, b| a.0.total_cmp(&b.0));
+        found
+    }
+}
+
+/// Erases.
+pub fn erases(simulated: &Simulated) -> f64 {
+    simulated.erases as f64
+}
+
+/// GC overhead.
+pub fn collection(simulated: &Simulated) -> f64 {
+    simulated.collection_ns as f64
+}

@@ -1,0 +1,217 @@
+//! What finished work leaves: a folder a captured trace, a file a simulated drive; written beside and renamed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use afterimage_bench_vma::catalog::{Device, Mode, Workload};
+use afterimage_bench_vma::error::{Context, Result};
+use afterimage_bench_vma::record::Record;
+use afterimage_bench_vma::scale::Scale;
+use afterimage_flash::report::Report;
+use afterimage_flash::FtlKind;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::study::Variant;
+
+/// Raised when what an older program left would mean something else.
+pub const VERSION: u32 = 1;
+
+/// How a drive is aged before a trace (`docs/flash.md`).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Age {
+    /// The flash holds the pages that any mode of the workload touches, each written once, and 3 % spare.
+    Region,
+    /// The flash holds the guests' disks whole, filled sequentially, and 3 % spare.
+    Drive,
+}
+
+impl Age {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Region, Self::Drive];
+
+    /// In file names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Region => "region",
+            Self::Drive => "drive",
+        }
+    }
+}
+
+/// The traces of one workload in one mode, and how they came about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Captured {
+    /// [`VERSION`]
+    pub version: u32,
+    /// When it was finished, nanoseconds since 1970: names it.
+    pub at_ns: u64,
+    /// What the guests did, and how long it took.
+    pub record: Record,
+}
+
+/// What was simulated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SimulationKey {
+    /// What the guests did.
+    pub workload: Workload,
+    /// How they journaled.
+    pub variant: Variant,
+    /// On which FTL.
+    pub ftl: FtlKind,
+    /// On which drive.
+    pub age: Age,
+}
+
+impl SimulationKey {
+    fn file_name(&self) -> String {
+        format!("{}_{}_{}_{}.json", self.workload.name(), self.variant.name(), self.ftl, self.age.name())
+    }
+}
+
+/// The result of a simulation, as far as the tables need it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Simulated {
+    /// [`VERSION`]
+    pub version: u32,
+    /// The traces that shaped the drive or were played, by [`Captured::at_ns`].
+    pub traces: Vec<u64>,
+    /// What.
+    pub key: SimulationKey,
+    /// Blocks of the flash.
+    pub blocks: u32,
+    /// Logical pages of it.
+    pub logical_pages: u32,
+    /// Reads and writes.
+    pub requests: u64,
+    /// Bytes of these.
+    pub traffic_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// All erases.
+    pub erases: u64,
+    /// Erases of the most erased block.
+    pub erases_max: u32,
+    /// GC overhead in nanoseconds of flash time.
+    pub collection_ns: u64,
+    /// Its share of the time that the flash worked.
+    pub collection_share: f64,
+    /// Programs a page the host wrote.
+    pub write_amplification: Option<f64>,
+    /// Mean response time, nanoseconds.
+    pub response_ns: f64,
+}
+
+impl Simulated {
+    /// From a simulator's report.
+    pub fn new(key: SimulationKey, traces: Vec<u64>, report: &Report) -> Self {
+        let traffic = &report.traffic;
+        Self {
+            version: VERSION,
+            traces,
+            key,
+            blocks: report.geometry.blocks,
+            logical_pages: report.logical_pages,
+            requests: traffic.reads + traffic.writes,
+            traffic_bytes: traffic.bytes(),
+            write_bytes: traffic.write_bytes,
+            erases: report.erases,
+            erases_max: report.wear.max,
+            collection_ns: report.collection.ns,
+            collection_share: report.collection.of_device_time,
+            write_amplification: report.write_amplification,
+            response_ns: report.response.mean_ns,
+        }
+    }
+}
+
+/// Everything finished at one scale, with one number of guests on one device.
+#[derive(Clone, Debug)]
+pub struct Store {
+    folder: PathBuf,
+    scale: Scale,
+    guests: u32,
+    device: Device,
+}
+
+impl Store {
+    /// The folder is made when something is put into it.
+    pub fn new(out: &Path, scale: &Scale, guests: u32, device: Device) -> Self {
+        let folder = out.join(format!("{}-x{guests}-{}", scale.name, device.name()));
+        Self { folder, scale: scale.clone(), guests, device }
+    }
+
+    /// Where everything is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where the traces of a workload in a mode are, or will be.
+    pub fn trace_folder(&self, workload: Workload, mode: Mode) -> PathBuf {
+        self.folder.join("traces").join(format!("{}_{}", workload.name(), mode.name()))
+    }
+
+    /// The traces of each guest.
+    pub fn trace_files(&self, workload: Workload, mode: Mode) -> Vec<PathBuf> {
+        let folder = self.trace_folder(workload, mode);
+        (0..self.guests as usize)
+            .map(|guest| folder.join(afterimage_bench_vma::cell::trace_name(guest)))
+            .collect()
+    }
+
+    /// What was captured, if it is there, whole, and of these sizes.
+    pub fn captured(&self, workload: Workload, mode: Mode) -> Option<Captured> {
+        let found: Captured = read(&self.trace_folder(workload, mode).join("captured.json"))?;
+        let key = &found.record.key;
+        let fits = found.version == VERSION
+            && found.record.scale == self.scale
+            && (key.guests, key.device) == (self.guests, self.device)
+            && self.trace_files(workload, mode).iter().all(|file| file.is_file());
+        fits.then_some(found)
+    }
+
+    /// Keeps traces that were written into `fresh`, in place of earlier ones.
+    ///
+    /// # Errors
+    /// Files cannot be written or moved.
+    pub fn keep_traces(&self, fresh: &Path, captured: &Captured) -> Result<()> {
+        put(&fresh.join("captured.json"), captured)?;
+        let folder = self.trace_folder(captured.record.key.workload, captured.record.key.mode);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).context(|| format!("remove {}", folder.display()))?;
+        }
+        fs::rename(fresh, &folder).context(|| format!("move {} to {}", fresh.display(), folder.display()))
+    }
+
+    /// What was simulated of exactly these traces, if it was.
+    pub fn simulated(&self, key: &SimulationKey, traces: &[u64]) -> Option<Simulated> {
+        let found: Simulated = read(&self.folder.join("results").join(key.file_name()))?;
+        (found.version == VERSION && found.key == *key && found.traces == traces).then_some(found)
+    }
+
+    /// Keeps a result.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep_simulated(&self, simulated: &Simulated) -> Result<()> {
+        let folder = self.folder.join("results");
+        fs::create_dir_all(&folder).context(|| format!("make {}", folder.display()))?;
+        put(&folder.join(simulated.key.file_name()), simulated)
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
+}
+
+fn put(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(std::io::Error::from)
+        .context(|| format!("make {}", path.display()))?;
+    let fresh = path.with_extension("new");
+    fs::write(&fresh, text).context(|| format!("write {}", fresh.display()))?;
+    fs::rename(&fresh, path).context(|| format!("write {}", path.display()))
+}

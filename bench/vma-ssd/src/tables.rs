@@ -1,0 +1,333 @@
+//! The study's figures as tables, with its ranges beside ours; in Markdown that reads well in a terminal too.
+
+use afterimage_bench_vma::catalog::Workload;
+use afterimage_bench_vma::tables::{number, section};
+use afterimage_flash::units::show_count;
+use afterimage_flash::FtlKind;
+
+use crate::findings::{collection, erases, less, Findings};
+use crate::record::{Age, Simulated, SimulationKey};
+use crate::simulate::SPARE;
+use crate::study::{self, Family, Range, Variant};
+
+const MIB: f64 = (1 << 20) as f64;
+const NONE: &str = "–";
+
+/// Everything that is finished.
+pub fn all(findings: &Findings) -> String {
+    let mut text = format!("{}\n", setting(findings));
+    traffic(&mut text, findings);
+    for age in findings.ages() {
+        erase_table(&mut text, findings, age);
+        collection_table(&mut text, findings, age);
+        range_table(&mut text, findings, age);
+    }
+    untar(&mut text, findings);
+    drives(&mut text, findings);
+    text
+}
+
+/// What holds for every table: sizes, guests, device.
+pub fn setting(findings: &Findings) -> String {
+    format!(
+        "{} {} guest{} at once, each on a disk of 4 GiB with a journal of {} MiB, on `{}`, `guest-crash`; each mode once. The study: \
+         eight guests, its full sizes, Linux 2.6.11 with ext3.",
+        findings.scale.note(),
+        findings.guests,
+        if findings.guests == 1 { "" } else { "s" },
+        findings.scale.journal_mib,
+        findings.device.name()
+    )
+}
+
+/// How a drive was aged, in a sentence.
+pub fn age_words(findings: &Findings, age: Age) -> String {
+    match age {
+        Age::Region => format!(
+            "Aged by *region*: for each workload the flash holds the pages that any of its modes touches, each written once \
+             before, and {:.0} % spare (at least what every FTL needs to work).",
+            SPARE * 100.0
+        ),
+        Age::Drive => format!(
+            "Aged as a *whole drive*: the flash holds the {} virtual disks, filled sequentially before, and {:.0} % spare ({} \
+             blocks of 64 pages of 2 KB in all).",
+            findings.guests,
+            SPARE * 100.0,
+            show_count(u64::from(crate::simulate::whole_drive(findings.guests).blocks))
+        ),
+    }
+}
+
+fn percent(value: Option<f64>) -> String {
+    value.map_or_else(|| NONE.to_owned(), |value| format!("{value:.1} %"))
+}
+
+fn range(range: Option<Range>) -> String {
+    range.map_or_else(|| "not in the study".to_owned(), |(from, to)| format!("{from}–{to} %"))
+}
+
+/// The paper's range only where it is about: retention against journal.
+fn beside(variant: Variant, text: String) -> String {
+    if variant == Variant::Retain {
+        text
+    } else {
+        String::new()
+    }
+}
+
+fn traffic(text: &mut String, findings: &Findings) {
+    let mut rows = Vec::new();
+    for workload in Workload::ALL {
+        let journal = findings.any(workload, Variant::Journal);
+        for variant in Variant::ALL {
+            let Some(found) = findings.any(workload, variant) else { continue };
+            let against = |value: fn(&Simulated) -> f64| {
+                let journal = journal.filter(|_| variant != Variant::Journal)?;
+                less(value(found), value(journal))
+            };
+            let in_study = study::family(workload) != Family::Other;
+            let said = |r: Range| range(in_study.then_some(r));
+            rows.push(vec![
+                workload.name().to_owned(),
+                variant.title().to_owned(),
+                show_count(found.requests),
+                percent(against(|s| s.requests as f64)),
+                beside(variant, said(study::REQUESTS)),
+                number(found.traffic_bytes as f64 / MIB),
+                percent(against(|s| s.traffic_bytes as f64)),
+                beside(variant, said(study::TRAFFIC)),
+                number(found.write_bytes as f64 / MIB),
+            ]);
+        }
+    }
+    section(
+        text,
+        "Figures 2 and 3: requests and traffic",
+        "Reads and writes where they reach storage, from the start of the daemons to their end, all guests together; \
+         flushes and discards apart. The study's ranges are over all its benchmarks.",
+        &[
+            "workload", "mode", "requests", "less than journal", "the study", "MiB", "less than journal", "the study",
+            "MiB written",
+        ],
+        rows,
+    );
+}
+
+/// Rows of a figure: for each FTL the cells that `cells` makes of a result and its reduction.
+fn figure(
+    findings: &Findings,
+    age: Age,
+    value: impl Fn(&Simulated) -> f64 + Copy,
+    cells: impl Fn(&Simulated, Option<f64>) -> Vec<String>,
+    said: impl Fn(Workload) -> Option<Range>,
+) -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for workload in Workload::ALL {
+        for variant in Variant::ALL {
+            if !findings.ftls.iter().any(|ftl| findings.get(workload, variant, *ftl, age).is_some()) {
+                continue;
+            }
+            let mut row = vec![workload.name().to_owned(), variant.title().to_owned()];
+            for ftl in &findings.ftls {
+                let key = SimulationKey { workload, variant, ftl: *ftl, age };
+                let reduction =
+                    findings.less_than_journal(&key, value).filter(|_| variant != Variant::Journal);
+                match findings.get(workload, variant, *ftl, age) {
+                    Some(found) => row.extend(cells(found, reduction)),
+                    None => row.extend(cells(&empty(&key), None).into_iter().map(|_| NONE.to_owned())),
+                }
+            }
+            row.push(beside(variant, range(said(workload))));
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+fn heads<'a>(findings: &Findings, of_ftl: &[&str], names: &'a mut Vec<String>) -> Vec<&'a str> {
+    names.extend(["workload".to_owned(), "mode".to_owned()]);
+    for ftl in &findings.ftls {
+        names.extend(of_ftl.iter().map(|head| format!("{ftl}: {head}")));
+    }
+    names.push("the study".to_owned());
+    names.iter().map(String::as_str).collect()
+}
+
+fn erase_table(text: &mut String, findings: &Findings, age: Age) {
+    let rows = figure(
+        findings,
+        age,
+        erases,
+        |found, reduction| {
+            let lifetime = reduction.filter(|r| *r < 100.0).map(|r| 100.0 / (100.0 - r));
+            vec![
+                show_count(found.erases),
+                percent(reduction),
+                lifetime.map_or_else(|| NONE.to_owned(), |l| format!("{l:.2}×")),
+            ]
+        },
+        study::erases,
+    );
+    let words = format!(
+        "{} *Less* is the reduction against the journal mode, which the study calls an extension of the lifetime by as much; \
+         *lifetime* is the true ratio under even wear, 1 / (1 − reduction). Neither is given where nothing was erased.",
+        age_words(findings, age)
+    );
+    let mut names = Vec::new();
+    let heads = heads(findings, &["erases", "less", "lifetime"], &mut names);
+    section(text, &format!("Figure 4: erases, {}", age.name()), &words, &heads, rows);
+}
+
+fn collection_table(text: &mut String, findings: &Findings, age: Age) {
+    let rows = figure(
+        findings,
+        age,
+        collection,
+        |found, reduction| {
+            vec![
+                number(found.collection_ns as f64 / 1e9),
+                percent(reduction),
+                found.write_amplification.map_or_else(|| NONE.to_owned(), |wa| format!("{wa:.2}")),
+            ]
+        },
+        study::collection,
+    );
+    let words = format!(
+        "{} GC overhead is the time of collection's copies and erases (the study does not define its own); WA: \
+         programs a page that the host wrote.",
+        age_words(findings, age)
+    );
+    let mut names = Vec::new();
+    let heads = heads(findings, &["GC s", "less", "WA"], &mut names);
+    section(text, &format!("Figure 5: GC overhead, {}", age.name()), &words, &heads, rows);
+}
+
+fn range_table(text: &mut String, findings: &Findings, age: Age) {
+    let mut rows = Vec::new();
+    let ours = |found: Vec<(f64, Workload)>| match (found.first(), found.last()) {
+        (Some((least, low)), Some((most, high))) => {
+            format!("{least:.1} ({}) – {most:.1} % ({})", low.name(), high.name())
+        }
+        _ => NONE.to_owned(),
+    };
+    for (name, family) in
+        [("micro", Some(Family::Micro)), ("macro", Some(Family::Macro)), ("all, the best", None)]
+    {
+        for ftl in &findings.ftls {
+            let workload = if family == Some(Family::Micro) { Workload::SeqWrite } else { Workload::Untar };
+            let (said_erases, said_collection) = match family {
+                Some(_) => (range(study::erases(workload)), range(study::collection(workload))),
+                None => (best(study::best_erases(*ftl)), best(study::best_collection(*ftl))),
+            };
+            rows.push(vec![
+                name.to_owned(),
+                ftl.to_string(),
+                ours(findings.reductions(family, *ftl, age, erases)),
+                said_erases,
+                ours(findings.reductions(family, *ftl, age, collection)),
+                said_collection,
+            ]);
+        }
+    }
+    if findings.results().all(|found| found.key.variant != Variant::Retain) {
+        rows.clear();
+    }
+    section(
+        text,
+        &format!("Reductions beside the study's, {}", age.name()),
+        "`journal+retain` against `journal`; the study's ranges are over its benchmarks of a kind and its three FTLs together.",
+        &["workloads", "FTL", "erases, ours", "the study", "GC overhead, ours", "the study"],
+        rows,
+    );
+}
+
+fn best(value: Option<f64>) -> String {
+    value.map_or_else(|| "not in the study".to_owned(), |value| format!("up to {value} %"))
+}
+
+/// Two more sentences of the study: the metadata modes on DFTL, and which FTL erases less.
+fn untar(text: &mut String, findings: &Findings) {
+    let mut rows = Vec::new();
+    for age in findings.ages() {
+        for variant in [Variant::Writeback, Variant::Ordered, Variant::Retain] {
+            let key = SimulationKey { workload: Workload::Untar, variant, ftl: FtlKind::Dftl, age };
+            let Some(reduction) = findings.less_than_journal(&key, erases) else { continue };
+            rows.push(vec![
+                format!("untar on dftl, {}: erases of journal's", variant.title()),
+                age.name().to_owned(),
+                format!("{:.1} %", 100.0 - reduction),
+                study::untar_dftl(variant).map_or_else(|| NONE.to_owned(), |said| format!("{said} %")),
+            ]);
+        }
+        for ftl in [FtlKind::Superblock, FtlKind::Dftl] {
+            let pairs: Vec<bool> = Workload::ALL
+                .into_iter()
+                .flat_map(|workload| Variant::TRACED.map(|variant| (workload, variant)))
+                .filter_map(|(workload, variant)| {
+                    let own = findings.get(workload, variant, ftl, age)?;
+                    Some(own.erases < findings.get(workload, variant, FtlKind::Fast, age)?.erases)
+                })
+                .collect();
+            if !pairs.is_empty() {
+                rows.push(vec![
+                    format!("{ftl} erases less than fast"),
+                    age.name().to_owned(),
+                    format!("in {} of {}", pairs.iter().filter(|less| **less).count(), pairs.len()),
+                    "always".to_owned(),
+                ]);
+            }
+        }
+    }
+    section(
+        text,
+        "Other statements of the study",
+        "Over all that was run.",
+        &["what", "aged by", "ours", "the study"],
+        rows,
+    );
+}
+
+fn drives(text: &mut String, findings: &Findings) {
+    let mut rows = Vec::new();
+    for workload in Workload::ALL {
+        for age in findings.ages() {
+            let found = findings.results().find(|f| f.key.workload == workload && f.key.age == age);
+            let Some(found) = found else { continue };
+            rows.push(vec![
+                workload.name().to_owned(),
+                age.name().to_owned(),
+                show_count(u64::from(found.blocks)),
+                number(f64::from(found.blocks) * 128.0 / 1024.0),
+                number(f64::from(found.logical_pages) * 2.0 / 1024.0),
+            ]);
+        }
+    }
+    section(
+        text,
+        "The drives",
+        "64 pages of 2 KB a block; 88 µs a read, 263 µs a program, 2 ms an erase (the study's Table II). All modes of a workload share \
+         one drive. The guests' disks lie on it one after the other.",
+        &["workload", "aged by", "blocks", "MiB", "logical MiB"],
+        rows,
+    );
+}
+
+/// Stands where nothing was simulated, for the number of its cells.
+fn empty(key: &SimulationKey) -> Simulated {
+    Simulated {
+        version: 0,
+        traces: Vec::new(),
+        key: key.clone(),
+        blocks: 0,
+        logical_pages: 0,
+        requests: 0,
+        traffic_bytes: 0,
+        write_bytes: 0,
+        erases: 0,
+        erases_max: 0,
+        collection_ns: 0,
+        collection_share: 0.0,
+        write_amplification: None,
+        response_ns: 0.0,
+    }
+}
