@@ -60,6 +60,8 @@ fn first_stage(folder: &Path) -> String {
          mount -t tmpfs run /run\n\
          M=/usr/lib/uml/modules/$(uname -r)/kernel\n\
          busybox insmod $M/fs/overlayfs/overlay.ko\n\
+         busybox insmod $M/fs/quota/quota_tree.ko\n\
+         busybox insmod $M/fs/quota/quota_v2.ko\n\
          busybox insmod $M/drivers/block/virtio_blk.ko\n",
     );
     text.push_str(script::ENTER);
