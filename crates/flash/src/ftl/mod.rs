@@ -36,8 +36,8 @@ impl Ahead {
     #[inline]
     pub fn distance(self) -> usize {
         match self {
-            Self::Far => 12,
-            Self::Near => 6,
+            Self::Far => 16,
+            Self::Near => 8,
         }
     }
 }
