@@ -187,7 +187,9 @@ impl Settings {
     fn check_trace(&self, trace: &Path) -> Result<(), Failure> {
         let refuse = |why: &str| Err(Failure::usage(format!("--trace {}: {why}", trace.display())));
         if trace.extension().is_some_and(|e| e == "gz") {
-            return refuse("a trace is written plain or, as FILE.zst, compressed with zstd; gzip is not written");
+            return refuse(
+                "a trace is written plain or, as FILE.zst, compressed with zstd; gzip is not written",
+            );
         }
         if trace.file_name().is_none() {
             return refuse("this is not the name of a file");
