@@ -45,7 +45,8 @@ fn make_file_system(uuid: u8) -> Vec<u8> {
     image.as_file().set_len(BLOCKS * BLOCK_BYTES as u64).unwrap();
     let uuid = uuid::Uuid::from_bytes([uuid; 16]).to_string();
     let made = std::process::Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-b", "4096", "-J", "size=4", "-O", "^resize_inode,metadata_csum_seed", "-U", &uuid])
+        .args(["-q", "-F", "-b", "4096", "-J", "size=4", "-U", &uuid])
+        .args(["-O", "^resize_inode,metadata_csum_seed"])
         .arg(image.path())
         .status()
         .unwrap();
