@@ -46,6 +46,11 @@ pub fn bounds(marks: &[Mark], events: usize) -> (usize, usize) {
     (event("begin").unwrap_or(0), event("end").unwrap_or(events))
 }
 
+/// Whether the workload came to its end while it was recorded.
+pub fn reached_end(recording: &Recording) -> bool {
+    marks(recording).iter().any(|mark| mark.name == "end")
+}
+
 fn mark(event: usize, at_ns: u64, kind: &EventKind) -> Option<Mark> {
     let EventKind::Mark { text } = kind else { return None };
     let json: serde_json::Value = serde_json::from_str(text).ok()?;

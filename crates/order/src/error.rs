@@ -207,7 +207,9 @@ impl OpenError {
     pub fn kind(&self) -> OpenErrorKind {
         match self {
             Self::Corrupt { .. } => OpenErrorKind::Corrupt,
-            Self::NewerVersion { .. } | Self::OlderVersion { .. } | Self::UnknownFeatures { .. } => OpenErrorKind::Unsupported,
+            Self::NewerVersion { .. } | Self::OlderVersion { .. } | Self::UnknownFeatures { .. } => {
+                OpenErrorKind::Unsupported
+            }
             Self::Io { .. } | Self::Block(_) | Self::NoSpace { .. } => OpenErrorKind::Io,
             _ => OpenErrorKind::Refused,
         }

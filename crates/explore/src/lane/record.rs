@@ -8,6 +8,7 @@ use std::time::Duration;
 use afterimage_trace::Recording;
 
 use super::workloads::Workload;
+use crate::marks::reached_end;
 use crate::record::{record, RecordOptions};
 use crate::{ExploreError, Result};
 
@@ -35,7 +36,9 @@ impl Recordings {
         if let Some(recording) = self.made.get(&path) {
             return Ok(Arc::clone(recording));
         }
-        if !(self.reuse && path.exists()) {
+        let load = || Recording::load(&path).map_err(|e| ExploreError::Corrupt(e.to_string()));
+        // One that was broken off holds another workload: what came before it failed.
+        if !(self.reuse && path.exists() && load().is_ok_and(|found| reached_end(&found))) {
             let contract = contract
                 .parse()
                 .map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
@@ -55,8 +58,7 @@ impl Recordings {
                 ..plain
             })?;
         }
-        let recording =
-            Recording::load(&path).map(Arc::new).map_err(|e| ExploreError::Corrupt(e.to_string()))?;
+        let recording = load().map(Arc::new)?;
         self.made.insert(path, Arc::clone(&recording));
         Ok(recording)
     }
