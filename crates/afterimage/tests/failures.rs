@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use common::guest::Guest;
-use common::{folder, json, refused, succeeds, Daemon};
+use common::{folder, json, refused, succeeds, with_own_mounts, Daemon};
 
 const WINDOW: [&str; 4] = ["--survives", "power-window=50ms", "--log-max", "16M"];
 
@@ -190,22 +190,12 @@ fn what_cannot_go_home_stays_in_the_log_until_it_can() {
 
 #[test]
 fn a_log_that_does_not_fit_is_refused_at_the_start() {
-    // A file system of its own, in a mount namespace that goes away with the process.
-    let root = nix::unistd::geteuid().is_root();
-    let flags = if root { "-m" } else { "-rm" };
-    if !std::process::Command::new("unshare").args([flags, "true"]).status().is_ok_and(|s| s.success()) {
-        eprintln!("skipped: no mount namespaces here");
-        return;
-    }
     let dir = folder(&[("a.img", "8M")]);
     fs::create_dir(dir.path().join("small")).unwrap();
-    let script = "mount -t tmpfs -o size=4m none small && exec \"$0\" serve --disk a.img --log small/log \
+    let script = "mount -t tmpfs -o size=4m none small && exec \"$1\" serve --disk a.img --log small/log \
                   --survives power-window=50ms --log-max 16M";
-    let output = std::process::Command::new("unshare")
-        .args([flags, "sh", "-c", script, env!("CARGO_BIN_EXE_afterimage")])
-        .current_dir(dir.path())
-        .output()
-        .unwrap();
+    let Some(mut command) = with_own_mounts(script) else { return };
+    let output = command.arg(env!("CARGO_BIN_EXE_afterimage")).current_dir(dir.path()).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("no space for the redo log") && errors.contains("small/log"), "{errors}");

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use afterimage_journal::state_file::{State, StateError};
 use common::guest::Guest;
 use common::journal::{e2fs, Journal, BLOCK};
-use common::{folder, json, refused, run, succeeds, Daemon};
+use common::{folder, json, refused, run, succeeds, with_own_mounts, Daemon};
 
 const CRASH: [&str; 8] =
     ["--disk", "a.img", "--journal", "retain", "--arena", "arena", "--survives", "guest-crash"];

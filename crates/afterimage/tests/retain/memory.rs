@@ -65,19 +65,16 @@ fn two_disks_together_hold_no_more_than_the_bound() {
     daemon.terminate();
 }
 
-/// A daemon for whom `arena` is a tmpfs of that size, of which others have taken some bytes.
-fn command_on_small_tmpfs(dir: &Path, size: &str, taken_kib: u32, args: &[&str]) -> Command {
+/// A daemon for whom `arena` is a tmpfs of that size, of which others have taken some bytes. `None` where a test cannot mount.
+fn command_on_small_tmpfs(dir: &Path, size: &str, taken_kib: u32, args: &[&str]) -> Option<Command> {
     let script = format!(
         "mount -t tmpfs -o size={size} none arena && head -c {taken_kib}K /dev/zero > arena/taken && exec \"$@\""
     );
-    let user: &[&str] =
-        if rustix::process::geteuid().is_root() { &[] } else { &["--user", "--map-root-user"] };
-    let mut command = Command::new("unshare");
-    command.args(user).args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_afterimage")]);
-    command.args(["serve", "--json", "--control", "c"]).args(args).current_dir(dir).env_remove("RUST_LOG");
+    let mut command = with_own_mounts(&script)?;
+    command.args([env!("CARGO_BIN_EXE_afterimage"), "serve", "--json", "--control", "c"]);
     // With its process group, nothing of it outlives a test that fails.
-    command.process_group(0);
-    command
+    command.args(args).current_dir(dir).process_group(0);
+    Some(command)
 }
 
 #[test]
@@ -85,7 +82,8 @@ fn a_full_tmpfs_loses_nothing() {
     for args in [&CRASH[..], &WINDOW] {
         let (dir, mut journal) = place();
         // Of 3 MiB a third is somebody else's: much less than the journal, and than the 256 MiB of the bound.
-        let daemon = Daemon::start(&mut command_on_small_tmpfs(dir.path(), "3m", 1024, args));
+        let Some(mut command) = command_on_small_tmpfs(dir.path(), "3m", 1024, args) else { return };
+        let daemon = Daemon::start(&mut command);
         let mut guest = connect(dir.path());
         journal.mount(&mut guest);
         journal.commit(&mut guest, journal.free, 7);
@@ -112,7 +110,8 @@ fn a_full_tmpfs_loses_nothing() {
 #[test]
 fn a_tmpfs_without_room_for_an_arena_is_refused_in_words() {
     let (dir, _) = place();
-    let output = command_on_small_tmpfs(dir.path(), "64k", 60, &CRASH).output().unwrap();
+    let Some(mut command) = command_on_small_tmpfs(dir.path(), "64k", 60, &CRASH) else { return };
+    let output = command.output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("getting memory for the arena") && message.contains("No space"), "{message}");
