@@ -78,7 +78,8 @@ struct Options {
     /// Run no guest: simulate the traces that are there, write the reports and print the tables as Markdown
     #[arg(long)]
     report: bool,
-    /// With --report: put the tables into this file, between its lines `<!-- results -->` and `<!-- end -->`
+    /// With --report: put the tables into this file, between its lines `<!-- results: SCALE -->` (full
+    /// or quick) and `<!-- end -->`
     #[arg(long, value_name = "FILE", requires = "report")]
     into: Option<PathBuf>,
     /// Where traces and results go
@@ -205,7 +206,7 @@ fn run(options: &Options) -> Result<bool> {
     let text = write(&chosen.findings(&store), &store)?;
     print!("{text}");
     if let Some(path) = &options.into {
-        report::insert(path, &text)?;
+        report::insert(path, &chosen.scale, &text)?;
     }
     for (name, error) in &failed {
         eprintln!("{name} failed: {error}");

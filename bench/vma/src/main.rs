@@ -77,7 +77,8 @@ struct Options {
     /// Measure nothing: write the reports of the finished cells and print the tables as Markdown
     #[arg(long)]
     report: bool,
-    /// With --report: put the tables into this file, between its lines `<!-- results -->` and `<!-- end -->`
+    /// With --report: put the tables into this file, between its lines `<!-- results: SCALE -->` (full
+    /// or quick) and `<!-- end -->`
     #[arg(long, value_name = "FILE", requires = "report")]
     into: Option<PathBuf>,
     /// Where results go
@@ -110,7 +111,10 @@ fn run(options: &Options) -> Result<bool> {
     if options.report {
         let text = report::write(&folder, &scale, &store)?;
         print!("{text}");
-        return options.into.as_ref().map_or(Ok(true), |path| report::insert(path, &text).map(|()| true));
+        return options
+            .into
+            .as_ref()
+            .map_or(Ok(true), |path| report::insert(path, &scale, &text).map(|()| true));
     }
     let keys = plan::cells(&selection(options))?;
     if options.list {

@@ -12,7 +12,6 @@ use crate::scale::Scale;
 use crate::summary::{verdicts, Table, Verdict};
 use crate::tables;
 
-const BEGIN: &str = "<!-- results -->";
 const END: &str = "<!-- end -->";
 
 #[derive(Serialize)]
@@ -43,23 +42,29 @@ pub fn write(folder: &Path, scale: &Scale, store: &Store) -> Result<String> {
     Ok(markdown)
 }
 
-/// Puts the tables between the marks of a file.
+/// Puts the tables of a scale between its marks in a file.
 ///
 /// # Errors
 /// It has no marks, or can not be written.
-pub fn insert(path: &Path, tables: &str) -> Result<()> {
+pub fn insert(path: &Path, scale: &Scale, tables: &str) -> Result<()> {
     let text = fs::read_to_string(path).context(|| format!("read {}", path.display()))?;
-    let fresh = between(&text, tables).ok_or_else(|| {
+    let begin = begin(&scale.name);
+    let fresh = between(&text, &begin, tables).ok_or_else(|| {
         BenchError::Usage(format!(
-            "{} has no lines `{BEGIN}` and `{END}` to put the tables between",
+            "{} has no lines `{begin}` and `{END}` to put the tables between",
             path.display()
         ))
     })?;
     put(path, &fresh)
 }
 
-fn between(text: &str, tables: &str) -> Option<String> {
-    let begin = text.find(BEGIN)? + BEGIN.len();
+/// Where the tables of a scale begin.
+fn begin(scale: &str) -> String {
+    format!("<!-- results: {scale} -->")
+}
+
+fn between(text: &str, begin: &str, tables: &str) -> Option<String> {
+    let begin = text.find(begin)? + begin.len();
     let end = begin + text[begin..].find(END)?;
     Some(format!("{}\n\n{}\n{}", &text[..begin], tables.trim_end(), &text[end..]))
 }
@@ -80,10 +85,11 @@ mod tests {
 
     #[test]
     fn tables_replace_what_was_between_the_marks() {
-        let text = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
-        let once = between(&text, "new\n").unwrap();
-        assert_eq!(once, format!("before\n{BEGIN}\n\nnew\n{END}\nafter\n"));
-        assert_eq!(between(&once, "new\n").unwrap(), once);
-        assert_eq!(between("no marks", "new"), None);
+        let (full, quick) = (begin("full"), begin("quick"));
+        let text = format!("before\n{full}\nkept\n{END}\n{quick}\nold\n{END}\nafter\n");
+        let once = between(&text, &quick, "new\n").unwrap();
+        assert_eq!(once, format!("before\n{full}\nkept\n{END}\n{quick}\n\nnew\n{END}\nafter\n"));
+        assert_eq!(between(&once, &quick, "new\n").unwrap(), once);
+        assert_eq!(between("no marks", &quick, "new"), None);
     }
 }
