@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use afterimage_lab::spread::Spread;
+use afterimage_lab::text::{markdown_table, number};
 use serde::Serialize;
 
 use crate::catalog::{Device, Row, Workload};
@@ -12,7 +14,6 @@ use crate::plot;
 use crate::record::Record;
 use crate::scale::{Scale, LOG_FULL};
 use crate::summary::{lines, verdicts, Line, Verdict};
-use afterimage_lab::spread::Spread;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -77,7 +78,7 @@ pub fn markdown(scale: &Scale, lines: &[Line], targets: &[Verdict]) -> String {
 }
 
 fn speed_table(text: &mut String, lines: &[&Line]) {
-    table(
+    markdown_table(
         text,
         &[
             "workload",
@@ -107,7 +108,7 @@ fn speed_table(text: &mut String, lines: &[&Line]) {
 }
 
 fn storage_table(text: &mut String, lines: &[&Line]) {
-    table(
+    markdown_table(
         text,
         &[
             "workload",
@@ -138,7 +139,7 @@ fn storage_table(text: &mut String, lines: &[&Line]) {
 }
 
 fn target_table(text: &mut String, targets: &[Verdict]) {
-    table(
+    markdown_table(
         text,
         &["target", "device", "workload", "row", "ratio", "met"],
         targets.iter().map(|verdict| {
@@ -175,7 +176,7 @@ pub fn paper_table(lines: &[Line]) -> String {
             ]);
         }
     }
-    table(
+    markdown_table(
         &mut text,
         &[
             "device",
@@ -185,26 +186,9 @@ pub fn paper_table(lines: &[Line]) -> String {
             "power-window × no-flush",
             "no-flush × nested",
         ],
-        rows.into_iter(),
+        rows,
     );
     text
-}
-
-/// A Markdown table whose columns are aligned for reading as text.
-fn table(text: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String>>) {
-    let mut all = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
-    all.extend(rows);
-    let widths: Vec<usize> =
-        (0..heads.len()).map(|at| all.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
-    for (index, row) in all.iter().enumerate() {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(text, "| {} |", cells.join(" | "));
-        if index == 0 {
-            let dashes: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
-            let _ = writeln!(text, "| {} |", dashes.join(" | "));
-        }
-    }
 }
 
 fn ratio(spread: Option<Spread>) -> String {
@@ -223,36 +207,14 @@ fn plain(spread: Option<Spread>) -> String {
     spread.map_or("–".to_owned(), |s| number(s.median))
 }
 
-/// Three significant digits, without exponents.
-fn number(value: f64) -> String {
-    let digits = match value.abs() {
-        v if v >= 100.0 || v == 0.0 => 0,
-        v if v >= 10.0 => 1,
-        v if v >= 1.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.digits$}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
-        assert_eq!(
-            [number(1234.5), number(12.34), number(1.234), number(0.1234)],
-            ["1234", "12.3", "1.23", "0.123"]
-        );
+    fn ratios_are_short() {
         let spread = Spread { median: 1.0, min: 0.5, max: 2.0, rounds: 3 };
         assert_eq!(ratio(Some(spread)), "1.00 (0.50–2.00)");
         assert_eq!(ratio(Some(Spread { rounds: 1, ..spread })), "1.00");
-    }
-
-    #[test]
-    fn tables_are_aligned() {
-        let mut text = String::new();
-        table(&mut text, &["a", "bb"], vec![vec!["µµµ".to_owned(), "1".to_owned()]].into_iter());
-        assert_eq!(text, "| a   | bb |\n| --- | -- |\n| µµµ | 1  |\n");
     }
 }

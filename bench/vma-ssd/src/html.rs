@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use afterimage_bench_vma::catalog::Workload;
-use afterimage_bench_vma::svg::{bars, escape, Bar, Group};
+use afterimage_bench_vma::svg::{bars, Bar, Group};
 use afterimage_flash::FtlKind;
+use afterimage_lab::text::escape;
 
 use crate::findings::{collection, erases, Findings};
 use crate::record::{Age, Simulated, SimulationKey};

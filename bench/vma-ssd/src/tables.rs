@@ -1,9 +1,10 @@
 //! The study's figures as tables, with its ranges beside ours; in Markdown that reads well in a terminal too.
 
 use afterimage_bench_vma::catalog::Workload;
-use afterimage_bench_vma::tables::{number, section};
+use afterimage_bench_vma::tables::section;
 use afterimage_flash::units::show_count;
 use afterimage_flash::FtlKind;
+use afterimage_lab::text::number;
 
 use crate::findings::{collection, erases, less, Findings};
 use crate::record::{Age, Simulated, SimulationKey};

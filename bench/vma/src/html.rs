@@ -2,12 +2,14 @@
 
 use std::fmt::Write as _;
 
+use afterimage_lab::text::escape;
+
 use crate::catalog::{Kind, Mode, Setup, Workload};
 use crate::memory::{moments, Moment};
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::summary::{elapsed, recovered, stored, verdicts, Table};
-use crate::svg::{bars, curves, escape, Bar, Curve, Group};
+use crate::svg::{bars, curves, Bar, Curve, Group};
 use crate::tables::scenes;
 
 const MIB: f64 = (1 << 20) as f64;

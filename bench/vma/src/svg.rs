@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use afterimage_lab::text::{escape, number};
+
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
@@ -50,7 +52,7 @@ pub fn bars(groups: &[Group], unit: &str) -> String {
                 BAR_PX - 2.0,
                 bar.colour,
                 escape(&bar.label),
-                short(bar.value)
+                number(bar.value)
             );
             let mut end = x(bar.value);
             if let Some((min, max)) = bar.spread.filter(|(min, max)| max > min) {
@@ -68,7 +70,7 @@ pub fn bars(groups: &[Group], unit: &str) -> String {
                 "<text x=\"{:.1}\" y=\"{:.1}\">{} {unit}</text>",
                 end + 5.0,
                 y + BAR_PX - 4.0,
-                short(bar.value)
+                number(bar.value)
             );
             y += BAR_PX;
         }
@@ -106,12 +108,12 @@ pub fn curves(curves: &[Curve], unit: &str) -> String {
         LEFT_PX + PLOT_PX,
         LEFT_PX - 6.0,
         top + 4.0,
-        short(most),
+        number(most),
         LEFT_PX - 6.0,
         bottom + 4.0,
         LEFT_PX + PLOT_PX,
         bottom + 14.0,
-        short(last_s)
+        number(last_s)
     );
     for curve in curves.iter().filter(|curve| !curve.points.is_empty()) {
         let path: Vec<String> =
@@ -129,20 +131,6 @@ pub fn curves(curves: &[Curve], unit: &str) -> String {
 
 fn frame(width: f64, height: f64, inside: &str) -> String {
     format!("<svg viewBox=\"0 0 {width:.0} {height:.0}\" width=\"100%\" role=\"img\">\n{inside}</svg>\n")
-}
-
-/// Text for HTML.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-fn short(value: f64) -> String {
-    let digits = match value.abs() {
-        v if v >= 100.0 || v == 0.0 => 0,
-        v if v >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$}")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use afterimage_lab::spread::Spread;
+use afterimage_lab::text::{markdown_table, number};
 
 use crate::catalog::{Device, JournalPolicy, Kind, Mode, Setup, Workload};
 use crate::paper;
@@ -132,7 +133,7 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
         scene.device.description(),
         if scene.device.is_model() { ", counted below the host's page cache" } else { ", as the daemons count them" }
     );
-    write_table(
+    markdown_table(
         text,
         &[
             "workload",
@@ -230,24 +231,7 @@ pub fn section(text: &mut String, title: &str, words: &str, heads: &[&str], rows
         return;
     }
     let _ = writeln!(text, "\n### {title}\n\n{words}\n");
-    write_table(text, heads, rows);
-}
-
-/// A Markdown table whose columns are aligned for reading as text.
-fn write_table(text: &mut String, heads: &[&str], rows: Vec<Vec<String>>) {
-    let mut all = vec![heads.iter().map(|head| (*head).to_owned()).collect::<Vec<String>>()];
-    all.extend(rows);
-    let widths: Vec<usize> =
-        (0..heads.len()).map(|at| all.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
-    for (index, row) in all.iter().enumerate() {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(text, "| {} |", cells.join(" | "));
-        if index == 0 {
-            let dashes: Vec<String> = widths.iter().map(|width| "-".repeat((*width).max(3))).collect();
-            let _ = writeln!(text, "| {} |", dashes.join(" | "));
-        }
-    }
+    markdown_table(text, heads, rows);
 }
 
 fn show(spread: Option<Spread>) -> String {
@@ -274,36 +258,20 @@ fn count(spread: Option<Spread>) -> String {
     spread.map_or("–".to_owned(), |s| format!("{:.0}", s.median))
 }
 
-/// Three significant digits, without exponents.
-pub fn number(value: f64) -> String {
-    let digits = match value.abs() {
-        v if v >= 100.0 || v == 0.0 => 0,
-        v if v >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
-        assert_eq!(
-            [number(1234.5), number(12.34), number(1.234), number(0.1234), number(0.0)],
-            ["1234", "12.3", "1.23", "0.12", "0"]
-        );
+    fn spreads_are_short() {
         let spread = Spread { median: 1.0, min: 0.5, max: 2.0, rounds: 3 };
         assert_eq!(show(Some(spread)), "1.00 (0.50–2.00)");
         assert_eq!(percent(Some(Spread { rounds: 1, ..spread })), "1.0 %");
     }
 
     #[test]
-    fn tables_are_aligned_and_empty_ones_left_out() {
+    fn empty_tables_are_left_out() {
         let mut text = String::new();
-        write_table(&mut text, &["a", "bbb"], vec![vec!["µµµ".to_owned(), "1".to_owned()]]);
-        assert_eq!(text, "| a   | bbb |\n| --- | --- |\n| µµµ | 1   |\n");
         section(&mut text, "title", "words", &["a"], Vec::new());
         assert!(!text.contains("title"));
     }

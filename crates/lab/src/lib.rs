@@ -25,5 +25,6 @@ pub mod locate;
 pub mod powerfs;
 pub mod process;
 pub mod spread;
+pub mod text;
 
 pub use error::{LabError, Result};

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{count, median, number, percent, section, show, MIB};
+use afterimage_lab::text::number;
+
+use super::{count, median, percent, section, show, MIB};
 use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::memory::{counter, moments, peak};
 use crate::paper;

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::headline::{self, megabytes};
 use super::report::{replace, Outcome, Report, RetainReport, ScenarioReport, SpeedRow};
-use super::svg::{bars, escape, Bar};
+use super::svg::{bars, Bar};
 use super::table::thousands;
 use crate::error::Result;
+use crate::text::escape;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#59636e;--paper:#fff;--line:#d1d9e0;--tint:#f3f5f7;\

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::text::escape;
+
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
@@ -58,11 +60,6 @@ pub fn bars(what: &str, bars: &[Bar]) -> String {
         height - TOP / 2.0
     );
     text
-}
-
-/// Text for HTML, also within an attribute in double quotes.
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
