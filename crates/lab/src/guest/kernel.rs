@@ -1,7 +1,7 @@
 //! Debian's stock kernel for QEMU guests, fetched once and unpacked into a cache folder.
 //!
 //! ```text
-//!   apt-get download ─► cache/fetch-XXXX ─► dpkg -x ─► rename to cache/linux-image-VERSION
+//!   apt-get download ─► cache/fetch-(random) ─► dpkg -x ─► rename to cache/linux-image-VERSION
 //! ```
 //! A cut leaves a `fetch-` folder that nobody reads; the final name appears only when everything is in it.
 

@@ -8,7 +8,7 @@ use super::{Evidence, WINDOW_MS};
 use crate::acks::{Allowance, Ledger};
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
-use crate::guest::{run_script, Vmm};
+use crate::guest::{run_script, Guest, Vmm};
 use crate::powerfs::{Cut, ModelName, MountOptions, PowerMount};
 
 /// Long enough for several windows and for the log's home-going to be under way.
@@ -150,6 +150,27 @@ pub(super) fn cut_in_the_act(mount: &PowerMount, seed: u64, torn_per_mille: u64)
     }
 }
 
+/// After the cut guest and daemon are dead, and the files are what it has left. What the guest had been told.
+pub(super) fn end_with_the_power(
+    evidence: &Evidence,
+    mount: &PowerMount,
+    mut guest: Guest,
+    mut daemon: Daemon,
+    done: &Cut,
+) -> Result<Ledger> {
+    guest.kill();
+    daemon.kill()?;
+    guest.wait()?;
+    let ledger = Ledger::of(guest.channel());
+    evidence.note(guest.save(evidence.folder(), "first"));
+    evidence.note(daemon.save(evidence.folder(), "first"));
+    evidence.text("cut.txt", &format!("{done:#?}"));
+    drop(guest);
+    drop(daemon);
+    mount.restore()?;
+    Ok(ledger)
+}
+
 fn cut_and_verify(
     evidence: &Evidence,
     mount: &PowerMount,
@@ -167,8 +188,8 @@ fn cut_and_verify(
         daemon.stop()?;
         make = "true";
     }
-    let mut daemon = Daemon::serve(&options)?;
-    let mut guest = workload::guest(Vmm::Uml, &daemon).start(&workload::writing(make, cut.mount))?;
+    let daemon = Daemon::serve(&options)?;
+    let guest = workload::guest(Vmm::Uml, &daemon).start(&workload::writing(make, cut.mount))?;
     if let Err(error) = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE) {
         evidence.note(guest.save(evidence.folder(), "first"));
         evidence.note(daemon.save(evidence.folder(), "first"));
@@ -179,16 +200,7 @@ fn cut_and_verify(
         Some(kept) => mount.cut_keeping(cut.seed, kept, torn)?,
         None => cut_in_the_act(mount, cut.seed, torn)?,
     };
-    guest.kill();
-    daemon.kill()?;
-    guest.wait()?;
-    let ledger = Ledger::of(guest.channel());
-    evidence.note(guest.save(evidence.folder(), "first"));
-    evidence.note(daemon.save(evidence.folder(), "first"));
-    evidence.text("cut.txt", &format!("{done:#?}"));
-    drop(guest);
-    drop(daemon);
-    mount.restore()?;
+    let ledger = end_with_the_power(evidence, mount, guest, daemon, &done)?;
 
     let daemon = Daemon::serve(&options).map_err(|error| {
         LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))

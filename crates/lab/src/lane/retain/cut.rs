@@ -11,10 +11,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::super::cut::{allowance, cut_in_the_act, torn_per_mille, ACKNOWLEDGED_BEFORE};
+use super::super::cut::{allowance, cut_in_the_act, end_with_the_power, torn_per_mille, ACKNOWLEDGED_BEFORE};
 use super::super::workload::{self, FileSystem, IMAGE_BYTES};
 use super::rig::copy;
-use crate::acks::Ledger;
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::fsck;
@@ -75,9 +74,9 @@ fn cut_and_verify(
         let log_max = contract.starts_with("power-window").then(|| "32M".to_owned());
         ServeOptions { extra, log_max, ..ServeOptions::new(contract, std::slice::from_ref(image)) }
     };
-    let mut daemon = Daemon::serve(&retain(memory.path(), &[]))?;
+    let daemon = Daemon::serve(&retain(memory.path(), &[]))?;
     let script = workload::writing(file_system.make(), file_system.mount());
-    let mut guest = workload::guest(Vmm::Uml, &daemon).start(&script)?;
+    let guest = workload::guest(Vmm::Uml, &daemon).start(&script)?;
     let worked = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE).and_then(|()| expect_retained(&daemon));
     if let Err(error) = worked {
         evidence.note(guest.save(evidence.folder(), "first"));
@@ -89,17 +88,8 @@ fn cut_and_verify(
         // Where nothing is ever synced, there may be no operation to wait for.
         false => mount.cut_keeping(seed, 300, 0)?,
     };
-    guest.kill();
-    daemon.kill()?;
-    guest.wait()?;
-    let ledger = Ledger::of(guest.channel());
-    evidence.note(guest.save(evidence.folder(), "first"));
-    evidence.note(daemon.save(evidence.folder(), "first"));
-    evidence.text("cut.txt", &format!("{done:#?}"));
-    drop(guest);
-    drop(daemon);
+    let ledger = end_with_the_power(evidence, mount, guest, daemon, &done)?;
     drop(memory);
-    mount.restore()?;
 
     let memory = Workdir::new_in(Path::new("/dev/shm"), "arena")?;
     let more: &[&str] = if contract.starts_with("power-window") { &[] } else { &["--accept-loss"] };
