@@ -7,7 +7,7 @@ use super::parser::{Parser, Reason};
 use super::{Kind, Request};
 
 /// Whether a field is `major,minor`.
-fn is_device(field: &[u8]) -> bool {
+pub fn is_device(field: &[u8]) -> bool {
     let Some(comma) = field.iter().position(|b| *b == b',') else { return false };
     let digits = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
     digits(&field[..comma]) && digits(&field[comma + 1..])

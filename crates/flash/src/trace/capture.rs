@@ -136,6 +136,28 @@ pub struct State {
     pub begun_ns: Option<u64>,
 }
 
+impl State {
+    /// Counts a flush.
+    #[inline]
+    pub fn flushed(&mut self, class: Class) {
+        self.tally.of(class).flushes += 1;
+    }
+
+    /// Counts a request; whether its class is wanted.
+    #[inline]
+    pub fn count(&mut self, class: Class, request: &Request) -> bool {
+        let tally = self.tally.of(class);
+        let (requests, bytes) = match request.kind {
+            Kind::Read => (&mut tally.reads, &mut tally.read_bytes),
+            Kind::Write => (&mut tally.writes, &mut tally.write_bytes),
+            Kind::Discard => (&mut tally.discards, &mut tally.discard_bytes),
+        };
+        *requests += 1;
+        *bytes += request.bytes;
+        self.classes.has(class)
+    }
+}
+
 pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Reason> {
     let rest = &mut rest;
     let at = number(blank(rest).ok_or(Reason::Missing("time"))?, "time")?;
@@ -154,23 +176,13 @@ pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Rea
         // Zeroes are made by giving space back or by a mark in the file system's tables, not by writing.
         b"discard" | b"zero" => Kind::Discard,
         b"flush" => {
-            parser.capture.tally.of(class).flushes += 1;
+            parser.capture.flushed(class);
             return Ok(None);
         }
         _ => return Err(Reason::Operation),
     };
     let request = parser.request(Some(at), file, kind, Some(offset), Some(length))?;
-    if let Some(request) = &request {
-        let tally = parser.capture.tally.of(class);
-        let (requests, bytes) = match kind {
-            Kind::Read => (&mut tally.reads, &mut tally.read_bytes),
-            Kind::Write => (&mut tally.writes, &mut tally.write_bytes),
-            Kind::Discard => (&mut tally.discards, &mut tally.discard_bytes),
-        };
-        *requests += 1;
-        *bytes += request.bytes;
-    }
-    Ok(request.filter(|_| parser.capture.classes.has(class)))
+    Ok(request.filter(|request| parser.capture.count(class, request)))
 }
 
 /// A line that begins with #. What is not known is a remark.

@@ -19,8 +19,14 @@ pub fn format(head: &[u8]) -> Option<Format> {
         }
     }
     let candidates = [Format::Blkparse, Format::Msr, Format::Spc, Format::Disksim];
+    // The whole head is searched only where there are events at all.
+    let event = if lines().any(|l| blkparse::action_of(l).is_some()) {
+        action(head, Format::Blkparse, Action::Auto)
+    } else {
+        0
+    };
     let fits = |format: Format| {
-        let mut parser = Parser::new(format, action(head, Action::Auto));
+        let mut parser = Parser::new(format, event);
         let mut good = 0;
         let mut requests = 0;
         let mut all = 0;
@@ -44,9 +50,10 @@ pub fn format(head: &[u8]) -> Option<Format> {
     Some(if whole { Format::Mqsim } else { Format::Disksim })
 }
 
-/// The event of a blktrace that counts as the request.
-pub fn action(head: &[u8], wanted: Action) -> u8 {
+/// The event of a blktrace that counts as the request; other formats have none.
+pub fn action(head: &[u8], format: Format, wanted: Action) -> u8 {
     match wanted {
+        _ if format != Format::Blkparse => 0,
         Action::Queued => b'Q',
         Action::Issued => b'D',
         Action::Completed => b'C',

@@ -2,6 +2,8 @@
 
 use std::io::{self, Read};
 
+use super::quick::{Window, BEFORE};
+
 const BUFFER: usize = 256 << 10;
 /// Longer lines are broken.
 pub const LINE_MAX: usize = 64 << 10;
@@ -17,8 +19,6 @@ pub struct Lines {
     pub cut: Option<io::Error>,
     /// Number of the line given last, from 1.
     pub number: u64,
-    /// Bytes of text taken so far.
-    pub bytes: u64,
 }
 
 /// A line.
@@ -31,7 +31,7 @@ pub enum Line<'a> {
 
 impl Lines {
     pub fn new(source: Box<dyn Read + Send>) -> Self {
-        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, cut: None, number: 0, bytes: 0 }
+        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, cut: None, number: 0 }
     }
 
     /// What the buffer holds before the first line is taken: as much of the beginning as fits.
@@ -40,6 +40,20 @@ impl Lines {
             self.fill()?;
         }
         Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// What the quick path sees of the next line; `None` at the edges of the buffer, where it must not be asked.
+    #[inline(always)]
+    pub fn window(&self) -> Option<&Window> {
+        let text = self.buffer.get(..self.end)?;
+        text.get(self.start.wrapping_sub(BEFORE)..)?.first_chunk()
+    }
+
+    /// Passes over the next line, which takes that many bytes of what was seen.
+    #[inline(always)]
+    pub fn pass(&mut self, bytes: usize) {
+        self.start += bytes;
+        self.number += 1;
     }
 
     fn fill(&mut self) -> io::Result<()> {
@@ -68,7 +82,6 @@ impl Lines {
                 let (from, to) = (self.start, searched + at);
                 self.start = to + 1;
                 self.number += 1;
-                self.bytes += (to + 1 - from) as u64;
                 let text = &self.buffer[from..to];
                 let long = too_long || text.len() > LINE_MAX;
                 return Ok(Some(if long { Line::TooLong } else { Line::Text(text) }));
@@ -80,14 +93,12 @@ impl Lines {
                 }
                 self.start = to;
                 self.number += 1;
-                self.bytes += (to - from) as u64;
                 let long = too_long || to - from > LINE_MAX;
                 return Ok(Some(if long { Line::TooLong } else { Line::Text(&self.buffer[from..to]) }));
             }
             // No end in sight: what is longer than a line may be is dropped, so the buffer always has room.
             if self.end - self.start > LINE_MAX {
                 too_long = true;
-                self.bytes += (self.end - self.start) as u64;
                 self.start = self.end;
             }
             self.buffer.copy_within(self.start..self.end, 0);

@@ -19,6 +19,7 @@ mod merge;
 mod msr;
 mod parser;
 mod prefetch;
+mod quick;
 mod reader;
 mod spc;
 mod write;

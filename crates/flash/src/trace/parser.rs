@@ -3,7 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use super::{
-    blkparse, capture, disksim, fio, msr, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER,
+    blkparse, capture, disksim, fio, msr, quick, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD,
+    MAX_TRANSFER,
 };
 
 /// Why a line is broken.
@@ -66,6 +67,8 @@ pub struct Parser {
     pub waited_us: Option<u64>,
     /// afterimage: what its remarks have said.
     pub capture: capture::State,
+    /// Names that the quick path knows.
+    pub names: quick::Names,
     devices: FxHashMap<Box<[u8]>, u32>,
     last: (Box<[u8]>, u32),
     first_ns: Option<u64>,
@@ -82,6 +85,7 @@ impl Parser {
             in_summary: false,
             waited_us: None,
             capture: capture::State::default(),
+            names: quick::Names::default(),
             devices: FxHashMap::default(),
             last: (Box::default(), u32::MAX),
             first_ns: None,
@@ -147,6 +151,12 @@ impl Parser {
         self.capture.begun_ns?.checked_add(self.first_ns?)
     }
 
+    /// The time since the first request, which this may be.
+    #[inline]
+    pub fn since_first(&mut self, time_ns: Option<u64>) -> Option<u64> {
+        time_ns.map(|time| time.saturating_sub(*self.first_ns.get_or_insert(time)))
+    }
+
     /// Checks ranges and makes the time relative to the first request. Nothing for a request of no bytes.
     #[inline]
     pub fn request(
@@ -168,7 +178,7 @@ impl Parser {
         if offset > MAX_ADDRESS - bytes {
             return Err(Reason::TooFar);
         }
-        let time_ns = time_ns.map(|time| time.saturating_sub(*self.first_ns.get_or_insert(time)));
+        let time_ns = self.since_first(time_ns);
         Ok(Some(Request { time_ns, device: self.device(device), kind, offset, bytes }))
     }
 }
