@@ -187,6 +187,7 @@ impl Reader {
             parser.waited_us = Some(0);
         }
         parser.capture.classes = options.classes;
+        lines.separated_by(quick::separator(format));
         Ok(Self {
             file: file.to_owned(),
             lines,
@@ -264,13 +265,13 @@ impl Reader {
     /// The next line, if the quick path takes it.
     #[inline(always)]
     fn quick_line(&mut self, mut put: impl FnMut(Request)) -> bool {
-        let Some(window) = self.lines.window() else { return false };
+        let Some(seen) = self.lines.seen() else { return false };
         let requests = &mut self.tally.requests;
         let put = |request| {
             *requests += 1;
             put(request);
         };
-        let Some(bytes) = quick::line(&mut self.parser, window, put) else { return false };
+        let Some(bytes) = quick::line(&mut self.parser, seen, put) else { return false };
         self.lines.pass(bytes);
         self.tally.lines += 1;
         true

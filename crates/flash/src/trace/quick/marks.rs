@@ -57,17 +57,46 @@ macro_rules! marks {
 marks!(u64);
 marks!(u128);
 
-/// The separators and the control characters (ends of lines, tabs and the like) among 64 bytes.
+/// Bytes that are marked at once.
+pub const BLOCK: usize = 64;
+
+/// What there is among 64 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Marked {
+    /// Separators of fields.
+    pub separators: u64,
+    /// Control characters: ends of lines, tabs and the like.
+    pub controls: u64,
+}
+
+impl Marked {
+    /// The 64 bytes that begin `bytes` behind the beginning of the first block.
+    #[inline(always)]
+    pub fn from_within(two: &[Self; 2], bytes: usize) -> Self {
+        let [first, second] = two;
+        let by = bytes % BLOCK;
+        // Two steps: a shift by 64 is none.
+        let join = |first: u64, second: u64| (first >> by) | (second << 1 << (BLOCK - 1 - by));
+        Self {
+            separators: join(first.separators, second.separators),
+            controls: join(first.controls, second.controls),
+        }
+    }
+}
+
+/// What there is among these.
 #[inline(always)]
-pub fn of(bytes: &[u8; 64], separator: u8) -> (u64, u64) {
-    // A plain loop over bytes without a choice in it: the compiler takes 16 of them at a time.
+pub fn of(bytes: &[u8; BLOCK], separator: u8) -> Marked {
+    // Plain loops over bytes without a choice in them: the compiler takes 16 bytes at a time.
     let all_if = |yes: bool| 0_u8.wrapping_sub(u8::from(yes));
-    let (mut separators, mut controls) = ([0_u8; 64], [0_u8; 64]);
-    for i in 0..64 {
+    let (mut separators, mut controls) = ([0_u8; BLOCK], [0_u8; BLOCK]);
+    for i in 0..BLOCK {
         separators[i] = WEIGHTS[i] & all_if(bytes[i] == separator);
+    }
+    for i in 0..BLOCK {
         controls[i] = WEIGHTS[i] & all_if(bytes[i] < b' ');
     }
-    (in_order(&separators), in_order(&controls))
+    Marked { separators: in_order(&separators), controls: in_order(&controls) }
 }
 
 /// The bit of byte 8k + j is bit k: eight words become one without losing any.
@@ -83,9 +112,10 @@ static WEIGHTS: [u8; 64] = {
 
 /// The bits in the order of the bytes: rows and columns of an 8 by 8 matrix change places.
 #[inline(always)]
-fn in_order(weighed: &[u8; 64]) -> u64 {
-    let word = |word: &[u8]| word.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-    let bits = weighed.chunks_exact(8).fold(0, |bits, eight| bits | word(eight));
+fn in_order(weighed: &[u8; BLOCK]) -> u64 {
+    let part = |part: &[u8]| part.first_chunk().map_or(0, |part| u128::from_le_bytes(*part));
+    let both = weighed.chunks_exact(16).fold(0, |bits, sixteen| bits | part(sixteen));
+    let bits = both as u64 | (both >> 64) as u64;
     let swap = |bits: u64, by: u32, which: u64| {
         let moved = (bits ^ (bits >> by)) & which;
         bits ^ moved ^ (moved << by)
@@ -120,10 +150,20 @@ mod tests {
                     let bits = |is: &dyn Fn(u8) -> bool| {
                         bytes.iter().enumerate().fold(0_u64, |bits, (i, b)| bits | (u64::from(is(*b)) << i))
                     };
-                    let wanted = (bits(&|b| b == separator), bits(&|b| b < b' '));
+                    let wanted =
+                        Marked { separators: bits(&|b| b == separator), controls: bits(&|b| b < b' ') };
                     assert_eq!(of(&bytes, separator), wanted, "{byte} at {at}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn marks_between_two_blocks_are_joined() {
+        let text: Vec<u8> = (0..128_u32).map(|i| if i * i % 7 < 3 { b' ' } else { (i % 40) as u8 }).collect();
+        let block = |at: usize| of(text[at..].first_chunk().unwrap(), b' ');
+        for at in 0..BLOCK {
+            assert_eq!(Marked::from_within(&[block(0), block(64)], at), block(at), "{at}");
         }
     }
 

@@ -17,8 +17,9 @@ mod sight;
 #[cfg(test)]
 mod tests;
 
+pub use marks::{of as mark, Marked, BLOCK};
 pub use names::Names;
-pub use sight::{Window, BEFORE};
+pub use sight::{Window, BEFORE, WIDTH};
 
 use super::parser::Parser;
 use super::{Format, Request};
@@ -26,14 +27,32 @@ use formats::Read;
 use marks::Marks;
 use sight::{look, End, Looked, Sight};
 
+/// The beginning of a line.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// The line begins at [`BEFORE`].
+    pub window: &'a Window,
+    /// Its first 64 bytes.
+    pub marked: Marked,
+}
+
+/// What stands between the fields of a format.
+#[inline(always)]
+pub fn separator(format: Format) -> u8 {
+    if matches!(format, Format::Msr | Format::Spc) {
+        b','
+    } else {
+        b' '
+    }
+}
+
 /// Reads the line at the window's [`BEFORE`], if it is a usual one: how many bytes it has with its end. `put` takes the
 /// request, if it is one that the simulator needs.
 #[inline(always)]
-pub fn line(parser: &mut Parser, window: &Window, put: impl FnMut(Request)) -> Option<usize> {
-    let commas = matches!(parser.format, Format::Msr | Format::Spc);
-    match look(window, if commas { b',' } else { b' ' }) {
-        Looked::Narrow(marks, end) => fields(parser, window, marks, end, put),
-        Looked::Wide(marks, end) => fields_of_wide(parser, window, marks, end, put),
+pub fn line(parser: &mut Parser, seen: Seen<'_>, put: impl FnMut(Request)) -> Option<usize> {
+    match look(seen.window, seen.marked, separator(parser.format)) {
+        Looked::Narrow(marks, end) => fields(parser, seen.window, marks, end, put),
+        Looked::Wide(marks, end) => fields_of_wide(parser, seen.window, marks, end, put),
         Looked::No => None,
     }
 }

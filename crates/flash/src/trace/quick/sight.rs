@@ -8,12 +8,12 @@
 //! Numbers are taken backwards from the end of their field: 16 bytes of which the field's are kept. What is read this way is
 //! exactly what the general path reads; everything else is `None`.
 
-use super::marks::{self, Marks};
+use super::marks::{self, Marked, Marks, BLOCK};
 
 /// Bytes before the line: the longest number that is read.
 pub const BEFORE: usize = 24;
 /// Bytes from the line's beginning: longer lines are not for this path.
-pub const WIDTH: usize = 128;
+pub const WIDTH: usize = 2 * BLOCK;
 /// What is seen.
 pub type Window = [u8; BEFORE + WIDTH];
 
@@ -83,29 +83,29 @@ pub enum Looked {
     No,
 }
 
-/// Looks for the separators and the end of the line.
+/// Looks for the separators and the end of the line, whose first bytes are marked.
 #[inline(always)]
-pub fn look(window: &Window, separator: u8) -> Looked {
-    let Some(first) = window[BEFORE..].first_chunk() else { return Looked::No };
-    let (separators, controls) = marks::of(first, separator);
-    if controls == 0 {
-        return look_further(window, separator, separators);
+pub fn look(window: &Window, first: Marked, separator: u8) -> Looked {
+    if first.controls == 0 {
+        return look_further(window, first, separator);
     }
-    match end(window, controls.trailing_zeros() as usize) {
-        Some(end) => Looked::Narrow(separators, end),
+    match end(window, first.controls.trailing_zeros() as usize) {
+        Some(end) => Looked::Narrow(first.separators, end),
         None => Looked::No,
     }
 }
 
 #[inline(never)]
-fn look_further(window: &Window, separator: u8, separators: u64) -> Looked {
-    let Some(second) = window[BEFORE + 64..].first_chunk() else { return Looked::No };
-    let (more, controls) = marks::of(second, separator);
-    if controls == 0 {
+fn look_further(window: &Window, first: Marked, separator: u8) -> Looked {
+    let Some(second) = window[BEFORE + BLOCK..].first_chunk() else { return Looked::No };
+    let second = marks::of(second, separator);
+    if second.controls == 0 {
         return Looked::No;
     }
-    match end(window, 64 + controls.trailing_zeros() as usize) {
-        Some(end) => Looked::Wide(u128::from(separators) | (u128::from(more) << 64), end),
+    match end(window, BLOCK + second.controls.trailing_zeros() as usize) {
+        Some(end) => {
+            Looked::Wide(u128::from(first.separators) | (u128::from(second.separators) << BLOCK), end)
+        }
         None => Looked::No,
     }
 }

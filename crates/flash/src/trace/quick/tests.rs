@@ -5,10 +5,10 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
+use super::super::lines::LINE_MAX;
 use super::super::parser::Reason;
 use super::super::reader::{Options, Reader};
 use super::super::{detect, Kind, Writer};
-use super::sight::WIDTH;
 use super::*;
 
 /// The beginning of a text as the window has it: digits around it, which must not be taken for its own.
@@ -99,8 +99,11 @@ fn compare(format: Format, waits: bool, text: &[u8]) -> Result<usize, TestCaseEr
     while let Some(end) = rest.iter().position(|b| *b == b'\n') {
         let shown = String::from_utf8_lossy(&rest[..end]).into_owned();
         let wanted = general.line(&rest[..end]);
+        let window = window(rest);
+        let marked = mark(window[BEFORE..].first_chunk().unwrap(), separator(format));
+        let seen = Seen { window: &window, marked };
         let mut request = None;
-        let bytes = line(&mut quick, &window(rest), |r| request = Some(r));
+        let bytes = line(&mut quick, seen, |r| request = Some(r));
         let read = match bytes {
             Some(bytes) => (Ok(request), bytes),
             None => (quick.line(&rest[..end]), end + 1),
@@ -229,12 +232,57 @@ fn plainly(format: Format, text: &[u8]) -> (Vec<Request>, Vec<(u64, Reason)>) {
     let (mut requests, mut broken) = (Vec::new(), Vec::new());
     let whole = text.strip_suffix(b"\n").unwrap_or(text);
     for (i, line) in whole.split(|b| *b == b'\n').enumerate() {
-        match parser.line(line) {
+        let parsed = if line.len() > LINE_MAX { Err(Reason::TooLong) } else { parser.line(line) };
+        match parsed {
             Ok(request) => requests.extend(request),
             Err(reason) => broken.push((i as u64 + 1, reason)),
         }
     }
     (requests, broken)
+}
+
+/// Gives its bytes in pieces of odd sizes.
+struct Pieces(Cursor<Vec<u8>>, usize);
+
+impl std::io::Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.1 = self.1 * 7 % 9973 + 1;
+        let most = buffer.len().min(self.1);
+        self.0.read(&mut buffer[..most])
+    }
+}
+
+#[test]
+fn it_does_not_matter_where_the_buffer_ends() {
+    for format in Format::ALL {
+        let lines = lines(format);
+        let mut text = Vec::new();
+        for i in 0.. {
+            text.extend_from_slice(lines[i % lines.len()].as_bytes());
+            match i % 1000 {
+                0 => text.resize(text.len() + i % 70_000, b'x'),
+                1..500 => text.push(b'\r'),
+                _ => {}
+            }
+            text.push(b'\n');
+            if text.len() > 1 << 20 {
+                break;
+            }
+        }
+        let (requests, broken) = plainly(format, &text);
+        let options = Options { format: Some(format), ..Options::default() };
+        let source = Pieces(Cursor::new(text.clone()), 5);
+        let mut reader = Reader::new(Path::new("t"), Box::new(source), &options).unwrap();
+        let mut read = Vec::new();
+        while reader.read_into(&mut read, requests.len() + 1).unwrap() {}
+        assert_eq!(read, requests, "{format}");
+        let tally = reader.tally();
+        let all = text.iter().filter(|b| **b == b'\n').count() as u64;
+        assert_eq!((tally.lines, tally.requests), (all, requests.len() as u64), "{format}");
+        let named: Vec<u64> = tally.broken_first.iter().map(|b| b.line).collect();
+        let wanted: Vec<u64> = broken.iter().take(20).map(|(line, _)| *line).collect();
+        assert_eq!((named, tally.broken), (wanted, broken.len() as u64), "{format}");
+    }
 }
 
 proptest! {
