@@ -31,20 +31,11 @@ impl Prefetch {
         let (to, from) = sync_channel(AHEAD);
         std::thread::spawn(move || loop {
             let mut batch = Vec::with_capacity(BATCH);
-            let mut last = None;
-            while batch.len() < BATCH {
-                match trace.next_request() {
-                    Ok(Some(request)) => batch.push(request),
-                    Ok(None) => {
-                        last = Some(Ok(Message::End(trace.tally())));
-                        break;
-                    }
-                    Err(error) => {
-                        last = Some(Err(error));
-                        break;
-                    }
-                }
-            }
+            let last = match trace.read_into(&mut batch, BATCH) {
+                Ok(true) => None,
+                Ok(false) => Some(Ok(Message::End(trace.tally()))),
+                Err(error) => Some(Err(error)),
+            };
             // A receiver that went away has all it wants.
             if to.send(Ok(Message::Batch(batch))).is_err() {
                 return;
