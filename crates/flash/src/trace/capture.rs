@@ -144,16 +144,16 @@ impl State {
     }
 
     /// Counts a request; whether its class is wanted.
-    #[inline]
-    pub fn count(&mut self, class: Class, request: &Request) -> bool {
+    #[inline(always)]
+    pub fn count(&mut self, class: Class, kind: Kind, request_bytes: u64) -> bool {
         let tally = self.tally.of(class);
-        let (requests, bytes) = match request.kind {
+        let (requests, bytes) = match kind {
             Kind::Read => (&mut tally.reads, &mut tally.read_bytes),
             Kind::Write => (&mut tally.writes, &mut tally.write_bytes),
             Kind::Discard => (&mut tally.discards, &mut tally.discard_bytes),
         };
         *requests += 1;
-        *bytes += request.bytes;
+        *bytes += request_bytes;
         self.classes.has(class)
     }
 }
@@ -182,7 +182,7 @@ pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Rea
         _ => return Err(Reason::Operation),
     };
     let request = parser.request(Some(at), file, kind, Some(offset), Some(length))?;
-    Ok(request.filter(|request| parser.capture.count(class, request)))
+    Ok(request.filter(|r| parser.capture.count(class, r.kind, r.bytes)))
 }
 
 /// A line that begins with #. What is not known is a remark.

@@ -92,23 +92,23 @@ pub fn afterimage<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Opt
     const HOME: u64 = word(b"home");
     const LOG: u64 = word(b"log");
     const JOURNAL: u64 = word(b"journal");
-    let time_ns = sight.blank();
+    let time_ns = sight.single();
     let time_ns = sight.number(time_ns)?;
-    let file = sight.blank();
-    let operation = sight.blank();
+    let file = sight.single();
+    let operation = sight.single();
     let operation = sight.word(operation)?;
-    let offset = sight.blank();
+    let offset = sight.single();
     let offset = sight.number(offset)?;
-    let length = sight.blank();
-    let length = sight.number(length)?;
-    let class = sight.blank();
+    let length = sight.single();
+    let length = sight.mostly_short(length)?;
+    let class = sight.single();
     let class = match sight.word(class)? {
         HOME => Class::Home,
         LOG => Class::Log,
         JOURNAL => Class::Journal,
         _ => return None,
     };
-    if !sight.is_empty() {
+    if !sight.is_over() {
         return None;
     }
     let kind = match read_or_write(operation == READ, operation == WRITE) {
@@ -122,7 +122,7 @@ pub fn afterimage<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Opt
     };
     let file = Device::of(parser, &sight, file, |_| true)?;
     let request = request(parser, Some(time_ns), file, kind, offset, length)?;
-    Some(if parser.capture.count(class, &request) { Read::Request(request) } else { Read::Nothing })
+    Some(if parser.capture.count(class, kind, length) { Read::Request(request) } else { Read::Nothing })
 }
 
 #[inline(always)]
@@ -133,9 +133,9 @@ pub fn blkparse<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Optio
     let time = sight.blank();
     let _process = sight.blank();
     let action = sight.blank();
-    let action = sight.bytes(action)?;
     let device = Device::of(parser, &sight, device, is_device)?;
-    if *action != [parser.action] {
+    if sight.byte(action) != Some(parser.action) {
+        sight.bytes(action)?;
         parser.in_summary = false;
         return Some(Read::Nothing);
     }
@@ -163,7 +163,7 @@ pub fn blkparse<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Optio
 #[inline(always)]
 pub fn fio2<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Read> {
     const WAIT: u64 = word(b"wait");
-    let file = sight.blank();
+    let file = sight.single();
     let (operation, offset, length) = fio(&mut sight)?;
     // A comment may look like anything.
     let file = Device::of(parser, &sight, file, |name| name.first() != Some(&b'#'))?;
@@ -181,9 +181,9 @@ pub fn fio2<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Re
 
 #[inline(always)]
 pub fn fio3<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Read> {
-    let time_us = sight.blank();
+    let time_us = sight.single();
     let time_us = sight.number(time_us)?;
-    let file = sight.blank();
+    let file = sight.single();
     let (operation, offset, length) = fio(&mut sight)?;
     let kind = fio_kind(operation)?;
     let file = Device::of(parser, &sight, file, |_| true)?;
@@ -194,13 +194,13 @@ pub fn fio3<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Re
 /// `action offset length` and nothing else: a file name with blanks is not usual.
 #[inline(always)]
 fn fio<M: Marks>(sight: &mut Sight<'_, M>) -> Option<(u64, u64, u64)> {
-    let operation = sight.blank();
+    let operation = sight.single();
     let operation = sight.word(operation)?;
-    let offset = sight.blank();
+    let offset = sight.single();
     let offset = sight.number(offset)?;
-    let length = sight.blank();
-    let length = sight.number(length)?;
-    sight.is_empty().then_some((operation, offset, length))
+    let length = sight.single();
+    let length = sight.mostly_short(length)?;
+    sight.is_over().then_some((operation, offset, length))
 }
 
 #[inline(always)]
@@ -215,17 +215,17 @@ fn fio_kind(operation: u64) -> Option<Kind> {
 #[inline(always)]
 pub fn msr<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Read> {
     const LOWER: u64 = word(b"        ");
-    let stamp = sight.comma();
+    let stamp = sight.single();
     let time_ns = sight.long(stamp)?.checked_mul(100)?;
-    let host = sight.comma();
-    let disk = sight.comma();
-    let operation = sight.comma();
+    let host = sight.single();
+    let disk = sight.single();
+    let operation = sight.single();
     // Small letters: the bit of a blank.
     let operation = sight.word(operation)? | LOWER;
     let kind = read_or_write(operation == (READ | LOWER), operation == (WRITE | LOWER))?;
-    let offset = sight.comma();
+    let offset = sight.single();
     let offset = sight.number(offset)?;
-    let size = sight.comma();
+    let size = sight.single();
     let size = sight.short(size)?;
     let disk_is_number = |_: &[u8]| sight.bytes(disk).is_some_and(|disk| number(disk, "").is_ok());
     let device = Device::of(parser, &sight, Field::join(host, disk), disk_is_number)?;
@@ -234,15 +234,15 @@ pub fn msr<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Rea
 
 #[inline(always)]
 pub fn spc<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Read> {
-    let asu = sight.comma();
-    let lba = sight.comma();
+    let asu = sight.single();
+    let lba = sight.single();
     let lba = sight.number(lba)?;
-    let size = sight.comma();
+    let size = sight.single();
     let size = sight.short(size)?;
-    let operation = sight.comma();
+    let operation = sight.single();
     let operation = sight.byte(operation)? | b' ';
     let kind = read_or_write(operation == b'r', operation == b'w')?;
-    let time = sight.comma();
+    let time = sight.single();
     let time_ns = sight.time(time, 9)?;
     let asu = Device::of(parser, &sight, asu, is_number)?;
     let offset = lba.wrapping_mul(SECTOR_BYTES);

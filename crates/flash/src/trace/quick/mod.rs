@@ -66,14 +66,14 @@ fn fields<M: Marks>(
     mut put: impl FnMut(Request),
 ) -> Option<usize> {
     let blanks = || Sight::between_blanks(window, marks, end);
-    let commas = || Sight::between_commas(window, marks, end);
+    let single = || Sight::between_single(window, marks, end);
     let read = match parser.format {
-        Format::Afterimage => formats::afterimage(parser, blanks()),
+        Format::Afterimage => formats::afterimage(parser, single()),
         Format::Blkparse => formats::blkparse(parser, blanks()),
-        Format::Fio2 => formats::fio2(parser, blanks()),
-        Format::Fio3 => formats::fio3(parser, blanks()),
-        Format::Msr => formats::msr(parser, commas()),
-        Format::Spc => formats::spc(parser, commas()),
+        Format::Fio2 => formats::fio2(parser, single()),
+        Format::Fio3 => formats::fio3(parser, single()),
+        Format::Msr => formats::msr(parser, single()),
+        Format::Spc => formats::spc(parser, single()),
         Format::Disksim => formats::disksim(parser, blanks()),
         Format::Mqsim => formats::mqsim(parser, blanks()),
     };

@@ -43,8 +43,10 @@ impl Field {
 pub struct Sight<'a, M> {
     window: &'a Window,
     marks: M,
-    /// Commas: where the next field begins.
+    /// Single separators: where the next field begins.
     from: usize,
+    /// And where the line ends.
+    end: usize,
 }
 
 /// Where a line ends: behind its last byte, and behind its end.
@@ -124,13 +126,13 @@ impl<'a, M: Marks> Sight<'a, M> {
     /// A line of fields between blanks, and there is no other white space in it.
     #[inline(always)]
     pub fn between_blanks(window: &'a Window, blanks: M, end: End) -> Self {
-        Self { window, marks: blanks.edges(end.line), from: 0 }
+        Self { window, marks: blanks.edges(end.line), from: 0, end: end.line }
     }
 
-    /// A line of fields between commas.
+    /// A line of fields with one separator after each.
     #[inline(always)]
-    pub fn between_commas(window: &'a Window, commas: M, end: End) -> Self {
-        Self { window, marks: commas.until(end.line), from: 0 }
+    pub fn between_single(window: &'a Window, separators: M, end: End) -> Self {
+        Self { window, marks: separators.until(end.line), from: 0, end: end.line }
     }
 
     /// The next field between blanks; one without length where there is none.
@@ -140,15 +142,21 @@ impl<'a, M: Marks> Sight<'a, M> {
         Field { from, to: self.marks.pop() }
     }
 
-    /// The next field between commas; an empty one where there is none.
+    /// The next field between single separators; an empty one where there is none.
     #[inline(always)]
-    pub fn comma(&mut self) -> Field {
+    pub fn single(&mut self) -> Field {
         let field = Field { from: self.from, to: self.marks.pop() };
         self.from = field.to + 1;
         field
     }
 
-    /// Whether no field is left.
+    /// Whether the line ends with the single-separated field taken last.
+    #[inline(always)]
+    pub fn is_over(&self) -> bool {
+        self.from == self.end + 1
+    }
+
+    /// Whether no field between blanks is left.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.marks.is_empty()
@@ -198,6 +206,16 @@ impl<'a, M: Marks> Sight<'a, M> {
         let text = (u128::from_le_bytes(self.before(field.to)) >> 64) as u64;
         let digits = (text ^ ZEROES) & (*mask >> 64) as u64;
         are_digits(digits).then(|| eight(digits))
+    }
+
+    /// A number of 1 to 16 digits, mostly up to 8.
+    #[inline(always)]
+    pub fn mostly_short(&self, field: Field) -> Option<u64> {
+        if field.len() <= 8 {
+            self.short(field)
+        } else {
+            self.number(field)
+        }
     }
 
     /// A number of 1 to 16 digits.
