@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use afterimage_flash::config::GcPolicy;
 use afterimage_flash::counts::Cause;
 use afterimage_flash::ftl::FtlError;
 use afterimage_flash::geometry::Geometry;
@@ -52,6 +53,8 @@ pub struct Cell {
     pub size_gb: u32,
     /// What is written.
     pub load: Load,
+    /// Which block page map and DFTL collect.
+    pub gc_policy: GcPolicy,
     /// Processor time of ageing, at most, milliseconds.
     pub age_ms: u64,
     /// Processor time of each slice, milliseconds.
@@ -131,8 +134,8 @@ impl Writer {
 /// # Errors
 /// One sentence: the drive cannot be built or has no space.
 pub fn measure(cell: &Cell) -> Result<Outcome, String> {
-    let config =
-        Config { geometry: Geometry::small(8192 * cell.size_gb, 64), spare: SPARE, ..Config::default() };
+    let geometry = Geometry::small(8192 * cell.size_gb, 64);
+    let config = Config { geometry, spare: SPARE, gc_policy: cell.gc_policy, ..Config::default() };
     let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
     let pages = ftl.logical_pages();
     let mut writer =

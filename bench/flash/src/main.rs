@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use afterimage_flash::config::GcPolicy;
 use afterimage_flash::FtlKind;
 use clap::Parser;
 
@@ -44,6 +45,9 @@ struct Args {
     /// Where the results go
     #[arg(long, value_name = "FILE", default_value = "target/bench/flash.json")]
     json: PathBuf,
+    /// Which block page map and DFTL collect
+    #[arg(long, value_enum, default_value = "greedy")]
+    gc_policy: GcPolicy,
     /// One cell, as the parent process describes it
     #[arg(long, hide = true)]
     cell: Option<String>,
@@ -102,7 +106,15 @@ fn cells(args: &Args) -> Vec<Cell> {
                 let wanted = (args.ftl.is_empty() || args.ftl.contains(&kind))
                     && (args.load.is_empty() || args.load.contains(&load));
                 if wanted {
-                    cells.push(Cell { ftl, size_gb, load, age_ms, slice_ms, slices });
+                    cells.push(Cell {
+                        ftl,
+                        size_gb,
+                        load,
+                        gc_policy: args.gc_policy,
+                        age_ms,
+                        slice_ms,
+                        slices,
+                    });
                 }
             }
         }

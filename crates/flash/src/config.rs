@@ -51,6 +51,19 @@ impl fmt::Display for FtlKind {
     }
 }
 
+/// Which block page map and DFTL collect. An uncertainty of the literature: DFTL's paper says cost-benefit, its authors' code
+/// is greedy (ftl.md § 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum GcPolicy {
+    /// The one with the most dead pages.
+    #[default]
+    Greedy,
+    /// The one with the largest age × (1 − u) / 2u: of blocks with as many live pages the one whose pages have been left
+    /// alone longest (Kawaguchi et al., USENIX 1995).
+    CostBenefit,
+}
+
 /// A rule of merging or collecting that is broken on purpose, to prove that the proof can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[doc(hidden)]
@@ -143,6 +156,8 @@ pub struct Config {
     pub spare: f64,
     /// Pages of a block are programmed in ascending order. On; off models small-block NAND for FAST.
     pub in_order: bool,
+    /// Which block page map and DFTL collect. [C] Greedy.
+    pub gc_policy: GcPolicy,
     /// Page map and DFTL collect when at most this many blocks are free. 3.
     pub gc_low: u32,
     /// They stop when this many are free. `None`: 4 for the page map, 3 for DFTL.
@@ -168,6 +183,7 @@ impl Default for Config {
             timing: Timing::default(),
             spare: 0.03,
             in_order: true,
+            gc_policy: GcPolicy::Greedy,
             gc_low: 3,
             gc_high: None,
             static_wear: None,
@@ -285,6 +301,13 @@ impl Config {
             FtlKind::Dftl => {
                 if !(0.0..=1.0).contains(&self.dftl.protected_share) {
                     return refuse("the protected share of DFTL's cache must be between 0 and 1".to_owned());
+                }
+                if self.geometry.pages() >= Dftl::MOST_PAGES {
+                    return refuse(format!(
+                        "DFTL simulates fewer than {} pages, but the drive has {}; lower --geometry",
+                        Dftl::MOST_PAGES,
+                        self.geometry.pages()
+                    ));
                 }
                 let maps = pages
                     .div_ceil(self.dftl.entries_per_page(self.geometry.page_bytes))

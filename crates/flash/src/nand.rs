@@ -56,6 +56,8 @@ pub struct Flash {
     owner: Vec<u32>,
     wear: Wear,
     counts: Counts,
+    /// Programs that `counts` has forgotten.
+    programs_before: u64,
     busy_ns: u64,
     /// Which host write a page's data came from; only kept when asked for.
     stamps: Option<Vec<u32>>,
@@ -79,6 +81,7 @@ impl Flash {
             owner: filled(0, geometry.pages() as usize),
             wear: Wear::new(geometry.blocks),
             counts: Counts::default(),
+            programs_before: 0,
             busy_ns: 0,
             stamps: None,
             stamp: 0,
@@ -100,6 +103,12 @@ impl Flash {
         &self.counts
     }
 
+    /// Pages programmed since the flash was new: a clock that [`Flash::reset_counters`] does not turn back.
+    #[inline]
+    pub fn programs(&self) -> u64 {
+        self.programs_before + self.counts.total().programs
+    }
+
     /// Erase counts.
     pub fn wear(&self) -> &Wear {
         &self.wear
@@ -112,6 +121,7 @@ impl Flash {
 
     /// Forgets counts and time, and takes the present erase counts as zero; the contents stay. Used after ageing.
     pub fn reset_counters(&mut self) {
+        self.programs_before = self.programs();
         self.counts = Counts::default();
         self.busy_ns = 0;
         self.wear.reset();
@@ -401,6 +411,18 @@ impl Flash {
                 each(Ppn(ppn), self.owner[ppn as usize]);
                 left &= left - 1;
             }
+        }
+    }
+
+    /// The owners of the live pages among pages `range` of a block, lowest first; all in one word of 64.
+    #[inline]
+    pub fn each_live_of(&self, block: Block, range: std::ops::Range<u32>, mut each: impl FnMut(u32)) {
+        let first = block.0 * self.geometry.pages_per_block + range.start / 64 * 64;
+        let mask = !(u64::MAX << (range.end - range.start)) << (range.start % 64);
+        let mut left = self.live_word(block, range.start as usize / 64) & mask;
+        while left != 0 {
+            each(self.owner[(first + left.trailing_zeros()) as usize]);
+            left &= left - 1;
         }
     }
 

@@ -1,67 +1,101 @@
-//! Greedy victim selection in constant time: closed blocks in queues by their number of live pages.
+//! Victim selection in constant time: closed blocks in queues by their kind and number of live pages.
 //!
-//! Among blocks with equally many live pages the one that has had that number longest goes first.
+//! Among blocks of a kind with equally many live pages the one that has had that number longest goes first. *Greedy* takes
+//! the first block of the lowest queue. *Cost-benefit* (Kawaguchi et al., USENIX 1995) takes the block with the largest
+//! age × (1 − u) / 2u, u being its live share and age how long none of its pages has died; of a queue that is the first
+//! block, so that one look at each queue finds it.
 
+use std::ops::Range;
+
+use crate::config::GcPolicy;
 use crate::ids::{Block, NONE};
 use crate::table::{filled, prefetch};
 
-const ABSENT: u16 = u16::MAX;
+/// Kinds of blocks there may be.
+pub const KINDS: usize = 2;
+const ABSENT: u32 = u32::MAX;
 
 /// A block's place in its queue: one record, because a death needs all of it.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     before: u32,
     behind: u32,
-    /// Which queue: its live pages; `ABSENT`: no candidate.
-    at: u16,
+    /// Which queue: its kind and its live pages; `ABSENT`: no candidate.
+    at: u32,
 }
 
-/// Closed blocks by live pages.
+/// Closed blocks by kind and live pages.
 #[derive(Debug, Clone)]
 pub struct Victims {
-    /// First and last block by number of live pages.
+    /// First and last block of each queue; a kind's queues lie together, by number of live pages.
     ends: Vec<[u32; 2]>,
+    /// Pages a block.
+    full: u32,
     places: Vec<Place>,
-    lowest: usize,
+    /// By kind: no block of it has fewer live pages.
+    lowest: [u32; KINDS],
+    /// When a page of a block died last, or when it was closed. Empty for greedy, which need not know.
+    changed: Vec<u64>,
 }
 
 impl Victims {
-    /// None closed yet.
-    pub fn new(blocks: u32, pages_per_block: u32) -> Self {
+    /// None closed yet. Blocks are of kinds `0..kinds`.
+    pub fn new(blocks: u32, pages_per_block: u32, kinds: usize, policy: GcPolicy) -> Self {
+        let aged = if policy == GcPolicy::CostBenefit { blocks as usize } else { 0 };
         Self {
-            ends: vec![[NONE; 2]; pages_per_block as usize + 1],
+            changed: filled(0, aged),
+            ends: vec![[NONE; 2]; kinds * (pages_per_block as usize + 1)],
+            full: pages_per_block,
             places: filled(Place { before: NONE, behind: NONE, at: ABSENT }, blocks as usize),
-            lowest: 0,
+            lowest: [pages_per_block; KINDS],
         }
     }
 
-    /// A block was closed with this many live pages.
+    /// The number of a kind's first queue.
     #[inline]
-    pub fn insert(&mut self, block: Block, live: u32) {
-        let count = live as usize;
-        let last = self.ends[count][1];
-        self.places[block.index()] = Place { before: last, behind: NONE, at: live as u16 };
+    fn queues_of(&self, kind: usize) -> u32 {
+        kind as u32 * (self.full + 1)
+    }
+
+    /// A block was closed with this many live pages. `now`: a clock, the flash's programs so far.
+    #[inline]
+    pub fn insert(&mut self, block: Block, kind: usize, live: u32, now: u64) {
+        self.touch(block, now);
+        self.lowest[kind] = self.lowest[kind].min(live);
+        self.append(block, self.queues_of(kind) + live);
+    }
+
+    #[inline]
+    fn touch(&mut self, block: Block, now: u64) {
+        if let Some(changed) = self.changed.get_mut(block.index()) {
+            *changed = now;
+        }
+    }
+
+    #[inline]
+    fn append(&mut self, block: Block, at: u32) {
+        let ends = &mut self.ends[at as usize];
+        let last = ends[1];
+        ends[1] = block.0;
         if last == NONE {
-            self.ends[count][0] = block.0;
+            ends[0] = block.0;
         } else {
             self.places[last as usize].behind = block.0;
         }
-        self.ends[count][1] = block.0;
-        self.lowest = self.lowest.min(count);
+        self.places[block.index()] = Place { before: last, behind: NONE, at };
     }
 
     /// A block is no longer a candidate.
     #[inline]
     pub fn remove(&mut self, block: Block) {
         let Place { before, behind, at } = self.places[block.index()];
-        let count = at as usize;
         if before == NONE {
-            self.ends[count][0] = behind;
+            self.ends[at as usize][0] = behind;
         } else {
             self.places[before as usize].behind = behind;
         }
         if behind == NONE {
-            self.ends[count][1] = before;
+            self.ends[at as usize][1] = before;
         } else {
             self.places[behind as usize].before = before;
         }
@@ -74,14 +108,20 @@ impl Victims {
         self.places[block.index()].at != ABSENT
     }
 
-    /// A page of a block died; blocks that are not candidates are passed over.
+    /// A page of a block of this kind died; blocks that are not candidates are passed over. True: no block of the kind
+    /// has fewer live pages now.
     #[inline]
-    pub fn died(&mut self, block: Block) {
+    pub fn died(&mut self, block: Block, kind: usize, now: u64) -> bool {
         let at = self.places[block.index()].at;
-        if at != ABSENT {
-            self.remove(block);
-            self.insert(block, u32::from(at) - 1);
+        if at == ABSENT {
+            return false;
         }
+        self.touch(block, now);
+        self.remove(block);
+        self.append(block, at - 1);
+        let live = at - 1 - self.queues_of(kind);
+        self.lowest[kind] = self.lowest[kind].min(live);
+        live == self.lowest[kind]
     }
 
     /// What [`Victims::died`] changes first is asked for.
@@ -90,47 +130,91 @@ impl Victims {
         prefetch(&self.places, block.index());
     }
 
-    /// The block with the fewest live pages; `None` when no candidate has a dead page (a block with `full` live pages
+    /// The live pages of the block of a kind that has the fewest; `None` when no candidate has a dead page (a full block
     /// gains nothing).
     #[inline]
-    pub fn peek(&mut self, full: u32) -> Option<Block> {
-        while self.lowest < full as usize {
-            let first = self.ends[self.lowest][0];
-            if first != NONE {
-                return Some(Block(first));
+    pub fn fewest(&mut self, kind: usize) -> Option<u32> {
+        let first = self.queues_of(kind);
+        while self.lowest[kind] < self.full {
+            let live = self.lowest[kind];
+            if self.ends[(first + live) as usize][0] != NONE {
+                return Some(live);
             }
-            self.lowest += 1;
+            self.lowest[kind] += 1;
         }
         None
     }
 
-    /// As [`Victims::peek`], taken out.
+    /// The block of a kind with the fewest live pages; `None` as in [`Victims::fewest`].
     #[inline]
-    pub fn take(&mut self, full: u32) -> Option<Block> {
-        let block = self.peek(full)?;
+    pub fn peek(&mut self, kind: usize) -> Option<Block> {
+        let live = self.fewest(kind)?;
+        Some(Block(self.ends[(self.queues_of(kind) + live) as usize][0]))
+    }
+
+    /// The blocks of a kind that are taken next, as it looks now; at most `most`.
+    #[inline]
+    pub fn next(&mut self, kind: usize, most: usize, mut each: impl FnMut(Block)) {
+        let Some(mut live) = self.fewest(kind) else { return };
+        let mut block = NONE;
+        for _ in 0..most {
+            while block == NONE {
+                if live == self.full {
+                    return;
+                }
+                block = self.ends[(self.queues_of(kind) + live) as usize][0];
+                live += 1;
+            }
+            each(Block(block));
+            block = self.places[block as usize].behind;
+        }
+    }
+
+    /// The best block to collect among some kinds, taken out, and its kind; of equals that of the first kind with the fewest
+    /// live pages. `None`: no candidate has a dead page.
+    #[inline]
+    pub fn take(&mut self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+        let (block, kind) = if self.changed.is_empty() {
+            let fewest = kinds.filter_map(|kind| Some((self.fewest(kind)?, kind)));
+            let (_, kind) = fewest.min()?;
+            (self.peek(kind)?, kind)
+        } else {
+            self.most_worthwhile(kinds, now)?
+        };
         self.remove(block);
-        Some(block)
+        Some((block, kind))
+    }
+
+    fn most_worthwhile(&self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+        // Worth a / b beats c / d where a × d > c × b; without live pages a block is worth more than any other.
+        let mut best: Option<(u128, u128, Block, usize)> = None;
+        for kind in kinds {
+            for live in self.lowest[kind]..self.full {
+                let first = self.ends[(self.queues_of(kind) + live) as usize][0];
+                if first == NONE {
+                    continue;
+                }
+                let age = u128::from(now - self.changed[first as usize]) + 1;
+                let (gain, cost) = (age * u128::from(self.full - live), u128::from(live));
+                if best.is_none_or(|(g, c, ..)| gain * c > g * cost) {
+                    best = Some((gain, cost, Block(first), kind));
+                }
+            }
+        }
+        best.map(|(_, _, block, kind)| (block, kind))
     }
 
     /// The second best by the rule of [`Victims::take`], which is broken so on purpose.
     #[cold]
-    pub(crate) fn take_second(&mut self, full: u32) -> Option<Block> {
-        let best = self.peek(full)?;
-        self.take_where(full, |block| block != best).or_else(|| self.take(full))
-    }
-
-    /// As [`Victims::take`], among the blocks that `fits` accepts. Looks at one after the other.
-    pub fn take_where(&mut self, full: u32, fits: impl Fn(Block) -> bool) -> Option<Block> {
-        for ends in &self.ends[self.lowest..full as usize] {
-            let mut next = ends[0];
-            while next != NONE {
-                if fits(Block(next)) {
-                    self.remove(Block(next));
-                    return Some(Block(next));
-                }
-                next = self.places[next as usize].behind;
+    pub(crate) fn take_second(&mut self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+        let (best, kind) = self.take(kinds.clone(), now)?;
+        let live = self.lowest[kind];
+        match self.take(kinds, now) {
+            Some(second) => {
+                self.insert(best, kind, live, now);
+                Some(second)
             }
+            None => Some((best, kind)),
         }
-        None
     }
 }

@@ -1,6 +1,7 @@
 //! ftl.md § 5: what each FTL must cost, by formula.
 
-use afterimage_flash::counts::{Cause, Ops};
+use afterimage_flash::config::GcPolicy;
+use afterimage_flash::counts::{Cause, Counts, Ops};
 use afterimage_flash::geometry::Geometry;
 use afterimage_flash::workload::{Pattern, Random};
 use afterimage_flash::{Config, Ftl, FtlKind, Lpn};
@@ -181,6 +182,26 @@ fn dftl_translates_uniform_writes_at_the_predicted_cost() {
         let programs = counts.of(Cause::MapEvict).programs;
         close(&format!("h = {h}: programs"), programs as f64 / 400_000.0, 1.0 - h, 0.02);
     }
+}
+
+#[test]
+fn cost_benefit_lets_translation_blocks_age() {
+    // Greed takes translation blocks as soon as they have as many dead pages as data blocks, and copies the rest of them
+    // again and again; left alone for a little, they would have died.
+    let [greedy, aged] = [GcPolicy::Greedy, GcPolicy::CostBenefit].map(|gc_policy| {
+        let geometry = Geometry::small(2048, 64);
+        let config = Config { geometry, spare: 0.07, gc_policy, ..Config::default() };
+        let mut ftl = config.build(FtlKind::Dftl, config.drive_blocks()).unwrap();
+        fill(&mut *ftl);
+        uniform(&mut *ftl, 1, 250_000);
+        ftl.flash_mut().reset_counters();
+        uniform(&mut *ftl, 2, 250_000);
+        ftl.check().unwrap();
+        ftl.flash().counts().clone()
+    });
+    let copies = |counts: &Counts| counts.of(Cause::CollectMap).programs;
+    assert!(copies(&greedy) > 20 * copies(&aged), "{} and {}", copies(&greedy), copies(&aged));
+    assert!(greedy.total().programs > 2 * aged.total().programs);
 }
 
 #[test]

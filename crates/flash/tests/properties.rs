@@ -4,7 +4,7 @@ mod reference;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-use afterimage_flash::config::{Config, MergeFault};
+use afterimage_flash::config::{Config, GcPolicy, MergeFault};
 use afterimage_flash::counts::{Cause, Ops};
 use afterimage_flash::geometry::Geometry;
 use afterimage_flash::workload::Random;
@@ -58,7 +58,11 @@ impl Drive {
             (bytes.unwrap() / each).clamp(1, u64::from(most)) as usize
         };
         match self.kind {
-            FtlKind::Page => Box::new(reference::page::Page::new(blocks, p)),
+            FtlKind::Page => {
+                let mut naive = reference::page::Page::new(blocks, p);
+                naive.flash.cost_benefit = self.config.gc_policy == GcPolicy::CostBenefit;
+                Box::new(naive)
+            }
             FtlKind::Fast => {
                 let log = self.config.fast.log_blocks.unwrap_or(blocks as u32 - self.logical - 3);
                 Box::new(reference::fast::Fast::new(p as u32, log as usize, self.config.in_order))
@@ -85,6 +89,7 @@ impl Drive {
                 let cached = cached(o.cmt_bytes, 8, self.pages());
                 let mut naive = reference::dftl::Dftl::new(blocks, p, cached, o.protected_share, 8, o.batch);
                 naive.last_free = o.last_free as usize;
+                naive.flash.cost_benefit = self.config.gc_policy == GcPolicy::CostBenefit;
                 Box::new(naive)
             }
         }
@@ -257,6 +262,21 @@ fn dftl_agrees_down_to_its_last_free_block() {
         tallies.push(run(&drive, &trace).unwrap());
     }
     assert_ne!(tallies[1], tallies[2], "the rule never mattered");
+}
+
+#[test]
+fn cost_benefit_agrees_and_is_not_greedy() {
+    for kind in [FtlKind::Page, FtlKind::Dftl] {
+        let mut tallies = Vec::new();
+        for policy in [GcPolicy::Greedy, GcPolicy::CostBenefit] {
+            let mut drive = Drive::new(kind, 100, 124, 16);
+            drive.config.gc_policy = policy;
+            let mut trace: Vec<Op> = (0..drive.pages()).map(Op::Write).collect();
+            trace.extend(ops(11, drive.pages(), 6000, true));
+            tallies.push(run(&drive, &trace).unwrap());
+        }
+        assert_ne!(tallies[0], tallies[1], "{kind}: the policy never mattered");
+    }
 }
 
 #[test]

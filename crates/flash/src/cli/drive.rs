@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::CliError;
-use crate::config::Config;
+use crate::config::{Config, GcPolicy};
 use crate::geometry::Geometry;
 use crate::place::{Precondition, Region};
 use crate::sim::RunOptions;
@@ -69,6 +69,9 @@ pub struct DriveArgs {
     /// Allow pages of a block to be programmed in any order (small-block NAND)
     #[arg(long)]
     out_of_order: bool,
+    /// Page map, DFTL: which block is collected
+    #[arg(long, value_enum, default_value = "greedy")]
+    gc_policy: GcPolicy,
     /// Page map, DFTL: collect when at most this many blocks are free
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=4096), value_name = "BLOCKS")]
     gc_low: u32,
@@ -121,6 +124,7 @@ impl DriveArgs {
         config.endurance = self.endurance;
         config.static_wear = self.static_wear;
         config.in_order = !self.out_of_order;
+        config.gc_policy = self.gc_policy;
         config.gc_low = self.gc_low;
         config.gc_high = self.gc_high;
         config.fast.log_blocks = self.log_blocks;

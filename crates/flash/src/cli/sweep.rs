@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use super::drive::{show_broken, Source};
 use super::jobs::{self, Job};
 use super::table::Table;
 use super::{print, print_json, CliError, DriveArgs, ReadArgs};
-use crate::config::{Config, FtlKind};
+use crate::config::{Config, FtlKind, GcPolicy};
 use crate::report::Report;
 use crate::scan::Scan;
 use crate::units::{parse_bytes, parse_share, show_count, show_ns};
@@ -17,7 +18,7 @@ use crate::units::{parse_bytes, parse_share, show_count, show_ns};
 /// Vary parameters over ranges and run a trace on each combination, in parallel
 ///
 /// Parameters: spare, blocks, pages-per-block, page-bytes, log-blocks, superblock-n, superblock-m, map-cache, cmt,
-/// cmt-protected, gc-low, gc-high, static-wear, erase-us, read-us, program-us.
+/// cmt-protected, gc-policy, gc-low, gc-high, static-wear, erase-us, read-us, program-us.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:\n  \
     afterimage flash sweep --ftl page,dftl --trace t.gz --vary spare=3%,7%,15%,28%\n  \
@@ -109,6 +110,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Result<(), String> {
         "map-cache" => config.superblock.map_cache_bytes = Some(bytes()?),
         "cmt" => config.dftl.cmt_bytes = Some(bytes()?),
         "cmt-protected" => config.dftl.protected_share = share()?,
+        "gc-policy" => config.gc_policy = GcPolicy::from_str(text, false)?,
         "gc-low" => config.gc_low = whole()?.max(2),
         "gc-high" => config.gc_high = Some(whole()?.max(2)),
         "static-wear" => config.static_wear = Some(whole()?.max(1)),

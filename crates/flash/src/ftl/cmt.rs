@@ -8,22 +8,15 @@
 //! ```
 //!
 //! What flash says and what the cache says are apart: an entry that leaves without being written back is lost here as
-//! it would be in a drive. For speed what is needed together lies together: a logical page's entry in flash beside its
-//! slot in the cache, a slot's contents beside its neighbours, the dirty bits of a translation page in one cache line.
+//! it would be in a drive. A page that is not cached has what flash says in its cell, a cached one its slot; a clean
+//! entry says what flash says, and what it said when an entry became dirty is kept with the slot. So writing a
+//! translation page back only clears dirty bits, which lie in one cache line, and one small cell a page is all that a
+//! collection touches.
 
 use super::lru::{Node, Queue};
 use super::Split;
 use crate::ids::NONE;
 use crate::table::{filled, prefetch};
-
-/// A logical page.
-#[derive(Debug, Clone, Copy)]
-struct Mapping {
-    /// Where it is, as its translation page in flash says.
-    flash: u32,
-    /// Its slot in the cache.
-    slot: u32,
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
@@ -67,8 +60,11 @@ impl Bits {
 /// The map of all logical pages: what is in flash, and the cache.
 #[derive(Debug, Clone)]
 pub struct Cmt {
-    pages: Vec<Mapping>,
+    /// By logical page: see [`Cmt::CACHED`].
+    cells: Vec<u32>,
     entries: Vec<Entry>,
+    /// By slot: what flash says of a dirty entry's page.
+    stale: Vec<u32>,
     used: u32,
     free: Option<u32>,
     in_protected: Bits,
@@ -84,14 +80,19 @@ pub struct Cmt {
 }
 
 impl Cmt {
+    /// In a cell: the page is cached, in the slot that the other bits name. Without it: where the page is, as its
+    /// translation page in flash says. [`NONE`], which has it, names no slot.
+    pub const CACHED: u32 = 1 << 31;
+
     /// At most `max` entries for `logical_pages`, the share `protected` of them protected; `per_page` entries a
     /// translation page; `batch`: an entry that leaves takes the dirty ones of its translation page along.
     pub fn new(logical_pages: u32, max: u32, protected: f64, per_page: u32, batch: bool) -> Self {
         let max = max.clamp(1, logical_pages.max(1));
         let words = per_page.div_ceil(64) as usize;
         Self {
-            pages: filled(Mapping { flash: NONE, slot: NONE }, logical_pages as usize),
+            cells: filled(NONE, logical_pages as usize),
             entries: filled(Entry { lpn: NONE, ppn: NONE, links: [NONE; 2] }, max as usize),
+            stale: filled(NONE, max as usize),
             used: 0,
             free: None,
             in_protected: Bits::new(max as usize),
@@ -107,7 +108,7 @@ impl Cmt {
 
     /// Logical pages.
     pub fn logical_pages(&self) -> u32 {
-        self.pages.len() as u32
+        self.cells.len() as u32
     }
 
     /// The most entries it may hold.
@@ -127,11 +128,16 @@ impl Cmt {
         self.free.is_none() && self.used as usize == self.entries.len()
     }
 
+    /// The slot that a cell names.
+    #[inline]
+    fn slot_in(cell: u32) -> Option<u32> {
+        (cell & Self::CACHED != 0 && cell != NONE).then_some(cell & !Self::CACHED)
+    }
+
     /// The slot of a cached entry, without using it.
     #[inline]
     pub fn peek(&self, lpn: u32) -> Option<u32> {
-        let slot = self.pages[lpn as usize].slot;
-        (slot != NONE).then_some(slot)
+        Self::slot_in(self.cells[lpn as usize])
     }
 
     /// Where a cached entry's page is.
@@ -143,30 +149,33 @@ impl Cmt {
     /// Where a page is: the cache knows better than flash.
     #[inline]
     pub fn newest(&self, lpn: u32) -> u32 {
-        let Mapping { flash, slot } = self.pages[lpn as usize];
-        if slot == NONE {
-            flash
-        } else {
-            self.ppn(slot)
-        }
+        let cell = self.cells[lpn as usize];
+        Self::slot_in(cell).map_or(cell, |slot| self.ppn(slot))
     }
 
     /// The entry will be needed soon.
     #[inline]
     pub fn expect(&self, lpn: u32) {
-        prefetch(&self.pages, lpn as usize);
+        prefetch(&self.cells, lpn as usize);
     }
 
     /// As [`Cmt::expect`], when that has come. The page's place, if it is not in the cache.
     #[inline]
     pub fn expect_near(&self, lpn: u32) -> u32 {
-        let Mapping { flash, slot } = self.pages[lpn as usize];
+        let cell = self.cells[lpn as usize];
         prefetch(&self.dirty, self.dirty_bit(lpn).0);
-        if slot == NONE {
-            return flash;
-        }
+        let Some(slot) = Self::slot_in(cell) else { return cell };
         prefetch(&self.entries, slot as usize);
         NONE
+    }
+
+    /// The page will be moved, and what [`Cmt::expect`] asked for has come.
+    #[inline]
+    pub fn expect_move(&self, lpn: u32) {
+        if let Some(slot) = self.peek(lpn) {
+            prefetch(&self.dirty, self.dirty_bit(lpn).0);
+            prefetch(&self.entries, slot as usize);
+        }
     }
 
     /// A hit: the entry becomes the most recent protected one.
@@ -195,11 +204,11 @@ impl Cmt {
             self.used += 1;
             self.used - 1
         });
-        let page = &mut self.pages[lpn as usize];
-        page.slot = slot;
+        let cell = &mut self.cells[lpn as usize];
         // Beyond the end, and so a panic, if the table is full.
         let entry = &mut self.entries[slot as usize];
-        (entry.lpn, entry.ppn) = (lpn, page.flash);
+        (entry.lpn, entry.ppn) = (lpn, *cell);
+        *cell = Self::CACHED | slot;
         self.probation.push_front(&mut self.entries, slot);
         slot
     }
@@ -214,23 +223,25 @@ impl Cmt {
     #[inline]
     pub fn set(&mut self, slot: u32, ppn: u32) {
         let entry = &mut self.entries[slot as usize];
+        let (lpn, before) = (entry.lpn, entry.ppn);
         entry.ppn = ppn;
-        let lpn = entry.lpn;
         let (word, bit) = self.dirty_bit(lpn);
-        self.dirty[word] |= bit;
+        if self.dirty[word] & bit == 0 {
+            self.dirty[word] |= bit;
+            self.stale[slot as usize] = before;
+        }
     }
 
     /// A page was moved: a cached entry becomes dirty; without one, flash must say so, and the translation page that has
     /// to be rewritten for it is returned.
     #[inline]
     pub fn moved(&mut self, lpn: u32, ppn: u32) -> Option<u32> {
-        let page = &mut self.pages[lpn as usize];
-        if page.slot != NONE {
-            let slot = page.slot;
+        let cell = &mut self.cells[lpn as usize];
+        if let Some(slot) = Self::slot_in(*cell) {
             self.set(slot, ppn);
             return None;
         }
-        page.flash = ppn;
+        *cell = ppn;
         Some(self.page_of(lpn))
     }
 
@@ -248,36 +259,19 @@ impl Cmt {
         if is_protected {
             self.in_protected.remove(slot);
         }
-        let lpn = self.entries[slot as usize].lpn;
+        let Entry { lpn, ppn, .. } = self.entries[slot as usize];
         let (word, bit) = self.dirty_bit(lpn);
         let dirty = self.dirty[word] & bit != 0;
-        let page = (dirty && keep).then(|| self.page_of(lpn));
-        match page {
-            Some(page) if self.batch => self.write_back(page),
-            Some(_) => {
-                self.dirty[word] &= !bit;
-                self.pages[lpn as usize].flash = self.entries[slot as usize].ppn;
-            }
-            None => self.dirty[word] &= !bit,
-        }
-        self.pages[lpn as usize].slot = NONE;
+        self.cells[lpn as usize] = if dirty && !keep { self.stale[slot as usize] } else { ppn };
         self.free = Some(slot);
         self.expect_eviction();
-        page
-    }
-
-    /// Flash has all dirty entries of a translation page.
-    fn write_back(&mut self, page: u32) {
-        let first = page * self.split.pages();
-        for word in 0..self.words {
-            let mut dirty = std::mem::take(&mut self.dirty[page as usize * self.words + word]);
-            while dirty != 0 {
-                let lpn = first as usize + word * 64 + dirty.trailing_zeros() as usize;
-                let mapping = &mut self.pages[lpn];
-                mapping.flash = self.entries[mapping.slot as usize].ppn;
-                dirty &= dirty - 1;
-            }
+        let page = (dirty && keep).then(|| self.page_of(lpn));
+        match page {
+            // Flash has all dirty entries of the translation page.
+            Some(page) if self.batch => self.dirty[page as usize * self.words..][..self.words].fill(0),
+            _ => self.dirty[word] &= !bit,
         }
+        page
     }
 
     /// What the next eviction needs, and the one after it, is asked for.
@@ -285,13 +279,13 @@ impl Cmt {
     fn expect_eviction(&self) {
         if let Some(last) = self.probation.back() {
             let Entry { lpn, links: [before, _], .. } = self.entries[last as usize];
-            prefetch(&self.pages, lpn as usize);
+            prefetch(&self.cells, lpn as usize);
             prefetch(&self.dirty, self.dirty_bit(lpn).0);
             prefetch(&self.entries, before as usize);
         }
     }
 
-    /// Recounts: slots and pages name each other, a clean entry says what flash says, and only cached entries are dirty.
+    /// Recounts: slots and pages name each other, and only cached entries are dirty.
     pub fn check(&self) -> Result<(), String> {
         let mut cached = 0;
         for lpn in 0..self.logical_pages() {
@@ -300,12 +294,9 @@ impl Cmt {
             match self.peek(lpn) {
                 Some(slot) => {
                     cached += 1;
-                    let Entry { lpn: theirs, ppn, .. } = self.entries[slot as usize];
+                    let theirs = self.entries[slot as usize].lpn;
                     if theirs != lpn {
                         return Err(format!("the slot of logical page {lpn} holds {theirs}"));
-                    }
-                    if !dirty && ppn != self.pages[lpn as usize].flash {
-                        return Err(format!("the clean entry of logical page {lpn} differs from flash"));
                     }
                 }
                 None if dirty => return Err(format!("logical page {lpn} is dirty but not cached")),

@@ -1,4 +1,4 @@
-//! The ideal page map: the whole map in RAM, greedy collection.
+//! The ideal page map: the whole map in RAM, greedy collection (or cost-benefit, `gc_policy`).
 //!
 //! ```text
 //! write ─► enough free blocks? ─no─► collect: block with most dead pages ─► copies to the frontier ─► erase
@@ -16,6 +16,9 @@ use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
 use crate::table::{filled, prefetch};
 use crate::victims::Victims;
+
+/// The only kind of block.
+const DATA: usize = 0;
 
 /// The ideal page map.
 #[derive(Debug)]
@@ -37,7 +40,7 @@ impl PageMap {
             dev: config.device(),
             map: filled(NONE, logical_pages as usize),
             frontier: None,
-            victims: Victims::new(g.blocks, g.pages_per_block),
+            victims: Victims::new(g.blocks, g.pages_per_block, 1, config.gc_policy),
             low: config.gc_low,
             high: config.gc_high.unwrap_or(4),
             fault: config.merge_fault,
@@ -50,7 +53,8 @@ impl PageMap {
             Some(block) if !self.dev.flash.is_full(block) => Ok(block),
             full => {
                 if let Some(block) = full {
-                    self.victims.insert(block, self.dev.flash.live_in(block));
+                    let flash = &self.dev.flash;
+                    self.victims.insert(block, DATA, flash.live_in(block), flash.programs());
                 }
                 self.frontier = None;
                 let block = self.dev.take()?;
@@ -64,14 +68,14 @@ impl PageMap {
     fn make_room(&mut self) -> Result<(), FtlError> {
         if self.dev.pool.len() <= self.low {
             loop {
-                let pages = self.dev.flash.geometry().pages_per_block;
+                let now = self.dev.flash.programs();
                 let victim = match self.fault {
-                    MergeFault::SecondBestVictim => self.victims.take_second(pages),
-                    _ => self.victims.take(pages),
+                    MergeFault::SecondBestVictim => self.victims.take_second(DATA..DATA + 1, now),
+                    _ => self.victims.take(DATA..DATA + 1, now),
                 };
-                let victim = victim.ok_or(FtlError::NoSpace)?;
+                let (victim, _) = victim.ok_or(FtlError::NoSpace)?;
                 self.empty(victim, Cause::Collect)?;
-                if let Some(next) = self.victims.peek(pages) {
+                if let Some(next) = self.victims.peek(DATA) {
                     self.dev.flash.expect_source(next);
                 }
                 if self.dev.pool.len() >= self.high {
@@ -102,7 +106,7 @@ impl PageMap {
         let map = &mut self.map;
         self.dev.flash.move_live(block, dst, Cause::WearLevel, |owner, new| map[owner as usize] = new.0);
         self.dev.release(block, Cause::WearLevel);
-        self.victims.insert(dst, self.dev.flash.live_in(dst));
+        self.victims.insert(dst, DATA, self.dev.flash.live_in(dst), self.dev.flash.programs());
         Ok(())
     }
 
@@ -111,7 +115,7 @@ impl PageMap {
         let old = self.map[lpn.index()];
         if old != NONE {
             let block = self.dev.flash.invalidate(Ppn(old));
-            self.victims.died(block);
+            self.victims.died(block, DATA, self.dev.flash.programs());
         }
     }
 }

@@ -14,7 +14,7 @@ struct Entry {
 }
 
 pub struct Dftl {
-    flash: Flash,
+    pub flash: Flash,
     /// Contents of the translation pages in flash.
     table: HashMap<u32, Option<At>>,
     gtd: HashMap<u32, At>,
@@ -53,7 +53,7 @@ impl Dftl {
             Some(block) if !self.flash.full(block) => block,
             old => {
                 if let Some(old) = old {
-                    self.flash.blocks[old].since = self.flash.tick();
+                    self.flash.close(old);
                 }
                 let block = self.flash.take();
                 self.frontiers[usize::from(map)] = Some(block);
@@ -133,10 +133,13 @@ impl Dftl {
     }
 
     fn collect(&mut self) {
-        let of_maps = self.flash.greedy_among(&self.frontiers, |block| self.map_blocks.contains(&block));
-        let last = self.flash.free() <= self.last_free;
-        let victim =
-            of_maps.filter(|_| last).or_else(|| self.flash.greedy(&self.frontiers)).expect("a victim");
+        let among =
+            |maps| self.flash.victim(&self.frontiers, |block| self.map_blocks.contains(&block) == maps);
+        let victim = match (among(false), among(true)) {
+            (Some(_), Some(map)) if self.flash.free() <= self.last_free => map,
+            (Some(data), Some(map)) if self.flash.compare(data, map).is_ge() => data,
+            (data, map) => map.or(data).expect("a victim"),
+        };
         let map = self.map_blocks.contains(&victim);
         let cause = if map { "collect-map" } else { "collect" };
         let mut touched = BTreeSet::new();

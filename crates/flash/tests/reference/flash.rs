@@ -1,5 +1,7 @@
 //! Blocks as lists of pages.
 
+use std::cmp::Ordering;
+
 use super::{Tally, ERASE, PROGRAM, READ};
 
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +19,8 @@ pub struct Block {
     pub free_since: Option<u64>,
     /// When its number of live pages last changed, or it was closed.
     pub since: u64,
+    /// The same in pages programmed.
+    pub changed: u64,
 }
 
 impl Block {
@@ -30,13 +34,16 @@ pub struct Flash {
     pub p: usize,
     pub blocks: Vec<Block>,
     pub tally: Tally,
+    /// Victims by age and gain, not by gain alone.
+    pub cost_benefit: bool,
     clock: u64,
 }
 
 impl Flash {
     pub fn new(blocks: usize, p: usize) -> Self {
         let block = |i| Block { free_since: Some(i as u64), ..Block::default() };
-        Self { p, blocks: (0..blocks).map(block).collect(), tally: Tally::new(), clock: blocks as u64 }
+        let blocks_all = (0..blocks).map(block).collect();
+        Self { p, blocks: blocks_all, tally: Tally::new(), cost_benefit: false, clock: blocks as u64 }
     }
 
     pub fn tick(&mut self) -> u64 {
@@ -77,6 +84,7 @@ impl Flash {
         assert!(self.blocks[block].pages[page].live);
         self.blocks[block].pages[page].live = false;
         self.blocks[block].since = now;
+        self.blocks[block].changed = self.programs();
     }
 
     pub fn copy(&mut self, (block, page): (usize, usize), to: usize, cause: &'static str) -> (usize, usize) {
@@ -100,16 +108,37 @@ impl Flash {
         self.blocks[block].free_since = Some(now);
     }
 
-    /// Greedy: the fewest live pages, then the longest at that number; `None` if nothing can be gained.
-    pub fn greedy(&self, excluded: &[Option<usize>]) -> Option<usize> {
-        self.greedy_among(excluded, |_| true)
+    /// Pages programmed so far.
+    pub fn programs(&self) -> u64 {
+        self.tally.values().map(|ops| ops[PROGRAM]).sum()
     }
 
-    /// The same among the blocks that `fits` accepts.
-    pub fn greedy_among(&self, excluded: &[Option<usize>], fits: impl Fn(usize) -> bool) -> Option<usize> {
+    /// A block was closed.
+    pub fn close(&mut self, block: usize) {
+        self.blocks[block].since = self.tick();
+        self.blocks[block].changed = self.programs();
+    }
+
+    /// How two blocks compare as victims: the better one is greater.
+    pub fn compare(&self, a: usize, b: usize) -> Ordering {
+        let live = |block: usize| self.blocks[block].live() as u128;
+        if !self.cost_benefit {
+            return live(b).cmp(&live(a));
+        }
+        let gain = |block: usize| {
+            let age = u128::from(self.programs() - self.blocks[block].changed) + 1;
+            age * (self.p as u128 - live(block))
+        };
+        (gain(a) * live(b)).cmp(&(gain(b) * live(a)))
+    }
+
+    /// The best victim among the blocks that `fits` accepts, of equals the one with fewer live pages, then the one that has
+    /// had that number longest; `None` if nothing can be gained.
+    pub fn victim(&self, excluded: &[Option<usize>], fits: impl Fn(usize) -> bool) -> Option<usize> {
         let used = (0..self.blocks.len()).filter(|b| self.blocks[*b].free_since.is_none());
         let closed =
             used.filter(|b| !excluded.contains(&Some(*b)) && self.blocks[*b].live() < self.p && fits(*b));
-        closed.min_by_key(|b| (self.blocks[*b].live(), self.blocks[*b].since))
+        let rest = |block: usize| (self.blocks[block].live(), self.blocks[block].since);
+        closed.max_by(|a, b| self.compare(*a, *b).then(rest(*b).cmp(&rest(*a))))
     }
 }

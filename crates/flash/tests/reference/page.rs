@@ -6,7 +6,7 @@ use super::flash::Flash;
 use super::{Naive, Tally, READ};
 
 pub struct Page {
-    flash: Flash,
+    pub flash: Flash,
     map: HashMap<u32, (usize, usize)>,
     frontier: Option<usize>,
 }
@@ -21,7 +21,7 @@ impl Page {
             Some(block) if !self.flash.full(block) => block,
             old => {
                 if let Some(old) = old {
-                    self.flash.blocks[old].since = self.flash.tick();
+                    self.flash.close(old);
                 }
                 let block = self.flash.take();
                 self.frontier = Some(block);
@@ -31,7 +31,7 @@ impl Page {
     }
 
     fn collect(&mut self) {
-        let victim = self.flash.greedy(&[self.frontier]).expect("a victim");
+        let victim = self.flash.victim(&[self.frontier], |_| true).expect("a victim");
         for page in 0..self.flash.p {
             let held = self.flash.blocks[victim].pages[page];
             if held.live {
