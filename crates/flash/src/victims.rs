@@ -22,6 +22,8 @@ struct Place {
     behind: u32,
     /// Which queue: its kind and its live pages; `ABSENT`: no candidate.
     at: u32,
+    /// When it got there, by a count that comes round: it decides between the first blocks of two kinds.
+    since: u32,
 }
 
 /// Closed blocks by kind and live pages.
@@ -32,6 +34,8 @@ pub struct Victims {
     /// Pages a block.
     full: u32,
     places: Vec<Place>,
+    /// Blocks that were put into a queue.
+    appended: u32,
     /// By kind: no block of it has fewer live pages.
     lowest: [u32; KINDS],
     /// When a page of a block died last, or when it was closed. Empty for greedy, which need not know.
@@ -46,7 +50,8 @@ impl Victims {
             changed: filled(0, aged),
             ends: vec![[NONE; 2]; kinds * (pages_per_block as usize + 1)],
             full: pages_per_block,
-            places: filled(Place { before: NONE, behind: NONE, at: ABSENT }, blocks as usize),
+            places: filled(Place { before: NONE, behind: NONE, at: ABSENT, since: 0 }, blocks as usize),
+            appended: 0,
             lowest: [pages_per_block; KINDS],
         }
     }
@@ -82,13 +87,14 @@ impl Victims {
         } else {
             self.places[last as usize].behind = block.0;
         }
-        self.places[block.index()] = Place { before: last, behind: NONE, at };
+        self.places[block.index()] = Place { before: last, behind: NONE, at, since: self.appended };
+        self.appended = self.appended.wrapping_add(1);
     }
 
     /// A block is no longer a candidate.
     #[inline]
     pub fn remove(&mut self, block: Block) {
-        let Place { before, behind, at } = self.places[block.index()];
+        let Place { before, behind, at, .. } = self.places[block.index()];
         if before == NONE {
             self.ends[at as usize][0] = behind;
         } else {
@@ -170,19 +176,29 @@ impl Victims {
         }
     }
 
-    /// The best block to collect among some kinds, taken out, and its kind; of equals that of the first kind with the fewest
-    /// live pages. `None`: no candidate has a dead page.
+    /// The best block to collect among some kinds, taken out, and its kind; of equals the one that
+    /// has been so longest. `None`: no candidate has a dead page.
     #[inline]
     pub fn take(&mut self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
-        let (block, kind) = if self.changed.is_empty() {
-            let fewest = kinds.filter_map(|kind| Some((self.fewest(kind)?, kind)));
-            let (_, kind) = fewest.min()?;
-            (self.peek(kind)?, kind)
-        } else {
-            self.most_worthwhile(kinds, now)?
-        };
+        let (block, kind) =
+            if self.changed.is_empty() { self.emptiest(kinds)? } else { self.most_worthwhile(kinds, now)? };
         self.remove(block);
         Some((block, kind))
+    }
+
+    #[inline]
+    fn emptiest(&mut self, kinds: Range<usize>) -> Option<(Block, usize)> {
+        let mut best: Option<(u32, Block, usize)> = None;
+        for kind in kinds {
+            let Some(live) = self.fewest(kind) else { continue };
+            let first = Block(self.ends[(self.queues_of(kind) + live) as usize][0]);
+            let since = |block: Block| self.places[block.index()].since;
+            let earlier = |than: Block| (since(first).wrapping_sub(since(than)) as i32) < 0;
+            if best.is_none_or(|(fewest, block, _)| live < fewest || live == fewest && earlier(block)) {
+                best = Some((live, first, kind));
+            }
+        }
+        best.map(|(_, block, kind)| (block, kind))
     }
 
     fn most_worthwhile(&self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {

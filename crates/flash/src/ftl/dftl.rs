@@ -230,8 +230,8 @@ impl Dftl {
         Ok(())
     }
 
-    /// The block with the most dead pages (or the best by cost and benefit), of equals a data block. With no more than
-    /// `last_free` blocks free, a translation block if any has dead pages.
+    /// The block with the most dead pages (or the best by cost and benefit). With no more than `last_free` blocks free, a
+    /// translation block if any has dead pages.
     fn victim(&mut self) -> Option<(Block, usize)> {
         let now = self.dev.flash.programs();
         if self.fault == MergeFault::SecondBestVictim {

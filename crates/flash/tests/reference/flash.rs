@@ -123,7 +123,8 @@ impl Flash {
     pub fn compare(&self, a: usize, b: usize) -> Ordering {
         let live = |block: usize| self.blocks[block].live() as u128;
         if !self.cost_benefit {
-            return live(b).cmp(&live(a));
+            let since = |block: usize| self.blocks[block].since;
+            return live(b).cmp(&live(a)).then(since(b).cmp(&since(a)));
         }
         let gain = |block: usize| {
             let age = u128::from(self.programs() - self.blocks[block].changed) + 1;
