@@ -9,7 +9,7 @@ use crate::ftl::dftl::Dftl;
 use crate::ftl::fast::{fast_table_bytes, Fast};
 use crate::ftl::page_map::PageMap;
 use crate::ftl::super_maps::{PMD_PAGES, PT_PAGES};
-use crate::ftl::superblock::Superblock;
+use crate::ftl::superblock;
 use crate::ftl::Ftl;
 use crate::geometry::{Geometry, Timing};
 use crate::nand::Flash;
@@ -296,7 +296,7 @@ impl Config {
                 let bytes =
                     self.superblock.map_cache_bytes.unwrap_or_else(|| self.ram_like_fast(logical_blocks));
                 let cached = (bytes / self.superblock.cache_entry_bytes.max(1)).clamp(1, u64::from(u32::MAX));
-                Ok(Box::new(Superblock::new(self, logical_blocks, cached as u32)))
+                Ok(superblock::build(self, logical_blocks, cached as u32))
             }
             FtlKind::Dftl => {
                 if !(0.0..=1.0).contains(&self.dftl.protected_share) {

@@ -6,6 +6,7 @@ pub mod fast;
 pub mod lru;
 pub mod page_map;
 mod page_set;
+pub(crate) mod super_blocks;
 pub mod super_maps;
 pub mod superblock;
 pub(crate) mod superblock_gc;

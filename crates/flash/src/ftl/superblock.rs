@@ -14,10 +14,9 @@
 //! distinct pages among PGD, PMD and PT; discards are ignored, because the map in the spare area of a discarded page
 //! would be lost with it; `LocalCollect` may draw one block from the pool's reserve while it copies.
 
-use smallvec::SmallVec;
-
 use super::lru::{LruSet, Queue};
-use super::super_maps::{Maps, LEVELS};
+use super::super_blocks::{Compact, Form, Super, Wide};
+use super::super_maps::Maps;
 use super::superblock_gc::Upcoming;
 use super::{check_mapping, read_located, Ahead, Ftl, FtlError, Split};
 use crate::config::{Config, MergeFault};
@@ -34,25 +33,9 @@ pub(super) enum Filled {
     Yes,
 }
 
-/// One superblock's blocks; two cache lines with the default N and M.
-#[derive(Debug, Clone, Default)]
-#[repr(align(64))]
-pub(super) struct Super {
-    /// All its physical blocks; in place up to the default N + M.
-    pub blocks: SmallVec<[Block; 16]>,
-    /// Takes host writes.
-    pub open: Option<Block>,
-    /// Takes collected pages (hot/cold separation).
-    pub cold: Option<Block>,
-    /// Live pages.
-    pub live: u32,
-    /// The queue it is in: it holds a block more than its live pages need.
-    pub listed: Option<Filled>,
-}
-
 /// The Superblock FTL.
 #[derive(Debug)]
-pub struct Superblock {
+pub struct Superblock<F: Form> {
     pub(super) dev: Device,
     pub(super) p: u32,
     blocks: Split,
@@ -63,28 +46,35 @@ pub struct Superblock {
     pub(super) local_first: bool,
     full_first: bool,
     pub(super) fault: MergeFault,
-    pub(super) maps: Maps,
-    pub(super) supers: Vec<Super>,
+    pub(super) maps: Maps<F::Cell>,
+    pub(super) supers: Vec<Super<F>>,
     cache: LruSet,
     cache_bytes: u64,
     /// Superblocks that hold extra blocks, most recently written first. With `full_first` those whose open block had no
     /// room after their last write are apart.
     extra: [Queue; 2],
-    pub(super) links: Vec<[u32; 2]>,
     hits: u64,
     misses: u64,
     pub(super) allocations: u64,
-    /// Scratch for compaction: blocks with their live pages and positions.
+    /// Scratch for compaction: slots with their live pages and positions.
     pub(super) order: Vec<u64>,
-    /// Scratch for compaction: its destinations.
-    pub(super) drawn: Vec<Block>,
     /// The superblocks that will be compacted next, as it looks now.
     pub(super) upcoming: Upcoming,
 }
 
-impl Superblock {
-    /// A new drive of `logical_blocks` with `cached` page tables in RAM.
-    pub fn new(config: &Config, logical_blocks: u32, cached: u32) -> Self {
+/// A new drive of `logical_blocks` with `cached` page tables in RAM.
+pub fn build(config: &Config, logical_blocks: u32, cached: u32) -> Box<dyn Ftl> {
+    let limit = config.superblock.n + config.superblock.m;
+    if Compact::fits(limit, config.geometry.pages_per_block) {
+        Box::new(Superblock::<Compact>::new(config, logical_blocks, cached))
+    } else {
+        Box::new(Superblock::<Wide>::new(config, logical_blocks, cached))
+    }
+}
+
+impl<F: Form> Superblock<F> {
+    /// As [`build`].
+    fn new(config: &Config, logical_blocks: u32, cached: u32) -> Self {
         let (p, n, m) = (config.geometry.pages_per_block, config.superblock.n, config.superblock.m);
         let supers = logical_blocks.div_ceil(n);
         Self {
@@ -99,40 +89,34 @@ impl Superblock {
             full_first: config.superblock.full_first,
             fault: config.merge_fault,
             maps: Maps::new(supers, n * p),
-            supers: vec![Super::default(); supers as usize],
-            cache: LruSet::new(Maps::page_tables(supers, n * p), cached),
+            supers: (0..supers).map(|_| Super::new(n + m)).collect(),
+            cache: LruSet::new(Maps::<F::Cell>::page_tables(supers, n * p), cached),
             cache_bytes: u64::from(cached) * config.superblock.cache_entry_bytes,
             extra: [Queue::default(); 2],
-            links: vec![[NONE; 2]; supers as usize],
             hits: 0,
             misses: 0,
             allocations: 0,
             order: Vec::new(),
-            drawn: Vec::new(),
             upcoming: Upcoming::default(),
         }
     }
 
     /// What finding a page's place costs.
     #[inline]
-    fn look_up(&mut self, lpn: u32) {
-        if self.cache.touch(self.maps.page_table_of(lpn)) {
+    fn look_up(&mut self, sb: u32, page: u32) {
+        if self.cache.touch(self.maps.page_table_of(sb, page)) {
             self.hits += 1;
             return;
         }
         self.misses += 1;
-        let path = self.maps.path(lpn);
-        // A level that was never written ends the walk. Neighbouring levels are often in the same spare area.
-        let mut reads = 0;
-        for (level, page) in path.iter().enumerate() {
-            if *page == NONE {
-                break;
-            }
-            if !path[..level].contains(page) {
-                reads += 1;
-            }
-        }
-        self.dev.flash.read_spare(reads);
+        self.dev.flash.read_spare(self.maps.path_pages(sb, page));
+    }
+
+    /// The physical page at a place within a superblock.
+    #[inline]
+    fn ppn(&self, sb: u32, place: u32) -> Ppn {
+        let (slot, page) = self.blocks.of(place);
+        Ppn(self.supers[sb as usize].block(slot as u16).0 * self.p + page)
     }
 
     /// Blocks that so many live pages need.
@@ -146,16 +130,16 @@ impl Superblock {
     #[inline]
     pub(super) fn relist(&mut self, sb: u32, written: bool) {
         let s = &self.supers[sb as usize];
-        let extra = s.blocks.len() as u32 > self.needed(s.live);
-        let filled = self.full_first && s.open.is_none_or(|open| self.dev.flash.is_full(open));
+        let extra = s.held() > self.needed(s.live);
+        let filled = self.full_first && s.open().is_none_or(|open| self.dev.flash.is_full(s.block(open)));
         let belongs = extra.then_some(if filled { Filled::Yes } else { Filled::No });
         let listed = s.listed;
         if let Some(queue) = listed.filter(|_| written || !extra) {
-            self.extra[queue as usize].remove(&mut self.links, sb);
+            self.extra[queue as usize].remove(&mut self.supers, sb);
             self.supers[sb as usize].listed = None;
         }
         if let Some(queue) = belongs.filter(|_| self.supers[sb as usize].listed.is_none()) {
-            self.extra[queue as usize].push_front(&mut self.links, sb);
+            self.extra[queue as usize].push_front(&mut self.supers, sb);
             self.supers[sb as usize].listed = belongs;
         }
     }
@@ -168,22 +152,35 @@ impl Superblock {
     fn level(&mut self, block: Block) -> Result<(), FtlError> {
         let first = (0..self.p).map(|page| Ppn(block.0 * self.p + page));
         let Some(page) = first.into_iter().find(|ppn| self.dev.flash.is_live(*ppn)) else { return Ok(()) };
-        let sb = self.maps.super_of(self.dev.flash.owner_of(page));
+        let (sb, _) = self.maps.split(self.dev.flash.owner_of(page));
+        let s = &self.supers[sb as usize];
+        let Some(slot) = s.slots().iter().copied().find(|slot| s.block(*slot) == block) else { return Ok(()) };
         let dst = self.dev.take_most_worn()?;
-        self.move_into(sb, block, dst, Cause::WearLevel);
+        // The slot stays: its pages are in the new block, packed.
+        self.copy(sb, block, (slot, dst), Cause::WearLevel);
+        self.supers[sb as usize].replace(slot, dst);
         self.dev.release(block, Cause::WearLevel);
-        let s = &mut self.supers[sb as usize];
-        let renamed = |held: Option<Block>| if held == Some(block) { Some(dst) } else { held };
-        s.open = renamed(s.open);
-        s.cold = renamed(s.cold);
-        if let Some(slot) = s.blocks.iter_mut().find(|held| **held == block) {
-            *slot = dst;
+        Ok(())
+    }
+
+    /// A superblock's counts agree with the flash.
+    fn check_super(&self, sb: usize) -> Result<(), String> {
+        let s = &self.supers[sb];
+        let live: u32 = s.slots().iter().map(|slot| self.dev.flash.live_in(s.block(*slot))).sum();
+        if live != s.live || s.held() > self.limit {
+            return Err(format!("superblock {sb} has {} blocks with {live} live pages", s.held()));
+        }
+        for slot in s.slots() {
+            let (block, counted) = (s.block(*slot), s.live_in(*slot));
+            if self.dev.flash.live_in(block) != counted {
+                return Err(format!("superblock {sb} counts {counted} live pages in block {}", block.0));
+            }
         }
         Ok(())
     }
 }
 
-impl Ftl for Superblock {
+impl<F: Form> Ftl for Superblock<F> {
     fn name(&self) -> &'static str {
         "superblock"
     }
@@ -201,23 +198,30 @@ impl Ftl for Superblock {
     }
 
     fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
-        self.look_up(lpn.0);
+        let (sb, page) = self.maps.split(lpn.0);
+        self.look_up(sb, page);
         Ok(read_located(self, lpn, cause))
     }
 
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError> {
         self.expect_victims();
-        self.look_up(lpn.0);
-        let sb = self.maps.super_of(lpn.0);
-        let block = self.host_block(sb)?;
-        match self.maps.place(lpn.0) {
-            NONE => self.supers[sb as usize].live += 1,
-            old => {
-                self.dev.flash.invalidate(Ppn(old));
-            }
+        let (sb, page) = self.maps.split(lpn.0);
+        self.look_up(sb, page);
+        let slot = self.host_slot(sb)?;
+        let old = self.maps.place(sb, page);
+        let s = &mut self.supers[sb as usize];
+        let block = s.block(slot);
+        if old == NONE {
+            s.live += 1;
+        } else {
+            let (slot, page) = self.blocks.of(old);
+            s.died(slot as u16, 1);
+            self.dev.flash.invalidate(Ppn(s.block(slot as u16).0 * self.p + page));
         }
-        let ppn = self.dev.flash.program_next(block, lpn.0, Cause::Host);
-        self.maps.region(sb).programmed(lpn.0, ppn);
+        s.born(slot, 1);
+        let to = self.dev.flash.next_page(block);
+        self.dev.flash.program_at(block, to, lpn.0, Cause::Host);
+        self.maps.region(sb).programmed(page, u32::from(slot) * self.p + to);
         self.relist(sb, true);
         if let Some(cold) = self.dev.block_to_level(|_, _| true) {
             self.level(cold)?;
@@ -227,24 +231,22 @@ impl Ftl for Superblock {
 
     #[inline]
     fn expect(&self, lpn: Lpn, ahead: Ahead) {
-        let sb = self.maps.super_of(lpn.0);
+        let (sb, page) = self.maps.split(lpn.0);
         match ahead {
             Ahead::Far => {
                 prefetch(&self.supers, sb as usize);
-                prefetch(&self.links, sb as usize);
-                self.cache.expect(self.maps.page_table_of(lpn.0));
-                self.maps.expect(lpn.0);
+                self.cache.expect(self.maps.page_table_of(sb, page));
+                self.maps.expect(sb, page);
             }
             Ahead::Near => {
-                self.cache.expect_near(self.maps.page_table_of(lpn.0));
-                let old = self.maps.place(lpn.0);
+                self.cache.expect_near(self.maps.page_table_of(sb, page));
+                let old = self.maps.place(sb, page);
                 if old != NONE {
-                    self.dev.flash.expect_death(Ppn(old));
+                    self.dev.flash.expect_death(self.ppn(sb, old));
                 }
                 let s = &self.supers[sb as usize];
-                match s.open {
-                    Some(open) if !self.dev.flash.is_full(open) => self.dev.flash.expect_program(open),
-                    _ => s.blocks.iter().for_each(|b| self.dev.flash.expect_fill(*b)),
+                if let Some(open) = s.open() {
+                    self.dev.flash.expect_program(s.block(open));
                 }
             }
         }
@@ -255,28 +257,20 @@ impl Ftl for Superblock {
     }
 
     fn locate(&self, lpn: Lpn) -> Option<Ppn> {
-        let ppn = self.maps.place(lpn.0);
-        (ppn != NONE).then_some(Ppn(ppn))
+        let (sb, page) = self.maps.split(lpn.0);
+        let place = self.maps.place(sb, page);
+        (place != NONE).then(|| self.ppn(sb, place))
     }
 
     fn check(&self) -> Result<(), String> {
         check_mapping(self, 0)?;
-        for (level, piece, ppn) in self.maps.pieces() {
-            let owner = self.dev.flash.owner_of(Ppn(ppn));
-            if !self.dev.flash.is_live(Ppn(ppn)) || self.maps.piece_of(level, owner) != piece {
-                let level = LEVELS[level];
-                return Err(format!("the newest {level} {piece:?} is in page {ppn}, which is not live"));
-            }
+        self.maps.check()?;
+        let mut held = self.dev.pool.len();
+        for sb in 0..self.supers.len() {
+            held += self.supers[sb].held();
+            self.check_super(sb)?;
         }
-        let mut held = self.dev.pool.len() as usize;
-        for (i, s) in self.supers.iter().enumerate() {
-            held += s.blocks.len();
-            let live: u32 = s.blocks.iter().map(|b| self.dev.flash.live_in(*b)).sum();
-            if live != s.live || s.blocks.len() as u32 > self.limit {
-                return Err(format!("superblock {i} has {} blocks with {live} live pages", s.blocks.len()));
-            }
-        }
-        if held != self.dev.flash.geometry().blocks as usize {
+        if held != self.dev.flash.geometry().blocks {
             return Err(format!("{held} blocks are in use or free, the flash has others"));
         }
         Ok(())

@@ -18,6 +18,7 @@
 //! Superblock is ahead from four to five spare blocks for each superblock that is being written: as in the study, whose
 //! guests write to few places at a time. `tests/closed_forms.rs` holds both ends.
 
+use super::super_blocks::Form;
 use super::superblock::Superblock;
 use super::FtlError;
 use crate::config::MergeFault;
@@ -62,36 +63,35 @@ impl Upcoming {
     }
 }
 
-impl Superblock {
-    /// The block that takes the next host write of superblock `sb`.
+impl<F: Form> Superblock<F> {
+    /// The slot whose block takes the next host write of superblock `sb`.
     #[inline]
-    pub(super) fn host_block(&mut self, sb: u32) -> Result<Block, FtlError> {
-        match self.supers[sb as usize].open {
-            Some(open) if !self.dev.flash.is_full(open) => Ok(open),
+    pub(super) fn host_slot(&mut self, sb: u32) -> Result<u16, FtlError> {
+        let s = &self.supers[sb as usize];
+        match s.open() {
+            Some(open) if !self.dev.flash.is_full(s.block(open)) => Ok(open),
             _ => self.next_open(sb),
         }
     }
 
-    fn next_open(&mut self, sb: u32) -> Result<Block, FtlError> {
-        self.supers[sb as usize].open = None;
+    fn next_open(&mut self, sb: u32) -> Result<u16, FtlError> {
+        self.supers[sb as usize].set_open(None);
         loop {
-            if let Some(open) = self.supers[sb as usize].open {
+            let s = &self.supers[sb as usize];
+            if let Some(open) = s.open() {
                 return Ok(open);
             }
-            let empty = self.supers[sb as usize].blocks.iter().find(|b| self.dev.flash.live_in(**b) == 0);
-            if let Some(block) = empty.copied() {
+            if let Some(slot) = s.slots().iter().copied().find(|slot| s.live_in(*slot) == 0) {
                 // 1 Exchange: nothing to copy.
-                self.reopen(sb, block, Cause::Exchange)?;
-            } else if self.supers[sb as usize].blocks.len() as u32 >= self.limit || self.pays_itself(sb) {
+                self.reopen(sb, slot, Cause::Exchange)?;
+            } else if s.held() >= self.limit || self.pays_itself(sb) {
                 // 3 At its limit: it pays itself.
                 self.collect_locally(sb)?;
             } else if self.dev.pool.len() > self.reserve {
                 // 2 The pool has blocks to give.
-                let block = self.dev.take()?;
+                let slot = self.draw(sb)?;
                 self.allocations += 1;
-                let s = &mut self.supers[sb as usize];
-                s.blocks.push(block);
-                s.open = Some(block);
+                self.supers[sb as usize].set_open(Some(slot));
             } else {
                 // 4 The pool is exhausted: the superblock written least recently gives an extra block back.
                 self.relist(sb, false);
@@ -104,134 +104,132 @@ impl Superblock {
     /// With `local_first`: the pool is exhausted and this superblock has itself more blocks than its live pages need.
     fn pays_itself(&self, sb: u32) -> bool {
         let s = &self.supers[sb as usize];
-        let extra = s.blocks.len() as u32 > self.needed(s.live);
+        let extra = s.held() > self.needed(s.live);
         self.local_first && extra && self.dev.pool.len() <= self.reserve
     }
 
+    /// A superblock gets a block from the pool.
+    #[inline]
+    fn draw(&mut self, sb: u32) -> Result<u16, FtlError> {
+        let block = self.dev.take()?;
+        Ok(self.supers[sb as usize].push(block))
+    }
+
     /// Erases one of the superblock's blocks, which has no live page, and opens it for host writes.
-    fn reopen(&mut self, sb: u32, block: Block, cause: Cause) -> Result<(), FtlError> {
+    fn reopen(&mut self, sb: u32, slot: u16, cause: Cause) -> Result<(), FtlError> {
+        let block = self.supers[sb as usize].block(slot);
         self.dev.erase(block, cause);
         let fresh = self.dev.trade(block)?;
         let s = &mut self.supers[sb as usize];
-        if s.cold == Some(block) {
-            s.cold = None;
+        if s.cold() == Some(slot) {
+            s.set_cold(None);
         }
-        s.open = Some(fresh);
-        if let Some(slot) = s.blocks.iter_mut().find(|held| **held == block) {
-            *slot = fresh;
-        }
+        s.set_open(Some(slot));
+        s.replace(slot, fresh);
         Ok(())
     }
 
-    /// The block with the fewest live pages, the first of equals, without `except`.
-    fn fewest_live(&self, sb: u32, except: Option<Block>) -> Option<Block> {
-        let blocks = self.supers[sb as usize].blocks.iter().copied();
-        blocks.filter(|b| Some(*b) != except).min_by_key(|b| self.dev.flash.live_in(*b))
+    #[inline]
+    fn is_full(&self, sb: u32, slot: u16) -> bool {
+        self.dev.flash.is_full(self.supers[sb as usize].block(slot))
+    }
+
+    /// The slot of the block with the fewest live pages, the first of equals, without `except`.
+    fn fewest_live(&self, sb: u32, except: Option<u16>) -> Option<u16> {
+        let s = &self.supers[sb as usize];
+        let slots = s.slots().iter().copied();
+        slots.filter(|slot| Some(*slot) != except).min_by_key(|slot| s.live_in(*slot))
     }
 
     /// Frees one block of a superblock that may not have more: vR + vW + 1E.
     fn collect_locally(&mut self, sb: u32) -> Result<(), FtlError> {
         let s = sb as usize;
-        let cold = self.supers[s].cold.filter(|b| !self.dev.flash.is_full(*b));
-        self.supers[s].cold = cold;
+        let cold = self.supers[s].cold().filter(|slot| !self.is_full(sb, *slot));
+        self.supers[s].set_cold(cold);
         let victim = self.fewest_live(sb, cold).ok_or(FtlError::NoSpace)?;
-        if self.dev.flash.live_in(victim) == self.p {
+        if self.supers[s].live_in(victim) == self.p {
             // Everything else is live: all the room there is is in the cold block.
-            self.supers[s].open = Some(cold.ok_or(FtlError::NoSpace)?);
-            self.supers[s].cold = None;
+            self.supers[s].set_open(Some(cold.ok_or(FtlError::NoSpace)?));
+            self.supers[s].set_cold(None);
             return Ok(());
         }
-        let mut dst = cold;
-        let mut drawn = false;
-        while self.dev.flash.live_in(victim) > 0 {
-            let block = match dst.filter(|b| !self.dev.flash.is_full(*b)) {
-                Some(block) => block,
-                None => {
-                    let block = self.dev.take()?;
-                    self.supers[s].blocks.push(block);
-                    drawn = true;
-                    dst = Some(block);
-                    block
-                }
-            };
-            self.move_into(sb, victim, block, Cause::LocalCollect);
-        }
+        let dst = self.empty(sb, victim, cold, Cause::LocalCollect)?;
+        let drawn = dst != cold;
         if self.hot_cold {
-            self.supers[s].cold = dst.filter(|b| !self.dev.flash.is_full(*b));
+            let cold = dst.filter(|slot| !self.is_full(sb, *slot));
+            self.supers[s].set_cold(cold);
         } else if drawn {
             // One frontier for all: the host goes on behind the collected pages.
-            self.supers[s].open = dst;
+            self.supers[s].set_open(dst);
         }
         if drawn {
-            self.drop_block(sb, victim);
-            self.dev.release(victim, Cause::LocalCollect);
+            let block = self.supers[s].block(victim);
+            self.supers[s].drop_slot(victim);
+            self.dev.release(block, Cause::LocalCollect);
         } else {
             self.reopen(sb, victim, Cause::LocalCollect)?;
         }
         Ok(())
     }
 
+    /// Copies the live pages of a slot's block behind those of `dst` and, when that is full, to a block of the pool;
+    /// gives the slot that took the last one.
     #[inline]
-    pub(super) fn move_into(&mut self, sb: u32, src: Block, dst: Block, cause: Cause) {
-        let mut maps = self.maps.region(sb);
-        self.dev.flash.move_live(src, dst, cause, |lpn, new| maps.programmed(lpn, new));
+    fn empty(&mut self, sb: u32, src: u16, mut dst: Option<u16>, cause: Cause) -> Result<Option<u16>, FtlError> {
+        let s = sb as usize;
+        while self.supers[s].live_in(src) > 0 {
+            let to = match dst.filter(|slot| !self.is_full(sb, *slot)) {
+                Some(slot) => slot,
+                None => self.draw(sb)?,
+            };
+            dst = Some(to);
+            let copied = self.copy(sb, self.supers[s].block(src), (to, self.supers[s].block(to)), cause);
+            self.supers[s].died(src, copied);
+            self.supers[s].born(to, copied);
+        }
+        Ok(dst)
     }
 
-    fn drop_block(&mut self, sb: u32, block: Block) {
-        let s = &mut self.supers[sb as usize];
-        s.blocks.retain(|held| *held != block);
-        if s.open == Some(block) {
-            s.open = None;
-        }
-        if s.cold == Some(block) {
-            s.cold = None;
-        }
+    /// Copies live pages of block `src` to the block of a slot; how many.
+    #[inline]
+    pub(super) fn copy(&mut self, sb: u32, src: Block, (slot, dst): (u16, Block), cause: Cause) -> u32 {
+        let first = sb * self.maps.pages();
+        let (from, to) = (dst.0 * self.p, u32::from(slot) * self.p);
+        let mut maps = self.maps.region(sb);
+        let before = self.dev.flash.live_in(dst);
+        self.dev.flash.move_live(src, dst, cause, |lpn, new| maps.programmed(lpn - first, new.0 - from + to));
+        self.dev.flash.live_in(dst) - before
     }
 
     /// Squeezes a superblock's emptiest blocks together until it needs one block less: xR + xW + kE.
     fn compact(&mut self, sb: u32) -> Result<(), FtlError> {
-        let (mut order, mut drawn) = (std::mem::take(&mut self.order), std::mem::take(&mut self.drawn));
+        let mut order = std::mem::take(&mut self.order);
         self.choose(sb, &mut order);
-        drawn.clear();
-        let mut dst: Option<Block> = None;
-        for victim in order.iter().map(|entry| Block(*entry as u32)) {
-            if self.fault == MergeFault::ForgetsAMove {
-                self.dev.flash.lose_a_page(victim);
+        let mut dst = None;
+        for victim in order.iter().map(|entry| *entry as u16) {
+            let block = self.supers[sb as usize].block(victim);
+            if self.fault == MergeFault::ForgetsAMove && self.supers[sb as usize].live_in(victim) > 0 {
+                self.dev.flash.lose_a_page(block);
+                self.supers[sb as usize].died(victim, 1);
             }
-            while self.dev.flash.live_in(victim) > 0 {
-                let block = match dst.filter(|b| !self.dev.flash.is_full(*b)) {
-                    Some(block) => block,
-                    None => {
-                        let block = self.dev.take()?;
-                        drawn.push(block);
-                        dst = Some(block);
-                        block
-                    }
-                };
-                self.move_into(sb, victim, block, Cause::Compact);
-            }
-            self.dev.release(victim, Cause::Compact);
+            dst = self.empty(sb, victim, dst, Cause::Compact)?;
+            self.supers[sb as usize].drop_slot(victim);
+            self.dev.release(block, Cause::Compact);
         }
-        let gone = |block: Block| order.iter().any(|entry| *entry as u32 == block.0);
-        let s = &mut self.supers[sb as usize];
-        s.open = s.open.filter(|b| !gone(*b));
-        s.cold = s.cold.filter(|b| !gone(*b));
-        s.blocks.retain(|b| !gone(*b));
-        s.blocks.extend(drawn.iter().copied());
-        (self.order, self.drawn) = (order, drawn);
+        self.order = order;
         self.settle(sb, dst);
         self.relist(sb, false);
         self.plan();
         Ok(())
     }
 
-    /// The blocks to compact: the fewest live pages first, of equals in the order the superblock got them. An entry is
-    /// live pages, position and, in its low half, the block.
+    /// The slots to compact: the fewest live pages first, of equals in the order the superblock got their blocks. An
+    /// entry is live pages, position and, in its low half, the slot.
     fn choose(&self, sb: u32, order: &mut Vec<u64>) {
         order.clear();
-        let blocks = self.supers[sb as usize].blocks.iter().enumerate();
-        order.extend(blocks.map(|(position, b)| {
-            u64::from(self.dev.flash.live_in(*b)) << 48 | (position as u64) << 32 | u64::from(b.0)
+        let s = &self.supers[sb as usize];
+        order.extend((0..).zip(s.slots()).map(|(position, slot)| {
+            u64::from(s.live_in(*slot)) << 48 | position << 32 | u64::from(*slot)
         }));
         order.sort_unstable();
         if self.fault == MergeFault::FullestFirst {
@@ -259,7 +257,7 @@ impl Superblock {
                 self.upcoming.add(next);
                 prefetch(&self.supers, next as usize);
             }
-            next = self.links[next as usize][0];
+            next = self.supers[next as usize].neighbours()[0];
         }
     }
 
@@ -271,29 +269,29 @@ impl Superblock {
             let Some((sb, step)) = self.upcoming.step() else { return };
             match step {
                 0 => {
-                    let blocks = &self.supers[sb as usize].blocks;
-                    blocks.iter().for_each(|b| self.dev.flash.expect_fill(*b));
-                }
-                1 => {
                     let mut order = std::mem::take(&mut self.order);
                     self.choose(sb, &mut order);
-                    order.iter().for_each(|entry| self.dev.flash.expect_source(Block(*entry as u32)));
+                    let s = &self.supers[sb as usize];
+                    order.iter().for_each(|entry| self.dev.flash.expect_source(s.block(*entry as u16)));
                     self.order = order;
                 }
-                _ => self.maps.expect_all(sb),
+                step => self.maps.expect_part(sb, step - 1, Upcoming::STEPS - 1),
             }
         }
     }
 
     /// The last destination of a compaction takes the next pages of its kind, if it has more room than what does now.
-    fn settle(&mut self, sb: u32, dst: Option<Block>) {
-        let Some(dst) = dst.filter(|b| !self.dev.flash.is_full(*b)) else { return };
-        let room = |held: Option<Block>| held.map_or(0, |b| self.p - self.dev.flash.next_page(b));
-        let s = &self.supers[sb as usize];
-        let held = if self.hot_cold { s.cold } else { s.open };
-        if room(Some(dst)) > room(held) {
-            let s = &mut self.supers[sb as usize];
-            *(if self.hot_cold { &mut s.cold } else { &mut s.open }) = Some(dst);
+    fn settle(&mut self, sb: u32, dst: Option<u16>) {
+        let Some(dst) = dst.filter(|slot| !self.is_full(sb, *slot)) else { return };
+        let s = &mut self.supers[sb as usize];
+        let room = |slot: u16| self.p - self.dev.flash.next_page(s.block(slot));
+        let held = if self.hot_cold { s.cold() } else { s.open() };
+        if held.is_none_or(|held| room(dst) > room(held)) {
+            if self.hot_cold {
+                s.set_cold(Some(dst));
+            } else {
+                s.set_open(Some(dst));
+            }
         }
     }
 }
