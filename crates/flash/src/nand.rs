@@ -20,8 +20,10 @@ use crate::wear::Wear;
 
 mod check;
 mod gather;
+mod pack;
 
 pub use gather::Gather;
+pub use pack::Packed;
 
 /// 64 pages of a block, a bit each.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,6 +69,12 @@ pub struct Flash {
 impl Flash {
     /// Erased flash. `in_order` enforces ascending programs within a block.
     pub fn new(geometry: Geometry, timing: Timing, in_order: bool) -> Self {
+        let flash = Self::without_owners(geometry, timing, in_order);
+        Self { owner: filled(0, geometry.pages() as usize), ..flash }
+    }
+
+    /// The same for an FTL that keeps the owners of pages itself; nothing that hands out owners may be called.
+    pub fn without_owners(geometry: Geometry, timing: Timing, in_order: bool) -> Self {
         let blocks = geometry.blocks as usize;
         let words = geometry.pages_per_block.div_ceil(64) as usize;
         let p = geometry.pages_per_block;
@@ -78,7 +86,7 @@ impl Flash {
             in_order,
             bits: filled(Bits::default(), blocks * words),
             fills: filled(Fill::default(), blocks),
-            owner: filled(0, geometry.pages() as usize),
+            owner: Vec::new(),
             wear: Wear::new(geometry.blocks),
             counts: Counts::default(),
             programs_before: 0,
@@ -253,7 +261,10 @@ impl Flash {
         self.bits[word].live |= bit;
         self.fills[b].live += 1;
         self.fills[b].next = next.max(page + 1) as u16;
-        self.owner[(block.0 * self.geometry.pages_per_block + page) as usize] = owner;
+        // The table is empty if the owners are kept elsewhere.
+        if let Some(held) = self.owner.get_mut((block.0 * self.geometry.pages_per_block + page) as usize) {
+            *held = owner;
+        }
     }
 
     /// Reads a live page.
@@ -285,8 +296,8 @@ impl Flash {
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
     #[cold]
     pub(crate) fn lose_a_page(&mut self, block: Block) {
-        let mut lowest = None;
-        self.each_live(block, |ppn, _| lowest = lowest.or(Some(ppn)));
+        let first = block.0 * self.geometry.pages_per_block;
+        let lowest = (0..self.geometry.pages_per_block).map(|page| Ppn(first + page)).find(|ppn| self.is_live(*ppn));
         if let Some(ppn) = lowest {
             self.invalidate(ppn);
         }

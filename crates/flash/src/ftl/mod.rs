@@ -8,6 +8,7 @@ pub mod page_map;
 mod page_set;
 pub(crate) mod super_blocks;
 pub mod super_maps;
+mod super_owners;
 pub mod superblock;
 pub(crate) mod superblock_gc;
 
@@ -120,13 +121,18 @@ fn read_located<F: Ftl + ?Sized>(ftl: &mut F, lpn: Lpn, cause: Cause) -> Option<
 /// Checks that the FTL's tables and the flash agree: every mapped logical page has exactly one live copy, which
 /// belongs to it, and nothing else is live but what `others` accounts for (translation pages).
 pub(crate) fn check_mapping(ftl: &dyn Ftl, others: u64) -> Result<(), String> {
+    check_mapping_by(ftl, others, |ppn| ftl.flash().owner_of(ppn))
+}
+
+/// The same with owners of pages that the FTL keeps itself.
+fn check_mapping_by(ftl: &dyn Ftl, others: u64, owner_of: impl Fn(Ppn) -> u32) -> Result<(), String> {
     let flash = ftl.flash();
     flash.check()?;
     let mut mapped = 0_u64;
     for lpn in (0..ftl.logical_pages()).map(Lpn) {
         if let Some(ppn) = ftl.locate(lpn) {
             mapped += 1;
-            if !flash.is_live(ppn) || flash.owner_of(ppn) != lpn.0 {
+            if !flash.is_live(ppn) || owner_of(ppn) != lpn.0 {
                 return Err(format!(
                     "logical page {} is mapped to page {}, which is not its live copy",
                     lpn.0, ppn.0

@@ -1,8 +1,8 @@
-//! The record of one superblock: its blocks, how many live pages each holds, and its place in the queue of victims.
+//! The record of one superblock: its blocks and how many live pages each holds.
 //!
 //! ```text
-//! links │ live │ open │ cold │ held │ listed │ order of slots │ live pages by slot │ blocks by slot
-//! └──────────── with up to ten blocks all of it is in two cache lines ───────────────────────────┘
+//! live │ open │ cold │ held │ listed │ order of slots │ live pages by slot │ blocks by slot
+//! └──────────── with up to twelve blocks all of it is in two cache lines ─────────────────┘
 //! ```
 //!
 //! A block keeps its *slot* for as long as the superblock has it, so a page's place within the superblock is a small
@@ -13,7 +13,6 @@
 
 use std::fmt::Debug;
 
-use super::lru::Node;
 use super::superblock::Filled;
 use crate::ids::{Block, NONE};
 
@@ -126,8 +125,6 @@ impl Form for Wide {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Super<F: Form> {
-    /// Its neighbours in the queue it is in.
-    links: [u32; 2],
     /// Live pages.
     pub live: u32,
     open: u16,
@@ -144,13 +141,6 @@ pub(super) struct Super<F: Form> {
     blocks: F::Blocks,
 }
 
-impl<F: Form> Node for Super<F> {
-    #[inline]
-    fn links(&mut self) -> &mut [u32; 2] {
-        &mut self.links
-    }
-}
-
 impl<F: Form> Super<F> {
     /// Without blocks; it will have at most `limit`, and one more while it collects.
     pub fn new(limit: u32) -> Self {
@@ -158,7 +148,6 @@ impl<F: Form> Super<F> {
         let mut order = F::small(slots);
         (0..).zip(order.as_mut()).for_each(|(slot, at)| *at = slot);
         Self {
-            links: [NONE; 2],
             live: 0,
             open: NO_SLOT,
             cold: NO_SLOT,
@@ -168,12 +157,6 @@ impl<F: Form> Super<F> {
             lives: F::small(slots),
             blocks: F::blocks(slots),
         }
-    }
-
-    /// The superblock behind it and before it in its queue: `[before, behind]`.
-    #[inline]
-    pub fn neighbours(&self) -> [u32; 2] {
-        self.links
     }
 
     /// How many blocks it has.
@@ -258,7 +241,8 @@ impl<F: Form> Super<F> {
         let held = &mut self.order.as_mut()[..usize::from(self.held)];
         let Some(position) = held.iter().position(|at| *at == slot) else { return };
         // What was behind moves up; the slot itself is the first free one now.
-        held[position..].rotate_left(1);
+        let mut behind = slot;
+        held[position..].iter_mut().rev().for_each(|at| std::mem::swap(at, &mut behind));
         self.held -= 1;
         if self.open == slot {
             self.open = NO_SLOT;
@@ -274,10 +258,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_superblock_takes_three_lines_and_ten_blocks_two() {
+    fn the_default_superblock_takes_three_lines_and_twelve_blocks_two() {
         type Default = Super<Compact>;
         assert_eq!(std::mem::size_of::<Default>(), 192);
-        assert!(std::mem::offset_of!(Default, blocks) + 10 * 4 <= 128);
+        assert!(std::mem::offset_of!(Default, blocks) + 11 * 4 <= 128);
         assert!(Compact::fits(16, 64) && !Compact::fits(17, 64) && !Compact::fits(16, 4096));
     }
 

@@ -17,8 +17,9 @@
 use super::lru::{LruSet, Queue};
 use super::super_blocks::{Compact, Form, Super, Wide};
 use super::super_maps::Maps;
+use super::super_owners::Owners;
 use super::superblock_gc::Upcoming;
-use super::{check_mapping, read_located, Ahead, Ftl, FtlError, Split};
+use super::{check_mapping_by, read_located, Ahead, Ftl, FtlError, Split};
 use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
 use crate::device::Device;
@@ -48,11 +49,16 @@ pub struct Superblock<F: Form> {
     pub(super) fault: MergeFault,
     pub(super) maps: Maps<F::Cell>,
     pub(super) supers: Vec<Super<F>>,
+    pub(super) owners: Owners<F::Cell>,
+    /// The superblock of each block in use, kept for static wear levelling only.
+    holders: Vec<u32>,
     cache: LruSet,
     cache_bytes: u64,
     /// Superblocks that hold extra blocks, most recently written first. With `full_first` those whose open block had no
     /// room after their last write are apart.
     extra: [Queue; 2],
+    /// Their neighbours there. Apart from the superblocks, because a table so small stays in the cache.
+    pub(super) links: Vec<[u32; 2]>,
     hits: u64,
     misses: u64,
     pub(super) allocations: u64,
@@ -77,8 +83,10 @@ impl<F: Form> Superblock<F> {
     fn new(config: &Config, logical_blocks: u32, cached: u32) -> Self {
         let (p, n, m) = (config.geometry.pages_per_block, config.superblock.n, config.superblock.m);
         let supers = logical_blocks.div_ceil(n);
+        let flash = Flash::without_owners(config.geometry, config.timing, config.in_order);
+        let physical = config.geometry.blocks;
         Self {
-            dev: config.device(),
+            dev: Device::new(flash, config.static_wear),
             p,
             blocks: Split::new(p),
             logical_pages: logical_blocks * p,
@@ -90,9 +98,12 @@ impl<F: Form> Superblock<F> {
             fault: config.merge_fault,
             maps: Maps::new(supers, n * p),
             supers: (0..supers).map(|_| Super::new(n + m)).collect(),
+            owners: Owners::new(physical, p),
+            holders: if config.static_wear.is_some() { vec![NONE; physical as usize] } else { Vec::new() },
             cache: LruSet::new(Maps::<F::Cell>::page_tables(supers, n * p), cached),
             cache_bytes: u64::from(cached) * config.superblock.cache_entry_bytes,
             extra: [Queue::default(); 2],
+            links: vec![[NONE; 2]; supers as usize],
             hits: 0,
             misses: 0,
             allocations: 0,
@@ -135,11 +146,11 @@ impl<F: Form> Superblock<F> {
         let belongs = extra.then_some(if filled { Filled::Yes } else { Filled::No });
         let listed = s.listed;
         if let Some(queue) = listed.filter(|_| written || !extra) {
-            self.extra[queue as usize].remove(&mut self.supers, sb);
+            self.extra[queue as usize].remove(&mut self.links, sb);
             self.supers[sb as usize].listed = None;
         }
         if let Some(queue) = belongs.filter(|_| self.supers[sb as usize].listed.is_none()) {
-            self.extra[queue as usize].push_front(&mut self.supers, sb);
+            self.extra[queue as usize].push_front(&mut self.links, sb);
             self.supers[sb as usize].listed = belongs;
         }
     }
@@ -149,16 +160,23 @@ impl<F: Form> Superblock<F> {
         self.extra[Filled::Yes as usize].back().or_else(|| self.extra[Filled::No as usize].back())
     }
 
+    /// A superblock got a block.
+    #[inline]
+    pub(super) fn holds(&mut self, sb: u32, block: Block) {
+        if let Some(holder) = self.holders.get_mut(block.index()) {
+            *holder = sb;
+        }
+    }
+
     fn level(&mut self, block: Block) -> Result<(), FtlError> {
-        let first = (0..self.p).map(|page| Ppn(block.0 * self.p + page));
-        let Some(page) = first.into_iter().find(|ppn| self.dev.flash.is_live(*ppn)) else { return Ok(()) };
-        let (sb, _) = self.maps.split(self.dev.flash.owner_of(page));
+        let sb = self.holders[block.index()];
         let s = &self.supers[sb as usize];
         let Some(slot) = s.slots().iter().copied().find(|slot| s.block(*slot) == block) else { return Ok(()) };
         let dst = self.dev.take_most_worn()?;
         // The slot stays: its pages are in the new block, packed.
         self.copy(sb, block, (slot, dst), Cause::WearLevel);
         self.supers[sb as usize].replace(slot, dst);
+        self.holds(sb, dst);
         self.dev.release(block, Cause::WearLevel);
         Ok(())
     }
@@ -221,6 +239,7 @@ impl<F: Form> Ftl for Superblock<F> {
         s.born(slot, 1);
         let to = self.dev.flash.next_page(block);
         self.dev.flash.program_at(block, to, lpn.0, Cause::Host);
+        self.owners.set(block, to, page);
         self.maps.region(sb).programmed(page, u32::from(slot) * self.p + to);
         self.relist(sb, true);
         if let Some(cold) = self.dev.block_to_level(|_, _| true) {
@@ -246,7 +265,9 @@ impl<F: Form> Ftl for Superblock<F> {
                 }
                 let s = &self.supers[sb as usize];
                 if let Some(open) = s.open() {
-                    self.dev.flash.expect_program(s.block(open));
+                    let block = s.block(open);
+                    self.dev.flash.expect_program(block);
+                    self.owners.expect(block, self.dev.flash.next_page(block));
                 }
             }
         }
@@ -263,13 +284,25 @@ impl<F: Form> Ftl for Superblock<F> {
     }
 
     fn check(&self) -> Result<(), String> {
-        check_mapping(self, 0)?;
-        self.maps.check()?;
+        let mut holders = vec![NONE; self.dev.flash.geometry().blocks as usize];
         let mut held = self.dev.pool.len();
-        for sb in 0..self.supers.len() {
-            held += self.supers[sb].held();
-            self.check_super(sb)?;
+        for (sb, s) in (0..).zip(&self.supers) {
+            held += s.held();
+            for block in s.slots().iter().map(|slot| s.block(*slot)) {
+                let before = std::mem::replace(&mut holders[block.index()], sb);
+                if before != NONE {
+                    return Err(format!("superblocks {before} and {sb} both have block {}", block.0));
+                }
+            }
         }
+        check_mapping_by(self, 0, |ppn| {
+            let (block, page) = self.blocks.of(ppn.0);
+            let owner = self.owners.of(Block(block), page);
+            // A block that no superblock has belongs to no page.
+            holders[block as usize].checked_mul(self.maps.pages()).map_or(NONE, |first| first + owner)
+        })?;
+        self.maps.check()?;
+        (0..self.supers.len()).try_for_each(|sb| self.check_super(sb))?;
         if held != self.dev.flash.geometry().blocks {
             return Err(format!("{held} blocks are in use or free, the flash has others"));
         }

@@ -18,12 +18,13 @@
 //! Superblock is ahead from four to five spare blocks for each superblock that is being written: as in the study, whose
 //! guests write to few places at a time. `tests/closed_forms.rs` holds both ends.
 
-use super::super_blocks::Form;
+use super::super_blocks::{Cell, Form};
 use super::superblock::Superblock;
 use super::FtlError;
 use crate::config::MergeFault;
 use crate::counts::Cause;
 use crate::ids::{Block, NONE};
+use crate::nand::Packed;
 use crate::table::prefetch;
 
 /// Which superblocks will be compacted next, and how much of them has been asked for.
@@ -41,7 +42,7 @@ impl Upcoming {
     /// How many victims ahead.
     const DEPTH: usize = 3;
     /// Steps a victim.
-    const STEPS: usize = 3;
+    const STEPS: usize = 4;
     const STEPS_A_WRITE: usize = 2;
     const RING: usize = 8;
 
@@ -112,6 +113,7 @@ impl<F: Form> Superblock<F> {
     #[inline]
     fn draw(&mut self, sb: u32) -> Result<u16, FtlError> {
         let block = self.dev.take()?;
+        self.holds(sb, block);
         Ok(self.supers[sb as usize].push(block))
     }
 
@@ -126,6 +128,7 @@ impl<F: Form> Superblock<F> {
         }
         s.set_open(Some(slot));
         s.replace(slot, fresh);
+        self.holds(sb, fresh);
         Ok(())
     }
 
@@ -193,12 +196,15 @@ impl<F: Form> Superblock<F> {
     /// Copies live pages of block `src` to the block of a slot; how many.
     #[inline]
     pub(super) fn copy(&mut self, sb: u32, src: Block, (slot, dst): (u16, Block), cause: Cause) -> u32 {
-        let first = sb * self.maps.pages();
-        let (from, to) = (dst.0 * self.p, u32::from(slot) * self.p);
-        let mut maps = self.maps.region(sb);
-        let before = self.dev.flash.live_in(dst);
-        self.dev.flash.move_live(src, dst, cause, |lpn, new| maps.programmed(lpn - first, new.0 - from + to));
-        self.dev.flash.live_in(dst) - before
+        let (owners, mut maps) = (&mut self.owners, self.maps.region(sb));
+        let first = u32::from(slot) * self.p;
+        self.dev.flash.pack(src, dst, cause, |Packed { word, pages, to }| {
+            let mut place = first + to;
+            owners.copy((src, word, pages), (dst, to), |owner| {
+                maps.programmed(owner.to_u32(), place);
+                place += 1;
+            });
+        })
     }
 
     /// Squeezes a superblock's emptiest blocks together until it needs one block less: xR + xW + kE.
@@ -257,7 +263,7 @@ impl<F: Form> Superblock<F> {
                 self.upcoming.add(next);
                 prefetch(&self.supers, next as usize);
             }
-            next = self.supers[next as usize].neighbours()[0];
+            next = self.links[next as usize][0];
         }
     }
 
@@ -268,14 +274,21 @@ impl<F: Form> Superblock<F> {
         for _ in 0..Upcoming::STEPS_A_WRITE {
             let Some((sb, step)) = self.upcoming.step() else { return };
             match step {
-                0 => {
+                0 | 1 => {
                     let mut order = std::mem::take(&mut self.order);
                     self.choose(sb, &mut order);
                     let s = &self.supers[sb as usize];
-                    order.iter().for_each(|entry| self.dev.flash.expect_source(s.block(*entry as u16)));
+                    for block in order.iter().map(|entry| s.block(*entry as u16)) {
+                        if step == 0 {
+                            self.dev.flash.expect_merge(block);
+                        } else {
+                            let words = 0..self.dev.flash.words();
+                            words.for_each(|w| self.owners.expect_source(block, w, self.dev.flash.live_word(block, w)));
+                        }
+                    }
                     self.order = order;
                 }
-                step => self.maps.expect_part(sb, step - 1, Upcoming::STEPS - 1),
+                step => self.maps.expect_part(sb, step - 2, Upcoming::STEPS - 2),
             }
         }
     }
