@@ -10,7 +10,8 @@
 //! when none of its pages is live.
 //!
 //! State is in compact arrays: two bits, one owner (4 bytes, the spare area's logical page) a page, and twelve bytes a
-//! block. Erasing a block of 64 pages touches two words.
+//! block. Erasing a block of 64 pages touches two words. An FTL that can say whose a page is in less keeps the owners
+//! itself ([`Flash::without_owners`]).
 
 use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
@@ -297,7 +298,8 @@ impl Flash {
     #[cold]
     pub(crate) fn lose_a_page(&mut self, block: Block) {
         let first = block.0 * self.geometry.pages_per_block;
-        let lowest = (0..self.geometry.pages_per_block).map(|page| Ppn(first + page)).find(|ppn| self.is_live(*ppn));
+        let lowest =
+            (0..self.geometry.pages_per_block).map(|page| Ppn(first + page)).find(|ppn| self.is_live(*ppn));
         if let Some(ppn) = lowest {
             self.invalidate(ppn);
         }

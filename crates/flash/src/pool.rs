@@ -5,6 +5,7 @@
 //! never allocate, except when an erase count is seen for the first time.
 
 use crate::ids::{Block, NONE};
+use crate::table::prefetch;
 
 /// Free, erased blocks.
 #[derive(Debug, Clone)]
@@ -66,6 +67,12 @@ impl Pool {
         }
         *last = block.0;
         self.len += 1;
+    }
+
+    /// A block will come back soon: what that changes is asked for.
+    #[inline]
+    pub fn expect(&self, block: Block) {
+        prefetch(&self.behind, block.index());
     }
 
     /// The least erased block, the one that waited longest.

@@ -27,6 +27,8 @@ pub trait Cell: Copy + Debug + PartialEq + Send {
     fn from_u32(value: u32) -> Self;
     /// The value; [`NONE`] for none.
     fn to_u32(self) -> u32;
+    /// The value, which is not none.
+    fn index(self) -> usize;
 }
 
 impl Cell for u16 {
@@ -45,6 +47,11 @@ impl Cell for u16 {
             u32::from(self)
         }
     }
+
+    #[inline(always)]
+    fn index(self) -> usize {
+        usize::from(self)
+    }
 }
 
 impl Cell for u32 {
@@ -58,6 +65,11 @@ impl Cell for u32 {
     #[inline(always)]
     fn to_u32(self) -> u32 {
         self
+    }
+
+    #[inline(always)]
+    fn index(self) -> usize {
+        self as usize
     }
 }
 

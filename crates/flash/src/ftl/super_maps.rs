@@ -13,6 +13,7 @@
 //! "the upper one was written last for the lower one". A look-up only counts the distinct pages on its path.
 
 use super::super_blocks::Cell;
+use super::super_owners::WORD;
 use super::Split;
 use crate::ids::NONE;
 use crate::table::{filled, prefetch, prefetch_range, Lines};
@@ -55,6 +56,29 @@ impl<C: Cell> Region<'_, C> {
         let pmd = page / PMD_PAGES;
         self.last_pt[pmd as usize] = (page % PMD_PAGES / PT_PAGES) as u8;
         *self.last_pmd = pmd;
+    }
+
+    /// The pages of `live` among 64 are copied to places from `place` on, lowest first, as many as `into` takes; `from`
+    /// and `into` are the owners there and here. Returns which of `live` are left.
+    ///
+    /// Most of the time of a compaction is spent here. It is a function of its own so that everything it needs stays
+    /// in registers.
+    #[inline(never)]
+    pub fn copied(&mut self, from: &[C; WORD], into: &mut [C], live: u64, place: u32) -> u64 {
+        let (places, last_pt) = (&mut *self.places, &mut *self.last_pt);
+        let (mut left, mut place) = (live, place);
+        for owner in into.iter_mut() {
+            *owner = from[left.trailing_zeros() as usize % WORD];
+            let page = owner.index();
+            places[page] = C::from_u32(place);
+            last_pt[page / PMD_PAGES as usize] = (page % PMD_PAGES as usize / PT_PAGES as usize) as u8;
+            left &= left.wrapping_sub(1);
+            place = place.wrapping_add(1);
+        }
+        if let Some(last) = into.last() {
+            *self.last_pmd = last.to_u32() / PMD_PAGES;
+        }
+        left
     }
 }
 
@@ -156,9 +180,12 @@ impl<C: Cell> Maps<C> {
                 let pts = (pmd * (PMD_PAGES / PT_PAGES)..self.pts).take((PMD_PAGES / PT_PAGES) as usize);
                 let any = pts.into_iter().any(|pt| self.has_pages(sb, pt));
                 let last = self.last_pt[(sb * self.pmds + pmd) as usize];
-                let fits = last != NEVER && self.has_pages(sb, pmd * (PMD_PAGES / PT_PAGES) + u32::from(last));
+                let fits =
+                    last != NEVER && self.has_pages(sb, pmd * (PMD_PAGES / PT_PAGES) + u32::from(last));
                 if any != (last != NEVER) || any != fits {
-                    return Err(format!("PMD {pmd} of superblock {sb} was written last for a page table without pages"));
+                    return Err(format!(
+                        "PMD {pmd} of superblock {sb} was written last for a page table without pages"
+                    ));
                 }
             }
             let last = self.last_pmd[sb as usize];
@@ -174,11 +201,14 @@ impl<C: Cell> Maps<C> {
     #[inline]
     pub fn expect(&self, sb: u32, page: u32) {
         prefetch(&self.places, self.at(sb, page));
+        prefetch(&self.last_pmd, sb as usize);
+        prefetch(&self.last_pt, (sb * self.pmds + page / PMD_PAGES) as usize);
     }
 
     /// Pages `from..from + len` of a superblock's are asked for.
     #[inline]
     pub fn expect_part(&self, sb: u32, part: usize, parts: usize) {
+        prefetch(&self.last_pt, (sb * self.pmds) as usize);
         let len = self.each.div_ceil(parts);
         prefetch_range(&self.places, self.at(sb, 0) + part * len, len);
     }

@@ -5,10 +5,10 @@
 
 use super::super_blocks::Cell;
 use crate::ids::Block;
-use crate::table::{prefetch, prefetch_range, Lines};
+use crate::table::{prefetch_range, Lines};
 
 /// Owners a stretch: as many as a word of state has bits, so that no look-up within one needs a check.
-const WORD: usize = 64;
+pub(super) const WORD: usize = 64;
 
 /// Owners of all pages, block by block.
 #[derive(Debug)]
@@ -43,31 +43,23 @@ impl<C: Cell> Owners<C> {
         self.owners[at] = C::from_u32(owner);
     }
 
-    /// Pages `pages` of one word of block `src` are copied to the pages of `dst` from `to` on. `copied` hears each owner.
-    #[inline(always)]
-    pub fn copy(
+    /// The owners of one word of block `src`, and those of `pages` pages of block `dst` from `to` on.
+    #[inline]
+    pub fn pair(
         &mut self,
-        (src, word, pages): (Block, usize, u64),
-        (dst, to): (Block, u32),
-        mut copied: impl FnMut(C),
-    ) {
+        (src, word): (Block, usize),
+        (dst, to, pages): (Block, u32, u32),
+    ) -> (&[C; WORD], &mut [C]) {
         let (src, dst) = (self.at(src), self.at(dst));
-        let table = &mut *self.owners;
         let (from, into) = if src < dst {
-            let (low, high) = table.split_at_mut(dst);
+            let (low, high) = self.owners.split_at_mut(dst);
             (&low[src..], high)
         } else {
-            let (low, high) = table.split_at_mut(src);
+            let (low, high) = self.owners.split_at_mut(src);
             (&*high, &mut low[dst..])
         };
-        let Some(from) = from[word * WORD..].first_chunk::<WORD>() else { return };
-        let into = &mut into[to as usize..][..pages.count_ones() as usize];
-        let mut left = pages;
-        for owner in into {
-            *owner = from[left.trailing_zeros() as usize % WORD];
-            copied(*owner);
-            left &= left.wrapping_sub(1);
-        }
+        let (words, _) = from.as_chunks::<WORD>();
+        (&words[word], &mut into[to as usize..][..pages as usize])
     }
 
     /// The owners of a block's live pages in one word are asked for.
@@ -80,9 +72,9 @@ impl<C: Cell> Owners<C> {
         }
     }
 
-    /// The owner of one page is asked for.
+    /// All owners of a block are asked for.
     #[inline]
-    pub fn expect(&self, block: Block, page: u32) {
-        prefetch(&self.owners, self.at(block) + page as usize);
+    pub fn expect(&self, block: Block) {
+        prefetch_range(&self.owners, self.at(block), self.each);
     }
 }

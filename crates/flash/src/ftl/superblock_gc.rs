@@ -18,7 +18,7 @@
 //! Superblock is ahead from four to five spare blocks for each superblock that is being written: as in the study, whose
 //! guests write to few places at a time. `tests/closed_forms.rs` holds both ends.
 
-use super::super_blocks::{Cell, Form};
+use super::super_blocks::Form;
 use super::superblock::Superblock;
 use super::FtlError;
 use crate::config::MergeFault;
@@ -36,6 +36,8 @@ pub(super) struct Upcoming {
     noted: usize,
     /// Steps taken in all.
     steps: usize,
+    /// The slots that will be compacted of the one being asked for.
+    chosen: Vec<u16>,
 }
 
 impl Upcoming {
@@ -178,7 +180,13 @@ impl<F: Form> Superblock<F> {
     /// Copies the live pages of a slot's block behind those of `dst` and, when that is full, to a block of the pool;
     /// gives the slot that took the last one.
     #[inline]
-    fn empty(&mut self, sb: u32, src: u16, mut dst: Option<u16>, cause: Cause) -> Result<Option<u16>, FtlError> {
+    fn empty(
+        &mut self,
+        sb: u32,
+        src: u16,
+        mut dst: Option<u16>,
+        cause: Cause,
+    ) -> Result<Option<u16>, FtlError> {
         let s = sb as usize;
         while self.supers[s].live_in(src) > 0 {
             let to = match dst.filter(|slot| !self.is_full(sb, *slot)) {
@@ -198,21 +206,18 @@ impl<F: Form> Superblock<F> {
     pub(super) fn copy(&mut self, sb: u32, src: Block, (slot, dst): (u16, Block), cause: Cause) -> u32 {
         let (owners, mut maps) = (&mut self.owners, self.maps.region(sb));
         let first = u32::from(slot) * self.p;
-        self.dev.flash.pack(src, dst, cause, |Packed { word, pages, to }| {
-            let mut place = first + to;
-            owners.copy((src, word, pages), (dst, to), |owner| {
-                maps.programmed(owner.to_u32(), place);
-                place += 1;
-            });
+        self.dev.flash.pack(src, dst, cause, |Packed { word, live, pages, to }| {
+            let (from, into) = owners.pair((src, word), (dst, to, pages));
+            maps.copied(from, into, live, first + to)
         })
     }
 
     /// Squeezes a superblock's emptiest blocks together until it needs one block less: xR + xW + kE.
     fn compact(&mut self, sb: u32) -> Result<(), FtlError> {
-        let mut order = std::mem::take(&mut self.order);
-        self.choose(sb, &mut order);
+        let mut chosen = std::mem::take(&mut self.chosen);
+        self.choose(sb, &mut chosen);
         let mut dst = None;
-        for victim in order.iter().map(|entry| *entry as u16) {
+        for victim in chosen.iter().copied() {
             let block = self.supers[sb as usize].block(victim);
             if self.fault == MergeFault::ForgetsAMove && self.supers[sb as usize].live_in(victim) > 0 {
                 self.dev.flash.lose_a_page(block);
@@ -222,34 +227,37 @@ impl<F: Form> Superblock<F> {
             self.supers[sb as usize].drop_slot(victim);
             self.dev.release(block, Cause::Compact);
         }
-        self.order = order;
+        self.chosen = chosen;
         self.settle(sb, dst);
         self.relist(sb, false);
         self.plan();
         Ok(())
     }
 
-    /// The slots to compact: the fewest live pages first, of equals in the order the superblock got their blocks. An
-    /// entry is live pages, position and, in its low half, the slot.
-    fn choose(&self, sb: u32, order: &mut Vec<u64>) {
-        order.clear();
+    /// The slots to compact: the fewest live pages first, of equals in the order the superblock got their blocks.
+    fn choose(&self, sb: u32, chosen: &mut Vec<u16>) {
+        chosen.clear();
         let s = &self.supers[sb as usize];
-        order.extend((0..).zip(s.slots()).map(|(position, slot)| {
-            u64::from(s.live_in(*slot)) << 48 | position << 32 | u64::from(*slot)
-        }));
-        order.sort_unstable();
-        if self.fault == MergeFault::FullestFirst {
-            order.reverse();
-        }
-        let (mut live, mut chosen) = (0, 0);
-        for entry in order.iter() {
-            live += (entry >> 48) as u32;
-            chosen += 1;
-            if chosen > self.needed(live) {
-                break;
+        let slots = s.slots();
+        let keys = slots.iter().enumerate().map(|(position, slot)| Key::new(s.live_in(*slot), position));
+        let mut live = 0;
+        let mut add = |key: Key| {
+            live += key.live();
+            chosen.push(slots[key.position()]);
+            chosen.len() as u32 > self.needed(live)
+        };
+        if self.fault == MergeFault::None && slots.len() <= FEW {
+            let mut few = [Key::LAST; FEW];
+            few.iter_mut().zip(keys).for_each(|(held, key)| *held = key);
+            let _ = sorted(&few, slots.len()).into_iter().take(slots.len()).find(|key| add(*key));
+        } else {
+            let mut all: Vec<Key> = keys.collect();
+            all.sort_unstable();
+            if self.fault == MergeFault::FullestFirst {
+                all.reverse();
             }
+            let _ = all.into_iter().find(|key| add(*key));
         }
-        order.truncate(chosen as usize);
     }
 
     /// The next victims are noted, if they are not already.
@@ -274,21 +282,27 @@ impl<F: Form> Superblock<F> {
         for _ in 0..Upcoming::STEPS_A_WRITE {
             let Some((sb, step)) = self.upcoming.step() else { return };
             match step {
-                0 | 1 => {
-                    let mut order = std::mem::take(&mut self.order);
-                    self.choose(sb, &mut order);
-                    let s = &self.supers[sb as usize];
-                    for block in order.iter().map(|entry| s.block(*entry as u16)) {
-                        if step == 0 {
-                            self.dev.flash.expect_merge(block);
-                        } else {
-                            let words = 0..self.dev.flash.words();
-                            words.for_each(|w| self.owners.expect_source(block, w, self.dev.flash.live_word(block, w)));
-                        }
+                0 => {
+                    let mut chosen = std::mem::take(&mut self.upcoming.chosen);
+                    self.choose(sb, &mut chosen);
+                    for slot in &chosen {
+                        let block = self.supers[sb as usize].block(*slot);
+                        self.dev.flash.expect_merge(block);
+                        self.dev.pool.expect(block);
                     }
-                    self.order = order;
+                    self.upcoming.chosen = chosen;
                 }
-                step => self.maps.expect_part(sb, step - 2, Upcoming::STEPS - 2),
+                1 | 2 => self.maps.expect_part(sb, step - 1, 2),
+                // What the blocks hold has come, and says which owners are needed.
+                _ => {
+                    for slot in &self.upcoming.chosen {
+                        let block = self.supers[sb as usize].block(*slot);
+                        let words = 0..self.dev.flash.words();
+                        words.for_each(|w| {
+                            self.owners.expect_source(block, w, self.dev.flash.live_word(block, w))
+                        });
+                    }
+                }
             }
         }
     }
@@ -306,5 +320,73 @@ impl<F: Form> Superblock<F> {
                 s.set_open(Some(dst));
             }
         }
+    }
+}
+
+/// What decides which block is compacted first: live pages, then the position in the order of its superblock's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(transparent)]
+struct Key(i32);
+
+impl Key {
+    /// Behind all others.
+    const LAST: Self = Self(i32::MAX);
+    /// Of the position: N + M are at most 2048, a block has at most 4096 pages.
+    const BITS: u32 = 12;
+
+    #[inline]
+    fn new(live: u32, position: usize) -> Self {
+        Self((live << Self::BITS) as i32 | position as i32)
+    }
+
+    #[inline]
+    fn live(self) -> u32 {
+        self.0 as u32 >> Self::BITS
+    }
+
+    #[inline]
+    fn position(self) -> usize {
+        self.0 as usize % (1 << Self::BITS)
+    }
+}
+
+/// So few keys are sorted without comparing and branching.
+const FEW: usize = 16;
+
+/// The first `len` keys in order; the others are [`Key::LAST`].
+///
+/// A sort by comparisons mispredicts a branch for most of so few keys. Here a key's place is how many are smaller, which
+/// the compiler counts for several keys at once.
+#[inline]
+fn sorted(keys: &[Key; FEW], len: usize) -> [Key; FEW] {
+    let mut places = [0_i32; FEW];
+    for other in &keys[..len] {
+        for (place, key) in places.iter_mut().zip(keys) {
+            *place = place.wrapping_add(i32::from(other < key));
+        }
+    }
+    let mut sorted = [Key::LAST; FEW];
+    for (place, key) in places.iter().zip(&keys[..len]) {
+        sorted[*place as usize % FEW] = *key;
+    }
+    sorted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_keys_are_sorted_as_many() {
+        let mut random = crate::workload::Random::new(1);
+        for len in 0..=FEW {
+            let mut keys = [Key::LAST; FEW];
+            (0..len).for_each(|i| keys[i] = Key::new(random.below(5) * 1024, i));
+            let mut expected = keys;
+            expected.sort_unstable();
+            assert_eq!(sorted(&keys, len), expected);
+        }
+        let key = Key::new(4096, 2047);
+        assert_eq!((key.live(), key.position()), (4096, 2047));
     }
 }

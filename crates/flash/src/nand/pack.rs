@@ -4,22 +4,30 @@ use super::Flash;
 use crate::counts::Cause;
 use crate::ids::Block;
 
-/// Pages of 64 that were copied, lowest first, to pages that follow each other.
+/// Pages of 64 that are copied, lowest first, to pages that follow each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed {
     /// Which 64 pages of the source.
     pub word: usize,
-    /// Which of them.
-    pub pages: u64,
-    /// Where the first of them went, in the destination.
+    /// Which of them are live.
+    pub live: u64,
+    /// How many of these are copied.
+    pub pages: u32,
+    /// Where the first of them goes, in the destination.
     pub to: u32,
 }
 
 impl Flash {
-    /// As [`Flash::move_live`], but the owners are the caller's: `packed` hears which pages went where. Returns how many
-    /// pages were copied.
+    /// As [`Flash::move_live`], but the owners are the caller's: `packed` hears which pages go where, and says which of
+    /// the live ones were not copied. Returns how many pages were copied.
     #[inline]
-    pub fn pack(&mut self, src: Block, dst: Block, cause: Cause, mut packed: impl FnMut(Packed)) -> u32 {
+    pub fn pack(
+        &mut self,
+        src: Block,
+        dst: Block,
+        cause: Cause,
+        mut packed: impl FnMut(Packed) -> u64,
+    ) -> u32 {
         assert_ne!(src, dst, "a block is copied into itself");
         let p = self.geometry.pages_per_block;
         let (s, d) = (src.index(), dst.index());
@@ -29,23 +37,18 @@ impl Flash {
         }
         let mut to = first;
         for word in 0..self.words {
-            let live = &mut self.bits[s * self.words + word].live;
-            let room = p - to;
-            let mut left = 0;
-            if live.count_ones() > room {
-                // The lowest pages that there is room for go, the others stay.
-                left = *live;
-                (0..room).for_each(|_| left &= left - 1);
+            let live = self.bits[s * self.words + word].live;
+            // Counting bits takes a dozen instructions where the processor may not be asked to.
+            let count = if self.words == 1 { u32::from(self.fills[s].live) } else { live.count_ones() };
+            let pages = count.min(p - to);
+            if pages == 0 {
+                continue;
             }
-            let pages = *live ^ left;
-            *live = left;
-            if pages != 0 {
-                packed(Packed { word, pages, to });
-            }
-            to += pages.count_ones();
-            if to == p {
-                break;
-            }
+            let left = packed(Packed { word, live, pages, to });
+            let stay = if pages == count { left == 0 } else { left.count_ones() == count - pages };
+            assert!(stay && left & live == left, "other pages stay than were not copied");
+            self.bits[s * self.words + word].live = left;
+            to += pages;
         }
         let pages = to - first;
         self.fill(d, first, to);
