@@ -101,7 +101,7 @@ pub struct Wide;
 impl Compact {
     /// Whether superblocks of at most `limit` blocks of `p` pages fit this form.
     pub fn fits(limit: u32, p: u32) -> bool {
-        limit as usize + 1 <= SLOTS && (limit + 1) * p <= u32::from(u16::NONE)
+        (limit as usize) < SLOTS && (limit + 1) * p <= u32::from(u16::NONE)
     }
 }
 

@@ -43,13 +43,14 @@ impl<C: Cell> Owners<C> {
         self.owners[at] = C::from_u32(owner);
     }
 
-    /// The owners of one word of block `src`, and those of `pages` pages of block `dst` from `to` on.
+    /// The owners of one word of block `src`, and those of `pages` pages of block `dst` from `to` on; `None`: there are no
+    /// such pages.
     #[inline]
     pub fn pair(
         &mut self,
         (src, word): (Block, usize),
         (dst, to, pages): (Block, u32, u32),
-    ) -> (&[C; WORD], &mut [C]) {
+    ) -> Option<(&[C; WORD], &mut [C])> {
         let (src, dst) = (self.at(src), self.at(dst));
         let (from, into) = if src < dst {
             let (low, high) = self.owners.split_at_mut(dst);
@@ -58,8 +59,7 @@ impl<C: Cell> Owners<C> {
             let (low, high) = self.owners.split_at_mut(src);
             (&*high, &mut low[dst..])
         };
-        let (words, _) = from.as_chunks::<WORD>();
-        (&words[word], &mut into[to as usize..][..pages as usize])
+        Some((from[word * WORD..].first_chunk()?, into.get_mut(to as usize..)?.get_mut(..pages as usize)?))
     }
 
     /// The owners of a block's live pages in one word are asked for.

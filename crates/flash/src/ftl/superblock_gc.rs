@@ -207,7 +207,7 @@ impl<F: Form> Superblock<F> {
         let (owners, mut maps) = (&mut self.owners, self.maps.region(sb));
         let first = u32::from(slot) * self.p;
         self.dev.flash.pack(src, dst, cause, |Packed { word, live, pages, to }| {
-            let (from, into) = owners.pair((src, word), (dst, to, pages));
+            let Some((from, into)) = owners.pair((src, word), (dst, to, pages)) else { return live };
             maps.copied(from, into, live, first + to)
         })
     }
