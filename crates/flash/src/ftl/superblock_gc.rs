@@ -42,11 +42,11 @@ pub(super) struct Upcoming {
 
 impl Upcoming {
     /// How many victims ahead.
-    const DEPTH: usize = 3;
+    const DEPTH: usize = 6;
     /// Steps a victim.
     const STEPS: usize = 4;
     const STEPS_A_WRITE: usize = 2;
-    const RING: usize = 8;
+    const RING: usize = 16;
 
     fn add(&mut self, sb: u32) {
         self.planned[self.noted % Self::RING] = sb;
