@@ -62,16 +62,6 @@ impl<C: Cell> Owners<C> {
         Some((from[word * WORD..].first_chunk()?, into.get_mut(to as usize..)?.get_mut(..pages as usize)?))
     }
 
-    /// The owners of a block's live pages in one word are asked for.
-    #[inline]
-    pub fn expect_source(&self, block: Block, word: usize, live: u64) {
-        let from = self.at(block) + word * WORD;
-        let pages = (u64::BITS - live.leading_zeros()) as usize;
-        if pages > 0 {
-            prefetch_range(&self.owners, from, pages);
-        }
-    }
-
     /// All owners of a block are asked for.
     #[inline]
     pub fn expect(&self, block: Block) {

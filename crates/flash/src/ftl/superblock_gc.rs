@@ -43,6 +43,8 @@ pub(super) struct Upcoming {
 impl Upcoming {
     /// How many victims ahead.
     const DEPTH: usize = 6;
+    /// Victims behind these of which only the record is asked for: it says what else is needed.
+    const SIGHT: usize = 2;
     /// Steps a victim.
     const STEPS: usize = 4;
     const STEPS_A_WRITE: usize = 2;
@@ -263,13 +265,14 @@ impl<F: Form> Superblock<F> {
     /// The next victims are noted, if they are not already.
     fn plan(&mut self) {
         let mut next = self.victim().unwrap_or(NONE);
-        for _ in 0..Upcoming::DEPTH {
+        for ahead in 0..Upcoming::DEPTH + Upcoming::SIGHT {
             if next == NONE {
                 break;
             }
-            if !self.upcoming.planned.contains(&next) {
-                self.upcoming.add(next);
+            if ahead >= Upcoming::DEPTH {
                 prefetch(&self.supers, next as usize);
+            } else if !self.upcoming.planned.contains(&next) {
+                self.upcoming.add(next);
             }
             next = self.links[next as usize][0];
         }
@@ -293,14 +296,10 @@ impl<F: Form> Superblock<F> {
                     self.upcoming.chosen = chosen;
                 }
                 1 | 2 => self.maps.expect_part(sb, step - 1, 2),
-                // What the blocks hold has come, and says which owners are needed.
                 _ => {
                     for slot in &self.upcoming.chosen {
                         let block = self.supers[sb as usize].block(*slot);
-                        let words = 0..self.dev.flash.words();
-                        words.for_each(|w| {
-                            self.owners.expect_source(block, w, self.dev.flash.live_word(block, w))
-                        });
+                        self.owners.expect(block);
                     }
                 }
             }
