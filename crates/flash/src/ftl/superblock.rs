@@ -160,13 +160,6 @@ impl<F: Form> Superblock<F> {
         self.extra[Filled::Yes as usize].back().or_else(|| self.extra[Filled::No as usize].back())
     }
 
-    /// Its neighbours in the queue of those that hold extra blocks change when a superblock is written.
-    #[inline]
-    fn expect_neighbours(&self, sb: u32) {
-        // NONE is beyond the end and passed over.
-        self.links[sb as usize].iter().for_each(|other| prefetch(&self.links, *other as usize));
-    }
-
     /// A superblock got a block.
     #[inline]
     pub(super) fn holds(&mut self, sb: u32, block: Block) {
@@ -276,10 +269,9 @@ impl<F: Form> Ftl for Superblock<F> {
                 let s = &self.supers[sb as usize];
                 if let Some(open) = s.open() {
                     let block = s.block(open);
-                    self.dev.flash.expect_merge(block);
+                    self.dev.flash.expect_death(Ppn(block.0 * self.p));
                     self.owners.expect(block);
                 }
-                self.expect_neighbours(sb);
             }
         }
     }
