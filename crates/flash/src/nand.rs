@@ -294,6 +294,22 @@ impl Flash {
         Block(b as u32)
     }
 
+    /// Reads a live page, which dies, and programs the next page of `block` with what takes its place: as
+    /// [`Flash::read`], [`Flash::invalidate`] and [`Flash::program_next`], in one. Returns the new page and the old one's
+    /// block.
+    #[inline]
+    pub fn rewrite(&mut self, old: Ppn, block: Block, owner: u32, cause: Cause) -> (Ppn, Block) {
+        let from = self.invalidate(old);
+        let page = self.next_page(block);
+        self.place(block, page, owner);
+        self.count_copies(cause, 1);
+        let ppn = self.geometry.ppn(block, page);
+        if let Some(stamps) = &mut self.stamps {
+            stamps[ppn.index()] = self.stamp;
+        }
+        (ppn, from)
+    }
+
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
     #[cold]
     pub(crate) fn lose_a_page(&mut self, block: Block) {

@@ -162,25 +162,29 @@ impl Dftl {
     }
 
     #[inline(always)]
-    fn kill(&mut self, ppn: u32, kind: usize) {
+    fn kill(&mut self, ppn: u32) {
         if ppn != NONE {
             let block = self.dev.flash.invalidate(Ppn(ppn));
-            let next = self.victims.died(block, kind, self.dev.flash.programs());
-            if next && kind == DATA && self.far {
+            let next = self.victims.died(block, DATA, self.dev.flash.programs());
+            if next && self.far {
                 self.expect_collection(block);
             }
         }
     }
 
     /// Rewrites a translation page whose new contents [`Cmt`] has: 1R if it exists, 1W.
+    #[inline]
     fn rewrite(&mut self, page: u32, cause: Cause) -> Result<(), FtlError> {
-        let old = self.gtd[page as usize];
-        if old != NONE {
-            self.dev.flash.read(Ppn(old), cause);
-        }
         let block = self.frontier(true)?;
-        self.kill(old, MAP);
-        self.gtd[page as usize] = self.dev.flash.program_next(block, page, cause).0;
+        let at = &mut self.gtd[page as usize];
+        if *at == NONE {
+            *at = self.dev.flash.program_next(block, page, cause).0;
+            return Ok(());
+        }
+        let (new, from) = self.dev.flash.rewrite(Ppn(*at), block, page, cause);
+        *at = new.0;
+        // A victim's age counts from before this program.
+        self.victims.died(from, MAP, self.dev.flash.programs() - 1);
         Ok(())
     }
 
@@ -372,7 +376,7 @@ impl Ftl for Dftl {
         self.make_room()?;
         let slot = self.resolve(lpn)?;
         let block = self.frontier(false)?;
-        self.kill(self.cmt.ppn(slot), DATA);
+        self.kill(self.cmt.ppn(slot));
         let ppn = self.dev.flash.program_next(block, lpn.0, Cause::Host);
         self.cmt.set(slot, ppn.0);
         self.level()
@@ -396,7 +400,7 @@ impl Ftl for Dftl {
         let slot = self.resolve(lpn)?;
         let old = self.cmt.ppn(slot);
         if old != NONE {
-            self.kill(old, DATA);
+            self.kill(old);
             self.cmt.set(slot, NONE);
         }
         Ok(())
