@@ -59,7 +59,7 @@ pub enum GcPolicy {
     /// The one with the most dead pages.
     #[default]
     Greedy,
-    /// The one with the largest age × (1 − u) / 2u: of blocks with as many live pages the one whose pages have been left
+    /// The one with the largest age × (1 − u) / u: of blocks with as many live pages the one whose pages have been left
     /// alone longest (Kawaguchi et al., USENIX 1995).
     CostBenefit,
 }

@@ -2,8 +2,8 @@
 //!
 //! Among blocks of a kind with equally many live pages the one that has had that number longest goes first. *Greedy* takes
 //! the first block of the lowest queue. *Cost-benefit* (Kawaguchi et al., USENIX 1995) takes the block with the largest
-//! age × (1 − u) / 2u, u being its live share and age how long none of its pages has died; of a queue that is the first
-//! block, so that one look at each queue finds it.
+//! age × (1 − u) / u, u being its live share and age how long none of its pages has died (the paper has 2u, which changes no
+//! order); of a queue that is the first block, so that one look at each queue finds it.
 
 use std::ops::Range;
 
@@ -40,6 +40,15 @@ pub struct Victims {
     lowest: [u32; KINDS],
     /// When a page of a block died last, or when it was closed. Empty for greedy, which need not know.
     changed: Vec<u64>,
+    /// The same of each queue's first block, side by side.
+    first_changed: Vec<u64>,
+    /// (1 − u) / u by number of live pages.
+    gain: Vec<f64>,
+}
+
+/// What there is to gain from a block for what it costs: (1 − u) / u; infinite without live pages.
+fn gain(live: u32, full: u32) -> f64 {
+    f64::from(full - live) / f64::from(live)
 }
 
 impl Victims {
@@ -48,6 +57,8 @@ impl Victims {
         let aged = if policy == GcPolicy::CostBenefit { blocks as usize } else { 0 };
         Self {
             changed: filled(0, aged),
+            first_changed: vec![0; kinds * (pages_per_block as usize + 1)],
+            gain: (0..=pages_per_block).map(|live| gain(live, pages_per_block)).collect(),
             ends: vec![[NONE; 2]; kinds * (pages_per_block as usize + 1)],
             full: pages_per_block,
             places: filled(Place { before: NONE, behind: NONE, at: ABSENT, since: 0 }, blocks as usize),
@@ -79,16 +90,23 @@ impl Victims {
 
     #[inline]
     fn append(&mut self, block: Block, at: u32) {
-        let ends = &mut self.ends[at as usize];
-        let last = ends[1];
-        ends[1] = block.0;
+        let last = std::mem::replace(&mut self.ends[at as usize][1], block.0);
         if last == NONE {
-            ends[0] = block.0;
+            self.ends[at as usize][0] = block.0;
+            self.first_is(at, block.0);
         } else {
             self.places[last as usize].behind = block.0;
         }
         self.places[block.index()] = Place { before: last, behind: NONE, at, since: self.appended };
         self.appended = self.appended.wrapping_add(1);
+    }
+
+    /// A queue has another first block.
+    #[inline]
+    fn first_is(&mut self, at: u32, block: u32) {
+        if let Some(changed) = self.changed.get(block as usize) {
+            self.first_changed[at as usize] = *changed;
+        }
     }
 
     /// A block is no longer a candidate.
@@ -97,6 +115,7 @@ impl Victims {
         let Place { before, behind, at, .. } = self.places[block.index()];
         if before == NONE {
             self.ends[at as usize][0] = behind;
+            self.first_is(at, behind);
         } else {
             self.places[before as usize].behind = behind;
         }
@@ -160,16 +179,22 @@ impl Victims {
 
     /// The blocks of a kind that are taken next, as it looks now; at most `most`.
     #[inline]
-    pub fn next(&mut self, kind: usize, most: usize, mut each: impl FnMut(Block)) {
-        let Some(mut live) = self.fewest(kind) else { return };
+    pub fn next(&mut self, kind: usize, most: usize, now: u64, mut each: impl FnMut(Block)) {
+        let found = if self.changed.is_empty() {
+            self.fewest(kind).map(|live| self.queues_of(kind) + live)
+        } else {
+            self.most_worthwhile(kind..kind + 1, now).map(|(block, _)| self.places[block.index()].at)
+        };
+        let Some(mut at) = found else { return };
+        let end = self.queues_of(kind) + self.full;
         let mut block = NONE;
         for _ in 0..most {
             while block == NONE {
-                if live == self.full {
+                if at == end {
                     return;
                 }
-                block = self.ends[(self.queues_of(kind) + live) as usize][0];
-                live += 1;
+                block = self.ends[at as usize][0];
+                at += 1;
             }
             each(Block(block));
             block = self.places[block as usize].behind;
@@ -202,22 +227,20 @@ impl Victims {
     }
 
     fn most_worthwhile(&self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
-        // Worth a / b beats c / d where a × d > c × b; without live pages a block is worth more than any other.
-        let mut best: Option<(u128, u128, Block, usize)> = None;
+        let mut best: Option<(f64, u32, usize)> = None;
         for kind in kinds {
-            for live in self.lowest[kind]..self.full {
-                let first = self.ends[(self.queues_of(kind) + live) as usize][0];
-                if first == NONE {
-                    continue;
-                }
-                let age = u128::from(now - self.changed[first as usize]) + 1;
-                let (gain, cost) = (age * u128::from(self.full - live), u128::from(live));
-                if best.is_none_or(|(g, c, ..)| gain * c > g * cost) {
-                    best = Some((gain, cost, Block(first), kind));
+            let (from, to) = (self.lowest[kind], self.full);
+            for (at, gain) in (self.queues_of(kind) + from..).zip(&self.gain[from as usize..to as usize]) {
+                if self.ends[at as usize][0] != NONE {
+                    let age = now - self.first_changed[at as usize] + 1;
+                    let worth = age as f64 * gain;
+                    if best.is_none_or(|(most, ..)| worth > most) {
+                        best = Some((worth, at, kind));
+                    }
                 }
             }
         }
-        best.map(|(_, _, block, kind)| (block, kind))
+        best.map(|(_, at, kind)| (Block(self.ends[at as usize][0]), kind))
     }
 
     /// The second best by the rule of [`Victims::take`], which is broken so on purpose.

@@ -273,8 +273,9 @@ impl Dftl {
     #[inline]
     fn plan(&mut self) {
         let Self { victims, upcoming, dev, .. } = self;
-        victims.next(MAP, 2, |block| dev.flash.expect_source(block));
-        victims.next(DATA, Upcoming::DEPTH, |block| {
+        let now = dev.flash.programs();
+        victims.next(MAP, 2, now, |block| dev.flash.expect_source(block));
+        victims.next(DATA, Upcoming::DEPTH, now, |block| {
             if upcoming.note(block) {
                 dev.flash.expect_source(block);
             }

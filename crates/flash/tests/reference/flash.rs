@@ -121,16 +121,17 @@ impl Flash {
 
     /// How two blocks compare as victims: the better one is greater.
     pub fn compare(&self, a: usize, b: usize) -> Ordering {
-        let live = |block: usize| self.blocks[block].live() as u128;
+        let live = |block: usize| self.blocks[block].live();
         if !self.cost_benefit {
             let since = |block: usize| self.blocks[block].since;
             return live(b).cmp(&live(a)).then(since(b).cmp(&since(a)));
         }
-        let gain = |block: usize| {
-            let age = u128::from(self.programs() - self.blocks[block].changed) + 1;
-            age * (self.p as u128 - live(block))
+        let worth = |block: usize| {
+            let age = self.programs() - self.blocks[block].changed + 1;
+            let live = self.blocks[block].live();
+            age as f64 * ((self.p - live) as f64 / live as f64)
         };
-        (gain(a) * live(b)).cmp(&(gain(b) * live(a)))
+        worth(a).total_cmp(&worth(b))
     }
 
     /// The best victim among the blocks that `fits` accepts, of equals the one with fewer live pages, then the one that has
