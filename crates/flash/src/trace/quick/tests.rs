@@ -141,6 +141,29 @@ fn usual_lines_are_taken() {
     }
 }
 
+#[test]
+fn numbers_of_every_length_are_read_or_left() {
+    // Each number of a line in turn becomes one of up to 24 digits: the smallest, the largest, and those around 2^64.
+    let lengths = (1..=24).flat_map(|len| ["1", "9"].map(|digit| digit.repeat(len)));
+    let around = [u64::MAX - 1, u64::MAX].map(|n| n.to_string());
+    let numbers: Vec<String> = lengths.chain(around).chain(["18446744073709551616".to_owned()]).collect();
+    for format in Format::ALL {
+        for line in lines(format) {
+            let starts = (0..line.len()).filter(|at| {
+                let digit = |at: usize| line.as_bytes()[at].is_ascii_digit();
+                digit(*at) && (*at == 0 || !digit(*at - 1))
+            });
+            for start in starts {
+                let end = line[start..].find(|c: char| !c.is_ascii_digit()).map_or(line.len(), |n| start + n);
+                for number in &numbers {
+                    let text = format!("{}{number}{}\n", &line[..start], &line[end..]);
+                    compare(format, true, text.as_bytes()).unwrap();
+                }
+            }
+        }
+    }
+}
+
 /// What is put into a line.
 fn piece() -> impl Strategy<Value = Vec<u8>> {
     let words = [
