@@ -13,6 +13,8 @@
 //! block. Erasing a block of 64 pages touches two words. An FTL that can say whose a page is in less keeps the owners
 //! itself ([`Flash::without_owners`]).
 
+use std::ops::Range;
+
 use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
 use crate::ids::{Block, Ppn};
@@ -237,18 +239,13 @@ impl Flash {
     /// Programs a page; it becomes the live copy of `owner`.
     #[inline]
     pub fn program_at(&mut self, block: Block, page: u32, owner: u32, cause: Cause) -> Ppn {
-        self.place(block, page, owner);
         self.counts.program(cause, 1);
         self.busy_ns += self.timing.program_ns;
-        let ppn = self.geometry.ppn(block, page);
-        if let Some(stamps) = &mut self.stamps {
-            stamps[ppn.index()] = self.stamp;
-        }
-        ppn
+        self.place(block, page, owner)
     }
 
     #[inline]
-    fn place(&mut self, block: Block, page: u32, owner: u32) {
+    fn place(&mut self, block: Block, page: u32, owner: u32) -> Ppn {
         let b = block.index();
         assert!(page < self.geometry.pages_per_block, "NAND rule: block {b} has no page {page}");
         let (word, bit) = (b * self.words + (page / 64) as usize, 1u64 << (page % 64));
@@ -262,10 +259,15 @@ impl Flash {
         self.bits[word].live |= bit;
         self.fills[b].live += 1;
         self.fills[b].next = next.max(page + 1) as u16;
+        let ppn = self.geometry.ppn(block, page);
         // The table is empty if the owners are kept elsewhere.
-        if let Some(held) = self.owner.get_mut((block.0 * self.geometry.pages_per_block + page) as usize) {
+        if let Some(held) = self.owner.get_mut(ppn.index()) {
             *held = owner;
         }
+        if let Some(stamps) = &mut self.stamps {
+            stamps[ppn.index()] = self.stamp;
+        }
+        ppn
     }
 
     /// Reads a live page.
@@ -300,14 +302,8 @@ impl Flash {
     #[inline]
     pub fn rewrite(&mut self, old: Ppn, block: Block, owner: u32, cause: Cause) -> (Ppn, Block) {
         let from = self.invalidate(old);
-        let page = self.next_page(block);
-        self.place(block, page, owner);
         self.count_copies(cause, 1);
-        let ppn = self.geometry.ppn(block, page);
-        if let Some(stamps) = &mut self.stamps {
-            stamps[ppn.index()] = self.stamp;
-        }
-        (ppn, from)
+        (self.place(block, self.next_page(block), owner), from)
     }
 
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
@@ -368,12 +364,7 @@ impl Flash {
                 break;
             }
         }
-        let pages = to - first;
-        self.fill(d, first, to);
-        self.fills[d].next = to as u16;
-        self.fills[d].live += pages as u16;
-        self.fills[s].live -= pages as u16;
-        self.count_copies(cause, u64::from(pages));
+        self.copied(s, d, first..to, cause);
         self.fills[s].live == 0
     }
 
@@ -445,7 +436,7 @@ impl Flash {
 
     /// The owners of the live pages among pages `range` of a block, lowest first; all in one word of 64.
     #[inline]
-    pub fn each_live_of(&self, block: Block, range: std::ops::Range<u32>, mut each: impl FnMut(u32)) {
+    pub fn each_live_of(&self, block: Block, range: Range<u32>, mut each: impl FnMut(u32)) {
         let first = block.0 * self.geometry.pages_per_block + range.start / 64 * 64;
         let mask = !(u64::MAX << (range.end - range.start)) << (range.start % 64);
         let mut left = self.live_word(block, range.start as usize / 64) & mask;
@@ -453,6 +444,18 @@ impl Flash {
             each(self.owner[(first + left.trailing_zeros()) as usize]);
             left &= left - 1;
         }
+    }
+
+    /// Live pages of block `s`, which are dead there already, are in pages `to` of block `d` now: how many.
+    #[inline]
+    fn copied(&mut self, s: usize, d: usize, to: Range<u32>, cause: Cause) -> u32 {
+        let pages = to.end - to.start;
+        self.fill(d, to.start, to.end);
+        self.fills[d].next = to.end as u16;
+        self.fills[d].live += pages as u16;
+        self.fills[s].live -= pages as u16;
+        self.count_copies(cause, u64::from(pages));
+        pages
     }
 
     /// Marks pages `from..to` of block `d` programmed and live.

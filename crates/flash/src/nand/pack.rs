@@ -50,12 +50,6 @@ impl Flash {
             self.bits[s * self.words + word].live = left;
             to += pages;
         }
-        let pages = to - first;
-        self.fill(d, first, to);
-        self.fills[d].next = to as u16;
-        self.fills[d].live += pages as u16;
-        self.fills[s].live -= pages as u16;
-        self.count_copies(cause, u64::from(pages));
-        pages
+        self.copied(s, d, first..to, cause)
     }
 }

@@ -95,12 +95,7 @@ pub fn afterimage<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Opt
     let time_ns = sight.single();
     let time_ns = sight.number(time_ns)?;
     let file = sight.single();
-    let operation = sight.single();
-    let operation = sight.word(operation)?;
-    let offset = sight.single();
-    let offset = sight.number(offset)?;
-    let length = sight.single();
-    let length = sight.mostly_short(length)?;
+    let (operation, offset, length) = transfer(&mut sight)?;
     let class = sight.single();
     let class = match sight.word(class)? {
         HOME => Class::Home,
@@ -194,13 +189,20 @@ pub fn fio3<M: Marks>(parser: &mut Parser, mut sight: Sight<'_, M>) -> Option<Re
 /// `action offset length` and nothing else: a file name with blanks is not usual.
 #[inline(always)]
 fn fio<M: Marks>(sight: &mut Sight<'_, M>) -> Option<(u64, u64, u64)> {
+    let found = transfer(sight)?;
+    sight.is_over().then_some(found)
+}
+
+/// `action offset length`.
+#[inline(always)]
+fn transfer<M: Marks>(sight: &mut Sight<'_, M>) -> Option<(u64, u64, u64)> {
     let operation = sight.single();
     let operation = sight.word(operation)?;
     let offset = sight.single();
     let offset = sight.number(offset)?;
     let length = sight.single();
     let length = sight.mostly_short(length)?;
-    sight.is_over().then_some((operation, offset, length))
+    Some((operation, offset, length))
 }
 
 #[inline(always)]
