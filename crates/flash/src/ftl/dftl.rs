@@ -18,6 +18,7 @@
 
 use super::cmt::Cmt;
 use super::page_set::PageSet;
+use super::upcoming::Upcoming;
 use super::{check_mapping, Ahead, Ftl, FtlError};
 use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
@@ -33,56 +34,12 @@ const MAP: usize = 1;
 /// Logical pages whose map, four bytes a page, no longer fits beside the other tables.
 const FAR_PAGES: u32 = 1 << 21;
 
-/// Which data blocks will be collected next, and how much of them has been asked for.
-#[derive(Debug)]
-struct Upcoming {
-    /// The last ones noted, in a ring.
-    planned: [Block; Self::RING],
-    /// Noted in all.
-    noted: usize,
-    /// Asked for: blocks in all, and pages of the next one.
-    done: usize,
-    pages: u32,
-}
-
-impl Upcoming {
-    /// How many victims ahead: collections come in bursts, because a data block's collection uses up a free block or two
-    /// for what it moves and for the map.
-    const DEPTH: usize = 4;
-    const RING: usize = 16;
-    /// Half a block at a request: on a drive with little to spare one is collected every eight to ten requests, but two or
-    /// three at once.
-    const PAGES_A_STEP: u32 = 32;
-
-    fn new() -> Self {
-        Self { planned: [Block(NONE); Self::RING], noted: 0, done: 0, pages: 0 }
-    }
-
-    /// Notes a block. False: it is noted already.
-    #[inline]
-    fn note(&mut self, block: Block) -> bool {
-        if self.planned.contains(&block) {
-            return false;
-        }
-        self.planned[self.noted % Self::RING] = block;
-        self.noted += 1;
-        true
-    }
-
-    #[inline]
-    fn step(&mut self, pages_per_block: u32) -> Option<(Block, u32)> {
-        if self.done == self.noted {
-            return None;
-        }
-        let (block, from) = (self.planned[self.done % Self::RING], self.pages);
-        self.pages += Self::PAGES_A_STEP;
-        if self.pages >= pages_per_block {
-            self.done += 1;
-            self.pages = 0;
-        }
-        Some((block, from))
-    }
-}
+/// How many data victims ahead are asked for: collections come in bursts, because a data block's collection uses up a free
+/// block or two for what it moves and for the map.
+const DEPTH: usize = 4;
+/// Pages of a victim asked for at a request: on a drive with little to spare one is collected every eight to ten
+/// requests, but two or three at once.
+const PAGES_A_STEP: u32 = 32;
 
 /// DFTL.
 #[derive(Debug)]
@@ -104,6 +61,7 @@ pub struct Dftl {
     misses: u64,
     /// Translation pages to rewrite after a collection.
     touched: PageSet,
+    /// Data blocks that will be collected next, as it looks now.
     upcoming: Upcoming,
     /// Whether the tables are so large that they are not in the processor's caches: then what collections will touch is
     /// asked for early. On smaller drives that costs 5 to 10 % and gains nothing.
@@ -135,7 +93,7 @@ impl Dftl {
             hits: 0,
             misses: 0,
             touched: PageSet::new(logical_pages.div_ceil(per_page) as usize),
-            upcoming: Upcoming::new(),
+            upcoming: Upcoming::new(g.pages_per_block.div_ceil(PAGES_A_STEP) as usize),
             far: logical_pages >= FAR_PAGES,
         }
     }
@@ -275,8 +233,8 @@ impl Dftl {
         let Self { victims, upcoming, dev, .. } = self;
         let now = dev.flash.programs();
         victims.next(MAP, 2, now, |block| dev.flash.expect_source(block));
-        victims.next(DATA, Upcoming::DEPTH, now, |block| {
-            if upcoming.note(block) {
+        victims.next(DATA, DEPTH, now, |block| {
+            if upcoming.note(block.0) {
                 dev.flash.expect_source(block);
             }
         });
@@ -284,7 +242,7 @@ impl Dftl {
 
     #[inline]
     fn expect_collection(&mut self, block: Block) {
-        if self.upcoming.note(block) {
+        if self.upcoming.note(block.0) {
             self.dev.flash.expect_source(block);
         }
     }
@@ -293,9 +251,11 @@ impl Dftl {
     /// for all of it at once waits.
     #[inline]
     fn expect_victims(&mut self) {
-        if let Some((block, from)) = self.upcoming.step(self.dev.flash.geometry().pages_per_block) {
-            let to = from + Upcoming::PAGES_A_STEP;
-            self.dev.flash.each_live_of(block, from..to, |owner| self.cmt.expect(owner));
+        if let Some((block, step)) = self.upcoming.step() {
+            let from = step as u32 * PAGES_A_STEP;
+            self.dev
+                .flash
+                .each_live_of(Block(block), from..from + PAGES_A_STEP, |owner| self.cmt.expect(owner));
         }
     }
 

@@ -11,6 +11,7 @@ pub mod super_maps;
 mod super_owners;
 pub mod superblock;
 pub(crate) mod superblock_gc;
+mod upcoming;
 
 use crate::counts::Cause;
 use crate::ids::{Lpn, Ppn};

@@ -18,7 +18,8 @@ use super::lru::{LruSet, Queue};
 use super::super_blocks::{Compact, Form, Super, Wide};
 use super::super_maps::Maps;
 use super::super_owners::Owners;
-use super::superblock_gc::Upcoming;
+use super::superblock_gc::STEPS;
+use super::upcoming::Upcoming;
 use super::{check_mapping_by, read_located, Ahead, Ftl, FtlError, Split};
 use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
@@ -66,6 +67,8 @@ pub struct Superblock<F: Form> {
     pub(super) chosen: Vec<u16>,
     /// The superblocks that will be compacted next, as it looks now.
     pub(super) upcoming: Upcoming,
+    /// The slots that will be compacted of the one being asked for.
+    pub(super) expected: Vec<u16>,
 }
 
 /// A new drive of `logical_blocks` with `cached` page tables in RAM.
@@ -108,7 +111,8 @@ impl<F: Form> Superblock<F> {
             misses: 0,
             allocations: 0,
             chosen: Vec::new(),
-            upcoming: Upcoming::default(),
+            upcoming: Upcoming::new(STEPS),
+            expected: Vec::new(),
         }
     }
 

@@ -27,46 +27,13 @@ use crate::ids::{Block, NONE};
 use crate::nand::Packed;
 use crate::table::prefetch;
 
-/// Which superblocks will be compacted next, and how much of them has been asked for.
-#[derive(Debug, Default)]
-pub(super) struct Upcoming {
-    /// The last ones noted, in a ring.
-    planned: [u32; Self::RING],
-    /// Noted in all.
-    noted: usize,
-    /// Steps taken in all.
-    steps: usize,
-    /// The slots that will be compacted of the one being asked for.
-    chosen: Vec<u16>,
-}
-
-impl Upcoming {
-    /// How many victims ahead.
-    const DEPTH: usize = 6;
-    /// Victims behind these of which only the record is asked for: it says what else is needed.
-    const SIGHT: usize = 2;
-    /// Steps a victim.
-    const STEPS: usize = 4;
-    const STEPS_A_WRITE: usize = 2;
-    const RING: usize = 16;
-
-    fn add(&mut self, sb: u32) {
-        self.planned[self.noted % Self::RING] = sb;
-        self.noted += 1;
-        // What the ring has lost is not worth asking for any more.
-        self.steps = self.steps.max((self.noted.saturating_sub(Self::RING)) * Self::STEPS);
-    }
-
-    #[inline]
-    fn step(&mut self) -> Option<(u32, usize)> {
-        let (victim, step) = (self.steps / Self::STEPS, self.steps % Self::STEPS);
-        if victim >= self.noted {
-            return None;
-        }
-        self.steps += 1;
-        Some((self.planned[victim % Self::RING], step))
-    }
-}
+/// How many victims ahead are asked for.
+const DEPTH: usize = 6;
+/// Victims behind these of which only the record is asked for: it says what else is needed.
+const SIGHT: usize = 2;
+/// Steps a victim.
+pub(super) const STEPS: usize = 4;
+const STEPS_A_WRITE: usize = 2;
 
 impl<F: Form> Superblock<F> {
     /// The slot whose block takes the next host write of superblock `sb`.
@@ -265,14 +232,14 @@ impl<F: Form> Superblock<F> {
     /// The next victims are noted, if they are not already.
     fn plan(&mut self) {
         let mut next = self.victim().unwrap_or(NONE);
-        for ahead in 0..Upcoming::DEPTH + Upcoming::SIGHT {
+        for ahead in 0..DEPTH + SIGHT {
             if next == NONE {
                 break;
             }
-            if ahead >= Upcoming::DEPTH {
+            if ahead >= DEPTH {
                 prefetch(&self.supers, next as usize);
-            } else if !self.upcoming.planned.contains(&next) {
-                self.upcoming.add(next);
+            } else {
+                self.upcoming.note(next);
             }
             next = self.links[next as usize][0];
         }
@@ -282,22 +249,22 @@ impl<F: Form> Superblock<F> {
     /// of it at once waits.
     #[inline]
     pub(super) fn expect_victims(&mut self) {
-        for _ in 0..Upcoming::STEPS_A_WRITE {
+        for _ in 0..STEPS_A_WRITE {
             let Some((sb, step)) = self.upcoming.step() else { return };
             match step {
                 0 => {
-                    let mut chosen = std::mem::take(&mut self.upcoming.chosen);
+                    let mut chosen = std::mem::take(&mut self.expected);
                     self.choose(sb, &mut chosen);
                     for slot in &chosen {
                         let block = self.supers[sb as usize].block(*slot);
                         self.dev.flash.expect_merge(block);
                         self.dev.pool.expect(block);
                     }
-                    self.upcoming.chosen = chosen;
+                    self.expected = chosen;
                 }
                 1 | 2 => self.maps.expect_part(sb, step - 1, 2),
                 _ => {
-                    for slot in &self.upcoming.chosen {
+                    for slot in &self.expected {
                         let block = self.supers[sb as usize].block(*slot);
                         self.owners.expect(block);
                     }
