@@ -65,6 +65,6 @@ fn main() -> ExitCode {
         "{rate:.2} M page writes/s, {:.1} M programs/s, write amplification {amplification:.2}",
         rate * amplification
     );
-    println!("{counts:?} {:?} {} {:?}", flash.wear().summary(), flash.busy_ns(), ftl.details());
+    println!("{counts:?} {:?} {} {:?}", flash.wear(), flash.busy_ns(), ftl.details());
     ExitCode::SUCCESS
 }

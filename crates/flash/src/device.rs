@@ -22,22 +22,28 @@ pub struct Device {
 
 impl Device {
     /// A new device. `static_threshold`: see [`crate::config::Config::static_wear`].
-    pub fn new(flash: Flash, static_threshold: Option<u32>) -> Self {
-        let pool = Pool::new(flash.geometry().blocks);
+    pub fn new(mut flash: Flash, static_threshold: Option<u32>) -> Self {
+        let pool = Pool::new(flash.nodes());
         Self { flash, pool, threshold: static_threshold, level_due: false, cursor: 0 }
     }
 
     /// The least erased free block.
     #[inline]
     pub fn take(&mut self) -> Result<Block, FtlError> {
-        self.pool.take().ok_or(FtlError::NoSpace)
+        self.pool.take(self.flash.nodes()).ok_or(FtlError::NoSpace)
+    }
+
+    #[inline]
+    fn put(&mut self, block: Block) {
+        let erases = self.flash.erases_of(block);
+        self.pool.put(self.flash.nodes(), block, erases);
     }
 
     /// Erases a block and gives it back.
     #[inline]
     pub fn release(&mut self, block: Block, cause: Cause) {
         self.erase(block, cause);
-        self.pool.put(block, self.flash.wear().of(block));
+        self.put(block);
     }
 
     /// Erases a block that its owner keeps.
@@ -45,7 +51,8 @@ impl Device {
     pub fn erase(&mut self, block: Block, cause: Cause) {
         self.flash.erase(block, cause);
         if let Some(threshold) = self.threshold {
-            self.level_due |= self.flash.wear().spread() > threshold;
+            let (lowest, highest) = self.flash.erases_range();
+            self.level_due |= highest - lowest > threshold;
         }
     }
 
@@ -56,7 +63,7 @@ impl Device {
         if self.threshold.is_none() {
             return Ok(block);
         }
-        self.pool.put(block, self.flash.wear().of(block));
+        self.put(block);
         self.take()
     }
 
@@ -74,14 +81,14 @@ impl Device {
     #[cold]
     fn coldest(&mut self, movable: impl Fn(&Flash, Block) -> bool) -> Option<Block> {
         let blocks = self.flash.geometry().blocks;
-        let lowest = self.flash.wear().lowest();
+        let (lowest, _) = self.flash.erases_range();
         if self.pool.len() < 2 {
             return None;
         }
         for _ in 0..blocks {
             let block = Block(self.cursor);
             self.cursor = (self.cursor + 1) % blocks;
-            let cold = self.flash.wear().of(block) == lowest && self.flash.live_in(block) > 0;
+            let cold = self.flash.erases_of(block) == lowest && self.flash.live_in(block) > 0;
             if cold && movable(&self.flash, block) {
                 return Some(block);
             }
@@ -91,6 +98,6 @@ impl Device {
 
     /// The most erased free block: cold data rests there.
     pub fn take_most_worn(&mut self) -> Result<Block, FtlError> {
-        self.pool.take_most_worn().ok_or(FtlError::NoSpace)
+        self.pool.take_most_worn(self.flash.nodes()).ok_or(FtlError::NoSpace)
     }
 }

@@ -22,6 +22,7 @@ pub mod ids;
 pub mod nand;
 pub mod place;
 pub mod pool;
+pub mod queue;
 pub mod report;
 pub mod scan;
 pub mod sim;

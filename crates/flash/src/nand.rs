@@ -9,9 +9,9 @@
 //! forward is allowed, as large-block NAND allows it); only live pages are read or copied; a block is erased only
 //! when none of its pages is live.
 //!
-//! State is in compact arrays: two bits, one owner (4 bytes, the spare area's logical page) a page, and twelve bytes a
-//! block. Erasing a block of 64 pages touches two words. An FTL that can say whose a page is in less keeps the owners
-//! itself ([`Flash::without_owners`]).
+//! State is compact: one record of 32 bytes a block with two bits a page ([`Blocks`]), and one owner (4 bytes, the spare
+//! area's logical page) a page. An FTL that can say whose a page is in less keeps the owners itself
+//! ([`Flash::without_owners`]).
 
 use std::ops::Range;
 
@@ -19,32 +19,17 @@ use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
 use crate::ids::{Block, Ppn};
 use crate::table::{filled, prefetch, prefetch_range};
-use crate::wear::Wear;
+use crate::wear::{Wear, WearSummary};
 
+mod blocks;
 mod check;
 mod gather;
 mod pack;
 
+pub use blocks::State;
+use blocks::Blocks;
 pub use gather::Gather;
 pub use pack::Packed;
-
-/// 64 pages of a block, a bit each.
-#[derive(Debug, Clone, Copy, Default)]
-struct Bits {
-    /// Programmed since the last erase.
-    programmed: u64,
-    /// Holds the newest copy of its owner.
-    live: u64,
-}
-
-/// How far a block is filled.
-#[derive(Debug, Clone, Copy, Default)]
-struct Fill {
-    /// The lowest page that in-order programming still allows.
-    next: u16,
-    /// Live pages.
-    live: u16,
-}
 
 /// The simulated flash.
 #[derive(Debug, Clone)]
@@ -55,9 +40,7 @@ pub struct Flash {
     shift: Option<u32>,
     words: usize,
     in_order: bool,
-    /// Pages of all blocks, 64 to an element.
-    bits: Vec<Bits>,
-    fills: Vec<Fill>,
+    blocks: Blocks,
     owner: Vec<u32>,
     wear: Wear,
     counts: Counts,
@@ -78,7 +61,6 @@ impl Flash {
 
     /// The same for an FTL that keeps the owners of pages itself; nothing that hands out owners may be called.
     pub fn without_owners(geometry: Geometry, timing: Timing, in_order: bool) -> Self {
-        let blocks = geometry.blocks as usize;
         let words = geometry.pages_per_block.div_ceil(64) as usize;
         let p = geometry.pages_per_block;
         Self {
@@ -87,8 +69,7 @@ impl Flash {
             shift: p.is_power_of_two().then(|| p.trailing_zeros()),
             words,
             in_order,
-            bits: filled(Bits::default(), blocks * words),
-            fills: filled(Fill::default(), blocks),
+            blocks: Blocks::new(geometry.blocks, words),
             owner: Vec::new(),
             wear: Wear::new(geometry.blocks),
             counts: Counts::default(),
@@ -120,9 +101,39 @@ impl Flash {
         self.programs_before + self.counts.total().programs
     }
 
-    /// Erase counts.
-    pub fn wear(&self) -> &Wear {
-        &self.wear
+    /// How often a block was erased since the flash was new.
+    #[inline]
+    pub fn erases_of(&self, block: Block) -> u32 {
+        self.blocks.state(block.index()).erases
+    }
+
+    /// The lowest and the highest of all erase counts since the flash was new.
+    #[inline]
+    pub fn erases_range(&self) -> (u32, u32) {
+        self.wear.range()
+    }
+
+    /// What wear came to since [`Flash::reset_counters`].
+    pub fn wear(&self) -> WearSummary {
+        self.wear.summary(self.blocks.erases())
+    }
+
+    /// Whether a block is in a queue: of free blocks, or of candidates for collection.
+    #[inline]
+    pub fn is_queued(&self, block: Block) -> bool {
+        self.blocks.is_queued(block.index())
+    }
+
+    /// The block in front of another in its queue; [`crate::ids::NONE`] if there is none.
+    #[inline]
+    pub fn in_front_of(&self, block: Block) -> u32 {
+        self.blocks.front(block.index())
+    }
+
+    /// Records of all blocks, for queues of them.
+    #[inline]
+    pub fn nodes(&mut self) -> &mut [State] {
+        self.blocks.states()
     }
 
     /// How long it has worked, nanoseconds; one operation at a time, as the study has it.
@@ -135,7 +146,7 @@ impl Flash {
         self.programs_before = self.programs();
         self.counts = Counts::default();
         self.busy_ns = 0;
-        self.wear.reset();
+        self.wear.reset(self.blocks.erases());
     }
 
     /// Keeps from now on which host write each page's data came from: the proof that reads return the newest data.
@@ -168,23 +179,23 @@ impl Flash {
     }
 
     #[inline]
-    fn bit(&self, ppn: Ppn) -> (usize, u64) {
+    fn bit(&self, ppn: Ppn) -> (&blocks::Bits, u64) {
         let (block, page) = self.split(ppn);
-        (block * self.words + (page / 64) as usize, 1 << (page % 64))
+        (self.blocks.bits(block, (page / 64) as usize), 1 << (page % 64))
     }
 
     /// Whether the page holds the newest copy of its owner.
     #[inline]
     pub fn is_live(&self, ppn: Ppn) -> bool {
-        let (word, bit) = self.bit(ppn);
-        self.bits[word].live & bit != 0
+        let (bits, bit) = self.bit(ppn);
+        bits.live & bit != 0
     }
 
     /// Whether the page was programmed since its block was erased.
     #[inline]
     pub fn is_programmed(&self, ppn: Ppn) -> bool {
-        let (word, bit) = self.bit(ppn);
-        self.bits[word].programmed & bit != 0
+        let (bits, bit) = self.bit(ppn);
+        bits.programmed & bit != 0
     }
 
     /// The logical page that a live page belongs to; meaningless for others.
@@ -196,13 +207,13 @@ impl Flash {
     /// Live pages in a block.
     #[inline]
     pub fn live_in(&self, block: Block) -> u32 {
-        u32::from(self.fills[block.index()].live)
+        u32::from(self.blocks.fill(block.index()).live)
     }
 
     /// Live pages in a block, as bits of one word of 64 offsets.
     #[inline]
     pub fn live_word(&self, block: Block, word: usize) -> u64 {
-        self.bits[block.index() * self.words + word].live
+        self.blocks.bits(block.index(), word).live
     }
 
     /// Words of 64 offsets a block.
@@ -214,7 +225,7 @@ impl Flash {
     /// The lowest page that may be programmed next; pages a block when the block is full.
     #[inline]
     pub fn next_page(&self, block: Block) -> u32 {
-        u32::from(self.fills[block.index()].next)
+        u32::from(self.blocks.fill(block.index()).next)
     }
 
     /// Whether no page may follow in ascending order.
@@ -225,8 +236,7 @@ impl Flash {
 
     /// Pages of a block programmed since its erase (live + dead).
     pub fn programmed_in(&self, block: Block) -> u32 {
-        let from = block.index() * self.words;
-        self.bits[from..from + self.words].iter().map(|w| w.programmed.count_ones()).sum()
+        (0..self.words).map(|word| self.blocks.bits(block.index(), word).programmed.count_ones()).sum()
     }
 
     /// Programs the next page of a block in ascending order.
@@ -248,17 +258,18 @@ impl Flash {
     fn place(&mut self, block: Block, page: u32, owner: u32) -> Ppn {
         let b = block.index();
         assert!(page < self.geometry.pages_per_block, "NAND rule: block {b} has no page {page}");
-        let (word, bit) = (b * self.words + (page / 64) as usize, 1u64 << (page % 64));
-        assert!(self.bits[word].programmed & bit == 0, "NAND rule: page {page} of block {b} is not erased");
-        let next = u32::from(self.fills[b].next);
+        let (bits, fill) = self.blocks.bits_mut(b, (page / 64) as usize);
+        let bit = 1u64 << (page % 64);
+        assert!(bits.programmed & bit == 0, "NAND rule: page {page} of block {b} is not erased");
+        let next = u32::from(fill.next);
         assert!(
             page >= next || !self.in_order,
             "NAND rule: page {page} of block {b} comes after page {next} was allowed next"
         );
-        self.bits[word].programmed |= bit;
-        self.bits[word].live |= bit;
-        self.fills[b].live += 1;
-        self.fills[b].next = next.max(page + 1) as u16;
+        bits.programmed |= bit;
+        bits.live |= bit;
+        fill.live += 1;
+        fill.next = next.max(page + 1) as u16;
         let ppn = self.geometry.ppn(block, page);
         // The table is empty if the owners are kept elsewhere.
         if let Some(held) = self.owner.get_mut(ppn.index()) {
@@ -289,10 +300,11 @@ impl Flash {
     #[inline]
     pub fn invalidate(&mut self, ppn: Ppn) -> Block {
         let (b, page) = self.split(ppn);
-        let (word, bit) = (b * self.words + (page / 64) as usize, 1u64 << (page % 64));
-        assert!(self.bits[word].live & bit != 0, "page {page} of block {b} dies twice");
-        self.bits[word].live &= !bit;
-        self.fills[b].live -= 1;
+        let (bits, fill) = self.blocks.bits_mut(b, (page / 64) as usize);
+        let bit = 1u64 << (page % 64);
+        assert!(bits.live & bit != 0, "page {page} of block {b} dies twice");
+        bits.live &= !bit;
+        fill.live -= 1;
         Block(b as u32)
     }
 
@@ -321,10 +333,11 @@ impl Flash {
     #[inline]
     pub fn erase(&mut self, block: Block, cause: Cause) {
         let b = block.index();
-        assert!(self.fills[b].live == 0, "block {b} is erased with {} live pages", self.fills[b].live);
-        self.bits[b * self.words..(b + 1) * self.words].fill(Bits::default());
-        self.fills[b].next = 0;
-        self.wear.erased(block);
+        let live = self.blocks.fill(b).live;
+        assert!(live == 0, "block {b} is erased with {live} live pages");
+        let erases = self.blocks.erase(b);
+        *erases += 1;
+        self.wear.erased(*erases);
         self.counts.erase(cause);
         self.busy_ns += self.timing.erase_ns;
     }
@@ -341,7 +354,7 @@ impl Flash {
     ) -> bool {
         let p = self.geometry.pages_per_block;
         let (s, d) = (src.index(), dst.index());
-        let first = u32::from(self.fills[d].next);
+        let first = u32::from(self.blocks.fill(d).next);
         let (src_base, dst_base) = (src.0 * p, dst.0 * p);
         if self.stamps.is_some() {
             self.move_stamps(src, dst);
@@ -350,7 +363,7 @@ impl Flash {
             apart(&mut self.owner, src_base as usize, dst_base as usize, p as usize);
         let mut to = first;
         for word in 0..self.words {
-            let live = &mut self.bits[s * self.words + word].live;
+            let live = &mut self.blocks.bits_mut(s, word).0.live;
             let mut left = *live;
             while left != 0 && to < p {
                 let owner = from_owners[word * 64 + left.trailing_zeros() as usize];
@@ -365,7 +378,7 @@ impl Flash {
             }
         }
         self.copied(s, d, first..to, cause);
-        self.fills[s].live == 0
+        self.blocks.fill(s).live == 0
     }
 
     #[cold]
@@ -392,14 +405,14 @@ impl Flash {
     /// How far a block is filled is asked for.
     #[inline]
     pub fn expect_fill(&self, block: Block) {
-        prefetch(&self.fills, block.index());
+        self.blocks.expect(block.index(), 0);
     }
 
     /// What programming a block's next page changes is asked for.
     #[inline]
     pub fn expect_program(&self, block: Block) {
         let next = self.next_page(block);
-        prefetch(&self.bits, block.index() * self.words + (next / 64) as usize);
+        self.blocks.expect(block.index(), (next / 64) as usize);
         prefetch(&self.owner, (block.0 * self.geometry.pages_per_block + next) as usize);
     }
 
@@ -407,17 +420,14 @@ impl Flash {
     #[inline]
     pub fn expect_death(&self, ppn: Ppn) -> Block {
         let (block, page) = self.split(ppn);
-        prefetch(&self.fills, block);
-        prefetch(&self.bits, block * self.words + (page / 64) as usize);
+        self.blocks.expect(block, (page / 64) as usize);
         Block(block as u32)
     }
 
     /// What merging a block away changes is asked for.
     #[inline]
     pub fn expect_merge(&self, block: Block) {
-        prefetch(&self.fills, block.index());
-        self.wear.expect(block);
-        prefetch_range(&self.bits, block.index().saturating_mul(self.words), self.words);
+        self.blocks.expect_all(block.index());
     }
 
     /// Hands out a block's live pages, lowest first, with their owners.
@@ -451,9 +461,10 @@ impl Flash {
     fn copied(&mut self, s: usize, d: usize, to: Range<u32>, cause: Cause) -> u32 {
         let pages = to.end - to.start;
         self.fill(d, to.start, to.end);
-        self.fills[d].next = to.end as u16;
-        self.fills[d].live += pages as u16;
-        self.fills[s].live -= pages as u16;
+        let fill = self.blocks.fill_mut(d);
+        fill.next = to.end as u16;
+        fill.live += pages as u16;
+        self.blocks.fill_mut(s).live -= pages as u16;
         self.count_copies(cause, u64::from(pages));
         pages
     }
@@ -466,10 +477,10 @@ impl Flash {
             let (low, high) = (from.clamp(base, base + 64) - base, to.clamp(base, base + 64) - base);
             if low < high {
                 let mask = (u64::MAX >> (64 - (high - low))) << low;
-                let at = d * self.words + word;
-                assert!(self.bits[at].programmed & mask == 0, "NAND rule: a page of block {d} is not erased");
-                self.bits[at].programmed |= mask;
-                self.bits[at].live |= mask;
+                let (bits, _) = self.blocks.bits_mut(d, word);
+                assert!(bits.programmed & mask == 0, "NAND rule: a page of block {d} is not erased");
+                bits.programmed |= mask;
+                bits.live |= mask;
             }
         }
     }

@@ -2,18 +2,16 @@
 //!
 //! Dynamic wear levelling is this order. Blocks of one erase count wait in a queue, first in, first out, so the
 //! choice depends on nothing but the history of the same device. Taking and putting cost a few memory accesses and
-//! never allocate, except when an erase count is seen for the first time.
+//! never allocate, except when an erase count is seen for the first time. The blocks' records keep who waits behind whom.
 
-use crate::ids::{Block, NONE};
-use crate::table::prefetch;
+use crate::ids::Block;
+use crate::queue::{Node, Queue};
 
 /// Free, erased blocks.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    /// First and last block waiting, by erase count.
-    ends: Vec<[u32; 2]>,
-    /// The block waiting behind a block.
-    behind: Vec<u32>,
+    /// Blocks waiting, by erase count.
+    queues: Vec<Queue>,
     /// A bit an erase count: somebody waits.
     waiting: Vec<u64>,
     /// No word of `waiting` below this one has a bit.
@@ -22,17 +20,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// All `blocks` are free and were never erased.
-    pub fn new(blocks: u32) -> Self {
-        let mut pool = Self {
-            ends: Vec::new(),
-            behind: vec![NONE; blocks as usize],
-            waiting: Vec::new(),
-            low_word: 0,
-            len: 0,
-        };
-        for block in 0..blocks {
-            pool.put(Block(block), 0);
+    /// All blocks are free and were never erased; `nodes` are their records.
+    pub fn new<N: Node>(nodes: &mut [N]) -> Self {
+        let mut pool = Self { queues: Vec::new(), waiting: Vec::new(), low_word: 0, len: 0 };
+        for block in 0..nodes.len() as u32 {
+            pool.put(nodes, Block(block), 0);
         }
         pool
     }
@@ -50,34 +42,21 @@ impl Pool {
 
     /// An erased block comes back.
     #[inline]
-    pub fn put(&mut self, block: Block, erases: u32) {
+    pub fn put<N: Node>(&mut self, nodes: &mut [N], block: Block, erases: u32) {
         let count = erases as usize;
-        if count >= self.ends.len() {
-            self.ends.resize(count + 1, [NONE; 2]);
+        if count >= self.queues.len() {
+            self.queues.resize(count + 1, Queue::default());
             self.waiting.resize(count / 64 + 1, 0);
         }
-        self.behind[block.index()] = NONE;
-        let [first, last] = &mut self.ends[count];
-        if *first == NONE {
-            *first = block.0;
-            self.waiting[count / 64] |= 1 << (count % 64);
-            self.low_word = self.low_word.min(count / 64);
-        } else {
-            self.behind[*last as usize] = block.0;
-        }
-        *last = block.0;
+        self.waiting[count / 64] |= 1 << (count % 64);
+        self.low_word = self.low_word.min(count / 64);
+        self.queues[count].push_front(nodes, block.0);
         self.len += 1;
-    }
-
-    /// A block will come back soon: what that changes is asked for.
-    #[inline]
-    pub fn expect(&self, block: Block) {
-        prefetch(&self.behind, block.index());
     }
 
     /// The least erased block, the one that waited longest.
     #[inline]
-    pub fn take(&mut self) -> Option<Block> {
+    pub fn take<N: Node>(&mut self, nodes: &mut [N]) -> Option<Block> {
         if self.len == 0 {
             return None;
         }
@@ -85,46 +64,48 @@ impl Pool {
             self.low_word += 1;
         }
         let count = self.low_word * 64 + self.waiting[self.low_word].trailing_zeros() as usize;
-        Some(self.take_at(count))
+        self.take_at(nodes, count)
     }
 
     /// The most erased block: static wear levelling puts cold data there.
-    pub fn take_most_worn(&mut self) -> Option<Block> {
+    pub fn take_most_worn<N: Node>(&mut self, nodes: &mut [N]) -> Option<Block> {
         let word = self.waiting.iter().rposition(|w| *w != 0)?;
         let count = word * 64 + 63 - self.waiting[word].leading_zeros() as usize;
-        Some(self.take_at(count))
+        self.take_at(nodes, count)
     }
 
     #[inline]
-    fn take_at(&mut self, count: usize) -> Block {
-        let first = self.ends[count][0];
-        let behind = self.behind[first as usize];
-        self.ends[count][0] = behind;
-        if behind == NONE {
+    fn take_at<N: Node>(&mut self, nodes: &mut [N], count: usize) -> Option<Block> {
+        let queue = &mut self.queues[count];
+        let first = queue.back()?;
+        queue.remove(nodes, first);
+        if queue.len == 0 {
             self.waiting[count / 64] &= !(1 << (count % 64));
         }
         self.len -= 1;
-        Block(first)
+        Some(Block(first))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::NONE;
 
     #[test]
     fn the_least_erased_comes_first_then_the_longest_waiting() {
-        let mut pool = Pool::new(3);
-        assert_eq!(pool.take(), Some(Block(0)));
-        pool.put(Block(0), 1);
-        assert_eq!(pool.take(), Some(Block(1)));
-        pool.put(Block(1), 200);
-        assert_eq!((pool.take(), pool.take()), (Some(Block(2)), Some(Block(0))));
-        pool.put(Block(2), 200);
+        let nodes = &mut [[NONE; 2]; 3][..];
+        let mut pool = Pool::new(nodes);
+        assert_eq!(pool.take(nodes), Some(Block(0)));
+        pool.put(nodes, Block(0), 1);
+        assert_eq!(pool.take(nodes), Some(Block(1)));
+        pool.put(nodes, Block(1), 200);
+        assert_eq!((pool.take(nodes), pool.take(nodes)), (Some(Block(2)), Some(Block(0))));
+        pool.put(nodes, Block(2), 200);
         assert_eq!(pool.len(), 2);
-        assert_eq!(pool.take(), Some(Block(1)));
-        pool.put(Block(0), 70);
-        assert_eq!(pool.take_most_worn(), Some(Block(2)));
-        assert_eq!((pool.take(), pool.take()), (Some(Block(0)), None));
+        assert_eq!(pool.take(nodes), Some(Block(1)));
+        pool.put(nodes, Block(0), 70);
+        assert_eq!(pool.take_most_worn(nodes), Some(Block(2)));
+        assert_eq!((pool.take(nodes), pool.take(nodes)), (Some(Block(0)), None));
     }
 }

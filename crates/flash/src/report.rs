@@ -161,7 +161,7 @@ impl Report {
         let gc_ns = gc.reads * t.read_ns + gc.programs * t.program_ns + gc.erases * t.erase_ns;
         let [fetch, evict] = [counts.of(Cause::MapFetch), counts.of(Cause::MapEvict)];
         let (map_reads, map_programs) = (fetch.reads + evict.reads, evict.programs);
-        let wear = flash.wear().summary();
+        let wear = flash.wear();
         let erases = counts.total().erases;
         let endurance = f64::from(config.endurance);
         let blocks = f64::from(config.geometry.blocks);

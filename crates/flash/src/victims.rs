@@ -9,31 +9,24 @@ use std::ops::Range;
 
 use crate::config::GcPolicy;
 use crate::ids::{Block, NONE};
-use crate::table::{filled, prefetch};
+use crate::nand::Flash;
+use crate::queue::Queue;
+use crate::table::filled;
 
 /// Kinds of blocks there may be.
 pub const KINDS: usize = 2;
-const ABSENT: u32 = u32::MAX;
 
-/// A block's place in its queue: one record, because a death needs all of it.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    before: u32,
-    behind: u32,
-    /// Which queue: its kind and its live pages; `ABSENT`: no candidate.
-    at: u32,
-    /// When it got there, by a count that comes round: it decides between the first blocks of two kinds.
-    since: u32,
-}
-
-/// Closed blocks by kind and live pages.
+/// Closed blocks by kind and live pages. The flash's records of the blocks say how many pages are live and who is beside
+/// whom, so that a death changes one record and its neighbours'. A free block is none of these, though it waits in a queue too.
 #[derive(Debug, Clone)]
 pub struct Victims {
-    /// First and last block of each queue; a kind's queues lie together, by number of live pages.
-    ends: Vec<[u32; 2]>,
+    /// A kind's queues lie together, by number of live pages.
+    queues: Vec<Queue>,
     /// Pages a block.
     full: u32,
-    places: Vec<Place>,
+    /// With several kinds, when a block got into its queue, by a count that comes round: it decides between the first blocks
+    /// of two kinds.
+    since: Vec<u32>,
     /// Blocks that were put into a queue.
     appended: u32,
     /// By kind: no block of it has fewer live pages.
@@ -55,13 +48,15 @@ impl Victims {
     /// None closed yet. Blocks are of kinds `0..kinds`.
     pub fn new(blocks: u32, pages_per_block: u32, kinds: usize, policy: GcPolicy) -> Self {
         let aged = if policy == GcPolicy::CostBenefit { blocks as usize } else { 0 };
+        let dated = if kinds > 1 { blocks as usize } else { 0 };
+        let queues = kinds * (pages_per_block as usize + 1);
         Self {
             changed: filled(0, aged),
-            first_changed: vec![0; kinds * (pages_per_block as usize + 1)],
+            first_changed: vec![0; queues],
             gain: (0..=pages_per_block).map(|live| gain(live, pages_per_block)).collect(),
-            ends: vec![[NONE; 2]; kinds * (pages_per_block as usize + 1)],
+            queues: vec![Queue::default(); queues],
             full: pages_per_block,
-            places: filled(Place { before: NONE, behind: NONE, at: ABSENT, since: 0 }, blocks as usize),
+            since: filled(0, dated),
             appended: 0,
             lowest: [pages_per_block; KINDS],
         }
@@ -73,12 +68,13 @@ impl Victims {
         kind as u32 * (self.full + 1)
     }
 
-    /// A block was closed with this many live pages. `now`: a clock, the flash's programs so far.
+    /// A block was closed. `now`: a clock, the flash's programs so far.
     #[inline]
-    pub fn insert(&mut self, block: Block, kind: usize, live: u32, now: u64) {
+    pub fn insert(&mut self, flash: &mut Flash, block: Block, kind: usize, now: u64) {
         self.touch(block, now);
+        let live = flash.live_in(block);
         self.lowest[kind] = self.lowest[kind].min(live);
-        self.append(block, self.queues_of(kind) + live);
+        self.append(flash, block, self.queues_of(kind) + live);
     }
 
     #[inline]
@@ -89,15 +85,15 @@ impl Victims {
     }
 
     #[inline]
-    fn append(&mut self, block: Block, at: u32) {
-        let last = std::mem::replace(&mut self.ends[at as usize][1], block.0);
-        if last == NONE {
-            self.ends[at as usize][0] = block.0;
+    fn append(&mut self, flash: &mut Flash, block: Block, at: u32) {
+        let queue = &mut self.queues[at as usize];
+        queue.push_front(flash.nodes(), block.0);
+        if queue.len == 1 {
             self.first_is(at, block.0);
-        } else {
-            self.places[last as usize].behind = block.0;
         }
-        self.places[block.index()] = Place { before: last, behind: NONE, at, since: self.appended };
+        if let Some(since) = self.since.get_mut(block.index()) {
+            *since = self.appended;
+        }
         self.appended = self.appended.wrapping_add(1);
     }
 
@@ -109,50 +105,38 @@ impl Victims {
         }
     }
 
-    /// A block is no longer a candidate.
     #[inline]
-    pub fn remove(&mut self, block: Block) {
-        let Place { before, behind, at, .. } = self.places[block.index()];
-        if before == NONE {
-            self.ends[at as usize][0] = behind;
-            self.first_is(at, behind);
-        } else {
-            self.places[before as usize].behind = behind;
+    fn take_out(&mut self, flash: &mut Flash, block: Block, at: u32) {
+        let queue = &mut self.queues[at as usize];
+        let was_first = queue.back() == Some(block.0);
+        queue.remove(flash.nodes(), block.0);
+        if was_first {
+            let first = queue.back().unwrap_or(NONE);
+            self.first_is(at, first);
         }
-        if behind == NONE {
-            self.ends[at as usize][1] = before;
-        } else {
-            self.places[behind as usize].before = before;
-        }
-        self.places[block.index()].at = ABSENT;
     }
 
-    /// Whether a block is a candidate.
+    /// A block of a kind is no longer a candidate; none of its pages may have died since it last was heard of.
     #[inline]
-    pub fn contains(&self, block: Block) -> bool {
-        self.places[block.index()].at != ABSENT
+    pub fn remove(&mut self, flash: &mut Flash, block: Block, kind: usize) {
+        let at = self.queues_of(kind) + flash.live_in(block);
+        self.take_out(flash, block, at);
     }
 
     /// A page of a block of this kind died; blocks that are not candidates are passed over. True: no block of the kind
     /// has fewer live pages now.
     #[inline]
-    pub fn died(&mut self, block: Block, kind: usize, now: u64) -> bool {
-        let at = self.places[block.index()].at;
-        if at == ABSENT {
+    pub fn died(&mut self, flash: &mut Flash, block: Block, kind: usize, now: u64) -> bool {
+        if !flash.is_queued(block) {
             return false;
         }
         self.touch(block, now);
-        self.remove(block);
-        self.append(block, at - 1);
-        let live = at - 1 - self.queues_of(kind);
+        let live = flash.live_in(block);
+        let at = self.queues_of(kind) + live;
+        self.take_out(flash, block, at + 1);
+        self.append(flash, block, at);
         self.lowest[kind] = self.lowest[kind].min(live);
         live == self.lowest[kind]
-    }
-
-    /// What [`Victims::died`] changes first is asked for.
-    #[inline]
-    pub fn expect_death(&self, block: Block) {
-        prefetch(&self.places, block.index());
     }
 
     /// The live pages of the block of a kind that has the fewest; `None` when no candidate has a dead page (a full block
@@ -162,7 +146,7 @@ impl Victims {
         let first = self.queues_of(kind);
         while self.lowest[kind] < self.full {
             let live = self.lowest[kind];
-            if self.ends[(first + live) as usize][0] != NONE {
+            if self.queues[(first + live) as usize].len > 0 {
                 return Some(live);
             }
             self.lowest[kind] += 1;
@@ -174,16 +158,21 @@ impl Victims {
     #[inline]
     pub fn peek(&mut self, kind: usize) -> Option<Block> {
         let live = self.fewest(kind)?;
-        Some(Block(self.ends[(self.queues_of(kind) + live) as usize][0]))
+        self.first(self.queues_of(kind) + live)
+    }
+
+    #[inline]
+    fn first(&self, at: u32) -> Option<Block> {
+        self.queues[at as usize].back().map(Block)
     }
 
     /// The blocks of a kind that are taken next, as it looks now; at most `most`.
     #[inline]
-    pub fn next(&mut self, kind: usize, most: usize, now: u64, mut each: impl FnMut(Block)) {
+    pub fn next(&mut self, flash: &Flash, kind: usize, most: usize, now: u64, mut each: impl FnMut(Block)) {
         let found = if self.changed.is_empty() {
             self.fewest(kind).map(|live| self.queues_of(kind) + live)
         } else {
-            self.most_worthwhile(kind..kind + 1, now).map(|(block, _)| self.places[block.index()].at)
+            self.most_worthwhile(kind..kind + 1, now).map(|(at, _)| at)
         };
         let Some(mut at) = found else { return };
         let end = self.queues_of(kind) + self.full;
@@ -193,45 +182,47 @@ impl Victims {
                 if at == end {
                     return;
                 }
-                block = self.ends[at as usize][0];
+                block = self.queues[at as usize].back().unwrap_or(NONE);
                 at += 1;
             }
             each(Block(block));
-            block = self.places[block as usize].behind;
+            block = flash.in_front_of(Block(block));
         }
     }
 
     /// The best block to collect among some kinds, taken out, and its kind; of equals the one that
     /// has been so longest. `None`: no candidate has a dead page.
     #[inline]
-    pub fn take(&mut self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
-        let (block, kind) =
-            if self.changed.is_empty() { self.emptiest(kinds)? } else { self.most_worthwhile(kinds, now)? };
-        self.remove(block);
+    pub fn take(&mut self, flash: &mut Flash, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+        let (at, kind) = if self.changed.is_empty() { self.emptiest(kinds)? } else { self.most_worthwhile(kinds, now)? };
+        let block = self.first(at)?;
+        self.take_out(flash, block, at);
         Some((block, kind))
     }
 
+    /// The queue of the block with the fewest live pages, and its kind.
     #[inline]
-    fn emptiest(&mut self, kinds: Range<usize>) -> Option<(Block, usize)> {
+    fn emptiest(&mut self, kinds: Range<usize>) -> Option<(u32, usize)> {
         let mut best: Option<(u32, Block, usize)> = None;
         for kind in kinds {
             let Some(live) = self.fewest(kind) else { continue };
-            let first = Block(self.ends[(self.queues_of(kind) + live) as usize][0]);
-            let since = |block: Block| self.places[block.index()].since;
+            let Some(first) = self.first(self.queues_of(kind) + live) else { continue };
+            let since = |block: Block| self.since.get(block.index()).copied().unwrap_or(0);
             let earlier = |than: Block| (since(first).wrapping_sub(since(than)) as i32) < 0;
             if best.is_none_or(|(fewest, block, _)| live < fewest || live == fewest && earlier(block)) {
                 best = Some((live, first, kind));
             }
         }
-        best.map(|(_, block, kind)| (block, kind))
+        best.map(|(live, _, kind)| (self.queues_of(kind) + live, kind))
     }
 
-    fn most_worthwhile(&self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+    /// The queue of the block with the largest age × (1 − u) / u, and its kind.
+    fn most_worthwhile(&self, kinds: Range<usize>, now: u64) -> Option<(u32, usize)> {
         let mut best: Option<(f64, u32, usize)> = None;
         for kind in kinds {
             let (from, to) = (self.lowest[kind], self.full);
             for (at, gain) in (self.queues_of(kind) + from..).zip(&self.gain[from as usize..to as usize]) {
-                if self.ends[at as usize][0] != NONE {
+                if self.queues[at as usize].len > 0 {
                     let age = now - self.first_changed[at as usize] + 1;
                     let worth = age as f64 * gain;
                     if best.is_none_or(|(most, ..)| worth > most) {
@@ -240,17 +231,16 @@ impl Victims {
                 }
             }
         }
-        best.map(|(_, at, kind)| (Block(self.ends[at as usize][0]), kind))
+        best.map(|(_, at, kind)| (at, kind))
     }
 
     /// The second best by the rule of [`Victims::take`], which is broken so on purpose.
     #[cold]
-    pub(crate) fn take_second(&mut self, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
-        let (best, kind) = self.take(kinds.clone(), now)?;
-        let live = self.lowest[kind];
-        match self.take(kinds, now) {
+    pub(crate) fn take_second(&mut self, flash: &mut Flash, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+        let (best, kind) = self.take(flash, kinds.clone(), now)?;
+        match self.take(flash, kinds, now) {
             Some(second) => {
-                self.insert(best, kind, live, now);
+                self.insert(flash, best, kind, now);
                 Some(second)
             }
             None => Some((best, kind)),

@@ -1,12 +1,8 @@
-//! Erase counts: each block's, the lowest, the highest.
+//! Wear: the lowest and the highest erase count, and what the counts came to.
 
-use crate::ids::Block;
-use crate::table::prefetch;
-
-/// Erase counts of all blocks.
+/// What is known of the erase counts without going through all of them.
 #[derive(Debug, Clone)]
 pub struct Wear {
-    erases: Vec<u32>,
     /// Erase counts at the last reset; empty: all zero.
     base: Vec<u32>,
     /// Blocks by erase count.
@@ -29,77 +25,57 @@ pub struct WearSummary {
 }
 
 impl Wear {
-    pub(crate) fn new(blocks: u32) -> Self {
-        Self {
-            erases: vec![0; blocks as usize],
-            base: Vec::new(),
-            histogram: vec![blocks],
-            lowest: 0,
-            highest: 0,
-        }
+    /// `blocks` blocks that were never erased.
+    pub fn new(blocks: u32) -> Self {
+        Self { base: Vec::new(), histogram: vec![blocks], lowest: 0, highest: 0 }
     }
 
+    /// A block was erased, for the `erases`th time.
     #[inline]
-    pub(crate) fn erased(&mut self, block: Block) {
-        let erases = &mut self.erases[block.index()];
-        self.histogram[*erases as usize] -= 1;
-        *erases += 1;
-        let now = *erases;
-        if now as usize == self.histogram.len() {
+    pub fn erased(&mut self, erases: u32) {
+        let now = erases as usize;
+        if now == self.histogram.len() {
             self.histogram.push(0);
         }
-        self.histogram[now as usize] += 1;
-        self.highest = self.highest.max(now);
+        self.histogram[now - 1] -= 1;
+        self.histogram[now] += 1;
+        self.highest = self.highest.max(erases);
         while self.histogram[self.lowest as usize] == 0 {
             self.lowest += 1;
         }
     }
 
-    /// A block will be erased soon: its count is asked for.
+    /// Takes the present counts as zero.
+    pub fn reset(&mut self, erases: impl Iterator<Item = u32>) {
+        self.base.clear();
+        self.base.extend(erases);
+    }
+
+    /// The lowest and the highest erase count since the device was new.
     #[inline]
-    pub(crate) fn expect(&self, block: Block) {
-        prefetch(&self.erases, block.index());
+    pub fn range(&self) -> (u32, u32) {
+        (self.lowest, self.highest)
     }
 
-    pub(crate) fn reset(&mut self) {
-        self.base.clone_from(&self.erases);
-    }
-
-    /// How often a block was erased since the device was new.
-    #[inline]
-    pub fn of(&self, block: Block) -> u32 {
-        self.erases[block.index()]
-    }
-
-    /// Highest minus lowest erase count since the device was new.
-    #[inline]
-    pub fn spread(&self) -> u32 {
-        self.highest - self.lowest
-    }
-
-    /// The lowest erase count since the device was new.
-    pub fn lowest(&self) -> u32 {
-        self.lowest
-    }
-
-    fn since_reset(&self) -> impl Iterator<Item = u32> + '_ {
+    fn since_reset<'a>(&'a self, erases: impl Iterator<Item = u32> + 'a) -> impl Iterator<Item = u32> + 'a {
         let base = |i| self.base.get(i).copied().unwrap_or(0);
-        self.erases.iter().enumerate().map(move |(i, erases)| erases - base(i))
+        erases.enumerate().map(move |(i, erases)| erases - base(i))
     }
 
     /// All erases since the last reset, added up block by block.
-    pub fn total(&self) -> u64 {
-        self.since_reset().map(u64::from).sum()
+    pub fn total(&self, erases: impl Iterator<Item = u32>) -> u64 {
+        self.since_reset(erases).map(u64::from).sum()
     }
 
     /// Since the last reset.
-    pub fn summary(&self) -> WearSummary {
-        let blocks = self.erases.len() as f64;
-        let mean = self.total() as f64 / blocks;
-        let squares: f64 = self.since_reset().map(|e| (f64::from(e) - mean).powi(2)).sum();
+    pub fn summary(&self, erases: impl Iterator<Item = u32> + Clone) -> WearSummary {
+        let since_reset = || self.since_reset(erases.clone());
+        let blocks = since_reset().count() as f64;
+        let mean = self.total(erases.clone()) as f64 / blocks;
+        let squares: f64 = since_reset().map(|e| (f64::from(e) - mean).powi(2)).sum();
         WearSummary {
-            min: self.since_reset().min().unwrap_or(0),
-            max: self.since_reset().max().unwrap_or(0),
+            min: since_reset().min().unwrap_or(0),
+            max: since_reset().max().unwrap_or(0),
             mean,
             deviation: (squares / blocks).sqrt(),
         }

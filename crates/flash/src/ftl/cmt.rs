@@ -13,9 +13,9 @@
 //! translation page back only clears dirty bits, which lie in one cache line, and one small cell a page is all that a
 //! collection touches.
 
-use super::lru::{Node, Queue};
 use super::Split;
 use crate::ids::NONE;
+use crate::queue::{Node, Queue};
 use crate::table::{filled, prefetch};
 
 #[derive(Debug, Clone, Copy)]

@@ -106,8 +106,8 @@ impl Dftl {
             Some(block) if !self.dev.flash.is_full(block) => Ok(block),
             full => {
                 if let Some(block) = full {
-                    let flash = &self.dev.flash;
-                    self.victims.insert(block, usize::from(map), flash.live_in(block), flash.programs());
+                    let now = self.dev.flash.programs();
+                    self.victims.insert(&mut self.dev.flash, block, usize::from(map), now);
                 }
                 *slot = None;
                 let block = self.dev.take()?;
@@ -123,7 +123,8 @@ impl Dftl {
     fn kill(&mut self, ppn: u32) {
         if ppn != NONE {
             let block = self.dev.flash.invalidate(Ppn(ppn));
-            let next = self.victims.died(block, DATA, self.dev.flash.programs());
+            let now = self.dev.flash.programs();
+            let next = self.victims.died(&mut self.dev.flash, block, DATA, now);
             if next && self.far {
                 self.expect_collection(block);
             }
@@ -142,7 +143,8 @@ impl Dftl {
         let (new, from) = self.dev.flash.rewrite(Ppn(*at), block, page, cause);
         *at = new.0;
         // A victim's age counts from before this program.
-        self.victims.died(from, MAP, self.dev.flash.programs() - 1);
+        let now = self.dev.flash.programs() - 1;
+        self.victims.died(&mut self.dev.flash, from, MAP, now);
         Ok(())
     }
 
@@ -197,15 +199,15 @@ impl Dftl {
     fn victim(&mut self) -> Option<(Block, usize)> {
         let now = self.dev.flash.programs();
         if self.fault == MergeFault::SecondBestVictim {
-            return self.victims.take_second(DATA..MAP + 1, now);
+            return self.victims.take_second(&mut self.dev.flash, DATA..MAP + 1, now);
         }
         if self.dev.pool.len() <= self.last_free {
-            let map = self.victims.take(MAP..MAP + 1, now);
+            let map = self.victims.take(&mut self.dev.flash, MAP..MAP + 1, now);
             if map.is_some() {
                 return map;
             }
         }
-        self.victims.take(DATA..MAP + 1, now)
+        self.victims.take(&mut self.dev.flash, DATA..MAP + 1, now)
     }
 
     fn collect(&mut self) -> Result<(), FtlError> {
@@ -232,8 +234,8 @@ impl Dftl {
     fn plan(&mut self) {
         let Self { victims, upcoming, dev, .. } = self;
         let now = dev.flash.programs();
-        victims.next(MAP, 2, now, |block| dev.flash.expect_source(block));
-        victims.next(DATA, DEPTH, now, |block| {
+        victims.next(&dev.flash, MAP, 2, now, |block| dev.flash.expect_source(block));
+        victims.next(&dev.flash, DATA, DEPTH, now, |block| {
             if upcoming.note(block.0) {
                 dev.flash.expect_source(block);
             }
@@ -279,7 +281,7 @@ impl Dftl {
             self.touched.each(|page| {
                 let old = self.gtd[page as usize];
                 if old != NONE {
-                    self.victims.expect_death(self.dev.flash.expect_death(Ppn(old)));
+                    self.dev.flash.expect_death(Ppn(old));
                 }
             });
         }
@@ -291,16 +293,15 @@ impl Dftl {
     }
 
     fn level(&mut self) -> Result<(), FtlError> {
-        let victims = &self.victims;
-        let Some(cold) = self.dev.block_to_level(|_, block| victims.contains(block)) else { return Ok(()) };
+        let Some(cold) = self.dev.block_to_level(|flash, block| flash.is_queued(block)) else { return Ok(()) };
         let dst = self.dev.take_most_worn()?;
-        self.victims.remove(cold);
         let map = self.is_map[cold.index()];
+        self.victims.remove(&mut self.dev.flash, cold, usize::from(map));
         self.is_map[dst.index()] = map;
         self.carry(cold, dst, map, Cause::WearLevel);
         self.dev.release(cold, Cause::WearLevel);
-        let flash = &self.dev.flash;
-        self.victims.insert(dst, usize::from(map), flash.live_in(dst), flash.programs());
+        let now = self.dev.flash.programs();
+        self.victims.insert(&mut self.dev.flash, dst, usize::from(map), now);
         self.rewrite_touched()
     }
 }
@@ -350,7 +351,7 @@ impl Ftl for Dftl {
             Ahead::Near => {
                 let old = self.cmt.expect_near(lpn.0);
                 if old != NONE {
-                    self.victims.expect_death(self.dev.flash.expect_death(Ppn(old)));
+                    self.dev.flash.expect_death(Ppn(old));
                 }
             }
         }

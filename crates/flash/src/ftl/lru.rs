@@ -1,70 +1,8 @@
-//! Doubly linked queues over numbered slots, and the plain LRU set that Superblock's map cache is.
+//! The plain LRU set that Superblock's map cache is.
 
 use crate::ids::NONE;
+use crate::queue::{Node, Queue};
 use crate::table::{filled, prefetch};
-
-/// What a queue links: a slot's record that keeps its neighbours, so that both are in one place.
-pub trait Node {
-    /// The slots before and behind.
-    fn links(&mut self) -> &mut [u32; 2];
-}
-
-impl Node for [u32; 2] {
-    #[inline]
-    fn links(&mut self) -> &mut [u32; 2] {
-        self
-    }
-}
-
-/// A queue: most recently used first. Several queues may share their nodes as long as a slot is in one at a time.
-#[derive(Debug, Clone, Copy)]
-pub struct Queue {
-    first: u32,
-    last: u32,
-    /// Slots in it.
-    pub len: u32,
-}
-
-impl Default for Queue {
-    fn default() -> Self {
-        Self { first: NONE, last: NONE, len: 0 }
-    }
-}
-
-impl Queue {
-    /// Puts a slot in front.
-    #[inline]
-    pub fn push_front<N: Node>(&mut self, nodes: &mut [N], slot: u32) {
-        *nodes[slot as usize].links() = [NONE, self.first];
-        match self.first {
-            NONE => self.last = slot,
-            first => nodes[first as usize].links()[0] = slot,
-        }
-        self.first = slot;
-        self.len += 1;
-    }
-
-    /// Takes a slot out; it must be in this queue.
-    #[inline]
-    pub fn remove<N: Node>(&mut self, nodes: &mut [N], slot: u32) {
-        let [before, behind] = *nodes[slot as usize].links();
-        match before {
-            NONE => self.first = behind,
-            slot => nodes[slot as usize].links()[1] = behind,
-        }
-        match behind {
-            NONE => self.last = before,
-            slot => nodes[slot as usize].links()[0] = before,
-        }
-        self.len -= 1;
-    }
-
-    /// The least recently used.
-    #[inline]
-    pub fn back(&self) -> Option<u32> {
-        (self.last != NONE).then_some(self.last)
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Cached {

@@ -53,8 +53,8 @@ impl PageMap {
             Some(block) if !self.dev.flash.is_full(block) => Ok(block),
             full => {
                 if let Some(block) = full {
-                    let flash = &self.dev.flash;
-                    self.victims.insert(block, DATA, flash.live_in(block), flash.programs());
+                    let now = self.dev.flash.programs();
+                    self.victims.insert(&mut self.dev.flash, block, DATA, now);
                 }
                 self.frontier = None;
                 let block = self.dev.take()?;
@@ -70,8 +70,8 @@ impl PageMap {
             loop {
                 let now = self.dev.flash.programs();
                 let victim = match self.fault {
-                    MergeFault::SecondBestVictim => self.victims.take_second(DATA..DATA + 1, now),
-                    _ => self.victims.take(DATA..DATA + 1, now),
+                    MergeFault::SecondBestVictim => self.victims.take_second(&mut self.dev.flash, DATA..DATA + 1, now),
+                    _ => self.victims.take(&mut self.dev.flash, DATA..DATA + 1, now),
                 };
                 let (victim, _) = victim.ok_or(FtlError::NoSpace)?;
                 self.empty(victim, Cause::Collect)?;
@@ -102,11 +102,12 @@ impl PageMap {
 
     fn level(&mut self, block: Block) -> Result<(), FtlError> {
         let dst = self.dev.take_most_worn()?;
-        self.victims.remove(block);
+        self.victims.remove(&mut self.dev.flash, block, DATA);
         let map = &mut self.map;
         self.dev.flash.move_live(block, dst, Cause::WearLevel, |owner, new| map[owner as usize] = new.0);
         self.dev.release(block, Cause::WearLevel);
-        self.victims.insert(dst, DATA, self.dev.flash.live_in(dst), self.dev.flash.programs());
+        let now = self.dev.flash.programs();
+        self.victims.insert(&mut self.dev.flash, dst, DATA, now);
         Ok(())
     }
 
@@ -115,7 +116,8 @@ impl PageMap {
         let old = self.map[lpn.index()];
         if old != NONE {
             let block = self.dev.flash.invalidate(Ppn(old));
-            self.victims.died(block, DATA, self.dev.flash.programs());
+            let now = self.dev.flash.programs();
+            self.victims.died(&mut self.dev.flash, block, DATA, now);
         }
     }
 }
@@ -142,8 +144,7 @@ impl Ftl for PageMap {
         let block = self.frontier()?;
         self.kill(lpn);
         self.map[lpn.index()] = self.dev.flash.program_next(block, lpn.0, Cause::Host).0;
-        let victims = &self.victims;
-        if let Some(cold) = self.dev.block_to_level(|_, block| victims.contains(block)) {
+        if let Some(cold) = self.dev.block_to_level(|flash, block| flash.is_queued(block)) {
             self.level(cold)?;
         }
         Ok(())
@@ -155,7 +156,7 @@ impl Ftl for PageMap {
             Ahead::Far => prefetch(&self.map, lpn.index()),
             Ahead::Near => {
                 if let Some(ppn) = self.locate(lpn) {
-                    self.victims.expect_death(self.dev.flash.expect_death(ppn));
+                    self.dev.flash.expect_death(ppn);
                 }
             }
         }

@@ -14,7 +14,7 @@
 //! distinct pages among PGD, PMD and PT; discards are ignored, because the map in the spare area of a discarded page
 //! would be lost with it; `LocalCollect` may draw one block from the pool's reserve while it copies.
 
-use super::lru::{LruSet, Queue};
+use super::lru::LruSet;
 use super::super_blocks::{Compact, Form, Super, Wide};
 use super::super_maps::Maps;
 use super::super_owners::Owners;
@@ -26,6 +26,7 @@ use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
+use crate::queue::Queue;
 use crate::table::prefetch;
 
 /// Whether the block that takes a superblock's host writes has no room left.
@@ -354,7 +355,7 @@ mod tests {
                 }
             }
             assert_eq!(compact.flash().counts(), wide.flash().counts());
-            assert_eq!(compact.flash().wear().summary(), wide.flash().wear().summary());
+            assert_eq!(compact.flash().wear(), wide.flash().wear());
             assert!(compact.flash().counts().of(Cause::Compact).erases > 100);
         }
     }

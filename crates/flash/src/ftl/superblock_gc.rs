@@ -258,7 +258,6 @@ impl<F: Form> Superblock<F> {
                     for slot in &chosen {
                         let block = self.supers[sb as usize].block(*slot);
                         self.dev.flash.expect_merge(block);
-                        self.dev.pool.expect(block);
                     }
                     self.expected = chosen;
                 }

@@ -8,19 +8,19 @@ impl Flash {
     pub fn check(&self) -> Result<(), String> {
         let p = self.geometry.pages_per_block;
         for b in 0..self.geometry.blocks as usize {
-            let range = b * self.words..(b + 1) * self.words;
-            let words = &self.bits[range];
-            let used: u32 = words.iter().map(|w| w.programmed.count_ones()).sum();
-            let live: u32 = words.iter().map(|w| w.live.count_ones()).sum();
-            if live != u32::from(self.fills[b].live) {
-                return Err(format!("block {b}: {live} live pages, {} counted", self.fills[b].live));
+            let words = || (0..self.words).map(|word| self.blocks.bits(b, word));
+            let fill = self.blocks.fill(b);
+            let used: u32 = words().map(|w| w.programmed.count_ones()).sum();
+            let live: u32 = words().map(|w| w.live.count_ones()).sum();
+            if live != u32::from(fill.live) {
+                return Err(format!("block {b}: {live} live pages, {} counted", fill.live));
             }
-            if words.iter().any(|w| w.live & !w.programmed != 0) {
+            if words().any(|w| w.live & !w.programmed != 0) {
                 return Err(format!("block {b}: a live page was never programmed"));
             }
             let dead = used - live;
             let free = p - used;
-            if free + live + dead != p || used > u32::from(self.fills[b].next) {
+            if free + live + dead != p || used > u32::from(fill.next) {
                 return Err(format!("block {b}: free {free} + live {live} + dead {dead} is not {p}"));
             }
         }
@@ -28,8 +28,9 @@ impl Flash {
             return Err(format!("causes add up to {:?}, total {:?}", self.counts.sum(), self.counts.total()));
         }
         let total = self.counts.total();
-        if self.wear.total() != total.erases {
-            return Err(format!("blocks were erased {} times, counted {}", self.wear.total(), total.erases));
+        let erases = self.wear.total(self.blocks.erases());
+        if erases != total.erases {
+            return Err(format!("blocks were erased {erases} times, counted {}", total.erases));
         }
         let t = &self.timing;
         let ns = total.reads * t.read_ns

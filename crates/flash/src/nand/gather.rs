@@ -40,12 +40,11 @@ impl Flash {
             "a merge takes a page from two places"
         );
         let d = g.dst.index();
-        let at = d * self.words + g.word;
         let base = g.word as u32 * 64;
         let (lowest, highest) = (base + all.trailing_zeros(), base + 63 - all.leading_zeros());
-        assert!(self.bits[at].programmed & all == 0, "NAND rule: a page of block {d} is not erased");
+        assert!(self.blocks.bits(d, g.word).programmed & all == 0, "NAND rule: a page of block {d} is not erased");
         assert!(
-            lowest >= u32::from(self.fills[d].next) || !self.in_order,
+            lowest >= u32::from(self.blocks.fill(d).next) || !self.in_order,
             "NAND rule: page {lowest} of block {d} is programmed out of order"
         );
         let dst_first = (g.dst.0 * self.geometry.pages_per_block + base) as usize;
@@ -53,11 +52,11 @@ impl Flash {
             self.gather_stamps(g, dst_first);
         }
         for (block, mask) in g.same {
-            let from = block.index() * self.words + g.word;
-            assert!(mask == 0 || self.bits[from].live & mask == mask, "a merge copies a dead page");
             if mask != 0 {
-                self.bits[from].live &= !mask;
-                self.fills[block.index()].live -= mask.count_ones() as u16;
+                let (bits, fill) = self.blocks.bits_mut(block.index(), g.word);
+                assert!(bits.live & mask == mask, "a merge copies a dead page");
+                bits.live &= !mask;
+                fill.live -= mask.count_ones() as u16;
             }
         }
         let mut log = g.log;
@@ -70,10 +69,11 @@ impl Flash {
         for (offset, owner) in owners.iter_mut().enumerate().skip((lowest - base) as usize) {
             *owner = g.first_owner + offset as u32;
         }
-        self.bits[at].programmed |= all;
-        self.bits[at].live |= all;
-        self.fills[d].live += all.count_ones() as u16;
-        self.fills[d].next = self.fills[d].next.max(highest as u16 + 1);
+        let (bits, fill) = self.blocks.bits_mut(d, g.word);
+        bits.programmed |= all;
+        bits.live |= all;
+        fill.live += all.count_ones() as u16;
+        fill.next = fill.next.max(highest as u16 + 1);
         self.count_copies(g.cause, u64::from(copies.count_ones()));
         if g.incoming != 0 {
             let host = u64::from(g.incoming.count_ones());

@@ -31,15 +31,15 @@ impl Flash {
         assert_ne!(src, dst, "a block is copied into itself");
         let p = self.geometry.pages_per_block;
         let (s, d) = (src.index(), dst.index());
-        let first = u32::from(self.fills[d].next);
+        let first = u32::from(self.blocks.fill(d).next);
         if self.stamps.is_some() {
             self.move_stamps(src, dst);
         }
         let mut to = first;
         for word in 0..self.words {
-            let live = self.bits[s * self.words + word].live;
+            let live = self.blocks.bits(s, word).live;
             // Counting bits takes a dozen instructions where the processor may not be asked to.
-            let count = if self.words == 1 { u32::from(self.fills[s].live) } else { live.count_ones() };
+            let count = if self.words == 1 { u32::from(self.blocks.fill(s).live) } else { live.count_ones() };
             let pages = count.min(p - to);
             if pages == 0 {
                 continue;
@@ -47,7 +47,7 @@ impl Flash {
             let left = packed(Packed { word, live, pages, to });
             let stay = if pages == count { left == 0 } else { left.count_ones() == count - pages };
             assert!(stay && left & live == left, "other pages stay than were not copied");
-            self.bits[s * self.words + word].live = left;
+            self.blocks.bits_mut(s, word).0.live = left;
             to += pages;
         }
         self.copied(s, d, first..to, cause)

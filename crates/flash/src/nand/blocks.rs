@@ -1,0 +1,155 @@
+//! What is known of each block, in one record: a page's death, a merge, an erase and a place in a queue touch one line of
+//! memory between them.
+//!
+//! ```text
+//! programmed, live: a bit a page │ next │ live │ erases │ neighbours in a queue      32 bytes, two records a line
+//! └── the first 64 pages; the others of larger blocks are in a table of their own
+//! ```
+
+use crate::queue::{Node, ALONE};
+use crate::table::{filled, prefetch, prefetch_range};
+
+/// 64 pages of a block, a bit each.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Bits {
+    /// Programmed since the last erase.
+    pub programmed: u64,
+    /// Holds the newest copy of its owner.
+    pub live: u64,
+}
+
+/// How far a block is filled.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Fill {
+    /// The lowest page that in-order programming still allows.
+    pub next: u16,
+    /// Live pages.
+    pub live: u16,
+}
+
+/// A block.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(32))]
+pub struct State {
+    bits: Bits,
+    pub(super) fill: Fill,
+    /// How often it was erased.
+    pub(super) erases: u32,
+    /// Its neighbours in the queue that it is in: of free blocks, or of candidates for collection.
+    links: [u32; 2],
+}
+
+impl State {
+    const NEW: Self =
+        Self { bits: Bits { programmed: 0, live: 0 }, fill: Fill { next: 0, live: 0 }, erases: 0, links: [ALONE; 2] };
+}
+
+impl Node for State {
+    #[inline(always)]
+    fn links(&mut self) -> &mut [u32; 2] {
+        &mut self.links
+    }
+}
+
+/// All blocks.
+#[derive(Debug, Clone)]
+pub(super) struct Blocks {
+    states: Vec<State>,
+    /// Pages from the 64th on, 64 to an element.
+    more: Vec<Bits>,
+    words: usize,
+}
+
+impl Blocks {
+    /// Erased blocks of `words` × 64 pages.
+    pub fn new(blocks: u32, words: usize) -> Self {
+        let blocks = blocks as usize;
+        Self { states: filled(State::NEW, blocks), more: filled(Bits::default(), blocks * (words - 1)), words }
+    }
+
+    /// How often each block was erased.
+    pub fn erases(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+        self.states.iter().map(|state| state.erases)
+    }
+
+    /// Whether a block is in a queue.
+    #[inline(always)]
+    pub fn is_queued(&self, block: usize) -> bool {
+        self.states[block].links[0] != ALONE
+    }
+
+    /// The block behind another in its queue, which came before it; [`crate::ids::NONE`]: none.
+    #[inline(always)]
+    pub fn front(&self, block: usize) -> u32 {
+        self.states[block].links[0]
+    }
+
+    /// All records.
+    pub fn states(&mut self) -> &mut [State] {
+        &mut self.states
+    }
+
+    #[inline(always)]
+    pub fn state(&self, block: usize) -> &State {
+        &self.states[block]
+    }
+
+    #[inline(always)]
+    pub fn fill(&self, block: usize) -> Fill {
+        self.states[block].fill
+    }
+
+    #[inline(always)]
+    pub fn fill_mut(&mut self, block: usize) -> &mut Fill {
+        &mut self.states[block].fill
+    }
+
+    /// 64 pages of a block.
+    #[inline(always)]
+    pub fn bits(&self, block: usize, word: usize) -> &Bits {
+        match word {
+            0 => &self.states[block].bits,
+            _ => &self.more[block * (self.words - 1) + word - 1],
+        }
+    }
+
+    /// 64 pages of a block, and how far it is filled.
+    #[inline(always)]
+    pub fn bits_mut(&mut self, block: usize, word: usize) -> (&mut Bits, &mut Fill) {
+        let State { bits, fill, .. } = &mut self.states[block];
+        match word {
+            0 => (bits, fill),
+            _ => (&mut self.more[block * (self.words - 1) + word - 1], fill),
+        }
+    }
+
+    /// Forgets what the pages held. Returns how often the block was erased, to be counted on.
+    #[inline(always)]
+    pub fn erase(&mut self, block: usize) -> &mut u32 {
+        let state = &mut self.states[block];
+        (state.bits, state.fill) = (Bits::default(), Fill::default());
+        let more = self.words - 1;
+        if more > 0 {
+            self.more[block * more..(block + 1) * more].fill(Bits::default());
+        }
+        &mut state.erases
+    }
+
+    /// The record and one word of pages are asked for.
+    #[inline(always)]
+    pub fn expect(&self, block: usize, word: usize) {
+        prefetch(&self.states, block);
+        if word > 0 {
+            prefetch(&self.more, block * (self.words - 1) + word - 1);
+        }
+    }
+
+    /// The record and all pages are asked for.
+    #[inline(always)]
+    pub fn expect_all(&self, block: usize) {
+        prefetch(&self.states, block);
+        if self.words > 1 {
+            prefetch_range(&self.more, block.saturating_mul(self.words - 1), self.words - 1);
+        }
+    }
+}
