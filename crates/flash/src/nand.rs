@@ -308,14 +308,28 @@ impl Flash {
         Block(b as u32)
     }
 
-    /// Reads a live page, which dies, and programs the next page of `block` with what takes its place: as
-    /// [`Flash::read`], [`Flash::invalidate`] and [`Flash::program_next`], in one. Returns the new page and the old one's
-    /// block.
+    /// Programs the next pages of a block with pages of these owners, which must fit: as [`Flash::program_next`] for each.
+    /// Returns the first.
     #[inline]
-    pub fn rewrite(&mut self, old: Ppn, block: Block, owner: u32, cause: Cause) -> (Ppn, Block) {
-        let from = self.invalidate(old);
-        self.count_copies(cause, 1);
-        (self.place(block, self.next_page(block), owner), from)
+    pub fn program_run(&mut self, block: Block, owners: &[u32], cause: Cause) -> Ppn {
+        let (from, pages) = (self.next_page(block), owners.len() as u32);
+        let (b, first) = (block.index(), self.geometry.ppn(block, from));
+        assert!(from + pages <= self.geometry.pages_per_block, "NAND rule: block {b} has no {pages} pages left");
+        self.fill(b, from, from + pages);
+        self.owner[first.index()..first.index() + owners.len()].copy_from_slice(owners);
+        if let Some(stamps) = &mut self.stamps {
+            stamps[first.index()..first.index() + owners.len()].fill(self.stamp);
+        }
+        self.counts.program(cause, u64::from(pages));
+        self.busy_ns += u64::from(pages) * self.timing.program_ns;
+        first
+    }
+
+    /// Reads so many pages that are known to be live.
+    #[inline]
+    pub fn read_pages(&mut self, pages: u64, cause: Cause) {
+        self.counts.read(cause, pages);
+        self.busy_ns += pages * self.timing.read_ns;
     }
 
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
@@ -461,17 +475,17 @@ impl Flash {
     fn copied(&mut self, s: usize, d: usize, to: Range<u32>, cause: Cause) -> u32 {
         let pages = to.end - to.start;
         self.fill(d, to.start, to.end);
-        let fill = self.blocks.fill_mut(d);
-        fill.next = to.end as u16;
-        fill.live += pages as u16;
         self.blocks.fill_mut(s).live -= pages as u16;
         self.count_copies(cause, u64::from(pages));
         pages
     }
 
-    /// Marks pages `from..to` of block `d` programmed and live.
+    /// Marks pages `from..to` of block `d`, the next ones, programmed and live.
     #[inline]
     fn fill(&mut self, d: usize, from: u32, to: u32) {
+        let fill = self.blocks.fill_mut(d);
+        fill.next = to as u16;
+        fill.live += (to - from) as u16;
         for word in 0..self.words {
             let base = word as u32 * 64;
             let (low, high) = (from.clamp(base, base + 64) - base, to.clamp(base, base + 64) - base);

@@ -61,6 +61,8 @@ pub struct Dftl {
     misses: u64,
     /// Translation pages to rewrite after a collection.
     touched: PageSet,
+    /// Scratch: those of them that fit into one block.
+    run: Vec<u32>,
     /// Data blocks that will be collected next, as it looks now.
     upcoming: Upcoming,
     /// Whether the tables are so large that they are not in the processor's caches: then what collections will touch is
@@ -93,6 +95,7 @@ impl Dftl {
             hits: 0,
             misses: 0,
             touched: PageSet::new(logical_pages.div_ceil(per_page) as usize),
+            run: Vec::with_capacity(g.pages_per_block as usize),
             upcoming: Upcoming::new(g.pages_per_block.div_ceil(PAGES_A_STEP) as usize),
             far: logical_pages >= FAR_PAGES,
         }
@@ -131,21 +134,25 @@ impl Dftl {
         }
     }
 
-    /// Rewrites a translation page whose new contents [`Cmt`] has: 1R if it exists, 1W.
+    /// Rewrites translation pages whose new contents [`Cmt`] has, all in one block, which has room for them: 1R if it
+    /// exists and 1W each.
     #[inline]
-    fn rewrite(&mut self, page: u32, cause: Cause) -> Result<(), FtlError> {
-        let block = self.frontier(true)?;
-        let at = &mut self.gtd[page as usize];
-        if *at == NONE {
-            *at = self.dev.flash.program_next(block, page, cause).0;
-            return Ok(());
+    fn rewrite(&mut self, block: Block, pages: &[u32], cause: Cause) {
+        let Self { dev: Device { flash, .. }, gtd, victims, .. } = self;
+        let mut now = flash.programs();
+        let mut new = flash.program_run(block, pages, cause).0;
+        let mut read = 0;
+        for page in pages {
+            let old = std::mem::replace(&mut gtd[*page as usize], new);
+            if old != NONE {
+                let from = flash.invalidate(Ppn(old));
+                victims.died(flash, from, MAP, now);
+                read += 1;
+            }
+            new += 1;
+            now += 1;
         }
-        let (new, from) = self.dev.flash.rewrite(Ppn(*at), block, page, cause);
-        *at = new.0;
-        // A victim's age counts from before this program.
-        let now = self.dev.flash.programs() - 1;
-        self.victims.died(&mut self.dev.flash, from, MAP, now);
-        Ok(())
+        flash.read_pages(read, cause);
     }
 
     /// The cached entry of a logical page, fetched on a miss.
@@ -170,7 +177,11 @@ impl Dftl {
     #[inline]
     fn evict(&mut self) -> Result<(), FtlError> {
         match self.cmt.evict(self.fault != MergeFault::DropsDirtyEntries) {
-            Some(page) => self.rewrite(page, Cause::MapEvict),
+            Some(page) => {
+                let block = self.frontier(true)?;
+                self.rewrite(block, &[page], Cause::MapEvict);
+                Ok(())
+            }
             None => Ok(()),
         }
     }
@@ -286,9 +297,19 @@ impl Dftl {
             });
         }
         let mut from = 0;
-        while let Some(page) = self.touched.take_lowest(&mut from) {
-            self.rewrite(page, Cause::MapUpdate)?;
+        let mut next = self.touched.take_lowest(&mut from);
+        let mut run = std::mem::take(&mut self.run);
+        while next.is_some() {
+            let block = self.frontier(true)?;
+            let room = self.dev.flash.geometry().pages_per_block - self.dev.flash.next_page(block);
+            run.clear();
+            while let Some(page) = next.filter(|_| run.len() < room as usize) {
+                run.push(page);
+                next = self.touched.take_lowest(&mut from);
+            }
+            self.rewrite(block, &run, Cause::MapUpdate);
         }
+        self.run = run;
         Ok(())
     }
 
