@@ -23,7 +23,8 @@ pub struct Device {
 impl Device {
     /// A new device. `static_threshold`: see [`crate::config::Config::static_wear`].
     pub fn new(mut flash: Flash, static_threshold: Option<u32>) -> Self {
-        let pool = Pool::new(flash.nodes());
+        let blocks = flash.geometry().blocks;
+        let pool = Pool::new(flash.nodes(), blocks);
         Self { flash, pool, threshold: static_threshold, level_due: false, cursor: 0 }
     }
 

@@ -18,6 +18,7 @@ use std::ops::Range;
 use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
 use crate::ids::{Block, Ppn};
+use crate::victims::KINDS;
 use crate::table::{filled, prefetch, prefetch_range};
 use crate::wear::{Wear, WearSummary};
 
@@ -69,7 +70,7 @@ impl Flash {
             shift: p.is_power_of_two().then(|| p.trailing_zeros()),
             words,
             in_order,
-            blocks: Blocks::new(geometry.blocks, words),
+            blocks: Blocks::new(geometry.blocks, words, KINDS * (p as usize + 1)),
             owner: Vec::new(),
             wear: Wear::new(geometry.blocks),
             counts: Counts::default(),
@@ -124,15 +125,16 @@ impl Flash {
         self.blocks.is_queued(block.index())
     }
 
-    /// The block in front of another in its queue; [`crate::ids::NONE`] if there is none.
-    #[inline]
-    pub fn in_front_of(&self, block: Block) -> u32 {
-        self.blocks.front(block.index())
+    /// Records of all blocks, for queues of them, and behind them those that are heads of queues: for each of [`KINDS`] one
+    /// for each number of live pages.
+    #[inline(always)]
+    pub fn nodes(&mut self) -> &mut [State] {
+        self.blocks.states_mut()
     }
 
-    /// Records of all blocks, for queues of them.
-    #[inline]
-    pub fn nodes(&mut self) -> &mut [State] {
+    /// The same, to be looked at.
+    #[inline(always)]
+    pub fn nodes_ref(&self) -> &[State] {
         self.blocks.states()
     }
 
@@ -297,7 +299,7 @@ impl Flash {
     }
 
     /// The page's data is no longer the newest: a live page dies. Returns its block.
-    #[inline]
+    #[inline(always)]
     pub fn invalidate(&mut self, ppn: Ppn) -> Block {
         let (b, page) = self.split(ppn);
         let (bits, fill) = self.blocks.bits_mut(b, (page / 64) as usize);

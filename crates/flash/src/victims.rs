@@ -8,9 +8,10 @@
 use std::ops::Range;
 
 use crate::config::GcPolicy;
-use crate::ids::{Block, NONE};
+use crate::geometry::Geometry;
+use crate::ids::Block;
 use crate::nand::Flash;
-use crate::queue::Queue;
+use crate::queue::{take_out, Queue};
 use crate::table::filled;
 
 /// Kinds of blocks there may be.
@@ -20,7 +21,7 @@ pub const KINDS: usize = 2;
 /// whom, so that a death changes one record and its neighbours'. A free block is none of these, though it waits in a queue too.
 #[derive(Debug, Clone)]
 pub struct Victims {
-    /// A kind's queues lie together, by number of live pages.
+    /// A kind's queues lie together, by number of live pages. Their heads are the records behind those of the flash's blocks.
     queues: Vec<Queue>,
     /// Pages a block.
     full: u32,
@@ -46,15 +47,16 @@ fn gain(live: u32, full: u32) -> f64 {
 
 impl Victims {
     /// None closed yet. Blocks are of kinds `0..kinds`.
-    pub fn new(blocks: u32, pages_per_block: u32, kinds: usize, policy: GcPolicy) -> Self {
+    pub fn new(flash: &mut Flash, kinds: usize, policy: GcPolicy) -> Self {
+        let Geometry { blocks, pages_per_block, .. } = flash.geometry();
         let aged = if policy == GcPolicy::CostBenefit { blocks as usize } else { 0 };
         let dated = if kinds > 1 { blocks as usize } else { 0 };
-        let queues = kinds * (pages_per_block as usize + 1);
+        let queues = kinds as u32 * (pages_per_block + 1);
         Self {
             changed: filled(0, aged),
-            first_changed: vec![0; queues],
+            first_changed: vec![0; queues as usize],
             gain: (0..=pages_per_block).map(|live| gain(live, pages_per_block)).collect(),
-            queues: vec![Queue::default(); queues],
+            queues: (blocks..blocks + queues).map(|head| Queue::new(flash.nodes(), head)).collect(),
             full: pages_per_block,
             since: filled(0, dated),
             appended: 0,
@@ -84,48 +86,36 @@ impl Victims {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, flash: &mut Flash, block: Block, at: u32) {
-        let queue = &mut self.queues[at as usize];
-        queue.push_front(flash.nodes(), block.0);
-        if queue.len == 1 {
-            self.first_is(at, block.0);
-        }
+        self.queues[at as usize].push_front(flash.nodes(), block.0);
         if let Some(since) = self.since.get_mut(block.index()) {
             *since = self.appended;
+            self.appended = self.appended.wrapping_add(1);
         }
-        self.appended = self.appended.wrapping_add(1);
+        self.changes(flash, at);
     }
 
-    /// A queue has another first block.
-    #[inline]
-    fn first_is(&mut self, at: u32, block: u32) {
-        if let Some(changed) = self.changed.get(block as usize) {
-            self.first_changed[at as usize] = *changed;
-        }
-    }
-
-    #[inline]
-    fn take_out(&mut self, flash: &mut Flash, block: Block, at: u32) {
-        let queue = &mut self.queues[at as usize];
-        let was_first = queue.back() == Some(block.0);
-        queue.remove(flash.nodes(), block.0);
-        if was_first {
-            let first = queue.back().unwrap_or(NONE);
-            self.first_is(at, first);
+    /// A queue may have another first block.
+    #[inline(always)]
+    fn changes(&mut self, flash: &Flash, at: u32) {
+        if !self.changed.is_empty() {
+            if let Some(first) = self.first(flash, at) {
+                self.first_changed[at as usize] = self.changed[first.index()];
+            }
         }
     }
 
     /// A block of a kind is no longer a candidate; none of its pages may have died since it last was heard of.
     #[inline]
     pub fn remove(&mut self, flash: &mut Flash, block: Block, kind: usize) {
-        let at = self.queues_of(kind) + flash.live_in(block);
-        self.take_out(flash, block, at);
+        take_out(flash.nodes(), block.0);
+        self.changes(flash, self.queues_of(kind) + flash.live_in(block));
     }
 
     /// A page of a block of this kind died; blocks that are not candidates are passed over. True: no block of the kind
     /// has fewer live pages now.
-    #[inline]
+    #[inline(always)]
     pub fn died(&mut self, flash: &mut Flash, block: Block, kind: usize, now: u64) -> bool {
         if !flash.is_queued(block) {
             return false;
@@ -133,7 +123,8 @@ impl Victims {
         self.touch(block, now);
         let live = flash.live_in(block);
         let at = self.queues_of(kind) + live;
-        self.take_out(flash, block, at + 1);
+        take_out(flash.nodes(), block.0);
+        self.changes(flash, at + 1);
         self.append(flash, block, at);
         self.lowest[kind] = self.lowest[kind].min(live);
         live == self.lowest[kind]
@@ -142,11 +133,11 @@ impl Victims {
     /// The live pages of the block of a kind that has the fewest; `None` when no candidate has a dead page (a full block
     /// gains nothing).
     #[inline]
-    pub fn fewest(&mut self, kind: usize) -> Option<u32> {
+    pub fn fewest(&mut self, flash: &Flash, kind: usize) -> Option<u32> {
         let first = self.queues_of(kind);
         while self.lowest[kind] < self.full {
             let live = self.lowest[kind];
-            if self.queues[(first + live) as usize].len > 0 {
+            if self.first(flash, first + live).is_some() {
                 return Some(live);
             }
             self.lowest[kind] += 1;
@@ -156,37 +147,38 @@ impl Victims {
 
     /// The block of a kind with the fewest live pages; `None` as in [`Victims::fewest`].
     #[inline]
-    pub fn peek(&mut self, kind: usize) -> Option<Block> {
-        let live = self.fewest(kind)?;
-        self.first(self.queues_of(kind) + live)
+    pub fn peek(&mut self, flash: &Flash, kind: usize) -> Option<Block> {
+        let live = self.fewest(flash, kind)?;
+        self.first(flash, self.queues_of(kind) + live)
     }
 
     #[inline]
-    fn first(&self, at: u32) -> Option<Block> {
-        self.queues[at as usize].back().map(Block)
+    fn first(&self, flash: &Flash, at: u32) -> Option<Block> {
+        self.queues[at as usize].back(flash.nodes_ref()).map(Block)
     }
 
     /// The blocks of a kind that are taken next, as it looks now; at most `most`.
     #[inline]
     pub fn next(&mut self, flash: &Flash, kind: usize, most: usize, now: u64, mut each: impl FnMut(Block)) {
         let found = if self.changed.is_empty() {
-            self.fewest(kind).map(|live| self.queues_of(kind) + live)
+            self.fewest(flash, kind).map(|live| self.queues_of(kind) + live)
         } else {
-            self.most_worthwhile(kind..kind + 1, now).map(|(at, _)| at)
+            self.most_worthwhile(flash, kind..kind + 1, now).map(|(at, _)| at)
         };
         let Some(mut at) = found else { return };
         let end = self.queues_of(kind) + self.full;
-        let mut block = NONE;
+        let mut block = self.first(flash, at);
         for _ in 0..most {
-            while block == NONE {
+            while block.is_none() {
+                at += 1;
                 if at == end {
                     return;
                 }
-                block = self.queues[at as usize].back().unwrap_or(NONE);
-                at += 1;
+                block = self.first(flash, at);
             }
-            each(Block(block));
-            block = flash.in_front_of(Block(block));
+            let Some(found) = block else { return };
+            each(found);
+            block = self.queues[at as usize].before(flash.nodes_ref(), found.0).map(Block);
         }
     }
 
@@ -194,19 +186,20 @@ impl Victims {
     /// has been so longest. `None`: no candidate has a dead page.
     #[inline]
     pub fn take(&mut self, flash: &mut Flash, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
-        let (at, kind) = if self.changed.is_empty() { self.emptiest(kinds)? } else { self.most_worthwhile(kinds, now)? };
-        let block = self.first(at)?;
-        self.take_out(flash, block, at);
+        let (at, kind) = if self.changed.is_empty() { self.emptiest(flash, kinds)? } else { self.most_worthwhile(flash, kinds, now)? };
+        let block = self.first(flash, at)?;
+        take_out(flash.nodes(), block.0);
+        self.changes(flash, at);
         Some((block, kind))
     }
 
     /// The queue of the block with the fewest live pages, and its kind.
     #[inline]
-    fn emptiest(&mut self, kinds: Range<usize>) -> Option<(u32, usize)> {
+    fn emptiest(&mut self, flash: &Flash, kinds: Range<usize>) -> Option<(u32, usize)> {
         let mut best: Option<(u32, Block, usize)> = None;
         for kind in kinds {
-            let Some(live) = self.fewest(kind) else { continue };
-            let Some(first) = self.first(self.queues_of(kind) + live) else { continue };
+            let Some(live) = self.fewest(flash, kind) else { continue };
+            let Some(first) = self.first(flash, self.queues_of(kind) + live) else { continue };
             let since = |block: Block| self.since.get(block.index()).copied().unwrap_or(0);
             let earlier = |than: Block| (since(first).wrapping_sub(since(than)) as i32) < 0;
             if best.is_none_or(|(fewest, block, _)| live < fewest || live == fewest && earlier(block)) {
@@ -217,12 +210,12 @@ impl Victims {
     }
 
     /// The queue of the block with the largest age × (1 − u) / u, and its kind.
-    fn most_worthwhile(&self, kinds: Range<usize>, now: u64) -> Option<(u32, usize)> {
+    fn most_worthwhile(&self, flash: &Flash, kinds: Range<usize>, now: u64) -> Option<(u32, usize)> {
         let mut best: Option<(f64, u32, usize)> = None;
         for kind in kinds {
             let (from, to) = (self.lowest[kind], self.full);
             for (at, gain) in (self.queues_of(kind) + from..).zip(&self.gain[from as usize..to as usize]) {
-                if self.queues[at as usize].len > 0 {
+                if self.first(flash, at).is_some() {
                     let age = now - self.first_changed[at as usize] + 1;
                     let worth = age as f64 * gain;
                     if best.is_none_or(|(most, ..)| worth > most) {

@@ -15,7 +15,7 @@
 
 use super::Split;
 use crate::ids::NONE;
-use crate::queue::{Node, Queue};
+use crate::queue::{take_out, Node, Queue, ALONE};
 use crate::table::{filled, prefetch};
 
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,12 @@ struct Entry {
 
 impl Node for Entry {
     #[inline]
-    fn links(&mut self) -> &mut [u32; 2] {
+    fn links(&self) -> [u32; 2] {
+        self.links
+    }
+
+    #[inline]
+    fn links_mut(&mut self) -> &mut [u32; 2] {
         &mut self.links
     }
 }
@@ -62,7 +67,9 @@ impl Bits {
 pub struct Cmt {
     /// By logical page: see [`Cmt::CACHED`].
     cells: Vec<u32>,
+    /// And behind them the heads of their queues.
     entries: Vec<Entry>,
+    max: u32,
     /// By slot: what flash says of a dirty entry's page.
     stale: Vec<u32>,
     used: u32,
@@ -74,6 +81,7 @@ pub struct Cmt {
     words: usize,
     probation: Queue,
     protected: Queue,
+    protected_len: u32,
     protected_max: u32,
     batch: bool,
     split: Split,
@@ -89,17 +97,21 @@ impl Cmt {
     pub fn new(logical_pages: u32, max: u32, protected: f64, per_page: u32, batch: bool) -> Self {
         let max = max.clamp(1, logical_pages.max(1));
         let words = per_page.div_ceil(64) as usize;
+        let mut entries = filled(Entry { lpn: NONE, ppn: NONE, links: [ALONE; 2] }, max as usize + 2);
+        let [in_probation, in_protected] = [max, max + 1].map(|head| Queue::new(&mut entries, head));
         Self {
             cells: filled(NONE, logical_pages as usize),
-            entries: filled(Entry { lpn: NONE, ppn: NONE, links: [NONE; 2] }, max as usize),
+            entries,
+            max,
             stale: filled(NONE, max as usize),
             used: 0,
             free: None,
             in_protected: Bits::new(max as usize),
             dirty: filled(0, logical_pages.div_ceil(per_page) as usize * words),
             words,
-            probation: Queue::default(),
-            protected: Queue::default(),
+            probation: in_probation,
+            protected: in_protected,
+            protected_len: 0,
             protected_max: (f64::from(max) * protected) as u32,
             batch,
             split: Split::new(per_page),
@@ -113,7 +125,7 @@ impl Cmt {
 
     /// The most entries it may hold.
     pub fn max(&self) -> usize {
-        self.entries.len()
+        self.max as usize
     }
 
     /// The translation page of a logical page.
@@ -125,7 +137,7 @@ impl Cmt {
     /// Whether the next fetch needs an eviction first.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.free.is_none() && self.used as usize == self.entries.len()
+        self.free.is_none() && self.used == self.max
     }
 
     /// The slot that a cell names.
@@ -181,17 +193,18 @@ impl Cmt {
     /// A hit: the entry becomes the most recent protected one.
     #[inline]
     pub fn hit(&mut self, slot: u32) {
-        if self.in_protected.has(slot) {
-            self.protected.remove(&mut self.entries, slot);
-        } else {
-            self.probation.remove(&mut self.entries, slot);
-            self.in_protected.insert(slot);
-        }
+        take_out(&mut self.entries, slot);
         self.protected.push_front(&mut self.entries, slot);
-        if self.protected.len > self.protected_max {
-            if let Some(last) = self.protected.back() {
-                self.protected.remove(&mut self.entries, last);
+        if self.in_protected.has(slot) {
+            return;
+        }
+        self.in_protected.insert(slot);
+        self.protected_len += 1;
+        if self.protected_len > self.protected_max {
+            if let Some(last) = self.protected.back(&self.entries) {
+                take_out(&mut self.entries, last);
                 self.in_protected.remove(last);
+                self.protected_len -= 1;
                 self.probation.push_front(&mut self.entries, last);
             }
         }
@@ -205,7 +218,7 @@ impl Cmt {
             self.used - 1
         });
         let cell = &mut self.cells[lpn as usize];
-        // Beyond the end, and so a panic, if the table is full.
+        assert!(slot < self.max, "the cache is full");
         let entry = &mut self.entries[slot as usize];
         (entry.lpn, entry.ppn) = (lpn, *cell);
         *cell = Self::CACHED | slot;
@@ -250,15 +263,16 @@ impl Cmt {
     /// fault made on purpose: what is dirty is lost.
     #[inline]
     pub fn evict(&mut self, keep: bool) -> Option<u32> {
-        let (queue, is_protected) = match self.probation.len {
-            0 => (&mut self.protected, true),
-            _ => (&mut self.probation, false),
+        let slot = match self.probation.back(&self.entries) {
+            Some(slot) => slot,
+            None => {
+                let slot = self.protected.back(&self.entries)?;
+                self.in_protected.remove(slot);
+                self.protected_len -= 1;
+                slot
+            }
         };
-        let slot = queue.back()?;
-        queue.remove(&mut self.entries, slot);
-        if is_protected {
-            self.in_protected.remove(slot);
-        }
+        take_out(&mut self.entries, slot);
         let Entry { lpn, ppn, .. } = self.entries[slot as usize];
         let (word, bit) = self.dirty_bit(lpn);
         let dirty = self.dirty[word] & bit != 0;
@@ -277,7 +291,7 @@ impl Cmt {
     /// What the next eviction needs, and the one after it, is asked for.
     #[inline]
     fn expect_eviction(&self) {
-        if let Some(last) = self.probation.back() {
+        if let Some(last) = self.probation.back(&self.entries) {
             let Entry { lpn, links: [before, _], .. } = self.entries[last as usize];
             prefetch(&self.cells, lpn as usize);
             prefetch(&self.dirty, self.dirty_bit(lpn).0);
@@ -303,7 +317,12 @@ impl Cmt {
                 None => {}
             }
         }
-        if cached != self.probation.len + self.protected.len || cached as usize > self.max() {
+        let queued = |queue: Queue| {
+            let next = |slot: &u32| queue.before(&self.entries, *slot);
+            std::iter::successors(queue.back(&self.entries), next).count()
+        };
+        let protected = queued(self.protected);
+        if cached != queued(self.probation) + protected || cached > self.max() || protected != self.protected_len as usize {
             return Err(format!("{cached} pages are cached, the queues hold others"));
         }
         Ok(())

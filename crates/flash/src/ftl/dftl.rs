@@ -79,14 +79,16 @@ impl Dftl {
         let g = config.geometry;
         let per_page = config.dftl.entries_per_page(g.page_bytes);
         let protected = config.dftl.protected_share;
+        let mut dev = config.device();
+        let victims = Victims::new(&mut dev.flash, 2, config.gc_policy);
         Self {
-            dev: config.device(),
+            dev,
             gtd: vec![NONE; logical_pages.div_ceil(per_page) as usize],
             cmt: Cmt::new(logical_pages, cached, protected, per_page, config.dftl.batch),
             data: None,
             maps: None,
             is_map: vec![false; g.blocks as usize],
-            victims: Victims::new(g.blocks, g.pages_per_block, 2, config.gc_policy),
+            victims,
             low: config.gc_low,
             high: config.gc_high.unwrap_or(3),
             last_free: config.dftl.last_free,

@@ -1,7 +1,7 @@
 //! The plain LRU set that Superblock's map cache is.
 
 use crate::ids::NONE;
-use crate::queue::{Node, Queue};
+use crate::queue::{take_out, Node, Queue, ALONE};
 use crate::table::{filled, prefetch};
 
 #[derive(Debug, Clone, Copy)]
@@ -12,7 +12,12 @@ struct Cached {
 
 impl Node for Cached {
     #[inline]
-    fn links(&mut self) -> &mut [u32; 2] {
+    fn links(&self) -> [u32; 2] {
+        self.links
+    }
+
+    #[inline]
+    fn links_mut(&mut self) -> &mut [u32; 2] {
         &mut self.links
     }
 }
@@ -22,7 +27,9 @@ impl Node for Cached {
 pub struct LruSet {
     /// Key → slot.
     slot_of: Vec<u32>,
+    /// And behind them the head of their queue.
     slots: Vec<Cached>,
+    max: u32,
     used: u32,
     queue: Queue,
 }
@@ -31,12 +38,9 @@ impl LruSet {
     /// At most `max` of the keys `0..keys`; at least one.
     pub fn new(keys: usize, max: u32) -> Self {
         let max = max.clamp(1, keys.max(1) as u32);
-        Self {
-            slot_of: filled(NONE, keys),
-            slots: filled(Cached { links: [NONE; 2], key: NONE }, max as usize),
-            used: 0,
-            queue: Queue::default(),
-        }
+        let mut slots = filled(Cached { links: [ALONE; 2], key: NONE }, max as usize + 1);
+        let queue = Queue::new(&mut slots, max);
+        Self { slot_of: filled(NONE, keys), slots, max, used: 0, queue }
     }
 
     /// Says that a key will be used soon: its slot is asked for.
@@ -57,17 +61,17 @@ impl LruSet {
     pub fn touch(&mut self, key: u32) -> bool {
         let slot = self.slot_of[key as usize];
         if slot != NONE {
-            self.queue.remove(&mut self.slots, slot);
+            take_out(&mut self.slots, slot);
             self.queue.push_front(&mut self.slots, slot);
             return true;
         }
-        let slot = if (self.used as usize) < self.slots.len() {
+        let slot = if self.used < self.max {
             self.used += 1;
             self.used - 1
         } else {
             // A full set has a last slot, because it has room for at least one.
-            let slot = self.queue.back().unwrap_or(0);
-            self.queue.remove(&mut self.slots, slot);
+            let slot = self.queue.back(&self.slots).unwrap_or(0);
+            take_out(&mut self.slots, slot);
             self.slot_of[self.slots[slot as usize].key as usize] = NONE;
             self.expect_next_eviction();
             slot
@@ -81,7 +85,7 @@ impl LruSet {
     /// The key that leaves next, and the slot that leaves after it, are asked for.
     #[inline]
     fn expect_next_eviction(&self) {
-        if let Some(last) = self.queue.back() {
+        if let Some(last) = self.queue.back(&self.slots) {
             let Cached { links: [before, _], key } = self.slots[last as usize];
             prefetch(&self.slot_of, key as usize);
             prefetch(&self.slots, before as usize);

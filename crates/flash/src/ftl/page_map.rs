@@ -35,12 +35,13 @@ pub struct PageMap {
 impl PageMap {
     /// A new drive of `logical_pages`.
     pub fn new(config: &Config, logical_pages: u32) -> Self {
-        let g = config.geometry;
+        let mut dev = config.device();
+        let victims = Victims::new(&mut dev.flash, 1, config.gc_policy);
         Self {
-            dev: config.device(),
+            dev,
             map: filled(NONE, logical_pages as usize),
             frontier: None,
-            victims: Victims::new(g.blocks, g.pages_per_block, 1, config.gc_policy),
+            victims,
             low: config.gc_low,
             high: config.gc_high.unwrap_or(4),
             fault: config.merge_fault,
@@ -75,7 +76,7 @@ impl PageMap {
                 };
                 let (victim, _) = victim.ok_or(FtlError::NoSpace)?;
                 self.empty(victim, Cause::Collect)?;
-                if let Some(next) = self.victims.peek(DATA) {
+                if let Some(next) = self.victims.peek(&self.dev.flash, DATA) {
                     self.dev.flash.expect_source(next);
                 }
                 if self.dev.pool.len() >= self.high {

@@ -26,7 +26,7 @@ use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::Flash;
-use crate::queue::Queue;
+use crate::queue::{take_out, Queue, ALONE};
 use crate::table::prefetch;
 
 /// Whether the block that takes a superblock's host writes has no room left.
@@ -58,8 +58,8 @@ pub struct Superblock<F: Form> {
     cache_bytes: u64,
     /// Superblocks that hold extra blocks, most recently written first. With `full_first` those whose open block had no
     /// room after their last write are apart.
-    extra: [Queue; 2],
-    /// Their neighbours there. Apart from the superblocks, because a table so small stays in the cache.
+    pub(super) extra: [Queue; 2],
+    /// Their neighbours there, and behind them the heads of the queues. Apart from the superblocks, because a table so small stays in the cache.
     pub(super) links: Vec<[u32; 2]>,
     hits: u64,
     misses: u64,
@@ -89,6 +89,8 @@ impl<F: Form> Superblock<F> {
         let supers = logical_blocks.div_ceil(n);
         let flash = Flash::without_owners(config.geometry, config.timing, config.in_order);
         let physical = config.geometry.blocks;
+        let mut links = vec![[ALONE; 2]; supers as usize + 2];
+        let extra = [supers, supers + 1].map(|head| Queue::new(&mut links, head));
         Self {
             dev: Device::new(flash, config.static_wear),
             p,
@@ -106,8 +108,8 @@ impl<F: Form> Superblock<F> {
             holders: if config.static_wear.is_some() { vec![NONE; physical as usize] } else { Vec::new() },
             cache: LruSet::new(Maps::<F::Cell>::page_tables(supers, n * p), cached),
             cache_bytes: u64::from(cached) * config.superblock.cache_entry_bytes,
-            extra: [Queue::default(); 2],
-            links: vec![[NONE; 2]; supers as usize],
+            extra,
+            links,
             hits: 0,
             misses: 0,
             allocations: 0,
@@ -150,8 +152,8 @@ impl<F: Form> Superblock<F> {
         let filled = self.full_first && s.open().is_none_or(|open| self.dev.flash.is_full(s.block(open)));
         let belongs = extra.then_some(if filled { Filled::Yes } else { Filled::No });
         let listed = s.listed;
-        if let Some(queue) = listed.filter(|_| written || !extra) {
-            self.extra[queue as usize].remove(&mut self.links, sb);
+        if listed.is_some() && (written || !extra) {
+            take_out(&mut self.links, sb);
             self.supers[sb as usize].listed = None;
         }
         if let Some(queue) = belongs.filter(|_| self.supers[sb as usize].listed.is_none()) {
@@ -162,7 +164,7 @@ impl<F: Form> Superblock<F> {
 
     /// The superblock that gives an extra block back.
     pub(super) fn victim(&self) -> Option<u32> {
-        self.extra[Filled::Yes as usize].back().or_else(|| self.extra[Filled::No as usize].back())
+        [Filled::Yes, Filled::No].into_iter().find_map(|queue| self.extra[queue as usize].back(&self.links))
     }
 
     /// A superblock got a block.

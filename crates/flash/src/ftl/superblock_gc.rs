@@ -233,7 +233,8 @@ impl<F: Form> Superblock<F> {
     fn plan(&mut self) {
         let mut next = self.victim().unwrap_or(NONE);
         for ahead in 0..DEPTH + SIGHT {
-            if next == NONE {
+            // A head ends its queue.
+            if next as usize >= self.supers.len() {
                 break;
             }
             if ahead >= DEPTH {
@@ -241,7 +242,7 @@ impl<F: Form> Superblock<F> {
             } else {
                 self.upcoming.note(next);
             }
-            next = self.links[next as usize][0];
+            [next, _] = self.links[next as usize];
         }
     }
 

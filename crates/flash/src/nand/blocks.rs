@@ -46,7 +46,12 @@ impl State {
 
 impl Node for State {
     #[inline(always)]
-    fn links(&mut self) -> &mut [u32; 2] {
+    fn links(&self) -> [u32; 2] {
+        self.links
+    }
+
+    #[inline(always)]
+    fn links_mut(&mut self) -> &mut [u32; 2] {
         &mut self.links
     }
 }
@@ -54,22 +59,24 @@ impl Node for State {
 /// All blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
+    /// And behind them records that are heads of queues.
     states: Vec<State>,
+    blocks: usize,
     /// Pages from the 64th on, 64 to an element.
     more: Vec<Bits>,
     words: usize,
 }
 
 impl Blocks {
-    /// Erased blocks of `words` × 64 pages.
-    pub fn new(blocks: u32, words: usize) -> Self {
+    /// Erased blocks of `words` × 64 pages, and records for `heads` queues.
+    pub fn new(blocks: u32, words: usize, heads: usize) -> Self {
         let blocks = blocks as usize;
-        Self { states: filled(State::NEW, blocks), more: filled(Bits::default(), blocks * (words - 1)), words }
+        Self { states: filled(State::NEW, blocks + heads), blocks, more: filled(Bits::default(), blocks * (words - 1)), words }
     }
 
     /// How often each block was erased.
     pub fn erases(&self) -> impl Iterator<Item = u32> + Clone + '_ {
-        self.states.iter().map(|state| state.erases)
+        self.states[..self.blocks].iter().map(|state| state.erases)
     }
 
     /// Whether a block is in a queue.
@@ -78,14 +85,15 @@ impl Blocks {
         self.states[block].links[0] != ALONE
     }
 
-    /// The block behind another in its queue, which came before it; [`crate::ids::NONE`]: none.
+    /// All records, those of blocks first.
     #[inline(always)]
-    pub fn front(&self, block: usize) -> u32 {
-        self.states[block].links[0]
+    pub fn states(&self) -> &[State] {
+        &self.states
     }
 
-    /// All records.
-    pub fn states(&mut self) -> &mut [State] {
+    /// The same, to be changed.
+    #[inline(always)]
+    pub fn states_mut(&mut self) -> &mut [State] {
         &mut self.states
     }
 
