@@ -126,8 +126,9 @@ impl Victims {
         take_out(flash.nodes(), block.0);
         self.changes(flash, at + 1);
         self.append(flash, block, at);
+        let lower = live < self.lowest[kind];
         self.lowest[kind] = self.lowest[kind].min(live);
-        live == self.lowest[kind]
+        lower
     }
 
     /// The live pages of the block of a kind that has the fewest; `None` when no candidate has a dead page (a full block

@@ -36,10 +36,10 @@ const FAR_PAGES: u32 = 1 << 21;
 
 /// How many data victims ahead are asked for: collections come in bursts, because a data block's collection uses up a free
 /// block or two for what it moves and for the map.
-const DEPTH: usize = 4;
+const DEPTH: usize = 6;
 /// Pages of a victim asked for at a request: on a drive with little to spare one is collected every eight to ten
 /// requests, but two or three at once.
-const PAGES_A_STEP: u32 = 32;
+const PAGES_A_STEP: u32 = 16;
 
 /// DFTL.
 #[derive(Debug)]
