@@ -440,6 +440,12 @@ impl Flash {
         Block(block as u32)
     }
 
+    /// As [`Flash::expect_death`], when that has come: the blocks beside it in its queue, which its death changes.
+    #[inline]
+    pub fn expect_requeue(&self, ppn: Ppn) {
+        self.blocks.expect_neighbours(self.split(ppn).0);
+    }
+
     /// What merging a block away changes is asked for.
     #[inline]
     pub fn expect_merge(&self, block: Block) {

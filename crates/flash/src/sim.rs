@@ -220,7 +220,9 @@ impl Simulation {
                 self.announce(first, Ahead::Far);
                 self.announced.push_back(first);
             }
-            self.announce(self.announced.get(Ahead::Near.distance()).copied().flatten(), Ahead::Near);
+            for ahead in [Ahead::Near, Ahead::Close] {
+                self.announce(self.announced.get(ahead.distance()).copied().flatten(), ahead);
+            }
             let first = self.announced.pop_front().flatten();
             self.serve(request, first)?;
         }

@@ -181,6 +181,17 @@ impl Cmt {
         NONE
     }
 
+    /// As [`Cmt::expect_near`], when that has come: what lies beside a cached entry in its queue. The page's place, and whether
+    /// it is in the cache.
+    #[inline]
+    pub fn expect_close(&self, lpn: u32) -> (u32, bool) {
+        let cell = self.cells[lpn as usize];
+        let Some(slot) = Self::slot_in(cell) else { return (cell, false) };
+        let Entry { ppn, links, .. } = self.entries[slot as usize];
+        links.iter().for_each(|beside| prefetch(&self.entries, *beside as usize));
+        (ppn, true)
+    }
+
     /// The page will be moved, and what [`Cmt::expect`] asked for has come.
     #[inline]
     pub fn expect_move(&self, lpn: u32) {
@@ -296,6 +307,7 @@ impl Cmt {
             prefetch(&self.cells, lpn as usize);
             prefetch(&self.dirty, self.dirty_bit(lpn).0);
             prefetch(&self.entries, before as usize);
+            prefetch(&self.stale, last as usize);
         }
     }
 

@@ -377,6 +377,14 @@ impl Ftl for Dftl {
                     self.dev.flash.expect_death(Ppn(old));
                 }
             }
+            Ahead::Close => match self.cmt.expect_close(lpn.0) {
+                (NONE, _) => {}
+                (old, false) => self.dev.flash.expect_requeue(Ppn(old)),
+                // Only now is it known where a cached page is.
+                (old, true) => {
+                    self.dev.flash.expect_death(Ppn(old));
+                }
+            },
         }
     }
 

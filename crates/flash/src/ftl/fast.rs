@@ -264,6 +264,7 @@ impl Fast {
                     }
                 }
             }
+            Ahead::Close => {}
         }
     }
 
@@ -401,6 +402,7 @@ impl Ftl for Fast {
                     self.dev.flash.expect_death(Ppn(self.log_at[lpn.index()]));
                 }
             }
+            Ahead::Close => {}
         }
     }
 

@@ -32,6 +32,8 @@ pub enum Ahead {
     Far,
     /// Its map entry has come: what it points to is asked for.
     Near,
+    /// That has come too: what lies beside it in a queue is asked for.
+    Close,
 }
 
 impl Ahead {
@@ -41,6 +43,7 @@ impl Ahead {
         match self {
             Self::Far => 16,
             Self::Near => 8,
+            Self::Close => 4,
         }
     }
 }
@@ -69,7 +72,7 @@ pub trait Ftl: Send {
     /// Writes a logical page.
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError>;
 
-    /// Says that a page will be read or written soon, first at [`Ahead::Far`], later at [`Ahead::Near`]: what that
+    /// Says that a page will be read or written soon, first at [`Ahead::Far`], last at [`Ahead::Close`]: what that
     /// needs can be on its way into the processor's caches. It changes nothing.
     fn expect(&self, lpn: Lpn, ahead: Ahead) {
         let _ = (lpn, ahead);
@@ -81,7 +84,7 @@ pub trait Ftl: Send {
     /// As [`Ftl::write`]; the pages before the failed one are written.
     fn write_all(&mut self, pages: &[Lpn]) -> Result<(), FtlError> {
         for (i, lpn) in pages.iter().enumerate() {
-            for ahead in [Ahead::Far, Ahead::Near] {
+            for ahead in [Ahead::Far, Ahead::Near, Ahead::Close] {
                 if let Some(next) = pages.get(i + ahead.distance()) {
                     self.expect(*next, ahead);
                 }

@@ -160,6 +160,11 @@ impl Ftl for PageMap {
                     self.dev.flash.expect_death(ppn);
                 }
             }
+            Ahead::Close => {
+                if let Some(ppn) = self.locate(lpn) {
+                    self.dev.flash.expect_requeue(ppn);
+                }
+            }
         }
     }
 

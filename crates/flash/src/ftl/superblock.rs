@@ -280,6 +280,7 @@ impl<F: Form> Ftl for Superblock<F> {
                     self.owners.expect(block);
                 }
             }
+            Ahead::Close => {}
         }
     }
 
