@@ -24,20 +24,20 @@ impl Device {
     /// A new device. `static_threshold`: see [`crate::config::Config::static_wear`].
     pub fn new(mut flash: Flash, static_threshold: Option<u32>) -> Self {
         let blocks = flash.geometry().blocks;
-        let pool = Pool::new(flash.nodes(), blocks);
+        let pool = Pool::new(flash.nodes_mut(), blocks);
         Self { flash, pool, threshold: static_threshold, level_due: false, cursor: 0 }
     }
 
     /// The least erased free block.
     #[inline]
     pub fn take(&mut self) -> Result<Block, FtlError> {
-        self.pool.take(self.flash.nodes()).ok_or(FtlError::NoSpace)
+        self.pool.take(self.flash.nodes_mut()).ok_or(FtlError::NoSpace)
     }
 
     #[inline]
     fn put(&mut self, block: Block) {
         let erases = self.flash.erases_of(block);
-        self.pool.put(self.flash.nodes(), block, erases);
+        self.pool.put(self.flash.nodes_mut(), block, erases);
     }
 
     /// Erases a block and gives it back.
@@ -99,6 +99,6 @@ impl Device {
 
     /// The most erased free block: cold data rests there.
     pub fn take_most_worn(&mut self) -> Result<Block, FtlError> {
-        self.pool.take_most_worn(self.flash.nodes()).ok_or(FtlError::NoSpace)
+        self.pool.take_most_worn(self.flash.nodes_mut()).ok_or(FtlError::NoSpace)
     }
 }

@@ -9,26 +9,25 @@
 //! forward is allowed, as large-block NAND allows it); only live pages are read or copied; a block is erased only
 //! when none of its pages is live.
 //!
-//! State is compact: one record of 32 bytes a block with two bits a page ([`Blocks`]), and one owner (4 bytes, the spare
-//! area's logical page) a page. An FTL that can say whose a page is in less keeps the owners itself
-//! ([`Flash::without_owners`]).
+//! State is compact: one record of 32 bytes a block, with two bits a page in it, and one owner (4 bytes, the spare area's
+//! logical page) a page. An FTL that can say whose a page is in less keeps the owners itself ([`Flash::without_owners`]).
 
 use std::ops::Range;
 
 use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
 use crate::ids::{Block, Ppn};
-use crate::victims::KINDS;
-use crate::table::{filled, prefetch, prefetch_range};
+use crate::table::filled;
 use crate::wear::{Wear, WearSummary};
 
 mod blocks;
 mod check;
 mod gather;
+mod hints;
 mod pack;
 
-pub use blocks::State;
 use blocks::Blocks;
+pub use blocks::{State, KINDS};
 pub use gather::Gather;
 pub use pack::Packed;
 
@@ -62,15 +61,14 @@ impl Flash {
 
     /// The same for an FTL that keeps the owners of pages itself; nothing that hands out owners may be called.
     pub fn without_owners(geometry: Geometry, timing: Timing, in_order: bool) -> Self {
-        let words = geometry.pages_per_block.div_ceil(64) as usize;
         let p = geometry.pages_per_block;
         Self {
             geometry,
             timing,
             shift: p.is_power_of_two().then(|| p.trailing_zeros()),
-            words,
+            words: geometry.pages_per_block.div_ceil(64) as usize,
             in_order,
-            blocks: Blocks::new(geometry.blocks, words, KINDS * (p as usize + 1)),
+            blocks: Blocks::new(&geometry),
             owner: Vec::new(),
             wear: Wear::new(geometry.blocks),
             counts: Counts::default(),
@@ -128,14 +126,14 @@ impl Flash {
     /// Records of all blocks, for queues of them, and behind them those that are heads of queues: for each of [`KINDS`] one
     /// for each number of live pages.
     #[inline(always)]
-    pub fn nodes(&mut self) -> &mut [State] {
-        self.blocks.states_mut()
+    pub fn nodes(&self) -> &[State] {
+        self.blocks.states()
     }
 
-    /// The same, to be looked at.
+    /// The same, to be changed.
     #[inline(always)]
-    pub fn nodes_ref(&self) -> &[State] {
-        self.blocks.states()
+    pub fn nodes_mut(&mut self) -> &mut [State] {
+        self.blocks.states_mut()
     }
 
     /// How long it has worked, nanoseconds; one operation at a time, as the study has it.
@@ -316,7 +314,10 @@ impl Flash {
     pub fn program_run(&mut self, block: Block, owners: &[u32], cause: Cause) -> Ppn {
         let (from, pages) = (self.next_page(block), owners.len() as u32);
         let (b, first) = (block.index(), self.geometry.ppn(block, from));
-        assert!(from + pages <= self.geometry.pages_per_block, "NAND rule: block {b} has no {pages} pages left");
+        assert!(
+            from + pages <= self.geometry.pages_per_block,
+            "NAND rule: block {b} has no {pages} pages left"
+        );
         self.fill(b, from, from + pages);
         self.owner[first.index()..first.index() + owners.len()].copy_from_slice(owners);
         if let Some(stamps) = &mut self.stamps {
@@ -327,7 +328,7 @@ impl Flash {
         first
     }
 
-    /// Reads so many pages that are known to be live.
+    /// Reads so many live pages; the caller has seen to it that they are.
     #[inline]
     pub fn read_pages(&mut self, pages: u64, cause: Cause) {
         self.counts.read(cause, pages);
@@ -408,48 +409,6 @@ impl Flash {
                 stamps[to] = stamps[from.index()];
             }
         }
-    }
-
-    /// Everything that copying a block's live pages reads first is asked for.
-    #[inline]
-    pub fn expect_source(&self, block: Block) {
-        let p = self.geometry.pages_per_block as usize;
-        self.expect_merge(block);
-        prefetch_range(&self.owner, block.index() * p, p);
-    }
-
-    /// How far a block is filled is asked for.
-    #[inline]
-    pub fn expect_fill(&self, block: Block) {
-        self.blocks.expect(block.index(), 0);
-    }
-
-    /// What programming a block's next page changes is asked for.
-    #[inline]
-    pub fn expect_program(&self, block: Block) {
-        let next = self.next_page(block);
-        self.blocks.expect(block.index(), (next / 64) as usize);
-        prefetch(&self.owner, (block.0 * self.geometry.pages_per_block + next) as usize);
-    }
-
-    /// What a page's death changes is asked for.
-    #[inline]
-    pub fn expect_death(&self, ppn: Ppn) -> Block {
-        let (block, page) = self.split(ppn);
-        self.blocks.expect(block, (page / 64) as usize);
-        Block(block as u32)
-    }
-
-    /// As [`Flash::expect_death`], when that has come: the blocks beside it in its queue, which its death changes.
-    #[inline]
-    pub fn expect_requeue(&self, ppn: Ppn) {
-        self.blocks.expect_neighbours(self.split(ppn).0);
-    }
-
-    /// What merging a block away changes is asked for.
-    #[inline]
-    pub fn expect_merge(&self, block: Block) {
-        self.blocks.expect_all(block.index());
     }
 
     /// Hands out a block's live pages, lowest first, with their owners.

@@ -98,7 +98,6 @@ impl Pool {
 mod tests {
     use super::*;
 
-
     #[test]
     fn the_least_erased_comes_first_then_the_longest_waiting() {
         let nodes = &mut [[NONE; 2]; 3][..];

@@ -10,12 +10,9 @@ use std::ops::Range;
 use crate::config::GcPolicy;
 use crate::geometry::Geometry;
 use crate::ids::Block;
-use crate::nand::Flash;
+use crate::nand::{Flash, KINDS};
 use crate::queue::{take_out, Queue};
 use crate::table::filled;
-
-/// Kinds of blocks there may be.
-pub const KINDS: usize = 2;
 
 /// Closed blocks by kind and live pages. The flash's records of the blocks say how many pages are live and who is beside
 /// whom, so that a death changes one record and its neighbours'. A free block is none of these, though it waits in a queue too.
@@ -56,7 +53,7 @@ impl Victims {
             changed: filled(0, aged),
             first_changed: vec![0; queues as usize],
             gain: (0..=pages_per_block).map(|live| gain(live, pages_per_block)).collect(),
-            queues: (blocks..blocks + queues).map(|head| Queue::new(flash.nodes(), head)).collect(),
+            queues: (blocks..blocks + queues).map(|head| Queue::new(flash.nodes_mut(), head)).collect(),
             full: pages_per_block,
             since: filled(0, dated),
             appended: 0,
@@ -88,7 +85,7 @@ impl Victims {
 
     #[inline(always)]
     fn append(&mut self, flash: &mut Flash, block: Block, at: u32) {
-        self.queues[at as usize].push_front(flash.nodes(), block.0);
+        self.queues[at as usize].push_front(flash.nodes_mut(), block.0);
         if let Some(since) = self.since.get_mut(block.index()) {
             *since = self.appended;
             self.appended = self.appended.wrapping_add(1);
@@ -109,12 +106,12 @@ impl Victims {
     /// A block of a kind is no longer a candidate; none of its pages may have died since it last was heard of.
     #[inline]
     pub fn remove(&mut self, flash: &mut Flash, block: Block, kind: usize) {
-        take_out(flash.nodes(), block.0);
+        take_out(flash.nodes_mut(), block.0);
         self.changes(flash, self.queues_of(kind) + flash.live_in(block));
     }
 
-    /// A page of a block of this kind died; blocks that are not candidates are passed over. True: no block of the kind
-    /// has fewer live pages now.
+    /// A page of a block of this kind died; blocks that are not candidates are passed over. True: every
+    /// other block of the kind has more live pages now.
     #[inline(always)]
     pub fn died(&mut self, flash: &mut Flash, block: Block, kind: usize, now: u64) -> bool {
         if !flash.is_queued(block) {
@@ -123,7 +120,7 @@ impl Victims {
         self.touch(block, now);
         let live = flash.live_in(block);
         let at = self.queues_of(kind) + live;
-        take_out(flash.nodes(), block.0);
+        take_out(flash.nodes_mut(), block.0);
         self.changes(flash, at + 1);
         self.append(flash, block, at);
         let lower = live < self.lowest[kind];
@@ -155,7 +152,7 @@ impl Victims {
 
     #[inline]
     fn first(&self, flash: &Flash, at: u32) -> Option<Block> {
-        self.queues[at as usize].back(flash.nodes_ref()).map(Block)
+        self.queues[at as usize].back(flash.nodes()).map(Block)
     }
 
     /// The blocks of a kind that are taken next, as it looks now; at most `most`.
@@ -179,7 +176,7 @@ impl Victims {
             }
             let Some(found) = block else { return };
             each(found);
-            block = self.queues[at as usize].before(flash.nodes_ref(), found.0).map(Block);
+            block = self.queues[at as usize].before(flash.nodes(), found.0).map(Block);
         }
     }
 
@@ -187,9 +184,13 @@ impl Victims {
     /// has been so longest. `None`: no candidate has a dead page.
     #[inline]
     pub fn take(&mut self, flash: &mut Flash, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
-        let (at, kind) = if self.changed.is_empty() { self.emptiest(flash, kinds)? } else { self.most_worthwhile(flash, kinds, now)? };
+        let (at, kind) = if self.changed.is_empty() {
+            self.emptiest(flash, kinds)?
+        } else {
+            self.most_worthwhile(flash, kinds, now)?
+        };
         let block = self.first(flash, at)?;
-        take_out(flash.nodes(), block.0);
+        take_out(flash.nodes_mut(), block.0);
         self.changes(flash, at);
         Some((block, kind))
     }
@@ -230,7 +231,12 @@ impl Victims {
 
     /// The second best by the rule of [`Victims::take`], which is broken so on purpose.
     #[cold]
-    pub(crate) fn take_second(&mut self, flash: &mut Flash, kinds: Range<usize>, now: u64) -> Option<(Block, usize)> {
+    pub(crate) fn take_second(
+        &mut self,
+        flash: &mut Flash,
+        kinds: Range<usize>,
+        now: u64,
+    ) -> Option<(Block, usize)> {
         let (best, kind) = self.take(flash, kinds.clone(), now)?;
         match self.take(flash, kinds, now) {
             Some(second) => {

@@ -67,7 +67,7 @@ impl Bits {
 pub struct Cmt {
     /// By logical page: see [`Cmt::CACHED`].
     cells: Vec<u32>,
-    /// And behind them the heads of their queues.
+    /// By slot, and behind them the heads of the two queues.
     entries: Vec<Entry>,
     max: u32,
     /// By slot: what flash says of a dirty entry's page.
@@ -334,7 +334,10 @@ impl Cmt {
             std::iter::successors(queue.back(&self.entries), next).count()
         };
         let protected = queued(self.protected);
-        if cached != queued(self.probation) + protected || cached > self.max() || protected != self.protected_len as usize {
+        if cached != queued(self.probation) + protected
+            || cached > self.max()
+            || protected != self.protected_len as usize
+        {
             return Err(format!("{cached} pages are cached, the queues hold others"));
         }
         Ok(())

@@ -141,18 +141,16 @@ impl Dftl {
     #[inline]
     fn rewrite(&mut self, block: Block, pages: &[u32], cause: Cause) {
         let Self { dev: Device { flash, .. }, gtd, victims, .. } = self;
-        let mut now = flash.programs();
-        let mut new = flash.program_run(block, pages, cause).0;
+        let now = flash.programs();
+        let new = flash.program_run(block, pages, cause).0;
         let mut read = 0;
-        for page in pages {
+        for ((page, new), now) in pages.iter().zip(new..).zip(now..) {
             let old = std::mem::replace(&mut gtd[*page as usize], new);
             if old != NONE {
                 let from = flash.invalidate(Ppn(old));
                 victims.died(flash, from, MAP, now);
                 read += 1;
             }
-            new += 1;
-            now += 1;
         }
         flash.read_pages(read, cause);
     }
@@ -316,7 +314,9 @@ impl Dftl {
     }
 
     fn level(&mut self) -> Result<(), FtlError> {
-        let Some(cold) = self.dev.block_to_level(|flash, block| flash.is_queued(block)) else { return Ok(()) };
+        let Some(cold) = self.dev.block_to_level(|flash, block| flash.is_queued(block)) else {
+            return Ok(());
+        };
         let dst = self.dev.take_most_worn()?;
         let map = self.is_map[cold.index()];
         self.victims.remove(&mut self.dev.flash, cold, usize::from(map));

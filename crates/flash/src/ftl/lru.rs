@@ -27,7 +27,7 @@ impl Node for Cached {
 pub struct LruSet {
     /// Key → slot.
     slot_of: Vec<u32>,
-    /// And behind them the head of their queue.
+    /// The keys in the set, and behind them the head of their queue.
     slots: Vec<Cached>,
     max: u32,
     used: u32,

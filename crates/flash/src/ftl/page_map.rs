@@ -71,7 +71,9 @@ impl PageMap {
             loop {
                 let now = self.dev.flash.programs();
                 let victim = match self.fault {
-                    MergeFault::SecondBestVictim => self.victims.take_second(&mut self.dev.flash, DATA..DATA + 1, now),
+                    MergeFault::SecondBestVictim => {
+                        self.victims.take_second(&mut self.dev.flash, DATA..DATA + 1, now)
+                    }
                     _ => self.victims.take(&mut self.dev.flash, DATA..DATA + 1, now),
                 };
                 let (victim, _) = victim.ok_or(FtlError::NoSpace)?;

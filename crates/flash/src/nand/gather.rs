@@ -42,7 +42,10 @@ impl Flash {
         let d = g.dst.index();
         let base = g.word as u32 * 64;
         let (lowest, highest) = (base + all.trailing_zeros(), base + 63 - all.leading_zeros());
-        assert!(self.blocks.bits(d, g.word).programmed & all == 0, "NAND rule: a page of block {d} is not erased");
+        assert!(
+            self.blocks.bits(d, g.word).programmed & all == 0,
+            "NAND rule: a page of block {d} is not erased"
+        );
         assert!(
             lowest >= u32::from(self.blocks.fill(d).next) || !self.in_order,
             "NAND rule: page {lowest} of block {d} is programmed out of order"
