@@ -56,6 +56,14 @@ impl LruSet {
         prefetch(&self.slots, self.slot_of[key as usize] as usize);
     }
 
+    /// As [`LruSet::expect_near`], when that has come: the slots beside it, which its use changes too.
+    #[inline]
+    pub fn expect_close(&self, key: u32) {
+        if let Some(Cached { links, .. }) = self.slots.get(self.slot_of[key as usize] as usize) {
+            links.iter().for_each(|beside| prefetch(&self.slots, *beside as usize));
+        }
+    }
+
     /// Uses a key: whether it was in the set; it is now.
     #[inline]
     pub fn touch(&mut self, key: u32) -> bool {

@@ -280,7 +280,7 @@ impl<F: Form> Ftl for Superblock<F> {
                     self.owners.expect(block);
                 }
             }
-            Ahead::Close => {}
+            Ahead::Close => self.cache.expect_close(self.maps.page_table_of(sb, page)),
         }
     }
 
