@@ -59,8 +59,6 @@ pub struct Cell {
     pub age_ms: u64,
     /// Processor time of each slice, milliseconds.
     pub slice_ms: u64,
-    /// Slices.
-    pub slices: usize,
 }
 
 impl Cell {
@@ -129,40 +127,65 @@ impl Writer {
     }
 }
 
-/// Measures a cell in this process.
-///
-/// # Errors
-/// One sentence: the drive cannot be built or has no space.
-pub fn measure(cell: &Cell) -> Result<Outcome, String> {
-    let geometry = Geometry::small(8192 * cell.size_gb, 64);
-    let config = Config { geometry, spare: SPARE, gc_policy: cell.gc_policy, ..Config::default() };
-    let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
-    let pages = ftl.logical_pages();
-    let mut writer =
-        Writer { ftl, load: cell.load, random: Random::new(1), pages, written: 0, next: Vec::new() };
-    let text = |e: FtlError| e.to_string();
-    for lpn in 0..pages {
-        writer.ftl.write(Lpn(lpn)).map_err(text)?;
-    }
-    let end = processor_time() + Duration::from_millis(cell.age_ms);
-    while writer.written < u64::from(pages) && processor_time() < end {
-        writer.batch().map_err(text)?;
-    }
-    let aged = (writer.written as f64 / f64::from(pages)).min(1.0);
-    writer.ftl.flash_mut().reset_counters();
-    let mut writes_per_s = Vec::new();
-    for _ in 0..cell.slices {
-        let (start, before) = (processor_time(), writer.written);
-        let mut spent = Duration::ZERO;
-        while spent < Duration::from_millis(cell.slice_ms) {
+/// A drive that is filled and aged, to be measured slice by slice.
+pub struct Aged {
+    writer: Writer,
+    slice: Duration,
+    aged: f64,
+    writes_per_s: Vec<f64>,
+}
+
+impl Aged {
+    /// Fills a cell's drive and ages it.
+    ///
+    /// # Errors
+    /// One sentence: the drive cannot be built or has no space.
+    pub fn new(cell: &Cell) -> Result<Self, String> {
+        let geometry = Geometry::small(8192 * cell.size_gb, 64);
+        let config = Config { geometry, spare: SPARE, gc_policy: cell.gc_policy, ..Config::default() };
+        let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
+        let pages = ftl.logical_pages();
+        let mut writer =
+            Writer { ftl, load: cell.load, random: Random::new(1), pages, written: 0, next: Vec::new() };
+        let text = |e: FtlError| e.to_string();
+        for lpn in 0..pages {
+            writer.ftl.write(Lpn(lpn)).map_err(text)?;
+        }
+        let end = processor_time() + Duration::from_millis(cell.age_ms);
+        while writer.written < u64::from(pages) && processor_time() < end {
             writer.batch().map_err(text)?;
+        }
+        let aged = (writer.written as f64 / f64::from(pages)).min(1.0);
+        writer.ftl.flash_mut().reset_counters();
+        Ok(Self { writer, slice: Duration::from_millis(cell.slice_ms), aged, writes_per_s: Vec::new() })
+    }
+
+    /// Writes for one slice of processor time.
+    ///
+    /// # Errors
+    /// One sentence: the drive has no space.
+    pub fn slice(&mut self) -> Result<(), String> {
+        let (start, before) = (processor_time(), self.writer.written);
+        let mut spent = Duration::ZERO;
+        while spent < self.slice {
+            self.writer.batch().map_err(|e| e.to_string())?;
             spent = processor_time() - start;
         }
-        writes_per_s.push((writer.written - before) as f64 / spent.as_secs_f64());
+        self.writes_per_s.push((self.writer.written - before) as f64 / spent.as_secs_f64());
+        Ok(())
     }
-    let counts = writer.ftl.flash().counts();
-    let write_amplification = counts.total().programs as f64 / counts.of(Cause::Host).programs.max(1) as f64;
-    Ok(Outcome { writes_per_s, write_amplification, aged, peak_bytes: peak_bytes()? })
+
+    /// What came out so far.
+    ///
+    /// # Errors
+    /// One sentence: the kernel does not say how much memory was used.
+    pub fn outcome(self) -> Result<Outcome, String> {
+        let counts = self.writer.ftl.flash().counts();
+        let host = counts.of(Cause::Host).programs.max(1);
+        let write_amplification = counts.total().programs as f64 / host as f64;
+        let Self { aged, writes_per_s, .. } = self;
+        Ok(Outcome { writes_per_s, write_amplification, aged, peak_bytes: peak_bytes()? })
+    }
 }
 
 /// The largest resident size this process has had.

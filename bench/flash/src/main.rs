@@ -8,19 +8,21 @@
 //!
 //! Rates are by processor time, on one thread: other work on the machine slows them through caches and clock only.
 
+mod apart;
 mod cell;
 mod parse;
 mod published;
 mod report;
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use afterimage_flash::config::GcPolicy;
 use afterimage_flash::FtlKind;
 use clap::Parser;
 
+use apart::Apart;
 use cell::{Cell, Load, Outcome};
 use report::{Report, Row};
 
@@ -48,6 +50,9 @@ struct Args {
     /// Which block page map and DFTL collect
     #[arg(long, value_enum, default_value = "greedy")]
     gc_policy: GcPolicy,
+    /// Another build of this program: it measures each cell too, slice by slice in turn, and the ratio is shown
+    #[arg(long, value_name = "PROGRAM")]
+    beside: Option<PathBuf>,
     /// One cell, as the parent process describes it
     #[arg(long, hide = true)]
     cell: Option<String>,
@@ -56,7 +61,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.cell {
-        Some(cell) => child(cell),
+        Some(cell) => apart::serve(cell),
         None => run(&args),
     };
     match done {
@@ -68,36 +73,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn child(text: &str) -> Result<(), String> {
-    let cell: Cell = serde_json::from_str(text).map_err(|e| format!("'{text}' is not a cell: {e}"))?;
-    let outcome = cell::measure(&cell)?;
-    println!("{}", serde_json::to_string(&outcome).map_err(|e| e.to_string())?);
-    Ok(())
-}
-
-/// Measures a cell in a process of its own.
-fn apart(cell: &Cell) -> Result<Outcome, String> {
-    let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
-    let text = serde_json::to_string(cell).map_err(|e| e.to_string())?;
-    let output = Command::new(program)
-        .args(["--cell", &text])
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|e| format!("cannot start a process for a cell: {e}"))?;
-    if !output.status.success() {
-        return Err(format!(
-            "{} at {} GB, {}: {}",
-            cell.kind(),
-            cell.size_gb,
-            cell.load.name(),
-            output.status
-        ));
+/// Measures a cell in a process of its own, and with another build beside it in another, each slice in turn.
+fn measure(cell: &Cell, slices: usize, beside: Option<&Path>) -> Result<(Outcome, Option<Outcome>), String> {
+    let this = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+    let mut ours = Apart::start(&this, cell)?;
+    let mut theirs = beside.map(|program| Apart::start(program, cell)).transpose()?;
+    for slice in 0..slices {
+        // Who goes first changes, so that neither always follows the other.
+        if slice % 2 == 0 {
+            ours.turn()?;
+        }
+        if let Some(theirs) = &mut theirs {
+            theirs.turn()?;
+        }
+        if slice % 2 == 1 {
+            ours.turn()?;
+        }
     }
-    serde_json::from_slice(&output.stdout).map_err(|e| format!("a cell's result cannot be read: {e}"))
+    Ok((ours.finish()?, theirs.map(Apart::finish).transpose()?))
 }
 
 fn cells(args: &Args) -> Vec<Cell> {
-    let (age_ms, slice_ms, slices) = if args.quick { (3_000, 250, 3) } else { (60_000, 1_000, 7) };
+    let (age_ms, slice_ms) = if args.quick { (3_000, 250) } else { (60_000, 1_000) };
     let sizes = if args.size.is_empty() { vec![1, 32] } else { args.size.clone() };
     let mut cells = Vec::new();
     for size_gb in sizes {
@@ -106,15 +103,7 @@ fn cells(args: &Args) -> Vec<Cell> {
                 let wanted = (args.ftl.is_empty() || args.ftl.contains(&kind))
                     && (args.load.is_empty() || args.load.contains(&load));
                 if wanted {
-                    cells.push(Cell {
-                        ftl,
-                        size_gb,
-                        load,
-                        gc_policy: args.gc_policy,
-                        age_ms,
-                        slice_ms,
-                        slices,
-                    });
+                    cells.push(Cell { ftl, size_gb, load, gc_policy: args.gc_policy, age_ms, slice_ms });
                 }
             }
         }
@@ -125,7 +114,11 @@ fn cells(args: &Args) -> Vec<Cell> {
 fn run(args: &Args) -> Result<(), String> {
     let mut report = Report::new(args.quick);
     println!("{}", report.machine);
-    println!("\n{}", report::header());
+    if let Some(program) = &args.beside {
+        println!("beside {}, each slice in turn", program.display());
+    }
+    println!("\n{}", report::header(args.beside.is_some()));
+    let slices = if args.quick { 3 } else { 7 };
     let mut failed = 0;
     let cells = cells(args);
     for (i, cell) in cells.iter().enumerate() {
@@ -141,9 +134,9 @@ fn run(args: &Args) -> Result<(), String> {
             cell.load.name()
         );
         // The others are worth having when one fails.
-        match apart(cell) {
-            Ok(outcome) => {
-                let row = Row::new(cell, outcome);
+        match measure(cell, slices, args.beside.as_deref()) {
+            Ok((outcome, beside)) => {
+                let row = Row::new(cell, outcome, beside);
                 println!("{}", row.line());
                 report.rows.push(row);
                 // What is measured stays if the rest is interrupted.

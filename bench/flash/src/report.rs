@@ -48,6 +48,12 @@ pub struct Row {
     pub programs_per_s: f64,
     /// What came out.
     pub outcome: Outcome,
+    /// What came out of another build.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Outcome>,
+    /// How much faster than that this one was, slice by slice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<Spread>,
     /// Host page writes a second that the project wants.
     pub target_per_s: f64,
     /// The median reaches it.
@@ -57,8 +63,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// Judges an outcome.
-    pub fn new(cell: &Cell, outcome: Outcome) -> Self {
+    /// Judges an outcome, and compares it with that of another build, whose slices came in turn.
+    pub fn new(cell: &Cell, outcome: Outcome, beside: Option<Outcome>) -> Self {
+        let ratio = beside.as_ref().map(|beside| {
+            let slices = outcome.writes_per_s.iter().zip(&beside.writes_per_s);
+            Spread::of(&slices.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
+        });
         let writes_per_s = Spread::of(&outcome.writes_per_s);
         let target_per_s = match cell.kind() {
             FtlKind::Page | FtlKind::Fast if cell.size_gb == 1 => 12e6,
@@ -73,6 +83,8 @@ impl Row {
             rate_met: writes_per_s.median >= target_per_s,
             memory_met: outcome.peak_bytes <= MEMORY_TARGET,
             outcome,
+            beside,
+            ratio,
         }
     }
 
@@ -80,7 +92,7 @@ impl Row {
     pub fn line(&self) -> String {
         let met = |met| if met { "met" } else { "**missed**" };
         let r = &self.writes_per_s;
-        format!(
+        let mut line = format!(
             "| {} | {} GB | {} | {:.2} ({:.2}–{:.2}) | {:.0} | {} | {:.2} | {:.1} | {:.2} | {:.0} | {} |",
             self.ftl,
             self.cell.size_gb,
@@ -95,14 +107,24 @@ impl Row {
             self.outcome.aged,
             self.outcome.peak_bytes as f64 / 1e6,
             if self.cell.size_gb == 32 { met(self.memory_met) } else { "–" },
-        )
+        );
+        if let (Some(beside), Some(ratio)) = (&self.beside, &self.ratio) {
+            let other = Spread::of(&beside.writes_per_s).median / 1e6;
+            let Spread { median, min, max } = ratio;
+            // Writing to a string does not fail.
+            let _ = write!(line, " {other:.2} | {median:.2} ({min:.2}–{max:.2}) |");
+        }
+        line
     }
 }
 
-/// The table's head.
-pub fn header() -> &'static str {
-    "| FTL | flash | load | M page writes/s (spread) | target | | write amplification | M programs/s | aged | peak MB | ≤ 600 MB |\n\
-     |---|---|---|---|---|---|---|---|---|---|---|"
+/// The table's head; with another build beside this one, two columns more.
+pub fn header(beside: bool) -> String {
+    let (names, rules) = if beside { (" beside | ratio (spread) |", "---|---|") } else { ("", "") };
+    format!(
+        "| FTL | flash | load | M page writes/s (spread) | target | | write amplification | M programs/s | aged | peak MB | ≤ 600 MB |{names}\n\
+         |---|---|---|---|---|---|---|---|---|---|---|{rules}"
+    )
 }
 
 /// A whole run.

@@ -385,6 +385,10 @@ impl Ftl for Fast {
 
     #[inline]
     fn expect(&self, lpn: Lpn, ahead: Ahead) {
+        // FAST queues no blocks by their live pages.
+        if ahead == Ahead::Close {
+            return;
+        }
         let (lbn, offset) = self.split.of(lpn.0);
         let (word, bit) = self.log_bit(lbn, offset);
         match ahead {

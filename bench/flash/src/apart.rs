@@ -1,0 +1,96 @@
+//! A cell in a process of its own, which measures a slice whenever it is told to: so two builds can take turns, and what
+//! else the machine does meets both.
+//!
+//! ```text
+//! parent ─ line ─► child: ages its drive ─► line      both have come so far before the first slice
+//!        ─ line ─► child: a slice ─► line             as often as wanted
+//!        ─ end  ─► child: what came out, JSON
+//! ```
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::cell::{Aged, Cell, Outcome};
+
+/// The parent's end.
+pub struct Apart {
+    child: Child,
+    turns: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    name: String,
+}
+
+impl Apart {
+    /// Starts a cell in a process of `program`, which ages its drive.
+    ///
+    /// # Errors
+    /// One sentence: the program cannot be started, or has failed.
+    pub fn start(program: &Path, cell: &Cell) -> Result<Self, String> {
+        let name =
+            format!("{}: {} at {} GB, {}", program.display(), cell.kind(), cell.size_gb, cell.load.name());
+        let text = serde_json::to_string(cell).map_err(|e| e.to_string())?;
+        let mut child = Command::new(program)
+            .args(["--cell", &text])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("{name}: cannot start: {e}"))?;
+        let (turns, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = BufReader::new(answers.ok_or("a process without an output")?);
+        let mut apart = Self { child, turns, answers, name };
+        apart.turn()?;
+        Ok(apart)
+    }
+
+    /// One slice.
+    ///
+    /// # Errors
+    /// One sentence: the process has failed; it has said why.
+    pub fn turn(&mut self) -> Result<(), String> {
+        let told = self.turns.as_mut().is_some_and(|turns| turns.write_all(b"\n").is_ok());
+        let mut line = String::new();
+        let done = told && self.answers.read_line(&mut line).is_ok() && line == "\n";
+        done.then_some(()).ok_or_else(|| format!("{}: no result", self.name))
+    }
+
+    /// What came out.
+    ///
+    /// # Errors
+    /// As [`Apart::turn`].
+    pub fn finish(mut self) -> Result<Outcome, String> {
+        drop(self.turns.take());
+        let mut text = String::new();
+        self.answers.read_to_string(&mut text).map_err(|e| format!("{}: {e}", self.name))?;
+        serde_json::from_str(&text).map_err(|e| format!("{}: what came out cannot be read: {e}", self.name))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        drop(self.turns.take());
+        // It ends by itself when nobody tells it to go on; how is known by now.
+        let _ = self.child.wait();
+    }
+}
+
+/// The child's end.
+///
+/// # Errors
+/// One sentence: the cell cannot be read or measured, or nobody listens.
+pub fn serve(text: &str) -> Result<(), String> {
+    let cell: Cell = serde_json::from_str(text).map_err(|e| format!("'{text}' is not a cell: {e}"))?;
+    let (mut turns, mut answers) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let mut aged: Option<Aged> = None;
+    let mut line = String::new();
+    while turns.read_line(&mut line).map_err(|e| e.to_string())? > 0 {
+        match &mut aged {
+            Some(aged) => aged.slice()?,
+            None => aged = Some(Aged::new(&cell)?),
+        }
+        answers.write_all(b"\n").and_then(|()| answers.flush()).map_err(|e| e.to_string())?;
+    }
+    let outcome = aged.ok_or("nothing was measured")?.outcome()?;
+    println!("{}", serde_json::to_string(&outcome).map_err(|e| e.to_string())?);
+    Ok(())
+}
