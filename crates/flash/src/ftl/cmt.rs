@@ -198,6 +198,7 @@ impl Cmt {
         if let Some(slot) = self.peek(lpn) {
             prefetch(&self.dirty, self.dirty_bit(lpn).0);
             prefetch(&self.entries, slot as usize);
+            prefetch(&self.stale, slot as usize);
         }
     }
 
@@ -287,7 +288,7 @@ impl Cmt {
         let Entry { lpn, ppn, .. } = self.entries[slot as usize];
         let (word, bit) = self.dirty_bit(lpn);
         let dirty = self.dirty[word] & bit != 0;
-        self.cells[lpn as usize] = if dirty && !keep { self.stale[slot as usize] } else { ppn };
+        self.cells[lpn as usize] = if !keep && dirty { self.stale[slot as usize] } else { ppn };
         self.free = Some(slot);
         self.expect_eviction();
         let page = (dirty && keep).then(|| self.page_of(lpn));

@@ -379,7 +379,10 @@ impl Ftl for Dftl {
             }
             Ahead::Close => match self.cmt.expect_close(lpn.0) {
                 (NONE, _) => {}
-                (old, false) => self.dev.flash.expect_requeue(Ppn(old)),
+                (old, false) => {
+                    self.dev.flash.expect_requeue(Ppn(old));
+                    self.victims.expect_death(self.dev.flash.block_of(Ppn(old)));
+                }
                 // Only now is it known where a cached page is.
                 (old, true) => {
                     self.dev.flash.expect_death(Ppn(old));
