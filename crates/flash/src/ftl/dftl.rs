@@ -239,7 +239,7 @@ impl Dftl {
         self.rewrite_touched()
     }
 
-    /// Notes which blocks will be collected next, as it looks now, and asks for their owners. A block that gets as few live
+    /// Notes which blocks will be collected next, as it looks now, and asks for their owners. A block that gets fewer live
     /// pages later is noted by [`Dftl::kill`].
     #[inline]
     fn plan(&mut self) {

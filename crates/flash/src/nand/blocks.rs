@@ -45,6 +45,9 @@ pub struct State {
     links: [u32; 2],
 }
 
+// Two records a line of memory.
+const _: () = assert!(std::mem::size_of::<State>() == 32);
+
 impl State {
     const NEW: Self = Self {
         bits: Bits { programmed: 0, live: 0 },
