@@ -46,12 +46,17 @@ impl Apart {
     /// One slice.
     ///
     /// # Errors
-    /// One sentence: the process has failed; it has said why.
+    /// One sentence: how the process ended, which has said why if it could.
     pub fn turn(&mut self) -> Result<(), String> {
         let told = self.turns.as_mut().is_some_and(|turns| turns.write_all(b"\n").is_ok());
         let mut line = String::new();
         let done = told && self.answers.read_line(&mut line).is_ok() && line == "\n";
-        done.then_some(()).ok_or_else(|| format!("{}: no result", self.name))
+        if done {
+            return Ok(());
+        }
+        drop(self.turns.take());
+        let status = self.child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+        Err(format!("{}: {status}", self.name))
     }
 
     /// What came out.
