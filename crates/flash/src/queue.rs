@@ -9,6 +9,7 @@
 //! wrong. A record is in one queue at a time.
 
 use crate::ids::NONE;
+use crate::table::prefetch;
 
 /// In place of a neighbour: the record was taken out of a queue, or was never in one.
 pub const ALONE: u32 = NONE - 1;
@@ -64,6 +65,13 @@ impl Queue {
         let [before, _] = nodes[slot as usize].links();
         (before != self.0).then_some(before)
     }
+}
+
+/// The records beside one in its queue, which taking it out changes too, are asked for.
+#[inline(always)]
+pub fn expect_take_out<N: Node>(nodes: &[N], slot: u32) {
+    // In no queue, they are beyond the end and passed over.
+    nodes[slot as usize].links().into_iter().for_each(|beside| prefetch(nodes, beside as usize));
 }
 
 /// Takes a record out of the queue that it is in.

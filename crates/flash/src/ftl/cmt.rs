@@ -15,7 +15,7 @@
 
 use super::Split;
 use crate::ids::NONE;
-use crate::queue::{take_out, Node, Queue, ALONE};
+use crate::queue::{expect_take_out, take_out, Node, Queue, ALONE};
 use crate::table::{filled, prefetch};
 
 #[derive(Debug, Clone, Copy)]
@@ -187,9 +187,8 @@ impl Cmt {
     pub fn expect_close(&self, lpn: u32) -> (u32, bool) {
         let cell = self.cells[lpn as usize];
         let Some(slot) = Self::slot_in(cell) else { return (cell, false) };
-        let Entry { ppn, links, .. } = self.entries[slot as usize];
-        links.iter().for_each(|beside| prefetch(&self.entries, *beside as usize));
-        (ppn, true)
+        expect_take_out(&self.entries, slot);
+        (self.ppn(slot), true)
     }
 
     /// The page will be moved, and what [`Cmt::expect`] asked for has come.

@@ -1,7 +1,7 @@
 //! The plain LRU set that Superblock's map cache is.
 
 use crate::ids::NONE;
-use crate::queue::{take_out, Node, Queue, ALONE};
+use crate::queue::{expect_take_out, take_out, Node, Queue, ALONE};
 use crate::table::{filled, prefetch};
 
 #[derive(Debug, Clone, Copy)]
@@ -59,8 +59,9 @@ impl LruSet {
     /// As [`LruSet::expect_near`], when that has come: the slots beside it, which its use changes too.
     #[inline]
     pub fn expect_close(&self, key: u32) {
-        if let Some(Cached { links, .. }) = self.slots.get(self.slot_of[key as usize] as usize) {
-            links.iter().for_each(|beside| prefetch(&self.slots, *beside as usize));
+        let slot = self.slot_of[key as usize];
+        if slot != NONE {
+            expect_take_out(&self.slots, slot);
         }
     }
 

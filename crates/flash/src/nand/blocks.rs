@@ -174,13 +174,6 @@ impl Blocks {
         }
     }
 
-    /// The records beside one in its queue are asked for.
-    #[inline(always)]
-    pub fn expect_neighbours(&self, block: usize) {
-        // In no queue, they are beyond the end and passed over.
-        self.states[block].links.iter().for_each(|beside| prefetch(&self.states, *beside as usize));
-    }
-
     /// The record and all pages are asked for.
     #[inline(always)]
     pub fn expect_all(&self, block: usize) {

@@ -2,6 +2,7 @@
 
 use super::Flash;
 use crate::ids::{Block, Ppn};
+use crate::queue::expect_take_out;
 use crate::table::prefetch_range;
 
 impl Flash {
@@ -24,7 +25,7 @@ impl Flash {
     /// Without this it is stores that wait, and then everything behind them.
     #[inline]
     pub fn expect_requeue(&self, ppn: Ppn) {
-        self.blocks.expect_neighbours(self.split(ppn).0);
+        expect_take_out(self.nodes(), self.block_of(ppn).0);
     }
 
     /// What merging a block away changes.
