@@ -1,9 +1,9 @@
-//! A cell in a process of its own, which measures a slice whenever it is told to: so two builds can take turns, and what
-//! else the machine does meets both.
+//! A cell in a process of its own, which measures a slice whenever it is told to: so the simulator, its peer and another
+//! build can take turns, and what else the machine does meets all of them.
 //!
 //! ```text
-//! parent ─ line ─► child: ages its drive ─► line      both have come so far before the first slice
-//!        ─ line ─► child: a slice ─► line             as often as wanted
+//! parent ─ line ─► child: ages its drive ─► line      all have come so far before the first slice
+//!        ─ line ─► child: a slice ─► line, its rate   as often as wanted; builds before this one say no rate
 //!        ─ end  ─► child: what came out, JSON
 //! ```
 
@@ -27,8 +27,7 @@ impl Apart {
     /// # Errors
     /// One sentence: the program cannot be started, or has failed.
     pub fn start(program: &Path, cell: &Cell) -> Result<Self, String> {
-        let name =
-            format!("{}: {} at {} GB, {}", program.display(), cell.kind(), cell.size_gb, cell.load.name());
+        let name = format!("{}: {}", program.display(), cell.name());
         let text = serde_json::to_string(cell).map_err(|e| e.to_string())?;
         let mut child = Command::new(program)
             .args(["--cell", &text])
@@ -43,16 +42,16 @@ impl Apart {
         Ok(apart)
     }
 
-    /// One slice.
+    /// One slice; its rate, page writes a second, if the process says it.
     ///
     /// # Errors
     /// One sentence: how the process ended, which has said why if it could.
-    pub fn turn(&mut self) -> Result<(), String> {
+    pub fn turn(&mut self) -> Result<Option<f64>, String> {
         let told = self.turns.as_mut().is_some_and(|turns| turns.write_all(b"\n").is_ok());
         let mut line = String::new();
-        let done = told && self.answers.read_line(&mut line).is_ok() && line == "\n";
+        let done = told && self.answers.read_line(&mut line).is_ok() && line.ends_with('\n');
         if done {
-            return Ok(());
+            return Ok(line.trim().parse().ok());
         }
         drop(self.turns.take());
         let status = self.child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
@@ -89,11 +88,14 @@ pub fn serve(text: &str) -> Result<(), String> {
     let mut aged: Option<Aged> = None;
     let mut line = String::new();
     while turns.read_line(&mut line).map_err(|e| e.to_string())? > 0 {
-        match &mut aged {
-            Some(aged) => aged.slice()?,
-            None => aged = Some(Aged::new(&cell)?),
-        }
-        answers.write_all(b"\n").and_then(|()| answers.flush()).map_err(|e| e.to_string())?;
+        let rate = match &mut aged {
+            Some(aged) => aged.slice()?.to_string(),
+            None => {
+                aged = Some(Aged::new(&cell)?);
+                String::new()
+            }
+        };
+        writeln!(answers, "{rate}").and_then(|()| answers.flush()).map_err(|e| e.to_string())?;
     }
     let outcome = aged.ok_or("nothing was measured")?.outcome()?;
     println!("{}", serde_json::to_string(&outcome).map_err(|e| e.to_string())?);

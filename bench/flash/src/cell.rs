@@ -15,6 +15,8 @@ use afterimage_flash::{Config, Ftl, FtlKind, Lpn};
 use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 
+use crate::bare::Bare;
+
 /// How writes fall on the drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -59,12 +61,26 @@ pub struct Cell {
     pub age_ms: u64,
     /// Processor time of each slice, milliseconds.
     pub slice_ms: u64,
+    /// Not the FTL but the peer.
+    #[serde(default)]
+    pub bare: bool,
 }
 
 impl Cell {
     /// Which FTL.
     pub fn kind(&self) -> FtlKind {
         FtlKind::ALL[self.ftl]
+    }
+
+    /// The same drive under the peer, which has one load: its speed says how fast the machine is.
+    pub fn peer(&self) -> Self {
+        Self { bare: true, load: Load::Uniform, ..*self }
+    }
+
+    /// What it is, in a few words.
+    pub fn name(&self) -> String {
+        let subject = if self.bare { "greedy map" } else { self.kind().name() };
+        format!("{subject} at {} GB, {}", self.size_gb, self.load.name())
     }
 }
 
@@ -81,6 +97,8 @@ pub struct Outcome {
     pub peak_bytes: u64,
 }
 
+/// Blocks a GB.
+const BLOCKS_A_GB: u32 = 8192;
 /// Share of the flash that is not logical.
 pub const SPARE: f64 = 0.07;
 /// Writes between two looks at the clock.
@@ -92,9 +110,61 @@ pub fn processor_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// What is measured.
+enum Subject {
+    Simulator(Box<dyn Ftl>),
+    Peer(Bare),
+}
+
+impl Subject {
+    fn new(cell: &Cell) -> Result<Self, String> {
+        if cell.bare {
+            return Ok(Self::Peer(Bare::new(BLOCKS_A_GB * cell.size_gb, SPARE)));
+        }
+        let geometry = Geometry::small(BLOCKS_A_GB * cell.size_gb, 64);
+        let config = Config { geometry, spare: SPARE, gc_policy: cell.gc_policy, ..Config::default() };
+        let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
+        Ok(Self::Simulator(ftl))
+    }
+
+    fn logical_pages(&self) -> u32 {
+        match self {
+            Self::Simulator(ftl) => ftl.logical_pages(),
+            Self::Peer(bare) => bare.logical_pages(),
+        }
+    }
+
+    fn write_all(&mut self, pages: &[Lpn]) -> Result<(), FtlError> {
+        match self {
+            Self::Simulator(ftl) => ftl.write_all(pages),
+            Self::Peer(bare) => {
+                pages.iter().for_each(|lpn| bare.write(lpn.0));
+                Ok(())
+            }
+        }
+    }
+
+    fn reset_counters(&mut self) {
+        match self {
+            Self::Simulator(ftl) => ftl.flash_mut().reset_counters(),
+            Self::Peer(bare) => bare.reset_counters(),
+        }
+    }
+
+    fn write_amplification(&self) -> f64 {
+        match self {
+            Self::Simulator(ftl) => {
+                let counts = ftl.flash().counts();
+                counts.total().programs as f64 / counts.of(Cause::Host).programs.max(1) as f64
+            }
+            Self::Peer(bare) => bare.write_amplification(),
+        }
+    }
+}
+
 /// Writes a load onto a drive.
 struct Writer {
-    ftl: Box<dyn Ftl>,
+    subject: Subject,
     load: Load,
     random: Random,
     pages: u32,
@@ -117,13 +187,13 @@ impl Writer {
                     self.next.extend([Lpn(first), Lpn(first + 1)]);
                 }
                 self.written += BATCH;
-                return self.ftl.write_all(&self.next);
+                return self.subject.write_all(&self.next);
             }
         };
         let batch = self.written..self.written + BATCH;
         self.next.extend(batch.map(|i| pattern.page(random, i, pages)));
         self.written += BATCH;
-        self.ftl.write_all(&self.next)
+        self.subject.write_all(&self.next)
     }
 }
 
@@ -141,38 +211,37 @@ impl Aged {
     /// # Errors
     /// One sentence: the drive cannot be built or has no space.
     pub fn new(cell: &Cell) -> Result<Self, String> {
-        let geometry = Geometry::small(8192 * cell.size_gb, 64);
-        let config = Config { geometry, spare: SPARE, gc_policy: cell.gc_policy, ..Config::default() };
-        let ftl = config.build(cell.kind(), config.drive_blocks()).map_err(|e| e.to_string())?;
-        let pages = ftl.logical_pages();
+        let subject = Subject::new(cell)?;
+        let pages = subject.logical_pages();
         let mut writer =
-            Writer { ftl, load: cell.load, random: Random::new(1), pages, written: 0, next: Vec::new() };
+            Writer { subject, load: cell.load, random: Random::new(1), pages, written: 0, next: Vec::new() };
         let text = |e: FtlError| e.to_string();
         for lpn in 0..pages {
-            writer.ftl.write(Lpn(lpn)).map_err(text)?;
+            writer.subject.write_all(&[Lpn(lpn)]).map_err(text)?;
         }
         let end = processor_time() + Duration::from_millis(cell.age_ms);
         while writer.written < u64::from(pages) && processor_time() < end {
             writer.batch().map_err(text)?;
         }
         let aged = (writer.written as f64 / f64::from(pages)).min(1.0);
-        writer.ftl.flash_mut().reset_counters();
+        writer.subject.reset_counters();
         Ok(Self { writer, slice: Duration::from_millis(cell.slice_ms), aged, writes_per_s: Vec::new() })
     }
 
-    /// Writes for one slice of processor time.
+    /// Writes for one slice of processor time; page writes a second.
     ///
     /// # Errors
     /// One sentence: the drive has no space.
-    pub fn slice(&mut self) -> Result<(), String> {
+    pub fn slice(&mut self) -> Result<f64, String> {
         let (start, before) = (processor_time(), self.writer.written);
         let mut spent = Duration::ZERO;
         while spent < self.slice {
             self.writer.batch().map_err(|e| e.to_string())?;
             spent = processor_time() - start;
         }
-        self.writes_per_s.push((self.writer.written - before) as f64 / spent.as_secs_f64());
-        Ok(())
+        let rate = (self.writer.written - before) as f64 / spent.as_secs_f64();
+        self.writes_per_s.push(rate);
+        Ok(rate)
     }
 
     /// What came out so far.
@@ -180,9 +249,7 @@ impl Aged {
     /// # Errors
     /// One sentence: the kernel does not say how much memory was used.
     pub fn outcome(self) -> Result<Outcome, String> {
-        let counts = self.writer.ftl.flash().counts();
-        let host = counts.of(Cause::Host).programs.max(1);
-        let write_amplification = counts.total().programs as f64 / host as f64;
+        let write_amplification = self.writer.subject.write_amplification();
         let Self { aged, writes_per_s, .. } = self;
         Ok(Outcome { writes_per_s, write_amplification, aged, peak_bytes: peak_bytes()? })
     }

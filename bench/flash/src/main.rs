@@ -9,11 +9,13 @@
 //! Rates are by processor time, on one thread: other work on the machine slows them through caches and clock only.
 
 mod apart;
+mod bare;
 mod cell;
 mod parse;
 mod published;
 mod report;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,7 +25,7 @@ use afterimage_flash::FtlKind;
 use clap::Parser;
 
 use apart::Apart;
-use cell::{Cell, Load, Outcome};
+use cell::{Cell, Load};
 use report::{Report, Row};
 
 /// Measure the SSD simulator: page writes a second and peak memory, beside other simulators' published figures
@@ -73,24 +75,48 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures a cell in a process of its own, and with another build beside it in another, each slice in turn.
-fn measure(cell: &Cell, slices: usize, beside: Option<&Path>) -> Result<(Outcome, Option<Outcome>), String> {
-    let this = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
-    let mut ours = Apart::start(&this, cell)?;
-    let mut theirs = beside.map(|program| Apart::start(program, cell)).transpose()?;
-    for slice in 0..slices {
-        // Who goes first changes, so that neither always follows the other.
-        if slice % 2 == 0 {
-            ours.turn()?;
+/// A line, or several, on stdout, at once. A reader that went away ends the run with a sentence; what was measured is in the
+/// file.
+fn say(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| format!("cannot write to stdout: {e}"))
+}
+
+/// What a cell is measured beside.
+struct Beside<'a> {
+    /// The peer at the size of the last cell: it is kept, because filling it takes longer than its slices.
+    peer: Option<(u32, Apart)>,
+    /// Another build.
+    build: Option<&'a Path>,
+}
+
+impl Beside<'_> {
+    /// Measures a cell in a process of its own, and in turn with each of its slices the peer, and another build if there is one.
+    fn measure(&mut self, cell: &Cell, slices: usize) -> Result<Row, String> {
+        let this = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+        let mut ours = Apart::start(&this, cell)?;
+        let mut theirs = self.build.map(|program| Apart::start(program, cell)).transpose()?;
+        let peer = match self.peer.take() {
+            Some((size_gb, peer)) if size_gb == cell.size_gb => peer,
+            _ => Apart::start(&this, &cell.peer())?,
+        };
+        let (_, peer) = self.peer.insert((cell.size_gb, peer));
+        let mut rates = Vec::with_capacity(slices);
+        for slice in 0..slices {
+            // Who goes first changes, so that none always follows the same other.
+            if slice % 2 == 0 {
+                ours.turn()?;
+            }
+            rates.extend(peer.turn()?);
+            if let Some(theirs) = &mut theirs {
+                theirs.turn()?;
+            }
+            if slice % 2 == 1 {
+                ours.turn()?;
+            }
         }
-        if let Some(theirs) = &mut theirs {
-            theirs.turn()?;
-        }
-        if slice % 2 == 1 {
-            ours.turn()?;
-        }
+        Ok(Row::new(cell, ours.finish()?, rates, theirs.map(Apart::finish).transpose()?))
     }
-    Ok((ours.finish()?, theirs.map(Apart::finish).transpose()?))
 }
 
 fn cells(args: &Args) -> Vec<Cell> {
@@ -103,7 +129,15 @@ fn cells(args: &Args) -> Vec<Cell> {
                 let wanted = (args.ftl.is_empty() || args.ftl.contains(&kind))
                     && (args.load.is_empty() || args.load.contains(&load));
                 if wanted {
-                    cells.push(Cell { ftl, size_gb, load, gc_policy: args.gc_policy, age_ms, slice_ms });
+                    cells.push(Cell {
+                        ftl,
+                        size_gb,
+                        load,
+                        gc_policy: args.gc_policy,
+                        age_ms,
+                        slice_ms,
+                        bare: false,
+                    });
                 }
             }
         }
@@ -113,34 +147,28 @@ fn cells(args: &Args) -> Vec<Cell> {
 
 fn run(args: &Args) -> Result<(), String> {
     let mut report = Report::new(args.quick);
-    println!("{}", report.machine);
+    say(&report.machine)?;
     if let Some(program) = &args.beside {
-        println!("beside {}, each slice in turn", program.display());
+        say(&format!("beside {}, each slice in turn", program.display()))?;
     }
-    println!("\n{}", report::header(args.beside.is_some()));
+    say(&format!("\n{}", report::header(args.beside.is_some())))?;
     let slices = if args.quick { 3 } else { 7 };
     let mut failed = 0;
     let cells = cells(args);
+    let mut beside = Beside { peer: None, build: args.beside.as_deref() };
     for (i, cell) in cells.iter().enumerate() {
         if i > 0 {
             std::thread::sleep(Duration::from_secs(args.rest));
         }
-        eprintln!(
-            "bench flash: {} of {}: {} at {} GB, {}",
-            i + 1,
-            cells.len(),
-            cell.kind(),
-            cell.size_gb,
-            cell.load.name()
-        );
+        eprintln!("bench flash: {} of {}: {}", i + 1, cells.len(), cell.name());
         // The others are worth having when one fails.
-        match measure(cell, slices, args.beside.as_deref()) {
-            Ok((outcome, beside)) => {
-                let row = Row::new(cell, outcome, beside);
-                println!("{}", row.line());
+        match beside.measure(cell, slices) {
+            Ok(row) => {
+                let line = row.line();
                 report.rows.push(row);
                 // What is measured stays if the rest is interrupted.
                 report.write(&args.json)?;
+                say(&line)?;
             }
             Err(error) => {
                 eprintln!("bench flash: {error}");
@@ -150,8 +178,8 @@ fn run(args: &Args) -> Result<(), String> {
     }
     let (requests, rounds) = if args.quick { (300_000, 3) } else { (2_000_000, 7) };
     report.parsed = parse::all(requests, rounds)?;
-    println!("\n{}", report::parse_table(&report.parsed));
-    println!("\n{}", published::table(&report.rows));
+    say(&format!("\n{}", report::parse_table(&report.parsed)))?;
+    say(&format!("\n{}", published::table(&report.rows)))?;
     report.write(&args.json)?;
     match failed {
         0 => Ok(()),

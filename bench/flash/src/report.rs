@@ -48,6 +48,14 @@ pub struct Row {
     pub programs_per_s: f64,
     /// What came out.
     pub outcome: Outcome,
+    /// Page writes a second of the greedy map, in turn with the slices here.
+    pub greedy_map_per_s: Vec<f64>,
+    /// How much faster than that this one was, slice by slice.
+    pub greedy_map_ratio: Spread,
+    /// That ratio times what the greedy map is quoted with: the rate here, had the machine been as fast as the one where the
+    /// targets come from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaled_per_s: Option<f64>,
     /// What came out of another build.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<Outcome>,
@@ -63,12 +71,14 @@ pub struct Row {
 }
 
 impl Row {
-    /// Judges an outcome, and compares it with that of another build, whose slices came in turn.
-    pub fn new(cell: &Cell, outcome: Outcome, beside: Option<Outcome>) -> Self {
-        let ratio = beside.as_ref().map(|beside| {
-            let slices = outcome.writes_per_s.iter().zip(&beside.writes_per_s);
+    /// Judges an outcome, and compares it with the greedy map and another build, whose slices came in turn.
+    pub fn new(cell: &Cell, outcome: Outcome, greedy_map_per_s: Vec<f64>, beside: Option<Outcome>) -> Self {
+        let ratio = |theirs: &[f64]| {
+            let slices = outcome.writes_per_s.iter().zip(theirs);
             Spread::of(&slices.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
-        });
+        };
+        let greedy_map_ratio = ratio(&greedy_map_per_s);
+        let ratio = beside.as_ref().map(|beside| ratio(&beside.writes_per_s));
         let writes_per_s = Spread::of(&outcome.writes_per_s);
         let target_per_s = match cell.kind() {
             FtlKind::Page | FtlKind::Fast if cell.size_gb == 1 => 12e6,
@@ -82,6 +92,9 @@ impl Row {
             target_per_s,
             rate_met: writes_per_s.median >= target_per_s,
             memory_met: outcome.peak_bytes <= MEMORY_TARGET,
+            greedy_map_ratio,
+            scaled_per_s: published::greedy_map(cell.size_gb).map(|quoted| greedy_map_ratio.median * quoted),
+            greedy_map_per_s,
             outcome,
             beside,
             ratio,
@@ -91,9 +104,12 @@ impl Row {
     /// Its line in the table.
     pub fn line(&self) -> String {
         let met = |met| if met { "met" } else { "**missed**" };
-        let r = &self.writes_per_s;
+        let (r, peer) = (&self.writes_per_s, &self.greedy_map_ratio);
+        let scaled = self.scaled_per_s.map_or("– | –".to_owned(), |scaled| {
+            format!("{:.2} | {}", scaled / 1e6, met(scaled >= self.target_per_s))
+        });
         let mut line = format!(
-            "| {} | {} GB | {} | {:.2} ({:.2}–{:.2}) | {:.0} | {} | {:.2} | {:.1} | {:.2} | {:.0} | {} |",
+            "| {} | {} GB | {} | {:.2} ({:.2}–{:.2}) | {:.0} | {} | {:.2} | {:.2} ({:.2}–{:.2}) | {scaled} | {:.2} | {:.1} | {:.2} | {:.0} | {} |",
             self.ftl,
             self.cell.size_gb,
             self.cell.load.name(),
@@ -102,6 +118,10 @@ impl Row {
             r.max / 1e6,
             self.target_per_s / 1e6,
             met(self.rate_met),
+            Spread::of(&self.greedy_map_per_s).median / 1e6,
+            peer.median,
+            peer.min,
+            peer.max,
             self.outcome.write_amplification,
             self.programs_per_s / 1e6,
             self.outcome.aged,
@@ -120,10 +140,11 @@ impl Row {
 
 /// The table's head; with another build beside this one, two columns more.
 pub fn header(beside: bool) -> String {
-    let (names, rules) = if beside { (" beside | ratio (spread) |", "---|---|") } else { ("", "") };
+    let (names, rules) = if beside { (" build beside | ratio (spread) |", "---|---|") } else { ("", "") };
     format!(
-        "| FTL | flash | load | M page writes/s (spread) | target | | write amplification | M programs/s | aged | peak MB | ≤ 600 MB |{names}\n\
-         |---|---|---|---|---|---|---|---|---|---|---|{rules}"
+        "| FTL | flash | load | M page writes/s (spread) | target | | greedy map beside | ratio (spread) | scaled | | \
+         write amplification | M programs/s | aged | peak MB | ≤ 600 MB |{names}\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|{rules}"
     )
 }
 
