@@ -268,7 +268,6 @@ impl<F: Form> Ftl for Superblock<F> {
                 self.maps.expect(sb, page);
             }
             Ahead::Near => {
-                self.cache.expect_near(self.maps.page_table_of(sb, page));
                 let old = self.maps.place(sb, page);
                 if old != NONE {
                     self.dev.flash.expect_death(self.ppn(sb, old));
