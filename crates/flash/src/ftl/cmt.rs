@@ -9,8 +9,8 @@
 //!
 //! What flash says and what the cache says are apart: an entry that leaves without being written back is lost here as
 //! it would be in a drive. A page that is not cached has what flash says in its cell, a cached one its slot; a clean
-//! entry says what flash says, and what it said when an entry became dirty is kept with the slot. So writing a
-//! translation page back only clears dirty bits, which lie in one cache line, and one small cell a page is all that a
+//! entry says what flash says. What flash said before an entry became dirty nobody asks, unless entries are lost on purpose. So
+//! writing a translation page back only clears dirty bits, which lie in one cache line, and one small cell a page is all that a
 //! collection touches.
 
 use super::Split;
@@ -70,7 +70,7 @@ pub struct Cmt {
     /// By slot, and behind them the heads of the two queues.
     entries: Vec<Entry>,
     max: u32,
-    /// By slot: what flash says of a dirty entry's page.
+    /// With [`Cmt::lose_dirty`], by slot: what flash says of a dirty entry's page.
     stale: Vec<u32>,
     used: u32,
     free: Option<u32>,
@@ -103,7 +103,7 @@ impl Cmt {
             cells: filled(NONE, logical_pages as usize),
             entries,
             max,
-            stale: filled(NONE, max as usize),
+            stale: Vec::new(),
             used: 0,
             free: None,
             in_protected: Bits::new(max as usize),
@@ -116,6 +116,13 @@ impl Cmt {
             batch,
             split: Split::new(per_page),
         }
+    }
+
+    /// From now on an entry that leaves while it is dirty is lost, as in a drive that forgets to write it back: a fault made on
+    /// purpose.
+    pub fn lose_dirty(mut self) -> Self {
+        self.stale = filled(NONE, self.max());
+        self
     }
 
     /// Logical pages.
@@ -197,7 +204,6 @@ impl Cmt {
         if let Some(slot) = self.peek(lpn) {
             prefetch(&self.dirty, self.dirty_bit(lpn).0);
             prefetch(&self.entries, slot as usize);
-            prefetch(&self.stale, slot as usize);
         }
     }
 
@@ -250,10 +256,11 @@ impl Cmt {
         let (lpn, before) = (entry.lpn, entry.ppn);
         entry.ppn = ppn;
         let (word, bit) = self.dirty_bit(lpn);
-        if self.dirty[word] & bit == 0 {
-            self.dirty[word] |= bit;
-            self.stale[slot as usize] = before;
+        let word = &mut self.dirty[word];
+        if let Some(stale) = self.stale.get_mut(slot as usize).filter(|_| *word & bit == 0) {
+            *stale = before;
         }
+        *word |= bit;
     }
 
     /// A page was moved: a cached entry becomes dirty; without one, flash must say so, and the translation page that has
@@ -270,10 +277,9 @@ impl Cmt {
     }
 
     /// Takes out the entry that has to leave. If it was dirty, it is written back, with batching together with all
-    /// dirty entries of its translation page, and that page, which has to be rewritten, is returned. `keep` false is a
-    /// fault made on purpose: what is dirty is lost.
+    /// dirty entries of its translation page, and that page, which has to be rewritten, is returned.
     #[inline]
-    pub fn evict(&mut self, keep: bool) -> Option<u32> {
+    pub fn evict(&mut self) -> Option<u32> {
         let slot = match self.probation.back(&self.entries) {
             Some(slot) => slot,
             None => {
@@ -287,10 +293,11 @@ impl Cmt {
         let Entry { lpn, ppn, .. } = self.entries[slot as usize];
         let (word, bit) = self.dirty_bit(lpn);
         let dirty = self.dirty[word] & bit != 0;
-        self.cells[lpn as usize] = if !keep && dirty { self.stale[slot as usize] } else { ppn };
+        let lost = self.stale.get(slot as usize).copied().filter(|_| dirty);
+        self.cells[lpn as usize] = lost.unwrap_or(ppn);
         self.free = Some(slot);
         self.expect_eviction();
-        let page = (dirty && keep).then(|| self.page_of(lpn));
+        let page = (dirty && lost.is_none()).then(|| self.page_of(lpn));
         match page {
             // Flash has all dirty entries of the translation page.
             Some(page) if self.batch => self.dirty[page as usize * self.words..][..self.words].fill(0),
@@ -307,7 +314,6 @@ impl Cmt {
             prefetch(&self.cells, lpn as usize);
             prefetch(&self.dirty, self.dirty_bit(lpn).0);
             prefetch(&self.entries, before as usize);
-            prefetch(&self.stale, last as usize);
         }
     }
 

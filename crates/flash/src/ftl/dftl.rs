@@ -81,10 +81,11 @@ impl Dftl {
         let protected = config.dftl.protected_share;
         let mut dev = config.device();
         let victims = Victims::new(&mut dev.flash, 2, config.gc_policy);
+        let cmt = Cmt::new(logical_pages, cached, protected, per_page, config.dftl.batch);
         Self {
             dev,
             gtd: vec![NONE; logical_pages.div_ceil(per_page) as usize],
-            cmt: Cmt::new(logical_pages, cached, protected, per_page, config.dftl.batch),
+            cmt: if config.merge_fault == MergeFault::DropsDirtyEntries { cmt.lose_dirty() } else { cmt },
             data: None,
             maps: None,
             is_map: vec![false; g.blocks as usize],
@@ -176,7 +177,7 @@ impl Dftl {
 
     #[inline]
     fn evict(&mut self) -> Result<(), FtlError> {
-        match self.cmt.evict(self.fault != MergeFault::DropsDirtyEntries) {
+        match self.cmt.evict() {
             Some(page) => {
                 let block = self.frontier(true)?;
                 self.rewrite(block, &[page], Cause::MapEvict);
