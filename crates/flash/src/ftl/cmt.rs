@@ -7,10 +7,10 @@
 //! full ─► the least recent probationary entry leaves (the least recent protected one, if there is no other)
 //! ```
 //!
-//! What flash says and what the cache says are apart: an entry that leaves without being written back is lost here as
-//! it would be in a drive. A page that is not cached has what flash says in its cell, a cached one its slot; a clean
-//! entry says what flash says. What flash said before an entry became dirty nobody asks, unless entries are lost on purpose. So
-//! writing a translation page back only clears dirty bits, which lie in one cache line, and one small cell a page is all that a
+//! A page that is not cached has what flash says in its cell, a cached one its slot. A clean entry says what flash says; what
+//! flash says of a dirty one's page nobody asks, because the entry is written back when it leaves. Only where entries are
+//! lost on purpose is that kept, by slot ([`Cmt::lose_dirty`]), and losing one loses data as it would in a drive. So writing a
+//! translation page back only clears dirty bits, which lie in one cache line, and one small cell a page is all that a
 //! collection touches.
 
 use super::Split;

@@ -7,8 +7,8 @@
 //!                                                                        rewritten; translation victim: GTD only
 //! ```
 //!
-//! [`Cmt`] keeps what the translation pages in flash say apart from what the cache says: losing a dirty entry loses data
-//! here as it would in a drive.
+//! Where dirty entries are lost on purpose, [`Cmt`] keeps what the translation pages in flash say apart from what the cache
+//! says: losing one loses data here as it would in a drive.
 //!
 //! Choices [C]: a translation page that was never written is not read; the cache is as large as FAST's tables unless
 //! told otherwise; collection runs at the start of a request when at most `gc_low` blocks are free until `gc_high` are

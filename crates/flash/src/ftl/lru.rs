@@ -6,8 +6,8 @@ use crate::table::{filled, prefetch};
 /// A set of the most recently used keys.
 #[derive(Debug, Clone)]
 pub struct LruSet {
-    /// By key its neighbours in the queue of those in the set, and behind them the queue's head. A record for every key
-    /// takes more memory than one for every place in the set, and saves looking up which place a key has.
+    /// By key its neighbours in the queue of those in the set, and behind them the queue's head. With a record for every key
+    /// nothing has to say which place in the set a key has.
     links: Vec<[u32; 2]>,
     max: u32,
     used: u32,
