@@ -38,9 +38,9 @@ fn malformed_messages_end_the_connection_only() {
     let addresses = |descriptors: u64, used: u64, available: u64| -> Attack {
         Box::new(move |g: &mut RawGuest| {
             g.send(SET_VRING_ADDR, &g.ring_address(descriptors, used, available), &[]);
-            g.send(SET_VRING_NUM, &words([0, 16]), &[]);
-            g.send(SET_VRING_ENABLE, &words([0, 1]), &[]);
-            g.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[g.kick.as_raw_fd()]);
+            g.send_unless_closed(SET_VRING_NUM, &words([0, 16]), &[]);
+            g.send_unless_closed(SET_VRING_ENABLE, &words([0, 1]), &[]);
+            g.send_unless_closed(SET_VRING_KICK, &0u64.to_ne_bytes(), &[g.kick.as_raw_fd()]);
         })
     };
     let bytes = |bytes: Vec<u8>| -> Attack {
