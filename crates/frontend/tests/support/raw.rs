@@ -155,7 +155,8 @@ impl RawGuest {
         self.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[self.call.as_raw_fd()]);
         self.send(SET_VRING_ERR, &0u64.to_ne_bytes(), &[self.err.as_raw_fd()]);
         self.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[self.kick.as_raw_fd()]);
-        self.send(SET_VRING_ENABLE, &words([0, 1]), &[]);
+        // A queue that is refused is refused at its kick.
+        self.send_unless_closed(SET_VRING_ENABLE, &words([0, 1]), &[]);
     }
 
     /// The body of SET_VRING_ADDR for offsets into the memory.
