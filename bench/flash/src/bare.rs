@@ -97,8 +97,8 @@ impl Bare {
     fn collect(&mut self) {
         let blocks = self.live.len() as u32;
         let heads = blocks..=blocks + PAGES;
-        let firsts = heads.map(|head| (head, self.links[head as usize][1]));
-        let Some((_, victim)) = firsts.into_iter().find(|(head, first)| first != head) else { return };
+        let mut firsts = heads.map(|head| (head, self.links[head as usize][1]));
+        let Some((_, victim)) = firsts.find(|(head, first)| first != head) else { return };
         self.take_out(victim);
         for ppn in victim * PAGES..(victim + 1) * PAGES {
             let lpn = self.owner[ppn as usize];

@@ -96,11 +96,11 @@ impl Beside<'_> {
         let this = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
         let mut ours = Apart::start(&this, cell)?;
         let mut theirs = self.build.map(|program| Apart::start(program, cell)).transpose()?;
-        let peer = match self.peer.take() {
+        // Kept only when all goes well, so that a failure costs no more than its cell.
+        let mut peer = match self.peer.take() {
             Some((size_gb, peer)) if size_gb == cell.size_gb => peer,
             _ => Apart::start(&this, &cell.peer())?,
         };
-        let (_, peer) = self.peer.insert((cell.size_gb, peer));
         let mut rates = Vec::with_capacity(slices);
         for slice in 0..slices {
             // Who goes first changes, so that none always follows the same other.
@@ -115,6 +115,7 @@ impl Beside<'_> {
                 ours.turn()?;
             }
         }
+        self.peer = Some((cell.size_gb, peer));
         Ok(Row::new(cell, ours.finish()?, rates, theirs.map(Apart::finish).transpose()?))
     }
 }
