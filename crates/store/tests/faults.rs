@@ -15,17 +15,16 @@ use afterimage_block::{
     BlockError, Blocking, Buffers, Disk, ErrorKind, FlushKind, Operation, Request, Sector, Token,
 };
 use afterimage_store::{create_image, DirectMode, FileMedium, ImageStore, OpenError, OpenOptions};
+use afterimage_testing::{is_root, own_mounts, skip};
 
 /// Runs another test of this file, one of the ignored ones, in a mount namespace of its own.
+#[track_caller]
 fn in_namespace(test: &str) {
-    let root = rustix::process::geteuid().is_root();
-    let probe = Command::new("unshare").args(if root { ["-m", "true"] } else { ["-rm", "true"] }).status();
-    if !probe.is_ok_and(|s| s.success()) {
-        eprintln!("skipped: no mount namespaces here");
-        return;
-    }
-    let output = Command::new("unshare")
-        .arg(if root { "-m" } else { "-rm" })
+    let mut command = match own_mounts() {
+        Ok(command) => command,
+        Err(why) => return skip(why),
+    };
+    let output = command
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env("AFTERIMAGE_TEST_NAMESPACE", "1")
@@ -34,6 +33,16 @@ fn in_namespace(test: &str) {
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// As [`in_namespace`], for a test that mounts a loop device.
+#[track_caller]
+fn on_a_device(test: &str) {
+    if is_root() {
+        in_namespace(test);
+    } else {
+        skip("loop devices need root");
+    }
 }
 
 /// Whether this is the child that [`in_namespace`] started: `--ignored` alone must not mount anything.
@@ -124,48 +133,42 @@ fn a_full_file_system_in_memory() {
 #[test]
 #[ignore = "run in a namespace by a_full_file_system_in_memory"]
 fn full_tmpfs() {
-    if is_namespaced() {
-        fill(mount_tmpfs("4M").path(), DirectMode::Auto);
-        let small = mount_tmpfs("1M");
-        let log = FileMedium::create(&small.path().join("log"), 8 << 20).unwrap();
-        assert_eq!(log.preallocate().unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    if !is_namespaced() {
+        return skip("run by a_full_file_system_in_memory");
     }
+    fill(mount_tmpfs("4M").path(), DirectMode::Auto);
+    let small = mount_tmpfs("1M");
+    let log = FileMedium::create(&small.path().join("log"), 8 << 20).unwrap();
+    assert_eq!(log.preallocate().unwrap_err().kind(), std::io::ErrorKind::StorageFull);
 }
 
 #[test]
 fn a_full_file_system_on_a_device() {
-    if rustix::process::geteuid().is_root() {
-        in_namespace("full_ext4");
-    } else {
-        eprintln!("skipped: loop devices need root");
-    }
+    on_a_device("full_ext4");
 }
 
 #[test]
 #[ignore = "run in a namespace by a_full_file_system_on_a_device"]
 fn full_ext4() {
-    if is_namespaced() {
-        for direct in [DirectMode::Off, DirectMode::On] {
-            let memory = mount_tmpfs("64M");
-            fill(&mount_ext4(memory.path(), 16 << 20), direct);
-        }
+    if !is_namespaced() {
+        return skip("run by a_full_file_system_on_a_device");
+    }
+    for direct in [DirectMode::Off, DirectMode::On] {
+        let memory = mount_tmpfs("64M");
+        fill(&mount_ext4(memory.path(), 16 << 20), direct);
     }
 }
 
 #[test]
 fn a_sync_that_fails() {
-    if rustix::process::geteuid().is_root() {
-        in_namespace("failing_sync");
-    } else {
-        eprintln!("skipped: loop devices need root");
-    }
+    on_a_device("failing_sync");
 }
 
 #[test]
 #[ignore = "run in a namespace by a_sync_that_fails"]
 fn failing_sync() {
     if !is_namespaced() {
-        return;
+        return skip("run by a_sync_that_fails");
     }
     // The device promises 64 MiB and has 6.
     let memory = mount_tmpfs("6M");
@@ -208,7 +211,9 @@ fn a_file_size_limit() {
 #[test]
 #[ignore = "run with a limit by a_file_size_limit"]
 fn limited() {
-    let Some(path) = std::env::var_os("AFTERIMAGE_TEST_IMAGE") else { return };
+    let Some(path) = std::env::var_os("AFTERIMAGE_TEST_IMAGE") else {
+        return skip("run by a_file_size_limit");
+    };
     // SAFETY: installs the disposition "ignore", as the daemon does for this signal; no handler runs.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     for direct in [DirectMode::Off, DirectMode::Auto] {
@@ -371,10 +376,10 @@ fn a_dead_holder_is_waited_for_and_a_live_one_is_not() {
         libc::syscall(libc::SYS_pidfd_getfd, process, number, 0)
     };
     if copy < 0 {
-        eprintln!("skipped the second half: no pidfd_getfd here");
+        let why = std::io::Error::last_os_error();
         holder.kill().unwrap();
         holder.wait().unwrap();
-        return;
+        return skip(format!("the second half: no pidfd_getfd here: {why}"));
     }
     holder.kill().unwrap();
     holder.wait().unwrap();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use afterimage_block::{Blocking, Disk, FlushKind, Sector};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenError, OpenOptions};
+use afterimage_testing::skip;
 
 fn image() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -70,8 +71,7 @@ fn in_memory_image() -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn other_formats_are_refused_with_advice() {
     if !has("qemu-img") {
-        eprintln!("skipped: no qemu-img");
-        return;
+        return skip("no qemu-img here (Debian: qemu-utils)");
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for format in ["qcow2", "qcow", "vmdk", "vdi", "vpc", "vhdx", "qed", "parallels"] {
@@ -127,8 +127,7 @@ fn readers_share_and_a_writer_does_not() {
 #[test]
 fn qemu_and_we_see_each_other() {
     if !has("qemu-img") || !has("qemu-io") {
-        eprintln!("skipped: no qemu-io");
-        return;
+        return skip("no qemu-img and qemu-io here (Debian: qemu-utils)");
     }
     let (_directory, path) = image();
     let qemu_io = |read_only: bool| {

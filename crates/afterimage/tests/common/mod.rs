@@ -176,24 +176,17 @@ pub fn path(dir: &tempfile::TempDir, name: &str) -> PathBuf {
     dir.path().join(name)
 }
 
-/// A shell that runs `script` with mounts of its own, which go with it; `None`, and a word about it, where that cannot be.
+/// A shell that runs `script` with mounts of its own, which go with it; `None`, and the test is named as skipped, where
+/// that cannot be.
+#[track_caller]
 pub fn with_own_mounts(script: &str) -> Option<Command> {
-    let user: &[&str] =
-        if rustix::process::geteuid().is_root() { &[] } else { &["--user", "--map-root-user"] };
-    // In a chroot propagation cannot be changed. Where nothing is shared, that is not needed either.
-    let private =
-        std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| !mounts.contains(" shared:"));
-    let unchanged: &[&str] = if private { &["--propagation", "unchanged"] } else { &[] };
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.args(user).arg("--mount").args(unchanged);
-        command
+    let mut command = match afterimage_testing::own_mounts() {
+        Ok(command) => command,
+        Err(why) => {
+            afterimage_testing::skip(why);
+            return None;
+        }
     };
-    if !unshare().arg("true").status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no mount namespaces here");
-        return None;
-    }
-    let mut command = unshare();
     command.args(["sh", "-c", script, "sh"]).env_remove("RUST_LOG");
     Some(command)
 }

@@ -66,6 +66,7 @@ fn two_disks_together_hold_no_more_than_the_bound() {
 }
 
 /// A daemon for whom `arena` is a tmpfs of that size, of which others have taken some bytes. `None` where a test cannot mount.
+#[track_caller]
 fn command_on_small_tmpfs(dir: &Path, size: &str, taken_kib: u32, args: &[&str]) -> Option<Command> {
     let script = format!(
         "mount -t tmpfs -o size={size} none arena && head -c {taken_kib}K /dev/zero > arena/taken && exec \"$@\""
