@@ -64,7 +64,7 @@ pub fn measure(
             daemon.kill()?;
             drop(daemon);
             if key.mode.policy() == JournalPolicy::Retain {
-                run(Command::new(locate::own_program("afterimage")?).arg("recover").args(stage.images()))?;
+                run(Command::new(locate::product()?).arg("recover").args(stage.images()))?;
             }
         }
         _ => daemon.stop()?,

@@ -8,7 +8,7 @@ use crate::commands::{check, create, ctl, explore, flash, guest, inspect, keep, 
 #[derive(Parser, Debug)]
 #[command(
     name = "afterimage",
-    version,
+    version = crate::VERSION,
     about = "A virtual disk that keeps what the guest committed, without making it wait for the disk",
     after_help = EXAMPLES,
     max_term_width = 100,

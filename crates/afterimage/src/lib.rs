@@ -35,6 +35,17 @@ use clap::Parser;
 use cli::{Cli, Command};
 use failure::Failure;
 
+/// The version, and what is compiled in that only tests want: `--version`, `status` and the metrics say it. The lab tests no
+/// program that says more than its number ([`afterimage_lab::locate::product`]).
+pub const VERSION: &str = match (afterimage_order::HAS_MUTATIONS, afterimage_journal::HAS_MUTATIONS) {
+    (false, false) => env!("CARGO_PKG_VERSION"),
+    (true, false) => concat!(env!("CARGO_PKG_VERSION"), " with test features: order/mutations"),
+    (false, true) => concat!(env!("CARGO_PKG_VERSION"), " with test features: journal/mutations"),
+    (true, true) => {
+        concat!(env!("CARGO_PKG_VERSION"), " with test features: order/mutations, journal/mutations")
+    }
+};
+
 /// Runs the program with its arguments, the program's name first.
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(cli::with_implied_serve(args)) {

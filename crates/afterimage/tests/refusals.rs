@@ -220,6 +220,17 @@ fn program_for_everybody(dir: &std::path::Path) -> std::path::PathBuf {
     copy
 }
 
+/// Guests and the demo run what says this, and nothing else.
+#[test]
+fn the_program_under_test_is_the_one_that_ships() {
+    let said = common::succeeds(&std::env::temp_dir(), &["--version"]);
+    assert_eq!(
+        said,
+        concat!("afterimage ", env!("CARGO_PKG_VERSION"), "\n"),
+        "cargo built in what other crates' tests want: ./x test, or cargo test -p afterimage"
+    );
+}
+
 #[test]
 fn qemu_conventions() {
     let dir = folder(&[]);

@@ -26,3 +26,7 @@ pub use disk::RetainDisk;
 pub use error::JournalError;
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
 pub use status::{DiskStatus, FileSystemStatus};
+
+/// Whether the deliberately broken variants are compiled in, as tests that have to notice them want it. A program that ships
+/// says no.
+pub const HAS_MUTATIONS: bool = cfg!(feature = "mutations");

@@ -147,7 +147,7 @@ impl Daemon {
             arguments.extend(["--log-max".to_owned(), bound.clone()]);
         }
         arguments.extend(options.extra.iter().cloned());
-        let program = locate::own_program("afterimage")?;
+        let program = locate::product()?;
         Daemon::start(
             "afterimage",
             program,

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::error::{LabError, Result};
 
@@ -25,6 +26,25 @@ pub fn own_program(name: &str) -> Result<PathBuf> {
             "{name} is neither beside this program nor on the path: build it with ./x build, or set AFTERIMAGE_BIN_DIR"
         ))
     })
+}
+
+/// Finds `afterimage`, and makes sure that it is the program that ships: of this version, with nothing compiled in that
+/// only tests want. Cargo builds such things into it whenever it builds the programs beside tests that want them.
+///
+/// # Errors
+/// [`LabError::Missing`]: it is not there, or another build.
+pub fn product() -> Result<PathBuf> {
+    let program = own_program("afterimage")?;
+    let said = crate::daemon::run(Command::new(&program).arg("--version"))?;
+    let ships = concat!("afterimage ", env!("CARGO_PKG_VERSION"));
+    if said.trim_end() == ships {
+        return Ok(program);
+    }
+    Err(LabError::Missing(format!(
+        "{} says that it is \"{}\", and only \"{ships}\" is worth testing: build it with ./x build",
+        program.display(),
+        said.trim_end()
+    )))
 }
 
 /// Finds a program of the system.

@@ -34,3 +34,7 @@ pub use error::{OpenError, OpenErrorKind};
 pub use group::{Group, GroupOptions};
 pub use home::{HomeError, HomeWriter};
 pub use status::{Closing, Event, GroupStatus, Replayed};
+
+/// Whether the deliberately broken variants are compiled in, as tests that have to notice them want it. A program that ships
+/// says no.
+pub const HAS_MUTATIONS: bool = cfg!(feature = "mutations");

@@ -191,7 +191,7 @@ impl GroupCollector {
             "afterimage_build_info",
             "The program's version",
             None,
-            &[(vec![("version", env!("CARGO_PKG_VERSION"))], 1.0)],
+            &[(vec![("version", crate::VERSION)], 1.0)],
         )?;
         families.gauge(
             "afterimage_sequence_number",

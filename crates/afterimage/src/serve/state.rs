@@ -61,7 +61,7 @@ impl Daemon {
         let group = self.group.status();
         StatusAnswer {
             ok: true,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::VERSION.to_owned(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs_f64(),
             contract: group.contract.to_string(),

@@ -81,6 +81,8 @@ pub trait Listener {
 /// The lane cannot be run, or has nothing of the name that it is to be limited to.
 pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener) -> Result<Summary> {
     let begin = Instant::now();
+    // What is explored is linked into this very program.
+    afterimage_lab::locate::product()?;
     let cases: Vec<Case> =
         cases(options.quick).into_iter().filter(|case| options.wants(&case.name)).collect();
     let faults: Vec<_> =

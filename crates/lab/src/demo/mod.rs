@@ -283,7 +283,8 @@ fn images_folder(out: &Path) -> PathBuf {
 
 /// Everything that will be needed, so that a missing program is said at once and downloads come first.
 fn check_programs(scenarios: &[Scenario], progress: &Progress) -> Result<()> {
-    for program in ["afterimage", "afterimage-lab", "afterimage-agent"] {
+    locate::product()?;
+    for program in ["afterimage-lab", "afterimage-agent"] {
         locate::own_program(program)?;
     }
     for (program, package) in [

@@ -68,7 +68,7 @@ impl Rig {
             data: Data::Ordered,
             messages: String::new(),
         };
-        let program = locate::own_program("afterimage")?;
+        let program = locate::product()?;
         daemon::run(Command::new(program).arg("create").arg(rig.image()).arg(bytes.to_string()))?;
         Ok(rig)
     }

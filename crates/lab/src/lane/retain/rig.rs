@@ -201,7 +201,7 @@ impl Rig {
     /// # Errors
     /// It refuses, or leaves something beside the image.
     pub fn recover(&self) -> Result<String> {
-        let program = locate::own_program("afterimage")?;
+        let program = locate::product()?;
         let run = |more: &[&str]| {
             daemon::run(Command::new(&program).args(["recover", "--json"]).args(more).arg(&self.image))
         };
