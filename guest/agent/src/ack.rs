@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use afterimage_protocol::report::{Ack, AckDone, AckWrite, Agent, Failed};
+
 use crate::args::{invalid, Arguments};
 use crate::record::{Record, SIZE_BYTES_MIN};
 use crate::report::{Latencies, Report};
@@ -85,9 +87,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     for ancestor in directory.ancestors().take(2).filter(|a| !a.as_os_str().is_empty()) {
         File::open(ancestor)?.sync_all()?;
     }
-    report.line(&format!(
-        "{{\"agent\":\"ack-write\",\"threads\":{threads},\"size\":{size_bytes},\"slots\":{slots},\"ns\":{start_ns}}}"
-    ))?;
+    report.say(&Agent::AckWrite(AckWrite { threads, size: size_bytes as u64, slots, ns: start_ns }))?;
 
     let numbers = Numbers {
         next: AtomicU64::new(1),
@@ -113,15 +113,12 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         }
     });
     if let Some(error) = failure {
-        report.line(&format!("{{\"agent\":\"failed\",\"what\":\"ack-write\",\"error\":\"{error}\"}}"))?;
+        report.say(&Agent::Failed(Failed { what: "ack-write".to_owned(), error: error.to_string() }))?;
         return Err(error);
     }
     let elapsed_ns = sys::monotonic_ns() - start_ns;
-    report.line(&format!(
-        "{{\"agent\":\"ack-done\",\"acknowledged\":{},\"elapsed_ns\":{elapsed_ns},\"fsync\":{{{}}}}}",
-        numbers.floor(),
-        latencies.json_fields()
-    ))
+    let acknowledged = numbers.floor();
+    report.say(&Agent::AckDone(AckDone { acknowledged, elapsed_ns, fsync: latencies.summary() }))
 }
 
 fn write_records(
@@ -150,11 +147,15 @@ fn write_records(
         file.sync_all()?;
         let after_ns = sys::monotonic_ns();
         latencies.add(after_ns - before_ns);
-        report.line(&format!(
-            "{{\"agent\":\"ack\",\"n\":{number},\"thread\":{thread},\"slot\":{slot},\"floor\":{floor},\
-             \"ns\":{after_ns},\"fsync_ns\":{}}}",
-            after_ns - before_ns
-        ))?;
+        let fsync_ns = after_ns - before_ns;
+        report.say(&Agent::Ack(Ack {
+            n: number,
+            thread,
+            slot: u64::from(slot),
+            floor,
+            ns: after_ns,
+            fsync_ns,
+        }))?;
         numbers.acknowledge(number);
     }
     Ok(latencies)

@@ -4,6 +4,8 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use afterimage_protocol::report::{Agent, FsyncBench};
+
 use crate::args::Arguments;
 use crate::report::{Latencies, Report};
 use crate::sys;
@@ -28,8 +30,5 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         fsyncs.add(sys::monotonic_ns() - before_ns);
     }
     let elapsed_ns = sys::monotonic_ns() - start_ns;
-    report.line(&format!(
-        "{{\"agent\":\"fsync-bench\",\"name\":\"{name}\",\"size\":{size_bytes},\"elapsed_ns\":{elapsed_ns},\"fsync\":{{{}}}}}",
-        fsyncs.json_fields()
-    ))
+    report.say(&Agent::FsyncBench(FsyncBench { name, size: size_bytes, elapsed_ns, fsync: fsyncs.summary() }))
 }

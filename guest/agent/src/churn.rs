@@ -15,6 +15,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use afterimage_protocol::report::{self, Agent, ChurnVerify};
+
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::stamp::{Content, Stamp, BLOCK_BYTES};
@@ -74,13 +76,10 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         }
         steps += 1;
         if steps == 20 {
-            report.line("{\"agent\":\"churn\",\"state\":\"busy\"}")?;
+            report.say(&Agent::Churn(report::Churn::Busy {}))?;
         }
     }
-    report.line(&format!(
-        "{{\"agent\":\"churn\",\"state\":\"done\",\"steps\":{steps},\"full\":{}}}",
-        churn.full
-    ))
+    report.say(&Agent::Churn(report::Churn::Done { steps, full: churn.full }))
 }
 
 /// What an earlier round left.
@@ -265,10 +264,7 @@ pub fn verify(mut arguments: Arguments) -> io::Result<()> {
             }
         }
     }
-    report.line(&format!(
-        "{{\"agent\":\"churn-verify\",\"files\":{files},\"blocks\":{blocks},\"wrong\":{}}}",
-        wrong.len()
-    ))?;
+    report.say(&Agent::ChurnVerify(ChurnVerify { files, blocks, wrong: wrong.len() as u64 }))?;
     if wrong.is_empty() {
         return Ok(());
     }

@@ -10,6 +10,8 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use afterimage_protocol::report::{Agent, Integrity};
+
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::stamp::{Content, Stamp, BLOCK_BYTES};
@@ -79,7 +81,7 @@ fn update(plan: &Plan, report: &Report) -> io::Result<()> {
     let mut versions = vec![0u64; plan.records as usize];
     let mut random = Random::new(plan.seed);
     let mut buffer = vec![0; plan.record_bytes()];
-    report.line("{\"agent\":\"integrity\",\"state\":\"updating\"}")?;
+    report.say(&Agent::Integrity(Integrity::Updating {}))?;
     loop {
         let record = random.below(plan.records);
         versions[record as usize] += 1;
@@ -106,9 +108,10 @@ fn verify(plan: &Plan, report: &Report) -> io::Result<()> {
         mixed += u64::from(versions.len() > 1);
         updated += u64::from(versions.iter().any(|version| *version > 1));
     }
-    report.line(&format!(
-        "{{\"agent\":\"integrity\",\"state\":\"verified\",\"records\":{},\"updated\":{updated},\"mixed\":{mixed},\
-         \"foreign_blocks\":{foreign}}}",
-        plan.records
-    ))
+    report.say(&Agent::Integrity(Integrity::Verified {
+        records: plan.records,
+        updated,
+        mixed,
+        foreign_blocks: foreign,
+    }))
 }

@@ -8,11 +8,12 @@
 //! page cache, and BLKFLSBUF says so once more. No process is started but for `cmd` checks: in User Mode Linux an exec costs
 //! ten times what the mount does.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use afterimage_protocol::report::{Pool, PoolDone, PoolReady, PoolRecords};
 
 use crate::args::{invalid, Arguments};
 use crate::mounts::{KernelLog, Mount};
@@ -75,7 +76,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let mount = Mount::new(&device, TARGET, &kind, &options)?;
     let mut kernel = KernelLog::open()?;
     let mut orders = BufReader::new(File::open(channel)?);
-    report.line("{\"pool\":\"ready\"}")?;
+    report.say(&Pool::Ready(PoolReady {}))?;
     let mut line = String::new();
     loop {
         line.clear();
@@ -85,13 +86,13 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         let id = line.trim();
         if !id.is_empty() {
             let said = look(id, &mount, &mut check, &mut kernel)?;
-            report.line(&said)?;
+            report.say(&said)?;
         }
     }
 }
 
-/// One state, from mount to the line of report.
-fn look(id: &str, mount: &Mount, check: &mut Check, kernel: &mut KernelLog) -> io::Result<String> {
+/// One state, from mount to the report.
+fn look(id: &str, mount: &Mount, check: &mut Check, kernel: &mut KernelLog) -> io::Result<Pool> {
     // What came before belongs to no state.
     kernel.news()?;
     let number = |result: &io::Result<()>| match result {
@@ -104,25 +105,19 @@ fn look(id: &str, mount: &Mount, check: &mut Check, kernel: &mut KernelLog) -> i
         Err(_) => (Found::default(), Ok(())),
     };
     let forgotten = mount.forget();
-    let mut text = format!("{{\"pool\":\"done\",\"id\":{}", quoted(id));
-    for (name, result) in [("mount", &mounted), ("umount", &unmounted), ("forget", &forgotten)] {
-        let _ = write!(text, ",\"{name}\":{}", number(result));
-    }
-    let _ = write!(text, ",\"exit\":{}", found.exit);
-    if let Some(state) = &found.state {
-        let _ = write!(text, ",\"state\":{}", quoted(state));
-    }
-    if !found.output.is_empty() {
-        let _ = write!(text, ",\"output\":{}", quoted(tail(&found.output)));
-    }
-    if let Some(survey) = &found.records {
-        let _ = write!(text, ",\"records\":{}", records_json(survey));
-    }
-    let mut messages = kernel.news()?;
-    messages.truncate(MESSAGES_MAX);
-    let messages: Vec<String> = messages.iter().map(|message| quoted(message)).collect();
-    let _ = write!(text, ",\"kmsg\":[{}]}}", messages.join(","));
-    Ok(text)
+    let mut kmsg = kernel.news()?;
+    kmsg.truncate(MESSAGES_MAX);
+    Ok(Pool::Done(PoolDone {
+        id: id.to_owned(),
+        mount: number(&mounted),
+        umount: number(&unmounted),
+        forget: number(&forgotten),
+        exit: found.exit,
+        state: found.state,
+        output: tail(&found.output).to_owned(),
+        records: found.records.as_ref().map(records),
+        kmsg,
+    }))
 }
 
 fn run_check(check: &mut Check) -> Found {
@@ -161,47 +156,17 @@ fn tail(text: &str) -> &str {
     &text[from..]
 }
 
-/// `{"present":[[first,last],…],"torn":[[thread,slot],…],"violations":[[missing,by],…]}`
-fn records_json(survey: &verify::Survey) -> String {
-    let mut runs: Vec<(u64, u64)> = Vec::new();
+/// Numbers as runs.
+fn records(survey: &verify::Survey) -> PoolRecords {
+    let mut present: Vec<(u64, u64)> = Vec::new();
     for number in &survey.present {
-        match runs.last_mut() {
+        match present.last_mut() {
             Some((_, last)) if *number <= *last + 1 => *last = *number,
-            _ => runs.push((*number, *number)),
+            _ => present.push((*number, *number)),
         }
     }
-    let torn: Vec<(u64, u64)> =
-        survey.torn.iter().map(|(thread, slot)| (u64::from(*thread), *slot as u64)).collect();
-    let pairs = |pairs: &[(u64, u64)]| {
-        let items: Vec<String> = pairs.iter().map(|(a, b)| format!("[{a},{b}]")).collect();
-        items.join(",")
-    };
-    format!(
-        "{{\"present\":[{}],\"torn\":[{}],\"violations\":[{}]}}",
-        pairs(&runs),
-        pairs(&torn),
-        pairs(&survey.violations)
-    )
-}
-
-/// A JSON string (RFC 8259 § 7).
-fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => {
-                quoted.push('\\');
-                quoted.push(c);
-            }
-            c if c < ' ' => {
-                let _ = write!(quoted, "\\u{:04x}", c as u32);
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
+    let torn = survey.torn.iter().map(|(thread, slot)| (*thread, *slot as u64)).collect();
+    PoolRecords { present, torn, violations: survey.violations.clone() }
 }
 
 #[cfg(test)]
@@ -209,12 +174,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_json() {
-        assert_eq!(quoted("a\"b\\c\nd"), "\"a\\\"b\\\\c\\u000ad\"");
+    fn numbers_are_runs() {
         let survey =
             verify::Survey { present: vec![1, 2, 3, 7], torn: vec![(0, 9)], violations: vec![(5, 7)] };
-        let json = "{\"present\":[[1,3],[7,7]],\"torn\":[[0,9]],\"violations\":[[5,7]]}";
-        assert_eq!(records_json(&survey), json);
+        let runs =
+            PoolRecords { present: vec![(1, 3), (7, 7)], torn: vec![(0, 9)], violations: vec![(5, 7)] };
+        assert_eq!(records(&survey), runs);
     }
 
     #[test]

@@ -5,6 +5,9 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
+use afterimage_protocol::report;
+use serde::Serialize;
+
 use crate::args::Arguments;
 use crate::sys;
 
@@ -32,6 +35,11 @@ impl Report {
         Ok(Report { file: Mutex::new(file) })
     }
 
+    /// Sends a report; returns when the kernel has taken all of it.
+    pub fn say(&self, report: &impl Serialize) -> io::Result<()> {
+        self.line(&serde_json::to_string(report)?)
+    }
+
     /// Sends one line; returns when the kernel has taken all of it.
     pub fn line(&self, json: &str) -> io::Result<()> {
         let mut text = String::with_capacity(json.len() + 1);
@@ -54,7 +62,7 @@ pub fn say(mut arguments: Arguments) -> io::Result<()> {
     report.line(&line)
 }
 
-/// Latencies, and their summary as JSON fields.
+/// Latencies, and their summary.
 #[derive(Default)]
 pub struct Latencies {
     ns: Vec<u64>,
@@ -71,20 +79,15 @@ impl Latencies {
         self.ns.extend(other.ns);
     }
 
-    /// `"count":…,"p50_us":…,"p99_us":…,"max_us":…,"mean_us":…`
-    pub fn json_fields(&mut self) -> String {
+    /// What is reported of them; all 0 where there is none.
+    pub fn summary(&mut self) -> report::Latencies {
         self.ns.sort_unstable();
         let count = self.ns.len();
-        let at = |per_mille: usize| match count {
-            0 => 0.0,
-            _ => self.ns[((count - 1) * per_mille) / 1000] as f64 / 1000.0,
-        };
-        let mean = if count == 0 { 0.0 } else { self.ns.iter().sum::<u64>() as f64 / count as f64 / 1000.0 };
-        format!(
-            "\"count\":{count},\"p50_us\":{:.1},\"p99_us\":{:.1},\"max_us\":{:.1},\"mean_us\":{mean:.1}",
-            at(500),
-            at(990),
-            at(1000),
-        )
+        if count == 0 {
+            return report::Latencies::default();
+        }
+        let at = |per_mille: usize| self.ns[((count - 1) * per_mille) / 1000] as f64 / 1000.0;
+        let mean_us = (self.ns.iter().sum::<u64>() as f64 / count as f64).round() / 1000.0;
+        report::Latencies { count: count as u64, p50_us: at(500), p99_us: at(990), max_us: at(1000), mean_us }
     }
 }

@@ -12,6 +12,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 
+use afterimage_protocol::report::{Agent, StampVerify};
+
 use crate::args::{invalid, Arguments};
 use crate::record::mix;
 use crate::report::Report;
@@ -144,17 +146,13 @@ pub fn verify(mut arguments: Arguments) -> io::Result<()> {
             if found != wanted {
                 wrong += 1;
                 if first.len() < WRONG_SHOWN_MAX {
-                    first.push(format!("\"block {index}: {found:?}\""));
+                    first.push(format!("block {index}: {found:?}"));
                 }
             }
         }
         at += count;
     }
-    report.line(&format!(
-        "{{\"agent\":\"stamp-verify\",\"blocks\":{},\"wrong\":{wrong},\"first\":[{}]}}",
-        plan.blocks,
-        first.join(",")
-    ))?;
+    report.say(&Agent::StampVerify(StampVerify { blocks: plan.blocks, wrong, first: first.clone() }))?;
     if wrong == 0 {
         return Ok(());
     }

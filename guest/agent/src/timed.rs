@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::process::Command;
 
+use afterimage_protocol::report::{Agent, Timed};
+
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::sys;
@@ -20,10 +22,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let start_ns = sys::monotonic_ns();
     let status = Command::new(&program).args(words).status()?;
     let elapsed_ns = sys::monotonic_ns() - start_ns;
-    report.line(&format!(
-        "{{\"agent\":\"timed\",\"name\":\"{name}\",\"elapsed_ns\":{elapsed_ns},\"success\":{}}}",
-        status.success()
-    ))?;
+    report.say(&Agent::Timed(Timed { name, elapsed_ns, success: status.success() }))?;
     if status.success() {
         Ok(())
     } else {

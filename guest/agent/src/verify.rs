@@ -10,6 +10,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use afterimage_protocol::report::{Agent, Verify, VerifyFile};
+
 use crate::args::{invalid, Arguments};
 use crate::record::{Record, Slot};
 use crate::report::Report;
@@ -97,31 +99,34 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
             match Record::decode(chunk, slot as u32, *thread) {
                 Slot::Empty => empty += 1,
                 Slot::Intact(record) => present.push(record),
-                Slot::Torn => torn.push(slot),
+                Slot::Torn => torn.push(slot as u64),
             }
         }
         torn_total += torn.len();
-        report.line(&format!(
-            "{{\"agent\":\"verify-file\",\"thread\":{thread},\"size\":{size},\"bytes\":{},\"empty\":{empty},\
-             \"present\":{},\"torn\":{torn:?}}}",
-            bytes.len(),
-            slots_json(&present),
-        ))?;
+        report.say(&Agent::VerifyFile(VerifyFile {
+            thread: *thread,
+            size: *size as u64,
+            bytes: bytes.len() as u64,
+            empty,
+            present: runs(&present),
+            torn,
+        }))?;
         everything.extend(present);
     }
 
     let any_ring = files.iter().any(|file| file.is_ring);
     let (violations, shown) = if any_ring { (0, Vec::new()) } else { order_violations(&everything) };
-    report.line(&format!(
-        "{{\"agent\":\"verify\",\"files\":{},\"intact\":{},\"torn\":{torn_total},\
-         \"order_violations\":{violations},\"shown\":{shown:?}}}",
-        files.len(),
-        everything.len(),
-    ))
+    report.say(&Agent::Verify(Verify {
+        files: files.len() as u64,
+        intact: everything.len() as u64,
+        torn: torn_total as u64,
+        order_violations: violations as u64,
+        shown,
+    }))
 }
 
-/// `[[slot, number], ...]`, with runs where both count up by one shortened to `[slot, number, count]`.
-fn slots_json(records: &[Record]) -> String {
+/// Runs in which slot and number count up by one: first slot, first number, how many.
+fn runs(records: &[Record]) -> Vec<(u64, u64, u64)> {
     let mut runs: Vec<(u64, u64, u64)> = Vec::new();
     for record in records {
         let (slot, number) = (u64::from(record.slot), record.number);
@@ -132,8 +137,7 @@ fn slots_json(records: &[Record]) -> String {
             _ => runs.push((slot, number, 1)),
         }
     }
-    let items: Vec<String> = runs.iter().map(|(s, n, c)| format!("[{s},{n},{c}]")).collect();
-    format!("[{}]", items.join(","))
+    runs
 }
 
 /// A number below somebody's floor must be there. Only for records that were appended, where nothing is ever overwritten;
@@ -171,6 +175,6 @@ mod tests {
 
     #[test]
     fn runs_are_short() {
-        assert_eq!(slots_json(&[record(1, 0, 0), record(2, 1, 1), record(9, 1, 2)]), "[[0,1,2],[2,9,1]]");
+        assert_eq!(runs(&[record(1, 0, 0), record(2, 1, 1), record(9, 1, 2)]), [(0, 1, 2), (2, 9, 1)]);
     }
 }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::retained::{ArenaStatus, FileSystemStatus};
-use crate::sandbox::SandboxReport;
+pub use afterimage_protocol::status::{
+    ArenaStatus, DiskStatus, FileSystemStatus, LogStatus, OperationStatus, ReplayStatus, SequenceStatus,
+    StatusAnswer, StorageStatus,
+};
 
 /// Longest request line in bytes, without its newline.
 pub const LINE_BYTES_MAX: usize = 4096;
@@ -144,156 +146,6 @@ pub struct WaitAnswer {
     pub durable: bool,
     /// The number that was waited for.
     pub sequence: u64,
-}
-
-/// Everything about the group and its disks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StatusAnswer {
-    /// `true`
-    pub ok: bool,
-    /// The program's version.
-    pub version: String,
-    /// The daemon's process number.
-    pub pid: u32,
-    /// Seconds since it started.
-    pub uptime_s: f64,
-    /// The contract in force.
-    pub contract: String,
-    /// The promise and its loss bound, in one sentence.
-    pub promise: String,
-    /// What becomes of the guest's journals: `passthrough` or `retain`.
-    pub journal: String,
-    /// The newest completed request, up to which everything survives a power cut, and up to which it is home.
-    pub sequence: SequenceStatus,
-    /// Age of the oldest acknowledged flush that is not durable, in seconds.
-    pub oldest_not_durable_age_s: Option<f64>,
-    /// The redo log.
-    pub log: LogStatus,
-    /// What opening took over from a log.
-    pub replayed: Option<ReplayStatus>,
-    /// The first failure: the disks take no writes any more.
-    pub failure: Option<String>,
-    /// New writes are held.
-    pub paused: bool,
-    /// What locks the process in.
-    pub sandbox: SandboxReport,
-    /// A `keep` process holds the sockets.
-    pub kept: bool,
-    /// Each disk.
-    pub disks: Vec<DiskStatus>,
-}
-
-/// The group's place in its history.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SequenceStatus {
-    /// The newest completed request.
-    pub acknowledged: u64,
-    /// Up to here everything survives a power cut.
-    pub durable: u64,
-    /// Up to here everything is in the image files, synced.
-    pub home: u64,
-}
-
-/// The redo log; all zero where the contract needs none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LogStatus {
-    /// Bytes in use.
-    pub bytes: u64,
-    /// Bound.
-    pub bytes_max: u64,
-    /// Bytes appended since the start.
-    pub appended_bytes: u64,
-    /// Syncs since the start.
-    pub syncs: u64,
-    /// Bytes written home since the start.
-    pub home_written_bytes: u64,
-    /// Times that writes waited for room.
-    pub throttled: u64,
-    /// Flushes that the window rule held back.
-    pub held_flushes: u64,
-}
-
-/// What opening took over from a log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReplayStatus {
-    /// Complete records that were not home.
-    pub records: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// The prefix that was found.
-    pub sequence: u64,
-    /// An incomplete record at the end was discarded.
-    pub torn_tail: bool,
-}
-
-/// One disk.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DiskStatus {
-    /// The image.
-    pub file: String,
-    /// Where the guest connects.
-    pub socket: String,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// What the guest sees.
-    pub serial: String,
-    /// A guest is connected.
-    pub attached: bool,
-    /// The guest sees a write cache.
-    pub write_cache: bool,
-    /// Connections since the start.
-    pub connections: u64,
-    /// Requests by kind.
-    pub requests: Vec<OperationStatus>,
-    /// What reached the image file.
-    pub storage: StorageStatus,
-    /// The memory of its retained journals; `None` where they are passed through.
-    pub arena: Option<ArenaStatus>,
-    /// The file systems found on it; none where journals are passed through.
-    pub file_systems: Vec<FileSystemStatus>,
-    /// The first failure.
-    pub failure: Option<String>,
-}
-
-/// Requests of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OperationStatus {
-    /// `read`, `write`, `flush`, `discard`, `write_zeroes`, `other`
-    pub kind: String,
-    /// Answered, failed ones included.
-    pub requests: u64,
-    /// Failed.
-    pub errors: u64,
-    /// Bytes of the successful ones.
-    pub bytes: u64,
-}
-
-/// What reached the image file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StorageStatus {
-    /// Reads.
-    pub reads: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Writes.
-    pub writes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// Syncs.
-    pub syncs: u64,
-    /// Holes punched.
-    pub discards: u64,
-    /// Ranges zeroed.
-    pub zeroes: u64,
 }
 
 #[cfg(test)]

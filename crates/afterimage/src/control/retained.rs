@@ -1,116 +1,79 @@
 //! What is said of retained journals.
 
-use afterimage_journal::retain::Classes;
-use serde::{Deserialize, Serialize};
+use afterimage_protocol::status::{ArenaStatus, FileSystemStatus};
 
 /// The memory of one disk's retained journals.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ArenaStatus {
-    /// Bytes of journal content.
-    pub used_bytes: u64,
-    /// Bytes of memory that it takes, spare pages and tags included.
-    pub resident_bytes: u64,
-    /// Bound of the content, which all disks share.
-    pub bytes_max: u64,
-}
-
-impl From<&afterimage_journal::DiskStatus> for ArenaStatus {
-    fn from(status: &afterimage_journal::DiskStatus) -> Self {
-        Self {
-            used_bytes: status.arena_used_bytes,
-            resident_bytes: status.arena_resident_bytes,
-            bytes_max: status.arena_bytes_max,
-        }
+pub fn arena(status: &afterimage_journal::DiskStatus) -> ArenaStatus {
+    ArenaStatus {
+        used_bytes: status.arena_used_bytes,
+        resident_bytes: status.arena_resident_bytes,
+        bytes_max: status.arena_bytes_max,
     }
 }
 
-/// One file system, or a place where one may come to be.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileSystemStatus {
-    /// Its first sector.
-    pub start_sector: u64,
-    /// Its UUID, where it has one.
-    pub uuid: Option<String>,
-    /// `retain`; `waiting` for the next mount; `passthrough`.
-    pub mode: String,
-    /// Why its journal is not retained.
-    pub why: Option<String>,
-    /// Committed transactions held.
-    pub transactions: u64,
-    /// Versions retained: the newest committed content of a block each.
-    pub versions: u64,
-    /// Those of them that are not home.
-    pub versions_pending: u64,
-    /// Bytes of the versions.
-    pub data_bytes: u64,
-    /// Bytes of journal information: what says where a version is and where it belongs.
-    pub information_bytes: u64,
-    /// What its requests meant since it was found.
-    #[serde(flatten)]
-    pub classes: Classes,
-}
-
-impl From<&afterimage_journal::FileSystemStatus> for FileSystemStatus {
-    fn from(status: &afterimage_journal::FileSystemStatus) -> Self {
-        Self {
-            start_sector: status.start_sector,
-            uuid: status.uuid.clone(),
-            mode: status.mode.to_owned(),
-            why: status.why.clone(),
-            transactions: status.transactions,
-            versions: status.versions,
-            versions_pending: status.versions_pending,
-            data_bytes: status.data_bytes,
-            information_bytes: status.information_bytes,
-            classes: status.classes,
-        }
+/// One file system of a disk.
+pub fn file_system(status: &afterimage_journal::FileSystemStatus) -> FileSystemStatus {
+    let classes = &status.classes;
+    FileSystemStatus {
+        start_sector: status.start_sector,
+        uuid: status.uuid.clone(),
+        mode: status.mode.to_owned(),
+        why: status.why.clone(),
+        transactions: status.transactions,
+        versions: status.versions,
+        versions_pending: status.versions_pending,
+        data_bytes: status.data_bytes,
+        information_bytes: status.information_bytes,
+        journal_commits: classes.journal_commits,
+        journal_commit_blocks: classes.journal_commit_blocks,
+        journal_absorbed_bytes: classes.journal_absorbed_bytes,
+        page_writebacks: classes.page_writebacks,
+        page_writebacks_matching: classes.page_writebacks_matching,
+        page_writeback_elided_bytes: classes.page_writeback_elided_bytes,
+        journal_truncations: classes.journal_truncations,
+        write_failures: classes.write_failures,
+        revokes: classes.revokes,
+        releases: classes.releases,
+        checkpoints: classes.checkpoints,
+        checkpoint_blocks: classes.checkpoint_blocks,
+        evicted_blocks: classes.evicted_blocks,
     }
 }
 
-impl FileSystemStatus {
-    /// What the file system's requests meant since it was found, and what became of it: name, meaning, count. All
-    /// counts only grow.
-    pub fn counts(&self) -> [(&'static str, &'static str, u64); 11] {
-        let classes = &self.classes;
-        [
-            ("journal_commits", "Transactions that the guest committed", classes.journal_commits),
-            (
-                "journal_commit_blocks",
-                "Blocks that the guest's transactions logged",
-                classes.journal_commit_blocks,
-            ),
-            (
-                "page_writebacks",
-                "Guest writes home of blocks with a retained version",
-                classes.page_writebacks,
-            ),
-            (
-                "page_writebacks_matching",
-                "Guest writes home of just the retained version",
-                classes.page_writebacks_matching,
-            ),
-            (
-                "journal_truncations",
-                "Times that the guest truncated its journal",
-                classes.journal_truncations,
-            ),
-            ("journal_write_failures", "Writes of the file system that failed", classes.write_failures),
-            ("journal_revokes", "Blocks that the guest revoked", classes.revokes),
-            ("retained_releases", "Retained transactions released", classes.releases),
-            ("retained_checkpoints", "Times that the daemon wrote versions home", classes.checkpoints),
-            ("retained_checkpoint_blocks", "Blocks that the daemon wrote home", classes.checkpoint_blocks),
-            (
-                "journal_evicted_blocks",
-                "Journal blocks sent to their own place for want of memory",
-                classes.evicted_blocks,
-            ),
-        ]
-    }
+/// What the file system's requests meant since it was found, and what became of it: name, meaning, count. All
+/// counts only grow.
+pub fn counts(status: &FileSystemStatus) -> [(&'static str, &'static str, u64); 11] {
+    [
+        ("journal_commits", "Transactions that the guest committed", status.journal_commits),
+        (
+            "journal_commit_blocks",
+            "Blocks that the guest's transactions logged",
+            status.journal_commit_blocks,
+        ),
+        ("page_writebacks", "Guest writes home of blocks with a retained version", status.page_writebacks),
+        (
+            "page_writebacks_matching",
+            "Guest writes home of just the retained version",
+            status.page_writebacks_matching,
+        ),
+        ("journal_truncations", "Times that the guest truncated its journal", status.journal_truncations),
+        ("journal_write_failures", "Writes of the file system that failed", status.write_failures),
+        ("journal_revokes", "Blocks that the guest revoked", status.revokes),
+        ("retained_releases", "Retained transactions released", status.releases),
+        ("retained_checkpoints", "Times that the daemon wrote versions home", status.checkpoints),
+        ("retained_checkpoint_blocks", "Blocks that the daemon wrote home", status.checkpoint_blocks),
+        (
+            "journal_evicted_blocks",
+            "Journal blocks sent to their own place for want of memory",
+            status.evicted_blocks,
+        ),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
+    use afterimage_journal::retain::Classes;
+
     use super::*;
 
     #[test]
@@ -127,7 +90,7 @@ mod tests {
             information_bytes: 5,
             classes: Classes { revokes: 6, evicted_blocks: 7, ..Default::default() },
         };
-        let passed_on = FileSystemStatus::from(&status);
+        let passed_on = file_system(&status);
         let text = serde_json::to_value(&passed_on).unwrap();
         assert_eq!(text, serde_json::to_value(&status).unwrap());
         assert_eq!(serde_json::from_value::<FileSystemStatus>(text).unwrap(), passed_on);

@@ -12,8 +12,7 @@ mod files;
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
+pub use afterimage_protocol::status::SandboxReport;
 pub use calls::restrict_calls;
 pub use files::{restrict_files, FileNeeds};
 
@@ -43,21 +42,5 @@ impl FromStr for SandboxMode {
             "require" => Ok(Self::Require),
             other => Err(UnknownSandboxMode(other.to_owned())),
         }
-    }
-}
-
-/// What is in force, in words.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SandboxReport {
-    /// File access: `full`, `partial`, `off`, or why not.
-    pub landlock: String,
-    /// System calls: `on`, `off`, or why not.
-    pub seccomp: String,
-}
-
-impl SandboxReport {
-    /// Nothing in force because the user said so.
-    pub fn off() -> Self {
-        Self { landlock: "off".to_owned(), seccomp: "off".to_owned() }
     }
 }

@@ -13,6 +13,7 @@ use super::settings::DiskSettings;
 use crate::control::protocol::{
     DiskStatus, LogStatus, OperationStatus, ReplayStatus, SequenceStatus, StatusAnswer, StorageStatus,
 };
+use crate::control::retained as journals;
 use crate::sandbox::SandboxReport;
 
 /// A running daemon.
@@ -137,8 +138,8 @@ impl ServedDisk {
                 discards: storage.discards,
                 zeroes: storage.zeroes,
             },
-            arena: retained.as_ref().map(Into::into),
-            file_systems: retained.iter().flat_map(|r| &r.file_systems).map(Into::into).collect(),
+            arena: retained.as_ref().map(journals::arena),
+            file_systems: retained.iter().flat_map(|r| &r.file_systems).map(journals::file_system).collect(),
             failure: self.disk.health().failure().map(|reason| reason.to_string()),
         }
     }

@@ -15,6 +15,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use afterimage_protocol::report::{Agent, Micro};
+
 use super::random::Random;
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
@@ -53,9 +55,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         _ => return Err(invalid(format!("'{name}' is none of append, overwrite, create, delete"))),
     };
     let elapsed_ns = sys::monotonic_ns() - start_ns;
-    report.line(&format!(
-        "{{\"agent\":\"micro\",\"name\":\"{name}\",\"operations\":{operations},\"elapsed_ns\":{elapsed_ns}}}"
-    ))
+    report.say(&Agent::Micro(Micro { name, operations, elapsed_ns }))
 }
 
 /// Bytes that neither compress nor repeat from one write to the next.

@@ -15,6 +15,8 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
 
+use afterimage_protocol::report::{self, Agent};
+
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::sys;
@@ -113,17 +115,16 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         return Err(error);
     }
     let elapsed_ns = sys::monotonic_ns() - start_ns;
-    report.line(&format!(
-        "{{\"agent\":\"workload\",\"name\":\"{}\",\"threads\":{threads},\"operations\":{},\"passes\":{},\
-         \"reads\":{},\"writes\":{},\"read_bytes\":{},\"write_bytes\":{},\"elapsed_ns\":{elapsed_ns},\
-         \"fsync\":{{{}}}}}",
-        plan.name,
-        total.operations,
-        total.passes,
-        total.reads,
-        total.writes,
-        total.read_bytes,
-        total.write_bytes,
-        total.fsyncs.json_fields()
-    ))
+    report.say(&Agent::Workload(report::Workload {
+        name: plan.name,
+        threads,
+        operations: total.operations,
+        passes: total.passes,
+        reads: total.reads,
+        writes: total.writes,
+        read_bytes: total.read_bytes,
+        write_bytes: total.write_bytes,
+        elapsed_ns,
+        fsync: total.fsyncs.summary(),
+    }))
 }
