@@ -66,6 +66,15 @@ impl BlockError {
         Self::Io { context: context.into(), source: Arc::new(source) }
     }
 
+    /// As an I/O error of the same kind, for users of a [`Medium`](crate::Medium).
+    pub fn into_io(self) -> io::Error {
+        let kind = match &self {
+            Self::Io { source, .. } => source.kind(),
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, self)
+    }
+
     /// The class of this error.
     pub fn kind(&self) -> ErrorKind {
         match self {

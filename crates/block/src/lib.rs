@@ -19,6 +19,7 @@
 #![warn(missing_docs)]
 
 mod admit;
+mod bell;
 mod blocking;
 mod buffers;
 pub mod conformance;
@@ -33,6 +34,7 @@ pub mod sim;
 mod tap;
 
 pub use admit::admit;
+pub use bell::Bell;
 pub use blocking::Blocking;
 pub use buffers::Buffers;
 pub use disk::{wait_readable, Disk, Geometry, Health, Lane, Quiesced};

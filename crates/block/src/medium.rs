@@ -30,7 +30,7 @@ pub trait Medium: Send + Sync {
     /// Makes a range read as zeroes; with `unmap` its space may be given back.
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()>;
 
-    /// Returns when everything that was written before the call is durable. An error poisons the medium's
-    /// user: what was written since the last good sync may be lost, whatever a later sync answers.
+    /// Returns when everything that was written before the call is durable. After an error every later call is one, too:
+    /// what was written since the last good sync may be lost, whatever the kernel answers another time.
     fn sync(&self) -> io::Result<()>;
 }

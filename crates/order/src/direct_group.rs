@@ -108,6 +108,7 @@ impl DirectGroup {
                 self.events.publish(&Event::Failed { reason });
                 return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
             }
+            image.health().check()?;
         }
         self.shared.synced_all(covers);
         self.events.publish(&Event::Durable { sequence: covers });

@@ -1,17 +1,17 @@
 //! Waking lanes that hold requests back, and counting the writes they have in flight.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use rustix::event::{eventfd, EventfdFlags};
+use afterimage_block::Bell;
 
 /// One lane's bell. The lane sets `parked`, looks at the condition again, and only then sleeps on the descriptor;
 /// the other side changes the condition and then looks at `parked`. So no wake-up is lost.
 #[derive(Debug)]
 pub(crate) struct LaneSignal {
-    fd: OwnedFd,
+    bell: Bell,
     pub(crate) parked: AtomicBool,
     /// Writes handed to the layer below and not completed.
     pub(crate) writes_in_flight: AtomicUsize,
@@ -19,23 +19,16 @@ pub(crate) struct LaneSignal {
 
 impl LaneSignal {
     fn new() -> io::Result<Self> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { fd, parked: AtomicBool::new(false), writes_in_flight: AtomicUsize::new(0) })
+        Ok(Self { bell: Bell::new()?, parked: AtomicBool::new(false), writes_in_flight: AtomicUsize::new(0) })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    fn ring(&self) {
-        // The only possible failure is a counter at its maximum: then the descriptor is readable anyway.
-        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        self.bell.fd()
     }
 
     /// Makes the descriptor unreadable again.
     pub(crate) fn drain(&self) {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.fd, &mut count);
+        self.bell.drain();
     }
 }
 
@@ -57,7 +50,7 @@ impl Signals {
         let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for lane in lanes.iter().filter_map(Weak::upgrade) {
             if lane.parked.load(Ordering::SeqCst) {
-                lane.ring();
+                lane.bell.ring();
             }
         }
     }

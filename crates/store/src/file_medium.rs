@@ -5,11 +5,13 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
-use afterimage_block::Medium;
+use afterimage_block::{BlockError, Health, Medium};
 use rustix::fs::{fallocate, FallocateFlags};
 
-use crate::transfer::Target;
+use crate::syncs::Syncs;
+use crate::transfer::{sync_data, Target};
 use crate::zero::Methods;
 use crate::{Counters, FileIdentity};
 
@@ -18,11 +20,12 @@ use crate::{Counters, FileIdentity};
 /// A write that returned is in the page cache: it survives the process, and a power cut only after a
 /// [`Medium::sync`]. The file's name survives a power cut only after [`sync_directory`].
 pub struct FileMedium {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     len: AtomicU64,
-    counters: Counters,
+    counters: Arc<Counters>,
     methods: Methods,
+    syncs: Arc<Syncs>,
 }
 
 impl FileMedium {
@@ -42,11 +45,13 @@ impl FileMedium {
     }
 
     fn wrap(file: File, path: &Path, len: u64) -> Self {
+        let (file, counters) = (Arc::new(file), Arc::<Counters>::default());
         Self {
+            syncs: Syncs::new(path, Health::default(), sync_data(&file, &counters)),
             file,
             path: path.to_owned(),
             len: AtomicU64::new(len),
-            counters: Counters::default(),
+            counters,
             methods: Methods::default(),
         }
     }
@@ -56,6 +61,7 @@ impl FileMedium {
     /// written over everything: only for a file without content yet.
     pub fn preallocate(&self) -> io::Result<()> {
         let len = self.len();
+        self.syncs.note_write();
         match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
@@ -76,6 +82,7 @@ impl FileMedium {
     pub fn set_len(&self, bytes: u64) -> io::Result<()> {
         self.file.set_len(bytes)?;
         self.len.store(bytes, Ordering::Release);
+        self.syncs.note_write();
         Ok(())
     }
 
@@ -127,16 +134,20 @@ impl Medium for FileMedium {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
-        self.target().write_slice(buf, offset)
+        let written = self.target().write_slice(buf, offset);
+        self.syncs.note_write();
+        written
     }
 
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len)?;
-        self.methods.zero(&self.target(), offset, len, unmap)
+        let zeroed = self.methods.zero(&self.target(), offset, len, unmap);
+        self.syncs.note_write();
+        zeroed
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.target().sync()
+        self.syncs.wait(self.syncs.need()).map_err(BlockError::into_io)
     }
 }
 

@@ -57,8 +57,8 @@ impl ImageStore {
         Ok(Arc::new(Self { core: Arc::new(open::open(options)?) }))
     }
 
-    /// Synchronous access to the same file, in the same mode and with the same counters. A failure on it does not
-    /// turn the disk read-only by itself: its user decides, through [`Disk::health`].
+    /// Synchronous access to the same file, in the same mode and with the same counters. A failed sync turns the disk
+    /// read-only, whoever asked for it. A failed write does not by itself: its user decides, through [`Disk::health`].
     pub fn medium(&self) -> Arc<dyn Medium> {
         Arc::new(ImageMedium::new(Arc::clone(&self.core)))
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use afterimage_block::Medium;
+use afterimage_block::{BlockError, Medium};
 
 use crate::core::Core;
 
@@ -42,21 +42,18 @@ impl Medium for ImageMedium {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
         let written = self.core.target(self.shard).write_slice(buf, offset);
-        self.core.unsynced.note_write();
+        self.core.syncs.note_write();
         written
     }
 
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len)?;
         let zeroed = self.core.methods.zero(&self.core.target(self.shard), offset, len, unmap);
-        self.core.unsynced.note_write();
+        self.core.syncs.note_write();
         zeroed
     }
 
     fn sync(&self) -> io::Result<()> {
-        let covers = self.core.unsynced.covers();
-        self.core.target(self.shard).sync()?;
-        self.core.unsynced.note_sync(covers);
-        Ok(())
+        self.core.syncs.wait(self.core.syncs.need()).map_err(BlockError::into_io)
     }
 }

@@ -62,19 +62,19 @@ impl InlineLane {
             Operation::Write { .. } => {
                 let written = target.write(&request.buffers, offset);
                 // A failed write may have changed something.
-                core.unsynced.note_write();
+                core.syncs.note_write();
                 written.map_err(|e| core.change_failed("writing", offset, e))?;
             }
             Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
                 let unmap = !matches!(request.operation, Operation::WriteZeroes { unmap: false, .. });
                 let zeroed = core.methods.zero(&target, offset, request.sectors * SECTOR_BYTES, unmap);
-                core.unsynced.note_write();
+                core.syncs.note_write();
                 zeroed.map_err(|e| core.change_failed("zeroing", offset, e))?;
             }
             Operation::Flush(_) => {}
         }
         if matches!(request.operation, Operation::Flush(_)) || request.operation.is_flushed() {
-            return core.sync(self.shard);
+            return core.sync();
         }
         Ok(())
     }

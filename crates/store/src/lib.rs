@@ -8,6 +8,8 @@
 //! FileMedium ─────────────── a plain file of its own             redo logs
 //! ```
 //!
+//! Each description has one `Syncs`: nobody else syncs it, one sync runs at a time, and a failed one is everybody's.
+//!
 //! What a crash may leave: a write whose completion was reaped is in the page cache or, with O_DIRECT, was taken by
 //! the device: it survives this process. A power cut leaves any subset of the writes, at sector granularity and
 //! with torn sectors, that completed after the last sync was *started*; a flush completes only after a sync that was
@@ -32,6 +34,7 @@ mod options;
 mod ring;
 mod ring_lane;
 mod slots;
+mod syncs;
 mod transfer;
 mod zero;
 

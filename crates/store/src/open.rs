@@ -4,13 +4,16 @@ use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
-use afterimage_block::{Geometry, SECTOR_BYTES};
+use afterimage_block::{Geometry, Health, SECTOR_BYTES};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, ioctl_blkpbszget, ioctl_blksszget, OFlags};
 
-use crate::core::{Core, Unsynced};
+use crate::core::Core;
 use crate::direct::{self, Alignment};
 use crate::magic::{self, HEAD_BYTES};
+use crate::syncs::Syncs;
+use crate::transfer::sync_data;
 use crate::{lock, Counters, DirectMode, OpenError, OpenOptions};
 
 /// At most this much of a serial is shown (virtio 1.2 § 5.2.6.1, VIRTIO_BLK_T_GET_ID).
@@ -34,15 +37,16 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     }
     let backing = direct::backing(&file).map_err(OpenError::io("examining", path))?;
     tracing::debug!(path = %path.display(), size, ?alignment, ?backing, "image opened");
+    let (file, counters, health) = (Arc::new(file), Arc::<Counters>::default(), Health::default());
     Ok(Core {
         serial: serial(options),
         geometry,
-        health: Default::default(),
-        counters: Counters::default(),
+        syncs: Syncs::new(path, health.clone(), sync_data(&file, &counters)),
+        health,
+        counters,
         alignment,
         backing,
         methods: Default::default(),
-        unsynced: Unsynced::default(),
         path: path.clone(),
         file,
     })

@@ -120,6 +120,11 @@ impl Ring {
         }
     }
 
+    /// Whether there is an answer to take.
+    pub fn has_answers(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
     /// The next answer that is there.
     pub fn next_answer(&mut self) -> Option<Answer> {
         self.ring

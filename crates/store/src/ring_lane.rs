@@ -4,11 +4,10 @@
 //! submit ─► held ──dispatch──► ring ─► answers ─► finish ─► done ─► reap
 //!             ▲                            │          └─ as if flushed ─┐
 //!             └── short, EAGAIN, other ────┘                            ▼
-//!                 way of zeroing              flush ─► waiting ─► one sync ─► done
+//!                 way of zeroing            flush ─► waiting ─► Syncs ─bell─► done
 //! ```
 //!
-//! At most one sync is in the kernel for each lane. Flushes that arrive meanwhile wait for the next one and share it,
-//! since the running one may have started before writes that they must cover.
+//! Syncs are not this lane's: all of a file's have one owner.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -18,9 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, wait_readable, BlockError, Buffers, Completion, Lane, Operation, Request, SECTOR_BYTES,
+    admit, wait_readable, Bell, BlockError, Buffers, Completion, Lane, Operation, Request, SECTOR_BYTES,
 };
-use io_uring::{opcode, squeue, types};
+use io_uring::{opcode, squeue};
 
 use crate::core::Core;
 use crate::direct::Backing;
@@ -41,7 +40,6 @@ const TRANSFER_MAX: usize = 1 << 30;
 
 /// What the user data of a ring entry means: a slot's index, or one of these with a number below.
 const TAG_POLL: u64 = 1 << 62;
-const TAG_SYNC: u64 = 2 << 62;
 const TAG_IGNORED: u64 = 3 << 62;
 const TAG_MASK: u64 = 3 << 62;
 
@@ -54,9 +52,9 @@ pub(crate) struct RingLane {
     held: VecDeque<u32>,
     /// Bytes of the requests that were held since the last submission.
     held_bytes: u64,
-    /// Slots in the kernel, and the sync if one runs.
+    /// Slots in the kernel.
     in_kernel: usize,
-    sync: Sync,
+    flushes: Flushes,
     polls: Polls,
     done: Vec<Completion>,
     /// Buffered writes go into the page cache right in `submit`: the ring would give them to a worker thread.
@@ -65,15 +63,14 @@ pub(crate) struct RingLane {
     offloads: bool,
 }
 
-/// The group commit.
-#[derive(Default)]
-struct Sync {
-    /// What the sync in the kernel covers.
-    running: Option<u64>,
-    /// Slots that complete with it.
-    riding: Vec<u32>,
-    /// Slots that need one that starts later.
-    waiting: Vec<u32>,
+/// Slots that complete with a sync.
+struct Flushes {
+    /// What each needs, oldest first: no need is below that of one before it.
+    waiting: VecDeque<(u64, u32)>,
+    /// The newest need that was asked for.
+    asked: u64,
+    /// Rung when one of them is met.
+    bell: Arc<Bell>,
 }
 
 /// The polls of the last wait.
@@ -101,7 +98,7 @@ impl RingLane {
             held: VecDeque::new(),
             held_bytes: 0,
             in_kernel: 0,
-            sync: Sync::default(),
+            flushes: Flushes { waiting: VecDeque::new(), asked: 0, bell: Arc::new(Bell::new()?) },
             polls: Polls::default(),
             done: Vec::with_capacity(64),
             writes_inline,
@@ -136,11 +133,11 @@ impl RingLane {
             part: None,
         };
         if work == Work::Flush {
-            if self.core.unsynced.is_clean() || self.core.geometry.read_only {
-                self.done.push(Completion { token: slot.token, result: Ok(()) });
+            let index = self.slots.insert(slot);
+            if self.core.geometry.read_only {
+                self.complete(index, Ok(()));
             } else {
-                let index = self.slots.insert(slot);
-                self.sync.waiting.push(index);
+                self.flushes.waiting.push_back((self.core.syncs.need(), index));
             }
         } else if slot.len == 0 {
             let index = self.slots.insert(slot);
@@ -166,11 +163,11 @@ impl RingLane {
         let slot = self.slots.get(index);
         if slot.work != Work::Read {
             // Also where it failed: something may have changed.
-            self.core.unsynced.note_write();
+            self.core.syncs.note_write();
         }
         if result.is_ok() && slot.flushed {
             slot.work = Work::Flush;
-            self.sync.waiting.push(index);
+            self.flushes.waiting.push_back((self.core.syncs.need(), index));
             return;
         }
         self.complete(index, result);
@@ -181,35 +178,31 @@ impl RingLane {
         self.done.push(Completion { token: slot.token, result });
     }
 
-    /// Queues ring entries for what is held and starts a sync that is due.
+    /// Queues ring entries for what is held, and looks after the flushes.
     fn push_held(&mut self) -> io::Result<()> {
         self.held_bytes = 0;
         while self.in_kernel < IN_KERNEL_MAX {
             let Some(index) = self.held.pop_front() else { break };
             self.push_slot(index)?;
         }
-        self.start_sync()
+        self.look_after_flushes();
+        Ok(())
     }
 
-    fn start_sync(&mut self) -> io::Result<()> {
-        if self.sync.running.is_some() || self.sync.waiting.is_empty() {
-            return Ok(());
+    /// Completes flushes that can be, and asks for the syncs that the others need.
+    fn look_after_flushes(&mut self) {
+        while let Some((need, index)) = self.flushes.waiting.front().copied() {
+            let Some(verdict) = self.core.syncs.verdict(need) else { break };
+            self.flushes.waiting.pop_front();
+            self.complete(index, verdict);
         }
-        let verdict = self.core.health.check();
-        if verdict.is_err() || self.core.unsynced.is_clean() {
-            for index in std::mem::take(&mut self.sync.waiting) {
-                self.complete(index, verdict.clone());
+        let Flushes { waiting, asked, bell } = &mut self.flushes;
+        for (need, _) in waiting {
+            if *need > *asked {
+                *asked = *need;
+                self.core.syncs.ask(*need, bell);
             }
-            return Ok(());
         }
-        let covers = self.core.unsynced.covers();
-        let entry = opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build().user_data(TAG_SYNC);
-        // SAFETY: a sync points to no memory.
-        unsafe { self.ring.push(&entry)? };
-        self.sync.running = Some(covers);
-        std::mem::swap(&mut self.sync.riding, &mut self.sync.waiting);
-        self.in_kernel += 1;
-        Ok(())
     }
 
     fn push_slot(&mut self, index: u32) -> io::Result<()> {
@@ -254,34 +247,12 @@ impl RingLane {
                     Some(fired) => drop(self.polls.armed.swap_remove(fired)),
                     None => self.polls.stale -= 1,
                 },
-                TAG_SYNC => self.synced(answer.result),
                 TAG_IGNORED => {}
                 _ => {
                     self.in_kernel -= 1;
                     self.answered(answer);
                 }
             }
-        }
-    }
-
-    fn synced(&mut self, result: i32) {
-        self.in_kernel -= 1;
-        let Some(covers) = self.sync.running.take() else { return };
-        let riding = std::mem::take(&mut self.sync.riding);
-        if result == -libc::EINTR {
-            // Not even started.
-            self.sync.waiting.splice(0..0, riding);
-            return;
-        }
-        self.core.counters.shard(self.shard).synced();
-        let verdict = if result >= 0 {
-            self.core.unsynced.note_sync(covers);
-            Ok(())
-        } else {
-            Err(self.core.sync_failed(io::Error::from_raw_os_error(-result)))
-        };
-        for index in riding {
-            self.complete(index, verdict.clone());
         }
     }
 
@@ -378,11 +349,10 @@ impl RingLane {
             self.take_answers();
             let pushed = self.push_held();
             let due = pushed.map(|()| self.ring.is_due());
-            let advanced =
-                due.and_then(|due| if due { self.ring.submit().map(|()| true) } else { Ok(false) });
-            match advanced {
-                Ok(true) => {}
-                Ok(false) => return,
+            match due.and_then(|due| if due { self.ring.submit() } else { Ok(()) }) {
+                // Work that the kernel left to a thread that has ended since stays due for ever.
+                Ok(()) if !self.ring.has_answers() => return,
+                Ok(()) => {}
                 Err(error) => self.ring_failed(&error),
             }
         }
@@ -439,7 +409,7 @@ impl Lane for RingLane {
     }
 
     fn dispatch(&mut self) {
-        if !self.held.is_empty() || !self.sync.waiting.is_empty() {
+        if !self.held.is_empty() || !self.flushes.waiting.is_empty() {
             self.advance();
         }
     }
@@ -455,12 +425,23 @@ impl Lane for RingLane {
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         self.take_answers();
+        let mut fds;
+        let mut also = also;
+        let bell = Arc::clone(&self.flushes.bell);
+        if !self.flushes.waiting.is_empty() {
+            bell.drain();
+        }
         self.push_held()?;
         if !self.done.is_empty() {
             return self.ring.submit();
         }
+        if !self.flushes.waiting.is_empty() {
+            fds = also.to_vec();
+            fds.push(bell.fd());
+            also = &fds;
+        }
         if self.in_kernel == 0 {
-            // Nothing but `also` can end this wait: no need for polls that must be taken back again.
+            // Nothing but these can end this wait: no need for polls that must be taken back again.
             return wait_readable(also, timeout);
         }
         self.polls.generation += 1;

@@ -7,10 +7,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use afterimage_block::Buffers;
 
-use crate::counters::Shard;
+use crate::counters::{Counters, Shard};
 use crate::direct::Alignment;
 
 /// The most segments that one system call takes (`UIO_MAXIOV`).
@@ -25,6 +26,20 @@ pub(crate) struct Target<'a> {
     /// With O_DIRECT.
     pub alignment: Option<Alignment>,
     pub shard: &'a Shard,
+}
+
+/// Makes the file's data durable: the one place of this crate where that happens, for [`Syncs`](crate::syncs::Syncs).
+/// An interrupted sync is a failed one: it may have taken an error with it that the next would not be told.
+pub(crate) fn sync_data(
+    file: &Arc<File>,
+    counters: &Arc<Counters>,
+) -> impl Fn() -> io::Result<()> + Send + Sync + 'static {
+    let (file, counters) = (Arc::clone(file), Arc::clone(counters));
+    move || {
+        let synced = rustix::fs::fdatasync(&*file);
+        counters.shard(0).synced();
+        Ok(synced?)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,14 +57,6 @@ impl Target<'_> {
     /// Stores the buffers at `offset`.
     pub fn write(&self, buffers: &Buffers, offset: u64) -> io::Result<()> {
         self.transfer(Way::Out, buffers, offset)
-    }
-
-    /// Makes the file's data durable. The one place of this crate where that happens outside a ring.
-    #[allow(clippy::disallowed_methods)]
-    pub fn sync(&self) -> io::Result<()> {
-        let synced = self.file.sync_data();
-        self.shard.synced();
-        synced
     }
 
     /// Fills `buf` from `offset`.

@@ -15,45 +15,7 @@ use afterimage_block::{
     BlockError, Blocking, Buffers, Disk, ErrorKind, FlushKind, Operation, Request, Sector, Token,
 };
 use afterimage_store::{create_image, DirectMode, FileMedium, ImageStore, OpenError, OpenOptions};
-use afterimage_testing::{is_root, own_mounts, skip};
-
-/// Runs another test of this file, one of the ignored ones, in a mount namespace of its own.
-#[track_caller]
-fn in_namespace(test: &str) {
-    let mut command = match own_mounts() {
-        Ok(command) => command,
-        Err(why) => return skip(why),
-    };
-    let output = command
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
-        .env("AFTERIMAGE_TEST_NAMESPACE", "1")
-        .output()
-        .unwrap();
-    let text =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
-
-/// As [`in_namespace`], for a test that mounts a loop device.
-#[track_caller]
-fn on_a_device(test: &str) {
-    if is_root() {
-        in_namespace(test);
-    } else {
-        skip("loop devices need root");
-    }
-}
-
-/// Whether this is the child that [`in_namespace`] started: `--ignored` alone must not mount anything.
-fn is_namespaced() -> bool {
-    std::env::var_os("AFTERIMAGE_TEST_NAMESPACE").is_some()
-}
-
-fn command(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
+use afterimage_testing::{command, in_namespace, is_inside, on_a_device, skip};
 
 fn mount_tmpfs(size: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
@@ -133,7 +95,7 @@ fn a_full_file_system_in_memory() {
 #[test]
 #[ignore = "run in a namespace by a_full_file_system_in_memory"]
 fn full_tmpfs() {
-    if !is_namespaced() {
+    if !is_inside() {
         return skip("run by a_full_file_system_in_memory");
     }
     fill(mount_tmpfs("4M").path(), DirectMode::Auto);
@@ -150,7 +112,7 @@ fn a_full_file_system_on_a_device() {
 #[test]
 #[ignore = "run in a namespace by a_full_file_system_on_a_device"]
 fn full_ext4() {
-    if !is_namespaced() {
+    if !is_inside() {
         return skip("run by a_full_file_system_on_a_device");
     }
     for direct in [DirectMode::Off, DirectMode::On] {
@@ -167,7 +129,7 @@ fn a_sync_that_fails() {
 #[test]
 #[ignore = "run in a namespace by a_sync_that_fails"]
 fn failing_sync() {
-    if !is_namespaced() {
+    if !is_inside() {
         return skip("run by a_sync_that_fails");
     }
     // The device promises 64 MiB and has 6.

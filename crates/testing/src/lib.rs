@@ -7,6 +7,10 @@ use std::fmt::Display;
 use std::io::Write as _;
 use std::process::Command;
 
+mod storage;
+
+pub use storage::{command, in_namespace, is_inside, on_a_device, FailingStorage};
+
 /// Names a file to which [`skip`] appends a line for each test.
 pub const SKIPPED: &str = "AFTERIMAGE_SKIPPED";
 /// Set to `1`, a test that cannot run fails.

@@ -174,7 +174,8 @@ impl Core {
             self.area.medium.sync().map_err(|e| self.fail("syncing the redo log".to_owned(), e))?;
         }
         self.counters.log_syncs.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        // Something else may have failed meanwhile: then nothing is declared durable any more.
+        self.health.check()
     }
 
     /// Declares durable what the sync covers.
