@@ -52,7 +52,7 @@ fn a_log_that_does_not_belong_is_refused_and_nothing_is_touched() {
         (
             "a restored older copy",
             |dir| fs::write(dir.join("a.img"), vec![0; 8 << 20]).unwrap(),
-            &["a.img", "older copy", "remove the log"],
+            &["a.img", "older copy", "the log holds 1 request", "move the log away (and keep it)"],
         ),
         (
             "another size",
@@ -202,4 +202,51 @@ fn a_log_that_does_not_fit_is_refused_at_the_start() {
     assert!(errors.contains("--log-max"), "{errors}");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left.len(), 2, "{left:?}");
+}
+
+/// A daemon on one image that was killed with a write that is in its log only.
+fn one_died(dir: &Path) {
+    let daemon = Daemon::serve(dir, &[&["--disk", "a.img"][..], &WINDOW].concat());
+    let mut guest = Guest::connect(&dir.join("a.img.sock"));
+    guest.write(4096, &[2; 4096]);
+    guest.flush();
+    daemon.kill();
+}
+
+#[test]
+fn an_image_in_another_folder_finds_its_log_from_inside_the_sandbox() {
+    for contract in ["power-window=50ms", "power", "guest-crash"] {
+        let dir = folder(&[("a.img", "8M")]);
+        one_died(dir.path());
+        fs::create_dir(dir.path().join("other")).unwrap();
+        fs::rename(dir.path().join("a.img"), dir.path().join("other/b.img")).unwrap();
+        let check = json(dir.path(), &["check", "--json", "other/b.img"]);
+        assert_eq!((&check["sound"], &check["clean"]), (&true.into(), &false.into()), "{check}");
+        refused(dir.path(), &["serve", "--disk", "other/b.img,read-only"], 1, &["read-only", "a.img.aflog"]);
+        let daemon = Daemon::serve(dir.path(), &["--disk", "other/b.img", "--survives", contract]);
+        let mut guest = Guest::connect(&dir.path().join("other/b.img.sock"));
+        assert_eq!(guest.read(4096, 4096), [2; 4096], "{contract}");
+        daemon.terminate();
+        assert!(!dir.path().join("a.img.aflog").exists(), "{contract}");
+        assert_eq!(fs::read_dir(dir.path().join("other")).unwrap().count(), 1, "{contract}");
+    }
+}
+
+#[test]
+fn without_extended_attributes_a_lost_log_is_missed_all_the_same() {
+    let dir = folder(&[]);
+    fs::create_dir(dir.path().join("plain")).unwrap();
+    let script = "mount -t ramfs none plain && \"$1\" create plain/a.img 8M || exit 9
+        serve() { exec \"$1\" serve --disk plain/a.img,socket=s --survives power-window=50ms --log-max 16M; }
+        serve \"$1\" > out 2> first & pid=$!
+        until [ -s out ]; do kill -0 $pid || exit 8; sleep 0.01; done
+        kill -9 $pid; wait $pid; ls plain; rm plain/a.img.aflog; serve \"$1\"";
+    let Some(mut command) = with_own_mounts(script) else { return };
+    let output = command.arg(env!("CARGO_BIN_EXE_afterimage")).current_dir(dir.path()).output().unwrap();
+    let (errors, names) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(names.contains("a.img.afref"), "{names}");
+    assert!(errors.contains("a.img.aflog") && errors.contains("missing"), "{errors}");
+    let first = fs::read_to_string(dir.path().join("first")).unwrap();
+    assert!(first.contains("no extended attributes") && first.contains("do not rename"), "{first}");
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! redo log    [header slot 0][header slot 1][image names][record area, circular ...]     log::*
-//! sidecar     [reference]                                                               reference::*
+//! mark        [header, path of the log], an extended attribute of an image              mark::*
+//! sidecar     [reference], where there are no extended attributes                       reference::*
 //! recording   [file header][chunk header, compressed records] ...                       recording::*
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod error;
 pub mod log;
+pub mod mark;
 mod payload;
 pub mod recording;
 pub mod reference;

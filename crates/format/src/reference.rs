@@ -1,5 +1,6 @@
-//! The sidecar `<image>.afref`: while a log is live, it stands beside every image of the group that is not beside the
-//! log, and says where the log is, so that nobody opens such an image alone.
+//! The sidecar `<image>.afref`: while a log is live, it stands beside every image of the group whose file system has no
+//! extended attributes for a mark ([`crate::mark`]), and says where the log is, so that nobody opens such an image alone.
+//! Earlier programs knew no marks, and wrote one for every image without a log of its name beside it.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

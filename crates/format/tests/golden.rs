@@ -4,6 +4,7 @@ use afterimage_format::log::{
     ImageEntry, ImageName, LogHeader, RecordHeader, RecordKind, WitnessEntry, FEATURE_SETS, KIND_MORE,
     RECORD_MAGIC, STATE_CLEAN,
 };
+use afterimage_format::mark::{Mark, MarkedLog, CONTRACT_POWER, CONTRACT_POWER_WINDOW, MARK_PATH_BYTES_MAX};
 use afterimage_format::recording::{
     ChunkHeader, Extent, FileHeader, RecordHeader as EventHeader, RecordKind as EventKind, TargetBody,
     LAYER_STORAGE, OWN_BASE, ROLE_LOG,
@@ -126,6 +127,43 @@ fn a_record_header_is_these_bytes() {
 }
 
 #[test]
+fn a_mark_is_these_bytes() {
+    let log = MarkedLog { group_uuid: [7; 16], disk: 1, path: b"/vm/a.aflog".to_vec() };
+    let mark = Mark { contract: CONTRACT_POWER_WINDOW, log: Some(log) };
+    let bytes = mark.to_bytes().expect("short enough");
+    assert_eq!(
+        hex(&bytes),
+        "4146494d524b0d0a\
+         01000000\
+         de659a7c\
+         020001000b000000\
+         07070707070707070707070707070707\
+         2f766d2f612e61666c6f67"
+    );
+    assert_eq!(Mark::parse(&bytes), Ok(mark.clone()));
+    // Cut short anywhere, or one bit changed anywhere: noticed.
+    for at in 0..bytes.len() {
+        assert!(Mark::parse(&bytes[..at]).is_err());
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        assert!(Mark::parse(&damaged).is_err(), "byte {at}");
+    }
+    let mut newer = bytes.clone();
+    newer[8] = 2;
+    assert_eq!(Mark::parse(&newer), Err(FormatError::Version { version: 2, known: 1 }));
+
+    let plain = Mark { contract: CONTRACT_POWER, log: None };
+    let bytes = plain.to_bytes().expect("no path");
+    assert_eq!(bytes.len(), 40);
+    assert_eq!(Mark::parse(&bytes), Ok(plain));
+    let with_path = |path: Vec<u8>| {
+        Mark { contract: 2, log: Some(MarkedLog { group_uuid: [7; 16], disk: 0, path }) }.to_bytes()
+    };
+    assert!(with_path(vec![b'a'; MARK_PATH_BYTES_MAX]).is_some());
+    assert!(with_path(vec![b'a'; MARK_PATH_BYTES_MAX + 1]).is_none() && with_path(Vec::new()).is_none());
+}
+
+#[test]
 fn a_sidecar_is_these_bytes() {
     let reference = Reference::new([7; 16], 1, b"/vm/a.aflog").expect("short enough");
     let bytes = reference.as_bytes();
@@ -179,6 +217,7 @@ proptest! {
         let _ = LogHeader::parse(&bytes);
         let _ = RecordHeader::parse(&bytes).map(|r| (r.kind(), r.payload_bytes()));
         let _ = Reference::parse(&bytes).map(|r| r.log_path().len());
+        let _ = Mark::parse(&bytes);
         let _ = ImageName::parse(&bytes);
     }
 }

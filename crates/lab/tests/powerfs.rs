@@ -85,6 +85,41 @@ fn syncing_one_file_does_not_save_another() {
 }
 
 #[test]
+fn an_extended_attribute_needs_an_fsync() {
+    let mount = mount(17);
+    let file = create_synced(&mount, "image");
+    let name = "user.afterimage.test";
+    let value = || {
+        let mut value = [0; 16];
+        let path = mount.join("image");
+        rustix::fs::getxattr(path, name, &mut value).ok().map(|len| value[..len].to_vec())
+    };
+    let set = |file: &File, value: &[u8]| {
+        rustix::fs::fsetxattr(file, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    set(&file, b"lost");
+    rustix::fs::fdatasync(&file).unwrap();
+    assert_eq!(value().unwrap(), b"lost");
+    cycle(&mount, 1, 0, 0);
+    assert_eq!(value(), None, "fdatasync does not cover it");
+
+    let file = File::options().write(true).open(mount.join("image")).unwrap();
+    set(&file, b"kept");
+    file.sync_all().unwrap();
+    fs::rename(mount.join("image"), mount.join("other")).unwrap();
+    File::open(mount.path()).unwrap().sync_all().unwrap();
+    fs::rename(mount.join("other"), mount.join("image")).unwrap();
+    File::open(mount.path()).unwrap().sync_all().unwrap();
+    cycle(&mount, 2, 0, 0);
+    assert_eq!(value().unwrap(), b"kept", "it goes with the inode");
+
+    let file = File::options().write(true).open(mount.join("image")).unwrap();
+    rustix::fs::fremovexattr(&file, name).unwrap();
+    cycle(&mount, 3, 0, 0);
+    assert_eq!(value().unwrap(), b"kept", "an unsynced removal is undone");
+}
+
+#[test]
 fn torn_sectors_appear() {
     let mount = mount(5);
     let file = create_synced(&mount, "image");

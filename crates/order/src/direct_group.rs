@@ -13,8 +13,9 @@ use crate::clock::SystemClock;
 use crate::events::Events;
 use crate::home::no_disk;
 use crate::home_lane::LaneHome;
+use crate::mark;
 use crate::passthrough::{PassThroughDisk, Shared};
-use crate::redo::takeover::{bring_home, live_logs, refuse_read_only};
+use crate::redo::takeover::{bring_home, live_logs, refuse_read_only, Trust};
 use crate::{Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
 
 pub(crate) struct DirectGroup {
@@ -31,6 +32,7 @@ pub(crate) struct DirectGroup {
 impl DirectGroup {
     pub(crate) fn open(images: Vec<Arc<ImageStore>>, options: &GroupOptions) -> Result<Self, OpenError> {
         let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
+        mark::use_images(images.iter().map(Arc::as_ref), options.contract);
         let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock::default()));
         let only_disk = images.len() == 1;
         let (mut media, mut disks) = (Vec::new(), Vec::new());
@@ -154,6 +156,11 @@ impl DirectGroup {
 
     pub(crate) fn close(&self) -> Result<(), BlockError> {
         let sequence = self.flush()?;
+        for image in self.images.iter().filter(|image| !image.geometry().read_only) {
+            mark::remove(image).map_err(|e| {
+                BlockError::io("ending the use of an image", std::io::Error::other(e.to_string()))
+            })?;
+        }
         self.events.publish(&Event::Closed { sequence: sequence.0 });
         Ok(())
     }
@@ -168,7 +175,7 @@ fn bring_logs_home(
     let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
     let mut replayed = None;
     for log in live_logs(&writable, log_path)? {
-        replayed = bring_home(&log, &writable)?.or(replayed);
+        replayed = bring_home(&log, &writable, Trust::Nothing)?.or(replayed);
     }
     Ok(replayed)
 }

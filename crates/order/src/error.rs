@@ -1,5 +1,6 @@
 //! Why a group could not be opened: each variant is one sentence for the user.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -54,9 +55,8 @@ pub enum OpenError {
     },
     /// The log belongs to another image.
     #[error(
-        "{} belongs to another image than {}: {why}; put the right image back, or remove the log to give up what is \
-         only there",
-        .log.display(), .image.display()
+        "{} belongs to another image than {}: {why}; {held}: put the right image back{}",
+        .log.display(), .image.display(), Moved(*.moved, .image)
     )]
     WrongImage {
         /// The log.
@@ -65,11 +65,30 @@ pub enum OpenError {
         image: PathBuf,
         /// What differs.
         why: String,
+        /// What the log holds.
+        held: Held,
+        /// The image carries the log's mark: it was one of its images, or is a copy of one.
+        moved: bool,
+    },
+    /// The image's times are older than its log.
+    #[error(
+        "{} is perhaps an older copy than {} expects: it was last modified before the log was begun; {held}: if it is the \
+         right image (the clock was set back while it was served), `afterimage recover --trust-image {}` brings them home; \
+         otherwise put the right one back, or move the log away (and keep it) to use this one without them",
+        .image.display(), .log.display(), .image.display()
+    )]
+    PerhapsOlder {
+        /// The log.
+        log: PathBuf,
+        /// The image that was given.
+        image: PathBuf,
+        /// What the log holds.
+        held: Held,
     },
     /// The image is an older copy.
     #[error(
-        "{} is an older copy than {} expects: {why}; restore the copy together with its log, or remove the log to \
-         use the copy as it is",
+        "{} is an older copy than {} expects: {why}; {held}: put the image back that belongs to the log, or move the log \
+         away (and keep it) to use this one without them",
         .image.display(), .log.display()
     )]
     RestoredCopy {
@@ -79,11 +98,13 @@ pub enum OpenError {
         image: PathBuf,
         /// What gave it away.
         why: String,
+        /// What the log holds.
+        held: Held,
     },
     /// The log contradicts itself beyond what a crash can do.
     #[error(
-        "{} is corrupt: {what}; nothing was replayed; restore a backup, or remove the log to give up what is only \
-         there",
+        "{} is corrupt: {what}; nothing was replayed; restore a backup, or move the log away (and keep it) to give up what \
+         is only there",
         .path.display()
     )]
     Corrupt {
@@ -105,28 +126,76 @@ pub enum OpenError {
         /// Their paths, as far as they are known.
         names: String,
     },
-    /// A sidecar names a log that is not there.
+    /// An image names a log that is not there.
     #[error(
-        "{} has writes in the log {}, which is missing: put the log back, or remove {} to give up what was only there",
-        .image.display(), .log.display(), .sidecar.display()
+        "{} is incomplete without its redo log {}, which is missing{}: put the log back, or give up what only it held with \
+         `afterimage recover --accept-loss {}`",
+        .image.display(), .log.display(), if *.other { " (another group's log is in its place)" } else { "" },
+        .image.display()
     )]
     LogMissing {
         /// The image.
         image: PathBuf,
         /// Where the log should be.
         log: PathBuf,
-        /// The sidecar that says so.
-        sidecar: PathBuf,
+        /// Another group's log is there.
+        other: bool,
     },
-    /// A sidecar that cannot be read.
+    /// What an image says of its log cannot be read.
     #[error(
-        "{} is not a valid log reference: if {} has no live log, remove it",
-        .sidecar.display(), .image.display()
+        "{what} is not a valid log reference ({why}), so it is not known which redo log {} is incomplete without: if there \
+         is none, `afterimage recover --accept-loss {}` removes it",
+        .image.display(), .image.display()
     )]
-    BadSidecar {
-        /// The sidecar.
-        sidecar: PathBuf,
-        /// The image it stands beside.
+    BadReference {
+        /// The image.
+        image: PathBuf,
+        /// What says it.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The mark of a newer program.
+    #[error(
+        "{} was marked by a newer afterimage (version {version}, this program knows up to {known}): use that one",
+        .image.display()
+    )]
+    NewerMark {
+        /// The image.
+        image: PathBuf,
+        /// The mark's version.
+        version: u32,
+        /// The newest version known here.
+        known: u32,
+    },
+    /// The image's inode has no room for the mark.
+    #[error(
+        "{} cannot be marked as depending on its redo log ({source}): free space or raise the quota on its file system",
+        .image.display()
+    )]
+    NoRoomForMark {
+        /// The image.
+        image: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// A mark has no room for the log's path.
+    #[error("the path of the redo log {} is longer than {max} bytes: name a shorter one with --log", .log.display())]
+    LogPathTooLong {
+        /// The log.
+        log: PathBuf,
+        /// The longest path.
+        max: usize,
+    },
+    /// A clean log is to be replaced, and an image still names it.
+    #[error(
+        "the end of {} was cut short, and {} still names it: run `afterimage recover {}` first",
+        .log.display(), .image.display(), .log.display()
+    )]
+    Unfinished {
+        /// The clean log.
+        log: PathBuf,
+        /// An image of its group.
         image: PathBuf,
     },
     /// There is a live log, and the image is to be opened for reading only.
@@ -141,7 +210,7 @@ pub enum OpenError {
         log: PathBuf,
     },
     /// Beside a device node there is no lasting place for a log.
-    #[error("{} is a device: say where its redo log is to be with --log-path", .0.display())]
+    #[error("{} is a device: say where its redo log is to be with --log", .0.display())]
     LogPathNeeded(PathBuf),
     /// No room for the log.
     #[error(
@@ -189,6 +258,37 @@ pub enum OpenError {
     },
 }
 
+/// How many requests only a log has; `None` where it cannot be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held(pub Option<u64>);
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(1) => write!(f, "the log holds 1 request that is not in its image"),
+            Some(requests) => write!(f, "the log holds {requests} requests that are not in its image"),
+            None => write!(f, "the log may hold requests that are not in its image"),
+        }
+    }
+}
+
+/// What may be done with an image that carries the mark of another inode's log.
+struct Moved<'a>(bool, &'a Path);
+
+impl fmt::Display for Moved<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.0 {
+            return f.write_str(", or move the log away (and keep it) to use this image without them");
+        }
+        let image = self.1.display();
+        write!(
+            f,
+            "; if this is it, moved from another file system, run `afterimage recover --trust-image {image}`; if it is a \
+             copy that may do without them, `afterimage recover --accept-loss {image}`"
+        )
+    }
+}
+
 /// The classes a caller decides on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenErrorKind {
@@ -207,10 +307,13 @@ impl OpenError {
     pub fn kind(&self) -> OpenErrorKind {
         match self {
             Self::Corrupt { .. } => OpenErrorKind::Corrupt,
-            Self::NewerVersion { .. } | Self::OlderVersion { .. } | Self::UnknownFeatures { .. } => {
-                OpenErrorKind::Unsupported
+            Self::NewerVersion { .. }
+            | Self::OlderVersion { .. }
+            | Self::NewerMark { .. }
+            | Self::UnknownFeatures { .. } => OpenErrorKind::Unsupported,
+            Self::Io { .. } | Self::Block(_) | Self::NoSpace { .. } | Self::NoRoomForMark { .. } => {
+                OpenErrorKind::Io
             }
-            Self::Io { .. } | Self::Block(_) | Self::NoSpace { .. } => OpenErrorKind::Io,
             _ => OpenErrorKind::Refused,
         }
     }

@@ -153,7 +153,7 @@ impl Group {
         }
     }
 
-    /// The orderly end: everything home and synced, the log and its sidecars removed. Stop the frontends first: a
+    /// The orderly end: everything home and synced, the log and the images' marks removed. Stop the frontends first: a
     /// write that comes later fails. After an error the log stays, and the next opening takes it over.
     pub fn close(&self) -> Result<(), BlockError> {
         self.close_within(Duration::MAX).map(|_| ())

@@ -21,6 +21,7 @@ mod events;
 mod group;
 mod home;
 mod home_lane;
+mod mark;
 pub mod offline;
 mod passthrough;
 pub mod redo;
@@ -33,6 +34,7 @@ pub use contract::{Contract, ContractError, WINDOW_MAX, WINDOW_MIN};
 pub use error::{OpenError, OpenErrorKind};
 pub use group::{Group, GroupOptions};
 pub use home::{HomeError, HomeWriter};
+pub use mark::mark_of;
 pub use status::{Closing, Event, GroupStatus, Replayed};
 
 /// Whether the deliberately broken variants are compiled in, as tests that have to notice them want it. A program that ships

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afterimage_block::Medium;
-use afterimage_format::log::{LogHeader, RecordKind, HEADER_MAGIC, STATE_CLEAN};
+use afterimage_format::log::{LogHeader, HEADER_MAGIC, STATE_CLEAN};
 use afterimage_store::{DirectMode, FileMedium, ImageStore, OpenOptions};
 
-use crate::redo::files::{find_log, real_path, scan_error, sidecar_path, LogFile};
-use crate::redo::takeover::{bring_home, would_bring_home};
+use crate::mark::{self, mark_of};
+use crate::redo::files::{find_log, owners, real_path, scan_error, LogFile, Owner};
+use crate::redo::takeover::{bring_home, requests, would_bring_home, Trust};
 use crate::redo::{read_header, scan, Scan};
 use crate::{OpenError, Replayed};
 
@@ -112,8 +113,21 @@ pub struct RecoverReport {
     pub images: Vec<PathBuf>,
     /// What was brought home.
     pub replayed: Option<Replayed>,
+    /// The loss that was accepted: why what only the log held cannot be had.
+    pub given_up: Option<String>,
     /// Nothing was changed.
     pub dry_run: bool,
+}
+
+/// What [`recover`] may do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RecoverOptions {
+    /// Nothing is changed.
+    pub dry_run: bool,
+    /// Where the log of an image is gone, what only it held is given up.
+    pub accept_loss: bool,
+    /// The image is the log's, though its inode or its times say otherwise. Size and witnesses have to be right.
+    pub trust_image: bool,
 }
 
 fn is_log(path: &Path) -> Result<bool, OpenError> {
@@ -199,7 +213,6 @@ fn describe(
         device: image.device.get(),
         size_bytes: image.size_bytes.get(),
     });
-    let requests = |s: &Scan| s.records.iter().filter(|r| r.kind != RecordKind::Incarnation).count() as u64;
     LogReport {
         path: path.to_owned(),
         version: header.version.get(),
@@ -236,13 +249,12 @@ fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenErr
     let mut images = Vec::new();
     for (name, recorded) in names.iter().zip(header.images()) {
         // The image that was asked about may have moved since; the others must be where they were.
-        let moved = !name.exists() || names.len() == 1;
-        let name = if log != path && moved && (recorded.inode.get() == inode || names.len() == 1) {
-            &here
-        } else {
-            name
-        };
-        images.push(open_image(name, read_only)?);
+        let asked = log != path && (recorded.inode.get() == inode || names.len() == 1);
+        let name = if asked { &here } else { name };
+        // A clean log has nothing for its images; one that is gone is not missed.
+        if header.state.get() != STATE_CLEAN || name.exists() {
+            images.push(open_image(name, read_only)?);
+        }
     }
     Ok(Some((log, images)))
 }
@@ -254,7 +266,7 @@ pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
     let found = group_of(path, true).and_then(|group| match group {
         None => Ok(None),
         Some((log, _)) if !crate::redo::files::is_live(&log)? => Ok(None),
-        Some((log, images)) => would_bring_home(&log, &images).map(Some),
+        Some((log, images)) => would_bring_home(&log, &images, Trust::Nothing).map(Some),
     });
     match found {
         Ok(None) => {}
@@ -274,22 +286,79 @@ pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
     Ok(report)
 }
 
-/// Brings the writes in a log into its images, syncs them, and removes the log and its sidecars: the images are plain
-/// raw files then. `path` is the log or one of the images. With `dry_run` nothing is changed.
-pub fn recover(path: &Path, dry_run: bool) -> Result<RecoverReport, OpenError> {
-    let mut report =
-        RecoverReport { path: path.to_owned(), log: None, images: Vec::new(), replayed: None, dry_run };
-    let Some((log, images)) = group_of(path, dry_run)? else { return Ok(report) };
+/// Brings the writes in a log into its images, syncs them, and removes the log and its images' marks: the images are
+/// plain raw files then. `path` is the log or one of the images.
+pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, OpenError> {
+    let dry_run = options.dry_run;
+    let mut report = RecoverReport {
+        path: path.to_owned(),
+        log: None,
+        images: Vec::new(),
+        replayed: None,
+        given_up: None,
+        dry_run,
+    };
+    let trust = if options.trust_image { Trust::Image } else { Trust::Nothing };
+    if let Some(lost) = lost_log(path)?.filter(|_| options.accept_loss) {
+        let image = open_image(path, dry_run)?;
+        if !dry_run {
+            owners(&[image])?.iter().try_for_each(Owner::release)?;
+        }
+        report.images = vec![path.to_owned()];
+        report.given_up = Some(lost);
+        return Ok(report);
+    }
+    let (log, images) = match group_of(path, dry_run) {
+        Ok(Some(group)) => group,
+        Ok(None) if !dry_run && mark_of(path)?.is_some_and(|mark| mark.log.is_some()) => {
+            // A leftover of an end that was cut short.
+            mark::remove(open_image(path, false)?.as_ref())?;
+            return Ok(report);
+        }
+        Ok(None) => return Ok(report),
+        Err(e) => return Err(e),
+    };
     report.images = images.iter().map(|image| image.path().to_owned()).collect();
     if crate::redo::files::is_live(&log)? {
-        report.replayed =
-            if dry_run { Some(would_bring_home(&log, &images)?) } else { bring_home(&log, &images)? };
+        report.replayed = if dry_run {
+            Some(would_bring_home(&log, &images, trust)?)
+        } else {
+            bring_home(&log, &images, trust)?
+        };
     } else if !dry_run {
         // Clean: a leftover of a power cut during an orderly close.
-        LogFile::open(&log, false)?.remove(&report.images)?;
+        LogFile::open(&log, false)?.remove(&owners(&images)?)?;
     }
     report.log = Some(log);
     Ok(report)
+}
+
+/// Why an image cannot have the log that it names; `None` where it can, or names none.
+fn lost_log(path: &Path) -> Result<Option<String>, OpenError> {
+    if is_log(path)? {
+        return Ok(None);
+    }
+    let log = match find_log(path) {
+        Err(e @ (OpenError::LogMissing { .. } | OpenError::BadReference { .. })) => {
+            return Ok(Some(e.to_string()))
+        }
+        Err(e) => return Err(e),
+        Ok(log) => log,
+    };
+    // A copy carries the mark of the image that it was made of, which may be in use.
+    let named = mark_of(path)?.and_then(|mark| mark.log);
+    let header = log.as_deref().map(LogFile::peek).transpose()?.flatten();
+    let inode = std::fs::metadata(path).map_err(OpenError::io("looking at", path))?.ino();
+    let copy = header.zip(named).is_some_and(|(header, named)| {
+        header.group_uuid == named.group_uuid
+            && header.images().iter().all(|image| image.inode.get() != inode)
+    });
+    Ok(copy.then(|| "it is a copy of another image, which the log belongs to".to_owned()))
+}
+
+/// The live log of an image, for whoever has to reach it by name: it may stand in another folder.
+pub fn log_of(image: &Path) -> Result<Option<PathBuf>, OpenError> {
+    find_log(image)
 }
 
 impl fmt::Display for InspectReport {
@@ -357,6 +426,10 @@ impl fmt::Display for CheckReport {
 
 impl fmt::Display for RecoverReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(why) = &self.given_up {
+            let would = if self.dry_run { "would give" } else { "gave" };
+            return write!(f, "{}: {would} up what only its redo log held ({why})", self.path.display());
+        }
         let would = if self.dry_run { "would bring" } else { "brought" };
         match (&self.replayed, &self.log) {
             (Some(r), Some(log)) => write!(
@@ -371,9 +444,4 @@ impl fmt::Display for RecoverReport {
             (_, None) => write!(f, "{}: nothing to recover", self.path.display()),
         }
     }
-}
-
-/// Where an image's sidecar is, for messages.
-pub fn sidecar_of(image: &Path) -> PathBuf {
-    sidecar_path(image)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Medium};
 
+use crate::attribute::{self, Attributes};
 use crate::core::Core;
 use crate::direct::Backing;
 use crate::image_medium::ImageMedium;
@@ -71,6 +72,22 @@ impl ImageStore {
     /// The file's identity now.
     pub fn identity(&self) -> io::Result<FileIdentity> {
         Ok(FileIdentity::of(&self.core.file.metadata()?, self.core.geometry.bytes()))
+    }
+
+    /// An extended attribute; `None` where there is none.
+    pub fn attribute(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        attribute::read(&self.core.file, name)
+    }
+
+    /// Sets an extended attribute, durably, and with it all that the file system says of the image (its times). While
+    /// nothing else syncs the image.
+    pub fn set_attribute(&self, name: &str, value: &[u8]) -> io::Result<Attributes> {
+        attribute::set(&self.core.file, name, value)
+    }
+
+    /// Removes an extended attribute, durably. While nothing else syncs the image.
+    pub fn remove_attribute(&self, name: &str) -> io::Result<()> {
+        attribute::remove(&self.core.file, name)
     }
 
     /// The path it was opened with.

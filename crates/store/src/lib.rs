@@ -16,6 +16,7 @@
 //! started after it was submitted, or finds that nothing was written since the last one.
 #![warn(missing_docs)]
 
+mod attribute;
 mod core;
 mod counters;
 mod create;
@@ -38,6 +39,7 @@ mod syncs;
 mod transfer;
 mod zero;
 
+pub use attribute::{read_attribute, Attributes};
 pub use counters::{Counters, CountersSnapshot};
 pub use create::create_image;
 pub use error::OpenError;

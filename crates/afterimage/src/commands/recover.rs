@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use afterimage_journal::offline;
-use afterimage_order::offline::RecoverReport;
+use afterimage_order::offline::{RecoverOptions, RecoverReport};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -21,9 +21,13 @@ pub struct Args {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Go on where retained journals are gone: what the guest had committed and not written home is given up
+    /// Go on where the redo log, or retained journals, are gone: what only they held is given up
     #[arg(long)]
     accept_loss: bool,
+    /// Take the image for the redo log's though its inode or its times say otherwise: it was moved from another file
+    /// system, or the clock was set back. Its size, and what is known of its content, still have to be right
+    #[arg(long)]
+    trust_image: bool,
     /// Answer as JSON
     #[arg(long)]
     json: bool,
@@ -48,7 +52,12 @@ impl fmt::Display for Report {
 
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let log = afterimage_order::offline::recover(&args.file, args.dry_run).map_err(Failure::failed)?;
+    let options = RecoverOptions {
+        dry_run: args.dry_run,
+        accept_loss: args.accept_loss,
+        trust_image: args.trust_image,
+    };
+    let log = afterimage_order::offline::recover(&args.file, &options).map_err(Failure::failed)?;
     let mut retained = Vec::new();
     for image in super::images_of(&args.file, log.images.iter()) {
         retained.extend(offline::recover(image, args.dry_run, args.accept_loss).map_err(Failure::failed)?);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use afterimage_block::Disk;
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
 use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainGroup};
+use afterimage_order::offline::log_of;
 use afterimage_order::{Closing, Contract, Group, GroupOptions};
 use afterimage_store::{ImageStore, OpenOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -81,7 +82,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         );
     }
     let prepared = prepare_journals(settings, &images)?;
-    let needs = file_needs(settings, &images, &prepared);
+    let needs = file_needs(settings, &images, &prepared)?;
     // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
     // thread, too.
     let early = matches!(settings.contract, Contract::PowerWindow { .. })
@@ -294,23 +295,31 @@ fn prepare_journals(settings: &Settings, images: &[Arc<ImageStore>]) -> Result<P
     Prepared::new(&images, &settings.contract, settings.journal.clone()).map_err(Failure::failed)
 }
 
-fn file_needs(settings: &Settings, images: &[Arc<ImageStore>], prepared: &Prepared) -> FileNeeds {
+fn file_needs(
+    settings: &Settings,
+    images: &[Arc<ImageStore>],
+    prepared: &Prepared,
+) -> Result<FileNeeds, Failure> {
+    // An image that was renamed names its log, wherever that is.
+    let logs = images.iter().map(|image| log_of(image.path())).collect::<Result<Vec<_>, _>>();
+    let logs: Vec<PathBuf> = logs.map_err(Failure::failed)?.into_iter().flatten().collect();
     let sockets = settings.disks.iter().filter_map(|d| match &d.socket {
         SocketSpec::Path(path) => Some(path.as_path()),
         SocketSpec::Fd(_) => None,
     });
-    FileNeeds {
+    Ok(FileNeeds {
         files: images.iter().map(|image| image.path().to_owned()).collect(),
         log_folders: images
             .iter()
             .map(|i| i.path())
             .chain(settings.log.as_deref())
+            .chain(logs.iter().map(PathBuf::as_path))
             .map(parent)
             .chain(prepared.state_folders())
             .collect(),
         arena_folders: prepared.arena_folders(),
         socket_folders: sockets.chain(settings.control.as_deref()).map(parent).collect(),
-    }
+    })
 }
 
 /// Applies one part of the sandbox as the mode says and puts the outcome into words.

@@ -4,7 +4,8 @@
 //! no surviving name leads to is gone with its content. Numbers stay, as a disk's inode numbers do; what a
 //! program or the kernel still holds of the time before (open files, cached pages) is told apart by the epoch,
 //! which is every node's generation and every open file's handle, and answers ESTALE. The time of last change is
-//! durable only after an fsync: fdatasync does not make it so, on this file system as on ext4.
+//! durable only after an fsync: fdatasync does not make it so, on this file system as on ext4; nor extended attributes
+//! ([`super::extended`]).
 
 mod naming;
 mod power;
@@ -17,6 +18,7 @@ use std::time::SystemTime;
 
 use super::content::{Content, CutTally, PAGE_BYTES};
 use super::counters::{Counted, FileCounters};
+use super::extended::Extended;
 use super::names::{Names, NodeId, Tree, ROOT};
 
 /// What a node is.
@@ -60,6 +62,8 @@ pub struct Node {
     pub object: u64,
     /// Its content, if it is a file.
     pub content: Option<Content>,
+    /// Its extended attributes.
+    pub extended: Extended,
     /// How often the kernel holds it.
     pub lookups: u64,
     counters: FileCounters,
@@ -333,11 +337,25 @@ impl Core {
         Ok((sequence, due))
     }
 
-    /// What the sync covers is durable now; with `times` (fsync, not fdatasync) the time of last change too.
-    pub fn finish_sync(&mut self, id: NodeId, sequence: u64, times: bool) -> io::Result<()> {
+    /// An extended attribute is set, or taken away.
+    pub fn set_extended(&mut self, id: NodeId, name: &str, value: Option<&[u8]>) -> io::Result<bool> {
+        self.node(id)?;
+        let (sequence, due) = self.count_operation();
         let node = self.node_mut(id)?;
-        if times && node.attributes.durable_mtime != node.attributes.mtime {
+        node.extended.change(sequence, name, value);
+        node.attributes.ctime = SystemTime::now();
+        Ok(due)
+    }
+
+    /// What the sync covers is durable now; with `attributes` (fsync, not fdatasync) the time of last change and the
+    /// extended attributes too.
+    pub fn finish_sync(&mut self, id: NodeId, sequence: u64, attributes: bool) -> io::Result<()> {
+        let node = self.node_mut(id)?;
+        let changed = attributes && node.attributes.durable_mtime != node.attributes.mtime;
+        if changed {
             node.attributes.durable_mtime = node.attributes.mtime;
+        }
+        if (attributes && node.extended.settle(sequence)) || changed {
             self.save()?;
         }
         match self.node_mut(id)?.content.as_mut() {
@@ -413,6 +431,14 @@ impl Attributes {
 
 impl Node {
     fn new(kind: NodeKind, attributes: Attributes, object: u64, content: Option<Content>) -> Node {
-        Node { kind, attributes, object, content, lookups: 0, counters: FileCounters::default() }
+        Node {
+            kind,
+            attributes,
+            object,
+            content,
+            extended: Extended::default(),
+            lookups: 0,
+            counters: FileCounters::default(),
+        }
     }
 }

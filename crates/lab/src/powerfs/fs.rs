@@ -18,7 +18,8 @@ use std::time::{Duration, Instant, SystemTime};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 
 use super::core::{Attributes, Core, NodeKind};
@@ -75,6 +76,22 @@ fn attributes_of(inside: &Inside, id: NodeId) -> io::Result<FileAttr> {
         blksize: 4096,
         flags: 0,
     })
+}
+
+/// Only what programs may set of their own is kept.
+fn user_attribute(name: &OsStr) -> io::Result<&str> {
+    let user = name.to_str().filter(|name| name.starts_with("user."));
+    user.ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+}
+
+/// The answer to whoever reads attributes; with no room at all only their size is asked for.
+fn give(reply: ReplyXattr, size: u32, result: io::Result<Vec<u8>>) {
+    match result {
+        Ok(data) if size == 0 => reply.size(data.len() as u32),
+        Ok(data) if data.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(data) => reply.data(&data),
+        Err(error) => reply.error(to_errno(&error)),
+    }
 }
 
 fn open_flags(flags: i32) -> FopenFlags {
@@ -157,9 +174,14 @@ impl Filesystem for PowerFs {
         config
             .add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE)
             .map_err(|_| io::Error::other("this kernel's FUSE has no write-back cache"))?;
-        for wish in
-            [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP, InitFlags::FUSE_PARALLEL_DIROPS]
-        {
+        // Nothing here is set-user-id, so there is nothing to kill; without the last one the kernel would ask for a
+        // file's security attributes before each write.
+        for wish in [
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        ] {
             // A wish: older kernels go without.
             let _ = config.add_capabilities(wish);
         }
@@ -430,6 +452,57 @@ impl Filesystem for PowerFs {
             });
             answer!(reply, result, done => { let () = done; reply.ok() });
         });
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let id = NodeId(ino.0);
+        self.names(reply, |core| {
+            let name = user_attribute(name)?;
+            match core.node(id)?.extended.live().contains_key(name) {
+                true if flags & libc::XATTR_CREATE != 0 => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+                false if flags & libc::XATTR_REPLACE != 0 => Err(io::Error::from_raw_os_error(libc::ENODATA)),
+                _ => core.set_extended(id, name, Some(value)),
+            }
+        });
+    }
+
+    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let id = NodeId(ino.0);
+        self.names(reply, |core| {
+            let name = user_attribute(name)?;
+            if !core.node(id)?.extended.live().contains_key(name) {
+                return Err(io::Error::from_raw_os_error(libc::ENODATA));
+            }
+            core.set_extended(id, name, None)
+        });
+    }
+
+    fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let inside = self.shared.lock();
+        let result = inside.core.node(NodeId(ino.0)).and_then(|node| {
+            let value = name.to_str().and_then(|name| node.extended.live().get(name));
+            value.cloned().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODATA))
+        });
+        drop(inside);
+        give(reply, size, result);
+    }
+
+    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let inside = self.shared.lock();
+        let list =
+            |names: Vec<&String>| names.iter().flat_map(|name| [name.as_bytes(), b"\0"].concat()).collect();
+        let result = inside.core.node(NodeId(ino.0)).map(|node| list(node.extended.live().keys().collect()));
+        drop(inside);
+        give(reply, size, result);
     }
 
     fn readdir(

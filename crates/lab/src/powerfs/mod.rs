@@ -11,8 +11,9 @@
 //! own store forgot. Ours, qemu-storage-daemon and a loop-mounted ext4 all run on this one.
 //!
 //! The fault model. A file's bytes are durable once an fsync or fdatasync of that file, issued after they had
-//! arrived, has returned (or the write itself was O_DSYNC); names once an fsync of their directory has.
-//! Everything else is at the mercy of a cut, sector by sector: see [`content`] and [`names`]. Nothing is
+//! arrived, has returned (or the write itself was O_DSYNC); names once an fsync of their directory has; extended
+//! attributes once an fsync of the file has (fdatasync does not cover them).
+//! Everything else is at the mercy of a cut, sector by sector: see [`content`], [`names`] and [`extended`]. Nothing is
 //! reordered or lost while the power stays on. What the kernel's page cache still holds never reached storage
 //! and is lost whole. Not modelled: bit rot, lost syncs (a drive that lies), attributes other than lengths.
 
@@ -26,6 +27,7 @@ mod control;
 mod core;
 mod counters;
 mod dice;
+mod extended;
 mod fs;
 mod model;
 mod names;

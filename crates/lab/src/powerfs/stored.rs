@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::core::{Node, NodeKind};
+use super::extended::Values;
 use super::names::{NodeId, Tree, ROOT};
 
 const FILE: &str = "names.json";
@@ -34,6 +35,9 @@ pub(super) struct StoredNode {
     #[serde(default)]
     pub mtime_ns: u64,
     pub object: u64,
+    /// Extended attributes.
+    #[serde(default)]
+    pub extended: Values,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,6 +92,7 @@ impl StoredNames {
                         .duration_since(std::time::UNIX_EPOCH)
                         .map_or(0, |since| since.as_nanos() as u64),
                     object: node.object,
+                    extended: node.extended.durable().clone(),
                 });
             }
         }

@@ -1,6 +1,5 @@
 //! The group of `power-window`: opens or takes over the log, runs the threads, closes.
 
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -11,9 +10,9 @@ use afterimage_format::log::IMAGES_MAX;
 use afterimage_store::ImageStore;
 
 use super::core::{lock, Config, Core};
-use super::files::{default_log_path, is_device, is_live, real_path, LogFile};
+use super::files::{absolute, default_log_path, is_device, is_live, owners, real_path, LogFile, Owner};
 use super::lane::RedoDisk;
-use super::takeover::{bring_home, live_logs, match_images, refuse_read_only, take_over_error, Match};
+use super::takeover::{bring_home, live_logs, match_images, refuse_read_only, take_over_error, Match, Trust};
 use super::threads::Threads;
 use crate::clock::{Clock, SystemClock};
 use crate::home::no_disk;
@@ -28,7 +27,8 @@ pub(crate) struct RedoGroup {
     logged: Vec<Option<usize>>,
     threads: Mutex<Threads>,
     log: LogFile,
-    image_paths: Vec<PathBuf>,
+    /// The writable images.
+    owners: Vec<Owner>,
     contract: Contract,
     replayed: Option<Replayed>,
 }
@@ -83,18 +83,20 @@ impl RedoGroup {
                 h.area_bytes.get() + afterimage_format::log::RECORDS_OFFSET
                     == super::log_file_bytes(options.log_max_bytes)
             });
-            if log == log_path && same_size && match_images(&log, &writable)? == Match::Same {
+            if log == log_path && same_size && match_images(&log, &writable, Trust::Nothing)? == Match::Same {
                 continue;
             }
-            brought_home = bring_home(&log, &writable)?.or(brought_home);
+            brought_home = bring_home(&log, &writable, Trust::Nothing)?.or(brought_home);
         }
         let incarnation = draw_incarnation();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
-        let log = if is_live(&log_path)? {
+        let fresh = !is_live(&log_path)?;
+        let log = if !fresh {
             let log = LogFile::open(&log_path, false)?;
             log.write_names(&writable)?;
             log
         } else {
+            LogFile::clear_leftover(&log_path, &writable)?;
             // The header's incarnation is never this process's own: the first record says so, as after any death.
             LogFile::create(&log_path, &writable, options.log_max_bytes, draw_incarnation())?
         };
@@ -110,8 +112,9 @@ impl RedoGroup {
         };
         let core = Core::open(config).map_err(|e| take_over_error(&log.path, &writable, e))?;
         let replayed = core.replayed().filter(|r| r.records > 0).or(brought_home);
-        if let Some(replayed) = replayed {
-            tracing::info!(?replayed, log = %log.path.display(), "took over what an earlier process left in the log");
+        if let Some(Replayed { records, bytes, sequence, torn_tail }) = replayed {
+            let log = log.path.display();
+            tracing::info!(records, bytes, sequence, torn_tail, %log, "took over what an earlier process left in the log");
         }
         let mut indices = 0..;
         let logged: Vec<Option<usize>> = images
@@ -134,10 +137,16 @@ impl RedoGroup {
                 })
             })
             .collect::<Result<_, OpenError>>()?;
-        let image_paths = writable.iter().map(|i| real_path(i.path())).collect::<Result<_, _>>()?;
-        let threads = Threads::start(&core).map_err(OpenError::io("starting threads for", &log.path))?;
         let contract = Contract::PowerWindow { window };
-        Ok(Self { core, disks, logged, threads: Mutex::new(threads), log, image_paths, contract, replayed })
+        let owners = owners(&writable)?;
+        log.mark(contract, &writable).inspect_err(|_| {
+            if fresh {
+                // Nothing was written to it; whatever cannot be undone is a log without content.
+                drop(log.remove(&owners));
+            }
+        })?;
+        let threads = Threads::start(&core).map_err(OpenError::io("starting threads for", &log.path))?;
+        Ok(Self { core, disks, logged, threads: Mutex::new(threads), log, owners, contract, replayed })
     }
 
     pub(crate) fn disks(&self) -> Vec<Arc<dyn Disk>> {
@@ -204,7 +213,7 @@ impl RedoGroup {
         if closing != Closing::Clean {
             return Ok(closing);
         }
-        self.log.remove(&self.image_paths).map_err(|e| {
+        self.log.remove(&self.owners).map_err(|e| {
             BlockError::io("removing the redo log, which is clean", std::io::Error::other(e.to_string()))
         })?;
         Ok(closing)
@@ -239,17 +248,4 @@ fn below(
         });
     }
     Ok((log_medium, homes))
-}
-
-/// The path a log has or will have: its directory exists, it need not.
-fn absolute(path: &std::path::Path) -> Result<PathBuf, OpenError> {
-    let parent = match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => std::path::Path::new("."),
-    };
-    let parent = std::fs::canonicalize(parent).map_err(OpenError::io("resolving the directory of", path))?;
-    match path.file_name() {
-        Some(name) => Ok(parent.join(name)),
-        None => Err(OpenError::NotALog(path.to_owned())),
-    }
 }

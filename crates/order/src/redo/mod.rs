@@ -30,6 +30,7 @@ mod area;
 mod batch;
 mod checkpoint;
 mod core;
+mod dependency;
 mod extents;
 pub(crate) mod files;
 mod fuzz;

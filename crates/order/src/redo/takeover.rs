@@ -4,14 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afterimage_block::{Disk as _, Medium};
-use afterimage_format::log::{ImageEntry, RecordKind};
-use afterimage_store::ImageStore;
+use afterimage_format::log::{ImageEntry, LogHeader, RecordKind};
+use afterimage_store::{FileMedium, ImageStore};
 
 use super::core::{Config, Core};
-use super::files::{find_log, image_entry, is_live, real_path, scan_error, LogFile};
+use super::files::{
+    absolute, default_log_path, find_log, image_entry, is_device, is_live, owners, real_path, scan_error,
+    LogFile,
+};
 use super::open::TakeOverError;
-use super::scan::scan;
+use super::scan::{scan, Scan};
 use crate::clock::SystemClock;
+use crate::error::Held;
+use crate::mark::mark_of;
 use crate::{OpenError, Replayed};
 
 /// How the images of a log and those that are given compare.
@@ -23,19 +28,37 @@ pub(crate) enum Match {
     Among(Vec<usize>),
 }
 
-/// The live logs of these images, each once, and one at `more` where there is one.
+/// What may be taken for granted where an image does not look like the log's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Nothing: inode, size, age and witnesses have to be right.
+    Nothing,
+    /// Somebody says that it is the log's image: another inode or an old time is no matter.
+    Image,
+}
+
+/// The live logs of these images, each once, and one at `more` where there is one. Each is of these images.
 pub(crate) fn live_logs(images: &[Arc<ImageStore>], more: Option<&Path>) -> Result<Vec<PathBuf>, OpenError> {
     let mut logs = Vec::new();
     for image in images {
         logs.extend(find_log(image.path())?);
+        // Of another image, perhaps, that this one has taken the name from: not to be left behind unseen.
+        let beside = default_log_path(&real_path(image.path())?);
+        if is_live(&beside)? {
+            logs.push(beside);
+        }
     }
     if let Some(path) = more {
         if is_live(path)? {
-            logs.push(path.to_owned());
+            logs.push(absolute(path)?);
         }
     }
     logs.sort();
     logs.dedup();
+    // All are judged before one is brought home.
+    for log in &logs {
+        match_images(log, images, Trust::Nothing)?;
+    }
     Ok(logs)
 }
 
@@ -50,69 +73,151 @@ pub(crate) fn refuse_read_only(images: &[Arc<ImageStore>]) -> Result<(), OpenErr
 }
 
 /// Compares by inode; then sizes and times. A device number alone may change with a reboot.
-pub(crate) fn match_images(log: &Path, images: &[Arc<ImageStore>]) -> Result<Match, OpenError> {
+pub(crate) fn match_images(log: &Path, images: &[Arc<ImageStore>], trust: Trust) -> Result<Match, OpenError> {
     let file = LogFile::peek(log)?.ok_or_else(|| OpenError::NotALog(log.to_owned()))?;
     let entries = images.iter().map(|i| image_entry(i)).collect::<Result<Vec<_>, _>>()?;
+    let marks = images.iter().map(|i| disk_by_mark(i, &file)).collect::<Result<Vec<_>, _>>()?;
     let mut places = Vec::new();
-    for recorded in file.images() {
+    for (disk, recorded) in file.images().iter().enumerate() {
         // Among several with one inode number the one on the same device.
         let fits = |e: &&(usize, &ImageEntry)| e.1.inode == recorded.inode && !places.contains(&e.0);
         let all: Vec<_> = entries.iter().enumerate().collect();
         let same_device = all.iter().filter(fits).find(|e| e.1.device == recorded.device);
-        match same_device.or_else(|| all.iter().find(fits)) {
-            Some((i, _)) => places.push(*i),
-            None => return Err(stranger(log, file.images().len(), images)?),
+        let by_inode = same_device.or_else(|| all.iter().find(fits)).map(|(i, _)| *i);
+        let trusted = || match trust {
+            Trust::Nothing => None,
+            Trust::Image if file.images().len() == 1 && images.len() == 1 => Some(0),
+            Trust::Image => marks.iter().position(|mark| *mark == Some(disk)),
+        };
+        match by_inode.or_else(trusted) {
+            Some(i) => places.push(i),
+            None => return Err(stranger(log, file.images().len(), images, &marks)?),
         }
     }
-    for (recorded, &i) in file.images().iter().zip(&places) {
-        let (entry, image) = (&entries[i], images[i].path().to_owned());
-        let log = log.to_owned();
+    for (disk, (recorded, &i)) in file.images().iter().zip(&places).enumerate() {
+        let (entry, image) = (&entries[i], &images[i]);
         if recorded.size_bytes != entry.size_bytes {
             let why = format!(
                 "its size is {} bytes, and the log expects {}",
                 entry.size_bytes, recorded.size_bytes
             );
-            return Err(OpenError::WrongImage { log, image, why });
+            return Err(wrong_image(log, image.path(), why, false));
         }
-        if entry.mtime_ns.get() < recorded.mtime_ns.get() {
-            let why = "it was last modified before the log was begun".to_owned();
-            return Err(OpenError::RestoredCopy { log, image, why });
+        if trust == Trust::Nothing && age(recorded, image, marks[i] == Some(disk))? == Age::Older {
+            return Err(OpenError::PerhapsOlder {
+                log: log.to_owned(),
+                image: image.path().to_owned(),
+                held: held(log),
+            });
         }
         if entry.device != recorded.device {
-            tracing::warn!(image = %image.display(), "its device number has changed since the log was written");
+            tracing::warn!(
+                image = %image.path().display(),
+                "its device number has changed since the log was written"
+            );
         }
     }
     let same = places.len() == images.len() && places.iter().enumerate().all(|(i, p)| i == *p);
     Ok(if same { Match::Same } else { Match::Among(places) })
 }
 
+/// The disk of this log that an image says it is.
+fn disk_by_mark(image: &ImageStore, log: &LogHeader) -> Result<Option<usize>, OpenError> {
+    let named = mark_of(image.path())?.and_then(|mark| mark.log);
+    Ok(named.filter(|named| named.group_uuid == log.group_uuid).map(|named| usize::from(named.disk)))
+}
+
+/// What an image's times say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    /// It is the one that was served, or younger.
+    Served,
+    /// Its content is, or seems to be, of a time before the log was begun.
+    Older,
+}
+
+fn age(recorded: &ImageEntry, image: &ImageStore, marked: bool) -> Result<Age, OpenError> {
+    if is_device(image.path()) {
+        return Ok(Age::Served);
+    }
+    let now = image.identity().map_err(OpenError::io("looking at", image.path()))?;
+    let age = judge_age(recorded.mtime_ns.get(), now.mtime_ns, now.ctime_ns, marked);
+    if age == Age::Served && now.mtime_ns < recorded.mtime_ns.get() {
+        tracing::warn!(
+            image = %image.path().display(),
+            "the clock was set back while it was served: it seems to be older than its log, but it carries the log's mark"
+        );
+    }
+    Ok(age)
+}
+
+/// A clock that was set back makes an image look older than its log: all its times are, while nobody can set the time of
+/// its last change back on purpose. The same times could come from a file system that was rolled back as a whole; but that
+/// would have taken back the mark as well, which is younger than the recorded time. Whoever restores content in place
+/// and sets the time of modification back has changed the inode now.
+fn judge_age(recorded_ns: i64, modified_ns: i64, changed_ns: i64, marked: bool) -> Age {
+    if modified_ns >= recorded_ns || (marked && changed_ns < recorded_ns) {
+        Age::Served
+    } else {
+        Age::Older
+    }
+}
+
+/// How many requests only the log has; `None` where it cannot be read.
+fn held(log: &Path) -> Held {
+    let medium = FileMedium::open(log, true).ok().map(|medium| Arc::new(medium) as Arc<dyn Medium>);
+    let found = medium.and_then(|medium| scan(&medium).ok());
+    Held(found.map(|found| requests(&found)))
+}
+
+fn wrong_image(log: &Path, image: &Path, why: String, moved: bool) -> OpenError {
+    let (log, image, held) = (log.to_owned(), image.to_owned(), held(log));
+    OpenError::WrongImage { log, image, why, held, moved }
+}
+
 /// The log names an image that is not given: another group's, or this path holds another file now.
-fn stranger(log: &Path, count: usize, images: &[Arc<ImageStore>]) -> Result<OpenError, OpenError> {
-    let names = LogFile::open(log, true)?.names(count);
-    for image in images {
+fn stranger(
+    log: &Path,
+    count: usize,
+    images: &[Arc<ImageStore>],
+    marks: &[Option<usize>],
+) -> Result<OpenError, OpenError> {
+    // Not locked: the log may be another daemon's, and the names are for the sentence only.
+    let medium = FileMedium::open(log, true).map_err(OpenError::io("opening", log))?;
+    let names = LogFile { path: log.to_owned(), medium: Arc::new(medium) }.names(count);
+    for (image, mark) in images.iter().zip(marks) {
         let path = real_path(image.path())?;
-        let Some(disk) = names.iter().position(|name| *name == path) else { continue };
+        let named = names.iter().position(|name| *name == path);
+        let Some(disk) = named.or(*mark) else { continue };
         let recorded = LogFile::peek(log)?.and_then(|h| h.images().get(disk).copied());
         if recorded.is_some_and(|r| image_entry(image).is_ok_and(|e| e.inode != r.inode)) {
             let why = "it is another file (its inode differs) than the one that was served".to_owned();
-            return Ok(OpenError::WrongImage { log: log.to_owned(), image: path, why });
+            return Ok(wrong_image(log, &path, why, mark.is_some()));
         }
     }
     let names = names.iter().map(|n| n.display().to_string()).collect::<Vec<_>>().join(", ");
     if images.len() >= count {
-        let image = images[0].path().to_owned();
-        let why = format!("it was written for {names}");
-        return Ok(OpenError::WrongImage { log: log.to_owned(), image, why });
+        return Ok(wrong_image(log, images[0].path(), format!("it was written for {names}"), false));
     }
     Ok(OpenError::OtherGroup { log: log.to_owned(), count, names })
 }
 
-/// Writes everything in a log home, syncs, and removes it and its sidecars. Can be repeated after a crash at any point.
-pub(crate) fn bring_home(log: &Path, images: &[Arc<ImageStore>]) -> Result<Option<Replayed>, OpenError> {
-    let images: Vec<_> = match match_images(log, images)? {
+/// The images of a log, in its order.
+fn in_order(log: &Path, images: &[Arc<ImageStore>], trust: Trust) -> Result<Vec<Arc<ImageStore>>, OpenError> {
+    Ok(match match_images(log, images, trust)? {
         Match::Same => images.to_vec(),
         Match::Among(places) => places.into_iter().map(|i| Arc::clone(&images[i])).collect(),
-    };
+    })
+}
+
+/// Writes everything in a log home, syncs, and removes it and its images' marks. Can be repeated after a crash at any
+/// point.
+pub(crate) fn bring_home(
+    log: &Path,
+    images: &[Arc<ImageStore>],
+    trust: Trust,
+) -> Result<Option<Replayed>, OpenError> {
+    let images = in_order(log, images, trust)?;
     let file = LogFile::open(log, false)?;
     let config = Config {
         window: crate::WINDOW_MAX,
@@ -125,29 +230,35 @@ pub(crate) fn bring_home(log: &Path, images: &[Arc<ImageStore>]) -> Result<Optio
     };
     let core = Core::open(config).map_err(|e| take_over_error(log, &images, e))?;
     core.close()?;
-    let paths = images.iter().map(|i| real_path(i.path())).collect::<Result<Vec<_>, _>>()?;
-    file.remove(&paths)?;
-    tracing::info!(log = %log.display(), replayed = ?core.replayed(), "brought a redo log home and removed it");
+    file.remove(&owners(&images)?)?;
+    let (records, sequence) = core.replayed().map_or((0, 0), |r| (r.records, r.sequence));
+    tracing::info!(log = %log.display(), records, sequence, "brought a redo log home and removed it");
     Ok(core.replayed())
 }
 
 /// What [`bring_home`] would do, without doing it.
-pub(crate) fn would_bring_home(log: &Path, images: &[Arc<ImageStore>]) -> Result<Replayed, OpenError> {
-    let images: Vec<_> = match match_images(log, images)? {
-        Match::Same => images.to_vec(),
-        Match::Among(places) => places.into_iter().map(|i| Arc::clone(&images[i])).collect(),
-    };
+pub(crate) fn would_bring_home(
+    log: &Path,
+    images: &[Arc<ImageStore>],
+    trust: Trust,
+) -> Result<Replayed, OpenError> {
+    let images = in_order(log, images, trust)?;
     let file = LogFile::open(log, true)?;
     let medium: Arc<dyn Medium> = Arc::clone(&file.medium) as Arc<dyn Medium>;
     let found = scan(&medium).map_err(|e| scan_error(log, e))?;
     let homes: Vec<_> = images.iter().map(|image| image.medium()).collect();
     super::open::check(&found, &homes).map_err(|e| take_over_error(log, &images, e))?;
     Ok(Replayed {
-        records: found.records.iter().filter(|r| r.kind != RecordKind::Incarnation).count() as u64,
+        records: requests(&found),
         bytes: found.end - found.header.tail_position.get(),
         sequence: found.sequence,
         torn_tail: found.torn_tail,
     })
+}
+
+/// Requests of a log, without what only says who appended.
+pub(crate) fn requests(found: &Scan) -> u64 {
+    found.records.iter().filter(|r| r.kind != RecordKind::Incarnation).count() as u64
 }
 
 /// A refusal as a sentence for the user.
@@ -159,14 +270,39 @@ pub(crate) fn take_over_error(log: &Path, images: &[Arc<ImageStore>], error: Tak
         TakeOverError::Clean => {
             OpenError::Corrupt { path, what: "it became clean while it was opened".into() }
         }
-        TakeOverError::WrongImage { disk, why } => {
-            OpenError::WrongImage { log: path, image: image(disk), why }
-        }
+        TakeOverError::WrongImage { disk, why } => wrong_image(log, &image(disk), why, false),
         TakeOverError::FalseWitness { disk, sector } => OpenError::RestoredCopy {
             log: path,
             image: image(disk),
             why: format!("sector {sector} does not hold what had been written there"),
+            held: held(log),
         },
         TakeOverError::Block(e) => OpenError::Block(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_clock_explains_may_look_older() {
+        let recorded = 1000;
+        for (modified, changed, marked, expected) in [
+            (1000, 1000, false, Age::Served),
+            (2000, 2000, false, Age::Served),
+            // Written after the clock was set back.
+            (900, 900, true, Age::Served),
+            (900, 950, true, Age::Served),
+            // The same times, and no mark: a rolled back file system.
+            (900, 900, false, Age::Older),
+            // Content restored in place, with its time: the inode was changed after the log was begun.
+            (900, 1000, true, Age::Older),
+            (900, 2000, true, Age::Older),
+            (900, 2000, false, Age::Older),
+        ] {
+            let found = judge_age(recorded, modified, changed, marked);
+            assert_eq!(found, expected, "{modified} {changed} {marked}");
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::{errno, Attributes, Core, CutReport, Faults, Node, NodeKind};
 use crate::powerfs::content::{Content, Lottery};
 use crate::powerfs::dice::Dice;
+use crate::powerfs::extended::Extended;
 use crate::powerfs::names::{Names, NodeId, Tree, ROOT};
 use crate::powerfs::stored::{StoredKind, StoredNames};
 
@@ -38,7 +39,9 @@ impl Core {
                 }
             };
             self.next_object = self.next_object.max(node.object + 1);
+            let extended = Extended::new(node.extended.clone());
             let mut node = Node::new(kind, attributes, node.object, content);
+            node.extended = extended;
             node.lookups = held.get(&id).copied().unwrap_or(0);
             self.nodes.insert(id, node);
         }
@@ -78,6 +81,7 @@ impl Core {
                 content.settle(u64::MAX)?;
             }
             node.attributes.durable_mtime = node.attributes.mtime;
+            node.extended.settle(u64::MAX);
         }
         self.names.settle_all();
         self.save()
@@ -102,6 +106,7 @@ impl Core {
             if dice.chance(lottery.kept_per_mille) {
                 node.attributes.durable_mtime = node.attributes.mtime;
             }
+            node.extended.cut(lottery.kept_per_mille, &mut dice);
             if let Some(content) = &mut node.content {
                 let tally = content.cut(lottery, &mut dice)?;
                 report.content.sectors_kept += tally.sectors_kept;

@@ -1,0 +1,67 @@
+//! Extended attributes of image files: what an image says of itself, whatever its name.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{fgetxattr, fremovexattr, fsetxattr, getxattr, XattrFlags};
+use rustix::io::Errno;
+
+/// No value of ours is longer.
+const VALUE_BYTES_MAX: usize = 4096;
+
+/// Whether a file can have an attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attributes {
+    /// It has it.
+    Kept,
+    /// A device node, or a file system without user attributes.
+    Unsupported,
+}
+
+/// An attribute of whatever a path leads to; `None` where it has none, or can have none.
+pub fn read_attribute(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let mut value = vec![0; VALUE_BYTES_MAX];
+    found(getxattr(path, name, &mut value), value)
+}
+
+fn found(read: rustix::io::Result<usize>, mut value: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+    match read {
+        Ok(len) => {
+            value.truncate(len);
+            Ok(Some(value))
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+pub(crate) fn read(file: &File, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let mut value = vec![0; VALUE_BYTES_MAX];
+    found(fgetxattr(file, name, &mut value), value)
+}
+
+/// Durable when this returns: fdatasync would not have to cover it.
+pub(crate) fn set(file: &File, name: &str, value: &[u8]) -> io::Result<Attributes> {
+    if !file.metadata()?.is_file() {
+        return Ok(Attributes::Unsupported);
+    }
+    match fsetxattr(file, name, value, XattrFlags::empty()) {
+        Ok(()) => file.sync_all().map(|()| Attributes::Kept),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Attributes::Unsupported),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Durable when this returns. Not there is as good.
+pub(crate) fn remove(file: &File, name: &str) -> io::Result<()> {
+    match fremovexattr(file, name) {
+        Ok(()) => file.sync_all(),
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) if !has(file, name) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn has(file: &File, name: &str) -> bool {
+    read(file, name).is_ok_and(|value| value.is_some())
+}
