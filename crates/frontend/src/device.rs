@@ -2,12 +2,13 @@
 //!
 //! A queue runs while it has a size, addresses and a kick descriptor (or the word that there is none) and is
 //! enabled. Everything that changes what a running queue stands on (memory, kick descriptor, write cache) stops it
-//! first, which leaves nothing in flight, and starts it again where it was.
+//! first, which leaves nothing in flight, and starts it again where it was. Where a queue cannot start on the new ground,
+//! the message is refused and all of them go on on the old one.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use afterimage_block::{Buffers, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token};
@@ -19,7 +20,7 @@ use crate::config::{config_space, Features, WRITEBACK_OFFSET};
 use crate::inflight::{region_bytes, Region as InflightRegion};
 use crate::keep::KeepHandle;
 use crate::memory::{GuestMemory, Mapping, UserAddress};
-use crate::notify::{Call, Kick};
+use crate::notify::{Bell, Call, Doorbell, NotADoorbell};
 use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
@@ -36,10 +37,9 @@ pub(crate) struct QueueState {
     pub addresses: Option<RingAddresses>,
     pub base: u16,
     /// `Some(None)`: the queue is to be polled.
-    kick: Option<Option<Arc<Kick>>>,
+    kick: Option<Option<Arc<Doorbell>>>,
     pub enabled: bool,
-    call: CallSlot,
-    err: Option<Call>,
+    err: Option<Doorbell>,
 }
 
 /// A refusal, in words for the log.
@@ -50,6 +50,12 @@ pub(crate) struct Refused(pub String);
 impl From<&str> for Refused {
     fn from(reason: &str) -> Self {
         Self(reason.to_owned())
+    }
+}
+
+impl From<NotADoorbell> for Refused {
+    fn from(what: NotADoorbell) -> Self {
+        Self(what.to_string())
     }
 }
 
@@ -64,6 +70,12 @@ pub(crate) struct Device {
     /// The session thread's own way to the disk, for the flush that switching the cache off needs.
     control: Box<dyn Lane>,
     pub queues: Vec<QueueState>,
+    /// Where each queue's driver is notified; they outlive connections, since no ring can be made later.
+    calls: Vec<CallSlot>,
+    /// For what is rung rarely, and to find out what a descriptor is.
+    bell: Bell,
+    /// Queues are set up again as another daemon had them, and start together when all is there.
+    taking_over: bool,
     memory: Arc<GuestMemory>,
     inflight: Option<InflightRegion>,
     pub features: Features,
@@ -90,6 +102,8 @@ impl Device {
             .collect::<Result<_, _>>()?;
         let control =
             disk.open_lane().map_err(|source| FrontendError::Lane { queue: options.queues, source })?;
+        let bell = |e| FrontendError::io("cannot create an io_uring to notify guests with", e);
+        let calls = (0..options.queues).map(|_| Ok(Arc::new(Mutex::new(Call::new().map_err(bell)?))));
         let mut device = Self {
             name: name.to_owned(),
             disk,
@@ -98,6 +112,9 @@ impl Device {
             workers,
             control,
             queues: Vec::new(),
+            calls: calls.collect::<Result<_, FrontendError>>()?,
+            bell: Bell::new().map_err(bell)?,
+            taking_over: false,
             memory: Arc::default(),
             inflight: None,
             features: Features::default(),
@@ -136,7 +153,8 @@ impl Device {
     /// Stops everything and forgets the peer.
     pub fn detach(&mut self) {
         self.stop_all();
-        self.queues = (0..self.options.queues).map(|_| QueueState::default()).collect();
+        self.forget_queues();
+        self.taking_over = false;
         self.memory = Arc::default();
         self.inflight = None;
         self.features = Features::default();
@@ -147,6 +165,14 @@ impl Device {
         self.write_cache = self.options.write_cache;
         self.update_flushed();
         self.active = false;
+    }
+
+    fn forget_queues(&mut self) {
+        self.queues = (0..self.options.queues).map(|_| QueueState::default()).collect();
+        for call in &self.calls {
+            let none = call.lock().unwrap_or_else(PoisonError::into_inner).set(None);
+            debug_assert_eq!(none, Ok(()), "nothing is hung up");
+        }
     }
 
     /// The connection has ended, and not by our own stop: the guest may be dead. After [`Device::detach`].
@@ -170,10 +196,8 @@ impl Device {
     /// stay.
     pub fn reset(&mut self) {
         self.stop_all();
-        for (index, queue) in self.queues.iter_mut().enumerate() {
-            *queue = QueueState::default();
-            forget(&self.inflight, index as u16);
-        }
+        self.forget_queues();
+        (0..self.options.queues).for_each(|index| forget(&self.inflight, index));
         self.features = Features::default();
         self.status = 0;
         self.alarms.reset();
@@ -196,9 +220,18 @@ impl Device {
             return Err(Refused(format!("features {:#x} were not offered", features.0 & !offered.0)));
         }
         let running = self.stop_all();
-        self.features = features;
-        self.update_flushed();
-        self.start_all(&running)
+        let set = |device: &mut Self, features| {
+            let old = std::mem::replace(&mut device.features, features);
+            device.update_flushed();
+            old
+        };
+        self.rebase(
+            &running,
+            |device| set(device, features),
+            |device, old| {
+                set(device, old);
+            },
+        )
     }
 
     /// The device status with our own bit.
@@ -209,37 +242,82 @@ impl Device {
     pub fn set_status(&mut self, status: u8) {
         if status == 0 {
             self.stop_all();
+            // As after GET_VRING_BASE: whoever resets a device kicks it anew.
+            self.queues.iter_mut().for_each(|queue| queue.kick = None);
             self.alarms.reset();
             self.tell_stopped();
         }
         self.status = status & !S_NEEDS_RESET;
     }
 
+    /// A queue that is given its size or base anew is set up anew: it is stopped until the next kick descriptor.
+    pub fn set_size(&mut self, index: u32, size: u16) -> Result<(), Refused> {
+        self.queue(index)?;
+        self.retire(index as usize);
+        self.queue(index)?.size = size;
+        Ok(())
+    }
+
+    /// See [`Device::set_size`].
+    pub fn set_base(&mut self, index: u32, base: u16) -> Result<(), Refused> {
+        self.queue(index)?;
+        self.retire(index as usize);
+        self.queue(index)?.base = base;
+        Ok(())
+    }
+
+    fn retire(&mut self, index: usize) {
+        if self.halt(index) {
+            self.queues[index].kick = None;
+        }
+    }
+
+    /// Whether a kick descriptor, or the word that there is none, is in force.
+    pub fn has_kick(&self, index: u32) -> bool {
+        self.queues.get(index as usize).is_some_and(|queue| queue.kick.is_some())
+    }
+
+    pub fn is_enabled(&self, index: u32) -> bool {
+        self.queues.get(index as usize).is_some_and(|queue| queue.enabled)
+    }
+
+    fn doorbell(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<Option<Doorbell>, Refused> {
+        self.queue(index)?;
+        Ok(fd.map(|fd| Doorbell::new(fd, &mut self.bell)).transpose()?)
+    }
+
     pub fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
+        let kick = self.doorbell(index, fd)?.map(Arc::new);
         self.halt(index as usize);
-        self.queue(index)?.kick = Some(fd.map(|fd| Arc::new(Kick::new(fd))));
-        self.start(index as usize)
+        self.queue(index)?.kick = Some(kick);
+        let started = self.start(index as usize);
+        if started.is_err() {
+            self.queue(index)?.kick = None;
+        }
+        started
     }
 
     pub fn set_call(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
-        let call = fd.map(Call::new);
-        if let Some(call) = &call {
-            // An interrupt sent to the old descriptor may never have arrived.
-            call.notify();
-        }
-        *self.queue(index)?.call.lock().unwrap_or_else(PoisonError::into_inner) = call;
+        let doorbell = self.doorbell(index, fd)?;
+        let mut call = self.calls[index as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        call.set(doorbell)?;
+        // An interrupt sent to the old descriptor may never have arrived.
+        call.notify();
         Ok(())
     }
 
     pub fn set_err(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
-        self.queue(index)?.err = fd.map(Call::new);
+        let doorbell = self.doorbell(index, fd)?;
+        self.queue(index)?.err = doorbell;
         Ok(())
     }
 
     pub fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), Refused> {
         self.queue(index)?.enabled = enabled;
         if enabled {
-            self.start(index as usize)
+            let started = self.start(index as usize);
+            self.queue(index)?.enabled = started.is_ok();
+            started
         } else {
             self.halt(index as usize);
             self.tell_stopped();
@@ -261,19 +339,23 @@ impl Device {
     }
 
     /// Tells the err descriptors of broken queues, once.
-    pub fn tell_errors(&self) {
+    pub fn tell_errors(&mut self) {
         for queue in &self.queues {
             if let Some(err) = &queue.err {
-                err.notify();
+                err.ring(&mut self.bell);
             }
         }
     }
 
     /// Puts another memory table in force.
     pub fn set_memory(&mut self, memory: GuestMemory) -> Result<(), Refused> {
+        let memory = Arc::new(memory);
         let running = self.stop_all();
-        self.memory = Arc::new(memory);
-        self.start_all(&running)
+        self.rebase(
+            &running,
+            |device| std::mem::replace(&mut device.memory, memory),
+            |device, old| device.memory = old,
+        )
     }
 
     pub fn memory(&self) -> &GuestMemory {
@@ -296,17 +378,26 @@ impl Device {
         if len > 2 * wanted {
             return Err("an in-flight region much longer than its queues".into());
         }
-        let mapping = Mapping::of_file(file, offset, len as usize)
+        let mapping = Mapping::of_file(&file, offset, len as usize)
             .map_err(|e| Refused(format!("cannot map the in-flight region: {e}")))?;
         let region = InflightRegion::new(Arc::new(mapping), queues, queue_size)?;
         let running = self.stop_all();
-        match region.write_cache() {
-            Some(on) => self.write_cache = on,
-            None => region.note_write_cache(self.write_cache),
+        let set = |device: &mut Self, region, write_cache| {
+            let old = (std::mem::replace(&mut device.inflight, region), device.write_cache);
+            device.write_cache = write_cache;
+            device.update_flushed();
+            old
+        };
+        let write_cache = region.write_cache();
+        if write_cache.is_none() {
+            region.note_write_cache(self.write_cache);
         }
-        self.inflight = Some(region);
-        self.update_flushed();
-        self.start_all(&running)
+        let write_cache = write_cache.unwrap_or(self.write_cache);
+        self.rebase(
+            &running,
+            |device| set(device, Some(region), write_cache),
+            |device, (region, write_cache)| drop(set(device, region, write_cache)),
+        )
     }
 
     /// Allocates an in-flight region; sealed, so that the peer cannot take it away from under us.
@@ -340,14 +431,17 @@ impl Device {
         }
         info!("{}: the guest switched its write cache {}", self.name, if on { "on" } else { "off" });
         let running = self.stop_all();
-        self.write_cache = on;
-        if let Some(region) = &self.inflight {
-            region.note_write_cache(on);
+        // Refused, it stays on: the driver goes on flushing.
+        let switched = if on { Ok(()) } else { self.flush() };
+        if switched.is_ok() {
+            self.write_cache = on;
+            if let Some(region) = &self.inflight {
+                region.note_write_cache(on);
+            }
+            self.update_flushed();
         }
-        self.update_flushed();
-        let flushed = if on { Ok(()) } else { self.flush() };
-        self.start_all(&running)?;
-        flushed
+        self.start_each(&running);
+        switched
     }
 
     fn flush(&mut self) -> Result<(), Refused> {
@@ -383,7 +477,7 @@ impl Device {
         self.queues[index].base = next_avail;
         if let Ended::Broken(_) = ended {
             if let Some(err) = &self.queues[index].err {
-                err.notify();
+                err.ring(&mut self.bell);
             }
         }
         true
@@ -394,17 +488,82 @@ impl Device {
         (0..self.workers.len()).filter(|index| self.halt(*index)).collect()
     }
 
-    fn start_all(&mut self, queues: &[usize]) -> Result<(), Refused> {
-        queues.iter().try_for_each(|index| self.start(*index))
+    /// Changes what stopped queues stand on and starts them again; where one cannot start there, changes it back.
+    fn rebase<T>(
+        &mut self,
+        queues: &[usize],
+        change: impl FnOnce(&mut Self) -> T,
+        undo: impl FnOnce(&mut Self, T),
+    ) -> Result<(), Refused> {
+        let old = change(self);
+        // All are looked at before any runs: nothing is served on ground that is refused.
+        let runs: Result<Vec<_>, _> =
+            queues.iter().map(|index| Ok((*index, self.prepare(*index)?))).collect();
+        let refused = match runs {
+            Ok(runs) => {
+                runs.into_iter().for_each(|(index, run)| self.go(index, run));
+                return Ok(());
+            }
+            Err(refused) => refused,
+        };
+        undo(self, old);
+        self.start_each(queues);
+        Err(refused)
+    }
+
+    /// Starts queues that have run before. One that cannot is broken, as the guest is told; the others run.
+    fn start_each(&mut self, queues: &[usize]) {
+        for index in queues {
+            match self.prepare(*index) {
+                Ok(run) => self.go(*index, run),
+                Err(reason) => self.give_up(*index, &reason),
+            }
+        }
+    }
+
+    fn give_up(&self, index: usize, reason: &Refused) {
+        warn!("{}: queue {index} stays stopped until the guest resets it: {reason}", self.name);
+        self.alarms.raise(index as u16, &Ended::Broken(reason.to_string()));
+    }
+
+    /// Runs what was prepared, if anything was.
+    fn go(&mut self, index: usize, run: Option<Run>) {
+        let Some(run) = run else { return };
+        if self.workers[index].run(run) {
+            self.active = true;
+        } else {
+            self.give_up(index, &"the disk did not open again after a failure".into());
+        }
+    }
+
+    /// From here on queues are only set up, as another daemon had them, until [`Device::taken_over`].
+    pub fn take_over(&mut self) {
+        self.taking_over = true;
+    }
+
+    /// Starts the queues that were set up. One that cannot start is broken; it was not running before either, or its
+    /// guest has spoiled it meanwhile.
+    pub fn taken_over(&mut self) {
+        self.taking_over = false;
+        self.start_each(&(0..self.queues.len()).collect::<Vec<_>>());
     }
 
     /// Starts a queue if everything it needs is there.
     fn start(&mut self, index: usize) -> Result<(), Refused> {
+        let run = self.prepare(index)?;
+        self.go(index, run);
+        Ok(())
+    }
+
+    /// What a queue needs to run, if everything is there.
+    fn prepare(&self, index: usize) -> Result<Option<Run>, Refused> {
         let enabled_by_default = !self.features.protocol_features();
         let queue = &self.queues[index];
-        let (Some(kick), Some(addresses)) = (&queue.kick, &queue.addresses) else { return Ok(()) };
+        let (false, Some(kick), Some(addresses)) = (self.taking_over, &queue.kick, &queue.addresses) else {
+            return Ok(None);
+        };
         if queue.size == 0 || !(queue.enabled || enabled_by_default) || self.workers[index].is_running() {
-            return Ok(());
+            return Ok(None);
         }
         let (kick, size) = (kick.clone(), queue.size);
         let mut ring = Ring::new(&self.memory, addresses, size, self.features.event_idx())
@@ -428,24 +587,18 @@ impl Device {
             info!("{}: queue {index}: {} requests in flight are submitted again", self.name, resubmit.len());
         }
         ring.set_next_avail(next_avail);
-        let started = self.workers[index].run(Run {
+        Ok(Some(Run {
             name: format!("{} queue {index}", self.name),
             ring,
             memory: Arc::clone(&self.memory),
             inflight,
             resubmit,
             kick,
-            call: Arc::clone(&queue.call),
+            call: Arc::clone(&self.calls[index]),
             shape: Shape::new(self.disk.geometry(), self.features, self.disk.serial()),
             flushed: Arc::clone(&self.flushed),
             spin: Duration::from_micros(u64::from(self.options.spin_us)),
-        });
-        self.active |= started;
-        if started {
-            Ok(())
-        } else {
-            Err(Refused(format!("queue {index} cannot run: the disk did not open again after a failure")))
-        }
+        }))
     }
 
     /// Without in-flight tracking by the peer, a keeper's region does the same; call before the first queue starts.
@@ -488,12 +641,14 @@ impl Device {
             available: UserAddress(available),
             used: UserAddress(used),
         };
-        let was_running = self.halt(index as usize);
-        self.queue(index)?.addresses = Some(addresses);
-        if was_running {
-            self.start(index as usize)?;
-        }
-        Ok(())
+        self.queue(index)?;
+        let index = index as usize;
+        let running: &[usize] = if self.halt(index) { &[index] } else { &[] };
+        self.rebase(
+            running,
+            |device| device.queues[index].addresses.replace(addresses),
+            |device, old| device.queues[index].addresses = old,
+        )
     }
 }
 

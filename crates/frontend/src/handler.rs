@@ -1,4 +1,5 @@
-//! The vhost-user messages that the `vhost` crate decodes, applied to the [`Device`].
+//! The vhost-user messages that the `vhost` crate decodes, applied to the [`Device`]. What is refused changes nothing, so
+//! that the keeper need hold only what was accepted; but a queue that cannot start is stopped.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +31,7 @@ const NOT_OFFERED: Error = Error::InvalidOperation("a message whose feature was 
 fn map(memory: &GuestMemory, region: &VhostUserMemoryRegion, file: File) -> Result<GuestMemory> {
     let refuse = |reason: String| Error::from(Refused(reason));
     let len = usize::try_from(region.memory_size).map_err(|_| Error::InvalidParam)?;
-    let mapping = Mapping::of_file(file, region.mmap_offset, len)
+    let mapping = Mapping::of_file(&file, region.mmap_offset, len)
         .map_err(|e| refuse(format!("cannot map guest memory: {e}")))?;
     let region = Region {
         guest: GuestAddress(region.guest_phys_addr),
@@ -129,8 +130,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         if !num.is_power_of_two() || num > max {
             return Err(Refused(format!("a queue of {num}; it must be a power of two up to {max}")).into());
         }
-        self.queue(index)?.size = num as u16;
-        Ok(())
+        Ok(self.set_size(index, num as u16)?)
     }
 
     fn set_vring_addr(
@@ -146,8 +146,8 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        self.queue(index)?.base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        Ok(())
+        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        Ok(self.set_base(index, base)?)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {

@@ -10,9 +10,13 @@ use std::sync::atomic::{AtomicU16, AtomicU64, AtomicU8, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::Buffers;
-use vm_memory::{FileOffset, MmapRegion};
+use rustix::fs::{fcntl_get_seals, fstat, fstatfs, statx, AtFlags, FileType, StatxFlags};
+use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
 
 use crate::sigbus::Registration;
+
+/// `HUGETLBFS_MAGIC` (linux/magic.h).
+const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
 /// A guest-physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,50 +26,126 @@ pub(crate) struct GuestAddress(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct UserAddress(pub u64);
 
-/// A mapped file, guarded against truncation.
+/// A mapped file, guarded against truncation. The file itself is closed once it is mapped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    // Declared first: the registration must end before the mapping does.
-    registration: Registration,
-    region: MmapRegion,
+    /// Ends before the mapping does: see `drop`.
+    registration: Option<Registration>,
+    /// What the kernel mapped: whole pages of the file's own size.
+    pages: *mut u8,
+    pages_bytes: usize,
+    /// Where the region begins inside.
+    skip: usize,
+    len: usize,
+}
+
+// SAFETY: the pointer is an address of a mapping that this value alone owns and any thread may access; no reference is
+// made.
+unsafe impl Send for Mapping {}
+// SAFETY: as above: all accesses are raw copies or atomics, which tolerate others at the same time.
+unsafe impl Sync for Mapping {}
+
+/// What a file can be mapped like.
+struct Backing {
+    page_bytes: usize,
+    /// `None` where it has none that could be known: a device file.
+    file_bytes: Option<u64>,
+}
+
+/// Looks at a file of the peer's without waiting for anybody. A file system whose server is a process (FUSE) may answer
+/// never, and a process that waits for it, in `fstat` or in a page fault, cannot even be killed. So only what needs no
+/// server is taken: memory of the kernel's (the only files that have seals), and files on a block device. What
+/// STATX_DONT_SYNC says is there already.
+fn backing(file: &File) -> io::Result<Backing> {
+    let page_bytes = rustix::param::page_size();
+    if fcntl_get_seals(file).is_ok() {
+        let (status, system) = (fstat(file)?, fstatfs(file)?);
+        let huge = system.f_type == HUGETLBFS_MAGIC;
+        return Ok(Backing {
+            page_bytes: if huge { system.f_bsize as usize } else { page_bytes },
+            file_bytes: Some(status.st_size as u64),
+        });
+    }
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = statx(file, c"", flags, StatxFlags::TYPE | StatxFlags::SIZE)?;
+    match FileType::from_raw_mode(status.stx_mode.into()) {
+        FileType::CharacterDevice => Ok(Backing { page_bytes, file_bytes: None }),
+        FileType::RegularFile if status.stx_dev_major != 0 => {
+            Ok(Backing { page_bytes, file_bytes: Some(status.stx_size) })
+        }
+        _ => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "it must be a memfd or a file on a tmpfs, a hugetlbfs or a block device's file system",
+        )),
+    }
 }
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, shared.
     ///
     /// # Errors
-    /// A regular file that is shorter, or what `mmap` says. (Of a device file's size nothing is known.)
-    pub fn of_file(file: File, offset: u64, len: usize) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        let end = offset.checked_add(len as u64);
-        if metadata.is_file() && end.is_none_or(|end| end > metadata.len().next_multiple_of(4096)) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is shorter than the region"));
+    /// A file that could make its user wait, a regular one that is shorter, or what `mmap` says. (Of a device file's size
+    /// nothing is known.)
+    pub fn of_file(file: &File, offset: u64, len: usize) -> io::Result<Self> {
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let Backing { page_bytes, file_bytes } = backing(file)?;
+        if offset % rustix::param::page_size() as u64 != 0 {
+            return Err(invalid("the region does not begin with a page of its file"));
         }
-        let region = MmapRegion::from_file(FileOffset::new(file, offset), len).map_err(io::Error::other)?;
-        Self::register(region)
+        // Of a hugetlbfs whole huge pages can be mapped, and only whole ones unmapped, whatever the region begins with.
+        let skip = (offset % page_bytes as u64) as usize;
+        let pages_bytes = skip.checked_add(len).and_then(|n| n.checked_next_multiple_of(page_bytes));
+        let end = offset.checked_add(len as u64);
+        let (Some(pages_bytes), Some(end)) = (pages_bytes, end) else {
+            return Err(invalid("the region wraps around"));
+        };
+        let room = file_bytes.map(|bytes| bytes.checked_next_multiple_of(page_bytes as u64));
+        if room.is_some_and(|room| room.is_none_or(|room| end > room)) {
+            return Err(invalid("the file is shorter than the region"));
+        }
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at a place of the kernel's choice replaces nothing.
+        let pages =
+            unsafe { mmap(std::ptr::null_mut(), pages_bytes, access, flags, file, offset - skip as u64)? };
+        Self::register(pages.cast(), pages_bytes, skip, len)
     }
 
     /// `len` bytes of private memory, for fuzzing.
     pub fn anonymous(len: usize) -> io::Result<Self> {
-        Self::register(MmapRegion::new(len).map_err(io::Error::other)?)
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: as in `of_file`.
+        let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags)? };
+        Self::register(pages.cast(), len, 0, len)
     }
 
-    fn register(region: MmapRegion) -> io::Result<Self> {
-        let registration = Registration::new(region.as_ptr() as usize, region.size())?;
-        Ok(Self { registration, region })
+    fn register(pages: *mut u8, pages_bytes: usize, skip: usize, len: usize) -> io::Result<Self> {
+        // Unmapped by `drop` where the registration fails.
+        let mut mapping = Self { registration: None, pages, pages_bytes, skip, len };
+        mapping.registration = Some(Registration::new(pages as usize, pages_bytes)?);
+        Ok(mapping)
     }
 
     /// Whether the file became shorter than the mapping and somebody touched the missing part.
     pub fn poisoned(&self) -> bool {
-        self.registration.poisoned()
+        self.registration.as_ref().is_some_and(Registration::poisoned)
     }
 
     fn base(&self) -> *mut u8 {
-        self.region.as_ptr()
+        self.pages.wrapping_add(self.skip)
     }
 
     pub fn len(&self) -> usize {
-        self.region.size()
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.registration = None;
+        // SAFETY: the very pages that were mapped, which nothing points to any more: every window and every request
+        // holds this value's owner.
+        let unmapped = unsafe { munmap(self.pages.cast(), self.pages_bytes) };
+        debug_assert!(unmapped.is_ok(), "whole pages are unmapped: {unmapped:?}");
     }
 }
 
@@ -355,5 +435,82 @@ impl SegmentList {
             left -= n;
             Some((base, n as usize))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{memfd_create, MemfdFlags};
+    use std::os::unix::fs::FileExt;
+
+    const HUGE: usize = 2 << 20;
+    const OVERCOMMIT: &str = "/proc/sys/vm/nr_overcommit_hugepages";
+
+    /// Huge pages for as long as it lives, where root may have them.
+    struct HugePages(Option<String>);
+
+    impl HugePages {
+        fn get() -> Self {
+            let before = std::fs::read_to_string(OVERCOMMIT).ok();
+            Self(before.filter(|_| std::fs::write(OVERCOMMIT, "8").is_ok()))
+        }
+    }
+
+    impl Drop for HugePages {
+        fn drop(&mut self) {
+            if let Some(before) = &self.0 {
+                let _ = std::fs::write(OVERCOMMIT, before.trim());
+            }
+        }
+    }
+
+    fn mappings(name: &str) -> usize {
+        std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(name)).count()
+    }
+
+    #[test]
+    fn huge_pages_are_mapped_and_unmapped_whole() {
+        let pages = HugePages::get();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let made = memfd_create("afterimage-huge", flags).map_err(io::Error::from).and_then(|fd| {
+            let file = File::from(fd);
+            file.set_len(2 * HUGE as u64)?;
+            Mapping::of_file(&file, 0, 2 * HUGE).map(|_| file)
+        });
+        let file = match made {
+            Ok(file) => file,
+            Err(why) => return afterimage_testing::skip(format!("no huge pages of 2 MiB: {why}")),
+        };
+        assert_eq!(mappings("afterimage-huge"), 0);
+        // A region that begins inside one huge page and ends inside the next one.
+        let mapping = Arc::new(Mapping::of_file(&file, 8192, HUGE).unwrap());
+        assert_eq!((mapping.len(), mappings("afterimage-huge")), (HUGE, 1));
+        let window = Window::new(&mapping, 0, HUGE, 1).unwrap();
+        window.write(HUGE - 4, b"last");
+        let mut found = [0; 4];
+        file.read_exact_at(&mut found, (8192 + HUGE - 4) as u64).unwrap();
+        assert_eq!(&found, b"last");
+        assert!(Mapping::of_file(&file, 8192, 2 * HUGE).is_err(), "longer than the file");
+        assert!(Mapping::of_file(&file, 77, HUGE).is_err(), "not a page's begin");
+        // Taken away, it reads as zeroes, and all of it is unmapped all the same.
+        file.set_len(0).unwrap();
+        assert_eq!(window.read::<4>(HUGE - 4), [0; 4]);
+        assert!(mapping.poisoned());
+        drop((window, mapping));
+        assert_eq!(mappings("afterimage-huge"), 0);
+        drop(pages);
+    }
+
+    #[test]
+    fn the_file_is_closed_once_it_is_mapped() {
+        let file = File::from(memfd_create("afterimage-once", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(8192).unwrap();
+        let mapping = Mapping::of_file(&file, 4096, 4096).unwrap();
+        drop(file);
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let open = open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        assert_eq!(open.filter(|to| to.to_string_lossy().contains("afterimage-once")).count(), 0);
+        assert_eq!(mapping.len(), 4096);
     }
 }

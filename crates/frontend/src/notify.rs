@@ -1,19 +1,37 @@
-//! Kick and call descriptors.
+//! Kick, call and err descriptors: doorbells.
 //!
-//! They are the peer's: mostly eventfds, but User Mode Linux's call descriptor is one end of a blocking stream
-//! socketpair, and a peer may set or clear O_NONBLOCK on the shared description at any time. So nothing here relies on
-//! that flag for reads, which are asked not to wait for this call only (RWF_NOWAIT, MSG_DONTWAIT), as are writes to
-//! sockets. There is no such flag for writing to an eventfd, so a call eventfd is made non-blocking as QEMU makes its own
-//! and qemu-storage-daemon its peer's; where that is refused, its room is looked at before each write.
+//! They are the peer's, and so is what they stand for: it may set or clear O_NONBLOCK on the shared description at any
+//! instant, fill an eventfd's counter, or hand over a file whose server never answers (FUSE), on which even `fstat`,
+//! `poll` and `close` wait. So a doorbell is an eventfd or a Unix socket and nothing else, which is found out without
+//! touching it, and no call here relies on the description's flags:
+//!
+//! ```text
+//!           eventfd                                          Unix socket (User Mode Linux's call descriptor)
+//! read      preadv2 with RWF_NOWAIT                          recv with MSG_DONTWAIT
+//! ring      by the kernel, for an empty request of a Bell    send with MSG_DONTWAIT
+//! ```
+//!
+//! There is no write to an eventfd that a flag keeps from waiting: O_NONBLOCK can go between a look and the write. But
+//! an io_uring rings the eventfd that is registered with it whenever it completes something, and the kernel's own way of
+//! ringing (`eventfd_signal`) cannot wait: a full counter stays full, which is as rung as can be.
+#![allow(unsafe_code)]
 
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use io_uring::register::Restriction;
+use io_uring::{opcode, IoUring};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, FileType, OFlags};
 use rustix::io::{preadv2, read, write, Errno, ReadWriteFlags};
-use rustix::net::{recv, send, RecvFlags, SendFlags};
+use rustix::net::sockopt::socket_domain;
+use rustix::net::{recv, send, AddressFamily, RecvFlags, SendFlags};
+
+/// `IORING_REGISTER_EVENTFD` and its opposite (linux/io_uring.h): all that a bell may register.
+const REGISTER_EVENTFD: u8 = 4;
+const UNREGISTER_EVENTFD: u8 = 5;
+/// How often a request is submitted again where the kernel is short of memory for the moment.
+const SUBMIT_TRIES: u32 = 1000;
 
 /// Our own wake-up: an eventfd that any thread may set.
 #[derive(Debug)]
@@ -40,78 +58,164 @@ impl AsFd for Wake {
     }
 }
 
-fn is_socket(fd: &OwnedFd) -> bool {
-    fstat(fd).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Socket)
+/// A descriptor that cannot be a doorbell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a descriptor that is neither an eventfd nor a Unix socket")]
+pub(crate) struct NotADoorbell;
+
+/// A ring whose only use is that its completions ring an eventfd. Made before the process is sandboxed; it can complete
+/// empty requests and change its eventfd, and nothing else.
+pub(crate) struct Bell {
+    ring: IoUring,
+    hung: bool,
 }
 
-/// The descriptor by which the driver says that something is available.
+impl Bell {
+    /// # Errors
+    /// The kernel makes no io_uring.
+    pub fn new() -> io::Result<Self> {
+        let ring: IoUring = IoUring::builder().setup_r_disabled().build(1)?;
+        ring.submitter().register_restrictions(&mut [
+            Restriction::register_op(REGISTER_EVENTFD),
+            Restriction::register_op(UNREGISTER_EVENTFD),
+            Restriction::sqe_op(opcode::Nop::CODE),
+        ])?;
+        ring.submitter().register_enable_rings()?;
+        Ok(Self { ring, hung: false })
+    }
+
+    /// Rings this eventfd from now on. The ring keeps a reference to the counter: the descriptor itself may be closed.
+    fn hang(&mut self, fd: BorrowedFd<'_>) -> Result<(), NotADoorbell> {
+        self.take_down();
+        self.ring.submitter().register_eventfd(fd.as_raw_fd()).map_err(|_| NotADoorbell)?;
+        self.hung = true;
+        Ok(())
+    }
+
+    fn take_down(&mut self) {
+        if std::mem::take(&mut self.hung) {
+            let _ = self.ring.submitter().unregister_eventfd();
+        }
+    }
+
+    fn ring(&mut self) {
+        // SAFETY: an empty request points to no memory. Where there is no room, an earlier one waits to be submitted.
+        let _ = unsafe { self.ring.submission().push(&opcode::Nop::new().build()) };
+        for _ in 0..SUBMIT_TRIES {
+            if self.ring.submit().is_ok() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.ring.completion().for_each(drop);
+    }
+
+    /// What a descriptor is, found out without doing anything to it that could wait.
+    fn kind(&mut self, fd: BorrowedFd<'_>) -> Result<Kind, NotADoorbell> {
+        match socket_domain(fd) {
+            Ok(AddressFamily::UNIX) => Ok(Kind::Socket),
+            Err(Errno::NOTSOCK) => {
+                self.hang(fd)?;
+                self.take_down();
+                Ok(Kind::Eventfd)
+            }
+            _ => Err(NotADoorbell),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Eventfd,
+    Socket,
+}
+
+/// A descriptor of which it is known what it is.
 #[derive(Debug)]
-pub(crate) struct Kick {
+pub(crate) struct Doorbell {
     fd: OwnedFd,
-    socket: bool,
+    kind: Kind,
 }
 
-impl Kick {
-    pub fn new(fd: OwnedFd) -> Self {
-        let socket = is_socket(&fd);
-        Self { fd, socket }
+impl Doorbell {
+    /// # Errors
+    /// It is none.
+    pub fn new(fd: OwnedFd, bell: &mut Bell) -> Result<Self, NotADoorbell> {
+        let kind = bell.kind(fd.as_fd())?;
+        Ok(Self { fd, kind })
     }
 
     /// Takes the notification back, so that waiting for readability waits for a new one. Returns whether there was one.
     pub fn clear(&self) -> bool {
         let mut count = [0u8; 8];
-        let result = if self.socket {
-            recv(&self.fd, &mut count[..], RecvFlags::DONTWAIT).map(|(n, _)| n)
-        } else {
-            let mut target = [io::IoSliceMut::new(&mut count)];
-            match preadv2(&self.fd, &mut target, u64::MAX, ReadWriteFlags::NOWAIT) {
-                // Kernels and descriptor kinds without RWF_NOWAIT: look first.
-                Err(Errno::OPNOTSUPP) if ready(&self.fd, PollFlags::IN) => read(&self.fd, &mut count),
-                other => other,
+        let result = match self.kind {
+            Kind::Socket => recv(&self.fd, &mut count[..], RecvFlags::DONTWAIT).map(|(n, _)| n),
+            Kind::Eventfd => {
+                let mut target = [io::IoSliceMut::new(&mut count)];
+                preadv2(&self.fd, &mut target, u64::MAX, ReadWriteFlags::NOWAIT)
             }
         };
         matches!(result, Ok(n) if n > 0)
     }
+
+    /// Notifies the driver once, with somebody's bell.
+    pub fn ring(&self, bell: &mut Bell) {
+        match self.kind {
+            Kind::Socket => ring_socket(&self.fd),
+            Kind::Eventfd => {
+                if bell.hang(self.fd.as_fd()).is_ok() {
+                    bell.ring();
+                    bell.take_down();
+                }
+            }
+        }
+    }
 }
 
-impl AsFd for Kick {
+impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-fn ready(fd: &OwnedFd, wanted: PollFlags) -> bool {
-    let mut polled = [PollFd::new(fd, wanted)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut polled, Some(&now)), Ok(1)) && polled[0].revents().contains(wanted)
+fn ring_socket(fd: &OwnedFd) {
+    // A full buffer holds a notification already.
+    let _ = send(fd, &1u64.to_ne_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-/// A descriptor by which the device notifies the driver: `call` and `err`.
-#[derive(Debug)]
+/// Where the device notifies the driver of one queue, again and again: the call descriptor, if there is one.
 pub(crate) struct Call {
-    fd: OwnedFd,
-    socket: bool,
-    may_block: bool,
+    bell: Bell,
+    socket: Option<OwnedFd>,
 }
 
 impl Call {
-    pub fn new(fd: OwnedFd) -> Self {
-        let socket = is_socket(&fd);
-        let may_block =
-            !socket && fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK)).is_err();
-        Self { fd, socket, may_block }
+    /// # Errors
+    /// The kernel makes no io_uring.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { bell: Bell::new()?, socket: None })
     }
 
-    /// Notifies the driver, without ever waiting: a full counter or socket buffer already holds a notification.
-    pub fn notify(&self) {
-        let one = 1u64.to_ne_bytes();
-        let _ = if self.socket {
-            send(&self.fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
-        } else if !self.may_block || ready(&self.fd, PollFlags::OUT) {
-            rustix::io::writev(&self.fd, &[IoSlice::new(&one)])
-        } else {
-            Ok(0)
-        };
+    /// Puts another descriptor, or none, in the place of the one there was.
+    pub fn set(&mut self, doorbell: Option<Doorbell>) -> Result<(), NotADoorbell> {
+        self.bell.take_down();
+        self.socket = None;
+        match doorbell {
+            None => {}
+            Some(Doorbell { fd, kind: Kind::Socket }) => self.socket = Some(fd),
+            Some(Doorbell { fd, kind: Kind::Eventfd }) => self.bell.hang(fd.as_fd())?,
+        }
+        Ok(())
+    }
+
+    /// Notifies the driver, without ever waiting. Returns whether there is a descriptor for it.
+    pub fn notify(&mut self) -> bool {
+        match &self.socket {
+            Some(socket) => ring_socket(socket),
+            None if self.bell.hung => self.bell.ring(),
+            None => return false,
+        }
+        true
     }
 }
 
@@ -137,16 +241,21 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
+    fn blocking_eventfd() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+    }
+
     #[test]
     fn a_kick_is_seen_once_on_a_blocking_eventfd_and_on_a_socket() {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let kick = Kick::new(fd.try_clone().unwrap());
+        let mut bell = Bell::new().unwrap();
+        let fd = blocking_eventfd();
+        let kick = Doorbell::new(fd.try_clone().unwrap(), &mut bell).unwrap();
         assert!(!kick.clear());
         write(&fd, &3u64.to_ne_bytes()).unwrap();
         assert!(kick.clear());
         assert!(!kick.clear());
         let (near, far) = UnixStream::pair().unwrap();
-        let kick = Kick::new(near.into());
+        let kick = Doorbell::new(near.into(), &mut bell).unwrap();
         assert!(!kick.clear());
         write(&far, &[1; 8]).unwrap();
         assert!(kick.clear());
@@ -154,20 +263,44 @@ mod tests {
     }
 
     #[test]
-    fn a_call_never_waits_for_a_full_descriptor() {
-        let (_read_end, write_end) = rustix::pipe::pipe().unwrap();
-        let pipe = Call::new(write_end);
-        (0..100_000).for_each(|_| pipe.notify());
-        let (near, _far) = UnixStream::pair().unwrap();
-        let call = Call::new(near.into());
-        (0..100_000).for_each(|_| call.notify());
-        let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        Call::new(full.try_clone().unwrap()).notify();
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        Call::new(fd.try_clone().unwrap()).notify();
+    fn a_call_arrives_once_each_and_never_waits_for_a_full_descriptor() {
+        let mut bell = Bell::new().unwrap();
+        let mut call = Call::new().unwrap();
+        assert!(!call.notify());
+        let fd = blocking_eventfd();
+        call.set(Some(Doorbell::new(fd.try_clone().unwrap(), &mut bell).unwrap())).unwrap();
         let mut count = [0; 8];
+        for notifications in 1..5u64 {
+            (0..notifications).for_each(|_| assert!(call.notify()));
+            read(&fd, &mut count).unwrap();
+            assert_eq!(u64::from_ne_bytes(count), notifications);
+        }
+        write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        (0..3).for_each(|_| assert!(call.notify()));
+        let err = Doorbell::new(fd.try_clone().unwrap(), &mut bell).unwrap();
+        err.ring(&mut bell);
+        read(&fd, &mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), u64::MAX, "full, and not reset");
+        err.ring(&mut bell);
         read(&fd, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1);
+        let (near, _far) = UnixStream::pair().unwrap();
+        call.set(Some(Doorbell::new(near.into(), &mut bell).unwrap())).unwrap();
+        (0..100_000).for_each(|_| assert!(call.notify()));
+        call.set(None).unwrap();
+        assert!(!call.notify());
+    }
+
+    #[test]
+    fn a_bell_can_do_nothing_else() {
+        let mut bell = Bell::new().unwrap();
+        let fd = blocking_eventfd();
+        assert!(bell.ring.submitter().register_files(&[fd.as_raw_fd()]).is_err());
+        let entry = opcode::Close::new(io_uring::types::Fd(fd.as_raw_fd())).build();
+        // SAFETY: closing points to no memory, and is refused.
+        unsafe { bell.ring.submission().push(&entry).unwrap() };
+        let _ = bell.ring.submit();
+        drop(bell);
+        write(&fd, &1u64.to_ne_bytes()).expect("still open");
     }
 }

@@ -21,7 +21,7 @@ use tracing::warn;
 use crate::chain::Chain;
 use crate::inflight::Inflight;
 use crate::memory::GuestMemory;
-use crate::notify::{Call, Kick, Wake};
+use crate::notify::{Call, Doorbell, Wake};
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
 use crate::stats::{QueueStats, RequestKind};
@@ -35,7 +35,7 @@ const FRUITLESS_WAKES_MAX: u32 = 10_000;
 const LOGGED_FAILURES: u32 = 8;
 
 /// The call descriptor, which the peer may change while the queue runs.
-pub(crate) type CallSlot = Arc<Mutex<Option<Call>>>;
+pub(crate) type CallSlot = Arc<Mutex<Call>>;
 
 /// Everything a queue needs to run.
 pub(crate) struct Run {
@@ -45,7 +45,7 @@ pub(crate) struct Run {
     pub inflight: Option<Inflight>,
     /// Heads that a dead daemon had fetched and not answered, oldest first.
     pub resubmit: Vec<u16>,
-    pub kick: Option<Arc<Kick>>,
+    pub kick: Option<Arc<Doorbell>>,
     pub call: CallSlot,
     pub shape: Shape,
     /// Writes complete as if flushed.
@@ -369,8 +369,7 @@ impl<'a> Queue<'a> {
     }
 
     fn notify(&self) {
-        if let Some(call) = &*self.run.call.lock().unwrap_or_else(PoisonError::into_inner) {
-            call.notify();
+        if self.run.call.lock().unwrap_or_else(PoisonError::into_inner).notify() {
             self.stats.interrupted();
         }
     }

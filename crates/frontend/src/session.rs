@@ -1,15 +1,16 @@
 //! One connection: messages in, the `vhost` crate's decoder, answers out, and a copy of what matters to the keeper.
 //!
-//! Each message is read whole from the peer, corrected where a known peer needs it ([`crate::wire`]), put in the keeper
-//! if it sets state, handed to the decoder through a private socket pair, and the decoder's answer is passed on.
-//! Nothing waits for the peer without also waiting for the order to stop.
+//! Each message is read whole from the peer, corrected where a known peer needs it ([`crate::wire`]), handed to the decoder
+//! through a private socket pair, put in the keeper if it set state and was accepted, and the decoder's answer is passed
+//! on. Nothing waits for the peer without also waiting for the order to stop.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::MsgFlags;
 use tracing::{debug, info, warn};
@@ -18,7 +19,7 @@ use vhost::vhost_user::BackendReqHandler;
 
 use crate::device::Device;
 use crate::error::SessionError;
-use crate::keep::{Entry, KeepHandle};
+use crate::keep::{Entry, KeepError, KeepHandle};
 use crate::notify::{poll_readable, Wake};
 use crate::wire::{self, Frame, Reader, Received};
 
@@ -46,6 +47,22 @@ impl StopOrder {
 
 type Reply = (Vec<u8>, Vec<OwnedFd>);
 
+/// What became of a message that did not end the connection.
+struct Applied {
+    replies: Vec<Reply>,
+    /// Otherwise it was refused, and the peer knows.
+    accepted: bool,
+}
+
+impl Applied {
+    fn accepted(replies: Vec<Reply>) -> Self {
+        Self { replies, accepted: true }
+    }
+}
+
+/// How long connections are left waiting where one could not be accepted: out of descriptors, mostly.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
 /// Serves one connection to its end. `kept` is what a dead daemon left, for a takeover.
 pub(crate) struct Session<'a> {
     pub device: &'a Arc<Mutex<Device>>,
@@ -55,7 +72,10 @@ pub(crate) struct Session<'a> {
     decoder: BackendReqHandler<Mutex<Device>>,
     near: UnixStream,
     name: String,
+    /// `None` also where the keeper could not be told something: half a state is worse than none.
     keep: Option<KeepHandle>,
+    /// Kept entries that other messages than their own make untrue: queues' kick and enable, regions that were added.
+    held: BTreeSet<String>,
 }
 
 impl<'a> Session<'a> {
@@ -72,20 +92,16 @@ impl<'a> Session<'a> {
             let device = device.lock().unwrap_or_else(PoisonError::into_inner);
             (device.name().to_owned(), device.keep().cloned())
         };
-        Ok(Self { device, socket, listener, stop, decoder, near, name, keep })
+        Ok(Self { device, socket, listener, stop, decoder, near, name, keep, held: BTreeSet::new() })
     }
 
     /// A new connection.
-    pub fn begin(&self) {
-        if let Some(keep) = &self.keep {
-            let prefix = format!("{}/session/", self.name);
-            let kept = keep
-                .delete_prefix(&prefix)
-                .and_then(|()| keep.put(&format!("{prefix}socket"), &[], &[self.socket.as_fd()]));
-            if let Err(error) = kept {
-                warn!("{}: this connection will not survive the daemon: {error}", self.name);
-            }
-        }
+    pub fn begin(&mut self) {
+        let socket = self.socket;
+        self.tell_keeper(|keep, prefix, _| {
+            keep.delete_prefix(prefix)?;
+            keep.put(&format!("{prefix}socket"), &[], &[socket.as_fd()])
+        });
     }
 
     /// Sets the device up from what a dead daemon had put, so that it goes on where it stopped.
@@ -94,9 +110,12 @@ impl<'a> Session<'a> {
         for code in [FrontendReq::GET_FEATURES, FrontendReq::GET_PROTOCOL_FEATURES] {
             self.decode(&Frame::new(code, &[]), &[])?;
         }
+        self.device().take_over();
         let mut messages = Vec::new();
         for mut entry in kept {
-            match entry.key.rsplit('/').next().unwrap_or_default() {
+            let key = entry.key.rsplit('/').next().unwrap_or_default();
+            self.held.insert(key.to_owned());
+            match key {
                 "socket" => {}
                 "own-inflight" => {
                     let fd = entry.fds.pop().ok_or_else(|| broken("the kept in-flight region is missing"))?;
@@ -110,8 +129,9 @@ impl<'a> Session<'a> {
         }
         messages.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         for (_, _, frame, fds) in messages {
-            self.apply(frame.without_reply(), &fds)?;
+            self.apply(&frame.without_reply(), &fds)?;
         }
+        self.device().taken_over();
         Ok(())
     }
 
@@ -120,15 +140,18 @@ impl<'a> Session<'a> {
         let mut reader = Reader::default();
         let alarms = Arc::clone(self.device().alarms());
         let mut told = false;
+        let mut deaf_until: Option<Instant> = None;
         loop {
-            let listener = self.listener.map(AsFd::as_fd);
+            let deaf = deaf_until.map(|until| until.saturating_duration_since(Instant::now()));
+            let deaf = deaf.filter(|left| !left.is_zero());
+            let listener = self.listener.map(AsFd::as_fd).filter(|_| deaf.is_none());
             let fds = [
                 Some(self.socket.as_fd()),
                 Some(self.stop.wake.as_fd()),
                 Some(alarms.wake.as_fd()),
                 listener,
             ];
-            let [message, _, alarm, another] = poll_readable(fds, None)?;
+            let [message, _, alarm, another] = poll_readable(fds, deaf)?;
             if self.stop.is_given() {
                 return Ok(SessionEnd::Stopped);
             }
@@ -141,17 +164,20 @@ impl<'a> Session<'a> {
                     self.device().tell_errors();
                 }
             }
-            if another && !self.has_message()? {
-                self.turn_away();
+            if another && !self.has_message()? && !self.turn_away() {
+                deaf_until = Some(Instant::now() + ACCEPT_RETRY);
             }
             if message {
                 match reader.receive(self.socket.as_fd()).map_err(as_session_error)? {
                     Received::Partial => {}
                     Received::Closed => return Ok(SessionEnd::Closed),
                     Received::Message(frame, fds) => {
-                        self.put(&frame, &fds);
-                        let replies = self.apply(frame, &fds)?;
-                        for (bytes, fds) in replies {
+                        let applied = self.apply(&frame, &fds)?;
+                        if applied.accepted {
+                            self.put(&frame, &fds, &applied.replies);
+                        }
+                        self.forget_the_untrue();
+                        for (bytes, fds) in applied.replies {
                             if !self.send(&bytes, &fds)? {
                                 return Ok(SessionEnd::Stopped);
                             }
@@ -172,14 +198,22 @@ impl<'a> Session<'a> {
         Ok(poll_readable([Some(self.socket.as_fd())], Some(Duration::ZERO))? == [true])
     }
 
-    /// One guest at a time: another connection is closed at once.
-    fn turn_away(&self) {
-        if let Some(Ok(_)) = self.listener.map(UnixListener::accept) {
-            warn!("{}: a second connection was closed: a guest is already attached", self.name);
+    /// One guest at a time: another connection is closed at once. `false` where it cannot be accepted, and waits.
+    fn turn_away(&self) -> bool {
+        match self.listener.map(UnixListener::accept) {
+            Some(Ok(_)) => {
+                warn!("{}: a second connection was closed: a guest is already attached", self.name);
+                true
+            }
+            Some(Err(e)) if e.kind() != io::ErrorKind::WouldBlock => {
+                warn!("{}: a second connection cannot be turned away: {e}", self.name);
+                false
+            }
+            _ => true,
         }
     }
 
-    fn apply(&mut self, frame: Frame, fds: &[OwnedFd]) -> Result<Vec<Reply>, SessionError> {
+    fn apply(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<Applied, SessionError> {
         debug!("{}: {:?}, {} bytes, {} descriptors", self.name, frame.code(), frame.body.len(), fds.len());
         let status = VhostUserProtocolFeatures::STATUS.bits();
         match frame.code() {
@@ -190,7 +224,8 @@ impl<'a> Session<'a> {
                     return Err(broken("a device status message without its feature"));
                 }
                 if code == FrontendReq::GET_STATUS {
-                    return Ok(vec![(Frame::reply(code, u64::from(device.status())).encode(), Vec::new())]);
+                    let reply = Frame::reply(code, u64::from(device.status())).encode();
+                    return Ok(Applied::accepted(vec![(reply, Vec::new())]));
                 }
                 let &[value, _, _, _, _, _, _, _] = frame.body.as_slice() else {
                     return Err(broken("a device status of the wrong size"));
@@ -198,25 +233,16 @@ impl<'a> Session<'a> {
                 device.set_status(value);
                 let acknowledges = device.protocol & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0;
                 let reply = (Frame::reply(code, 0).encode(), Vec::new());
-                Ok(if acknowledges && frame.needs_reply() { vec![reply] } else { Vec::new() })
+                let asked = acknowledges && frame.needs_reply();
+                Ok(Applied::accepted(if asked { vec![reply] } else { Vec::new() }))
             }
             None => Err(broken(&format!("unknown message {}", frame.request))),
-            Some(FrontendReq::GET_VRING_BASE) => {
-                let replies = self.decode(&frame, fds)?;
-                self.note_stopped(&frame, &replies);
-                Ok(replies)
-            }
-            Some(FrontendReq::RESET_DEVICE | FrontendReq::RESET_OWNER) => {
-                let replies = self.decode(&frame, fds)?;
-                self.forget_queues();
-                Ok(replies)
-            }
-            Some(_) => self.decode(&frame, fds),
+            Some(_) => self.decode(frame, fds),
         }
     }
 
     /// Hands a message to the decoder and collects its answer.
-    fn decode(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<Vec<Reply>, SessionError> {
+    fn decode(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<Applied, SessionError> {
         let bytes = frame.encode();
         let sent = wire::send(self.near.as_fd(), &bytes, fds, MsgFlags::empty()).map_err(io::Error::from)?;
         if sent != bytes.len() {
@@ -234,15 +260,15 @@ impl<'a> Session<'a> {
         }
         match handled {
             // The peer was told by its acknowledgement and decides what to do.
-            Err(error @ vhost::vhost_user::Error::ReqHandlerError(_)) if !replies.is_empty() => {
+            Err(error) if !replies.is_empty() => {
                 warn!("{}: {:?} refused: {error}", self.name, frame.code());
-                Ok(replies)
+                Ok(Applied { replies, accepted: false })
             }
             Err(error) => {
                 let code = frame.code().map_or_else(|| frame.request.to_string(), |code| format!("{code:?}"));
                 Err(broken(&format!("{code}: {error}")))
             }
-            Ok(()) => Ok(replies),
+            Ok(()) => Ok(Applied::accepted(replies)),
         }
     }
 
@@ -269,76 +295,120 @@ impl<'a> Session<'a> {
         Ok(true)
     }
 
-    /// Keeps a state-setting message, before it takes effect.
-    fn put(&self, frame: &Frame, fds: &[OwnedFd]) {
-        let (Some(keep), Some(key)) = (&self.keep, keep_key(frame)) else { return };
-        let prefix = format!("{}/session/", self.name);
-        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        let kept = match key {
-            Keyed::Put(key) => {
-                // A whole new table replaces the regions that were added one by one.
-                let replaced = match frame.code() {
-                    Some(FrontendReq::SET_MEM_TABLE) => keep.delete_prefix(&format!("{prefix}region")),
-                    _ => Ok(()),
-                };
-                replaced.and_then(|()| keep.put(&format!("{prefix}{key}"), &frame.encode(), &borrowed))
+    /// Keeps what an accepted message has set, before it is answered.
+    fn put(&mut self, frame: &Frame, fds: &[OwnedFd], replies: &[Reply]) {
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        match frame.code() {
+            // A stopped queue stays stopped after a takeover, and starts again where it stopped.
+            Some(FrontendReq::GET_VRING_BASE) => {
+                let Some(reply) = replies.first().and_then(|(reply, _)| parse(reply)) else { return };
+                let base = Frame::new(FrontendReq::SET_VRING_BASE, &reply.body);
+                self.put(&base, &[], &[]);
             }
-            Keyed::Delete(key) => keep.delete(&format!("{prefix}{key}")),
-        };
-        self.log_keep(kept);
-    }
-
-    /// A stopped queue stays stopped after a takeover, and starts again where it stopped.
-    fn note_stopped(&self, frame: &Frame, replies: &[Reply]) {
-        let (Some(keep), Some(index), Some((reply, _))) = (&self.keep, frame.word(0), replies.first()) else {
-            return;
-        };
-        let Some(reply) = parse(reply) else { return };
-        let base = Frame::new(FrontendReq::SET_VRING_BASE, &reply.body);
-        let key = |what| format!("{}/session/queue-{index:03}-{what}", self.name);
-        self.log_keep(keep.put(&key("base"), &base.encode(), &[]).and_then(|()| keep.delete(&key("kick"))));
-    }
-
-    fn forget_queues(&self) {
-        if let Some(keep) = &self.keep {
-            let prefix = format!("{}/session/", self.name);
-            self.log_keep(keep.delete_prefix(&format!("{prefix}queue-")));
-            self.log_keep(keep.delete(&format!("{prefix}config")));
+            Some(FrontendReq::RESET_DEVICE | FrontendReq::RESET_OWNER) => {
+                self.tell_keeper(|keep, prefix, held| {
+                    held.retain(|key| !key.starts_with("queue-"));
+                    keep.delete_prefix(&format!("{prefix}queue-"))?;
+                    ["features", "status", "config"]
+                        .into_iter()
+                        .try_for_each(|key| keep.delete(&format!("{prefix}{key}")))
+                })
+            }
+            Some(FrontendReq::REM_MEM_REG) => {
+                let Some(region) = region_of(frame) else { return };
+                self.tell_keeper(|keep, prefix, held| {
+                    let added = format!("region-{region:016x}");
+                    if held.remove(&added) {
+                        return keep.delete(&format!("{prefix}{added}"));
+                    }
+                    // One of the table's, which is kept as one message: removed again after it.
+                    keep.put(&format!("{prefix}removed-{region:016x}"), &frame.encode(), &[])
+                });
+            }
+            _ => {
+                let Some(key) = keep_key(frame) else { return };
+                self.tell_keeper(|keep, prefix, held| {
+                    if frame.code() == Some(FrontendReq::SET_MEM_TABLE) {
+                        // A whole new table replaces the regions that were added one by one.
+                        held.retain(|key| !key.starts_with("region-"));
+                        keep.delete_prefix(&format!("{prefix}region-"))?;
+                        keep.delete_prefix(&format!("{prefix}removed-"))?;
+                    }
+                    keep.put(&format!("{prefix}{key}"), &frame.encode(), &fds)?;
+                    held.insert(key);
+                    Ok(())
+                });
+            }
         }
     }
 
-    fn log_keep(&self, result: Result<(), crate::keep::KeepError>) {
-        if let Err(error) = result {
-            warn!("{}: the guest's state is not kept: {error}", self.name);
+    /// A kick descriptor that is no longer in force, since its queue was stopped for good or could not start.
+    fn forget_the_untrue(&mut self) {
+        if self.keep.is_none() {
+            return;
+        }
+        let untrue: Vec<String> = {
+            let device = self.device();
+            (0..device.queues.len() as u32)
+                .flat_map(|queue| {
+                    let kick = (!device.has_kick(queue)).then(|| queue_key(queue, "kick"));
+                    let enable = (!device.is_enabled(queue)).then(|| queue_key(queue, "enable"));
+                    [kick, enable]
+                })
+                .flatten()
+                .filter(|key| self.held.contains(key))
+                .collect()
+        };
+        if !untrue.is_empty() {
+            self.tell_keeper(|keep, prefix, held| {
+                untrue.iter().try_for_each(|key| {
+                    held.remove(key);
+                    keep.delete(&format!("{prefix}{key}"))
+                })
+            });
+        }
+    }
+
+    /// Where the keeper does not take something, it is to hold nothing of this connection: a takeover would go on with a
+    /// state that is not the guest's.
+    fn tell_keeper(
+        &mut self,
+        tell: impl FnOnce(&KeepHandle, &str, &mut BTreeSet<String>) -> Result<(), KeepError>,
+    ) {
+        let Some(keep) = &self.keep else { return };
+        let prefix = format!("{}/session/", self.name);
+        if let Err(error) = tell(keep, &prefix, &mut self.held) {
+            warn!("{}: this connection will not survive the daemon: {error}", self.name);
+            if let Err(error) = keep.delete_prefix(&prefix) {
+                warn!("{}: the keeper still holds a part of it: {error}", self.name);
+            }
+            self.keep = None;
         }
     }
 }
 
-enum Keyed {
-    Put(String),
-    Delete(String),
+fn queue_key(index: u32, what: &str) -> String {
+    format!("queue-{index:03}-{what}")
+}
+
+/// The guest address of ADD_MEM_REG and REM_MEM_REG, whose body is: padding, guest address, size, user address, offset.
+fn region_of(frame: &Frame) -> Option<u64> {
+    Some(u64::from(frame.word(2)?) | u64::from(frame.word(3)?) << 32)
 }
 
 /// Under which key a message is kept, if it sets state.
-fn keep_key(frame: &Frame) -> Option<Keyed> {
+fn keep_key(frame: &Frame) -> Option<String> {
     let queue = |what: &str| {
-        let index =
-            frame.word(0)? & if what == "kick" || what == "call" || what == "err" { 0xff } else { u32::MAX };
-        Some(Keyed::Put(format!("queue-{index:03}-{what}")))
+        let mask = if matches!(what, "kick" | "call" | "err") { 0xff } else { u32::MAX };
+        Some(queue_key(frame.word(0)? & mask, what))
     };
-    // Body of ADD_MEM_REG and REM_MEM_REG: padding, guest address, size, user address, offset.
-    let region = || {
-        let half = |n: usize| Some(u64::from(frame.word(n)?) | u64::from(frame.word(n + 1)?) << 32);
-        Some(format!("region-{:016x}", half(2)?))
-    };
-    let put = |key: &str| Some(Keyed::Put(key.to_owned()));
+    let put = |key: &str| Some(key.to_owned());
     match frame.code()? {
         FrontendReq::SET_FEATURES => put("features"),
         FrontendReq::SET_PROTOCOL_FEATURES => put("protocol-features"),
         FrontendReq::SET_BACKEND_REQ_FD => put("backend-channel"),
         FrontendReq::SET_MEM_TABLE => put("table"),
-        FrontendReq::ADD_MEM_REG => region().map(Keyed::Put),
-        FrontendReq::REM_MEM_REG => region().map(Keyed::Delete),
+        FrontendReq::ADD_MEM_REG => Some(format!("region-{:016x}", region_of(frame)?)),
         FrontendReq::SET_INFLIGHT_FD => put("inflight"),
         FrontendReq::SET_CONFIG => put("config"),
         FrontendReq::SET_STATUS => put("status"),
@@ -360,15 +430,16 @@ fn replay_rank(frame: &Frame) -> u8 {
         Some(FrontendReq::SET_FEATURES) => 1,
         Some(FrontendReq::SET_BACKEND_REQ_FD) => 2,
         Some(FrontendReq::SET_MEM_TABLE) => 3,
-        Some(FrontendReq::ADD_MEM_REG) => 4,
-        Some(FrontendReq::SET_CONFIG) => 5,
-        Some(FrontendReq::SET_INFLIGHT_FD) => 6,
-        Some(FrontendReq::SET_STATUS) => 7,
-        Some(FrontendReq::SET_VRING_NUM) => 8,
-        Some(FrontendReq::SET_VRING_ADDR | FrontendReq::SET_VRING_BASE) => 9,
-        Some(FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR) => 10,
-        Some(FrontendReq::SET_VRING_ENABLE) => 11,
-        _ => 12,
+        Some(FrontendReq::REM_MEM_REG) => 4,
+        Some(FrontendReq::ADD_MEM_REG) => 5,
+        Some(FrontendReq::SET_CONFIG) => 6,
+        Some(FrontendReq::SET_INFLIGHT_FD) => 7,
+        Some(FrontendReq::SET_STATUS) => 8,
+        Some(FrontendReq::SET_VRING_NUM) => 9,
+        Some(FrontendReq::SET_VRING_ADDR | FrontendReq::SET_VRING_BASE) => 10,
+        Some(FrontendReq::SET_VRING_CALL | FrontendReq::SET_VRING_ERR) => 11,
+        Some(FrontendReq::SET_VRING_ENABLE) => 12,
+        _ => 13,
     }
 }
 

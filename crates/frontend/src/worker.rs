@@ -29,7 +29,7 @@ impl Alarms {
         Ok(Self { wake: Wake::new()?, memory_gone: AtomicBool::new(false), broken: AtomicU64::new(0) })
     }
 
-    fn raise(&self, queue: u16, ended: &Ended) {
+    pub fn raise(&self, queue: u16, ended: &Ended) {
         match ended {
             Ended::Stopped => return,
             Ended::MemoryGone => self.memory_gone.store(true, Ordering::Release),

@@ -171,21 +171,17 @@ fn a_damaged_in_flight_region_is_refused_and_an_odd_one_survived() {
 #[test]
 fn odd_kick_and_call_descriptors_do_not_stop_a_queue() {
     let served = served();
-    let zero = std::fs::File::open("/dev/zero").unwrap();
     let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
     drop(far);
-    let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
-    for fd in [zero.as_raw_fd(), near.as_raw_fd()] {
-        let mut guest = RawGuest::start(&served.socket);
-        guest.polls = true;
-        guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[fd]);
-        guest.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[null.as_raw_fd()]);
-        guest.check_io(0, 1);
-        // No descriptor at all: both sides poll.
-        guest.send(SET_VRING_KICK, &0x100u64.to_ne_bytes(), &[]);
-        guest.send(SET_VRING_CALL, &0x100u64.to_ne_bytes(), &[]);
-        guest.check_io(8, 2);
-    }
+    let mut guest = RawGuest::start(&served.socket);
+    guest.polls = true;
+    guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[near.as_raw_fd()]);
+    guest.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[near.as_raw_fd()]);
+    guest.check_io(0, 1);
+    // No descriptor at all: both sides poll.
+    guest.send(SET_VRING_KICK, &0x100u64.to_ne_bytes(), &[]);
+    guest.send(SET_VRING_CALL, &0x100u64.to_ne_bytes(), &[]);
+    guest.check_io(8, 2);
 }
 
 #[test]

@@ -7,14 +7,16 @@
 //! ```
 //!
 //! User Mode Linux breaks its device for good when the backend's socket closes. The keeper holds a duplicate of
-//! that socket, of the listening sockets, of the last of each state-setting vhost-user message with its
-//! descriptors, and of the in-flight region, under keys. A daemon that starts finds them and goes on where
-//! the dead one stopped: it replays the messages through its own handler and resubmits what the in-flight region
-//! holds. The keeper supervises nothing and understands nothing: it is a store of (key → bytes, descriptors).
+//! that socket, of the listening sockets, of the last of each state-setting vhost-user message that was accepted, with
+//! its descriptors, and of the in-flight region, under keys, and no more of one disk than its bounds. A daemon that
+//! starts finds them and goes on where the dead one stopped: it replays the messages through its own handler and
+//! resubmits what the in-flight region holds. The keeper supervises nothing and understands nothing: it is a store of
+//! (key → bytes, descriptors).
 //!
-//! Outcomes of a daemon's death: a put that was acknowledged is found by the next daemon. A message that the
-//! daemon had read from the guest's socket and not yet put is lost; that window is open only while a guest sets
-//! its device up or tears it down.
+//! Outcomes of a daemon's death: a put that was acknowledged is found by the next daemon, and a message that was answered
+//! was put before. One that the daemon had read from the guest's socket and not yet put is lost; that window is open only
+//! while a guest sets its device up or tears it down. A message that the daemon refused is never kept: its successor
+//! would refuse it as well, and the guest with it.
 
 mod client;
 mod server;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::wire::{self, KeepError, Message, Operation, ENTRIES_MAX};
+use super::wire::{self, KeepError, Message, Operation, DISK_ENTRIES_MAX, DISK_FDS_MAX};
 
 /// What [`Keeper::handle`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,11 @@ impl Keeper {
         let (message, fds) = match wire::receive(socket) {
             Ok(received) => received,
             Err(KeepError::Closed) => return Ok(Handled::Closed),
+            // This message is lost, and nothing else: the next is a datagram of its own.
+            Err(error @ KeepError::Descriptors) => {
+                wire::send(socket, &reply(Operation::Refused, error.to_string().into_bytes()), &[])?;
+                return Ok(Handled::Request);
+            }
             Err(error) => {
                 let _ = wire::send(socket, &reply(Operation::Refused, error.to_string().into_bytes()), &[]);
                 return Err(error);
@@ -69,6 +74,20 @@ impl Keeper {
         Ok(())
     }
 
+    /// Whether one more entry keeps its disk within the bounds.
+    fn admit(&self, key: &[u8], fds: usize) -> Result<(), KeepError> {
+        let disk = key.split_inclusive(|byte| *byte == b'/').next().unwrap_or_default();
+        let others = self.entries.range(disk.to_vec()..).take_while(|(other, _)| other.starts_with(disk));
+        let others = others.filter(|(other, _)| other.as_slice() != key);
+        let (entries, held) = others.fold((0, 0), |(n, held), (_, (_, fds))| (n + 1, held + fds.len()));
+        if entries >= DISK_ENTRIES_MAX || held + fds > DISK_FDS_MAX {
+            return Err(KeepError::Refused(format!(
+                "a disk may have {DISK_ENTRIES_MAX} entries and {DISK_FDS_MAX} descriptors"
+            )));
+        }
+        Ok(())
+    }
+
     fn apply(
         &mut self,
         message: Message,
@@ -78,9 +97,7 @@ impl Keeper {
         match message.operation {
             Operation::Hello => {}
             Operation::Put => {
-                if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&message.key) {
-                    return Err(KeepError::Refused(format!("the store is full ({ENTRIES_MAX} entries)")));
-                }
+                self.admit(&message.key, fds.len())?;
                 self.entries.insert(message.key, (message.value, fds));
             }
             Operation::Delete => {

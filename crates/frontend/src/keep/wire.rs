@@ -32,8 +32,12 @@ pub const KEY_BYTES_MAX: usize = 255;
 pub const VALUE_BYTES_MAX: usize = 16 * 1024;
 /// Most descriptors of one entry.
 pub const FDS_MAX: usize = 64;
-/// Most entries a keeper holds.
-pub const ENTRIES_MAX: usize = 4096;
+/// Most entries of one disk, whose keys begin with the same word before a slash: what one guest does is none of the
+/// others' business. A daemon keeps what it accepted: 128 regions, as many removed ones of a table, six messages for each
+/// of 64 queues, and about ten more.
+pub const DISK_ENTRIES_MAX: usize = 768;
+/// Most descriptors of one disk: a table's 32 regions, 128 that were added, three for each of 64 queues, and five more.
+pub const DISK_FDS_MAX: usize = 384;
 const HEADER_BYTES: usize = 16;
 /// Longest datagram.
 pub const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + KEY_BYTES_MAX + VALUE_BYTES_MAX;
@@ -50,6 +54,9 @@ pub enum KeepError {
     /// The other side speaks another version.
     #[error("the keeper speaks version {0}, this program version {VERSION}: restart `afterimage keep` with the same version")]
     Version(u16),
+    /// A message whose descriptors this process has no room for. The connection is as good as before.
+    #[error("no room for the descriptors of a message: raise the limit of open files (RLIMIT_NOFILE)")]
+    Descriptors,
     /// The keeper said no.
     #[error("the keeper refused: {0}")]
     Refused(String),
@@ -228,8 +235,11 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<(Message, Vec<OwnedFd>),
     if len == 0 {
         return Err(KeepError::Closed);
     }
-    if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+    if flags.contains(MsgFlags::MSG_TRUNC) {
         return Err(KeepError::Corrupt("the message was cut off"));
+    }
+    if flags.contains(MsgFlags::MSG_CTRUNC) {
+        return Err(KeepError::Descriptors);
     }
     Ok((decode(&bytes[..len], fds.len())?, fds))
 }
