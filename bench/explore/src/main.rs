@@ -34,7 +34,10 @@ struct Args {
     /// Seed of the states
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the recording and the results go
+    /// Measure nothing: print the table of these raw results
+    #[arg(long, value_name = "FILE")]
+    tables: Option<PathBuf>,
+    /// Where the recording and the raw results go
     #[arg(long, value_name = "DIR", default_value = "target/bench/explore")]
     out: PathBuf,
 }
@@ -55,7 +58,16 @@ fn main() -> ExitCode {
     }
 }
 
+fn results(error: afterimage_results::ResultsError) -> afterimage_explore::ExploreError {
+    afterimage_explore::ExploreError::Usage(error.to_string())
+}
+
 fn run(args: &Args) -> Result<()> {
+    if let Some(path) = &args.tables {
+        let raw = afterimage_results::read::<Vec<Measured>>(path, "explore").map_err(results)?;
+        println!("{}", measure::report(&raw.results));
+        return Ok(());
+    }
     let pick = |(usual, quick): (usize, usize)| if args.quick { quick } else { usual };
     let rounds = args.rounds.unwrap_or(if args.quick { 2 } else { 5 });
     std::fs::create_dir_all(&args.out)
@@ -85,8 +97,8 @@ fn run(args: &Args) -> Result<()> {
     }
     let report = measure::report(&measured);
     println!("{report}");
-    let path = args.out.join("explore.json");
-    let json = serde_json::to_string_pretty(&measured).unwrap_or_default();
-    std::fs::write(&path, json)
-        .map_err(afterimage_explore::ExploreError::io(format!("cannot write {}", path.display())))
+    let path = args.out.join("explore.json.zst");
+    afterimage_results::write(&path, "explore", &measured).map_err(results)?;
+    eprintln!("raw results: {}", path.display());
+    Ok(())
 }

@@ -11,7 +11,7 @@ use afterimage_explore::check::pool::{Pool, PoolCheck, PoolOptions};
 use afterimage_explore::check::{Checker, Observation};
 use afterimage_explore::state::Scratch;
 use afterimage_explore::{ExploreError, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::states::States;
 
@@ -33,9 +33,10 @@ pub struct Way<'a> {
 }
 
 /// What was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Measured {
-    name: &'static str,
+    name: String,
     states: usize,
     target: Option<f64>,
     /// States a second, round by round.
@@ -45,7 +46,7 @@ pub struct Measured {
 impl Measured {
     /// Nothing yet.
     pub fn new(way: &Way<'_>) -> Self {
-        Self { name: way.name, states: way.count, target: way.target, rates: Vec::new() }
+        Self { name: way.name.to_owned(), states: way.count, target: way.target, rates: Vec::new() }
     }
 }
 

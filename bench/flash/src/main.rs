@@ -46,9 +46,12 @@ struct Args {
     /// Seconds without work between two cells, for a machine that others use
     #[arg(long, value_name = "S", default_value_t = 0)]
     rest: u64,
-    /// Where the results go
-    #[arg(long, value_name = "FILE", default_value = "target/bench/flash.json")]
-    json: PathBuf,
+    /// Where the raw results go: compressed JSON, as it is committed
+    #[arg(long, value_name = "FILE", default_value = "target/bench/flash.json.zst")]
+    raw: PathBuf,
+    /// Measure nothing: print the tables of these raw results
+    #[arg(long, value_name = "FILE")]
+    tables: Option<PathBuf>,
     /// Which block page map and DFTL collect
     #[arg(long, value_enum, default_value = "greedy")]
     gc_policy: GcPolicy,
@@ -146,7 +149,19 @@ fn cells(args: &Args) -> Vec<Cell> {
     cells
 }
 
+fn tables(path: &Path) -> Result<(), String> {
+    let report = afterimage_results::read::<Report>(path, "flash").map_err(|e| e.to_string())?.results;
+    let beside = report.rows.iter().any(|row| row.beside.is_some());
+    say(&format!("{}\n\n{}", report.machine, report::header(beside)))?;
+    report.rows.iter().try_for_each(|row| say(&row.line()))?;
+    say(&format!("\n{}", report::parse_table(&report.parsed)))?;
+    say(&format!("\n{}", published::table(&report.rows)))
+}
+
 fn run(args: &Args) -> Result<(), String> {
+    if let Some(path) = &args.tables {
+        return tables(path);
+    }
     let mut report = Report::new(args.quick);
     say(&report.machine)?;
     if let Some(program) = &args.beside {
@@ -168,7 +183,7 @@ fn run(args: &Args) -> Result<(), String> {
                 let line = row.line();
                 report.rows.push(row);
                 // What is measured stays if the rest is interrupted.
-                report.write(&args.json)?;
+                report.write(&args.raw)?;
                 say(&line)?;
             }
             Err(error) => {
@@ -181,7 +196,7 @@ fn run(args: &Args) -> Result<(), String> {
     report.parsed = parse::all(requests, rounds)?;
     say(&format!("\n{}", report::parse_table(&report.parsed)))?;
     say(&format!("\n{}", published::table(&report.rows)))?;
-    report.write(&args.json)?;
+    report.write(&args.raw)?;
     match failed {
         0 => Ok(()),
         n => Err(format!("{n} cells have no result")),

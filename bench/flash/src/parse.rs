@@ -6,7 +6,7 @@ use std::path::Path;
 
 use afterimage_flash::trace::{Format, Kind, Options, Reader, Request, Writer};
 use afterimage_flash::workload::Random;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cell::processor_time;
 
@@ -14,10 +14,11 @@ use crate::cell::processor_time;
 const BATCH: usize = 4096;
 
 /// A format's rate.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Parsed {
     /// The format's name.
-    pub format: &'static str,
+    pub format: String,
     /// Requests a second of processor time, round by round.
     pub requests_per_s: Vec<f64>,
     /// Bytes of text a request takes.
@@ -62,7 +63,11 @@ fn one(format: Format, requests: u64, rounds: usize) -> Result<Parsed, String> {
         }
         requests_per_s.push(read as f64 / seconds);
     }
-    Ok(Parsed { format: format.name(), requests_per_s, bytes_per_request: bytes as f64 / requests as f64 })
+    Ok(Parsed {
+        format: format.name().to_owned(),
+        requests_per_s,
+        bytes_per_request: bytes as f64 / requests as f64,
+    })
 }
 
 fn trace(format: Format, requests: u64) -> std::io::Result<Vec<u8>> {

@@ -5,13 +5,12 @@
 use std::fmt::Write as _;
 
 use afterimage_flash::FtlKind;
-use serde::Serialize;
 
 use crate::cell::Load;
 use crate::report::{Row, Spread};
 
 /// A quoted figure.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy)]
 pub struct Published {
     /// Which simulator.
     pub simulator: &'static str,

@@ -4,17 +4,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use afterimage_flash::FtlKind;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cell::{Cell, Outcome};
 use crate::parse::Parsed;
-use crate::published::{self, Published};
+use crate::published;
 
 /// Memory that a 32 GB drive may take, bytes.
 const MEMORY_TARGET: u64 = 600_000_000;
 
 /// The middle of several values and their spread.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Spread {
     /// The middle one.
     pub median: f64,
@@ -36,12 +37,13 @@ impl Spread {
 }
 
 /// A measured cell.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Row {
     /// What was measured.
     pub cell: Cell,
     /// The FTL's name.
-    pub ftl: &'static str,
+    pub ftl: String,
     /// Host page writes of 2 KB a second of processor time.
     pub writes_per_s: Spread,
     /// Pages programmed a second, collection's included: what the simulator does.
@@ -54,13 +56,10 @@ pub struct Row {
     pub greedy_map_ratio: Spread,
     /// That ratio times what the greedy map is quoted with: the rate here, had the machine been as fast as the one where the
     /// targets come from.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub scaled_per_s: Option<f64>,
     /// What came out of another build.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<Outcome>,
     /// How much faster than that this one was, slice by slice.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<Spread>,
     /// Host page writes a second that the project wants.
     pub target_per_s: f64,
@@ -86,7 +85,7 @@ impl Row {
         };
         Self {
             cell: *cell,
-            ftl: cell.kind().name(),
+            ftl: cell.kind().name().to_owned(),
             writes_per_s,
             programs_per_s: writes_per_s.median * outcome.write_amplification,
             target_per_s,
@@ -149,7 +148,8 @@ pub fn header(beside: bool) -> String {
 }
 
 /// A whole run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Report {
     /// Kernel and processors.
     pub machine: String,
@@ -159,8 +159,6 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// The trace readers.
     pub parsed: Vec<Parsed>,
-    /// Quoted, not run here.
-    pub published: &'static [Published],
 }
 
 impl Report {
@@ -172,7 +170,7 @@ impl Report {
         let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
         let model = model.map_or("processor unknown", |(_, name)| name);
         let machine = format!("Linux {}, {processors} processors, {model}", release.trim());
-        Self { machine, quick, rows: Vec::new(), parsed: Vec::new(), published: published::ALL }
+        Self { machine, quick, rows: Vec::new(), parsed: Vec::new() }
     }
 
     /// Writes what there is so far.
@@ -180,11 +178,7 @@ impl Report {
     /// # Errors
     /// One sentence: where it cannot be written.
     pub fn write(&self, file: &Path) -> Result<(), String> {
-        if let Some(folder) = file.parent() {
-            std::fs::create_dir_all(folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
-        }
-        let json = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
-        std::fs::write(file, json).map_err(|e| format!("cannot write {}: {e}", file.display()))
+        afterimage_results::write(file, "flash", self).map_err(|e| e.to_string())
     }
 }
 

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use afterimage_lab::daemon::{Daemon, PeerOptions, ServeOptions};
-use serde_json::{json, Value};
+use serde_json::json;
 
 use crate::catalog::Row;
-use crate::error::{Context, Result};
+use crate::error::{BenchError, Context, Result};
 use crate::record::{CountedBy, LogIo, StorageIo};
 use crate::scale::LOG_FULL;
 
@@ -36,15 +36,14 @@ pub fn log(row: Row, daemon: &Daemon) -> Result<Option<LogIo>> {
     if !matches!(row, Row::Window | Row::WindowFull) {
         return Ok(None);
     }
-    let status = daemon.status()?;
-    let number = |name: &str| status["log"][name].as_u64().unwrap_or(0);
+    let log = daemon.status()?.log;
     Ok(Some(LogIo {
-        appended_bytes: number("appended_bytes"),
-        syncs: number("syncs"),
-        home_written_bytes: number("home_written_bytes"),
-        throttled: number("throttled"),
-        held_flushes: number("held_flushes"),
-        used_bytes: number("bytes"),
+        appended_bytes: log.appended_bytes,
+        syncs: log.syncs,
+        home_written_bytes: log.home_written_bytes,
+        throttled: log.throttled,
+        held_flushes: log.held_flushes,
+        used_bytes: log.bytes,
     }))
 }
 
@@ -66,31 +65,29 @@ pub fn settle(row: Row, daemon: &Daemon) -> Result<()> {
 /// It does not answer.
 pub fn storage(row: Row, daemon: &Daemon) -> Result<StorageIo> {
     if row.is_ours() {
-        let status = daemon.status()?;
-        let disk = &status["disks"][0]["storage"];
-        let log = &status["log"];
-        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let (disk, log) = (daemon.disk()?.storage, daemon.status()?.log);
         return Ok(StorageIo {
             counted_by: CountedBy::Daemon,
-            reads: Some(number(&disk["reads"])),
-            read_bytes: Some(number(&disk["read_bytes"])),
-            writes: Some(number(&disk["writes"])),
-            write_bytes: number(&disk["write_bytes"]) + number(&log["appended_bytes"]),
-            flushes: Some(number(&disk["syncs"]) + number(&log["syncs"])),
+            reads: Some(disk.reads),
+            read_bytes: Some(disk.read_bytes),
+            writes: Some(disk.writes),
+            write_bytes: disk.write_bytes + log.appended_bytes,
+            flushes: Some(disk.syncs + log.syncs),
         });
     }
     let path = format!("/proc/{}/io", daemon.pid());
     let text = fs::read_to_string(&path).context(|| format!("read {path}"))?;
-    let number = |name: &str| {
+    let number = |name: &str| -> Result<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        line.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+        line.and_then(|digits| digits.parse().ok())
+            .ok_or_else(|| BenchError::Workload(format!("{path} has no {name}")))
     };
     Ok(StorageIo {
         counted_by: CountedBy::Process,
         reads: None,
-        read_bytes: Some(number("read_bytes")),
+        read_bytes: Some(number("read_bytes")?),
         writes: None,
-        write_bytes: number("write_bytes"),
+        write_bytes: number("write_bytes")?,
         flushes: None,
     })
 }
@@ -105,6 +102,9 @@ pub fn cpu_s(daemon: &Daemon) -> Result<f64> {
     // proc(5): the second field may hold anything, so count from behind its bracket; utime and stime are fields
     // 14 and 15, in ticks of 1/100 s on every Linux that this runs on.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(0);
-    Ok((ticks(11) + ticks(12)) as f64 / 100.0)
+    let ticks = |at: usize| -> Result<u64> {
+        let field = fields.get(at).and_then(|digits| digits.parse().ok());
+        field.ok_or_else(|| BenchError::Workload(format!("{path} has no processor time: {text}")))
+    };
+    Ok((ticks(11)? + ticks(12)?) as f64 / 100.0)
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use afterimage_lab::LabError;
+use afterimage_results::ResultsError;
 
 /// The benchmark's error.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum BenchError {
     /// The lab could not do its part.
     #[error(transparent)]
     Lab(#[from] LabError),
+    /// Results of earlier runs cannot be read, or these not written.
+    #[error(transparent)]
+    Results(#[from] ResultsError),
     /// A workload's program failed or said something unexpected.
     #[error("{0}")]
     Workload(String),

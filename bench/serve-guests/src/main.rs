@@ -63,6 +63,9 @@ struct Options {
     /// Measure nothing: print the tables of the finished cells as Markdown, the paper's figures beside
     #[arg(long)]
     markdown: bool,
+    /// Measure nothing: print the tables of these raw results as --markdown does
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "fresh"])]
+    tables: Option<PathBuf>,
     /// Where results go
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
@@ -83,6 +86,13 @@ fn main() -> ExitCode {
 
 /// Whether every cell came to a result.
 fn run(options: &Options) -> Result<bool> {
+    if let Some(path) = &options.tables {
+        let (scale, records) = report::read(path)?;
+        let lines = summary::lines(&records);
+        print!("{}", report::markdown(&scale, &lines, &summary::verdicts(&lines)));
+        print!("\n### The paper beside\n\n{}", report::paper_table(&lines));
+        return Ok(true);
+    }
     let scale = if options.quick { Scale::quick() } else { Scale::full() };
     fs::create_dir_all(&options.out).context(|| format!("make {}", options.out.display()))?;
     let cells_path = options.out.join("serve-guests.cells.jsonl");
@@ -123,6 +133,6 @@ fn run(options: &Options) -> Result<bool> {
     for (key, error) in &failed {
         eprintln!("{} failed in round {}: {error}", key.path(), key.round);
     }
-    eprintln!("results: {}", options.out.join("serve-guests.{json,md,html}").display());
+    eprintln!("results: {}", options.out.join("serve-guests.{json.zst,md,html}").display());
     Ok(failed.is_empty())
 }

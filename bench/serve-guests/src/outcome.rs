@@ -1,7 +1,8 @@
 //! What the guest said, as numbers.
 
 use afterimage_lab::channel::Arrival;
-use serde_json::Value;
+use afterimage_protocol::report::{Agent, Latencies};
+use serde::Deserialize;
 
 use crate::catalog::Workload;
 use crate::error::{BenchError, Result};
@@ -33,30 +34,28 @@ fn strange(what: impl Into<String>) -> BenchError {
 /// # Errors
 /// Something that has to be there is not.
 pub fn read(workload: Workload, reports: &[Arrival], output: &str) -> Result<Outcome> {
+    let (mut marks, mut agent) = (Vec::new(), None);
+    for arrival in reports {
+        marks.extend(arrival.report::<Mark>("bench")?);
+        if let Some(Agent::Workload(said)) = arrival.agent()? {
+            agent = Some(said);
+        }
+    }
     let mark = |name: &str| {
         // The first: fio's script marks the end before it prints its result, and the frame marks it again.
-        reports
-            .iter()
-            .find_map(|arrival| arrival.json_if("bench", name))
-            .ok_or_else(|| strange(format!("{}: the guest did not report '{name}'", workload.name())))
+        let found = marks.iter().find(|mark| mark.bench == name);
+        found.ok_or_else(|| strange(format!("{}: the guest did not report '{name}'", workload.name())))
     };
     let (begin, end, done) = (mark("begin")?, mark("end")?, mark("done")?);
-    let ns = |mark: &Value| mark["ns"].as_u64().unwrap_or(0);
-    let span_s = ns(&end).saturating_sub(ns(&begin)) as f64 / 1e9;
-    let from = stat(&begin)?;
-    let guest = stat(&end)?.since(&from);
-    let guest_whole = stat(&done)?.since(&from);
-    let agent = reports.iter().rev().find_map(|arrival| arrival.json_if("agent", "workload"));
+    let span_s = end.ns.saturating_sub(begin.ns) as f64 / 1e9;
+    let from = stat(begin)?;
+    let guest = stat(end)?.since(&from);
+    let guest_whole = stat(done)?.since(&from);
 
     let (operations, elapsed_s, fsync, transaction_p99_ms) = match workload {
         Workload::Varmail | Workload::Fileserver | Workload::Webserver => {
             let said = agent.ok_or_else(|| strange(format!("{}: no result: {output}", workload.name())))?;
-            (
-                said["operations"].as_u64().unwrap_or(0),
-                said["elapsed_ns"].as_f64().unwrap_or(0.0) / 1e9,
-                agent_latency(&said["fsync"]),
-                None,
-            )
+            (said.operations, said.elapsed_ns as f64 / 1e9, agent_latency(&said.fsync), None)
         }
         Workload::Randwrite | Workload::Seqwrite | Workload::Fsync4k => fio(output)?,
         Workload::Sqlite | Workload::Postmark => {
@@ -75,33 +74,83 @@ pub fn read(workload: Workload, reports: &[Arrival], output: &str) -> Result<Out
     Ok(Outcome { operations, elapsed_s, fsync, transaction_p99_ms, guest, guest_whole })
 }
 
-fn agent_latency(said: &Value) -> Option<LatencySummary> {
-    let count = said["count"].as_u64().filter(|count| *count > 0)?;
-    let us = |name: &str| said[name].as_f64().unwrap_or(0.0);
-    Some(LatencySummary { count, p50_us: us("p50_us"), p99_us: us("p99_us"), max_us: us("max_us") })
+/// A mark of the script.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mark {
+    bench: String,
+    /// The guest's wall clock, in nanoseconds.
+    ns: u64,
+    /// `/sys/block/DISK/stat`
+    stat: String,
+}
+
+fn agent_latency(said: &Latencies) -> Option<LatencySummary> {
+    let Latencies { count, p50_us, p99_us, max_us, .. } = *said;
+    (count > 0).then_some(LatencySummary { count, p50_us, p99_us, max_us })
+}
+
+/// What is read of fio's JSON; the rest is fio's own.
+#[derive(Debug, Deserialize)]
+struct Fio {
+    jobs: Vec<FioJob>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FioJob {
+    job_runtime: f64,
+    write: FioWrites,
+    sync: FioSyncs,
+}
+
+#[derive(Debug, Deserialize)]
+struct FioWrites {
+    total_ios: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct FioSyncs {
+    lat_ns: FioLatency,
+}
+
+#[derive(Debug, Deserialize)]
+struct FioLatency {
+    #[serde(rename = "N")]
+    count: u64,
+    /// Missing, as the percentiles are, where nothing was synced.
+    max: Option<f64>,
+    percentile: Option<FioPercentiles>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FioPercentiles {
+    #[serde(rename = "50.000000")]
+    p50: f64,
+    #[serde(rename = "99.000000")]
+    p99: f64,
 }
 
 type Numbers = (u64, f64, Option<LatencySummary>, Option<f64>);
 
 fn fio(output: &str) -> Result<Numbers> {
     let text = output.find('{').map_or("", |at| &output[at..]);
-    let said: Value = serde_json::Deserializer::from_str(text)
-        .into_iter()
-        .next()
-        .and_then(std::result::Result::ok)
-        .ok_or_else(|| strange(format!("fio printed no JSON: {output}")))?;
-    let job = &said["jobs"][0];
-    let operations = job["write"]["total_ios"].as_u64().unwrap_or(0);
+    let unread =
+        |error: &dyn std::fmt::Display| strange(format!("fio's JSON can not be read ({error}): {output}"));
+    let mut said = serde_json::Deserializer::from_str(text);
+    let Fio { jobs } = Fio::deserialize(&mut said).map_err(|error| unread(&error))?;
+    let job = jobs.first().ok_or_else(|| unread(&"no job"))?;
+    let fsync = match &job.sync.lat_ns {
+        FioLatency { count: 0, .. } => None,
+        FioLatency { count, max: Some(max), percentile: Some(percentile) } => Some(LatencySummary {
+            count: *count,
+            p50_us: percentile.p50 / 1e3,
+            p99_us: percentile.p99 / 1e3,
+            max_us: max / 1e3,
+        }),
+        _ => return Err(unread(&"syncs without latencies")),
+    };
     // The job's time covers the final sync, which the writes' own time need not.
-    let elapsed_s = job["job_runtime"].as_f64().unwrap_or(0.0) / 1e3;
-    let sync = &job["sync"]["lat_ns"];
-    let fsync = sync["N"].as_u64().filter(|count| *count > 0).map(|count| LatencySummary {
-        count,
-        p50_us: sync["percentile"]["50.000000"].as_f64().unwrap_or(0.0) / 1e3,
-        p99_us: sync["percentile"]["99.000000"].as_f64().unwrap_or(0.0) / 1e3,
-        max_us: sync["max"].as_f64().unwrap_or(0.0) / 1e3,
-    });
-    Ok((operations, elapsed_s, fsync, None))
+    Ok((job.write.total_ios, job.job_runtime / 1e3, fsync, None))
 }
 
 /// The number that follows `label`.
@@ -117,13 +166,9 @@ fn number_after(output: &str, label: &str) -> Result<f64> {
 }
 
 /// `/sys/block/DISK/stat` (Documentation/block/stat.rst): sectors of 512 bytes.
-fn stat(mark: &Value) -> Result<GuestIo> {
-    let words: Vec<u64> = mark["stat"]
-        .as_str()
-        .unwrap_or_default()
-        .split_whitespace()
-        .filter_map(|word| word.parse().ok())
-        .collect();
+fn stat(mark: &Mark) -> Result<GuestIo> {
+    let words: std::result::Result<Vec<u64>, _> = mark.stat.split_whitespace().map(str::parse).collect();
+    let words = words.map_err(|error| strange(format!("{error} in {mark:?}")))?;
     if words.len() < 17 {
         return Err(strange("the guest's kernel counts no flushes: it needs Linux 5.5 or newer"));
     }
@@ -203,5 +248,16 @@ mod tests {
     fn silence_is_an_error() {
         assert!(read(Workload::Varmail, &marks(), "").is_err());
         assert!(read(Workload::Sqlite, &marks()[..2], "transactions: 5").is_err());
+        let renamed = |from: &str, to: &str| -> Vec<Arrival> {
+            marks().iter().map(|mark| arrival(&mark.line.replace(from, to))).collect()
+        };
+        for (from, to) in [("\"ns\"", "\"time\""), ("\"stat\"", "\"counters\""), ("1 0 8", "1 x 8")] {
+            assert!(read(Workload::Sqlite, &renamed(from, to), "transactions: 5").is_err(), "{to}");
+        }
+        let fio =
+            "{\"jobs\":[{\"job_runtime\":500,\"write\":{\"total_ios\":40},\"sync\":{\"lat_ns\":{\"N\":2}}}]}";
+        assert!(read(Workload::Randwrite, &marks(), fio).is_err(), "two syncs have a latency");
+        assert!(read(Workload::Randwrite, &marks(), &fio.replace("total_ios", "ios")).is_err());
+        assert!(read(Workload::Randwrite, &marks(), &fio.replace("\"N\":2", "\"N\":0")).is_ok());
     }
 }

@@ -1,10 +1,11 @@
 //! What one cell leaves: one line of `serve-guests.cells.jsonl`.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use afterimage_results::of_version;
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Device, Row, Workload};
@@ -12,10 +13,11 @@ use crate::error::{Context, Result};
 use crate::scale::Scale;
 
 /// Raised when a record of an older program would mean something else.
-pub const RECORD_VERSION: u32 = 2;
+pub const RECORD_VERSION: u32 = 3;
 
 /// Which cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CellKey {
     /// Inside the guest.
     pub workload: Workload,
@@ -36,6 +38,7 @@ impl CellKey {
 
 /// Latencies, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LatencySummary {
     /// How many.
     pub count: u64,
@@ -49,6 +52,7 @@ pub struct LatencySummary {
 
 /// A guest's own count of what it sent, from `/sys/block/vda/stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GuestIo {
     /// Read requests.
     pub reads: u64,
@@ -80,6 +84,7 @@ pub enum CountedBy {
 
 /// What reached storage, from the begin of the measured part to the daemon's orderly end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StorageIo {
     /// By whom.
     pub counted_by: CountedBy,
@@ -112,6 +117,7 @@ impl StorageIo {
 
 /// What our own daemon says about its log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LogIo {
     /// Bytes appended.
     pub appended_bytes: u64,
@@ -129,13 +135,13 @@ pub struct LogIo {
 
 /// One finished cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Record {
     /// [`RECORD_VERSION`]
     pub version: u32,
     /// The sizes it was run with.
     pub scale: Scale,
     /// Which one.
-    #[serde(flatten)]
     pub key: CellKey,
     /// Operations done.
     pub operations: u64,
@@ -180,18 +186,24 @@ impl Store {
         if fresh && path.exists() {
             fs::remove_file(path).context(|| format!("remove {}", path.display()))?;
         }
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).context(|| format!("read {}", path.display())),
+        };
+        // What follows the last end of a line was cut short by its writer's death: the cell is run again.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let mut records = Vec::new();
-        if path.exists() {
-            let file = File::open(path).context(|| format!("open {}", path.display()))?;
-            for line in BufReader::new(file).lines() {
-                let line = line.context(|| format!("read {}", path.display()))?;
-                // A line cut by a crash, or of another version, is no record: the cell is run again.
-                if let Ok(record) = serde_json::from_str::<Record>(&line) {
-                    if record.version == RECORD_VERSION && record.scale == *scale {
-                        records.push(record);
-                    }
-                }
-            }
+        for (at, line) in text[..whole].lines().enumerate() {
+            let record = of_version::<Record>(line, RECORD_VERSION)
+                .map_err(std::io::Error::from)
+                .context(|| format!("{} line {} cannot be read: remove it", path.display(), at + 1))?;
+            records.extend(record.filter(|record| record.scale == *scale));
+        }
+        if whole < text.len() {
+            let file = OpenOptions::new().write(true).open(path);
+            file.and_then(|file| file.set_len(whole as u64))
+                .context(|| format!("write {}", path.display()))?;
         }
         // The newest of each cell counts.
         let mut seen = BTreeSet::new();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use afterimage_lab::spread::Spread;
 use afterimage_lab::text::{markdown_table, number};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Device, Row, Workload};
 use crate::error::{Context, Result};
@@ -15,32 +15,34 @@ use crate::record::Record;
 use crate::scale::{Scale, LOG_FULL};
 use crate::summary::{lines, verdicts, Line, Verdict};
 
-#[derive(Serialize)]
-struct Report<'a> {
-    benchmark: &'static str,
-    scale: &'a Scale,
-    lines: &'a [Line],
-    targets: &'a [Verdict],
-    records: &'a [Record],
+/// The raw results, as they are committed.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Results {
+    scale: Scale,
+    records: Vec<Record>,
 }
 
-/// Writes `serve-guests.json`, `.md` and `.html` into `folder`, and returns the Markdown.
+/// Reads committed raw results.
+///
+/// # Errors
+/// The file cannot be read, or holds something else.
+pub fn read(path: &Path) -> Result<(Scale, Vec<Record>)> {
+    let Results { scale, records } = afterimage_results::read(path, "serve-guests")?.results;
+    Ok((scale, records))
+}
+
+/// Writes the raw results `serve-guests.json.zst`, and the tables as `.md` and `.html`, into `folder`, and returns the Markdown.
 ///
 /// # Errors
 /// A file can not be written.
 pub fn write(folder: &Path, scale: &Scale, records: &[Record]) -> Result<String> {
     let lines = lines(records);
     let targets = verdicts(&lines);
-    let report = Report { benchmark: "serve-guests", scale, lines: &lines, targets: &targets, records };
-    let json = serde_json::to_string_pretty(&report)
-        .map_err(std::io::Error::from)
-        .context(|| "the report".to_owned())?;
+    let results = Results { scale: scale.clone(), records: records.to_vec() };
+    afterimage_results::write(&folder.join("serve-guests.json.zst"), "serve-guests", &results)?;
     let markdown = markdown(scale, &lines, &targets);
-    for (name, text) in [
-        ("serve-guests.json", &json),
-        ("serve-guests.md", &markdown),
-        ("serve-guests.html", &plot::html(scale, &lines)),
-    ] {
+    for (name, text) in [("serve-guests.md", &markdown), ("serve-guests.html", &plot::html(scale, &lines))] {
         // Written beside and renamed: a reader never sees half a report.
         let path = folder.join(name);
         let fresh = folder.join(format!("{name}.new"));

@@ -11,6 +11,7 @@ pub const LOG_FULL: &str = "16M";
 
 /// Sizes and times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scale {
     /// `quick` or `full`: results of one scale are never mixed with the other's.
     pub name: String,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::driver::Load;
 
 /// Where the image lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
     /// tmpfs.

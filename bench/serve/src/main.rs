@@ -86,9 +86,12 @@ struct Options {
     /// Size of each image in MiB.
     #[arg(long, default_value_t = 1024)]
     mib: u64,
-    /// Where the results go.
-    #[arg(long, default_value = "target/bench/serve.json")]
-    json: PathBuf,
+    /// Where the raw results go: compressed JSON, as it is committed.
+    #[arg(long, default_value = "target/bench/serve.json.zst")]
+    raw: PathBuf,
+    /// Measure nothing: print the table of these raw results.
+    #[arg(long, value_name = "FILE")]
+    tables: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -117,22 +120,24 @@ fn serve(image: &Path, socket: &Path, queues: u16) -> Result<(), Box<dyn Error>>
 }
 
 fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = &options.tables {
+        let report = afterimage_results::read::<Report>(path, "serve-driver")?.results;
+        println!("{}", report.heading());
+        report.cells.iter().for_each(|cell| println!("{}", report::row(cell)));
+        return Ok(());
+    }
     let seconds = options.seconds.unwrap_or(if options.quick { 0.5 } else { 2.0 });
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
     let ours = our_kind(options)?;
     let peer = first_line(Command::new("qemu-storage-daemon").arg("--version"))?;
     std::fs::create_dir_all(&options.disk)?;
-    if let Some(directory) = options.json.parent() {
-        std::fs::create_dir_all(directory)?;
-    }
     let machine = format!(
         "Linux {}, {} processors",
         first_line(Command::new("uname").arg("-r"))?,
         std::thread::available_parallelism()?
     );
-    println!("{} against {peer}\n{machine}; {rounds} interleaved rounds of {seconds} s\n", ours.name());
-    println!("{}", report::header());
     let mut report = Report { ours: ours.name(), peer, machine, seconds, rounds, cells: Vec::new() };
+    println!("{}", report.heading());
     for place in [Place::Memory, Place::Disk] {
         let cells: Vec<Cell> =
             cells::all().into_iter().filter(|c| c.place == place && wanted(c, &options.only)).collect();
@@ -156,8 +161,8 @@ fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
             report.cells.push(done);
         }
     }
-    std::fs::write(&options.json, serde_json::to_string_pretty(&report)? + "\n")?;
-    println!("\n{}", options.json.display());
+    afterimage_results::write(&options.raw, "serve-driver", &report)?;
+    println!("\n{}", options.raw.display());
     Ok(())
 }
 

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cells::Place;
 use crate::driver::Reached;
 
 /// One run of one server.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Run {
     /// Requests a second.
     pub iops: f64,
@@ -35,7 +36,8 @@ impl Run {
 }
 
 /// A number of several rounds.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Spread {
     /// The middle one.
     pub median: f64,
@@ -57,7 +59,8 @@ impl Spread {
 }
 
 /// One comparison.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CellReport {
     /// The cell in words.
     pub cell: String,
@@ -80,7 +83,8 @@ pub struct CellReport {
 }
 
 /// A whole run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Report {
     /// What was measured.
     pub ours: String,
@@ -96,8 +100,19 @@ pub struct Report {
     pub cells: Vec<CellReport>,
 }
 
+impl Report {
+    /// What was measured how, and the header of the table.
+    pub fn heading(&self) -> String {
+        let Self { ours, peer, machine, seconds, rounds, .. } = self;
+        format!(
+            "{ours} against {peer}\n{machine}; {rounds} interleaved rounds of {seconds} s\n\n{}",
+            header()
+        )
+    }
+}
+
 /// The header of the table.
-pub fn header() -> String {
+fn header() -> String {
     format!(
         "{:<46} {:>8} {:>8} {:>6} {:>13} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6} {:>6}  {}",
         "",

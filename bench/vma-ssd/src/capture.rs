@@ -43,7 +43,12 @@ pub struct Plan<'a> {
 /// # Errors
 /// Nothing can be written.
 pub fn run(plan: &Plan<'_>, store: &Store) -> Result<Vec<(String, BenchError)>> {
-    let todo: Vec<_> = plan.cells.iter().filter(|(w, m)| store.captured(*w, *m).is_none()).collect();
+    let mut todo = Vec::new();
+    for cell in plan.cells {
+        if store.captured(cell.0, cell.1)?.is_none() {
+            todo.push(cell);
+        }
+    }
     let kept = plan.cells.len() - todo.len();
     if kept > 0 {
         eprintln!(

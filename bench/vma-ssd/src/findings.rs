@@ -9,6 +9,7 @@ use afterimage_flash::FtlKind;
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::simulate::Drives;
 use crate::study::{Family, Variant};
+use afterimage_bench_vma::error::Result;
 
 /// Every finished simulation of a store.
 #[derive(Debug)]
@@ -31,6 +32,9 @@ pub fn less(value: f64, base: f64) -> Option<f64> {
 
 impl Findings {
     /// Those of these drives that are there.
+    ///
+    /// # Errors
+    /// One cannot be read.
     pub fn read(
         store: &Store,
         scale: &Scale,
@@ -38,15 +42,28 @@ impl Findings {
         device: Device,
         ftls: &[FtlKind],
         drives: &[Drives],
-    ) -> Self {
+    ) -> Result<Self> {
         let mut results = BTreeMap::new();
         for drive in drives {
             for key in drive.keys() {
-                if let Some(found) = store.simulated(&key, &drive.traces) {
+                if let Some(found) = store.simulated(&key, &drive.traces)? {
                     results.insert((key.workload, key.variant, key.ftl, key.age), found);
                 }
             }
         }
+        Ok(Self { scale: scale.clone(), guests, device, ftls: ftls.to_vec(), results })
+    }
+
+    /// Of results that were read elsewhere.
+    pub fn of(
+        scale: &Scale,
+        guests: u32,
+        device: Device,
+        ftls: &[FtlKind],
+        simulated: Vec<Simulated>,
+    ) -> Self {
+        let key = |found: &Simulated| (found.key.workload, found.key.variant, found.key.ftl, found.key.age);
+        let results = simulated.into_iter().map(|found| (key(&found), found)).collect();
         Self { scale: scale.clone(), guests, device, ftls: ftls.to_vec(), results }
     }
 

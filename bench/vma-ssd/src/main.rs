@@ -3,7 +3,7 @@
 //! ```text
 //!   guests (cells of bench/vma), daemons with --trace ─► traces/WORKLOAD_MODE ─► simulator: FTLs × ways to age
 //!                                                                                        │
-//!                          target/bench/vma-ssd/SCALE/{vma-ssd.json,vma-ssd.md,vma-ssd.html} ◄─ results/NAME.json
+//!                          target/bench/vma-ssd/SCALE/{vma-ssd.json.zst,vma-ssd.md,vma-ssd.html} ◄─ results/NAME.json
 //! ```
 //! A finished trace is a folder, a finished simulation a file, each put there at once: Ctrl-C costs what is running,
 //! and the next run goes on from there.
@@ -28,13 +28,13 @@ use afterimage_bench_vma::scale::Scale;
 use afterimage_flash::sim::Control;
 use afterimage_flash::FtlKind;
 use clap::Parser;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
 
 use capture::Plan;
 use findings::Findings;
-use record::{Age, Simulated, Store};
+use record::{Age, Captured, Simulated, Store};
 use simulate::Drives;
 use study::Variant;
 
@@ -82,6 +82,9 @@ struct Options {
     /// or quick) and `<!-- end -->`
     #[arg(long, value_name = "FILE", requires = "report")]
     into: Option<PathBuf>,
+    /// Run and simulate nothing: print the tables of these raw results as Markdown
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "report"])]
+    tables: Option<PathBuf>,
     /// Where traces and results go
     #[arg(long, default_value = "target/bench/vma-ssd")]
     out: PathBuf,
@@ -145,35 +148,48 @@ impl Chosen {
     }
 
     /// What can be simulated of what is there.
-    fn drives(&self, store: &Store) -> Vec<Drives> {
-        let drives = |workload: &Workload| {
-            let captured = |variant: &Variant| {
-                self.modes
-                    .contains(&variant.mode())
-                    .then(|| store.captured(*workload, variant.mode()))
-                    .flatten()
+    fn drives(&self, store: &Store) -> Result<Vec<Drives>> {
+        let mut all = Vec::new();
+        for workload in &self.workloads {
+            let captured = |variant: &Variant| match self.modes.contains(&variant.mode()) {
+                true => store.captured(*workload, variant.mode()),
+                false => Ok(None),
             };
-            let variants: Vec<Variant> = Variant::ALL.into_iter().filter(|v| captured(v).is_some()).collect();
-            let traces = Variant::TRACED.iter().filter_map(|v| Some(captured(v)?.at_ns)).collect();
-            Drives { workload: *workload, variants, traces, ftls: self.ftls.clone(), ages: self.ages.clone() }
-        };
-        self.workloads.iter().map(drives).filter(|d| !d.variants.is_empty()).collect()
+            let (mut variants, mut traces) = (Vec::new(), Vec::new());
+            for variant in Variant::ALL {
+                variants.extend(captured(&variant)?.map(|_| variant));
+            }
+            for variant in Variant::TRACED {
+                traces.extend(captured(&variant)?.map(|found| found.at_ns));
+            }
+            if !variants.is_empty() {
+                let (ftls, ages) = (self.ftls.clone(), self.ages.clone());
+                all.push(Drives { workload: *workload, variants, traces, ftls, ages });
+            }
+        }
+        Ok(all)
     }
 
-    fn findings(&self, store: &Store) -> Findings {
-        let drives = self.drives(store);
+    fn findings(&self, store: &Store) -> Result<Findings> {
+        let drives = self.drives(store)?;
         Findings::read(store, &self.scale, self.guests, self.device, &self.ftls, &drives)
     }
 }
 
 /// Whether everything came to a result.
 fn run(options: &Options) -> Result<bool> {
+    if let Some(path) = &options.tables {
+        let Results { scale, guests, device, ftls, simulated, .. } =
+            afterimage_results::read(path, "vma-ssd")?.results;
+        print!("{}", tables::all(&Findings::of(&scale, guests, device, &ftls, simulated)));
+        return Ok(true);
+    }
     let chosen = Chosen::new(options)?;
     let store = chosen.store(&options.out);
     let cells = chosen.cells();
     if options.list {
         for (workload, mode) in &cells {
-            let state = if store.captured(*workload, *mode).is_some() { "traced" } else { "to do" };
+            let state = if store.captured(*workload, *mode)?.is_some() { "traced" } else { "to do" };
             println!("{}/{}/x{}: {state}", workload.name(), mode.name(), chosen.guests);
         }
         return Ok(true);
@@ -200,10 +216,10 @@ fn run(options: &Options) -> Result<bool> {
         failed = capture::run(&plan, &store)?;
     }
     let control = Control::default();
-    for drives in chosen.drives(&store) {
+    for drives in chosen.drives(&store)? {
         simulate::run(&drives, &store, chosen.guests, &control)?;
     }
-    let text = write(&chosen.findings(&store), &store)?;
+    let text = write(&chosen.findings(&store)?, &store)?;
     print!("{text}");
     if let Some(path) = &options.into {
         report::insert(path, &chosen.scale, &text)?;
@@ -211,38 +227,44 @@ fn run(options: &Options) -> Result<bool> {
     for (name, error) in &failed {
         eprintln!("{name} failed: {error}");
     }
-    eprintln!("results: {}", store.folder().join("vma-ssd.{json,md,html}").display());
+    eprintln!("results: {}", store.folder().join("vma-ssd.{json.zst,md,html}").display());
     Ok(failed.is_empty())
 }
 
-#[derive(Serialize)]
-struct Json<'a> {
-    benchmark: &'static str,
-    scale: &'a Scale,
+/// The raw results, as they are committed: what was simulated, and how its traces came about.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Results {
+    scale: Scale,
     guests: u32,
     device: Device,
+    ftls: Vec<FtlKind>,
     spare: f64,
-    results: Vec<&'a Simulated>,
+    captured: Vec<Captured>,
+    simulated: Vec<Simulated>,
 }
 
-/// Writes the three reports, and returns the Markdown.
+/// Writes the raw results and the tables, and returns these as Markdown.
 fn write(findings: &Findings, store: &Store) -> Result<String> {
     fs::create_dir_all(store.folder()).context(|| format!("make {}", store.folder().display()))?;
-    let json = Json {
-        benchmark: "vma-ssd",
-        scale: &findings.scale,
+    let mut captured = Vec::new();
+    for workload in Workload::ALL {
+        for variant in Variant::TRACED {
+            captured.extend(store.captured(workload, variant.mode())?);
+        }
+    }
+    let results = Results {
+        scale: findings.scale.clone(),
         guests: findings.guests,
         device: findings.device,
+        ftls: findings.ftls.clone(),
         spare: simulate::SPARE,
-        results: findings.results().collect(),
+        captured,
+        simulated: findings.results().cloned().collect(),
     };
-    let json = serde_json::to_string_pretty(&json)
-        .map_err(std::io::Error::from)
-        .context(|| "the report".to_owned())?;
+    afterimage_results::write(&store.folder().join("vma-ssd.json.zst"), "vma-ssd", &results)?;
     let markdown = tables::all(findings);
-    for (name, text) in
-        [("vma-ssd.json", &json), ("vma-ssd.md", &markdown), ("vma-ssd.html", &html::page(findings))]
-    {
+    for (name, text) in [("vma-ssd.md", &markdown), ("vma-ssd.html", &html::page(findings))] {
         report::put(&store.folder().join(name), text)?;
     }
     Ok(markdown)
@@ -257,7 +279,7 @@ fn report_on_signals(chosen: &Chosen, out: &Path) -> Result<()> {
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
             let store = chosen.store(&out);
-            match write(&chosen.findings(&store), &store) {
+            match chosen.findings(&store).and_then(|findings| write(&findings, &store)) {
                 Ok(_) => eprintln!("\nstopped; what is finished is kept, run again to go on"),
                 Err(error) => eprintln!("\nstopped; {error}"),
             }

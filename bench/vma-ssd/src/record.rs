@@ -9,13 +9,14 @@ use afterimage_bench_vma::record::Record;
 use afterimage_bench_vma::scale::Scale;
 use afterimage_flash::report::Report;
 use afterimage_flash::FtlKind;
+use afterimage_results::of_version;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::study::Variant;
 
 /// Raised when what an older program left would mean something else.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// How a drive is aged before a trace (`docs/flash.md`).
 #[derive(
@@ -44,6 +45,7 @@ impl Age {
 
 /// The traces of one workload in one mode, and how they came about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Captured {
     /// [`VERSION`]
     pub version: u32,
@@ -55,6 +57,7 @@ pub struct Captured {
 
 /// What was simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SimulationKey {
     /// What the guests did.
     pub workload: Workload,
@@ -74,6 +77,7 @@ impl SimulationKey {
 
 /// The result of a simulation, as far as the tables need it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Simulated {
     /// [`VERSION`]
     pub version: u32,
@@ -163,14 +167,18 @@ impl Store {
     }
 
     /// What was captured, if it is there, whole, and of these sizes.
-    pub fn captured(&self, workload: Workload, mode: Mode) -> Option<Captured> {
-        let found: Captured = read(&self.trace_folder(workload, mode).join("captured.json"))?;
+    ///
+    /// # Errors
+    /// What is there is of this version and cannot be read.
+    pub fn captured(&self, workload: Workload, mode: Mode) -> Result<Option<Captured>> {
+        let Some(found) = read::<Captured>(&self.trace_folder(workload, mode).join("captured.json"))? else {
+            return Ok(None);
+        };
         let key = &found.record.key;
-        let fits = found.version == VERSION
-            && found.record.scale == self.scale
+        let fits = found.record.scale == self.scale
             && (key.guests, key.device) == (self.guests, self.device)
             && self.trace_files(workload, mode).iter().all(|file| file.is_file());
-        fits.then_some(found)
+        Ok(fits.then_some(found))
     }
 
     /// Keeps traces that were written into `fresh`, in place of earlier ones.
@@ -187,9 +195,12 @@ impl Store {
     }
 
     /// What was simulated of exactly these traces, if it was.
-    pub fn simulated(&self, key: &SimulationKey, traces: &[u64]) -> Option<Simulated> {
-        let found: Simulated = read(&self.folder.join("results").join(key.file_name()))?;
-        (found.version == VERSION && found.key == *key && found.traces == traces).then_some(found)
+    ///
+    /// # Errors
+    /// As [`Store::captured`].
+    pub fn simulated(&self, key: &SimulationKey, traces: &[u64]) -> Result<Option<Simulated>> {
+        let found = read::<Simulated>(&self.folder.join("results").join(key.file_name()))?;
+        Ok(found.filter(|found| found.key == *key && found.traces == traces))
     }
 
     /// Keeps a result.
@@ -203,8 +214,16 @@ impl Store {
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
+/// `None` where there is no such file, or one of another version.
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).context(|| format!("read {}", path.display())),
+    };
+    of_version(&text, VERSION)
+        .map_err(std::io::Error::from)
+        .context(|| format!("{} cannot be read: remove it", path.display()))
 }
 
 fn put(path: &Path, value: &impl Serialize) -> Result<()> {

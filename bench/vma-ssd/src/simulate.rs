@@ -76,8 +76,12 @@ fn failed(what: impl std::fmt::Display) -> BenchError {
 /// # Errors
 /// A trace cannot be read, or a result cannot be written.
 pub fn run(drives: &Drives, store: &Store, guests: u32, control: &Control) -> Result<()> {
-    let todo: Vec<SimulationKey> =
-        drives.keys().into_iter().filter(|key| store.simulated(key, &drives.traces).is_none()).collect();
+    let mut todo: Vec<SimulationKey> = Vec::new();
+    for key in drives.keys() {
+        if store.simulated(&key, &drives.traces)?.is_none() {
+            todo.push(key);
+        }
+    }
     if todo.is_empty() {
         return Ok(());
     }

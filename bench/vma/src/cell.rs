@@ -12,11 +12,9 @@ use std::time::{Duration, Instant};
 
 use afterimage_lab::daemon::Daemon;
 use afterimage_lab::guest::{Guest, Vmm};
-use serde_json::Value;
 
 use crate::catalog::{JournalPolicy, Kind};
 use crate::error::{Context, Result};
-use crate::memory::{counter, file_systems};
 use crate::outcome;
 use crate::process::{groups_cpu_s, process_cpu_s};
 use crate::record::{CellKey, Record, Sample, StorageIo, RECORD_VERSION};
@@ -81,7 +79,7 @@ pub fn run(
         absorbed_bytes: None,
         guest_cpu_s: 0.0,
         daemon_cpu_s: 0.0,
-        file_systems: Value::Null,
+        file_systems: Vec::new(),
         recovery: None,
         wall_s: 0.0,
         load,
@@ -164,8 +162,8 @@ fn work(
     record.guest_cpu_s = groups_cpu_s(&machines)? - guest_before_s;
     record.daemon_cpu_s = daemon_cpu_s(&daemons)? - daemon_before_s;
     record.storage_measured = stage.storage(&daemons)?.since(&storage_before);
-    record.file_systems = file_systems(&daemons[0].status()?);
-    let samples = sampler.map(Sampler::stop).unwrap_or_default();
+    record.file_systems = daemons[0].disk()?.file_systems;
+    let samples = sampler.map(Sampler::stop).transpose()?.unwrap_or_default();
     for guest in &guests {
         guest.channel().send("go")?;
     }
@@ -199,7 +197,7 @@ fn finish(daemons: &[Daemon]) -> Result<StorageIo> {
 fn absorbed(daemons: &[Daemon]) -> Result<Option<u64>> {
     let mut sum = Some(0);
     for daemon in daemons {
-        let bytes = counter(&file_systems(&daemon.status()?), "journal_absorbed_bytes");
+        let bytes = daemon.file_system()?.map(|found| found.journal_absorbed_bytes);
         sum = sum.zip(bytes).map(|(sum, bytes)| sum + bytes);
     }
     Ok(sum)

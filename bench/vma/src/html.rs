@@ -119,8 +119,7 @@ fn memory(page: &mut String, store: &Store, table: &Table<'_>) {
     let mut begun = false;
     for key in table.keys().filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain) {
         let Some(record) = table.rounds(key).first() else { continue };
-        // The curves are an extra: a file of samples that can not be read is as good as none.
-        let moments = moments(&store.samples(&record.key).unwrap_or_default());
+        let moments = moments(store.samples(&record.key));
         if moments.is_empty() {
             continue;
         }

@@ -3,7 +3,7 @@
 //! ```text
 //!   figures × scale ─► plan ─► cell: template ─► stage ─► daemons ─► guests ─► outcome ─► cells/NAME.json
 //!                                                                                          │
-//!                                                   vma.json, vma.md, vma.html ◄─ summary ─┘
+//!                                                   vma.json.zst, .md, .html ◄─ summary ─┘
 //! ```
 
 pub mod catalog;

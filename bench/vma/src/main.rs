@@ -3,7 +3,7 @@
 //! ```text
 //!   figures × scale ─► plan ─► cell: template ─► stage ─► daemons ─► guests ─► outcome ─► cells/NAME.json
 //!                                                                                          │
-//!                              target/bench/vma/SCALE/{vma.json,vma.md,vma.html} ◄─ summary┘
+//!                              target/bench/vma/SCALE/{vma.json.zst,vma.md,vma.html} ◄─ summary┘
 //! ```
 //! A cell that is finished is one file, written at once: Ctrl-C, a crash or a power cut costs the running cell only,
 //! and the next run goes on from there.
@@ -81,6 +81,9 @@ struct Options {
     /// or quick) and `<!-- end -->`
     #[arg(long, value_name = "FILE", requires = "report")]
     into: Option<PathBuf>,
+    /// Measure nothing: print the tables of these raw results as Markdown
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "report"])]
+    tables: Option<PathBuf>,
     /// Where results go
     #[arg(long, default_value = "target/bench/vma")]
     out: PathBuf,
@@ -104,6 +107,11 @@ fn main() -> ExitCode {
 
 /// Whether every cell came to a result.
 fn run(options: &Options) -> Result<bool> {
+    if let Some(path) = &options.tables {
+        let (scale, store) = report::read(path)?;
+        print!("{}", report::markdown(&scale, &store));
+        return Ok(true);
+    }
     let scale = if options.quick { Scale::quick() } else { Scale::full() };
     let folder = options.out.join(&scale.name);
     let cells_folder = folder.join("cells");
@@ -147,7 +155,7 @@ fn run(options: &Options) -> Result<bool> {
     for (key, error) in &failed {
         eprintln!("{} failed in round {}: {error}", key.path(), key.round);
     }
-    eprintln!("results: {}", folder.join("vma.{json,md,html}").display());
+    eprintln!("results: {}", folder.join("vma.{json.zst,md,html}").display());
     Ok(failed.is_empty())
 }
 

@@ -1,7 +1,8 @@
 //! What a guest said, as numbers.
 
 use afterimage_lab::channel::Arrival;
-use serde_json::Value;
+use afterimage_protocol::report::{Agent, Micro, Timed};
+use serde::Deserialize;
 
 use crate::error::{BenchError, Result};
 use crate::record::{GuestIo, GuestResult, Jbd2};
@@ -10,13 +11,45 @@ fn strange(what: impl Into<String>) -> BenchError {
     BenchError::Workload(what.into())
 }
 
-/// The first report with `key` = `value`.
-fn find(reports: &[Arrival], key: &str, value: &str) -> Option<Value> {
-    reports.iter().find_map(|arrival| arrival.json_if(key, value))
+/// A mark of the script.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mark {
+    bench: String,
+    /// `/sys/block/DISK/stat`
+    stat: String,
+    /// `/proc/fs/jbd2/*/info`
+    jbd2: String,
 }
 
-fn mark(reports: &[Arrival], name: &str) -> Result<Value> {
-    find(reports, "bench", name).ok_or_else(|| strange(format!("the guest did not report '{name}'")))
+/// A guest's lines.
+enum Line {
+    Mark(Mark),
+    Timed { name: String, elapsed_s: f64 },
+    Other,
+}
+
+fn lines(reports: &[Arrival]) -> Result<Vec<Line>> {
+    let read = |arrival: &Arrival| -> Result<Line> {
+        if let Some(mark) = arrival.report("bench")? {
+            return Ok(Line::Mark(mark));
+        }
+        let timed = |name: String, ns: u64| Line::Timed { name, elapsed_s: ns as f64 / 1e9 };
+        Ok(match arrival.agent()? {
+            Some(Agent::Micro(Micro { name, elapsed_ns, .. })) => timed(name, elapsed_ns),
+            Some(Agent::Timed(Timed { name, elapsed_ns, .. })) => timed(name, elapsed_ns),
+            _ => Line::Other,
+        })
+    };
+    reports.iter().map(read).collect()
+}
+
+fn mark<'a>(lines: &'a [Line], name: &str) -> Result<&'a Mark> {
+    let found = lines.iter().find_map(|line| match line {
+        Line::Mark(mark) if mark.bench == name => Some(mark),
+        _ => None,
+    });
+    found.ok_or_else(|| strange(format!("the guest did not report '{name}'")))
 }
 
 /// How long something took that the agent timed, in seconds.
@@ -24,10 +57,15 @@ fn mark(reports: &[Arrival], name: &str) -> Result<Value> {
 /// # Errors
 /// It was not reported.
 pub fn timed_s(reports: &[Arrival], name: &str) -> Result<f64> {
-    find(reports, "name", name)
-        .and_then(|said| said["elapsed_ns"].as_f64())
-        .map(|ns| ns / 1e9)
-        .ok_or_else(|| strange(format!("the guest did not report how long {name} took")))
+    timed(&lines(reports)?, name)
+}
+
+fn timed(lines: &[Line], wanted: &str) -> Result<f64> {
+    let found = lines.iter().find_map(|line| match line {
+        Line::Timed { name, elapsed_s } if name == wanted => Some(*elapsed_s),
+        _ => None,
+    });
+    found.ok_or_else(|| strange(format!("the guest did not report how long {wanted} took")))
 }
 
 /// A working guest's reports.
@@ -35,31 +73,33 @@ pub fn timed_s(reports: &[Arrival], name: &str) -> Result<f64> {
 /// # Errors
 /// Something that has to be there is not.
 pub fn read(reports: &[Arrival]) -> Result<GuestResult> {
-    let (ready, end, done) = (mark(reports, "ready")?, mark(reports, "end")?, mark(reports, "done")?);
-    let from = stat(&ready)?;
+    let lines = lines(reports)?;
+    let (ready, end, done) = (mark(&lines, "ready")?, mark(&lines, "end")?, mark(&lines, "done")?);
+    let from = stat(ready)?;
     // The work is the last thing timed before "end": creating what is to be deleted is not it.
-    let at = reports.iter().position(|arrival| arrival.json_if("bench", "end").is_some()).unwrap_or(0);
-    let work = reports[..at].iter().rev().find_map(|arrival| {
-        arrival.json().filter(|said| matches!(said["agent"].as_str(), Some("micro" | "timed")))
+    let before_end = lines.iter().take_while(|line| !matches!(line, Line::Mark(mark) if mark.bench == "end"));
+    let work = before_end.filter_map(|line| match line {
+        Line::Timed { elapsed_s, .. } => Some(*elapsed_s),
+        _ => None,
     });
-    let elapsed_s = work.and_then(|said| said["elapsed_ns"].as_f64()).unwrap_or(0.0) / 1e9;
+    let elapsed_s = work.last().unwrap_or(0.0);
     if elapsed_s <= 0.0 {
         return Err(strange("the workload did not report how long it took"));
     }
     Ok(GuestResult {
         elapsed_s,
-        sync_s: timed_s(reports, "sync")?,
-        umount_s: timed_s(reports, "umount")?,
-        measured: stat(&end)?.since(&from),
-        whole: stat(&done)?.since(&from),
-        jbd2: end["jbd2"].as_str().and_then(jbd2),
+        sync_s: timed(&lines, "sync")?,
+        umount_s: timed(&lines, "umount")?,
+        measured: stat(end)?.since(&from),
+        whole: stat(done)?.since(&from),
+        jbd2: jbd2(&end.jbd2)?,
     })
 }
 
 /// `/sys/block/DISK/stat` (Documentation/block/stat.rst): sectors of 512 bytes.
-fn stat(mark: &Value) -> Result<GuestIo> {
-    let text = mark["stat"].as_str().unwrap_or_default();
-    let words: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+fn stat(mark: &Mark) -> Result<GuestIo> {
+    let words: std::result::Result<Vec<u64>, _> = mark.stat.split_whitespace().map(str::parse).collect();
+    let words = words.map_err(|error| strange(format!("{error} in {mark:?}")))?;
     if words.len() < 17 {
         return Err(strange("the guest's kernel counts no flushes: it needs Linux 5.5 or newer"));
     }
@@ -73,16 +113,25 @@ fn stat(mark: &Value) -> Result<GuestIo> {
 }
 
 /// `1070 transactions (1065 requested), each up to 8192 blocks; … 20 logged blocks per transaction`, its lines and
-/// tabs made semicolons. A guest that mounted twice is not expected.
-fn jbd2(text: &str) -> Option<Jbd2> {
-    let before = |label: &str| {
+/// tabs made semicolons. A guest that mounted twice is not expected. `None` where nothing is said: there is no journal.
+fn jbd2(text: &str) -> Result<Option<Jbd2>> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let before = |label: &str| -> Option<f64> {
         let (head, _) = text.split_once(label)?;
         head.rsplit([' ', ';']).find(|word| !word.is_empty())?.parse().ok()
     };
-    Some(Jbd2 {
-        transactions: before(" transactions (")? as u64,
-        logged_blocks: before(" logged blocks per transaction").unwrap_or(0.0),
-    })
+    let Some(transactions) = before(" transactions (") else {
+        return Err(strange(format!("jbd2 counts no transactions: {text}")));
+    };
+    // It says the averages only where there was a transaction.
+    let logged_blocks = match before(" logged blocks per transaction") {
+        Some(blocks) => blocks,
+        None if transactions == 0.0 => 0.0,
+        None => return Err(strange(format!("jbd2 counts no logged blocks: {text}"))),
+    };
+    Ok(Some(Jbd2 { transactions: transactions as u64, logged_blocks }))
 }
 
 impl GuestIo {
@@ -133,10 +182,16 @@ mod tests {
         assert_eq!((result.measured.writes, result.whole.write_bytes), (20, 30 * 4096));
         assert_eq!(result.jbd2, Some(Jbd2 { transactions: 3, logged_blocks: 42.0 }));
         assert!(read(&all[..5]).is_err(), "a guest that fell silent has no result");
+        for (from, to) in [("elapsed_ns", "elapsed"), ("\"stat\"", "\"counters\""), ("1 0 8", "1 x 8")] {
+            let renamed: Vec<String> = all.iter().map(|arrival| arrival.line.replace(from, to)).collect();
+            let renamed: Vec<&str> = renamed.iter().map(String::as_str).collect();
+            assert!(read(&reports(&renamed)).is_err(), "{to}");
+        }
     }
 
     #[test]
     fn without_a_journal_there_are_no_figures_of_it() {
-        assert_eq!(jbd2(""), None);
+        assert_eq!(jbd2("").unwrap(), None);
+        assert!(jbd2("3 transaktions (2 requested)").is_err());
     }
 }

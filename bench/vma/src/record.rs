@@ -4,18 +4,21 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use afterimage_protocol::lines;
+use afterimage_protocol::status::FileSystemStatus;
+use afterimage_results::of_version;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::catalog::{Device, Kind, Mode, Setup, Workload};
-use crate::error::{Context, Result};
+use crate::error::{BenchError, Context, Result};
 use crate::scale::Scale;
 
 /// Raised when a record of an older program would mean something else.
-pub const RECORD_VERSION: u32 = 2;
+pub const RECORD_VERSION: u32 = 3;
 
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CellKey {
     /// What becomes of the guest.
     pub kind: Kind,
@@ -68,6 +71,7 @@ impl CellKey {
 
 /// A guest's own count of what it sent, from `/sys/block/vda/stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GuestIo {
     /// Read requests.
     pub reads: u64,
@@ -83,6 +87,7 @@ pub struct GuestIo {
 
 /// What jbd2 says of itself (`/proc/fs/jbd2/*/info`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Jbd2 {
     /// Transactions since the mount.
     pub transactions: u64,
@@ -92,6 +97,7 @@ pub struct Jbd2 {
 
 /// One guest's part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GuestResult {
     /// What the workload's program took, in seconds.
     pub elapsed_s: f64,
@@ -109,6 +115,7 @@ pub struct GuestResult {
 
 /// What reached storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StorageIo {
     /// Read requests.
     pub reads: u64,
@@ -151,6 +158,7 @@ impl StorageIo {
 
 /// What a recovery took (Table III).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Recovery {
     /// When the guest was killed, in seconds of its work.
     pub killed_at_s: f64,
@@ -184,6 +192,7 @@ impl Recovery {
 
 /// One finished cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Record {
     /// [`RECORD_VERSION`]
     pub version: u32,
@@ -206,7 +215,7 @@ pub struct Record {
     /// Processor time of all daemons, the same.
     pub daemon_cpu_s: f64,
     /// The first daemon's `file_systems` at the last program's end, as it said it.
-    pub file_systems: Value,
+    pub file_systems: Vec<FileSystemStatus>,
     /// After a kill.
     pub recovery: Option<Recovery>,
     /// The whole cell, in seconds.
@@ -239,11 +248,12 @@ impl Record {
 
 /// What the control socket said at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sample {
     /// Since the work began, in milliseconds.
     pub at_ms: u64,
     /// The daemon's `file_systems`.
-    pub file_systems: Value,
+    pub file_systems: Vec<FileSystemStatus>,
 }
 
 /// The finished cells of earlier runs and this one.
@@ -251,6 +261,19 @@ pub struct Sample {
 pub struct Store {
     folder: PathBuf,
     records: BTreeMap<CellKey, Record>,
+    samples: BTreeMap<CellKey, Vec<Sample>>,
+}
+
+fn samples_of(folder: &Path, key: &CellKey) -> Result<Vec<Sample>> {
+    let path = folder.join(format!("{}.samples.jsonl", key.file_name()));
+    match fs::read_to_string(&path) {
+        Ok(text) => lines::read(&text).map_err(|(line, error)| BenchError::Io {
+            what: format!("{} line {line} cannot be read", path.display()),
+            source: error.into(),
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).context(|| format!("read {}", path.display())),
+    }
 }
 
 impl Store {
@@ -260,21 +283,32 @@ impl Store {
     /// The folder can not be read or made.
     pub fn open(folder: &Path, scale: &Scale) -> Result<Store> {
         fs::create_dir_all(folder).context(|| format!("make {}", folder.display()))?;
-        let mut records = BTreeMap::new();
+        let (mut records, mut samples) = (BTreeMap::new(), BTreeMap::new());
         for entry in fs::read_dir(folder).context(|| format!("read {}", folder.display()))? {
             let path = entry.context(|| format!("read {}", folder.display()))?.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
             let text = fs::read_to_string(&path).context(|| format!("read {}", path.display()))?;
-            // Of another version: the cell is run again.
-            if let Ok(record) = serde_json::from_str::<Record>(&text) {
-                if record.version == RECORD_VERSION && record.scale == *scale {
-                    records.insert(record.key.clone(), record);
-                }
+            let record = of_version::<Record>(&text, RECORD_VERSION)
+                .map_err(std::io::Error::from)
+                .context(|| format!("{} cannot be read: remove it", path.display()))?;
+            if let Some(record) = record.filter(|record| record.scale == *scale) {
+                samples.insert(record.key.clone(), samples_of(folder, &record.key)?);
+                records.insert(record.key.clone(), record);
             }
         }
-        Ok(Store { folder: folder.to_owned(), records })
+        Ok(Store { folder: folder.to_owned(), records, samples })
+    }
+
+    /// Of results that were read elsewhere; nothing is to be added.
+    pub fn of(cells: impl Iterator<Item = (Record, Vec<Sample>)>) -> Store {
+        let (mut records, mut samples) = (BTreeMap::new(), BTreeMap::new());
+        for (record, sampled) in cells {
+            samples.insert(record.key.clone(), sampled);
+            records.insert(record.key.clone(), record);
+        }
+        Store { folder: PathBuf::new(), records, samples }
     }
 
     /// All, in the order of their keys.
@@ -312,6 +346,7 @@ impl Store {
             .map_err(std::io::Error::from)
             .context(|| "a record".to_owned())?;
         self.put(&format!("{name}.json"), &text)?;
+        self.samples.insert(record.key.clone(), samples.to_vec());
         self.records.insert(record.key.clone(), record);
         Ok(())
     }
@@ -322,17 +357,9 @@ impl Store {
         fs::rename(&fresh, self.folder.join(name)).context(|| format!("write {name}"))
     }
 
-    /// What was sampled during a cell.
-    ///
-    /// # Errors
-    /// The file can not be read. That there is none is no error.
-    pub fn samples(&self, key: &CellKey) -> Result<Vec<Sample>> {
-        let path = self.folder.join(format!("{}.samples.jsonl", key.file_name()));
-        match fs::read_to_string(&path) {
-            Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error).context(|| format!("read {}", path.display())),
-        }
+    /// What was sampled during a cell: nothing of most.
+    pub fn samples(&self, key: &CellKey) -> &[Sample] {
+        self.samples.get(key).map_or(&[], Vec::as_slice)
     }
 
     /// Forgets cells, so that they are run again.

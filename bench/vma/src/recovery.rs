@@ -49,7 +49,7 @@ pub fn measure(
     let mut recovery = Recovery { killed_at_s: half.as_secs_f64(), ..Recovery::default() };
     guest.channel().send("go")?;
     std::thread::sleep(half);
-    if guest.channel().lines().iter().any(|line| line.json_if("bench", "end").is_some()) {
+    if guest.channel().lines().iter().any(|line| line.says("bench", "end")) {
         return Err(BenchError::TooLate { after_s: half.as_secs_f64() });
     }
     freeze(&guest)?;

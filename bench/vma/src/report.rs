@@ -3,43 +3,61 @@
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Context, Result};
 use crate::html;
-use crate::record::{Record, Store};
+use crate::record::{Record, Sample, Store};
 use crate::scale::Scale;
-use crate::summary::{verdicts, Table, Verdict};
+use crate::summary::Table;
 use crate::tables;
 
 const END: &str = "<!-- end -->";
 
-#[derive(Serialize)]
-struct Report<'a> {
-    benchmark: &'static str,
-    scale: &'a Scale,
-    targets: Vec<Verdict>,
-    records: Vec<&'a Record>,
+/// The raw results, as they are committed.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Results {
+    scale: Scale,
+    cells: Vec<Cell>,
 }
 
-/// Writes `vma.json`, `vma.md` and `vma.html` into `folder`, and returns the Markdown.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cell {
+    record: Record,
+    samples: Vec<Sample>,
+}
+
+/// Reads committed raw results.
+///
+/// # Errors
+/// The file cannot be read, or holds something else.
+pub fn read(path: &Path) -> Result<(Scale, Store)> {
+    let Results { scale, cells } = afterimage_results::read(path, "vma")?.results;
+    Ok((scale, Store::of(cells.into_iter().map(|cell| (cell.record, cell.samples)))))
+}
+
+/// Writes the raw results `vma.json.zst`, and the tables as `vma.md` and `vma.html`, into `folder`, and returns the Markdown.
 ///
 /// # Errors
 /// A file can not be written.
 pub fn write(folder: &Path, scale: &Scale, store: &Store) -> Result<String> {
     let table = Table::new(store);
-    let report =
-        Report { benchmark: "vma", scale, targets: verdicts(&table), records: store.records().collect() };
-    let json = serde_json::to_string_pretty(&report)
-        .map_err(std::io::Error::from)
-        .context(|| "the report".to_owned())?;
+    let cell =
+        |record: &Record| Cell { record: record.clone(), samples: store.samples(&record.key).to_vec() };
+    let results = Results { scale: scale.clone(), cells: store.records().map(cell).collect() };
+    afterimage_results::write(&folder.join("vma.json.zst"), "vma", &results)?;
     let markdown = tables::all(scale, store, &table);
-    for (name, text) in
-        [("vma.json", &json), ("vma.md", &markdown), ("vma.html", &html::page(scale, store, &table))]
-    {
+    for (name, text) in [("vma.md", &markdown), ("vma.html", &html::page(scale, store, &table))] {
         put(&folder.join(name), text)?;
     }
     Ok(markdown)
+}
+
+/// The tables.
+pub fn markdown(scale: &Scale, store: &Store) -> String {
+    tables::all(scale, store, &Table::new(store))
 }
 
 /// Puts the tables of a scale between its marks in a file.

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use afterimage_protocol::status::{FileSystemStatus, StatusAnswer};
 
 use crate::error::{BenchError, Context, Result};
-use crate::memory::file_systems;
 use crate::record::Sample;
 
 const EVERY: Duration = Duration::from_millis(100);
@@ -20,7 +19,7 @@ const EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Sampler {
     ended: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Sample>>,
+    thread: JoinHandle<Result<Vec<Sample>>>,
 }
 
 impl Sampler {
@@ -40,16 +39,20 @@ impl Sampler {
     }
 
     /// Ends, and returns what was heard.
-    pub fn stop(self) -> Vec<Sample> {
+    ///
+    /// # Errors
+    /// The daemon's answer cannot be read.
+    pub fn stop(self) -> Result<Vec<Sample>> {
         self.ended.store(true, Ordering::Release);
-        self.thread.join().unwrap_or_default()
+        let ended = self.thread.join();
+        ended.unwrap_or_else(|_| Err(BenchError::Workload("the sampler died".to_owned())))
     }
 }
 
-fn sample(stream: UnixStream, ended: &AtomicBool) -> Vec<Sample> {
+fn sample(stream: UnixStream, ended: &AtomicBool) -> Result<Vec<Sample>> {
     let start = Instant::now();
     let mut samples = Vec::new();
-    let Ok(mut writer) = stream.try_clone() else { return samples };
+    let mut writer = stream.try_clone().context(|| "duplicate a socket".to_owned())?;
     let mut answers = BufReader::new(stream).lines();
     let mut due = start;
     while !ended.load(Ordering::Acquire) {
@@ -57,25 +60,29 @@ fn sample(stream: UnixStream, ended: &AtomicBool) -> Vec<Sample> {
         match ask(&mut writer, &mut answers) {
             Ok(file_systems) => samples.push(Sample { at_ms, file_systems }),
             // A daemon that has gone is the cell's to notice.
-            Err(_) => break,
+            Err(BenchError::Io { .. }) => break,
+            Err(error) => return Err(error),
         }
         due += EVERY;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
-    samples
+    Ok(samples)
 }
 
 fn ask(
     writer: &mut UnixStream,
     answers: &mut impl Iterator<Item = std::io::Result<String>>,
-) -> Result<Value> {
+) -> Result<Vec<FileSystemStatus>> {
     writer.write_all(b"{\"command\":\"status\"}\n").context(|| "ask the daemon".to_owned())?;
     let line = answers
         .next()
-        .ok_or_else(|| BenchError::Workload("the daemon closed its control socket".to_owned()))?
+        .unwrap_or_else(|| Err(std::io::ErrorKind::UnexpectedEof.into()))
         .context(|| "read from the daemon".to_owned())?;
-    let status: Value = serde_json::from_str(&line)
-        .map_err(std::io::Error::from)
-        .context(|| "the daemon's status".to_owned())?;
-    Ok(file_systems(&status))
+    let status: StatusAnswer = serde_json::from_str(&line).map_err(|error| {
+        BenchError::Workload(format!("the daemon's status can not be read ({error}): {line}"))
+    })?;
+    let first = status.disks.into_iter().next();
+    Ok(first
+        .ok_or_else(|| BenchError::Workload("the daemon's status names no disk".to_owned()))?
+        .file_systems)
 }

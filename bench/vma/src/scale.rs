@@ -19,6 +19,7 @@ pub const HOST_DIRTY_BYTES: u64 = 16 << 20;
 
 /// Sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scale {
     /// `quick` or `full`: results of one scale are never mixed with the other's.
     pub name: String,

@@ -112,15 +112,13 @@ impl Stage {
 pub fn written_by(daemons: &[Daemon]) -> Result<StorageIo> {
     let mut sum = StorageIo::default();
     for daemon in daemons {
-        let status = daemon.status()?;
-        let (disk, log) = (&status["disks"][0]["storage"], &status["log"]);
-        let number = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+        let (disk, log) = (daemon.disk()?.storage, daemon.status()?.log);
         sum.add(&StorageIo {
-            reads: number(&disk["reads"]),
-            read_bytes: number(&disk["read_bytes"]),
-            writes: number(&disk["writes"]),
-            write_bytes: number(&disk["write_bytes"]) + number(&log["appended_bytes"]),
-            flushes: number(&disk["syncs"]) + number(&log["syncs"]),
+            reads: disk.reads,
+            read_bytes: disk.read_bytes,
+            writes: disk.writes,
+            write_bytes: disk.write_bytes + log.appended_bytes,
+            flushes: disk.syncs + log.syncs,
         });
     }
     Ok(sum)

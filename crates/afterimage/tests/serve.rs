@@ -212,7 +212,7 @@ fn the_control_socket_answers_everything() {
         // The stream ends with the daemon; what it said before is complete.
         while let Some(Ok(line)) = lines.next() {
             let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-            seen.push(event["event"].as_str().unwrap_or_default().to_owned());
+            seen.push(event["event"].as_str().expect("an event has a name").to_owned());
         }
         events.wait().unwrap();
         assert!(seen.iter().any(|e| e == "durable"), "{contract}: {seen:?}");

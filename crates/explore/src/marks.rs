@@ -1,7 +1,10 @@
 //! What the guest has said while it was recorded.
 
+use afterimage_protocol::report::{self, Ack, Agent};
 use afterimage_trace::{EventKind, Recording};
 use serde::{Deserialize, Serialize};
+
+use crate::{ExploreError, Result};
 
 /// Something that was true for the guest at an event: what it relied on had been acknowledged before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,10 +37,13 @@ impl Mark {
     }
 }
 
-/// All marks of a recording. Lines that are none are left out.
-pub fn marks(recording: &Recording) -> Vec<Mark> {
+/// All marks of a recording. What others reported is left out.
+///
+/// # Errors
+/// A line cannot be read: what it promised would be asked for by nobody.
+pub fn marks(recording: &Recording) -> Result<Vec<Mark>> {
     let lines = recording.events.iter().enumerate();
-    lines.filter_map(|(event, entry)| mark(event, entry.at_ns, &entry.kind)).collect()
+    lines.filter_map(|(event, entry)| mark(event, entry.at_ns, &entry.kind).transpose()).collect()
 }
 
 /// The events between which crashes are looked for: the marks `begin` and `end`, or all of `events` where they are missing.
@@ -47,22 +53,45 @@ pub fn bounds(marks: &[Mark], events: usize) -> (usize, usize) {
 }
 
 /// Whether the workload came to its end while it was recorded.
-pub fn reached_end(recording: &Recording) -> bool {
-    marks(recording).iter().any(|mark| mark.name == "end")
+///
+/// # Errors
+/// As [`marks`].
+pub fn reached_end(recording: &Recording) -> Result<bool> {
+    Ok(marks(recording)?.iter().any(|mark| mark.name == "end"))
 }
 
-fn mark(event: usize, at_ns: u64, kind: &EventKind) -> Option<Mark> {
-    let EventKind::Mark { text } = kind else { return None };
-    let json: serde_json::Value = serde_json::from_str(text).ok()?;
-    if let Some(name) = json.get("mark").and_then(serde_json::Value::as_str) {
-        return Some(Mark { event, at_ns, name: name.to_owned(), record: None });
+fn mark(event: usize, at_ns: u64, kind: &EventKind) -> Result<Option<Mark>> {
+    let EventKind::Mark { text } = kind else { return Ok(None) };
+    let damaged = |error: report::ReportError| ExploreError::Corrupt(format!("the recording: {error}"));
+    if let Some(report::Mark { mark: name }) = report::read(text, "mark").map_err(damaged)? {
+        return Ok(Some(Mark { event, at_ns, name, record: None }));
     }
-    if json.get("agent").and_then(serde_json::Value::as_str) == Some("ack") {
-        let number = |key: &str| json.get(key).and_then(serde_json::Value::as_u64);
-        let n = number("n")?;
-        let thread = number("thread").unwrap_or_default() as u32;
-        let record = Record { n, thread, slot: number("slot").unwrap_or_default() };
-        return Some(Mark { event, at_ns, name: format!("record {n}"), record: Some(record) });
+    Ok(match report::agent(text).map_err(damaged)? {
+        Some(Agent::Ack(Ack { n, thread, slot, .. })) => {
+            let record = Some(Record { n, thread, slot });
+            Some(Mark { event, at_ns, name: format!("record {n}"), record })
+        }
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promise_that_cannot_be_read_is_not_left_out() {
+        let read = |text: &str| mark(7, 9, &EventKind::Mark { text: text.into() });
+        let ack = r#"{"agent":"ack","n":3,"thread":1,"slot":2,"floor":0,"ns":5,"fsync_ns":2}"#;
+        assert_eq!(read(ack).unwrap().unwrap().record, Some(Record { n: 3, thread: 1, slot: 2 }));
+        assert_eq!(read(r#"{"mark":"v1"}"#).unwrap().unwrap().name, "v1");
+        for others in [r#"{"saved":"v1"}"#, r#"{"agent":"churn","state":"busy"}"#] {
+            assert_eq!(read(others).unwrap(), None);
+        }
+        for bad in
+            [&ack[..40], &ack.replace("slot", "place"), r#"{"mark":"v1","more":1}"#, r#"{"mark":1}"#, "v1"]
+        {
+            assert!(matches!(read(bad), Err(ExploreError::Corrupt(_))), "{bad}");
+        }
     }
-    None
 }

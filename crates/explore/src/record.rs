@@ -23,9 +23,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use afterimage_lab::channel::Arrival;
-use afterimage_lab::guest::{Guest, Vmm};
+use afterimage_lab::guest::{Guest, Said, Vmm};
 use afterimage_lab::{locate, LabError};
 use afterimage_order::Contract;
+use afterimage_protocol::report::Mark;
 use serde_json::{Map, Value};
 
 use crate::{ExploreError, Result};
@@ -266,14 +267,16 @@ impl Listener {
             let look = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()).min(LOOK));
             let from = self.marks_seen;
             // Wakes at each line, so a mark is recorded as soon as it arrives.
-            let heard = guest.channel().wait_for(from, look, "a mark", |arrival| self.hear(arrival, rig));
+            let heard =
+                guest.channel().wait_for(from, look, "a mark", |arrival| self.hear(arrival, rig).transpose());
             self.print(guest, say);
             match heard {
-                Ok(Some(End::SetUp)) => {
+                Ok(Some(Err(error))) => return Err(error.into()),
+                Ok(Some(Ok(End::SetUp))) => {
                     rig.bring_home()?;
                     guest.channel().send("go")?;
                 }
-                Ok(Some(end)) => return Ok(end),
+                Ok(Some(Ok(end))) => return Ok(end),
                 Ok(None) => return Ok(End::Failed(None)),
                 Err(_) if interrupt.load(Ordering::SeqCst) => return Ok(End::Interrupted),
                 Err(_) if until.is_some_and(|until| Instant::now() >= until) => return Ok(End::Done),
@@ -283,25 +286,22 @@ impl Listener {
         }
     }
 
-    fn hear(&mut self, arrival: &Arrival, rig: &Rig) -> Option<End> {
+    fn hear(&mut self, arrival: &Arrival, rig: &Rig) -> std::result::Result<Option<End>, LabError> {
         self.marks_seen += 1;
-        if let Some(exit) = arrival.json_if("guest", "exit") {
-            return Some(End::Failed(exit["code"].as_i64()));
-        }
-        if arrival.json_if("guest", "set-up").is_some() {
-            return Some(End::SetUp);
-        }
         // A line about the guest is for the recorder; a state may be called so.
-        let json = arrival.json().filter(|json| json.get("guest").is_none())?;
-        rig.recorder().mark(&arrival.line);
-        match json.get("mark").and_then(Value::as_str) {
-            Some("end") => Some(End::Done),
-            Some("begin") | None => None,
-            Some(name) => {
-                self.states.push(name.to_owned());
-                None
-            }
+        match arrival.report("guest")? {
+            Some(Said::Exit { code }) => return Ok(Some(End::Failed(Some(i64::from(code))))),
+            Some(Said::SetUp {}) => return Ok(Some(End::SetUp)),
+            Some(Said::Ready {}) => return Ok(None),
+            None => rig.recorder().mark(&arrival.line),
         }
+        let Some(Mark { mark }) = arrival.report("mark")? else { return Ok(None) };
+        match mark.as_str() {
+            "end" => return Ok(Some(End::Done)),
+            "begin" => {}
+            _ => self.states.push(mark),
+        }
+        Ok(None)
     }
 
     fn print(&mut self, guest: &Guest, say: &mut dyn FnMut(&str)) {

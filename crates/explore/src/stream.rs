@@ -121,7 +121,7 @@ impl Stream {
             Role::Log => (1, 0, *id),
         });
         let index: BTreeMap<_, _> = targets.iter().enumerate().map(|(i, (id, _))| (*id, i)).collect();
-        let marks = marks(recording);
+        let marks = marks(recording)?;
         let (begin, end) = bounds(&marks, recording.events.len());
         let (pending, flushes) = pair(recording, &index)?;
         let mut media: Vec<Medium> = targets

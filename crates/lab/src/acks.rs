@@ -12,28 +12,12 @@
 
 use std::collections::BTreeMap;
 
+pub use afterimage_protocol::report::Ack;
+use afterimage_protocol::report::Agent;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use crate::channel::Channel;
+use crate::channel::{Arrival, Channel};
 use crate::error::{LabError, Result};
-
-/// One acknowledged record.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Ack {
-    /// Its number.
-    pub n: u64,
-    /// The thread, and so the file, that wrote it.
-    pub thread: u32,
-    /// Its place in the file.
-    pub slot: u64,
-    /// Every record up to this one had been acknowledged before this one was written.
-    pub floor: u64,
-    /// When fsync returned, on the guest's clock.
-    pub ns: u64,
-    /// How long fsync took.
-    pub fsync_ns: u64,
-}
 
 /// Everything that was acknowledged.
 #[derive(Clone, Debug, Default)]
@@ -45,14 +29,25 @@ pub struct Ledger {
 impl Ledger {
     /// Reads the acknowledgements out of a guest's channel. Of a guest whose power was cut, those that arrived
     /// after the cut count too: the flush had been acknowledged before.
-    pub fn of(channel: &Channel) -> Ledger {
-        let lines = channel.lines();
-        Ledger {
-            acks: lines
-                .iter()
-                .filter_map(|line| serde_json::from_value(line.json_if("agent", "ack")?).ok())
-                .collect(),
+    ///
+    /// # Errors
+    /// A line cannot be read: what it acknowledged would be missed by nobody.
+    pub fn of(channel: &Channel) -> Result<Ledger> {
+        Ledger::read(&channel.lines())
+    }
+
+    /// The same from lines.
+    ///
+    /// # Errors
+    /// As [`Ledger::of`].
+    pub fn read(lines: &[Arrival]) -> Result<Ledger> {
+        let mut ledger = Ledger::default();
+        for line in lines {
+            if let Some(Agent::Ack(ack)) = line.agent()? {
+                ledger.acks.push(ack);
+            }
         }
+        Ok(ledger)
     }
 
     /// Two parts of one life, in order.
@@ -86,23 +81,27 @@ impl Remains {
     /// # Errors
     /// The agent has not reported to its end.
     pub fn of(channel: &Channel) -> Result<Remains> {
+        Remains::read(&channel.lines())
+    }
+
+    /// The same from lines.
+    ///
+    /// # Errors
+    /// As [`Remains::of`]; or a line cannot be read.
+    pub fn read(lines: &[Arrival]) -> Result<Remains> {
         let mut remains = Remains::default();
         let mut complete = false;
-        for line in channel.lines() {
-            if let Some(file) = line.json_if("agent", "verify-file") {
-                let thread = file["thread"].as_u64().unwrap_or_default() as u32;
-                for run in file["present"].as_array().into_iter().flatten() {
-                    let part = |index: usize| run[index].as_u64().unwrap_or_default();
-                    for step in 0..part(2) {
-                        remains.present.insert((thread, part(0) + step), part(1) + step);
-                    }
+        for line in lines {
+            match line.agent()? {
+                Some(Agent::VerifyFile(file)) => {
+                    remains.present.extend(file.records().map(|(slot, n)| ((file.thread, slot), n)));
+                    remains.torn.extend(file.torn.iter().map(|slot| (file.thread, *slot)));
                 }
-                let torn = file["torn"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-                remains.torn.extend(torn.map(|slot| (thread, slot)));
-            }
-            if let Some(end) = line.json_if("agent", "verify") {
-                remains.order_violations = end["order_violations"].as_u64().unwrap_or_default();
-                complete = true;
+                Some(Agent::Verify(end)) => {
+                    remains.order_violations = end.order_violations;
+                    complete = true;
+                }
+                _ => {}
             }
         }
         if complete {
@@ -244,6 +243,47 @@ mod tests {
 
     fn remains(numbers: impl IntoIterator<Item = u64>) -> Remains {
         Remains { present: numbers.into_iter().map(|n| ((0, n - 1), n)).collect(), ..Remains::default() }
+    }
+
+    fn arrivals(lines: &[&str]) -> Vec<Arrival> {
+        lines.iter().map(|line| Arrival { at_ns: 0, line: (*line).to_owned() }).collect()
+    }
+
+    const ACK: &str = r#"{"agent":"ack","n":1,"thread":0,"slot":0,"floor":0,"ns":5,"fsync_ns":2}"#;
+    const FILE: &str = r#"{"agent":"verify-file","thread":0,"size":4096,"bytes":8192,"empty":0,"present":[[0,1,1]],"torn":[1]}"#;
+    const END: &str = r#"{"agent":"verify","files":1,"intact":1,"torn":1,"order_violations":2,"shown":[]}"#;
+
+    #[test]
+    fn what_a_guest_says_is_read_exactly() {
+        let lines = [r#"{"guest":"ready"}"#, ACK];
+        assert_eq!(Ledger::read(&arrivals(&lines)).unwrap().acks.len(), 1);
+        let left = Remains::read(&arrivals(&[FILE, END])).unwrap();
+        assert_eq!((left.present[&(0, 0)], &left.torn[..], left.order_violations), (1, &[(0, 1)][..], 2));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_nothing() {
+        for bad in [
+            // In the middle of a stream nothing may be cut short, and nobody else's words may come between.
+            &ACK[..30],
+            "wal",
+            "",
+            &ACK.replace("\"n\"", "\"number\""),
+            &ACK.replace("\"n\":1", "\"n\":1,\"lost\":1"),
+            &ACK.replace("\"ack\"", "\"acknowledged\""),
+        ] {
+            assert!(Ledger::read(&arrivals(&[ACK, bad, ACK])).is_err(), "{bad}");
+        }
+        for (file, end) in [
+            (FILE.replace("present", "intact"), END.to_owned()),
+            (FILE.replace("torn", "damaged"), END.to_owned()),
+            (FILE.replace("[[0,1,1]]", "[[0,1]]"), END.to_owned()),
+            (FILE.to_owned(), END.replace("order_violations", "violations")),
+            (FILE.to_owned(), END.replace("\"verify\"", "\"verified\"")),
+        ] {
+            assert!(Remains::read(&arrivals(&[&file, &end])).is_err(), "{file} {end}");
+        }
+        assert!(Remains::read(&arrivals(&[FILE])).is_err(), "it has not come to its end");
     }
 
     #[test]

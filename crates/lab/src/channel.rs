@@ -6,6 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use afterimage_protocol::report::{self, Agent};
+use serde::de::DeserializeOwned;
+
 use crate::error::{Context, LabError, Result};
 use crate::process::socket_pair;
 
@@ -25,18 +28,28 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// The line as JSON, if it is a JSON object.
-    pub fn json(&self) -> Option<serde_json::Value> {
-        serde_json::from_str(&self.line).ok().filter(serde_json::Value::is_object)
+    /// What `speaker` reports here; `None` where somebody else speaks.
+    ///
+    /// # Errors
+    /// The line is no JSON object, or the speaker's, and not exactly a `T`. A line that was cut short by the guest's death never
+    /// arrives.
+    pub fn report<T: DeserializeOwned>(&self, speaker: &str) -> Result<Option<T>> {
+        Ok(report::read(&self.line, speaker)?)
     }
 
-    /// The line as JSON, if its member `key` is the string `value`.
-    pub fn json_if(&self, key: &str, value: &str) -> Option<serde_json::Value> {
+    /// What the agent reports here.
+    ///
+    /// # Errors
+    /// As [`Arrival::report`].
+    pub fn agent(&self) -> Result<Option<Agent>> {
+        self.report("agent")
+    }
+
+    /// Whether the line is a JSON object whose member `key` is the string `value`: for those who wait for one.
+    pub fn says(&self, key: &str, value: &str) -> bool {
         // The cheap test first: most lines of a long run are acknowledgements.
-        if !self.line.contains(value) {
-            return None;
-        }
-        self.json().filter(|json| json.get(key).and_then(|v| v.as_str()) == Some(value))
+        self.line.contains(value)
+            && serde_json::from_str::<serde_json::Value>(&self.line).is_ok_and(|json| json[key] == value)
     }
 }
 
@@ -167,18 +180,21 @@ fn read_lines(mut reader: BufReader<UnixStream>, shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
+    use afterimage_protocol::report::Ack;
+
     use super::*;
 
     #[test]
     fn lines_arrive_and_a_cut_one_does_not() {
         let (channel, theirs) = Channel::open().unwrap();
         let mut guest = UnixStream::from(theirs);
-        guest.write_all(b"{\"agent\":\"ack\",\"n\":1}\nhalf a li").unwrap();
-        let n = channel
-            .wait_for(0, Duration::from_secs(5), "an acknowledgement", |a| a.json_if("agent", "ack"))
+        let whole = r#"{"agent":"ack","n":1,"thread":0,"slot":0,"floor":0,"ns":5,"fsync_ns":2}"#;
+        guest.write_all(format!("{whole}\n{}", &whole[..20]).as_bytes()).unwrap();
+        let said = channel
+            .wait_for(0, Duration::from_secs(5), "an acknowledgement", |line| Some(line.agent()))
             .unwrap()
             .unwrap();
-        assert_eq!(n["n"], 1);
+        assert!(matches!(said, Ok(Some(Agent::Ack(Ack { n: 1, .. })))), "{said:?}");
         drop(guest);
         let more = channel.wait_for(1, Duration::from_secs(5), "nothing", |_| Some(())).unwrap();
         assert!(more.is_none());

@@ -17,7 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use afterimage_protocol::status::{DiskStatus, FileSystemStatus, StatusAnswer};
 use rustix::process::{kill_process, Pid, Signal};
+use serde::Deserialize as _;
 use serde_json::{json, Value};
 
 use crate::error::{Context, LabError, Result};
@@ -211,11 +213,12 @@ impl Daemon {
         let end = Instant::now() + PATIENCE;
         loop {
             let is_ready = match &self.ready {
-                Ready::Control(_) => self.status().is_ok(),
+                Ready::Control(_) => self.request(&json!({ "command": "status" })).is_ok(),
                 Ready::PidFile(path) => fs::metadata(path).is_ok_and(|m| m.len() > 0),
             };
             if is_ready {
-                return Ok(());
+                // What cannot be read will not get better by waiting.
+                return if self.control_socket().is_some() { self.status().map(drop) } else { Ok(()) };
             }
             if let Some(status) = self.process.try_status() {
                 return Err(LabError::Peer(format!(
@@ -291,9 +294,29 @@ impl Daemon {
     /// Its status.
     ///
     /// # Errors
-    /// As [`Daemon::request`].
-    pub fn status(&self) -> Result<Value> {
-        self.request(&json!({ "command": "status" }))
+    /// As [`Daemon::request`]; or it says more or less than this version's daemon.
+    pub fn status(&self) -> Result<StatusAnswer> {
+        let answer = self.request(&json!({ "command": "status" }))?;
+        StatusAnswer::deserialize(&answer).map_err(|error| {
+            LabError::Peer(format!("the daemon's status can not be read ({error}): {answer}"))
+        })
+    }
+
+    /// What it says of its first disk.
+    ///
+    /// # Errors
+    /// As [`Daemon::status`]; or it has none.
+    pub fn disk(&self) -> Result<DiskStatus> {
+        let first = self.status()?.disks.into_iter().next();
+        first.ok_or_else(|| LabError::Peer("the daemon's status names no disk".to_owned()))
+    }
+
+    /// What it says of the first file system on its first disk, if it has found one.
+    ///
+    /// # Errors
+    /// As [`Daemon::disk`].
+    pub fn file_system(&self) -> Result<Option<FileSystemStatus>> {
+        Ok(self.disk()?.file_systems.into_iter().next())
     }
 
     /// Kills it with SIGKILL. Under `keep` only `serve` dies: `keep` holds the sockets and starts the next one,
@@ -317,7 +340,7 @@ impl Daemon {
     }
 
     fn serving_pid(&self) -> Result<Pid> {
-        let pid = self.status()?["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
+        let pid = Pid::from_raw(self.status()?.pid as i32);
         pid.ok_or_else(|| LabError::Peer("the daemon's status names no process".to_owned()))
     }
 

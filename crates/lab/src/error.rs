@@ -3,6 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use afterimage_protocol::lines::LinesError;
+use afterimage_protocol::report::ReportError;
+
 /// The lab's error.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
@@ -40,6 +43,21 @@ impl LabError {
     /// An [`LabError::Io`] with its story.
     pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> LabError {
         LabError::Io { what: what.into(), source: source.into() }
+    }
+}
+
+impl From<ReportError> for LabError {
+    fn from(error: ReportError) -> LabError {
+        LabError::Guest(error.to_string())
+    }
+}
+
+impl From<LinesError> for LabError {
+    fn from(error: LinesError) -> LabError {
+        match error {
+            LinesError::Io { path, source } => LabError::io(path.display().to_string(), source),
+            line @ LinesError::Line { .. } => LabError::Peer(line.to_string()),
+        }
     }
 }
 

@@ -302,6 +302,14 @@ pub struct StampVerify {
     pub first: Vec<String>,
 }
 
+/// From here on a crash must leave the application in this state, or a later one (`explore mark`, `agent editor`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mark {
+    /// The state; `begin` and `end` are the recorder's.
+    pub mark: String,
+}
+
 /// What a guest of the explorer's pool reports (`agent pool`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "pool", rename_all = "kebab-case")]

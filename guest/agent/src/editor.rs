@@ -14,6 +14,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use afterimage_protocol::report::Mark;
+
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 
@@ -48,13 +50,14 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         }
         drop(temporary);
         fs::rename(&neighbour, &file)?;
-        let promise = if fsync_folder {
+        let name = format!("v{version}");
+        if fsync_folder {
             File::open(folder)?.sync_all()?;
-            "mark"
+            report.say(&Mark { mark: name })?;
         } else {
-            "saved"
-        };
-        report.line(&format!("{{\"{promise}\":\"v{version}\"}}"))?;
+            // No promise: what it says is for people.
+            report.line(&format!("{{\"saved\":\"{name}\"}}"))?;
+        }
     }
     Ok(())
 }

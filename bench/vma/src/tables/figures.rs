@@ -1,12 +1,13 @@
 //! The tables of single figures: commits, checkpoints, aged disks, RAM-disk journals, memory.
 
+use afterimage_protocol::status::FileSystemStatus;
 use std::collections::BTreeSet;
 
 use afterimage_lab::text::number;
 
 use super::{count, median, percent, section, show, MIB};
 use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
-use crate::memory::{counter, moments, peak};
+use crate::memory::{moments, peak};
 use crate::paper;
 use crate::record::{CellKey, Store};
 use crate::scale::{Scale, ROOMY_MIB};
@@ -16,13 +17,12 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
     let mut rows = Vec::new();
     for key in table.keys().filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain) {
         for record in table.rounds(key) {
-            // A file that can not be read is as good as none here: the cell itself was read.
-            let moments = moments(&store.samples(&record.key).unwrap_or_default());
+            let moments = moments(store.samples(&record.key));
             if moments.is_empty() {
                 continue;
             }
-            let counted = |name: &str| {
-                counter(&record.file_systems, name).map_or("–".to_owned(), |number| number.to_string())
+            let counted = |count: fn(&FileSystemStatus) -> u64| {
+                record.file_systems.first().map_or("–".to_owned(), |found| count(found).to_string())
             };
             rows.push(vec![
                 key.device.name().to_owned(),
@@ -32,11 +32,11 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
                 number(peak(&moments, |m| m.information_bytes) / 1024.0),
                 number(peak(&moments, |m| m.data_bytes) / MIB),
                 moments.len().to_string(),
-                counted("journal_commits"),
-                counted("releases"),
-                counted("checkpoints"),
-                counted("journal_truncations"),
-                counted("page_writebacks"),
+                counted(|f| f.journal_commits),
+                counted(|f| f.releases),
+                counted(|f| f.checkpoints),
+                counted(|f| f.journal_truncations),
+                counted(|f| f.page_writebacks),
             ]);
         }
     }
@@ -120,8 +120,8 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>)
     let keys = runs(table, |key| key.setup == large);
     let rows = keys.iter().map(|key| {
         let base = CellKey { setup: small, ..key.clone() };
-        let counted = |name: &'static str| {
-            count(table.spread(&base, |record| counter(&record.file_systems, name).map(|n| n as f64)))
+        let counted = |count_of: fn(&FileSystemStatus) -> u64| {
+            count(table.spread(&base, |record| record.file_systems.first().map(|f| count_of(f) as f64)))
         };
         // Of the time with the ordinary journal, as the paper normalises.
         let cost = table.gain(key, &base, synced);
@@ -133,8 +133,8 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>)
             show(table.spread(&base, synced)),
             show(table.spread(key, synced)),
             percent(cost),
-            counted("journal_truncations"),
-            counted("checkpoints"),
+            counted(|f| f.journal_truncations),
+            counted(|f| f.checkpoints),
         ]
     });
     section(

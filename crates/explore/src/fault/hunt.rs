@@ -235,7 +235,7 @@ fn whole(recording: &Recording) -> Recording {
     let mut whole = recording.clone();
     for event in &mut whole.events {
         if let EventKind::Mark { text } = &mut event.kind {
-            *text = "".into();
+            *text = "{}".into();
         }
     }
     whole

@@ -51,7 +51,7 @@ pub(super) fn drop_syncs(recording: &mut Recording, which: Which) {
 /// write durable; of the log, where it makes records durable and the next thing written is a record.
 pub(super) fn skip_one_sync(recording: &mut Recording, which: Which, seed: u64) -> Result<()> {
     let of = targets(recording, which);
-    let (begin, end) = bounds(&marks(recording), recording.events.len());
+    let (begin, end) = bounds(&marks(recording)?, recording.events.len());
     let storage: HashSet<TargetId> = recording.of_layer(Layer::Storage).map(|(id, _)| id).collect();
     let mut written: HashSet<TargetId> = HashSet::new();
     // The newest sync that makes something durable, and whether it has ended.

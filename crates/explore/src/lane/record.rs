@@ -38,7 +38,10 @@ impl Recordings {
         }
         let load = || Recording::load(&path).map_err(|e| ExploreError::Corrupt(e.to_string()));
         // One that was broken off holds another workload: what came before it failed.
-        if !(self.reuse && path.exists() && load().is_ok_and(|found| reached_end(&found))) {
+        if !(self.reuse
+            && path.exists()
+            && load().and_then(|found| reached_end(&found)).is_ok_and(|ended| ended))
+        {
             let contract = contract
                 .parse()
                 .map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;

@@ -122,8 +122,12 @@ impl Maker<'_> {
             self.complete_one(rng, &mut vec![flush]);
             if rng.random_range(0..3) == 0 {
                 self.acks += 1;
-                let text = format!(r#"{{"agent":"ack","n":{}}}"#, self.acks);
-                self.mark(rng, text);
+                let n = self.acks;
+                let ack = format!(
+                    r#"{{"agent":"ack","n":{n},"thread":0,"slot":{n},"floor":{},"ns":{n},"fsync_ns":0}}"#,
+                    n - 1
+                );
+                self.mark(rng, ack);
             }
         }
     }

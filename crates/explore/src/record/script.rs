@@ -3,6 +3,8 @@
 use afterimage_lab::locate;
 use afterimage_lab::process::quote;
 
+use afterimage_protocol::report::Mark;
+
 use super::RecordOptions;
 use crate::{ExploreError, Result};
 
@@ -32,7 +34,7 @@ pub fn mark_line(name: &str) -> Result<String> {
     if matches!(name, "begin" | "end") {
         return wrong("the recorder says `begin` and `end` itself");
     }
-    Ok(serde_json::json!({ "mark": name }).to_string())
+    serde_json::to_string(&Mark { mark: name.to_owned() }).map_err(|e| ExploreError::Usage(e.to_string()))
 }
 
 /// The type of the file system that a command makes, as mount(8) names it, where the command tells: `mkfs.xfs …`,

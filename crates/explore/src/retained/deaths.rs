@@ -194,7 +194,7 @@ pub fn deaths(
     let target = guest_disks(recording)?[0];
     let base = (*recording.targets[target.0 as usize].base).clone();
     let refused = refused_ids(recording);
-    let (begin, end) = bounds(&marks(recording), recording.events.len());
+    let (begin, end) = bounds(&marks(recording)?, recording.events.len());
     let requests: Vec<(usize, &Op)> = recording
         .events
         .iter()

@@ -13,10 +13,12 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use afterimage_protocol::report::Agent;
 
+use super::heard::{Demo, Line, Sqlite};
 use super::sql::Journal;
 use crate::channel::Arrival;
+use crate::error::Result;
 
 /// One acknowledgement.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +61,10 @@ pub const RESOLUTION_NS: u64 = 1_000_000;
 impl Ledger {
     /// Reads a channel's lines. Acknowledgements that arrived at or after `cut_ns` (CLOCK_MONOTONIC) do not count:
     /// whether they were made before the power went can not be known.
-    pub fn read(lines: &[Arrival], cut_ns: Option<u64>) -> Ledger {
+    ///
+    /// # Errors
+    /// A line cannot be read: what it acknowledged would be missed by nobody.
+    pub fn read(lines: &[Arrival], cut_ns: Option<u64>) -> Result<Ledger> {
         let stream = |name: String| Stream { name, acks: Vec::new() };
         let mut records = stream("records".to_owned());
         let mut banks: Vec<Stream> =
@@ -71,23 +76,16 @@ impl Ledger {
             if cut_ns.is_some_and(|cut_ns| arrival.at_ns >= cut_ns) {
                 break;
             }
-            let Some(json) = arrival.json() else { continue };
-            let number = |key: &str| json.get(key).and_then(Value::as_u64);
-            let text = |key: &str| json.get(key).and_then(Value::as_str);
-            if text("agent") == Some("ack") {
-                if let (Some(n), Some(ns), Some(fsync_ns)) = (number("n"), number("ns"), number("fsync_ns")) {
-                    records.acks.push(Ack {
-                        number: n,
-                        called_ns: ns.saturating_sub(fsync_ns),
-                        sent_ns: ns,
-                        line,
-                        begun_after: last_line_of_thread.insert(number("thread"), line),
-                    });
-                }
-            } else if text("sqlite") == Some("commit") {
-                let bank = Journal::ALL.iter().position(|journal| text("mode") == Some(journal.name()));
-                if let (Some(n), Some(ms), Some(bank)) = (number("n"), number("ms"), bank) {
-                    let acks = &mut banks[bank].acks;
+            match Line::read(arrival)? {
+                Line::Agent(Agent::Ack(ack)) => records.acks.push(Ack {
+                    number: ack.n,
+                    called_ns: ack.ns.saturating_sub(ack.fsync_ns),
+                    sent_ns: ack.ns,
+                    line,
+                    begun_after: last_line_of_thread.insert(ack.thread, line),
+                }),
+                Line::Sqlite(Sqlite::Commit { mode, n, ms }) => {
+                    let acks = &mut banks[mode as usize].acks;
                     // A transaction begins after its predecessor was reported; the clock has whole milliseconds.
                     let before = acks.last().copied();
                     acks.push(Ack {
@@ -98,15 +96,14 @@ impl Ledger {
                         begun_after: before.map(|before| before.line),
                     });
                 }
-            } else if text("demo") == Some("postmark-round") {
-                postmark_rounds += 1;
-            } else if text("demo") == Some("ended") {
-                ended.push(text("what").unwrap_or("a program").to_owned());
+                Line::Demo(Demo::PostmarkRound {}) => postmark_rounds += 1,
+                Line::Demo(Demo::Ended { what }) => ended.push(what),
+                _ => {}
             }
         }
         let mut streams = vec![records];
         streams.append(&mut banks);
-        Ledger { streams, postmark_rounds, ended }
+        Ok(Ledger { streams, postmark_rounds, ended })
     }
 
     /// What was acknowledged, in one line.
@@ -127,16 +124,17 @@ pub struct Gauge {
 
 impl Gauge {
     /// Takes one line.
-    pub fn add(&mut self, arrival: &Arrival) {
-        if arrival.line.contains("\"agent\":\"ack\"") {
-            self.records += 1;
-        } else if arrival.line.contains("\"sqlite\":\"commit\"") {
-            for (count, journal) in self.commits.iter_mut().zip(Journal::ALL) {
-                *count += u64::from(arrival.line.contains(&format!("\"mode\":\"{}\"", journal.name())));
-            }
-        } else if let Some(json) = arrival.json_if("demo", "ended") {
-            self.ended = Some(json["what"].as_str().unwrap_or("a program").to_owned());
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn add(&mut self, arrival: &Arrival) -> Result<()> {
+        match Line::read(arrival)? {
+            Line::Agent(Agent::Ack(_)) => self.records += 1,
+            Line::Sqlite(Sqlite::Commit { mode, .. }) => self.commits[mode as usize] += 1,
+            Line::Demo(Demo::Ended { what }) => self.ended = Some(what),
+            _ => {}
         }
+        Ok(())
     }
 
     /// Whether there are that many records, and commits in each mode.
@@ -159,23 +157,29 @@ mod tests {
         let at = |ms: u64, line: &str| Arrival { at_ns: ms * 1_000_000, line: line.to_owned() };
         let lines = [
             at(1, r#"{"agent":"ack","n":1,"thread":0,"slot":0,"floor":0,"ns":5000,"fsync_ns":2000}"#),
-            at(2, "wal"),
+            at(2, r#"{"guest":"ready"}"#),
             at(3, r#"{"sqlite":"commit","mode":"wal","n":1,"ms":1000}"#),
             at(4, r#"{"sqlite":"commit","mode":"wal","n":2,"ms":1007}"#),
             at(9, r#"{"agent":"ack","n":2,"thread":0,"slot":1,"floor":1,"ns":9000,"fsync_ns":1000}"#),
         ];
-        let all = Ledger::read(&lines, None);
+        let all = Ledger::read(&lines, None).unwrap();
         assert_eq!(all.streams.iter().map(|s| s.acks.len()).collect::<Vec<_>>(), [2, 2, 0]);
         assert_eq!(all.streams[0].acks[0].called_ns, 3000);
         assert_eq!(all.streams[1].acks[1].called_ns, 1_000_000_000);
         assert_eq!(all.streams[0].acks[1].begun_after, Some(0));
         assert_eq!((all.streams[1].acks[0].begun_after, all.streams[1].acks[1].begun_after), (None, Some(2)));
-        let before = Ledger::read(&lines, Some(9_000_000));
+        let before = Ledger::read(&lines, Some(9_000_000)).unwrap();
         assert_eq!(before.streams[0].acks.len(), 1);
         let mut gauge = Gauge::default();
-        lines.iter().for_each(|line| gauge.add(line));
+        lines.iter().for_each(|line| gauge.add(line).unwrap());
         assert!(!gauge.reached(2, 1));
-        gauge.add(&at(10, r#"{"sqlite":"commit","mode":"rollback","n":1,"ms":1}"#));
+        gauge.add(&at(10, r#"{"sqlite":"commit","mode":"rollback","n":1,"ms":1}"#)).unwrap();
         assert!(gauge.reached(2, 1));
+        // What is said in the middle is never nothing.
+        for bad in ["wal", r#"{"agent":"ack","n":3,"thr"#, r#"{"sqlite":"commit","mode":"wal","n":3}"#] {
+            let mut lines = lines.to_vec();
+            lines.insert(3, at(3, bad));
+            assert!(Ledger::read(&lines, None).is_err() && gauge.add(&lines[3]).is_err(), "{bad}");
+        }
     }
 }

@@ -11,6 +11,7 @@
 
 mod evidence;
 mod headline;
+mod heard;
 mod html;
 mod inside;
 mod interrupt;
@@ -55,6 +56,9 @@ pub struct Options {
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub json: bool,
+    /// Run nothing: print the table of these raw results (demo.json.zst)
+    #[arg(long, value_name = "FILE")]
+    pub tables: Option<PathBuf>,
     /// Where report.html, report.json and evidence go
     #[arg(long, value_name = "FOLDER", default_value = "target/demo")]
     pub out: PathBuf,
@@ -68,6 +72,12 @@ pub struct Options {
 /// # Errors
 /// It could not begin: a program is missing, a folder can not be written, an unknown name was given.
 pub fn run(options: &Options) -> Result<bool> {
+    if let Some(path) = &options.tables {
+        let raw = afterimage_results::read::<Report>(path, "demo");
+        let report = raw.map_err(|error| LabError::Peer(error.to_string()))?.results;
+        let _ = std::io::stdout().lock().write_all(table::render(&report).as_bytes());
+        return Ok(true);
+    }
     let scenarios = plan::selection(&options.only)?;
     let mut progress = Progress::new(scenarios.len());
     fs::create_dir_all(&options.out).context(|| format!("make {}", options.out.display()))?;

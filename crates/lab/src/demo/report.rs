@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, LabError, Result};
 
@@ -11,7 +11,8 @@ use crate::error::{Context, LabError, Result};
 pub const SCHEMA: u32 = 1;
 
 /// The whole report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Report {
     /// [`SCHEMA`]
     pub schema: u32,
@@ -34,7 +35,8 @@ pub struct Report {
 }
 
 /// The host.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Processors.
     pub cpus: usize,
@@ -47,7 +49,7 @@ pub struct Machine {
 }
 
 /// How a scenario ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// Every promise held.
@@ -59,7 +61,8 @@ pub enum Outcome {
 }
 
 /// One death of something, and what was left.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ScenarioReport {
     /// As `--only` takes it.
     pub name: String,
@@ -98,7 +101,8 @@ pub struct ScenarioReport {
 }
 
 /// One workload of one scenario.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamReport {
     /// `records`, `sqlite wal`, `sqlite rollback`
     pub name: String,
@@ -115,7 +119,8 @@ pub struct StreamReport {
 }
 
 /// One promise.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Check {
     /// What was promised.
     pub promise: String,
@@ -133,7 +138,8 @@ impl Check {
 }
 
 /// What a daemon did with the retained journal of a guest that had been killed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Recovery {
     /// Committed transactions that it held just before the kill.
     pub transactions: u64,
@@ -146,7 +152,8 @@ pub struct Recovery {
 }
 
 /// The same guest and the same work with different journals.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RetainReport {
     /// What lies below.
     pub medium: String,
@@ -161,7 +168,8 @@ pub struct RetainReport {
 }
 
 /// One way to keep a journal.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RetainRow {
     /// For people.
     pub mode: String,
@@ -188,7 +196,8 @@ pub struct RetainRow {
 }
 
 /// One server at the same work.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SpeedRow {
     /// `afterimage power`, `qemu-storage-daemon writeback`, ...
     pub server: String,
@@ -213,7 +222,8 @@ pub struct SpeedRow {
 }
 
 /// Requests of one side.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Traffic {
     /// Writes.
     pub writes: u64,
@@ -233,11 +243,14 @@ impl Report {
             .map_err(|error| LabError::io("write the report as JSON", std::io::Error::from(error)))
     }
 
-    /// Writes `report.json` into the folder; a reader sees the old one or the new one.
+    /// Writes `report.json`, and the same as `demo.json.zst`, as raw results are committed, into the folder; a reader sees the old
+    /// one or the new one.
     ///
     /// # Errors
     /// The folder can not be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
+        afterimage_results::write(&folder.join("demo.json.zst"), "demo", self)
+            .map_err(|error| LabError::Peer(error.to_string()))?;
         replace(&folder.join("report.json"), &(self.json()? + "\n"))
     }
 

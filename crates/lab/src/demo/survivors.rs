@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use afterimage_protocol::report::Agent;
 
-use super::sql::{Journal, ACCOUNTS, OPENING_BALANCE};
+use super::heard::{Demo, Line};
+use super::sql::{ACCOUNTS, OPENING_BALANCE};
 use crate::channel::Arrival;
+use crate::error::Result;
 
 /// A recovered database.
 #[derive(Clone, Debug)]
@@ -62,66 +64,68 @@ pub struct Survivors {
 
 impl Survivors {
     /// Reads the reports of the examining boot.
-    pub fn read(lines: &[Arrival]) -> Survivors {
+    ///
+    /// # Errors
+    /// A line cannot be read.
+    pub fn read(lines: &[Arrival]) -> Result<Survivors> {
         let mut found = Survivors::default();
         let mut numbers = BTreeSet::new();
-        for json in lines.iter().filter_map(Arrival::json) {
-            let text = |key: &str| json.get(key).and_then(Value::as_str).unwrap_or_default();
-            let number = |key: &str| json.get(key).and_then(Value::as_u64).unwrap_or_default();
-            match (text("agent"), text("demo")) {
-                ("verify-file", _) => numbers.extend(present(&json["present"])),
-                ("verify", _) => {
+        for line in lines {
+            match Line::read(line)? {
+                Line::Agent(Agent::VerifyFile(file)) => numbers.extend(file.records().map(|(_, n)| n)),
+                Line::Agent(Agent::Verify(end)) => {
                     found.records = Some(std::mem::take(&mut numbers));
-                    found.torn = number("torn");
-                    found.order_violations = number("order_violations");
+                    found.torn = end.torn;
+                    found.order_violations = end.order_violations;
                 }
-                (_, "mounted") => found.mounted = json["needed_replay"].as_bool(),
-                (_, "sqlite") => {
-                    if let Some(at) = Journal::ALL.iter().position(|j| j.name() == text("mode")) {
-                        found.banks[at] = Some(Bank {
-                            integrity: text("integrity").to_owned(),
-                            rows: number("rows"),
-                            newest: number("newest"),
-                            sum: number("sum"),
-                            unexplained: number("unexplained"),
-                        });
-                    }
+                Line::Demo(Demo::Mounted { needed_replay }) => found.mounted = Some(needed_replay),
+                Line::Demo(Demo::Sqlite { mode, integrity, rows, newest, sum, unexplained }) => {
+                    found.banks[mode as usize] = Some(Bank { integrity, rows, newest, sum, unexplained });
                 }
-                (_, "e2fsck") => found.e2fsck = json["code"].as_i64(),
-                (_, "postmark-after") => found.postmark = json["code"].as_i64(),
+                Line::Demo(Demo::E2fsck { code }) => found.e2fsck = Some(code),
+                Line::Demo(Demo::PostmarkAfter { code }) => found.postmark = Some(code),
                 _ => {}
             }
         }
-        found
+        Ok(found)
     }
-}
-
-/// The numbers in the agent's `[[slot, number, count], ...]`.
-fn present(runs: &Value) -> impl Iterator<Item = u64> + '_ {
-    runs.as_array().into_iter().flatten().flat_map(|run| {
-        let part = |at: usize| run.get(at).and_then(Value::as_u64).unwrap_or_default();
-        part(1)..part(1) + part(2)
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const REPORTS: [&str; 6] = [
+        r#"{"demo":"mounted","needed_replay":true}"#,
+        r#"{"agent":"verify-file","thread":0,"size":4096,"bytes":0,"empty":0,"present":[[0,1,2],[2,5,1]],"torn":[]}"#,
+        r#"{"agent":"verify-file","thread":1,"size":4096,"bytes":0,"empty":0,"present":[[0,3,2]],"torn":[2]}"#,
+        r#"{"agent":"verify","files":2,"intact":5,"torn":1,"order_violations":2,"shown":[]}"#,
+        r#"{"demo":"sqlite","mode":"rollback","integrity":"ok","rows":4,"newest":4,"sum":100000,"unexplained":0}"#,
+        r#"{"demo":"e2fsck","code":0}"#,
+    ];
+
+    fn arrivals(lines: impl IntoIterator<Item = impl Into<String>>) -> Vec<Arrival> {
+        lines.into_iter().map(|line| Arrival { at_ns: 0, line: line.into() }).collect()
+    }
+
+    /// Whatever is renamed, missing or strange is not taken for nothing.
+    #[test]
+    fn every_word_of_a_report_counts() {
+        let all = REPORTS.join("\n");
+        for word in all.split('"').skip(1).step_by(2).filter(|word| *word != "ok") {
+            let renamed = all.replace(&format!("\"{word}\""), &format!("\"{word}s\""));
+            assert!(Survivors::read(&arrivals(renamed.lines())).is_err(), "{word}: {renamed}");
+        }
+        for strange in
+            ["wal", "", "{}", r#"{"demo":"e2fsck","code":0"#, r#"{"demo":"e2fsck","code":0,"more":1}"#]
+        {
+            assert!(Survivors::read(&arrivals([REPORTS[0], strange, REPORTS[5]])).is_err(), "{strange}");
+        }
+    }
+
     #[test]
     fn reads_what_a_boot_reports() {
-        let lines: Vec<Arrival> = [
-            r#"{"demo":"mounted","needed_replay":true}"#,
-            r#"{"agent":"verify-file","thread":0,"size":4096,"bytes":0,"empty":0,"present":[[0,1,2],[2,5,1]],"torn":[]}"#,
-            r#"{"agent":"verify-file","thread":1,"size":4096,"bytes":0,"empty":0,"present":[[0,3,2]],"torn":[2]}"#,
-            r#"{"agent":"verify","files":2,"intact":5,"torn":1,"order_violations":2,"shown":[]}"#,
-            r#"{"demo":"sqlite","mode":"rollback","integrity":"ok","rows":4,"newest":4,"sum":100000,"unexplained":0}"#,
-            r#"{"demo":"e2fsck","code":0}"#,
-        ]
-        .iter()
-        .map(|line| Arrival { at_ns: 0, line: (*line).to_owned() })
-        .collect();
-        let found = Survivors::read(&lines);
+        let found = Survivors::read(&arrivals(REPORTS)).unwrap();
         assert_eq!(found.mounted, Some(true));
         assert_eq!(found.records.unwrap().into_iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
         assert_eq!((found.torn, found.order_violations, found.e2fsck), (1, 2, Some(0)));

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use super::{kvm_boots, Ended, Guest, Vmm};
+use super::{kvm_boots, Ended, Guest, Said, Vmm};
 use crate::error::{Context, LabError, Result};
 use crate::process::quote;
 
@@ -93,7 +93,7 @@ pub fn run_cli(options: &RunOptions) -> Result<ExitStatus> {
         }
     };
     for arrival in guest.channel().lines() {
-        if arrival.json().is_some_and(|json| json.get("guest").is_none()) {
+        if !matches!(arrival.report::<Said>("guest"), Ok(Some(_))) {
             eprintln!("{}", arrival.line);
         }
     }

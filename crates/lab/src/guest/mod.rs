@@ -32,6 +32,9 @@ pub use kernel::fetch_kernel;
 pub use probe::{kvm_boots, Accelerator};
 pub use qmp::Qmp;
 
+use afterimage_protocol::report::Agent;
+use serde::Deserialize;
+
 use crate::channel::Channel;
 use crate::error::{Context, LabError, Result};
 use crate::process::{Group, Workdir};
@@ -163,6 +166,21 @@ impl GuestBuilder {
     }
 }
 
+/// What the shell around a guest's script reports of the guest itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "guest", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Said {
+    /// The script begins.
+    Ready {},
+    /// The explorer's script has set up its disk and waits.
+    SetUp {},
+    /// The script has ended.
+    Exit {
+        /// Its status.
+        code: i32,
+    },
+}
+
 /// How a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -257,11 +275,12 @@ impl Guest {
     ///
     /// # Errors
     /// The deadline passed, or the guest ended first.
-    pub fn wait_report(&self, key: &str, value: &str) -> Result<serde_json::Value> {
+    pub fn wait_report(&self, key: &str, value: &str) -> Result<()> {
         let what = format!("the guest's report {key}={value}");
-        let found = self.channel.wait_for(0, self.left(), &what, |arrival| arrival.json_if(key, value));
+        let found =
+            self.channel.wait_for(0, self.left(), &what, |arrival| arrival.says(key, value).then_some(()));
         match found {
-            Ok(Some(json)) => Ok(json),
+            Ok(Some(())) => Ok(()),
             Ok(None) => Err(LabError::Guest(format!("the guest ended before {what}{}", self.last_words()))),
             Err(LabError::Deadline { what, limit }) => {
                 Err(LabError::Guest(format!("no {what} within {} s{}", limit.as_secs(), self.last_words())))
@@ -277,14 +296,17 @@ impl Guest {
     pub fn wait_acknowledged(&self, count: u64) -> Result<()> {
         let mut seen = 0;
         let found = self.channel.wait_for(0, self.left(), "acknowledgements", |arrival| {
-            seen += u64::from(arrival.line.contains("\"agent\":\"ack\""));
-            (seen >= count).then_some(())
+            match arrival.agent() {
+                Ok(said) => seen += u64::from(matches!(said, Some(Agent::Ack(_)))),
+                Err(error) => return Some(Err(error)),
+            }
+            (seen >= count).then_some(Ok(()))
         })?;
-        found.ok_or_else(|| {
-            LabError::Guest(format!(
+        found.unwrap_or_else(|| {
+            Err(LabError::Guest(format!(
                 "the guest ended after {seen} of {count} acknowledgements{}",
                 self.last_words()
-            ))
+            )))
         })
     }
 
@@ -386,9 +408,10 @@ impl Guest {
                 self.last_words()
             )));
         }
-        let code = self.channel.lines().iter().rev().find_map(|arrival| arrival.json_if("guest", "exit"));
-        if let Some(code) = code.and_then(|json| json["code"].as_i64()) {
-            return Ok(Ended::Exited(code as i32));
+        for arrival in self.channel.lines().iter().rev().filter(|arrival| arrival.says("guest", "exit")) {
+            if let Some(Said::Exit { code }) = arrival.report("guest")? {
+                return Ok(Ended::Exited(code));
+            }
         }
         Ok(if self.killed {
             Ended::Killed

@@ -13,13 +13,13 @@
 mod run;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::PathBuf;
 
+use afterimage_protocol::lines::Lines;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Context, LabError, Result};
+use crate::error::{Context, Result};
 
 pub(crate) use run::Cell;
 
@@ -59,6 +59,7 @@ pub struct Options {
 
 /// One iteration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Iteration {
     /// As [`Cell::name`] has it.
     pub mode: String,
@@ -93,10 +94,10 @@ struct Sum {
 /// # Errors
 /// A guest or a daemon did not do what was asked; what is finished stays finished.
 pub fn run(options: &Options) -> Result<bool> {
-    let mut finished = load(&options.results)?;
     if let Some(folder) = options.results.parent() {
         fs::create_dir_all(folder).context(|| format!("make {}", folder.display()))?;
     }
+    let (mut results, mut finished) = Lines::open::<Iteration>(&options.results)?;
     for size_bytes in SIZES_BYTES {
         for (data, journal) in MODES {
             let cell = Cell { data, journal, size_bytes, seed: options.seed };
@@ -109,7 +110,7 @@ pub fn run(options: &Options) -> Result<bool> {
             }
             tracing::info!(mode = cell.name(), size_bytes, done, "running");
             cell.run(done as u64, options.iterations, &mut |iteration| {
-                append(&options.results, &iteration)?;
+                results.add(&iteration)?;
                 finished.push(iteration);
                 Ok(())
             })?;
@@ -124,23 +125,6 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(sums
         .iter()
         .all(|sum| !sum.mode.starts_with("journal") || sum.corrupted_records + sum.foreign_blocks == 0))
-}
-
-fn load(path: &Path) -> Result<Vec<Iteration>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(LabError::io(format!("read {}", path.display()), error)),
-    };
-    // A run that was killed may have left half a line.
-    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
-}
-
-fn append(path: &Path, iteration: &Iteration) -> Result<()> {
-    let failed = || format!("write {}", path.display());
-    let mut file = File::options().create(true).append(true).open(path).context(failed)?;
-    let line = serde_json::to_string(iteration).map_err(|error| LabError::Peer(error.to_string()))?;
-    writeln!(file, "{line}").context(failed)
 }
 
 fn sums(finished: &[Iteration]) -> Vec<Sum> {

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use afterimage_protocol::report::{Agent, Integrity};
+
 use super::Iteration;
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
@@ -124,29 +126,31 @@ impl Cell {
         finished: &mut dyn FnMut(Iteration) -> Result<()>,
     ) -> Result<()> {
         let Some((number, submitted_bytes)) = last else { return Ok(()) };
-        let lines = guest.channel().lines();
-        let told = lines.iter().find_map(|line| line.json_if("state", "verified"));
-        let told = told.ok_or_else(|| LabError::Guest("the guest verified nothing".to_owned()))?;
-        let count = |name: &str| told[name].as_u64().unwrap_or_default();
-        finished(Iteration {
-            mode: self.name(),
-            size_bytes: self.size_bytes,
-            number,
-            records: count("records"),
-            updated: count("updated"),
-            mixed: count("mixed"),
-            foreign_blocks: count("foreign_blocks"),
-            submitted_bytes,
-        })
+        for line in guest.channel().lines() {
+            if let Some(Agent::Integrity(Integrity::Verified { records, updated, mixed, foreign_blocks })) =
+                line.agent()?
+            {
+                return finished(Iteration {
+                    mode: self.name(),
+                    size_bytes: self.size_bytes,
+                    number,
+                    records,
+                    updated,
+                    mixed,
+                    foreign_blocks,
+                    submitted_bytes,
+                });
+            }
+        }
+        Err(LabError::Guest("the guest verified nothing".to_owned()))
     }
 }
 
 /// Bytes that the guest has written so far.
 fn written(daemon: &Daemon) -> Result<u64> {
-    let status = daemon.status()?;
-    let requests = status["disks"][0]["requests"].as_array().cloned().unwrap_or_default();
-    let write = requests.iter().find(|request| request["kind"] == "write");
+    let requests = daemon.disk()?.requests;
+    let write = requests.iter().find(|request| request.kind == "write");
     write
-        .and_then(|request| request["bytes"].as_u64())
+        .map(|request| request.bytes)
         .ok_or_else(|| LabError::Peer("the daemon's status counts no writes".to_owned()))
 }

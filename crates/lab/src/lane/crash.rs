@@ -84,7 +84,7 @@ fn die_and_verify(
     }
     evidence.note(guest.save(evidence.folder(), "first"));
     begun?;
-    let ledger = Ledger::of(guest.channel());
+    let ledger = Ledger::of(guest.channel())?;
     drop(guest);
     if death == Death::Killed {
         daemon.restart()?;

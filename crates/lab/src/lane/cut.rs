@@ -161,7 +161,7 @@ pub(super) fn end_with_the_power(
     guest.kill();
     daemon.kill()?;
     guest.wait()?;
-    let ledger = Ledger::of(guest.channel());
+    let ledger = Ledger::of(guest.channel())?;
     evidence.note(guest.save(evidence.folder(), "first"));
     evidence.note(daemon.save(evidence.folder(), "first"));
     evidence.text("cut.txt", &format!("{done:#?}"));

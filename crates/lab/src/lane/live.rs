@@ -32,7 +32,7 @@ fn finish(evidence: &Evidence, guest: &mut Guest) -> Result<String> {
     let ended = guest.wait_success();
     evidence.note(guest.save(evidence.folder(), "guest"));
     ended?;
-    let ledger = Ledger::of(guest.channel());
+    let ledger = Ledger::of(guest.channel())?;
     let told = workload::judge(evidence, &ledger, &Remains::of(guest.channel())?, Allowance::Nothing)?;
     Ok(format!(
         "{told}, fsync p50 {:.0} µs, longest {:.0} ms",

@@ -54,5 +54,5 @@ fn write_and_verify(evidence: &Evidence, daemon: &Daemon, name: &str) -> Result<
     evidence.note(guest.save(evidence.folder(), name));
     ended?;
     let remains = Remains::of(guest.channel())?;
-    workload::judge(evidence, &Ledger::of(guest.channel()), &remains, Allowance::Nothing).map(drop)
+    workload::judge(evidence, &Ledger::of(guest.channel())?, &remains, Allowance::Nothing).map(drop)
 }

@@ -9,8 +9,9 @@ use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
 use afterimage_lab::guest::{Guest, Vmm};
 use afterimage_lab::process::{quote, Workdir};
 use afterimage_lab::LabError;
+use afterimage_protocol::report::Pool;
 
-use super::report::{self, Report};
+use super::report;
 use super::swap::SwapMedium;
 use super::{PoolCheck, PoolOptions};
 use crate::check::Observation;
@@ -79,8 +80,8 @@ impl PoolGuest {
         let guest = builder.start(&script(options))?;
         let what = "the pool's guest to be ready";
         let ready = guest.channel().wait_for(0, BOOT, what, |line| {
-            (line.json_if("pool", "ready").is_some() || line.json_if("guest", "exit").is_some())
-                .then(|| line.line.contains("ready"))
+            let ready = line.says("pool", "ready");
+            (ready || line.says("guest", "exit")).then_some(ready)
         })?;
         if ready != Some(true) {
             let words = guest.last_words();
@@ -112,21 +113,25 @@ impl PoolGuest {
             return lost("the guest's kernel had died", self.guest.last_words());
         }
         let report = self.guest.channel().wait_for(from, deadline, "the guest's report on a state", |line| {
-            if line.json_if("guest", "exit").is_some() {
-                return Some(Err(line.line.clone()));
+            if line.says("guest", "exit") {
+                return Some(Err(LabError::Guest(line.line.clone())));
             }
-            line.json_if("pool", "done").filter(|json| json["id"] == id.as_str()).map(Ok)
+            match line.report("pool") {
+                Ok(Some(Pool::Done(done))) => (done.id == id).then_some(Ok(done)),
+                Ok(_) => None,
+                Err(error) => Some(Err(error)),
+            }
         });
         for disk in &self.disks {
             disk.swap(None);
         }
         match report {
-            Ok(Some(Ok(json))) => match Report::read(&json).and_then(|report| report::judge(&report)) {
+            Ok(Some(Ok(done))) => match report::judge(&done) {
                 Ok(found) => Ok(Answer::Found(found)),
-                Err(why) => Err(ExploreError::Checker(format!("{why}: {json}"))),
+                Err(why) => Err(ExploreError::Checker(format!("{why}: {done:?}"))),
             },
-            Ok(Some(Err(_))) => Err(ExploreError::Checker(format!(
-                "the agent in a guest of the pool ended by itself{}",
+            Ok(Some(Err(error))) => Err(ExploreError::Checker(format!(
+                "the agent in a guest of the pool ended by itself, or cannot be understood ({error}){}",
                 self.guest.last_words()
             ))),
             Ok(None) => lost("the guest's kernel died of the state", self.guest.last_words()),

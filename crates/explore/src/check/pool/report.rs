@@ -1,38 +1,8 @@
 //! What a guest of the pool reports about a state, and what that means.
 
-use serde::Deserialize;
+use afterimage_protocol::report::PoolDone;
 
 use crate::check::Observation;
-
-/// The agent's line (`guest/agent/src/pool.rs`).
-#[derive(Debug, Deserialize)]
-pub(super) struct Report {
-    /// errno of mount(2), 0 for success; likewise the next two.
-    mount: i32,
-    umount: i32,
-    forget: i32,
-    /// Exit status of the check, 0 where it is content.
-    exit: i32,
-    state: Option<String>,
-    #[serde(default)]
-    output: String,
-    records: Option<Records>,
-    /// The kernel's messages.
-    kmsg: Vec<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Records {
-    present: Vec<(u64, u64)>,
-    torn: Vec<(u32, u64)>,
-    violations: Vec<(u64, u64)>,
-}
-
-impl Report {
-    pub(super) fn read(json: &serde_json::Value) -> Result<Report, String> {
-        Report::deserialize(json).map_err(|error| format!("a guest's report can not be read ({error})"))
-    }
-}
 
 /// Parts of messages, in small letters, by which a kernel says that a file system is broken. Not among them: what it says
 /// when it recovers ("recovery complete", "orphan cleanup on readonly fs", "1 orphan inode deleted", XFS' "Starting
@@ -74,7 +44,7 @@ fn complaint(message: &str) -> bool {
 }
 
 /// What a report says about the state; `Err`: that nothing can be said, and why.
-pub(super) fn judge(report: &Report) -> Result<Observation, String> {
+pub(super) fn judge(report: &PoolDone) -> Result<Observation, String> {
     let evidence = || {
         let mut text = report.output.clone();
         if !report.kmsg.is_empty() {
@@ -119,11 +89,11 @@ mod tests {
     use serde_json::json;
 
     fn found(json: serde_json::Value) -> Result<Observation, String> {
-        let mut whole = json!({"mount":0,"umount":0,"forget":0,"exit":0,"kmsg":[]});
+        let mut whole = serde_json::to_value(PoolDone::default()).unwrap();
         for (key, value) in json.as_object().unwrap() {
             whole[key] = value.clone();
         }
-        judge(&Report::read(&whole).unwrap())
+        judge(&serde_json::from_value(whole).unwrap())
     }
 
     #[test]

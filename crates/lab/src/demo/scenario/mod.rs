@@ -166,7 +166,9 @@ fn wait_for_work(
     let mut gauge = Gauge::default();
     let what = format!("{records} acknowledged records and {commits} commits per mode in the guest");
     let found = guest.channel().wait_for(from, GUEST_LIMIT, &what, |arrival| {
-        gauge.add(arrival);
+        if let Err(error) = gauge.add(arrival) {
+            return Some(Err(error));
+        }
         if let Some(program) = gauge.ended() {
             return Some(Err(LabError::Broken(format!(
                 "in the guest, {program} ended{}",
@@ -198,7 +200,7 @@ fn jitter(rng: &mut ChaCha8Rng) {
 fn ledger_of(setting: &Setting<'_>, guest: &Guest, cut_ns: Option<u64>) -> Result<Ledger> {
     guest.channel().wait_closed(Duration::from_secs(5));
     setting.evidence.guest(guest, &setting.tag("1-work"))?;
-    let ledger = Ledger::read(&guest.channel().lines(), cut_ns);
+    let ledger = Ledger::read(&guest.channel().lines(), cut_ns)?;
     setting.progress.step(&format!("dead; acknowledged until then: {}", ledger.summary()));
     Ok(ledger)
 }
@@ -214,7 +216,7 @@ fn recover_and_judge(
     let ended = guest.wait();
     setting.evidence.guest(&guest, &setting.tag("2-examine"))?;
     let ended = ended?;
-    let found = Survivors::read(&guest.channel().lines());
+    let found = Survivors::read(&guest.channel().lines())?;
     let (streams, mut checks) = judge::judge(ledger, &found, allowance);
     if ended == Ended::Panicked || ended == Ended::Died {
         checks.push(Check::new(

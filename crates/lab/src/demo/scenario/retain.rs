@@ -16,15 +16,15 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use afterimage_protocol::status::{FileSystemStatus, StorageStatus};
 use rand::Rng as _;
-use serde_json::Value;
 
-use super::speed::{difference, guest_traffic, stored};
+use super::speed::{difference, stored};
 use super::{
     jitter, ledger_of, on_rig, plain_image, recover_and_judge, start_work, wait_for_work, Findings, Setting,
 };
-use crate::channel::Arrival;
 use crate::daemon;
+use crate::demo::heard::Heard;
 use crate::demo::inside::{self, Data, Load, Mixed};
 use crate::demo::plan::{Allowance, Contract, COMMITS_MIN, DISK_BYTES, RECORDS_MIN, RETAIN_GUEST_MIB};
 use crate::demo::report::{Check, Recovery, RetainReport, RetainRow, Traffic};
@@ -148,36 +148,26 @@ fn measure(setting: &mut Setting<'_>, mode: &Mode) -> Result<(RetainRow, Check)>
     let mut guest = rig.guest(Vmm::Uml).start(&inside::mixed(WORK, mode.data))?;
     let measured = run(&mut rig, &mut guest);
     setting.evidence.guest(&guest, &setting.tag("1-work"))?;
-    let Measured { before, after, status, elapsed } = measured?;
+    let Measured { before, after, file_system, elapsed } = measured?;
     rig.stop_server()?;
     let check = plain_image(setting, &rig)?;
     if !check.held {
         rig.keep(setting.evidence, &setting.tag("4-at-the-end"));
     }
-    let reports: Vec<Value> = guest.channel().lines().iter().filter_map(Arrival::json).collect();
-    let find = |key: &str, value: &str, second: &str| {
-        let found = reports
-            .iter()
-            .find(|json| json[key] == value && (json["at"] == second || json["name"] == second));
-        found.ok_or_else(|| LabError::Guest(format!("the guest in {} did not report {second}", mode.title)))
-    };
-    let seconds = |name: &str| {
-        find("agent", "micro", name).map(|json| json["elapsed_ns"].as_f64().unwrap_or_default() / 1e9)
-    };
-    let disk = |at: &str| find("demo", "disk", at).map(guest_traffic);
-    let file_system = &status["disks"][0]["file_systems"][0];
+    let heard = Heard::read(&guest.channel().lines(), mode.title)?;
     let row = RetainRow {
         mode: mode.title.to_owned(),
         mount: mode.data.option().to_owned(),
         journal: mode.journal.to_owned(),
-        guest: difference(disk("end")?, disk("begin")?),
+        guest: difference(heard.disk("end")?, heard.disk("begin")?),
         storage: difference(after.written, before.written),
         device: difference(after.device, before.device),
-        append_s: seconds("append")?,
-        files_s: seconds("create")?,
+        append_s: heard.micro_s("append")?,
+        files_s: heard.micro_s("create")?,
         elapsed_s: elapsed.as_secs_f64(),
-        absorbed_bytes: file_system["journal_absorbed_bytes"].as_u64().unwrap_or_default(),
-        commits: file_system["journal_commits"].as_u64().unwrap_or_default(),
+        // Only of a retained journal: of any other the daemon finds no file system.
+        absorbed_bytes: file_system.as_ref().map_or(0, |found| found.journal_absorbed_bytes),
+        commits: file_system.as_ref().map_or(0, |found| found.journal_commits),
     };
     Ok((row, check))
 }
@@ -185,8 +175,8 @@ fn measure(setting: &mut Setting<'_>, mode: &Mode) -> Result<(RetainRow, Check)>
 struct Measured {
     before: Counts,
     after: Counts,
-    /// The daemon's, when everything was on the device.
-    status: Value,
+    /// What the daemon says of it, when everything was on the device; `None` where journals are passed through.
+    file_system: Option<FileSystemStatus>,
     elapsed: Duration,
 }
 
@@ -206,19 +196,17 @@ fn run(rig: &mut Rig, guest: &mut Guest) -> Result<Measured> {
     guest.wait_report("at", "end")?;
     daemon::run(Command::new("sync").arg("-f").arg(rig.image()))?;
     let elapsed = start.elapsed();
-    let (after, status) = counts(rig)?;
+    let (after, file_system) = counts(rig)?;
     guest.wait_success()?;
-    Ok(Measured { before, after, status, elapsed })
+    Ok(Measured { before, after, file_system, elapsed })
 }
 
-fn counts(rig: &mut Rig) -> Result<(Counts, Value)> {
+fn counts(rig: &mut Rig) -> Result<(Counts, Option<FileSystemStatus>)> {
     let device = stored(&rig.mount()?.counters()?);
-    let status = rig.server()?.status()?;
-    let storage = &status["disks"][0]["storage"];
-    let number = |key: &str| storage[key].as_u64().unwrap_or_default();
-    let written =
-        Traffic { writes: number("writes"), bytes: number("write_bytes"), flushes: number("syncs") };
-    Ok((Counts { written, device }, status))
+    let disk = rig.server()?.disk()?;
+    let StorageStatus { writes, write_bytes, syncs, .. } = disk.storage;
+    let written = Traffic { writes, bytes: write_bytes, flushes: syncs };
+    Ok((Counts { written, device }, disk.file_systems.into_iter().next()))
 }
 
 /// Lets the host hold only [`HOST_DIRTY_BYTES`] of a mount dirty (`/sys/class/bdi`, Linux 6.2 and newer, as root).
@@ -282,31 +270,32 @@ fn killed(setting: &mut Setting<'_>, kind: Kind) -> Result<Findings> {
     })
 }
 
-fn file_system(rig: &mut Rig) -> Result<Value> {
-    Ok(rig.server()?.status()?["disks"][0]["file_systems"][0].clone())
+fn file_system(rig: &mut Rig) -> Result<FileSystemStatus> {
+    let found = rig.server()?.file_system()?;
+    found
+        .ok_or_else(|| LabError::Broken("the daemon has found no file system on the guest's disk".to_owned()))
 }
 
 /// Waits until nothing that the dead guest had committed is in memory only.
-fn recovery(rig: &mut Rig, before: &Value, killed: Instant) -> Result<(Recovery, Check)> {
-    let number = |json: &Value, key: &str| json[key].as_u64().unwrap_or_default();
+fn recovery(rig: &mut Rig, before: &FileSystemStatus, killed: Instant) -> Result<(Recovery, Check)> {
     let mut now = file_system(rig)?;
-    while number(&now, "versions_pending") > 0 && killed.elapsed() < HOME_LIMIT {
+    while now.versions_pending > 0 && killed.elapsed() < HOME_LIMIT {
         std::thread::sleep(Duration::from_millis(2));
         now = file_system(rig)?;
     }
     let recovery = Recovery {
-        transactions: number(before, "transactions"),
-        blocks_pending: number(before, "versions_pending"),
-        blocks_home: number(&now, "checkpoint_blocks").saturating_sub(number(before, "checkpoint_blocks")),
+        transactions: before.transactions,
+        blocks_pending: before.versions_pending,
+        blocks_home: now.checkpoint_blocks.saturating_sub(before.checkpoint_blocks),
         home_ms: killed.elapsed().as_secs_f64() * 1e3,
     };
-    let pending = number(&now, "versions_pending");
+    let pending = now.versions_pending;
     let check = Check::new(
         "the journal was retained, and the daemon brings home what the dead guest had committed",
-        before["mode"] == "retain" && recovery.transactions > 0 && pending == 0,
+        before.mode == "retain" && recovery.transactions > 0 && pending == 0,
         format!(
             "before: mode {}, {} transactions, {} blocks in memory only; {} ms after the kill: {} brought home, {pending} in memory only",
-            before["mode"].as_str().unwrap_or("unknown"),
+            before.mode,
             recovery.transactions,
             recovery.blocks_pending,
             recovery.home_ms.round(),

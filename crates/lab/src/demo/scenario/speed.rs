@@ -1,16 +1,15 @@
 //! The same work on each server, timed inside the guest, with what the guest sent and what reached storage.
 
 use rand::Rng as _;
-use serde_json::Value;
 
 use super::Setting;
-use crate::channel::Arrival;
+use crate::demo::heard::Heard;
 use crate::demo::inside::{self, Timed};
 use crate::demo::plan::{Contract, DISK_BYTES};
 use crate::demo::report::{SpeedRow, Traffic};
 use crate::demo::rig::Rig;
 use crate::demo::server::Kind;
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::guest::{Guest, Vmm};
 use crate::powerfs::{Counters, ModelName};
 
@@ -59,43 +58,24 @@ fn measure(setting: &mut Setting<'_>, kind: Kind) -> Result<SpeedRow> {
 }
 
 fn row(kind: Kind, guest: &Guest, before: &Counters, after: &Counters) -> Result<SpeedRow> {
-    let reports: Vec<Value> = guest.channel().lines().iter().filter_map(Arrival::json).collect();
-    let missing =
-        |what: &str| LabError::Guest(format!("the guest on {} did not report {what}", kind.title()));
-    let find = |key: &str, value: &str, at: Option<&str>| {
-        reports
-            .iter()
-            .find(|json| json[key] == value && at.is_none_or(|at| json["at"] == at))
-            .ok_or_else(|| missing(at.unwrap_or(value)))
-    };
-    let clock = |at: &str| find("demo", "clock", Some(at)).map(|json| json["s"].as_f64().unwrap_or_default());
-    let disk = |at: &str| find("demo", "disk", Some(at)).map(guest_traffic);
-    let fsync = &find("agent", "fsync-bench", None)?["fsync"];
-    let us = |name: &str| fsync[name].as_f64().ok_or_else(|| missing(name));
+    let title = kind.title();
+    let heard = Heard::read(&guest.channel().lines(), &title)?;
+    let fsync = heard.fsync()?;
     let (records, wal, rollback, postmark) =
-        (clock("records")?, clock("wal")?, clock("rollback")?, clock("postmark")?);
+        (heard.clock("records")?, heard.clock("wal")?, heard.clock("rollback")?, heard.clock("postmark")?);
     let per_s = |from: f64, to: f64| f64::from(WORK.transactions) / (to - from).max(0.01);
     Ok(SpeedRow {
         server: kind.title(),
         medium: format!("the lab's FUSE model of a device ({})", MODEL.as_str()),
-        fsync_p50_us: us("p50_us")?,
-        fsync_p99_us: us("p99_us")?,
-        fsyncs: fsync["count"].as_u64().unwrap_or_default(),
+        fsync_p50_us: fsync.p50_us,
+        fsync_p99_us: fsync.p99_us,
+        fsyncs: fsync.count,
         sqlite_wal_per_s: per_s(records, wal),
         sqlite_rollback_per_s: per_s(wal, rollback),
         postmark_s: postmark - rollback,
-        guest: difference(disk("end")?, disk("begin")?),
+        guest: difference(heard.disk("end")?, heard.disk("begin")?),
         storage: difference(stored(after), stored(before)),
     })
-}
-
-/// What the guest's kernel says that it has sent.
-pub(super) fn guest_traffic(json: &Value) -> Traffic {
-    Traffic {
-        writes: json["writes"].as_u64().unwrap_or_default(),
-        bytes: json["sectors"].as_u64().unwrap_or_default() * 512,
-        flushes: json["flushes"].as_u64().unwrap_or_default(),
-    }
 }
 
 /// What has reached the model.

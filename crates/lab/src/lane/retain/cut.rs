@@ -13,7 +13,7 @@ use std::process::Command;
 
 use super::super::cut::{allowance, cut_in_the_act, end_with_the_power, torn_per_mille, ACKNOWLEDGED_BEFORE};
 use super::super::workload::{self, FileSystem, IMAGE_BYTES};
-use super::rig::copy;
+use super::rig::{copy, expect_retained};
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::fsck;
@@ -121,14 +121,6 @@ fn cut_and_verify(
         "{told}; of {volatile} volatile sectors {} lost; the image alone is whole",
         sectors.sectors_lost
     ))
-}
-
-fn expect_retained(daemon: &Daemon) -> Result<()> {
-    let found = daemon.status()?["disks"][0]["file_systems"][0].clone();
-    match found["mode"] == "retain" {
-        true => Ok(()),
-        false => Err(LabError::Broken(format!("the journal is not retained: {found}"))),
-    }
 }
 
 /// Whether the journal on the disk says that there is nothing in it.

@@ -222,7 +222,7 @@ fn die(
         rig.daemon.kill()?;
     }
     guest.wait()?;
-    let ledger = Ledger::of(guest.channel());
+    let ledger = Ledger::of(guest.channel())?;
     drop(guest);
     if !matches!(death, Death::Killed | Death::Panicked) {
         rig.remember()?;

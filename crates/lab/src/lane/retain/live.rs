@@ -10,6 +10,8 @@
 
 use std::time::{Duration, Instant};
 
+use afterimage_protocol::report::Agent;
+
 use super::kills::{self, Plan};
 use super::rig::{self, judge_end, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
@@ -99,7 +101,7 @@ fn disturbed(
     });
     evidence.note(guest.save(evidence.folder(), "disturbed"));
     let told = ended?;
-    let (before, after) = split(&guest);
+    let (before, after) = split(&guest)?;
     let mut checked = 0;
     if disturbance.is_new_mount() {
         let verdict = Verdict::new(&before, &Remains::of(guest.channel())?);
@@ -118,16 +120,16 @@ fn disturbed(
 }
 
 /// What was acknowledged before the guest said `again`, and after.
-fn split(guest: &Guest) -> (Ledger, Ledger) {
+fn split(guest: &Guest) -> Result<(Ledger, Ledger)> {
     let (mut before, mut after) = (Ledger::default(), Ledger::default());
     let again_ns = printed(guest, AGAIN).unwrap_or(u64::MAX);
     for line in guest.channel().lines() {
         let again = line.at_ns > again_ns;
-        if let Some(Ok(ack)) = line.json_if("agent", "ack").map(serde_json::from_value) {
+        if let Some(Agent::Ack(ack)) = line.agent()? {
             if again { &mut after } else { &mut before }.acks.push(ack);
         }
     }
-    (before, after)
+    Ok((before, after))
 }
 
 /// When the guest has printed a line, if it has, in nanoseconds.
@@ -222,7 +224,7 @@ fn go_through(rig: &mut Rig, guest: &mut Guest, disturbance: Disturbance) -> Res
                     return Err(LabError::Guest(format!("{error}{}", guest.last_words())));
                 }
             }
-            let so_far = Ledger::of(guest.channel()).acks.len() as u64;
+            let so_far = Ledger::of(guest.channel())?.acks.len() as u64;
             guest.wait_acknowledged(so_far + WORK)?;
         }
     }
@@ -234,7 +236,7 @@ fn go_through(rig: &mut Rig, guest: &mut Guest, disturbance: Disturbance) -> Res
 fn again_and_again(guest: &Guest, mut disturb: impl FnMut(&Guest) -> Result<()>) -> Result<()> {
     for _ in 0..TIMES {
         disturb(guest)?;
-        let so_far = Ledger::of(guest.channel()).acks.len() as u64;
+        let so_far = Ledger::of(guest.channel())?.acks.len() as u64;
         let began = Instant::now();
         guest.wait_acknowledged(so_far + WORK)?;
         tracing::debug!(took_s = began.elapsed().as_secs_f32(), "the guest went on");

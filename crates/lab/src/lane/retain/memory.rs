@@ -43,18 +43,17 @@ fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {
         format.mount()
     );
     let mut guest = rig.guest(Vmm::Uml).start(&script)?;
-    let begun = guest.wait_report("lane", "go").map(drop);
+    let begun = guest.wait_report("lane", "go");
     if let Err(error) = begun {
         return judge_end(&mut guest).and(Err(error));
     }
     let (mut used_most, mut resident_most, mut file_most) = (0, 0, 0);
-    let bytes = |arena: &serde_json::Value, name: &str| arena[name].as_u64().unwrap_or(u64::MAX);
-    while !guest.channel().lines().iter().any(|line| line.json_if("lane", "done").is_some()) {
+    while !guest.channel().lines().iter().any(|line| line.says("lane", "done")) {
         let arena = rig.arena()?;
-        used_most = used_most.max(bytes(&arena, "used_bytes"));
-        resident_most = resident_most.max(bytes(&arena, "resident_bytes"));
+        used_most = used_most.max(arena.used_bytes);
+        resident_most = resident_most.max(arena.resident_bytes);
         file_most = file_most.max(rig.arena_file_bytes());
-        if guest.out_of_time() || guest.channel().lines().iter().any(|line| line.line.contains("\"exit\"")) {
+        if guest.out_of_time() || guest.channel().lines().iter().any(|line| line.says("guest", "exit")) {
             return judge_end(&mut guest).and(Err(LabError::Guest("the guest did not finish".to_owned())));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -62,7 +61,7 @@ fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {
     rig.expect_retained()?;
     let living = rig.arena()?;
     let file_living = rig.arena_file_bytes();
-    evidence.text("living.json", &living.to_string());
+    evidence.text("living.json", &format!("{living:?}"));
     let told = format!(
         "{} MiB logged; at most {:.1} MiB of content of {} MiB allowed, {:.1} MiB resident, {:.1} MiB in the arena's file",
         WRITTEN_BYTES >> 20,
@@ -75,8 +74,8 @@ fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {
     if used_most > RETAIN_BYTES_MAX || resident_most > most || file_most > most {
         return Err(LabError::Broken(format!("--retain-max is not kept: {told}")));
     }
-    if bytes(&living, "used_bytes") == 0 {
-        return Err(LabError::Guest(format!("nothing is retained at the end: {living}")));
+    if living.used_bytes == 0 {
+        return Err(LabError::Guest(format!("nothing is retained at the end: {living:?}")));
     }
     guest.kill();
     guest.wait()?;
@@ -85,7 +84,7 @@ fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {
         let arena = rig.arena()?;
         let file = rig.arena_file_bytes();
         // The journal's superblock stays, and the spare pages of the daemon's tables.
-        if bytes(&arena, "used_bytes") <= 64 << 10 && file <= 1 << 20 {
+        if arena.used_bytes <= 64 << 10 && file <= 1 << 20 {
             return Ok(format!(
                 "{told}; dead: {:.1} MiB in the file became {:.2} MiB within {} ms",
                 mib(file_living),
@@ -95,7 +94,7 @@ fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {
         }
         if died.elapsed() > GONE_WITHIN {
             return Err(LabError::Broken(format!(
-                "a dead guest's memory is still held after {} s: {arena}, {file} bytes in the arena's file",
+                "a dead guest's memory is still held after {} s: {arena:?}, {file} bytes in the arena's file",
                 GONE_WITHIN.as_secs()
             )));
         }

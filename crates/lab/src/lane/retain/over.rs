@@ -228,9 +228,7 @@ fn one_after_the_other(evidence: &Evidence, plan: &Plan, rig: &mut Rig, actions:
         }
         let mut guest = rig.guest(Vmm::Uml).start(&script)?;
         let ended = match action {
-            Some(_) => {
-                guest.wait_report("lane", "done").map(drop).or_else(|e| judge_end(&mut guest).and(Err(e)))
-            }
+            Some(_) => guest.wait_report("lane", "done").or_else(|e| judge_end(&mut guest).and(Err(e))),
             None => judge_end(&mut guest),
         };
         let name = before.as_ref().map_or("", |(done, _)| done.name);
@@ -243,7 +241,10 @@ fn one_after_the_other(evidence: &Evidence, plan: &Plan, rig: &mut Rig, actions:
             verdict.check(Allowance::Nothing).map_err(|error| named(error, done.name, ""))?;
             kept += verdict.acknowledged;
         }
-        before = action.map(|action| (*action, Ledger::of(guest.channel())));
+        before = match action {
+            Some(action) => Some((*action, Ledger::of(guest.channel())?)),
+            None => None,
+        };
     }
     Ok(kept)
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use afterimage_protocol::status::{ArenaStatus, FileSystemStatus};
 use rustix::process::Signal;
-use serde_json::Value;
 
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
@@ -122,13 +122,17 @@ impl Rig {
     }
 
     /// What the daemon says of the first file system on the disk.
-    pub fn file_system(&self) -> Result<Value> {
-        Ok(self.daemon.status()?["disks"][0]["file_systems"][0].clone())
+    pub fn file_system(&self) -> Result<Option<FileSystemStatus>> {
+        self.daemon.file_system()
     }
 
     /// What the daemon says of the arena.
-    pub fn arena(&self) -> Result<Value> {
-        Ok(self.daemon.status()?["disks"][0]["arena"].clone())
+    ///
+    /// # Errors
+    /// It says nothing, or there is none.
+    pub fn arena(&self) -> Result<ArenaStatus> {
+        let arena = self.daemon.disk()?.arena;
+        arena.ok_or_else(|| LabError::Broken("the daemon has no arena for its disk".to_owned()))
     }
 
     /// A case that is about retention must not run without it.
@@ -139,11 +143,7 @@ impl Rig {
         if self.setup.journal == "passthrough" {
             return Ok(());
         }
-        let found = self.file_system()?;
-        if found["mode"] == "retain" {
-            return Ok(());
-        }
-        Err(LabError::Broken(format!("the journal is not retained: {found}")))
+        expect_retained(&self.daemon)
     }
 
     /// Memory of the host that arenas take, in bytes.
@@ -226,7 +226,7 @@ impl Rig {
     /// Saves what there is to see if a case fails.
     pub fn save(&self, evidence: &Evidence) {
         if let Ok(status) = self.daemon.status() {
-            evidence.text("status.json", &serde_json::to_string_pretty(&status).unwrap_or_default());
+            evidence.text("status.txt", &format!("{status:#?}"));
         }
         evidence.note(self.daemon.save(evidence.folder(), "retain"));
         let mut files = vec![self.image.clone()];
@@ -237,6 +237,17 @@ impl Rig {
 }
 
 /// What says which arena belongs to an image.
+/// The first disk's first file system is retained.
+///
+/// # Errors
+/// [`LabError::Broken`], which says what it is instead.
+pub fn expect_retained(daemon: &Daemon) -> Result<()> {
+    match daemon.file_system()? {
+        Some(found) if found.mode == "retain" => Ok(()),
+        found => Err(LabError::Broken(format!("the journal is not retained: {found:?}"))),
+    }
+}
+
 fn state_of(image: &Path) -> PathBuf {
     let mut state = image.as_os_str().to_owned();
     state.push(".state");

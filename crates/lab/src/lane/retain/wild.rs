@@ -58,7 +58,7 @@ fn scribbled(evidence: &Evidence, plan: &Plan, rig: &Rig, scribble: &str) -> Res
     evidence.note(guest.save(evidence.folder(), "wild"));
     ended?;
     rig.expect_retained()?;
-    evidence.text("before-the-kill.json", &rig.file_system()?.to_string());
+    evidence.text("before-the-kill.json", &format!("{:?}", rig.file_system()?));
     guest.kill();
     guest.wait()?;
     drop(guest);
