@@ -15,7 +15,7 @@ use crate::home::no_disk;
 use crate::home_lane::LaneHome;
 use crate::mark;
 use crate::passthrough::{PassThroughDisk, Shared};
-use crate::redo::takeover::{bring_home, live_logs, refuse_read_only, Trust};
+use crate::redo::takeover::{bring_home, live_logs, refuse_read_only, settle, Trust};
 use crate::{Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
 
 pub(crate) struct DirectGroup {
@@ -166,7 +166,8 @@ impl DirectGroup {
     }
 }
 
-/// A live log beside an image comes from another contract: what is in it goes home before anything is served.
+/// A live log beside an image comes from another contract: what is in it goes home before anything is served. Then the
+/// images are looked at past the cache.
 fn bring_logs_home(
     images: &[Arc<ImageStore>],
     log_path: Option<&Path>,
@@ -177,5 +178,6 @@ fn bring_logs_home(
     for log in live_logs(&writable, log_path)? {
         replayed = bring_home(&log, &writable, Trust::Nothing)?.or(replayed);
     }
+    settle(&writable)?;
     Ok(replayed)
 }

@@ -86,7 +86,7 @@ pub(crate) fn disable(file: &File) -> io::Result<()> {
 
 /// The kernel's own answer (statx, Linux 6.1): `None` where it gives none, `Some(None)` for "not supported".
 #[allow(clippy::option_option)]
-fn reported(file: &File) -> io::Result<Option<Option<Alignment>>> {
+pub(crate) fn reported(file: &File) -> io::Result<Option<Option<Alignment>>> {
     let Ok(answer) = statx(file.as_fd(), "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(None);
     };

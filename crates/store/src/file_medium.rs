@@ -10,6 +10,7 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Health, Medium};
 use rustix::fs::{fallocate, FallocateFlags};
 
+use crate::stored::rewrite_lost;
 use crate::syncs::Syncs;
 use crate::transfer::{sync_data, Target};
 use crate::zero::Methods;
@@ -144,6 +145,13 @@ impl Medium for FileMedium {
         let zeroed = self.methods.zero(&self.target(), offset, len, unmap);
         self.syncs.note_write();
         zeroed
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.check(offset, len)?;
+        let written = rewrite_lost(&self.target(), self.len(), offset, len);
+        self.syncs.note_write();
+        written
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -64,6 +64,23 @@ impl ImageStore {
         Arc::new(ImageMedium::new(Arc::clone(&self.core)))
     }
 
+    /// Makes sure that storage holds, or gets with the next sync, what reads of the image show: see
+    /// [`Medium::rewrite_lost`]. To be called before lanes are open, by whoever is going to call something durable.
+    /// Returns the bytes that had to be written again; those are synced.
+    pub fn settle(&self) -> io::Result<u64> {
+        if self.core.geometry.read_only {
+            return Ok(0);
+        }
+        let medium = self.medium();
+        let bytes = medium.rewrite_lost(0, medium.len())?;
+        if bytes > 0 {
+            medium.sync()?;
+            let path = self.core.path.display();
+            tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
+        }
+        Ok(bytes)
+    }
+
     /// What has reached the file.
     pub fn counters(&self) -> &Counters {
         &self.core.counters

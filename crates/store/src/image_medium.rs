@@ -6,6 +6,7 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Medium};
 
 use crate::core::Core;
+use crate::stored::rewrite_lost;
 
 pub(crate) struct ImageMedium {
     core: Arc<Core>,
@@ -51,6 +52,13 @@ impl Medium for ImageMedium {
         let zeroed = self.core.methods.zero(&self.core.target(self.shard), offset, len, unmap);
         self.core.syncs.note_write();
         zeroed
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.check(offset, len)?;
+        let written = rewrite_lost(&self.core.target(self.shard), self.len(), offset, len);
+        self.core.syncs.note_write();
+        written
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -35,6 +35,7 @@ mod options;
 mod ring;
 mod ring_lane;
 mod slots;
+mod stored;
 mod syncs;
 mod transfer;
 mod zero;

@@ -161,6 +161,11 @@ impl Target<'_> {
         }
     }
 
+    /// The file's length, also a block device's.
+    pub fn file_len(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(self.file, rustix::fs::SeekFrom::End(0))?)
+    }
+
     /// An error where the file ends at or before `offset`: it was shortened under us.
     pub fn check_end(&self, offset: u64) -> io::Result<()> {
         let metadata = self.file.metadata()?;

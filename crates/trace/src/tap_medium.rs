@@ -61,6 +61,10 @@ impl Medium for TapMedium {
         self.recorded(offset, len, op, || self.lower.zero_at(offset, len, unmap))
     }
 
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.lower.rewrite_lost(offset, len)
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.recorded(0, 0, || Op::Flush, || self.lower.sync())
     }

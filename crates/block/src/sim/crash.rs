@@ -1,15 +1,14 @@
 //! Which contents a power cut may leave.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::world::{Effect, State};
+use super::world::{Effect, State, PAGE_BYTES, SECTOR_BYTES};
 use super::SimWorld;
 
-const SECTOR_BYTES: usize = 512;
 /// A device's smallest atomic unit when sectors tear.
 const TEAR_BYTES: usize = 8;
 
@@ -139,6 +138,20 @@ impl Piece {
         self.offset / SECTOR_BYTES..(self.offset + self.len).div_ceil(SECTOR_BYTES)
     }
 
+    /// What is left of it where those pages do not reach storage.
+    fn without(&self, pages: &BTreeSet<usize>) -> Vec<Self> {
+        let end = self.offset + self.len;
+        let parts = (self.offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).filter(|page| !pages.contains(page));
+        parts
+            .map(|page| (self.offset.max(page * PAGE_BYTES), end.min((page + 1) * PAGE_BYTES)))
+            .map(|(from, to)| Self {
+                offset: from,
+                len: to - from,
+                data: self.data.as_ref().map(|data| data[from - self.offset..to - self.offset].into()),
+            })
+            .collect()
+    }
+
     /// Applies what it does to one of them, up to `part` bytes of that sector.
     fn apply(&self, content: &mut [u8], sector: usize, part: usize) {
         let start = sector * SECTOR_BYTES;
@@ -174,6 +187,9 @@ fn durable(state: &State, medium: usize, cut: usize) -> (Vec<u8>, Vec<Piece>) {
                         piece.apply(&mut content, sector, SECTOR_BYTES);
                     }
                 }
+            }
+            Effect::Lose { pages } => {
+                unsynced = unsynced.iter().flat_map(|piece| piece.without(pages)).collect()
             }
         }
     }
@@ -237,6 +253,31 @@ mod tests {
         assert!(kept % 4096 == 0 && kept < 8192 + 1);
         world.revive();
         medium.sync().expect("a new process");
+    }
+
+    #[test]
+    fn what_a_failed_sync_has_lost_is_in_the_cache_only() {
+        let world = SimWorld::new(vec![vec![0; 5 * 4096]]);
+        let medium = world.medium(0);
+        medium.write_at(&[1; 5 * 4096], 0).expect("write");
+        world.fail(0, crate::sim::Fault::Sync, 0, std::io::ErrorKind::Other);
+        assert!(medium.sync().is_err());
+        medium.sync().expect("the error was told");
+        let stored = |world: &SimWorld| world.crash_states(world.ops(), 1).expect("all is synced").next();
+        let state = stored(&world).expect("one").cached(0);
+        assert_eq!(world.cached(0), [1; 5 * 4096], "the cache shows all");
+        let kept: Vec<u8> = state.chunks(4096).map(|page| page[0]).collect();
+        assert!(kept.contains(&0) && kept.contains(&1), "and storage has some of it: {kept:?}");
+        // One sector makes its whole page dirty again.
+        let lost = kept.iter().position(|byte| *byte == 0).expect("some") as u64;
+        medium.write_at(&[2; 512], lost * 4096).expect("write");
+        medium.sync().expect("healthy");
+        let state = stored(&world).expect("one").cached(0);
+        assert_eq!((state[lost as usize * 4096], state[lost as usize * 4096 + 512]), (2, 1));
+        assert!(medium.rewrite_lost(0, 5 * 4096).expect("healthy") > 0);
+        medium.sync().expect("healthy");
+        assert_eq!(stored(&world).expect("one").cached(0), world.cached(0));
+        assert_eq!(medium.rewrite_lost(0, 5 * 4096).expect("healthy"), 0);
     }
 
     #[test]

@@ -17,7 +17,8 @@
 //!
 //! The death of the process ([`SimWorld::halt_after`]) leaves everything that was done; the operation in which it dies
 //! may be done up to a page boundary. Faults: an operation can be made to fail ([`SimWorld::fail`]) with any error,
-//! without effect (a failed sync makes nothing durable).
+//! without effect. A failed sync makes nothing durable, and as on Linux most of the pages that it was to write stay as
+//! they are in the cache, clean: reads show them, no later sync writes them, until they are written again.
 //!
 //! Not modelled: damage at rest, misdirected writes, lost writes that a sync had covered.
 

@@ -1,12 +1,15 @@
 //! The media and their trace.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Medium;
 
 /// The unit in which a dying process's last write may be cut.
-const PAGE_BYTES: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
+pub(super) const SECTOR_BYTES: usize = 512;
 
 /// What an injected error hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +31,19 @@ pub(super) struct Op {
 
 #[derive(Clone, Debug)]
 pub(super) enum Effect {
-    Write { offset: usize, data: Arc<[u8]> },
-    Zero { offset: usize, len: usize },
+    Write {
+        offset: usize,
+        data: Arc<[u8]>,
+    },
+    Zero {
+        offset: usize,
+        len: usize,
+    },
     Sync,
+    /// A sync failed: what these pages had got since the last good one stays in the cache, clean.
+    Lose {
+        pages: BTreeSet<usize>,
+    },
 }
 
 #[derive(Default)]
@@ -40,6 +53,8 @@ pub(super) struct State {
     /// What a read sees.
     pub(super) cached: Vec<Vec<u8>>,
     pub(super) trace: Vec<Op>,
+    /// By medium: clean pages of the cache with sectors that storage does not hold, and which.
+    lost: Vec<BTreeMap<usize, BTreeSet<usize>>>,
     /// Operations that may still happen before the process is dead.
     budget: Option<usize>,
     faults: Vec<(usize, Fault, usize, io::ErrorKind)>,
@@ -52,7 +67,13 @@ pub struct SimWorld(Arc<Mutex<State>>);
 impl SimWorld {
     /// Media with this content, all durable.
     pub fn new(contents: Vec<Vec<u8>>) -> Self {
-        Self(Arc::new(Mutex::new(State { cached: contents.clone(), base: contents, ..State::default() })))
+        let lost = vec![BTreeMap::new(); contents.len()];
+        Self(Arc::new(Mutex::new(State {
+            cached: contents.clone(),
+            base: contents,
+            lost,
+            ..State::default()
+        })))
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -115,6 +136,7 @@ impl SimWorld {
             }
             Effect::Zero { offset, len } => format!("{i}: medium {} zero {offset}+{len}\n", op.medium),
             Effect::Sync => format!("{i}: medium {} sync\n", op.medium),
+            Effect::Lose { pages } => format!("{i}: medium {} sync failed, lost {pages:?}\n", op.medium),
         });
         lines.collect()
     }
@@ -159,8 +181,54 @@ impl State {
             Effect::Write { offset, data } => target[*offset..offset + data.len()].copy_from_slice(data),
             Effect::Zero { offset, len } => target[*offset..offset + len].fill(0),
             Effect::Sync => {}
+            Effect::Lose { .. } => {}
         }
+        let touched = effect.touches();
         self.trace.push(Op { medium, effect });
+        // A page that is written in part is dirty as a whole.
+        let pages = touched.start / PAGE_BYTES..touched.end.div_ceil(PAGE_BYTES);
+        for page in pages.filter(|_| !touched.is_empty()) {
+            self.dirty(medium, page);
+        }
+    }
+
+    /// What storage does not hold of a page is to be written again.
+    fn dirty(&mut self, medium: usize, page: usize) {
+        for sector in self.lost[medium].remove(&page).unwrap_or_default() {
+            let offset = sector * SECTOR_BYTES;
+            let content = &self.cached[medium];
+            let data = content[offset..(offset + SECTOR_BYTES).min(content.len())].into();
+            self.trace.push(Op { medium, effect: Effect::Write { offset, data } });
+        }
+    }
+
+    /// A sync of a medium fails, as on Linux: what was to be written is clean afterwards, and storage has some of it.
+    fn lose(&mut self, medium: usize) {
+        let mut lost: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        let since = self.trace.iter().rev().filter(|op| op.medium == medium);
+        for op in since.take_while(|op| !matches!(op.effect, Effect::Sync)) {
+            let touched = op.effect.touches();
+            for sector in touched.start / SECTOR_BYTES..touched.end.div_ceil(SECTOR_BYTES) {
+                lost.entry(sector * SECTOR_BYTES / PAGE_BYTES).or_default().insert(sector);
+            }
+        }
+        // Which pages, follows from the trace, so that a seed repeats.
+        lost.retain(|page, _| (page + self.trace.len()) % 4 > 0);
+        self.record(medium, Effect::Lose { pages: lost.keys().copied().collect() });
+        for (page, sectors) in lost {
+            self.lost[medium].entry(page).or_default().extend(sectors);
+        }
+    }
+}
+
+impl Effect {
+    /// The bytes that it changes.
+    fn touches(&self) -> Range<usize> {
+        match self {
+            Self::Write { offset, data } => *offset..offset + data.len(),
+            Self::Zero { offset, len } => *offset..offset + len,
+            Self::Sync | Self::Lose { .. } => 0..0,
+        }
     }
 }
 
@@ -222,9 +290,27 @@ impl Medium for SimMedium {
         Ok(())
     }
 
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        let (offset, len) = self.range(offset, len)?;
+        let mut state = self.world.state();
+        let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
+        let lost: Vec<usize> = state.lost[self.index].range(pages).map(|(page, _)| *page).collect();
+        for page in &lost {
+            state.fault(self.index, Fault::Write)?;
+            if state.spend()? {
+                return Err(io::Error::other("the process died here"));
+            }
+            state.dirty(self.index, *page);
+        }
+        Ok((lost.len() * PAGE_BYTES) as u64)
+    }
+
     fn sync(&self) -> io::Result<()> {
         let mut state = self.world.state();
-        state.fault(self.index, Fault::Sync)?;
+        if let Err(error) = state.fault(self.index, Fault::Sync) {
+            state.lose(self.index);
+            return Err(error);
+        }
         if state.spend()? {
             return Err(io::Error::other("the process died here"));
         }

@@ -12,7 +12,9 @@ use afterimage_store::ImageStore;
 use super::core::{lock, Config, Core};
 use super::files::{absolute, default_log_path, is_device, is_live, owners, real_path, LogFile, Owner};
 use super::lane::RedoDisk;
-use super::takeover::{bring_home, live_logs, match_images, refuse_read_only, take_over_error, Match, Trust};
+use super::takeover::{
+    bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
+};
 use super::threads::Threads;
 use crate::clock::{Clock, SystemClock};
 use crate::home::no_disk;
@@ -97,6 +99,8 @@ impl RedoGroup {
             log
         } else {
             LogFile::clear_leftover(&log_path, &writable)?;
+            // What is home is durable from here on: what is not will be in the log.
+            settle(&writable)?;
             // The header's incarnation is never this process's own: the first record says so, as after any death.
             LogFile::create(&log_path, &writable, options.log_max_bytes, draw_incarnation())?
         };

@@ -38,6 +38,8 @@ pub enum Mutation {
     DropNewerIndex,
     /// Opening believes that everything it found in the page cache is durable.
     SkipOpenSync,
+    /// Opening does not look past the cache.
+    TrustCache,
     /// A sync declares what was appended while it ran to be durable, too.
     CountAfterSync,
     /// The space check forgets the tail.
@@ -54,7 +56,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::AckBeforeAppend,
         Self::DropLogSync,
         Self::DropHomeSync,
@@ -72,6 +74,7 @@ impl Mutation {
         Self::DropIndexEarly,
         Self::DropNewerIndex,
         Self::SkipOpenSync,
+        Self::TrustCache,
         Self::CountAfterSync,
         Self::OverrunTail,
         Self::SetUnmarked,

@@ -1,6 +1,8 @@
 //! Creating a log, and taking one over.
 //!
-//! Taking over: check everything ─► rebuild the index ─► incarnation record on a page of its own ─► one sync ─► serve.
+//! Taking over: check everything ─► write again what storage does not hold ─► rebuild the index ─► incarnation record on a
+//! page of its own ─► one sync ─► serve. What that sync declares durable this process has itself written, or read past the
+//! cache: after a failed sync of an earlier process pages look clean that storage never got.
 //! Nothing waits for records to go home. A crash anywhere in between leaves a log that says the same: the incarnation
 //! record counts only behind exactly the records that were found.
 
@@ -18,7 +20,7 @@ use afterimage_format::log::{
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::append::RESERVE_BYTES;
-use super::area::{page_up, Area};
+use super::area::{page_down, page_up, Area};
 use super::checkpoint::Pace;
 use super::core::{lock, Append, Checkpointing, Config, Core, Counters, Progress};
 use super::header;
@@ -97,6 +99,9 @@ impl Core {
         let scan = scan_with(&config.log, mutation)?;
         check(&scan, &config.homes)?;
         let core = Self::build(config, &scan);
+        if !core.mutated(Mutation::TrustCache) {
+            core.rewrite_lost(&scan)?;
+        }
         for record in &scan.records {
             core.index_record(record);
         }
@@ -160,6 +165,20 @@ impl Core {
             #[cfg(feature = "mutations")]
             mutation: config.mutation,
         }
+    }
+
+    /// Headers and live records: nothing else of the log is ever believed. Those that storage lacks had never been durable,
+    /// so a torn rewrite hurts nothing; of the headers at most one slot does.
+    fn rewrite_lost(&self, scan: &Scan) -> Result<(), BlockError> {
+        let tail = page_down(scan.header.tail_position.get());
+        let headers = self.area.medium.rewrite_lost(0, RECORDS_OFFSET);
+        let written = headers.and_then(|n| Ok(n + self.area.rewrite_lost(tail, page_up(scan.end) - tail)?));
+        let bytes =
+            written.map_err(|e| self.fail("making sure that storage holds the redo log".to_owned(), e))?;
+        if bytes > 0 {
+            tracing::warn!(bytes, "storage did not hold what an earlier process had logged: written again");
+        }
+        Ok(())
     }
 
     /// From here on records are this process's. What was found becomes durable with the same sync: after a process's

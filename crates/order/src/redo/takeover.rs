@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use afterimage_block::{Disk as _, Medium};
+use afterimage_block::{BlockError, Disk as _, Medium};
 use afterimage_format::log::{ImageEntry, LogHeader, RecordKind};
 use afterimage_store::{FileMedium, ImageStore};
 
@@ -200,6 +200,16 @@ fn stranger(
         return Ok(wrong_image(log, images[0].path(), format!("it was written for {names}"), false));
     }
     Ok(OpenError::OtherGroup { log: log.to_owned(), count, names })
+}
+
+/// Makes sure that what the images show can be called durable after a sync: an earlier process's failed sync may have left
+/// pages in the cache that storage never got.
+pub(crate) fn settle(images: &[Arc<ImageStore>]) -> Result<(), OpenError> {
+    for image in images {
+        let doing = || format!("making sure that storage holds what {} shows", image.path().display());
+        image.settle().map_err(|e| BlockError::io(doing(), e))?;
+    }
+    Ok(())
 }
 
 /// The images of a log, in its order.

@@ -180,6 +180,10 @@ impl Medium for CaptureMedium {
         self.lower.zero_at(offset, len, unmap)
     }
 
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.lower.rewrite_lost(offset, len)
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.capture.note(self.file, CaptureOp::Flush, 0, 0);
         self.lower.sync()

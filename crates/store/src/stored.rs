@@ -1,0 +1,321 @@
+//! What storage itself holds, past the page cache.
+//!
+//! A page whose write-back has failed stays in the cache, readable and clean: no later sync writes it, or says anything.
+//! Whoever comes after the process that was told (the next daemon) would take it for durable. So pages that were there
+//! before are read past the cache, compared, and written again where storage does not hold them:
+//!
+//! ```text
+//! fdatasync ─► for each range in the cache: cached copy, stored copy ─► same: left alone
+//!  (an old error is no answer yet)                                    └► other: written again, to be synced
+//! ```
+//!
+//! A page that storage holds is not written: a power cut could tear what is durable. What is not in the cache is what
+//! storage holds. Where the kernel says that the file can be read directly (`STATX_DIOALIGN`: ext4, XFS, F2FS, block
+//! devices), the stored copy is read with `O_DIRECT`. Elsewhere the flag may be taken and ignored (compressed btrfs): there
+//! the pages are taken out of the cache and read again, which leaves the copy in this process's memory the only one until it
+//! is written; where they cannot be taken out, that is an error. On tmpfs the cache is the storage.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use afterimage_block::Buffers;
+use rustix::fs::{fadvise, Advice};
+
+use crate::direct::{self, Alignment, Backing};
+use crate::transfer::Target;
+
+/// The unit of comparison, in bytes: a page of the cache, on most machines.
+const PAGE: u64 = 4096;
+/// As much is compared at once. The kernel's largest pages do not reach over a multiple of it.
+const CHUNK: u64 = 2 << 20;
+/// Ranges that are looked at as a whole before their parts are.
+const STEPS: [u64; 3] = [1 << 30, 64 << 20, CHUNK];
+
+/// How the stored copy is read.
+enum Past {
+    Direct(File, Alignment),
+    Evicting,
+}
+
+/// Writes again, through `target`, what the page cache shows of a range and storage does not hold. Nobody else may use the
+/// file meanwhile. Returns the bytes written; they are durable after a sync.
+pub(crate) fn rewrite_lost(target: &Target<'_>, size: u64, offset: u64, len: u64) -> io::Result<u64> {
+    if len == 0 || direct::backing(target.file)? == Backing::Memory {
+        return Ok(0);
+    }
+    let past = match direct::reported(target.file)? {
+        Some(Some(alignment)) => Past::Direct(reopen(target.file, libc::O_DIRECT)?, alignment),
+        _ => Past::Evicting,
+    };
+    rewrite_by(past, target, size, offset, len)
+}
+
+fn rewrite_by(past: Past, target: &Target<'_>, size: u64, offset: u64, len: u64) -> io::Result<u64> {
+    // A page of the cache goes as a whole, and may be larger than what was asked for.
+    let grain = if matches!(past, Past::Evicting) { CHUNK } else { PAGE };
+    let start = offset / grain * grain;
+    let end = (offset + len).next_multiple_of(grain).min(size);
+    let cached = reopen(target.file, 0)?;
+    let mut lost = Lost { target, cached, past, shown: Vec::new(), held: Vec::new() };
+    let (mut at, mut written, mut looked) = (start, 0, false);
+    while at < end {
+        let mut empty = None;
+        for step in STEPS.iter().filter(|step| at == start || at % **step == 0) {
+            let next = ((at / step + 1) * step).min(end);
+            if !is_cached(target.file, at, next - at)? {
+                empty = Some(next);
+                break;
+            }
+        }
+        if let Some(next) = empty {
+            at = next;
+            continue;
+        }
+        if !std::mem::replace(&mut looked, true) {
+            // An error of before this process, or of now: either way the pages are clean afterwards, and compared.
+            // Whether storage works is for the sync that follows to say.
+            let _ = rustix::fs::fdatasync(target.file);
+        }
+        let next = ((at / CHUNK + 1) * CHUNK).min(end);
+        written += lost.rewrite(at, next)?;
+        at = next;
+    }
+    Ok(written)
+}
+
+struct Lost<'a> {
+    target: &'a Target<'a>,
+    /// Reads through the cache, whatever `target` does.
+    cached: File,
+    past: Past,
+    shown: Vec<u8>,
+    held: Vec<u8>,
+}
+
+impl Lost<'_> {
+    /// Of a range within one chunk.
+    fn rewrite(&mut self, at: u64, end: u64) -> io::Result<u64> {
+        let len = (end - at) as usize;
+        self.shown.resize(len, 0);
+        self.held.resize(len, 0);
+        let Self { target, cached, past, shown, held } = self;
+        let cache = Target { file: cached, alignment: None, shard: target.shard };
+        match past {
+            Past::Direct(file, alignment) => {
+                // First: it brings nothing into the cache.
+                read_direct(file, *alignment, target, at, held)?;
+                cache.read_slice(shown, at)?;
+            }
+            Past::Evicting => {
+                cache.read_slice(shown, at)?;
+                fadvise(&*cached, at, std::num::NonZeroU64::new(len as u64), Advice::DontNeed)?;
+                if is_cached(cached, at, len as u64)? {
+                    return Err(io::Error::other(
+                        "its pages stay in the page cache, so it cannot be seen what storage holds: end whoever has the \
+                         file mapped, or restart the host",
+                    ));
+                }
+                cache.read_slice(held, at)?;
+            }
+        }
+        let (mut written, mut from) = (0, 0);
+        while from < len {
+            let same = |at: usize| {
+                let page = at..(at + PAGE as usize).min(len);
+                shown[page.clone()] == held[page]
+            };
+            let pages = (from..len).step_by(PAGE as usize);
+            let to = pages.clone().find(|page| same(*page) != same(from)).unwrap_or(len);
+            if !same(from) {
+                target.write_slice(&shown[from..to], at + from as u64)?;
+                written += (to - from) as u64;
+            }
+            from = to;
+        }
+        Ok(written)
+    }
+}
+
+/// Another description of the same file, for reading.
+fn reopen(file: &File, flags: i32) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).custom_flags(flags | libc::O_CLOEXEC).open(path)
+}
+
+/// Fills `held` from a file that was opened with O_DIRECT.
+fn read_direct(
+    file: &File,
+    alignment: Alignment,
+    target: &Target<'_>,
+    at: u64,
+    held: &mut [u8],
+) -> io::Result<()> {
+    let direct = Target { file, alignment: Some(alignment), shard: target.shard };
+    let grain = u64::from(alignment.offset);
+    let start = at / grain * grain;
+    let skipped = (at - start) as usize;
+    let wanted = (skipped + held.len()).next_multiple_of(grain as usize);
+    // Beyond the end of the file there is nothing to wait for.
+    let len = (target.file_len()? - start).min(wanted as u64) as usize;
+    let memory = Buffers::allocate(wanted);
+    direct.read(&memory.slice(0, len), start)?;
+    memory.copy_to(skipped, held);
+    Ok(())
+}
+
+/// Whether some page of a range is in the page cache.
+fn is_cached(file: &File, offset: u64, len: u64) -> io::Result<bool> {
+    /// `struct cachestat_range`, `struct cachestat` (linux/mman.h, Linux 6.5).
+    #[repr(C)]
+    struct Range {
+        off: u64,
+        len: u64,
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Cached {
+        cache: u64,
+        dirty: u64,
+        writeback: u64,
+        evicted: u64,
+        recently_evicted: u64,
+    }
+    /// The same number on every architecture.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let (range, mut cached) = (Range { off: offset, len }, Cached::default());
+    // SAFETY: both structures are the kernel's, and live until the call returns.
+    let answer =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut cached, 0) };
+    if answer == 0 {
+        return Ok(cached.cache > 0);
+    }
+    // Older kernels, and filters that do not know the call.
+    is_mapped_in(file, offset, len)
+}
+
+/// The same, by `mincore`.
+fn is_mapped_in(file: &File, offset: u64, len: u64) -> io::Result<bool> {
+    let page = rustix::param::page_size() as u64;
+    let start = offset / page * page;
+    let len = (offset + len - start) as usize;
+    let mut pages = vec![0u8; len.div_ceil(page as usize)];
+    // SAFETY: a new mapping, at an address of the kernel's choice, of which no byte is touched.
+    let base = unsafe {
+        let (protection, kind) = (libc::PROT_READ, libc::MAP_SHARED);
+        libc::mmap(std::ptr::null_mut(), len, protection, kind, file.as_raw_fd(), start as libc::off_t)
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping has this length, and there is a byte for each of its pages.
+    let asked = match unsafe { libc::mincore(base, len, pages.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // SAFETY: the mapping from above; nothing points into it.
+    unsafe { libc::munmap(base, len) };
+    asked?;
+    Ok(pages.iter().any(|page| page & 1 != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use afterimage_testing::{is_inside, on_a_device, skip, FailingStorage};
+
+    use super::*;
+    use crate::Counters;
+
+    #[test]
+    fn both_ways_past_the_cache_find_what_storage_has_lost() {
+        on_a_device("stored::tests::lost_pages");
+    }
+
+    #[test]
+    #[ignore = "run in a namespace by both_ways_past_the_cache_find_what_storage_has_lost"]
+    fn lost_pages() {
+        if !is_inside() {
+            return skip("run by both_ways_past_the_cache_find_what_storage_has_lost");
+        }
+        const SIZE: u64 = (5 << 20) + 512;
+        for evicting in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let storage = FailingStorage::new(folder.path(), 24 << 20);
+            let path = storage.folder().join("file");
+            std::fs::write(&path, vec![1; SIZE as usize]).unwrap();
+            let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            file.sync_all().unwrap();
+            storage.fail_under(&path);
+            let mut content = vec![1; SIZE as usize];
+            for (at, len) in [(0, 4096), (3 << 20, 512), (SIZE - 600, 600)] {
+                content[at as usize..][..len].fill(2);
+                file.write_all_at(&content[at as usize..][..len], at).unwrap();
+            }
+            file.sync_data().unwrap_err();
+            storage.mend();
+            file.sync_data().unwrap();
+            let counters = Counters::default();
+            let target = Target { file: &file, alignment: None, shard: counters.shard(0) };
+            let past = || match direct::reported(&file).unwrap() {
+                Some(Some(alignment)) if !evicting => {
+                    Past::Direct(reopen(&file, libc::O_DIRECT).unwrap(), alignment)
+                }
+                _ => Past::Evicting,
+            };
+            // All of it was taken away below.
+            assert_eq!(rewrite_by(past(), &target, SIZE, 0, SIZE).unwrap(), SIZE, "evicting: {evicting}");
+            file.sync_data().unwrap();
+            assert_eq!(rewrite_by(past(), &target, SIZE, 0, SIZE).unwrap(), 0, "evicting: {evicting}");
+            drop(file);
+            storage.remount();
+            assert!(std::fs::read(&path).unwrap() == content, "evicting: {evicting}");
+        }
+    }
+
+    /// `cargo test --release -p afterimage-store --lib -- --ignored --nocapture costs`: what a start after a death costs.
+    #[test]
+    #[ignore = "measures"]
+    fn costs() {
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        const SIZE: u64 = 1 << 30;
+        for at in (0..SIZE).step_by(1 << 20) {
+            file.write_all_at(&vec![at as u8 | 1; 1 << 20], at).unwrap();
+        }
+        rustix::fs::fdatasync(&file).unwrap();
+        let counters = Counters::default();
+        let target = Target { file: &file, alignment: None, shard: counters.shard(0) };
+        for evicting in [false, true] {
+            let past = if evicting {
+                Past::Evicting
+            } else {
+                let alignment =
+                    direct::reported(&file).unwrap().flatten().expect("a file system with O_DIRECT");
+                Past::Direct(reopen(&file, libc::O_DIRECT).unwrap(), alignment)
+            };
+            let begun = std::time::Instant::now();
+            assert_eq!(rewrite_by(past, &target, SIZE, 0, SIZE).unwrap(), 0);
+            eprintln!("1 GiB in the cache, evicting {evicting}: {:?}", begun.elapsed());
+        }
+        for ask in [is_cached, is_mapped_in] {
+            let begun = std::time::Instant::now();
+            assert!(ask(&file, 0, SIZE).unwrap());
+            eprintln!("1 GiB asked about: {:?}", begun.elapsed());
+        }
+    }
+
+    #[test]
+    fn both_ways_of_asking_know_what_is_cached() {
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.set_len(8 << 20).unwrap();
+        file.write_all_at(&[1; 4096], 5 << 20).unwrap();
+        for ask in [is_cached, is_mapped_in] {
+            assert!(ask(&file, 0, 8 << 20).unwrap());
+            assert!(ask(&file, 5 << 20, 4096).unwrap());
+            assert!(!ask(&file, 0, 4 << 20).unwrap() && !ask(&file, 6 << 20, 2 << 20).unwrap());
+        }
+    }
+}
