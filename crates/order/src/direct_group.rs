@@ -33,7 +33,7 @@ impl DirectGroup {
     pub(crate) fn open(images: Vec<Arc<ImageStore>>, options: &GroupOptions) -> Result<Self, OpenError> {
         let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
         mark::use_images(images.iter().map(Arc::as_ref), options.contract);
-        let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock::default()));
+        let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock));
         let only_disk = images.len() == 1;
         let (mut media, mut disks) = (Vec::new(), Vec::new());
         for (index, image) in (0..).map(DiskIndex).zip(&images) {

@@ -9,7 +9,7 @@ use std::process::Command;
 
 mod storage;
 
-pub use storage::{command, in_namespace, is_inside, on_a_device, FailingStorage};
+pub use storage::{command, in_namespace, is_inside, on_a_device, FailingStorage, INSIDE};
 
 /// Names a file to which [`skip`] appends a line for each test.
 pub const SKIPPED: &str = "AFTERIMAGE_SKIPPED";

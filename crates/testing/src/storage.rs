@@ -11,7 +11,8 @@ use rustix::fs::{fallocate, FallocateFlags};
 
 use crate::{is_root, own_mounts, skip};
 
-const INSIDE: &str = "AFTERIMAGE_TEST_NAMESPACE";
+/// Set where [`is_inside`].
+pub const INSIDE: &str = "AFTERIMAGE_TEST_NAMESPACE";
 
 /// Runs another test of the same program, one of the ignored ones, in a mount namespace of its own, so that nothing stays
 /// mounted whatever happens. It begins with [`is_inside`].

@@ -91,7 +91,7 @@ impl RedoGroup {
             brought_home = bring_home(&log, &writable, Trust::Nothing)?.or(brought_home);
         }
         let incarnation = draw_incarnation();
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::default());
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let fresh = !is_live(&log_path)?;
         let log = if !fresh {
             let log = LogFile::open(&log_path, false)?;

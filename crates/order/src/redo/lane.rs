@@ -7,6 +7,9 @@
 //! ```
 //!
 //! A full log or a pause holds back writes only: reads of the same queue go on.
+//!
+//! A flush is asked about when completions are handed out, last of all, and not when it is submitted: the verdict is the
+//! moment of the acknowledgement, and what a queue does in between (filling the page cache, reading) may take long.
 
 use std::collections::VecDeque;
 use std::io;
@@ -82,6 +85,8 @@ struct Held {
     token: Token,
     kind: FlushKind,
     covers: u64,
+    /// It has been asked about, and has to wait.
+    asked: bool,
 }
 
 /// A guest read of which parts are read from the image.
@@ -102,6 +107,7 @@ struct RedoLane {
     blocked: bool,
     /// Requests behind a blocked batch, and how many sectors of each are staged already.
     backlog: VecDeque<(Request, u64)>,
+    /// Flushes that have not been acknowledged.
     held: Vec<Held>,
     reads: Slots<Reading>,
     scratch: Vec<u8>,
@@ -174,7 +180,8 @@ impl RedoLane {
                     match entry.answers {
                         Some(Answer { token, flushed: false }) => self.complete(token, Ok(())),
                         Some(Answer { token, flushed: true }) => {
-                            self.flush(Held { token, kind: FlushKind::Order, covers: sequence });
+                            let kind = FlushKind::Order;
+                            self.held.push(Held { token, kind, covers: sequence, asked: false });
                         }
                         None => {}
                     }
@@ -213,43 +220,36 @@ impl RedoLane {
         }
     }
 
-    fn flush(&mut self, flush: Held) {
-        if let Some(flush) = self.ask(flush) {
-            self.core.counters.held_flushes.fetch_add(1, Ordering::Relaxed);
-            self.signal.parked.store(true, Ordering::SeqCst);
-            self.held.push(flush);
-        }
-    }
-
-    /// Completes a flush, or gives it back where it has to wait.
-    fn ask(&mut self, flush: Held) -> Option<Held> {
-        let verdict = match flush.kind {
-            FlushKind::Order => self.core.ask_order(flush.covers),
-            FlushKind::Durable => self.core.ask_durable(flush.covers),
-        };
-        match verdict {
-            Ok(Verdict::Hold) => return Some(flush),
-            Ok(Verdict::Complete) => self.complete(flush.token, Ok(())),
-            Err(e) => self.complete(flush.token, Err(e)),
-        }
-        None
+    /// Acknowledges the flushes that can be.
+    fn ask(&mut self) {
+        let mut held = std::mem::take(&mut self.held);
+        held.retain_mut(|flush| {
+            let verdict = match flush.kind {
+                FlushKind::Order => self.core.ask_order(flush.covers),
+                FlushKind::Durable => self.core.ask_durable(flush.covers),
+            };
+            let result = match verdict {
+                Ok(Verdict::Complete) => Ok(()),
+                Ok(Verdict::Hold) => {
+                    if !std::mem::replace(&mut flush.asked, true) {
+                        self.core.counters.held_flushes.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return true;
+                }
+                Err(error) => Err(error),
+            };
+            self.done.push(Completion { token: flush.token, result });
+            false
+        });
+        self.held = held;
     }
 
     fn waits(&self) -> bool {
         self.blocked || !self.backlog.is_empty() || !self.held.is_empty()
     }
 
-    /// Looks again at everything that waits.
+    /// Looks again at the writes that wait.
     fn retry(&mut self) {
-        if !self.waits() {
-            return;
-        }
-        self.signal.drain();
-        for flush in std::mem::take(&mut self.held) {
-            if let Some(flush) = self.ask(flush) {
-                self.held.push(flush);
-            }
-        }
         if self.blocked {
             self.append();
         }
@@ -262,9 +262,6 @@ impl RedoLane {
             if let Some(rest) = self.stage(request, staged) {
                 self.backlog.push_front(rest);
             }
-        }
-        if !self.waits() {
-            self.signal.parked.store(false, Ordering::SeqCst);
         }
     }
 
@@ -347,7 +344,7 @@ impl Lane for RedoLane {
                 // Covers what has completed; that staged writes of this lane come in as well costs nothing.
                 self.append();
                 let covers = self.core.acknowledged.load(Ordering::SeqCst);
-                self.flush(Held { token: request.token, kind, covers });
+                self.held.push(Held { token: request.token, kind, covers, asked: false });
             }
             _ => self.write(request),
         }
@@ -361,7 +358,9 @@ impl Lane for RedoLane {
     }
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
-        self.retry();
+        if self.blocked || !self.backlog.is_empty() {
+            self.retry();
+        }
         self.lower.reap(&mut self.below);
         let mut below = std::mem::take(&mut self.below);
         for part in below.drain(..) {
@@ -378,6 +377,10 @@ impl Lane for RedoLane {
             }
         }
         self.below = below;
+        self.ask();
+        if !self.waits() {
+            self.signal.parked.store(false, Ordering::SeqCst);
+        }
         completions.append(&mut self.done);
     }
 
@@ -388,8 +391,15 @@ impl Lane for RedoLane {
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         self.dispatch();
-        self.retry();
-        if !self.done.is_empty() {
+        if self.waits() {
+            // Before anything is looked at: who changes it afterwards rings.
+            self.signal.parked.store(true, Ordering::SeqCst);
+            self.signal.drain();
+            self.retry();
+        }
+        // To be asked about, or answered, when completions are handed out.
+        let ready = |flush: &Held| !flush.asked || !self.core.holds(flush.kind, flush.covers);
+        if !self.done.is_empty() || self.held.iter().any(ready) {
             return Ok(());
         }
         if !self.waits() {

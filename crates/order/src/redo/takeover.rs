@@ -231,7 +231,7 @@ pub(crate) fn bring_home(
     let file = LogFile::open(log, false)?;
     let config = Config {
         window: crate::WINDOW_MAX,
-        clock: Arc::new(SystemClock::default()),
+        clock: Arc::new(SystemClock),
         log: Arc::clone(&file.medium) as Arc<dyn Medium>,
         homes: images.iter().map(|image| image.medium()).collect(),
         incarnation: uuid::Uuid::new_v4().as_u64_pair().0,

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, SequenceNumber};
+use afterimage_block::{BlockError, FlushKind, SequenceNumber};
 
 use super::area::page_up;
 use super::core::{lock, Core, Progress};
@@ -66,7 +66,8 @@ pub struct LogSync {
 }
 
 impl Core {
-    /// A guest flush that covers everything up to `covers`.
+    /// A guest flush that covers everything up to `covers`. To be asked last of all before the completion is handed to the
+    /// guest's queue: it counts as acknowledged from this verdict on.
     pub(super) fn ask_order(&self, covers: u64) -> Result<Verdict, BlockError> {
         self.health.check()?;
         // Without the lock where nothing is new: the usual case of a flush behind a flush.
@@ -78,18 +79,32 @@ impl Core {
             return Ok(Verdict::Complete);
         }
         let now = self.clock.now();
-        let oldest = progress.acknowledgements.oldest();
-        let overdue = oldest.is_some_and(|given| now.saturating_sub(given) > self.window);
-        if overdue && !self.mutated(Mutation::IgnoreWindow) {
+        if self.overdue(&progress, now) {
             self.want_sync(&mut progress);
             return Ok(Verdict::Hold);
         }
+        let oldest = progress.acknowledgements.oldest();
         progress.acknowledgements.give(covers, now);
         if oldest.is_none() {
             // The syncer learns its deadline.
             self.sync_wake.notify_one();
         }
         Ok(Verdict::Complete)
+    }
+
+    /// Whether a flush that was held would be held again. Acknowledges nothing.
+    pub(super) fn holds(&self, kind: FlushKind, covers: u64) -> bool {
+        if self.health.check().is_err() || self.durable.load(Ordering::SeqCst) >= covers {
+            return false;
+        }
+        kind == FlushKind::Durable || self.overdue(&lock(&self.progress), self.clock.now())
+    }
+
+    /// Whether an acknowledged flush that is not durable is older than the window.
+    fn overdue(&self, progress: &Progress, now: Duration) -> bool {
+        let oldest = progress.acknowledgements.oldest();
+        oldest.is_some_and(|given| now.saturating_sub(given) > self.window)
+            && !self.mutated(Mutation::IgnoreWindow)
     }
 
     /// A flush that means durability.

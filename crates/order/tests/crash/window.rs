@@ -116,6 +116,41 @@ fn flushes_order_at_once_and_wait_behind_an_overdue_one() {
     assert!(s.flush());
 }
 
+/// The queue's thread was busy, or not running, between a flush's coming and its completion's going.
+#[test]
+fn a_flush_is_acknowledged_when_its_completion_is_handed_out() {
+    let mut s = setup(64);
+    s.write();
+    assert!(s.flush());
+    s.write();
+    s.next += 1;
+    let operation = Operation::Flush(FlushKind::Order);
+    let (token, buffers) = (Token(s.next), Buffers::empty());
+    s.lane.submit(Request { token, operation, sector: Sector(0), sectors: 0, buffers });
+    s.lane.dispatch();
+    s.pass(51);
+    assert_eq!(s.completed(), 0, "the first is overdue by now");
+    s.core.sync_once().expect("healthy");
+    assert_eq!(s.completed(), 1);
+}
+
+/// The clock counts a suspend of the host; threads that sleep do not hear of it.
+#[test]
+fn a_suspend_of_the_host_makes_an_acknowledgement_older() {
+    let mut s = setup(64);
+    s.write();
+    assert!(s.flush());
+    s.pass(8 * 60 * 60 * 1000);
+    assert!(s.core.next_sync_at().expect("due") <= s.clock.now());
+    s.write();
+    assert!(!s.flush(), "the first was acknowledged eight hours ago");
+    assert_eq!(s.core.next_sync_at(), Some(Duration::ZERO), "the flush wakes the syncer, which may sleep on");
+    s.core.sync_once().expect("healthy");
+    assert_eq!(s.completed(), 1);
+    s.write();
+    assert!(s.flush(), "a new window");
+}
+
 #[test]
 fn a_slow_device_is_synced_earlier() {
     let mut s = setup(64);
