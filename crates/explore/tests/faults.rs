@@ -68,11 +68,12 @@ const NO_SETS: &str = "no guest of this level writes sets";
 
 /// Why this level cannot see a mistake: crash states of one life are judged, not what readers saw in between. The crash
 /// suite of `afterimage_order` catches these, too.
-const INVISIBLE: [(Mutation, &str); 8] = [
+const INVISIBLE: [(Mutation, &str); 9] = [
     (Mutation::OpenPageAfterSync, "needs a sector torn within, which the model `disk` excludes"),
     (Mutation::SkipIncarnation, "needs a new life in a log in which a power cut has left a gap"),
     (Mutation::DropIndexEarly, "a reader would see an old version for a moment; storage never does"),
     (Mutation::DropNewerIndex, "a reader would see an old version until the checkpoint; storage never does"),
+    (Mutation::TrustCache, "needs a sync that fails, and no sync of a recording does"),
     (Mutation::SetUnmarked, NO_SETS),
     (Mutation::SetUnannounced, NO_SETS),
     (Mutation::KeepBrokenSet, NO_SETS),

@@ -186,6 +186,10 @@ impl<'a> Queue<'a> {
 
     /// One batch. Returns whether there was anything to do.
     fn turn(&mut self) -> Result<bool, Ended> {
+        if !self.completions.is_empty() && self.run.ring.has_available() {
+            // Acknowledged already: the guest need not wait for what its new requests cost.
+            self.settle()?;
+        }
         let fetched = match self.fetch() {
             Ok(fetched) => fetched,
             Err(fault) => {

@@ -160,6 +160,7 @@ impl DirectGroup {
             mark::remove(image).map_err(|e| {
                 BlockError::io("ending the use of an image", std::io::Error::other(e.to_string()))
             })?;
+            image.note_settled();
         }
         self.events.publish(&Event::Closed { sequence: sequence.0 });
         Ok(())

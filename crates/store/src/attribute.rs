@@ -41,23 +41,23 @@ pub(crate) fn read(file: &File, name: &str) -> io::Result<Option<Vec<u8>>> {
     found(fgetxattr(file, name, &mut value), value)
 }
 
-/// Durable when this returns: fdatasync would not have to cover it.
+/// Durable after an fsync: fdatasync would not have to cover it.
 pub(crate) fn set(file: &File, name: &str, value: &[u8]) -> io::Result<Attributes> {
     if !file.metadata()?.is_file() {
         return Ok(Attributes::Unsupported);
     }
     match fsetxattr(file, name, value, XattrFlags::empty()) {
-        Ok(()) => file.sync_all().map(|()| Attributes::Kept),
+        Ok(()) => Ok(Attributes::Kept),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Attributes::Unsupported),
         Err(e) => Err(e.into()),
     }
 }
 
-/// Durable when this returns. Not there is as good.
-pub(crate) fn remove(file: &File, name: &str) -> io::Result<()> {
+/// Whether it was there. Durable after an fsync.
+pub(crate) fn remove(file: &File, name: &str) -> io::Result<bool> {
     match fremovexattr(file, name) {
-        Ok(()) => file.sync_all(),
-        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) if !has(file, name) => Ok(()),
+        Ok(()) => Ok(true),
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) if !has(file, name) => Ok(false),
         Err(e) => Err(e.into()),
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Medium};
 
@@ -23,6 +24,11 @@ use crate::{open, Counters, OpenError, OpenOptions};
 pub struct ImageStore {
     core: Arc<Core>,
 }
+
+/// The coarsest that Linux counts the times of files in (`CONFIG_HZ=100`).
+const FILE_CLOCK_TICK: Duration = Duration::from_millis(10);
+/// The attribute of [`ImageStore::note_settled`].
+const SETTLED: &str = "user.afterimage.settled";
 
 /// Which file this is, and what it looked like: a log recognises its images by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +73,12 @@ impl ImageStore {
     /// Makes sure that storage holds, or gets with the next sync, what reads of the image show: see
     /// [`Medium::rewrite_lost`]. To be called before lanes are open, by whoever is going to call something durable.
     /// Returns the bytes that had to be written again; those are synced.
+    /// Nothing is looked at where nobody has written the image since [`ImageStore::note_settled`].
     pub fn settle(&self) -> io::Result<u64> {
         if self.core.geometry.read_only {
+            return Ok(0);
+        }
+        if attribute::read(&self.core.file, SETTLED)?.is_some_and(|noted| Some(noted) == self.stamp()) {
             return Ok(0);
         }
         let medium = self.medium();
@@ -79,6 +89,25 @@ impl ImageStore {
             tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
         }
         Ok(bytes)
+    }
+
+    /// Notes on the image that all of it is synced: an orderly end does. The note holds until somebody writes the image. It
+    /// is about what is in the page cache, so it need not survive that, and where it cannot be kept the next
+    /// [`ImageStore::settle`] looks.
+    pub fn note_settled(&self) {
+        if self.core.health.check().is_ok() {
+            // The clock of files ticks: whoever writes next has to leave another time.
+            std::thread::sleep(FILE_CLOCK_TICK);
+            let noted = self.stamp().map(|stamp| attribute::set(&self.core.file, SETTLED, &stamp));
+            tracing::debug!(?noted, path = %self.core.path.display(), "noted that the image is synced");
+        }
+    }
+
+    /// What changes with every write of a file. A device says nothing like it.
+    fn stamp(&self) -> Option<Vec<u8>> {
+        let metadata = self.core.file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        let fields = [metadata.mtime(), metadata.mtime_nsec(), metadata.len() as i64, metadata.ino() as i64];
+        Some(fields.iter().flat_map(|field| field.to_le_bytes()).collect())
     }
 
     /// What has reached the file.
@@ -96,15 +125,27 @@ impl ImageStore {
         attribute::read(&self.core.file, name)
     }
 
-    /// Sets an extended attribute, durably, and with it all that the file system says of the image (its times). While
-    /// nothing else syncs the image.
+    /// Sets an extended attribute, durably, and with it all that the file system says of the image (its times). A sync that
+    /// fails turns the disk read-only, as any other.
     pub fn set_attribute(&self, name: &str, value: &[u8]) -> io::Result<Attributes> {
-        attribute::set(&self.core.file, name, value)
+        let kept = attribute::set(&self.core.file, name, value)?;
+        if kept == Attributes::Kept {
+            self.sync_all()?;
+        }
+        Ok(kept)
     }
 
-    /// Removes an extended attribute, durably. While nothing else syncs the image.
+    /// Removes an extended attribute, durably; see [`ImageStore::set_attribute`].
     pub fn remove_attribute(&self, name: &str) -> io::Result<()> {
-        attribute::remove(&self.core.file, name)
+        match attribute::remove(&self.core.file, name)? {
+            true => self.sync_all(),
+            false => Ok(()),
+        }
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        let sync = || Ok(rustix::fs::fsync(&*self.core.file)?);
+        self.core.syncs.sync_by(&sync).map_err(BlockError::into_io)
     }
 
     /// The path it was opened with.

@@ -98,8 +98,18 @@ impl Syncs {
                 turns = self.changed.wait(turns).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            turns = self.take_turn(turns)?;
+            turns = self.take_turn(turns, &self.sync)?;
         }
+    }
+
+    /// Syncs with another call, which makes no less durable, in its turn.
+    pub fn sync_by(&self, sync: &dyn Fn() -> io::Result<()>) -> Result<(), BlockError> {
+        let mut turns = self.turns();
+        while turns.running {
+            turns = self.changed.wait(turns).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.health.check()?;
+        self.take_turn(turns, sync).map(|_| ())
     }
 
     /// Rings when there is a verdict. The lane does not wait here, unless no thread can be started.
@@ -146,7 +156,7 @@ impl Syncs {
                 turns = self.changed.wait(turns).unwrap_or_else(PoisonError::into_inner);
             } else {
                 // A failure is the lanes' to hear; whoever asks afterwards is answered without a sync.
-                turns = self.take_turn(turns).unwrap_or_else(|_| self.turns());
+                turns = self.take_turn(turns, &self.sync).unwrap_or_else(|_| self.turns());
             }
         }
     }
@@ -155,12 +165,13 @@ impl Syncs {
     fn take_turn<'a>(
         &'a self,
         mut turns: MutexGuard<'a, Turns>,
+        sync: &dyn Fn() -> io::Result<()>,
     ) -> Result<MutexGuard<'a, Turns>, BlockError> {
         debug_assert!(!turns.running, "one sync at a time");
         turns.running = true;
         let covers = self.need();
         drop(turns);
-        let synced = (self.sync)();
+        let synced = sync();
         // Noted while nobody else may begin a sync: it would find the error gone.
         let synced = synced.map_err(|error| self.failed(error));
         if synced.is_ok() {

@@ -99,8 +99,9 @@ const ALLOWED: &[i64] = &[
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
     libc::SYS_fchmod,
-    // An image's mark is taken away at the orderly end.
+    // An image's mark is taken away at the orderly end, and its being synced noted.
     libc::SYS_fgetxattr,
+    libc::SYS_fsetxattr,
     libc::SYS_fremovexattr,
     libc::SYS_flock,
     libc::SYS_fcntl,
