@@ -91,8 +91,9 @@ impl Lane for LateLane {
 
 /// Not a test of its own: the daemon that the others kill.
 #[test]
+#[ignore = "the daemon that the others kill"]
 fn child_daemon() {
-    let Ok(directory) = std::env::var("TAKEOVER_DIRECTORY") else { return };
+    let directory = std::env::var("TAKEOVER_DIRECTORY").expect("started by the test that kills it");
     let directory = PathBuf::from(directory);
     let medium = FileMedium::open(&directory.join("image"), false).unwrap();
     let disk = Arc::new(LateDisk(MediumDisk::new(Arc::new(medium))));
@@ -120,7 +121,9 @@ struct Daemon(Child);
 impl Daemon {
     fn start(directory: &Path, keep: Option<&OwnedFd>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child_daemon", "--test-threads=1"]).env("TAKEOVER_DIRECTORY", directory);
+        command
+            .args(["--exact", "child_daemon", "--ignored", "--test-threads=1"])
+            .env("TAKEOVER_DIRECTORY", directory);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         if let Some(keep) = keep {
             rustix::io::fcntl_setfd(keep, rustix::io::FdFlags::empty()).unwrap();
@@ -132,7 +135,9 @@ impl Daemon {
     /// One that dies at [`FATAL_SECTOR`].
     fn doomed(directory: &Path) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child_daemon", "--test-threads=1"]).env("TAKEOVER_DIRECTORY", directory);
+        command
+            .args(["--exact", "child_daemon", "--ignored", "--test-threads=1"])
+            .env("TAKEOVER_DIRECTORY", directory);
         command.env("TAKEOVER_FATAL", "1").stdout(Stdio::null()).stderr(Stdio::null());
         Self(command.spawn().unwrap())
     }
