@@ -1,7 +1,7 @@
 //! Scatter-gather memory that may belong to a guest.
 //!
 //! A guest can write to its memory while we read it, so no Rust reference to it is ever made: bytes are copied
-//! in and out through raw pointers, or the kernel is given the iovecs. A layer that checksums or parses
+//! in and out through raw pointers ([`crate::guest_copy`]), or the kernel is given the iovecs. A layer that checksums or parses
 //! data copies it first and looks only at the copy.
 #![allow(unsafe_code)]
 
@@ -9,6 +9,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+
+use crate::guest_copy;
 
 /// A list of memory segments and what keeps them mapped.
 pub struct Buffers {
@@ -108,7 +110,7 @@ impl Buffers {
             // SAFETY: `from_raw` promises that the source is mapped; the target slice has at least `n` bytes left
             // because `ranges` yields exactly `target.len()` bytes; the two cannot overlap, since nobody holds a Rust
             // reference to the source. A guest changing the bytes meanwhile makes them unspecified, not the copy.
-            unsafe { std::ptr::copy_nonoverlapping(source, target[done..].as_mut_ptr(), n) };
+            unsafe { guest_copy::copy(source, target[done..].as_mut_ptr(), n) };
             done += n;
         }
     }
@@ -121,7 +123,25 @@ impl Buffers {
         let mut done = 0;
         for (target, n) in self.ranges(offset, source.len()) {
             // SAFETY: as in `copy_to`, with the directions swapped; the memory of a read request is writable.
-            unsafe { std::ptr::copy_nonoverlapping(source[done..].as_ptr(), target, n) };
+            unsafe { guest_copy::copy(source[done..].as_ptr(), target, n) };
+            done += n;
+        }
+    }
+
+    /// Copies `len` bytes from `offset` to `target`'s bytes at `target_offset`. The two share no memory.
+    ///
+    /// # Panics
+    /// Where a range lies outside.
+    pub fn copy_between(&self, offset: usize, target: &Self, target_offset: usize, len: usize) {
+        let mut done = 0;
+        for (source, n) in self.ranges(offset, len) {
+            let mut from = 0;
+            for (target, part) in target.ranges(target_offset + done, n) {
+                // SAFETY: `ranges` yields parts of both sides that are as long together, mapped as `from_raw` promises; the
+                // caller says that they do not overlap.
+                unsafe { guest_copy::copy(source.wrapping_add(from), target, part) };
+                from += part;
+            }
             done += n;
         }
     }
@@ -133,7 +153,7 @@ impl Buffers {
     pub fn fill_zero(&self, offset: usize, len: usize) {
         for (target, n) in self.ranges(offset, len) {
             // SAFETY: as in `copy_from`.
-            unsafe { std::ptr::write_bytes(target, 0, n) };
+            unsafe { guest_copy::zero(target, n) };
         }
     }
 
@@ -211,6 +231,12 @@ mod tests {
         assert_eq!(joined.to_vec(), b"abcdefXYij");
         joined.fill_zero(9, 1);
         assert_eq!(b.to_vec(), b"XYi\0");
+        let (c, d) = (Buffers::from_bytes(b"....."), Buffers::from_bytes(b"....."));
+        let segments: Vec<_> = c.segments().iter().chain(d.segments()).copied().collect();
+        // SAFETY: `c` and `d` outlive the joined view.
+        let other = unsafe { Buffers::from_raw(segments, None) };
+        joined.copy_between(2, &other, 1, 8);
+        assert_eq!(other.to_vec(), b".cdefXYi\0.");
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod buffers;
 pub mod conformance;
 mod disk;
 mod error;
+pub mod guest_copy;
 mod ids;
 mod medium;
 mod medium_disk;

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::atomic::{AtomicU16, AtomicU64, AtomicU8, Ordering};
 use std::sync::Arc;
 
-use afterimage_block::Buffers;
+use afterimage_block::{guest_copy, Buffers};
 use rustix::fs::{fcntl_get_seals, fstat, fstatfs, statx, AtFlags, FileType, StatxFlags};
 use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
 
@@ -232,14 +232,14 @@ impl Window {
     pub fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
         let mut bytes = [0; N];
         // SAFETY: `at` checked the source; the target is ours and cannot overlap a mapping we made no reference to.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(offset, N), bytes.as_mut_ptr(), N) };
+        unsafe { guest_copy::copy(self.at(offset, N), bytes.as_mut_ptr(), N) };
         bytes
     }
 
     /// Copies bytes in, whatever their alignment.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         // SAFETY: as in `read`, with the directions swapped; every mapping is writable.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(offset, bytes.len()), bytes.len()) };
+        unsafe { guest_copy::copy(bytes.as_ptr(), self.at(offset, bytes.len()), bytes.len()) };
     }
 }
 
@@ -349,8 +349,14 @@ impl SegmentList {
 
     pub fn clear(&mut self) {
         self.segments.clear();
+        self.segments.shrink_to(Self::KEPT);
         self.len = 0;
     }
+
+    /// Segments for which memory is kept.
+    const KEPT: usize = 2048;
+    /// The most memory of both lists of a chain in bytes: each descriptor split at every region's end.
+    pub(crate) const BYTES_MAX: usize = 4 << 20;
 
     /// Total length in bytes.
     pub fn len(&self) -> u64 {
@@ -402,7 +408,7 @@ impl SegmentList {
         let mut done = 0;
         for (base, n) in self.parts(offset, target.len() as u64) {
             // SAFETY: the part is mapped while `self.memory` lives; `parts` yields exactly `target.len()` bytes.
-            unsafe { std::ptr::copy_nonoverlapping(base, target[done..].as_mut_ptr(), n) };
+            unsafe { guest_copy::copy(base, target[done..].as_mut_ptr(), n) };
             done += n;
         }
     }
@@ -415,7 +421,7 @@ impl SegmentList {
         let mut done = 0;
         for (base, n) in self.parts(offset, source.len() as u64) {
             // SAFETY: as in `copy_to`, with the directions swapped.
-            unsafe { std::ptr::copy_nonoverlapping(source[done..].as_ptr(), base, n) };
+            unsafe { guest_copy::copy(source[done..].as_ptr(), base, n) };
             done += n;
         }
     }

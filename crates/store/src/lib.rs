@@ -47,3 +47,4 @@ pub use error::OpenError;
 pub use file_medium::{sync_directory, FileMedium};
 pub use image::{FileIdentity, ImageStore};
 pub use options::{DirectMode, OpenOptions};
+pub use ring_lane::LANE_BYTES_MAX;

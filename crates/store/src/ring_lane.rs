@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! submit ─► held ──dispatch──► ring ─► answers ─► finish ─► done ─► reap
-//!             ▲                            │          └─ as if flushed ─┐
-//!             └── short, EAGAIN, other ────┘                            ▼
+//!            ▲  └► no memory for its aligned copy: starved, until a copy is done with
+//!            │                             │          └─ as if flushed ─┐
+//!            └─── short, EAGAIN, other ────┘                            ▼
 //!                 way of zeroing            flush ─► waiting ─► Syncs ─bell─► done
 //! ```
 //!
@@ -25,7 +26,7 @@ use crate::core::Core;
 use crate::direct::Backing;
 use crate::ring::{Answer, Ring, FILE};
 use crate::slots::{Part, Slot, Slots, Work};
-use crate::transfer::{copy_between, shortened, BOUNCE_BYTES, SEGMENTS_MAX};
+use crate::transfer::{shortened, BOUNCE_BYTES, SEGMENTS_MAX};
 use crate::zero::{zeroes, Method};
 
 /// Requests in the kernel at once; more are held back. Below the ring's completion entries.
@@ -37,6 +38,12 @@ const EAGER_REQUESTS: usize = 4;
 const EAGER_BYTES: u64 = 64 << 10;
 /// The longest transfer of one ring entry, in bytes: its length field has 32 bits.
 const TRANSFER_MAX: usize = 1 << 30;
+
+/// Aligned copies of one lane in bytes; who needs another one waits. Four of the largest keep a device busy.
+const COPIES_BYTES_MAX: usize = 4 * BOUNCE_BYTES;
+
+/// The most memory that a lane takes beside its requests, in bytes: these, and the copy of a lane without a ring.
+pub const LANE_BYTES_MAX: usize = COPIES_BYTES_MAX + BOUNCE_BYTES;
 
 /// What the user data of a ring entry means: a slot's index, or one of these with a number below.
 const TAG_POLL: u64 = 1 << 62;
@@ -50,6 +57,10 @@ pub(crate) struct RingLane {
     slots: Slots,
     /// Slots whose next step has not been given to the kernel.
     held: VecDeque<u32>,
+    /// Slots that wait, in order, for memory for an aligned copy: they hold up nobody who needs none.
+    starved: VecDeque<u32>,
+    /// Bytes of aligned copies.
+    copies_bytes: usize,
     /// Bytes of the requests that were held since the last submission.
     held_bytes: u64,
     /// Slots in the kernel.
@@ -96,6 +107,8 @@ impl RingLane {
             ring,
             slots: Slots::default(),
             held: VecDeque::new(),
+            starved: VecDeque::new(),
+            copies_bytes: 0,
             held_bytes: 0,
             in_kernel: 0,
             flushes: Flushes { waiting: VecDeque::new(), asked: 0, bell: Arc::new(Bell::new()?) },
@@ -158,8 +171,16 @@ impl RingLane {
         }
     }
 
+    /// A slot's part is done with.
+    fn drop_part(&mut self, index: u32) {
+        if let Some(Part::Copy(copy)) = self.slots.get(index).part.take() {
+            self.copies_bytes -= copy.len();
+        }
+    }
+
     /// A slot's request is over, but for a sync that it may still need.
     fn finish(&mut self, index: u32, result: Result<(), BlockError>) {
+        self.drop_part(index);
         let slot = self.slots.get(index);
         if slot.work != Work::Read {
             // Also where it failed: something may have changed.
@@ -182,8 +203,17 @@ impl RingLane {
     fn push_held(&mut self) -> io::Result<()> {
         self.held_bytes = 0;
         while self.in_kernel < IN_KERNEL_MAX {
+            let Some(index) = self.starved.front().copied() else { break };
+            if !self.push_slot(index)? {
+                break;
+            }
+            self.starved.pop_front();
+        }
+        while self.in_kernel < IN_KERNEL_MAX {
             let Some(index) = self.held.pop_front() else { break };
-            self.push_slot(index)?;
+            if !self.push_slot(index)? {
+                self.starved.push_back(index);
+            }
         }
         self.look_after_flushes();
         Ok(())
@@ -205,13 +235,18 @@ impl RingLane {
         }
     }
 
-    fn push_slot(&mut self, index: u32) -> io::Result<()> {
+    /// Queues a slot's next ring entry. `false` where it needs an aligned copy and has to wait for the memory.
+    fn push_slot(&mut self, index: u32) -> io::Result<bool> {
         let alignment = self.core.alignment;
         let slot = self.slots.get(index);
         let entry = match slot.work {
             Work::Read | Work::Write => {
                 let is_write = slot.work == Work::Write;
-                prepare_part(slot, |b| alignment.is_none_or(|a| a.fits(b)));
+                let fits = |b: &Buffers| alignment.is_none_or(|a| a.fits(b));
+                let next = self.starved.front().is_none_or(|first| *first == index);
+                let room = if next { COPIES_BYTES_MAX - self.copies_bytes } else { 0 };
+                let Some(copied) = prepare_part(slot, fits, room) else { return Ok(false) };
+                self.copies_bytes += copied;
                 let memory = match &slot.part {
                     None => &slot.buffers,
                     Some(Part::Rest(memory) | Part::Copy(memory)) => memory,
@@ -237,7 +272,7 @@ impl RingLane {
         // the heap), and a taken slot never moves, so it is also good where a submission is put off.
         unsafe { self.ring.push(&entry)? };
         self.in_kernel += 1;
-        Ok(())
+        Ok(true)
     }
 
     fn take_answers(&mut self) {
@@ -268,7 +303,7 @@ impl RingLane {
             Work::Read => {
                 counters.read(moved);
                 if let Some(Part::Copy(copy)) = &slot.part {
-                    copy_between(copy, 0, &slot.buffers, slot.done as usize, moved as usize);
+                    copy.copy_between(0, &slot.buffers, slot.done as usize, moved as usize);
                 }
             }
             Work::Write | Work::Zero { method: Method::Write, .. } => counters.wrote(moved),
@@ -294,8 +329,9 @@ impl RingLane {
         // A direct transfer goes on at a whole block only.
         let moved = moved - moved % grain;
         slot.done += moved;
-        slot.part = None;
         let at = slot.offset + slot.done;
+        self.drop_part(index);
+        let slot = self.slots.get(index);
         if slot.work == Work::Read {
             let end = self.core.target(self.shard).check_end(at);
             let end = end.and_then(|()| if moved == 0 { Err(shortened(at)) } else { Ok(()) });
@@ -359,27 +395,32 @@ impl RingLane {
     }
 }
 
-/// Chooses the memory of the next part: the request's own, what is left of it, or an aligned copy.
-fn prepare_part(slot: &mut Slot, fits: impl Fn(&Buffers) -> bool) {
+/// Chooses the memory of the next part: the request's own, what is left of it, or an aligned copy. Says how many bytes of
+/// copy it made; `None` where there is no room for it.
+fn prepare_part(slot: &mut Slot, fits: impl Fn(&Buffers) -> bool, room: usize) -> Option<usize> {
     if slot.part.is_some() {
         // The same part again, after EAGAIN.
-        return;
+        return Some(0);
     }
     let (done, len) = (slot.done as usize, slot.len as usize);
     if done == 0 && fits(&slot.buffers) {
-        return;
+        return Some(0);
     }
     let rest = slot.buffers.slice(done, len - done);
-    slot.part = Some(if fits(&rest) {
-        Part::Rest(rest)
-    } else {
-        let n = rest.len().min(BOUNCE_BYTES);
-        let copy = Buffers::allocate(n);
-        if slot.work == Work::Write {
-            copy_between(&rest, 0, &copy, 0, n);
-        }
-        Part::Copy(copy)
-    });
+    if fits(&rest) {
+        slot.part = Some(Part::Rest(rest));
+        return Some(0);
+    }
+    let n = rest.len().min(BOUNCE_BYTES);
+    if n > room {
+        return None;
+    }
+    let copy = Buffers::allocate(n);
+    if slot.work == Work::Write {
+        rest.copy_between(0, &copy, 0, n);
+    }
+    slot.part = Some(Part::Copy(copy));
+    Some(n)
 }
 
 fn transfer_entry(is_write: bool, segments: &[libc::iovec], offset: u64) -> squeue::Entry {

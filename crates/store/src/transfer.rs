@@ -110,7 +110,7 @@ impl Target<'_> {
             let n = (buffers.len() - done).min(BOUNCE_BYTES);
             let part = copy.slice(0, n);
             if way == Way::Out {
-                copy_between(buffers, done, &part, 0, n);
+                buffers.copy_between(done, &part, 0, n);
             }
             let mut moved = 0;
             while moved < n {
@@ -121,7 +121,7 @@ impl Target<'_> {
                 }
             }
             if way == Way::In {
-                copy_between(&part, 0, buffers, done, n);
+                part.copy_between(0, buffers, done, n);
             }
             done += n;
         }
@@ -188,23 +188,5 @@ fn nothing(way: Way) -> io::Error {
     match way {
         Way::In => io::Error::new(io::ErrorKind::UnexpectedEof, "the file was shortened while it was in use"),
         Way::Out => io::Error::new(io::ErrorKind::WriteZero, "the file takes no more bytes"),
-    }
-}
-
-/// Copies `len` bytes from one scatter-gather list into another.
-pub(crate) fn copy_between(from: &Buffers, from_offset: usize, to: &Buffers, to_offset: usize, len: usize) {
-    let source = from.slice(from_offset, len);
-    let mut done = 0;
-    for segment in source.segments() {
-        // Through a small copy: neither side may be seen as a Rust slice.
-        let mut chunk = [0; 4096];
-        let mut inner = 0;
-        while inner < segment.iov_len {
-            let n = (segment.iov_len - inner).min(chunk.len());
-            source.copy_to(done, &mut chunk[..n]);
-            to.copy_from(to_offset + done, &chunk[..n]);
-            inner += n;
-            done += n;
-        }
     }
 }
