@@ -3,6 +3,10 @@
 //! A test that cannot run here has not passed. libtest knows no third outcome, so [`skip`] names it: `./x test` counts
 //! what was skipped, says why, and lets nothing be skipped on a machine that can run everything.
 
+mod stuck;
+
+pub use stuck::StuckMemory;
+
 use std::fmt::Display;
 use std::io::Write as _;
 use std::process::Command;

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! submit ─► touches nothing of interest? ─► below, as it is
-//!        └► under the disk's lock: parts ─► done at once (absorbed, served from the arena)
-//!                                        └► below ─► completed: under the lock again, then answered
+//!        └► piece by piece, under the disk's lock: parts ─► done at once (absorbed, served from the arena)
+//!                                                       └► below ─► completed: under the lock again, then answered
 //! ```
+//!
+//! Guest memory may block whoever touches it for as long as its VMM likes, and everybody needs the lock: what a change holds
+//! is copied before the lock is taken, and what a read gets after it was given up. A guest decides how large a request is,
+//! so both go by pieces, and neither the copies nor the parts below of one lane exceed a bound: the rest waits its turn.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,26 +22,62 @@ use afterimage_block::{
     Token, SECTOR_BYTES,
 };
 
-use super::lend::Lender;
+use super::lend::{self, Lender};
 use super::slots::Slots;
 use super::Shared;
 use crate::retain::{Change, Part, Ranges, ReadPart, Track};
 
 /// How often a paused lane looks whether it may go on.
 const PAUSE_LOOK: Duration = Duration::from_millis(2);
+/// The piece of a change that is copied at once. Most guests send nothing larger.
+const CHANGE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
+/// The piece of a read that is served under the lock at once.
+const READ_SECTORS: u64 = (256 << 10) / SECTOR_BYTES;
+/// Parts below from which on reads wait.
+const PARTS_MAX: usize = 1024;
+/// What a part takes here and below, in bytes, roughly.
+const PART_BYTES: usize = 768;
 
-/// A guest's request of which parts are below.
+/// The most memory that a lane takes beside its requests, in bytes. A change has at most two parts a block that was lent.
+pub const LANE_BYTES_MAX: usize = lend::BYTES_MAX
+    + (READ_SECTORS * SECTOR_BYTES) as usize
+    + (PARTS_MAX + READ_SECTORS as usize + 2 * lend::BYTES_MAX / 4096) * PART_BYTES;
+
+/// A guest's request that is not passed as it is.
 struct Whole {
-    token: Token,
-    parts_left: usize,
+    request: Request,
+    /// The first sector that was not looked at.
+    next: u64,
+    pieces_left: usize,
+    /// It waits for its turn, by its index.
+    waits: bool,
     result: Result<(), BlockError>,
-    lent: Vec<Buffers>,
 }
 
-/// A part below.
-struct Below {
+impl Whole {
+    fn end(&self) -> u64 {
+        self.request.sector.0 + self.request.sectors
+    }
+
+    /// Whether no piece is left to begin.
+    fn is_split(&self) -> bool {
+        self.next == self.end() || self.result.is_err()
+    }
+}
+
+/// A piece of a request, of which parts are below.
+struct Piece {
     whole: usize,
-    track: Option<Track>,
+    parts_left: usize,
+    lent: Option<Buffers>,
+}
+
+/// What is below.
+enum Below {
+    /// A request as it came.
+    Whole(Token),
+    /// A part of a piece.
+    Part { piece: usize, track: Option<Track> },
 }
 
 pub(super) struct RetainLane {
@@ -48,10 +88,17 @@ pub(super) struct RetainLane {
     ranges: Arc<Ranges>,
     version: u64,
     wholes: Slots<Whole>,
+    pieces: Slots<Piece>,
     below: Slots<Below>,
+    /// Requests below as they came.
+    passed: usize,
     lender: Lender,
-    /// Writes behind a pause.
+    /// A change that waits for the end of a pause, or for memory, and the writes behind it.
+    stuck: Option<usize>,
     backlog: VecDeque<Request>,
+    /// Reads of which a piece is left, in the order of their turns.
+    reads: VecDeque<usize>,
+    scratch: Option<Buffers>,
     parts: Vec<Part>,
     read_parts: Vec<ReadPart>,
     done: Vec<Completion>,
@@ -68,9 +115,14 @@ impl RetainLane {
             version: 0,
             shared,
             wholes: Slots::default(),
+            pieces: Slots::default(),
             below: Slots::default(),
+            passed: 0,
             lender: Lender::default(),
+            stuck: None,
             backlog: VecDeque::new(),
+            reads: VecDeque::new(),
+            scratch: None,
             parts: Vec::new(),
             read_parts: Vec::new(),
             done: Vec::new(),
@@ -86,94 +138,179 @@ impl RetainLane {
         }
     }
 
-    fn hand_down(&mut self, whole: usize, track: Option<Track>, mut request: Request) {
-        request.token = Token(self.below.insert(Below { whole, track }) as u64);
+    fn hand_down(&mut self, below: Below, mut request: Request) {
+        request.token = Token(self.below.insert(below) as u64);
         self.lower.submit(request);
     }
 
-    fn whole(&mut self, token: Token, parts_left: usize) -> usize {
-        self.wholes.insert(Whole { token, parts_left, result: Ok(()), lent: Vec::new() })
-    }
-
     fn pass(&mut self, request: Request) {
-        let whole = self.whole(request.token, 1);
-        self.hand_down(whole, None, request);
+        self.passed += 1;
+        self.hand_down(Below::Whole(request.token), request);
     }
 
-    fn read(&mut self, request: Request) {
-        let mut parts = std::mem::take(&mut self.read_parts);
-        parts.clear();
-        let result = self.shared.lock().read(request.sector, request.sectors, &request.buffers, &mut parts);
-        let left = parts.iter().filter(|p| matches!(p, ReadPart::Below { .. })).count();
-        if result.is_err() || left == 0 {
-            self.done.push(Completion { token: request.token, result });
-        } else {
-            let whole = self.whole(request.token, left);
-            for part in &parts {
-                let ReadPart::Below { sector, sectors } = *part else { continue };
-                let offset = ((sector.0 - request.sector.0) * SECTOR_BYTES) as usize;
-                let buffers = request.buffers.slice(offset, (sectors * SECTOR_BYTES) as usize);
-                let (token, operation) = (request.token, Operation::Read);
-                self.hand_down(whole, None, Request { token, operation, sector, sectors, buffers });
+    fn whole(&mut self, request: Request) -> usize {
+        let next = request.sector.0;
+        self.wholes.insert(Whole { request, next, pieces_left: 0, waits: false, result: Ok(()) })
+    }
+
+    /// Answers a request of which nothing is left.
+    fn end_if_over(&mut self, whole: usize) {
+        let over = |w: &mut Whole| w.is_split() && w.pieces_left == 0 && !w.waits;
+        if self.wholes.get_mut(whole).is_some_and(over) {
+            if let Some(Whole { request, result, .. }) = self.wholes.remove(whole) {
+                self.done.push(Completion { token: request.token, result });
             }
         }
-        self.read_parts = parts;
     }
 
-    fn change(&mut self, request: Request) {
-        let mut parts = std::mem::take(&mut self.parts);
+    /// Gives waiting reads their turns, a piece each, while there is room for parts.
+    fn go_on_reading(&mut self) {
+        while self.below.len() < PARTS_MAX {
+            let Some(index) = self.reads.pop_front() else { break };
+            let more = self.read_piece(index);
+            if let Some(whole) = self.wholes.get_mut(index) {
+                whole.waits = more;
+            }
+            if more {
+                self.reads.push_back(index);
+            } else {
+                self.end_if_over(index);
+            }
+        }
+    }
+
+    /// The next piece of a read. Returns whether there is another one.
+    fn read_piece(&mut self, index: usize) -> bool {
+        let Some(whole) = self.wholes.get_mut(index).filter(|w| w.result.is_ok()) else { return false };
+        let (from, start, end) = (whole.next, whole.request.sector.0, whole.end());
+        let to = (from + READ_SECTORS).min(end);
+        let scratch =
+            self.scratch.get_or_insert_with(|| Buffers::allocate((READ_SECTORS * SECTOR_BYTES) as usize));
+        let mut parts = std::mem::take(&mut self.read_parts);
         parts.clear();
-        let mut lent = Vec::new();
-        let lender = &mut self.lender;
-        let mut lend = |len: usize| {
-            let piece = lender.lend(len);
-            let part = piece.slice(0, len);
-            lent.push(piece);
-            part
+        whole.result = self.shared.lock().read(Sector(from), to - from, scratch, &mut parts);
+        whole.next = to;
+        let failed = whole.result.is_err();
+        let below = parts.iter().filter(|p| matches!(p, ReadPart::Below { .. })).count();
+        let buffers = whole.request.buffers.share();
+        let mut piece = None;
+        if !failed && below > 0 {
+            whole.pieces_left += 1;
+            piece = Some(self.pieces.insert(Piece { whole: index, parts_left: below, lent: None }));
+        }
+        let bytes = |sectors: u64| (sectors * SECTOR_BYTES) as usize;
+        let served = |low: u64, high: u64| {
+            scratch.copy_between(bytes(low - from), &buffers, bytes(low - start), bytes(high - low));
         };
-        let change = match request.operation {
-            Operation::Write { .. } => Change::Write(&request.buffers),
-            _ => Change::Clear,
-        };
-        let result = {
+        let mut at = from;
+        let mut requests = Vec::new();
+        for part in parts.iter().filter(|_| !failed) {
+            let ReadPart::Below { sector, sectors } = *part else { continue };
+            served(at, sector.0);
+            at = sector.0 + sectors;
+            let buffers = buffers.slice(bytes(sector.0 - start), bytes(sectors));
+            requests.push(Request { token: Token(0), operation: Operation::Read, sector, sectors, buffers });
+        }
+        if !failed {
+            served(at, to);
+        }
+        self.read_parts = parts;
+        for request in requests {
+            let piece = piece.expect("a part below is a part of a piece");
+            self.hand_down(Below::Part { piece, track: None }, request);
+        }
+        !failed && to < end
+    }
+
+    /// Works a change off piece by piece. `false` where it has to wait, for the end of a pause or for memory.
+    fn change(&mut self, index: usize) -> bool {
+        let mut parts = std::mem::take(&mut self.parts);
+        let mut goes_on = true;
+        while goes_on && self.wholes.get_mut(index).is_some_and(|w| !w.is_split()) {
+            parts.clear();
+            goes_on = self.change_piece(index, &mut parts);
+        }
+        self.parts = parts;
+        if let Some(whole) = self.wholes.get_mut(index) {
+            whole.waits = !goes_on;
+        }
+        self.end_if_over(index);
+        goes_on
+    }
+
+    /// The next piece of a change. `false` where it has to wait.
+    fn change_piece(&mut self, index: usize, parts: &mut Vec<Part>) -> bool {
+        let Some(whole) = self.wholes.get_mut(index) else { return true };
+        let (from, end) = (whole.next, whole.end());
+        let piece_end = end.min(from + CHANGE_SECTORS);
+        let mut lent = None;
+        if matches!(whole.request.operation, Operation::Write { .. }) {
             let mut retainer = self.shared.lock();
             // Looked at again under the lock: what is made complete under it must stay so.
             if self.shared.paused.load(Ordering::SeqCst) {
-                drop(retainer);
-                self.parts = parts;
-                self.backlog.push_front(request);
-                return;
+                return false;
             }
-            let result = retainer.submit(change, request.sector, request.sectors, &mut lend, &mut parts);
+            // Most writes need no look, however large they are.
+            for to in [end, piece_end] {
+                if retainer.submit_unread(Sector(from), to - from, parts) {
+                    self.shared.publish(&retainer);
+                    drop(retainer);
+                    self.hand_down_parts(index, to, Ok(()), parts, None);
+                    return true;
+                }
+            }
+            drop(retainer);
+            let bytes = ((piece_end - from) * SECTOR_BYTES) as usize;
+            let Some(piece) = self.lender.lend(bytes) else { return false };
+            let offset = ((from - whole.request.sector.0) * SECTOR_BYTES) as usize;
+            whole.request.buffers.copy_between(offset, &piece, 0, bytes);
+            lent = Some(piece);
+        }
+        let to = if lent.is_some() { piece_end } else { end };
+        let result = {
+            let mut retainer = self.shared.lock();
+            if self.shared.paused.load(Ordering::SeqCst) {
+                drop(retainer);
+                lent.into_iter().for_each(|piece| self.lender.take_back(piece));
+                return false;
+            }
+            let content = lent.as_ref().map(|piece| piece.slice(0, ((to - from) * SECTOR_BYTES) as usize));
+            let change = content.as_ref().map_or(Change::Clear, Change::Write);
+            let result = retainer.submit(change, Sector(from), to - from, parts);
             self.shared.publish(&retainer);
             result
         };
-        self.hand_down_parts(&request, result, &mut parts, lent);
-        self.parts = parts;
+        self.hand_down_parts(index, to, result, parts, lent);
+        true
     }
 
+    /// What is left of the piece of a change that ends at `to`.
     fn hand_down_parts(
         &mut self,
-        request: &Request,
+        index: usize,
+        to: u64,
         result: Result<(), BlockError>,
         parts: &mut Vec<Part>,
-        lent: Vec<Buffers>,
+        lent: Option<Buffers>,
     ) {
+        let Some(whole) = self.wholes.get_mut(index) else { return };
+        let from = std::mem::replace(&mut whole.next, to);
+        whole.result = result;
+        let (operation, token) = (whole.request.operation, whole.request.token);
         let absorbed = parts.iter().any(|p| matches!(p, Part::Done));
         // What was absorbed is in the arena; where its transaction went into a log, that must be flushed, too.
-        let flush = absorbed && request.operation.is_flushed();
+        let flush = absorbed && operation.is_flushed();
         let left = parts.iter().filter(|p| !matches!(p, Part::Done)).count() + usize::from(flush);
         if left == 0 {
             lent.into_iter().for_each(|piece| self.lender.take_back(piece));
-            self.done.push(Completion { token: request.token, result });
             return;
         }
-        let whole = self.whole(request.token, left);
-        if let Some(entry) = self.wholes.get_mut(whole) {
-            entry.result = result;
-            entry.lent = lent;
-        }
-        let token = request.token;
+        whole.pieces_left += 1;
+        let (memory, start) = match &lent {
+            Some(lent) => (lent.share(), from),
+            None => (whole.request.buffers.share(), whole.request.sector.0),
+        };
+        let piece = self.pieces.insert(Piece { whole: index, parts_left: left, lent });
         let nothing = |operation| Request {
             token,
             operation,
@@ -185,31 +322,40 @@ impl RetainLane {
             match part {
                 Part::Done => {}
                 Part::Durable => {
-                    self.hand_down(whole, None, nothing(Operation::Flush(FlushKind::Durable)));
+                    let below = Below::Part { piece, track: None };
+                    self.hand_down(below, nothing(Operation::Flush(FlushKind::Durable)));
                 }
                 Part::Below { sector, sectors, copy, track } => {
-                    let buffers = match (copy, request.operation) {
+                    let buffers = match (copy, operation) {
                         (Some(copy), _) => copy,
                         (None, Operation::Write { .. }) => {
-                            let offset = ((sector.0 - request.sector.0) * SECTOR_BYTES) as usize;
-                            request.buffers.slice(offset, (sectors * SECTOR_BYTES) as usize)
+                            let offset = ((sector.0 - start) * SECTOR_BYTES) as usize;
+                            memory.slice(offset, (sectors * SECTOR_BYTES) as usize)
                         }
                         (None, _) => Buffers::empty(),
                     };
-                    let operation = request.operation;
-                    self.hand_down(whole, track, Request { token, operation, sector, sectors, buffers });
+                    let below = Below::Part { piece, track };
+                    self.hand_down(below, Request { token, operation, sector, sectors, buffers });
                 }
             }
         }
         if flush {
-            self.hand_down(whole, None, nothing(Operation::Flush(FlushKind::Order)));
+            let below = Below::Part { piece, track: None };
+            self.hand_down(below, nothing(Operation::Flush(FlushKind::Order)));
         }
     }
 
     fn serve(&mut self, request: Request) {
         self.refresh();
         match request.operation {
-            Operation::Read if self.ranges.touch_area(request.sector, request.sectors) => self.read(request),
+            Operation::Read if self.ranges.touch_area(request.sector, request.sectors) => {
+                let index = self.whole(request);
+                if let Some(whole) = self.wholes.get_mut(index) {
+                    whole.waits = true;
+                }
+                self.reads.push_back(index);
+                self.go_on_reading();
+            }
             Operation::Flush(_) if self.ranges.flushes => {
                 let mut retainer = self.shared.lock();
                 if let Err(error) = retainer.flushes() {
@@ -221,18 +367,54 @@ impl RetainLane {
             }
             Operation::Read | Operation::Flush(_) => self.pass(request),
             _ if request.sectors > 0 && self.ranges.touch_write(request.sector, request.sectors) => {
-                self.change(request);
+                let index = self.whole(request);
+                if !self.change(index) {
+                    self.stuck = Some(index);
+                }
             }
             _ => self.pass(request),
         }
     }
 
     fn retry(&mut self) {
-        while !self.backlog.is_empty() && !self.shared.paused.load(Ordering::SeqCst) {
-            if let Some(request) = self.backlog.pop_front() {
-                self.serve(request);
+        while !self.shared.paused.load(Ordering::SeqCst) {
+            if let Some(index) = self.stuck {
+                if !self.change(index) {
+                    return;
+                }
+                self.stuck = None;
             }
+            let Some(request) = self.backlog.pop_front() else { return };
+            self.serve(request);
         }
+    }
+
+    /// Whether writes wait here.
+    fn holds_writes(&self) -> bool {
+        self.stuck.is_some() || !self.backlog.is_empty()
+    }
+
+    /// A part below was answered.
+    fn answered(&mut self, piece: usize, track: Option<Track>, mut result: Result<(), BlockError>) {
+        if let Some(track) = track {
+            let mut retainer = self.shared.lock();
+            if let Err(e) = retainer.completed(track, result.is_ok()) {
+                tracing::error!(error = %e, "a write completed, but what it changed could not be looked at");
+                result = result.and(Err(BlockError::Corrupt(e.to_string().into())));
+            }
+            self.shared.publish(&retainer);
+        }
+        let Some(entry) = self.pieces.get_mut(piece) else { return };
+        entry.parts_left -= 1;
+        let (index, over) = (entry.whole, entry.parts_left == 0);
+        let lent = if over { self.pieces.remove(piece).and_then(|piece| piece.lent) } else { None };
+        lent.into_iter().for_each(|piece| self.lender.take_back(piece));
+        let Some(whole) = self.wholes.get_mut(index) else { return };
+        whole.pieces_left -= usize::from(over);
+        if whole.result.is_ok() {
+            whole.result = result;
+        }
+        self.end_if_over(index);
     }
 }
 
@@ -241,6 +423,8 @@ impl Drop for RetainLane {
     /// believe for ever that it is still under way.
     fn drop(&mut self) {
         self.backlog.clear();
+        self.stuck = None;
+        self.reads.clear();
         let mut dropped = Vec::new();
         while self.below.len() > 0 {
             self.reap(&mut dropped);
@@ -258,7 +442,7 @@ impl Lane for RetainLane {
             return;
         }
         let held = request.operation.is_write()
-            && (!self.backlog.is_empty() || self.shared.paused.load(Ordering::SeqCst));
+            && (self.holds_writes() || self.shared.paused.load(Ordering::SeqCst));
         if held {
             self.backlog.push_back(request);
         } else {
@@ -275,46 +459,39 @@ impl Lane for RetainLane {
         self.lower.dispatch();
         let mut reaped = std::mem::take(&mut self.reaped);
         self.lower.reap(&mut reaped);
-        for part in reaped.drain(..) {
-            let Some(below) = self.below.remove(part.token.0 as usize) else { continue };
-            let mut result = part.result;
-            if let Some(track) = below.track {
-                let mut retainer = self.shared.lock();
-                if let Err(e) = retainer.completed(track, result.is_ok()) {
-                    tracing::error!(error = %e, "a write completed, but what it changed could not be looked at");
-                    result = result.and(Err(BlockError::Corrupt(e.to_string().into())));
+        for answer in reaped.drain(..) {
+            match self.below.remove(answer.token.0 as usize) {
+                None => {}
+                Some(Below::Whole(token)) => {
+                    self.passed -= 1;
+                    self.done.push(Completion { token, result: answer.result });
                 }
-                self.shared.publish(&retainer);
-            }
-            let Some(whole) = self.wholes.get_mut(below.whole) else { continue };
-            whole.parts_left -= 1;
-            if whole.result.is_ok() {
-                whole.result = result;
-            }
-            if whole.parts_left == 0 {
-                if let Some(whole) = self.wholes.remove(below.whole) {
-                    whole.lent.into_iter().for_each(|piece| self.lender.take_back(piece));
-                    self.done.push(Completion { token: whole.token, result: whole.result });
-                }
+                Some(Below::Part { piece, track }) => self.answered(piece, track, answer.result),
             }
         }
         self.reaped = reaped;
+        if self.holds_writes() || !self.reads.is_empty() {
+            self.retry();
+            self.go_on_reading();
+            self.lower.dispatch();
+        }
         completions.append(&mut self.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.done.len() + self.wholes.len() + self.backlog.len()
+        self.done.len() + self.wholes.len() + self.passed + self.backlog.len()
     }
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         self.retry();
+        self.go_on_reading();
         if !self.done.is_empty() {
             self.lower.dispatch();
             return Ok(());
         }
-        let timeout = match self.backlog.is_empty() {
-            true => timeout,
-            false => Some(timeout.map_or(PAUSE_LOOK, |t| t.min(PAUSE_LOOK))),
+        let timeout = match self.holds_writes() {
+            false => timeout,
+            true => Some(timeout.map_or(PAUSE_LOOK, |t| t.min(PAUSE_LOOK))),
         };
         self.lower.wait(also, timeout)
     }

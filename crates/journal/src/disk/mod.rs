@@ -4,6 +4,8 @@ mod lane;
 mod lend;
 mod slots;
 
+pub use lane::LANE_BYTES_MAX;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -211,8 +211,7 @@ impl Run {
         }
         let mut parts = Vec::new();
         let change = buffers.as_ref().map_or(Change::Clear, Change::Write);
-        let submitted =
-            self.retainer().submit(change, Sector(sector), sectors, &mut Buffers::allocate, &mut parts);
+        let submitted = self.retainer().submit(change, Sector(sector), sectors, &mut parts);
         if let Err(e) = submitted {
             panic!("memory does not fail: {e}");
         }

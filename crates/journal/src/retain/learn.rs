@@ -247,6 +247,18 @@ impl Retainer {
         self.arena.clear_volume(id);
     }
 
+    /// Whether a range holds anything that [`Retainer::rests_on`] compares.
+    pub(super) fn watches(&self, sector: Sector, sectors: u64) -> bool {
+        let (from, to) = (sector.0 * SECTOR_BYTES, (sector.0 + sectors) * SECTOR_BYTES);
+        let overlaps = |at: u64, len: usize| at < to && from < at + len as u64;
+        let layouts = || self.volumes.iter().filter_map(|v| v.layout());
+        overlaps(0, self.table.len())
+            || layouts().any(|layout| {
+                let start = layout.start;
+                layout.watched.iter().any(|w| overlaps(byte_of(start, w.block, w.offset), w.bytes.len()))
+            })
+    }
+
     /// Whether something that the layouts rest on changes with a write (`None`: with zeroes). Where an absorbed file
     /// system is touched, nothing of it goes home until the write has completed and was looked at.
     pub(super) fn rests_on(&mut self, sector: Sector, sectors: u64, buffers: Option<&Buffers>) -> bool {

@@ -10,7 +10,7 @@ use crate::error::JournalError;
 /// What a guest's request changes.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// New content.
+    /// New content, which nobody changes meanwhile: not the guest's own memory.
     Write(&'a Buffers),
     /// Zeroes, or anything.
     Clear,
@@ -27,7 +27,7 @@ pub enum Part {
         sector: Sector,
         /// How many.
         sectors: u64,
-        /// What to hand down instead of the guest's own memory, which may have changed since it was compared.
+        /// What to hand down instead of what was given.
         copy: Option<Buffers>,
         /// To be given to [`Retainer::completed`].
         track: Option<Track>,
@@ -37,7 +37,25 @@ pub enum Part {
 }
 
 impl Retainer {
-    /// Takes a change and says what is left of it. `lend` lends memory of a length.
+    /// Takes a write whose content is of no interest, as nothing that is absorbed, compared or watched lies in its range.
+    /// `false`, and nothing done, where it is: then [`Retainer::submit`] takes it, with its content.
+    pub fn submit_unread(&mut self, sector: Sector, sectors: u64, parts: &mut Vec<Part>) -> bool {
+        let end = sector.0 + sectors;
+        let of_interest = self.areas.at(sector).is_some()
+            || self.areas.next(sector) < end
+            || self.armed_superblock(sector, sectors).is_some()
+            || self.watches(sector, sectors)
+            || self.touches_versions(sector, sectors);
+        if of_interest {
+            return false;
+        }
+        let look_again = self.rests_on(sector, sectors, None);
+        let track = self.track(sector, sectors, Vec::new(), look_again);
+        parts.push(Part::Below { sector, sectors, copy: None, track });
+        true
+    }
+
+    /// Takes a change and says what is left of it.
     ///
     /// # Errors
     /// The disk below failed, or there is no memory left for the guest's journal and no way to make some.
@@ -46,12 +64,11 @@ impl Retainer {
         change: Change<'_>,
         sector: Sector,
         sectors: u64,
-        lend: &mut dyn FnMut(usize) -> Buffers,
         parts: &mut Vec<Part>,
     ) -> Result<(), BlockError> {
         let result = match change {
             Change::Clear => self.clear(sector, sectors, parts),
-            Change::Write(buffers) => self.write(buffers, sector, sectors, lend, parts),
+            Change::Write(buffers) => self.write(buffers, sector, sectors, parts),
         };
         result.map_err(|e| match e {
             JournalError::Block(e) => e,
@@ -81,7 +98,6 @@ impl Retainer {
         buffers: &Buffers,
         sector: Sector,
         sectors: u64,
-        lend: &mut dyn FnMut(usize) -> Buffers,
         parts: &mut Vec<Part>,
     ) -> Result<(), JournalError> {
         let end = sector.0 + sectors;
@@ -98,7 +114,7 @@ impl Retainer {
             }
             let piece_end = self.areas.next(Sector(at)).min(end);
             let len = ((piece_end - at) * SECTOR_BYTES) as usize;
-            self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), lend, parts)?;
+            self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), parts)?;
             at = piece_end;
         }
         Ok(())
@@ -110,7 +126,6 @@ impl Retainer {
         sector: Sector,
         sectors: u64,
         buffers: Buffers,
-        lend: &mut dyn FnMut(usize) -> Buffers,
         parts: &mut Vec<Part>,
     ) -> Result<(), JournalError> {
         if let Some((v, at)) = self.armed_superblock(sector, sectors) {
@@ -123,7 +138,7 @@ impl Retainer {
                 if low == from {
                     self.superblock_while_armed(v, at, Sector(low), high - low, piece, parts)?;
                 } else {
-                    self.outside(Sector(low), high - low, piece, lend, parts)?;
+                    self.outside(Sector(low), high - low, piece, parts)?;
                 }
             }
             return Ok(());
@@ -134,9 +149,7 @@ impl Retainer {
             parts.push(Part::Below { sector, sectors, copy: None, track });
             return Ok(());
         }
-        let copy = lend(buffers.len());
-        copy_into(&buffers, &copy);
-        let (matches, all_home) = self.compare(sector, sectors, &copy)?;
+        let (matches, all_home) = self.compare(sector, sectors, &buffers)?;
         if all_home && !look_again && !self.in_flight.any(sector, sectors) {
             for matched in matches.iter() {
                 if let Some(volume) = self.volumes.iter_mut().find(|v| v.id == matched.volume) {
@@ -147,7 +160,7 @@ impl Retainer {
             return Ok(());
         }
         let track = self.track(sector, sectors, matches, look_again);
-        parts.push(Part::Below { sector, sectors, copy: Some(copy), track });
+        parts.push(Part::Below { sector, sectors, copy: None, track });
         Ok(())
     }
 
@@ -198,15 +211,5 @@ impl Retainer {
             let start = volume.guarded_superblock()?;
             (start.0 < sector.0 + sectors && sector.0 < start.0 + 8).then_some((v, start))
         })
-    }
-}
-
-/// Copies what a guest may still be changing, once: what is compared and what is written are the same bytes then.
-fn copy_into(from: &Buffers, into: &Buffers) {
-    let mut piece = [0; 4096];
-    for offset in (0..from.len()).step_by(piece.len()) {
-        let piece = &mut piece[..(from.len() - offset).min(4096)];
-        from.copy_to(offset, piece);
-        into.copy_from(offset, piece);
     }
 }

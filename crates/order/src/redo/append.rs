@@ -6,9 +6,9 @@ use afterimage_block::BlockError;
 use afterimage_format::log::{RecordKind, PAGE_BYTES};
 
 use super::area::{page_down, page_up};
-use super::batch::{Batch, Stamp};
+use super::batch::{Batch, Stamp, FULL_BYTES, PAYLOAD_BYTES_MAX};
 use super::core::{lock, Append, Core};
-use super::extents::Source;
+use super::extents::{Extent, Source};
 use super::mutation::Mutation;
 use super::scan::Placed;
 
@@ -29,7 +29,23 @@ pub(super) enum Appended {
 /// The largest payload of one record in a log with that record area, in bytes: a larger write becomes several records,
 /// with a number each, and a crash may leave the first of them only.
 pub fn payload_bytes_max(area_bytes: u64) -> u64 {
-    (area_bytes / 8).clamp(PAGE_BYTES, 4 << 20) / 512 * 512
+    (area_bytes / 8).clamp(PAGE_BYTES, PAYLOAD_BYTES_MAX as u64) / 512 * 512
+}
+
+/// Records of a log with that record area, at most: a discard of one sector takes 64 bytes of the log and some hundred bytes
+/// of memory, so the log would be no bound for the memory of its index. Writes are never so small that they meet it.
+pub fn records_max(area_bytes: u64) -> usize {
+    (area_bytes / 512).max(64) as usize
+}
+
+/// The most memory that the records of a log with that record area take, in bytes: each of them its place, twice over
+/// while the list grows; two entries of the index, since it may cut another one in two; and for the half of them that goes
+/// home at once the same again.
+pub fn index_bytes_max(area_bytes: u64) -> u64 {
+    // A leaf of a B-tree has at least 5 of 11 entries, and so has every node above it.
+    const ENTRY_BYTES: usize = (size_of::<(u64, Extent)>() * 11 + 32) / 5 * 6 / 5;
+    const RECORD_BYTES: usize = size_of::<Placed>() + 2 * ENTRY_BYTES;
+    records_max(area_bytes) as u64 * (RECORD_BYTES + RECORD_BYTES / 2 + size_of::<Placed>()) as u64
 }
 
 impl Core {
@@ -39,7 +55,12 @@ impl Core {
 
     /// A lane appends when it has staged this much.
     pub(super) fn batch_bytes_max(&self) -> usize {
-        (self.area.bytes / 8).min(1 << 20) as usize
+        (self.area.bytes / 8).min(FULL_BYTES as u64) as usize
+    }
+
+    /// A lane appends when it has staged so many records.
+    pub(super) fn batch_records_max(&self) -> usize {
+        records_max(self.area.bytes) / 8
     }
 
     /// Numbers a batch's records and puts them into the log and the index. When this returns, they are in the page
@@ -51,7 +72,7 @@ impl Core {
         }
         let head = append.head;
         let end = head + batch.len() as u64;
-        if append.set_waits || !self.has_room(end) {
+        if append.set_waits || !self.has_room(end, batch.entries.len()) {
             return Ok(Appended::Full);
         }
         let first = append.sequence + 1;
@@ -61,9 +82,9 @@ impl Core {
         }
         let bytes = batch.seal(head, &stamp);
         self.area.write(head, bytes).map_err(|e| self.fail("writing the redo log".to_owned(), e))?;
-        self.place(&mut append, batch.placed(head, disk, first), end);
+        let crossed_half = self.place(&mut append, batch.placed(head, disk, first), end);
         drop(append);
-        if self.crossed_half(head, end) {
+        if crossed_half {
             self.request_checkpoint();
         }
         Ok(Appended::From(first))
@@ -88,20 +109,28 @@ impl Core {
         }
     }
 
-    /// Counts what was written from the head up to `end` as appended.
-    pub(super) fn place(&self, append: &mut Append, placed: impl Iterator<Item = Placed>, end: u64) {
-        {
+    /// Counts what was written from the head up to `end` as appended. Whether that took the log over half of what it holds,
+    /// in bytes or in records (or any append does beyond).
+    pub(super) fn place(&self, append: &mut Append, placed: impl Iterator<Item = Placed>, end: u64) -> bool {
+        let (before, after) = {
             let mut records = lock(&self.records);
+            let before = records.len();
             for record in placed {
                 self.index_record(&record);
                 append.sequence = record.sequence;
                 records.push_back(record);
             }
-        }
+            (before as u64, records.len() as u64)
+        };
+        let tail = self.tail.load(Ordering::SeqCst);
+        let crossed =
+            crossed_half(append.head.saturating_sub(tail), end.saturating_sub(tail), self.area.bytes)
+                || crossed_half(before, after, records_max(self.area.bytes) as u64);
         self.counters.appended_bytes.fetch_add(end - append.head, Ordering::Relaxed);
         append.head = end;
         self.head.store(end, Ordering::SeqCst);
         self.acknowledged.store(append.sequence, Ordering::SeqCst);
+        crossed
     }
 
     /// Makes a record's content the newest that readers see.
@@ -120,22 +149,20 @@ impl Core {
         }
     }
 
-    /// Whether records may reach up to `end`: whole pages are written, and the tail's page still holds live records.
-    pub(super) fn has_room(&self, end: u64) -> bool {
+    /// Whether so many more records may reach up to `end`: whole pages are written, and the tail's page still holds live
+    /// records.
+    pub(super) fn has_room(&self, end: u64, records: usize) -> bool {
         let mut tail = self.tail.load(Ordering::SeqCst);
         if self.mutated(Mutation::OverrunTail) {
             tail += self.area.bytes / 2;
         }
         page_up(end) + RESERVE_BYTES <= page_down(tail) + self.area.bytes
+            && lock(&self.records).len() + records <= records_max(self.area.bytes)
     }
 
-    /// Whether an append took the log over half of what it holds (or any append does beyond).
-    pub(super) fn crossed_half(&self, before: u64, after: u64) -> bool {
-        let tail = self.tail.load(Ordering::SeqCst);
-        let half = tail + self.area.bytes / 2;
-        // Once more at every sixteenth, in case that the first call found nothing durable.
-        let step = self.area.bytes / 16;
-        after > half && (before <= half || before / step != after / step)
+    /// Whether the log is more than half full, in bytes or in records.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.log_bytes() > self.area.bytes / 2 || lock(&self.records).len() > records_max(self.area.bytes) / 2
     }
 
     fn merge_in_place(&self, disk: usize, batch: &mut Batch) -> Result<(), BlockError> {
@@ -157,4 +184,11 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// Whether something that grew from `before` to `after` crossed half of what it may be, or, beyond that, a sixteenth: in case
+/// that the first call found nothing durable.
+fn crossed_half(before: u64, after: u64, max: u64) -> bool {
+    let step = max / 16;
+    after > max / 2 && (before <= max / 2 || before / step != after / step)
 }

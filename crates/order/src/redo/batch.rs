@@ -7,6 +7,21 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::scan::Placed;
 
+/// A batch is appended when it holds this much, in bytes.
+pub(crate) const FULL_BYTES: usize = 1 << 20;
+/// The largest payload of a record, in bytes.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 4 << 20;
+/// The most memory of one batch, in bytes: a record is added as long as it is not full, and the smallest is all header.
+pub(crate) const BYTES_MAX: usize = FULL_BYTES
+    + PAYLOAD_BYTES_MAX
+    + GRAIN_BYTES
+    + (FULL_BYTES / RECORD_ALIGN as usize + 1) * size_of::<Entry>();
+/// What is kept of it for the next batch: a guest whose requests are of the usual sizes never waits for memory to be
+/// faulted in.
+const KEPT_BYTES: usize = 2 << 20;
+/// It grows by so much.
+const GRAIN_BYTES: usize = 64 << 10;
+
 /// What is still missing of a record's header is known under the append lock only.
 pub(crate) struct Entry {
     /// Offset of the record in the batch.
@@ -29,7 +44,7 @@ pub(crate) struct Answer {
     pub(crate) flushed: bool,
 }
 
-/// See the module. The memory is kept, so that it is faulted in once.
+/// See the module. The memory is kept, up to a bound, so that it is faulted in once.
 #[derive(Default)]
 pub(crate) struct Batch {
     bytes: Vec<u8>,
@@ -60,6 +75,10 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.used = 0;
         self.entries.clear();
+        if self.bytes.len() > KEPT_BYTES {
+            self.bytes.truncate(KEPT_BYTES);
+            self.bytes.shrink_to_fit();
+        }
     }
 
     /// Adds a record. The payload is copied before it is hashed: a guest may go on writing to it, and what
@@ -109,7 +128,11 @@ impl Batch {
         // Room for the rest of the last page, too.
         let room = end + PAGE_BYTES as usize;
         if self.bytes.len() < room {
-            self.bytes.resize(room.next_power_of_two(), 0);
+            // Twice as much at a time while it is small, and no more than is needed when it is large.
+            let grown =
+                if room < FULL_BYTES { room.next_power_of_two() } else { room.next_multiple_of(GRAIN_BYTES) };
+            self.bytes.reserve_exact(grown - self.bytes.len());
+            self.bytes.resize(grown, 0);
         }
         self.used = end;
         (offset, &mut self.bytes[start..end])

@@ -8,6 +8,7 @@ use std::time::Duration;
 use afterimage_block::{BlockError, Medium};
 use afterimage_format::log::{RecordKind, STATE_CLEAN};
 
+use super::append::records_max;
 use super::core::{lock, Core};
 use super::extents::{Extent, ExtentMap, Source};
 use super::header;
@@ -70,7 +71,14 @@ impl Core {
             self.sync_homes(&overlay)?;
         }
         checkpointing.header = next;
-        lock(&self.records).drain(..batch.len());
+        {
+            let mut records = lock(&self.records);
+            records.drain(..batch.len());
+            if records.capacity() / 4 > records.len() {
+                let kept = records.len() * 2;
+                records.shrink_to(kept);
+            }
+        }
         {
             let mut progress = lock(&self.progress);
             progress.tail = tail;
@@ -111,7 +119,8 @@ impl Core {
         Ok(())
     }
 
-    /// The durable records to take home, whole sets only, and where the log begins without them.
+    /// The durable records to take home, whole sets only, and where the log begins without them. No more at once than half
+    /// of what the log takes: their newest versions are another index.
     fn durable_records(&self, log_bytes_max: u64) -> (Vec<Placed>, u64) {
         let (mut bound, from) = {
             let progress = lock(&self.progress);
@@ -122,7 +131,8 @@ impl Core {
         }
         let records = lock(&self.records);
         let fits = |r: &&Placed| r.end() <= bound && r.end() - from <= log_bytes_max;
-        let mut count = records.iter().take_while(fits).count();
+        let most = records_max(self.area.bytes) / 2;
+        let mut count = records.iter().take(most).take_while(fits).count();
         // Where a set ends is where records may be cut: what is home is always a prefix that a crash may leave.
         while count > 0 && records[count - 1].more {
             count -= 1;

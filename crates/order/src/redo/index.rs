@@ -12,6 +12,9 @@ const REGION_SHIFT_MIN: u32 = 15;
 /// No disk has more regions than 2 to this: a discard of everything makes one entry a region.
 const REGIONS_LOG2_MAX: u32 = 16;
 
+/// The most regions of a disk: the log's records say how many more entries there are.
+pub const REGIONS_MAX: usize = 1 << REGIONS_LOG2_MAX;
+
 /// One disk's index.
 pub(crate) struct Index {
     shards: Vec<RwLock<ExtentMap>>,

@@ -1,7 +1,7 @@
 //! One queue's way through the redo log.
 //!
 //! ```text
-//! submit: write ─► staged in the batch ─┐            read ─► index: log part copied now, the rest ─► store lane
+//! submit: write ─► staged in the batch ─┐            read ─► piece by piece: log part copied now, the rest ─► store lane
 //! dispatch ─────────────────────────────┴─► append ─► completion (or, flushed, the window rule first)
 //!                                             └ full or paused: kept, later writes wait as requests in `backlog`
 //! ```
@@ -10,6 +10,10 @@
 //!
 //! A flush is asked about when completions are handed out, last of all, and not when it is submitted: the verdict is the
 //! moment of the acknowledgement, and what a queue does in between (filling the page cache, reading) may take long.
+//!
+//! A guest decides how scattered a range is and how much it reads at once, so a read becomes parts below only as long as
+//! there are fewer than [`PARTS_MAX`] of the lane; the others take turns, a [`Step`] each, and none waits for the whole of
+//! another. Guest memory may block whoever touches it for as long as its VMM likes: it is never touched under a lock.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,19 +23,37 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request, Sector,
-    Token, SECTOR_BYTES,
+    admit, BlockError, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request,
+    Sector, Token, SECTOR_BYTES,
 };
 use afterimage_format::log::RecordKind;
 
 use super::append::Appended;
-use super::batch::{Answer, Batch};
+use super::batch::{self, Answer, Batch};
 use super::core::Core;
 use super::extents::Source;
+use super::index::Index;
 use super::mutation::Mutation;
 use super::window::Verdict;
 use crate::signal::LaneSignal;
 use crate::slots::Slots;
+
+/// Parts of reads that one lane has below before further reads wait. As many as the largest queue has requests: reads of
+/// one part never wait.
+const PARTS_MAX: usize = 1024;
+/// What one step of a read may add to them, and how many entries of the index it looks at with the shard locked: who
+/// appends waits that long.
+const STEP_PARTS: usize = 64;
+const STEP_EXTENTS: usize = 256;
+/// What one step reads from the log: the lane's scratch memory.
+const STEP_BYTES: usize = 256 << 10;
+/// Steps between two chances to answer, as long as there is something to answer.
+const TURN_STEPS: usize = 16;
+/// What a request of the layer below takes there and here, in bytes, roughly, without its segments.
+const PART_BYTES: usize = 768;
+
+/// The most memory that a lane takes beside its requests, in bytes: staging, scratch, parts of reads.
+pub const LANE_BYTES_MAX: usize = batch::BYTES_MAX + STEP_BYTES + (PARTS_MAX + STEP_PARTS) * PART_BYTES;
 
 /// One disk of the group.
 pub struct RedoDisk {
@@ -73,7 +95,9 @@ impl Disk for RedoDisk {
             backlog: VecDeque::new(),
             held: Vec::new(),
             reads: Slots::default(),
-            scratch: Vec::new(),
+            parts: 0,
+            waiting: VecDeque::new(),
+            step: Step::default(),
             done: Vec::new(),
             below: Vec::new(),
         }))
@@ -89,11 +113,23 @@ struct Held {
     asked: bool,
 }
 
-/// A guest read of which parts are read from the image.
+/// A guest read on its way.
 struct Reading {
     token: Token,
+    /// Parts below.
     parts_left: usize,
+    /// What nobody has looked at yet.
+    rest: Option<Rest>,
     result: Result<(), BlockError>,
+}
+
+/// The end of a read's range.
+struct Rest {
+    next: u64,
+    end: u64,
+    /// Where the whole read begins, and its memory.
+    start: u64,
+    buffers: Buffers,
 }
 
 struct RedoLane {
@@ -110,7 +146,11 @@ struct RedoLane {
     /// Flushes that have not been acknowledged.
     held: Vec<Held>,
     reads: Slots<Reading>,
-    scratch: Vec<u8>,
+    /// Parts of all reads below.
+    parts: usize,
+    /// Reads with a rest, in the order of their turns.
+    waiting: VecDeque<Token>,
+    step: Step,
     done: Vec<Completion>,
     below: Vec<Completion>,
 }
@@ -160,7 +200,9 @@ impl RedoLane {
             };
             self.batch.push(kind, request.sector.0 + staged, sectors, &request.buffers, range, answers);
             staged += sectors;
-            if self.batch.len() >= self.core.batch_bytes_max() {
+            let full = self.batch.len() >= self.core.batch_bytes_max()
+                || self.batch.entries.len() >= self.core.batch_records_max();
+            if full {
                 self.append();
             }
         }
@@ -267,68 +309,170 @@ impl RedoLane {
 
     fn read(&mut self, mut request: Request) {
         if self.core.index[self.disk].is_empty() {
-            request.token =
-                self.reads.insert(Reading { token: request.token, parts_left: 1, result: Ok(()) });
+            let (token, result) = (request.token, Ok(()));
+            request.token = self.reads.insert(Reading { token, parts_left: 1, rest: None, result });
+            self.parts += 1;
             self.lower.submit(request);
             return;
         }
-        match self.read_log_parts(&request) {
-            Err(e) => self.complete(request.token, Err(e)),
-            Ok(gaps) if gaps.is_empty() => self.complete(request.token, Ok(())),
-            Ok(gaps) => {
-                let reading = Reading { token: request.token, parts_left: gaps.len(), result: Ok(()) };
-                let token = self.reads.insert(reading);
-                for (sector, sectors) in gaps {
-                    let offset = ((sector - request.sector.0) * SECTOR_BYTES) as usize;
-                    self.lower.submit(Request {
-                        token,
-                        operation: Operation::Read,
-                        sector: Sector(sector),
-                        sectors,
-                        buffers: request.buffers.slice(offset, (sectors * SECTOR_BYTES) as usize),
-                    });
-                }
+        let start = request.sector.0;
+        let end = start + request.sectors;
+        let rest = Rest { next: start, end, start, buffers: request.buffers };
+        let token = self.reads.insert(Reading {
+            token: request.token,
+            parts_left: 0,
+            rest: Some(rest),
+            result: Ok(()),
+        });
+        self.waiting.push_back(token);
+        self.go_on_reading();
+    }
+
+    /// Gives waiting reads their turns while there is room for parts. Where it stops before that, there is something to
+    /// answer, and the next [`Lane::reap`] goes on.
+    fn go_on_reading(&mut self) {
+        let mut steps = 0;
+        while self.parts < PARTS_MAX && (steps < TURN_STEPS || self.done.is_empty()) {
+            let Some(token) = self.waiting.pop_front() else { break };
+            steps += 1;
+            if self.read_on(token) {
+                self.waiting.push_back(token);
+            } else {
+                self.finish_read(token);
             }
         }
     }
 
-    /// Copies what the log has of a range, and says what it has not: those sectors are newest at home. They stay so
-    /// for this read: a version that comes later belongs to a write that is in flight together with it.
-    fn read_log_parts(&mut self, request: &Request) -> Result<Vec<(u64, u64)>, BlockError> {
-        let core = &self.core;
-        let index = &core.index[self.disk];
-        let mut gaps: Vec<(u64, u64)> = Vec::new();
-        let mut gap = |from: u64, to: u64| match gaps.last_mut() {
-            _ if from == to => {}
-            Some((start, sectors)) if *start + *sectors == from => *sectors += to - from,
-            _ => gaps.push((from, to - from)),
+    /// One step of a read. Returns whether there is a rest.
+    fn read_on(&mut self, token: Token) -> bool {
+        let Some(Reading { rest: Some(rest), parts_left, result, .. }) = self.reads.get_mut(token) else {
+            return false;
         };
-        for piece in index.pieces(request.sector.0, request.sectors) {
+        if result.is_ok() {
+            *result = self.step.look(&self.core, &self.core.index[self.disk], rest);
+        }
+        if result.is_err() {
+            // Also that of a part: the rest would change nothing.
+            self.reads.get_mut(token).expect("it was just there").rest = None;
+            return false;
+        }
+        let mut from = 0;
+        for (offset, len, source) in &self.step.copies {
+            match source {
+                Copied::Zeroes => rest.buffers.fill_zero(*offset, *len),
+                Copied::Log => {
+                    rest.buffers.copy_from(*offset, &self.step.scratch[from..from + len]);
+                    from += len;
+                }
+            }
+        }
+        for (sector, sectors) in self.step.gaps.drain(..) {
+            *parts_left += 1;
+            self.parts += 1;
+            let offset = ((sector - rest.start) * SECTOR_BYTES) as usize;
+            self.lower.submit(Request {
+                token,
+                operation: Operation::Read,
+                sector: Sector(sector),
+                sectors,
+                buffers: rest.buffers.slice(offset, (sectors * SECTOR_BYTES) as usize),
+            });
+        }
+        let more = rest.next < rest.end;
+        if !more {
+            self.reads.get_mut(token).expect("it was just there").rest = None;
+        }
+        more
+    }
+
+    /// Completes a read of which nothing is left.
+    fn finish_read(&mut self, token: Token) {
+        if self.reads.get_mut(token).is_some_and(|r| r.parts_left == 0 && r.rest.is_none()) {
+            if let Some(reading) = self.reads.remove(token) {
+                self.complete(reading.token, reading.result);
+            }
+        }
+    }
+}
+
+/// What a part of a read that is not below gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    Log,
+    Zeroes,
+}
+
+/// One look into the index on behalf of a read. The memory is kept.
+#[derive(Default)]
+struct Step {
+    /// What is not in the log: first sector and how many.
+    gaps: Vec<(u64, u64)>,
+    /// What is: offset in the read's memory and length in bytes; the bytes of `Log` are in `scratch`, one after another.
+    copies: Vec<(usize, usize, Copied)>,
+    scratch: Vec<u8>,
+}
+
+impl Step {
+    /// Looks at the rest of a read, as far as a step goes, and moves its begin. What the log has not is newest at home, and
+    /// stays so for this read: a version that comes later belongs to a write that is in flight together with it.
+    fn look(&mut self, core: &Core, index: &Index, rest: &mut Rest) -> Result<(), BlockError> {
+        self.gaps.clear();
+        self.copies.clear();
+        let mut extents_left = STEP_EXTENTS;
+        let mut used = 0;
+        for piece in index.pieces(rest.next, rest.end - rest.next) {
             // Held while the log is read: a checkpoint takes the entry away, under the same lock, before it gives the
             // space up.
             let map = index.read(&piece);
-            let mut at = piece.start;
             for (sector, extent) in map.overlapping(piece.start, piece.sectors) {
-                gap(at, sector);
-                at = sector + extent.sectors;
-                let offset = ((sector - request.sector.0) * SECTOR_BYTES) as usize;
-                let len = (extent.sectors * SECTOR_BYTES) as usize;
-                match extent.source {
-                    Source::Zero { .. } => request.buffers.fill_zero(offset, len),
+                self.gap(rest.next, sector);
+                rest.next = sector;
+                if extents_left == 0 || self.gaps.len() >= STEP_PARTS || used == STEP_BYTES {
+                    return Ok(());
+                }
+                extents_left -= 1;
+                let offset = ((sector - rest.start) * SECTOR_BYTES) as usize;
+                let mut len = (extent.sectors * SECTOR_BYTES) as usize;
+                let copied = match extent.source {
+                    Source::Zero { .. } => Copied::Zeroes,
                     Source::Log(position) => {
-                        if self.scratch.len() < len {
-                            self.scratch.resize(len, 0);
+                        len = len.min(STEP_BYTES - used);
+                        let end = used + len;
+                        if self.scratch.len() < end {
+                            self.scratch.resize(end.next_power_of_two(), 0);
                         }
                         core.area
-                            .read(position, &mut self.scratch[..len])
+                            .read(position, &mut self.scratch[used..end])
                             .map_err(|e| BlockError::io("reading the redo log", e))?;
-                        request.buffers.copy_from(offset, &self.scratch[..len]);
+                        used = end;
+                        Copied::Log
                     }
+                };
+                self.copy(offset, len, copied);
+                rest.next = sector + len as u64 / SECTOR_BYTES;
+                if len as u64 / SECTOR_BYTES < extent.sectors {
+                    return Ok(());
                 }
             }
-            gap(at, piece.start + piece.sectors);
+            self.gap(rest.next, piece.start + piece.sectors);
+            rest.next = piece.start + piece.sectors;
         }
-        Ok(gaps)
+        Ok(())
+    }
+
+    fn gap(&mut self, from: u64, to: u64) {
+        match self.gaps.last_mut() {
+            _ if from == to => {}
+            Some((start, sectors)) if *start + *sectors == from => *sectors += to - from,
+            _ => self.gaps.push((from, to - from)),
+        }
+    }
+
+    fn copy(&mut self, offset: usize, len: usize, source: Copied) {
+        match self.copies.last_mut() {
+            Some((o, l, s)) if *s == source && *o + *l == offset => *l += len,
+            _ => self.copies.push((offset, len, source)),
+        }
     }
 }
 
@@ -366,17 +510,18 @@ impl Lane for RedoLane {
         for part in below.drain(..) {
             let reading =
                 self.reads.get_mut(part.token).expect("the layer below answers what it was asked, once");
+            self.parts -= 1;
             reading.parts_left -= 1;
             if reading.result.is_ok() {
                 reading.result = part.result;
             }
-            if reading.parts_left == 0 {
-                if let Some(reading) = self.reads.remove(part.token) {
-                    self.complete(reading.token, reading.result);
-                }
-            }
+            self.finish_read(part.token);
         }
         self.below = below;
+        if !self.waiting.is_empty() {
+            self.go_on_reading();
+            self.lower.dispatch();
+        }
         self.ask();
         if !self.waits() {
             self.signal.parked.store(false, Ordering::SeqCst);
@@ -390,6 +535,7 @@ impl Lane for RedoLane {
     }
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.go_on_reading();
         self.dispatch();
         if self.waits() {
             // Before anything is looked at: who changes it afterwards rings.

@@ -46,9 +46,10 @@ pub(crate) mod takeover;
 mod threads;
 mod window;
 
-pub use append::payload_bytes_max;
+pub use append::{index_bytes_max, payload_bytes_max, records_max};
 pub use fuzz::{fuzz_log, sample_log};
-pub use lane::RedoDisk;
+pub use index::REGIONS_MAX;
+pub use lane::{RedoDisk, LANE_BYTES_MAX};
 pub use mutation::Mutation;
 pub use open::{create_medium, log_file_bytes, TakeOverError};
 pub use scan::{read_header, scan, Placed, Scan, ScanError};

@@ -184,8 +184,8 @@ impl Core {
     /// From here on records are this process's. What was found becomes durable with the same sync: after a process's
     /// death it may have been in the page cache only.
     fn begin_incarnation(&self, scan: &Scan) -> Result<(), BlockError> {
-        if !self.has_room(page_up(scan.end) + PAGE_BYTES - RESERVE_BYTES) {
-            // Reached only after several deaths in a row without a checkpoint in between.
+        if !self.has_room(page_up(scan.end) + PAGE_BYTES - RESERVE_BYTES, 0) {
+            // Reached only after several deaths in a row without a checkpoint in between, or with more records than we take.
             self.sync_once()?;
             self.checkpoint_all()?;
         }

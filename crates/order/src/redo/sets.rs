@@ -31,7 +31,7 @@ use crate::home::{HomeError, Joined};
 pub fn set_bytes_max(area_bytes: u64) -> u64 {
     // The tail's page and the head's are lost in part.
     let records = (area_bytes / 2).saturating_sub(2 * PAGE_BYTES + RESERVE_BYTES);
-    // Every sector a record of its own.
+    // Every sector a record of its own. Of those the log takes as many in one half: see `records_max`.
     records / (RECORD_ALIGN + SECTOR_BYTES) * SECTOR_BYTES
 }
 
@@ -139,7 +139,7 @@ impl Core {
         }
         let head = append.head;
         let record_bytes = set.bytes() + set.runs().len() as u64 * RECORD_ALIGN;
-        if !self.has_room(head + record_bytes) {
+        if !self.has_room(head + record_bytes, set.runs().len()) {
             if wait && !append.set_waits {
                 append.set_waits = true;
                 self.counters.throttled.fetch_add(1, Ordering::Relaxed);
@@ -168,13 +168,13 @@ impl Core {
                 batch.clear();
             }
         }
-        self.place(&mut append, placed.iter().copied(), position);
+        let crossed_half = self.place(&mut append, placed.iter().copied(), position);
         let waited = std::mem::take(&mut append.set_waits);
         drop(append);
         if waited {
             self.signals.wake_parked();
         }
-        if self.crossed_half(head, position) {
+        if crossed_half {
             self.request_checkpoint();
         }
         Ok(Appended::From(first))

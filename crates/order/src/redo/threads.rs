@@ -42,6 +42,16 @@ impl Threads {
     }
 }
 
+/// The index of a full log is hundreds of megabytes of small pieces, which the C library keeps for the next one.
+#[allow(unsafe_code)]
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes no pointer, and may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 impl Core {
     fn run_syncer(&self) {
         while self.wait_for_sync() {
@@ -96,12 +106,15 @@ impl Core {
             seen_head = head;
             // A request that was made while the last checkpoint ran may have been met by it: what is left can still grow
             // together.
-            let used = self.log_bytes();
-            if (wanted && used > self.area.bytes / 2) || (idle && used > 0) {
+            let idle = idle && self.log_bytes() > 0;
+            if (wanted && self.is_half_full()) || idle {
                 if let Err(error) = self.checkpoint_half() {
                     tracing::error!(%error, "the checkpointer stops");
                     return;
                 }
+            }
+            if idle && self.log_bytes() == 0 {
+                give_memory_back();
             }
         }
     }
