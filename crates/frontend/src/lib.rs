@@ -44,6 +44,7 @@ mod worker;
 
 pub use error::FrontendError;
 pub use keep::KeepHandle;
+pub use queue::BYTES_MAX as QUEUE_BYTES_MAX;
 pub use server::{Endpoint, ServeOptions, Server};
 pub use stats::{
     FrontendSnapshot, FrontendStats, OperationSnapshot, QueueSnapshot, QueueStats, RequestKind,

@@ -170,6 +170,13 @@ impl Doorbell {
             }
         }
     }
+
+    /// Whether waiting for it would not wait now.
+    pub fn is_ready(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut polled, Some(&now)), Ok(1))
+    }
 }
 
 impl AsFd for Doorbell {

@@ -7,6 +7,9 @@
 //!                     └─► unmark in flight
 //! ```
 //!
+//! What a guest has in flight costs memory in every layer, and the guest decides how many segments or ranges it is: a queue
+//! that has [`LOAD_BYTES_MAX`] of it in flight leaves the rest in the ring until something is answered.
+//!
 //! Outcomes of a crash: see [`crate::inflight`]. A request is marked before anything is done with it and unmarked
 //! only after the driver can see its answer.
 
@@ -18,18 +21,31 @@ use std::time::{Duration, Instant};
 use afterimage_block::{Completion, Lane, Request, Token};
 use tracing::warn;
 
-use crate::chain::Chain;
+use crate::chain::{Chain, DESCRIPTORS_MAX};
 use crate::inflight::Inflight;
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, SegmentList};
 use crate::notify::{Call, Doorbell, Wake};
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
+use crate::server::QUEUE_SIZE_MAX;
 use crate::stats::{QueueStats, RequestKind};
 
 /// How often a queue without a kick descriptor looks at its ring.
 const POLLING_PERIOD: Duration = Duration::from_micros(200);
-/// Wake-ups in a row that found nothing to do, after which a kick descriptor is taken for one that is always readable
-/// (a closed socket, /dev/zero) and left alone: the ring is polled instead.
+/// What the requests in flight of one queue may take in bytes, in all layers together, but for one more request. A queue of
+/// 1024 requests as Linux sends them stays below.
+const LOAD_BYTES_MAX: usize = 4 << 20;
+/// What a request of a lane takes beside its segments, roughly: its slots from here down to the ring.
+const REQUEST_BYTES: usize = 1024;
+/// What one segment takes: as it came, and as the slices of parts below.
+const SEGMENT_BYTES: usize = 3 * size_of::<libc::iovec>();
+/// The most memory that a queue takes, in bytes, beside its lane's own: requests in flight, slots, the chain at hand.
+pub const BYTES_MAX: usize = LOAD_BYTES_MAX
+    + DESCRIPTORS_MAX * SEGMENT_BYTES
+    + QUEUE_SIZE_MAX as usize * (size_of::<Slot>() + 64)
+    + SegmentList::BYTES_MAX;
+/// Wake-ups in a row that found nothing to do and the kick descriptor readable after it was read, after which it is taken for
+/// one that is always readable (a closed socket, /dev/zero) and left alone: the ring is polled instead.
 const FRUITLESS_WAKES_MAX: u32 = 10_000;
 /// Failed requests logged per start of a queue; the counters tell the rest.
 const LOGGED_FAILURES: u32 = 8;
@@ -70,6 +86,8 @@ struct Slot {
     busy: bool,
     /// Lane requests not yet completed.
     pending: u16,
+    /// What it takes in bytes.
+    load: u32,
     status: u8,
     kind: RequestKind,
     bytes: u64,
@@ -89,6 +107,8 @@ pub(crate) struct Queue<'a> {
     answered: Vec<u16>,
     counter: u64,
     logged: u32,
+    /// What all requests in flight take in bytes.
+    load: usize,
 }
 
 impl<'a> Queue<'a> {
@@ -98,6 +118,7 @@ impl<'a> Queue<'a> {
         let idle = Slot {
             busy: false,
             pending: 0,
+            load: 0,
             status: S_OK,
             kind: RequestKind::Other,
             bytes: 0,
@@ -113,6 +134,7 @@ impl<'a> Queue<'a> {
             answered: Vec::new(),
             counter: 0,
             logged: 0,
+            load: 0,
             run,
             lane,
             stats,
@@ -152,18 +174,14 @@ impl<'a> Queue<'a> {
                 Ok(false) => {}
                 Err(ended) => return ended,
             }
-            if self.spin_found_work() || self.run.ring.enable_kicks() {
+            // A full queue takes nothing more, whatever the driver says: only an answer or the end wakes it.
+            let full = self.is_full();
+            if self.spin_found_work() || (!full && self.run.ring.enable_kicks()) {
                 self.run.ring.disable_kicks();
                 continue;
             }
-            fruitless = fruitless.saturating_add(1);
-            if fruitless == FRUITLESS_WAKES_MAX && self.run.kick.take().is_some() {
-                warn!(
-                    "{}: the kick descriptor is always readable; the ring is polled instead",
-                    self.run.name
-                );
-            }
             let waited = match &self.run.kick {
+                _ if full => self.lane.wait(&[wake.as_fd()], None),
                 Some(kick) => self.lane.wait(&[kick.as_fd(), wake.as_fd()], None),
                 None => self.lane.wait(&[wake.as_fd()], Some(POLLING_PERIOD)),
             };
@@ -173,11 +191,20 @@ impl<'a> Queue<'a> {
             self.run.ring.disable_kicks();
             self.lane.reap(&mut self.completions);
             // A wake-up by a completion alone leaves the kick descriptor alone: one system call less.
-            if self.completions.is_empty() || self.run.ring.has_available() {
-                if let Some(kick) = &self.run.kick {
-                    if kick.clear() {
-                        self.stats.kicked();
-                    }
+            let has_available = self.run.ring.has_available();
+            let Some(kick) = self.run.kick.as_ref().filter(|_| self.completions.is_empty() || has_available)
+            else {
+                continue;
+            };
+            if kick.clear() {
+                self.stats.kicked();
+            }
+            if self.completions.is_empty() && !has_available && kick.is_ready() {
+                fruitless += 1;
+                if fruitless == FRUITLESS_WAKES_MAX {
+                    self.run.kick = None;
+                    let name = &self.run.name;
+                    warn!("{name}: the kick descriptor is always readable; the ring is polled instead");
                 }
             }
         }
@@ -213,7 +240,7 @@ impl<'a> Queue<'a> {
         let start = Instant::now();
         while start.elapsed() < self.run.spin {
             self.lane.reap(&mut self.completions);
-            if !self.completions.is_empty() || self.run.ring.has_available() {
+            if !self.completions.is_empty() || (!self.is_full() && self.run.ring.has_available()) {
                 return true;
             }
             std::hint::spin_loop();
@@ -230,15 +257,33 @@ impl<'a> Queue<'a> {
         let now = Instant::now();
         for head in heads {
             self.begin(head, now);
+            // What the dead daemon had in flight is what the peer's region says.
+            while self.is_full() {
+                self.lane.dispatch();
+                self.lane.reap(&mut self.completions);
+                self.settle()?;
+                if self.is_full() {
+                    let failed = |error| Ended::Broken(format!("waiting for the disk failed: {error}"));
+                    self.lane.wait(&[], None).map_err(failed)?;
+                }
+            }
         }
         self.lane.dispatch();
         self.lane.reap(&mut self.completions);
         self.settle()
     }
 
+    /// Whether so much is in flight that nothing more is taken.
+    fn is_full(&self) -> bool {
+        self.load >= LOAD_BYTES_MAX
+    }
+
     fn fetch(&mut self) -> Result<bool, RingFault> {
         let mut now = None;
         for _ in 0..self.run.ring.size() {
+            if self.is_full() {
+                break;
+            }
             let Some(head) = self.run.ring.fetch()? else { break };
             if self.slots[usize::from(head)].busy {
                 return Err(RingFault::HeadBusy { head });
@@ -261,6 +306,7 @@ impl<'a> Queue<'a> {
         *slot = Slot {
             busy: true,
             pending: 0,
+            load: 0,
             status: S_OK,
             kind: RequestKind::Other,
             bytes: 0,
@@ -274,12 +320,16 @@ impl<'a> Queue<'a> {
                 slot.kind = kind;
                 slot.bytes = buffers.len() as u64;
                 slot.pending = 1;
+                slot.load = (REQUEST_BYTES + buffers.segments().len() * SEGMENT_BYTES) as u32;
+                self.load += slot.load as usize;
                 self.lane.submit(Request { token: token(head, 0), operation, sector, sectors, buffers });
             }
             Verdict::Ranges { kind } => {
                 slot.kind = kind;
                 slot.bytes = self.ranges.iter().map(|r| r.sectors * 512).sum();
                 slot.pending = self.ranges.len() as u16;
+                slot.load = (REQUEST_BYTES * self.ranges.len()) as u32;
+                self.load += slot.load as usize;
                 for (part, range) in self.ranges.drain(..).enumerate() {
                     self.lane.submit(Request {
                         token: token(head, part),
@@ -337,6 +387,7 @@ impl<'a> Queue<'a> {
 
     fn answer(&mut self, head: u16, now: Instant) {
         let slot = &self.slots[usize::from(head)];
+        self.load -= slot.load as usize;
         if slot.written > 0 {
             self.run.memory.store_u8(crate::memory::GuestAddress(slot.status_at), slot.status);
         }

@@ -18,7 +18,7 @@ use crate::session::{Session, SessionEnd, StopOrder};
 use crate::{FrontendError, FrontendStats};
 
 const QUEUES_MAX: u16 = 64;
-const QUEUE_SIZE_MAX: u16 = 1024;
+pub(crate) const QUEUE_SIZE_MAX: u16 = 1024;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Where the guest comes from.

@@ -21,6 +21,7 @@ use signal_hook::iterator::Signals;
 
 use super::announce::announce;
 use super::disk_spec::SocketSpec;
+use super::memory;
 use super::metrics;
 use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
@@ -62,6 +63,11 @@ struct Doors {
 
 /// Serves until told to stop.
 pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<(), Failure> {
+    memory::bound_the_allocator();
+    tracing::info!(
+        bytes = memory::Shape::of(settings).bytes_max(),
+        "the daemon takes no more memory than this"
+    );
     // From here on a signal is remembered; it is acted on once the images are open.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;

@@ -6,6 +6,7 @@ pub mod config;
 pub mod daemon;
 pub mod disk_spec;
 mod journal;
+pub mod memory;
 pub mod metrics;
 pub mod notify;
 pub mod settings;

@@ -71,6 +71,8 @@ pub struct RawGuest {
     pub call: OwnedFd,
     pub err: OwnedFd,
     pub features: u64,
+    /// Set before the queue: how many entries it has.
+    pub queue_size: u16,
     /// Look at the used ring without waiting for interrupts.
     pub polls: bool,
     next_avail: u16,
@@ -113,6 +115,7 @@ impl RawGuest {
             call: new_eventfd(),
             err: new_eventfd(),
             features: 0,
+            queue_size: QUEUE_SIZE,
             polls: false,
             next_avail: 0,
             seen_used: 0,
@@ -149,7 +152,7 @@ impl RawGuest {
 
     /// With a base of one's own.
     pub fn set_up_queue_at(&mut self, base: u32) {
-        self.send(SET_VRING_NUM, &words([0, u32::from(QUEUE_SIZE)]), &[]);
+        self.send(SET_VRING_NUM, &words([0, u32::from(self.queue_size)]), &[]);
         self.send(SET_VRING_BASE, &words([0, base]), &[]);
         self.send(SET_VRING_ADDR, &self.ring_address(DESCRIPTORS, USED, AVAILABLE), &[]);
         self.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[self.call.as_raw_fd()]);
@@ -279,7 +282,7 @@ impl RawGuest {
 
     /// Makes a head available, without a kick.
     pub fn offer(&mut self, head: u16) {
-        let slot = u64::from(self.next_avail % QUEUE_SIZE);
+        let slot = u64::from(self.next_avail % self.queue_size);
         self.write(AVAILABLE + 4 + 2 * slot, &head.to_le_bytes());
         self.next_avail = self.next_avail.wrapping_add(1);
         self.set_avail_idx(self.next_avail);
@@ -306,7 +309,7 @@ impl RawGuest {
             afterimage_block::wait_readable(&[self.call.as_fd()], Some(wait)).unwrap();
             let _ = rustix::io::read(&self.call, &mut [0u8; 8]);
         }
-        let at = USED + 4 + 8 * u64::from(self.seen_used % QUEUE_SIZE);
+        let at = USED + 4 + 8 * u64::from(self.seen_used % self.queue_size);
         self.seen_used = self.seen_used.wrapping_add(1);
         let element = self.read(at, 8);
         Some((
