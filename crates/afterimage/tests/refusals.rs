@@ -262,3 +262,28 @@ fn the_manual_pages_in_docs_are_those_of_this_program() {
     }
     assert_eq!(std::fs::read_dir(kept).unwrap().count(), pages);
 }
+
+#[test]
+fn more_disks_than_descriptors_are_refused_at_the_start() {
+    let dir = common::folder(&[("a.img", "1M")]);
+    // Soft limits are raised by the daemon itself; the hard one is not its to raise, unless it is root.
+    let serve = |limits: &str, args: &str| {
+        let script = format!("{limits}; exec \"$0\" {args}");
+        let program = env!("CARGO_BIN_EXE_afterimage");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, program]).current_dir(dir.path()).env_remove("RUST_LOG");
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command
+    };
+    let refused = common::finish(serve("ulimit -n 300", "serve --disk a.img").spawn().unwrap());
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{message}");
+    assert!(message.contains("may have 300"), "{message}");
+    assert!(!dir.path().join("a.img.sock").exists());
+    let daemon = common::Daemon::start(&mut serve("ulimit -Sn 64", "serve --json --disk a.img"));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<&str> = line.split_whitespace().filter(|word| word.parse::<u64>().is_ok()).collect();
+    assert_eq!(numbers[0], numbers[1], "{line}");
+    daemon.terminate();
+}

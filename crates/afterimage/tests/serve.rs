@@ -35,6 +35,24 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// In the sandbox, too, and under every contract.
+#[test]
+fn a_guest_whose_call_blocks_keeps_neither_its_disk_nor_sigterm() {
+    for contract in CONTRACTS {
+        let dir = folder(&[("a.img", "1M")]);
+        let daemon = Daemon::serve(dir.path(), &["--disk", "a.img,socket=s", "--survives", contract]);
+        let mut guest = Guest::connect(&dir.path().join("s"));
+        guest.write(0, &pattern(1, 4096));
+        guest.block_the_call();
+        for block in 1..4u64 {
+            guest.start_write(4096 * block, &pattern(block as u8, 4096));
+            assert_eq!(guest.complete_unnotified(), 0, "{contract}");
+        }
+        daemon.terminate();
+        assert_eq!(file_bytes(&dir.path().join("a.img"), 3 * 4096, 4096), pattern(3, 4096), "{contract}");
+    }
+}
+
 #[test]
 fn under_every_contract_an_orderly_end_leaves_a_plain_raw_file() {
     for contract in CONTRACTS {

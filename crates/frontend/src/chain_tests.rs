@@ -200,3 +200,24 @@ proptest! {
         crate::fuzz::keep(&bytes);
     }
 }
+
+proptest! {
+    // Each case is a connection with its queues.
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn no_session_upsets_the_device(steps in proptest::collection::vec(any::<u8>(), 0..400)) {
+        crate::fuzz::session(&steps, false);
+        crate::fuzz::takeover(&steps, false);
+    }
+}
+
+/// A guest that sets a queue up and is served, so that the lane above reaches what lies behind.
+#[test]
+fn a_well_behaved_session_is_served() {
+    // Set queue 0 up, offer a write and a read, wait a little, stop. A busy machine may take longer to serve them.
+    let steps = [0, 0, 3, 0, 1, 3, 3, 0, 0, 5, 8, 250, 8, 250, 5, 0];
+    assert!((0..10_000).any(|_| crate::fuzz::session(&steps, false) == 2));
+    // The same queue, as a keeper holds it.
+    let steps = [1, 0, 0, 3, 0, 1, 3, 3, 0, 0, 5, 8, 250, 8, 250, 5, 0];
+    assert!((0..10_000).any(|_| crate::fuzz::takeover(&steps, false) == 2));
+}

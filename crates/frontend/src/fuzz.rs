@@ -13,6 +13,8 @@ use crate::request::{classify, Shape, Verdict};
 use crate::ring::{Ring, RingAddresses};
 use crate::wire::Framer;
 
+pub use crate::fuzz_session::{session, takeover};
+
 const PAGE: usize = 4096;
 const QUEUE_SIZE: u16 = 16;
 /// Where the second region starts: a hole behind the first, then memory that touches it from above.

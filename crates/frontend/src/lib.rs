@@ -26,6 +26,7 @@ mod device;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
+mod fuzz_session;
 mod handler;
 mod inflight;
 pub mod keep;

@@ -172,20 +172,28 @@ impl<'a> Session<'a> {
                     Received::Partial => {}
                     Received::Closed => return Ok(SessionEnd::Closed),
                     Received::Message(frame, fds) => {
-                        let applied = self.apply(&frame, &fds)?;
-                        if applied.accepted {
-                            self.put(&frame, &fds, &applied.replies);
-                        }
-                        self.forget_the_untrue();
-                        for (bytes, fds) in applied.replies {
-                            if !self.send(&bytes, &fds)? {
-                                return Ok(SessionEnd::Stopped);
-                            }
+                        if !self.message(&frame, &fds)? {
+                            return Ok(SessionEnd::Stopped);
                         }
                     }
                 }
             }
         }
+    }
+
+    /// One message: applied, kept, answered. `false` when the order to stop came before the answer could go.
+    pub fn message(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<bool, SessionError> {
+        let applied = self.apply(frame, fds)?;
+        if applied.accepted {
+            self.put(frame, fds, &applied.replies);
+        }
+        self.forget_the_untrue();
+        for (bytes, fds) in applied.replies {
+            if !self.send(&bytes, &fds)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn device(&self) -> MutexGuard<'_, Device> {

@@ -209,8 +209,12 @@ impl State {
         temporary.push(".new");
         let temporary = PathBuf::from(temporary);
         let failed = |e| StateError::io("write the state file", path)(e);
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).open(&temporary).map_err(failed)?;
+        match fs::remove_file(&temporary) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+        // Never through a link that somebody has put there.
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(failed)?;
         file.write_all(&self.to_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
         fs::rename(&temporary, path).and_then(|()| sync_folder(path)).map_err(failed)
     }
@@ -271,6 +275,18 @@ mod tests {
 
     fn parse(bytes: &[u8]) -> Result<State, StateError> {
         State::parse(bytes, Path::new("x.state"))
+    }
+
+    #[test]
+    fn a_link_in_the_drafts_place_is_not_followed() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (path, other) = (dir.path().join("a.state"), dir.path().join("other"));
+        fs::write(&other, "another file").expect("another file");
+        std::os::unix::fs::symlink(&other, dir.path().join("a.state.new")).expect("a link");
+        example().write(&path).expect("written");
+        assert_eq!(fs::read(&other).expect("another file"), b"another file");
+        assert!(fs::symlink_metadata(&path).expect("the state file").is_file());
+        assert_eq!(State::read(&path).expect("read"), Some(example()));
     }
 
     #[test]

@@ -67,7 +67,13 @@ impl Recording {
         name.push(".new");
         let new = Path::new(&name);
         let what = new.display().to_string();
-        let file = File::create(new).map_err(TraceError::io(format!("creating {what}")))?;
+        let removed =
+            fs::remove_file(new)
+                .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) });
+        // Never through a link that somebody has put there.
+        let file = removed
+            .and_then(|()| File::options().write(true).create_new(true).open(new))
+            .map_err(TraceError::io(format!("creating {what}")))?;
         let written = self.write(file, what.clone()).and_then(|(written, file)| {
             sync(&file)
                 .and_then(|()| fs::rename(new, path))

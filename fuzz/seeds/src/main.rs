@@ -123,5 +123,18 @@ fn main() -> Outcome<()> {
     region[8] = 1;
     region[10] = 16;
     put("fuzz_inflight", "seed-version-1", &region)?;
+    // Set both queues up and offer requests; the same with memory that shrinks, a table's message too many, and a reset.
+    let served = [0, 0, 0, 1, 3, 0, 1, 3, 3, 1, 0, 5, 3, 0, 2, 0, 3, 1, 5, 1, 8, 250, 5, 0];
+    let disturbed =
+        [0, 0, 3, 0, 1, 3, 6, 0, 3, 3, 0, 0, 5, 2, 0, 4, 32, 7, 5, 3, 0, 0, 1, 8, 250, 9, 2, 0, 0, 9, 0];
+    put("fuzz_session", "seed-served", &served)?;
+    put("fuzz_session", "seed-disturbed", &disturbed)?;
+    // As many entries as the first byte says: a whole set-up, an in-flight region, a message of any content.
+    put("fuzz_takeover", "seed-served", &[&[1, 0, 0][..], &served[4..]].concat())?;
+    put(
+        "fuzz_takeover",
+        "seed-mixed",
+        &[&[3, 0, 0, 3, 1, 16, 64, 2, 1, 0, 8, 0, 8, 1, 0, 0, 0][..], &disturbed].concat(),
+    )?;
     Ok(())
 }

@@ -23,7 +23,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
-use crate::serve::KEEP_FD_VARIABLE;
+use crate::serve::{descriptors, KEEP_FD_VARIABLE};
 
 /// A daemon that lived this long was not a quick failure.
 const QUICK: Duration = Duration::from_secs(10);
@@ -66,6 +66,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::usage("keep runs `serve` only: write afterimage keep -- serve ..."));
     }
     let signals = Watch::start()?;
+    // What it holds for its daemons, which inherit the limit.
+    descriptors::raise();
     let mut keeping = Keeping { args, program, keeper: Keeper::new(), signals, quick_failures: 0 };
     loop {
         let started = Instant::now();

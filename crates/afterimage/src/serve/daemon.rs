@@ -20,6 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use super::announce::announce;
+use super::descriptors;
 use super::disk_spec::SocketSpec;
 use super::memory;
 use super::metrics;
@@ -77,6 +78,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let notifier = Notifier::from_environment();
     abort_on_panic();
     refuse_same_image(&settings.disks)?;
+    descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
     let doors = open_doors(settings, keep.as_ref())?;
     let images = open_images(settings)?;

@@ -4,6 +4,7 @@ mod announce;
 pub mod cache;
 pub mod config;
 pub mod daemon;
+pub mod descriptors;
 pub mod disk_spec;
 mod journal;
 pub mod memory;

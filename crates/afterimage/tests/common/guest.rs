@@ -127,6 +127,32 @@ impl Guest {
         self.transport.get_submission_notifier(0).notify().unwrap();
     }
 
+    /// Makes the call eventfd full and whoever writes to it wait, as a hostile VMM can.
+    pub fn block_the_call(&self) {
+        use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
+        let fd = self.transport.get_completion_fd(0);
+        // SAFETY: the descriptor belongs to the transport, which lives longer than this borrow.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+        let flags = fcntl_getfl(fd).unwrap();
+        fcntl_setfl(fd, flags | OFlags::NONBLOCK).unwrap();
+        while rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes()).is_err() {
+            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+        }
+        fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
+    }
+
+    /// The next answer, looked for without the call descriptor.
+    pub fn complete_unnotified(&mut self) -> i32 {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some(completion) = self.queue.completions().next() {
+                return completion.ret;
+            }
+            assert!(Instant::now() < deadline, "no answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The next answer within the deadline.
     pub fn complete(&mut self) -> Option<i32> {
         self.complete_within(DEADLINE)

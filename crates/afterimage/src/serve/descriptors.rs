@@ -1,0 +1,67 @@
+//! The limit of open files: raised as far as it goes, and checked against what the guests may need at once.
+//!
+//! A process that runs out of descriptors under a guest cannot take its next message, and a daemon that takes over under
+//! `keep` cannot even read what is held for it. So what cannot fit is refused at the start, in a sentence.
+
+use std::io;
+
+use afterimage_frontend::keep::wire::DISK_FDS_MAX;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+
+use super::settings::Settings;
+use crate::failure::Failure;
+
+/// For the process itself: standard streams, signals, log, control and metrics sockets with their clients.
+const PROCESS: u64 = 256;
+/// For a disk: image, state, arena and journal files, listening and connected sockets, the decoder's socket pair, and two
+/// messages' descriptors (32 each), as one is received while it is handed on.
+const DISK: u64 = 32 + 2 * 32;
+/// For a queue: its wake-ups, its lane's and its bell's io_uring, and kick, call and err descriptor, old and new.
+const QUEUE: u64 = 16;
+
+/// Raises this process's limit as far as it may.
+pub fn raise() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+        if let Err(error) = raised.map_err(io::Error::from) {
+            tracing::warn!("cannot raise the limit of open files: {error}");
+        }
+    }
+    getrlimit(Resource::Nofile).current
+}
+
+/// How many descriptors these disks may need at once. `kept`: what the keeper holds is taken over at the start, and is
+/// held by the keeper, whose limit is the same.
+fn needed(disks: u64, queues: u64, kept: bool) -> u64 {
+    let held = if kept { DISK_FDS_MAX as u64 } else { 0 };
+    PROCESS + disks * (DISK + held + (queues + 1) * QUEUE)
+}
+
+/// Raises the limit, and refuses what does not fit.
+///
+/// # Errors
+/// Too many disks or queues.
+pub fn prepare(settings: &Settings, kept: bool) -> Result<(), Failure> {
+    let (disks, queues) = (settings.disks.len() as u64, u64::from(settings.queues));
+    let needed = needed(disks, queues, kept);
+    match raise() {
+        Some(limit) if limit < needed => Err(Failure::failed(format!(
+            "{disks} disks of {queues} queues may need {needed} open files, and this process may have {limit}: raise the \
+             limit (ulimit -Hn, LimitNOFILE=), or serve fewer disks or queues"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_disk_fits_into_the_usual_limit_and_many_do_not() {
+        assert!(needed(1, 1, true) <= 1024);
+        assert!(needed(4, 4, false) <= 1024);
+        assert!(needed(16, 64, true) > 4096);
+    }
+}
