@@ -74,6 +74,23 @@ fn without_restart_the_guests_wait_for_the_word() {
     keep.terminate();
 }
 
+/// The word may come before the keeper has heard of the death.
+#[test]
+fn a_handover_that_is_asked_of_a_dead_daemon_starts_the_next_one() {
+    let dir = folder(&[("a.img", "8M")]);
+    let args = ["keep", "--", "serve", "--json", "--disk", "a.img,socket=s"];
+    let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+    let mut guest = Guest::connect(&dir.path().join("s"));
+    guest.write(0, &[1; 512]);
+    keep.signal(Signal::SIGSTOP);
+    kill(pid_of(&keep.ready), Signal::SIGKILL).unwrap();
+    keep.signal(Signal::SIGHUP);
+    keep.signal(Signal::SIGCONT);
+    keep.next_ready().expect("the next daemon");
+    guest.write(0, &[2; 512]);
+    keep.terminate();
+}
+
 #[test]
 fn keep_ends_with_a_daemon_that_ends_by_itself() {
     let dir = folder(&[("a.img", "1M")]);

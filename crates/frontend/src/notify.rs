@@ -23,6 +23,7 @@ use std::time::Duration;
 use io_uring::register::Restriction;
 use io_uring::{opcode, IoUring};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use rustix::io::{preadv2, read, write, Errno, ReadWriteFlags};
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{recv, send, AddressFamily, RecvFlags, SendFlags};
@@ -210,7 +211,12 @@ impl Call {
         match doorbell {
             None => {}
             Some(Doorbell { fd, kind: Kind::Socket }) => self.socket = Some(fd),
-            Some(Doorbell { fd, kind: Kind::Eventfd }) => self.bell.hang(fd.as_fd())?,
+            Some(Doorbell { fd, kind: Kind::Eventfd }) => {
+                // Nothing here needs it, but drivers exist that read theirs without a look, as QEMU makes its own and
+                // qemu-storage-daemon its peers' non-blocking.
+                let _ = fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
+                self.bell.hang(fd.as_fd())?;
+            }
         }
         Ok(())
     }
@@ -279,6 +285,7 @@ mod tests {
         let mut count = [0; 8];
         for notifications in 1..5u64 {
             (0..notifications).for_each(|_| assert!(call.notify()));
+            assert!(fcntl_getfl(&fd).unwrap().contains(OFlags::NONBLOCK));
             read(&fd, &mut count).unwrap();
             assert_eq!(u64::from_ne_bytes(count), notifications);
         }

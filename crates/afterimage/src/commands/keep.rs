@@ -166,7 +166,8 @@ impl Keeping<'_> {
             if let Some(status) = gone {
                 return Ok(match status.code() {
                     _ if told_to_end => Outcome::Ended(status),
-                    Some(0) if handing_over => Outcome::HandOver,
+                    // Also where it had died before it could hand over: the next one was asked for.
+                    Some(0 | PANIC_STATUS) | None if handing_over => Outcome::HandOver,
                     Some(PANIC_STATUS) | None => Outcome::Died(status),
                     Some(_) => Outcome::Ended(status),
                 });
