@@ -1,8 +1,7 @@
 //! One connection: messages in, the `vhost` crate's decoder, answers out, and a copy of what matters to the keeper.
 //!
 //! Each message is read whole from the peer, corrected where a known peer needs it ([`crate::wire`]), handed to the decoder
-//! through a private socket pair, put in the keeper if it set state and was accepted, and the decoder's answer is passed
-//! on. Nothing waits for the peer without also waiting for the order to stop.
+//! through a private socket pair, and the decoder's answer is passed on. The keeper gets what set state and was accepted. Nothing waits for the peer without also waiting for the order to stop.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -183,8 +182,14 @@ impl<'a> Session<'a> {
 
     /// One message: applied, kept, answered. `false` when the order to stop came before the answer could go.
     pub fn message(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<bool, SessionError> {
+        // Whoever asked for no answer has gone on, and would never say it again: it is kept first. If it is refused, that
+        // is the connection's end, and nothing of it is kept.
+        let answered = frame.needs_reply() || frame.code() == Some(FrontendReq::GET_VRING_BASE);
+        if !answered {
+            self.put(frame, fds, &[]);
+        }
         let applied = self.apply(frame, fds)?;
-        if applied.accepted {
+        if answered && applied.accepted {
             self.put(frame, fds, &applied.replies);
         }
         self.forget_the_untrue();
@@ -303,7 +308,7 @@ impl<'a> Session<'a> {
         Ok(true)
     }
 
-    /// Keeps what an accepted message has set, before it is answered.
+    /// Keeps what a message sets.
     fn put(&mut self, frame: &Frame, fds: &[OwnedFd], replies: &[Reply]) {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         match frame.code() {

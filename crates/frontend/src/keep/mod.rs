@@ -15,8 +15,8 @@
 //!
 //! Outcomes of a daemon's death: a put that was acknowledged is found by the next daemon, and a message that was answered
 //! was put before. One that the daemon had read from the guest's socket and not yet put is lost; that window is open only
-//! while a guest sets its device up or tears it down. A message that the daemon refused is never kept: its successor
-//! would refuse it as well, and the guest with it.
+//! while a guest sets its device up or tears it down. A message that the daemon refused is not kept, nor anything of a
+//! connection that ended: its successor would refuse it as well, and the guest with it.
 
 mod client;
 mod server;
