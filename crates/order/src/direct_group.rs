@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use afterimage_block::{BlockError, Disk, DiskIndex, Medium, SequenceNumber};
 use afterimage_store::ImageStore;
 
 use crate::clock::SystemClock;
-use crate::events::Events;
+use crate::events::{Events, Subscription};
 use crate::home::no_disk;
 use crate::home_lane::LaneHome;
 use crate::mark;
@@ -124,7 +123,7 @@ impl DirectGroup {
         Ok(self.flush()? >= sequence)
     }
 
-    pub(crate) fn subscribe(&self) -> Receiver<Event> {
+    pub(crate) fn subscribe(&self) -> Subscription {
         self.events.subscribe()
     }
 

@@ -1,7 +1,6 @@
 //! One consistency group: what `serve` opens, asks and closes.
 
 use std::path::PathBuf;
-use std::sync::mpsc::Receiver;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use afterimage_store::ImageStore;
 
 use crate::direct_group::DirectGroup;
 use crate::redo::group::RedoGroup;
-use crate::{Closing, Contract, Event, GroupStatus, HomeWriter, OpenError};
+use crate::{Closing, Contract, GroupStatus, HomeWriter, OpenError, Subscription};
 
 /// How a group is opened.
 #[derive(Clone, Debug)]
@@ -126,8 +125,8 @@ impl Group {
         }
     }
 
-    /// Durability and failure events from now on. A receiver that is not read holds at most the newest few thousand.
-    pub fn subscribe(&self) -> Receiver<Event> {
+    /// Durability and failure events from now on.
+    pub fn subscribe(&self) -> Subscription {
         match &self.inner {
             Inner::Direct(group) => group.subscribe(),
             Inner::Redo(group) => group.subscribe(),

@@ -32,6 +32,7 @@ mod status;
 pub use clock::{Clock, SystemClock, VirtualClock};
 pub use contract::{Contract, ContractError, WINDOW_MAX, WINDOW_MIN};
 pub use error::{OpenError, OpenErrorKind};
+pub use events::{Subscription, Unread};
 pub use group::{Group, GroupOptions};
 pub use home::{HomeError, HomeWriter};
 pub use mark::mark_of;

@@ -133,7 +133,8 @@ fn a_pause_leaves_a_complete_image_and_holds_writes_back() {
         lane.flush(FlushKind::Order).expect("nothing to flush");
         let writer = std::thread::spawn(move || lane.write(Sector(8), &[9; 4096]).map(|()| lane));
         assert_eq!(group.status().acknowledged, paused, "held back");
-        assert!(events.try_iter().any(|e| matches!(e, afterimage_order::Event::Paused { .. })));
+        assert!(std::iter::from_fn(|| events.try_next())
+            .any(|e| matches!(e, afterimage_order::Event::Paused { .. })));
         group.resume();
         let mut lane = writer.join().expect("the writer").expect("it goes on");
         lane.read(Sector(8), &mut found).expect("a read");

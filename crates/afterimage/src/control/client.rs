@@ -1,11 +1,15 @@
 //! The other end of the control socket: what `ctl` speaks through.
 
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, IoSliceMut, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::protocol::{Answer, Request};
+use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags};
+
+use super::protocol::{Answer, ImageAnswer, Request};
 use crate::failure::Failure;
 use crate::serve::sockets::check_path;
 
@@ -42,12 +46,60 @@ impl Client {
 
     /// Asks and returns the answer's line and meaning. A refusal is a failure.
     pub fn ask(&mut self, request: &Request) -> Result<(String, Answer), Failure> {
+        self.tell(request)?;
+        let text = self.line()?.ok_or_else(|| self.lost(&"it closed the connection without an answer"))?;
+        let answer = self.understand(&text)?;
+        Ok((text, answer))
+    }
+
+    /// Asks for the image of the disk in this place of the group: what it is, and its file for reading.
+    pub fn ask_image(&mut self, disk: u64) -> Result<(ImageAnswer, File), Failure> {
+        self.tell(&Request::Image { disk })?;
+        // Nothing is buffered: every answer before has been taken. The descriptor comes with the first byte.
+        let mut text = Vec::new();
+        let mut file = None;
+        while text.last() != Some(&b'\n') {
+            let mut part = [0; 1024];
+            let n = self.receive(&mut part, &mut file)?;
+            text.extend_from_slice(&part[..n]);
+            if n == 0 || text.len() as u64 > ANSWER_BYTES_MAX {
+                return Err(self.lost(&"it closed the connection without an answer"));
+            }
+        }
+        let answer = self.understand(&String::from_utf8_lossy(&text))?;
+        match (answer, file) {
+            (Answer::Image(image), Some(file)) => Ok((image, file)),
+            _ => Err(self.lost(&"it did not hand the image over")),
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn receive(&self, part: &mut [u8], file: &mut Option<File>) -> Result<usize, Failure> {
+        let mut room = nix::cmsg_space!(RawFd);
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let socket = self.stream.get_ref().as_raw_fd();
+        let mut parts = [IoSliceMut::new(part)];
+        let message = recvmsg::<()>(socket, &mut parts, Some(&mut room), flags).map_err(|e| self.lost(&e))?;
+        for control in message.cmsgs().map_err(|e| self.lost(&e))? {
+            if let ControlMessageOwned::ScmRights(numbers) = control {
+                for number in numbers {
+                    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows its number.
+                    *file = Some(unsafe { File::from_raw_fd(number) });
+                }
+            }
+        }
+        Ok(message.bytes)
+    }
+
+    fn tell(&mut self, request: &Request) -> Result<(), Failure> {
         let mut line =
             serde_json::to_vec(request).map_err(|e| Failure::failed(format!("cannot ask: {e}")))?;
         line.push(b'\n');
-        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))?;
-        let text = self.line()?.ok_or_else(|| self.lost(&"it closed the connection without an answer"))?;
-        let answer: Answer = serde_json::from_str(&text).map_err(|_| {
+        self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))
+    }
+
+    fn understand(&self, text: &str) -> Result<Answer, Failure> {
+        let answer: Answer = serde_json::from_str(text).map_err(|_| {
             Failure::failed(format!(
                 "{} answered something that is no answer of this version's daemon: use the afterimage that serves it",
                 self.path.display()
@@ -59,7 +111,7 @@ impl Client {
                 self.path.display(),
                 refusal.error
             ))),
-            answer => Ok((text, answer)),
+            answer => Ok(answer),
         }
     }
 

@@ -1,16 +1,19 @@
 //! The control socket: JSON lines, one request a line, one answer a line (`docs/control-protocol.md`).
 //!
 //! ```text
-//! ctl ── client ── Unix socket ── server ─┬─ status, flush, wait, stop, resume   one answer
-//!                                         ├─ pause                               one answer; the connection holds it
-//!                                         └─ events                              answers until one side goes
+//! ctl ── client ── Unix socket ── server ─┬─ status, image, flush, wait, stop, resume   one answer
+//!                                         ├─ pause                                      one answer; the connection owns it
+//!                                         └─ events                                     answers until one side goes
 //! ```
 //!
-//! A line comes from anybody who may open the socket, so it is bounded and parsed strictly by a pure function.
+//! A line comes from anybody who may open the socket, so it is bounded and parsed strictly by a pure function. What the
+//! connections of a daemon may do to each other is decided in [`sessions`], whose pauses follow [`pauses`].
 
 pub mod client;
+pub mod pauses;
 pub mod protocol;
 pub mod retained;
 pub mod server;
+pub mod sessions;
 
 pub use protocol::{parse_request, Request, RequestError, LINE_BYTES_MAX};

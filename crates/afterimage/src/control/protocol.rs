@@ -45,6 +45,11 @@ pub enum Request {
     },
     /// Let writes go on.
     Resume {},
+    /// Hand over an image's file for reading.
+    Image {
+        /// The disk's place in the group.
+        disk: u64,
+    },
 }
 
 /// Why a line is not a request.
@@ -102,6 +107,8 @@ pub enum Answer {
     Status(Box<StatusAnswer>),
     /// `wait`
     Wait(WaitAnswer),
+    /// `image`
+    Image(ImageAnswer),
     /// `flush`, `pause`
     Sequence(SequenceAnswer),
     /// `stop`, `resume`, and the first line of `events`
@@ -124,6 +131,18 @@ pub struct Refusal {
 pub struct DoneAnswer {
     /// `true`
     pub ok: bool,
+}
+
+/// An image's file. A descriptor that reads it comes along with the line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageAnswer {
+    /// `true`
+    pub ok: bool,
+    /// Its name as it was when the daemon opened it, from the root.
+    pub file: String,
+    /// Its size.
+    pub bytes: u64,
 }
 
 /// Done up to a point of the history.
@@ -164,6 +183,7 @@ mod tests {
             Request::Pause { for_ms: Some(1) },
             Request::Pause { for_ms: None },
             Request::Resume {},
+            Request::Image { disk: 3 },
         ] {
             let line = serde_json::to_vec(&request).unwrap();
             assert_eq!(parse_request(&line), Ok(request));
@@ -210,6 +230,7 @@ mod tests {
             r#"{"ok":true,"durable":true,"sequence":4}"#,
             r#"{"ok":true,"sequence":4}"#,
             r#"{"ok":true}"#,
+            r#"{"ok":true,"file":"/a.img","bytes":512}"#,
         ];
         for text in texts {
             let answer: Answer = serde_json::from_str(text).unwrap();
@@ -217,5 +238,6 @@ mod tests {
         }
         assert!(matches!(serde_json::from_str(texts[1]), Ok(Answer::Wait(_))));
         assert!(matches!(serde_json::from_str(texts[2]), Ok(Answer::Sequence(_))));
+        assert!(matches!(serde_json::from_str(texts[4]), Ok(Answer::Image(_))));
     }
 }

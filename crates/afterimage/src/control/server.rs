@@ -1,310 +1,376 @@
-//! The daemon's side of the control socket.
+//! The daemon's side of the control socket: sockets, clock and workers around [`Sessions`].
 //!
-//! One thread accepts, one thread serves each connection. A pause belongs to the connection that asked for it: it
-//! ends with the connection, with its time, or when anybody resumes, whichever comes first.
+//! ```text
+//!   socket ──┐                          ┌─► control-pause    pause, resume
+//!   clients ─┼─► control: Sessions ─────┼─► control-flush    flush            they may block on storage;
+//!   clock ───┘          ▲               └─► control-status   status, look     the first thread never does
+//!                       └── outcomes ◄──────────┘
+//! ```
 
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{sync_channel, RecvTimeoutError, Sender, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{channel, sync_channel, Receiver, Sender, SyncSender};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::SequenceNumber;
-use serde::Serialize;
+use afterimage_order::{Contract, Event};
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
+use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::protocol::{
-    parse_request, DoneAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, LINE_BYTES_MAX, PAUSE_MS_DEFAULT,
-};
+use super::sessions::{Action, ConnectionId, Progress, Sessions};
 use crate::serve::state::Daemon;
 
-/// Connections served at a time: each costs a thread.
-const CONNECTIONS_MAX: usize = 16;
 /// How long reaching a pause may take before writes go on.
 const PAUSE_REACH: Duration = Duration::from_secs(60);
-/// How often a connection that waits for the group looks whether its client is still there.
-const LOOK: Duration = Duration::from_millis(200);
+/// How long a socket that cannot accept, for want of descriptors or memory, is left alone.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+/// Connections accepted before the others are looked at again.
+const ACCEPT_MAX: usize = 8;
+/// Outcomes and events that wait for the first thread; more make their senders wait.
+const INPUTS_MAX: usize = 64;
 
 /// What the control socket tells the main thread.
 #[derive(Debug)]
 pub struct StopRequest {
     /// Takes the outcome of the orderly end.
-    pub outcome: SyncSender<Result<(), String>>,
-    /// Disconnects when the client has been answered.
-    pub answered: std::sync::mpsc::Receiver<()>,
+    pub outcome: Outcome,
+    /// Disconnects when those who asked have been answered.
+    pub answered: Receiver<()>,
 }
 
-/// Who holds the pause.
-#[derive(Debug, Default)]
-struct PauseOwner(Mutex<Option<u64>>);
-
+/// Takes the outcome of the orderly end.
 #[derive(Debug)]
-struct Shared {
-    daemon: Arc<Daemon>,
-    stop: Mutex<Sender<StopRequest>>,
-    pause: PauseOwner,
-    connections: AtomicUsize,
+pub struct Outcome(Post);
+
+impl Outcome {
+    /// The end went so.
+    pub fn tell(self, result: Result<(), String>) {
+        self.0.post(Input::Stopped(result));
+    }
+}
+
+/// What arrives at the first thread from the others.
+#[derive(Debug)]
+enum Input {
+    Paused(Result<u64, String>),
+    Resumed,
+    Flushed(Result<u64, String>),
+    Looked(Progress),
+    Answered(ConnectionId, Vec<u8>),
+    Stopped(Result<(), String>),
+    Event(Event),
+    End(SyncSender<()>),
+}
+
+/// The way to the first thread.
+#[derive(Clone, Debug)]
+struct Post {
+    inputs: SyncSender<Input>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Post {
+    fn post(&self, input: Input) {
+        // Without the first thread the process is ending.
+        if self.inputs.send(input).is_ok() {
+            // Fails only where the counter is full, which is as set as can be.
+            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// A running control socket.
+#[derive(Debug)]
+pub struct Control(Post);
+
+impl Control {
+    /// The orderly end begins. When this returns no pause is in force, and whoever held one will be told that it ended.
+    pub fn end(&self) {
+        let (done, ended) = sync_channel(1);
+        self.0.post(Input::End(done));
+        // Disconnects if the thread is gone.
+        let _ = ended.recv();
+    }
+}
+
+/// What the workers do.
+enum Job {
+    Pause,
+    Resume,
+    Flush,
+    Look,
+    Status(ConnectionId),
 }
 
 /// Starts serving. Returns at once; the threads end with the process.
-pub fn start(listener: UnixListener, daemon: Arc<Daemon>, stop: Sender<StopRequest>) -> io::Result<()> {
-    let shared = Arc::new(Shared {
-        daemon,
-        stop: Mutex::new(stop),
-        pause: PauseOwner::default(),
-        connections: AtomicUsize::new(0),
-    });
-    std::thread::Builder::new().name("control".to_owned()).spawn(move || accept(&listener, &shared))?;
-    Ok(())
-}
-
-fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
-    for number in 0u64.. {
-        let mut stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "the control socket cannot accept a connection");
-                // Out of descriptors or memory: an immediate retry would spin.
-                std::thread::sleep(LOOK);
-                continue;
-            }
-        };
-        if shared.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
-            shared.connections.fetch_sub(1, Ordering::SeqCst);
-            let refusal = format!("{CONNECTIONS_MAX} control connections are open already: close one");
-            drop(send(&mut stream, &refused(refusal)));
-            continue;
-        }
-        let connection = Arc::clone(shared);
-        let spawned = std::thread::Builder::new().name(format!("control-{number}")).spawn(move || {
-            // The client went away, or its connection broke: its own affair.
-            if let Err(error) = serve(&connection, stream, number) {
-                tracing::debug!(%error, "a control connection ended");
-            }
-            connection.release(number);
-            connection.connections.fetch_sub(1, Ordering::SeqCst);
-        });
-        if let Err(error) = spawned {
-            shared.connections.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!(%error, "cannot start a thread for a control connection");
-        }
-    }
-}
-
-/// Serves one connection until it ends.
-fn serve(shared: &Shared, mut stream: UnixStream, me: u64) -> io::Result<()> {
-    // A client that does not read its answers is not waited for.
-    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
-    let mut lines = Lines::default();
-    let mut pause_ends: Option<Instant> = None;
-    loop {
-        let Some(line) = lines.next(&mut stream, pause_ends)? else {
-            // The pause's time is over; the connection stays.
-            pause_ends = None;
-            shared.release(me);
-            continue;
-        };
-        let request = match line {
-            Line::End => return Ok(()),
-            Line::TooLong => {
-                return send(&mut stream, &refused(super::RequestError::TooLong.to_string()));
-            }
-            Line::Text(text) => match parse_request(&text) {
-                Ok(request) => request,
-                Err(error) => {
-                    send(&mut stream, &refused(error.to_string()))?;
-                    continue;
-                }
-            },
-        };
-        match request {
-            Request::Status {} => send(&mut stream, &shared.daemon.status())?,
-            Request::Flush {} => match shared.daemon.group.flush() {
-                Ok(sequence) => send(&mut stream, &SequenceAnswer { ok: true, sequence: sequence.0 })?,
-                Err(error) => send(&mut stream, &refused(error.to_string()))?,
-            },
-            Request::Wait { sequence, timeout_ms } => wait(shared, &mut stream, sequence, timeout_ms)?,
-            Request::Events {} => return events(shared, &mut stream),
-            Request::Stop {} => return stop(shared, &mut stream),
-            Request::Pause { for_ms } => {
-                let hold = Duration::from_millis(for_ms.unwrap_or(PAUSE_MS_DEFAULT));
-                match shared.acquire(me) {
-                    Ok(sequence) => {
-                        pause_ends = Some(Instant::now() + hold);
-                        send(&mut stream, &SequenceAnswer { ok: true, sequence: sequence.0 })?;
-                    }
-                    Err(why) => send(&mut stream, &refused(why))?,
-                }
-            }
-            Request::Resume {} => {
-                pause_ends = None;
-                let answer = shared.resume();
-                match answer {
-                    Ok(()) => send(&mut stream, &DoneAnswer { ok: true })?,
-                    Err(why) => send(&mut stream, &refused(why))?,
-                }
-            }
-        }
-    }
-}
-
-impl Shared {
-    /// Pauses for this connection.
-    fn acquire(&self, me: u64) -> Result<SequenceNumber, String> {
-        let mut owner = self.pause.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if owner.is_some() {
-            return Err("writes are paused already: wait for that pause to end, or resume".to_owned());
-        }
-        let sequence = self.daemon.group.pause(Some(PAUSE_REACH)).map_err(|e| e.to_string())?;
-        *owner = Some(me);
-        Ok(sequence)
-    }
-
-    /// Ends this connection's pause, if it has one.
-    fn release(&self, me: u64) {
-        let mut owner = self.pause.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if *owner == Some(me) {
-            *owner = None;
-            self.daemon.group.resume();
-            tracing::info!("writes go on: the pause's connection or its time ended");
-        }
-    }
-
-    /// Ends whoever's pause.
-    fn resume(&self) -> Result<(), String> {
-        let mut owner = self.pause.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if owner.take().is_none() {
-            return Err("writes are not paused: the pause has ended already".to_owned());
-        }
-        self.daemon.group.resume();
-        Ok(())
-    }
-}
-
-fn wait(shared: &Shared, stream: &mut UnixStream, sequence: u64, timeout_ms: Option<u64>) -> io::Result<()> {
-    let deadline = timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
-    let newest = shared.daemon.group.status().acknowledged.0;
-    if sequence > newest && timeout_ms.is_none() {
-        return send(
-            stream,
-            &refused(format!(
-                "sequence number {sequence} lies ahead of the newest request, {newest}: give a timeout"
-            )),
-        );
-    }
-    loop {
-        // In slices, so that a client that goes away does not leave a thread behind.
-        let slice = deadline.map_or(LOOK, |d| d.saturating_duration_since(Instant::now()).min(LOOK));
-        match shared.daemon.group.wait_durable(SequenceNumber(sequence), Some(slice)) {
-            Ok(durable) if durable || deadline.is_some_and(|d| Instant::now() >= d) => {
-                return send(stream, &WaitAnswer { ok: true, durable, sequence });
-            }
-            Ok(_) => {}
-            Err(error) => return send(stream, &refused(error.to_string())),
-        }
-        if gone(stream) {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
-    }
-}
-
-fn events(shared: &Shared, stream: &mut UnixStream) -> io::Result<()> {
-    let events = shared.daemon.group.subscribe();
-    send(stream, &DoneAnswer { ok: true })?;
-    loop {
-        match events.recv_timeout(LOOK) {
-            Ok(event) => send(stream, &event)?,
-            Err(RecvTimeoutError::Timeout) if gone(stream) => return Ok(()),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
-        }
-    }
-}
-
-fn stop(shared: &Shared, stream: &mut UnixStream) -> io::Result<()> {
-    let (outcome, ended) = sync_channel(1);
-    let (_answered_guard, answered) = sync_channel(0);
-    let asked =
-        shared.stop.lock().unwrap_or_else(PoisonError::into_inner).send(StopRequest { outcome, answered });
-    let result = match asked {
-        Ok(()) => ended.recv().unwrap_or_else(|_| Err("the daemon is ending already".to_owned())),
-        Err(_) => Err("the daemon is ending already".to_owned()),
+pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Sender<StopRequest>) -> io::Result<Control> {
+    listener.set_nonblocking(true)?;
+    let (inputs, received) = sync_channel(INPUTS_MAX);
+    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let post = Post { inputs, wake };
+    let worker = |name: &str| {
+        let (jobs, todo) = channel::<Job>();
+        let (daemon, post) = (Arc::clone(daemon), post.clone());
+        let work = move || todo.iter().for_each(|job| post.post(work(&daemon, &job)));
+        std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| jobs)
     };
-    match result {
-        Ok(()) => send(stream, &DoneAnswer { ok: true }),
-        Err(why) => send(stream, &refused(why)),
+    let events = daemon.group.subscribe();
+    let told = post.clone();
+    std::thread::Builder::new().name("control-events".to_owned()).spawn(move || {
+        while let Some(event) = events.next() {
+            told.post(Input::Event(event));
+        }
+    })?;
+    let in_background = matches!(daemon.group.status().contract, Contract::PowerWindow { .. });
+    let images = daemon.disks.iter().map(|disk| disk.readable.answer()).collect();
+    let shell = Shell {
+        listener,
+        accept_at: Duration::ZERO,
+        sessions: Sessions::new(images, !in_background),
+        streams: BTreeMap::new(),
+        origin: Instant::now(),
+        daemon: Arc::clone(daemon),
+        post: post.clone(),
+        received,
+        pausing: worker("control-pause")?,
+        flushing: worker("control-flush")?,
+        telling: worker("control-status")?,
+        stop,
+        stop_guard: None,
+    };
+    std::thread::Builder::new().name("control".to_owned()).spawn(move || shell.run())?;
+    Ok(Control(post))
+}
+
+fn work(daemon: &Daemon, job: &Job) -> Input {
+    let words = |e: &dyn std::fmt::Display| e.to_string();
+    match job {
+        Job::Pause => {
+            let paused = daemon.group.pause(Some(PAUSE_REACH));
+            Input::Paused(paused.map(|sequence| sequence.0).map_err(|e| words(&e)))
+        }
+        Job::Resume => {
+            daemon.group.resume();
+            Input::Resumed
+        }
+        Job::Flush => {
+            let flushed = daemon.group.flush();
+            Input::Flushed(flushed.map(|sequence| sequence.0).map_err(|e| words(&e)))
+        }
+        Job::Look => {
+            let status = daemon.group.status();
+            Input::Looked(Progress {
+                acknowledged: status.acknowledged.0,
+                durable: status.durable.0,
+                failure: status.failure.map(|reason| reason.to_string()),
+            })
+        }
+        Job::Status(id) => Input::Answered(*id, super::sessions::line(&daemon.status())),
     }
 }
 
-fn refused(error: String) -> Refusal {
-    Refusal { ok: false, error }
+struct Shell {
+    listener: UnixListener,
+    /// The listener is left alone until then.
+    accept_at: Duration,
+    sessions: Sessions,
+    streams: BTreeMap<ConnectionId, UnixStream>,
+    origin: Instant,
+    daemon: Arc<Daemon>,
+    post: Post,
+    received: Receiver<Input>,
+    pausing: Sender<Job>,
+    flushing: Sender<Job>,
+    telling: Sender<Job>,
+    stop: Sender<StopRequest>,
+    /// Dropped when those who asked for the end have been answered.
+    stop_guard: Option<SyncSender<()>>,
 }
 
-fn send<T: Serialize>(stream: &mut UnixStream, answer: &T) -> io::Result<()> {
-    let mut line = serde_json::to_vec(answer)?;
-    line.push(b'\n');
-    stream.write_all(&line)
+/// What poll found.
+struct Ready {
+    wake: bool,
+    listener: bool,
+    streams: Vec<(ConnectionId, PollFlags)>,
 }
 
-/// Whether the peer has closed its end. Bytes that it sent meanwhile stay unread.
-fn gone(stream: &UnixStream) -> bool {
-    use rustix::net::{recv, RecvFlags};
-    recv(stream, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n == 0)
-}
-
-/// What [`Lines::next`] found.
-enum Line {
-    Text(Vec<u8>),
-    TooLong,
-    End,
-}
-
-/// Cuts a byte stream into bounded lines.
-#[derive(Default)]
-struct Lines(Vec<u8>);
-
-impl Lines {
-    /// The next line, or `None` at the deadline.
-    fn next(&mut self, stream: &mut UnixStream, deadline: Option<Instant>) -> io::Result<Option<Line>> {
+impl Shell {
+    fn run(mut self) {
         loop {
-            if let Some(end) = self.0.iter().position(|b| *b == b'\n') {
-                let mut line: Vec<u8> = self.0.drain(..=end).collect();
-                line.pop();
-                return Ok(Some(if line.len() > LINE_BYTES_MAX { Line::TooLong } else { Line::Text(line) }));
-            }
-            if self.0.len() > LINE_BYTES_MAX {
-                return Ok(Some(Line::TooLong));
-            }
-            if let Some(deadline) = deadline {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Ok(None);
+            self.act();
+            let ready = match self.wait() {
+                Ok(ready) => ready,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "the control socket cannot be waited for any more");
+                    return;
                 }
-                let pending = rustix::io::ioctl_fionread(&*stream)?;
-                if pending == 0 {
-                    afterimage_block::wait_readable(&[stream.as_fd()], Some(left))?;
-                    if !readable(stream) {
-                        continue;
+            };
+            if ready.wake {
+                let _ = rustix::io::read(&*self.post.wake, &mut [0u8; 8]);
+            }
+            while let Ok(input) = self.received.try_recv() {
+                self.take(input);
+            }
+            for (id, flags) in ready.streams {
+                self.move_bytes(id, flags);
+            }
+            if ready.listener {
+                self.accept();
+            }
+            self.sessions.tick(self.now());
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    fn wait(&self) -> rustix::io::Result<Ready> {
+        let now = self.now();
+        let accepts = self.accept_at <= now;
+        let due = self.sessions.deadline().into_iter().chain((!accepts).then_some(self.accept_at)).min();
+        let timeout = due.map(|due| {
+            let left = due.saturating_sub(now);
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        let listens = if accepts { PollFlags::IN } else { PollFlags::empty() };
+        let mut polled = vec![
+            PollFd::from_borrowed_fd(self.post.wake.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.listener.as_fd(), listens),
+        ];
+        polled.extend(self.streams.iter().map(|(id, stream)| {
+            let mut wanted = PollFlags::empty();
+            wanted.set(PollFlags::IN, self.sessions.room(*id) > 0);
+            wanted.set(PollFlags::OUT, self.sessions.output(*id).is_some());
+            PollFd::from_borrowed_fd(stream.as_fd(), wanted)
+        }));
+        poll(&mut polled, timeout.as_ref())?;
+        let flags: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
+        Ok(Ready {
+            wake: !flags[0].is_empty(),
+            listener: !flags[1].is_empty(),
+            streams: self.streams.keys().copied().zip(flags[2..].iter().copied()).collect(),
+        })
+    }
+
+    fn take(&mut self, input: Input) {
+        let now = self.now();
+        match input {
+            Input::Paused(result) => self.sessions.paused(now, result),
+            Input::Resumed => self.sessions.resumed(now),
+            Input::Flushed(result) => self.sessions.flushed(now, result),
+            Input::Looked(progress) => self.sessions.progress(now, &progress),
+            Input::Answered(id, line) => self.sessions.answered(now, id, line),
+            Input::Stopped(result) => self.sessions.stopped(now, &result),
+            Input::Event(event) => self.sessions.event(now, &event),
+            Input::End(done) => {
+                self.sessions.end(now);
+                let _ = done.send(());
+            }
+        }
+        self.act();
+    }
+
+    /// Does what the sessions want done. Sending a job does not wait: each is asked for again only when it is done, or
+    /// belongs to a connection.
+    fn act(&mut self) {
+        for action in self.sessions.actions() {
+            // A worker ends with the process only.
+            let _ = match action {
+                Action::Pause => self.pausing.send(Job::Pause),
+                Action::Resume => self.pausing.send(Job::Resume),
+                Action::Flush => self.flushing.send(Job::Flush),
+                Action::Look => self.telling.send(Job::Look),
+                Action::Status(id) => self.telling.send(Job::Status(id)),
+                Action::Close(id) => {
+                    self.streams.remove(&id);
+                    Ok(())
+                }
+                Action::Stop => {
+                    let (guard, answered) = sync_channel(0);
+                    self.stop_guard = Some(guard);
+                    let request = StopRequest { outcome: Outcome(self.post.clone()), answered };
+                    if self.stop.send(request).is_err() {
+                        self.sessions.stopped(self.now(), &Err("the daemon is ending already".to_owned()));
                     }
+                    Ok(())
                 }
-            }
-            let mut part = [0; 1024];
-            match stream.read(&mut part) {
-                Ok(0) => return Ok(Some(Line::End)),
-                Ok(n) => self.0.extend_from_slice(&part[..n]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
+            };
+        }
+        if self.sessions.stop_is_answered() {
+            self.stop_guard = None;
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPT_MAX {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    let id = self.sessions.open(self.now());
+                    self.act();
+                    self.streams.insert(id, stream);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the control socket cannot accept a connection");
+                    // An immediate retry would spin.
+                    self.accept_at = self.now() + ACCEPT_AGAIN;
+                    return;
+                }
             }
         }
     }
-}
 
-/// Whether a read would return at once, with bytes or the end.
-fn readable(stream: &UnixStream) -> bool {
-    use rustix::net::{recv, RecvFlags};
-    !matches!(
-        recv(stream, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
-    )
+    fn move_bytes(&mut self, id: ConnectionId, flags: PollFlags) {
+        let over = flags.intersects(PollFlags::HUP | PollFlags::ERR);
+        if over && self.sessions.room(id) == 0 && self.sessions.output(id).is_none() {
+            // It waits for something and nobody is there to hear of it.
+            self.sessions.lost(self.now(), id);
+        }
+        if over || flags.contains(PollFlags::IN) {
+            self.receive(id);
+        }
+        // Also what was just asked: a newcomer has its answer before the next one takes its place.
+        if !flags.is_empty() {
+            self.send(id);
+        }
+        self.act();
+    }
+
+    fn receive(&mut self, id: ConnectionId) {
+        let (room, now) = (self.sessions.room(id), self.now());
+        let Some(stream) = self.streams.get(&id).filter(|_| room > 0) else { return };
+        let mut part = [0; 1024];
+        let wanted = part.len().min(room);
+        match rustix::net::recv(stream, &mut part[..wanted], rustix::net::RecvFlags::DONTWAIT) {
+            Ok((bytes, _)) => self.sessions.receive(now, id, &part[..bytes]),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(_) => self.sessions.lost(now, id),
+        }
+    }
+
+    fn send(&mut self, id: ConnectionId) {
+        let now = self.now();
+        let (Some(stream), Some(output)) = (self.streams.get(&id), self.sessions.output(id)) else { return };
+        let image = output.image.map(|disk| self.daemon.disks[disk].readable.as_fd().as_raw_fd());
+        let rights = [ControlMessage::ScmRights(image.as_slice())];
+        let sent = sendmsg::<()>(
+            stream.as_raw_fd(),
+            &[io::IoSlice::new(output.bytes)],
+            if image.is_some() { &rights } else { &[] },
+            MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            None,
+        );
+        match sent {
+            Ok(bytes) => self.sessions.sent(now, id, bytes),
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
+            Err(_) => self.sessions.lost(now, id),
+        }
+    }
 }

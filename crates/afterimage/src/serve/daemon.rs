@@ -27,7 +27,7 @@ use super::metrics;
 use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
-use super::state::{Daemon, ServedDisk};
+use super::state::{Daemon, Readable, ServedDisk};
 use super::trace::{TraceFile, Tracing};
 use crate::control::{self, server::StopRequest};
 use crate::failure::Failure;
@@ -82,6 +82,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let trace = TraceFile::create(settings)?;
     let doors = open_doors(settings, keep.as_ref())?;
     let images = open_images(settings)?;
+    let readables = images.iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
 
     // The group of `power-window` starts threads, which must be born inside the sandbox.
     if settings.journal.drop_journal {
@@ -119,7 +120,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         .iter()
         .zip(images)
         .zip(group.disks())
-        .map(|((disk_settings, image), disk)| ServedDisk {
+        .zip(readables)
+        .map(|(((disk_settings, image), disk), readable)| ServedDisk {
+            readable,
             settings: disk_settings.clone(),
             image,
             disk,
@@ -143,10 +146,13 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let kept = keep.is_some();
     let daemon = Arc::new(Daemon { group, disks, sandbox, kept, started: Instant::now() });
     let control_path = doors.control_file.as_ref().map(|f| f.path().to_owned());
-    if let Some(listener) = doors.control {
-        control::server::start(listener, Arc::clone(&daemon), stop_requests(sender)?)
-            .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
-    }
+    let control = match doors.control {
+        Some(listener) => Some(
+            control::server::start(listener, &daemon, stop_requests(sender)?)
+                .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?,
+        ),
+        None => None,
+    };
     let metrics_address = doors.metrics.as_ref().and_then(|l| l.local_addr().ok()).map(|a| a.to_string());
     if let Some(listener) = doors.metrics {
         metrics::start(listener, Arc::clone(&daemon))
@@ -167,6 +173,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
             Ending::Close { attached: servers.iter().any(|server| server.attached(DYING_LIMIT)) }
         }
     };
+    if let Some(control) = &control {
+        control.end();
+    }
     let closed = close(&daemon, servers, ending);
     // Whatever became of the disks, the trace is ended; what went wrong with them is said first.
     let traced = traced.map_or(Ok(()), |traced| traced.finish());
@@ -177,7 +186,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     }
     if let End::Stop(Some(request)) = end {
         // The client may be gone; the outcome is reported below in any case.
-        let _ = request.outcome.send(result.as_ref().copied().map_err(ToString::to_string));
+        request.outcome.tell(result.as_ref().copied().map_err(ToString::to_string));
         let _ = request.answered.recv_timeout(ANSWER_WAIT);
     }
     result

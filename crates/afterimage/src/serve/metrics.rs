@@ -1,14 +1,13 @@
-//! `--metrics ADDRESS`: Prometheus text over a tiny HTTP/1.1 server.
+//! `--metrics ADDRESS`: Prometheus text.
 //!
 //! Base units throughout: seconds, bytes. Histograms have the frontend's microsecond buckets. What comes in is counted
 //! by `afterimage_requests_total`, what goes out to files by `afterimage_storage_requests_total`: the two together say
 //! how many flushes a guest asked for and how many syncs that cost.
 
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use afterimage_frontend::{OperationSnapshot, RequestKind, LATENCY_BOUNDS_US};
 use prometheus_client::collector::Collector;
@@ -16,93 +15,32 @@ use prometheus_client::encoding::{text, DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::http;
 use super::state::Daemon;
 use crate::control::protocol::FileSystemStatus;
 use crate::control::retained;
-
-/// Longest request head that is read, in bytes.
-const HEAD_BYTES_MAX: usize = 8192;
-/// How long one scrape may take.
-const SCRAPE_WAIT: Duration = Duration::from_secs(5);
 
 /// Starts serving; the thread ends with the process.
 pub fn start(listener: TcpListener, daemon: Arc<Daemon>) -> io::Result<()> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(GroupCollector(daemon)));
-    std::thread::Builder::new().name("metrics".to_owned()).spawn(move || loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                if let Err(error) = answer(stream, &registry) {
-                    tracing::debug!(%error, "a metrics request failed");
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the metrics address cannot accept a connection");
-                std::thread::sleep(Duration::from_millis(200));
-            }
-        }
-    })?;
-    Ok(())
+    http::start(listener, move |request| answer(request, &registry))
 }
 
-/// Reads one request and answers it. One connection at a time: a scrape is rare and short.
-fn answer(mut stream: TcpStream, registry: &Registry) -> io::Result<()> {
-    stream.set_write_timeout(Some(SCRAPE_WAIT))?;
-    let Some(head) = read_head(&mut stream)? else {
-        return respond(
-            &mut stream,
-            "400 Bad Request",
-            "text/plain",
-            "the request head is too long or incomplete\n",
-        );
-    };
-    let mut words = head.split(|b| *b == b' ' || *b == b'\r' || *b == b'\n');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
-    match (method, path) {
+fn answer(request: http::Request<'_>, registry: &Registry) -> http::Response {
+    let plain = |status, body: &str| http::Response { status, kind: "text/plain", body: body.to_owned() };
+    match (request.method, request.path) {
         (b"GET", b"/metrics" | b"/") => {
             let mut body = String::new();
-            text::encode(&mut body, registry).map_err(|_| io::Error::other("cannot write the metrics"))?;
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            respond(&mut stream, "200 OK", kind, &body)
-        }
-        (b"GET", _) => respond(&mut stream, "404 Not Found", "text/plain", "metrics are at /metrics\n"),
-        _ => respond(&mut stream, "405 Method Not Allowed", "text/plain", "only GET is answered\n"),
-    }
-}
-
-fn respond(stream: &mut TcpStream, status: &str, kind: &str, body: &str) -> io::Result<()> {
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-/// The bytes up to the empty line; `None` if it does not come in time or is too far away.
-fn read_head(stream: &mut TcpStream) -> io::Result<Option<Vec<u8>>> {
-    let deadline = Instant::now() + SCRAPE_WAIT;
-    let mut head = Vec::new();
-    while head.len() < HEAD_BYTES_MAX {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        stream.set_read_timeout(Some(left))?;
-        let mut part = [0; 1024];
-        match stream.read(&mut part) {
-            Ok(0) => return Ok(None),
-            Ok(n) => head.extend_from_slice(&part[..n]),
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                return Ok(None)
+            if text::encode(&mut body, registry).is_err() {
+                return plain("500 Internal Server Error", "cannot write the metrics\n");
             }
-            Err(e) => return Err(e),
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            http::Response { status: "200 OK", kind, body }
         }
-        if head.windows(4).any(|w| w == b"\r\n\r\n") {
-            return Ok(Some(head));
-        }
+        (b"GET", _) => plain("404 Not Found", "metrics are at /metrics\n"),
+        _ => plain("405 Method Not Allowed", "only GET is answered\n"),
     }
-    Ok(None)
 }
 
 /// Asks the daemon at every scrape; nothing is counted twice.

@@ -6,6 +6,7 @@ pub mod config;
 pub mod daemon;
 pub mod descriptors;
 pub mod disk_spec;
+mod http;
 mod journal;
 pub mod memory;
 pub mod metrics;

@@ -1,5 +1,10 @@
 //! What a running daemon knows about itself: shared by the control socket and the metrics.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,9 +16,11 @@ use afterimage_store::ImageStore;
 use super::disk_spec::SocketSpec;
 use super::settings::DiskSettings;
 use crate::control::protocol::{
-    DiskStatus, LogStatus, OperationStatus, ReplayStatus, SequenceStatus, StatusAnswer, StorageStatus,
+    DiskStatus, ImageAnswer, LogStatus, OperationStatus, ReplayStatus, SequenceStatus, StatusAnswer,
+    StorageStatus,
 };
 use crate::control::retained as journals;
+use crate::failure::Failure;
 use crate::sandbox::SandboxReport;
 
 /// A running daemon.
@@ -40,6 +47,43 @@ pub struct ServedDisk {
     pub disk: Arc<dyn Disk>,
     /// What the guest asked for.
     pub stats: Arc<FrontendStats>,
+    /// The same file once more, for those who copy it.
+    pub readable: Readable,
+}
+
+/// An image's file, open for reading and nothing else: a description of its own, without locks, that may be handed to
+/// whoever may use the control socket.
+#[derive(Debug)]
+pub struct Readable {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Readable {
+    /// Opens the image's file again, before the sandbox closes.
+    pub fn open(image: &ImageStore) -> Result<Self, Failure> {
+        let name = image.path().display();
+        let failed = |e: io::Error| Failure::failed(format!("cannot open {name} for copies: {e}"));
+        let path = std::fs::canonicalize(image.path()).map_err(failed)?;
+        let file = File::open(&path).map_err(failed)?;
+        let (found, served) = (file.metadata().map_err(failed)?, image.identity().map_err(failed)?);
+        if (found.dev(), found.ino()) != (served.dev, served.ino) {
+            return Err(Failure::failed(format!("{name} became another file during the start: start again")));
+        }
+        Ok(Self { file, path, bytes: image.geometry().bytes() })
+    }
+
+    /// How it is described on the control socket.
+    pub fn answer(&self) -> ImageAnswer {
+        ImageAnswer { ok: true, file: self.path.display().to_string(), bytes: self.bytes }
+    }
+}
+
+impl AsFd for Readable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 impl std::fmt::Debug for Daemon {

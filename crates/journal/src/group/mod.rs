@@ -16,13 +16,12 @@ mod prepare;
 mod window;
 
 use std::path::PathBuf;
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use afterimage_block::{Disk, SequenceNumber};
-use afterimage_order::{Closing, Contract, Event, Group, GroupStatus};
+use afterimage_order::{Closing, Contract, Group, GroupStatus, Subscription};
 
 use crate::arena::{Arena, Budget};
 use crate::disk::RetainDisk;
@@ -256,7 +255,7 @@ impl RetainGroup {
     }
 
     /// As [`Group::subscribe`].
-    pub fn subscribe(&self) -> Receiver<Event> {
+    pub fn subscribe(&self) -> Subscription {
         self.group.subscribe()
     }
 

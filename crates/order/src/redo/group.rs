@@ -1,7 +1,6 @@
 //! The group of `power-window`: opens or takes over the log, runs the threads, closes.
 
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use super::threads::Threads;
 use crate::clock::{Clock, SystemClock};
 use crate::home::no_disk;
 use crate::{
-    Closing, Contract, Event, GroupOptions, GroupStatus, HomeError, HomeWriter, OpenError, Replayed,
+    Closing, Contract, GroupOptions, GroupStatus, HomeError, HomeWriter, OpenError, Replayed, Subscription,
 };
 
 pub(crate) struct RedoGroup {
@@ -199,7 +198,7 @@ impl RedoGroup {
         self.core.wait_durable(sequence, timeout.and_then(|t| Instant::now().checked_add(t)))
     }
 
-    pub(crate) fn subscribe(&self) -> Receiver<Event> {
+    pub(crate) fn subscribe(&self) -> Subscription {
         self.core.events.subscribe()
     }
 

@@ -1,16 +1,18 @@
 //! `ctl copy`: every image of the group, at one point of the guest's history.
 
-use std::fs::{File, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata, Permissions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{ioctl_ficlone, seek, SeekFrom};
+use rustix::fs::{ioctl_ficlone, seek, AtFlags, Mode, OFlags, SeekFrom};
 use serde::Serialize;
 
 use super::pause;
 use crate::control::client::Client;
-use crate::control::protocol::{Answer, Request};
+use crate::control::protocol::{Answer, ImageAnswer, Request};
 use crate::failure::Failure;
 
 /// Bytes copied per system call at most.
@@ -39,70 +41,139 @@ impl std::fmt::Display for Copied {
     }
 }
 
-/// Pauses, copies, lets writes go on. Copies of a pause that ended early are removed again.
+/// One image, and where it goes.
+struct Plan {
+    image: ImageAnswer,
+    from: File,
+    name: OsString,
+}
+
+/// Pauses, copies, lets writes go on. Copies that are not complete, consistent and on storage are removed again.
+///
+/// The daemon hands the images over as descriptors: its paths may mean something else where this runs.
 pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Result<(), Failure> {
     let Answer::Status(status) = client.ask(&Request::Status {})?.1 else { return Err(super::unexpected()) };
-    let plan = status.disks.iter().map(|disk| plan(&disk.file, folder)).collect::<Result<Vec<_>, _>>()?;
-    for (index, copy) in plan.iter().enumerate() {
-        let taken =
-            copy.to.symlink_metadata().is_ok() || plan[..index].iter().any(|other| other.to == copy.to);
-        if taken {
+    let plans =
+        (0..status.disks.len() as u64).map(|disk| plan(client, disk)).collect::<Result<Vec<_>, _>>()?;
+    let mut target = Target::open(folder)?;
+    for (index, plan) in plans.iter().enumerate() {
+        if target.has(&plan.name) || plans[..index].iter().any(|other| other.name == plan.name) {
             return Err(Failure::failed(format!(
                 "{} exists already: choose another folder",
-                copy.to.display()
+                target.path(&plan.name).display()
             )));
         }
     }
     let held = pause::begin(client, hold)?;
-    let mut made = Vec::new();
-    let copied = plan.iter().try_for_each(|copy| copy_image(copy, &mut made));
-    let result = pause::end(client, hold).and(copied);
-    if let Err(failure) = result {
-        for path in made {
-            if let Err(error) = std::fs::remove_file(&path) {
-                tracing::warn!(path = %path.display(), %error, "cannot remove the incomplete copy");
-            }
-        }
-        return Err(failure);
-    }
+    let copied = plans.iter().try_for_each(|plan| target.copy(plan));
+    pause::end(client, hold).and(copied)?;
     // Only now, when the guest goes on: the copies are complete and nothing hurries any more.
-    for copy in &plan {
-        File::open(&copy.to)
-            .and_then(|file| file.sync_all())
-            .map_err(|e| Failure::failed(format!("cannot sync {}: {e}", copy.to.display())))?;
-    }
-    super::super::print_report(&Copied { ok: true, sequence: held.sequence, copies: plan }, json)
+    target.sync()?;
+    let copies = plans
+        .into_iter()
+        .map(|plan| Copy {
+            to: target.path(&plan.name),
+            from: plan.image.file.into(),
+            bytes: plan.image.bytes,
+        })
+        .collect();
+    target.keep();
+    super::super::print_report(&Copied { ok: true, sequence: held.sequence, copies }, json)
 }
 
-/// Where an image goes. Its name in the status is the daemon's: a relative one is useless from another folder.
-fn plan(file: &str, folder: &Path) -> Result<Copy, Failure> {
-    let from = PathBuf::from(file);
-    let found = std::fs::metadata(&from).map_err(|e| {
-        Failure::failed(format!(
-            "cannot copy {file}: {e}; run this in the daemon's folder, as a user who may read the image"
-        ))
-    })?;
+fn plan(client: &mut Client, disk: u64) -> Result<Plan, Failure> {
+    let (image, from) = client.ask_image(disk)?;
+    let found =
+        from.metadata().map_err(|e| Failure::failed(format!("cannot look at {}: {e}", image.file)))?;
     if !found.is_file() {
         return Err(Failure::failed(format!(
-            "{file} is not a regular file: copy it with `ctl pause -- dd ...`"
+            "{} is not a regular file: copy it with `ctl pause -- dd ...`",
+            image.file
         )));
     }
-    let name = from.file_name().ok_or_else(|| Failure::failed(format!("{file} has no file name")))?;
-    Ok(Copy { to: folder.join(name), bytes: found.len(), from })
+    let name = Path::new(&image.file).file_name().map(OsString::from);
+    let name = name.ok_or_else(|| Failure::failed(format!("{} has no file name", image.file)))?;
+    Ok(Plan { image, from, name })
 }
 
-fn copy_image(copy: &Copy, made: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    let fail = |e: io::Error| {
-        Failure::failed(format!("cannot copy {} to {}: {e}", copy.from.display(), copy.to.display()))
-    };
-    let from = File::open(&copy.from).map_err(fail)?;
-    let to = OpenOptions::new().write(true).create_new(true).open(&copy.to).map_err(fail)?;
-    made.push(copy.to.clone());
-    if ioctl_ficlone(&to, &from).is_ok() {
-        return Ok(());
+/// The folder that takes the copies. Dropped, it removes those that were not kept.
+struct Target {
+    path: PathBuf,
+    folder: File,
+    made: Vec<(OsString, File)>,
+}
+
+impl Target {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|e| Failure::failed(format!("cannot copy to the folder {}: {e}", path.display())))?;
+        Ok(Self { path: path.to_owned(), folder: folder.into(), made: Vec::new() })
     }
-    to.set_len(copy.bytes).map_err(fail)?;
-    copy_data(&from, &to, copy.bytes).map_err(fail)
+
+    fn path(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
+    fn has(&self, name: &OsStr) -> bool {
+        rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    fn copy(&mut self, plan: &Plan) -> Result<(), Failure> {
+        let to = self.path(&plan.name);
+        let fail = |e: io::Error| {
+            Failure::failed(format!("cannot copy {} to {}: {e}", plan.image.file, to.display()))
+        };
+        let found = plan.from.metadata().map_err(fail)?;
+        // Never wider than the image, from the first moment, and never over something else.
+        let mode = Mode::from_raw_mode(found.mode() & 0o600);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.folder, &plan.name, flags, mode).map_err(|e| fail(e.into()))?;
+        let file = File::from(made);
+        self.made.push((plan.name.clone(), file.try_clone().map_err(fail)?));
+        let own = file.metadata().map_err(fail)?;
+        file.set_permissions(Permissions::from_mode(copy_mode(&found, own.gid()))).map_err(fail)?;
+        if ioctl_ficlone(&file, &plan.from).is_ok() {
+            return Ok(());
+        }
+        file.set_len(plan.image.bytes).map_err(fail)?;
+        copy_data(&plan.from, &file, plan.image.bytes).map_err(fail)
+    }
+
+    /// Brings files and names to storage.
+    fn sync(&self) -> Result<(), Failure> {
+        for (name, file) in &self.made {
+            file.sync_all()
+                .map_err(|e| Failure::failed(format!("cannot sync {}: {e}", self.path(name).display())))?;
+        }
+        self.folder
+            .sync_all()
+            .map_err(|e| Failure::failed(format!("cannot sync the folder {}: {e}", self.path.display())))
+    }
+
+    fn keep(mut self) {
+        self.made.clear();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        for (name, _) in &self.made {
+            if let Err(error) = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty()) {
+                tracing::warn!(path = %self.path(name).display(), %error, "cannot remove the incomplete copy");
+            }
+        }
+    }
+}
+
+/// The image's mode. What it lets its group do is for that group: in a copy that belongs to another one, the group gets
+/// what everybody gets.
+fn copy_mode(image: &Metadata, group: u32) -> u32 {
+    let mode = image.mode() & 0o777;
+    if image.gid() == group {
+        return mode;
+    }
+    mode & 0o707 | mode & 0o070 & ((mode & 0o007) << 3)
 }
 
 /// Copies what is not a hole.

@@ -1,0 +1,270 @@
+//! Whose pause it is, and until when. No thread, no clock, no socket: time and what happened come in, what to do goes
+//! out.
+//!
+//! ```text
+//!            ask                 reached                 resume, leave, close, time over
+//!   Free ──────────► Reaching ─────────────► Held(until) ───────────────────────────────► Ending ──► Free
+//!     ▲                 │ failed; owner gone                                                 ▲ writes go on
+//!     └─────────────────┴────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! - There is at most one pause, and one connection owns it.
+//! - A pause is held for its time and no longer, whatever its connection does meanwhile.
+//! - `resume` is good only where writes were held from the answer to `pause` until then. A connection that has asked for
+//!   a pause answers for its own ones only: it can neither end another's nor take another's for its own. One that never
+//!   asked is an operator, and ends whoever's pause there is; its owner learns of it from its own `resume`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::sessions::ConnectionId;
+
+/// Why there is no pause for somebody, or none any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PauseError {
+    /// One at a time.
+    #[error("writes are paused already: wait for that pause to end, or resume")]
+    Taken,
+    /// Nothing to resume.
+    #[error("writes are not paused: the pause has ended already")]
+    NotHeld,
+    /// The orderly end has begun.
+    #[error("the daemon is ending: no pause begins any more")]
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Free,
+    /// The group was asked to pause.
+    Reaching {
+        /// `None` where nobody wants it any more.
+        owner: Option<ConnectionId>,
+        hold: Duration,
+    },
+    Held {
+        owner: ConnectionId,
+        until: Duration,
+    },
+    /// The group was told to let writes go on.
+    Ending {
+        /// Who is to hear of it.
+        asker: Option<ConnectionId>,
+    },
+}
+
+/// What became of reaching a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// It is in force; its owner is to be told.
+    Held(ConnectionId),
+    /// Writes go on; its owner, if it is still there, is to be told why.
+    Failed(Option<ConnectionId>),
+    /// Nobody wants it any more: the group is to be told to let writes go on.
+    Unwanted(Option<ConnectionId>),
+}
+
+/// The one pause.
+#[derive(Clone, Debug)]
+pub struct Pauses {
+    phase: Phase,
+    /// Connections that asked for a pause and are still there.
+    askers: BTreeSet<ConnectionId>,
+    closed: bool,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { phase: Phase::Free, askers: BTreeSet::new(), closed: false }
+    }
+}
+
+impl Pauses {
+    /// Somebody wants a pause. Where this is good, the group is to be asked for it.
+    pub fn ask(&mut self, owner: ConnectionId, hold: Duration) -> Result<(), PauseError> {
+        self.askers.insert(owner);
+        if self.closed {
+            return Err(PauseError::Closed);
+        }
+        if self.phase != Phase::Free {
+            return Err(PauseError::Taken);
+        }
+        self.phase = Phase::Reaching { owner: Some(owner), hold };
+        Ok(())
+    }
+
+    /// The group is paused, or could not be. The pause's time begins now.
+    pub fn reached(&mut self, now: Duration, paused: bool) -> Reached {
+        let Phase::Reaching { owner, hold } = self.phase else {
+            debug_assert!(false, "nobody asked");
+            return Reached::Failed(None);
+        };
+        match owner {
+            _ if !paused => {
+                self.phase = Phase::Free;
+                Reached::Failed(owner)
+            }
+            Some(owner) if !self.closed => {
+                self.phase = Phase::Held { owner, until: now.saturating_add(hold) };
+                Reached::Held(owner)
+            }
+            _ => {
+                self.phase = Phase::Ending { asker: None };
+                Reached::Unwanted(owner)
+            }
+        }
+    }
+
+    /// Somebody wants writes to go on. Where this is good, the group is to be told, and the answer waits for it.
+    pub fn resume(&mut self, asker: ConnectionId) -> Result<(), PauseError> {
+        match self.phase {
+            Phase::Held { owner, .. } if owner == asker || !self.askers.contains(&asker) => {
+                self.phase = Phase::Ending { asker: Some(asker) };
+                Ok(())
+            }
+            _ => Err(PauseError::NotHeld),
+        }
+    }
+
+    /// Time passes. Whether the group is to be told to let writes go on.
+    #[must_use]
+    pub fn tick(&mut self, now: Duration) -> bool {
+        self.end_if(|phase| matches!(phase, Phase::Held { until, .. } if *until <= now))
+    }
+
+    /// A connection is gone. Whether the group is to be told to let writes go on.
+    #[must_use]
+    pub fn leave(&mut self, gone: ConnectionId) -> bool {
+        self.askers.remove(&gone);
+        match &mut self.phase {
+            Phase::Reaching { owner: someone, .. } | Phase::Ending { asker: someone }
+                if *someone == Some(gone) =>
+            {
+                *someone = None;
+            }
+            _ => {}
+        }
+        self.end_if(|phase| matches!(phase, Phase::Held { owner, .. } if *owner == gone))
+    }
+
+    /// The orderly end begins: no pause survives it, and none comes after. Whether the group is to be told to let
+    /// writes go on.
+    #[must_use]
+    pub fn close(&mut self) -> bool {
+        self.closed = true;
+        self.end_if(|phase| matches!(phase, Phase::Held { .. }))
+    }
+
+    /// Writes go on, as the group was told. Who is to hear of it.
+    pub fn resumed(&mut self) -> Option<ConnectionId> {
+        let Phase::Ending { asker } = self.phase else {
+            debug_assert!(false, "nobody asked");
+            return None;
+        };
+        self.phase = Phase::Free;
+        asker
+    }
+
+    /// Whose pause is in force.
+    pub fn owner(&self) -> Option<ConnectionId> {
+        match self.phase {
+            Phase::Held { owner, .. } => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// When [`Pauses::tick`] is due.
+    pub fn deadline(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Held { until, .. } => Some(until),
+            _ => None,
+        }
+    }
+
+    fn end_if(&mut self, over: impl FnOnce(&Phase) -> bool) -> bool {
+        let ends = over(&self.phase);
+        if ends {
+            self.phase = Phase::Ending { asker: None };
+        }
+        ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ConnectionId = ConnectionId(1);
+    const B: ConnectionId = ConnectionId(2);
+    const OPERATOR: ConnectionId = ConnectionId(3);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn held_by(owner: ConnectionId, now: Duration) -> Pauses {
+        let mut pauses = Pauses::default();
+        pauses.ask(owner, SECOND).unwrap();
+        assert_eq!(pauses.reached(now, true), Reached::Held(owner));
+        pauses
+    }
+
+    /// What ends a pause of A that is held from 5 s to 6 s: whether the group is told, and what A's resume then says.
+    #[test]
+    fn a_pause_ends_once_and_its_owner_knows_how() {
+        type Step = fn(&mut Pauses) -> bool;
+        let table: [(&str, Step, bool); 8] = [
+            ("nothing", |_| false, false),
+            ("not yet over", |p| p.tick(6 * SECOND - Duration::from_nanos(1)), false),
+            ("its time", |p| p.tick(6 * SECOND), true),
+            ("the operator", |p| p.resume(OPERATOR).is_ok(), true),
+            ("another client left", |p| p.leave(B), false),
+            ("the daemon's end", |p| p.close(), true),
+            ("another's failed attempt", |p| p.ask(B, SECOND).is_ok(), false),
+            (
+                "the resume of one that was refused a pause",
+                |p| p.ask(B, SECOND).is_ok() || p.resume(B).is_ok(),
+                false,
+            ),
+        ];
+        for (what, step, ends) in table {
+            let mut pauses = held_by(A, 5 * SECOND);
+            assert_eq!(step(&mut pauses), ends, "{what}");
+            assert_eq!(pauses.owner().is_none(), ends, "{what}");
+            let resumed = pauses.resume(A);
+            assert_eq!(resumed, if ends { Err(PauseError::NotHeld) } else { Ok(()) }, "{what}");
+            pauses.resumed();
+            assert_eq!(pauses.resume(A), Err(PauseError::NotHeld), "{what}: once");
+        }
+    }
+
+    #[test]
+    fn an_expired_pause_is_not_anothers() {
+        let mut pauses = held_by(A, Duration::ZERO);
+        assert!(pauses.tick(SECOND));
+        pauses.resumed();
+        pauses.ask(B, SECOND).unwrap();
+        assert_eq!(pauses.resume(A), Err(PauseError::NotHeld), "while B's is being reached");
+        assert_eq!(pauses.reached(2 * SECOND, true), Reached::Held(B));
+        assert_eq!(pauses.resume(A), Err(PauseError::NotHeld));
+        assert_eq!(pauses.owner(), Some(B));
+        assert!(!pauses.leave(A));
+        assert_eq!(pauses.resume(B), Ok(()));
+        assert_eq!(pauses.resumed(), Some(B));
+    }
+
+    #[test]
+    fn a_pause_whose_owner_left_before_it_was_reached_is_not_kept() {
+        for left in [true, false] {
+            let mut pauses = Pauses::default();
+            pauses.ask(A, SECOND).unwrap();
+            let owner = if left { None } else { Some(A) };
+            assert!(!(if left { pauses.leave(A) } else { pauses.close() }));
+            assert_eq!(pauses.reached(SECOND, true), Reached::Unwanted(owner));
+            assert_eq!(pauses.resumed(), None);
+            let expected = if left { Ok(()) } else { Err(PauseError::Closed) };
+            assert_eq!(pauses.ask(B, SECOND), expected);
+        }
+        let mut pauses = Pauses::default();
+        pauses.ask(A, SECOND).unwrap();
+        assert_eq!(pauses.reached(SECOND, false), Reached::Failed(Some(A)));
+        assert_eq!(pauses.ask(B, SECOND), Ok(()));
+    }
+}

@@ -1,0 +1,676 @@
+//! The sessions of the control socket as one state machine: no thread, no clock, no socket. Time, bytes and what the
+//! group has done come in; bytes and what the group is to do go out.
+//!
+//! ```text
+//! open, receive, sent, lost ─►┌──────────┐─► output            the shell's sockets
+//! tick ──────────────────────►│ Sessions │─► deadline          the shell's clock
+//! paused, resumed, flushed, ─►│          │─► actions           the shell's workers, which may block
+//! progress, answered, event   └──────────┘
+//! ```
+//!
+//! - Each request of a connection gets one answer, in order; the next one is looked at when the answer has been taken.
+//! - Memory is bounded: [`CONNECTIONS_MAX`] connections, each with at most one line to read and one answer to write.
+//! - A newcomer always gets in. Connections that wait for something keep their place, and cannot take the last
+//!   [`CONNECTIONS_MAX`] − [`BUSY_MAX`]; of the others the one that was silent longest gives way. So `status` and `stop`
+//!   get through whatever other clients do.
+//! - Pauses follow their own rules: [`super::pauses`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use afterimage_order::{Event, Unread};
+use serde::Serialize;
+
+use super::pauses::{Pauses, Reached};
+use super::protocol::{
+    parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, LINE_BYTES_MAX,
+    PAUSE_MS_DEFAULT,
+};
+use super::RequestError;
+
+/// Connections at a time.
+pub const CONNECTIONS_MAX: usize = 64;
+/// Those of them that may wait for something: events, a sequence number, a flush, a pause.
+pub const BUSY_MAX: usize = 48;
+/// How long a client may take for taking an answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
+/// How often the group is looked at while somebody waits for a sequence number.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A connection's number; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// What the shell is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Pause the group and say [`Sessions::paused`].
+    Pause,
+    /// Let writes go on and say [`Sessions::resumed`].
+    Resume,
+    /// Make everything durable and say [`Sessions::flushed`].
+    Flush,
+    /// Look how far the group is and say [`Sessions::progress`].
+    Look,
+    /// Put the status into words and say [`Sessions::answered`].
+    Status(ConnectionId),
+    /// End in order and say [`Sessions::stopped`].
+    Stop,
+    /// Close the connection; its number means nothing any more.
+    Close(ConnectionId),
+}
+
+/// What a connection has to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output<'a> {
+    /// The bytes.
+    pub bytes: &'a [u8],
+    /// The disk whose image goes along, as a descriptor, with the first of them.
+    pub image: Option<usize>,
+}
+
+/// How far the group is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The newest completed request.
+    pub acknowledged: u64,
+    /// Up to here everything survives a power cut.
+    pub durable: u64,
+    /// Why nothing becomes durable any more.
+    pub failure: Option<String>,
+}
+
+/// What a connection is doing.
+#[derive(Debug)]
+enum State {
+    /// Its next request is awaited.
+    Idle,
+    /// Its status is being put into words.
+    Status,
+    /// A flush that began after its request will answer it.
+    Flush,
+    /// It waits for a sequence number.
+    Wait(Wait),
+    /// It asked for a pause that is being reached.
+    Pause,
+    /// It ended a pause; writes are about to go on.
+    Resume,
+    /// It waits for the daemon's end.
+    Stop,
+    /// It gets events until it goes.
+    Events(Unread),
+}
+
+#[derive(Debug)]
+struct Wait {
+    sequence: u64,
+    until: Option<Duration>,
+    /// The group was looked at after the request came: the outcome may be judged by it.
+    looked: bool,
+}
+
+#[derive(Debug)]
+struct Connection {
+    state: State,
+    input: Vec<u8>,
+    /// The client sends nothing any more.
+    ended: bool,
+    output: Vec<u8>,
+    sent: usize,
+    image: Option<usize>,
+    /// When the answer must have been taken.
+    answer_until: Duration,
+    /// It ends with the answer that is being sent.
+    closing: bool,
+    /// When bytes last came or went.
+    active_at: Duration,
+}
+
+impl Connection {
+    fn has_output(&self) -> bool {
+        self.sent < self.output.len()
+    }
+}
+
+/// At most one flush runs, and who asks meanwhile shares the next: the running one may have begun too early for it.
+#[derive(Debug, Default)]
+struct Flushes {
+    running: Option<Vec<ConnectionId>>,
+    waiting: Vec<ConnectionId>,
+}
+
+impl Flushes {
+    /// Whether a flush is to be started.
+    fn join(&mut self, id: ConnectionId) -> bool {
+        self.waiting.push(id);
+        self.start()
+    }
+
+    fn start(&mut self) -> bool {
+        if self.running.is_some() || self.waiting.is_empty() {
+            return false;
+        }
+        self.running = Some(std::mem::take(&mut self.waiting));
+        true
+    }
+
+    fn forget(&mut self, id: ConnectionId) {
+        self.waiting.retain(|other| *other != id);
+        self.running.iter_mut().for_each(|riders| riders.retain(|other| *other != id));
+    }
+
+    fn has(&self, id: ConnectionId) -> bool {
+        self.waiting.iter().chain(self.running.iter().flatten()).any(|other| *other == id)
+    }
+}
+
+/// All connections of the control socket.
+#[derive(Debug)]
+pub struct Sessions {
+    /// Kept from the newest input: time never goes back in here.
+    now: Duration,
+    next: u64,
+    connections: BTreeMap<ConnectionId, Connection>,
+    pauses: Pauses,
+    flushes: Flushes,
+    /// The group is being looked at.
+    looking: bool,
+    /// When it is to be looked at again; `None` where nobody waits.
+    look_at: Option<Duration>,
+    /// The daemon was told to end.
+    stopping: bool,
+    images: Vec<ImageAnswer>,
+    /// Nothing becomes durable by itself: who waits for a number that is there makes it so.
+    syncs_on_demand: bool,
+    actions: Vec<Action>,
+}
+
+impl Sessions {
+    /// No connection yet. `images` are the group's, in order; `syncs_on_demand` where nothing happens in the background.
+    pub fn new(images: Vec<ImageAnswer>, syncs_on_demand: bool) -> Self {
+        Self {
+            now: Duration::ZERO,
+            next: 0,
+            connections: BTreeMap::new(),
+            pauses: Pauses::default(),
+            flushes: Flushes::default(),
+            looking: false,
+            look_at: None,
+            stopping: false,
+            images,
+            syncs_on_demand,
+            actions: Vec::new(),
+        }
+    }
+
+    // --- the shell's sockets
+
+    /// A connection was accepted.
+    pub fn open(&mut self, now: Duration) -> ConnectionId {
+        self.tick(now);
+        if self.connections.len() >= CONNECTIONS_MAX {
+            let longest = self.connections.iter().filter(|(id, c)| !self.is_busy(**id, c));
+            if let Some(id) = longest.min_by_key(|(_, c)| c.active_at).map(|(id, _)| *id) {
+                self.close(id);
+            }
+        }
+        let id = ConnectionId(self.next);
+        self.next += 1;
+        let connection = Connection {
+            state: State::Idle,
+            input: Vec::new(),
+            ended: false,
+            output: Vec::new(),
+            sent: 0,
+            image: None,
+            answer_until: Duration::MAX,
+            closing: false,
+            active_at: self.now,
+        };
+        self.connections.insert(id, connection);
+        id
+    }
+
+    /// How many bytes [`Sessions::receive`] takes now; 0 while a request is being answered.
+    pub fn room(&self, id: ConnectionId) -> usize {
+        match self.connections.get(&id) {
+            Some(c) if matches!(c.state, State::Idle) && !c.has_output() && !c.ended && !c.closing => {
+                (LINE_BYTES_MAX + 1).saturating_sub(c.input.len())
+            }
+            _ => 0,
+        }
+    }
+
+    /// Bytes came; none means that no more will. At most [`Sessions::room`].
+    pub fn receive(&mut self, now: Duration, id: ConnectionId, bytes: &[u8]) {
+        self.tick(now);
+        let room = self.room(id);
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        debug_assert!(bytes.len() <= room, "more than there is room for");
+        connection.input.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        connection.ended |= bytes.is_empty();
+        connection.active_at = self.now;
+        self.go_on(id);
+    }
+
+    /// What is to be sent, if anything.
+    pub fn output(&self, id: ConnectionId) -> Option<Output<'_>> {
+        let connection = self.connections.get(&id).filter(|c| c.has_output())?;
+        let image = connection.image.filter(|_| connection.sent == 0);
+        Some(Output { bytes: &connection.output[connection.sent..], image })
+    }
+
+    /// So many bytes of it went out.
+    pub fn sent(&mut self, now: Duration, id: ConnectionId, bytes: usize) {
+        self.tick(now);
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.sent = (connection.sent + bytes).min(connection.output.len());
+        connection.active_at = self.now;
+        if !connection.has_output() {
+            connection.output.clear();
+            (connection.sent, connection.image) = (0, None);
+            if connection.closing {
+                return self.close(id);
+            }
+            self.go_on(id);
+        }
+    }
+
+    /// The connection broke, or its client is gone altogether.
+    pub fn lost(&mut self, now: Duration, id: ConnectionId) {
+        self.tick(now);
+        self.close(id);
+    }
+
+    // --- the shell's clock
+
+    /// Time passes: what is over ends. Every other input does this, too.
+    pub fn tick(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        if self.pauses.tick(self.now) {
+            tracing::info!("writes go on: the pause's time is over");
+            self.actions.push(Action::Resume);
+        }
+        let late = self.connections.iter().filter(|(_, c)| c.has_output() && c.answer_until <= self.now);
+        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.close(id);
+        }
+        for (id, sequence) in self.waits(|wait| wait.until.is_some_and(|until| until <= self.now)) {
+            self.answer(id, &WaitAnswer { ok: true, durable: false, sequence });
+        }
+        if !self.looking && self.look_at.is_some_and(|at| at <= self.now) {
+            self.look_at = None;
+            let mut anybody = false;
+            for connection in self.connections.values_mut() {
+                if let State::Wait(wait) = &mut connection.state {
+                    (wait.looked, anybody) = (true, true);
+                }
+            }
+            if anybody {
+                self.looking = true;
+                self.actions.push(Action::Look);
+            }
+        }
+    }
+
+    /// When the next [`Sessions::tick`] is due.
+    pub fn deadline(&self) -> Option<Duration> {
+        let mine = self.connections.values().flat_map(|c| {
+            let answer = c.has_output().then_some(c.answer_until);
+            let wait = match &c.state {
+                State::Wait(wait) => wait.until,
+                _ => None,
+            };
+            [answer, wait].into_iter().flatten()
+        });
+        let look = self.look_at.filter(|_| !self.looking);
+        mine.chain(look).chain(self.pauses.deadline()).min()
+    }
+
+    // --- the shell's workers
+
+    /// What is to be done, in this order.
+    pub fn actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// [`Action::Pause`] is done: the number up to which the images are complete, or why not.
+    pub fn paused(&mut self, now: Duration, result: Result<u64, String>) {
+        self.tick(now);
+        let reached = self.pauses.reached(self.now, result.is_ok());
+        match (reached, result) {
+            (Reached::Held(owner), Ok(sequence)) => {
+                self.answer(owner, &SequenceAnswer { ok: true, sequence })
+            }
+            (Reached::Failed(Some(owner)), Err(why)) => self.refuse(owner, why),
+            (Reached::Unwanted(owner), _) => {
+                self.actions.push(Action::Resume);
+                if let Some(owner) = owner {
+                    self.refuse(owner, super::pauses::PauseError::Closed.to_string());
+                }
+            }
+            (Reached::Held(_) | Reached::Failed(_), _) => {}
+        }
+    }
+
+    /// [`Action::Resume`] is done.
+    pub fn resumed(&mut self, now: Duration) {
+        self.tick(now);
+        if let Some(asker) = self.pauses.resumed() {
+            self.answer(asker, &DoneAnswer { ok: true });
+        }
+    }
+
+    /// [`Action::Flush`] is done: the number that it covers, or why nothing is durable.
+    pub fn flushed(&mut self, now: Duration, result: Result<u64, String>) {
+        self.tick(now);
+        let riders = self.flushes.running.take().unwrap_or_default();
+        if self.flushes.start() {
+            self.actions.push(Action::Flush);
+        }
+        for id in riders {
+            let wanted = match self.connections.get(&id).map(|c| &c.state) {
+                Some(State::Flush) => None,
+                Some(State::Wait(wait)) => Some(wait.sequence),
+                _ => continue,
+            };
+            match (&result, wanted) {
+                (Err(why), _) => self.refuse(id, why.clone()),
+                (Ok(covers), None) => self.answer(id, &SequenceAnswer { ok: true, sequence: *covers }),
+                (Ok(covers), Some(sequence)) if *covers >= sequence => {
+                    self.answer(id, &WaitAnswer { ok: true, durable: true, sequence });
+                }
+                (Ok(_), Some(_)) => self.look_soon(LOOK),
+            }
+        }
+    }
+
+    /// [`Action::Look`] is done.
+    pub fn progress(&mut self, now: Duration, progress: &Progress) {
+        self.looking = false;
+        self.tick(now);
+        let Progress { acknowledged, durable, failure } = progress;
+        for (id, sequence) in self.waits(|wait| wait.looked) {
+            let forever = self
+                .connections
+                .get(&id)
+                .is_some_and(|c| matches!(&c.state, State::Wait(wait) if wait.until.is_none()));
+            if *durable >= sequence {
+                self.answer(id, &WaitAnswer { ok: true, durable: true, sequence });
+            } else if let Some(why) = failure {
+                self.refuse(id, why.clone());
+            } else if sequence > *acknowledged && forever {
+                self.refuse(
+                    id,
+                    format!(
+                        "sequence number {sequence} lies ahead of the newest request, {acknowledged}: give a timeout"
+                    ),
+                );
+            } else if self.syncs_on_demand && sequence <= *acknowledged {
+                if !self.flushes.has(id) && self.flushes.join(id) {
+                    self.actions.push(Action::Flush);
+                }
+            } else {
+                self.look_soon(LOOK);
+            }
+        }
+    }
+
+    /// [`Action::Status`] is done: the answer's line.
+    pub fn answered(&mut self, now: Duration, id: ConnectionId, line: Vec<u8>) {
+        self.tick(now);
+        if matches!(self.connections.get(&id).map(|c| &c.state), Some(State::Status)) {
+            self.send(id, line, None);
+        }
+    }
+
+    /// [`Action::Stop`] is done, well or not. Connections that asked are closed when they have taken the answer.
+    pub fn stopped(&mut self, now: Duration, result: &Result<(), String>) {
+        self.tick(now);
+        let asked = self.connections.iter().filter(|(_, c)| matches!(c.state, State::Stop));
+        for id in asked.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.connections.entry(id).and_modify(|c| c.closing = true);
+            match result {
+                Ok(()) => self.answer(id, &DoneAnswer { ok: true }),
+                Err(why) => self.refuse(id, why.clone()),
+            }
+        }
+    }
+
+    /// Something happened in the group.
+    pub fn event(&mut self, now: Duration, event: &Event) {
+        self.tick(now);
+        match event {
+            Event::Durable { sequence: durable } => {
+                for (id, sequence) in self.waits(|wait| wait.sequence <= *durable) {
+                    self.answer(id, &WaitAnswer { ok: true, durable: true, sequence });
+                }
+            }
+            Event::Failed { .. } => self.look_soon(Duration::ZERO),
+            _ => {}
+        }
+        let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in all {
+            if let Some(State::Events(unread)) = self.connections.get_mut(&id).map(|c| &mut c.state) {
+                unread.push(event.clone());
+                self.go_on(id);
+            }
+        }
+    }
+
+    /// The orderly end begins: pauses end, and none begins any more.
+    pub fn end(&mut self, now: Duration) {
+        self.tick(now);
+        if self.pauses.close() {
+            self.actions.push(Action::Resume);
+        }
+    }
+
+    /// Whether nobody waits for an answer after which the connection ends.
+    pub fn stop_is_answered(&self) -> bool {
+        !self.connections.values().any(|c| c.closing || matches!(c.state, State::Stop))
+    }
+
+    // --- for those who check the rules
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Bytes and events that are held for a connection.
+    pub fn held(&self, id: ConnectionId) -> (usize, usize) {
+        self.connections.get(&id).map_or((0, 0), |c| {
+            let events = if let State::Events(unread) = &c.state { unread.len() } else { 0 };
+            (c.input.len() + c.output.len(), events)
+        })
+    }
+
+    // --- inside
+
+    /// Whether a connection keeps its place.
+    fn is_busy(&self, id: ConnectionId, connection: &Connection) -> bool {
+        let waits = match connection.state {
+            State::Idle | State::Status => false,
+            State::Flush | State::Wait(_) | State::Pause | State::Resume | State::Stop | State::Events(_) => {
+                true
+            }
+        };
+        waits || self.pauses.owner() == Some(id)
+    }
+
+    /// Connections that wait for a sequence number, and such that `which` holds.
+    fn waits(&self, which: impl Fn(&Wait) -> bool) -> Vec<(ConnectionId, u64)> {
+        self.connections
+            .iter()
+            .filter_map(|(id, connection)| match &connection.state {
+                State::Wait(wait) if which(wait) => Some((*id, wait.sequence)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn look_soon(&mut self, after: Duration) {
+        let at = self.now.saturating_add(after);
+        self.look_at = Some(self.look_at.map_or(at, |other| other.min(at)));
+    }
+
+    fn close(&mut self, id: ConnectionId) {
+        if self.connections.remove(&id).is_none() {
+            return;
+        }
+        self.flushes.forget(id);
+        self.actions.push(Action::Close(id));
+        if self.pauses.leave(id) {
+            tracing::info!("writes go on: the connection that paused them ended");
+            self.actions.push(Action::Resume);
+        }
+    }
+
+    /// An answer, after which the connection is as good as idle.
+    fn answer<T: Serialize>(&mut self, id: ConnectionId, answer: &T) {
+        let line = line(answer);
+        self.send(id, line, None);
+    }
+
+    fn refuse(&mut self, id: ConnectionId, error: String) {
+        self.answer(id, &Refusal { ok: false, error });
+    }
+
+    fn send(&mut self, id: ConnectionId, line: Vec<u8>, image: Option<usize>) {
+        self.flushes.forget(id);
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.state = State::Idle;
+        connection.output = line;
+        (connection.sent, connection.image) = (0, image);
+        connection.answer_until = self.now.saturating_add(ANSWER_WAIT);
+    }
+
+    /// The next event or request, where nothing is being sent.
+    fn go_on(&mut self, id: ConnectionId) {
+        loop {
+            let now = self.now;
+            let Some(connection) = self.connections.get_mut(&id) else { return };
+            if connection.has_output() {
+                return;
+            }
+            match &mut connection.state {
+                State::Events(unread) => {
+                    let Some(event) = unread.pop() else { return };
+                    connection.output = line(&event);
+                    connection.answer_until = now.saturating_add(ANSWER_WAIT);
+                }
+                State::Idle if connection.closing => return self.close(id),
+                State::Idle => match take_line(&mut connection.input) {
+                    Ok(Some(line)) => self.request(id, &line),
+                    Ok(None) if connection.ended => return self.close(id),
+                    Ok(None) => return,
+                    Err(error) => {
+                        connection.closing = true;
+                        self.refuse(id, error.to_string());
+                    }
+                },
+                _ => return,
+            }
+        }
+    }
+
+    fn request(&mut self, id: ConnectionId, line: &[u8]) {
+        let request = match parse_request(line) {
+            Ok(request) => request,
+            Err(error) => return self.refuse(id, error.to_string()),
+        };
+        let waits = !matches!(request, Request::Status {} | Request::Image { .. } | Request::Resume {});
+        let first_stop = request == Request::Stop {} && !self.stopping;
+        let owner = self.pauses.owner();
+        if waits && !first_stop && owner != Some(id) {
+            let busy = self.connections.iter().filter(|(id, c)| self.is_busy(**id, c)).count();
+            if busy >= BUSY_MAX {
+                let why = format!("{BUSY_MAX} connections wait for something already: close one");
+                return self.refuse(id, why);
+            }
+        }
+        let next = match request {
+            Request::Status {} => {
+                self.actions.push(Action::Status(id));
+                State::Status
+            }
+            Request::Image { disk } => {
+                let index = usize::try_from(disk).unwrap_or(usize::MAX);
+                return match self.images.get(index).map(self::line) {
+                    Some(line) => self.send(id, line, Some(index)),
+                    None => {
+                        self.refuse(id, format!("there is no disk {disk}: there are {}", self.images.len()))
+                    }
+                };
+            }
+            Request::Flush {} => {
+                if self.flushes.join(id) {
+                    self.actions.push(Action::Flush);
+                }
+                State::Flush
+            }
+            Request::Wait { sequence, timeout_ms } => {
+                let until = timeout_ms.map(|ms| self.now.saturating_add(Duration::from_millis(ms)));
+                self.look_soon(Duration::ZERO);
+                State::Wait(Wait { sequence, until, looked: false })
+            }
+            Request::Events {} => {
+                self.send(id, self::line(&DoneAnswer { ok: true }), None);
+                State::Events(Unread::default())
+            }
+            Request::Stop {} => {
+                if first_stop {
+                    self.stopping = true;
+                    self.actions.push(Action::Stop);
+                }
+                State::Stop
+            }
+            Request::Pause { for_ms } => {
+                match self.pauses.ask(id, Duration::from_millis(for_ms.unwrap_or(PAUSE_MS_DEFAULT))) {
+                    Ok(()) => self.actions.push(Action::Pause),
+                    Err(why) => return self.refuse(id, why.to_string()),
+                }
+                State::Pause
+            }
+            Request::Resume {} => {
+                match self.pauses.resume(id) {
+                    Ok(()) => self.actions.push(Action::Resume),
+                    Err(why) => return self.refuse(id, why.to_string()),
+                }
+                State::Resume
+            }
+        };
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.state = next;
+        }
+        // A look may be due at once.
+        self.tick(self.now);
+    }
+}
+
+/// An answer as it goes over the socket.
+pub(super) fn line<T: Serialize>(answer: &T) -> Vec<u8> {
+    let mut line = serde_json::to_vec(answer).unwrap_or_else(|error| {
+        // None of the answers can: they are plain structures with text and numbers.
+        tracing::error!(%error, "an answer cannot be written");
+        b"{\"ok\":false,\"error\":\"the answer cannot be written\"}".to_vec()
+    });
+    line.push(b'\n');
+    line
+}
+
+/// Cuts the first line off.
+fn take_line(input: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
+    let Some(end) = input.iter().position(|b| *b == b'\n') else {
+        return if input.len() > LINE_BYTES_MAX { Err(RequestError::TooLong) } else { Ok(None) };
+    };
+    let rest = input.split_off(end + 1);
+    let mut line = std::mem::replace(input, rest);
+    line.pop();
+    Ok(Some(line))
+}
+
+#[cfg(test)]
+#[path = "sessions_tests.rs"]
+mod tests;

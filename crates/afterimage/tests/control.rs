@@ -1,0 +1,270 @@
+//! The control socket of a running daemon: pauses and their owners, copies, waits, and clients that say nothing.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::guest::Guest;
+use common::{folder, json, refused, succeeds, Daemon, DEADLINE};
+use serde_json::Value;
+
+const CONTRACTS: [&str; 3] = ["power", "power-window=50ms", "guest-crash"];
+
+/// A connection that speaks the protocol itself.
+struct Raw {
+    stream: UnixStream,
+    answers: BufReader<UnixStream>,
+}
+
+impl Raw {
+    fn connect(dir: &Path) -> Self {
+        let stream = UnixStream::connect(dir.join("c")).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let answers = BufReader::new(stream.try_clone().unwrap());
+        Self { stream, answers }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stream, "{line}").unwrap();
+    }
+
+    fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"))
+    }
+
+    fn ask(&mut self, line: &str) -> Value {
+        self.tell(line);
+        self.answer()
+    }
+}
+
+fn status(dir: &Path) -> Value {
+    json(dir, &["ctl", "c", "status", "--json"])
+}
+
+#[track_caller]
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn resident_kib(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn a_pause_ends_in_time_whatever_its_connection_asks_next() {
+    for (contract, next) in [
+        ("power-window=50ms", "{\"command\":\"events\"}"),
+        ("power", "{\"command\":\"wait\",\"sequence\":999,\"timeout_ms\":120000}"),
+        ("guest-crash", "{\"command\":\"wait\",\"sequence\":999,\"timeout_ms\":120000}"),
+    ] {
+        let dir = folder(&[("a.img", "1M")]);
+        let daemon =
+            Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", contract, "--control", "c"]);
+        let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+        let mut raw = Raw::connect(dir.path());
+        assert_eq!(raw.ask("{\"command\":\"pause\",\"for_ms\":300}")["ok"], true, "{contract}");
+        raw.tell(next);
+        guest.start_write(0, &[1; 4096]);
+        let answer = guest.complete_within(Duration::from_secs(20));
+        assert_eq!(answer, Some(0), "{contract}: the write goes on when the pause's time is over");
+        drop(raw);
+        daemon.terminate();
+    }
+}
+
+#[test]
+fn an_expired_pause_is_not_made_good_by_somebody_elses() {
+    for contract in CONTRACTS {
+        let dir = folder(&[("a.img", "1M")]);
+        let daemon =
+            Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", contract, "--control", "c"]);
+        let (mut a, mut b) = (Raw::connect(dir.path()), Raw::connect(dir.path()));
+        assert_eq!(a.ask("{\"command\":\"pause\",\"for_ms\":50}")["ok"], true);
+        eventually("the first pause ends", || status(dir.path())["paused"] == false);
+        assert_eq!(b.ask("{\"command\":\"pause\",\"for_ms\":60000}")["ok"], true);
+        let late = a.ask("{\"command\":\"resume\"}");
+        assert_eq!(late["ok"], false, "{contract}: {late}");
+        assert_eq!(status(dir.path())["paused"], true, "{contract}: the other one's pause stays");
+        assert_eq!(b.ask("{\"command\":\"resume\"}")["ok"], true, "{contract}");
+        // An operator's early end is for whoever holds the pause, who learns of it.
+        assert_eq!(b.ask("{\"command\":\"pause\"}")["ok"], true, "{contract}");
+        assert_eq!(succeeds(dir.path(), &["ctl", "c", "resume"]), "writes go on\n");
+        let late = b.ask("{\"command\":\"resume\"}");
+        assert_eq!(late["ok"], false, "{contract}: {late}");
+        drop((a, b));
+        daemon.terminate();
+    }
+}
+
+#[test]
+fn an_orderly_end_ends_a_pause_for_its_owner_too() {
+    let dir = folder(&[("a.img", "1M")]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);
+    let mut a = Raw::connect(dir.path());
+    assert_eq!(a.ask("{\"command\":\"pause\"}")["ok"], true);
+    daemon.terminate();
+    drop(writeln!(a.stream, "{{\"command\":\"resume\"}}"));
+    let mut line = String::new();
+    let read = a.answers.read_line(&mut line);
+    assert!(read.is_err() || !line.contains("\"ok\":true"), "{line}");
+}
+
+#[test]
+fn a_copy_is_of_the_daemons_image_with_its_mode() {
+    for contract in CONTRACTS {
+        let dir = folder(&[("a.img", "1M")]);
+        let elsewhere = folder(&[("a.img", "1M")]);
+        std::fs::write(elsewhere.path().join("a.img"), vec![0xee; 1 << 20]).unwrap();
+        std::fs::create_dir(elsewhere.path().join("copies")).unwrap();
+        let image = dir.path().join("a.img");
+        std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let mark = "user.afterimage.test";
+        let marked = rustix::fs::setxattr(&image, mark, b"1", rustix::fs::XattrFlags::empty()).is_ok();
+        let daemon =
+            Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", contract, "--control", "c"]);
+        let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+        guest.write(4096, &[7; 4096]);
+        let control = dir.path().join("c");
+        let copied = json(elsewhere.path(), &["ctl", control.to_str().unwrap(), "copy", "copies", "--json"]);
+        let copy = elsewhere.path().join("copies/a.img");
+        let mut found = [0; 4096];
+        std::fs::File::open(&copy).unwrap().read_exact_at(&mut found, 4096).unwrap();
+        assert_eq!(found, [7; 4096], "{contract}: another file of that name was copied");
+        assert_eq!(std::fs::metadata(&copy).unwrap().mode() & 0o7777, 0o600, "{contract}");
+        assert_eq!(
+            copied["copies"][0]["from"],
+            image.canonicalize().unwrap().to_str().unwrap(),
+            "{contract}"
+        );
+        if marked {
+            let got = rustix::fs::getxattr(&copy, mark, &mut [0u8; 8][..]);
+            assert!(got.is_err(), "{contract}: a copy is complete in itself and carries no mark");
+        }
+        // Never over something that is there, not even through a dangling link.
+        std::fs::remove_file(&copy).unwrap();
+        std::os::unix::fs::symlink("../victim", &copy).unwrap();
+        let control = control.to_str().unwrap();
+        refused(elsewhere.path(), &["ctl", control, "copy", "copies"], 1, &["exists already"]);
+        assert!(!elsewhere.path().join("victim").exists());
+        daemon.terminate();
+    }
+}
+
+#[test]
+fn a_copy_is_of_the_image_that_is_served_even_when_it_was_renamed() {
+    let dir = folder(&[("a.img", "1M")]);
+    std::fs::create_dir(dir.path().join("copies")).unwrap();
+    std::fs::set_permissions(dir.path().join("a.img"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);
+    Guest::connect(&dir.path().join("a.img.sock")).write(0, &[9; 512]);
+    std::fs::rename(dir.path().join("a.img"), dir.path().join("moved.img")).unwrap();
+    std::fs::write(dir.path().join("a.img"), vec![0xee; 4096]).unwrap();
+    succeeds(dir.path(), &["ctl", "c", "copy", "copies"]);
+    let copy = std::fs::read(dir.path().join("copies/a.img")).unwrap();
+    assert_eq!((copy.len(), copy[0]), (1 << 20, 9));
+    assert_eq!(std::fs::metadata(dir.path().join("copies/a.img")).unwrap().mode() & 0o7777, 0o640);
+    daemon.terminate();
+}
+
+#[test]
+fn a_wait_for_the_future_does_not_sync_meanwhile() {
+    for contract in ["power", "guest-crash"] {
+        let dir = folder(&[("a.img", "1M")]);
+        let daemon =
+            Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", contract, "--control", "c"]);
+        let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+        guest.write(0, &[1; 4096]);
+        succeeds(dir.path(), &["ctl", "c", "flush"]);
+        let syncs = || status(dir.path())["disks"][0]["storage"]["syncs"].as_u64().unwrap();
+        let before = syncs();
+        refused(dir.path(), &["ctl", "c", "wait", "100", "--timeout", "1s"], 1, &["not durable yet"]);
+        assert!(syncs() - before <= 1, "{contract}: {} syncs in a second of waiting", syncs() - before);
+        // And when the number comes, it is made durable.
+        let mut raw = Raw::connect(dir.path());
+        raw.tell("{\"command\":\"wait\",\"sequence\":2,\"timeout_ms\":60000}");
+        guest.write(0, &[2; 4096]);
+        assert_eq!(raw.answer()["durable"], true, "{contract}");
+        daemon.terminate();
+    }
+}
+
+#[test]
+fn silent_clients_lock_nobody_out() {
+    let dir = folder(&[("a.img", "1M")]);
+    let mut daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);
+    let mut silent: Vec<UnixStream> = Vec::new();
+    for n in 0..200 {
+        let stream = UnixStream::connect(dir.path().join("c")).unwrap();
+        if n % 2 == 0 {
+            // A line that never ends is no reason to keep a place.
+            drop((&stream).write_all(b"{\"command\":"));
+        }
+        silent.push(stream);
+    }
+    assert_eq!(status(dir.path())["ok"], true);
+    // Those that do keep a place, because they wait for something, cannot take the last one.
+    let mut busy: Vec<Raw> = Vec::new();
+    for _ in 0..100 {
+        let mut raw = Raw::connect(dir.path());
+        raw.tell("{\"command\":\"events\"}");
+        busy.push(raw);
+    }
+    assert_eq!(status(dir.path())["ok"], true);
+    let refused = busy.iter_mut().map(Raw::answer).filter(|answer| answer["ok"] == false).count();
+    assert!((1..100).contains(&refused), "{refused} of 100 subscribers were refused");
+    assert_eq!(succeeds(dir.path(), &["ctl", "c", "stop"]), "closed in order\n");
+    let (status, errors) = daemon.end();
+    assert!(status.success(), "{errors}");
+}
+
+#[test]
+fn subscribers_cost_little_and_nothing_when_they_are_gone() {
+    let dir = folder(&[("a.img", "1M")]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);
+    let subscribe = |rounds: usize| {
+        for _ in 0..rounds {
+            let mut raw = Raw::connect(dir.path());
+            assert_eq!(raw.ask("{\"command\":\"events\"}")["ok"], true);
+        }
+    };
+    // The places of those that left become free as soon as the daemon looks.
+    subscribe(20);
+    let before = resident_kib(&daemon);
+    subscribe(300);
+    let grown = resident_kib(&daemon).saturating_sub(before);
+    assert!(grown < 8 << 10, "300 subscribers that left still cost {grown} KiB");
+    daemon.terminate();
+}
+
+#[test]
+fn silent_clients_do_not_stop_the_metrics() {
+    let dir = folder(&[("a.img", "1M")]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--metrics", "127.0.0.1:0"]);
+    let address = daemon.ready["metrics"].as_str().unwrap().to_owned();
+    let silent: Vec<TcpStream> = (0..130).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let begun = Instant::now();
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+    // One silent client was given five seconds; a hundred and thirty of them, one after the other, ten minutes.
+    assert!(begun.elapsed() < Duration::from_secs(20), "the metrics took {:?}", begun.elapsed());
+    drop(silent);
+    daemon.terminate();
+}
