@@ -211,7 +211,12 @@ fn the_control_socket_answers_everything() {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(events.stdout.take().unwrap()).lines();
+        let lines = BufReader::new(events.stdout.take().unwrap()).lines();
+        // That one may come late; this one is there before anything happens.
+        let mut subscriber = UnixStream::connect(dir.path().join("c")).unwrap();
+        writeln!(subscriber, "{{\"command\":\"events\"}}").unwrap();
+        let mut told = BufReader::new(subscriber).lines();
+        assert_eq!(told.next().unwrap().unwrap(), "{\"ok\":true}");
         guest.write(0, &pattern(3, 4096));
         assert_eq!(succeeds(dir.path(), &["ctl", "c", "flush"]), "3\n", "{contract}");
         assert_eq!(succeeds(dir.path(), &["ctl", "c", "wait", "3", "--timeout", "20s"]), "3 is durable\n");
@@ -228,12 +233,15 @@ fn the_control_socket_answers_everything() {
         assert!(status.success(), "{errors}");
         let mut seen = Vec::new();
         // The stream ends with the daemon; what it said before is complete.
-        while let Some(Ok(line)) = lines.next() {
+        while let Some(Ok(line)) = told.next() {
             let event: serde_json::Value = serde_json::from_str(&line).unwrap();
             seen.push(event["event"].as_str().expect("an event has a name").to_owned());
         }
         events.wait().unwrap();
         assert!(seen.iter().any(|e| e == "durable"), "{contract}: {seen:?}");
+        assert_eq!(seen.last().map(String::as_str), Some("closed"), "{contract}: {seen:?}");
+        let last = lines.map_while(Result::ok).last();
+        assert!(last.is_some_and(|line| line.contains("closed")), "{contract}");
         assert_eq!(names(dir.path()), ["a.img"], "{contract}");
     }
 }

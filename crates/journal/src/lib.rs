@@ -22,6 +22,7 @@ pub mod retain;
 pub mod state_file;
 mod status;
 
+pub use arena::own_folder;
 pub use disk::{RetainDisk, LANE_BYTES_MAX};
 pub use error::JournalError;
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};

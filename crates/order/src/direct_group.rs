@@ -123,8 +123,8 @@ impl DirectGroup {
         Ok(self.flush()? >= sequence)
     }
 
-    pub(crate) fn subscribe(&self) -> Subscription {
-        self.events.subscribe()
+    pub(crate) fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Subscription {
+        self.events.subscribe(wake)
     }
 
     pub(crate) fn pause(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {

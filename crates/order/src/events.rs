@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem::discriminant;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::Event;
 
@@ -46,56 +46,43 @@ impl Unread {
     }
 }
 
-#[derive(Debug, Default)]
-struct Inbox {
-    state: Mutex<InboxState>,
-    changed: Condvar,
-}
+/// Called when there is something to read, from whatever thread it happened in.
+type Wake = Box<dyn Fn() + Send + Sync>;
 
-#[derive(Debug, Default)]
-struct InboxState {
-    unread: Unread,
-    /// Nobody publishes any more.
-    ended: bool,
+struct Inbox {
+    unread: Mutex<Unread>,
+    wake: Wake,
 }
 
 impl Inbox {
-    fn change(&self, change: impl FnOnce(&mut InboxState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
+    fn unread(&self) -> MutexGuard<'_, Unread> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What one subscriber has not read yet; dropped, it costs nothing any more.
-#[derive(Debug)]
 pub struct Subscription(Arc<Inbox>);
 
 impl Subscription {
-    /// Waits for the next event; `None` when the group is gone.
+    /// The next event, if there is one.
     pub fn next(&self) -> Option<Event> {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match state.unread.pop() {
-                Some(event) => return Some(event),
-                None if state.ended => return None,
-                None => state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
+        self.0.unread().pop()
     }
+}
 
-    /// The next event that is there already.
-    pub fn try_next(&self) -> Option<Event> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).unread.pop()
+impl std::fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Subscription").field(&*self.0.unread()).finish()
     }
 }
 
 /// The list of subscribers.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Events(Mutex<Vec<Weak<Inbox>>>);
 
 impl Events {
-    pub(crate) fn subscribe(&self) -> Subscription {
-        let inbox = Arc::default();
+    pub(crate) fn subscribe(&self, wake: Wake) -> Subscription {
+        let inbox = Arc::new(Inbox { unread: Mutex::default(), wake });
         let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Those that left, also where nothing is ever published.
         subscribers.retain(|subscriber| subscriber.strong_count() > 0);
@@ -107,34 +94,33 @@ impl Events {
     pub(crate) fn publish(&self, event: &Event) {
         let subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for inbox in subscribers.iter().filter_map(Weak::upgrade) {
-            inbox.change(|state| state.unread.push(event.clone()));
-        }
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        let subscribers = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for inbox in subscribers.iter().filter_map(Weak::upgrade) {
-            inbox.change(|state| state.ended = true);
+            inbox.unread().push(event.clone());
+            (inbox.wake)();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
     fn a_slow_reader_learns_where_things_stand_within_bounds() {
         let events = Events::default();
-        let subscription = events.subscribe();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&woken);
+        let subscription = events.subscribe(Box::new(move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        }));
         events.publish(&Event::Failed { reason: "first".into() });
         for sequence in 1..=10_000 {
             events.publish(&Event::Durable { sequence });
             events.publish(&Event::Home { sequence });
         }
-        let seen: Vec<Event> = std::iter::from_fn(|| subscription.try_next()).collect();
+        let seen: Vec<Event> = std::iter::from_fn(|| subscription.next()).collect();
+        assert_eq!(woken.load(Ordering::SeqCst), 20_001);
         assert_eq!(seen.len(), UNREAD_MAX);
         assert!(matches!(seen[0], Event::Failed { .. }), "what nothing later covers stays");
         assert!(matches!(seen[UNREAD_MAX - 2], Event::Durable { sequence: 10_000 }));
@@ -144,11 +130,11 @@ mod tests {
     #[test]
     fn who_left_is_forgotten_although_nothing_happens() {
         let events = Events::default();
-        let stays = events.subscribe();
-        (0..1000).for_each(|_| drop(events.subscribe()));
+        let stays = events.subscribe(Box::new(|| {}));
+        (0..1000).for_each(|_| drop(events.subscribe(Box::new(|| {}))));
         let listed = || events.0.lock().unwrap().len();
         assert!(listed() <= 2, "{} subscribers are remembered", listed());
-        drop(events);
-        assert!(stays.next().is_none());
+        events.publish(&Event::Resumed);
+        assert!(matches!(stays.next(), Some(Event::Resumed)));
     }
 }

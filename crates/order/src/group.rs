@@ -125,11 +125,11 @@ impl Group {
         }
     }
 
-    /// Durability and failure events from now on.
-    pub fn subscribe(&self) -> Subscription {
+    /// Durability and failure events from now on. `wake` is called after each, from any thread, and must not wait.
+    pub fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Subscription {
         match &self.inner {
-            Inner::Direct(group) => group.subscribe(),
-            Inner::Redo(group) => group.subscribe(),
+            Inner::Direct(group) => group.subscribe(wake),
+            Inner::Redo(group) => group.subscribe(wake),
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::mpsc::{channel, sync_channel, Receiver, Sender, SyncSender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_order::{Contract, Event};
+use afterimage_order::{Contract, Subscription};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -36,8 +36,6 @@ const INPUTS_MAX: usize = 64;
 pub struct StopRequest {
     /// Takes the outcome of the orderly end.
     pub outcome: Outcome,
-    /// Disconnects when those who asked have been answered.
-    pub answered: Receiver<()>,
 }
 
 /// Takes the outcome of the orderly end.
@@ -60,8 +58,8 @@ enum Input {
     Looked(Progress),
     Answered(ConnectionId, Vec<u8>),
     Stopped(Result<(), String>),
-    Event(Event),
     End(SyncSender<()>),
+    Drain(SyncSender<()>),
 }
 
 /// The way to the first thread.
@@ -75,10 +73,14 @@ impl Post {
     fn post(&self, input: Input) {
         // Without the first thread the process is ending.
         if self.inputs.send(input).is_ok() {
-            // Fails only where the counter is full, which is as set as can be.
-            let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+            set(&self.wake);
         }
     }
+}
+
+fn set(wake: &OwnedFd) {
+    // Fails only where the counter is full, which is as set as can be.
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
 
 /// A running control socket.
@@ -92,6 +94,13 @@ impl Control {
         self.0.post(Input::End(done));
         // Disconnects if the thread is gone.
         let _ = ended.recv();
+    }
+
+    /// Waits until clients have taken what they were told until now, but no longer than `limit`.
+    pub fn drain(&self, limit: Duration) {
+        let (guard, drained) = sync_channel(0);
+        self.0.post(Input::Drain(guard));
+        let _ = drained.recv_timeout(limit);
     }
 }
 
@@ -116,13 +125,8 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Sender<StopRequ
         let work = move || todo.iter().for_each(|job| post.post(work(&daemon, &job)));
         std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| jobs)
     };
-    let events = daemon.group.subscribe();
-    let told = post.clone();
-    std::thread::Builder::new().name("control-events".to_owned()).spawn(move || {
-        while let Some(event) = events.next() {
-            told.post(Input::Event(event));
-        }
-    })?;
+    let woken = Arc::clone(&post.wake);
+    let events = daemon.group.subscribe(Box::new(move || set(&woken)));
     let in_background = matches!(daemon.group.status().contract, Contract::PowerWindow { .. });
     let images = daemon.disks.iter().map(|disk| disk.readable.answer()).collect();
     let shell = Shell {
@@ -134,11 +138,12 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Sender<StopRequ
         daemon: Arc::clone(daemon),
         post: post.clone(),
         received,
+        events,
         pausing: worker("control-pause")?,
         flushing: worker("control-flush")?,
         telling: worker("control-status")?,
         stop,
-        stop_guard: None,
+        drain_guard: None,
     };
     std::thread::Builder::new().name("control".to_owned()).spawn(move || shell.run())?;
     Ok(Control(post))
@@ -181,12 +186,13 @@ struct Shell {
     daemon: Arc<Daemon>,
     post: Post,
     received: Receiver<Input>,
+    events: Subscription,
     pausing: Sender<Job>,
     flushing: Sender<Job>,
     telling: Sender<Job>,
     stop: Sender<StopRequest>,
-    /// Dropped when those who asked for the end have been answered.
-    stop_guard: Option<SyncSender<()>>,
+    /// Dropped when nobody has anything to take any more.
+    drain_guard: Option<SyncSender<()>>,
 }
 
 /// What poll found.
@@ -212,8 +218,11 @@ impl Shell {
                 let _ = rustix::io::read(&*self.post.wake, &mut [0u8; 8]);
             }
             while let Ok(input) = self.received.try_recv() {
+                // What happened before it is told before.
+                self.take_events();
                 self.take(input);
             }
+            self.take_events();
             for (id, flags) in ready.streams {
                 self.move_bytes(id, flags);
             }
@@ -268,13 +277,19 @@ impl Shell {
             Input::Looked(progress) => self.sessions.progress(now, &progress),
             Input::Answered(id, line) => self.sessions.answered(now, id, line),
             Input::Stopped(result) => self.sessions.stopped(now, &result),
-            Input::Event(event) => self.sessions.event(now, &event),
             Input::End(done) => {
                 self.sessions.end(now);
                 let _ = done.send(());
             }
+            Input::Drain(guard) => self.drain_guard = Some(guard),
         }
         self.act();
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.events.next() {
+            self.sessions.event(self.now(), &event);
+        }
     }
 
     /// Does what the sessions want done. Sending a job does not wait: each is asked for again only when it is done, or
@@ -293,9 +308,7 @@ impl Shell {
                     Ok(())
                 }
                 Action::Stop => {
-                    let (guard, answered) = sync_channel(0);
-                    self.stop_guard = Some(guard);
-                    let request = StopRequest { outcome: Outcome(self.post.clone()), answered };
+                    let request = StopRequest { outcome: Outcome(self.post.clone()) };
                     if self.stop.send(request).is_err() {
                         self.sessions.stopped(self.now(), &Err("the daemon is ending already".to_owned()));
                     }
@@ -303,8 +316,8 @@ impl Shell {
                 }
             };
         }
-        if self.sessions.stop_is_answered() {
-            self.stop_guard = None;
+        if self.drain_guard.is_some() && self.sessions.is_drained() {
+            self.drain_guard = None;
         }
     }
 

@@ -466,9 +466,12 @@ impl Sessions {
         }
     }
 
-    /// Whether nobody waits for an answer after which the connection ends.
-    pub fn stop_is_answered(&self) -> bool {
-        !self.connections.values().any(|c| c.closing || matches!(c.state, State::Stop))
+    /// Whether everybody has taken what there was to tell.
+    pub fn is_drained(&self) -> bool {
+        !self.connections.values().any(|c| {
+            let events = matches!(&c.state, State::Events(unread) if !unread.is_empty());
+            c.has_output() || events || matches!(c.state, State::Stop)
+        })
     }
 
     // --- for those who check the rules

@@ -192,11 +192,11 @@ fn a_newcomer_always_gets_in_and_those_that_wait_stay() {
     assert!(s.actions().contains(&Action::Status(other)));
     s.answered(201 * SECOND, other, b"{}\n".to_vec());
     assert_eq!(answer(&mut s, 201 * SECOND, other), "{}\n");
-    assert!(!s.stop_is_answered());
+    assert!(!s.is_drained());
     s.stopped(201 * SECOND, &Ok(()));
     assert_eq!(answer(&mut s, 201 * SECOND, late), OK);
     assert!(s.actions().contains(&Action::Close(late)));
-    assert!(s.stop_is_answered());
+    assert!(s.is_drained());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Everything else answers ENOSYS. Killing the process instead would turn one unforeseen call of a newer C library
 //! into a guest's I/O errors, and with ENOSYS every library falls back (glibc does so from `clone3`, whose flags a
 //! filter cannot see, to `clone`, whose flags are checked here). An intruder gains nothing by the difference: no
-//! program can be started, no socket made, no other process touched either way.
+//! program can be started, no socket made that leads anywhere, no other process touched either way.
 
 use std::collections::BTreeMap;
 
@@ -19,53 +19,85 @@ pub fn restrict_calls() -> Result<String, String> {
     Ok("on".to_owned())
 }
 
+type Condition = Result<SeccompCondition, seccompiler::BackendError>;
+
+/// The argument's low 32 bits, which are all of an `int`.
+fn is(argument: u8, value: libc::c_int) -> Condition {
+    // As the kernel reads it.
+    let value = u64::from(value as u32);
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+/// These bits of the argument.
+fn masked(argument: u8, mask: u64, value: u64) -> Condition {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value)
+}
+
 fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
-    // New threads share everything with the process; a new process does not and is refused.
-    let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
-    rules.insert(
-        libc::SYS_clone,
-        vec![SeccompRule::new(vec![SeccompCondition::new(
-            0,
-            SeccompCmpArgLen::Qword,
-            SeccompCmpOp::MaskedEq(thread),
-            thread,
-        )?])?],
-    );
+    let mut allow = |call: i64, conditions: Vec<Condition>| {
+        let conditions = conditions.into_iter().collect::<Result<Vec<_>, _>>()?;
+        rules.entry(call).or_default().push(SeccompRule::new(conditions)?);
+        Ok::<_, seccompiler::BackendError>(())
+    };
+    // New threads, which share everything with the process; a new process or name space does not and is refused.
+    let thread = (libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND) as u64;
+    let known = thread
+        | (libc::CLONE_FS
+            | libc::CLONE_FILES
+            | libc::CLONE_SYSVSEM
+            | libc::CLONE_SETTLS
+            | libc::CLONE_PARENT_SETTID
+            | libc::CLONE_CHILD_SETTID
+            | libc::CLONE_CHILD_CLEARTID
+            | libc::CLONE_DETACHED) as u64;
+    allow(libc::SYS_clone, vec![masked(0, !known | thread, thread)])?;
     // Memory is never executable: no code can be brought in.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(
-            call,
-            vec![SeccompRule::new(vec![SeccompCondition::new(
-                2,
-                SeccompCmpArgLen::Qword,
-                SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64),
-                0,
-            )?])?],
-        );
+        allow(call, vec![masked(2, libc::PROT_EXEC as u64, 0)])?;
     }
     // A signal only to this process: abort() after a panic needs it.
-    let own_pid = u64::from(std::process::id());
-    rules.insert(
-        libc::SYS_tgkill,
-        vec![SeccompRule::new(vec![SeccompCondition::new(
-            0,
-            SeccompCmpArgLen::Dword,
-            SeccompCmpOp::Eq,
-            own_pid,
-        )?])?],
-    );
+    allow(libc::SYS_tgkill, vec![is(0, std::process::id() as libc::c_int)])?;
+    // Two ends of one stream, connected to each other and to nothing else ever; a datagram socket could send anywhere.
+    allow(
+        libc::SYS_socketpair,
+        vec![is(0, libc::AF_UNIX), is(1, libc::SOCK_STREAM | libc::SOCK_CLOEXEC), is(2, 0)],
+    )?;
+    // To where the socket is connected already.
+    allow(libc::SYS_sendto, vec![masked(4, u64::MAX, 0)])?;
+    for command in FCNTL_COMMANDS {
+        allow(libc::SYS_fcntl, vec![is(1, *command)])?;
+    }
+    // A socket that does not wait. No other device or file system is commanded.
+    allow(libc::SYS_ioctl, vec![is(1, libc::FIONBIO as libc::c_int)])?;
+    // A thread's name.
+    allow(libc::SYS_prctl, vec![is(0, libc::PR_SET_NAME)])?;
+    // Own limits are read; nobody's are set.
+    allow(libc::SYS_prlimit64, vec![is(0, 0), masked(2, u64::MAX, 0)])?;
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(rules, SeccompAction::Errno(libc::ENOSYS as u32), SeccompAction::Allow, arch)?
         .try_into()
 }
 
+/// What may be done to a descriptor: its flags, copies, locks of an image, seals of a memory file. Nothing that makes
+/// the kernel signal somebody.
+const FCNTL_COMMANDS: &[libc::c_int] = &[
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_OFD_SETLK,
+    libc::F_OFD_GETLK,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+];
+
 /// Calls that are allowed with any arguments, by what they are for.
 const ALLOWED: &[i64] = &[
-    // Image, log and tmpfs I/O; files open by descriptor, by name only where landlock allows.
-    libc::SYS_io_uring_setup,
+    // Image, log and tmpfs I/O; files open by descriptor, by name only where landlock allows. Rings are made before, and
+    // each is restricted to what a lane asks of it: what a ring does does not come by here.
     libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -104,21 +136,16 @@ const ALLOWED: &[i64] = &[
     libc::SYS_fsetxattr,
     libc::SYS_fremovexattr,
     libc::SYS_flock,
-    libc::SYS_fcntl,
-    libc::SYS_ioctl,
     libc::SYS_memfd_create,
     // Sockets that exist already: guests, control, metrics, the keeper.
     libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
     libc::SYS_sendmsg,
-    libc::SYS_sendto,
     libc::SYS_shutdown,
     libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
-    libc::SYS_socketpair,
     // Asks whether a guest's process is dying: refused for any that is not.
     libc::SYS_process_mrelease,
     // Waiting and waking.
@@ -157,7 +184,6 @@ const ALLOWED: &[i64] = &[
     libc::SYS_set_tid_address,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_getcpu,
     libc::SYS_gettid,
     libc::SYS_getpid,
@@ -167,10 +193,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
-    libc::SYS_prctl,
     libc::SYS_getrandom,
     libc::SYS_getrusage,
-    libc::SYS_prlimit64,
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_exit,

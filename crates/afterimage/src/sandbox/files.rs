@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use afterimage_journal::own_folder;
 use landlock::{
     Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, PathBeneath, PathFd,
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, ABI,
@@ -14,8 +15,9 @@ pub struct FileNeeds {
     pub files: Vec<PathBuf>,
     /// Folders in which the log and its side files are created, renamed, synced and removed.
     pub log_folders: Vec<PathBuf>,
-    /// Folders in which the memory of retained journals is removed, at the end or where an earlier one is of no use.
-    pub arena_folders: Vec<PathBuf>,
+    /// The memory of retained journals, which is removed at the end or where an earlier one is of no use; with its folder
+    /// where it has one of its own.
+    pub arenas: Vec<PathBuf>,
     /// Folders in which a socket file is removed at the end.
     pub socket_folders: Vec<PathBuf>,
 }
@@ -57,19 +59,23 @@ fn apply(needs: &FileNeeds) -> Result<landlock::RestrictionStatus, landlock::Rul
         | AccessFs::ReadDir
         | AccessFs::MakeReg
         | AccessFs::RemoveFile;
-    let arena_access: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::RemoveFile;
+    let arena_access: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile;
     let socket_access: BitFlags<AccessFs> = AccessFs::RemoveFile.into();
     // Thread counts and memory limits are read from here by the standard library and the allocator.
     let system: [(&Path, BitFlags<AccessFs>); 2] = [
         (Path::new("/proc/self"), AccessFs::ReadFile | AccessFs::ReadDir),
         (Path::new("/sys/fs/cgroup"), AccessFs::ReadFile.into()),
     ];
+    let shared = needs.arenas.iter().filter_map(|arena| own_folder(arena)?.parent());
     let wanted = needs
         .files
         .iter()
         .map(|p| (p.as_path(), file_access))
         .chain(needs.log_folders.iter().map(|p| (p.as_path(), log_access)))
-        .chain(needs.arena_folders.iter().map(|p| (p.as_path(), arena_access)))
+        .chain(needs.arenas.iter().map(|p| (p.as_path(), arena_access)))
+        .chain(needs.arenas.iter().filter_map(|p| Some((p.parent()?, AccessFs::RemoveFile.into()))))
+        // Of the folders that all daemons share only empty ones can go: another's is not.
+        .chain(shared.map(|p| (p, AccessFs::RemoveDir.into())))
         .chain(needs.socket_folders.iter().map(|p| (p.as_path(), socket_access)))
         .chain(system);
     for (path, access) in wanted {

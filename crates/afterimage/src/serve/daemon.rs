@@ -40,7 +40,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 const DYING_LIMIT: Duration = Duration::from_secs(10);
 /// How often a daemon looks whether its already connected guests are still there.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the client of `stop` is given to take its answer.
+/// How long clients are given to take the last answers and events.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// What ends a daemon.
@@ -95,7 +95,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
     // thread, too.
     let early = matches!(settings.contract, Contract::PowerWindow { .. })
-        || !needs.arena_folders.is_empty()
+        || !needs.arenas.is_empty()
         || trace.is_some();
     let mut sandbox = SandboxReport::off();
     if early {
@@ -187,7 +187,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     if let End::Stop(Some(request)) = end {
         // The client may be gone; the outcome is reported below in any case.
         request.outcome.tell(result.as_ref().copied().map_err(ToString::to_string));
-        let _ = request.answered.recv_timeout(ANSWER_WAIT);
+    }
+    if let Some(control) = &control {
+        control.drain(ANSWER_WAIT);
     }
     result
 }
@@ -334,7 +336,7 @@ fn file_needs(
             .map(parent)
             .chain(prepared.state_folders())
             .collect(),
-        arena_folders: prepared.arena_folders(),
+        arenas: prepared.arenas(),
         socket_folders: sockets.chain(settings.control.as_deref()).map(parent).collect(),
     })
 }

@@ -28,6 +28,7 @@ fn an_orderly_end_leaves_a_plain_raw_file() {
         succeeds(dir.path(), &["ctl", "c", "pause", "--", "true"]);
         daemon.terminate();
         assert_eq!(names(dir.path()), ["a.img", "arena", "blank.img"]);
+        assert_eq!(names(&dir.path().join("arena")), [""; 0]);
         assert!(everything(dir.path()) == before);
     }
 }
@@ -62,9 +63,9 @@ fn a_killed_daemon_leaves_what_was_committed_to_the_next_one() {
         journal.commit(&mut guest, journal.free, 8);
         assert_eq!(commits(dir.path()), before + 1);
         leave(dir.path(), guest);
-        daemon.terminate();
+        let errors = daemon.terminate();
         assert_eq!(names(dir.path()), ["a.img", "arena"]);
-        assert_eq!(names(&dir.path().join("arena")), [""; 0]);
+        assert_eq!(names(&dir.path().join("arena")), [""; 0], "{errors}");
         assert_filled(&block(dir.path(), journal.free), 8);
         // Nobody needs to recover it.
         let superblock = block(dir.path(), journal.first);

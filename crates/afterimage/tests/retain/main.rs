@@ -81,7 +81,8 @@ fn block(dir: &Path, block: u64) -> Vec<u8> {
 /// Every file with its bytes, sockets apart.
 fn everything(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut all = Vec::new();
-    for folder in [dir.to_owned(), dir.join("arena")] {
+    let arenas = names(&dir.join("arena")).into_iter().map(|name| dir.join("arena").join(name));
+    for folder in [dir.to_owned(), dir.join("arena")].into_iter().chain(arenas.filter(|path| path.is_dir())) {
         let entries = fs::read_dir(folder).unwrap().map(|e| e.unwrap());
         let files = entries.filter(|e| e.file_type().unwrap().is_file()).map(|e| e.path());
         all.extend(files.map(|path| (path.clone(), fs::read(path).unwrap())));
@@ -100,7 +101,7 @@ fn names(dir: &Path) -> Vec<String> {
 fn arena(dir: &Path) -> PathBuf {
     let names = names(&dir.join("arena"));
     assert_eq!(names.len(), 1, "{names:?}");
-    dir.join("arena").join(&names[0])
+    dir.join("arena").join(&names[0]).join("arena")
 }
 
 fn state_of(dir: &Path) -> State {

@@ -2,11 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{fallocate, flock, seek, FallocateFlags, FlockOperation, SeekFrom};
+use rustix::fs::{fallocate, flock, seek, unlinkat, AtFlags, FallocateFlags, FlockOperation, SeekFrom, CWD};
 use rustix::io::{retry_on_intr, Errno};
 
 use super::map::{file_bytes, group_at, slot_at, GROUP, GROUP_SLOTS, HEAD, PAGE, SLOTS_MAX};
@@ -40,23 +40,50 @@ pub(super) fn slots_for(path: &Path, bytes_max: u64) -> Result<u32, JournalError
     })
 }
 
+/// What the name of an arena's own folder begins with, and the file's name in it.
+const OWN_FOLDER: &str = "afterimage-";
+const NAME: &str = "arena";
+
+/// Where the arena of this number stands below the folder that all daemons share: in a folder of its own, so that
+/// another daemon's sandbox does not reach it.
+pub(crate) fn place(shared: &Path, number: uuid::Uuid) -> PathBuf {
+    shared.join(format!("{OWN_FOLDER}{number}")).join(NAME)
+}
+
+/// The folder that an arena has for itself. Those of earlier versions have none.
+pub fn own_folder(path: &Path) -> Option<&Path> {
+    let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == NAME))?;
+    folder.file_name()?.to_str()?.starts_with(OWN_FOLDER).then_some(folder)
+}
+
+/// Removes an arena's name, and its folder.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    let removed = fs::remove_file(path);
+    if let Some(folder) = own_folder(path) {
+        // Somebody may have put something else there; that is not ours.
+        // Not rmdir(2), which the daemon's filter does not know.
+        if let Err(error) = unlinkat(CWD, folder, AtFlags::REMOVEDIR) {
+            tracing::warn!(%error, folder = %folder.display(), "the folder of an arena stays");
+        }
+    }
+    removed
+}
+
 /// Makes the file, sparse but for its head, and locks it.
 pub(super) fn create(path: &Path, slots: u32) -> Result<File, JournalError> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(io_error(path, "creating"))?;
-    let made = lock(&file, path).and_then(|()| {
+    if let Some(folder) = own_folder(path) {
+        fs::DirBuilder::new().mode(0o700).create(folder).map_err(io_error(path, "creating the folder of"))?;
+    }
+    let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let made = made.map_err(io_error(path, "creating")).and_then(|file| {
+        lock(&file, path)?;
         file.set_len(file_bytes(slots)).map_err(io_error(path, "creating"))?;
-        allocate(&file, 0, HEAD).map_err(io_error(path, "getting memory for"))
+        allocate(&file, 0, HEAD).map_err(io_error(path, "getting memory for"))?;
+        Ok(file)
     });
     made.inspect_err(|_| {
-        let _ = fs::remove_file(path);
-    })?;
-    Ok(file)
+        let _ = remove(path);
+    })
 }
 
 /// Opens and locks the file; says how many slots it has.

@@ -37,6 +37,8 @@ use pool::Pool;
 use tags::SlotTag;
 
 pub use budget::Budget;
+pub use file::own_folder;
+pub(crate) use file::{place, remove};
 
 /// Which of the arena's file systems, below [`VOLUMES_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,7 +128,7 @@ impl Arena {
     /// # Errors
     /// The name cannot be removed.
     pub fn remove_file(self) -> Result<(), JournalError> {
-        std::fs::remove_file(self.path()).map_err(file::io_error(self.path(), "removing"))
+        remove(self.path()).map_err(file::io_error(self.path(), "removing"))
     }
 
     /// Counts its content in a budget that other arenas share, from now on and with what it holds.

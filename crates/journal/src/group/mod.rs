@@ -162,6 +162,11 @@ impl RetainGroup {
             state_file::remove(path)?;
         }
         for (path, identity) in &prepared.dead_arenas {
+            if !path.exists() {
+                // Nothing is left of it but its folder.
+                let _ = crate::arena::remove(path);
+                continue;
+            }
             let removed = Arena::open(path, Some(*identity)).and_then(Arena::remove_file);
             if let Err(error) = removed {
                 tracing::warn!(%error, "an arena of no use stays");
@@ -255,8 +260,8 @@ impl RetainGroup {
     }
 
     /// As [`Group::subscribe`].
-    pub fn subscribe(&self) -> Subscription {
-        self.group.subscribe()
+    pub fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Subscription {
+        self.group.subscribe(wake)
     }
 
     /// Holds new writes back and makes the image files complete without the arenas, so that they may be copied: as
@@ -303,7 +308,7 @@ impl RetainGroup {
         if ending != Ending::HandOver {
             for member in &self.shared.members {
                 state_file::remove(&member.state)?;
-                if let Err(error) = std::fs::remove_file(&member.arena) {
+                if let Err(error) = crate::arena::remove(&member.arena) {
                     tracing::warn!(%error, arena = %member.arena.display(), "the arena stays, and nothing names it");
                 }
             }

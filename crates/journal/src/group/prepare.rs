@@ -87,7 +87,7 @@ impl Drop for Fresh {
                 return;
             }
         }
-        if let Err(error) = fs::remove_file(arena) {
+        if let Err(error) = crate::arena::remove(arena) {
             tracing::warn!(%error, arena = %arena.display(), "a start that failed leaves its arena");
         }
     }
@@ -139,11 +139,11 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Folders in which files are removed later on.
-    pub fn arena_folders(&self) -> Vec<PathBuf> {
+    /// Files that are opened or removed later on, with the folders that are theirs alone.
+    pub fn arenas(&self) -> Vec<PathBuf> {
         let disks = self.disks.iter().flatten().map(|d| d.arena.path());
         let dead = self.dead_arenas.iter().map(|(path, _)| path.as_path());
-        disks.chain(dead).filter_map(Path::parent).map(Path::to_owned).collect()
+        disks.chain(dead).map(Path::to_owned).collect()
     }
 
     /// Folders in which state files are written and removed.
@@ -168,7 +168,8 @@ impl Prepared {
                 return Ok(Some(PreparedDisk { image, state_path, arena, state, fresh: Fresh::nothing() }));
             }
             Earlier::Gone(state) => {
-                if let Some(state) = state.filter(|s| s.arena.exists()) {
+                let left = |s: &State| crate::arena::own_folder(&s.arena).unwrap_or(&s.arena).exists();
+                if let Some(state) = state.filter(left) {
                     self.dead_arenas.push((state.arena.clone(), state.arena_identity()));
                 }
                 if !retain {
@@ -184,7 +185,7 @@ impl Prepared {
             ImageIdentity::of(image)?.ok_or_else(|| RetainError::Device { image: image.to_owned() })?;
         let arena_uuid = Uuid::new_v4();
         let state = State {
-            arena: self.options.arena_folder.join(format!("afterimage-{arena_uuid}.arena")),
+            arena: crate::arena::place(&self.options.arena_folder, arena_uuid),
             arena_uuid,
             image: identity,
             boot_id: state_file::boot_id()?,

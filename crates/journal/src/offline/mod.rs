@@ -12,7 +12,7 @@
 mod overlay;
 mod report;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -198,7 +198,7 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
     drop(retainer);
     group.close()?;
     state_file::remove(&state_path)?;
-    fs::remove_file(&state.arena).map_err(StateError::io("remove the arena", &state.arena))?;
+    crate::arena::remove(&state.arena).map_err(StateError::io("remove the arena", &state.arena))?;
     Ok(Some(report))
 }
 

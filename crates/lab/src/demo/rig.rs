@@ -225,6 +225,10 @@ impl Rig {
         for folder in [self.image_folder(), self.arena.path()] {
             paths.extend(names_in(folder).unwrap_or_default().iter().map(|name| folder.join(name)));
         }
+        // An arena stands in a folder of its own.
+        for path in paths.iter_mut().filter(|path| path.is_dir()) {
+            path.push("arena");
+        }
         let said = evidence.text(&format!("{tag}-daemon.log"), &messages);
         let copied = paths.iter().try_for_each(|path| evidence.copy(path, tag));
         if let Err(error) = said.and(copied) {

@@ -198,8 +198,8 @@ impl RedoGroup {
         self.core.wait_durable(sequence, timeout.and_then(|t| Instant::now().checked_add(t)))
     }
 
-    pub(crate) fn subscribe(&self) -> Subscription {
-        self.core.events.subscribe()
+    pub(crate) fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Subscription {
+        self.core.events.subscribe(wake)
     }
 
     pub(crate) fn pause(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {

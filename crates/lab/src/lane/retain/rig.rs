@@ -79,6 +79,9 @@ impl Snapshot {
     pub fn put_back(&self) -> Result<()> {
         copy_into(&self.folder.join("image"), &self.image)?;
         for (place, copy) in &self.others {
+            // An arena's folder goes with it.
+            let folder = place.parent().unwrap_or(Path::new("."));
+            fs::create_dir_all(folder).context(|| format!("make {}", folder.display()))?;
             copy_into(copy, place)?;
         }
         Ok(())
@@ -148,8 +151,13 @@ impl Rig {
 
     /// Memory of the host that arenas take, in bytes.
     pub fn arena_file_bytes(&self) -> u64 {
+        self.arenas().iter().filter_map(|path| path.metadata().ok()).map(|found| found.blocks() * 512).sum()
+    }
+
+    /// The arenas, each of which stands in a folder of its own.
+    fn arenas(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.arena).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.metadata().ok()).map(|found| found.blocks() * 512).sum()
+        entries.map(|entry| entry.path().join("arena")).filter(|path| path.exists()).collect()
     }
 
     /// Everything that a daemon which died now would leave. The guest must stand still.
@@ -174,7 +182,7 @@ impl Rig {
         let beside = listed(self.image.parent().unwrap_or(Path::new(".")))?;
         let name = format!("{}.", self.image.display());
         let beside = beside.into_iter().filter(|path| path.to_string_lossy().starts_with(&name));
-        for place in listed(&self.arena)?.into_iter().chain(beside) {
+        for place in self.arenas().into_iter().chain(beside) {
             let copied = folder.join(format!("other{}", others.len()));
             copy(&place, &copied)?;
             others.push((place, copied));
@@ -217,7 +225,8 @@ impl Rig {
     /// [`LabError::Broken`].
     pub fn expect_alone(&self, after: &str) -> Result<()> {
         let state = state_of(&self.image);
-        if state.exists() || self.arena_file_bytes() > 0 {
+        let left = fs::read_dir(&self.arena).is_ok_and(|mut entries| entries.next().is_some());
+        if state.exists() || left {
             return Err(LabError::Broken(format!("a state file or an arena is left after {after}")));
         }
         Ok(())
@@ -230,7 +239,7 @@ impl Rig {
         }
         evidence.note(self.daemon.save(evidence.folder(), "retain"));
         let mut files = vec![self.image.clone()];
-        files.extend(fs::read_dir(&self.arena).into_iter().flatten().flatten().map(|entry| entry.path()));
+        files.extend(self.arenas());
         files.extend(self.left.iter().flat_map(Snapshot::files));
         evidence.files(&files);
     }
