@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::commands::{check, create, ctl, explore, flash, guest, inspect, keep, man, recover, serve};
+use crate::commands::{
+    arenas, check, create, ctl, explore, flash, guest, inspect, keep, man, recover, serve,
+};
 
 /// A virtual disk that keeps what the guest committed.
 #[derive(Parser, Debug)]
@@ -33,6 +35,7 @@ pub enum Command {
     Check(check::Args),
     Recover(recover::Args),
     Inspect(inspect::Args),
+    Arenas(arenas::Args),
     Ctl(ctl::Args),
     Keep(keep::Args),
     Guest(guest::Args),

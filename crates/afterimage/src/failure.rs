@@ -12,7 +12,8 @@ pub enum Failure {
     /// It was tried and did not work. Exit status 1.
     #[error("{0}")]
     Failed(String),
-    /// A program that was run on the user's behalf ended with this status and has said why itself.
+    /// What there is to say was said already: by the answer, or by a program that was run on the user's behalf and ended
+    /// with this status.
     #[error("the command ended with status {0}")]
     Status(u8),
 }

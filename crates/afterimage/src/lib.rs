@@ -1,7 +1,7 @@
 //! The `afterimage` program.
 //!
 //! ```text
-//! main ─ run ─┬─ commands::create, check, recover, inspect     offline, on a file
+//! main ─ run ─┬─ commands::create, check, recover, inspect, arenas  offline, on a file
 //!             ├─ commands::serve ─► serve::Daemon              one guest's disks, until told to stop
 //!             │      settings ─► sockets ─► images ─► group ─► servers ─► sandbox ─► control, metrics
 //!             ├─ commands::ctl ─► control::client              talks to a running daemon
@@ -59,6 +59,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Check(args) => commands::check::run(&args),
         Command::Recover(args) => commands::recover::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Arenas(args) => commands::arenas::run(&args),
         Command::Ctl(args) => commands::ctl::run(&args),
         Command::Keep(args) => commands::keep::run(&args),
         Command::Guest(args) => commands::guest::run(args),

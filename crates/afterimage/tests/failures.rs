@@ -250,3 +250,76 @@ fn without_extended_attributes_a_lost_log_is_missed_all_the_same() {
     let first = fs::read_to_string(dir.path().join("first")).unwrap();
     assert!(first.contains("no extended attributes") && first.contains("do not rename"), "{first}");
 }
+
+/// A full tmpfs in a mount of the daemon's own, which sees everything else as we do.
+fn serve_on_a_full_file_system(dir: &Path, fill: bool, args: &[&str]) -> Option<std::process::Command> {
+    fs::create_dir_all(dir.join("small")).unwrap();
+    let fill = if fill { "head -c 8M /dev/zero > small/filler 2> /dev/null;" } else { "" };
+    let script = format!(
+        "program=$1; shift; mount -t tmpfs -o size=2m none small && \"$program\" create small/a.img 8M > /dev/null || \
+         exit 9; {fill} exec \"$program\" serve --json --disk small/a.img,socket=s \"$@\""
+    );
+    let mut command = with_own_mounts(&script)?;
+    command.arg(env!("CARGO_BIN_EXE_afterimage")).args(args).current_dir(dir);
+    Some(command)
+}
+
+#[test]
+fn a_full_file_system_names_its_file_and_what_to_do() {
+    // The image, under every contract.
+    for contract in ["power", "guest-crash", "power-window=50ms"] {
+        let dir = folder(&[]);
+        let mut args = vec!["--survives", contract, "--control", "c"];
+        if contract.contains("window") {
+            args.extend(["--log", "log", "--log-max", "16M"]);
+        }
+        let Some(mut command) = serve_on_a_full_file_system(dir.path(), false, &args) else {
+            return;
+        };
+        let mut daemon = Daemon::start(&mut command);
+        let mut guest = Guest::connect(&dir.path().join("s"));
+        for at in 0..16 {
+            guest.try_write(at << 18, &[7; 1 << 18]);
+        }
+        // Under power-window the log has them, and home is full.
+        drop(common::run(dir.path(), &["ctl", "c", "pause", "--", "true"]));
+        let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
+        let reason = status["failure"].as_str().unwrap_or_else(|| panic!("{contract}: {status}"));
+        assert!(
+            reason.contains("a.img") && reason.contains("its file system is full, free space"),
+            "{reason}"
+        );
+        drop(guest);
+        daemon.signal(nix::sys::signal::Signal::SIGTERM);
+        let (_, errors) = daemon.end();
+        assert!(errors.contains("its file system is full"), "{contract}: {errors}");
+    }
+    // What is made at the start: the log is tested above; the arena, the state file.
+    let dir = folder(&[]);
+    fs::create_dir(dir.path().join("arena")).unwrap();
+    let retain = ["--survives", "guest-crash", "--journal", "retain", "--arena"];
+    for (folder, parts) in [
+        ("small", ["the arena", "free some, or name another folder with --arena"]),
+        ("arena", ["a.img.state", "its file system is full, free space"]),
+    ] {
+        let args = [&retain[..], &[folder]].concat();
+        let Some(mut command) = serve_on_a_full_file_system(dir.path(), true, &args) else { return };
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(parts.iter().all(|part| errors.contains(part)), "{folder}: {errors}");
+    }
+    // The trace, in the middle.
+    let dir = folder(&[("b.img", "8M")]);
+    let args = ["--trace", "small/trace", "--disk", "b.img,socket=b"];
+    let Some(mut command) = serve_on_a_full_file_system(dir.path(), true, &args) else { return };
+    let mut daemon = Daemon::start(&mut command);
+    let mut guest = Guest::connect(&dir.path().join("b"));
+    guest.write(0, &[1; 4096]);
+    guest.flush();
+    drop(guest);
+    daemon.signal(nix::sys::signal::Signal::SIGTERM);
+    let (ended, errors) = daemon.end();
+    assert_eq!(ended.code(), Some(1), "{errors}");
+    assert!(errors.contains("small/trace") && errors.contains("its file system is full"), "{errors}");
+}

@@ -60,7 +60,27 @@ pub enum ErrorKind {
     Io,
 }
 
+/// What to do about an operating-system error that somebody can do something about, to be put behind it; else empty.
+pub fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull => ": its file system is full, free space there and start again",
+        io::ErrorKind::QuotaExceeded => ": the disk quota is used up, raise it or free space and start again",
+        io::ErrorKind::FileTooLarge => {
+            ": the file-size limit is reached, raise it (ulimit -f) and start again"
+        }
+        _ => "",
+    }
+}
+
 impl BlockError {
+    /// What to do about it; see [`advice`].
+    pub fn advice(&self) -> &'static str {
+        match self {
+            Self::Io { source, .. } => advice(source),
+            _ => "",
+        }
+    }
+
     /// Wraps an operating-system error with what was being done.
     pub fn io(context: impl Into<Arc<str>>, source: io::Error) -> Self {
         Self::Io { context: context.into(), source: Arc::new(source) }

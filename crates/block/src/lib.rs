@@ -39,7 +39,7 @@ pub use bell::Bell;
 pub use blocking::Blocking;
 pub use buffers::Buffers;
 pub use disk::{wait_readable, Disk, Geometry, Health, Lane, Quiesced};
-pub use error::{BlockError, ErrorKind};
+pub use error::{advice, BlockError, ErrorKind};
 pub use ids::{DiskIndex, Sector, SequenceNumber, SECTOR_BYTES};
 pub use medium::Medium;
 pub use medium_disk::MediumDisk;

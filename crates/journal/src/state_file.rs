@@ -17,6 +17,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use afterimage_block::advice;
 use afterimage_order::Contract;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -53,7 +54,7 @@ pub enum StateError {
         version: u64,
     },
     /// The operating system's no.
-    #[error("cannot {doing} {path}: {source}", path = .path.display())]
+    #[error("cannot {doing} {path}: {source}{}", advice(.source), path = .path.display())]
     Io {
         /// What was tried.
         doing: &'static str,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, DiskIndex, Medium, SequenceNumber};
+use afterimage_block::{advice, BlockError, Disk, DiskIndex, Medium, SequenceNumber};
 use afterimage_store::ImageStore;
 
 use crate::clock::SystemClock;
@@ -31,7 +31,7 @@ pub(crate) struct DirectGroup {
 impl DirectGroup {
     pub(crate) fn open(images: Vec<Arc<ImageStore>>, options: &GroupOptions) -> Result<Self, OpenError> {
         let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
-        mark::use_images(images.iter().map(Arc::as_ref), options.contract);
+        mark::use_images(images.iter().map(Arc::as_ref), options.contract)?;
         let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock));
         let only_disk = images.len() == 1;
         let (mut media, mut disks) = (Vec::new(), Vec::new());
@@ -86,6 +86,7 @@ impl DirectGroup {
             oldest_not_durable_age: age,
             oldest_not_durable_age_max: age.unwrap_or_default(),
             held_flushes: 0,
+            log_deleted: None,
             throttled: 0,
             log_bytes: 0,
             log_max_bytes: 0,
@@ -104,7 +105,7 @@ impl DirectGroup {
         for (image, medium) in all.filter(|(image, _)| !image.geometry().read_only) {
             image.health().check()?;
             if let Err(e) = medium.sync() {
-                let reason = format!("syncing {}: {e}", image.path().display());
+                let reason = format!("syncing {}: {e}{}", image.path().display(), advice(&e));
                 image.health().fail(reason.as_str());
                 self.events.publish(&Event::Failed { reason });
                 return Err(BlockError::io(format!("syncing {}", image.path().display()), e));

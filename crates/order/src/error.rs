@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use afterimage_block::BlockError;
+use afterimage_block::{advice, BlockError};
 
 /// Nothing was touched when one of these is returned, unless the sentence says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -170,14 +170,12 @@ pub enum OpenError {
     },
     /// The image's inode has no room for the mark.
     #[error(
-        "{} cannot be marked as depending on its redo log ({source}): free space or raise the quota on its file system",
+        "{} cannot be marked as depending on its redo log: free space or raise the quota on its file system",
         .image.display()
     )]
     NoRoomForMark {
         /// The image.
         image: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
     },
     /// A mark has no room for the log's path.
     #[error("the path of the redo log {} is longer than {max} bytes: name a shorter one with --log", .log.display())]
@@ -247,7 +245,7 @@ pub enum OpenError {
     #[error(transparent)]
     Block(#[from] BlockError),
     /// Any other answer of the operating system.
-    #[error("{doing} {}: {source}", .path.display())]
+    #[error("{doing} {}: {source}{}", .path.display(), advice(.source))]
     Io {
         /// What was being done, such as "opening".
         doing: &'static str,

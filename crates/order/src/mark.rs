@@ -53,7 +53,7 @@ pub fn mark_of(image: &Path) -> Result<Option<Mark>, OpenError> {
     })
 }
 
-/// Says durably that an image depends on a log.
+/// Says durably that an image depends on a log, where its file system can.
 pub(crate) fn depend(
     image: &ImageStore,
     contract: Contract,
@@ -65,34 +65,29 @@ pub(crate) fn depend(
     let bytes = of(contract, Some(MarkedLog { group_uuid: uuid, disk, path })).to_bytes();
     let bytes =
         bytes.ok_or_else(|| OpenError::LogPathTooLong { log: log.to_owned(), max: MARK_PATH_BYTES_MAX })?;
-    set(image, &bytes)
+    match set(image, &bytes)? {
+        Attributes::NoRoom => Err(OpenError::NoRoomForMark { image: image.path().to_owned() }),
+        marked => Ok(marked),
+    }
 }
 
 /// Says of images that are served without a log that they are in use. No promise rests on it, so an image that has no
 /// room for a mark is served all the same.
-pub(crate) fn use_images<'a>(images: impl Iterator<Item = &'a ImageStore>, contract: Contract) {
+pub(crate) fn use_images<'a>(
+    images: impl Iterator<Item = &'a ImageStore>,
+    contract: Contract,
+) -> Result<(), OpenError> {
     let bytes = of(contract, None).to_bytes().unwrap_or_default();
     for image in images.filter(|image| !image.geometry().read_only) {
-        match set(image, &bytes) {
-            Ok(Attributes::Kept | Attributes::Unsupported) => {}
-            Err(error) => tracing::warn!(%error, "served without a mark"),
+        if set(image, &bytes)? == Attributes::NoRoom {
+            tracing::warn!(image = %image.path().display(), "no room for a mark: served without one");
         }
     }
+    Ok(())
 }
 
 fn set(image: &ImageStore, bytes: &[u8]) -> Result<Attributes, OpenError> {
-    image.set_attribute(MARK_NAME, bytes).map_err(|e| match e.raw_os_error() {
-        // ext4 says ENOSPC, others E2BIG or ERANGE, where the inode's attributes do not fit; a quota EDQUOT.
-        Some(_) if is_full(&e) => OpenError::NoRoomForMark { image: image.path().to_owned(), source: e },
-        _ => OpenError::io("marking", image.path())(e),
-    })
-}
-
-fn is_full(error: &std::io::Error) -> bool {
-    use rustix::io::Errno;
-    [Errno::NOSPC, Errno::DQUOT, Errno::TOOBIG, Errno::RANGE]
-        .iter()
-        .any(|full| error.raw_os_error() == Some(full.raw_os_error()))
+    image.set_attribute(MARK_NAME, bytes).map_err(OpenError::io("marking", image.path()))
 }
 
 /// Durably.

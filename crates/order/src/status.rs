@@ -25,6 +25,8 @@ pub struct GroupStatus {
     pub oldest_not_durable_age_max: Duration,
     /// Flushes that were held back by the window rule so far.
     pub held_flushes: u64,
+    /// The redo log, where somebody has deleted it.
+    pub log_deleted: Option<std::path::PathBuf>,
     /// Times that a lane had to wait for log space so far.
     pub throttled: u64,
     /// Bytes of the log in use.

@@ -73,6 +73,8 @@ pub struct LogStatus {
     pub throttled: u64,
     /// Flushes that the window rule held back.
     pub held_flushes: u64,
+    /// Somebody has deleted it.
+    pub deleted: bool,
 }
 
 /// What opening took over from a log.
@@ -99,6 +101,8 @@ pub struct DiskStatus {
     pub socket: String,
     /// Size in bytes.
     pub bytes: u64,
+    /// Somebody has deleted the image.
+    pub deleted: bool,
     /// Writes are refused.
     pub read_only: bool,
     /// What the guest sees.
@@ -263,6 +267,7 @@ mod tests {
                 home_written_bytes: 5,
                 throttled: 6,
                 held_flushes: 7,
+                deleted: false,
             },
             replayed: Some(ReplayStatus { records: 1, bytes: 2, sequence: 3, torn_tail: true }),
             failure: None,
@@ -273,6 +278,7 @@ mod tests {
                 file: "f".to_owned(),
                 socket: "s".to_owned(),
                 bytes: 1,
+                deleted: false,
                 read_only: false,
                 serial: "n".to_owned(),
                 attached: true,

@@ -17,6 +17,8 @@ pub enum Attributes {
     Kept,
     /// A device node, or a file system without user attributes.
     Unsupported,
+    /// The file system, or the inode, has no room for it.
+    NoRoom,
 }
 
 /// An attribute of whatever a path leads to; `None` where it has none, or can have none.
@@ -49,6 +51,8 @@ pub(crate) fn set(file: &File, name: &str, value: &[u8]) -> io::Result<Attribute
     match fsetxattr(file, name, value, XattrFlags::empty()) {
         Ok(()) => Ok(Attributes::Kept),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Attributes::Unsupported),
+        // ext4 says the first, a quota the second; other file systems the others where the inode's attributes do not fit.
+        Err(Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE) => Ok(Attributes::NoRoom),
         Err(e) => Err(e.into()),
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use afterimage_block::advice;
+
 /// Nothing was touched when one of these is returned.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -80,7 +82,7 @@ pub enum OpenError {
     #[error("no space is left for {}: free space on its file system", .0.display())]
     NoSpace(PathBuf),
     /// Any other answer of the operating system.
-    #[error("{doing} {}: {source}", .path.display())]
+    #[error("{doing} {}: {source}{}", .path.display(), advice(.source))]
     Io {
         /// What was being done, such as "opening".
         doing: &'static str,

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use rustix::fs::{fallocate, FallocateFlags};
 
 use crate::stored::rewrite_lost;
 use crate::syncs::Syncs;
-use crate::transfer::{sync_data, Target};
+use crate::transfer::{named, sync_data, Target};
 use crate::zero::Methods;
 use crate::{Counters, FileIdentity};
 
@@ -98,6 +98,11 @@ impl FileMedium {
         Ok(FileIdentity::of(&metadata, metadata.len()))
     }
 
+    /// Whether its last name is gone: the file itself goes with this medium.
+    pub fn is_deleted(&self) -> bool {
+        self.file().metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+    }
+
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
@@ -130,12 +135,12 @@ impl Medium for FileMedium {
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
-        self.target().read_slice(buf, offset)
+        self.target().read_slice(buf, offset).map_err(named("reading", &self.path, offset))
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
-        let written = self.target().write_slice(buf, offset);
+        let written = self.target().write_slice(buf, offset).map_err(named("writing", &self.path, offset));
         self.syncs.note_write();
         written
     }
@@ -143,6 +148,7 @@ impl Medium for FileMedium {
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len)?;
         let zeroed = self.methods.zero(&self.target(), offset, len, unmap);
+        let zeroed = zeroed.map_err(named("zeroing", &self.path, offset));
         self.syncs.note_write();
         zeroed
     }

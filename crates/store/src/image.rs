@@ -153,6 +153,11 @@ impl ImageStore {
         &self.core.path
     }
 
+    /// Whether its last name is gone: the file itself goes with this store.
+    pub fn is_deleted(&self) -> bool {
+        self.core.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+    }
+
     /// Whether it is read and written with O_DIRECT.
     pub fn is_direct(&self) -> bool {
         self.core.alignment.is_some()

@@ -7,6 +7,7 @@ use afterimage_block::{BlockError, Medium};
 
 use crate::core::Core;
 use crate::stored::rewrite_lost;
+use crate::transfer::named;
 
 pub(crate) struct ImageMedium {
     core: Arc<Core>,
@@ -37,12 +38,20 @@ impl Medium for ImageMedium {
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
-        self.core.target(self.shard).read_slice(buf, offset)
+        self.core.target(self.shard).read_slice(buf, offset).map_err(named(
+            "reading",
+            &self.core.path,
+            offset,
+        ))
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
-        let written = self.core.target(self.shard).write_slice(buf, offset);
+        let written = self.core.target(self.shard).write_slice(buf, offset).map_err(named(
+            "writing",
+            &self.core.path,
+            offset,
+        ));
         self.core.syncs.note_write();
         written
     }
@@ -50,6 +59,7 @@ impl Medium for ImageMedium {
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len)?;
         let zeroed = self.core.methods.zero(&self.core.target(self.shard), offset, len, unmap);
+        let zeroed = zeroed.map_err(named("zeroing", &self.core.path, offset));
         self.core.syncs.note_write();
         zeroed
     }

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use afterimage_block::{Bell, BlockError, Health};
+use afterimage_block::{advice, Bell, BlockError, Health};
 
 /// See the module.
 pub(crate) struct Syncs {
@@ -204,13 +204,7 @@ impl Syncs {
 
 /// A write or a sync failed: nothing more is written or acknowledged.
 pub(crate) fn fail(health: &Health, context: &str, error: &io::Error) {
-    let advice = match error.raw_os_error() {
-        Some(libc::ENOSPC) => ": its file system is full, free space there and start again",
-        Some(libc::EDQUOT) => ": the disk quota is used up, raise it or free space and start again",
-        Some(libc::EFBIG) => ": the file-size limit is reached, raise it (ulimit -f) and start again",
-        _ => "",
-    };
-    let reason = format!("{context} failed: {error}{advice}");
+    let reason = format!("{context} failed: {error}{}", advice(error));
     if health.fail(reason.as_str()) {
         tracing::error!(reason, "nothing is written there any more");
     }

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use afterimage_block::Buffers;
@@ -18,6 +19,11 @@ use crate::direct::Alignment;
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 /// The largest aligned copy, in bytes: a hostile guest may send requests of gigabytes.
 pub(crate) const BOUNCE_BYTES: usize = 1 << 20;
+
+/// An error of the same kind that names its file: who gets it may know only a [`afterimage_block::Medium`].
+pub(crate) fn named<'a>(doing: &'a str, path: &'a Path, offset: u64) -> impl Fn(io::Error) -> io::Error + 'a {
+    move |e| io::Error::new(e.kind(), format!("{doing} {} at byte {offset}: {e}", path.display()))
+}
 
 /// A file descriptor and what its I/O has to keep.
 #[derive(Clone, Copy)]

@@ -12,8 +12,8 @@ use crate::failure::Failure;
 /// Check an image, its redo log and its retained journals, offline, without changing anything
 ///
 /// Says whether they belong together, whether every record of the log is whole, and whether what is retained can be
-/// recovered. The image must not be served
-/// meanwhile.
+/// recovered: whether `serve` would go on with it. Exits with status 1 where it is not sound. The image must not be
+/// served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
@@ -50,12 +50,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut log = afterimage_order::offline::check(&args.file).map_err(Failure::failed)?;
     let mut retained_bytes = 0;
     if let Some(retained) = offline::inspect(&args.file).map_err(Failure::failed)? {
-        log.clean = false;
+        // Under `power-window` nothing durable goes with an arena: `serve` goes on without it.
+        log.clean &= retained.gone.is_some();
         if let Some(problem) = retained.problem {
             log.sound = false;
             log.problems.push(problem);
         }
         retained_bytes = retained.retained.map_or(0, |r| r.arena_used_bytes);
     }
-    super::print_report(&Report { log, retained_bytes }, args.json)
+    let sound = log.sound;
+    super::print_report(&Report { log, retained_bytes }, args.json)?;
+    if sound {
+        Ok(())
+    } else {
+        Err(Failure::Status(1))
+    }
 }

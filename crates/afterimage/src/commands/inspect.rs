@@ -50,8 +50,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for image in super::images_of(&args.file, logged).into_iter().filter(|i| i.exists()) {
         retained.extend(offline::inspect(image).map_err(Failure::failed)?);
     }
-    let free = retained.iter().find(|r: &&offline::InspectReport| !r.in_use);
-    image.copy_is_complete &= retained.is_empty();
+    let free = retained.iter().find(|r: &&offline::InspectReport| !r.in_use && r.gone.is_none());
+    image.copy_is_complete &= retained.iter().all(|r| r.gone.is_some());
     if let (Some(found), true) = (free, image.log.is_none()) {
         image.advice = match &found.problem {
             None => format!(

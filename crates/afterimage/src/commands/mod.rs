@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+pub mod arenas;
 pub mod check;
 pub mod create;
 pub mod ctl;

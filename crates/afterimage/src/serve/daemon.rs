@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use afterimage_block::Disk;
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
-use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainGroup};
+use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainError, RetainGroup};
 use afterimage_order::offline::log_of;
 use afterimage_order::{Closing, Contract, Group, GroupOptions};
 use afterimage_store::{ImageStore, OpenOptions};
@@ -40,6 +40,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 const DYING_LIMIT: Duration = Duration::from_secs(10);
 /// How often a daemon looks whether its already connected guests are still there.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often a daemon looks whether its files are still there.
+const LOOK_DELETED: Duration = Duration::from_secs(1);
 /// How long clients are given to take the last answers and events.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
@@ -161,7 +163,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     announce(&daemon, control_path.as_deref(), metrics_address, json)?;
     notifier.tell("READY=1");
 
-    let end = wait_for_end(&receiver, &servers, ends_with_guests);
+    let end = wait_for_end(&receiver, &servers, ends_with_guests, &mut Deletions::of(&daemon));
     match end {
         End::HandOver => notifier.tell_reloading(),
         End::Stop(_) | End::GuestsLeft => notifier.tell("STOPPING=1"),
@@ -423,16 +425,52 @@ fn stop_requests(ends: Sender<End>) -> Result<Sender<StopRequest>, Failure> {
     Ok(sender)
 }
 
-fn wait_for_end(ends: &Receiver<End>, servers: &[Server], ends_with_guests: bool) -> End {
-    if !ends_with_guests {
-        return ends.recv().unwrap_or(End::Stop(None));
-    }
+fn wait_for_end(
+    ends: &Receiver<End>,
+    servers: &[Server],
+    ends_with_guests: bool,
+    deletions: &mut Deletions<'_>,
+) -> End {
+    let mut looked = Instant::now();
     loop {
-        match ends.recv_timeout(LOOK) {
+        match ends.recv_timeout(if ends_with_guests { LOOK } else { LOOK_DELETED }) {
             Ok(end) => return end,
-            Err(RecvTimeoutError::Timeout) if servers.iter().all(Server::finished) => return End::GuestsLeft,
+            Err(RecvTimeoutError::Timeout) if ends_with_guests && servers.iter().all(Server::finished) => {
+                return End::GuestsLeft
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return End::Stop(None),
+        }
+        if looked.elapsed() >= LOOK_DELETED {
+            deletions.look();
+            looked = Instant::now();
+        }
+    }
+}
+
+/// Says once of each file that it was deleted below the daemon: what is written to it is gone when the daemon is.
+struct Deletions<'a> {
+    daemon: &'a Daemon,
+    said: Vec<PathBuf>,
+}
+
+impl<'a> Deletions<'a> {
+    fn of(daemon: &'a Daemon) -> Self {
+        Self { daemon, said: Vec::new() }
+    }
+
+    fn look(&mut self) {
+        let images = self.daemon.disks.iter().filter(|disk| disk.image.is_deleted());
+        let images = images.map(|disk| disk.image.path().to_owned());
+        for path in images.chain(self.daemon.group.status().log_deleted) {
+            if !self.said.contains(&path) {
+                tracing::error!(
+                    path = %path.display(),
+                    "it was deleted while it is served: what it holds is gone when this daemon ends; copy it with `afterimage \
+                     ctl SOCKET pause -- cp /proc/PID/fd/N NEW` before that"
+                );
+                self.said.push(path);
+            }
         }
     }
 }
@@ -446,7 +484,13 @@ fn close(daemon: &Daemon, servers: Vec<Server>, ending: Ending) -> Result<(), Fa
     let failed_before = daemon.group.status().failure;
     let closing = daemon.group.close_within(CLOSE_LIMIT, ending).map_err(|error| match failed_before {
         Some(reason) => Failure::failed(format!("the disks had stopped taking writes: {reason}")),
-        None => Failure::failed(format!("the images could not be closed in order: {error}")),
+        None => {
+            let advice = match &error {
+                RetainError::Block(error) => error.advice(),
+                _ => "",
+            };
+            Failure::failed(format!("the images could not be closed in order: {error}{advice}"))
+        }
     })?;
     match closing {
         Closing::Clean => tracing::info!("closed in order"),

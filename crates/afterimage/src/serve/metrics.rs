@@ -244,6 +244,19 @@ impl GroupCollector {
             "1 while the guest sees a write cache",
             None,
             &flag(|s| s.write_cache),
+        )?;
+        let deleted: Vec<_> =
+            self.0.disks.iter().map(|disk| f64::from(u8::from(disk.image.is_deleted()))).collect();
+        let deleted: Vec<(Labels<'_>, f64)> = disks
+            .iter()
+            .zip(deleted)
+            .map(|((file, _), value)| (vec![("disk", file.as_str())], value))
+            .collect();
+        families.gauge(
+            "afterimage_disk_deleted",
+            "1 after the image was deleted while it is served",
+            None,
+            &deleted,
         )
     }
 

@@ -126,6 +126,7 @@ impl Daemon {
                 home_written_bytes: group.home_written_bytes,
                 throttled: group.throttled,
                 held_flushes: group.held_flushes,
+                deleted: group.log_deleted.is_some(),
             },
             replayed: group.replayed.map(|r| ReplayStatus {
                 records: r.records,
@@ -156,6 +157,7 @@ impl ServedDisk {
             file: self.settings.file.display().to_string(),
             socket: show_socket(&self.settings.socket),
             bytes: geometry.bytes(),
+            deleted: self.image.is_deleted(),
             read_only: geometry.read_only,
             serial: self.disk.serial().to_owned(),
             attached: guest.attached,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk as _, Medium, Sector, Tap, SECTOR_BYTES};
+use afterimage_block::{advice, BlockError, Disk as _, Medium, Sector, Tap, SECTOR_BYTES};
 use afterimage_journal::layout::{find, places, Found, Source};
 use afterimage_journal::BLOCK_BYTES;
 use afterimage_order::Contract;
@@ -111,7 +111,10 @@ impl Tracing {
     pub fn finish(&self) -> Result<(), Failure> {
         let path = self.capture.path().display();
         let captured = self.capture.finish().map_err(|e| {
-            Failure::failed(format!("the trace {path} is incomplete: it cannot be written: {e}"))
+            Failure::failed(format!(
+                "the trace {path} is incomplete: it cannot be written: {e}{}",
+                advice(&e)
+            ))
         })?;
         tracing::info!(requests = captured.lines, dropped = captured.dropped, "the trace is complete");
         Ok(())

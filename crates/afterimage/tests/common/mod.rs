@@ -69,6 +69,17 @@ pub fn json(dir: &Path, args: &[&str]) -> Value {
     serde_json::from_str(&succeeds(dir, args)).unwrap()
 }
 
+/// `check` says that `a.img` is not sound, in words, in JSON and with its exit status.
+#[track_caller]
+pub fn assert_unsound(dir: &Path) {
+    let answer = run(dir, &["check", "--json", "a.img"]);
+    let parsed: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!((&parsed["sound"], answer.status.code()), (&Value::Bool(false), Some(1)), "{parsed}");
+    let said = run(dir, &["check", "a.img"]);
+    assert_eq!(said.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&said.stdout).contains("NOT sound"), "{said:?}");
+}
+
 /// A running `serve` or `keep`; killed when dropped.
 pub struct Daemon {
     child: Option<Child>,

@@ -69,7 +69,7 @@ fn a_lost_arena_is_explained_and_given_up_only_on_demand() {
         refused(dir.path(), &serve_it, 1, &parts);
         let inspected = json(dir.path(), &["inspect", "--json", "a.img"]);
         assert!(inspected["retained"][0]["problem"].as_str().unwrap().contains(why), "{inspected}");
-        assert_eq!(json(dir.path(), &["check", "--json", "a.img"])["sound"], false);
+        common::assert_unsound(dir.path());
         refused(dir.path(), &["recover", "a.img"], 1, &parts);
         assert!(everything(dir.path()) == before);
 
@@ -137,7 +137,7 @@ fn a_damaged_state_file_is_refused() {
         for args in [&["serve", "--disk", "a.img"][..], &[&["serve"][..], &CRASH].concat()] {
             refused(dir.path(), args, 1, &["a.img.state is damaged", "--accept-loss"]);
         }
-        assert_eq!(json(dir.path(), &["check", "--json", "a.img"])["sound"], false);
+        common::assert_unsound(dir.path());
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
     fs::write(&path, good.replace("\"afterimage_state\": 1", "\"afterimage_state\": 2")).unwrap();

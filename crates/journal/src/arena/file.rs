@@ -78,7 +78,16 @@ pub(super) fn create(path: &Path, slots: u32) -> Result<File, JournalError> {
     let made = made.map_err(io_error(path, "creating")).and_then(|file| {
         lock(&file, path)?;
         file.set_len(file_bytes(slots)).map_err(io_error(path, "creating"))?;
-        allocate(&file, 0, HEAD).map_err(io_error(path, "getting memory for"))?;
+        allocate(&file, 0, HEAD).map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull => JournalError::io(
+                format!(
+                    "getting memory for the arena {} (free some, or name another folder with --arena)",
+                    path.display()
+                ),
+                e,
+            ),
+            _ => io_error(path, "getting memory for")(e),
+        })?;
         Ok(file)
     });
     made.inspect_err(|_| {

@@ -1,7 +1,10 @@
 //! A new arena, and one that an earlier daemon left.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -59,6 +62,28 @@ impl Arena {
         })
     }
 
+    /// Notes which image it is of, for people.
+    pub fn note_image(&self, image: &Path) {
+        let Some(words) = tags::name_words(image.as_os_str().as_encoded_bytes()) else { return };
+        // The first word, with the check, last.
+        for (i, word) in words.into_iter().enumerate().rev() {
+            self.map.head(tags::NAME_WORD + i).store(word, Ordering::Release);
+        }
+    }
+
+    /// What an arena's file says of itself, in use or not: whose it is, and where that image was.
+    ///
+    /// # Errors
+    /// *Corrupt*: not an arena. *Unsupported*: of another version. I/O: it cannot be read.
+    pub fn peek(path: &Path) -> Result<(ArenaIdentity, Option<PathBuf>), JournalError> {
+        let failed = io_error(path, "reading");
+        let file = File::open(path).map_err(&failed)?;
+        let mut head = vec![0; PAGE as usize / 8];
+        file::read_words(&file, 0, &mut head).map_err(&failed)?;
+        let name = tags::read_name(&head).map(|name| PathBuf::from(OsString::from_vec(name)));
+        Ok((identity_in(path, &head)?, name))
+    }
+
     /// Opens what an earlier daemon left. Two slots of one block: the younger counts. Memory of free slots is given back.
     ///
     /// # Errors
@@ -69,18 +94,7 @@ impl Arena {
         let (file, slots) = file::open(path)?;
         let mut head = vec![0; HEAD as usize / 8];
         file::read_words(&file, 0, &mut head).map_err(&failed)?;
-        let found = match tags::read_header(&head) {
-            Header::Good(found) => found,
-            Header::OtherMagic => return Err(corrupt(path, "the file is no arena")),
-            Header::Damaged => return Err(corrupt(path, "its header does not match its checksum")),
-            Header::OtherVersion(version) => {
-                return Err(JournalError::Unsupported(format!(
-                    "the arena {} has version {version}, this program reads {}; recover it with the program that wrote it",
-                    path.display(),
-                    tags::VERSION
-                )))
-            }
-        };
+        let found = identity_in(path, &head)?;
         if identity.is_some_and(|wanted| wanted != found) {
             return Err(JournalError::Unsupported(format!(
                 "the arena {} belongs to another image (inode {}, {} bytes); it was left alone",
@@ -135,6 +149,19 @@ impl Arena {
             volumes,
             used_slots: used.len() as u32,
         })
+    }
+}
+
+fn identity_in(path: &Path, head: &[u64]) -> Result<ArenaIdentity, JournalError> {
+    match tags::read_header(head) {
+        Header::Good(found) => Ok(found),
+        Header::OtherMagic => Err(corrupt(path, "the file is no arena")),
+        Header::Damaged => Err(corrupt(path, "its header does not match its checksum")),
+        Header::OtherVersion(version) => Err(JournalError::Unsupported(format!(
+            "the arena {} has version {version}, this program reads {}; recover it with the program that wrote it",
+            path.display(),
+            tags::VERSION
+        ))),
     }
 }
 

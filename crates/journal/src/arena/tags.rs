@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! header   [magic][version | check][uuid, 2 words][inode][image bytes] ; [bytes_max], alone, outside the check
+//! name     from word 16: [check << 32 | bytes][path of the image ...]: for people, who find an arena that nothing names
 //! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words]
 //! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | absorbing]
 //! tag      [sequence, 0 = free][flags << 48 | volume << 32 | block][generation][check]
@@ -22,6 +23,10 @@ pub(super) const VERSION: u32 = 1;
 const HEADER_WORDS: usize = 6;
 /// The word of the bound.
 pub(super) const BYTES_MAX_WORD: usize = 6;
+/// The word where the image's name begins; see [`name_words`].
+pub(super) const NAME_WORD: usize = 16;
+/// The longest name, in bytes: the header's page ends there.
+const NAME_BYTES_MAX: usize = (PAGE as usize / 8 - NAME_WORD - 1) * 8;
 /// Words of a volume record.
 pub(super) const RECORD_WORDS: usize = 16;
 /// Words of one copy in a record.
@@ -59,6 +64,31 @@ pub(super) fn header(identity: &ArenaIdentity) -> [u64; HEADER_WORDS] {
     let mut words = [MAGIC, u64::from(VERSION), low, high, identity.inode, identity.size_bytes];
     words[1] |= u64::from(check(0, &words)) << 32;
     words
+}
+
+/// The image's name as words; `None` where it is too long.
+pub(super) fn name_words(name: &[u8]) -> Option<Vec<u64>> {
+    if name.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    let mut words = vec![u64::from(crc32c::crc32c(name)) << 32 | name.len() as u64];
+    for chunk in name.chunks(8) {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        words.push(u64::from_ne_bytes(bytes));
+    }
+    Some(words)
+}
+
+/// The image's name in the head; `None` where there is none.
+pub(super) fn read_name(head: &[u64]) -> Option<Vec<u8>> {
+    let first = *head.get(NAME_WORD)?;
+    let len =
+        usize::try_from(first & u64::from(u32::MAX)).ok().filter(|len| (1..=NAME_BYTES_MAX).contains(len))?;
+    let words = head.get(NAME_WORD + 1..NAME_WORD + 1 + len.div_ceil(8))?;
+    let mut name: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    name.truncate(len);
+    (u64::from(crc32c::crc32c(&name)) == first >> 32).then_some(name)
 }
 
 /// What the header says.

@@ -164,6 +164,7 @@ impl Prepared {
             Earlier::Arena(state, mut arena) => {
                 arena.set_bytes_max(self.options.retain_bytes_max)?;
                 arena.set_budget(self.budget.clone());
+                arena.note_image(&whole(image));
                 let image = image.to_owned();
                 return Ok(Some(PreparedDisk { image, state_path, arena, state, fresh: Fresh::nothing() }));
             }
@@ -193,10 +194,16 @@ impl Prepared {
         };
         let mut arena = Arena::create(&state.arena, state.arena_identity(), self.options.retain_bytes_max)?;
         arena.set_budget(self.budget.clone());
+        arena.note_image(&whole(image));
         let fresh =
             Fresh { state: state_path.clone(), arena: Some(state.arena.clone()), state_written: false };
         Ok(Some(PreparedDisk { image: image.to_owned(), state_path, arena, state, fresh }))
     }
+}
+
+/// A path for people, from anywhere.
+fn whole(image: &Path) -> PathBuf {
+    fs::canonicalize(image).unwrap_or_else(|_| image.to_owned())
 }
 
 /// The folder as a path that means the same from anywhere.

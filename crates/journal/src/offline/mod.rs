@@ -9,6 +9,7 @@
 //! Outcomes of a recovery that is cut off: until the state file is gone, arena and image are as they were or further; it can
 //! be done again.
 
+mod arenas;
 mod overlay;
 mod report;
 
@@ -31,6 +32,7 @@ use crate::retain::{Options, Retainer};
 use crate::state_file::{self, State, StateError};
 use crate::status::DiskStatus;
 
+pub use arenas::{arenas, remove_arena, ArenaReport, Need};
 pub use report::{InspectReport, RecoverReport, WouldWrite};
 
 /// Bytes copied at once.
@@ -72,7 +74,11 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
             report.retained = Some(status);
             None
         }
-        Err(problem) => Some(problem),
+        Err(Problem::Gone(why)) if state.survives_power() => {
+            report.gone = Some(why);
+            None
+        }
+        Err(Problem::Gone(why) | Problem::Other(why)) => Some(why),
     };
     Ok(Some(report))
 }
@@ -85,32 +91,47 @@ enum Looked {
     Free(DiskStatus, u64),
 }
 
-/// Recovers into memory. An error is a problem in words.
-fn look(image: &Path, state: &State) -> Result<Looked, String> {
-    if state_file::ImageIdentity::of(image).map_err(|e| e.to_string())? != Some(state.image) {
-        return Err(format!(
+/// Why nothing was found, in words.
+enum Problem {
+    /// The arena is not there, or damaged: as `serve` sees it, it is gone.
+    Gone(String),
+    /// Anything else.
+    Other(String),
+}
+
+impl<E: std::error::Error> From<E> for Problem {
+    fn from(error: E) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+/// Recovers into memory.
+fn look(image: &Path, state: &State) -> Result<Looked, Problem> {
+    if state_file::ImageIdentity::of(image)? != Some(state.image) {
+        return Err(Problem::Other(format!(
             "the state file belongs to another image (inode {}, {} bytes)",
             state.image.inode, state.image.size_bytes
-        ));
+        )));
     }
-    arena_of(state).map_err(|e| e.to_string())??;
-    let copy = copy_arena(&state.arena).map_err(|e| format!("cannot read {}: {e}", state.arena.display()))?;
+    arena_of(state)?.map_err(Problem::Gone)?;
+    let copy = copy_arena(&state.arena)
+        .map_err(|e| Problem::Other(format!("cannot read {}: {e}", state.arena.display())))?;
     let Some(copy) = copy else { return Ok(Looked::InUse) };
     let name = format!("/proc/self/fd/{}", copy.as_raw_fd());
+    // The copy's name would mislead.
+    let renamed = |what: String| what.replace(&name, &state.arena.display().to_string());
     let arena = Arena::open(Path::new(&name), Some(state.arena_identity())).map_err(|e| match e {
-        // The copy's name would mislead.
-        JournalError::Corrupt(what) | JournalError::Unsupported(what) => {
-            what.replace(&name, &state.arena.display().to_string())
-        }
-        e => e.to_string(),
+        JournalError::Corrupt(what) => Problem::Gone(renamed(what)),
+        JournalError::Unsupported(what) => Problem::Other(renamed(what)),
+        e => Problem::from(e),
     })?;
-    let medium =
-        FileMedium::open(image, true).map_err(|e| format!("cannot open {}: {e}", image.display()))?;
+    let medium = FileMedium::open(image, true)
+        .map_err(|e| Problem::Other(format!("cannot open {}: {e}", image.display())))?;
     let overlay = Arc::new(overlay::Overlay::new(medium));
     let disk = MediumDisk::new(Arc::clone(&overlay) as Arc<dyn afterimage_block::Medium>);
-    let mut retainer = Retainer::open_unsettled(&disk, arena, plain_options()).map_err(|e| e.to_string())?;
+    let mut retainer = Retainer::open_unsettled(&disk, arena, plain_options())?;
     let status = retainer.status();
-    retainer.finish(false).map_err(|e| e.to_string())?;
+    retainer.finish(false)?;
     Ok(Looked::Free(status, overlay.written_bytes()))
 }
 
@@ -185,7 +206,7 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
             let busy = io::Error::new(io::ErrorKind::ResourceBusy, "another process has it open");
             return Err(JournalError::io(format!("opening the arena {}", state.arena.display()), busy).into());
         }
-        Err(problem) => return Err(JournalError::Corrupt(problem).into()),
+        Err(Problem::Gone(why) | Problem::Other(why)) => return Err(JournalError::Corrupt(why).into()),
     }
     if dry_run {
         return Ok(Some(report));

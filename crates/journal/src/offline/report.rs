@@ -24,6 +24,8 @@ pub struct InspectReport {
     pub retained: Option<DiskStatus>,
     /// Why what was retained cannot be had, in one sentence.
     pub problem: Option<String>,
+    /// Why the arena is gone, where nothing durable went with it (`power-window`): serving and recovery go on without.
+    pub gone: Option<String>,
 }
 
 /// What recovery did, or would do.
@@ -68,7 +70,7 @@ pub struct WouldWrite {
 
 impl InspectReport {
     pub(super) fn new(image: PathBuf, state_file: PathBuf) -> Self {
-        Self { image, state_file, state: None, in_use: false, retained: None, problem: None }
+        Self { image, state_file, state: None, in_use: false, retained: None, problem: None, gone: None }
     }
 }
 
@@ -127,6 +129,9 @@ impl fmt::Display for InspectReport {
         }
         if let Some(problem) = &self.problem {
             write!(f, "\n  NOT recoverable: {problem}")?;
+        }
+        if let Some(gone) = &self.gone {
+            write!(f, "\n  its arena is lost, and nothing durable with it: {gone}")?;
         }
         let Some(retained) = &self.retained else { return Ok(()) };
         write!(

@@ -54,6 +54,13 @@ impl Retainer {
                     // A UUID: it still is an ext4, whose guest may go on with the journal.
                     let left = if uuid.is_some() { self.left_journal(v, journal)? } else { None };
                     let volume = &mut self.volumes[v];
+                    if !matches!(&volume.phase, Phase::Passthrough { why: before } if *before == why) {
+                        tracing::info!(
+                            start_sector = start.0,
+                            why,
+                            "a file system's journal is passed through"
+                        );
+                    }
                     volume.clamp = left.map(|(_, tail)| tail);
                     volume.left = left.map(|(left, _)| left);
                     volume.uuid = uuid;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Health, Medium, SequenceNumber};
+use afterimage_block::{advice, BlockError, Health, Medium, SequenceNumber};
 use afterimage_format::log::LogHeader;
 
 use super::area::Area;
@@ -211,7 +211,7 @@ impl Core {
 
     /// The group stops taking writes: nothing after this may be acknowledged, and the log stays for recovery.
     pub(super) fn fail(&self, reason: String, error: std::io::Error) -> BlockError {
-        let full = format!("{reason}: {error}");
+        let full = format!("{reason}: {error}{}", advice(&error));
         if self.health.fail(full.as_str()) {
             tracing::error!(reason = %full, "the group stopped taking writes");
             self.events.publish(&Event::Failed { reason: full });

@@ -174,6 +174,7 @@ impl RedoGroup {
             oldest_not_durable_age: age,
             oldest_not_durable_age_max: age_max,
             held_flushes: counters.held_flushes.load(Ordering::Relaxed),
+            log_deleted: self.log.medium.is_deleted().then(|| self.log.path.clone()),
             throttled: counters.throttled.load(Ordering::Relaxed),
             log_bytes: core.log_bytes(),
             log_max_bytes: core.area_bytes(),

@@ -30,6 +30,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use afterimage_block::advice;
+
 pub use line::{CaptureOp, Class, Seen};
 pub use queue::QUEUED_BYTES_MAX;
 pub use tap::CaptureTap;
@@ -103,7 +105,8 @@ impl Capture {
             let written = sink::write_all(&theirs, sink, &header, &names, classify);
             if let Err(error) = &written {
                 theirs.close();
-                tracing::error!(%error, trace = what, "the trace ends here: its file cannot be written");
+                let advice = advice(error);
+                tracing::error!(%error, trace = what, "the trace ends here: its file cannot be written{advice}");
             }
             written
         })?;
