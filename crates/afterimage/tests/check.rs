@@ -46,7 +46,8 @@ fn serves(dir: &Path, how: &[&str]) -> bool {
 }
 
 fn arenas(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir.join("arena")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    // Each in a folder of its own.
+    fs::read_dir(dir.join("arena")).unwrap().map(|entry| entry.unwrap().path().join("arena")).collect()
 }
 
 fn damage(path: &Path, at: u64) {
@@ -115,7 +116,7 @@ fn an_arena_that_nothing_needs_is_listed_and_removed() {
     let arena = arena.to_str().unwrap();
     assert_eq!(
         (&list()[0]["need"], &list()[0]["path"]),
-        (&"named".into(), &format!("arena/{}", name(arena)).into())
+        (&"named".into(), &arena.strip_prefix(&format!("{}/", dir.path().display())).into())
     );
     refused(dir.path(), &["arenas", "--remove", arena], 1, &["stays", "a.img", "afterimage recover"]);
     let daemon = Daemon::serve(dir.path(), &[&["--disk", "a.img"], RETAIN].concat());
@@ -148,10 +149,6 @@ fn an_arena_that_nothing_needs_is_listed_and_removed() {
         &["no arena"],
     );
     assert!(other.exists());
-}
-
-fn name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap()
 }
 
 #[test]

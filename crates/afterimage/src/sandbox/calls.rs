@@ -70,6 +70,10 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     }
     // A socket that does not wait. No other device or file system is commanded.
     allow(libc::SYS_ioctl, vec![is(1, libc::FIONBIO as libc::c_int)])?;
+    // A doorbell's ring, made before and restricted to this, changes its eventfd. Nothing else is registered with a ring.
+    for operation in [REGISTER_EVENTFD, UNREGISTER_EVENTFD] {
+        allow(libc::SYS_io_uring_register, vec![is(1, operation)])?;
+    }
     // A thread's name.
     allow(libc::SYS_prctl, vec![is(0, libc::PR_SET_NAME)])?;
     // Own limits are read; nobody's are set.
@@ -78,6 +82,10 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     SeccompFilter::new(rules, SeccompAction::Errno(libc::ENOSYS as u32), SeccompAction::Allow, arch)?
         .try_into()
 }
+
+/// `IORING_REGISTER_EVENTFD` and its opposite (linux/io_uring.h).
+const REGISTER_EVENTFD: libc::c_int = 4;
+const UNREGISTER_EVENTFD: libc::c_int = 5;
 
 /// What may be done to a descriptor: its flags, copies, locks of an image, seals of a memory file. Nothing that makes
 /// the kernel signal somebody.

@@ -213,7 +213,8 @@ impl World {
         let sequence = self.sequence;
         self.sessions.paused(self.now, if good { Ok(sequence) } else { Err("no".into()) });
         let line = format!("{{\"ok\":true,\"sequence\":{sequence}}}\n");
-        let told = |id: &&ConnectionId| self.sessions.output(**id).is_some_and(|o| o.bytes == line.as_bytes());
+        let told =
+            |id: &&ConnectionId| self.sessions.output(**id).is_some_and(|o| o.bytes == line.as_bytes());
         let owner = self.clients.keys().find(told).copied();
         if let Some(owner) = owner {
             assert!(good && !self.ended, "a pause that there is none of");
@@ -342,7 +343,10 @@ impl World {
         assert!(self.clients.len() <= CONNECTIONS_MAX);
         for id in self.clients.keys() {
             let (bytes, events) = self.sessions.held(*id);
-            assert!(bytes <= LINE_BYTES_MAX + 1 + ANSWER_BYTES_MAX && events <= EVENTS_MAX, "{bytes} {events}");
+            assert!(
+                bytes <= LINE_BYTES_MAX + 1 + ANSWER_BYTES_MAX && events <= EVENTS_MAX,
+                "{bytes} {events}"
+            );
         }
         let known: BTreeSet<_> = self.clients.keys().copied().collect();
         assert!(self.jobs.statuses.iter().all(|id| known.contains(id)));
