@@ -31,9 +31,9 @@ fn main() -> ExitCode {
     for name in [
         "image",
         "log/x",
-        "arenas/afterimage-own/arena",
-        "arenas/afterimage-own/gone",
-        "arenas/afterimage-other/arena",
+        "arenas/afterimage-00000000-0000-4000-8000-000000000001/arena",
+        "arenas/afterimage-00000000-0000-4000-8000-000000000001/gone",
+        "arenas/afterimage-00000000-0000-4000-8000-000000000002/arena",
         "sockets/s",
         "secret",
     ] {
@@ -84,7 +84,7 @@ struct Way {
 impl Way {
     fn prepare(folder: &Path, victim: c_int) -> Self {
         let image =
-            ImageStore::open(&OpenOptions { any_content: true, ..OpenOptions::new(&folder.join("image")) })
+            ImageStore::open(&OpenOptions { any_content: true, ..OpenOptions::new(folder.join("image")) })
                 .expect("an image");
         let before = rings();
         let lane = image.open_lane().expect("a lane");
@@ -274,7 +274,7 @@ fn inside(way: Way) -> ExitCode {
     let needs = FileNeeds {
         files: vec![folder.join("image")],
         log_folders: vec![folder.join("log")],
-        arenas: vec![folder.join("arenas/afterimage-own/arena")],
+        arenas: vec![folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000001/arena")],
         socket_folders: vec![folder.join("sockets")],
     };
     // Looked at before anything is locked.
@@ -297,24 +297,42 @@ fn inside(way: Way) -> ExitCode {
             check("a log goes", fs::remove_file(folder.join("log/y")).is_ok());
             check(
                 "no file is made beside arenas",
-                fs::write(folder.join("arenas/afterimage-own/new"), "x").is_err(),
+                fs::write(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000001/new"), "x")
+                    .is_err(),
             );
             check(
                 "another's arena is not read",
-                fs::read(folder.join("arenas/afterimage-other/arena")).is_err(),
+                fs::read(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000002/arena"))
+                    .is_err(),
             );
             check(
                 "another's arena stays",
-                fs::remove_file(folder.join("arenas/afterimage-other/arena")).is_err(),
+                fs::remove_file(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000002/arena"))
+                    .is_err(),
             );
-            check("another's folder stays", fs::remove_dir(folder.join("arenas/afterimage-other")).is_err());
-            check("an arena is opened", fs::read(folder.join("arenas/afterimage-own/arena")).is_ok());
-            check("an arena goes", fs::remove_file(folder.join("arenas/afterimage-own/arena")).is_ok());
+            check(
+                "another's folder stays",
+                fs::remove_dir(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000002"))
+                    .is_err(),
+            );
+            check(
+                "an arena is opened",
+                fs::read(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000001/arena")).is_ok(),
+            );
+            check(
+                "an arena goes",
+                fs::remove_file(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000001/arena"))
+                    .is_ok(),
+            );
             check(
                 "and what was beside it",
-                fs::remove_file(folder.join("arenas/afterimage-own/gone")).is_ok(),
+                fs::remove_file(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000001/gone"))
+                    .is_ok(),
             );
-            check("with its folder", fs::remove_dir(folder.join("arenas/afterimage-own")).is_ok());
+            check(
+                "with its folder",
+                fs::remove_dir(folder.join("arenas/afterimage-00000000-0000-4000-8000-000000000001")).is_ok(),
+            );
             check("a socket file goes", fs::remove_file(folder.join("sockets/s")).is_ok());
             check("what was open stays open", std::io::read_to_string(&way.open_before).is_ok());
             check("another file is not read", fs::read(folder.join("secret")).is_err());

@@ -15,7 +15,7 @@ const HEAD: u64 = 5 * SLOT;
 
 /// Arenas are made for tmpfs.
 fn folder() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("afterimage-arena-test").tempdir_in("/dev/shm").unwrap()
+    tempfile::Builder::new().prefix("arena-test").tempdir_in("/dev/shm").unwrap()
 }
 
 fn record(n: u64) -> VolumeRecord {

@@ -157,7 +157,7 @@ fn child() {
 
 #[test]
 fn a_kill_leaves_every_step_whole() {
-    let folder = tempfile::Builder::new().prefix("afterimage-arena-kill").tempdir_in("/dev/shm").unwrap();
+    let folder = tempfile::Builder::new().prefix("arena-kill").tempdir_in("/dev/shm").unwrap();
     let path = folder.path().join("arena");
     drop(Arena::create(&path, IDENTITY, BYTES_MAX).unwrap());
     let seed = 0x5eed;

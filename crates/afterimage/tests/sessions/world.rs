@@ -108,11 +108,9 @@ impl World {
                 all.into_iter().for_each(|id| self.read(id, usize::MAX));
             }
             (10, Some(id)) => self.tell(id, &[b'x'; 300][..usize::from(which) % 300], None),
-            (11, Some(id)) => {
-                if self.sessions.room(id) > 0 {
-                    self.sessions.receive(now, id, b"");
-                    self.act(None);
-                }
+            (11, Some(id)) if self.sessions.room(id) > 0 => {
+                self.sessions.receive(now, id, b"");
+                self.act(None);
             }
             (12, Some(id)) => {
                 self.sessions.lost(now, id);

@@ -53,7 +53,8 @@ pub(crate) fn place(shared: &Path, number: uuid::Uuid) -> PathBuf {
 /// The folder that an arena has for itself. Those of earlier versions have none.
 pub fn own_folder(path: &Path) -> Option<&Path> {
     let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == NAME))?;
-    folder.file_name()?.to_str()?.starts_with(OWN_FOLDER).then_some(folder)
+    let number = folder.file_name()?.to_str()?.strip_prefix(OWN_FOLDER)?;
+    uuid::Uuid::parse_str(number).is_ok().then_some(folder)
 }
 
 /// Removes an arena's name, and its folder.
