@@ -76,8 +76,13 @@ pub(super) fn create(path: &Path, slots: u32) -> Result<File, JournalError> {
         fs::DirBuilder::new().mode(0o700).create(folder).map_err(io_error(path, "creating the folder of"))?;
     }
     let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
-    let made = made.map_err(io_error(path, "creating")).and_then(|file| {
-        lock(&file, path)?;
+    // Somebody else's file of that name stays; a folder made for nothing does not.
+    let file = made.map_err(io_error(path, "creating")).inspect_err(|_| {
+        if let Some(folder) = own_folder(path) {
+            let _ = unlinkat(CWD, folder, AtFlags::REMOVEDIR);
+        }
+    })?;
+    let prepared = lock(&file, path).and_then(|()| {
         file.set_len(file_bytes(slots)).map_err(io_error(path, "creating"))?;
         allocate(&file, 0, HEAD).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => JournalError::io(
@@ -88,10 +93,9 @@ pub(super) fn create(path: &Path, slots: u32) -> Result<File, JournalError> {
                 e,
             ),
             _ => io_error(path, "getting memory for")(e),
-        })?;
-        Ok(file)
+        })
     });
-    made.inspect_err(|_| {
+    prepared.map(|()| file).inspect_err(|_| {
         let _ = remove(path);
     })
 }
