@@ -85,15 +85,21 @@ fn held(daemon: &Daemon, bound: u64, what: &str) {
     assert!(peak <= bound, "{what}: {} of {} MiB", peak / MIB, bound / MIB);
 }
 
-#[test]
-fn scattered_writes_and_large_reads_of_them_stay_below_the_figure() {
-    let dir = folder(&[("disk.img", "256M")]);
+/// A daemon whose redo log has [`LOG_MAX`] bytes, and its guest.
+fn serve_with_log(dir: &std::path::Path) -> (Daemon, Deep) {
     let log_max = LOG_MAX.to_string();
     let args =
         ["--survives", "power-window=50ms", "--log-max", &log_max, "--disk", "disk.img,socket=disk.sock"];
-    let daemon = Daemon::serve(dir.path(), &args);
+    let daemon = Daemon::serve(dir, &args);
+    let guest = Deep::start(&dir.join("disk.sock"));
+    (daemon, guest)
+}
+
+#[test]
+fn scattered_writes_and_large_reads_of_them_stay_below_the_figure() {
+    let dir = folder(&[("disk.img", "256M")]);
+    let (daemon, mut guest) = serve_with_log(dir.path());
     let bound = bound(Some(LOG_MAX));
-    let mut guest = Deep::start(&dir.path().join("disk.sock"));
     guest.all(100_000, |guest, head, n| guest.offer(head, T_OUT, n * 2 + 1, DATA_AT, 1, 512));
     held(&daemon, bound, "100,000 scattered writes");
     // 96 MiB each, of which every other sector is in the log.
@@ -107,12 +113,8 @@ fn scattered_writes_and_large_reads_of_them_stay_below_the_figure() {
 #[test]
 fn the_smallest_records_stay_below_the_figure_and_are_given_back() {
     let dir = folder(&[("disk.img", "2G")]);
-    let log_max = LOG_MAX.to_string();
-    let args =
-        ["--survives", "power-window=50ms", "--log-max", &log_max, "--disk", "disk.img,socket=disk.sock"];
-    let daemon = Daemon::serve(dir.path(), &args);
+    let (daemon, mut guest) = serve_with_log(dir.path());
     let bound = bound(Some(LOG_MAX));
-    let mut guest = Deep::start(&dir.path().join("disk.sock"));
     let idle = status(&daemon, "VmRSS:");
     // Zeroes, 32 ranges a request, each of them 64 bytes of log and an entry of its own that cuts another one in two.
     guest.0.write(DATA_AT, &range(0, 1 << 21, 0));
