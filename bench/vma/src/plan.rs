@@ -228,7 +228,7 @@ pub fn run(
         let half = CellKey { kind: Kind::Run, ..(*key).clone() };
         let half_s = store.elapsed_s(&half).map(|seconds| seconds / 2.0);
         if key.kind != Kind::Run && half_s.is_none() {
-            eprintln!("skipped: how long the work takes was not measured");
+            eprintln!("left out: how long the work takes was not measured");
             continue;
         }
         let outcome = templates.get(key.workload, key.mode, key.setup).and_then(|template| {
