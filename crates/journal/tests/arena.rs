@@ -23,6 +23,7 @@ fn record(n: u64) -> VolumeRecord {
         start_sector: 2048 * n,
         fs_uuid: [n as u8; 16],
         tail: (Tid(n as u32), AreaBlock(n as u32 + 1)),
+        being_read: n % 3 == 1,
         absorbing: n % 2 == 0,
     }
 }

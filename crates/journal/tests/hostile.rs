@@ -18,6 +18,7 @@ mod world;
 use std::sync::atomic::Ordering;
 
 use afterimage_block::Operation;
+use afterimage_journal::retain::Mutation;
 use afterimage_journal::{AreaBlock, BLOCK_BYTES};
 use common::replayed;
 use guest::{Guest, START};
@@ -31,11 +32,12 @@ struct Plan {
     /// Of a thousand steps.
     attacks: u32,
     switches: bool,
+    mutation: Option<Mutation>,
 }
 
 /// Says in how many steps a journal was retained.
 fn run(plan: &Plan) -> u32 {
-    let mut guest = Guest::new(plan.seed, plan.bytes_max, plan.applies);
+    let mut guest = Guest::with(plan.seed, plan.bytes_max, plan.applies, plan.mutation);
     let (mut retained, mut attacked) = (0, 0);
     guest.mount();
     assert!(guest.retained(), "a mount of an empty journal begins it");
@@ -83,6 +85,9 @@ fn run(plan: &Plan) -> u32 {
     retained
 }
 
+/// Runs of sound guests.
+const SOUND: u64 = 8;
+
 fn sizes(seed: u64) -> u64 {
     [64 << 20, 16 << 10, 128 << 10, 1 << 20][seed as usize % 4]
 }
@@ -93,20 +98,42 @@ fn seeds(quick: u64) -> std::ops::Range<u64> {
     from..from + count
 }
 
+/// A guest that does nothing that a file system would not.
+fn sound(seed: u64, mutation: Option<Mutation>) -> Plan {
+    Plan {
+        seed,
+        steps: 150,
+        bytes_max: sizes(seed),
+        applies: seed % 3 == 0,
+        attacks: 0,
+        switches: seed % 5 == 4,
+        mutation,
+    }
+}
+
 #[test]
 fn sound_guests_lose_nothing() {
-    for seed in seeds(8) {
-        let plan = Plan {
-            seed,
-            steps: 150,
-            bytes_max: sizes(seed),
-            applies: seed % 3 == 0,
-            attacks: 0,
-            switches: seed % 5 == 4,
-        };
-        let retained = run(&plan);
+    for seed in seeds(SOUND) {
+        let retained = run(&sound(seed, None));
         assert!(retained > 50, "seed {seed}: retained in {retained} steps only");
     }
+}
+
+/// What these tests are worth: each mistake is found by the sound guests of [`sound_guests_lose_nothing`], in as many runs.
+#[test]
+fn every_mistake_is_found() {
+    let mut missed = Vec::new();
+    for mutation in Mutation::CONCURRENT {
+        let found = (0..SOUND).find(|seed| {
+            let plan = sound(*seed, Some(mutation));
+            std::panic::catch_unwind(|| run(&plan)).is_err()
+        });
+        match found {
+            Some(seed) => eprintln!("{mutation:?}: seed {seed}"),
+            None => missed.push(mutation),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
 #[test]
@@ -120,10 +147,29 @@ fn hostile_guests_harm_themselves_alone() {
             applies: seed % 2 == 0,
             attacks: 150,
             switches: seed % 5 == 4,
+            mutation: None,
         };
         retained += run(&plan);
     }
     assert!(retained > 150, "retained in {retained} steps only: nothing was attacked");
+}
+
+/// The guest mounts after a crash, and reads its journal while somebody flushes, pauses or restarts the daemon: what it
+/// has begun to read stays there until it has begun its journal anew.
+#[test]
+fn a_guest_recovers_whatever_the_daemon_does_meanwhile() {
+    for seed in seeds(12) {
+        let mut guest = Guest::new(2000 + seed, sizes(seed / 4), seed % 3 == 0);
+        guest.mount();
+        for _ in 0..3 {
+            (0..12).for_each(|_| guest.commit());
+            guest.write_back();
+            guest.recover(300);
+            assert!(guest.retained(), "seed {seed}: {:?}", guest.world.status());
+        }
+        guest.commit();
+        guest.world.check_end("after recoveries");
+    }
 }
 
 /// A write of the superblock that fails leaves what is on the disk to be looked at, and the file system goes on.

@@ -72,6 +72,8 @@ pub struct VolumeRecord {
     pub tail: (Tid, AreaBlock),
     /// Journal-area writes are absorbed.
     pub absorbing: bool,
+    /// The served superblock was read since the guest last wrote one: it may be in its own recovery.
+    pub being_read: bool,
 }
 
 /// A file system as this process sees it.

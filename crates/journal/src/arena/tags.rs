@@ -129,9 +129,9 @@ pub(super) fn tail_word(tail: (Tid, AreaBlock)) -> u64 {
 /// A copy of a record. Its check covers all but the tail, which changes alone.
 pub(super) fn copy_words(record: &VolumeRecord, generation: u64, salt: u32) -> [u64; COPY_WORDS] {
     let [low, high] = two_words(record.fs_uuid);
-    let absorbing = u64::from(record.absorbing);
-    let found = check(salt, &[record.start_sector, low, high, absorbing, generation]);
-    [tail_word(record.tail), record.start_sector, low, high, u64::from(found) << 32 | absorbing]
+    let flags = u64::from(record.being_read) << 1 | u64::from(record.absorbing);
+    let found = check(salt, &[record.start_sector, low, high, flags, generation]);
+    [tail_word(record.tail), record.start_sector, low, high, u64::from(found) << 32 | flags]
 }
 
 /// What a record's words say: its generation, which copy is valid, and that copy's content. `None`: they contradict
@@ -152,6 +152,7 @@ pub(super) fn read_record(words: &[u64], salt: u32) -> Option<(u64, usize, Optio
         fs_uuid: sixteen_bytes([copy_found[2], copy_found[3]]),
         tail: (Tid((copy_found[0] >> 32) as u32), AreaBlock(copy_found[0] as u32)),
         absorbing: copy_found[4] & 1 == 1,
+        being_read: copy_found[4] >> 1 & 1 == 1,
     };
     (copy_words(&record, generation, salt)[..] == *copy_found).then_some((generation, copy, Some(record)))
 }

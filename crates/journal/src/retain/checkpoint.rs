@@ -132,7 +132,7 @@ impl Retainer {
         tuples.sort_unstable_by_key(|t| t.home);
         self.go_home(v, tuples)?;
         let front = self.volumes[v].log().and_then(|l| l.transactions.front());
-        if front.is_some_and(|t| t.open == 0) {
+        if front.is_some_and(|t| t.open == 0) && self.may_release(v) {
             self.drop_oldest(v);
             self.volumes[v].classes.releases += 1;
         }

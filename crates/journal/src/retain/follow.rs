@@ -158,6 +158,9 @@ impl Retainer {
     /// Gives up whole transactions from the tail in which nothing is needed any more, and moves the served tail. Under
     /// `power-window` what is home is kept while there is memory: the guest will write the same bytes again.
     pub(super) fn release(&mut self, v: usize) {
+        if !self.may_release(v) {
+            return;
+        }
         let keep = self.below.applies();
         let open_max = usize::from(self.mutated(Mutation::ReleaseEarly));
         if !keep {
@@ -171,6 +174,21 @@ impl Retainer {
             }
         }
         self.move_tail(v);
+    }
+
+    /// Whether anything may be given up, and the served tail moved, but by the guest itself.
+    pub(super) fn may_release(&self, v: usize) -> bool {
+        let being_read = self.volumes[v].log().is_some_and(|log| log.being_read);
+        !being_read || self.mutated(Mutation::ReleaseInRecovery)
+    }
+
+    /// The served superblock is read, or the guest has written one. The next daemon must know, too.
+    pub(super) fn set_being_read(&mut self, v: usize, being_read: bool) {
+        let id = self.volumes[v].id;
+        let Some(log) = self.volumes[v].log_mut().filter(|log| log.being_read != being_read) else { return };
+        log.being_read = being_read;
+        let record = self.arena.volume(id).unwrap_or_default();
+        self.arena.set_volume(id, crate::arena::VolumeRecord { being_read, ..record });
     }
 
     /// Forgets the oldest transaction: its blocks of the arena, and those of its versions that are still the newest. The

@@ -205,6 +205,7 @@ impl Retainer {
         let mut log = new_log(layout.clone(), superblock, tail);
         // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
         log.on_disk = volume.clamp.take().is_some();
+        log.being_read = record.being_read;
         log.resuming = true;
         log.spilled = true;
         volume.phase = Phase::Absorbing(Box::new(log));

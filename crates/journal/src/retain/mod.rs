@@ -226,6 +226,9 @@ impl Retainer {
             let from = ((at - start.0) * SECTOR_BYTES) as usize;
             let len = ((piece_end - at) * SECTOR_BYTES) as usize;
             let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
+            if block == AreaBlock(0) {
+                self.set_being_read(v, true);
+            }
             match self.content(v, block) {
                 Some(content) => {
                     buffers.copy_from(offset, &content[from..from + len]);

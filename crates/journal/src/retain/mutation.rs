@@ -22,10 +22,15 @@ pub enum Mutation {
     SkipDisown,
     /// A version that is replaced by a newer one stays.
     KeepOldest,
+    /// Transactions are given up while the guest may be in its own recovery.
+    ReleaseInRecovery,
 }
 
 impl Mutation {
-    /// All of them.
+    /// Those that need a guest that goes on while the daemon works: the hostile guests of this crate's own tests find them.
+    pub const CONCURRENT: [Self; 1] = [Self::ReleaseInRecovery];
+
+    /// Those that a recorded stream can show.
     pub const ALL: [Self; 8] = [
         Self::IgnoreRevokes,
         Self::MatchAnything,

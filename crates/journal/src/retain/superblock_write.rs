@@ -55,6 +55,7 @@ impl Retainer {
             return Ok(());
         }
         self.save_passed(v, Some(newer.sequence()))?;
+        self.set_being_read(v, false);
         let moved = self.guest_tail(v, (newer.sequence(), start));
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         let other_format = !same_format(newer.features(), log.geometry.features);
@@ -235,6 +236,7 @@ impl Retainer {
             fs_uuid: log.layout.uuid,
             tail: log.tail,
             absorbing: true,
+            being_read: false,
         };
         if usize::from(id.0) >= crate::arena::VOLUMES_MAX {
             return Ok(false);
@@ -339,6 +341,7 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         commit_seen: false,
         suspended: false,
         on_disk: false,
+        being_read: false,
         resuming: false,
         spilled: false,
     }

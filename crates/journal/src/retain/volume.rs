@@ -75,6 +75,10 @@ pub(super) struct Log {
     pub(super) on_disk: bool,
     /// Blocks of the log may stand in their own places on the disk instead of in the arena.
     pub(super) spilled: bool,
+    /// The served superblock was read since the guest last wrote one. It may be in its own recovery, which reads the log from
+    /// that tail on in as many requests as it likes: nothing of it is given up until the guest begins its journal anew
+    /// or moves its tail.
+    pub(super) being_read: bool,
     /// The log is being read again after an earlier daemon's death.
     pub(super) resuming: bool,
 }

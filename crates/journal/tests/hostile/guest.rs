@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex};
 
-use afterimage_block::Operation;
+use afterimage_block::{BlockError, Operation};
 use afterimage_journal::layout::superblock::{Features, JournalSuperblock};
 use afterimage_journal::layout::Layout;
 use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
-use afterimage_journal::log::LogGeometry;
+use afterimage_journal::log::oracle::replay;
+use afterimage_journal::log::{AreaView, LogGeometry};
+use afterimage_journal::retain::Mutation;
 use afterimage_journal::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::common::{journal_superblock, layouts, replayed};
+use crate::common::{journal_superblock, layouts};
 use crate::world::{World, LANES};
 
 /// The partition's first sector, and its blocks.
@@ -83,6 +85,11 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(seed: u64, bytes_max: u64, applies: bool) -> Self {
+        Self::with(seed, bytes_max, applies, None)
+    }
+
+    /// A guest of a daemon that makes a mistake.
+    pub fn with(seed: u64, bytes_max: u64, applies: bool, mutation: Option<Mutation>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let disk = base(1, seed);
         let layout = layouts(&disk).remove(0);
@@ -114,7 +121,7 @@ impl Guest {
         // Ids that wrap are as good as others.
         let tid = Tid(if rng.random_ratio(1, 3) { u32::MAX - 5 } else { 10 });
         let superblock = with_features(&superblock, features);
-        let world = World::new(disk, on_disk, bytes_max, applies, seed);
+        let world = World::new(disk, on_disk, bytes_max, applies, seed, mutation);
         Self {
             world,
             rng,
@@ -143,6 +150,13 @@ impl Guest {
 
     pub fn retained(&self) -> bool {
         self.world.status().file_systems.iter().any(|f| f.mode == "retain")
+    }
+
+    /// How many commits were followed, where the journal is retained.
+    fn followed(&self) -> Option<u64> {
+        let status = self.world.status();
+        let retained = status.file_systems.iter().find(|f| f.mode == "retain");
+        retained.map(|f| f.classes.journal_commits)
     }
 
     pub(super) fn unsound(&mut self) {
@@ -277,8 +291,21 @@ impl Guest {
                 self.world.committed(START / 8 + home.0, &content[..], false);
             }
         }
+        let followed = self.followed();
         self.send(&encoder, AreaBlock(end - 1));
         let sound = sound && self.sound;
+        if let (true, Some(before), Some(after)) = (sound, followed, self.followed()) {
+            assert_eq!(
+                after,
+                before + 1,
+                "seed {}: transaction {} at {} ({:?}) was not followed: {:?}",
+                self.world.seed,
+                self.tid,
+                self.head,
+                self.geometry.features,
+                self.world.status()
+            );
+        }
         for home in &draft.revokes {
             self.newest.remove(home);
             self.world.revoked(START / 8 + home.0);
@@ -354,20 +381,37 @@ impl Guest {
         if self.rng.random_ratio(1, 2) {
             self.world.disk().settle().unwrap();
         }
-        let served = self.world.read_all();
-        let (homes, transactions) = replayed(&served);
-        for (block, content) in homes {
-            self.world.write(block * 8, &content[..]);
+        let meddling = [0, 10, 100, 500][self.rng.random_range(0..4)];
+        self.recover(meddling);
+    }
+
+    /// The guest's own recovery, as jbd2 does it: the superblock is read, the log is walked three times, a block a read,
+    /// what it says is written, and the journal begins anew with the id that the walk ended at. Between any two of these
+    /// requests the daemon may do what it does to a disk that rests: in `meddling` of a thousand cases it does.
+    pub fn recover(&mut self, meddling: u32) {
+        self.world.drain();
+        let mut recovery =
+            Recovery { world: &mut self.world, rng: &mut self.rng, layout: self.layout.clone(), meddling };
+        let mut block = [0; BLOCK_BYTES];
+        recovery.block(AreaBlock(0), &mut block).unwrap();
+        let found = JournalSuperblock::parse(&block).expect("a guest is served a sound superblock");
+        let geometry = LogGeometry { features: found.features(), ..self.geometry.clone() };
+        let mut end = found.sequence();
+        if let Some(start) = found.start() {
+            let replayed = replay(&mut recovery, &geometry, start, found.sequence())
+                .unwrap_or_else(|e| panic!("seed {}: the guest's recovery failed: {e}", recovery.world.seed));
+            assert!(replayed.damaged.is_empty(), "seed {}: {:?}", recovery.world.seed, replayed.damaged);
+            for (home, content) in &replayed.writes {
+                recovery.world.write(START + home.0 * 8, &content[..]);
+                recovery.meddle();
+            }
+            end = replayed.end;
         }
-        self.world.flush();
+        recovery.world.flush();
+        recovery.meddle();
         self.world.judge_recovered("after the guest's own recovery");
-        let layout = layouts(&served);
-        let Some(found) = layout.first().and_then(|l| journal_superblock(&served, l)) else { return };
-        let next = Tid(found.sequence().0.wrapping_add(transactions + 1));
-        if !self.tid.is_after(next) {
-            self.tid = next;
-        }
-        self.tid = self.tid.next();
+        // As the kernel has it, whatever the log was before.
+        self.tid = end.next();
         self.mount();
     }
 
@@ -457,6 +501,32 @@ impl Guest {
     pub fn recover_by_mkfs(&mut self) {
         self.mkfs();
         self.mount();
+    }
+}
+
+/// A guest's recovery, and the daemon beside it.
+struct Recovery<'a> {
+    world: &'a mut World,
+    rng: &'a mut ChaCha8Rng,
+    layout: Layout,
+    meddling: u32,
+}
+
+impl Recovery<'_> {
+    fn meddle(&mut self) {
+        if self.rng.random_ratio(self.meddling, 1000) {
+            let what = self.rng.random_range(0..8);
+            self.world.meddle(what);
+        }
+    }
+}
+
+impl AreaView for Recovery<'_> {
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
+        let home = self.layout.home_of(at).expect("a block of the journal");
+        scratch.copy_from_slice(&self.world.read(home.sector(self.layout.start).0, 8));
+        self.meddle();
+        Ok(scratch)
     }
 }
 

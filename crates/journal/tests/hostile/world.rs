@@ -11,10 +11,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use afterimage_block::{
-    Buffers, Completion, Disk, FlushKind, Lane, Medium, Operation, Request, Sector, Token,
+    Buffers, Completion, Disk, FlushKind, Lane, Medium, Operation, Quiesced, Request, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
-use afterimage_journal::retain::{HomeError, HomeWriter, Options};
+use afterimage_journal::retain::{HomeError, HomeWriter, Mutation, Options};
 use afterimage_journal::{DiskStatus, RetainDisk};
 
 use crate::below::DelayedDisk;
@@ -78,7 +78,8 @@ pub struct World {
     folder: tempfile::TempDir,
     bytes_max: u64,
     applies: bool,
-    seed: u64,
+    mutation: Option<Mutation>,
+    pub seed: u64,
     token: u64,
     flights: HashMap<u64, Flight>,
     sectors: Vec<SectorModel>,
@@ -96,7 +97,14 @@ fn block_hashes(bytes: &[u8]) -> [u64; 8] {
 }
 
 impl World {
-    pub fn new(base: Vec<u8>, journal: Vec<Range<u64>>, bytes_max: u64, applies: bool, seed: u64) -> Self {
+    pub fn new(
+        base: Vec<u8>,
+        journal: Vec<Range<u64>>,
+        bytes_max: u64,
+        applies: bool,
+        seed: u64,
+        mutation: Option<Mutation>,
+    ) -> Self {
         let folder = tempfile::Builder::new().prefix("hostile-").tempdir_in("/dev/shm").unwrap();
         let arena = folder.path().join("a.arena");
         let identity = ArenaIdentity { uuid: [7; 16], inode: 1, size_bytes: base.len() as u64 };
@@ -112,6 +120,7 @@ impl World {
             folder,
             bytes_max,
             applies,
+            mutation,
             seed,
             token: 0,
             flights: HashMap::new(),
@@ -128,7 +137,12 @@ impl World {
             if self.applies { Some(Arc::new(Now(Arc::clone(memory)))) } else { None };
         let lower = DelayedDisk::new(Arc::clone(memory), self.seed + self.token, Arc::clone(&self.fail_next));
         let options = Options { home, drop_journal: false, vflush_at_truncation: self.seed % 2 == 1 };
-        RetainDisk::open(Arc::new(lower), arena, options).unwrap()
+        let lower = Arc::new(lower);
+        let opened = match self.mutation {
+            Some(mutation) => RetainDisk::open_mutated(lower, arena, options, mutation),
+            None => RetainDisk::open(lower, arena, options),
+        };
+        opened.unwrap()
     }
 
     fn open(&mut self, arena: Arena) {
@@ -379,6 +393,24 @@ impl World {
                 bytes[block as usize * 4096..][..4096].copy_from_slice(&content[..]);
             }
             self.judge_floors(&bytes, what);
+        }
+    }
+
+    /// What a daemon does to a disk of which no request is in flight: because somebody asks it to, because the guest seems
+    /// to have gone, because memory is short, or because it dies.
+    pub fn meddle(&mut self, what: u32) {
+        match what {
+            0 => self.restart(),
+            1 => self.disk().make_room().unwrap(),
+            2 => {
+                self.disk().pause().unwrap();
+                self.disk().resume();
+            }
+            3 => {
+                self.disk().quiesced(Quiesced::Stopped);
+                while self.disk().settle_after_guest().unwrap() {}
+            }
+            _ => self.disk().settle().unwrap(),
         }
     }
 
