@@ -47,7 +47,8 @@ fn run(plan: &Plan) -> u32 {
             attacked += 1;
         }
         match guest.rng.random_range(0..200) {
-            0..80 => guest.commit(),
+            0..76 => guest.commit(),
+            76..80 => guest.crash(),
             80..110 => guest.write_back(),
             110..130 => guest.write_data(),
             130..145 => guest.checkpoint(1 + step as usize % 5),
@@ -71,7 +72,8 @@ fn run(plan: &Plan) -> u32 {
                 guest.mount();
             }
             175..178 => guest.mkfs(),
-            178..186 => guest.world.check(&format!("step {step} of {}", plan.seed)),
+            178..182 => guest.world.check(&format!("step {step} of {}", plan.seed)),
+            182..186 => guest.world.check_power(&format!("step {step} of {}", plan.seed)),
             186..190 => guest.world.check_end(&format!("the end at step {step} of {}", plan.seed)),
             _ => guest.world.flush(),
         }
@@ -172,6 +174,68 @@ fn a_guest_recovers_whatever_the_daemon_does_meanwhile() {
     }
 }
 
+/// `power-window`: a block's older content is on its way home when a transaction commits a newer one. The commit is
+/// answered when all of the transaction is in the disk's history, behind that write.
+#[test]
+fn a_commit_is_whole_whatever_was_on_its_way_home() {
+    for seed in 0..8 {
+        let mut guest = Guest::new(seed, 1 << 20, true);
+        guest.mount();
+        let draft = guest.draft();
+        let (home, older) = (draft.logged[0].0, guest.content());
+        guest.world.faults.slow.set(guest.sector_of(home), 300);
+        guest.write_home(home, &older[..]);
+        guest.commit_of(&draft, true);
+        guest.world.check_power("after a commit of what was being written");
+        guest.commit();
+        guest.world.check_power("after another one");
+    }
+}
+
+/// What `tune2fs` writes to a mounted file system: the superblock with another feature.
+fn with_other_features(guest: &mut Guest) -> Vec<u8> {
+    let mut superblock = guest.world.read(START + 2, 2);
+    // `s_feature_compat`, COMPAT_DIR_INDEX; `s_checksum`.
+    superblock[0x5c] ^= 0x20;
+    let sum = !crc32c::crc32c(&superblock[..0x3fc]);
+    superblock[0x3fc..].copy_from_slice(&sum.to_le_bytes());
+    superblock
+}
+
+/// `power-window`: a transaction commits while a change of the superblock's features is under way, as `tune2fs -O` of a
+/// mounted file system makes it.
+#[test]
+fn a_commit_counts_while_features_change() {
+    for seed in 0..8 {
+        let mut guest = Guest::new(seed, 1 << 20, true);
+        guest.mount();
+        guest.commit();
+        let superblock = with_other_features(&mut guest);
+        guest.world.faults.slow.set(START + 2, 300);
+        guest.world.submit(0, Operation::Write { flushed: false }, START + 2, 2, &superblock);
+        guest.commit();
+        guest.commit();
+        guest.world.check_power("after commits while features changed");
+        assert!(guest.retained(), "{:?}", guest.world.status());
+    }
+}
+
+/// What features changed to could not be read: the next commit is an occasion to look again, and does not wait for ever.
+#[test]
+fn a_commit_looks_again_where_a_look_failed() {
+    let mut guest = Guest::new(4, 1 << 20, true);
+    guest.mount();
+    guest.commit();
+    let superblock = with_other_features(&mut guest);
+    guest.world.faults.read.store(true, Ordering::SeqCst);
+    let token = guest.world.submit(0, Operation::Write { flushed: false }, START + 2, 2, &superblock);
+    guest.world.wait_for(token);
+    assert!(!guest.world.faults.read.load(Ordering::SeqCst), "nobody looked");
+    guest.commit();
+    guest.world.check_power("after a commit behind a look that failed");
+    assert!(guest.retained(), "{:?}", guest.world.status());
+}
+
 /// A write of the superblock that fails leaves what is on the disk to be looked at, and the file system goes on.
 #[test]
 fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
@@ -180,7 +244,7 @@ fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
     guest.commit();
     let mut superblock = guest.world.read(guest::START, 8);
     superblock[1024 + 0x68] ^= 1;
-    guest.world.fail_next.store(true, Ordering::SeqCst);
+    guest.world.faults.write.store(true, Ordering::SeqCst);
     let token = guest.world.submit(0, Operation::Write { flushed: false }, guest::START, 8, &superblock);
     guest.world.wait_for(token);
     assert!(guest.retained());

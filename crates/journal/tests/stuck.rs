@@ -10,9 +10,11 @@ use std::time::Duration;
 use afterimage_block::{
     BlockError, Blocking, Buffers, Completion, Disk, Lane, Operation, Request, Sector, Token,
 };
-use afterimage_journal::{AreaBlock, RetainDisk};
+use afterimage_journal::log::encode::{Draft, Encoder};
+use afterimage_journal::log::LogGeometry;
+use afterimage_journal::{AreaBlock, FsBlock, RetainDisk, BLOCK_BYTES};
 use afterimage_testing::{skip, StuckMemory};
-use common::{journal_superblock, layouts, wait_for_home, Served};
+use common::{at_commit, journal_superblock, layouts, wait_for_home, Served};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -77,6 +79,82 @@ fn a_read_from_a_retained_journal_into_stuck_memory_stops_nobody_else() {
     assert!(absorbed.file_systems[0].mode == "retain", "{absorbed:?}");
     let disk = served.disk();
     while_stuck(disk, Operation::Read, at.0, || others(disk, at.0 + 64 * 8));
+}
+
+/// `power-window`: a commit waits for a write of one of its blocks that another queue has below, and whose completion that queue
+/// does not look at. It alone waits.
+#[test]
+fn a_commit_that_waits_for_a_stuck_queue_stops_nobody_else() {
+    let memory = match StuckMemory::new(4096) {
+        Ok(memory) => memory,
+        Err(why) => return skip(why),
+    };
+    let base = ext4();
+    let layout = layouts(&base).remove(0);
+    let superblock = journal_superblock(&base, &layout).unwrap();
+    let sector_of = |at| layout.home_of(at).unwrap().sector(layout.start);
+    let mut served = Served::new(base, 4 << 20, at_commit());
+    let tid = superblock.sequence();
+    let mounted = superblock.with_tail(tid, Some(superblock.first()));
+    served.lane().write(sector_of(AreaBlock(0)), mounted.bytes()).unwrap();
+
+    let geometry = LogGeometry {
+        first: superblock.first(),
+        maxlen: superblock.maxlen(),
+        features: superblock.features(),
+        uuid: superblock.uuid(),
+        fs_blocks: layout.blocks,
+        forbidden: Vec::new(),
+    };
+    let home = FsBlock(4000);
+    let mut encoder = Encoder::new(&geometry, superblock.first(), tid);
+    encoder.transaction(&Draft { logged: vec![(home, Box::new([2; BLOCK_BYTES]))], ..Draft::default() });
+    let commit = AreaBlock(encoder.at.0 - 1);
+    for (at, block) in encoder.blocks.iter().filter(|(at, _)| **at != commit) {
+        served.lane().write(sector_of(*at), &block[..]).unwrap();
+    }
+
+    let (disk, beyond) = (served.disk(), sector_of(AreaBlock(500)));
+    let write = |token, sector, buffers| {
+        let operation = Operation::Write { flushed: false };
+        Request { token: Token(token), operation, sector, sectors: 8, buffers }
+    };
+    let mut committing: Box<dyn Lane> = disk.open_lane().unwrap();
+    let mut completions: Vec<Completion> = Vec::new();
+    std::thread::scope(|scope| {
+        // SAFETY: the memory lives until the request has completed, and nobody makes references to it.
+        let stuck = unsafe { Buffers::from_raw([memory.segment()], None) };
+        scope.spawn(move || {
+            let mut lane: Box<dyn Lane> = disk.open_lane().unwrap();
+            lane.submit(write(1, home.sector(layout.start), Buffers::from_bytes(&[1; BLOCK_BYTES])));
+            lane.submit(write(2, beyond, stuck));
+            // The lane's end waits for what is below.
+        });
+        let touched = memory.wait_until_touched(PATIENCE);
+        committing.submit(write(3, sector_of(commit), Buffers::from_bytes(&encoder.blocks[&commit][..])));
+        let (done, told) = channel();
+        scope.spawn(move || {
+            others(disk, 3900 * 8);
+            disk.settle().unwrap();
+            disk.pause().unwrap();
+            disk.resume();
+            done.send(()).unwrap();
+        });
+        let went_on = told.recv_timeout(PATIENCE).is_ok();
+        committing.reap(&mut completions);
+        let waited = completions.is_empty();
+        memory.release();
+        assert!(touched, "nobody touched the memory");
+        assert!(went_on, "everybody waited for one guest's memory");
+        assert!(waited, "a commit did not wait for a write of its block");
+    });
+    while completions.is_empty() {
+        committing.wait(&[], Some(PATIENCE)).unwrap();
+        committing.reap(&mut completions);
+    }
+    completions[0].result.as_ref().unwrap();
+    let found = Arc::clone(&served.below).bytes();
+    assert!(found[4000 * BLOCK_BYTES..][..BLOCK_BYTES].iter().all(|b| *b == 2), "the commit is not whole");
 }
 
 fn ext4() -> Vec<u8> {

@@ -27,7 +27,7 @@ use super::slots::Slots;
 use super::Shared;
 use crate::retain::{Change, Part, Ranges, ReadPart, Track};
 
-/// How often a paused lane looks whether it may go on.
+/// How often a lane looks whether what it holds back may go on.
 const PAUSE_LOOK: Duration = Duration::from_millis(2);
 /// The piece of a change that is copied at once. Most guests send nothing larger.
 const CHANGE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
@@ -93,7 +93,7 @@ pub(super) struct RetainLane {
     /// Requests below as they came.
     passed: usize,
     lender: Lender,
-    /// A change that waits for the end of a pause, or for memory, and the writes behind it.
+    /// A change that waits for the end of a pause, for memory, or for writes that are below, and the writes behind it.
     stuck: Option<usize>,
     backlog: VecDeque<Request>,
     /// Reads of which a piece is left, in the order of their turns.
@@ -222,7 +222,8 @@ impl RetainLane {
         !failed && to < end
     }
 
-    /// Works a change off piece by piece. `false` where it has to wait, for the end of a pause or for memory.
+    /// Works a change off piece by piece. `false` where it has to wait: for the end of a pause, for memory, or, if it is a
+    /// commit, for writes of any lane that are below and wait for nobody.
     fn change(&mut self, index: usize) -> bool {
         let mut parts = std::mem::take(&mut self.parts);
         let mut goes_on = true;
@@ -280,8 +281,9 @@ impl RetainLane {
             self.shared.publish(&retainer);
             result
         };
-        self.hand_down_parts(index, to, result, parts, lent);
-        true
+        let taken = result.as_ref().map_or(to, |sectors| from + sectors);
+        self.hand_down_parts(index, taken, result.map(drop), parts, lent);
+        taken == to
     }
 
     /// What is left of the piece of a change that ends at `to`.

@@ -1,12 +1,13 @@
 //! Writes to an absorbed journal.
 
-use afterimage_block::{Buffers, ErrorKind, Sector, SECTOR_BYTES};
+use afterimage_block::{BlockError, Buffers, ErrorKind, Sector, SECTOR_BYTES};
 
+use super::inflight::Track;
 use super::write::Part;
-use super::{Retainer, View};
+use super::{Mutation, Retainer, View};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, Tid, BLOCK_BYTES};
-use crate::log::{self, AreaView};
+use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::log::{self, AreaView, Parsed};
 
 impl Retainer {
     /// A piece of one journal block: `piece` goes to its byte `within`.
@@ -56,6 +57,61 @@ impl Retainer {
             self.follow(v)?;
         }
         Ok(())
+    }
+
+    /// Whether a write to an absorbed journal would say what cannot be true yet.
+    ///
+    /// Under `power-window` a commit is answered when its blocks are in the disk's history as one. Where a write of one of them
+    /// is in flight, that may take its place behind them, and undo a part of the transaction; where what the layout rests on is
+    /// in flight, nothing may go home. Either is over soon. The commit block is not in the arena meanwhile: a daemon that dies
+    /// leaves a transaction that never happened, and a guest that asks for both again.
+    pub(super) fn must_wait(
+        &mut self,
+        v: usize,
+        at: AreaBlock,
+        within: usize,
+        piece: &Buffers,
+    ) -> Result<bool, JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(false) };
+        let idle = !log.suspended && self.in_flight.is_empty();
+        if idle || at == AreaBlock(0) || !self.below.applies() || self.options.drop_journal {
+            return Ok(false);
+        }
+        let (expected, commit_seen, suspended, waits_for) =
+            (log.head.0, log.commit_seen, log.suspended, log.waits_for);
+        let block = self.composed(v, at, within, piece)?;
+        let commits = commit_seen || log::is_commit(&block, expected) || is_later_commit(&block, expected);
+        if !commits || self.mutated(Mutation::CommitOverFlight) {
+            return Ok(false);
+        }
+        if suspended || waits_for.is_some_and(|track| self.in_flight.holds(track)) {
+            return Ok(true);
+        }
+        let waits_for = self.written_over(v, at, &block);
+        if let Some(log) = self.volumes[v].log_mut() {
+            log.waits_for = waits_for;
+        }
+        Ok(waits_for.is_some())
+    }
+
+    /// A write in flight of a block that some transaction commits which is complete with this block of the log. What cannot be
+    /// followed commits nothing.
+    fn written_over(&mut self, v: usize, at: AreaBlock, block: &Block) -> Option<Track> {
+        let volume = &self.volumes[v];
+        let log = volume.log()?;
+        let mut view =
+            View { arena: &self.arena, below: &mut self.below, volume: volume.id, layout: &log.layout };
+        let mut view = With { view: &mut view, at, block };
+        let (mut tid, mut start) = log.head;
+        while let Ok(Parsed::Complete(transaction)) = log::parse(&mut view, &log.geometry, start, tid) {
+            let flying = |home: FsBlock| self.in_flight.over(home.sector(volume.start), BLOCK_SECTORS);
+            let found = transaction.tags.iter().find_map(|tag| flying(tag.home));
+            if found.is_some() {
+                return found;
+            }
+            (tid, start) = (tid.next(), transaction.next);
+        }
+        None
     }
 
     /// A journal block with a piece replaced.
@@ -141,6 +197,22 @@ impl Retainer {
     pub(super) fn area_sector(&self, v: usize, at: AreaBlock) -> Option<Sector> {
         let layout = self.volumes[v].layout()?;
         Some(layout.home_of(at)?.sector(layout.start))
+    }
+}
+
+/// A log with one block more.
+struct With<'a, 'b> {
+    view: &'a mut View<'b>,
+    at: AreaBlock,
+    block: &'a Block,
+}
+
+impl AreaView for With<'_, '_> {
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
+        if at == self.at {
+            return Ok(self.block);
+        }
+        self.view.block(at, scratch)
     }
 }
 

@@ -204,6 +204,7 @@ impl Run {
         self.change(sector, bytes.len() as u64 / SECTOR_BYTES, Some(buffers), late);
     }
 
+    /// A request is in the shadow when it is taken; what is to come later comes when what is in flight has completed.
     fn change(&mut self, sector: u64, sectors: u64, buffers: Option<Buffers>, late: bool) {
         let disk_sectors = self.shadow.len() as u64 / SECTOR_BYTES;
         if sectors == 0 || sector + sectors > disk_sectors {
@@ -212,9 +213,10 @@ impl Run {
         let mut parts = Vec::new();
         let change = buffers.as_ref().map_or(Change::Clear, Change::Write);
         let submitted = self.retainer().submit(change, Sector(sector), sectors, &mut parts);
-        if let Err(e) = submitted {
-            panic!("memory does not fail: {e}");
-        }
+        let taken = match submitted {
+            Ok(taken) => taken,
+            Err(e) => panic!("memory does not fail: {e}"),
+        };
         let at = sector as usize * 512..(sector + sectors) as usize * 512;
         match &buffers {
             Some(buffers) => buffers.copy_to(0, &mut self.shadow[at]),
@@ -232,6 +234,11 @@ impl Run {
                 true => self.late.push((part, own)),
                 false => self.complete(part, own),
             }
+        }
+        if let Some(buffers) = buffers.filter(|_| taken < sectors) {
+            self.complete_late();
+            let rest = buffers.slice(taken as usize * 512, (sectors - taken) as usize * 512);
+            self.change(sector + taken, sectors - taken, Some(rest), false);
         }
     }
 

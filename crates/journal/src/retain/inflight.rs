@@ -61,9 +61,22 @@ impl InFlight {
         Some(self.writes.swap_remove(at))
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    pub(super) fn holds(&self, track: Track) -> bool {
+        self.writes.iter().any(|w| w.track == track)
+    }
+
+    /// A write that touches a range.
+    pub(super) fn over(&self, sector: Sector, sectors: u64) -> Option<Track> {
+        self.writes.iter().find(|w| w.overlaps(sector, sectors)).map(|w| w.track)
+    }
+
     /// Whether any write touches a range.
     pub(super) fn any(&self, sector: Sector, sectors: u64) -> bool {
-        self.writes.iter().any(|w| w.overlaps(sector, sectors))
+        self.over(sector, sectors).is_some()
     }
 
     /// Whether any write touches a range that has to be looked at again after it.

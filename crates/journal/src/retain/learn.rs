@@ -84,6 +84,19 @@ impl Retainer {
         Ok(())
     }
 
+    /// Nothing may go home until what the layouts rest on was looked at, and nothing is in flight that would be an occasion: an
+    /// earlier look failed.
+    ///
+    /// # Errors
+    /// As [`Retainer::look`].
+    pub(super) fn look_if_suspended_in_vain(&mut self) -> Result<(), JournalError> {
+        let suspended = self.volumes.iter().any(|v| v.log().is_some_and(|log| log.suspended));
+        match suspended && !self.in_flight.iter().any(|w| w.look_again) {
+            true => self.look_after_write(),
+            false => Ok(()),
+        }
+    }
+
     /// The guest flushes, and what it wrote before made no sense.
     ///
     /// # Errors

@@ -24,11 +24,13 @@ pub enum Mutation {
     KeepOldest,
     /// Transactions are given up while the guest may be in its own recovery.
     ReleaseInRecovery,
+    /// A commit under `power-window` does not wait for what is being written home.
+    CommitOverFlight,
 }
 
 impl Mutation {
     /// Those that need a guest that goes on while the daemon works: the hostile guests of this crate's own tests find them.
-    pub const CONCURRENT: [Self; 1] = [Self::ReleaseInRecovery];
+    pub const CONCURRENT: [Self; 2] = [Self::ReleaseInRecovery, Self::CommitOverFlight];
 
     /// Those that a recorded stream can show.
     pub const ALL: [Self; 8] = [

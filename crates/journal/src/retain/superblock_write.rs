@@ -339,6 +339,7 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         transactions: VecDeque::new(),
         held_blocks: 0,
         commit_seen: false,
+        waits_for: None,
         suspended: false,
         on_disk: false,
         being_read: false,

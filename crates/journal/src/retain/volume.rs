@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use afterimage_block::{Sector, SECTOR_BYTES};
 
 use super::classes::Classes;
+use super::inflight::Track;
 use crate::arena::VolumeId;
 use crate::ids::{AreaBlock, FsBlock, Tid, BLOCK_SECTORS};
 use crate::layout::superblock::JournalSuperblock;
@@ -66,6 +67,8 @@ pub(super) struct Log {
     pub(super) held_blocks: u64,
     /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
     pub(super) commit_seen: bool,
+    /// A write in flight that the next commit waits for; see [`super::Retainer::must_wait`].
+    pub(super) waits_for: Option<Track>,
     /// `s_sequence` of the superblock on the disk below, whose `s_start` is 0.
     pub(super) disk_sequence: Tid,
     /// A write changed what the layout rests on; until it has completed nothing may go home.

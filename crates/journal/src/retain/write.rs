@@ -55,7 +55,8 @@ impl Retainer {
         true
     }
 
-    /// Takes a change and says what is left of it.
+    /// Takes a change, says what is left of it, and how many of its sectors were taken. The others are to be submitted again:
+    /// what they wait for is in flight, and does not wait for them.
     ///
     /// # Errors
     /// The disk below failed, or there is no memory left for the guest's journal and no way to make some.
@@ -65,11 +66,11 @@ impl Retainer {
         sector: Sector,
         sectors: u64,
         parts: &mut Vec<Part>,
-    ) -> Result<(), BlockError> {
-        let result = match change {
-            Change::Clear => self.clear(sector, sectors, parts),
+    ) -> Result<u64, BlockError> {
+        let result = self.look_if_suspended_in_vain().and_then(|()| match change {
+            Change::Clear => self.clear(sector, sectors, parts).map(|()| sectors),
             Change::Write(buffers) => self.write(buffers, sector, sectors, parts),
-        };
+        });
         result.map_err(|e| match e {
             JournalError::Block(e) => e,
             other => BlockError::Corrupt(other.to_string().into()),
@@ -99,7 +100,7 @@ impl Retainer {
         sector: Sector,
         sectors: u64,
         parts: &mut Vec<Part>,
-    ) -> Result<(), JournalError> {
+    ) -> Result<u64, JournalError> {
         let end = sector.0 + sectors;
         let mut at = sector.0;
         while at < end {
@@ -108,7 +109,11 @@ impl Retainer {
                 let piece_end = (start.0 + 8).min(end);
                 let len = ((piece_end - at) * SECTOR_BYTES) as usize;
                 let within = ((at - start.0) * SECTOR_BYTES) as usize;
-                self.absorb(v, block, within, &buffers.slice(offset, len), parts)?;
+                let piece = buffers.slice(offset, len);
+                if self.must_wait(v, block, within, &piece)? {
+                    return Ok(at - sector.0);
+                }
+                self.absorb(v, block, within, &piece, parts)?;
                 at = piece_end;
                 continue;
             }
@@ -117,7 +122,7 @@ impl Retainer {
             self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), parts)?;
             at = piece_end;
         }
-        Ok(())
+        Ok(sectors)
     }
 
     /// A piece outside every absorbed journal.

@@ -119,7 +119,7 @@ impl Guest {
                 let home = draft.logged[0].0;
                 for _ in 0..3 {
                     let content = self.content();
-                    self.write_home(home, &content[..]);
+                    self.write_home_now(home, &content[..]);
                 }
                 self.commit_of(&draft, false);
             }

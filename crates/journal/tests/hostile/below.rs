@@ -1,7 +1,7 @@
 //! A disk that completes what is in flight when it likes, in any order.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,13 +18,51 @@ pub struct DelayedDisk {
     memory: Arc<Memory>,
     health: Health,
     rng: Arc<Mutex<ChaCha8Rng>>,
-    fail_next: Arc<AtomicBool>,
+    faults: Arc<Faults>,
+}
+
+/// What is wrong with it.
+#[derive(Default)]
+pub struct Faults {
+    /// The next write fails.
+    pub write: AtomicBool,
+    /// The next read fails.
+    pub read: AtomicBool,
+    pub slow: Slow,
+}
+
+impl Faults {
+    fn strikes(&self, operation: Operation) -> bool {
+        let fault = if operation.is_write() { &self.write } else { &self.read };
+        !matches!(operation, Operation::Flush(_)) && fault.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// Writes of one sector that take long: as many turns of the disk as is said.
+#[derive(Default)]
+pub struct Slow {
+    sector: AtomicU64,
+    turns: AtomicU64,
+}
+
+impl Slow {
+    pub fn set(&self, sector: u64, turns: u64) {
+        self.sector.store(sector, Ordering::SeqCst);
+        self.turns.store(turns, Ordering::SeqCst);
+    }
+
+    fn holds(&self, request: &Request) -> bool {
+        let sector = self.sector.load(Ordering::SeqCst);
+        self.turns.load(Ordering::SeqCst) > 0
+            && request.operation.is_write()
+            && (request.sector.0..request.sector.0 + request.sectors).contains(&sector)
+    }
 }
 
 impl DelayedDisk {
-    pub fn new(memory: Arc<Memory>, seed: u64, fail_next: Arc<AtomicBool>) -> Self {
+    pub fn new(memory: Arc<Memory>, seed: u64, faults: Arc<Faults>) -> Self {
         let rng = Arc::new(Mutex::new(ChaCha8Rng::seed_from_u64(seed)));
-        Self { memory, health: Health::default(), rng, fail_next }
+        Self { memory, health: Health::default(), rng, faults }
     }
 }
 
@@ -51,7 +89,7 @@ impl Disk for DelayedDisk {
         Ok(Box::new(DelayedLane {
             memory: Arc::clone(&self.memory),
             rng: Arc::clone(&self.rng),
-            fail_next: Arc::clone(&self.fail_next),
+            faults: Arc::clone(&self.faults),
             held: Vec::new(),
             done: Vec::new(),
         }))
@@ -61,7 +99,7 @@ impl Disk for DelayedDisk {
 struct DelayedLane {
     memory: Arc<Memory>,
     rng: Arc<Mutex<ChaCha8Rng>>,
-    fail_next: Arc<AtomicBool>,
+    faults: Arc<Faults>,
     held: Vec<Request>,
     done: Vec<Completion>,
 }
@@ -71,10 +109,15 @@ impl DelayedLane {
         if self.held.is_empty() {
             return;
         }
-        let at = self.rng.lock().unwrap().random_range(0..self.held.len());
+        let mut at = self.rng.lock().unwrap().random_range(0..self.held.len());
+        if self.faults.slow.turns.load(Ordering::SeqCst) > 0 {
+            self.faults.slow.turns.fetch_sub(1, Ordering::SeqCst);
+            let Some(other) = self.held.iter().position(|r| !self.faults.slow.holds(r)) else { return };
+            at = other;
+        }
         let request = self.held.swap_remove(at);
         let offset = request.sector.0 * SECTOR_BYTES;
-        let failed = request.operation.is_write() && self.fail_next.swap(false, Ordering::SeqCst);
+        let failed = self.faults.strikes(request.operation);
         match request.operation {
             _ if failed => {}
             Operation::Read => {

@@ -232,6 +232,7 @@ impl Guest {
         if together {
             at.push(commit);
         }
+        let mut tokens = Vec::new();
         let mut i = 0;
         while i < at.len() {
             let most = self.rng.random_range(1..9);
@@ -243,23 +244,26 @@ impl Guest {
                 at[i..i + run].iter().flat_map(|at| encoder.blocks[at].iter().copied()).collect();
             let lane = self.rng.random_range(0..LANES);
             let sector = self.area_sector(at[i]);
-            self.world.submit(
+            let sectors = bytes.len() as u64 / 512;
+            tokens.push(self.world.submit(
                 lane,
                 Operation::Write { flushed: false },
                 sector,
-                bytes.len() as u64 / 512,
+                sectors,
                 &bytes,
-            );
+            ));
             i += run;
         }
         if !together {
-            self.world.drain();
+            // The log's blocks are there before the commit block is written; what else is under way goes on.
+            tokens.into_iter().for_each(|t| self.world.wait_for(t));
             if let Some(block) = encoder.blocks.get(&commit) {
                 let sector = self.area_sector(commit);
                 self.world.write(sector, &block[..]);
             }
+        } else {
+            tokens.into_iter().for_each(|t| self.world.wait_for(t));
         }
-        self.world.drain();
     }
 
     fn used(&self) -> u32 {
@@ -275,7 +279,20 @@ impl Guest {
             self.checkpoint(self.transactions.len() / 2 + 1);
         }
         let draft = self.draft();
+        if self.rng.random_ratio(1, 4) {
+            self.write_slowly(draft.logged[0].0);
+        }
         self.commit_of(&draft, true);
+    }
+
+    /// An older content of a block goes home, and takes its time.
+    fn write_slowly(&mut self, home: FsBlock) {
+        let content = match self.newest.get(&home) {
+            Some((_, content)) => content.clone(),
+            None => self.content(),
+        };
+        self.world.faults.slow.set(self.sector_of(home), self.rng.random_range(20..200));
+        self.write_home(home, &content[..]);
     }
 
     /// A transaction of any content. `sound`: a file system may have written it.
@@ -337,7 +354,16 @@ impl Guest {
         self.write_tail();
     }
 
+    /// As a kernel: never two writes of one block at once.
     pub fn write_home(&mut self, home: FsBlock, bytes: &[u8]) {
+        if home.0 >= BLOCKS {
+            return;
+        }
+        self.world.drain_range(self.sector_of(home), 8);
+        self.write_home_now(home, bytes);
+    }
+
+    pub fn write_home_now(&mut self, home: FsBlock, bytes: &[u8]) {
         if home.0 >= BLOCKS {
             return;
         }
@@ -356,8 +382,6 @@ impl Guest {
         let Some((home, content)) = self.newest.iter().nth(nth).map(|(h, (_, c))| (*h, c.clone())) else {
             return;
         };
-        // As jbd2: never two writes of one block at once.
-        self.world.drain();
         self.write_home(home, &content[..]);
     }
 
@@ -368,7 +392,6 @@ impl Guest {
             return;
         }
         let content = self.content();
-        self.world.drain();
         self.write_home(home, &content[..]);
     }
 
@@ -378,10 +401,10 @@ impl Guest {
             return self.recover_by_mkfs();
         }
         self.world.drain();
-        if self.rng.random_ratio(1, 2) {
+        if self.rng.random_ratio(1, 4) {
             self.world.disk().settle().unwrap();
         }
-        let meddling = [0, 10, 100, 500][self.rng.random_range(0..4)];
+        let meddling = [0, 30, 100, 500][self.rng.random_range(0..4)];
         self.recover(meddling);
     }
 

@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use afterimage_block::{
@@ -17,7 +16,7 @@ use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::retain::{HomeError, HomeWriter, Mutation, Options};
 use afterimage_journal::{DiskStatus, RetainDisk};
 
-use crate::below::DelayedDisk;
+use crate::below::{DelayedDisk, Faults};
 use crate::common::{replayed, Memory};
 
 pub const LANES: usize = 3;
@@ -45,13 +44,16 @@ struct BlockModel {
     ever: Vec<[u64; 8]>,
     /// A sound guest's newest committed version, and what it wrote there since: nothing older may be found after recovery.
     floor: Option<Vec<[u64; 8]>>,
+    /// Counts commits: a write that was submitted before the last one is older, whenever it completes.
+    commits: u64,
 }
 
 struct Flight {
-    lane: usize,
     sector: u64,
     /// Hashes of what is written; empty for a flush.
     hashes: Vec<u64>,
+    /// Per block that is written whole, [`BlockModel::commits`] when it was submitted.
+    commits: Vec<u64>,
 }
 
 struct Now(Arc<Memory>);
@@ -71,13 +73,15 @@ impl HomeWriter for Now {
 
 pub struct World {
     pub memory: Arc<Memory>,
-    pub fail_next: Arc<AtomicBool>,
+    pub faults: Arc<Faults>,
     disk: Option<RetainDisk>,
     lanes: Vec<Box<dyn Lane>>,
     arena: PathBuf,
     folder: tempfile::TempDir,
     bytes_max: u64,
     applies: bool,
+    /// Under `power-window` from the beginning.
+    applied_always: bool,
     mutation: Option<Mutation>,
     pub seed: u64,
     token: u64,
@@ -113,13 +117,14 @@ impl World {
         let sectors = now.into_iter().map(|h| SectorModel { now: vec![h], ..Default::default() }).collect();
         let mut world = Self {
             memory: Memory::new(base),
-            fail_next: Arc::default(),
+            faults: Arc::default(),
             disk: None,
             lanes: Vec::new(),
             arena,
             folder,
             bytes_max,
             applies,
+            applied_always: applies,
             mutation,
             seed,
             token: 0,
@@ -135,7 +140,7 @@ impl World {
     fn opened(&self, memory: &Arc<Memory>, arena: Arena) -> RetainDisk {
         let home: Option<Arc<dyn HomeWriter>> =
             if self.applies { Some(Arc::new(Now(Arc::clone(memory)))) } else { None };
-        let lower = DelayedDisk::new(Arc::clone(memory), self.seed + self.token, Arc::clone(&self.fail_next));
+        let lower = DelayedDisk::new(Arc::clone(memory), self.seed + self.token, Arc::clone(&self.faults));
         let options = Options { home, drop_journal: false, vflush_at_truncation: self.seed % 2 == 1 };
         let lower = Arc::new(lower);
         let opened = match self.mutation {
@@ -164,6 +169,7 @@ impl World {
     /// The other contract from the next restart on.
     pub fn switch_contract(&mut self) {
         self.applies = !self.applies;
+        self.applied_always = false;
     }
 
     /// Submits a change and goes on.
@@ -200,7 +206,9 @@ impl World {
         }
         self.token += 1;
         let token = self.token;
-        self.flights.insert(token, Flight { lane, sector, hashes: written });
+        let commits_of = |i| self.blocks.get(&(sector / 8 + i as u64)).map_or(0, |b| b.commits);
+        let commits = (0..written.len() / 8).map(commits_of).collect();
+        self.flights.insert(token, Flight { sector, hashes: written, commits });
         let buffers = if bytes.is_empty() { Buffers::empty() } else { Buffers::from_bytes(bytes) };
         self.lanes[lane].submit(Request {
             token: Token(token),
@@ -228,7 +236,8 @@ impl World {
             }
             for (i, eight) in flight.hashes.chunks_exact(8).enumerate().filter(|_| flight.sector % 8 == 0) {
                 let Some(block) = self.blocks.get_mut(&(flight.sector / 8 + i as u64)) else { continue };
-                if let Some(floor) = &mut block.floor {
+                let newer = flight.commits[i] == block.commits;
+                if let Some(floor) = block.floor.as_mut().filter(|_| newer) {
                     floor.push(eight.try_into().unwrap());
                 }
             }
@@ -236,15 +245,26 @@ impl World {
     }
 
     pub fn wait_for(&mut self, token: u64) {
-        for _ in 0..1_000_000 {
-            let Some(flight) = self.flights.get(&token) else { return };
-            let lane = flight.lane;
-            self.reap(lane);
-            if self.flights.contains_key(&token) {
-                self.lanes[lane].wait(&[], None).unwrap();
+        for _ in 0..100_000 {
+            if !self.flights.contains_key(&token) {
+                return;
+            }
+            // Each lane has its thread: what one waits for may be another one's.
+            for lane in 0..LANES {
+                self.reap(lane);
+                if self.lanes[lane].in_flight() > 0 {
+                    self.lanes[lane].wait(&[], None).unwrap();
+                }
             }
         }
         panic!("a request hangs");
+    }
+
+    /// Waits for what is being written to a range.
+    pub fn drain_range(&mut self, sector: u64, sectors: u64) {
+        let touches = |f: &Flight| f.sector < sector + sectors && sector < f.sector + f.hashes.len() as u64;
+        let tokens: Vec<u64> = self.flights.iter().filter(|(_, f)| touches(f)).map(|(t, _)| *t).collect();
+        tokens.into_iter().for_each(|t| self.wait_for(t));
     }
 
     pub fn drain(&mut self) {
@@ -298,6 +318,7 @@ impl World {
         model.live.push(hashes);
         model.ever.push(hashes);
         if sound {
+            model.commits += 1;
             model.floor = Some(vec![hashes]);
         }
     }
@@ -371,6 +392,20 @@ impl World {
                 self.disk().status()
             );
         }
+    }
+
+    /// The power is cut here, under `power-window`, with everything in the redo log: the image alone is what the guest's own
+    /// recovery would leave.
+    pub fn check_power(&mut self, what: &str) {
+        if !self.applied_always {
+            return;
+        }
+        self.drain();
+        let mut bytes = self.memory.bytes();
+        for (block, content) in replayed(&bytes).0 {
+            bytes[block as usize * 4096..][..4096].copy_from_slice(&content[..]);
+        }
+        self.judge_floors(&bytes, what);
     }
 
     /// The guest dies here: what comes of the image.
