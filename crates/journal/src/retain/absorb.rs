@@ -59,7 +59,8 @@ impl Retainer {
         Ok(())
     }
 
-    /// Whether a write to an absorbed journal would say what cannot be true yet.
+    /// Whether a write to an absorbed journal would say what cannot be true yet. A tail does not pass versions whose homes are
+    /// being written: see [`Retainer::save_passed`].
     ///
     /// Under `power-window` a commit is answered when its blocks are in the disk's history as one. Where a write of one of them
     /// is in flight, that may take its place behind them, and undo a part of the transaction; where what the layout rests on is
@@ -73,15 +74,20 @@ impl Retainer {
         piece: &Buffers,
     ) -> Result<bool, JournalError> {
         let Some(log) = self.volumes[v].log() else { return Ok(false) };
-        let idle = !log.suspended && self.in_flight.is_empty();
-        if idle || at == AreaBlock(0) || !self.below.applies() || self.options.drop_journal {
+        if !log.suspended && self.in_flight.is_empty() {
             return Ok(false);
         }
         let (expected, commit_seen, suspended, waits_for) =
             (log.head.0, log.commit_seen, log.suspended, log.waits_for);
+        if at == AreaBlock(0) {
+            let block = self.composed(v, at, within, piece)?;
+            return Ok(self.passes_flying(v, &block));
+        }
+        if !self.below.applies() || self.options.drop_journal || self.mutated(Mutation::CommitOverFlight) {
+            return Ok(false);
+        }
         let block = self.composed(v, at, within, piece)?;
-        let commits = commit_seen || log::is_commit(&block, expected) || is_later_commit(&block, expected);
-        if !commits || self.mutated(Mutation::CommitOverFlight) {
+        if !(commit_seen || log::is_commit(&block, expected) || is_later_commit(&block, expected)) {
             return Ok(false);
         }
         if suspended || waits_for.is_some_and(|track| self.in_flight.holds(track)) {

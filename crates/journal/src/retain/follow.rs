@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::inflight::Match;
 use super::volume::{Committed, Log, Position};
 use super::{HomeError, Mutation, Retainer, View};
 use crate::area::{Tuple, VersionState};
@@ -94,7 +95,7 @@ impl Retainer {
         Ok(())
     }
 
-    /// New versions whose home is being written by the guest just now, or was written after the commit as an earlier
+    /// New versions whose home is being written by the guest just now (see [`Retainer::landed`]), or was written after the commit as an earlier
     /// daemon saw it: what the disk holds is not known to be older.
     fn unsettle(&mut self, v: usize, protect: &[Tuple]) {
         let (id, start) = (self.volumes[v].id, self.volumes[v].start);
@@ -108,6 +109,10 @@ impl Retainer {
             if flies || unknown || self.arena.is_overwritten(id, tuple.at) {
                 self.set_state(v, tuple.home, VersionState::Overwritten);
                 self.arena.set_overwritten(id, tuple.at, true);
+                if let Some(version) = self.area.version(id, tuple.home).filter(|_| flies) {
+                    let older = Match { volume: id, home: tuple.home, generation: version.generation };
+                    self.in_flight.outdated(tuple.home.sector(start), BLOCK_SECTORS, older);
+                }
             } else if resuming && self.arena.is_home(id, tuple.at) {
                 self.set_state(v, tuple.home, VersionState::Home);
             }

@@ -112,6 +112,24 @@ impl Retainer {
         }
     }
 
+    /// A write has ended that was in flight when versions of its blocks were committed. Where nothing was written there since,
+    /// what the disk holds is older, whatever it is: they wait to go home like any other.
+    pub(super) fn landed(&mut self, flying: &Flying) {
+        if self.mutated(Mutation::ForgetFlight) {
+            return;
+        }
+        for version in &flying.older_than {
+            let Some(v) = self.volumes.iter().position(|v| v.id == version.volume) else { continue };
+            let current = self.area.version(version.volume, version.home);
+            let start = version.home.sector(self.volumes[v].start);
+            if current.is_some_and(|c| c.generation == version.generation)
+                && !self.in_flight.any(start, BLOCK_SECTORS)
+            {
+                self.set_state(v, version.home, VersionState::Pending);
+            }
+        }
+    }
+
     /// Moves a version, its transaction's count, and what the arena remembers of it for the next daemon.
     pub(super) fn set_state(&mut self, v: usize, home: FsBlock, state: VersionState) {
         let id = self.volumes[v].id;

@@ -24,6 +24,8 @@ pub(super) struct Flying {
     pub(super) sector: Sector,
     pub(super) sectors: u64,
     pub(super) matches: Vec<Match>,
+    /// Versions that were committed while it was in flight: it carries something older.
+    pub(super) older_than: Vec<Match>,
     /// Something that the layouts rest on changes with it: look again when it has completed.
     pub(super) look_again: bool,
 }
@@ -52,7 +54,7 @@ impl InFlight {
     ) -> Track {
         let track = Track(self.next);
         self.next += 1;
-        self.writes.push(Flying { track, sector, sectors, matches, look_again });
+        self.writes.push(Flying { track, sector, sectors, matches, older_than: Vec::new(), look_again });
         track
     }
 
@@ -82,6 +84,12 @@ impl InFlight {
     /// Whether any write touches a range that has to be looked at again after it.
     pub(super) fn looks_at(&self, sector: Sector, sectors: u64) -> bool {
         self.writes.iter().any(|w| w.look_again && w.overlaps(sector, sectors))
+    }
+
+    /// A block that some write touches has a new version.
+    pub(super) fn outdated(&mut self, sector: Sector, sectors: u64, version: Match) {
+        let touching = self.writes.iter_mut().filter(|w| w.overlaps(sector, sectors));
+        touching.for_each(|w| w.older_than.push(version));
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Flying> {

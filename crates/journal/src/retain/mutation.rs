@@ -26,11 +26,13 @@ pub enum Mutation {
     ReleaseInRecovery,
     /// A commit under `power-window` does not wait for what is being written home.
     CommitOverFlight,
+    /// What was committed while an older content was in flight never goes home by itself, and the guest's tail passes it.
+    ForgetFlight,
 }
 
 impl Mutation {
     /// Those that need a guest that goes on while the daemon works: the hostile guests of this crate's own tests find them.
-    pub const CONCURRENT: [Self; 2] = [Self::ReleaseInRecovery, Self::CommitOverFlight];
+    pub const CONCURRENT: [Self; 3] = [Self::ReleaseInRecovery, Self::CommitOverFlight, Self::ForgetFlight];
 
     /// Those that a recorded stream can show.
     pub const ALL: [Self; 8] = [

@@ -6,11 +6,12 @@
 //! (`docs/explore-results.md`). Here the daemon still has the block. So what the committed bitmaps have in use is written home
 //! before it is let go. A crash a moment earlier would have replayed just that: a live guest cannot mind.
 
-use super::Retainer;
-use crate::area::{Tuple, VersionState};
+use super::{Mutation, Retainer};
+use crate::area::{Tuple, Version, VersionState};
 use crate::error::JournalError;
 use crate::ids::{Block, FsBlock, Tid};
 use crate::layout::bitmap::Bitmaps;
+use crate::layout::superblock::JournalSuperblock;
 
 impl Retainer {
     /// Before every transaction older than `tid` is let go.
@@ -55,6 +56,30 @@ impl Retainer {
             }
         }
         self.go_home(v, needed)
+    }
+
+    /// Whether a superblock of the guest moves the tail past a version that cannot be saved just now, because its home, or what the
+    /// layout rests on, is being written.
+    pub(super) fn passes_flying(&self, v: usize, superblock: &Block) -> bool {
+        let volume = &self.volumes[v];
+        let Some(log) = volume.log() else { return false };
+        let Ok(superblock) = JournalSuperblock::parse(superblock) else { return false };
+        if self.mutated(Mutation::ForgetFlight) {
+            return false;
+        }
+        let tid = superblock.start().map(|_| superblock.sequence());
+        let passed = |t: &Tid| tid.is_none_or(|tid| tid.is_after(*t));
+        let open = |version: Version| version.state != VersionState::Home && passed(&version.tid);
+        if log.suspended {
+            return log.transactions.iter().any(|t| t.open > 0 && passed(&t.tid));
+        }
+        self.in_flight.iter().any(|write| {
+            if write.sector.0 + write.sectors <= volume.start.0 {
+                return false;
+            }
+            let (from, to) = volume.blocks_of(write.sector, write.sectors);
+            self.area.versions_in(volume.id, from, to).into_iter().any(|(_, version)| open(version))
+        })
     }
 
     fn bitmap(

@@ -189,6 +189,7 @@ impl Retainer {
     /// The disk below failed while it was looked at again.
     pub fn completed(&mut self, track: Track, succeeded: bool) -> Result<(), JournalError> {
         let Some(flying) = self.in_flight.remove(track) else { return Ok(()) };
+        self.landed(&flying);
         if !succeeded && flying.look_again {
             // What is there now is neither old nor new.
             self.look_after_write()?;
