@@ -278,22 +278,69 @@ fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
     guest.world.check_end("after a failed write");
 }
 
+/// An older content of a block was on its way home before the mount from which on its journal is retained.
+#[test]
+fn what_was_under_way_before_a_mount_undoes_nothing() {
+    for seed in 0..8 {
+        let mut guest = Guest::new(seed, 1 << 20, seed % 2 == 0);
+        let draft = guest.draft();
+        let (home, older) = (draft.logged[0].0, guest.content());
+        guest.world.faults.slow.set(guest.sector_of(home), 300);
+        guest.write_home(home, &older[..]);
+        guest.mount_at_once();
+        guest.commit_of(&draft, true);
+        guest.world.disk().settle().unwrap();
+        guest.world.check_power("after a commit of what was being written at the mount");
+        guest.world.disk().settle().unwrap();
+        guest.world.check_end("after a commit of what was being written at the mount");
+    }
+}
+
+/// A mounted guest of whose journal the daemon has released more than the guest knows.
+fn behind(seed: u64) -> Guest {
+    let mut guest = Guest::new(seed, 64 << 20, false);
+    guest.mount();
+    (0..5).for_each(|_| guest.commit());
+    // What is home is released, and the served tail is ahead of the guest's own.
+    guest.write_back_all();
+    (0..3).for_each(|_| guest.commit());
+    let at = guest.area_sector(AreaBlock(0));
+    let served = guest.world.read(at, 8);
+    let tail = u32::from_be_bytes(served[24..28].try_into().unwrap());
+    assert!(afterimage_journal::Tid(tail).is_after(guest.tail().0), "seed {seed}: nothing was released");
+    guest
+}
+
+/// The partition table cannot be read for a moment, while the guest goes on with its journal.
+#[test]
+fn a_table_that_is_unreadable_for_a_moment_loses_nothing() {
+    for seed in 0..8 {
+        let mut guest = behind(seed);
+        let table = guest.world.read(0, 1);
+        guest.world.write(0, &[0; 512]);
+        assert!(!guest.retained(), "{:?}", guest.world.status());
+        guest.write_tail();
+        if seed % 2 == 0 {
+            guest.commit();
+            // Something else changes, and everything is looked at again.
+            let other = [&[1; 440], &table[440..446], &[0; 66]].concat();
+            guest.world.write(0, &other);
+            guest.write_tail();
+        }
+        guest.world.write(0, &table);
+        guest.write_tail();
+        guest.commit();
+        guest.world.check("after a table that was not readable");
+        guest.world.check_end("after a table that was not readable");
+    }
+}
+
 /// `tune2fs -U` on a mounted file system: it is passed through from then on, and the guest goes on with its journal, of
 /// which it believes that older transactions are still there.
 #[test]
 fn a_uuid_that_changes_while_mounted_loses_nothing() {
     for seed in 0..8 {
-        let mut guest = Guest::new(seed, 64 << 20, false);
-        guest.mount();
-        (0..5).for_each(|_| guest.commit());
-        // What is home is released, and the served tail is ahead of the guest's own.
-        guest.write_back_all();
-        (0..3).for_each(|_| guest.commit());
-        let at = guest.area_sector(AreaBlock(0));
-        let served = guest.world.read(at, 8);
-        let tail = u32::from_be_bytes(served[24..28].try_into().unwrap());
-        assert!(afterimage_journal::Tid(tail).is_after(guest.tail().0), "seed {seed}: nothing was released");
-
+        let mut guest = behind(seed);
         let old = guest.world.read(START + 2, 2);
         let mut renamed = old.clone();
         renamed[0x68] ^= 0xff;

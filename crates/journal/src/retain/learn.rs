@@ -3,10 +3,10 @@
 use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 
 use super::superblock_write::new_log;
-use super::volume::{byte_of, LeftJournal, Phase, Volume};
+use super::volume::{byte_of, LeftJournal, Phase, Position, Volume};
 use super::{Classes, Retainer};
 use crate::area::VersionState;
-use crate::arena::VolumeId;
+use crate::arena::{VolumeId, VOLUMES_MAX};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::layout::superblock::JournalSuperblock;
@@ -17,6 +17,8 @@ pub(super) const TABLE_SECTORS: u64 = 34;
 
 /// Why a file system that could be retained is not yet.
 const WAITING: &str = "waiting for the next mount";
+/// Why one that was there is passed through.
+const GONE: &str = "it is no longer there";
 
 impl Retainer {
     /// Looks at the whole disk and brings what is known in step with it.
@@ -40,8 +42,14 @@ impl Retainer {
             .collect();
         for v in (0..self.volumes.len()).rev() {
             if !starts.contains(&self.volumes[v].start) {
-                self.leave(v, "it is no longer there", false)?;
-                self.volumes.remove(v);
+                self.leave(v, GONE, false)?;
+                // Its guest may go on with the journal, and its place be found again.
+                match self.left_journal(v, None)? {
+                    Some(left) if self.volumes.len() <= VOLUMES_MAX => {
+                        self.pass_through(v, None, GONE, Some(left))
+                    }
+                    _ => drop(self.volumes.remove(v)),
+                }
                 self.changed();
             }
         }
@@ -53,23 +61,30 @@ impl Retainer {
                     self.leave(v, &why, false)?;
                     // A UUID: it still is an ext4, whose guest may go on with the journal.
                     let left = if uuid.is_some() { self.left_journal(v, journal)? } else { None };
-                    let volume = &mut self.volumes[v];
-                    if !matches!(&volume.phase, Phase::Passthrough { why: before } if *before == why) {
-                        tracing::info!(
-                            start_sector = start.0,
-                            why,
-                            "a file system's journal is passed through"
-                        );
-                    }
-                    volume.clamp = left.map(|(_, tail)| tail);
-                    volume.left = left.map(|(left, _)| left);
-                    volume.uuid = uuid;
-                    volume.phase = Phase::Passthrough { why };
+                    self.pass_through(v, uuid, &why, left);
                 }
             }
         }
         self.changed();
         Ok(())
+    }
+
+    /// Nothing is retained at that place. `left`: the journal that its guest may go on with, and the tail there.
+    fn pass_through(
+        &mut self,
+        v: usize,
+        uuid: Option<[u8; 16]>,
+        why: &str,
+        left: Option<(LeftJournal, Position)>,
+    ) {
+        let volume = &mut self.volumes[v];
+        if !matches!(&volume.phase, Phase::Passthrough { why: before } if before == why) {
+            tracing::info!(start_sector = volume.start.0, why, "a file system's journal is passed through");
+        }
+        volume.clamp = left.map(|(_, tail)| tail);
+        volume.left = left.map(|(left, _)| left);
+        volume.uuid = uuid;
+        volume.phase = Phase::Passthrough { why: why.to_owned() };
     }
 
     /// Looks again because of what a guest wrote. A whole mkfs may be under way, its superblock first: where that makes
@@ -163,7 +178,7 @@ impl Retainer {
         &mut self,
         v: usize,
         found: Option<Sector>,
-    ) -> Result<Option<(LeftJournal, super::volume::Position)>, JournalError> {
+    ) -> Result<Option<(LeftJournal, Position)>, JournalError> {
         let volume = &self.volumes[v];
         let known = volume.layout().and_then(|l| Some((l.home_of(AreaBlock(0))?.sector(l.start), None)));
         let left = volume.left.map(|left| (left.at, Some(left.uuid)));
@@ -176,7 +191,7 @@ impl Retainer {
     }
 
     /// The tail that the superblock on the disk names: an earlier daemon may have released what came before it.
-    fn tail_on_disk(&mut self, layout: &Layout) -> Result<Option<super::volume::Position>, JournalError> {
+    fn tail_on_disk(&mut self, layout: &Layout) -> Result<Option<Position>, JournalError> {
         let Some(home) = layout.home_of(AreaBlock(0)) else { return Ok(None) };
         let block = self.below.read_block(home.sector(layout.start))?;
         let superblock = JournalSuperblock::parse(&block).ok();
@@ -202,7 +217,7 @@ impl Retainer {
         &mut self,
         v: usize,
         superblock: JournalSuperblock,
-        tail: super::volume::Position,
+        tail: Position,
     ) -> Result<(), JournalError> {
         let volume = &mut self.volumes[v];
         let id = volume.id;

@@ -51,7 +51,7 @@ pub use inflight::Track;
 pub use mutation::Mutation;
 use ranges::Areas;
 pub use ranges::Ranges;
-use volume::{Phase, Volume};
+use volume::Volume;
 pub use write::{Change, Part};
 
 /// How a disk's journals are retained.
@@ -192,13 +192,8 @@ impl Retainer {
         for volume in &self.volumes {
             writes.push(volume.superblock_range());
             writes.extend(volume.guarded_superblock().map(|at| (at, BLOCK_SECTORS)));
-            match &volume.phase {
-                Phase::Passthrough { .. } => {}
-                Phase::Armed { .. } => writes.extend(volume.watched_ranges()),
-                Phase::Absorbing(log) => {
-                    writes.push((volume.start, log.layout.room_blocks * BLOCK_SECTORS));
-                }
-            }
+            // While it waits for a mount, too: what is under way then may land behind what is committed after it.
+            writes.extend(volume.layout().map(|l| (volume.start, l.room_blocks * BLOCK_SECTORS)));
         }
         let blank = |place: &&Sector| !self.volumes.iter().any(|v| v.start == **place);
         writes.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));

@@ -135,18 +135,6 @@ impl Volume {
         }
     }
 
-    /// The sectors on which its layout rests.
-    pub(super) fn watched_ranges(&self) -> impl Iterator<Item = (Sector, u64)> + '_ {
-        self.layout().into_iter().flat_map(|layout| {
-            layout.watched.iter().map(|w| {
-                let from = byte_of(layout.start, w.block, w.offset);
-                let to = from + w.bytes.len() as u64;
-                let sector = from / SECTOR_BYTES;
-                (Sector(sector), to.div_ceil(SECTOR_BYTES) - sector)
-            })
-        })
-    }
-
     /// The file system blocks that a range of sectors touches, `[from, to)`.
     pub(super) fn blocks_of(&self, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
         let end = (sector.0 + sectors).saturating_sub(self.start.0);

@@ -169,7 +169,7 @@ impl Retainer {
         Ok(())
     }
 
-    /// Remembers a write until it completes, where anybody will ask.
+    /// Remembers a write until it completes, where anybody may ask.
     pub(super) fn track(
         &mut self,
         sector: Sector,
@@ -177,10 +177,10 @@ impl Retainer {
         matches: Vec<Match>,
         look_again: bool,
     ) -> Option<Track> {
-        let absorbing = self.volumes.iter().any(|v| v.log().is_some());
+        let known = self.volumes.iter().any(|v| v.layout().is_some());
         // What is written over something that is not known yet may change it again.
         let look_again = look_again || self.in_flight.looks_at(sector, sectors);
-        (absorbing || look_again).then(|| self.in_flight.add(sector, sectors, matches, look_again))
+        (known || look_again).then(|| self.in_flight.add(sector, sectors, matches, look_again))
     }
 
     /// A part that was handed down has completed.

@@ -181,6 +181,11 @@ impl Guest {
     /// A mount of a clean journal.
     pub fn mount(&mut self) {
         self.world.drain();
+        self.mount_at_once();
+    }
+
+    /// As above, whatever is still under way.
+    pub fn mount_at_once(&mut self) {
         self.head = self.geometry.first;
         self.transactions.clear();
         self.newest.clear();
