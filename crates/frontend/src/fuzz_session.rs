@@ -195,11 +195,16 @@ impl Peer {
         self.memory.write_all_at(&bytes[..room], FIRST_PAGE * PAGE + offset).expect("memory");
     }
 
-    /// One ordinary request on a queue: header, data, status.
+    /// One ordinary request on a queue: header, data, status; or one whose data or status reach over the memory's end.
     fn offer(&mut self, queue: u8, kind: u8, sector: u8) {
         let queue = u64::from(queue) % u64::from(QUEUES);
         let (ring, slot) = (queue * QUEUE_BYTES, self.next_slot % 5);
         self.next_slot += 1;
+        let (data, status) = match kind / 64 {
+            0 | 1 => (DATA + 1024 * slot, ring + HEADER + 32 * slot + 24),
+            2 => (PAGES * PAGE - 256, ring + HEADER + 32 * slot + 24),
+            _ => (DATA + 1024 * slot, PAGES * PAGE),
+        };
         let kinds = [0u32, 1, 4, 8, 11, 13];
         let kind = kinds[usize::from(kind) % kinds.len()];
         let header = ring + HEADER + 32 * slot;
@@ -208,8 +213,8 @@ impl Peer {
         let reads = matches!(kind, 0 | 8);
         let parts = [
             (header, 16u32, 1u16),
-            (DATA + 1024 * slot, if kind == 8 { 20 } else { 512 }, if reads { 3 } else { 1 }),
-            (header + 24, 1, 2),
+            (data, if kind == 8 { 20 } else { 512 }, if reads { 3 } else { 1 }),
+            (status, 1, 2),
         ];
         for (n, (at, len, flags)) in parts.into_iter().enumerate() {
             let index = 3 * slot + n as u64;
@@ -330,8 +335,12 @@ fn step(session: &mut Session<'_>, peer: &mut Peer, input: &mut Input<'_>, alone
             peer.guarded = false;
         }
         8 => {
-            // What a queue was given is answered sooner or later; how soon is none of the model's business.
-            std::thread::sleep(Duration::from_micros(u64::from(input.byte())));
+            // What a queue was given is answered sooner or later, and most of what is to be seen happens then.
+            let (answered, start) = (answers(&device().1), Instant::now());
+            let patience = Duration::from_micros(16 * u64::from(input.byte()));
+            while answers(&device().1) == answered && start.elapsed() < patience {
+                std::thread::yield_now();
+            }
         }
         _ => {
             let code = [FrontendReq::RESET_DEVICE, FrontendReq::RESET_OWNER, FrontendReq::SET_STATUS];

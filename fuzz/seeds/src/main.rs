@@ -129,6 +129,12 @@ fn main() -> Outcome<()> {
         [0, 0, 3, 0, 1, 3, 6, 0, 3, 3, 0, 0, 5, 2, 0, 4, 32, 7, 5, 3, 0, 0, 1, 8, 250, 9, 2, 0, 0, 9, 0];
     put("fuzz_session", "seed-served", &served)?;
     put("fuzz_session", "seed-disturbed", &disturbed)?;
+    // Reads whose data, then whose status, reach over the end of the memory.
+    put(
+        "fuzz_session",
+        "seed-over-the-end",
+        &[0, 0, 3, 0, 132, 3, 8, 250, 3, 0, 192, 3, 8, 250, 8, 250, 5, 0],
+    )?;
     // As many entries as the first byte says: a whole set-up, an in-flight region, a message of any content.
     put("fuzz_takeover", "seed-served", &[&[1, 0, 0][..], &served[4..]].concat())?;
     put(
