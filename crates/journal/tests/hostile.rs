@@ -335,6 +335,28 @@ fn a_table_that_is_unreadable_for_a_moment_loses_nothing() {
     }
 }
 
+/// A journal that goes on elsewhere than where it is followed is handed back to the guest, and said: what it commits there is found
+/// by its own recovery, and not by nobody.
+#[test]
+fn a_journal_that_goes_on_elsewhere_is_not_taken_for_one_that_is_retained() {
+    for seed in 0..8 {
+        // Until its tail says where its log is, no recovery finds it: `power-window` promises nothing of it either.
+        let mut guest = Guest::new(3000 + seed, 64 << 20, false);
+        guest.mount();
+        (0..3).for_each(|_| guest.commit());
+        guest.checkpoint(usize::MAX);
+        guest.tid = guest.tid.next().next();
+        guest.head = AreaBlock(guest.head.0 + 40);
+        guest.commit();
+        assert!(!guest.retained(), "seed {seed}: {:?}", guest.world.status());
+        guest.write_tail();
+        guest.commit();
+        guest.world.check_end("after a journal that went on elsewhere");
+        guest.crash();
+        assert!(guest.retained(), "seed {seed}: a new mount begins anew");
+    }
+}
+
 /// `tune2fs -U` on a mounted file system: it is passed through from then on, and the guest goes on with its journal, of
 /// which it believes that older transactions are still there.
 #[test]

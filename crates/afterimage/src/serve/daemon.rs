@@ -172,6 +172,12 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         End::HandOver => Ending::HandOver,
         // A guest that was killed just before is as good as gone: its journal is recovered, not left to it.
         End::Stop(_) | End::GuestsLeft => {
+            // First: a guest that comes between the two is not to be taken for one that has gone.
+            for (index, disk) in daemon.disks.iter().enumerate() {
+                if disk.stats.snapshot().connections > 0 {
+                    daemon.group.guest_was_seen(index);
+                }
+            }
             Ending::Close { attached: servers.iter().any(|server| server.attached(DYING_LIMIT)) }
         }
     };

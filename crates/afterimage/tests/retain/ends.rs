@@ -92,6 +92,49 @@ fn an_end_with_a_guest_attached_leaves_the_journal_to_its_own_recovery() {
     daemon.terminate();
 }
 
+/// A daemon is killed, and the next one told to end before the guest has found it: that guest may live, and goes on where it was.
+#[test]
+fn an_end_before_the_guest_is_back_leaves_the_journal_to_it() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = died(args);
+        let warned = serve(dir.path(), args).terminate();
+        let daemon = serve(dir.path(), args);
+        let mut guest = connect(dir.path());
+        // The tail that it believes in.
+        let mut superblock = guest.read(journal.first * BLOCK, BLOCK as usize);
+        superblock[24..32].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 1]);
+        guest.write(journal.first * BLOCK, &superblock);
+        journal.commit(&mut guest, journal.free, 9);
+        assert_eq!(file_system(dir.path())["mode"], "retain");
+        leave(dir.path(), guest);
+        daemon.terminate();
+        assert_filled(&block(dir.path(), journal.free), 9);
+        assert_eq!(names(dir.path()), ["a.img", "arena"], "it was seen to go");
+        assert!(warned.contains("afterimage recover"), "{warned}");
+    }
+}
+
+/// Until somebody says that there is no guest any more.
+#[test]
+fn what_nobody_came_back_to_stays_until_it_is_recovered() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, journal) = died(args);
+        serve(dir.path(), args).terminate();
+        serve(dir.path(), args).terminate();
+        assert_eq!(names(dir.path()), ["a.img", "a.img.state", "arena"]);
+        assert_filled(&block(dir.path(), journal.free), 7);
+        // A copy of it alone is complete.
+        let superblock = &block(dir.path(), journal.first)[24..32];
+        assert_eq!(superblock, [0, 0, 0, 2, 0, 0, 0, 4], "the guest may go on");
+        refused(dir.path(), &["serve", "--disk", "a.img"], 1, &["--journal retain", "afterimage recover"]);
+        succeeds(dir.path(), &["recover", "a.img"]);
+        assert_eq!(names(&dir.path().join("arena")), [""; 0]);
+        assert_filled(&block(dir.path(), journal.free), 7);
+        assert_eq!(block(dir.path(), journal.first)[28..32], [0; 4]);
+        Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
+    }
+}
+
 #[test]
 fn a_handover_and_a_killed_daemon_under_keep_leave_everything_in_place() {
     for args in [&CRASH[..], &WINDOW] {

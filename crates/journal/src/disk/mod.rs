@@ -151,6 +151,14 @@ impl RetainDisk {
         self.with(|retainer| retainer.finish(attached))
     }
 
+    /// The orderly end while a guest may live that has not come back; see [`Retainer::stay`].
+    ///
+    /// # Errors
+    /// The disk below failed; the arena stays the truth.
+    pub fn stay(&self) -> Result<bool, JournalError> {
+        self.with(Retainer::stay)
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut Retainer) -> T) -> T {
         let mut retainer = self.shared.lock();
         let result = act(&mut retainer);

@@ -5,6 +5,7 @@
 //! flush   every disk settled ─► group flushed
 //! pause   every disk holds writes back and is made complete ─► group paused
 //! close   every disk finished ─► group closed ─► state files removed, durably ─► arenas removed
+//!         (a disk of which an earlier daemon's guest may live, unseen: made complete, and all of it stays)
 //! ```
 //!
 //! Outcomes. A daemon that dies, or hands over, leaves state files and arenas: the next one takes them over. After an
@@ -16,6 +17,7 @@ mod prepare;
 mod window;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,6 +27,7 @@ use afterimage_order::{Closing, Contract, Group, GroupStatus, Subscription};
 
 use crate::arena::{Arena, Budget};
 use crate::disk::RetainDisk;
+use crate::error::JournalError;
 use crate::retain::{HomeWriter, Options};
 use crate::state_file::{self, State};
 use crate::status::DiskStatus;
@@ -91,7 +94,8 @@ impl JournalOptions {
 /// How a group ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// For good. With a guest attached its own recovery must find everything in the journal.
+    /// For good. With a guest attached its own recovery must find everything in the journal. Disks whose arenas were taken over,
+    /// and to which no guest [was seen](RetainGroup::guest_was_seen) to come back, stay retained.
     Close {
         /// A guest is attached, and may go on later.
         attached: bool,
@@ -108,6 +112,8 @@ struct Member {
     image: PathBuf,
     state: PathBuf,
     arena: PathBuf,
+    /// What an earlier daemon retained was taken over, and no guest has been seen since: the one that it belongs to may live.
+    awaited: AtomicBool,
 }
 
 #[derive(Default)]
@@ -193,6 +199,15 @@ impl RetainGroup {
     /// The disks to serve, in the order of the images.
     pub fn disks(&self) -> Vec<Arc<dyn Disk>> {
         self.disks.clone()
+    }
+
+    /// A guest has come to that disk since the start: from now on one that is not there is gone.
+    pub fn guest_was_seen(&self, index: usize) {
+        self.shared
+            .members
+            .iter()
+            .filter(|m| m.index == index)
+            .for_each(|m| m.awaited.store(false, Ordering::SeqCst));
     }
 
     /// As `--journal` spells it.
@@ -296,21 +311,23 @@ impl RetainGroup {
     /// A disk failed: what is retained stays, for the next daemon.
     pub fn close_within(&self, limit: Duration, ending: Ending) -> Result<Closing, RetainError> {
         self.stop_thread();
-        let finished = match ending {
+        let mut done = Vec::new();
+        let finished: Result<(), JournalError> = match ending {
             Ending::HandOver => Ok(()),
-            Ending::Close { attached } => {
-                self.shared.members.iter().try_for_each(|m| m.disk.finish(attached))
-            }
+            Ending::Close { attached } => self.shared.members.iter().try_for_each(|member| {
+                if !member.end(attached)? {
+                    done.push(member);
+                }
+                Ok(())
+            }),
         };
         let closed = self.group.close_within(limit);
         finished?;
         let closing = closed?;
-        if ending != Ending::HandOver {
-            for member in &self.shared.members {
-                state_file::remove(&member.state)?;
-                if let Err(error) = crate::arena::remove(&member.arena) {
-                    tracing::warn!(%error, arena = %member.arena.display(), "the arena stays, and nothing names it");
-                }
+        for member in done {
+            state_file::remove(&member.state)?;
+            if let Err(error) = crate::arena::remove(&member.arena) {
+                tracing::warn!(%error, arena = %member.arena.display(), "the arena stays, and nothing names it");
             }
         }
         Ok(closing)
@@ -331,6 +348,22 @@ impl RetainGroup {
         if thread.is_some_and(|t| t.join().is_err()) {
             tracing::error!("the checkpointing thread panicked");
         }
+    }
+}
+
+impl Member {
+    /// The orderly end of a disk. Whether its arena stays.
+    fn end(&self, attached: bool) -> Result<bool, JournalError> {
+        if self.awaited.load(Ordering::SeqCst) && self.disk.stay()? {
+            tracing::warn!(
+                image = %self.image.display(),
+                "the guest whose journal was taken over has not come back yet and may live: what it committed stays retained, \
+                 and the next `serve --journal retain` goes on; if it is gone, run `afterimage recover` on the image"
+            );
+            return Ok(true);
+        }
+        self.disk.finish(attached)?;
+        Ok(false)
     }
 }
 
@@ -432,5 +465,6 @@ fn join(
         group.flush()?;
         wanted.write(&state_path)?;
     }
-    Ok((Member { index, disk, image, state: state_path, arena: wanted.arena }, fresh))
+    let awaited = AtomicBool::new(!fresh.is_fresh());
+    Ok((Member { index, disk, image, state: state_path, arena: wanted.arena, awaited }, fresh))
 }

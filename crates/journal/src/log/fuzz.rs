@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use super::encode::{Draft, Encoder, MAGIC_BYTES};
 use super::oracle::replay;
-use super::{is_commit, parse, unescape, AreaView, LogGeometry, Parsed};
+use super::{commit_tid, parse, unescape, AreaView, LogGeometry, Parsed};
 use crate::ids::{AreaBlock, FsBlock, Tid, BLOCK_BYTES};
 use crate::layout::superblock::Features;
 
@@ -118,7 +118,7 @@ fn judge(view: &mut Encoder, geometry: &LogGeometry, tail: AreaBlock, tid: Tid) 
             homes.remove(revoked);
         }
         let commit = if found.next == geometry.first { geometry.maxlen } else { found.next.0 } - 1;
-        assert!(view.blocks.get(&AreaBlock(commit)).is_some_and(|block| is_commit(block, next)));
+        assert!(view.blocks.get(&AreaBlock(commit)).is_some_and(|block| commit_tid(block) == Some(next)));
         walked += found.blocks;
         (at, next) = (found.next, next.next());
     }

@@ -304,9 +304,10 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether a block is a commit block of that transaction, by magic, type and id alone: cheap, to know when to [`parse`].
-pub fn is_commit(block: &Block, tid: Tid) -> bool {
-    block::kind(block, tid) == Some(Kind::Commit)
+/// Whose commit block a block is, by magic and type alone: cheap, to know when to [`parse`].
+pub fn commit_tid(block: &Block) -> Option<Tid> {
+    let tid = Tid(u32::from_be_bytes([block[8], block[9], block[10], block[11]]));
+    (block::kind(block, tid) == Some(Kind::Commit)).then_some(tid)
 }
 
 /// Gives a logged block its own content back: jbd2 zeroed the first four bytes where they were its magic.

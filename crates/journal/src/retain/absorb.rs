@@ -6,7 +6,7 @@ use super::inflight::Track;
 use super::write::Part;
 use super::{Mutation, Retainer, View};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::log::{self, AreaView, Parsed};
 
 impl Retainer {
@@ -46,15 +46,22 @@ impl Retainer {
         }
         self.volumes[v].classes.journal_absorbed_bytes += piece.len() as u64;
         parts.push(Part::Done);
-        if log::is_commit(&block, expected) {
-            if let Some(log) = self.volumes[v].log_mut() {
-                log.commit_seen = true;
-            }
-            self.follow(v)?;
-        } else if commit_seen || is_later_commit(&block, expected) {
-            // Of the expected transaction blocks were missing, or, in a log that was taken over in mid-mount, its
-            // commit block went to the disk and never came by here.
-            self.follow(v)?;
+        let committed = log::commit_tid(&block).filter(|tid| !expected.is_after(*tid));
+        if committed.is_none() && !commit_seen {
+            return Ok(());
+        }
+        // Of the expected transaction blocks were missing, or, in a log that was taken over in mid-mount, its commit block went
+        // to the disk and never came by here.
+        self.follow(v)?;
+        let (Some(tid), Some(log)) = (committed, self.volumes[v].log_mut()) else { return Ok(()) };
+        if log.head.0 == tid {
+            log.commit_seen = true;
+        } else if tid.is_after(log.head.0) {
+            // A guest commits one transaction after the other: its log is elsewhere than was believed, and whatever it commits
+            // from now on would be followed by nobody.
+            let why = format!("transaction {tid} was committed where {} was expected", log.head.0);
+            tracing::warn!(start_sector = self.volumes[v].start.0, why, "the guest's journal is elsewhere");
+            self.leave(v, &why, true)?;
         }
         Ok(())
     }
@@ -87,7 +94,8 @@ impl Retainer {
             return Ok(false);
         }
         let block = self.composed(v, at, within, piece)?;
-        if !(commit_seen || log::is_commit(&block, expected) || is_later_commit(&block, expected)) {
+        let committed = log::commit_tid(&block).is_some_and(|tid| !expected.is_after(tid));
+        if !commit_seen && !committed {
             return Ok(false);
         }
         if suspended || waits_for.is_some_and(|track| self.in_flight.holds(track)) {
@@ -220,13 +228,6 @@ impl AreaView for With<'_, '_> {
         }
         self.view.block(at, scratch)
     }
-}
-
-/// Whether a block looks like the commit block of a transaction younger than the one that is expected.
-fn is_later_commit(block: &Block, expected: Tid) -> bool {
-    let Some((header, _)) = block.split_first_chunk::<12>() else { return false };
-    let tid = Tid(u32::from_be_bytes([header[8], header[9], header[10], header[11]]));
-    tid.is_after(expected) && log::is_commit(block, tid)
 }
 
 /// Whether there is no memory: the bound is reached, or the arena's tmpfs is full.

@@ -281,6 +281,16 @@ impl Retainer {
         Ok(())
     }
 
+    /// The orderly end while a guest may live that an earlier daemon served, and that has not come back: what it committed stays
+    /// retained, and the image is complete without the arena all the same, as a copy would be. Whether there is anything.
+    ///
+    /// # Errors
+    /// The disk below failed; the arena stays the truth.
+    pub fn stay(&mut self) -> Result<bool, JournalError> {
+        self.materialise()?;
+        Ok(self.volumes.iter().any(|volume| volume.log().is_some()))
+    }
+
     /// What the guest's own recovery would do, all of it: the guest is dead.
     fn recover(&mut self, v: usize) -> Result<(), JournalError> {
         let (id, start) = (self.volumes[v].id, self.volumes[v].start);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use afterimage_journal::layout::superblock::Features;
 use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
 use afterimage_journal::log::oracle::replay;
-use afterimage_journal::log::{is_commit, parse, unescape, AreaView, LogGeometry, Parsed, Transaction};
+use afterimage_journal::log::{commit_tid, parse, unescape, AreaView, LogGeometry, Parsed, Transaction};
 use afterimage_journal::{AreaBlock, Block, FsBlock, JournalError, Tid, BLOCK_BYTES};
 use proptest::prelude::*;
 
@@ -169,8 +169,7 @@ proptest! {
                 expected.remove(revoked);
             }
             let commit = AreaBlock(if found.next == log.geometry.first { log.geometry.maxlen } else { found.next.0 } - 1);
-            prop_assert!(is_commit(&log.encoder.blocks[&commit], found.tid));
-            prop_assert!(!is_commit(&log.encoder.blocks[&commit], found.tid.next()));
+            prop_assert_eq!(commit_tid(&log.encoder.blocks[&commit]), Some(found.tid));
         }
         prop_assert_eq!(end, log.encoder.at);
         prop_assert_eq!(&homes(&mut view, &found), &expected);
