@@ -130,25 +130,9 @@ impl Daemon {
     pub fn serve(options: &ServeOptions) -> Result<Daemon> {
         let folder = Workdir::new("serve")?;
         let control = folder.join("control");
-        let mut arguments = Vec::new();
-        if options.keep {
-            arguments.extend(["keep", "--restart", "--"].map(str::to_owned));
-        }
-        arguments.push("serve".to_owned());
-        let mut sockets = Vec::new();
-        for (index, image) in options.images.iter().enumerate() {
-            let socket = folder.join(format!("disk{index}.sock"));
-            arguments.push("--disk".to_owned());
-            arguments.push(format!("{},socket={}", image.display(), socket.display()));
-            sockets.push(socket);
-        }
-        arguments.extend(["--survives".to_owned(), options.survives.clone()]);
-        arguments.extend(["--queues".to_owned(), options.queues.to_string()]);
-        arguments.extend(["--control".to_owned(), control.display().to_string()]);
-        if let Some(bound) = &options.log_max {
-            arguments.extend(["--log-max".to_owned(), bound.clone()]);
-        }
-        arguments.extend(options.extra.iter().cloned());
+        let socket = |index| folder.join(format!("disk{index}.sock"));
+        let sockets: Vec<PathBuf> = (0..options.images.len()).map(socket).collect();
+        let arguments = arguments(options, &sockets, &control);
         let program = locate::product()?;
         Daemon::start(
             "afterimage",
@@ -413,6 +397,18 @@ impl Daemon {
         self.wait_ready()
     }
 
+    /// Starts the next one with other options for the same images, on the same sockets, after [`Daemon::kill`] or
+    /// [`Daemon::end`]; not under `keep`, which knows the first options only.
+    ///
+    /// # Errors
+    /// As [`Daemon::serve`].
+    pub fn restart_as(&mut self, options: &ServeOptions) -> Result<()> {
+        if let Some(control) = self.control_socket() {
+            self.arguments = arguments(options, &self.sockets, control);
+        }
+        self.restart()
+    }
+
     /// Ends it in order (SIGTERM) and waits: images closed, everything home.
     ///
     /// # Errors
@@ -434,6 +430,26 @@ impl Daemon {
         let path = folder.join(format!("{tag}.daemon.log"));
         fs::write(&path, self.log()).context(|| format!("write {}", path.display()))
     }
+}
+
+fn arguments(options: &ServeOptions, sockets: &[PathBuf], control: &Path) -> Vec<String> {
+    let mut arguments = Vec::new();
+    if options.keep {
+        arguments.extend(["keep", "--restart", "--"].map(str::to_owned));
+    }
+    arguments.push("serve".to_owned());
+    for (image, socket) in options.images.iter().zip(sockets) {
+        arguments.push("--disk".to_owned());
+        arguments.push(format!("{},socket={}", image.display(), socket.display()));
+    }
+    arguments.extend(["--survives".to_owned(), options.survives.clone()]);
+    arguments.extend(["--queues".to_owned(), options.queues.to_string()]);
+    arguments.extend(["--control".to_owned(), control.display().to_string()]);
+    if let Some(bound) = &options.log_max {
+        arguments.extend(["--log-max".to_owned(), bound.clone()]);
+    }
+    arguments.extend(options.extra.iter().cloned());
+    arguments
 }
 
 fn spawn(name: &str, program: &Path, arguments: &[String], folder: &Workdir) -> Result<Group> {

@@ -85,6 +85,14 @@ pub fn panic_now(arguments: Arguments) -> io::Result<()> {
     put("/proc/sysrq-trigger", "c")
 }
 
+/// Makes a mounted file system stop as a crash would, without the machine's.
+pub fn shut_down(mut arguments: Arguments) -> io::Result<()> {
+    let folder = fs::File::open(arguments.word("the file system's folder")?)?;
+    let commits = arguments.flag("commit")?;
+    arguments.finish()?;
+    sys::shut_down(&folder, commits)
+}
+
 /// Starts another kernel from this one. What is mounted stays mounted, as in a crash.
 pub fn kexec(mut arguments: Arguments) -> io::Result<()> {
     let kernel = fs::File::open(arguments.word("the kernel's file")?)?;

@@ -63,6 +63,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   drop-caches                         write back and forget the page cache\n\
   unbind DEVICE                       detach the virtio driver from the disk; prints the bus name\n\
   bind NAME                           attach it again\n\
+  shutdown DIR [--commit]             make the file system stop at once, as a crash would; --commit: what runs is committed before\n\
   kexec KERNEL INITRD --arguments TEXT\n\
             start another kernel at once, without writing anything back\n\
   panic                               crash the kernel at once\n\
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
         Some("drop-caches") => machine::drop_caches(arguments),
         Some("unbind") => machine::unbind(arguments),
         Some("bind") => machine::bind(arguments),
+        Some("shutdown") => machine::shut_down(arguments),
         Some("kexec") => machine::kexec(arguments),
         Some("panic") => machine::panic_now(arguments),
         Some("poweroff") => machine::power_off(arguments),

@@ -44,6 +44,22 @@ pub fn power_off() -> io::Error {
     io::Error::last_os_error()
 }
 
+/// Shuts the file system of `folder` down (EXT4_IOC_SHUTDOWN, which all have as FS_IOC_SHUTDOWN): with its running
+/// transaction committed, or as it is.
+pub fn shut_down(folder: &File, commits: bool) -> io::Result<()> {
+    const LOG_FLUSH: u32 = 1;
+    const NO_LOG_FLUSH: u32 = 2;
+    // _IOR('X', 125, __u32)
+    const SHUTDOWN: libc::c_ulong = 0x8004_587d;
+    let how: u32 = if commits { LOG_FLUSH } else { NO_LOG_FLUSH };
+    // SAFETY: the descriptor is open while `folder` is borrowed; the call reads a u32 behind the pointer.
+    if unsafe { libc::ioctl(folder.as_raw_fd(), SHUTDOWN as _, &how) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Loads a kernel for [`kexec_start`].
 pub fn kexec_load(kernel: &File, archive: &File, arguments: &CStr) -> io::Result<()> {
     let bytes = arguments.to_bytes_with_nul().len();

@@ -3,6 +3,8 @@
 //! ```text
 //!   kills     guests killed at seeded instants, and two independent oracles of what recovery has to make of it
 //!   live      guests that only looked dead
+//!   life      one image, served by one daemon after the other, each with options of its own
+//!   remount   file systems that are shut down and mounted again, while somebody uses the control socket
 //!   over      mkfs, dd, resize2fs, tune2fs, e2fsck, aborts and remounts over a retained journal
 //!   wild      scribbles over what was committed
 //!   memory    bounded, and given back
@@ -12,10 +14,12 @@
 mod cut;
 mod format;
 mod kills;
+mod life;
 mod live;
 mod memory;
 mod oracles;
 mod over;
+mod remount;
 mod rig;
 mod tree;
 mod wild;
@@ -110,6 +114,28 @@ pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
         let plan = plan_under(WINDOW, keep);
         let name = format!("retain-live-window-{name}");
         add(name, false, Box::new(move |e| live::run(e, &plan, Vmm::Uml, disturbance)));
+    }
+    for (survives, label) in [("guest-crash", ""), (WINDOW, "window-")] {
+        let (guests, mounts) = if quick { (1, 4) } else { (5, 10) };
+        for (name, plan) in remount::Plan::all(survives, guests, mounts, seed) {
+            let case = format!("retain-remount-{label}{name}");
+            let quick = label.is_empty();
+            add(case, quick, Box::new(move |evidence| remount::run(evidence, &plan)));
+        }
+    }
+    for (at, survives) in (0u64..).zip(["guest-crash", WINDOW]) {
+        let (guests, steps) = if quick { (2, 4) } else { (8, 8) };
+        let plan = Plan {
+            seed: seed.wrapping_mul(1000) + 400 + at,
+            acknowledged_max: 250,
+            ..plan_under(survives, false)
+        };
+        let case = format!("retain-life-{survives}");
+        add(
+            case,
+            survives == "guest-crash",
+            Box::new(move |evidence| life::run(evidence, &plan, guests, steps)),
+        );
     }
     let over = plan(false);
     add("retain-over".to_owned(), true, Box::new(move |e| over::run(e, &over, quick)));

@@ -118,10 +118,20 @@ impl Rig {
         }
     }
 
+    /// The next daemon, with other options: as [`Daemon::restart_as`].
+    pub fn restart_as(&mut self, setup: &Setup) -> Result<()> {
+        self.daemon.restart_as(&Rig::options(setup, &self.image, &self.arena))
+    }
+
     /// A guest on this disk.
     pub fn guest(&self, vmm: Vmm) -> GuestBuilder {
+        Rig::guest_of(&self.daemon, vmm)
+    }
+
+    /// A guest on this disk, whoever serves it.
+    pub fn guest_of(server: &Daemon, vmm: Vmm) -> GuestBuilder {
         let memory = if vmm == Vmm::Uml { 128 } else { 256 };
-        Guest::builder(vmm).disk(self.daemon.socket()).memory_mib(memory).limit(crate::lane::GUEST_LIMIT)
+        Guest::builder(vmm).disk(server.socket()).memory_mib(memory).limit(crate::lane::GUEST_LIMIT)
     }
 
     /// What the daemon says of the first file system on the disk.

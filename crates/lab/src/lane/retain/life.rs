@@ -1,0 +1,257 @@
+//! One image's life: who serves it, how, and how that ends, by turns and at random, with a guest that goes on meanwhile.
+//!
+//! ```text
+//!   guest ──acknowledged writes───────────────────────────────────────────────────────────► killed ─► the next one: every record
+//!   daemon   retain ─ killed ─ retain ─ ended ─ passthrough ─ ended ─ retain ─ killed, begun, ended ─ ...
+//!   between guests: nothing, `recover`, a daemon's whole life with nobody attached, qemu-storage-daemon for the next guest
+//! ```
+//!
+//! A daemon may refuse to serve an image without the journal that belongs to it; then it is served with it.
+
+use std::time::Duration;
+
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+
+use super::kills::{self, Plan};
+use super::rig::{judge_end, Rig, Setup};
+use crate::acks::{Allowance, Ledger, Remains, Verdict};
+use crate::daemon::{Daemon, PeerOptions};
+use crate::error::{LabError, Result};
+use crate::fsck;
+use crate::guest::{Guest, Vmm};
+use crate::lane::Evidence;
+
+/// Acknowledgements between two steps.
+const WORK: u64 = 25;
+/// QEMU looks for its daemon once a second.
+const BEFORE_RECONNECT: Duration = Duration::from_millis(700);
+
+/// What happens to the daemon while a guest is attached.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Flush,
+    Paused,
+    /// SIGKILL, and the next one.
+    Killed,
+    /// An orderly end, and the next one.
+    Ended,
+    /// SIGKILL; the next one ends in order before the guest has found it.
+    EndedEarly,
+    /// SIGKILL; the next one is killed before the guest has found it.
+    KilledEarly,
+}
+
+const STEPS: [Step; 6] =
+    [Step::Flush, Step::Paused, Step::Killed, Step::Ended, Step::EndedEarly, Step::KilledEarly];
+
+/// What happens between two guests.
+#[derive(Clone, Copy, Debug)]
+enum Between {
+    Nothing,
+    DaemonKilled,
+    Recovered,
+    EndedAlone,
+    /// The next guest is another server's.
+    Peer,
+}
+
+const BETWEEN: [Between; 5] =
+    [Between::Nothing, Between::DaemonKilled, Between::Recovered, Between::EndedAlone, Between::Peer];
+
+#[derive(Default)]
+struct Tally {
+    steps: u64,
+    acknowledged: u64,
+    refused: u64,
+    guests: u64,
+    said: Vec<String>,
+}
+
+/// Runs it: so many guests, with so many steps in each one's life.
+pub(super) fn run(evidence: &Evidence, plan: &Plan, guests: usize, steps: usize) -> Result<String> {
+    let mut rig = Rig::new(plan.setup.clone())?;
+    let mut tally = Tally::default();
+    let lived = live(evidence, plan, &mut rig, (guests, steps), &mut tally);
+    if let Err(error) = lived {
+        evidence.text("life.txt", &tally.said.join("\n"));
+        rig.save(evidence);
+        return Err(match error {
+            LabError::Broken(what) => LabError::Broken(format!(
+                "of the guest before: {what} (all that happened: {})",
+                tally.said.join(", ")
+            )),
+            other => other,
+        });
+    }
+    let Rig { daemon, image, .. } = rig;
+    daemon.stop()?;
+    fsck::clean(&image, plan.setup.format.offset_bytes())?;
+    Ok(format!(
+        "{} guests, {} changes under them, {} of them refused at first; {} acknowledged, 0 lost",
+        tally.guests, tally.steps, tally.refused, tally.acknowledged
+    ))
+}
+
+fn live(
+    evidence: &Evidence,
+    plan: &Plan,
+    rig: &mut Rig,
+    (guests, steps): (usize, usize),
+    tally: &mut Tally,
+) -> Result<()> {
+    let mut random = ChaCha8Rng::seed_from_u64(plan.seed);
+    let mut ledger: Option<Ledger> = None;
+    let mut peer: Option<Daemon> = None;
+    for round in 0..=guests {
+        let last = round == guests;
+        let script = kills::script(plan, round, !last);
+        let builder = match &peer {
+            Some(peer) => Rig::guest_of(peer, Vmm::Uml),
+            None if last => rig.guest(Vmm::Uml),
+            None => rig.guest(Vmm::Qemu).reconnect_s(1),
+        };
+        let mut guest = builder.start(&script)?;
+        let went = if last {
+            judge_end(&mut guest)
+        } else {
+            let steps = if peer.is_some() { 0 } else { steps };
+            go_through(rig, &mut guest, steps, &mut random, tally)
+        };
+        if went.is_err() {
+            evidence.note(guest.save(evidence.folder(), &format!("guest{round}")));
+        }
+        went?;
+        guest.kill();
+        guest.wait()?;
+        tally.guests += 1;
+        tally.said.push("guest killed".to_owned());
+        if let Some(ledger) = ledger.take() {
+            let verdict = Verdict::new(&ledger, &Remains::of(guest.channel())?);
+            let checked = verdict.check(Allowance::Nothing);
+            if checked.is_err() {
+                evidence.note(guest.save(evidence.folder(), &format!("guest{round}")));
+            }
+            checked?;
+            tally.acknowledged += verdict.acknowledged;
+        }
+        if last {
+            break;
+        }
+        ledger = Some(Ledger::of(guest.channel())?);
+        drop(guest);
+        if let Some(peer) = peer.take() {
+            peer.stop()?;
+            start(rig, &mut random, tally)?;
+        } else {
+            peer = between(plan, rig, round + 1 == guests, &mut random, tally)?;
+        }
+    }
+    Ok(())
+}
+
+/// A guest's life: steps, and work after each.
+fn go_through(
+    rig: &mut Rig,
+    guest: &mut Guest,
+    steps: usize,
+    random: &mut ChaCha8Rng,
+    tally: &mut Tally,
+) -> Result<()> {
+    let mut wanted = WORK;
+    for step in 0..=steps {
+        if let Err(error) = guest.wait_acknowledged(wanted) {
+            return judge_end(guest).and(Err(error));
+        }
+        if step == steps {
+            break;
+        }
+        let step = *STEPS.choose(random).unwrap_or(&Step::Flush);
+        tally.said.push(format!("{step:?}"));
+        tally.steps += 1;
+        match step {
+            Step::Flush => drop(rig.daemon.request(&json!({ "command": "flush" }))?),
+            Step::Paused => drop(rig.daemon.hold()?),
+            Step::Killed => {
+                rig.daemon.kill()?;
+                start(rig, random, tally)?;
+            }
+            Step::Ended => {
+                rig.daemon.end()?;
+                start(rig, random, tally)?;
+            }
+            Step::EndedEarly | Step::KilledEarly => {
+                rig.daemon.kill()?;
+                start(rig, random, tally)?;
+                std::thread::sleep(random.random_range(Duration::ZERO..BEFORE_RECONNECT));
+                if matches!(step, Step::EndedEarly) {
+                    rig.daemon.end()?;
+                } else {
+                    rig.daemon.kill()?;
+                }
+                start(rig, random, tally)?;
+            }
+        }
+        wanted = Ledger::of(guest.channel())?.acks.len() as u64 + WORK;
+    }
+    Ok(())
+}
+
+/// The next daemon: retaining, or not; where it refuses not to, retaining.
+fn start(rig: &mut Rig, random: &mut ChaCha8Rng, tally: &mut Tally) -> Result<()> {
+    let retaining = rig.setup.clone();
+    let passing = Setup { journal: "passthrough", ..retaining.clone() };
+    // A log below stays in use: a daemon without one would refuse the image.
+    let passing = if retaining.survives == "guest-crash" && random.random_bool(0.5) {
+        Setup { survives: "power", ..passing }
+    } else {
+        passing
+    };
+    let setup = if random.random_bool(0.4) { &passing } else { &retaining };
+    tally.said.push(format!("{} {}", setup.journal, setup.survives));
+    match rig.restart_as(setup) {
+        Err(LabError::Peer(_)) if setup.journal != retaining.journal => {
+            tally.refused += 1;
+            tally.said.push("refused".to_owned());
+            rig.restart_as(&retaining)
+        }
+        other => other,
+    }
+}
+
+fn between(
+    plan: &Plan,
+    rig: &mut Rig,
+    before_last: bool,
+    random: &mut ChaCha8Rng,
+    tally: &mut Tally,
+) -> Result<Option<Daemon>> {
+    let what = *BETWEEN.choose(random).unwrap_or(&Between::Nothing);
+    tally.said.push(format!("{what:?}"));
+    match what {
+        Between::Nothing => {}
+        Between::DaemonKilled => {
+            rig.daemon.kill()?;
+            start(rig, random, tally)?;
+        }
+        Between::Recovered => {
+            rig.daemon.kill()?;
+            rig.recover()?;
+            start(rig, random, tally)?;
+        }
+        Between::EndedAlone => {
+            rig.daemon.end()?;
+            rig.expect_alone("an orderly end with nobody attached")?;
+            start(rig, random, tally)?;
+        }
+        Between::Peer if before_last || plan.setup.survives.starts_with("power-window") => {}
+        Between::Peer => {
+            rig.daemon.end()?;
+            rig.expect_alone("an orderly end with nobody attached")?;
+            return Ok(Some(Daemon::peer(&PeerOptions::writeback(&rig.image))?));
+        }
+    }
+    Ok(None)
+}
