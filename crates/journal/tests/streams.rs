@@ -1,14 +1,24 @@
-//! Real guests' streams, recorded below their kernels, through a retained journal; at every point of interest the
-//! guest dies, the daemon dies, or only seems to, and what is left is compared with what the guest's own recovery makes of
-//! the same stream on any disk.
+//! Real guests' streams, recorded below their kernels, through a retained journal, in several queues and over a disk that completes
+//! them when it likes; at every point of interest the guest dies, the daemon dies, or only seems to, and what is left is
+//! compared with what the guest's own recovery makes of the same stream on any disk.
 //!
 //! The recordings are of User Mode Linux guests (see `tests/recordings/README.md`); `AFTERIMAGE_RECORDING` names another one.
 
 mod common;
+#[path = "hostile/below.rs"]
+#[allow(dead_code)] // It can do more than is wanted here.
+mod disk;
+#[path = "streams/queues.rs"]
+mod queues;
 
-use afterimage_journal::retain::Options;
-use common::stream::{load, recordings, send, Plain, Stream};
-use common::{at_commit, recovered, wait_for_home, Served};
+use std::sync::Arc;
+
+use afterimage_block::Disk;
+use afterimage_journal::retain::{Mutation, Options};
+use common::stream::{load, recordings, Plain, Stream};
+use common::{at_commit, recovered, wait_for_home, Memory, Served};
+use disk::{DelayedDisk, Faults};
+use queues::{Journals, Queues};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -35,23 +45,37 @@ struct Walk {
     bytes_max: u64,
     restarts: bool,
     judged: u32,
+    mutation: Option<Mutation>,
 }
 
 fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
     let mut plain = Plain::new(stream);
-    let mut served = Served::new(stream.base.clone(), how.bytes_max, (how.options)());
+    let journals = Journals::of(stream);
+    let faults: Arc<Faults> = Arc::default();
+    let (slow, seed) = (Arc::clone(&faults), how.seed);
+    let over = move |memory: Arc<Memory>| -> Arc<dyn Disk> {
+        Arc::new(DelayedDisk::new(memory, seed, Arc::clone(&faults)))
+    };
+    let (base, options) = (stream.base.clone(), (how.options)());
+    let mut served = Served::over(base, how.bytes_max, options, Arc::new(over), how.mutation);
+    let mut queues = Queues::new(served.disk());
     let mut replayed = 0;
     for (i, step) in stream.steps.iter().enumerate() {
         plain.apply(&step.op);
-        send(&mut served, &step.op);
+        queues.submit(i, step, &journals, &slow.slow, &mut rng);
         let dice = rng.random_range(0..1000);
         if how.restarts {
             match dice {
                 0..10 => served.disk().settle().unwrap(),
-                10..20 => served.restart(),
+                10..20 => {
+                    queues.detach();
+                    served.restart();
+                    queues.attach(served.disk());
+                }
                 20..24 => served.disk().make_room().unwrap(),
                 24..28 => {
+                    queues.drain();
                     served.disk().pause().unwrap();
                     let ours = recovered(served.below.bytes()).disk;
                     plain.assert_same(&ours, "a paused image's own recovery", i);
@@ -61,6 +85,7 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
             }
         }
         if rng.random_ratio(how.judged, 1000) {
+            queues.drain();
             replayed += judge(&served, &plain, i);
             if served.applies() {
                 // What is below is recovery(prefix) at any instant, without the arena.
@@ -70,6 +95,8 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
             }
         }
     }
+    queues.detach();
+    assert!(queues.overtaking > 20, "a guest that waits for everything shows nothing");
     // Unmounted: the same image, but for what stands in the journal.
     let status = served.disk().status();
     let ours = recovered(served.finish(false)).disk;
@@ -81,7 +108,14 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
 fn a_guest_may_die_anywhere() {
     for path in recordings() {
         let stream = load(&path);
-        let how = Walk { options: wait_for_home, seed: 1, bytes_max: 64 << 20, restarts: false, judged: 60 };
+        let how = Walk {
+            options: wait_for_home,
+            seed: 1,
+            bytes_max: 64 << 20,
+            restarts: false,
+            judged: 60,
+            mutation: None,
+        };
         let (replayed, status) = walk(&stream, &how);
         assert!(replayed > 0, "{}: nothing was ever in the journal", path.display());
         let classes = status.file_systems[0].classes;
@@ -98,7 +132,14 @@ fn daemons_die_and_guests_seem_to() {
         for seed in 0..2 {
             walk(
                 &stream,
-                &Walk { options: wait_for_home, seed, bytes_max: 64 << 20, restarts: true, judged: 20 },
+                &Walk {
+                    options: wait_for_home,
+                    seed,
+                    bytes_max: 64 << 20,
+                    restarts: true,
+                    judged: 20,
+                    mutation: None,
+                },
             );
         }
     }
@@ -109,24 +150,42 @@ fn memory_is_short() {
     for path in recordings() {
         let stream = load(&path);
         for (seed, bytes_max) in [(10, 64 << 10), (11, 256 << 10), (12, 1 << 20)] {
-            let how = Walk { options: wait_for_home, seed, bytes_max, restarts: true, judged: 20 };
+            let how =
+                Walk { options: wait_for_home, seed, bytes_max, restarts: true, judged: 20, mutation: None };
             let (_, status) = walk(&stream, &how);
             assert!(status.arena_used_bytes <= bytes_max);
         }
     }
 }
 
+/// Seeds, whether daemons die and pause, and memory, under `power-window`.
+const APPLIED: [(u64, bool, u64); 3] = [(20, false, 64 << 20), (21, true, 64 << 20), (22, true, 128 << 10)];
+
+fn applied((seed, restarts, bytes_max): (u64, bool, u64), mutation: Option<Mutation>) -> Walk {
+    Walk { options: at_commit, seed, bytes_max, restarts, judged: 20, mutation }
+}
+
 #[test]
 fn what_is_committed_goes_home_at_once() {
     for path in recordings() {
         let stream = load(&path);
-        for (seed, restarts, bytes_max) in
-            [(20, false, 64 << 20), (21, true, 64 << 20), (22, true, 128 << 10)]
-        {
-            let how = Walk { options: at_commit, seed, bytes_max, restarts, judged: 20 };
-            let (_, status) = walk(&stream, &how);
+        for how in APPLIED {
+            let (_, status) = walk(&stream, &applied(how, None));
             let classes = status.file_systems[0].classes;
-            assert!(restarts || classes.page_writeback_elided_bytes > 0, "{classes:?}");
+            assert!(how.1 || classes.page_writeback_elided_bytes > 0, "{classes:?}");
         }
     }
+}
+
+/// What these streams are worth: a commit that does not wait is found by the walks of [`what_is_committed_goes_home_at_once`].
+#[test]
+fn a_commit_over_a_write_that_is_under_way_is_found() {
+    let found = recordings().iter().any(|path| {
+        let stream = load(path);
+        APPLIED.into_iter().any(|how| {
+            let how = applied(how, Some(Mutation::CommitOverFlight));
+            std::panic::catch_unwind(|| walk(&stream, &how)).is_err()
+        })
+    });
+    assert!(found);
 }

@@ -13,7 +13,7 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::retain::{HomeError, HomeWriter, Options};
+use afterimage_journal::retain::{HomeError, HomeWriter, Mutation, Options};
 use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
 
 /// A disk in memory.
@@ -168,6 +168,15 @@ pub struct Served {
     folder: Arc<tempfile::TempDir>,
     bytes_max: u64,
     options: Options,
+    over: Over,
+    mutation: Option<Mutation>,
+}
+
+/// Makes a disk of memory.
+pub type Over = Arc<dyn Fn(Arc<Memory>) -> Arc<dyn Disk>>;
+
+fn at_once(memory: Arc<Memory>) -> Arc<dyn Disk> {
+    Arc::new(MediumDisk::new(memory as Arc<dyn Medium>))
 }
 
 pub fn wait_for_home() -> Options {
@@ -198,12 +207,24 @@ fn shm() -> tempfile::TempDir {
 
 impl Served {
     pub fn new(base: Vec<u8>, bytes_max: u64, options: Options) -> Self {
+        Self::over(base, bytes_max, options, Arc::new(at_once), None)
+    }
+
+    /// Over another disk, perhaps with a mistake. What becomes of copies is a disk as any.
+    pub fn over(
+        base: Vec<u8>,
+        bytes_max: u64,
+        options: Options,
+        over: Over,
+        mutation: Option<Mutation>,
+    ) -> Self {
         let folder = Arc::new(shm());
         let arena = folder.path().join("a.arena");
         let identity = ArenaIdentity { uuid: [7; 16], inode: 1, size_bytes: base.len() as u64 };
         let held = Arena::create(&arena, identity, bytes_max).unwrap();
+        let below = Memory::new(base);
         let mut served =
-            Self { below: Memory::new(base), disk: None, lane: None, arena, folder, bytes_max, options };
+            Self { below, disk: None, lane: None, arena, folder, bytes_max, options, over, mutation };
         served.open(held);
         served
     }
@@ -216,8 +237,12 @@ impl Served {
         if self.options.home.is_some() {
             self.options.home = Some(Arc::new(Now(Mutex::new(Some(Arc::clone(&self.below))))));
         }
-        let lower = Arc::new(MediumDisk::new(Arc::clone(&self.below) as Arc<dyn Medium>));
-        let disk = Arc::new(RetainDisk::open(lower, arena, self.options.clone()).unwrap());
+        let lower = (self.over)(Arc::clone(&self.below));
+        let opened = match self.mutation {
+            Some(mutation) => RetainDisk::open_mutated(lower, arena, self.options.clone(), mutation),
+            None => RetainDisk::open(lower, arena, self.options.clone()),
+        };
+        let disk = Arc::new(opened.unwrap());
         self.lane = Some(Blocking::new(disk.open_lane().unwrap()));
         self.disk = Some(disk);
     }
@@ -265,6 +290,8 @@ impl Served {
             folder,
             bytes_max: self.bytes_max,
             options: self.options.clone(),
+            over: Arc::new(at_once),
+            mutation: self.mutation,
         };
         let held = Arena::open(&opened.arena, None).unwrap();
         opened.open(held);

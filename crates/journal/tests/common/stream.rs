@@ -1,6 +1,7 @@
 //! Recorded guests, and what any disk would hold of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use afterimage_block::{Operation, Sector};
@@ -13,6 +14,19 @@ use super::{differences, layouts, recovered, replayed, Served};
 /// A change or flush that a guest asked for.
 pub struct Step {
     pub op: Op,
+    /// Steps that had been answered when it asked, and not when it asked for the one before.
+    pub answered: Vec<usize>,
+}
+
+impl Step {
+    /// The bytes that it changes.
+    pub fn range(&self) -> Range<u64> {
+        match &self.op {
+            Op::Write { offset, data, .. } => *offset..offset + data.len() as u64,
+            Op::Zero { offset, len, .. } => *offset..offset + len,
+            Op::Flush => 0..0,
+        }
+    }
 }
 
 pub struct Stream {
@@ -28,14 +42,19 @@ pub fn load(path: &Path) -> Stream {
         .expect("a recording has its guest's disk");
     let mut base = vec![0; target.bytes as usize];
     target.base.read_at(&mut base, 0);
-    let steps = recording
-        .events
-        .iter()
-        .filter_map(|e| match &e.kind {
-            EventKind::Submit { target, op, .. } if *target == id => Some(Step { op: op.clone() }),
-            _ => None,
-        })
-        .collect();
+    let (mut steps, mut answered, mut open) = (Vec::new(), Vec::new(), HashMap::new());
+    for event in &recording.events {
+        match &event.kind {
+            EventKind::Submit { target, id: request, op } if *target == id => {
+                open.insert(*request, steps.len());
+                steps.push(Step { op: op.clone(), answered: std::mem::take(&mut answered) });
+            }
+            EventKind::Complete { target, id: request, .. } if *target == id => {
+                answered.extend(open.remove(request));
+            }
+            _ => {}
+        }
+    }
     Stream { base, steps }
 }
 
