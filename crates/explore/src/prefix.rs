@@ -23,6 +23,7 @@ use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
 use rustc_hash::FxHashMap;
 
 pub(crate) use logged::{records, Logged};
+pub(crate) use order::as_taken;
 
 use crate::state::{digest, SECTOR_BYTES};
 use crate::{hash, Result};
@@ -132,6 +133,8 @@ pub(crate) struct Step<'a> {
     pub offset: u64,
     pub len: u64,
     pub submitted: usize,
+    /// The event from which on it counts: its submission, where nobody knows better.
+    pub taken: usize,
     id: u64,
     last: bool,
 }
@@ -331,7 +334,7 @@ pub(crate) fn steps<'a>(
             continue;
         }
         for (offset, len) in parts(op, part_bytes) {
-            steps.push(Step { disk, op, offset, len, submitted, id: *id, last: false });
+            steps.push(Step { disk, op, offset, len, submitted, taken: submitted, id: *id, last: false });
         }
         if let Some(step) = steps.last_mut().filter(|step| step.id == *id) {
             step.last = true;

@@ -2,10 +2,11 @@
 //! everything that is due has been done.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use afterimage_block::{Completion, Disk as _, Lane, Medium, Token};
+use afterimage_block::{Completion, Disk as _, Lane, Medium, Sector, Token};
 use afterimage_format::log::PAGE_BYTES;
 use afterimage_order::redo::{payload_bytes_max, Core};
 use afterimage_order::{Clock as _, Contract, VirtualClock};
@@ -19,12 +20,15 @@ use super::retained::Retained;
 use super::setting::{new_log, request};
 use super::tape::{Tape, TapeMedium};
 use super::{failed, LayersOptions, Replay, TURNS_MAX};
+use crate::retained::{overlap, Journals};
 use crate::{ExploreError, Result};
 
 /// The smallest record area that is accepted: room for two of the largest records of such an area, and the reserve.
 const AREA_PAGES_MIN: u64 = 8;
 /// Writes that nobody flushes become durable after this time, as in the daemon's syncer.
 const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
+/// The most events of the guest that one of its writes is late.
+const LATE_EVENTS_MAX: u32 = 60;
 /// A log to which nothing was appended for this time is emptied by halves, as in the daemon's checkpointer.
 const IDLE: Duration = Duration::from_secs(2);
 
@@ -62,6 +66,8 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
         driver.by_chance()?;
         match &event.kind {
             EventKind::Submit { target, id, op } => driver.submit(place[target], *id, op)?,
+            // A kernel need not have waited for it.
+            EventKind::Complete { id, .. } if driver.is_late(*id) => {}
             EventKind::Complete { id, .. } => driver.wait_for(*id)?,
             EventKind::Mark { text } => driver.tape.push(EventKind::Mark { text: Arc::clone(text) }),
         }
@@ -71,10 +77,28 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
     Ok(driver.finish(recording))
 }
 
+/// The bytes that a request changes.
+fn bytes_of(op: &Op) -> Range<u64> {
+    match op {
+        Op::Write { offset, data, .. } => *offset..offset + data.len() as u64,
+        Op::Zero { offset, len, .. } => *offset..offset + len,
+        Op::Flush => 0..0,
+    }
+}
+
 /// A request of the guest that has not been answered.
 struct Pending {
     disk: usize,
     op: Op,
+}
+
+/// The write that is late.
+struct LateWrite {
+    id: u64,
+    disk: usize,
+    bytes: Range<u64>,
+    /// For so many events more.
+    events: u32,
 }
 
 /// See the module.
@@ -85,6 +109,9 @@ struct Driver<'a> {
     targets: Vec<Target>,
     device: Shared,
     retained: Option<Retained>,
+    /// Where the guest's journals are, by disk; empty where they are passed through.
+    journals: Vec<Journals>,
+    late: Option<LateWrite>,
     lanes: Vec<Box<dyn Lane>>,
     /// By the guest's name for it.
     pending: HashMap<u64, Pending>,
@@ -145,6 +172,8 @@ impl<'a> Driver<'a> {
             tape,
             targets,
             device: Arc::new(Mutex::new(device)),
+            journals: retained.as_ref().map_or_else(Vec::new, |_| Journals::of(recording, disks)),
+            late: None,
             retained,
             lanes: Vec::new(),
             pending: HashMap::new(),
@@ -227,8 +256,55 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    fn is_late(&self, id: u64) -> bool {
+        self.late.as_ref().is_some_and(|late| late.id == id)
+    }
+
+    /// The late write arrives, and is answered.
+    fn end_late(&mut self) -> Result<()> {
+        let (Some(late), Some(retained)) = (self.late.take(), &self.retained) else { return Ok(()) };
+        retained.late.set(None);
+        self.wait_for(late.id)
+    }
+
+    /// The guest is about to ask for something: what a kernel would have waited for before is answered, and perhaps this
+    /// is late. Whether it is.
+    fn lateness(&mut self, disk: usize, id: u64, op: &Op) -> Result<bool> {
+        let Some(retained) = &self.retained else { return Ok(false) };
+        let (bytes, journals) = (bytes_of(op), &mut self.journals[disk]);
+        journals.see(op);
+        // A write of the same bytes comes after the one before; the journal's superblock after everything; and what completes as
+        // if flushed may be long in the log before it is answered.
+        let flushed = matches!(op, Op::Write { flushed: true, .. } | Op::Zero { flushed: true, .. });
+        let awaited = |late: &LateWrite| {
+            late.disk == disk && overlap(&late.bytes, &bytes) || journals.in_superblock(&bytes) || flushed
+        };
+        let may_be =
+            !flushed && journals.is_mounted() && !journals.in_log(&bytes) && matches!(op, Op::Write { .. });
+        let per_mille = retained.how.late;
+        if self.late.as_ref().is_some_and(awaited) {
+            self.end_late()?;
+        }
+        let one = crate::prefix::parts(op, Some(self.part_bytes)).count() == 1;
+        if self.late.is_some() || !may_be || !one || !self.device().draw(per_mille) {
+            return Ok(false);
+        }
+        let events = self.device().rng.random_range(1..LATE_EVENTS_MAX);
+        if let Some(retained) = &self.retained {
+            retained.late.set(Some((disk, Sector(bytes.start / 512))));
+        }
+        self.late = Some(LateWrite { id, disk, bytes, events });
+        Ok(true)
+    }
+
     /// What the schedule adds.
     fn by_chance(&mut self) -> Result<()> {
+        if let Some(late) = &mut self.late {
+            late.events -= 1;
+            if late.events == 0 {
+                self.end_late()?;
+            }
+        }
         let schedule = self.options.schedule;
         let mut device = lock(&self.device);
         if device.draw(schedule.early_sync) && device.running_until().is_none() {
@@ -290,12 +366,22 @@ impl<'a> Driver<'a> {
         if self.pending.values().any(|pending| pending.disk != disk) {
             self.make_room()?;
         }
+        let is_late = self.lateness(disk, id, op)?;
         self.tape.push(EventKind::Submit { target: TargetId(disk as u16), id, op: op.clone() });
         self.submitted += 1;
         self.order.insert(self.submitted, id);
         self.pending.insert(id, Pending { disk, op: op.clone() });
         self.records += crate::prefix::parts(op, Some(self.part_bytes)).count() as u64;
         self.lanes[disk].submit(request(id, op));
+        if self.late.is_some() {
+            // So it is clear what came before the late write and what after: what is not answered now waits for it.
+            self.reap_all();
+            if !is_late && *op != Op::Flush && self.pending.contains_key(&id) {
+                self.end_late()?;
+                self.wait_for(id)?;
+            }
+            return Ok(());
+        }
         let waits = *op != Op::Flush && self.device().draw(self.options.schedule.batch);
         if !waits {
             self.make_room()?;
@@ -373,6 +459,7 @@ impl<'a> Driver<'a> {
     }
 
     fn finish(mut self, source: &Recording) -> Replay {
+        // What is late arrives.
         self.lanes.clear();
         self.retained = None;
         self.device().stop();

@@ -1,21 +1,22 @@
 //! The layer that retains journals, above the redo log of a replay.
 //!
 //! ```text
-//!   driver ─► RetainDisk's lanes ─► NumberedDisk: a write is in the log when it is submitted ─► redo lanes
+//!   driver ─► RetainDisk's lanes ─► NumberedDisk: a write is in the log when it is submitted, or late ─► redo lanes
 //!                │ a transaction commits
 //!                └► Home ─► Core::try_write_set; full: the device goes on
 //! ```
 //!
 //! One thread drives everything, so whoever waits below makes the device go on instead of sleeping. Requests get their
 //! numbers in the order of their submission: a write is appended before the next request is looked at, though it may
-//! complete much later. What one dispatch would have put together is therefore not varied here.
+//! complete much later. What one dispatch would have put together is therefore not varied here. One write of the guest at a time
+//! may be late: it is under way while the guest goes on, and appended when somebody waits for it, or some events later.
 //!
 //! The arenas are files on a tmpfs: a death of the process leaves them, a power cut does not.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use afterimage_block::{
@@ -47,6 +48,8 @@ pub struct Retain {
     pub make_room: u32,
     /// The image is made complete without the arena, and the guest goes on.
     pub pause: u32,
+    /// Drawn at a write outside the journals: it is late, as long as a kernel would not wait for it.
+    pub late: u32,
     /// A planted fault: the home writes of a transaction are handed down one by one.
     pub split_sets: bool,
     /// A planted fault: the home writes of every fifth transaction are not handed down at all.
@@ -62,6 +65,7 @@ impl Default for Retain {
             quiesce: 2,
             make_room: 2,
             pause: 1,
+            late: 300,
             split_sets: false,
             forget_sets: false,
             open: None,
@@ -76,6 +80,7 @@ impl std::fmt::Debug for Retain {
             .field("quiesce", &self.quiesce)
             .field("make_room", &self.make_room)
             .field("pause", &self.pause)
+            .field("late", &self.late)
             .field("split_sets", &self.split_sets)
             .field("forget_sets", &self.forget_sets)
             .finish_non_exhaustive()
@@ -84,10 +89,25 @@ impl std::fmt::Debug for Retain {
 
 /// The disks of one process, and the arenas that outlive it.
 pub(super) struct Retained {
-    how: Retain,
+    pub how: Retain,
     folder: TempDir,
     sizes: Vec<u64>,
     disks: Vec<Arc<RetainDisk>>,
+    pub late: Late,
+}
+
+/// The write that is late, if any: its disk and first sector.
+#[derive(Clone, Default)]
+pub(super) struct Late(Arc<Mutex<Option<(usize, Sector)>>>);
+
+impl Late {
+    pub fn set(&self, write: Option<(usize, Sector)>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = write;
+    }
+
+    fn is(&self, disk: usize, sector: Sector) -> bool {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) == Some((disk, sector))
+    }
 }
 
 impl Retained {
@@ -97,7 +117,7 @@ impl Retained {
             .prefix("afterimage-explore-")
             .tempdir_in(afterimage_journal::group::JournalOptions::ARENA_FOLDER)
             .map_err(ExploreError::io("cannot make a folder for arenas"))?;
-        let retained = Self { how: how.clone(), folder, sizes, disks: Vec::new() };
+        let retained = Self { how: how.clone(), folder, sizes, disks: Vec::new(), late: Late::default() };
         for (disk, size_bytes) in retained.sizes.iter().enumerate() {
             let identity =
                 ArenaIdentity { uuid: [disk as u8 + 1; 16], inode: disk as u64 + 1, size_bytes: *size_bytes };
@@ -115,7 +135,8 @@ impl Retained {
     pub fn start(&mut self, lower: Vec<RedoDisk>, device: &Shared) -> Result<Vec<Box<dyn Lane>>> {
         let mut lanes = Vec::new();
         for (disk, lower) in lower.into_iter().enumerate() {
-            let lower = Arc::new(NumberedDisk { lower, device: Arc::clone(device) });
+            let late = self.late.clone();
+            let lower = Arc::new(NumberedDisk { lower, device: Arc::clone(device), disk, late });
             let arena = Arena::open(&self.path(disk), None).map_err(|e| failed("opening an arena", &e))?;
             let home = Home {
                 device: Arc::clone(device),
@@ -203,10 +224,12 @@ fn broken(error: &dyn std::fmt::Display) -> BlockError {
     BlockError::Failed { reason: error.to_string().into() }
 }
 
-/// A disk of the redo log whose writes have their numbers when they are submitted.
+/// A disk of the redo log whose writes have their numbers when they are submitted, but for the one that is late.
 struct NumberedDisk {
     lower: RedoDisk,
     device: Shared,
+    disk: usize,
+    late: Late,
 }
 
 impl Disk for NumberedDisk {
@@ -226,6 +249,9 @@ impl Disk for NumberedDisk {
         Ok(Box::new(NumberedLane {
             lower: self.lower.open_lane()?,
             device: Arc::clone(&self.device),
+            disk: self.disk,
+            late: self.late.clone(),
+            held: Vec::new(),
             writes: FxHashSet::default(),
             done: Vec::new(),
         }))
@@ -235,7 +261,11 @@ impl Disk for NumberedDisk {
 struct NumberedLane {
     lower: Box<dyn Lane>,
     device: Shared,
-    /// Writes that are not in the log.
+    disk: usize,
+    late: Late,
+    /// Writes that are late.
+    held: Vec<Request>,
+    /// Writes that were handed down and are not in the log.
     writes: FxHashSet<Token>,
     done: Vec<Completion>,
 }
@@ -256,8 +286,16 @@ impl NumberedLane {
     }
 }
 
-impl Lane for NumberedLane {
-    fn submit(&mut self, request: Request) {
+impl NumberedLane {
+    /// Hands down what is not late any more.
+    fn append_held(&mut self) {
+        let is_late = |request: &Request| self.late.is(self.disk, request.sector);
+        let (late, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held).into_iter().partition(is_late);
+        self.held = late;
+        due.into_iter().for_each(|request| self.append(request));
+    }
+
+    fn append(&mut self, request: Request) {
         let is_write = request.operation.is_write();
         if is_write {
             self.writes.insert(request.token);
@@ -279,21 +317,37 @@ impl Lane for NumberedLane {
         }
         self.fail_all(&broken(&"the redo log stays full whatever is brought home"));
     }
+}
+
+impl Lane for NumberedLane {
+    fn submit(&mut self, request: Request) {
+        self.append_held();
+        if request.operation.is_write() && self.late.is(self.disk, request.sector) {
+            self.held.push(request);
+        } else {
+            self.append(request);
+        }
+    }
 
     fn dispatch(&mut self) {
         self.lower.dispatch();
     }
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.append_held();
         self.look();
         completions.append(&mut self.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.lower.in_flight() + self.done.len()
+        self.held.len() + self.lower.in_flight() + self.done.len()
     }
 
+    /// Whoever waits does not wait for what is late.
     fn wait(&mut self, _also: &[BorrowedFd<'_>], _timeout: Option<Duration>) -> io::Result<()> {
+        for request in std::mem::take(&mut self.held) {
+            self.append(request);
+        }
         self.look();
         if self.done.is_empty() {
             lock(&self.device).go_on().map_err(io::Error::other)?;

@@ -6,6 +6,7 @@ use afterimage_trace::{EventKind, Recording, TargetId};
 
 use super::logged::{records, Logged};
 use super::Step;
+use crate::retained::Journals;
 
 /// Puts the steps into the log's order, those that are not in it last. They stay in the order of submission where the
 /// log's contradicts the guest's stream (a request numbered before another one that had completed before it was made),
@@ -35,6 +36,43 @@ pub(super) fn as_logged(steps: &mut Vec<Step<'_>>, recording: &Recording, log: T
     }
 }
 
+/// Puts the steps of a guest whose journals were retained into the order in which they counted. A write that was late counts from its
+/// record on, and a write to a journal that was not answered before that had waited for it; the layers' driver sees to it that
+/// nothing else is unanswered then (`layers/driver.rs`).
+pub(crate) fn as_taken(steps: &mut [Step<'_>], recording: &Recording, disks: &[TargetId], log: TargetId) {
+    let journals = Journals::of(recording, disks);
+    let completed = completions(recording);
+    let is_open = |step: &Step<'_>, event: usize| {
+        step.submitted < event && completed.get(&step.id).is_none_or(|completed| event < *completed)
+    };
+    let asked: Vec<usize> = steps.iter().map(|step| step.submitted).collect();
+    let (mut open, mut seen): (Vec<usize>, usize) = (Vec::new(), 0);
+    let mut late: Vec<(u64, usize)> = Vec::new();
+    for logged in records(recording, log) {
+        let before = asked.partition_point(|asked| *asked < logged.event);
+        open.extend(seen.min(before)..before);
+        seen = seen.max(before);
+        open.retain(|index| is_open(&steps[*index], logged.event));
+        let found = open.iter().map(|index| &steps[*index]).find(|step| {
+            (step.disk, step.offset, step.len) == (logged.disk, logged.offset, logged.len)
+                && same(step, &logged)
+        });
+        // In the log before the guest asked for anything else: it was not late.
+        let asked_since = |step: &Step<'_>| asked.partition_point(|asked| *asked <= step.submitted) < before;
+        late.extend(found.filter(|step| asked_since(step)).map(|step| (step.id, logged.event)));
+    }
+    for step in steps.iter_mut() {
+        let bytes = step.offset..step.offset + step.len;
+        if let Some((_, event)) = late.iter().find(|(id, _)| *id == step.id) {
+            step.taken = *event;
+        } else if journals[step.disk].in_log(&bytes) {
+            let waited = late.iter().filter(|(_, event)| is_open(step, *event)).map(|(_, event)| event + 1);
+            step.taken = waited.max().unwrap_or(step.submitted);
+        }
+    }
+    steps.sort_by_key(|step| (step.taken, step.submitted));
+}
+
 fn same(step: &Step<'_>, logged: &Logged) -> bool {
     match (step.data(), &logged.data) {
         (Some(data), Some(found)) => data == &found[..],
@@ -42,17 +80,18 @@ fn same(step: &Step<'_>, logged: &Logged) -> bool {
     }
 }
 
+/// The events with which requests completed.
+fn completions(recording: &Recording) -> HashMap<u64, usize> {
+    let completion = |(event, kind): (usize, &EventKind)| match kind {
+        EventKind::Complete { id, .. } => Some((*id, event)),
+        _ => None,
+    };
+    recording.events.iter().map(|entry| &entry.kind).enumerate().filter_map(completion).collect()
+}
+
 /// Whether no step stands before one that had completed before it was submitted.
 fn allowed(steps: &[Step<'_>], recording: &Recording) -> bool {
-    let completed: HashMap<u64, usize> = recording
-        .events
-        .iter()
-        .enumerate()
-        .filter_map(|(event, entry)| match entry.kind {
-            EventKind::Complete { id, .. } => Some((id, event)),
-            _ => None,
-        })
-        .collect();
+    let completed = completions(recording);
     let mut newest = 0;
     steps.iter().all(|step| {
         let late = completed.get(&step.id).is_some_and(|completed| *completed < newest);

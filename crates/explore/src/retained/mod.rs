@@ -27,6 +27,7 @@
 
 mod compare;
 mod deaths;
+mod journals;
 mod oracle;
 mod plain;
 mod side;
@@ -34,5 +35,6 @@ mod steps;
 mod trees;
 
 pub use deaths::{deaths, Death, DeathOptions};
+pub(crate) use journals::{overlap, Journals};
 pub use oracle::{Census, RetainedOracle, RetainedRecovery};
 pub use trees::Deaths;

@@ -15,7 +15,7 @@ use super::side::Side;
 use super::steps::{log_steps, LogStep};
 use crate::log_recovery::{recover, RecoveryOptions};
 use crate::own::{self, OwnRecovery};
-use crate::prefix::{change, steps, Breach, Prefixes, Step};
+use crate::prefix::{as_taken, change, steps, Breach, Prefixes, Step};
 use crate::state::{digest, Image};
 use crate::{ExploreError, Result};
 
@@ -72,7 +72,8 @@ impl RetainedOracle {
             )
         })?;
         let part_bytes = payload_bytes_max(target.bytes.saturating_sub(RECORDS_OFFSET));
-        let guest = steps(recording, &disks, Some(part_bytes));
+        let mut guest = steps(recording, &disks, Some(part_bytes));
+        as_taken(&mut guest, recording, &disks, log);
         let prefixes = Prefixes::of_steps(recording, &disks, &guest);
         let bases = disks.iter().map(|id| (*recording.targets[id.0 as usize].base).clone());
         let bases: Vec<_> = bases.collect();
@@ -91,7 +92,7 @@ impl RetainedOracle {
         while k < guest.len() {
             let submitted = guest[k].submitted;
             let count = guest[k..].iter().take_while(|step| step.submitted == submitted).count();
-            let next = guest.get(k + count).map_or(usize::MAX, |step| step.submitted);
+            let next = guest.get(k + count).map_or(usize::MAX, |step| step.taken);
             // Before the first request the daemon writes nothing that matters; it belongs to that one.
             let (mine, rest) = logged.split_at(logged.partition_point(|step| step.event < next));
             logged = rest;

@@ -1,0 +1,77 @@
+//! Where a recorded guest has its journals.
+
+use std::ops::Range;
+
+use afterimage_trace::{EventKind, Op, Recording, TargetId};
+
+use super::side::{journal_ranges, Side};
+
+/// Those of one disk, in bytes.
+pub(crate) struct Journals {
+    superblocks: Vec<Range<u64>>,
+    logs: Vec<Range<u64>>,
+    /// The journal that was written to last is in use. Programs that make or mend a file system wait for all their writes.
+    mounted: bool,
+}
+
+/// Whether two ranges have anything in common.
+pub(crate) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Journals {
+    /// As they are in the end: some guests make their file systems first.
+    pub fn of(recording: &Recording, disks: &[TargetId]) -> Vec<Self> {
+        let of_disk = |disk: &TargetId| {
+            let mut content = (*recording.targets[disk.0 as usize].base).clone();
+            for event in &recording.events {
+                match &event.kind {
+                    EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. }
+                        if target == disk =>
+                    {
+                        content.write_at(data, *offset);
+                    }
+                    EventKind::Submit { target, op: Op::Zero { offset, len, .. }, .. } if target == disk => {
+                        content.zero_at(*offset, *len);
+                    }
+                    _ => {}
+                }
+            }
+            let side = Side::new(content);
+            let bytes = |(from, to): (u64, u64)| from * 4096..to * 4096;
+            let superblock = |from: u64| from..from + 4096;
+            let logs: Vec<_> = side.layouts.iter().flat_map(journal_ranges).map(bytes).collect();
+            let superblocks = side.layouts.iter().filter_map(|layout| journal_ranges(layout).next());
+            Self {
+                superblocks: superblocks.map(|(from, _)| superblock(from * 4096)).collect(),
+                logs,
+                mounted: false,
+            }
+        };
+        disks.iter().map(of_disk).collect()
+    }
+
+    /// The guest asks for that.
+    pub fn see(&mut self, op: &Op) {
+        let Op::Write { offset, data, .. } = op else { return };
+        for superblock in &self.superblocks {
+            // `s_start`, big-endian.
+            let at = (superblock.start + 28).checked_sub(*offset).map(|at| at as usize);
+            if let Some(start) = at.and_then(|at| data.get(at..at + 4)) {
+                self.mounted = start != [0; 4];
+            }
+        }
+    }
+
+    pub fn is_mounted(&self) -> bool {
+        self.mounted
+    }
+
+    pub fn in_log(&self, bytes: &Range<u64>) -> bool {
+        self.logs.iter().any(|log| overlap(log, bytes))
+    }
+
+    pub fn in_superblock(&self, bytes: &Range<u64>) -> bool {
+        self.superblocks.iter().any(|superblock| overlap(superblock, bytes))
+    }
+}
