@@ -336,9 +336,9 @@ fn step(session: &mut Session<'_>, peer: &mut Peer, input: &mut Input<'_>, alone
         }
         8 => {
             // What a queue was given is answered sooner or later, and most of what is to be seen happens then.
-            let (answered, start) = (answers(&device().1), Instant::now());
+            let (answered, start) = (answers(device().1), Instant::now());
             let patience = Duration::from_micros(16 * u64::from(input.byte()));
-            while answers(&device().1) == answered && start.elapsed() < patience {
+            while answers(device().1) == answered && start.elapsed() < patience {
                 std::thread::yield_now();
             }
         }
