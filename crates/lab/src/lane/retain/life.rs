@@ -8,7 +8,7 @@
 //!
 //! A daemon may refuse to serve an image without the journal that belongs to it; then it is served with it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -28,6 +28,9 @@ use crate::lane::Evidence;
 const WORK: u64 = 25;
 /// QEMU looks for its daemon once a second.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(700);
+
+/// How long an image may stay locked after its daemon's end.
+const LOCKED: Duration = Duration::from_secs(5);
 
 /// What happens to the daemon while a guest is attached.
 #[derive(Clone, Copy, Debug)]
@@ -250,8 +253,19 @@ fn between(
         Between::Peer => {
             rig.daemon.end()?;
             rig.expect_alone("an orderly end with nobody attached")?;
-            return Ok(Some(Daemon::peer(&PeerOptions::writeback(&rig.image))?));
+            return peer(rig).map(Some);
         }
     }
     Ok(None)
+}
+
+/// The other server. The kernel ends a dead process's rings, and with them the locks of their files, in its own time.
+fn peer(rig: &Rig) -> Result<Daemon> {
+    let end = Instant::now() + LOCKED;
+    loop {
+        match Daemon::peer(&PeerOptions::writeback(&rig.image)) {
+            Err(LabError::Peer(_)) if Instant::now() < end => std::thread::sleep(LOCKED / 20),
+            other => return other,
+        }
+    }
 }
