@@ -11,6 +11,9 @@ pub enum JournalError {
     /// A sound structure that this code does not handle: the file system runs passthrough.
     #[error("unsupported: {0}")]
     Unsupported(String),
+    /// What is retained belongs to another image, or to an earlier state of this one.
+    #[error("{0}")]
+    Foreign(String),
     /// The disk below, or the arena's file.
     #[error(transparent)]
     Block(#[from] BlockError),

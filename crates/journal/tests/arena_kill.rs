@@ -59,6 +59,7 @@ fn record(value: u64, tail: u32) -> VolumeRecord {
         fs_uuid: u128::from(value).to_le_bytes(),
         tail: (Tid(tail), AreaBlock(!tail)),
         being_read: value % 3 == 1,
+        stamped: value % 5 == 1,
         absorbing: value % 2 == 1,
     }
 }

@@ -357,6 +357,32 @@ fn a_journal_that_goes_on_elsewhere_is_not_taken_for_one_that_is_retained() {
     }
 }
 
+fn unsound_superblock(seed: u64, mutation: Option<Mutation>) {
+    let mut guest = Guest::with(seed, 4 << 20, seed % 3 == 0, mutation);
+    guest.mount();
+    (0..5).for_each(|_| guest.commit());
+    guest.restart_over_an_unsound_superblock(seed % 2 == 0);
+    let retained = guest.retained();
+    assert!(!retained, "seed {seed}: {:?}", guest.world.status());
+    // It lives, and goes on with its journal; then it dies.
+    guest.write_tail();
+    guest.commit();
+    guest.sound_superblock();
+    guest.recover(0);
+    assert!(guest.retained(), "seed {seed}: {:?}", guest.world.status());
+    guest.world.check_end("after an unsound superblock");
+}
+
+/// The next daemon finds a superblock that does not agree with its checksum, or none: the guest gets its journal back.
+#[test]
+fn a_superblock_that_is_not_sound_at_a_restart_loses_nothing() {
+    (0..9).for_each(|seed| unsound_superblock(seed, None));
+    for seed in 0..9 {
+        let dropped = std::panic::catch_unwind(|| unsound_superblock(seed, Some(Mutation::DropUnsound)));
+        assert!(dropped.is_err(), "seed {seed}: a daemon that drops what is retained was not found out");
+    }
+}
+
 /// `tune2fs -U` on a mounted file system: it is passed through from then on, and the guest goes on with its journal, of
 /// which it believes that older transactions are still there.
 #[test]

@@ -21,7 +21,8 @@ pub struct Args {
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Go on where the redo log, or retained journals, are gone: what only they held is given up
+    /// Go on where the redo log, or retained journals, are gone, or where somebody has changed the image since: what only
+    /// they held is given up
     #[arg(long)]
     accept_loss: bool,
     /// Take the image for the redo log's though its inode or its times say otherwise: it was moved from another file

@@ -61,7 +61,8 @@ pub struct Args {
     /// Folder for the memory that outlives the daemon, on a tmpfs [default: /dev/shm]
     #[arg(long, value_name = "FOLDER")]
     pub arena: Option<PathBuf>,
-    /// Go on where retained journals are gone: what the guest had committed and not written home is given up
+    /// Go on where retained journals are gone, or belong to the image as it was before somebody changed it: what the guest
+    /// had committed and not written home is given up
     #[arg(long)]
     pub accept_loss: bool,
     /// Make everything durable whenever the guest truncates its journal (vDrive's vflush; slower)

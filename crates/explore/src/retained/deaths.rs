@@ -124,7 +124,8 @@ impl<'a> Served<'a> {
     fn open(how: &'a DeathOptions, below: Arc<Memory>, arena: PathBuf) -> Result<Self> {
         let lower: Arc<dyn Disk> = Arc::new(MediumDisk::new(Arc::clone(&below) as Arc<dyn Medium>));
         let held = Arena::open(&arena, None).map_err(|e| failed(&e))?;
-        let options = Options { home: None, drop_journal: false, vflush_at_truncation: false };
+        let options =
+            Options { home: None, drop_journal: false, accept_loss: false, vflush_at_truncation: false };
         let disk = match &how.open {
             Some(open) => open(lower, held, options),
             None => RetainDisk::open(lower, held, options),

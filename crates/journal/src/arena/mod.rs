@@ -74,6 +74,8 @@ pub struct VolumeRecord {
     pub absorbing: bool,
     /// The served superblock was read since the guest last wrote one: it may be in its own recovery.
     pub being_read: bool,
+    /// The journal's superblock on the disk bears this arena's stamp.
+    pub stamped: bool,
 }
 
 /// A file system as this process sees it.
@@ -290,6 +292,28 @@ impl Arena {
         tags::put_copy(&self.map, index, of.copy, &tags::copy_words(&record, of.generation, self.salt));
         let state = tags::state_word(of.generation, of.copy, true, self.salt);
         self.map.head(tags::record_word(index, 0)).store(state, Ordering::Release);
+    }
+
+    /// How often what was remembered under this number was forgotten: with the arena's UUID, which absorbing it is.
+    pub fn generation(&self, volume: VolumeId) -> u64 {
+        self.volumes.get(usize::from(volume.0)).map_or(0, |v| v.generation)
+    }
+
+    /// The checksum of the file system's superblock on the disk; `None` where a write of it may be under way.
+    pub fn seen(&self, volume: VolumeId) -> Option<u32> {
+        self.volumes.get(usize::from(volume.0))?;
+        let word = self.map.head(tags::record_word(volume.0.into(), tags::SEEN_WORD)).load(Ordering::Acquire);
+        (word & tags::SEEN != 0).then_some(word as u32)
+    }
+
+    /// See [`Arena::seen`]. `None` is stored before such a write begins.
+    pub fn set_seen(&mut self, volume: VolumeId, seen: Option<u32>) {
+        if usize::from(volume.0) >= VOLUMES_MAX {
+            return;
+        }
+        let word = seen.map_or(0, |check| tags::SEEN | u64::from(check));
+        self.map.head(tags::record_word(volume.0.into(), tags::SEEN_WORD)).store(word, Ordering::Release);
+        fence();
     }
 
     /// Forgets a file system and its blocks, in one store, and frees their slots.

@@ -3,13 +3,14 @@
 //! ```text
 //! header   [magic][version | check][uuid, 2 words][inode][image bytes] ; [bytes_max], alone, outside the check
 //! name     from word 16: [check << 32 | bytes][path of the image ...]: for people, who find an arena that nothing names
-//! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words]
-//! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | absorbing]
+//! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words][seen]
+//! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | stamped, being read, absorbing]
+//! seen     [1 << 32 | CRC-32C of the file system's superblock; 0 while it may be being written]
 //! tag      [sequence, 0 = free][flags << 48 | volume << 32 | block][generation][check]
 //! ```
 //!
 //! What changes in an arena that is in use changes by one store of one word: a tag's sequence, its flags, a record's
-//! state, a tail, `bytes_max`. Everything that such a word makes valid was stored before it.
+//! state, a tail, what was seen, `bytes_max`. Everything that such a word makes valid was stored before it.
 
 use super::map::{Map, PAGE, RECORD_PAGES, TAG_WORDS};
 use super::{ArenaIdentity, VolumeRecord};
@@ -31,6 +32,10 @@ const NAME_BYTES_MAX: usize = (PAGE as usize / 8 - NAME_WORD - 1) * 8;
 pub(super) const RECORD_WORDS: usize = 16;
 /// Words of one copy in a record.
 pub(super) const COPY_WORDS: usize = 5;
+/// The word of a record that holds what was seen of the file system's superblock.
+pub(super) const SEEN_WORD: usize = 1 + 2 * COPY_WORDS;
+/// The flag in that word: it is known.
+pub(super) const SEEN: u64 = 1 << 32;
 /// Volume records.
 pub(super) const RECORDS: usize = (RECORD_PAGES * PAGE) as usize / 8 / RECORD_WORDS;
 /// The flag in a tag: the block's home was written with something else.
@@ -129,7 +134,8 @@ pub(super) fn tail_word(tail: (Tid, AreaBlock)) -> u64 {
 /// A copy of a record. Its check covers all but the tail, which changes alone.
 pub(super) fn copy_words(record: &VolumeRecord, generation: u64, salt: u32) -> [u64; COPY_WORDS] {
     let [low, high] = two_words(record.fs_uuid);
-    let flags = u64::from(record.being_read) << 1 | u64::from(record.absorbing);
+    let flags =
+        u64::from(record.stamped) << 2 | u64::from(record.being_read) << 1 | u64::from(record.absorbing);
     let found = check(salt, &[record.start_sector, low, high, flags, generation]);
     [tail_word(record.tail), record.start_sector, low, high, u64::from(found) << 32 | flags]
 }
@@ -153,6 +159,7 @@ pub(super) fn read_record(words: &[u64], salt: u32) -> Option<(u64, usize, Optio
         tail: (Tid((copy_found[0] >> 32) as u32), AreaBlock(copy_found[0] as u32)),
         absorbing: copy_found[4] & 1 == 1,
         being_read: copy_found[4] >> 1 & 1 == 1,
+        stamped: copy_found[4] >> 2 & 1 == 1,
     };
     (copy_words(&record, generation, salt)[..] == *copy_found).then_some((generation, copy, Some(record)))
 }

@@ -1,6 +1,6 @@
 //! Why a group's journals cannot be retained, or given up.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use afterimage_block::BlockError;
 
@@ -66,6 +66,20 @@ pub enum RetainError {
         /// The arena.
         arena: PathBuf,
     },
+    /// The arena belongs to another state of the image.
+    #[error(
+        "{image} is not as it was left: {why}; what its guest had committed is still retained in {arena} and belongs to the \
+         image as it was: put that one back, or give up what is retained with --accept-loss and check the file systems",
+        image = .image.display(), arena = .arena.display()
+    )]
+    Foreign {
+        /// The image.
+        image: PathBuf,
+        /// The arena.
+        arena: PathBuf,
+        /// What differs.
+        why: String,
+    },
     /// No place for the state file.
     #[error(
         "{image} is a block device: its journals cannot be retained, because beside it there is no place for a state file \
@@ -96,4 +110,16 @@ pub enum RetainError {
     /// The group.
     #[error(transparent)]
     Block(#[from] BlockError),
+}
+
+impl RetainError {
+    /// An error of retention of an image, with the names that it needs.
+    pub(crate) fn of(error: JournalError, image: &Path, arena: &Path) -> Self {
+        match error {
+            JournalError::Foreign(why) => {
+                Self::Foreign { image: image.to_owned(), arena: arena.to_owned(), why }
+            }
+            other => Self::Journal(other),
+        }
+    }
 }

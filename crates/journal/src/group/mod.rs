@@ -450,6 +450,7 @@ fn join(
     let options = Options {
         home,
         drop_journal: journal.drop_journal,
+        accept_loss: journal.accept_loss,
         vflush_at_truncation: journal.vflush_at_truncation,
     };
     let wanted = State { contract: contract.to_string(), ..state.clone() };
@@ -459,7 +460,8 @@ fn join(
         fresh.state_written = true;
         wanted.write(&state_path)?;
     }
-    let disk = Arc::new(RetainDisk::open(Arc::clone(lower), arena, options)?);
+    let named = |error| RetainError::of(error, &image, &wanted.arena);
+    let disk = Arc::new(RetainDisk::open(Arc::clone(lower), arena, options).map_err(named)?);
     if later {
         // Opening settled what an earlier daemon left.
         group.flush()?;

@@ -18,4 +18,8 @@ impl HomeWriter for WindowHome {
             afterimage_order::HomeError::Block(e) => HomeError::Block(e),
         })
     }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        self.0.atomic_bytes_max()
+    }
 }

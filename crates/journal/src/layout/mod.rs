@@ -214,6 +214,11 @@ pub fn places(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Sector>,
     Ok(partition::Table::read(source, disk_sectors)?.partitions.iter().map(|p| p.start).collect())
 }
 
+/// The UUID of the ext4 whose first block this is, where it has one by its magic number.
+pub fn ext4_uuid(head: &Block) -> Option<[u8; 16]> {
+    ext4::Superblock::sniff(head).map(|superblock| superblock.s_uuid)
+}
+
 /// The same finding, passed through where one of the others has its blocks.
 fn unless_overlapping(candidate: Found, others: &[Found]) -> Found {
     let Found::FileSystem(layout) = &candidate else { return candidate };

@@ -56,7 +56,9 @@ pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Opti
             let (uuid, why) = (Some(superblock.s_uuid), foreign.unwrap_or(why));
             Ok(seen(Found::Passthrough { start, uuid, why, journal }))
         }
-        Err(full @ JournalError::Full { .. }) => unreachable!("nothing is retained while looking: {full}"),
+        Err(other @ (JournalError::Full { .. } | JournalError::Foreign(_))) => {
+            unreachable!("nothing is retained while looking: {other}")
+        }
     }
 }
 

@@ -65,7 +65,7 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
         Err(e) => return Err(e.into()),
     };
     report.state = Some(state.clone());
-    report.problem = match look(&image, &state) {
+    report.problem = match look(&image, &state, false) {
         Ok(Looked::InUse) => {
             report.in_use = true;
             None
@@ -79,6 +79,7 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
             None
         }
         Err(Problem::Gone(why) | Problem::Other(why)) => Some(why),
+        Err(Problem::Foreign(why)) => Some(why.to_string()),
     };
     Ok(Some(report))
 }
@@ -95,6 +96,8 @@ enum Looked {
 enum Problem {
     /// The arena is not there, or damaged: as `serve` sees it, it is gone.
     Gone(String),
+    /// The arena belongs to another state of the image.
+    Foreign(RetainError),
     /// Anything else.
     Other(String),
 }
@@ -106,7 +109,7 @@ impl<E: std::error::Error> From<E> for Problem {
 }
 
 /// Recovers into memory.
-fn look(image: &Path, state: &State) -> Result<Looked, Problem> {
+fn look(image: &Path, state: &State, accept_loss: bool) -> Result<Looked, Problem> {
     if state_file::ImageIdentity::of(image)? != Some(state.image) {
         return Err(Problem::Other(format!(
             "the state file belongs to another image (inode {}, {} bytes)",
@@ -129,15 +132,21 @@ fn look(image: &Path, state: &State) -> Result<Looked, Problem> {
         .map_err(|e| Problem::Other(format!("cannot open {}: {e}", image.display())))?;
     let overlay = Arc::new(overlay::Overlay::new(medium));
     let disk = MediumDisk::new(Arc::clone(&overlay) as Arc<dyn afterimage_block::Medium>);
-    let mut retainer = Retainer::open_unsettled(&disk, arena, plain_options())?;
+    let mut retainer =
+        Retainer::open_unsettled(&disk, arena, plain_options(accept_loss)).map_err(|error| {
+            match RetainError::of(error, image, &state.arena) {
+                foreign @ RetainError::Foreign { .. } => Problem::Foreign(foreign),
+                other => Problem::from(other),
+            }
+        })?;
     let status = retainer.status();
     retainer.finish(false)?;
     Ok(Looked::Free(status, overlay.written_bytes()))
 }
 
 /// Home writes are plain ones: what makes them atomic has been recovered before.
-fn plain_options() -> Options {
-    Options { home: None, drop_journal: false, vflush_at_truncation: false }
+fn plain_options(accept_loss: bool) -> Options {
+    Options { home: None, drop_journal: false, accept_loss, vflush_at_truncation: false }
 }
 
 /// A copy in memory, holes and all; `None` where a daemon has the arena open.
@@ -173,7 +182,8 @@ fn copy_arena(path: &Path) -> io::Result<Option<File>> {
 
 /// Brings what is retained of an image home and removes state file and arena: the image is a plain raw file then. `None`
 /// where nothing is retained. A redo log must have been brought home before. With `dry_run` nothing is changed. With
-/// `accept_loss` a state file whose arena is gone is removed.
+/// `accept_loss` a state file whose arena is gone is removed, and what is retained of a file system that somebody else has
+/// changed is given up.
 ///
 /// # Errors
 /// See [`RetainError`]; what is retained stays.
@@ -200,12 +210,18 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
         (Err(e), _) => return Err(e),
     };
     report.arena = Some(state.arena.clone());
-    match look(&image, &state) {
+    let mut looked = look(&image, &state, false);
+    if accept_loss && matches!(looked, Err(Problem::Foreign(_))) {
+        report.lost = true;
+        looked = look(&image, &state, true);
+    }
+    match looked {
         Ok(Looked::Free(status, written_bytes)) => report.found(&status, written_bytes),
         Ok(Looked::InUse) => {
             let busy = io::Error::new(io::ErrorKind::ResourceBusy, "another process has it open");
             return Err(JournalError::io(format!("opening the arena {}", state.arena.display()), busy).into());
         }
+        Err(Problem::Foreign(e)) => return Err(e),
         Err(Problem::Gone(why) | Problem::Other(why)) => return Err(JournalError::Corrupt(why).into()),
     }
     if dry_run {
@@ -214,7 +230,8 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
     let arena = Arena::open(&state.arena, Some(state.arena_identity()))?;
     let group =
         Group::open(vec![opened], GroupOptions::new(Contract::GuestCrash)).map_err(RetainError::Group)?;
-    let mut retainer = Retainer::open(&*group.disks()[0], arena, plain_options())?;
+    let mut retainer = Retainer::open(&*group.disks()[0], arena, plain_options(accept_loss))
+        .map_err(|e| RetainError::of(e, &image, &state.arena))?;
     retainer.finish(false)?;
     drop(retainer);
     group.close()?;

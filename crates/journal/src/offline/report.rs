@@ -164,7 +164,7 @@ impl fmt::Display for RecoverReport {
         let image = self.image.display();
         if self.lost {
             let would = if self.dry_run { "would give" } else { "gave" };
-            return write!(f, "{image}: {would} up retained journals whose arena is gone");
+            return write!(f, "{image}: {would} up retained journals that are gone, or another state's");
         }
         let would = if self.dry_run { "would write" } else { "wrote" };
         write!(f, "{image}: {would} {} bytes of retained journals home", self.written_bytes)?;

@@ -235,7 +235,7 @@ fn is_full(error: &JournalError) -> bool {
     match error {
         JournalError::Full { .. } => true,
         JournalError::Block(e) => e.kind() == ErrorKind::NoSpace,
-        JournalError::Corrupt(_) | JournalError::Unsupported(_) => false,
+        JournalError::Corrupt(_) | JournalError::Unsupported(_) | JournalError::Foreign(_) => false,
     }
 }
 

@@ -33,6 +33,11 @@ pub trait HomeWriter: Send + Sync {
     /// # Errors
     /// See [`HomeError`].
     fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError>;
+
+    /// The largest set that is taken, in bytes of its blocks.
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 /// A synchronous way into the lower disk.

@@ -86,7 +86,9 @@ impl Retainer {
         self.volumes[v].classes.checkpoints += 1;
         for batch in ready.chunks(BATCH_BLOCKS) {
             let contents = self.contents(v, batch)?;
+            self.home_begins(v, batch);
             self.below.write_blocks(batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
+            self.home_ends(v, batch)?;
             for tuple in batch {
                 self.set_state(v, tuple.home, VersionState::Home);
             }
@@ -211,6 +213,7 @@ impl Retainer {
         self.write_through(v)?;
         if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
             self.below.sync()?;
+            self.set_stamped(v, false);
             self.below.write(sector, superblock.bytes())?;
             self.below.sync()?;
         }
@@ -251,6 +254,7 @@ impl Retainer {
             self.write_through(v)?;
             self.below.sync()?;
             if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
+                self.set_stamped(v, false);
                 self.below.write(sector, superblock.bytes())?;
                 self.below.sync()?;
             }
@@ -303,12 +307,18 @@ impl Retainer {
                     super::errors::keep_errors(content, &on_disk);
                 }
             }
+            self.home_begins(v, batch);
             self.below.write_blocks(batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
+            self.home_ends(v, batch)?;
         }
         self.below.sync()?;
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
-        let (superblock, next) = (log.superblock.clone(), log.head.0.next());
-        self.mark_empty(v, &superblock, next)?;
+        let empty = log.superblock.with_tail(log.head.0.next(), None);
+        if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
+            self.set_stamped(v, false);
+            self.below.write(sector, empty.bytes())?;
+            self.below.sync()?;
+        }
         self.volumes[v].classes.checkpoint_blocks += tuples.len() as u64;
         self.disarm(v, "recovered: waiting for the next mount");
         if let Phase::Armed { .. } = self.volumes[v].phase {

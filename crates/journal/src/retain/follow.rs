@@ -130,8 +130,9 @@ impl Retainer {
         let contents = self.contents(v, &tuples)?;
         let start = self.volumes[v].start;
         let blocks: Vec<_> = tuples.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)).collect();
+        self.home_begins(v, &tuples);
         match self.below.write_home(&blocks) {
-            Ok(()) => {}
+            Ok(()) => self.home_ends(v, &tuples)?,
             Err(HomeError::Block(e)) => return Err(e.into()),
             Err(e @ HomeError::TooLarge { .. }) => return self.leave(v, &e.to_string(), true),
         }

@@ -6,7 +6,7 @@ use super::superblock_write::new_log;
 use super::volume::{byte_of, LeftJournal, Phase, Position, Volume};
 use super::{Classes, Retainer};
 use crate::area::VersionState;
-use crate::arena::{VolumeId, VOLUMES_MAX};
+use crate::arena::{VolumeRecord, VOLUMES_MAX};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::layout::superblock::JournalSuperblock;
@@ -124,7 +124,7 @@ impl Retainer {
     }
 
     /// The volume that begins there, made where there is none.
-    fn volume_at(&mut self, start: Sector) -> usize {
+    pub(super) fn volume_at(&mut self, start: Sector) -> usize {
         if let Some(v) = self.volumes.iter().position(|v| v.start == start) {
             return v;
         }
@@ -198,39 +198,19 @@ impl Retainer {
         Ok(superblock.and_then(|s| Some((s.sequence(), s.start()?))))
     }
 
-    /// Goes on where an earlier daemon stopped: the arena's logs are read again from their tails.
-    pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
-        for (id, record) in self.arena.volumes() {
-            let here = self.volumes.iter().position(|v| v.id == id && v.start.0 == record.start_sector);
-            let superblock = self.arena.get(id, AreaBlock(0)).map(JournalSuperblock::parse);
-            match (here, superblock) {
-                (Some(v), Some(Ok(superblock))) if record.absorbing => {
-                    self.resume(v, superblock, record.tail)?
-                }
-                _ => self.abandon(id),
-            }
-        }
-        Ok(())
-    }
-
-    fn resume(
+    /// Goes on where an earlier daemon stopped: the arena's log is read again from its tail. `doubt`: why it is handed back to
+    /// the guest all the same.
+    pub(super) fn resume(
         &mut self,
         v: usize,
         superblock: JournalSuperblock,
-        tail: Position,
+        record: VolumeRecord,
+        doubt: Option<String>,
     ) -> Result<(), JournalError> {
         let volume = &mut self.volumes[v];
         let id = volume.id;
-        let record = self.arena.volume(id).unwrap_or_default();
-        let Phase::Armed { layout, .. } = &volume.phase else {
-            self.abandon(id);
-            return Ok(());
-        };
-        if layout.uuid != record.fs_uuid || superblock.maxlen() > layout.journal_blocks() {
-            self.abandon(id);
-            return Ok(());
-        }
-        let mut log = new_log(layout.clone(), superblock, tail);
+        let Phase::Armed { layout, .. } = &volume.phase else { return Ok(()) };
+        let mut log = new_log(layout.clone(), superblock, record.tail);
         // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
         log.on_disk = volume.clamp.take().is_some();
         log.being_read = record.being_read;
@@ -242,6 +222,11 @@ impl Retainer {
         if let Some(log) = self.volumes[v].log_mut() {
             log.resuming = false;
         }
+        if let Some(why) = doubt {
+            return self.leave(v, &why, true);
+        }
+        let (at, length) = self.volumes[v].superblock_range();
+        self.note_superblocks(at, length)?;
         if self.below.applies() {
             self.reapply(v)?;
         }
@@ -273,14 +258,6 @@ impl Retainer {
         }
         let tuples = self.area.recover(id, false);
         self.apply(v, &tuples)
-    }
-
-    fn abandon(&mut self, id: VolumeId) {
-        tracing::warn!(
-            volume = id.0,
-            "what was retained belongs to a file system that is no longer there: dropped"
-        );
-        self.arena.clear_volume(id);
     }
 
     /// Whether a range holds anything that [`Retainer::rests_on`] compares.

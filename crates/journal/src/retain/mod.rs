@@ -24,6 +24,7 @@ mod follow;
 pub mod fuzz;
 mod home;
 mod inflight;
+mod known;
 mod learn;
 mod mutation;
 mod passed;
@@ -62,6 +63,8 @@ pub struct Options {
     pub home: Option<Arc<dyn HomeWriter>>,
     /// Journal writes are dropped, not retained: what retention is measured against. Loses data when a guest dies.
     pub drop_journal: bool,
+    /// What is retained of a file system that somebody else has changed is given up, not a reason to refuse.
+    pub accept_loss: bool,
     /// When the guest moves its journal's tail, everything is made durable first (vDrive's vflush at truncation).
     pub vflush_at_truncation: bool,
 }
@@ -71,6 +74,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("home", &self.home.is_some())
             .field("drop_journal", &self.drop_journal)
+            .field("accept_loss", &self.accept_loss)
             .field("vflush_at_truncation", &self.vflush_at_truncation)
             .finish()
     }

@@ -22,6 +22,8 @@ pub enum Mutation {
     SkipDisown,
     /// A version that is replaced by a newer one stays.
     KeepOldest,
+    /// What is retained is dropped where its file system is not sound at a restart. The hostile guests' tests find it, too.
+    DropUnsound,
     /// Transactions are given up while the guest may be in its own recovery.
     ReleaseInRecovery,
     /// A commit under `power-window` does not wait for what is being written home.

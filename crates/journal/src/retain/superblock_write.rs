@@ -10,7 +10,7 @@ use super::write::Part;
 use super::{Mutation, Retainer, View};
 use crate::arena::VolumeRecord;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Tid, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, Tid, BLOCK_BYTES};
 use crate::layout::superblock::{Features, JournalSuperblock};
 use crate::layout::Layout;
 use crate::log::LogGeometry;
@@ -230,6 +230,7 @@ impl Retainer {
         if !self.mutated(Mutation::SkipMarkEmpty) {
             self.mark_empty(v, superblock, superblock.sequence())?;
         }
+        let stamped = !self.mutated(Mutation::SkipMarkEmpty);
         let volume = &mut self.volumes[v];
         let record = VolumeRecord {
             start_sector: volume.start.0,
@@ -237,13 +238,17 @@ impl Retainer {
             tail: log.tail,
             absorbing: true,
             being_read: false,
+            stamped,
         };
         if usize::from(id.0) >= crate::arena::VOLUMES_MAX {
             return Ok(false);
         }
+        self.arena.set_seen(id, None);
         self.arena.set_volume(id, record);
         self.area.init(id, BLOCK_BYTES)?;
-        match self.arena.store(id, AreaBlock(0), &mut |slot| slot.copy_from_slice(superblock.bytes())) {
+        let remembered = self.remember_journal(id, &log.layout);
+        let first = &mut |slot: &mut Block| slot.copy_from_slice(superblock.bytes());
+        match remembered.and_then(|()| self.arena.store(id, AreaBlock(0), first)) {
             Ok(()) => {}
             Err(error) => {
                 // No memory for even one block, or more file systems than an arena takes.
@@ -255,14 +260,17 @@ impl Retainer {
                 return Ok(false);
             }
         }
+        let volume = &mut self.volumes[v];
         tracing::info!(start_sector = volume.start.0, tid = superblock.sequence().0, "retaining a journal");
         volume.clamp = None;
         volume.phase = Phase::Absorbing(Box::new(log));
+        let (at, length) = volume.superblock_range();
+        self.note_superblocks(at, length)?;
         self.changed();
         Ok(true)
     }
 
-    /// Makes the journal on the disk say, durably, that it is empty.
+    /// Makes the journal on the disk say, durably, that it is empty, and whose it is.
     pub(super) fn mark_empty(
         &mut self,
         v: usize,
@@ -270,8 +278,11 @@ impl Retainer {
         sequence: Tid,
     ) -> Result<(), JournalError> {
         let Some(sector) = self.area_sector(v, AreaBlock(0)) else { return Ok(()) };
-        self.below.write(sector, superblock.with_tail(sequence, None).bytes())?;
+        let mut block = *superblock.with_tail(sequence, None).bytes();
+        self.stamp(self.volumes[v].id).put(&mut block);
+        self.below.write(sector, &block)?;
         self.below.sync()?;
+        self.set_stamped(v, true);
         if let Some(log) = self.volumes[v].log_mut() {
             log.disk_sequence = sequence;
             log.on_disk = false;

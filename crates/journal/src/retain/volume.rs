@@ -126,6 +126,12 @@ impl Volume {
         (Sector(self.start.0 + 2), 2)
     }
 
+    /// Whether a range touches its superblock.
+    pub(super) fn superblock_overlaps(&self, sector: Sector, sectors: u64) -> bool {
+        let (at, length) = self.superblock_range();
+        sector.0 < at.0 + length && at.0 < sector.0 + sectors
+    }
+
     /// The first sector of the journal superblock that is not to be written as it comes, where nothing is absorbed.
     pub(super) fn guarded_superblock(&self) -> Option<Sector> {
         match &self.phase {

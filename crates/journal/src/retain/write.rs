@@ -180,6 +180,7 @@ impl Retainer {
         let known = self.volumes.iter().any(|v| v.layout().is_some());
         // What is written over something that is not known yet may change it again.
         let look_again = look_again || self.in_flight.looks_at(sector, sectors);
+        self.forget_superblocks(sector, sectors);
         (known || look_again).then(|| self.in_flight.add(sector, sectors, matches, look_again))
     }
 
@@ -203,6 +204,7 @@ impl Retainer {
             }
             return Ok(());
         }
+        self.note_superblocks(flying.sector, flying.sectors)?;
         self.arrived(&flying);
         if flying.look_again {
             self.look_after_write()?;

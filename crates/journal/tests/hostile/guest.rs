@@ -90,6 +90,7 @@ pub struct Guest {
     mounted: bool,
     pub(super) homes: Range<u64>,
     uuid: u8,
+    superblock_before: Vec<u8>,
 }
 
 impl Guest {
@@ -146,6 +147,7 @@ impl Guest {
             mounted: false,
             homes,
             uuid: 1,
+            superblock_before: Vec::new(),
         }
     }
 
@@ -544,6 +546,29 @@ impl Guest {
             self.write_home(home, &content[..]);
         }
         self.world.drain();
+    }
+
+    /// The superblock on the disk loses its checksum, or all of it, in a write of the guest that has arrived when the daemon dies,
+    /// and the daemon has not seen that it has.
+    pub fn restart_over_an_unsound_superblock(&mut self, whole: bool) {
+        self.world.drain();
+        let at = START + 2;
+        let superblock = self.world.read(at, 2);
+        let mut torn = superblock.clone();
+        // s_mnt_count, which changes in ordinary use.
+        torn[0x34] ^= 1;
+        self.world.write(at, &torn);
+        match whole {
+            true => self.world.restart_after(at, &[0; 1024]),
+            false => self.world.restart(),
+        }
+        self.superblock_before = superblock;
+    }
+
+    /// The superblock gets the checksum that it should have.
+    pub fn sound_superblock(&mut self) {
+        let superblock = std::mem::take(&mut self.superblock_before);
+        self.world.write(START + 2, &superblock);
     }
 
     /// The tail as the guest has it.

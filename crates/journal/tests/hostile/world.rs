@@ -141,7 +141,12 @@ impl World {
         let home: Option<Arc<dyn HomeWriter>> =
             if self.applies { Some(Arc::new(Now(Arc::clone(memory)))) } else { None };
         let lower = DelayedDisk::new(Arc::clone(memory), self.seed + self.token, Arc::clone(&self.faults));
-        let options = Options { home, drop_journal: false, vflush_at_truncation: self.seed % 2 == 1 };
+        let options = Options {
+            home,
+            drop_journal: false,
+            accept_loss: false,
+            vflush_at_truncation: self.seed % 2 == 1,
+        };
         let lower = Arc::new(lower);
         let opened = match self.mutation {
             Some(mutation) => RetainDisk::open_mutated(lower, arena, options, mutation),
@@ -454,6 +459,22 @@ impl World {
         self.drain();
         self.lanes.clear();
         self.disk = None;
+        self.open(Arena::open(&self.arena, None).unwrap());
+    }
+
+    /// As [`World::restart`], but a write has arrived on the disk, and the daemon dies before it sees that.
+    pub fn restart_after(&mut self, sector: u64, bytes: &[u8]) {
+        self.drain();
+        let mut disk = self.memory.bytes();
+        disk[sector as usize * 512..][..bytes.len()].copy_from_slice(bytes);
+        let write = Operation::Write { flushed: false };
+        let token = self.submit(0, write, sector, bytes.len() as u64 / 512, bytes);
+        let arena = std::fs::read(&self.arena).unwrap();
+        self.wait_for(token);
+        self.lanes.clear();
+        self.disk = None;
+        self.memory.write_at(&disk, 0).unwrap();
+        std::fs::write(&self.arena, arena).unwrap();
         self.open(Arena::open(&self.arena, None).unwrap());
     }
 

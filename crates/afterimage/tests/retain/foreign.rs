@@ -1,0 +1,145 @@
+//! An image that somebody else changed while nobody served it: what is retained does not go over it.
+
+use super::*;
+
+/// What every refusal says.
+const PARTS: [&str; 4] = ["a.img", "is not as it was left", "still retained in", "--accept-loss"];
+
+type Change = fn(&Path, &[u8]);
+
+/// Over what an image holds, in place.
+fn put(image: &Path, bytes: &[u8]) {
+    fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(bytes, 0).unwrap();
+}
+
+/// A backup that is put back in place, and programs that work on the image itself.
+const CHANGES: [(&str, Change); 5] = [
+    ("a backup from before the mount", |image, backup| {
+        put(image, backup);
+    }),
+    ("zeroes", |image, backup| put(image, &vec![0; backup.len()])),
+    ("e2fsck", |image, _| {
+        e2fs("e2fsck", &["-fp"], image);
+    }),
+    ("tune2fs", |image, _| {
+        e2fs("tune2fs", &["-L", "other"], image);
+    }),
+    ("debugfs", |image, _| {
+        e2fs("debugfs", &["-w", "-R", "mkdir there"], image);
+    }),
+];
+
+#[test]
+fn an_image_that_was_changed_is_refused_and_loses_nothing() {
+    for (what, change) in CHANGES {
+        let (dir, mut journal) = place();
+        let image = dir.path().join("a.img");
+        let backup = fs::read(&image).unwrap();
+        let daemon = serve(dir.path(), &CRASH);
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        daemon.kill();
+        let right = fs::read(&image).unwrap();
+        change(&image, &backup);
+
+        let before = fs::read(&image).unwrap();
+        assert!(before != right, "{what} changes nothing");
+        eprintln!("{what}");
+        refused(dir.path(), &[&["serve"][..], &CRASH].concat(), 1, &PARTS);
+        refused(dir.path(), &["recover", "a.img"], 1, &PARTS);
+        refused(dir.path(), &["recover", "--dry-run", "a.img"], 1, &PARTS);
+        let inspected = json(dir.path(), &["inspect", "--json", "a.img"]);
+        let problem = inspected["retained"][0]["problem"].as_str().unwrap_or_default();
+        assert!(problem.contains(PARTS[1]), "{what}: {inspected}");
+        common::assert_unsound(dir.path());
+        assert!(fs::read(&image).unwrap() == before, "{what}: a refusal changes nothing");
+
+        // With the image as it was nothing is lost.
+        put(&image, &right);
+        let daemon = serve(dir.path(), &CRASH);
+        assert_filled(&connect(dir.path()).read(journal.free * BLOCK, BLOCK as usize), 7);
+        daemon.kill();
+    }
+}
+
+#[test]
+fn a_changed_image_is_served_or_recovered_as_it_is_once_the_loss_is_accepted() {
+    for serves in [true, false] {
+        let (dir, journal) = died(&CRASH);
+        let image = dir.path().join("a.img");
+        e2fs("tune2fs", &["-L", "other"], &image);
+        let before = fs::read(&image).unwrap();
+        if serves {
+            let daemon = serve(dir.path(), &[&CRASH[..], &["--accept-loss"]].concat());
+            assert_eq!(file_system(dir.path())["mode"], "waiting");
+            let errors = daemon.terminate();
+            assert!(errors.contains("given up"), "{errors}");
+        } else {
+            let words = succeeds(dir.path(), &["recover", "--dry-run", "--accept-loss", "a.img"]);
+            assert!(words.contains("would give up"), "{words}");
+            assert!(dir.path().join("a.img.state").exists());
+            succeeds(dir.path(), &["recover", "--accept-loss", "a.img"]);
+        }
+        assert_eq!(names(&dir.path().join("arena")), [""; 0]);
+        assert!(!dir.path().join("a.img.state").exists());
+        assert!(fs::read(&image).unwrap() == before, "nothing of the other state went home");
+        assert_filled(&block(dir.path(), journal.free), 0);
+    }
+}
+
+/// What the daemon and its guest do themselves is nobody else's change, wherever the daemon dies.
+#[test]
+fn ones_own_writes_are_no_foreign_change() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = place();
+        let mut daemon = serve(dir.path(), args);
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        for round in 0..6 {
+            match round {
+                // The superblock, as ext4 writes it now and then, and one that is on its way.
+                0 => {
+                    let mut superblock = guest.read(0, BLOCK as usize);
+                    superblock[1024 + 0x34] ^= 1;
+                    guest.write(0, &superblock);
+                }
+                // As a committed version, which goes home later.
+                1 => {
+                    let superblock = guest.read(0, BLOCK as usize);
+                    assert_eq!(superblock[1024 + 0x38..][..2], [0x53, 0xef]);
+                }
+                2 => drop(succeeds(dir.path(), &["ctl", "c", "pause", "--", "true"])),
+                3 => drop(succeeds(dir.path(), &["ctl", "c", "flush"])),
+                4 => nix::unistd::sync(),
+                _ => {}
+            }
+            daemon.kill();
+            daemon = serve(dir.path(), args);
+            assert_eq!(file_system(dir.path())["mode"], "retain", "round {round}");
+            guest = connect(dir.path());
+            assert_filled(&guest.read(journal.free * BLOCK, BLOCK as usize), 7);
+        }
+        leave(dir.path(), guest);
+        daemon.terminate();
+        assert_filled(&block(dir.path(), journal.free), 7);
+    }
+}
+
+/// A copy that a pause made complete needs no arena; put back later, it is another state of the image.
+#[test]
+fn a_copy_of_a_pause_that_is_put_back_is_refused() {
+    let (dir, mut journal) = place();
+    let image = dir.path().join("a.img");
+    let daemon = serve(dir.path(), &CRASH);
+    let mut guest = connect(dir.path());
+    journal.mount(&mut guest);
+    journal.commit(&mut guest, journal.free, 7);
+    succeeds(dir.path(), &["ctl", "c", "pause", "--", "cp", "a.img", "copy"]);
+    journal.commit(&mut guest, journal.free, 8);
+    daemon.kill();
+    let copy = fs::read(dir.path().join("copy")).unwrap();
+    put(&image, &copy);
+    refused(dir.path(), &[&["serve"][..], &CRASH].concat(), 1, &PARTS);
+}
