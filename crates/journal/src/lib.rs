@@ -26,6 +26,7 @@ pub use arena::own_folder;
 pub use disk::{RetainDisk, LANE_BYTES_MAX};
 pub use error::JournalError;
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+pub use retain::DISK_BYTES_MAX;
 pub use status::{DiskStatus, FileSystemStatus};
 
 /// Whether the deliberately broken variants are compiled in, as tests that have to notice them want it. A program that ships

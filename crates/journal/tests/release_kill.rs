@@ -19,6 +19,7 @@ const PAGE: usize = 4096;
 const HEAD: usize = 5 * PAGE;
 const GROUP: usize = 129 * PAGE;
 const TAG: usize = 32;
+const RECORD_WORDS: usize = 16;
 
 /// What a step did to an arena.
 struct Changes {
@@ -46,7 +47,11 @@ fn changes(before: &[u8], after: &[u8]) -> Option<Changes> {
     let reused = tags.iter().any(|(_, was_free, is_free)| !was_free && !is_free);
     let freed: Vec<usize> = tags.iter().filter(|(_, _, is_free)| *is_free).map(|(at, _, _)| *at).collect();
     let tail = head.first().map(|(at, _, _)| *at);
-    (head.len() <= 1 && !reused && !freed.is_empty()).then_some(Changes { tail, freed })
+    // Of a record's two copies the first words. A volume that is forgotten as a whole is another matter: what the guest writes to
+    // its journal's own place comes after that.
+    let is_tail = |at: usize| at >= PAGE && [1, 6].contains(&((at - PAGE) / 8 % RECORD_WORDS));
+    (head.len() <= 1 && tail.is_none_or(is_tail) && !reused && !freed.is_empty())
+        .then_some(Changes { tail, freed })
 }
 
 fn put(into: &mut [u8], from: &[u8], at: usize) {

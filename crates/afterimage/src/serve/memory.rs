@@ -70,9 +70,10 @@ impl Shape {
         let index = self.log_bytes_max.map_or(0, redo::index_bytes_max);
         // Content, and what is known of each block of it.
         let retained = self.retain_bytes_max.map_or(0, |bytes| bytes + bytes / 8);
+        let journals = self.retain_bytes_max.map_or(0, |_| afterimage_journal::DISK_BYTES_MAX as u64);
         let trace = if self.trace { TRACE_BYTES } else { 0 };
         BASE_BYTES
-            + self.disks * (DISK_BYTES + regions + self.queues * self.queue_bytes_max())
+            + self.disks * (DISK_BYTES + regions + journals + self.queues * self.queue_bytes_max())
             + index
             + retained
             + trace
@@ -115,6 +116,7 @@ mod tests {
             ("the program".to_owned(), mib(none.bytes_max())),
             ("each disk".to_owned(), mib(disk(none))),
             ("each disk under `power-window`, besides".to_owned(), mib(disk(log) - disk(none))),
+            ("each disk with `--journal retain`, besides".to_owned(), mib(disk(retain) - disk(none))),
             ("each queue of each disk".to_owned(), queue),
             ("each queue under `power-window`, besides".to_owned(), mib(log.queue_bytes_max()) - queue),
             ("each queue with `--journal retain`, besides".to_owned(), mib(retain.queue_bytes_max()) - queue),

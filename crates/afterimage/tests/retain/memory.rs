@@ -3,6 +3,11 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use afterimage::serve::memory::Shape;
+use afterimage_block::Sector;
+use afterimage_journal::layout::{Found, Layout, Source};
+use afterimage_journal::{AreaBlock, FsBlock};
+
 use super::*;
 
 #[test]
@@ -117,4 +122,76 @@ fn a_tmpfs_without_room_for_an_arena_is_refused_in_words() {
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("getting memory for the arena") && message.contains("No space"), "{message}");
     assert_eq!(names(dir.path()), ["a.img", "arena"]);
+}
+
+struct Image(fs::File);
+
+impl Source for Image {
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), afterimage_block::BlockError> {
+        self.0.read_exact_at(buf, sector.0 * 512).unwrap();
+        Ok(())
+    }
+}
+
+fn layout(image: &Path) -> Layout {
+    let file = fs::File::open(image).unwrap();
+    let sectors = file.metadata().unwrap().len() / 512;
+    match afterimage_journal::layout::find(&mut Image(file), sectors).unwrap().remove(0) {
+        Found::FileSystem(layout) => layout,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Half a gigabyte is announced by a megabyte of descriptors: what counts is the process's memory, not the arena's.
+#[test]
+fn announced_blocks_cost_no_memory() {
+    const BLOCKS: u64 = 512 << 8;
+    for (args, log_bytes_max) in [(&CRASH[..], None), (&WINDOW, Some(16 << 20))] {
+        let dir = folder(&[]);
+        fs::create_dir(dir.path().join("arena")).unwrap();
+        let image = dir.path().join("a.img");
+        fs::File::create(&image).unwrap().set_len(1536 << 20).unwrap();
+        let options =
+            ["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=512", "-O", "^metadata_csum,^64bit"];
+        let lazy = ["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", "-N", "1024"];
+        e2fs("mke2fs", &[&options[..], &lazy].concat(), &image);
+        let layout = layout(&image);
+        let place = |at: u64| layout.home_of(AreaBlock(at as u32)).unwrap().0 * BLOCK;
+        let mut homes = (20_000..).filter(|home| layout.area_of(FsBlock(*home)).is_none());
+        let daemon = serve(dir.path(), &[args, &["--retain-max", "1M"]].concat());
+        let mut guest = connect(dir.path());
+        let first = place(0);
+        let mut superblock = guest.read(first, BLOCK as usize);
+        superblock[28..32].copy_from_slice(&1u32.to_be_bytes());
+        guest.write(first, &superblock);
+        assert_eq!(file_system(dir.path())["mode"], "retain");
+        let header = |kind: u32| -> Vec<u8> {
+            let mut block: Vec<u8> = [0xc03b_3998, kind, 1].into_iter().flat_map(u32::to_be_bytes).collect();
+            block.resize(BLOCK as usize, 0);
+            block
+        };
+        // Tags of eight bytes, without a UUID.
+        let mut at = 1;
+        while at + 600 < BLOCKS {
+            let mut block = header(1);
+            for tag in block[12..].chunks_exact_mut(8) {
+                tag[..4].copy_from_slice(&(homes.next().unwrap() as u32).to_be_bytes());
+                tag[4..].copy_from_slice(&2u32.to_be_bytes());
+            }
+            guest.write(place(at), &block);
+            at += 511;
+        }
+        guest.write(place(at), &header(2));
+        guest.flush();
+        let bound =
+            Shape { disks: 1, queues: 1, log_bytes_max, retain_bytes_max: Some(1 << 20), trace: false };
+        let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        let peak = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10;
+        // The guest's own memory is shared with it.
+        let bound = bound.bytes_max() + (1 << 20);
+        assert!(peak <= bound, "{} MiB of {}", peak >> 20, bound >> 20);
+        drop(guest);
+        daemon.kill();
+    }
 }

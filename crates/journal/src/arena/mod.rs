@@ -78,6 +78,21 @@ pub struct VolumeRecord {
     pub stamped: bool,
 }
 
+/// What is remembered of the disk itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// ext4's superblock.
+    FileSystem,
+    /// The journal's superblock, where it bears no stamp.
+    Journal,
+}
+
+impl Seen {
+    fn word(self) -> usize {
+        tags::SEEN_WORD + self as usize
+    }
+}
+
 /// A file system as this process sees it.
 #[derive(Debug, Default)]
 struct Volume {
@@ -299,20 +314,21 @@ impl Arena {
         self.volumes.get(usize::from(volume.0)).map_or(0, |v| v.generation)
     }
 
-    /// The checksum of the file system's superblock on the disk; `None` where a write of it may be under way.
-    pub fn seen(&self, volume: VolumeId) -> Option<u32> {
+    /// The checksum of one of the file system's superblocks as it is on the disk; `None` where that is not known, as while a
+    /// write of it may be under way.
+    pub fn seen(&self, volume: VolumeId, what: Seen) -> Option<u32> {
         self.volumes.get(usize::from(volume.0))?;
-        let word = self.map.head(tags::record_word(volume.0.into(), tags::SEEN_WORD)).load(Ordering::Acquire);
+        let word = self.map.head(tags::record_word(volume.0.into(), what.word())).load(Ordering::Acquire);
         (word & tags::SEEN != 0).then_some(word as u32)
     }
 
     /// See [`Arena::seen`]. `None` is stored before such a write begins.
-    pub fn set_seen(&mut self, volume: VolumeId, seen: Option<u32>) {
+    pub fn set_seen(&mut self, volume: VolumeId, what: Seen, seen: Option<u32>) {
         if usize::from(volume.0) >= VOLUMES_MAX {
             return;
         }
         let word = seen.map_or(0, |check| tags::SEEN | u64::from(check));
-        self.map.head(tags::record_word(volume.0.into(), tags::SEEN_WORD)).store(word, Ordering::Release);
+        self.map.head(tags::record_word(volume.0.into(), what.word())).store(word, Ordering::Release);
         fence();
     }
 

@@ -3,9 +3,9 @@
 //! ```text
 //! header   [magic][version | check][uuid, 2 words][inode][image bytes] ; [bytes_max], alone, outside the check
 //! name     from word 16: [check << 32 | bytes][path of the image ...]: for people, who find an arena that nothing names
-//! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words][seen]
+//! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words][seen][seen]
 //! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | stamped, being read, absorbing]
-//! seen     [1 << 32 | CRC-32C of the file system's superblock; 0 while it may be being written]
+//! seen     [1 << 32 | CRC-32C of the file system's, the journal's superblock on the disk; 0: not known]
 //! tag      [sequence, 0 = free][flags << 48 | volume << 32 | block][generation][check]
 //! ```
 //!
@@ -32,7 +32,7 @@ const NAME_BYTES_MAX: usize = (PAGE as usize / 8 - NAME_WORD - 1) * 8;
 pub(super) const RECORD_WORDS: usize = 16;
 /// Words of one copy in a record.
 pub(super) const COPY_WORDS: usize = 5;
-/// The word of a record that holds what was seen of the file system's superblock.
+/// The first word of a record that holds what was seen of the disk.
 pub(super) const SEEN_WORD: usize = 1 + 2 * COPY_WORDS;
 /// The flag in that word: it is known.
 pub(super) const SEEN: u64 = 1 << 32;

@@ -23,9 +23,13 @@ use crate::ids::{AreaBlock, Block, FsBlock, Tid};
 use crate::layout::superblock::Features;
 use block::{Kind, RawTag, Shape};
 
-/// Revoked blocks of one transaction, metadata that was freed: a terabyte's worth of them. What is read at once must not be
+/// Revoked blocks of one transaction, metadata that was freed: half a terabyte's worth of them. What is read at once must not be
 /// as large as a guest likes.
-const REVOKES_MAX: usize = 1 << 22;
+const REVOKES_MAX: usize = 1 << 21;
+
+/// Logged blocks of one transaction: twice what jbd2 lets into one of the largest journal that mke2fs makes (1 GiB, of which
+/// it takes a quarter).
+const TAGS_MAX: usize = 1 << 17;
 
 /// Where the log's blocks are read from.
 pub trait AreaView {
@@ -241,6 +245,10 @@ impl<'a> Walk<'a> {
         tag: RawTag,
         scratch: &mut Block,
     ) -> Result<(), JournalError> {
+        if self.read.tags.len() == TAGS_MAX {
+            self.wrong.get_or_insert_with(|| format!("more than {TAGS_MAX} blocks are logged"));
+            return Ok(());
+        }
         let home = FsBlock(tag.home);
         if !self.geometry.is_home(home) {
             self.wrong.get_or_insert_with(|| format!("block {home} can be nobody's home"));

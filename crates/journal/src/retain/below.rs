@@ -92,15 +92,17 @@ impl Below {
         Ok(())
     }
 
-    /// As [`Below::write_blocks`], as one.
-    pub(super) fn write_home(&mut self, blocks: &[(Sector, &Block)]) -> Result<(), HomeError> {
+    /// Writes pieces as one, where a transaction's home writes are.
+    pub(super) fn write_home(&mut self, pieces: &[(Sector, &[u8])]) -> Result<(), HomeError> {
         match &self.home {
-            Some(home) => {
-                let blocks: Vec<(Sector, &[u8])> = blocks.iter().map(|(s, b)| (*s, &b[..])).collect();
-                home.write_home(&blocks)
-            }
-            None => Ok(self.write_blocks(blocks.iter().copied())?),
+            Some(home) => home.write_home(pieces),
+            None => Ok(pieces.iter().try_for_each(|(sector, bytes)| self.lane.write(*sector, bytes))?),
         }
+    }
+
+    /// The most that [`Below::write_home`] takes, in bytes.
+    pub(super) fn atomic_bytes_max(&self) -> u64 {
+        self.home.as_ref().map_or(u64::MAX, |home| home.atomic_bytes_max())
     }
 
     pub(super) fn read_block(&mut self, sector: Sector) -> Result<Block, BlockError> {

@@ -122,7 +122,7 @@ impl Retainer {
     }
 
     /// The oldest transaction of a file system goes home and is given up, if nothing stands against it.
-    fn relieve(&mut self, v: usize) -> Result<(), JournalError> {
+    pub(super) fn relieve(&mut self, v: usize) -> Result<(), JournalError> {
         let id = self.volumes[v].id;
         let Some(front) = self.volumes[v].log().and_then(|l| l.transactions.front()) else { return Ok(()) };
         let tid = front.tid;
@@ -211,12 +211,8 @@ impl Retainer {
         // As it was shown all the time: what comes before that tail is gone.
         let superblock = log.served();
         self.write_through(v)?;
-        if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
-            self.below.sync()?;
-            self.set_stamped(v, false);
-            self.below.write(sector, superblock.bytes())?;
-            self.below.sync()?;
-        }
+        self.below.sync()?;
+        self.write_unstamped(v, &superblock)?;
         self.disarm(v, why);
         self.volumes[v].clamp = clamp;
         Ok(())
@@ -253,11 +249,7 @@ impl Retainer {
             let superblock = log.served();
             self.write_through(v)?;
             self.below.sync()?;
-            if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
-                self.set_stamped(v, false);
-                self.below.write(sector, superblock.bytes())?;
-                self.below.sync()?;
-            }
+            self.write_unstamped(v, &superblock)?;
             if let Some(log) = self.volumes[v].log_mut() {
                 log.on_disk = true;
             }
@@ -314,11 +306,7 @@ impl Retainer {
         self.below.sync()?;
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         let empty = log.superblock.with_tail(log.head.0.next(), None);
-        if let Some(sector) = self.area_sector(v, AreaBlock(0)) {
-            self.set_stamped(v, false);
-            self.below.write(sector, empty.bytes())?;
-            self.below.sync()?;
-        }
+        self.write_unstamped(v, &empty)?;
         self.volumes[v].classes.checkpoint_blocks += tuples.len() as u64;
         self.disarm(v, "recovered: waiting for the next mount");
         if let Phase::Armed { .. } = self.volumes[v].phase {

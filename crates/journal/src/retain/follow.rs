@@ -1,14 +1,25 @@
 //! Following the log: a commit block completes a transaction, and everything in it becomes the newest committed version.
 
-use std::collections::{HashMap, HashSet};
-
 use super::inflight::Match;
+use afterimage_block::{Sector, SECTOR_BYTES};
+
 use super::volume::{Committed, Log, Position};
 use super::{HomeError, Mutation, Retainer, View};
 use crate::area::{Tuple, VersionState};
 use crate::error::JournalError;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::log::{self, AreaView, Parsed, Transaction};
+
+/// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content. With what goes with it,
+/// each takes some 70 bytes.
+const VERSIONS_MAX: usize = 1 << 18;
+
+/// What of a transaction is copied to make it one set, in bytes: blocks that are not in the arena, first sectors of those that are
+/// escaped.
+const COPIES_BYTES_MAX: usize = 4 << 20;
+
+/// The number of a version among others, and its copied bytes.
+type Copies = Vec<(usize, Box<[u8]>)>;
 
 impl Retainer {
     /// Takes in every transaction that is complete. A log that contradicts itself is handed back to the guest: what its
@@ -29,7 +40,14 @@ impl Retainer {
                     let why = format!("its journal runs over itself in transaction {}", transaction.tid);
                     return self.leave(v, &why, true);
                 }
-                Ok(Parsed::Complete(transaction)) => self.commit(v, transaction)?,
+                Ok(Parsed::Complete(transaction)) => {
+                    if !self.make_way(v, transaction.tags.len())? {
+                        let why =
+                            format!("too much would be known of it with transaction {}", transaction.tid);
+                        return self.leave(v, &why, true);
+                    }
+                    self.commit(v, transaction)?;
+                }
                 Ok(Parsed::Incomplete) => return Ok(()),
                 Err(JournalError::Block(e)) => return Err(e.into()),
                 Err(e) => return self.leave(v, &format!("its journal could not be followed: {e}"), true),
@@ -43,39 +61,61 @@ impl Retainer {
         }
     }
 
+    /// Whether so many versions more may be known: the oldest ones go where they would be too many.
+    fn make_way(&mut self, v: usize, more: usize) -> Result<bool, JournalError> {
+        let slots = usize::try_from(self.arena.bytes_max()).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let room = VERSIONS_MAX.max(slots).saturating_sub(more) as u64;
+        let known = |this: &Self| this.volumes.iter().map(|v| this.area.query(v.id).versions).sum::<u64>();
+        // What is read again was known to an earlier daemon.
+        let mut now = known(self);
+        while now > room && self.volumes[v].log().is_some_and(|log| !log.resuming) {
+            self.relieve(v)?;
+            let before = std::mem::replace(&mut now, known(self));
+            if now == before {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// One complete transaction.
     fn commit(&mut self, v: usize, transaction: Transaction) -> Result<(), JournalError> {
-        let revoked: HashSet<FsBlock> = transaction.revokes.iter().copied().collect();
-        let mut last: HashMap<FsBlock, Tuple> = HashMap::default();
-        for tag in transaction.tags.iter().filter(|t| !revoked.contains(&t.home)) {
-            let tuple = Tuple { home: tag.home, at: tag.at, tid: transaction.tid, escaped: tag.escaped };
-            last.insert(tag.home, tuple);
-        }
-        let mut protect: Vec<Tuple> = last.into_values().collect();
-        // The map's order is another one each time, and what is seeded must be reproducible.
-        protect.sort_unstable_by_key(|tuple| tuple.home);
+        let Transaction { tid, start, next, blocks, tags, mut revokes, .. } = transaction;
+        let logged = tags.len() as u64;
+        revokes.sort_unstable();
+        let mut protect: Vec<Tuple> = tags
+            .into_iter()
+            .filter(|tag| revokes.binary_search(&tag.home).is_err())
+            .map(|tag| Tuple { home: tag.home, at: tag.at, tid, escaped: tag.escaped })
+            .collect();
+        // Of several of one block the last one counts.
+        protect.sort_by_key(|tuple| tuple.home);
+        protect.reverse();
+        protect.dedup_by_key(|tuple| tuple.home);
+        protect.reverse();
         if self.mutated(Mutation::KeepOldest) {
             let id = self.volumes[v].id;
             protect.retain(|tuple| self.area.version(id, tuple.home).is_none());
         }
-        let revokes: &[FsBlock] =
-            if self.mutated(Mutation::IgnoreRevokes) { &[] } else { &transaction.revokes };
+        if self.mutated(Mutation::IgnoreRevokes) {
+            revokes.clear();
+        }
         let volume = &mut self.volumes[v];
         let id = volume.id;
         volume.classes.journal_commits += 1;
-        volume.classes.journal_commit_blocks += transaction.tags.len() as u64;
-        volume.classes.revokes += transaction.revokes.len() as u64;
+        volume.classes.journal_commit_blocks += logged;
+        volume.classes.revokes += revokes.len() as u64;
         let Some(log) = volume.log_mut() else { return Ok(()) };
         log.push(Committed {
-            tid: transaction.tid,
-            start: transaction.start,
-            blocks: transaction.blocks,
+            tid,
+            start,
+            blocks,
             homes: protect.iter().map(|t| t.home).collect(),
             open: protect.len(),
         });
-        log.head = (transaction.tid.next(), transaction.next);
+        log.head = (tid.next(), next);
         log.commit_seen = false;
-        self.area.mprotect(id, &protect, revokes, &mut |_, version| {
+        self.area.mprotect(id, &protect, &revokes, &mut |_, version| {
             if version.state != VersionState::Home {
                 if let Some(older) = log.transaction_mut(version.tid) {
                     older.open -= 1;
@@ -127,11 +167,29 @@ impl Retainer {
         };
         let mut tuples: Vec<Tuple> = protect.iter().filter(pending).copied().collect();
         tuples.sort_unstable_by_key(|t| t.home);
-        let contents = self.contents(v, &tuples)?;
-        let start = self.volumes[v].start;
-        let blocks: Vec<_> = tuples.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)).collect();
+        let (bytes, bytes_max) = ((tuples.len() * BLOCK_BYTES) as u64, self.below.atomic_bytes_max());
+        if bytes > bytes_max {
+            return self.leave(v, &HomeError::TooLarge { bytes, bytes_max }.to_string(), true);
+        }
+        let Some(copies) = self.copies(v, &tuples)? else {
+            return self.leave(v, "of a transaction too little is in memory to become durable at once", true);
+        };
         self.home_begins(v, &tuples);
-        match self.below.write_home(&blocks) {
+        let start = self.volumes[v].start;
+        let mut pieces: Vec<(Sector, &[u8])> = Vec::with_capacity(tuples.len());
+        let mut copies = copies.iter().peekable();
+        for (n, tuple) in tuples.iter().enumerate() {
+            let sector = tuple.home.sector(start);
+            let copy = copies.next_if(|(of, _)| *of == n).map_or(&[][..], |(_, copy)| &copy[..]);
+            let rest = self
+                .arena
+                .get(id, tuple.at)
+                .map_or(&[][..], |block| block.get(copy.len()..).unwrap_or_default());
+            let behind = Sector(sector.0 + copy.len() as u64 / SECTOR_BYTES);
+            pieces
+                .extend([(sector, copy), (behind, rest)].into_iter().filter(|(_, bytes)| !bytes.is_empty()));
+        }
+        match self.below.write_home(&pieces) {
             Ok(()) => self.home_ends(v, &tuples)?,
             Err(HomeError::Block(e)) => return Err(e.into()),
             Err(e @ HomeError::TooLarge { .. }) => return self.leave(v, &e.to_string(), true),
@@ -140,6 +198,35 @@ impl Retainer {
             self.set_state(v, tuple.home, VersionState::Home);
         }
         Ok(())
+    }
+
+    /// What of these versions cannot be taken from the arena as it is, by their numbers, each a whole number of sectors from its
+    /// block's beginning. `None`: it is too much.
+    fn copies(&mut self, v: usize, tuples: &[Tuple]) -> Result<Option<Copies>, JournalError> {
+        let forgetful = self.mutated(Mutation::ForgetEscape);
+        let volume = &self.volumes[v];
+        let Some(log) = volume.log() else { return Ok(None) };
+        let mut view =
+            View { arena: &self.arena, below: &mut self.below, volume: volume.id, layout: &log.layout };
+        let (mut copies, mut bytes) = (Vec::new(), 0);
+        let mut scratch = [0; BLOCK_BYTES];
+        for (n, tuple) in tuples.iter().enumerate() {
+            let length = match view.arena.get(volume.id, tuple.at) {
+                Some(_) if !tuple.escaped => continue,
+                Some(_) => SECTOR_BYTES as usize,
+                None => BLOCK_BYTES,
+            };
+            bytes += length;
+            if bytes > COPIES_BYTES_MAX {
+                return Ok(None);
+            }
+            let mut block = *view.block(tuple.at, &mut scratch)?;
+            if tuple.escaped && !forgetful {
+                log::unescape(&mut block);
+            }
+            copies.push((n, Box::from(&block[..length])));
+        }
+        Ok(Some(copies))
     }
 
     /// The contents that belong home.

@@ -14,7 +14,7 @@ use afterimage_block::{BlockError, Sector};
 use super::volume::{Phase, Volume};
 use super::{Mutation, Retainer};
 use crate::area::Tuple;
-use crate::arena::{VolumeId, VolumeRecord};
+use crate::arena::{Seen, VolumeId, VolumeRecord};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::layout::superblock::JournalSuperblock;
@@ -81,15 +81,31 @@ impl Retainer {
     /// it is.
     pub(super) fn set_stamped(&mut self, v: usize, stamped: bool) {
         let id = self.volumes[v].id;
+        self.arena.set_seen(id, Seen::Journal, None);
         let Some(record) = self.arena.volume(id).filter(|record| record.stamped != stamped) else { return };
         self.arena.set_volume(id, VolumeRecord { stamped, ..record });
+    }
+
+    /// Writes the journal superblock that a reader of the disk alone is to find, durably: it bears no stamp.
+    pub(super) fn write_unstamped(
+        &mut self,
+        v: usize,
+        superblock: &JournalSuperblock,
+    ) -> Result<(), BlockError> {
+        let Some(sector) = self.area_sector(v, AreaBlock(0)) else { return Ok(()) };
+        self.set_stamped(v, false);
+        self.below.write(sector, superblock.bytes())?;
+        self.below.sync()?;
+        let seen = crc32c::crc32c(superblock.bytes());
+        self.arena.set_seen(self.volumes[v].id, Seen::Journal, Some(seen));
+        Ok(())
     }
 
     /// The superblock of some file systems is about to be written, in part or whole.
     pub(super) fn forget_superblocks(&mut self, sector: Sector, sectors: u64) {
         for volume in self.volumes.iter().filter(|v| v.log().is_some()) {
             if volume.superblock_overlaps(sector, sectors) {
-                self.arena.set_seen(volume.id, None);
+                self.arena.set_seen(volume.id, Seen::FileSystem, None);
             }
         }
     }
@@ -103,7 +119,7 @@ impl Retainer {
             if settled && volume.superblock_overlaps(sector, sectors) {
                 let (id, start) = (volume.id, volume.start);
                 let seen = self.superblock_check(start)?;
-                self.arena.set_seen(id, Some(seen));
+                self.arena.set_seen(id, Seen::FileSystem, Some(seen));
             }
         }
         Ok(())
@@ -142,7 +158,7 @@ impl Retainer {
         if room < BLOCK_SECTORS {
             return foreign("nothing is there");
         }
-        let seen = self.arena.seen(id);
+        let seen = self.arena.seen(id, Seen::FileSystem);
         if seen.is_some() && seen != Some(self.superblock_check(start)?) {
             return foreign("the superblock is not the one that was written last");
         }
@@ -178,7 +194,11 @@ impl Retainer {
         };
         let own = match (record.stamped, JournalSuperblock::parse(&block)) {
             (true, _) => self.stamp(id).is_in(&block),
-            (false, Ok(journal)) => journal.uuid() == record.fs_uuid || journal.is_v1(),
+            (false, Ok(journal)) => {
+                let seen = self.arena.seen(id, Seen::Journal);
+                (journal.uuid() == record.fs_uuid || journal.is_v1())
+                    && seen.is_none_or(|seen| seen == crc32c::crc32c(&block))
+            }
             (false, Err(_)) => false,
         };
         match own {

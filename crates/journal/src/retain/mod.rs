@@ -55,6 +55,10 @@ pub use ranges::Ranges;
 use volume::Volume;
 pub use write::{Change, Part};
 
+/// The most memory that one disk takes besides what `--retain-max` holds, in bytes: what is known of versions whose content is
+/// not held, and of a transaction while it is read, however large the guest makes it.
+pub const DISK_BYTES_MAX: usize = 80 << 20;
+
 /// How a disk's journals are retained.
 #[derive(Clone)]
 pub struct Options {

@@ -8,7 +8,7 @@ use super::follow::begins;
 use super::volume::{Log, Phase, Position};
 use super::write::Part;
 use super::{Mutation, Retainer, View};
-use crate::arena::VolumeRecord;
+use crate::arena::{Seen, VolumeRecord};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid, BLOCK_BYTES};
 use crate::layout::superblock::{Features, JournalSuperblock};
@@ -243,7 +243,8 @@ impl Retainer {
         if usize::from(id.0) >= crate::arena::VOLUMES_MAX {
             return Ok(false);
         }
-        self.arena.set_seen(id, None);
+        self.arena.set_seen(id, Seen::FileSystem, None);
+        self.arena.set_seen(id, Seen::Journal, None);
         self.arena.set_volume(id, record);
         self.area.init(id, BLOCK_BYTES)?;
         let remembered = self.remember_journal(id, &log.layout);
@@ -280,6 +281,7 @@ impl Retainer {
         let Some(sector) = self.area_sector(v, AreaBlock(0)) else { return Ok(()) };
         let mut block = *superblock.with_tail(sequence, None).bytes();
         self.stamp(self.volumes[v].id).put(&mut block);
+        self.arena.set_seen(self.volumes[v].id, Seen::Journal, None);
         self.below.write(sector, &block)?;
         self.below.sync()?;
         self.set_stamped(v, true);
