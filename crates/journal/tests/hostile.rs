@@ -64,8 +64,9 @@ fn run(plan: &Plan) -> u32 {
                 }
                 guest.world.restart();
             }
-            162..164 => guest.world.stop_and_start(),
-            164..168 => {
+            162 => guest.world.stop_and_start(),
+            163..166 => guest.through_another_server(),
+            166..168 => {
                 guest.world.drain();
                 guest.world.disk().pause().unwrap();
                 guest.world.disk().resume();
@@ -273,7 +274,7 @@ fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
     guest.world.wait_for(token);
     assert!(guest.retained());
     guest.world.disk().settle().unwrap();
-    let status = guest.world.status();
+    let status = guest.world.status().unwrap();
     assert_eq!(status.file_systems[0].versions_pending, 0, "{status:?}");
     guest.world.check_end("after a failed write");
 }
@@ -332,6 +333,37 @@ fn a_table_that_is_unreadable_for_a_moment_loses_nothing() {
         guest.commit();
         guest.world.check("after a table that was not readable");
         guest.world.check_end("after a table that was not readable");
+    }
+}
+
+/// The daemon ends in order while the guest lives, which believes that transactions are in its log that the daemon has given
+/// up. It goes on with a server that does not correct its tail, and dies.
+#[test]
+fn an_orderly_end_is_right_for_any_server() {
+    for seed in 0..8 {
+        let mut guest = Guest::new(seed, 64 << 20, seed % 2 == 1);
+        guest.mount();
+        (0..5).for_each(|_| guest.commit());
+        guest.write_back_all();
+        guest.world.disk().settle().unwrap();
+        (0..3).for_each(|_| guest.commit());
+        if seed / 2 % 2 == 1 {
+            // Another daemon knows only what the arena says.
+            guest.world.restart();
+        }
+        guest.world.stop();
+        guest.commit();
+        guest.world.check_plain("after an orderly end, and a commit");
+        guest.write_tail();
+        guest.commit();
+        guest.world.check_plain("after a tail that lags");
+        guest.checkpoint(2);
+        guest.commit();
+        guest.world.check_plain("after the tail has moved");
+        guest.recover(0);
+        guest.world.start();
+        guest.commit();
+        guest.world.check_end("after a daemon again");
     }
 }
 

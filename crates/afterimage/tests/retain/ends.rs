@@ -92,6 +92,40 @@ fn an_end_with_a_guest_attached_leaves_the_journal_to_its_own_recovery() {
     daemon.terminate();
 }
 
+/// The guest goes on with a server that knows nothing of retained journals: it still believes in a transaction that the daemon has
+/// given up, and names it as its tail.
+#[test]
+fn an_end_with_a_guest_attached_is_right_for_any_server() {
+    for args in [&CRASH[..], &WINDOW] {
+        let (dir, mut journal) = place();
+        let daemon = serve(dir.path(), args);
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        guest.write(journal.free * BLOCK, &[7; BLOCK as usize]);
+        journal.commit(&mut guest, journal.free - 1, 8);
+        let superblock = guest.read(journal.first * BLOCK, BLOCK as usize);
+        assert!(superblock[24..28] > [0, 0, 0, 1][..], "nothing was given up");
+        daemon.terminate();
+        assert_eq!(names(dir.path()), ["a.img", "arena"]);
+
+        let daemon = serve(dir.path(), &["--disk", "a.img", "--survives", "power"]);
+        let mut guest = connect(dir.path());
+        let mut superblock = guest.read(journal.first * BLOCK, BLOCK as usize);
+        superblock[24..32].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 1]);
+        guest.write(journal.first * BLOCK, &superblock);
+        journal.commit(&mut guest, journal.free - 2, 9);
+        leave(dir.path(), guest);
+        daemon.terminate();
+        let image = dir.path().join("a.img");
+        e2fs("debugfs", &["-w", "-R", "feature needs_recovery"], &image);
+        e2fs("e2fsck", &["-fp"], &image);
+        for (back, byte) in [(0, 7), (1, 8), (2, 9)] {
+            assert_filled(&block(dir.path(), journal.free - back), byte);
+        }
+    }
+}
+
 /// A daemon is killed, and the next one told to end before the guest has found it: that guest may live, and goes on where it was.
 #[test]
 fn an_end_before_the_guest_is_back_leaves_the_journal_to_it() {

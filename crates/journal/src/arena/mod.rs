@@ -224,6 +224,12 @@ impl Arena {
         Some(self.map.slot(self.slot_of(volume, at)?))
     }
 
+    /// A block's content, to be changed in place: a kill leaves any part of the change.
+    pub(crate) fn get_mut(&mut self, volume: VolumeId, at: AreaBlock) -> Option<&mut Block> {
+        let slot = self.slot_of(volume, at)?;
+        Some(self.map.slot_mut(slot))
+    }
+
     /// Frees a block's slot. Returns whether it was there.
     pub fn remove(&mut self, volume: VolumeId, at: AreaBlock) -> bool {
         let Some(of) = self.volumes.get_mut(usize::from(volume.0)) else { return false };

@@ -147,7 +147,7 @@ impl RetainDisk {
     ///
     /// # Errors
     /// The disk below failed; the arena stays the truth.
-    pub fn finish(&self, attached: bool) -> Result<(), JournalError> {
+    pub fn finish(&self, attached: bool) -> Result<bool, JournalError> {
         self.with(|retainer| retainer.finish(attached))
     }
 

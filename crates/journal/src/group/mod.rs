@@ -362,8 +362,15 @@ impl Member {
             );
             return Ok(true);
         }
-        self.disk.finish(attached)?;
-        Ok(false)
+        let stays = self.disk.finish(attached)?;
+        if stays {
+            tracing::warn!(
+                image = %self.image.display(),
+                "an earlier version gave up what the guest believes to be in its journal: its arena stays until the guest has moved its \
+                 journal's tail under `serve --journal retain`, or `afterimage recover` is told that it is gone"
+            );
+        }
+        Ok(stays)
     }
 }
 

@@ -9,19 +9,19 @@ pub(super) const MAGIC: u32 = 0xc03b_3998;
 /// JBD2_DESCRIPTOR_BLOCK.
 const DESCRIPTOR: u32 = 1;
 /// JBD2_COMMIT_BLOCK.
-const COMMIT: u32 = 2;
+pub(super) const COMMIT: u32 = 2;
 /// JBD2_REVOKE_BLOCK.
-const REVOKE: u32 = 5;
+pub(super) const REVOKE: u32 = 5;
 /// `sizeof(journal_header_t)`.
 const HEADER: usize = 12;
 /// `sizeof(jbd2_journal_revoke_header_t)`.
-const REVOKE_HEADER: usize = 16;
+pub(super) const REVOKE_HEADER: usize = 16;
 /// `sizeof(struct jbd2_journal_block_tail)`.
-const TAIL: usize = 4;
+pub(super) const TAIL: usize = 4;
 /// `offsetof(struct commit_header, h_chksum)`.
-const COMMIT_CHECKSUM: usize = 16;
+pub(super) const COMMIT_CHECKSUM: usize = 16;
 /// `offsetof(struct commit_header, h_commit_sec)`.
-const COMMIT_SEC: usize = 48;
+pub(super) const COMMIT_SEC: usize = 48;
 /// JBD2_FLAG_ESCAPE.
 const ESCAPE: u16 = 1;
 /// JBD2_FLAG_SAME_UUID: no UUID of 16 bytes follows the tag.

@@ -12,6 +12,7 @@
 
 mod block;
 mod checksum;
+pub(crate) mod empty;
 pub mod encode;
 pub mod fuzz;
 pub mod oracle;
@@ -67,6 +68,14 @@ impl LogGeometry {
     /// Whether a block lies in the log.
     pub fn contains(&self, at: AreaBlock) -> bool {
         (self.first.0..self.maxlen).contains(&at.0)
+    }
+
+    /// Blocks from one on up to another, with wrap.
+    pub fn distance(&self, from: AreaBlock, to: AreaBlock) -> u32 {
+        match to.0.checked_sub(from.0) {
+            Some(blocks) => blocks,
+            None => self.log_blocks() - (from.0 - to.0),
+        }
     }
 
     /// The block after this one, wrapped.

@@ -38,6 +38,8 @@ impl Retainer {
             let mut tuples = self.area.recover(id, false);
             if tuples.len() <= STEP_BLOCKS {
                 self.settle(v)?;
+                // Nothing of the guest's is in flight.
+                self.release_but(v, 0);
                 continue;
             }
             let before = self.area.query(id).pending;
@@ -133,12 +135,12 @@ impl Retainer {
         let mut tuples: Vec<Tuple> = front.homes.iter().filter_map(newest).collect();
         tuples.sort_unstable_by_key(|t| t.home);
         self.go_home(v, tuples)?;
-        let front = self.volumes[v].log().and_then(|l| l.transactions.front());
-        if front.is_some_and(|t| t.open == 0) && self.may_release(v) {
-            self.drop_oldest(v);
-            self.volumes[v].classes.releases += 1;
-        }
         self.release(v);
+        if self.volumes[v].log().and_then(|l| l.transactions.front()).is_some_and(|front| front.tid == tid)
+            && self.may_release(v)
+        {
+            self.drop_passed(v, 1);
+        }
         Ok(())
     }
 
@@ -208,9 +210,12 @@ impl Retainer {
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         tracing::info!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
         let clamp = keep.then_some(log.tail);
-        // As it was shown all the time: what comes before that tail is gone.
-        let superblock = log.served();
+        // As it was shown all the time: nothing that comes before that tail is needed.
+        let superblock = self.served(log);
         self.write_through(v)?;
+        if keep {
+            self.write_passed(v)?;
+        }
         self.below.sync()?;
         self.write_unstamped(v, &superblock)?;
         self.disarm(v, why);
@@ -245,36 +250,48 @@ impl Retainer {
     pub fn materialise(&mut self) -> Result<(), JournalError> {
         for v in 0..self.volumes.len() {
             self.settle(v)?;
-            let Some(log) = self.volumes[v].log() else { continue };
-            let superblock = log.served();
-            self.write_through(v)?;
-            self.below.sync()?;
-            self.write_unstamped(v, &superblock)?;
-            if let Some(log) = self.volumes[v].log_mut() {
-                log.on_disk = true;
-            }
+            self.complete(v)?;
+        }
+        Ok(())
+    }
+
+    /// The log and the served superblock to the journal's place.
+    fn complete(&mut self, v: usize) -> Result<(), JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let superblock = self.served(log);
+        self.write_through(v)?;
+        self.write_passed(v)?;
+        self.below.sync()?;
+        self.write_unstamped(v, &superblock)?;
+        if let Some(log) = self.volumes[v].log_mut() {
+            log.on_disk = true;
         }
         Ok(())
     }
 
     /// The orderly end. With a guest attached, or one that may still live, its own recovery finds everything in the
-    /// journal; without one the file systems are recovered and their journals are empty. The arena is not needed after it.
+    /// journal, whatever tail it writes and whoever serves it; without one the file systems are recovered and their journals
+    /// are empty. Whether the arena is needed all the same: the guest believes in transactions of which nothing is known.
     ///
     /// # Errors
     /// The disk below failed; the arena stays the truth.
-    pub fn finish(&mut self, attached: bool) -> Result<(), JournalError> {
+    pub fn finish(&mut self, attached: bool) -> Result<bool, JournalError> {
+        let mut stays = false;
         for v in 0..self.volumes.len() {
             self.settle(v)?;
             if self.volumes[v].log().is_none() {
                 continue;
             }
-            if attached {
+            if !attached {
+                self.recover(v)?;
+            } else if self.knows_passed(v) {
                 self.leave(v, "the daemon ended in order", true)?;
             } else {
-                self.recover(v)?;
+                self.complete(v)?;
+                stays = true;
             }
         }
-        Ok(())
+        Ok(stays)
     }
 
     /// The orderly end while a guest may live that an earlier daemon served, and that has not come back: what it committed stays

@@ -8,6 +8,7 @@ use super::{HomeError, Mutation, Retainer, View};
 use crate::area::{Tuple, VersionState};
 use crate::error::JournalError;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::layout::superblock::JournalSuperblock;
 use crate::log::{self, AreaView, Parsed, Transaction};
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content. With what goes with it,
@@ -80,7 +81,7 @@ impl Retainer {
 
     /// One complete transaction.
     fn commit(&mut self, v: usize, transaction: Transaction) -> Result<(), JournalError> {
-        let Transaction { tid, start, next, blocks, tags, mut revokes, .. } = transaction;
+        let Transaction { tid, start, next, blocks, tags, mut revokes, commit_sec } = transaction;
         let logged = tags.len() as u64;
         revokes.sort_unstable();
         let mut protect: Vec<Tuple> = tags
@@ -114,6 +115,7 @@ impl Retainer {
             open: protect.len(),
         });
         log.head = (tid.next(), next);
+        log.commit_sec = commit_sec;
         log.commit_seen = false;
         self.area.mprotect(id, &protect, &revokes, &mut |_, version| {
             if version.state != VersionState::Home {
@@ -123,6 +125,7 @@ impl Retainer {
             }
         })?;
         self.unsettle(v, &protect);
+        self.reserve(v, tid);
         let log = self.volumes[v].log();
         // What is read again is judged as a whole: a later transaction may have revoked what an earlier one committed.
         if log.is_some_and(|log| log.resuming) {
@@ -248,25 +251,32 @@ impl Retainer {
         Ok(contents)
     }
 
-    /// Gives up whole transactions from the tail in which nothing is needed any more, and moves the served tail. Under
-    /// `power-window` what is home is kept while there is memory: the guest will write the same bytes again.
+    /// Moves the served tail past whole transactions in which nothing is needed any more, and gives those up but for the newest: a
+    /// guest sends blocks of the transaction that it committed last once more, if the daemon died before it answered.
+    /// Under `power-window` what is home is kept while there is memory: the guest will write the same bytes again.
     pub(super) fn release(&mut self, v: usize) {
+        self.release_but(v, 1);
+    }
+
+    /// As [`Retainer::release`], but for the `held` newest: none where the guest has no request in flight.
+    pub(super) fn release_but(&mut self, v: usize, held: usize) {
         if !self.may_release(v) {
             return;
         }
-        let keep = self.below.applies();
-        let open_max = usize::from(self.mutated(Mutation::ReleaseEarly));
-        if !keep {
-            while self.volumes[v]
-                .log()
-                .and_then(|l| l.transactions.front())
-                .is_some_and(|t| t.open <= open_max)
-            {
-                self.drop_oldest(v);
-                self.volumes[v].classes.releases += 1;
-            }
-        }
         self.move_tail(v);
+        while !self.below.applies() && self.drop_passed(v, held) {}
+    }
+
+    /// Gives up the oldest transaction if the served tail has passed it, and more than `held` are there. Whether it was.
+    pub(super) fn drop_passed(&mut self, v: usize, held: usize) -> bool {
+        let Some(log) = self.volumes[v].log() else { return false };
+        let passed = log.transactions.front().is_some_and(|front| log.tail.0.is_after(front.tid));
+        let drops = passed && log.transactions.len() > held;
+        if drops {
+            self.drop_oldest(v);
+            self.volumes[v].classes.releases += 1;
+        }
+        drops
     }
 
     /// Whether anything may be given up, and the served tail moved, but by the guest itself.
@@ -304,31 +314,34 @@ impl Retainer {
         }
     }
 
-    /// The served tail is the oldest transaction that is still needed, and never goes back. Under `power-window` that is
-    /// one of which something is not home at all; what is written there later is the guest's own affair.
+    /// The served tail is the oldest transaction of which something is not home, and never goes back; what is written to
+    /// one that it has passed is the guest's own affair.
     pub(super) fn move_tail(&mut self, v: usize) {
-        let applies = self.below.applies();
+        let early = self.mutated(Mutation::ReleaseEarly) && !self.below.applies();
         let Some(log) = self.volumes[v].log() else { return };
-        let front = log.transactions.front().filter(|front| log.tail.0.is_after(front.tid));
-        let passed = front.map_or(0, |front| log.tail.0 .0.wrapping_sub(front.tid.0));
-        let needed = match applies {
-            true => log.transactions.iter().skip(passed as usize).find(|t| t.open > 0),
-            false => log.transactions.front(),
-        };
+        let needed = log.not_passed().find(|t| t.open > usize::from(early));
         let tail = needed.map_or(log.head, |t| (t.tid, t.start));
-        if tail.0.is_after(log.tail.0) {
+        if tail.0.is_after(log.tail.0) && self.remember(v, tail.0) {
             self.set_tail(v, tail);
+        }
+    }
+
+    /// The superblock that a reader of an absorbed journal is shown.
+    pub(super) fn served(&self, log: &Log) -> JournalSuperblock {
+        match self.mutated(Mutation::ServeGuestsTail) {
+            true => log.superblock.clone(),
+            false => log.served(),
         }
     }
 
     /// The served tail is there from now on, for the next daemon, too.
     pub(super) fn set_tail(&mut self, v: usize, tail: Position) {
-        if self.mutated(Mutation::ServeGuestsTail) {
-            return;
-        }
         let id = self.volumes[v].id;
         let Some(log) = self.volumes[v].log_mut() else { return };
         log.tail = tail;
+        if self.mutated(Mutation::ServeGuestsTail) {
+            return;
+        }
         let record = self.arena.volume(id).unwrap_or_default();
         self.arena.set_volume(id, crate::arena::VolumeRecord { tail, ..record });
     }

@@ -306,7 +306,7 @@ impl Run {
             }
             21 => {
                 self.complete_late();
-                self.act(|retainer| retainer.finish(length & 1 == 1));
+                self.act(|retainer| retainer.finish(length & 1 == 1).map(|_| ()));
             }
             22 => self.head = (Tid(self.head.0 .0.wrapping_add(length as u32)), area),
             23 => {
@@ -376,7 +376,7 @@ impl Run {
 
     fn end(&mut self) {
         self.complete_late();
-        self.act(|retainer| retainer.finish(false));
+        self.act(|retainer| retainer.finish(false).map(|_| ()));
         let (from, to) =
             (self.layout.start.0 as usize * 512, FsBlock(self.layout.room_blocks).sector(self.layout.start));
         let to = to.0 as usize * 512;

@@ -42,7 +42,7 @@ impl Retainer {
             .collect();
         for v in (0..self.volumes.len()).rev() {
             if !starts.contains(&self.volumes[v].start) {
-                self.leave(v, GONE, false)?;
+                self.leave(v, GONE, true)?;
                 // Its guest may go on with the journal, and its place be found again.
                 match self.left_journal(v, None)? {
                     Some(left) if self.volumes.len() <= VOLUMES_MAX => {
@@ -58,7 +58,7 @@ impl Retainer {
                 Found::FileSystem(layout) => self.found(layout)?,
                 Found::Passthrough { start, uuid, why, journal } => {
                     let v = self.volume_at(start);
-                    self.leave(v, &why, false)?;
+                    self.leave(v, &why, uuid.is_some())?;
                     // A UUID: it still is an ext4, whose guest may go on with the journal.
                     let left = if uuid.is_some() { self.left_journal(v, journal)? } else { None };
                     self.pass_through(v, uuid, &why, left);
@@ -222,6 +222,7 @@ impl Retainer {
         if let Some(log) = self.volumes[v].log_mut() {
             log.resuming = false;
         }
+        self.forget_passed(v);
         if let Some(why) = doubt {
             return self.leave(v, &why, true);
         }

@@ -29,6 +29,7 @@ mod learn;
 mod mutation;
 mod passed;
 mod ranges;
+mod released;
 mod report;
 mod superblock_write;
 mod volume;
@@ -252,7 +253,7 @@ impl Retainer {
         let volume = &self.volumes[v];
         let log = volume.log()?;
         if at == AreaBlock(0) {
-            return Some(*log.served().bytes());
+            return Some(*self.served(log).bytes());
         }
         self.arena.get(volume.id, at).copied()
     }

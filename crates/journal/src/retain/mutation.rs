@@ -30,11 +30,14 @@ pub enum Mutation {
     CommitOverFlight,
     /// What was committed while an older content was in flight never goes home by itself, and the guest's tail passes it.
     ForgetFlight,
+    /// What lies between the guest's tail and the served one is left as it stands on the disk.
+    LeaveGaps,
 }
 
 impl Mutation {
     /// Those that need a guest that goes on while the daemon works: the hostile guests of this crate's own tests find them.
-    pub const CONCURRENT: [Self; 3] = [Self::ReleaseInRecovery, Self::CommitOverFlight, Self::ForgetFlight];
+    pub const CONCURRENT: [Self; 4] =
+        [Self::ReleaseInRecovery, Self::CommitOverFlight, Self::ForgetFlight, Self::LeaveGaps];
 
     /// Those that a recorded stream can show.
     pub const ALL: [Self; 8] = [

@@ -62,6 +62,10 @@ impl Retainer {
         if moved.is_err() || (other_format && !log.transactions.is_empty()) {
             let why = moved.err().unwrap_or("its journal's features changed while transactions were in it");
             self.leave(v, why, true)?;
+            if moved.is_err() {
+                // The guest knows where its log begins.
+                self.volumes[v].clamp = None;
+            }
             return self.through_clamped(v, sector, newer, parts);
         }
         let id = self.volumes[v].id;
@@ -75,6 +79,7 @@ impl Retainer {
             return self.through_clamped(v, sector, newer, parts);
         }
         debug_assert!(self.arena.volume(id).is_some());
+        self.forget_passed(v);
         self.volumes[v].classes.journal_truncations += u64::from(truncated);
         parts.push(if truncated && self.options.vflush_at_truncation { Part::Durable } else { Part::Done });
         Ok(())
@@ -87,6 +92,10 @@ impl Retainer {
         let passed = log.transactions.iter().take_while(|t| tid.is_after(t.tid)).count();
         let oldest = log.transactions.front().map_or(log.head.0, |t| t.tid);
         if oldest.is_after(tid) {
+            let went_back = log.superblock.sequence().is_after(tid);
+            if went_back || self.start_of(v, tid).is_some_and(|known| known != start) {
+                return Err("its journal begins anew, behind what was committed");
+            }
             // It lags behind what was released; the served superblock makes up for that.
             return Ok(false);
         }
@@ -267,6 +276,7 @@ impl Retainer {
         volume.phase = Phase::Absorbing(Box::new(log));
         let (at, length) = volume.superblock_range();
         self.note_superblocks(at, length)?;
+        self.reserve(v, superblock.sequence());
         self.changed();
         Ok(true)
     }
@@ -351,6 +361,7 @@ pub(super) fn new_log(layout: Layout, superblock: JournalSuperblock, tail: Posit
         head: tail,
         transactions: VecDeque::new(),
         held_blocks: 0,
+        commit_sec: 0,
         commit_seen: false,
         waits_for: None,
         suspended: false,

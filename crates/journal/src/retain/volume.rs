@@ -65,6 +65,8 @@ pub(super) struct Log {
     pub(super) transactions: VecDeque<Committed>,
     /// Blocks of the log that they take.
     pub(super) held_blocks: u64,
+    /// When the newest was committed, by the guest's clock: `h_commit_sec`.
+    pub(super) commit_sec: u64,
     /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
     pub(super) commit_seen: bool,
     /// A write in flight that the next commit waits for; see [`super::Retainer::must_wait`].
@@ -158,21 +160,33 @@ impl Log {
         AreaBlock(self.geometry.first.0 + offset as u32)
     }
 
-    /// Whether a block belongs to a committed transaction that is still held.
-    pub(super) fn holds(&self, at: AreaBlock) -> bool {
-        let Some(front) = self.transactions.front() else { return false };
-        if !self.geometry.contains(at) {
-            return false;
+    /// Blocks from the guest's own tail up to the oldest transaction that is held: given up, which the guest does not know.
+    fn passed_blocks(&self) -> u64 {
+        let (tid, at) = self.transactions.front().map_or(self.head, |t| (t.tid, t.start));
+        match self.superblock.start() {
+            Some(start) if tid.is_after(self.superblock.sequence()) => {
+                self.geometry.distance(start, at).into()
+            }
+            _ => 0,
         }
-        let usable = u64::from(self.geometry.log_blocks());
-        let distance = (u64::from(at.0) + usable - u64::from(front.start.0)) % usable;
-        distance < self.held_blocks
     }
 
-    /// Whether another transaction of so many blocks fits beside those that are held: where it does not, the log runs over
-    /// itself.
+    /// Whether a block belongs to a committed transaction that the guest's own tail has not passed, held or not.
+    pub(super) fn holds(&self, at: AreaBlock) -> bool {
+        let passed_blocks = self.passed_blocks();
+        let from = match (self.superblock.start(), self.transactions.front()) {
+            (Some(start), _) if passed_blocks > 0 => start,
+            (_, Some(front)) => front.start,
+            _ => return false,
+        };
+        let distance = |at| u64::from(self.geometry.distance(from, at));
+        self.geometry.contains(at) && distance(at) < passed_blocks + self.held_blocks
+    }
+
+    /// Whether another transaction of so many blocks fits beside those that the guest has in its log: where it does not, the log
+    /// runs over itself.
     pub(super) fn has_room(&self, blocks: u32) -> bool {
-        self.held_blocks + u64::from(blocks) <= u64::from(self.geometry.log_blocks())
+        self.passed_blocks() + self.held_blocks + u64::from(blocks) <= u64::from(self.geometry.log_blocks())
     }
 
     /// A transaction was committed.
@@ -186,6 +200,13 @@ impl Log {
         let oldest = self.transactions.pop_front()?;
         self.held_blocks -= u64::from(oldest.blocks);
         Some(oldest)
+    }
+
+    /// Transactions that the served tail has not passed, oldest first.
+    pub(super) fn not_passed(&self) -> impl Iterator<Item = &Committed> {
+        let front = self.transactions.front().filter(|front| self.tail.0.is_after(front.tid));
+        let passed = front.map_or(0, |front| self.tail.0 .0.wrapping_sub(front.tid.0));
+        self.transactions.iter().skip(passed as usize)
     }
 
     /// The transaction of that id.

@@ -160,12 +160,12 @@ impl Guest {
     }
 
     pub fn retained(&self) -> bool {
-        self.world.status().file_systems.iter().any(|f| f.mode == "retain")
+        self.world.status().is_some_and(|s| s.file_systems.iter().any(|f| f.mode == "retain"))
     }
 
     /// How many commits were followed, where the journal is retained.
     fn followed(&self) -> Option<u64> {
-        let status = self.world.status();
+        let status = self.world.status()?;
         let retained = status.file_systems.iter().find(|f| f.mode == "retain");
         retained.map(|f| f.classes.journal_commits)
     }
@@ -476,6 +476,36 @@ impl Guest {
         // As the kernel has it, whatever the log was before.
         self.tid = end.next();
         self.mount();
+        // One that found all of its log goes on behind it.
+        let status = self.world.status();
+        let astray = |why: &String| why.contains("begins anew");
+        let found = status.iter().flat_map(|s| &s.file_systems).all(|f| !f.why.as_ref().is_some_and(astray));
+        assert!(found, "seed {}: {status:?}", self.world.seed);
+    }
+
+    /// The daemon ends in order, and the guest goes on with another server for a while, which knows nothing of retained journals.
+    /// It may die there, and mount again with a daemon.
+    pub fn through_another_server(&mut self) {
+        self.world.stop();
+        for _ in 0..self.rng.random_range(0..8) {
+            match self.rng.random_range(0..5) {
+                0 => self.write_back(),
+                1 => self.checkpoint(1),
+                2 if self.mounted => {
+                    self.world.drain();
+                    self.write_tail();
+                }
+                _ => self.commit(),
+            }
+            if self.sound {
+                self.world.check_plain("with another server");
+            }
+        }
+        self.world.drain();
+        if self.sound && self.rng.random_ratio(1, 3) {
+            self.recover(0);
+        }
+        self.world.start();
     }
 
     /// Makes another file system over this one, as writes in any order.

@@ -137,17 +137,20 @@ impl World {
         world
     }
 
+    fn lower(&self, memory: &Arc<Memory>) -> DelayedDisk {
+        DelayedDisk::new(Arc::clone(memory), self.seed + self.token, Arc::clone(&self.faults))
+    }
+
     fn opened(&self, memory: &Arc<Memory>, arena: Arena) -> RetainDisk {
         let home: Option<Arc<dyn HomeWriter>> =
             if self.applies { Some(Arc::new(Now(Arc::clone(memory)))) } else { None };
-        let lower = DelayedDisk::new(Arc::clone(memory), self.seed + self.token, Arc::clone(&self.faults));
         let options = Options {
             home,
             drop_journal: false,
             accept_loss: false,
             vflush_at_truncation: self.seed % 2 == 1,
         };
-        let lower = Arc::new(lower);
+        let lower = Arc::new(self.lower(memory));
         let opened = match self.mutation {
             Some(mutation) => RetainDisk::open_mutated(lower, arena, options, mutation),
             None => RetainDisk::open(lower, arena, options),
@@ -165,10 +168,11 @@ impl World {
         self.disk.as_ref().unwrap()
     }
 
-    pub fn status(&self) -> DiskStatus {
-        let status = self.disk().status();
+    /// `None` of another server's.
+    pub fn status(&self) -> Option<DiskStatus> {
+        let status = self.disk.as_ref()?.status();
         assert!(status.arena_used_bytes <= self.bytes_max, "{status:?}");
-        status
+        Some(status)
     }
 
     /// The other contract from the next restart on.
@@ -394,7 +398,7 @@ impl World {
                 floor.contains(&found),
                 "seed {}, {what}: block {block} lost what was committed: {:?}",
                 self.seed,
-                self.disk().status()
+                self.status()
             );
         }
     }
@@ -402,15 +406,9 @@ impl World {
     /// The power is cut here, under `power-window`, with everything in the redo log: the image alone is what the guest's own
     /// recovery would leave.
     pub fn check_power(&mut self, what: &str) {
-        if !self.applied_always {
-            return;
+        if self.applied_always {
+            self.check_plain(what);
         }
-        self.drain();
-        let mut bytes = self.memory.bytes();
-        for (block, content) in replayed(&bytes).0 {
-            bytes[block as usize * 4096..][..4096].copy_from_slice(&content[..]);
-        }
-        self.judge_floors(&bytes, what);
     }
 
     /// The guest dies here: what comes of the image.
@@ -480,12 +478,35 @@ impl World {
 
     /// The orderly end with a guest attached, and another daemon later.
     pub fn stop_and_start(&mut self) {
+        self.stop();
+        self.start();
+    }
+
+    /// The orderly end with a guest attached, which goes on with a server that knows nothing of retained journals.
+    pub fn stop(&mut self) {
         self.drain();
-        self.disk().finish(true).unwrap();
-        self.lanes.clear();
+        assert!(!self.disk().finish(true).unwrap(), "seed {}: the arena is still needed", self.seed);
         self.disk = None;
         std::fs::remove_file(&self.arena).unwrap();
+        let lower = self.lower(&self.memory);
+        self.lanes = (0..LANES).map(|_| lower.open_lane().unwrap()).collect();
+    }
+
+    /// A retaining daemon again.
+    pub fn start(&mut self) {
+        self.drain();
+        self.lanes.clear();
         let identity = ArenaIdentity { uuid: [7; 16], inode: 1, size_bytes: self.memory.len() };
         self.open(Arena::create(&self.arena, identity, self.bytes_max).unwrap());
+    }
+
+    /// The guest dies here, and another one recovers what another server has left.
+    pub fn check_plain(&mut self, what: &str) {
+        self.drain();
+        let mut bytes = self.memory.bytes();
+        for (block, content) in replayed(&bytes).0 {
+            bytes[block as usize * 4096..][..4096].copy_from_slice(&content[..]);
+        }
+        self.judge_floors(&bytes, what);
     }
 }
