@@ -3,7 +3,8 @@
 //! ```text
 //!   guest ──acknowledged writes───────────────────────────────────────────────────────────► killed ─► the next one: every record
 //!   daemon   retain ─ killed ─ retain ─ ended ─ passthrough ─ ended ─ retain ─ killed, begun, ended ─ ...
-//!   between guests: nothing, `recover`, a daemon's whole life with nobody attached, qemu-storage-daemon for the next guest
+//!   between guests: nothing, `recover`, a daemon's whole life with nobody attached, qemu-storage-daemon for the next guest,
+//!                   an older copy of the image in its place
 //! ```
 //!
 //! A daemon may refuse to serve an image without the journal that belongs to it; then it is served with it.
@@ -59,16 +60,25 @@ enum Between {
     EndedAlone,
     /// The next guest is another server's.
     Peer,
+    /// With transactions in memory an older copy of the image is put in its place, and is refused; then the image is put back.
+    Restored,
 }
 
-const BETWEEN: [Between; 5] =
-    [Between::Nothing, Between::DaemonKilled, Between::Recovered, Between::EndedAlone, Between::Peer];
+const BETWEEN: [Between; 6] = [
+    Between::Nothing,
+    Between::DaemonKilled,
+    Between::Recovered,
+    Between::EndedAlone,
+    Between::Peer,
+    Between::Restored,
+];
 
 #[derive(Default)]
 struct Tally {
     steps: u64,
     acknowledged: u64,
     refused: u64,
+    restored: u64,
     guests: u64,
     said: Vec<String>,
 }
@@ -93,8 +103,8 @@ pub(super) fn run(evidence: &Evidence, plan: &Plan, guests: usize, steps: usize)
     daemon.stop()?;
     fsck::clean(&image, plan.setup.format.offset_bytes())?;
     Ok(format!(
-        "{} guests, {} changes under them, {} of them refused at first; {} acknowledged, 0 lost",
-        tally.guests, tally.steps, tally.refused, tally.acknowledged
+        "{} guests, {} changes under them, {} of them refused at first, {} older copies refused; {} acknowledged, 0 lost",
+        tally.guests, tally.steps, tally.refused, tally.restored, tally.acknowledged
     ))
 }
 
@@ -249,6 +259,15 @@ fn between(
             rig.expect_alone("an orderly end with nobody attached")?;
             start(rig, random, tally)?;
         }
+        Between::Restored => {
+            let retained = rig.file_system()?.is_some_and(|found| found.mode == "retain");
+            rig.daemon.kill()?;
+            if retained {
+                refused_over_another(rig)?;
+                tally.restored += 1;
+            }
+            start(rig, random, tally)?;
+        }
         Between::Peer if before_last || plan.setup.survives.starts_with("power-window") => {}
         Between::Peer => {
             rig.daemon.end()?;
@@ -257,6 +276,23 @@ fn between(
         }
     }
     Ok(None)
+}
+
+/// A disk as it was made, in the place of one whose journal is in memory.
+fn refused_over_another(rig: &mut Rig) -> Result<()> {
+    let image = rig.remembered()?;
+    rig.blank()?;
+    let retaining = rig.setup.clone();
+    let served = rig.restart_as(&retaining);
+    let refused = matches!(&served, Err(LabError::Peer(_)));
+    if served.is_ok() {
+        rig.daemon.kill()?;
+    }
+    image.put_back()?;
+    if refused {
+        return Ok(());
+    }
+    Err(LabError::Broken(format!("an arena over an older copy of its image was not refused: {served:?}")))
 }
 
 /// The other server. The kernel ends a dead process's rings, and with them the locks of their files, in its own time.

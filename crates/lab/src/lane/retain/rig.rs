@@ -200,6 +200,20 @@ impl Rig {
         Ok(Snapshot { image: self.image.clone(), others, folder })
     }
 
+    /// Everything as it is. Nobody may be at work.
+    pub fn remembered(&self) -> Result<Snapshot> {
+        self.copy_all()
+    }
+
+    /// Makes the image what it was before anybody used it, in the same file.
+    pub fn blank(&self) -> Result<()> {
+        let failed = || format!("write {}", self.image.display());
+        let mut file = File::options().write(true).open(&self.image).context(failed)?;
+        file.set_len(0).context(failed)?;
+        file.set_len(self.setup.image_bytes).context(failed)?;
+        file.write_all(&self.setup.format.first_sector(self.setup.image_bytes)).context(failed)
+    }
+
     /// Remembers what is there, for evidence. Nobody may be at work.
     pub fn remember(&mut self) -> Result<()> {
         self.left = Some(self.copy_all()?);
