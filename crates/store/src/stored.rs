@@ -20,6 +20,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 
 use afterimage_block::Buffers;
 use rustix::fs::{fadvise, Advice};
@@ -33,6 +34,10 @@ const PAGE: u64 = 4096;
 const CHUNK: u64 = 2 << 20;
 /// Ranges that are looked at as a whole before their parts are.
 const STEPS: [u64; 3] = [1 << 30, 64 << 20, CHUNK];
+
+/// How often, and how long after one another, pages are tried to be evicted: three seconds in all.
+const EVICTIONS_MAX: u32 = 300;
+const EVICTION_RETRY: Duration = Duration::from_millis(10);
 
 /// How the stored copy is read.
 enum Past {
@@ -111,8 +116,7 @@ impl Lost<'_> {
             }
             Past::Evicting => {
                 cache.read_slice(shown, at)?;
-                fadvise(&*cached, at, std::num::NonZeroU64::new(len as u64), Advice::DontNeed)?;
-                if is_cached(cached, at, len as u64)? {
+                if !evict(cached, at, len as u64)? {
                     return Err(io::Error::other(
                         "its pages stay in the page cache, so it cannot be seen what storage holds: end whoever has the \
                          file mapped, or restart the host",
@@ -137,6 +141,19 @@ impl Lost<'_> {
         }
         Ok(written)
     }
+}
+
+/// Takes a range out of the page cache. `false` where it stays: the kernel itself holds a page now and then (reclaim, compaction,
+/// read-ahead that is under way), but not for long.
+fn evict(file: &File, at: u64, len: u64) -> io::Result<bool> {
+    for _ in 0..EVICTIONS_MAX {
+        fadvise(file, at, std::num::NonZeroU64::new(len), Advice::DontNeed)?;
+        if !is_cached(file, at, len)? {
+            return Ok(true);
+        }
+        std::thread::sleep(EVICTION_RETRY);
+    }
+    Ok(false)
 }
 
 /// Another description of the same file, for reading.
