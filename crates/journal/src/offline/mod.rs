@@ -78,10 +78,18 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
             report.gone = Some(why);
             None
         }
+        Err(Problem::Foreign(_)) if is_behind_its_log(&image) => None,
         Err(Problem::Gone(why) | Problem::Other(why)) => Some(why),
         Err(Problem::Foreign(why)) => Some(why.to_string()),
     };
     Ok(Some(report))
+}
+
+/// Whether a redo log holds requests that are not home: until they are, the image does not show what a daemon would see, and
+/// whether somebody else changed it cannot be said.
+fn is_behind_its_log(image: &Path) -> bool {
+    afterimage_order::offline::inspect(image)
+        .is_ok_and(|report| report.log.is_some_and(|log| log.records > 0))
 }
 
 /// What [`look`] found.
@@ -221,6 +229,7 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
             let busy = io::Error::new(io::ErrorKind::ResourceBusy, "another process has it open");
             return Err(JournalError::io(format!("opening the arena {}", state.arena.display()), busy).into());
         }
+        Err(Problem::Foreign(_)) if dry_run && is_behind_its_log(&image) => {}
         Err(Problem::Foreign(e)) => return Err(e),
         Err(Problem::Gone(why) | Problem::Other(why)) => return Err(JournalError::Corrupt(why).into()),
     }

@@ -137,6 +137,12 @@ fn live(
             evidence.note(guest.save(evidence.folder(), &format!("guest{round}")));
         }
         went?;
+        let next = *BETWEEN.choose(&mut random).unwrap_or(&Between::Nothing);
+        let restored = matches!(next, Between::Restored) && peer.is_none() && !last;
+        if restored {
+            // Before its guest, or it brings everything home.
+            rig.daemon.kill()?;
+        }
         guest.kill();
         guest.wait()?;
         tally.guests += 1;
@@ -159,7 +165,7 @@ fn live(
             peer.stop()?;
             start(rig, &mut random, tally)?;
         } else {
-            peer = between(plan, rig, round + 1 == guests, &mut random, tally)?;
+            peer = between(plan, rig, next, round + 1 == guests, &mut random, tally)?;
         }
     }
     Ok(())
@@ -237,11 +243,11 @@ fn start(rig: &mut Rig, random: &mut ChaCha8Rng, tally: &mut Tally) -> Result<()
 fn between(
     plan: &Plan,
     rig: &mut Rig,
+    what: Between,
     before_last: bool,
     random: &mut ChaCha8Rng,
     tally: &mut Tally,
 ) -> Result<Option<Daemon>> {
-    let what = *BETWEEN.choose(random).unwrap_or(&Between::Nothing);
     tally.said.push(format!("{what:?}"));
     match what {
         Between::Nothing => {}
@@ -260,9 +266,8 @@ fn between(
             start(rig, random, tally)?;
         }
         Between::Restored => {
-            let retained = rig.file_system()?.is_some_and(|found| found.mode == "retain");
-            rig.daemon.kill()?;
-            if retained {
+            // Whoever served last may have retained nothing.
+            if rig.is_retaining() {
                 refused_over_another(rig)?;
                 tally.restored += 1;
             }

@@ -200,6 +200,11 @@ impl Rig {
         Ok(Snapshot { image: self.image.clone(), others, folder })
     }
 
+    /// Whether an arena belongs to the image.
+    pub fn is_retaining(&self) -> bool {
+        state_of(&self.image).exists() && !self.arenas().is_empty()
+    }
+
     /// Everything as it is. Nobody may be at work.
     pub fn remembered(&self) -> Result<Snapshot> {
         self.copy_all()
