@@ -231,7 +231,7 @@ fn start(rig: &mut Rig, random: &mut ChaCha8Rng, tally: &mut Tally) -> Result<()
     let setup = if random.random_bool(0.4) { &passing } else { &retaining };
     tally.said.push(format!("{} {}", setup.journal, setup.survives));
     match rig.restart_as(setup) {
-        Err(LabError::Peer(_)) if setup.journal != retaining.journal => {
+        Err(error) if setup.journal != retaining.journal && refusal(&error).is_some() => {
             tally.refused += 1;
             tally.said.push("refused".to_owned());
             rig.restart_as(&retaining)
@@ -283,13 +283,26 @@ fn between(
     Ok(None)
 }
 
+/// What a daemon that refuses to serve says: with status 1, and last of all. (Status 2 would be this lane's mistake.)
+fn refusal(error: &LabError) -> Option<&str> {
+    match error {
+        LabError::Peer(what) if what.starts_with("afterimage would not start (exit status: 1)") => {
+            what.lines().last()
+        }
+        _ => None,
+    }
+}
+
 /// A disk as it was made, in the place of one whose journal is in memory.
 fn refused_over_another(rig: &mut Rig) -> Result<()> {
     let image = rig.remembered()?;
     rig.blank()?;
     let retaining = rig.setup.clone();
     let served = rig.restart_as(&retaining);
-    let refused = matches!(&served, Err(LabError::Peer(_)));
+    let words = served.as_ref().err().and_then(refusal);
+    // The redo log, where there is one, looks first.
+    let known = ["is not as it was left", "is an older copy than"];
+    let refused = words.is_some_and(|words| known.iter().any(|known| words.contains(known)));
     if served.is_ok() {
         rig.daemon.kill()?;
     }
