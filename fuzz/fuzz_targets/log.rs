@@ -4,5 +4,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    afterimage_order::redo::fuzz_log(data);
+    afterimage_fuzz_kit::redo_log::fuzz_log(data);
 });

@@ -22,16 +22,13 @@ mod admit;
 mod bell;
 mod blocking;
 mod buffers;
-pub mod conformance;
 mod disk;
 mod error;
 pub mod guest_copy;
 mod ids;
 mod medium;
 mod medium_disk;
-pub mod oracle;
 mod request;
-pub mod sim;
 mod tap;
 
 pub use admit::admit;

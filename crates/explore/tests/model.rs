@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use afterimage_block::sim::SimWorld;
 use afterimage_block::Medium as _;
+use afterimage_block_conformance::sim::SimWorld;
 use afterimage_explore::enumerate::Enumeration;
 use afterimage_explore::model::{cuts, Cut, Model};
 use afterimage_explore::state::digest;

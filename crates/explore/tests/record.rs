@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{conformance, Blocking, Disk, FlushKind, Sector};
+use afterimage_block::{Blocking, Disk, FlushKind, Sector};
 use afterimage_explore::record::{record, RecordOptions};
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
@@ -140,9 +140,9 @@ fn tapped_groups_conform_and_their_recordings_replay_to_what_the_files_hold() {
         if calm {
             one_at_a_time(&disks, seed);
         } else {
-            conformance::run(seed, 4000, || Arc::clone(&disks[1]))
+            afterimage_block_conformance::run(seed, 4000, || Arc::clone(&disks[1]))
                 .unwrap_or_else(|e| panic!("{contract}: {e}"));
-            conformance::run(seed, 1000, || Arc::clone(&disks[0]))
+            afterimage_block_conformance::run(seed, 1000, || Arc::clone(&disks[0]))
                 .unwrap_or_else(|e| panic!("{contract}: {e}"));
         }
         group.pause(None).expect("everything home");

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use afterimage_block::{conformance, Disk, Medium, MediumDisk};
+use afterimage_block::{Disk, Medium, MediumDisk};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::RetainDisk;
 use common::{wait_for_home, Memory};
@@ -20,7 +20,7 @@ fn retained(base: Vec<u8>, folder: &tempfile::TempDir) -> Arc<dyn Disk> {
 fn a_blank_disk_conforms() {
     for seed in 0..8 {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        conformance::run(seed, 400, || retained(vec![0; 8 << 20], &folder)).unwrap();
+        afterimage_block_conformance::run(seed, 400, || retained(vec![0; 8 << 20], &folder)).unwrap();
     }
 }
 
@@ -39,7 +39,7 @@ fn a_disk_with_a_file_system_conforms() {
     let base = std::fs::read(image.path()).unwrap();
     for seed in 0..8 {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        conformance::run(seed, 400, || retained(base.clone(), &folder)).unwrap();
+        afterimage_block_conformance::run(seed, 400, || retained(base.clone(), &folder)).unwrap();
     }
 }
 
@@ -47,6 +47,7 @@ fn a_disk_with_a_file_system_conforms() {
 fn several_lanes_at_once_conform() {
     for seed in 0..4 {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        conformance::run_threads(seed, 200, 3, || retained(vec![0; 8 << 20], &folder)).unwrap();
+        afterimage_block_conformance::run_threads(seed, 200, 3, || retained(vec![0; 8 << 20], &folder))
+            .unwrap();
     }
 }

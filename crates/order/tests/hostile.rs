@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use afterimage_block::sim::SimWorld;
 use afterimage_block::Medium;
+use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::log::{LogHeader, RecordHeader, PAGE_BYTES, RECORDS_OFFSET};
-use afterimage_order::redo::{fuzz_log, sample_log, scan};
+use afterimage_fuzz_kit::redo_log::{fuzz_log, sample_log};
+use afterimage_order::redo::scan;
 use proptest::prelude::*;
 
 const AREA_PAGES: usize = 8;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{conformance, BlockError, Blocking, Disk, FlushKind, Sector};
+use afterimage_block::{BlockError, Blocking, Disk, FlushKind, Sector};
 use afterimage_order::{Closing, Contract, Group, GroupOptions, HomeError};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
@@ -35,7 +35,7 @@ fn every_contract_conforms() {
             let folder = tempfile::tempdir().expect("a folder");
             let group = open(folder.path(), contract);
             let disk = Arc::clone(&group.disks()[0]);
-            let mut oracle = conformance::run(seed, 1500, || Arc::clone(&disk))
+            let mut oracle = afterimage_block_conformance::run(seed, 1500, || Arc::clone(&disk))
                 .unwrap_or_else(|e| panic!("{contract} seed {seed}: {e}"));
             // What was promised is there after an orderly end, too, in a plain raw file.
             drop(disk);
@@ -44,7 +44,7 @@ fn every_contract_conforms() {
             let names: Vec<_> = std::fs::read_dir(folder.path()).expect("list").flatten().collect();
             assert_eq!(names.len(), 2, "only the images are left: {names:?}");
             let plain: Arc<dyn Disk> = image(folder.path(), "a.raw", DirectMode::Off);
-            conformance::compare(seed, &plain, &mut oracle)
+            afterimage_block_conformance::compare(seed, &plain, &mut oracle)
                 .unwrap_or_else(|e| panic!("{contract} {seed}: {e}"));
         }
     }
@@ -56,7 +56,7 @@ fn lanes_on_several_threads_conform() {
         let folder = tempfile::tempdir().expect("a folder");
         let group = open(folder.path(), contract);
         let disk = Arc::clone(&group.disks()[1]);
-        conformance::run_threads(7, 5000, 4, || Arc::clone(&disk))
+        afterimage_block_conformance::run_threads(7, 5000, 4, || Arc::clone(&disk))
             .unwrap_or_else(|e| panic!("{contract}: {e}"));
         let status = group.status();
         let laps = status.log_appended_bytes / status.log_max_bytes.max(1);
@@ -74,8 +74,8 @@ fn lanes_on_several_threads_conform() {
 fn a_log_is_taken_over_after_a_death() {
     let folder = tempfile::tempdir().expect("a folder");
     let group = open(folder.path(), window(50));
-    let mut oracle =
-        conformance::run(3, 800, || Arc::clone(&group.disks()[0])).unwrap_or_else(|e| panic!("{e}"));
+    let mut oracle = afterimage_block_conformance::run(3, 800, || Arc::clone(&group.disks()[0]))
+        .unwrap_or_else(|e| panic!("{e}"));
     let acknowledged = group.status().acknowledged;
     drop(group);
     for _ in 0..3 {
@@ -83,13 +83,13 @@ fn a_log_is_taken_over_after_a_death() {
         let status = group.status();
         assert_eq!(status.acknowledged, acknowledged, "the same prefix every time");
         let disk = Arc::clone(&group.disks()[0]);
-        conformance::compare(3, &disk, &mut oracle).unwrap_or_else(|e| panic!("{e}"));
+        afterimage_block_conformance::compare(3, &disk, &mut oracle).unwrap_or_else(|e| panic!("{e}"));
     }
     // Another contract brings the log home first.
     let group = open(folder.path(), Contract::Power);
     assert!(!folder.path().join("a.raw.aflog").exists() && !folder.path().join("b.raw.afref").exists());
     let disk = Arc::clone(&group.disks()[0]);
-    conformance::compare(3, &disk, &mut oracle).unwrap_or_else(|e| panic!("{e}"));
+    afterimage_block_conformance::compare(3, &disk, &mut oracle).unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]

@@ -9,11 +9,11 @@ use std::sync::mpsc::channel;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::sim::{Fault, SimWorld};
 use afterimage_block::{
     BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Medium, MediumDisk,
     Operation, Request, Sector, Token,
 };
+use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, records_max, Config, Core, RedoDisk};
 use afterimage_order::VirtualClock;

@@ -4,8 +4,8 @@ use std::sync::mpsc::channel;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::sim::{Fault, SimWorld};
 use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector, SequenceNumber};
+use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, FEATURE_SETS, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, read_header, scan, Config, Core, RedoDisk, Scan, ScanError};
 use afterimage_order::{HomeError, VirtualClock};

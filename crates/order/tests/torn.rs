@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::sim::SimWorld;
 use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector};
+use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::checksum;
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, scan, Config, Core, RedoDisk};

@@ -1,10 +1,10 @@
-//! The suite of `afterimage_block::conformance` on real files: in memory, through the page cache, with O_DIRECT.
+//! The suite of `afterimage_block_conformance` on real files: in memory, through the page cache, with O_DIRECT.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use afterimage_block::conformance::{compare, run, run_read_only, run_threads};
 use afterimage_block::{Disk, MediumDisk};
+use afterimage_block_conformance::{compare, run, run_read_only, run_threads};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 use proptest::prelude::*;
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use afterimage_block::sim::SimWorld;
-use afterimage_block::{conformance, Disk, DiskIndex, Medium, MediumDisk, Tap as _};
+use afterimage_block::{Disk, DiskIndex, Medium, MediumDisk, Tap as _};
+use afterimage_block_conformance::sim::SimWorld;
 use afterimage_trace::{
     read_disk, read_medium, EventKind, Layer, Op, Recorder, Recording, Role, Sparse, TapDisk, Taps, TargetId,
 };
@@ -46,7 +46,7 @@ fn a_tapped_disk_conforms_and_the_recording_says_what_it_holds() {
         let path = folder.path().join("r.afrec");
         let recorder = Recorder::create(&path, &serde_json::Map::new()).expect("a recorder");
         let (medium, disk) = tapped(&recorder);
-        conformance::run(seed, 2000, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{e}"));
+        afterimage_block_conformance::run(seed, 2000, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{e}"));
         let finished = recorder.finish().expect("a recording");
         let recording = Recording::load(&path).expect("readable");
         assert_eq!(recording.events.len() as u64, finished.tally.events);
@@ -69,7 +69,8 @@ fn lanes_on_several_threads_conform_and_every_answer_follows_its_request() {
     let path = folder.path().join("r.afrec");
     let recorder = Recorder::create(&path, &serde_json::Map::new()).expect("a recorder");
     let (_, disk) = tapped(&recorder);
-    conformance::run_threads(3, 1000, 3, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{e}"));
+    afterimage_block_conformance::run_threads(3, 1000, 3, || Arc::clone(&disk))
+        .unwrap_or_else(|e| panic!("{e}"));
     recorder.finish().expect("a recording");
     let recording = Recording::load(&path).expect("readable");
     let mut waiting = HashMap::new();
@@ -103,12 +104,15 @@ fn a_read_only_disk_is_left_alone_and_a_finished_recorder_hears_nothing() {
         Role::Disk(1),
         afterimage_trace::Base::Own(Arc::new(Sparse::new(BYTES as u64))),
     );
-    conformance::run_read_only(1, &(Arc::new(TapDisk::new(read_only, Arc::clone(&recorder), target)) as _))
-        .unwrap_or_else(|e| panic!("{e}"));
+    afterimage_block_conformance::run_read_only(
+        1,
+        &(Arc::new(TapDisk::new(read_only, Arc::clone(&recorder), target)) as _),
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
     recorder.mark("x");
     recorder.finish().expect("a recording");
     let (_, disk) = tapped(&recorder);
-    conformance::run(1, 300, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{e}"));
+    afterimage_block_conformance::run(1, 300, || Arc::clone(&disk)).unwrap_or_else(|e| panic!("{e}"));
     let recording = Recording::load(&path).expect("readable");
     let only_flushes_and_the_mark = recording.events.iter().all(|e| match &e.kind {
         EventKind::Submit { op, .. } => *op == Op::Flush,

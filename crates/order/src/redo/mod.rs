@@ -33,7 +33,6 @@ mod core;
 mod dependency;
 mod extents;
 pub(crate) mod files;
-mod fuzz;
 pub(crate) mod group;
 mod header;
 mod index;
@@ -47,7 +46,6 @@ mod threads;
 mod window;
 
 pub use append::{index_bytes_max, payload_bytes_max, records_max};
-pub use fuzz::{fuzz_log, sample_log};
 pub use index::REGIONS_MAX;
 pub use lane::{RedoDisk, LANE_BYTES_MAX};
 pub use mutation::Mutation;

@@ -9,10 +9,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::sim::{CrashOptions, Fault, SimWorld};
 use afterimage_block::{
     Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector, Token,
 };
+use afterimage_block_conformance::sim::{CrashOptions, Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, Config, Core, Mutation, RedoDisk};
 use afterimage_order::{Clock, VirtualClock};

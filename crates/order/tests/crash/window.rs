@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::sim::SimWorld;
 use afterimage_block::{
     Blocking, Buffers, Completion, Disk as _, FlushKind, Lane, Medium, MediumDisk, Operation, Request,
     Sector, SequenceNumber, Token,
 };
+use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, Config, Core, RedoDisk};
 use afterimage_order::{Clock, VirtualClock};

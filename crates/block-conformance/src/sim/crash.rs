@@ -201,7 +201,7 @@ mod tests {
     use rand::SeedableRng as _;
 
     use super::*;
-    use crate::Medium;
+    use afterimage_block::Medium;
 
     #[test]
     fn what_was_synced_stays_and_the_rest_is_any_subset() {

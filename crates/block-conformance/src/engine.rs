@@ -8,11 +8,11 @@ use std::time::Duration;
 use rand::{Rng, RngExt};
 use rand_chacha::ChaCha8Rng;
 
-use super::memory::Memory;
-use super::plan::{Plan, Step};
-use super::{generator, Violation};
+use crate::memory::Memory;
 use crate::oracle::{Change, Moment, Oracle};
-use crate::{BlockError, Blocking, Completion, Disk, Lane, Operation, Request, Sector, Token};
+use crate::plan::{Plan, Step};
+use crate::{generator, Violation};
+use afterimage_block::{BlockError, Blocking, Completion, Disk, Lane, Operation, Request, Sector, Token};
 
 const LANES: usize = 3;
 /// Requests in flight on one lane.

@@ -7,7 +7,9 @@
 
 mod engine;
 mod memory;
+pub mod oracle;
 mod plan;
+pub mod sim;
 
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::oracle::Oracle;
-use crate::{Blocking, Disk, ErrorKind, FlushKind, Sector};
+use afterimage_block::{BlockError, Blocking, Disk, ErrorKind, FlushKind, Sector};
 
 use engine::Engine;
 use plan::Plan;
@@ -86,7 +88,7 @@ pub fn run_threads(
 /// A read-only disk answers reads with its content, refuses every change, and lets flushes pass.
 pub fn run_read_only(seed: u64, disk: &Arc<dyn Disk>) -> Result<(), Violation> {
     let violation = |what: String| Violation { seed, step: 0, what };
-    let failed = |what: &'static str| move |e: crate::BlockError| violation(format!("{what}: {e}"));
+    let failed = |what: &'static str| move |e: BlockError| violation(format!("{what}: {e}"));
     if !disk.geometry().read_only {
         return Err(violation("the disk does not say that it is read-only".into()));
     }

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::SECTOR_BYTES;
+use afterimage_block::SECTOR_BYTES;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
 

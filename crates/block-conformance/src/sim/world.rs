@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::Medium;
+use afterimage_block::Medium;
 
 /// The unit in which a dying process's last write may be cut.
 pub(super) const PAGE_BYTES: usize = 4096;

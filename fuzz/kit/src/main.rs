@@ -2,7 +2,7 @@
 //! to, disks with an ext4 and its journal, block traces in every format, and guest memories whose ring offers every
 //! virtio-blk request, direct and indirect.
 //! Run from the root:
-//! `cargo run -p afterimage-fuzz-seeds`.
+//! `cargo run -p afterimage-fuzz-kit`.
 
 mod traces;
 
@@ -10,7 +10,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use afterimage_order::redo::sample_log;
+use afterimage_fuzz_kit::redo_log::sample_log;
 use afterimage_trace::{sample_recording, sample_records};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;

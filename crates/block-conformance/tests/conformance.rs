@@ -5,11 +5,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use afterimage_block::conformance::{compare, run, run_read_only, run_threads};
 use afterimage_block::{
     admit, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Operation, Request,
     Sector,
 };
+use afterimage_block_conformance::{compare, run, run_read_only, run_threads};
 use proptest::prelude::*;
 
 const SECTORS: usize = 3000;

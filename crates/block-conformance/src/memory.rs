@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use crate::Buffers;
+use afterimage_block::Buffers;
 
 /// What fills the gaps between segments, and the segments of a read before it.
 pub(super) const FILLER: u8 = 0xa5;

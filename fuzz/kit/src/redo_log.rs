@@ -3,15 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::sim::SimWorld;
 use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector};
+use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::log::{ImageEntry, PAGE_BYTES, RECORDS_OFFSET};
 
-use super::core::{Config, Core};
-use super::lane::RedoDisk;
-use super::open::create_medium;
-use super::scan::{read_header, scan};
-use crate::VirtualClock;
+use afterimage_order::redo::{create_medium, read_header, scan, Config, Core, RedoDisk};
+use afterimage_order::VirtualClock;
 
 /// The largest images that are made up for a fuzzed log.
 const IMAGES_BYTES_MAX: u64 = 16 << 20;
@@ -59,15 +56,7 @@ pub fn sample_log() -> Vec<u8> {
 }
 
 fn config(log: Arc<dyn Medium>, homes: Vec<Arc<dyn Medium>>, incarnation: u64) -> Config {
-    Config {
-        window: Duration::from_millis(50),
-        clock: Arc::new(VirtualClock::default()),
-        log,
-        homes,
-        incarnation,
-        #[cfg(feature = "mutations")]
-        mutation: None,
-    }
+    Config::new(Duration::from_millis(50), Arc::new(VirtualClock::default()), log, homes, incarnation)
 }
 
 fn fuzz(bytes: Vec<u8>) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use crate::{FlushKind, Operation};
+use afterimage_block::{FlushKind, Operation};
 
 /// The longest ordinary request, in sectors.
 const SHORT_MAX: u64 = 64;

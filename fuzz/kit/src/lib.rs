@@ -1,0 +1,4 @@
+//! What fuzz targets and tests share, and no product carries: harnesses over the crates' public interfaces, and samples to
+//! start from. Harnesses that look into a crate stand in that crate, behind `cfg(any(test, fuzzing))`.
+
+pub mod redo_log;
