@@ -4,11 +4,15 @@
 //!   guest ──acknowledged writes───────────────────────────────────────────────────────────► killed ─► the next one: every record
 //!   daemon   retain ─ killed ─ retain ─ ended ─ passthrough ─ ended ─ retain ─ killed, begun, ended ─ ...
 //!   between guests: nothing, `recover`, a daemon's whole life with nobody attached, qemu-storage-daemon for the next guest,
-//!                   an older copy of the image in its place
+//!                   an older copy of the image in its place: a backup made under a guest, or the disk as it was made
 //! ```
+//!
+//! A backup in place of an image whose journal is in memory is refused; put back for good (the loss accepted, or after
+//! `recover`) it is what the next guest finds: every record that was acknowledged before it was made.
 //!
 //! A daemon may refuse to serve an image without the journal that belongs to it; then it is served with it.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
@@ -24,12 +28,15 @@ use crate::error::{LabError, Result};
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
 use crate::lane::Evidence;
+use crate::process::Workdir;
 
 /// Acknowledgements between two steps.
 const WORK: u64 = 25;
 /// QEMU looks for its daemon once a second.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(700);
 
+/// Long enough for what a guest says to arrive.
+const SETTLE: Duration = Duration::from_millis(80);
 /// How long an image may stay locked after its daemon's end.
 const LOCKED: Duration = Duration::from_secs(5);
 
@@ -38,6 +45,8 @@ const LOCKED: Duration = Duration::from_secs(5);
 enum Step {
     Flush,
     Paused,
+    /// `ctl copy`, while the guest stands still.
+    BackedUp,
     /// SIGKILL, and the next one.
     Killed,
     /// An orderly end, and the next one.
@@ -48,8 +57,15 @@ enum Step {
     KilledEarly,
 }
 
-const STEPS: [Step; 6] =
-    [Step::Flush, Step::Paused, Step::Killed, Step::Ended, Step::EndedEarly, Step::KilledEarly];
+const STEPS: [Step; 7] = [
+    Step::Flush,
+    Step::Paused,
+    Step::BackedUp,
+    Step::Killed,
+    Step::Ended,
+    Step::EndedEarly,
+    Step::KilledEarly,
+];
 
 /// What happens between two guests.
 #[derive(Clone, Copy, Debug)]
@@ -62,16 +78,40 @@ enum Between {
     Peer,
     /// With transactions in memory an older copy of the image is put in its place, and is refused; then the image is put back.
     Restored,
+    /// The last backup takes the image's place for good.
+    RolledBack,
 }
 
-const BETWEEN: [Between; 6] = [
+impl Between {
+    /// Whether the daemon dies before its guest. In the other order it brings everything home.
+    fn needs_memory(self) -> bool {
+        matches!(self, Between::Restored | Between::RolledBack)
+    }
+}
+
+const BETWEEN: [Between; 8] = [
     Between::Nothing,
     Between::DaemonKilled,
     Between::Recovered,
     Between::EndedAlone,
     Between::Peer,
     Between::Restored,
+    Between::RolledBack,
+    Between::RolledBack,
 ];
+
+/// A copy of the image.
+struct Backup {
+    folder: Workdir,
+    /// What had been acknowledged when it was made.
+    ledger: Ledger,
+}
+
+impl Backup {
+    fn image(&self) -> PathBuf {
+        self.folder.join("disk.raw")
+    }
+}
 
 #[derive(Default)]
 struct Tally {
@@ -79,6 +119,7 @@ struct Tally {
     acknowledged: u64,
     refused: u64,
     restored: u64,
+    rolled_back: u64,
     guests: u64,
     said: Vec<String>,
 }
@@ -103,8 +144,9 @@ pub(super) fn run(evidence: &Evidence, plan: &Plan, guests: usize, steps: usize)
     daemon.stop()?;
     fsck::clean(&image, plan.setup.format.offset_bytes())?;
     Ok(format!(
-        "{} guests, {} changes under them, {} of them refused at first, {} older copies refused; {} acknowledged, 0 lost",
-        tally.guests, tally.steps, tally.refused, tally.restored, tally.acknowledged
+        "{} guests, {} changes under them, {} of them refused at first, {} older copies refused, {} backups gone on with; \
+         {} acknowledged, 0 lost",
+        tally.guests, tally.steps, tally.refused, tally.restored, tally.rolled_back, tally.acknowledged
     ))
 }
 
@@ -118,6 +160,7 @@ fn live(
     let mut random = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut ledger: Option<Ledger> = None;
     let mut peer: Option<Daemon> = None;
+    let mut backup: Option<Backup> = None;
     for round in 0..=guests {
         let last = round == guests;
         let script = kills::script(plan, round, !last);
@@ -131,16 +174,14 @@ fn live(
             judge_end(&mut guest)
         } else {
             let steps = if peer.is_some() { 0 } else { steps };
-            go_through(rig, &mut guest, steps, &mut random, tally)
+            go_through(rig, &mut guest, steps, &mut random, (&mut backup, tally))
         };
         if went.is_err() {
             evidence.note(guest.save(evidence.folder(), &format!("guest{round}")));
         }
         went?;
         let next = *BETWEEN.choose(&mut random).unwrap_or(&Between::Nothing);
-        let restored = matches!(next, Between::Restored) && peer.is_none() && !last;
-        if restored {
-            // Before its guest, or it brings everything home.
+        if next.needs_memory() && peer.is_none() && !last {
             rig.daemon.kill()?;
         }
         guest.kill();
@@ -165,7 +206,11 @@ fn live(
             peer.stop()?;
             start(rig, &mut random, tally)?;
         } else {
-            peer = between(plan, rig, next, round + 1 == guests, &mut random, tally)?;
+            let before_last = round + 1 == guests;
+            peer = between(plan, rig, (next, before_last), backup.as_ref(), &mut random, tally)?;
+            if let (Between::RolledBack, Some(backup)) = (next, &backup) {
+                ledger = Some(backup.ledger.clone());
+            }
         }
     }
     Ok(())
@@ -177,7 +222,7 @@ fn go_through(
     guest: &mut Guest,
     steps: usize,
     random: &mut ChaCha8Rng,
-    tally: &mut Tally,
+    (backup, tally): (&mut Option<Backup>, &mut Tally),
 ) -> Result<()> {
     let mut wanted = WORK;
     for step in 0..=steps {
@@ -193,6 +238,13 @@ fn go_through(
         match step {
             Step::Flush => drop(rig.daemon.request(&json!({ "command": "flush" }))?),
             Step::Paused => drop(rig.daemon.hold()?),
+            Step::BackedUp => {
+                guest.pause()?;
+                std::thread::sleep(SETTLE);
+                let ledger = Ledger::of(guest.channel())?;
+                *backup = Some(Backup { folder: rig.back_up()?, ledger });
+                guest.resume()?;
+            }
             Step::Killed => {
                 rig.daemon.kill()?;
                 start(rig, random, tally)?;
@@ -243,8 +295,8 @@ fn start(rig: &mut Rig, random: &mut ChaCha8Rng, tally: &mut Tally) -> Result<()
 fn between(
     plan: &Plan,
     rig: &mut Rig,
-    what: Between,
-    before_last: bool,
+    (what, before_last): (Between, bool),
+    backup: Option<&Backup>,
     random: &mut ChaCha8Rng,
     tally: &mut Tally,
 ) -> Result<Option<Daemon>> {
@@ -268,9 +320,27 @@ fn between(
         Between::Restored => {
             // Whoever served last may have retained nothing.
             if rig.is_retaining() {
-                refused_over_another(rig)?;
+                let image = rig.remembered()?;
+                put_older(rig, backup, random)?;
+                expect_refused(rig)?;
+                rig.put_back(&image)?;
                 tally.restored += 1;
             }
+            start(rig, random, tally)?;
+        }
+        Between::RolledBack if backup.is_none() => start(rig, random, tally)?,
+        Between::RolledBack => {
+            tally.rolled_back += 1;
+            // A redo log belongs to its image alone: nobody can give it up by an option.
+            if rig.is_retaining() && rig.setup.survives == "guest-crash" && random.random_bool(0.5) {
+                put_older(rig, backup, random)?;
+                expect_refused(rig)?;
+                tally.restored += 1;
+                tally.said.push("loss accepted".to_owned());
+                return rig.restart_as(&Setup { accept_loss: true, ..rig.setup.clone() }).map(|()| None);
+            }
+            rig.recover()?;
+            put_older(rig, backup, random)?;
             start(rig, random, tally)?;
         }
         Between::Peer if before_last || plan.setup.survives.starts_with("power-window") => {}
@@ -293,22 +363,26 @@ fn refusal(error: &LabError) -> Option<&str> {
     }
 }
 
-/// A disk as it was made, in the place of one whose journal is in memory.
-fn refused_over_another(rig: &mut Rig) -> Result<()> {
-    let image = rig.remembered()?;
-    rig.blank()?;
+/// An older copy in the image's place, over it or as another file: the backup, or the disk as it was made.
+fn put_older(rig: &Rig, backup: Option<&Backup>, random: &mut ChaCha8Rng) -> Result<()> {
+    match backup {
+        Some(backup) => rig.put(&backup.image(), random.random_bool(0.5)),
+        None => rig.blank(),
+    }
+}
+
+/// The image in place is not the one whose journal is in memory.
+fn expect_refused(rig: &mut Rig) -> Result<()> {
     let retaining = rig.setup.clone();
     let served = rig.restart_as(&retaining);
     let words = served.as_ref().err().and_then(refusal);
     // The redo log, where there is one, looks first.
-    let known = ["is not as it was left", "is an older copy than"];
-    let refused = words.is_some_and(|words| known.iter().any(|known| words.contains(known)));
+    let known = ["is not as it was left", "is an older copy than", "belongs to another image"];
+    if words.is_some_and(|words| known.iter().any(|known| words.contains(known))) {
+        return Ok(());
+    }
     if served.is_ok() {
         rig.daemon.kill()?;
-    }
-    image.put_back()?;
-    if refused {
-        return Ok(());
     }
     Err(LabError::Broken(format!("an arena over an older copy of its image was not refused: {served:?}")))
 }

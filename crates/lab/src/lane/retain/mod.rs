@@ -119,7 +119,7 @@ pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
         let (guests, mounts) = if quick { (1, 4) } else { (5, 10) };
         for (name, plan) in remount::Plan::all(survives, guests, mounts, seed) {
             let case = format!("retain-remount-{label}{name}");
-            let quick = label.is_empty();
+            let quick = label.is_empty() && plan.is_quick();
             add(case, quick, Box::new(move |evidence| remount::run(evidence, &plan)));
         }
     }

@@ -6,7 +6,7 @@
 //!     ▲        ▲                                                                                             umount │
 //!     │        └─ flush, wait, pause, hand-over, a daemon's death, at random moments                                ▼
 //!     └─────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
-//!                                                                                    last cycle: killed, or a panic
+//!                                                               last cycle: killed, a panic, or another kernel by kexec
 //! ```
 //!
 //! What a guest recovers is large, so that its recovery lasts: thousands of blocks are committed and not home.
@@ -24,8 +24,9 @@ use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::channel::Arrival;
 use crate::error::{LabError, Result};
 use crate::fsck;
-use crate::guest::{Guest, Vmm};
+use crate::guest::{fetch_kernel, Guest, Vmm};
 use crate::lane::Evidence;
+use crate::powerfs::ModelName;
 
 /// A journal that holds all of a cycle.
 const MAKE: [(&str, &str); 2] = [("csum", "-J size=64"), ("plain", "-O ^metadata_csum,^64bit -J size=64")];
@@ -39,13 +40,25 @@ const RECORDS: u64 = 40;
 /// How long after a mount has begun something may happen. It lasts about as long.
 const MOUNT: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(120);
+/// On a kernel's command line: which one of its machine it is.
+const NUMBER: &str = "afterimage.kernel";
 /// What the guest says before it mounts.
 const MOUNTING: &str = r#"{"lane":"mounting"}"#;
+
+/// How one guest follows another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// A virtual machine of its own, after a death.
+    Machine,
+    /// In the same one, by kexec from under the mounted file system. (User Mode Linux has none.)
+    Kexec,
+}
 
 /// What is to be done.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     setup: Setup,
+    next: Next,
     guests: u64,
     /// Mounts of each guest.
     cycles: u64,
@@ -54,20 +67,33 @@ pub(super) struct Plan {
 
 impl Plan {
     /// A lane's plans: names, and what to do.
-    pub fn all(survives: &'static str, guests: u64, cycles: u64, seed: u64) -> Vec<(&'static str, Plan)> {
-        let plan = |(name, make)| {
-            let format = Format {
-                name,
-                make,
-                mount: "data=journal",
-                partition: false,
-                foreign_blocks: false,
-                quick: false,
-            };
-            let setup = Setup { image_bytes: IMAGE_BYTES, survives, keep: true, ..Setup::new(format) };
-            (name, Plan { setup, guests, cycles, seed })
-        };
-        MAKE.into_iter().map(plan).collect()
+    pub fn all(survives: &'static str, guests: u64, cycles: u64, seed: u64) -> Vec<(String, Plan)> {
+        let mut plans = Vec::new();
+        for (next, storage, how) in [
+            (Next::Machine, ModelName::None, ""),
+            (Next::Machine, ModelName::Hdd15k, "slow-"),
+            (Next::Kexec, ModelName::None, "kexec-"),
+        ] {
+            for (name, make) in MAKE {
+                let format = Format {
+                    name,
+                    make,
+                    mount: "data=journal",
+                    partition: false,
+                    foreign_blocks: false,
+                    quick: false,
+                };
+                let setup =
+                    Setup { image_bytes: IMAGE_BYTES, survives, keep: true, storage, ..Setup::new(format) };
+                plans.push((format!("{how}{name}"), Plan { setup, next, guests, cycles, seed }));
+            }
+        }
+        plans
+    }
+
+    /// Whether it is over in a minute or two.
+    pub fn is_quick(&self) -> bool {
+        self.next == Next::Machine && self.setup.storage == ModelName::None
     }
 }
 
@@ -123,36 +149,58 @@ pub(super) fn run(evidence: &Evidence, plan: &Plan) -> Result<String> {
 fn guests(evidence: &Evidence, plan: &Plan, rig: &mut Rig, tally: &mut Tally) -> Result<()> {
     let mut random = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut before: Option<Ledger> = None;
-    for number in 0..=plan.guests {
-        let script = script(plan, number);
-        let mut guest =
-            rig.guest(Vmm::Uml).memory_mib(GUEST_MEMORY_MIB).limit(PATIENCE * 4).start(&script)?;
-        let lived = live(plan, rig, &mut guest, number, &mut random, tally);
-        evidence.note(guest.save(evidence.folder(), &format!("guest{number}")));
-        let told = |error| match error {
+    let told = |number: u64| {
+        move |error| match error {
             LabError::Broken(what) => LabError::Broken(format!("guest {number}: {what}")),
             other => other,
-        };
-        lived.map_err(told)?;
+        }
+    };
+    let machines = match plan.next {
+        Next::Machine => (0..=plan.guests).map(|number| number..=number).collect(),
+        Next::Kexec => vec![0..=plan.guests],
+    };
+    for numbers in machines {
+        let first = *numbers.start();
+        let mut guest = start(plan, rig, first)?;
+        let mut seen = 0;
+        let lived = numbers.into_iter().try_for_each(|number| {
+            live(plan, rig, &mut guest, (number, &mut seen), &mut random, tally).map_err(told(number))
+        });
+        evidence.note(guest.save(evidence.folder(), &format!("guest{first}")));
+        lived?;
         guest.wait()?;
-        before = judge(before, &guest.channel().lines(), tally).map_err(told)?;
+        before = judge(before, &guest.channel().lines(), tally).map_err(told(first))?;
     }
     Ok(())
 }
 
-/// A guest from its begin until it is killed; the last one looks, and ends.
+fn start(plan: &Plan, rig: &Rig, first: u64) -> Result<Guest> {
+    let limit = PATIENCE * 4;
+    match plan.next {
+        Next::Machine => {
+            rig.guest(Vmm::Uml).memory_mib(GUEST_MEMORY_MIB).limit(limit).start(&script(plan, first))
+        }
+        Next::Kexec => {
+            let kernel = fetch_kernel()?;
+            let guest = rig.guest(Vmm::Qemu).environment("KERNEL", &kernel.image.to_string_lossy());
+            let guest = guest.memory_mib(2 * GUEST_MEMORY_MIB).limit(limit * plan.guests as u32);
+            guest.start(&scripts_by_kernel(plan))
+        }
+    }
+}
+
+/// A guest from its begin until it is killed; the last one looks, and ends. `seen` lines were read before.
 fn live(
     plan: &Plan,
     rig: &mut Rig,
     guest: &mut Guest,
-    number: u64,
+    (number, seen): (u64, &mut usize),
     random: &mut ChaCha8Rng,
     tally: &mut Tally,
 ) -> Result<()> {
-    let mut seen = 0;
     for cycle in 0..plan.mounts(number) {
-        let mounting = guest.channel().wait_for(seen, PATIENCE, "a mount", |arrival| {
-            seen += 1;
+        let mounting = guest.channel().wait_for(*seen, PATIENCE, "a mount", |arrival| {
+            *seen += 1;
             (arrival.line == MOUNTING).then_some(())
         });
         if !matches!(mounting, Ok(Some(()))) {
@@ -176,12 +224,15 @@ fn live(
     // The last cycle works on until it is killed.
     let worked = guest
         .channel()
-        .wait_for(seen, PATIENCE, "acknowledgements", |arrival| arrival.says("agent", "ack").then_some(()));
+        .wait_for(*seen, PATIENCE, "acknowledgements", |arrival| arrival.says("agent", "ack").then_some(()));
     if !matches!(worked, Ok(Some(()))) {
         judge_end(guest)?;
         return Err(LabError::Guest(format!("no acknowledgement: {worked:?}{}", guest.last_words())));
     }
     rig.expect_retained()?;
+    if plan.next == Next::Kexec {
+        return Ok(());
+    }
     std::thread::sleep(random.random_range(Duration::ZERO..MOUNT));
     if random.random_bool(0.5) {
         guest.panic()?;
@@ -283,9 +334,11 @@ fn script(plan: &Plan, number: u64) -> String {
             ));
         }
         if cycle + 1 == plan.cycles {
-            text.push_str(
-                "exec \"$AFTERIMAGE_AGENT\" ack-write /mnt/acks --seconds 600 --threads 2 --slots 96\n",
-            );
+            let work = "\"$AFTERIMAGE_AGENT\" ack-write /mnt/acks --seconds 600 --threads 2 --slots 96";
+            match plan.next {
+                Next::Machine => text.push_str(&format!("exec {work}\n")),
+                Next::Kexec => text.push_str(&format!("{work} &\nsleep 3\n{}", kexec(number + 1))),
+            }
         } else {
             // By turns as a crash leaves it, and with the journal's running transaction committed.
             let how = if at % 3 == 0 { " --commit" } else { "" };
@@ -297,4 +350,23 @@ fn script(plan: &Plan, number: u64) -> String {
         }
     }
     text
+}
+
+/// The script of a machine whose kernels follow each other: which one it is, its command line says.
+fn scripts_by_kernel(plan: &Plan) -> String {
+    let cases: String =
+        (0..=plan.guests).map(|number| format!("{number})\n{}exit 0\n;;\n", script(plan, number))).collect();
+    format!(
+        "kernel=$(sed -n 's/.*{NUMBER}=\\([0-9]*\\).*/\\1/p' /proc/cmdline)\n\
+         case ${{kernel:-0}} in\n{cases}esac\nexit 1\n"
+    )
+}
+
+/// The kernel of that number. Where a command line says something twice, the last one is meant here.
+fn kexec(number: u64) -> String {
+    format!(
+        "run=$(sed 's/.*afterimage.run=\\([^ ]*\\).*/\\1/' /proc/cmdline)\n\
+         \"$AFTERIMAGE_AGENT\" kexec $KERNEL $run/initramfs --arguments \"$(cat /proc/cmdline) {NUMBER}={number}\"\n\
+         echo 'kexec failed'\nexit 1\n"
+    )
 }

@@ -15,6 +15,7 @@ use crate::error::{Context, LabError, Result};
 use crate::guest::{Ended, Guest, GuestBuilder, Vmm};
 use crate::lane::Evidence;
 use crate::locate;
+use crate::powerfs::{ModelName, MountOptions, PowerMount};
 use crate::process::Workdir;
 
 use super::format::Format;
@@ -32,6 +33,10 @@ pub(super) struct Setup {
     pub survives: &'static str,
     pub keep: bool,
     pub retain_max: Option<&'static str>,
+    /// What the image stands on; the machine's own disk for [`ModelName::None`].
+    pub storage: ModelName,
+    /// `--accept-loss`.
+    pub accept_loss: bool,
 }
 
 impl Setup {
@@ -44,6 +49,8 @@ impl Setup {
             survives: "guest-crash",
             keep: false,
             retain_max: None,
+            storage: ModelName::None,
+            accept_loss: false,
         }
     }
 }
@@ -57,8 +64,31 @@ pub(super) struct Rig {
     /// What the last death of everybody left, before anybody went on from it.
     left: Option<Snapshot>,
     // Declared last: the folders go after whoever uses them.
-    _folder: Workdir,
+    _folder: Folder,
     _memory: Workdir,
+}
+
+/// Where the image is.
+enum Folder {
+    Plain(Workdir),
+    Modelled(PowerMount),
+}
+
+impl Folder {
+    fn new(storage: ModelName) -> Result<Folder> {
+        if storage == ModelName::None {
+            return Workdir::new("retain").map(Folder::Plain);
+        }
+        let options = MountOptions { model: storage, ..MountOptions::default() };
+        PowerMount::mount(&options).map(Folder::Modelled)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        match self {
+            Folder::Plain(folder) => folder.join(name),
+            Folder::Modelled(mount) => mount.join(name),
+        }
+    }
 }
 
 /// A disk, its arena and the file between the two, as they stood at one moment.
@@ -91,7 +121,7 @@ impl Snapshot {
 impl Rig {
     /// Makes the image, partitioned but not formatted, and serves it.
     pub fn new(setup: Setup) -> Result<Rig> {
-        let folder = Workdir::new("retain")?;
+        let folder = Folder::new(setup.storage)?;
         let memory = Workdir::new_in(Path::new("/dev/shm"), "arena")?;
         let image = folder.join("disk.raw");
         daemon::create_image(&image, setup.image_bytes)?;
@@ -110,6 +140,9 @@ impl Rig {
         }
         if let Some(most) = setup.retain_max {
             extra.extend(["--retain-max".to_owned(), most.to_owned()]);
+        }
+        if setup.accept_loss {
+            extra.push("--accept-loss".to_owned());
         }
         ServeOptions {
             keep: setup.keep,
@@ -210,6 +243,40 @@ impl Rig {
         self.copy_all()
     }
 
+    /// A copy of the served image, as its users make one, in a folder.
+    pub fn back_up(&self) -> Result<Workdir> {
+        let socket = self.daemon.control_socket();
+        let socket =
+            socket.ok_or_else(|| LabError::Missing("the daemon has no control socket".to_owned()))?;
+        let folder = Workdir::new("backup")?;
+        daemon::run(Command::new(locate::product()?).arg("ctl").arg(socket).arg("copy").arg(folder.path()))?;
+        Ok(folder)
+    }
+
+    /// Puts a copy in the image's place: over it, or as another file of its name. Nobody may be at work.
+    pub fn put(&self, copied: &Path, as_another_file: bool) -> Result<()> {
+        // What was set aside for an earlier copy is nobody's any more.
+        let _ = fs::remove_file(self.aside());
+        if !as_another_file {
+            return copy_into(copied, &self.image);
+        }
+        rename(&self.image, &self.aside())?;
+        copy(copied, &self.image)
+    }
+
+    /// Undoes it: with a snapshot from before where the image was overwritten.
+    pub fn put_back(&self, before: &Snapshot) -> Result<()> {
+        if self.aside().exists() {
+            return rename(&self.aside(), &self.image);
+        }
+        before.put_back()
+    }
+
+    /// Where the image is while another file has its name.
+    fn aside(&self) -> PathBuf {
+        self.image.with_extension("aside")
+    }
+
     /// Makes the image what it was before anybody used it, in the same file.
     pub fn blank(&self) -> Result<()> {
         let failed = || format!("write {}", self.image.display());
@@ -290,6 +357,10 @@ fn state_of(image: &Path) -> PathBuf {
     let mut state = image.as_os_str().to_owned();
     state.push(".state");
     PathBuf::from(state)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).context(|| format!("rename {}", from.display()))
 }
 
 /// Copies a file, holes kept.
