@@ -11,7 +11,7 @@
 //!
 //! What a guest recovers is large, so that its recovery lasts: thousands of blocks are committed and not home.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -119,8 +119,34 @@ const MEANWHILE: [Meanwhile; 8] = [
     Meanwhile::Killed,
 ];
 
+/// `keep` gives up a daemon that dies five times in a row within 10 s of its start.
+#[derive(Default)]
+struct Deaths {
+    started: Option<Instant>,
+    quick: u32,
+}
+
+impl Deaths {
+    const QUICK: Duration = Duration::from_secs(12);
+    const QUICK_MAX: u32 = 3;
+
+    /// The same, or a pause where one more death would be too many.
+    fn spared(&mut self, what: Meanwhile) -> Meanwhile {
+        let quick = self.started.is_none_or(|at| at.elapsed() < Deaths::QUICK);
+        match what {
+            Meanwhile::Killed if quick && self.quick >= Deaths::QUICK_MAX => return Meanwhile::Pause,
+            Meanwhile::Killed => self.quick = if quick { self.quick + 1 } else { 1 },
+            Meanwhile::HandedOver => {}
+            _ => return what,
+        }
+        self.started = Some(Instant::now());
+        what
+    }
+}
+
 #[derive(Default)]
 struct Tally {
+    deaths: Deaths,
     mounts: u64,
     acknowledged: u64,
     stamped: u64,
@@ -210,7 +236,7 @@ fn live(
         // The first guest's first file system is new.
         tally.mounts += u64::from((number, cycle) != (0, 0));
         std::thread::sleep(random.random_range(Duration::ZERO..MOUNT));
-        let what = *MEANWHILE.choose(random).unwrap_or(&Meanwhile::Nothing);
+        let what = tally.deaths.spared(*MEANWHILE.choose(random).unwrap_or(&Meanwhile::Nothing));
         tracing::debug!(number, cycle, ?what, "remount");
         disturb(rig, what)?;
         tally.disturbances += u64::from((number, cycle) != (0, 0) && what != Meanwhile::Nothing);
