@@ -8,8 +8,9 @@ use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Sector};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
-use afterimage_journal::retain::{HomeError, HomeWriter, Options};
+use afterimage_journal::retain::Options;
 use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
 use afterimage_store::FileMedium;
 
 const MIB: u64 = 1 << 20;
@@ -23,7 +24,7 @@ impl HomeWriter for Sets {
     fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
         let bytes = blocks.iter().map(|(_, b)| b.len() as u64).sum();
         match bytes > self.bytes_max {
-            true => Err(HomeError::TooLarge { bytes, bytes_max: self.bytes_max }),
+            true => Err(HomeError::TooLarge { bytes, max_bytes: self.bytes_max }),
             false => Ok(()),
         }
     }

@@ -23,9 +23,10 @@ use afterimage_block::{
     BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced, Request, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
-use afterimage_journal::retain::{HomeError, HomeWriter, Options};
+use afterimage_journal::retain::Options;
 use afterimage_journal::{JournalError, RetainDisk};
 use afterimage_order::redo::RedoDisk;
+use afterimage_order::{HomeError, HomeWriter};
 use rustc_hash::FxHashSet;
 use tempfile::TempDir;
 
@@ -203,10 +204,7 @@ impl Home {
             match core.try_write_set(self.disk, blocks) {
                 Ok(Some(_)) => return Ok(()),
                 Ok(None) => lock(&self.device).make_room().map_err(|e| broken(&e))?,
-                Err(afterimage_order::HomeError::TooLarge { bytes, max_bytes }) => {
-                    return Err(HomeError::TooLarge { bytes, bytes_max: max_bytes })
-                }
-                Err(afterimage_order::HomeError::Block(e)) => return Err(e.into()),
+                Err(error) => return Err(error),
             }
         }
         Err(broken(&"the redo log stays full whatever is brought home").into())
@@ -221,6 +219,10 @@ impl HomeWriter for Home {
             true => blocks.chunks(1).try_for_each(|block| self.write(block)),
             false => self.write(blocks),
         }
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
     }
 }
 

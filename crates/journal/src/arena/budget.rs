@@ -5,7 +5,9 @@
 //! takes it from there. Only to replace a block, where all memory is content, is one page more taken, a disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::map::PAGE;
 use super::pool::Pool;
@@ -73,7 +75,7 @@ impl Budget {
     pub(super) fn join(&self, pool: &Arc<Pool>, used_bytes: u64, slots: u32) {
         self.0.used_bytes.fetch_add(used_bytes, Ordering::Relaxed);
         self.take_memory_anyway(slots);
-        let mut pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.0.pools.lock();
         pools.retain(|other| other.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
     }
@@ -82,7 +84,7 @@ impl Budget {
     pub(super) fn part(&self, pool: &Arc<Pool>, used_bytes: u64, slots: u32) {
         self.give(used_bytes);
         self.give_memory(slots);
-        let mut pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.0.pools.lock();
         pools.retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(pool)));
     }
 
@@ -121,7 +123,7 @@ impl Budget {
     /// Takes memory of free slots from the arena that has most of them. Whether there was any.
     fn reclaim(&self, slots_max: u32) -> bool {
         let pools: Vec<Arc<Pool>> = {
-            let pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+            let pools = self.0.pools.lock();
             pools.iter().filter_map(Weak::upgrade).collect()
         };
         let Some(pool) = pools.iter().max_by_key(|pool| pool.space().hot_slots()) else { return false };

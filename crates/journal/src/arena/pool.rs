@@ -5,7 +5,8 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::file;
 use super::space::Space;
@@ -33,7 +34,7 @@ impl Pool {
 
     /// Who is to give a slot memory holds this meanwhile: a run that is being filled must not be emptied.
     pub(super) fn space(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+        self.space.lock()
     }
 
     /// Gives memory of free slots back but for `keep` of them. Says of how many.

@@ -21,9 +21,9 @@ use afterimage_block::{
     admit, BlockError, Buffers, Completion, FlushKind, Geometry, Health, Lane, Operation, Request, Sector,
     Token, SECTOR_BYTES,
 };
+use slab::Slab;
 
 use super::lend::{self, Lender};
-use super::slots::Slots;
 use super::Shared;
 use crate::retain::{Change, Part, Ranges, ReadPart, Track};
 
@@ -87,9 +87,9 @@ pub(super) struct RetainLane {
     shared: Arc<Shared>,
     ranges: Arc<Ranges>,
     version: u64,
-    wholes: Slots<Whole>,
-    pieces: Slots<Piece>,
-    below: Slots<Below>,
+    wholes: Slab<Whole>,
+    pieces: Slab<Piece>,
+    below: Slab<Below>,
     /// Requests below as they came.
     passed: usize,
     lender: Lender,
@@ -114,9 +114,9 @@ impl RetainLane {
             ranges: Arc::default(),
             version: 0,
             shared,
-            wholes: Slots::default(),
-            pieces: Slots::default(),
-            below: Slots::default(),
+            wholes: Slab::new(),
+            pieces: Slab::new(),
+            below: Slab::new(),
             passed: 0,
             lender: Lender::default(),
             stuck: None,
@@ -157,7 +157,7 @@ impl RetainLane {
     fn end_if_over(&mut self, whole: usize) {
         let over = |w: &mut Whole| w.is_split() && w.pieces_left == 0 && !w.waits;
         if self.wholes.get_mut(whole).is_some_and(over) {
-            if let Some(Whole { request, result, .. }) = self.wholes.remove(whole) {
+            if let Some(Whole { request, result, .. }) = self.wholes.try_remove(whole) {
                 self.done.push(Completion { token: request.token, result });
             }
         }
@@ -409,7 +409,7 @@ impl RetainLane {
         let Some(entry) = self.pieces.get_mut(piece) else { return };
         entry.parts_left -= 1;
         let (index, over) = (entry.whole, entry.parts_left == 0);
-        let lent = if over { self.pieces.remove(piece).and_then(|piece| piece.lent) } else { None };
+        let lent = if over { self.pieces.try_remove(piece).and_then(|piece| piece.lent) } else { None };
         lent.into_iter().for_each(|piece| self.lender.take_back(piece));
         let Some(whole) = self.wholes.get_mut(index) else { return };
         whole.pieces_left -= usize::from(over);
@@ -462,7 +462,7 @@ impl Lane for RetainLane {
         let mut reaped = std::mem::take(&mut self.reaped);
         self.lower.reap(&mut reaped);
         for answer in reaped.drain(..) {
-            match self.below.remove(answer.token.0 as usize) {
+            match self.below.try_remove(answer.token.0 as usize) {
                 None => {}
                 Some(Below::Whole(token)) => {
                     self.passed -= 1;

@@ -2,14 +2,14 @@
 
 mod lane;
 mod lend;
-mod slots;
 
 pub use lane::LANE_BYTES_MAX;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::arena::Arena;
 use crate::error::JournalError;
@@ -36,19 +36,19 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Retainer> {
-        self.retainer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.retainer.lock()
     }
 
     /// Tells the other lanes what changed. Before the request that changed it completes.
     fn publish(&self, retainer: &Retainer) {
         if self.version.load(Ordering::Relaxed) != retainer.version() {
-            *self.ranges.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(retainer.ranges());
+            *self.ranges.lock() = Arc::new(retainer.ranges());
             self.version.store(retainer.version(), Ordering::Release);
         }
     }
 
     fn ranges(&self) -> Arc<Ranges> {
-        Arc::clone(&self.ranges.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.ranges.lock())
     }
 }
 

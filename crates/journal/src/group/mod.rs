@@ -14,21 +14,21 @@
 
 mod error;
 mod prepare;
-mod window;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use afterimage_block::{Disk, SequenceNumber};
-use afterimage_order::{Closing, Contract, Group, GroupStatus, Subscription};
+use afterimage_order::{Closing, Contract, Group, GroupStatus, HomeWriter, Subscription};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::arena::{Arena, Budget};
 use crate::disk::RetainDisk;
 use crate::error::JournalError;
-use crate::retain::{HomeWriter, Options};
+use crate::retain::Options;
 use crate::state_file::{self, State};
 use crate::status::DiskStatus;
 
@@ -344,7 +344,7 @@ impl RetainGroup {
     fn stop_thread(&self) {
         self.shared.gate().stop = true;
         self.shared.wake.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if thread.is_some_and(|t| t.join().is_err()) {
             tracing::error!("the checkpointing thread panicked");
         }
@@ -382,7 +382,7 @@ impl Drop for RetainGroup {
 
 impl Shared {
     fn gate(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gate.lock()
     }
 
     /// Keeps the budget below seven eighths: absorbing a write should not have to wait for a checkpoint.
@@ -404,10 +404,7 @@ impl Shared {
             } else {
                 LOOK
             };
-            gate = match self.wake.wait_timeout(gate, wait) {
-                Ok((gate, _)) => gate,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            self.wake.wait_for(&mut gate, wait);
         }
     }
 
@@ -451,7 +448,7 @@ fn join(
 ) -> Result<(Member, prepare::Fresh), RetainError> {
     let PreparedDisk { image, state_path, arena, state, mut fresh } = prepared;
     let home: Option<Arc<dyn HomeWriter>> = match contract {
-        Contract::PowerWindow { .. } => Some(Arc::new(window::WindowHome(group.home_writer(index)?))),
+        Contract::PowerWindow { .. } => Some(group.home_writer(index)?),
         _ => None,
     };
     let options = Options {

@@ -23,7 +23,7 @@ mod checksum;
 mod ext4;
 mod extents;
 mod foreign;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testkit"))]
 pub mod fuzz;
 mod group;
 mod inode;

@@ -13,8 +13,11 @@
 mod block;
 mod checksum;
 pub(crate) mod empty;
+#[cfg(any(test, feature = "testkit"))]
 pub mod encode;
+#[cfg(any(test, feature = "testkit"))]
 pub mod fuzz;
+#[cfg(any(test, feature = "testkit"))]
 pub mod oracle;
 
 use afterimage_block::BlockError;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use afterimage_block::Medium;
+use parking_lot::Mutex;
 
 /// Bytes of a piece that is kept in memory.
 const PIECE: u64 = 4096;
@@ -28,7 +28,7 @@ impl<M: Medium> Overlay<M> {
 
     /// Bytes written so far, every write counted.
     pub(super) fn written_bytes(&self) -> u64 {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).written_bytes
+        self.state.lock().written_bytes
     }
 
     /// Splits a range at pieces: piece, offset within it, length.
@@ -59,7 +59,7 @@ impl<M: Medium> Medium for Overlay<M> {
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.below.read_at(buf, offset)?;
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let mut done = 0;
         for (piece, from, len) in Self::split(offset, buf.len()) {
             if let Some(content) = state.pieces.get(&piece) {
@@ -72,7 +72,7 @@ impl<M: Medium> Medium for Overlay<M> {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.written_bytes += buf.len() as u64;
         let mut done = 0;
         for (piece, from, len) in Self::split(offset, buf.len()) {

@@ -3,42 +3,13 @@
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Blocking, Disk, FlushKind, Sector, SECTOR_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
 
 use crate::ids::{Block, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::layout::Source;
 
 /// Largest write of one go, in bytes.
 const RUN_BYTES_MAX: usize = 1 << 20;
-
-/// Why a set of home writes was not taken.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum HomeError {
-    /// It is larger than what can ever be atomic; nothing was written.
-    #[error("a transaction of {bytes} bytes is larger than the {bytes_max} that can become durable at once")]
-    TooLarge {
-        /// Its size.
-        bytes: u64,
-        /// The bound.
-        bytes_max: u64,
-    },
-    /// The disk below failed.
-    #[error(transparent)]
-    Block(#[from] BlockError),
-}
-
-/// Takes a transaction's home writes as one: after a power cut all of them are there, or none.
-pub trait HomeWriter: Send + Sync {
-    /// Returns when the set has its place in the disk's history, before everything that is submitted later.
-    ///
-    /// # Errors
-    /// See [`HomeError`].
-    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError>;
-
-    /// The largest set that is taken, in bytes of its blocks.
-    fn atomic_bytes_max(&self) -> u64 {
-        u64::MAX
-    }
-}
 
 /// A synchronous way into the lower disk.
 pub(super) struct Below {

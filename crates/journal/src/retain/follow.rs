@@ -2,9 +2,10 @@
 
 use super::inflight::Match;
 use afterimage_block::{Sector, SECTOR_BYTES};
+use afterimage_order::HomeError;
 
 use super::volume::{Committed, Log, Position};
-use super::{HomeError, Mutation, Retainer, View};
+use super::{Mutation, Retainer, View};
 use crate::area::{Tuple, VersionState};
 use crate::error::JournalError;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
@@ -172,7 +173,7 @@ impl Retainer {
         tuples.sort_unstable_by_key(|t| t.home);
         let (bytes, bytes_max) = ((tuples.len() * BLOCK_BYTES) as u64, self.below.atomic_bytes_max());
         if bytes > bytes_max {
-            return self.leave(v, &HomeError::TooLarge { bytes, bytes_max }.to_string(), true);
+            return self.leave(v, &HomeError::TooLarge { bytes, max_bytes: bytes_max }.to_string(), true);
         }
         let Some(copies) = self.copies(v, &tuples)? else {
             return self.leave(v, "of a transaction too little is in memory to become durable at once", true);

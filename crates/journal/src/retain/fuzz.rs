@@ -7,11 +7,13 @@
 //! What must hold: nothing panics, the arena keeps its bound, and sectors outside the file system hold what the guest wrote.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::{Buffers, Medium, MediumDisk, Sector, SECTOR_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
+use parking_lot::Mutex;
 
-use super::{Change, HomeError, HomeWriter, Options, Part, ReadPart, Retainer, Track};
+use super::{Change, Options, Part, ReadPart, Retainer, Track};
 use crate::arena::{Arena, ArenaIdentity};
 use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
 use crate::layout::superblock::{Features, JournalSuperblock};
@@ -27,7 +29,7 @@ struct Memory(Arc<Mutex<Vec<u8>>>);
 
 impl Memory {
     fn with<T>(&self, act: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.0.lock())
     }
 }
 
@@ -63,12 +65,16 @@ impl Medium for Memory {
 impl HomeWriter for Memory {
     fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
         if blocks.len() > 40 {
-            return Err(HomeError::TooLarge { bytes: 0, bytes_max: 0 });
+            return Err(HomeError::TooLarge { bytes: 0, max_bytes: 0 });
         }
         for (sector, content) in blocks {
             self.with(|bytes| bytes[sector.0 as usize * 512..][..content.len()].copy_from_slice(content));
         }
         Ok(())
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
     }
 }
 

@@ -20,7 +20,7 @@ mod checkpoint;
 mod classes;
 mod errors;
 mod follow;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testkit"))]
 pub mod fuzz;
 mod home;
 mod inflight;
@@ -38,6 +38,7 @@ mod write;
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Buffers, Disk, Sector, SECTOR_BYTES};
+use afterimage_order::HomeWriter;
 
 use crate::area::JournalArea;
 use crate::arena::{Arena, VolumeId};
@@ -46,7 +47,6 @@ use crate::ids::{AreaBlock, Block, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::log::AreaView;
 
 use below::Below;
-pub use below::{HomeError, HomeWriter};
 pub use classes::Classes;
 use inflight::InFlight;
 pub use inflight::Track;

@@ -13,8 +13,9 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::retain::{HomeError, HomeWriter, Mutation, Options};
+use afterimage_journal::retain::{Mutation, Options};
 use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
 
 /// A disk in memory.
 pub struct Memory(Mutex<Vec<u8>>);
@@ -198,6 +199,10 @@ impl HomeWriter for Now {
             memory.as_ref().unwrap().write_at(content, sector.0 * 512).unwrap();
         }
         Ok(())
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
     }
 }
 

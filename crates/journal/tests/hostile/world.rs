@@ -13,8 +13,9 @@ use afterimage_block::{
     Buffers, Completion, Disk, FlushKind, Lane, Medium, Operation, Quiesced, Request, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
-use afterimage_journal::retain::{HomeError, HomeWriter, Mutation, Options};
+use afterimage_journal::retain::{Mutation, Options};
 use afterimage_journal::{DiskStatus, RetainDisk};
+use afterimage_order::{HomeError, HomeWriter};
 
 use crate::below::{DelayedDisk, Faults};
 use crate::common::{replayed, Memory};
@@ -62,12 +63,16 @@ impl HomeWriter for Now {
     fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
         let bytes: usize = blocks.iter().map(|(_, b)| b.len()).sum();
         if bytes > 600 << 10 {
-            return Err(HomeError::TooLarge { bytes: bytes as u64, bytes_max: 600 << 10 });
+            return Err(HomeError::TooLarge { bytes: bytes as u64, max_bytes: 600 << 10 });
         }
         for (sector, content) in blocks {
             self.0.write_at(content, sector.0 * 512).unwrap();
         }
         Ok(())
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
     }
 }
 
