@@ -1,7 +1,7 @@
 //! The daemon's own recovery of a crash state.
 //!
 //! ```text
-//!   state (images, log) ─► Scratch media ─► Core::open ─► everything home ─► images for the guest's recovery, digest
+//!   state (images, log) ─► Scratch media ─► Redo::open ─► everything home ─► images for the guest's recovery, digest
 //!                                              └ refuses: the state is inconsistent, and the refusal says why
 //! ```
 //!
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::Medium;
-use afterimage_order::redo::{Config, Core, TakeOverError};
+use afterimage_order::redo::{Config, Redo, TakeOverError};
 use afterimage_order::{Replayed, VirtualClock};
 
 use crate::hash;
@@ -90,8 +90,8 @@ fn bring_home(
 ) -> Result<(u64, Option<Replayed>), Refused> {
     match open(log, images, options) {
         Ok(core) => {
-            core.checkpoint_all().map_err(|e| refused(&e))?;
-            Ok((core.home().0, core.replayed()))
+            core.going_home.all().map_err(|e| refused(&e))?;
+            Ok((core.board.sequence.home.get().0, core.replayed()))
         }
         // The orderly end had brought everything home.
         Err(TakeOverError::Clean) => Ok((0, None)),
@@ -103,7 +103,7 @@ fn open(
     log: &Arc<Scratch>,
     images: &[Arc<Scratch>],
     options: &RecoveryOptions,
-) -> Result<Arc<Core>, TakeOverError> {
+) -> Result<Arc<Redo>, TakeOverError> {
     // New to this log, as one drawn at random would be, and the same for the same state.
     let digest = log.image().digest();
     let incarnation = hash::mix(digest as u64 ^ hash::mix((digest >> 64) as u64));
@@ -114,7 +114,7 @@ fn open(
         images.iter().map(|image| Arc::clone(image) as Arc<dyn Medium>).collect(),
         incarnation,
     );
-    Core::open(match &options.configure {
+    Redo::open(match &options.configure {
         Some(configure) => configure(config),
         None => config,
     })

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::mem::discriminant;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Event;
 
@@ -56,7 +58,7 @@ struct Inbox {
 
 impl Inbox {
     fn unread(&self) -> MutexGuard<'_, Unread> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unread.lock()
     }
 }
 
@@ -83,7 +85,7 @@ pub(crate) struct Events(Mutex<Vec<Weak<Inbox>>>);
 impl Events {
     pub(crate) fn subscribe(&self, wake: Wake) -> Subscription {
         let inbox = Arc::new(Inbox { unread: Mutex::default(), wake });
-        let mut subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subscribers = self.0.lock();
         // Those that left, also where nothing is ever published.
         subscribers.retain(|subscriber| subscriber.strong_count() > 0);
         subscribers.push(Arc::downgrade(&inbox));
@@ -92,7 +94,7 @@ impl Events {
 
     /// Delivers to everybody who still listens. Never waits for a reader.
     pub(crate) fn publish(&self, event: &Event) {
-        let subscribers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let subscribers = self.0.lock();
         for inbox in subscribers.iter().filter_map(Weak::upgrade) {
             inbox.unread().push(event.clone());
             (inbox.wake)();
@@ -132,7 +134,7 @@ mod tests {
         let events = Events::default();
         let stays = events.subscribe(Box::new(|| {}));
         (0..1000).for_each(|_| drop(events.subscribe(Box::new(|| {}))));
-        let listed = || events.0.lock().unwrap().len();
+        let listed = || events.0.lock().len();
         assert!(listed() <= 2, "{} subscribers are remembered", listed());
         events.publish(&Event::Resumed);
         assert!(matches!(stays.next(), Some(Event::Resumed)));

@@ -4,12 +4,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, SequenceNumber, Tap};
+use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber, Tap};
 use afterimage_store::ImageStore;
 
-use crate::direct_group::DirectGroup;
-use crate::redo::group::RedoGroup;
-use crate::{Closing, Contract, GroupStatus, HomeWriter, OpenError, Subscription};
+use crate::backend::Backend;
+use crate::board::Board;
+use crate::{direct, redo};
+use crate::{Closing, Contract, Event, GroupStatus, HomeWriter, OpenError, Replayed, Subscription};
+
+/// A pause brings this part of the log home at once, and an end with a time limit that: so they notice that it is over.
+const PAUSE_PARTS: u64 = 4;
+const CLOSE_PARTS: u64 = 16;
 
 /// How a group is opened.
 #[derive(Clone, Debug)]
@@ -40,13 +45,17 @@ impl GroupOptions {
 /// The disks of one guest under one contract. Dropping a group does what a process's death does: nothing is lost, and
 /// a redo log stays for the next opening; [`Group::close`] is the orderly end.
 pub struct Group {
-    inner: Inner,
+    backend: Box<dyn Backend>,
+    board: Arc<Board>,
     contract: Contract,
+    replayed: Option<Replayed>,
 }
 
-enum Inner {
-    Direct(DirectGroup),
-    Redo(RedoGroup),
+/// A backend, and what opening it has found.
+pub(crate) struct Opened {
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) replayed: Option<Replayed>,
 }
 
 impl Group {
@@ -55,38 +64,33 @@ impl Group {
     ///
     /// Under `power-window` and `guest-crash` open the images buffered ([`afterimage_store::DirectMode::Off`]):
     /// their data has to reach the page cache, not the device.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing was touched then, unless it says otherwise.
     pub fn open(images: Vec<Arc<ImageStore>>, options: GroupOptions) -> Result<Arc<Self>, OpenError> {
         let contract = options.contract;
         let writable = images.iter().any(|image| !image.geometry().read_only);
-        let inner = match contract {
+        let Opened { backend, board, replayed } = match contract {
             // Nothing is ever written to read-only images, so there is nothing to log.
-            Contract::PowerWindow { window } if writable => {
-                Inner::Redo(RedoGroup::open(images, window, &options)?)
-            }
-            _ => Inner::Direct(DirectGroup::open(images, &options)?),
+            Contract::PowerWindow { window } if writable => redo::backend::open(images, window, &options)?,
+            _ => direct::open(images, &options)?,
         };
-        Ok(Arc::new(Self { inner, contract }))
+        Ok(Arc::new(Self { backend, board, contract, replayed }))
     }
 
     /// The disks to serve, in the order of the images.
     pub fn disks(&self) -> Vec<Arc<dyn Disk>> {
-        match &self.inner {
-            Inner::Direct(group) => group.disks(),
-            Inner::Redo(group) => group.disks(),
-        }
+        self.backend.disks()
     }
 
-    /// A way to write whole sets of blocks of a disk, by its index in [`Group::disks`]; for the layer that retains a
-    /// guest's journal. It may be used from any thread; one set of the disk is written at a time (under `power-window` one
-    /// of the group). Ask before the process is sandboxed, and drop it before the images are to be unlocked.
+    /// A way to write whole sets of blocks of a disk of [`Group::disks`]; for the layer that retains a guest's journal. It may
+    /// be used from any thread; one set of the disk is written at a time (under `power-window` one of the group). Ask before
+    /// the process is sandboxed, and drop it before the images are to be unlocked.
     ///
     /// # Errors
     /// The disk is read-only, or there is none of that index, or it opens no lane.
-    pub fn home_writer(&self, disk: usize) -> Result<Arc<dyn HomeWriter>, BlockError> {
-        match &self.inner {
-            Inner::Direct(group) => group.home_writer(disk),
-            Inner::Redo(group) => group.home_writer(disk),
-        }
+    pub fn home_writer(&self, disk: DiskIndex) -> Result<Arc<dyn HomeWriter>, BlockError> {
+        self.backend.home_writer(disk)
     }
 
     /// The promise in force and its loss bound, in one sentence.
@@ -96,74 +100,133 @@ impl Group {
 
     /// A snapshot.
     pub fn status(&self) -> GroupStatus {
-        match &self.inner {
-            Inner::Direct(group) => group.status(),
-            Inner::Redo(group) => group.status(),
-        }
+        let sequence = &self.board.sequence;
+        let mut status = GroupStatus {
+            contract: self.contract,
+            acknowledged: sequence.acknowledged.get(),
+            durable: sequence.durable.get(),
+            home: sequence.home.get(),
+            oldest_not_durable_age: None,
+            oldest_not_durable_age_max: Duration::ZERO,
+            held_flushes: 0,
+            log_deleted: None,
+            throttled: 0,
+            log_bytes: 0,
+            log_max_bytes: 0,
+            log_appended_bytes: 0,
+            log_syncs: 0,
+            home_written_bytes: 0,
+            failure: self.board.health.failure(),
+            paused: self.board.gate.is_paused(),
+            replayed: self.replayed,
+        };
+        self.backend.describe(&mut status);
+        status
     }
 
     /// Makes everything that has completed durable, on all disks (vDrive's *vflush*, § 4.1.1), and returns what is
     /// covered.
+    ///
+    /// # Errors
+    /// The group or a disk has failed, or fails with this.
     pub fn flush(&self) -> Result<SequenceNumber, BlockError> {
-        match &self.inner {
-            Inner::Direct(group) => group.flush(),
-            Inner::Redo(group) => group.flush(),
-        }
+        self.backend.sync(None)
     }
 
     /// Waits until `sequence` is durable; `false` when the time is over. Under `power-window` this forces nothing
     /// (vDrive's *aio-notify*, § 4.1.2): writes become durable within a second even where nobody flushes. Under the
     /// other contracts nothing happens in the background, so the disks are synced.
+    ///
+    /// # Errors
+    /// The group or a disk has failed, or fails with this.
     pub fn wait_durable(
         &self,
         sequence: SequenceNumber,
         timeout: Option<Duration>,
     ) -> Result<bool, BlockError> {
-        match &self.inner {
-            Inner::Direct(group) => group.wait_durable(sequence),
-            Inner::Redo(group) => group.wait_durable(sequence, timeout),
+        if self.backend.syncs_by_itself() {
+            return self.board.wait_durable(sequence, deadline(timeout));
         }
+        Ok(self.board.sequence.durable.get() >= sequence || self.flush()? >= sequence)
     }
 
     /// Durability and failure events from now on. `wake` is called after each, from any thread, and must not wait.
     pub fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Subscription {
-        match &self.inner {
-            Inner::Direct(group) => group.subscribe(wake),
-            Inner::Redo(group) => group.subscribe(wake),
-        }
+        self.board.events.subscribe(wake)
     }
 
     /// Holds new writes back, brings everything before them home and syncs it. When this returns, the image files are
     /// a complete prefix of the guest's history and may be copied. Reads go on, flushes have nothing left to do. On an
     /// error or when the time is over, writes go on as before.
+    ///
+    /// # Errors
+    /// The group or a disk has failed, or fails with this; the time is over.
     pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, BlockError> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        match &self.inner {
-            Inner::Direct(group) => group.pause(deadline),
-            Inner::Redo(group) => group.pause(deadline),
+        self.board.pause();
+        let paused = self.bring_home(deadline(timeout));
+        match &paused {
+            Ok(sequence) => self.board.events.publish(&Event::Paused { sequence: sequence.0 }),
+            Err(_) => self.board.let_go(),
         }
+        paused
+    }
+
+    fn bring_home(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+        let covers = self.backend.sync(deadline)?;
+        while self.board.sequence.home.get() < covers {
+            self.backend.release(PAUSE_PARTS)?;
+            let late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+            if late && self.board.sequence.home.get() < covers {
+                return Err(too_late("bringing the redo log home for a pause"));
+            }
+        }
+        Ok(covers)
     }
 
     /// Lets writes go on after [`Group::pause`].
     pub fn resume(&self) {
-        match &self.inner {
-            Inner::Direct(group) => group.resume(),
-            Inner::Redo(group) => group.resume(),
-        }
+        self.board.let_go();
+        self.board.events.publish(&Event::Resumed);
     }
 
     /// The orderly end: everything home and synced, the log and the images' marks removed. Stop the frontends first: a
     /// write that comes later fails. After an error the log stays, and the next opening takes it over.
+    ///
+    /// # Errors
+    /// The group or a disk has failed, or fails with this.
     pub fn close(&self) -> Result<(), BlockError> {
         self.close_within(Duration::MAX).map(|_| ())
     }
 
     /// As [`Group::close`], but brings blocks home for no longer than about `limit`. What is not home then is
     /// durable in the log, which stays: the next opening, or `recover`, goes on.
+    ///
+    /// # Errors
+    /// As [`Group::close`].
     pub fn close_within(&self, limit: Duration) -> Result<Closing, BlockError> {
-        match &self.inner {
-            Inner::Direct(group) => group.close().map(|()| Closing::Clean),
-            Inner::Redo(group) => group.close_within(limit),
+        self.board.close();
+        let sequence = self.backend.sync(None)?;
+        let begun = Instant::now();
+        // In pieces, so that the limit is noticed; without one there is no reason to coalesce less.
+        let parts = if limit == Duration::MAX { 1 } else { CLOSE_PARTS };
+        while self.backend.release(parts)? {
+            let log_bytes = self.status().log_bytes;
+            if begun.elapsed() >= limit && log_bytes > 0 {
+                self.backend.stop();
+                return Ok(Closing::LogKept { log_bytes });
+            }
         }
+        self.backend.end()?;
+        self.board.events.publish(&Event::Closed { sequence: sequence.0 });
+        Ok(Closing::Clean)
     }
+}
+
+fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// The time for what was being done is over.
+pub(crate) fn too_late(doing: &'static str) -> BlockError {
+    BlockError::io(doing, std::io::ErrorKind::TimedOut.into())
 }

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use afterimage_block::{BlockError, Medium, Sector, SECTOR_BYTES};
+use afterimage_block::{BlockError, DiskIndex, Medium, Sector, SECTOR_BYTES};
 
 /// Why a set was not written.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -40,8 +40,8 @@ pub trait HomeWriter: Send + Sync {
     /// and readers may see a part of it only while this call runs. Under `power` and `guest-crash` a death within the call
     /// may leave any part.
     ///
-    /// Waits while the group is paused, and, under `power-window`, while the redo log has no room: a checkpoint makes
-    /// some, and later writes of guests let the set pass. So nothing that a checkpoint needs may wait for the caller.
+    /// Waits while the group is paused, and, under `power-window`, while the redo log has no room: going home
+    /// makes some, and later writes of guests let the set pass. So nothing that going home needs may wait for the caller.
     ///
     /// # Errors
     /// [`HomeError::TooLarge`] before anything is written. [`HomeError::Block`] where the group is closed or has failed, or
@@ -53,8 +53,8 @@ pub trait HomeWriter: Send + Sync {
     fn atomic_bytes_max(&self) -> u64;
 }
 
-pub(crate) fn no_disk(disk: usize) -> BlockError {
-    BlockError::Unsupported(format!("the group has no disk {disk}").into())
+pub(crate) fn no_disk(disk: DiskIndex) -> BlockError {
+    BlockError::Unsupported(format!("the group has no disk {}", disk.0).into())
 }
 
 /// The blocks of a set in the order in which they are written, neighbours joined.

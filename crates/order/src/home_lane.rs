@@ -3,11 +3,10 @@
 //! A death within a set leaves any part of it. Under `guest-crash` that is as good as whole: what the set came from is still
 //! retained, and is written again.
 
-use std::sync::{Mutex, PoisonError};
-
 use afterimage_block::{
     BlockError, Buffers, Completion, Disk, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
 };
+use parking_lot::Mutex;
 
 use crate::home::{HomeError, HomeWriter, Joined};
 
@@ -31,7 +30,7 @@ impl LaneHome {
 impl HomeWriter for LaneHome {
     fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
         let set = Joined::new(blocks, WRITE_BYTES_MAX)?;
-        let mut slot = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.lane.lock();
         // Put back when nothing is in flight: dropped otherwise, which waits until nothing is.
         let mut lane = slot
             .take()

@@ -4,7 +4,7 @@
 //!            ┌ power, guest-crash: passthrough ──────────────► store lane ─► image
 //! frontend ──┤
 //!            └ power-window: redo lane ─ append ─► redo log ─ sync (one a window) ─► durable
-//!                                │                    └ checkpoint (durable records only) ─► images home
+//!                                │                    └ going home (durable records only) ─► images
 //!                                └ read: extent index ─► log part, the rest from the store lane
 //! ```
 //!
@@ -13,9 +13,11 @@
 //! `afterimage-format`.
 #![warn(missing_docs)]
 
+mod backend;
+mod board;
 mod clock;
 mod contract;
-mod direct_group;
+mod direct;
 mod error;
 mod events;
 mod group;
@@ -25,10 +27,12 @@ mod mark;
 pub mod offline;
 mod passthrough;
 pub mod redo;
+mod sequence;
 mod signal;
-mod slots;
 mod status;
+mod window;
 
+pub use board::Board;
 pub use clock::{Clock, SystemClock, VirtualClock};
 pub use contract::{Contract, ContractError, WINDOW_MAX, WINDOW_MIN};
 pub use error::{OpenError, OpenErrorKind};
@@ -36,6 +40,7 @@ pub use events::{Subscription, Unread};
 pub use group::{Group, GroupOptions};
 pub use home::{HomeError, HomeWriter};
 pub use mark::mark_of;
+pub use sequence::{LogPosition, LoggedDisk, Sequence, Watermark};
 pub use status::{Closing, Event, GroupStatus, Replayed};
 
 /// Whether the deliberately broken variants are compiled in, as tests that have to notice them want it. A program that ships

@@ -16,47 +16,39 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request, Token,
+    admit, BlockError, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request,
+    SequenceNumber, Token,
 };
+use slab::Slab;
 
+use crate::board::Board;
 use crate::clock::Clock;
-use crate::signal::{LaneSignal, Signals};
-use crate::slots::Slots;
+use crate::signal::LaneSignal;
 
 /// What the lanes of all disks of a group share. Readers touch none of it.
 pub(crate) struct Shared {
     /// `guest-crash`: guest flushes complete without a sync.
     pub(crate) relaxed: bool,
-    pub(crate) acknowledged: AtomicU64,
-    pub(crate) durable: AtomicU64,
+    pub(crate) board: Arc<Board>,
     /// When the oldest relaxed flush that no sync has covered was acknowledged, in ns plus one; 0: none.
     oldest_relaxed_ns: AtomicU64,
-    paused: AtomicBool,
-    pub(crate) signals: Signals,
     clock: Arc<dyn Clock>,
 }
 
 impl Shared {
     pub(crate) fn new(relaxed: bool, clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self {
-            relaxed,
-            acknowledged: AtomicU64::new(0),
-            durable: AtomicU64::new(0),
-            oldest_relaxed_ns: AtomicU64::new(0),
-            paused: AtomicBool::new(false),
-            signals: Signals::default(),
-            clock,
-        })
+        Arc::new(Self { relaxed, board: Arc::default(), oldest_relaxed_ns: AtomicU64::new(0), clock })
     }
 
     /// All disks of the group were synced; what had completed before is durable.
-    pub(crate) fn synced_all(&self, covered: u64) {
-        self.durable.fetch_max(covered, Ordering::SeqCst);
+    pub(crate) fn synced_all(&self, covered: SequenceNumber) {
+        self.board.sequence.durable.raise(covered);
+        self.board.sequence.home.raise(covered);
         self.oldest_relaxed_ns.store(0, Ordering::SeqCst);
     }
 
@@ -64,17 +56,6 @@ impl Shared {
         match self.oldest_relaxed_ns.load(Ordering::SeqCst) {
             0 => None,
             since => Some(self.clock.now().saturating_sub(Duration::from_nanos(since - 1))),
-        }
-    }
-
-    pub(crate) fn paused(&self) -> bool {
-        self.paused.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn set_paused(&self, paused: bool) {
-        self.paused.store(paused, Ordering::SeqCst);
-        if !paused {
-            self.signals.wake_parked();
         }
     }
 }
@@ -112,9 +93,14 @@ impl Disk for PassThroughDisk {
             geometry: self.lower.geometry(),
             health: self.lower.health().clone(),
             shared: Arc::clone(&self.shared),
-            signal: self.shared.signals.register().map_err(|e| BlockError::io("creating an eventfd", e))?,
+            signal: self
+                .shared
+                .board
+                .signals
+                .register()
+                .map_err(|e| BlockError::io("creating an eventfd", e))?,
             only_disk: self.only_disk,
-            slots: Slots::default(),
+            slots: Slab::new(),
             held: VecDeque::new(),
             done: Vec::new(),
             below: Vec::new(),
@@ -125,7 +111,7 @@ impl Disk for PassThroughDisk {
 enum InFlight {
     Read(Token),
     Write(Token),
-    Flush { token: Token, covers: u64 },
+    Flush { token: Token, covers: SequenceNumber },
 }
 
 struct PassThroughLane {
@@ -136,7 +122,7 @@ struct PassThroughLane {
     shared: Arc<Shared>,
     signal: Arc<LaneSignal>,
     only_disk: bool,
-    slots: Slots<InFlight>,
+    slots: Slab<InFlight>,
     /// Writes that wait for the pause to end.
     held: VecDeque<Request>,
     done: Vec<Completion>,
@@ -149,16 +135,27 @@ impl PassThroughLane {
         // Counted before the gate is looked at, and the gate is closed before the counters are: so a pause sees this
         // write or this write sees the pause.
         self.signal.writes_in_flight.fetch_add(1, Ordering::SeqCst);
-        if self.shared.paused() {
+        let gate = &self.shared.board.gate;
+        let closed = gate.check();
+        if closed.is_err() || gate.is_paused() {
             self.signal.writes_in_flight.fetch_sub(1, Ordering::SeqCst);
+            if let Err(error) = closed {
+                self.done.push(Completion { token: request.token, result: Err(error) });
+                return None;
+            }
             return Some(request);
         }
         if self.shared.relaxed {
             request.operation = unflushed(request.operation);
         }
-        request.token = self.slots.insert(InFlight::Write(request.token));
-        self.lower.submit(request);
+        let token = request.token;
+        self.hand_down(request, InFlight::Write(token));
         None
+    }
+
+    fn hand_down(&mut self, mut request: Request, as_what: InFlight) {
+        request.token = Token(self.slots.insert(as_what) as u64);
+        self.lower.submit(request);
     }
 
     fn retry_held(&mut self) {
@@ -176,7 +173,7 @@ impl PassThroughLane {
         self.lower.dispatch();
     }
 
-    fn flush(&mut self, mut request: Request, kind: FlushKind) {
+    fn flush(&mut self, request: Request, kind: FlushKind) {
         if self.shared.relaxed && kind == FlushKind::Order {
             let result = admit(&request, &self.geometry, &self.health);
             if result.is_ok() && self.shared.oldest_relaxed_ns.load(Ordering::Relaxed) == 0 {
@@ -191,9 +188,8 @@ impl PassThroughLane {
             self.done.push(Completion { token: request.token, result });
             return;
         }
-        let covers = self.shared.acknowledged.load(Ordering::SeqCst);
-        request.token = self.slots.insert(InFlight::Flush { token: request.token, covers });
-        self.lower.submit(request);
+        let (token, covers) = (request.token, self.shared.board.sequence.acknowledged.get());
+        self.hand_down(request, InFlight::Flush { token, covers });
     }
 }
 
@@ -207,11 +203,11 @@ fn unflushed(operation: Operation) -> Operation {
 }
 
 impl Lane for PassThroughLane {
-    fn submit(&mut self, mut request: Request) {
+    fn submit(&mut self, request: Request) {
         match request.operation {
             Operation::Read => {
-                request.token = self.slots.insert(InFlight::Read(request.token));
-                self.lower.submit(request);
+                let token = request.token;
+                self.hand_down(request, InFlight::Read(token));
             }
             Operation::Flush(kind) => self.flush(request, kind),
             _ => {
@@ -231,13 +227,13 @@ impl Lane for PassThroughLane {
         self.retry_held();
         self.lower.reap(&mut self.below);
         for below in self.below.drain(..) {
-            let slot =
-                self.slots.remove(below.token).expect("the layer below answers what it was asked, once");
+            let slot = self.slots.try_remove(below.token.0 as usize);
+            let slot = slot.expect("the layer below answers what it was asked, once");
             let token = match slot {
                 InFlight::Read(token) => token,
                 InFlight::Write(token) => {
                     if below.result.is_ok() {
-                        self.shared.acknowledged.fetch_add(1, Ordering::SeqCst);
+                        self.shared.board.sequence.acknowledged.step();
                     }
                     self.signal.writes_in_flight.fetch_sub(1, Ordering::SeqCst);
                     token

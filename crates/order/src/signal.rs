@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use afterimage_block::Bell;
+use parking_lot::Mutex;
 
 /// One lane's bell. The lane sets `parked`, looks at the condition again, and only then sleeps on the descriptor;
 /// the other side changes the condition and then looks at `parked`. So no wake-up is lost.
@@ -39,7 +40,7 @@ pub(crate) struct Signals(Mutex<Vec<Weak<LaneSignal>>>);
 impl Signals {
     pub(crate) fn register(&self) -> io::Result<Arc<LaneSignal>> {
         let signal = Arc::new(LaneSignal::new()?);
-        let mut lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = self.0.lock();
         lanes.retain(|lane| lane.strong_count() > 0);
         lanes.push(Arc::downgrade(&signal));
         Ok(signal)
@@ -47,8 +48,7 @@ impl Signals {
 
     /// Wakes every lane that holds something back.
     pub(crate) fn wake_parked(&self) {
-        let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for lane in lanes.iter().filter_map(Weak::upgrade) {
+        for lane in self.0.lock().iter().filter_map(Weak::upgrade) {
             if lane.parked.load(Ordering::SeqCst) {
                 lane.bell.ring();
             }
@@ -57,7 +57,7 @@ impl Signals {
 
     /// Writes that the layers below have not answered yet.
     pub(crate) fn writes_in_flight(&self) -> usize {
-        let lanes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lanes = self.0.lock();
         lanes.iter().filter_map(Weak::upgrade).map(|lane| lane.writes_in_flight.load(Ordering::SeqCst)).sum()
     }
 }

@@ -16,7 +16,7 @@ fn the_undamaged_log_is_read() {
     let world = SimWorld::new(vec![sample_log()]);
     let log: Arc<dyn Medium> = world.medium(0);
     let found = scan(&log).expect("sound");
-    assert_eq!(found.sequence, 24);
+    assert_eq!(found.sequence.0, 24);
     assert!(found.header.has_sets() && found.records.iter().any(|r| r.more));
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use afterimage_block::{Blocking, Disk, FlushKind, Sector};
+use afterimage_block::{Blocking, Disk, DiskIndex, FlushKind, Sector};
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
@@ -67,7 +67,7 @@ fn child() {
     let disks = group.disks();
     std::thread::scope(|scope| {
         for (disk, d) in disks.iter().zip(0u64..) {
-            let (output, home) = (&output, group.home_writer(d as usize).expect("a writer"));
+            let (output, home) = (&output, group.home_writer(DiskIndex(d as u16)).expect("a writer"));
             scope.spawn(move || {
                 let newest = set_sectors().map(|sector| number(&block(disk, sector))).max().unwrap_or(0);
                 for i in newest + 1.. {
@@ -102,7 +102,7 @@ fn nothing_completed_is_lost_when_the_process_is_killed() {
     for contract in [Contract::PowerWindow { window: Duration::from_millis(20) }, Contract::GuestCrash] {
         let folder = tempfile::tempdir().expect("a folder");
         let mut done = [Done::default(); DISKS as usize];
-        // A lap of the log is some 4,000 writes: kills fall into appends, syncs, checkpoints and recoveries.
+        // A lap of the log is some 4,000 writes: kills fall into appends, syncs, rounds home and recoveries.
         for lines in [1, 100, 1000, 3000, 5000, 1, 1, 7000] {
             let mut child = Command::new(std::env::current_exe().expect("this test"))
                 .args(["--exact", "child", "--ignored", "--nocapture"])

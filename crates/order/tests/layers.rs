@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Blocking, Disk, FlushKind, Sector};
+use afterimage_block::{BlockError, Blocking, Disk, DiskIndex, FlushKind, Sector};
 use afterimage_order::{Closing, Contract, Group, GroupOptions, HomeError};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
@@ -170,7 +170,7 @@ fn durability_can_be_waited_for() {
 fn an_end_that_may_not_take_long_leaves_the_rest_in_the_log() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = folder.path().join("a.raw.aflog");
-    // 3 MiB of records in a log of 16: more than one piece of the way home, less than what starts a checkpoint.
+    // 3 MiB of records in a log of 16: more than one piece of the way home, less than what makes anything go home.
     let content = |i: u64| [i as u8 + 1; 65536];
     let group = open(folder.path(), window(50));
     let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
@@ -203,7 +203,7 @@ fn sets_of_home_writes_reach_every_contracts_image() {
     for contract in [Contract::Power, Contract::GuestCrash, window(5)] {
         let folder = tempfile::tempdir().expect("a folder");
         let group = open(folder.path(), contract);
-        let home = group.home_writer(1).expect("a writer");
+        let home = group.home_writer(DiskIndex(1)).expect("a writer");
         let mut expected = vec![0u8; IMAGE_BYTES as usize];
         let mut lane = Blocking::new(group.disks()[1].open_lane().expect("a lane"));
         let mut found = vec![0; IMAGE_BYTES as usize];
@@ -236,7 +236,7 @@ fn sets_of_home_writes_reach_every_contracts_image() {
             home.write_home(&[(Sector(IMAGE_BYTES / 512), &[0; 512])]),
             Err(HomeError::Block(_))
         ));
-        assert!(matches!(group.home_writer(2), Err(BlockError::Unsupported(_))));
+        assert!(matches!(group.home_writer(DiskIndex(2)), Err(BlockError::Unsupported(_))));
         drop((home, lane));
         group.close().expect("an orderly end");
         assert!(std::fs::read(folder.path().join("b.raw")).expect("the image") == expected);
@@ -248,7 +248,7 @@ fn a_pause_holds_sets_back_and_an_end_refuses_them() {
     for contract in [Contract::Power, Contract::GuestCrash, window(50)] {
         let folder = tempfile::tempdir().expect("a folder");
         let group = open(folder.path(), contract);
-        let home = group.home_writer(0).expect("a writer");
+        let home = group.home_writer(DiskIndex(0)).expect("a writer");
         home.write_home(&[(Sector(0), &[1; 4096])]).expect("written");
         for round in 2..20u8 {
             let paused = group.pause(None).expect("a pause");
@@ -283,8 +283,8 @@ fn a_read_only_disk_takes_no_sets() {
             GroupOptions { log_max_bytes: GroupOptions::LOG_MIN_BYTES, ..GroupOptions::new(contract) };
         let images = vec![Arc::clone(&read_only), Arc::clone(&writable)];
         let group = Group::open(images, options).expect("a group");
-        assert!(matches!(group.home_writer(0), Err(BlockError::ReadOnly)));
-        let home = group.home_writer(1).expect("a writer");
+        assert!(matches!(group.home_writer(DiskIndex(0)), Err(BlockError::ReadOnly)));
+        let home = group.home_writer(DiskIndex(1)).expect("a writer");
         home.write_home(&[(Sector(8), &[3; 4096])]).expect("written");
         drop(home);
         group.close().expect("an orderly end");

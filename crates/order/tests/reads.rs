@@ -15,8 +15,8 @@ use afterimage_block::{
 };
 use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, records_max, Config, Core, RedoDisk};
-use afterimage_order::VirtualClock;
+use afterimage_order::redo::{create_medium, records_max, Config, Redo, RedoDisk};
+use afterimage_order::{LoggedDisk, VirtualClock};
 use afterimage_testing::{skip, StuckMemory};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -81,7 +81,7 @@ impl Lane for SlowLane {
 }
 
 /// A log over two images whose bytes tell their place.
-fn open() -> (Arc<Core>, SimWorld) {
+fn open() -> (Arc<Redo>, SimWorld) {
     let image: Vec<u8> = (0..SECTORS).flat_map(|s| [s as u8 | 1; 512]).collect();
     let world = SimWorld::new(vec![vec![0; RECORDS_OFFSET as usize + AREA_BYTES], image.clone(), image]);
     let log: Arc<dyn Medium> = world.medium(0);
@@ -89,12 +89,16 @@ fn open() -> (Arc<Core>, SimWorld) {
     let entry = ImageEntry { size_bytes: (DISK_BYTES as u64).into(), ..ImageEntry::default() };
     create_medium(&log, &homes(), &[entry, entry], &[], [1; 16], 1).expect("a log");
     let (window, clock) = (Duration::from_millis(50), Arc::new(VirtualClock::default()));
-    let core = Core::open(Config::new(window, clock, log, homes(), 2)).expect("a core");
+    let core = Redo::open(Config::new(window, clock, log, homes(), 2)).expect("a core");
     (core, world)
 }
 
-fn disk(core: &Arc<Core>, world: &SimWorld, index: usize) -> RedoDisk {
-    RedoDisk::new(Arc::clone(core), index, Arc::new(MediumDisk::new(world.medium(index + 1))))
+fn disk(core: &Arc<Redo>, world: &SimWorld, index: u16) -> RedoDisk {
+    RedoDisk::new(
+        Arc::clone(core),
+        LoggedDisk(index),
+        Arc::new(MediumDisk::new(world.medium(usize::from(index) + 1))),
+    )
 }
 
 #[test]
@@ -115,7 +119,8 @@ fn a_scattered_range_is_read_in_turns() {
 
     let most = Arc::new(AtomicUsize::new(0));
     let slow = Slow { inner: MediumDisk::new(world.medium(1)), most: Arc::clone(&most) };
-    let mut lane = RedoDisk::new(Arc::clone(&core), 0, Arc::new(slow)).open_lane().expect("a lane");
+    let mut lane =
+        RedoDisk::new(Arc::clone(&core), LoggedDisk(0), Arc::new(slow)).open_lane().expect("a lane");
     let memory: Vec<Buffers> = (0..4).map(|_| Buffers::allocate(DISK_BYTES)).collect();
     let small = Buffers::allocate(1024);
     let read = |token, sector, buffers: &Buffers| Request {
@@ -159,7 +164,7 @@ fn a_read_that_fails_in_the_middle_is_answered_once() {
     assert!(lane.read(Sector(0), &mut found).is_ok());
 }
 
-/// Records are bounded as well as bytes, and a lane that meets the bound goes on when a checkpoint has made room.
+/// Records are bounded as well as bytes, and a lane that meets the bound goes on when going home has made room.
 #[test]
 fn records_without_content_fill_the_log_as_well() {
     let (core, world) = open();
@@ -178,16 +183,16 @@ fn records_without_content_fill_the_log_as_well() {
     lane.dispatch();
     lane.reap(&mut completions);
     assert!(completions.len() as u64 <= most && completions.len() as u64 > most / 2);
-    assert!(core.log_bytes() < AREA_BYTES as u64 / 4, "bytes are not what is short");
-    core.sync_once().expect("healthy");
-    assert!(core.checkpoint_once(AREA_BYTES as u64 / 2).expect("healthy"));
+    assert!(core.log.bytes_used() < AREA_BYTES as u64 / 4, "bytes are not what is short");
+    core.syncer.sync().expect("healthy");
+    assert!(core.going_home.round(AREA_BYTES as u64 / 2).expect("healthy"));
     lane.reap(&mut completions);
     assert_eq!(completions.len() as u64, most + 1000);
     assert!(completions.iter().all(|c| c.result.is_ok()));
 }
 
 /// Makes a request of disk 0 whose memory is stuck; meanwhile another disk, and another queue, write, flush and go home.
-fn while_stuck(core: &Arc<Core>, world: &SimWorld, operation: Operation, sector: u64) {
+fn while_stuck(core: &Arc<Redo>, world: &SimWorld, operation: Operation, sector: u64) {
     let memory = match StuckMemory::new(4096) {
         Ok(memory) => memory,
         Err(why) => return skip(why),
@@ -209,9 +214,10 @@ fn while_stuck(core: &Arc<Core>, world: &SimWorld, operation: Operation, sector:
                 lane.write(Sector(sector + 8), &[3; 512]).expect("a write");
                 lane.flush(FlushKind::Order).expect("a flush");
             }
-            core.sync_once().expect("healthy");
-            core.checkpoint_all().expect("healthy");
-            done.send(core.home() == core.acknowledged()).expect("a listener");
+            core.syncer.sync().expect("healthy");
+            core.going_home.all().expect("healthy");
+            done.send(core.board.sequence.home.get() == core.board.sequence.acknowledged.get())
+                .expect("a listener");
         });
         let went_on = told.recv_timeout(PATIENCE);
         memory.release();

@@ -7,27 +7,27 @@ use std::time::Duration;
 use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector, SequenceNumber};
 use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, FEATURE_SETS, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, read_header, scan, Config, Core, RedoDisk, Scan, ScanError};
-use afterimage_order::{HomeError, VirtualClock};
+use afterimage_order::redo::{create_medium, read_header, scan, Config, Redo, RedoDisk, Scan, ScanError};
+use afterimage_order::{HomeError, LoggedDisk, VirtualClock};
 
 const DISK_BYTES: usize = 64 << 10;
 const SECTORS: usize = DISK_BYTES / 512;
 
 type Blocks<'a> = Vec<(Sector, &'a [u8])>;
 
-fn open(world: &SimWorld, incarnation: u64) -> Arc<Core> {
+fn open(world: &SimWorld, incarnation: u64) -> Arc<Redo> {
     let homes: Vec<Arc<dyn Medium>> = vec![world.medium(1)];
     let clock = Arc::new(VirtualClock::default());
     let window = Duration::from_millis(50);
-    Core::open(Config::new(window, clock, world.medium(0), homes, incarnation)).expect("a core")
+    Redo::open(Config::new(window, clock, world.medium(0), homes, incarnation)).expect("a core")
 }
 
-fn lane(core: &Arc<Core>, world: &SimWorld) -> Blocking {
-    let disk = RedoDisk::new(Arc::clone(core), 0, Arc::new(MediumDisk::new(world.medium(1))));
+fn lane(core: &Arc<Redo>, world: &SimWorld) -> Blocking {
+    let disk = RedoDisk::new(Arc::clone(core), LoggedDisk(0), Arc::new(MediumDisk::new(world.medium(1))));
     Blocking::new(disk.open_lane().expect("a lane"))
 }
 
-fn content(core: &Arc<Core>, world: &SimWorld) -> Vec<u8> {
+fn content(core: &Arc<Redo>, world: &SimWorld) -> Vec<u8> {
     let mut found = vec![0; DISK_BYTES];
     lane(core, world).read(Sector(0), &mut found).expect("a read");
     found
@@ -66,14 +66,14 @@ fn a_set_is_read_counted_and_brought_home() {
     let features = || read_header(world.medium(0).as_ref()).expect("a header").features_incompat.get();
     let mut one = lane(&core, &world);
     one.write(Sector(3), &[9; 512]).expect("a write");
-    assert_eq!(core.write_set(0, &[]).expect("nothing to do"), SequenceNumber(1));
-    core.sync_once().expect("healthy");
-    core.checkpoint_all().expect("healthy");
+    assert_eq!(core.write_set(LoggedDisk(0), &[]).expect("nothing to do"), SequenceNumber(1));
+    core.syncer.sync().expect("healthy");
+    core.going_home.all().expect("healthy");
     let contents: Vec<Vec<u8>> = (1..5u8).map(|n| vec![n; 1024]).collect();
     let mut blocks = scattered(&contents);
     // Neighbours of the second: one record with it.
     blocks.extend([(Sector(22), &[7; 512][..]), (Sector(19), &[8; 512][..])]);
-    assert_eq!(core.write_set(0, &blocks).expect("room"), SequenceNumber(1 + 4));
+    assert_eq!(core.write_set(LoggedDisk(0), &blocks).expect("room"), SequenceNumber(1 + 4));
     assert_eq!(features(), FEATURE_SETS);
     let mut expected = vec![0; DISK_BYTES];
     expected[3 * 512..4 * 512].fill(9);
@@ -81,15 +81,15 @@ fn a_set_is_read_counted_and_brought_home() {
     assert!(content(&core, &world) == expected);
     let more: Vec<bool> = scanned(&world).expect("sound").records.iter().map(|r| r.more).collect();
     assert_eq!(more, [true, true, true, false], "the incarnation went home");
-    // Asked for the least, a checkpoint takes the whole set.
-    core.sync_once().expect("healthy");
-    assert_eq!(core.durable(), SequenceNumber(5));
-    assert!(core.checkpoint_once(1).expect("healthy"));
-    assert_eq!(core.home(), SequenceNumber(5));
+    // Asked for the least, a round home takes the whole set.
+    core.syncer.sync().expect("healthy");
+    assert_eq!(core.board.sequence.durable.get(), SequenceNumber(5));
+    assert!(core.going_home.round(1).expect("healthy"));
+    assert_eq!(core.board.sequence.home.get(), SequenceNumber(5));
     assert!(world.cached(1) == expected);
     assert_eq!(features(), FEATURE_SETS, "for the life of the log");
     let core = open(&world, 3);
-    core.write_set(0, &blocks).expect("room");
+    core.write_set(LoggedDisk(0), &blocks).expect("room");
 }
 
 #[test]
@@ -97,8 +97,8 @@ fn a_log_without_sets_is_what_it_was() {
     let world = world(64);
     let core = open(&world, 2);
     lane(&core, &world).write(Sector(0), &[1; 4096]).expect("a write");
-    core.sync_once().expect("healthy");
-    core.checkpoint_all().expect("healthy");
+    core.syncer.sync().expect("healthy");
+    core.going_home.all().expect("healthy");
     assert_eq!(read_header(world.medium(0).as_ref()).expect("a header").features_incompat.get(), 0);
 }
 
@@ -112,34 +112,34 @@ fn torn_at_every_sector() {
     one.write(Sector(100), &[0xaa; 512]).expect("a write");
     let mut before = vec![0; DISK_BYTES];
     before[100 * 512..101 * 512].fill(0xaa);
-    let from = scanned(&base).expect("sound").end;
+    let from = scanned(&base).expect("sound").end.0;
     // The first is complete on the page on which a later process begins its records, or before it.
     let contents: Vec<Vec<u8>> =
         [1, 1, 3, 8, 8, 2].iter().zip(1u8..).map(|(n, b)| vec![b; n * 512]).collect();
     let blocks = scattered(&contents);
-    core.write_set(0, &blocks).expect("room");
+    core.write_set(LoggedDisk(0), &blocks).expect("room");
     let mut after = before.clone();
     apply(&mut after, &blocks);
     let whole = scanned(&base).expect("sound");
-    assert_eq!((whole.sequence, whole.torn_tail), (7, false));
+    assert_eq!((whole.sequence.0, whole.torn_tail), (7, false));
     let log = base.cached(0);
     let area = |position: u64| (RECORDS_OFFSET + position) as usize;
     let mut states = 0;
-    for sector in area(from) / 512..area(whole.end).div_ceil(512) {
+    for sector in area(from) / 512..area(whole.end.0).div_ceil(512) {
         let start = (sector * 512).max(area(from));
-        let end = ((sector + 1) * 512).min(area(whole.end));
+        let end = ((sector + 1) * 512).min(area(whole.end.0));
         for way in 0..3 {
             let mut torn = log.clone();
             match way {
                 0 => torn[start..end].fill(0),
-                1 => torn[start..area(whole.end)].fill(0),
+                1 => torn[start..area(whole.end.0)].fill(0),
                 _ => torn[(start + end) / 2..end].fill(0x5a),
             }
             let world = SimWorld::new(vec![torn, base.cached(1)]);
             let found = scanned(&world).expect("a torn tail, not damage");
             // Only where the torn bytes were what they are now.
-            let (sequence, expected) = if found.sequence == 7 { (7, &after) } else { (1, &before) };
-            assert_eq!(found.sequence, sequence, "sector {sector}, way {way}");
+            let (sequence, expected) = if found.sequence.0 == 7 { (7, &after) } else { (1, &before) };
+            assert_eq!(found.sequence.0, sequence, "sector {sector}, way {way}");
             assert!(sequence == 1 || world.cached(0) == log, "sector {sector}, way {way}: torn, and taken");
             assert!(found.records.last().is_some_and(|r| !r.more));
             let core = open(&world, 1000);
@@ -148,13 +148,17 @@ fn torn_at_every_sector() {
                 for crashed in world.crash_states(cut, 1 << 9).into_iter().flatten() {
                     states += 1;
                     let core = open(&crashed, 2000 + states);
-                    assert_eq!(core.acknowledged().0, sequence, "sector {sector}, way {way}, cut {cut}");
+                    assert_eq!(
+                        core.board.sequence.acknowledged.get().0,
+                        sequence,
+                        "sector {sector}, way {way}, cut {cut}"
+                    );
                     assert!(content(&core, &crashed) == *expected);
                     // Life goes on behind it, and is found behind it.
                     lane(&core, &crashed).write(Sector(101), &[1; 512]).expect("a write");
-                    core.write_set(0, &blocks).expect("room");
+                    core.write_set(LoggedDisk(0), &blocks).expect("room");
                     let core = open(&crashed, 1 << 40);
-                    assert_eq!(core.acknowledged().0, sequence + 1 + 6);
+                    assert_eq!(core.board.sequence.acknowledged.get().0, sequence + 1 + 6);
                 }
             }
         }
@@ -168,19 +172,19 @@ fn a_durable_set_that_is_damaged_is_refused() {
     let world = world(32);
     let core = open(&world, 2);
     let contents: Vec<Vec<u8>> = (1..4u8).map(|n| vec![n; 512]).collect();
-    core.write_set(0, &scattered(&contents)).expect("room");
+    core.write_set(LoggedDisk(0), &scattered(&contents)).expect("room");
     let set = scanned(&world).expect("sound").records;
-    core.sync_once().expect("healthy");
+    core.syncer.sync().expect("healthy");
     lane(&core, &world).write(Sector(100), &[0xaa; 512]).expect("a write that says what was durable");
-    for record in set.iter().filter(|r| r.sequence > 0) {
+    for record in set.iter().filter(|r| r.sequence.0 > 0) {
         let mut log = world.cached(0);
-        log[(RECORDS_OFFSET + record.payload()) as usize] ^= 1;
+        log[(RECORDS_OFFSET + record.payload().0) as usize] ^= 1;
         let damaged = SimWorld::new(vec![log, world.cached(1)]);
         assert!(matches!(scanned(&damaged), Err(ScanError::Corrupt(_))), "{record:?}");
     }
 }
 
-/// Not a sample: every subset of unsynced sectors at every cut of a trace of sets and writes, syncs, checkpoints and
+/// Not a sample: every subset of unsynced sectors at every cut of a trace of sets and writes, syncs, rounds home and
 /// wrap-arounds.
 #[test]
 fn every_state_of_a_small_trace_of_sets() {
@@ -193,7 +197,7 @@ fn every_state_of_a_small_trace_of_sets() {
     for round in 0..10u8 {
         let contents = vec![vec![2 * round + 1; 512]; 2 + usize::from(round) % 2];
         let blocks = scattered(&contents);
-        let last = core.try_write_set(0, &blocks).expect("healthy").expect("room");
+        let last = core.try_write_set(LoggedDisk(0), &blocks).expect("healthy").expect("room");
         apply(&mut disk, &blocks);
         history.push((last.0, disk.clone()));
         if round % 3 == 0 {
@@ -202,11 +206,11 @@ fn every_state_of_a_small_trace_of_sets() {
             history.push((last.0 + 1, disk.clone()));
         }
         if round % 2 == 1 {
-            core.sync_once().expect("healthy");
-            floors.push((world.ops(), core.durable().0));
+            core.syncer.sync().expect("healthy");
+            floors.push((world.ops(), core.board.sequence.durable.get().0));
         }
         if round % 4 == 3 {
-            core.checkpoint_once(u64::MAX).expect("healthy");
+            core.going_home.round(u64::MAX).expect("healthy");
         }
     }
     let (mut states, mut skipped) = (0, 0);
@@ -219,7 +223,7 @@ fn every_state_of_a_small_trace_of_sets() {
         for world in all {
             states += 1;
             let core = open(&world, 1000 + states);
-            let found = core.acknowledged().0;
+            let found = core.board.sequence.acknowledged.get().0;
             assert!(found >= floor, "cut {cut}: {found} < {floor}");
             let expected = history.iter().find(|(sequence, _)| *sequence == found);
             let (_, expected) = expected.unwrap_or_else(|| panic!("cut {cut}: {found} lies within a set"));
@@ -235,7 +239,7 @@ fn what_cannot_be_written_is_refused_before_anything_is() {
     let core = open(&world, 2);
     let max = core.set_bytes_max() as usize;
     assert!(max > 32 * 4096 * 3 / 4, "{max} of an area of {}", 64 * 4096);
-    let refused = |blocks: &Blocks<'_>| core.write_set(0, blocks).expect_err("refused");
+    let refused = |blocks: &Blocks<'_>| core.write_set(LoggedDisk(0), blocks).expect_err("refused");
     let large = vec![1; max / 512 * 512 + 512];
     assert!(matches!(refused(&vec![(Sector(0), &large[..])]), HomeError::Block(_)), "past the disk's end");
     let mut many: Blocks<'_> = vec![(Sector(0), &large[..512]); max / 512];
@@ -245,7 +249,10 @@ fn what_cannot_be_written_is_refused_before_anything_is() {
     assert!(matches!(refused(&vec![(Sector(SECTORS as u64), &large[..512])]), HomeError::Block(_)));
     assert!(matches!(refused(&vec![(Sector(u64::MAX), &large[..512])]), HomeError::Block(_)));
     assert!(matches!(refused(&vec![(Sector(0), &large[..100])]), HomeError::Block(_)));
-    assert_eq!((core.acknowledged(), core.health().failure()), (SequenceNumber(0), None));
+    assert_eq!(
+        (core.board.sequence.acknowledged.get(), core.board.health.failure()),
+        (SequenceNumber(0), None)
+    );
 }
 
 /// The largest set, every sector a record, fits when half of the log is in use, and the writers of single blocks do not
@@ -265,8 +272,8 @@ fn the_largest_set_gets_its_room() {
         let background = Arc::clone(&core);
         let steps = scope.spawn(move || {
             while !stop_steps.load(std::sync::atomic::Ordering::SeqCst) {
-                background.sync_once().expect("healthy");
-                background.checkpoint_once(background.area_bytes() / 2).expect("healthy");
+                background.syncer.sync().expect("healthy");
+                background.going_home.round(background.log.area_bytes() / 2).expect("healthy");
                 std::thread::yield_now();
             }
         });
@@ -284,26 +291,26 @@ fn the_largest_set_gets_its_room() {
             })
             .collect();
         for _ in 0..40 {
-            core.write_set(0, &blocks).expect("written");
+            core.write_set(LoggedDisk(0), &blocks).expect("written");
         }
         // Blocked lanes are let go after the last set, too.
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         for writer in writers {
             assert!(writer.join().expect("the writer") > 0);
         }
-        // Not before: a writer may be waiting for room that only a checkpoint makes.
+        // Not before: a writer may be waiting for room that only going home makes.
         stop_steps.store(true, std::sync::atomic::Ordering::SeqCst);
         steps.join().expect("the background");
     });
     let core_again = open(&world, 3);
-    assert_eq!(core_again.acknowledged(), core.acknowledged());
+    assert_eq!(core_again.board.sequence.acknowledged.get(), core.board.sequence.acknowledged.get());
     assert!(scanned(&world).is_ok());
 }
 
 /// Fills the log until a set has to wait.
-fn full(core: &Arc<Core>, blocks: &Blocks<'_>) -> u64 {
+fn full(core: &Arc<Redo>, blocks: &Blocks<'_>) -> u64 {
     let mut sets = 0;
-    while core.try_write_set(0, blocks).expect("healthy").is_some() {
+    while core.try_write_set(LoggedDisk(0), blocks).expect("healthy").is_some() {
         sets += 1;
     }
     assert!(sets > 0);
@@ -311,7 +318,7 @@ fn full(core: &Arc<Core>, blocks: &Blocks<'_>) -> u64 {
 }
 
 #[test]
-fn a_full_log_holds_a_set_back_until_a_checkpoint_and_a_failure_ends_the_wait() {
+fn a_full_log_holds_a_set_back_until_there_is_room_and_a_failure_ends_the_wait() {
     for round in 0..60 {
         let world = world(16);
         let core = open(&world, 2);
@@ -321,17 +328,17 @@ fn a_full_log_holds_a_set_back_until_a_checkpoint_and_a_failure_ends_the_wait() 
         let (done, result) = channel();
         std::thread::scope(|scope| {
             let (core, blocks) = (&core, &blocks);
-            scope.spawn(move || done.send(core.write_set(0, blocks)).expect("the test waits"));
+            scope.spawn(move || done.send(core.write_set(LoggedDisk(0), blocks)).expect("the test waits"));
             match round % 3 {
                 0 => {
-                    core.sync_once().expect("healthy");
-                    assert!(core.checkpoint_once(u64::MAX).expect("healthy"));
+                    core.syncer.sync().expect("healthy");
+                    assert!(core.going_home.round(u64::MAX).expect("healthy"));
                     assert!(result.recv().expect("an answer").is_ok());
                 }
                 1 => {
                     world.fail(0, Fault::Sync, 0, std::io::ErrorKind::Other);
                     // The header's sync of an announcement would take the fault.
-                    assert!(core.sync_once().is_err());
+                    assert!(core.syncer.sync().is_err());
                     assert!(matches!(result.recv().expect("an answer"), Err(HomeError::Block(_))));
                 }
                 _ => {
@@ -341,6 +348,6 @@ fn a_full_log_holds_a_set_back_until_a_checkpoint_and_a_failure_ends_the_wait() 
                 }
             }
         });
-        assert!(core.health().failure().is_some() == (round % 3 == 1));
+        assert!(core.board.health.failure().is_some() == (round % 3 == 1));
     }
 }

@@ -7,8 +7,8 @@ use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector};
 use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::log::{ImageEntry, PAGE_BYTES, RECORDS_OFFSET};
 
-use afterimage_order::redo::{create_medium, read_header, scan, Config, Core, RedoDisk};
-use afterimage_order::VirtualClock;
+use afterimage_order::redo::{create_medium, read_header, scan, Config, Redo, RedoDisk};
+use afterimage_order::{LoggedDisk, VirtualClock};
 
 /// The largest images that are made up for a fuzzed log.
 const IMAGES_BYTES_MAX: u64 = 16 << 20;
@@ -39,17 +39,18 @@ pub fn sample_log() -> Vec<u8> {
     let (log, home): (Arc<dyn Medium>, Arc<dyn Medium>) = (world.medium(0), world.medium(1));
     let image = ImageEntry { size_bytes: (disk_bytes as u64).into(), ..ImageEntry::default() };
     create_medium(&log, &[Arc::clone(&home)], &[image], &[], [1; 16], 2).expect("a log");
-    let core = Core::open(config(log, vec![Arc::clone(&home)], 3)).expect("a core");
-    let disk = RedoDisk::new(Arc::clone(&core), 0, Arc::new(MediumDisk::new(home)));
+    let redo = Redo::open(config(log, vec![Arc::clone(&home)], 3)).expect("sound");
+    let disk0 = LoggedDisk(0);
+    let disk = RedoDisk::new(Arc::clone(&redo), disk0, Arc::new(MediumDisk::new(home)));
     let mut lane = Blocking::new(disk.open_lane().expect("a lane"));
     for i in 0..6u64 {
         lane.write(Sector(i * 4), &[i as u8; 1024]).expect("a write");
         lane.discard(Sector(i), 2).expect("a discard");
         let set = [(Sector(40 + i), &[i as u8; 512][..]), (Sector(50), &[!i as u8; 512][..])];
-        core.try_write_set(0, &set).expect("a set").expect("room for it");
-        core.sync_once().expect("a sync");
+        redo.try_write_set(disk0, &set).expect("a set").expect("room for it");
+        redo.syncer.sync().expect("a sync");
         if i == 2 {
-            core.checkpoint_once(5000).expect("a checkpoint");
+            redo.going_home.round(5000).expect("a round home");
         }
     }
     world.cached(0)
@@ -73,7 +74,7 @@ fn fuzz(bytes: Vec<u8>) {
     contents.extend(sizes.iter().map(|size| vec![0; *size as usize]));
     let world = SimWorld::new(contents);
     let homes = (1..=sizes.len()).map(|i| world.medium(i) as Arc<dyn Medium>).collect();
-    if let Ok(core) = Core::open(config(world.medium(0), homes, 1)) {
-        let _ = core.close();
+    if let Ok(redo) = Redo::open(config(world.medium(0), homes, 1)) {
+        let _ = redo.close();
     }
 }

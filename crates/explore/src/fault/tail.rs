@@ -27,13 +27,13 @@ pub(crate) fn lose_tail(log: &Arc<Scratch>, records: usize) -> Result<(), Refuse
     let area = found.header.area_bytes.get();
     let tail = found.header.tail_position.get();
     let erase = |from: u64, to: u64| log.zero_at(RECORDS_OFFSET + from, to - from, false);
-    let (from, to) = (first.position % area, tail % area);
-    let erased = if from < to || (from == to && first.position > tail) {
+    let (from, to) = (first.position.0 % area, tail % area);
+    let erased = if from < to || (from == to && first.position.0 > tail) {
         erase(from, to)
     } else {
         erase(from, area).and_then(|()| erase(0, to))
     };
     let mut header = found.header;
-    header.durable_sequence = header.durable_sequence.get().min(first.sequence - 1).into();
+    header.durable_sequence = header.durable_sequence.get().min(first.sequence.0 - 1).into();
     erased.and_then(|()| log.write_at(&header.seal(), header.slot_offset())).map_err(|e| refused(&e))
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use afterimage_block::{Medium, MediumDisk};
-use afterimage_order::redo::{Config, Core, LogSync, RedoDisk};
-use afterimage_order::{Clock, VirtualClock};
+use afterimage_order::redo::{Config, LogSync, Redo, RedoDisk};
+use afterimage_order::{Clock, LoggedDisk, VirtualClock};
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -28,7 +28,7 @@ pub(super) struct Device {
     tape: Arc<Tape>,
     log: Arc<TapeMedium>,
     homes: Vec<Arc<TapeMedium>>,
-    core: Option<Arc<Core>>,
+    core: Option<Arc<Redo>>,
     running: Option<Running>,
     pub synced_at: Duration,
     pub floors: Vec<Floor>,
@@ -78,10 +78,10 @@ impl Device {
         if let Some(configure) = &self.options.configure {
             config = configure(config);
         }
-        let core = Core::open(config).map_err(|e| failed("taking the log over", &e))?;
+        let core = Redo::open(config).map_err(|e| failed("taking the log over", &e))?;
         let disk = |(disk, home): (usize, &Arc<TapeMedium>)| {
             let below = Arc::new(MediumDisk::new(Arc::clone(home) as Arc<dyn Medium>));
-            RedoDisk::new(Arc::clone(&core), disk, below)
+            RedoDisk::new(Arc::clone(&core), LoggedDisk(disk as u16), below)
         };
         let disks = self.homes.iter().enumerate().map(disk).collect();
         self.core = Some(core);
@@ -98,12 +98,12 @@ impl Device {
         self.core = None;
     }
 
-    pub fn core(&self) -> Arc<Core> {
+    pub fn core(&self) -> Arc<Redo> {
         Arc::clone(self.core.as_ref().expect("a process runs from `start` to `stop`"))
     }
 
     fn note_floor(&mut self) {
-        let k = self.core().durable().0 as usize;
+        let k = self.core().board.sequence.durable.get().0 as usize;
         if self.floors.last().is_none_or(|floor| floor.k < k) {
             self.floors.push(Floor { event: self.tape.len(), k });
         }
@@ -126,7 +126,7 @@ impl Device {
     pub fn begin_sync(&mut self) -> Result<()> {
         let core = self.core();
         self.synced_at = self.clock.now();
-        let Some(sync) = core.begin_sync().map_err(|e| failed("beginning a sync", &e))? else {
+        let Some(sync) = core.syncer.begin().map_err(|e| failed("beginning a sync", &e))? else {
             return Ok(());
         };
         let most = self.options.schedule.sync_max.as_nanos() as u64;
@@ -145,8 +145,8 @@ impl Device {
         let Some(Running { sync, done_at }) = self.running.take() else { return Ok(()) };
         self.move_to(done_at);
         let core = self.core();
-        self.log.end_sync(|| core.run_sync(&sync)).map_err(|e| failed("syncing the log", &e))?;
-        core.finish_sync(&sync);
+        self.log.end_sync(|| core.syncer.run(&sync)).map_err(|e| failed("syncing the log", &e))?;
+        core.syncer.finish(&sync);
         self.tally.syncs += 1;
         self.note_floor();
         Ok(())
@@ -168,7 +168,7 @@ impl Device {
     }
 
     pub fn checkpoint(&mut self, log_bytes_max: u64) -> Result<()> {
-        let some = self.core().checkpoint_once(log_bytes_max).map_err(|e| failed("a checkpoint", &e))?;
+        let some = self.core().going_home.round(log_bytes_max).map_err(|e| failed("a checkpoint", &e))?;
         self.tally.checkpoints += u64::from(some);
         Ok(())
     }
@@ -176,24 +176,24 @@ impl Device {
     /// A full log: everything durable, and some of it brought home.
     pub fn make_room(&mut self) -> Result<()> {
         self.sync_now()?;
-        let bytes = self.rng.random_range(1..=self.core().area_bytes());
+        let bytes = self.rng.random_range(1..=self.core().log.area_bytes());
         self.checkpoint(bytes)
     }
 
     /// What the checkpointer does when an append asks it to.
     pub fn checkpoint_if_half_full(&mut self) -> Result<()> {
         let core = self.core();
-        if core.log_bytes() <= core.area_bytes() / 2 || self.rng.random_range(0..6) > 0 {
+        if core.log.bytes_used() <= core.log.area_bytes() / 2 || self.rng.random_range(0..6) > 0 {
             return Ok(());
         }
         if self.running.is_none() {
             self.sync_now()?;
         }
-        self.checkpoint(core.area_bytes() / 2)
+        self.checkpoint(core.log.area_bytes() / 2)
     }
 
     fn count_waits(&mut self) {
-        let (held, throttled) = self.core().waits();
+        let (held, throttled) = (self.core().syncer.held_flushes(), self.core().log.throttled());
         self.tally.held_flushes += held;
         self.tally.throttled += throttled;
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use afterimage_block::{Completion, Disk as _, Lane, Medium, Sector, Token};
 use afterimage_format::log::PAGE_BYTES;
-use afterimage_order::redo::{payload_bytes_max, Core};
+use afterimage_order::redo::{payload_bytes_max, Redo};
 use afterimage_order::{Clock as _, Contract, VirtualClock};
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Target, TargetId};
 use rand::{RngExt as _, SeedableRng as _};
@@ -204,7 +204,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn core(&self) -> Arc<Core> {
+    fn core(&self) -> Arc<Redo> {
         self.device().core()
     }
 
@@ -231,9 +231,10 @@ impl<'a> Driver<'a> {
             return Some(until);
         }
         let core = device.core();
-        let unflushed = (core.acknowledged() > core.durable()).then(|| device.synced_at + UNFLUSHED_MAX);
-        let sync = core.next_sync_at().or(unflushed);
-        let idle = (core.log_bytes() > 0).then(|| self.head.1 + IDLE);
+        let unflushed = (core.board.sequence.acknowledged.get() > core.board.sequence.durable.get())
+            .then(|| device.synced_at + UNFLUSHED_MAX);
+        let sync = core.syncer.next_at().or(unflushed);
+        let idle = (core.log.bytes_used() > 0).then(|| self.head.1 + IDLE);
         [sync, idle].into_iter().flatten().min().map(|due| due.max(self.clock.now()))
     }
 
@@ -244,10 +245,10 @@ impl<'a> Driver<'a> {
         let core = device.core();
         if device.running_until().is_some() {
             device.end_sync()?;
-        } else if core.log_bytes() > 0 && self.head.1 + IDLE <= now {
+        } else if core.log.bytes_used() > 0 && self.head.1 + IDLE <= now {
             self.head.1 = now;
             device.sync_now()?;
-            device.checkpoint(core.area_bytes() / 2)?;
+            device.checkpoint(core.log.area_bytes() / 2)?;
         } else {
             return device.begin_sync();
         }
@@ -311,7 +312,7 @@ impl<'a> Driver<'a> {
             device.begin_sync()?;
         }
         if device.draw(schedule.checkpoint) {
-            let area_bytes = device.core().area_bytes();
+            let area_bytes = device.core().log.area_bytes();
             let bytes = device.rng.random_range(1..area_bytes);
             device.checkpoint(bytes)?;
         }
@@ -336,14 +337,14 @@ impl<'a> Driver<'a> {
         self.lanes.clear();
         if let Some(retained) = &mut self.retained {
             retained.stop();
-            self.records = self.core().acknowledged().0;
+            self.records = self.core().board.sequence.acknowledged.get().0;
         }
         let mut device = self.device();
         device.tally.deaths += 1;
         device.stop();
         drop(device);
         self.start()?;
-        let found = self.core().acknowledged().0;
+        let found = self.core().board.sequence.acknowledged.get().0;
         if found < self.records {
             return Err(ExploreError::Corrupt(format!(
                 "the death of the process has lost requests {} to {}, which had completed",
@@ -404,7 +405,7 @@ impl<'a> Driver<'a> {
         }
         for _ in 0..TURNS_MAX {
             self.reap_all();
-            if self.core().acknowledged().0 >= self.records {
+            if self.core().board.sequence.acknowledged.get().0 >= self.records {
                 self.see_head();
                 return Ok(());
             }
@@ -415,14 +416,14 @@ impl<'a> Driver<'a> {
         Err(ExploreError::Corrupt(format!(
             "the redo log stays full whatever is brought home: request {} does not get in behind {}, {} of {} bytes in use",
             self.records,
-            core.acknowledged().0,
-            core.log_bytes(),
-            core.area_bytes(),
+            core.board.sequence.acknowledged.get().0,
+            core.log.bytes_used(),
+            core.log.area_bytes(),
         )))
     }
 
     fn see_head(&mut self) {
-        let bytes = self.core().acknowledged().0;
+        let bytes = self.core().board.sequence.acknowledged.get().0;
         if bytes != self.head.0 {
             self.head = (bytes, self.clock.now());
         }

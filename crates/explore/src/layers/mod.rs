@@ -5,7 +5,7 @@
 //!   guest events of a recording ─► driver (one thread, virtual clock, seeded schedule)
 //!                                    │ submit, dispatch, reap
 //!                                    ▼
-//!                       order::redo lanes and Core ─► tape media: log, images
+//!                       order::redo lanes and Redo ─► tape media: log, images
 //!                                    │                     │ every write, zeroing and sync
 //!                                    ▼                     ▼
 //!                 Recording: layer guest and layer storage, in the order in which things became true

@@ -3,7 +3,7 @@
 //! ```text
 //!   driver ─► RetainDisk's lanes ─► NumberedDisk: a write is in the log when it is submitted, or late ─► redo lanes
 //!                │ a transaction commits
-//!                └► Home ─► Core::try_write_set; full: the device goes on
+//!                └► Home ─► Redo::try_write_set; full: the device goes on
 //! ```
 //!
 //! One thread drives everything, so whoever waits below makes the device go on instead of sleeping. Requests get their
@@ -26,7 +26,7 @@ use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::retain::Options;
 use afterimage_journal::{JournalError, RetainDisk};
 use afterimage_order::redo::RedoDisk;
-use afterimage_order::{HomeError, HomeWriter};
+use afterimage_order::{HomeError, HomeWriter, LoggedDisk};
 use rustc_hash::FxHashSet;
 use tempfile::TempDir;
 
@@ -201,7 +201,7 @@ impl Home {
     fn write(&self, blocks: &[(Sector, &[u8])]) -> std::result::Result<(), HomeError> {
         for _ in 0..TURNS_MAX {
             let core = lock(&self.device).core();
-            match core.try_write_set(self.disk, blocks) {
+            match core.try_write_set(LoggedDisk(self.disk as u16), blocks) {
                 Ok(Some(_)) => return Ok(()),
                 Ok(None) => lock(&self.device).make_room().map_err(|e| broken(&e))?,
                 Err(error) => return Err(error),

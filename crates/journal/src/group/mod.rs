@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use afterimage_block::{Disk, SequenceNumber};
+use afterimage_block::{Disk, DiskIndex, SequenceNumber};
 use afterimage_order::{Closing, Contract, Group, GroupStatus, HomeWriter, Subscription};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -448,7 +448,7 @@ fn join(
 ) -> Result<(Member, prepare::Fresh), RetainError> {
     let PreparedDisk { image, state_path, arena, state, mut fresh } = prepared;
     let home: Option<Arc<dyn HomeWriter>> = match contract {
-        Contract::PowerWindow { .. } => Some(group.home_writer(index)?),
+        Contract::PowerWindow { .. } => Some(group.home_writer(DiskIndex(index as u16))?),
         _ => None,
     };
     let options = Options {

@@ -4,18 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use afterimage_block::Medium;
-use afterimage_format::log::{PAGE_BYTES, RECORDS_OFFSET};
+use afterimage_format::log::RECORDS_OFFSET;
 
-/// The next page boundary at or after a position.
-pub(crate) fn page_up(position: u64) -> u64 {
-    position.next_multiple_of(PAGE_BYTES)
-}
+use crate::sequence::LogPosition;
 
-/// The page boundary at or before a position.
-pub(crate) fn page_down(position: u64) -> u64 {
-    position / PAGE_BYTES * PAGE_BYTES
-}
-
+/// See the module.
 #[derive(Clone)]
 pub(crate) struct Area {
     pub(crate) medium: Arc<dyn Medium>,
@@ -24,12 +17,12 @@ pub(crate) struct Area {
 
 impl Area {
     /// Splits a range where it wraps: file offset and length of the first part; the rest starts at the area's begin.
-    fn split(&self, position: u64, len: usize) -> (u64, usize) {
-        let at = position % self.bytes;
+    fn split(&self, position: LogPosition, len: usize) -> (u64, usize) {
+        let at = position.0 % self.bytes;
         (RECORDS_OFFSET + at, len.min((self.bytes - at) as usize))
     }
 
-    pub(crate) fn read(&self, position: u64, buf: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(&self, position: LogPosition, buf: &mut [u8]) -> io::Result<()> {
         let (offset, first) = self.split(position, buf.len());
         let (head, rest) = buf.split_at_mut(first);
         self.medium.read_at(head, offset)?;
@@ -40,19 +33,19 @@ impl Area {
     }
 
     /// How many bytes from a position on are known to be zeroes; none beyond the wrap.
-    pub(crate) fn zeroes_from(&self, position: u64) -> u64 {
-        let at = position % self.bytes;
+    pub(crate) fn zeroes_from(&self, position: LogPosition) -> u64 {
+        let at = position.0 % self.bytes;
         self.medium.zeroes_from(RECORDS_OFFSET + at).min(self.bytes - at)
     }
 
     /// Writes again what storage does not hold of a range that an earlier process has written.
-    pub(crate) fn rewrite_lost(&self, position: u64, len: u64) -> io::Result<u64> {
+    pub(crate) fn rewrite_lost(&self, position: LogPosition, len: u64) -> io::Result<u64> {
         let (offset, first) = self.split(position, len as usize);
         let written = self.medium.rewrite_lost(offset, first as u64)?;
         Ok(written + self.medium.rewrite_lost(RECORDS_OFFSET, len - first as u64)?)
     }
 
-    pub(crate) fn write(&self, position: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, position: LogPosition, bytes: &[u8]) -> io::Result<()> {
         let (offset, first) = self.split(position, bytes.len());
         self.medium.write_at(&bytes[..first], offset)?;
         if first < bytes.len() {

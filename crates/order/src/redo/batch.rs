@@ -1,11 +1,12 @@
 //! Records that one lane has staged: copied out of guest memory, hashed, and not yet in the log.
 
-use afterimage_block::{Buffers, Token};
+use afterimage_block::{Buffers, SequenceNumber, Token};
 use afterimage_format::log::{RecordHeader, RecordKind, KIND_MORE, PAGE_BYTES, RECORD_ALIGN, RECORD_MAGIC};
 use afterimage_format::payload_hash;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::scan::Placed;
+use crate::sequence::{LogPosition, LoggedDisk};
 
 /// A batch is appended when it holds this much, in bytes.
 pub(crate) const FULL_BYTES: usize = 1 << 20;
@@ -54,11 +55,11 @@ pub(crate) struct Batch {
 
 /// What the append lock's holder fills in.
 pub(crate) struct Stamp {
-    pub(crate) disk: u16,
+    pub(crate) disk: LoggedDisk,
     pub(crate) incarnation: u64,
     /// Of the first record.
-    pub(crate) sequence: u64,
-    pub(crate) durable_sequence: u64,
+    pub(crate) sequence: SequenceNumber,
+    pub(crate) durable_sequence: SequenceNumber,
     pub(crate) group_tag: u64,
 }
 
@@ -139,13 +140,18 @@ impl Batch {
     }
 
     /// Where the records are in a log that has the batch at `position`.
-    pub(crate) fn placed(&self, position: u64, disk: usize, first: u64) -> impl Iterator<Item = Placed> + '_ {
-        self.entries.iter().zip(first..).map(move |(entry, sequence)| Placed {
+    pub(crate) fn placed(
+        &self,
+        position: LogPosition,
+        disk: LoggedDisk,
+        first: SequenceNumber,
+    ) -> impl Iterator<Item = Placed> + '_ {
+        self.entries.iter().zip(first.0..).map(move |(entry, sequence)| Placed {
             position: position + entry.offset as u64,
-            sequence,
+            sequence: SequenceNumber(sequence),
             kind: entry.kind,
             more: entry.more,
-            disk: disk as u16,
+            disk,
             sector: entry.sector,
             sectors: entry.sectors,
         })
@@ -153,24 +159,24 @@ impl Batch {
 
     /// Fills the headers in and returns the bytes to write at `position`: the records, and zeroes up to the page's end,
     /// so that no later write of a part of that page has to read it first.
-    pub(crate) fn seal(&mut self, position: u64, stamp: &Stamp) -> &[u8] {
+    pub(crate) fn seal(&mut self, position: LogPosition, stamp: &Stamp) -> &[u8] {
         for (i, entry) in self.entries.iter().enumerate() {
             let mut header = RecordHeader::new_zeroed();
             header.magic = RECORD_MAGIC.into();
             header.payload_hash = entry.payload_hash.into();
-            header.disk = stamp.disk.into();
+            header.disk = stamp.disk.0.into();
             header.kind = (entry.kind.code() | if entry.more { KIND_MORE } else { 0 }).into();
             header.incarnation = stamp.incarnation.into();
-            header.sequence = (stamp.sequence + i as u64).into();
+            header.sequence = (stamp.sequence.0 + i as u64).into();
             header.sector = entry.sector.into();
             header.sectors = entry.sectors.into();
-            header.durable_sequence = stamp.durable_sequence.into();
+            header.durable_sequence = stamp.durable_sequence.0.into();
             header.group_tag = stamp.group_tag.into();
             header.seal();
             self.bytes[entry.offset..entry.offset + RECORD_ALIGN as usize].copy_from_slice(header.as_bytes());
         }
         let end = position + self.used as u64;
-        let padded = self.used + (end.next_multiple_of(PAGE_BYTES) - end) as usize;
+        let padded = self.used + (end.page_up() - end) as usize;
         self.bytes[self.used..padded].fill(0);
         &self.bytes[..padded]
     }

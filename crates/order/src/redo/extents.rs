@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use afterimage_block::SequenceNumber;
+
+use crate::sequence::LogPosition;
+
 /// Where a version is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// In the log, the first sector's bytes at this logical position.
-    Log(u64),
+    Log(LogPosition),
     /// Zeroes.
     Zero {
         /// Its space may be given back.
@@ -28,7 +32,7 @@ impl Source {
 pub(crate) struct Extent {
     pub(crate) sectors: u64,
     pub(crate) source: Source,
-    pub(crate) sequence: u64,
+    pub(crate) sequence: SequenceNumber,
 }
 
 /// Disjoint extents by first sector.
@@ -52,7 +56,7 @@ impl ExtentMap {
     }
 
     /// Forgets versions up to a sequence number in a range.
-    pub(crate) fn remove_up_to(&mut self, start: u64, sectors: u64, sequence: u64) {
+    pub(crate) fn remove_up_to(&mut self, start: u64, sectors: u64, sequence: SequenceNumber) {
         self.carve(start, sectors, |extent| extent.sequence <= sequence);
     }
 
@@ -126,19 +130,20 @@ mod tests {
         #[test]
         fn agrees_with_an_array(steps in proptest::collection::vec(step(), 1..40)) {
             let mut map = ExtentMap::default();
-            let mut array: Vec<Option<(Source, u64)>> = vec![None; 128];
+            let mut array: Vec<Option<(Source, SequenceNumber)>> = vec![None; 128];
             for (sequence, step) in steps.into_iter().enumerate() {
-                let sequence = sequence as u64;
+                let sequence = SequenceNumber(sequence as u64);
                 match step {
                     Step::Insert(start, sectors, zero) => {
                         let source =
-                            if zero { Source::Zero { unmap: true } } else { Source::Log(sequence * 100_000) };
+                            if zero { Source::Zero { unmap: true } } else { Source::Log(LogPosition(sequence.0 * 100_000)) };
                         map.insert(start, Extent { sectors, source, sequence });
                         for i in 0..sectors {
                             array[(start + i) as usize] = Some((source.skip(i), sequence));
                         }
                     }
                     Step::Remove(start, sectors, up_to) => {
+                        let up_to = SequenceNumber(up_to);
                         map.remove_up_to(start, sectors, up_to);
                         for slot in &mut array[start as usize..(start + sectors) as usize] {
                             if slot.is_some_and(|(_, s)| s <= up_to) {
@@ -150,7 +155,7 @@ mod tests {
                 let mut seen = vec![None; 128];
                 for (start, extent) in map.iter() {
                     for i in 0..extent.sectors {
-                        let slot: &mut Option<(Source, u64)> = &mut seen[(start + i) as usize];
+                        let slot: &mut Option<(Source, SequenceNumber)> = &mut seen[(start + i) as usize];
                         prop_assert!(slot.is_none(), "overlap");
                         *slot = Some((extent.source.skip(i), extent.sequence));
                     }

@@ -13,7 +13,7 @@ use super::scan::Placed;
 
 /// Sectors of a witness block.
 const WITNESS_SECTORS: u64 = 8;
-/// How many blocks of one checkpoint, or of an image that gets its first log, become witnesses.
+/// How many blocks of one round home, or of an image that gets its first log, become witnesses.
 const WITNESSES_NEW_MAX: usize = WITNESSES_MAX / 2;
 
 /// Writes a header into the slot that does not hold the one in force. The caller syncs.
@@ -96,7 +96,7 @@ pub(super) fn false_witness(
             (witness.disk.get(), witness.sector.get(), u64::from(witness.sectors.get()));
         let live = records.iter().any(|r| {
             r.kind != RecordKind::Incarnation
-                && r.disk == disk
+                && r.disk.0 == disk
                 && r.sector < sector.saturating_add(sectors)
                 && sector < r.sector.saturating_add(r.sectors)
         });

@@ -2,7 +2,9 @@
 //! different places share no lock, and no reader a lock with the append path for longer than one map operation.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use afterimage_block::SequenceNumber;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::extents::{Extent, ExtentMap, Source};
 
@@ -55,10 +57,10 @@ impl Index {
 
     /// Holds the shard of a piece: while the guard lives, the log space of what it shows is not reused.
     pub(crate) fn read(&self, piece: &Piece) -> RwLockReadGuard<'_, ExtentMap> {
-        self.shards[piece.shard].read().unwrap_or_else(PoisonError::into_inner)
+        self.shards[piece.shard].read()
     }
 
-    pub(crate) fn insert(&self, start: u64, sectors: u64, source: Source, sequence: u64) {
+    pub(crate) fn insert(&self, start: u64, sectors: u64, source: Source, sequence: SequenceNumber) {
         for piece in self.pieces(start, sectors) {
             let source = match source {
                 Source::Log(position) => Source::Log(position + (piece.start - start) * 512),
@@ -70,14 +72,14 @@ impl Index {
         }
     }
 
-    pub(crate) fn remove_up_to(&self, start: u64, sectors: u64, sequence: u64) {
+    pub(crate) fn remove_up_to(&self, start: u64, sectors: u64, sequence: SequenceNumber) {
         for piece in self.pieces(start, sectors) {
             self.change(&piece, |map| map.remove_up_to(piece.start, piece.sectors, sequence));
         }
     }
 
     fn change(&self, piece: &Piece, change: impl FnOnce(&mut ExtentMap)) {
-        let mut map = self.shards[piece.shard].write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.shards[piece.shard].write();
         let before = map.len();
         change(&mut map);
         let after = map.len();
@@ -101,19 +103,20 @@ pub(crate) struct Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sequence::LogPosition;
 
     #[test]
     fn ranges_are_cut_at_regions_and_counted() {
         let index = Index::new(1 << 20);
-        index.insert((1 << 15) - 4, 8, Source::Log(640), 1);
+        index.insert((1 << 15) - 4, 8, Source::Log(LogPosition(640)), SequenceNumber(1));
         assert!(!index.is_empty());
         let pieces: Vec<_> = index.pieces((1 << 15) - 4, 8).collect();
         assert_eq!(pieces.len(), 2);
         let right = index.read(&pieces[1]).iter().next().expect("an entry");
-        assert_eq!(right.1.source, Source::Log(640 + 4 * 512));
-        index.remove_up_to(0, 1 << 20, 0);
+        assert_eq!(right.1.source, Source::Log(LogPosition(640 + 4 * 512)));
+        index.remove_up_to(0, 1 << 20, SequenceNumber(0));
         assert!(!index.is_empty());
-        index.remove_up_to(0, 1 << 20, 1);
+        index.remove_up_to(0, 1 << 20, SequenceNumber(1));
         assert!(index.is_empty());
     }
 
@@ -121,7 +124,7 @@ mod tests {
     fn a_discard_of_an_enormous_disk_stays_small() {
         let sectors = u64::MAX / 512;
         let index = Index::new(sectors);
-        index.insert(0, sectors, Source::Zero { unmap: true }, 1);
+        index.insert(0, sectors, Source::Zero { unmap: true }, SequenceNumber(1));
         assert!(index.extents.load(Ordering::SeqCst) <= 1 << REGIONS_LOG2_MAX);
     }
 }

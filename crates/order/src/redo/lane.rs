@@ -24,19 +24,19 @@ use std::time::Duration;
 
 use afterimage_block::{
     admit, BlockError, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request,
-    Sector, Token, SECTOR_BYTES,
+    Sector, SequenceNumber, Token, SECTOR_BYTES,
 };
 use afterimage_format::log::RecordKind;
+use slab::Slab;
 
-use super::append::Appended;
 use super::batch::{self, Answer, Batch};
-use super::core::Core;
+use super::engine::Redo;
 use super::extents::Source;
-use super::index::Index;
+use super::log::{Appended, RedoLog};
 use super::mutation::Mutation;
-use super::window::Verdict;
+use crate::sequence::LoggedDisk;
 use crate::signal::LaneSignal;
-use crate::slots::Slots;
+use crate::window::Verdict;
 
 /// Parts of reads that one lane has below before further reads wait. As many as the largest queue has requests: reads of
 /// one part never wait.
@@ -57,15 +57,15 @@ pub const LANE_BYTES_MAX: usize = batch::BYTES_MAX + STEP_BYTES + (PARTS_MAX + S
 
 /// One disk of the group.
 pub struct RedoDisk {
-    core: Arc<Core>,
-    disk: usize,
+    redo: Arc<Redo>,
+    disk: LoggedDisk,
     lower: Arc<dyn Disk>,
 }
 
 impl RedoDisk {
     /// The disk of that index; `lower` reads its image.
-    pub fn new(core: Arc<Core>, disk: usize, lower: Arc<dyn Disk>) -> Self {
-        Self { core, disk, lower }
+    pub fn new(redo: Arc<Redo>, disk: LoggedDisk, lower: Arc<dyn Disk>) -> Self {
+        Self { redo, disk, lower }
     }
 }
 
@@ -79,22 +79,23 @@ impl Disk for RedoDisk {
     }
 
     fn health(&self) -> &Health {
-        self.core.health()
+        &self.redo.board.health
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
-        let signal = self.core.signals.register().map_err(|e| BlockError::io("creating an eventfd", e))?;
+        let signal =
+            self.redo.board.signals.register().map_err(|e| BlockError::io("creating an eventfd", e))?;
         Ok(Box::new(RedoLane {
             lower: self.lower.open_lane()?,
             geometry: self.lower.geometry(),
-            core: Arc::clone(&self.core),
+            redo: Arc::clone(&self.redo),
             disk: self.disk,
             signal,
             batch: Batch::default(),
             blocked: false,
             backlog: VecDeque::new(),
             held: Vec::new(),
-            reads: Slots::default(),
+            reads: Slab::new(),
             parts: 0,
             waiting: VecDeque::new(),
             step: Step::default(),
@@ -108,7 +109,7 @@ impl Disk for RedoDisk {
 struct Held {
     token: Token,
     kind: FlushKind,
-    covers: u64,
+    covers: SequenceNumber,
     /// It has been asked about, and has to wait.
     asked: bool,
 }
@@ -135,8 +136,8 @@ struct Rest {
 struct RedoLane {
     lower: Box<dyn Lane>,
     geometry: Geometry,
-    core: Arc<Core>,
-    disk: usize,
+    redo: Arc<Redo>,
+    disk: LoggedDisk,
     signal: Arc<LaneSignal>,
     batch: Batch,
     /// The batch is complete and waits for room or the end of a pause.
@@ -145,11 +146,11 @@ struct RedoLane {
     backlog: VecDeque<(Request, u64)>,
     /// Flushes that have not been acknowledged.
     held: Vec<Held>,
-    reads: Slots<Reading>,
+    reads: Slab<Reading>,
     /// Parts of all reads below.
     parts: usize,
     /// Reads with a rest, in the order of their turns.
-    waiting: VecDeque<Token>,
+    waiting: VecDeque<usize>,
     step: Step,
     done: Vec<Completion>,
     below: Vec<Completion>,
@@ -175,7 +176,7 @@ impl RedoLane {
     fn stage(&mut self, request: Request, mut staged: u64) -> Option<(Request, u64)> {
         let (kind, part_max) = match request.operation {
             Operation::Write { .. } => {
-                (RecordKind::Write, self.core.payload_bytes_max() as u64 / SECTOR_BYTES)
+                (RecordKind::Write, self.redo.log.payload_bytes_max() as u64 / SECTOR_BYTES)
             }
             Operation::WriteZeroes { unmap: false, .. } => (RecordKind::Zero, u64::MAX),
             _ => (RecordKind::Discard, u64::MAX),
@@ -188,7 +189,7 @@ impl RedoLane {
             let last = staged + sectors == request.sectors;
             let mut answers =
                 last.then_some(Answer { token: request.token, flushed: request.operation.is_flushed() });
-            if last && self.core.mutated(Mutation::AckBeforeAppend) {
+            if last && self.redo.mistake.is(Mutation::AckBeforeAppend) {
                 self.complete(request.token, Ok(()));
                 answers = None;
             }
@@ -200,8 +201,8 @@ impl RedoLane {
             };
             self.batch.push(kind, request.sector.0 + staged, sectors, &request.buffers, range, answers);
             staged += sectors;
-            let full = self.batch.len() >= self.core.batch_bytes_max()
-                || self.batch.entries.len() >= self.core.batch_records_max();
+            let full = self.batch.len() >= self.redo.log.batch_bytes_max()
+                || self.batch.entries.len() >= self.redo.log.batch_records_max();
             if full {
                 self.append();
             }
@@ -214,16 +215,27 @@ impl RedoLane {
         if self.batch.is_empty() {
             return;
         }
-        match self.core.append(self.disk, &mut self.batch) {
-            Ok(Appended::From(first)) => {
+        match self.redo.log.append(self.disk, &mut self.batch) {
+            Ok(Appended::In { first, crowded }) => {
                 self.blocked = false;
+                if crowded {
+                    self.redo.going_home.request();
+                }
+                if self.redo.mistake.is(Mutation::DiscardEarly) {
+                    self.discard_early();
+                }
                 let mut entries = std::mem::take(&mut self.batch.entries);
-                for (entry, sequence) in entries.drain(..).zip(first..) {
+                for (entry, sequence) in entries.drain(..).zip(first.0..) {
                     match entry.answers {
                         Some(Answer { token, flushed: false }) => self.complete(token, Ok(())),
                         Some(Answer { token, flushed: true }) => {
                             let kind = FlushKind::Order;
-                            self.held.push(Held { token, kind, covers: sequence, asked: false });
+                            self.held.push(Held {
+                                token,
+                                kind,
+                                covers: SequenceNumber(sequence),
+                                asked: false,
+                            });
                         }
                         None => {}
                     }
@@ -233,11 +245,11 @@ impl RedoLane {
             }
             Ok(Appended::Full) => {
                 if !self.blocked {
-                    self.core.counters.throttled.fetch_add(1, Ordering::Relaxed);
+                    self.redo.log.throttled.fetch_add(1, Ordering::Relaxed);
                 }
                 self.blocked = true;
                 self.signal.parked.store(true, Ordering::SeqCst);
-                self.core.request_checkpoint();
+                self.redo.going_home.request();
             }
             Ok(Appended::Paused) => {
                 self.blocked = true;
@@ -266,15 +278,11 @@ impl RedoLane {
     fn ask(&mut self) {
         let mut held = std::mem::take(&mut self.held);
         held.retain_mut(|flush| {
-            let verdict = match flush.kind {
-                FlushKind::Order => self.core.ask_order(flush.covers),
-                FlushKind::Durable => self.core.ask_durable(flush.covers),
-            };
-            let result = match verdict {
+            let result = match self.redo.syncer.ask(flush.kind, flush.covers) {
                 Ok(Verdict::Complete) => Ok(()),
                 Ok(Verdict::Hold) => {
                     if !std::mem::replace(&mut flush.asked, true) {
-                        self.core.counters.held_flushes.fetch_add(1, Ordering::Relaxed);
+                        self.redo.syncer.held_flushes.fetch_add(1, Ordering::Relaxed);
                     }
                     return true;
                 }
@@ -308,9 +316,10 @@ impl RedoLane {
     }
 
     fn read(&mut self, mut request: Request) {
-        if self.core.index[self.disk].is_empty() {
+        if self.redo.log.newest(self.disk).is_empty() {
             let (token, result) = (request.token, Ok(()));
-            request.token = self.reads.insert(Reading { token, parts_left: 1, rest: None, result });
+            request.token =
+                Token(self.reads.insert(Reading { token, parts_left: 1, rest: None, result }) as u64);
             self.parts += 1;
             self.lower.submit(request);
             return;
@@ -318,13 +327,13 @@ impl RedoLane {
         let start = request.sector.0;
         let end = start + request.sectors;
         let rest = Rest { next: start, end, start, buffers: request.buffers };
-        let token = self.reads.insert(Reading {
+        let read = self.reads.insert(Reading {
             token: request.token,
             parts_left: 0,
             rest: Some(rest),
             result: Ok(()),
         });
-        self.waiting.push_back(token);
+        self.waiting.push_back(read);
         self.go_on_reading();
     }
 
@@ -333,27 +342,27 @@ impl RedoLane {
     fn go_on_reading(&mut self) {
         let mut steps = 0;
         while self.parts < PARTS_MAX && (steps < TURN_STEPS || self.done.is_empty()) {
-            let Some(token) = self.waiting.pop_front() else { break };
+            let Some(read) = self.waiting.pop_front() else { break };
             steps += 1;
-            if self.read_on(token) {
-                self.waiting.push_back(token);
+            if self.read_on(read) {
+                self.waiting.push_back(read);
             } else {
-                self.finish_read(token);
+                self.finish_read(read);
             }
         }
     }
 
     /// One step of a read. Returns whether there is a rest.
-    fn read_on(&mut self, token: Token) -> bool {
-        let Some(Reading { rest: Some(rest), parts_left, result, .. }) = self.reads.get_mut(token) else {
+    fn read_on(&mut self, read: usize) -> bool {
+        let Some(Reading { rest: Some(rest), parts_left, result, .. }) = self.reads.get_mut(read) else {
             return false;
         };
         if result.is_ok() {
-            *result = self.step.look(&self.core, &self.core.index[self.disk], rest);
+            *result = self.step.look(&self.redo.log, self.disk, rest);
         }
         if result.is_err() {
             // Also that of a part: the rest would change nothing.
-            self.reads.get_mut(token).expect("it was just there").rest = None;
+            self.reads[read].rest = None;
             return false;
         }
         let mut from = 0;
@@ -371,7 +380,7 @@ impl RedoLane {
             self.parts += 1;
             let offset = ((sector - rest.start) * SECTOR_BYTES) as usize;
             self.lower.submit(Request {
-                token,
+                token: Token(read as u64),
                 operation: Operation::Read,
                 sector: Sector(sector),
                 sectors,
@@ -380,17 +389,24 @@ impl RedoLane {
         }
         let more = rest.next < rest.end;
         if !more {
-            self.reads.get_mut(token).expect("it was just there").rest = None;
+            self.reads[read].rest = None;
         }
         more
     }
 
     /// Completes a read of which nothing is left.
-    fn finish_read(&mut self, token: Token) {
-        if self.reads.get_mut(token).is_some_and(|r| r.parts_left == 0 && r.rest.is_none()) {
-            if let Some(reading) = self.reads.remove(token) {
-                self.complete(reading.token, reading.result);
-            }
+    fn finish_read(&mut self, read: usize) {
+        if self.reads.get(read).is_some_and(|r| r.parts_left == 0 && r.rest.is_none()) {
+            let reading = self.reads.remove(read);
+            self.complete(reading.token, reading.result);
+        }
+    }
+
+    /// The mistake of that name.
+    fn discard_early(&self) {
+        for entry in self.batch.entries.iter().filter(|entry| entry.kind == RecordKind::Discard) {
+            let home = self.redo.going_home.home(self.disk);
+            let _ = home.zero_at(entry.sector * SECTOR_BYTES, entry.sectors * SECTOR_BYTES, true);
         }
     }
 }
@@ -415,14 +431,15 @@ struct Step {
 impl Step {
     /// Looks at the rest of a read, as far as a step goes, and moves its begin. What the log has not is newest at home, and
     /// stays so for this read: a version that comes later belongs to a write that is in flight together with it.
-    fn look(&mut self, core: &Core, index: &Index, rest: &mut Rest) -> Result<(), BlockError> {
+    fn look(&mut self, log: &RedoLog, disk: LoggedDisk, rest: &mut Rest) -> Result<(), BlockError> {
         self.gaps.clear();
         self.copies.clear();
         let mut extents_left = STEP_EXTENTS;
         let mut used = 0;
+        let index = log.newest(disk);
         for piece in index.pieces(rest.next, rest.end - rest.next) {
-            // Held while the log is read: a checkpoint takes the entry away, under the same lock, before it gives the
-            // space up.
+            // Held while the log is read: who brings the version home takes the entry away, under the same lock, before
+            // it gives the space up.
             let map = index.read(&piece);
             for (sector, extent) in map.overlapping(piece.start, piece.sectors) {
                 self.gap(rest.next, sector);
@@ -441,7 +458,7 @@ impl Step {
                         if self.scratch.len() < end {
                             self.scratch.resize(end.next_power_of_two(), 0);
                         }
-                        core.area
+                        log.area
                             .read(position, &mut self.scratch[used..end])
                             .map_err(|e| BlockError::io("reading the redo log", e))?;
                         used = end;
@@ -478,7 +495,7 @@ impl Step {
 
 impl Lane for RedoLane {
     fn submit(&mut self, request: Request) {
-        if let Err(e) = admit(&request, &self.geometry, &self.core.health) {
+        if let Err(e) = admit(&request, &self.geometry, &self.redo.board.health) {
             self.complete(request.token, Err(e));
             return;
         }
@@ -487,7 +504,7 @@ impl Lane for RedoLane {
             Operation::Flush(kind) => {
                 // Covers what has completed; that staged writes of this lane come in as well costs nothing.
                 self.append();
-                let covers = self.core.acknowledged.load(Ordering::SeqCst);
+                let covers = self.redo.board.sequence.acknowledged.get();
                 self.held.push(Held { token: request.token, kind, covers, asked: false });
             }
             _ => self.write(request),
@@ -508,14 +525,14 @@ impl Lane for RedoLane {
         self.lower.reap(&mut self.below);
         let mut below = std::mem::take(&mut self.below);
         for part in below.drain(..) {
-            let reading =
-                self.reads.get_mut(part.token).expect("the layer below answers what it was asked, once");
+            let read = part.token.0 as usize;
+            let reading = self.reads.get_mut(read).expect("the layer below answers what it was asked, once");
             self.parts -= 1;
             reading.parts_left -= 1;
             if reading.result.is_ok() {
                 reading.result = part.result;
             }
-            self.finish_read(part.token);
+            self.finish_read(read);
         }
         self.below = below;
         if !self.waiting.is_empty() {
@@ -544,7 +561,7 @@ impl Lane for RedoLane {
             self.retry();
         }
         // To be asked about, or answered, when completions are handed out.
-        let ready = |flush: &Held| !flush.asked || !self.core.holds(flush.kind, flush.covers);
+        let ready = |flush: &Held| !flush.asked || !self.redo.syncer.holds(flush.kind, flush.covers);
         if !self.done.is_empty() || self.held.iter().any(ready) {
             return Ok(());
         }

@@ -6,9 +6,9 @@
 //! set of home writes ──► its records, chained ────┘   │
 //! flush ──► nothing new since the durable point, or no acknowledged flush older than the window? ──► completion
 //!                                                     ▼
-//!                          sync_once: seal the page, fdatasync the log ──► durable
+//!                          Syncer: seal the page, fdatasync the log ──► durable
 //!                                                     ▼
-//!   checkpoint_once: durable records ─► newest version of each sector ─► images ─► sync ─► header ─► sync ─► reuse
+//!         GoingHome: durable records ─► newest version of each sector ─► images ─► sync ─► header ─► sync ─► reuse
 //! ```
 //!
 //! States of a record, and what a power cut may leave of it:
@@ -22,36 +22,46 @@
 //! A record reaches home only when durable; its log space is reused only when home is synced *and* the header that
 //! says so is. A page that a sync has made durable is not written again before that.
 //!
-//! [`Core`] is the state machine. Its background steps, [`Core::sync_once`] and [`Core::checkpoint_once`], are called
-//! in loops by two threads in production, and one at a time by the seeded simulation.
+//! | decision | owner |
+//! |---|---|
+//! | what has room, what may be given up | `Space`: no lock, no file |
+//! | what a flush and the next sync wait for | [`Window`](crate::window): no lock, no clock |
+//! | where records are, and which are the newest | [`RedoLog`] |
+//! | what goes home, and what the header says | [`GoingHome`] |
+//! | when the log is synced | [`Syncer`] |
+//! | who waits, what has failed | [`Board`](crate::Board) |
+//!
+//! [`Redo`] puts them together. Its background steps, [`Syncer::sync`] and [`GoingHome::round`], are called in loops by two
+//! threads in production, and one at a time by the seeded simulation.
 
-mod append;
 mod area;
+pub(crate) mod backend;
 mod batch;
-mod checkpoint;
-mod core;
 mod dependency;
+mod engine;
 mod extents;
 pub(crate) mod files;
-pub(crate) mod group;
+mod going_home;
 mod header;
 mod index;
 mod lane;
+mod log;
 mod mutation;
 mod open;
 mod scan;
 mod sets;
+mod space;
+mod syncer;
 pub(crate) mod takeover;
-mod threads;
-mod window;
 
-pub use append::{index_bytes_max, payload_bytes_max, records_max};
+pub use engine::{Config, Redo};
+pub use going_home::GoingHome;
 pub use index::REGIONS_MAX;
 pub use lane::{RedoDisk, LANE_BYTES_MAX};
+pub use log::{index_bytes_max, payload_bytes_max, RedoLog};
 pub use mutation::Mutation;
 pub use open::{create_medium, log_file_bytes, TakeOverError};
 pub use scan::{read_header, scan, Placed, Scan, ScanError};
 pub use sets::set_bytes_max;
-
-pub use self::core::{Config, Core};
-pub use window::LogSync;
+pub use space::records_max;
+pub use syncer::{LogSync, Syncer};

@@ -1,6 +1,23 @@
 //! Deliberately broken variants of the ordering code: the crash suite must catch every one of them, or it proves
 //! nothing. They exist only with the cargo feature `mutations`, which no program enables.
 
+/// The mistake that is to be made; in a program there is none to make.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mistake(#[cfg(feature = "mutations")] pub(crate) Option<Mutation>);
+
+impl Mistake {
+    #[cfg(feature = "mutations")]
+    pub(crate) fn is(self, mutation: Mutation) -> bool {
+        self.0 == Some(mutation)
+    }
+
+    #[cfg(not(feature = "mutations"))]
+    #[inline(always)]
+    pub(crate) fn is(self, _mutation: Mutation) -> bool {
+        false
+    }
+}
+
 /// One mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
@@ -30,11 +47,11 @@ pub enum Mutation {
     SkipPayloadChecksum,
     /// Flushes are never held back.
     IgnoreWindow,
-    /// A checkpoint writes the oldest version of a sector.
+    /// Going home writes the oldest version of a sector.
     OldestVersion,
     /// Index entries go before the home write.
     DropIndexEarly,
-    /// A checkpoint drops newer versions from the index, too.
+    /// Going home drops newer versions from the index, too.
     DropNewerIndex,
     /// Opening believes that everything it found in the page cache is durable.
     SkipOpenSync,

@@ -5,14 +5,15 @@
 use std::io;
 use std::sync::Arc;
 
-use afterimage_block::Medium;
+use afterimage_block::{Medium, SequenceNumber};
 use afterimage_format::log::{
     LogHeader, RecordHeader, RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN, RECORD_MAGIC,
 };
 use afterimage_format::{payload_hash, FormatError, PayloadHasher};
 
-use super::area::{page_down, page_up, Area};
-use super::mutation::Mutation;
+use super::area::Area;
+use super::mutation::{Mistake, Mutation};
+use crate::sequence::{LogPosition, LoggedDisk};
 
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -32,15 +33,15 @@ pub enum ScanError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Logical position of its header.
-    pub position: u64,
+    pub position: LogPosition,
     /// Its sequence number.
-    pub sequence: u64,
+    pub sequence: SequenceNumber,
     /// What it does.
     pub kind: RecordKind,
     /// It belongs to a set that goes on with the next record.
     pub more: bool,
     /// Disk index.
-    pub disk: u16,
+    pub disk: LoggedDisk,
     /// First sector; in an incarnation record the incarnation that begins.
     pub sector: u64,
     /// Number of sectors.
@@ -49,17 +50,17 @@ pub struct Placed {
 
 impl Placed {
     /// Logical position of its payload.
-    pub fn payload(&self) -> u64 {
+    pub fn payload(&self) -> LogPosition {
         self.position + RECORD_ALIGN
     }
 
     /// Logical position of what follows it.
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> LogPosition {
         match self.kind {
             RecordKind::Write => self.payload() + self.sectors * 512,
             RecordKind::Discard | RecordKind::Zero => self.payload(),
             // Has its page to itself.
-            RecordKind::Incarnation => page_up(self.payload()),
+            RecordKind::Incarnation => self.payload().page_up(),
         }
     }
 }
@@ -72,13 +73,13 @@ pub struct Scan {
     /// The records from the tail on, complete and consecutive, sets whole.
     pub records: Vec<Placed>,
     /// Logical position after the last of them.
-    pub end: u64,
+    pub end: LogPosition,
     /// The last one's sequence number: the prefix.
-    pub sequence: u64,
+    pub sequence: SequenceNumber,
     /// The incarnation in force at the end.
     pub incarnation: u64,
     /// The newest number that some record or the header proves to have been durable.
-    pub durable_sequence: u64,
+    pub durable_sequence: SequenceNumber,
     /// Something incomplete follows and is left out.
     pub torn_tail: bool,
 }
@@ -127,28 +128,28 @@ pub fn read_header(log: &dyn Medium) -> Result<LogHeader, ScanError> {
 
 /// Reads the whole log: a pure function of its bytes.
 pub fn scan(log: &Arc<dyn Medium>) -> Result<Scan, ScanError> {
-    scan_with(log, None)
+    scan_with(log, Mistake::default())
 }
 
 /// A set of which the end has not been found yet, and what the scan knew before it.
 struct OpenSet {
     records: usize,
-    end: u64,
-    expected: u64,
+    end: LogPosition,
+    expected: SequenceNumber,
 }
 
-pub(crate) fn scan_with(log: &Arc<dyn Medium>, mutation: Option<Mutation>) -> Result<Scan, ScanError> {
+pub(crate) fn scan_with(log: &Arc<dyn Medium>, mistake: Mistake) -> Result<Scan, ScanError> {
     let header = read_header(log.as_ref())?;
-    let tail = header.tail_position.get();
+    let tail = LogPosition(header.tail_position.get());
     let area = Area { medium: Arc::clone(log), bytes: header.area_bytes.get() };
     let mut scanner = Scanner {
-        limit: page_down(tail) + area.bytes,
+        limit: tail.page_down() + area.bytes,
         window: Window::new(&area),
         header: &header,
-        expected: header.tail_sequence.get() + 1,
+        expected: SequenceNumber(header.tail_sequence.get()).next(),
         incarnation: header.tail_incarnation.get(),
-        durable: header.durable_sequence.get(),
-        verify_payloads: mutation != Some(Mutation::SkipPayloadChecksum),
+        durable: SequenceNumber(header.durable_sequence.get()),
+        verify_payloads: !mistake.is(Mutation::SkipPayloadChecksum),
     };
     let mut records: Vec<Placed> = Vec::new();
     let mut end = tail;
@@ -157,20 +158,20 @@ pub(crate) fn scan_with(log: &Arc<dyn Medium>, mutation: Option<Mutation>) -> Re
         // A sync seals a page and the next record starts on a new one; so does an incarnation after a torn tail. The
         // record on the next page has to be the very next one, so nothing is skipped that way.
         let mut next = scanner.record_at(end)?;
-        if next.is_none() && end != page_up(end) {
-            next = scanner.record_at(page_up(end))?;
+        if next.is_none() && end != end.page_up() {
+            next = scanner.record_at(end.page_up())?;
         }
         if open.is_some() && next.is_some_and(|r| r.kind == RecordKind::Incarnation) {
             next = None;
         }
-        if let (None, Some(set), true) = (&next, &open, mutation != Some(Mutation::KeepBrokenSet)) {
+        if let (None, Some(set), true) = (&next, &open, !mistake.is(Mutation::KeepBrokenSet)) {
             // The set is not all there: nothing of it counts, and a process that has found it so has begun its own
             // records behind what was before the set, while the set's first ones may still be there, sound.
             records.truncate(set.records);
             (end, scanner.expected) = (set.end, set.expected);
             open = None;
-            if mutation != Some(Mutation::ForgetBehindSet) {
-                next = scanner.record_at(page_up(end))?.filter(|r| r.kind == RecordKind::Incarnation);
+            if !mistake.is(Mutation::ForgetBehindSet) {
+                next = scanner.record_at(end.page_up())?.filter(|r| r.kind == RecordKind::Incarnation);
             }
         }
         let Some(record) = next else { break };
@@ -178,11 +179,11 @@ pub(crate) fn scan_with(log: &Arc<dyn Medium>, mutation: Option<Mutation>) -> Re
             RecordKind::Incarnation => scanner.incarnation = record.sector,
             _ if record.more => {
                 open.get_or_insert(OpenSet { records: records.len(), end, expected: record.sequence });
-                scanner.expected = record.sequence + 1;
+                scanner.expected = record.sequence.next();
             }
             _ => {
                 open = None;
-                scanner.expected = record.sequence + 1;
+                scanner.expected = record.sequence.next();
             }
         }
         end = record.end();
@@ -192,14 +193,15 @@ pub(crate) fn scan_with(log: &Arc<dyn Medium>, mutation: Option<Mutation>) -> Re
     let (expected, incarnation, durable) = (scanner.expected, scanner.incarnation, scanner.durable);
     if durable >= expected {
         return Err(ScanError::Corrupt(format!(
-            "record {expected} is damaged or missing, and everything up to {durable} had been durable"
+            "record {} is damaged or missing, and everything up to {} had been durable",
+            expected.0, durable.0
         )));
     }
     Ok(Scan {
         header,
         records,
         end,
-        sequence: expected - 1,
+        sequence: SequenceNumber(expected.0 - 1),
         incarnation,
         durable_sequence: durable,
         torn_tail,
@@ -210,16 +212,16 @@ struct Scanner<'a> {
     header: &'a LogHeader,
     window: Window<'a>,
     /// No record ends after this position.
-    limit: u64,
-    expected: u64,
+    limit: LogPosition,
+    expected: SequenceNumber,
     incarnation: u64,
-    durable: u64,
+    durable: SequenceNumber,
     verify_payloads: bool,
 }
 
 impl Scanner<'_> {
     /// The record at a position, where it is complete and the next one in the history.
-    fn record_at(&mut self, position: u64) -> io::Result<Option<Placed>> {
+    fn record_at(&mut self, position: LogPosition) -> io::Result<Option<Placed>> {
         if position + RECORD_ALIGN > self.limit {
             return Ok(None);
         }
@@ -228,43 +230,44 @@ impl Scanner<'_> {
             return Ok(None);
         }
         let (Some(kind), Some(payload)) = (found.kind(), found.payload_bytes()) else { return Ok(None) };
-        if payload > self.limit - position - RECORD_ALIGN || found.more() && !self.header.has_sets() {
+        if payload > self.limit - (position + RECORD_ALIGN) || found.more() && !self.header.has_sets() {
             return Ok(None);
         }
         let mut placed = Placed {
             position,
-            sequence: found.sequence.get(),
+            sequence: SequenceNumber(found.sequence.get()),
             kind,
             more: found.more(),
-            disk: found.disk.get(),
+            disk: LoggedDisk(found.disk.get()),
             sector: found.sector.get(),
             sectors: found.sectors.get(),
         };
         if kind == RecordKind::Incarnation {
-            let follows = found.sector.get() == self.incarnation && found.sequence.get() == self.expected - 1;
-            if !follows || position % PAGE_BYTES != 0 || found.more() {
+            let follows =
+                found.sector.get() == self.incarnation && found.sequence.get() == self.expected.0 - 1;
+            if !follows || position.0 % PAGE_BYTES != 0 || found.more() {
                 return Ok(None);
             }
             placed.sector = found.incarnation.get();
             placed.sectors = 0;
         } else {
             let images = self.header.images();
-            let fits = images.get(usize::from(placed.disk)).is_some_and(|image| {
+            let fits = images.get(placed.disk.index()).is_some_and(|image| {
                 let end = placed.sector.checked_add(placed.sectors);
                 end.is_some_and(|end| end <= image.size_bytes.get() / 512)
             });
-            if found.incarnation.get() != self.incarnation || found.sequence.get() != self.expected || !fits {
+            if found.incarnation.get() != self.incarnation || placed.sequence != self.expected || !fits {
                 return Ok(None);
             }
             if self.verify_payloads && !self.payload_is(position, payload, found.payload_hash.get())? {
                 return Ok(None);
             }
         }
-        self.durable = self.durable.max(found.durable_sequence.get());
+        self.durable = self.durable.max(SequenceNumber(found.durable_sequence.get()));
         Ok(Some(placed))
     }
 
-    fn payload_is(&mut self, position: u64, len: u64, expected: u32) -> io::Result<bool> {
+    fn payload_is(&mut self, position: LogPosition, len: u64, expected: u32) -> io::Result<bool> {
         let mut at = position + RECORD_ALIGN;
         let end = at + len;
         if len == 0 {
@@ -279,7 +282,7 @@ impl Scanner<'_> {
         while at < end {
             let bytes = self.window.bytes_at(at, end)?;
             hasher.update(bytes);
-            at += bytes.len() as u64;
+            at = at + bytes.len() as u64;
         }
         Ok(hasher.finish() == expected)
     }
@@ -287,13 +290,13 @@ impl Scanner<'_> {
     /// Looks through the rest of the area for records that prove more to have been durable than was found. A number
     /// that was once durable is never given again, so it does not matter which incarnation says so; and records of
     /// an earlier lap or a lost incarnation cannot say so. Returns whether something incomplete follows.
-    fn check_rest(&mut self, end: u64) -> io::Result<bool> {
+    fn check_rest(&mut self, end: LogPosition) -> io::Result<bool> {
         let mut torn = false;
         let mut at = end;
         while at + RECORD_ALIGN <= self.limit {
             let zeroes = self.window.area.zeroes_from(at) / RECORD_ALIGN * RECORD_ALIGN;
             if zeroes > 0 {
-                at += zeroes;
+                at = at + zeroes;
                 continue;
             }
             let bytes = self.window.bytes_at(at, self.limit)?;
@@ -306,10 +309,11 @@ impl Scanner<'_> {
                 if found.group_tag.get() != self.header.group_tag() {
                     continue;
                 }
-                torn |= found.incarnation.get() == self.incarnation && found.sequence.get() >= self.expected;
-                self.durable = self.durable.max(found.durable_sequence.get());
+                torn |=
+                    found.incarnation.get() == self.incarnation && found.sequence.get() >= self.expected.0;
+                self.durable = self.durable.max(SequenceNumber(found.durable_sequence.get()));
             }
-            at += whole as u64;
+            at = at + whole as u64;
         }
         Ok(torn)
     }
@@ -318,7 +322,7 @@ impl Scanner<'_> {
 /// Reads the area forward in pieces.
 struct Window<'a> {
     area: &'a Area,
-    start: u64,
+    start: LogPosition,
     bytes: Vec<u8>,
 }
 
@@ -327,14 +331,14 @@ const WINDOW_BYTES: u64 = 64 << 10;
 
 impl<'a> Window<'a> {
     fn new(area: &'a Area) -> Self {
-        Self { area, start: 0, bytes: Vec::new() }
+        Self { area, start: LogPosition(0), bytes: Vec::new() }
     }
 
     /// Some bytes from `at` on, at least one and none at or after `end`.
-    fn bytes_at(&mut self, at: u64, end: u64) -> io::Result<&[u8]> {
+    fn bytes_at(&mut self, at: LogPosition, end: LogPosition) -> io::Result<&[u8]> {
         if at < self.start || at >= self.start + self.bytes.len() as u64 {
             // Never a whole lap, and never beyond what the area holds.
-            let len = WINDOW_BYTES.min(self.area.bytes).min(self.area.bytes - at % self.area.bytes);
+            let len = WINDOW_BYTES.min(self.area.bytes).min(self.area.bytes - at.0 % self.area.bytes);
             self.bytes.resize(len as usize, 0);
             self.start = at;
             self.area.read(at, &mut self.bytes)?;
@@ -344,7 +348,7 @@ impl<'a> Window<'a> {
         Ok(&self.bytes[from..to])
     }
 
-    fn header_at(&mut self, at: u64) -> io::Result<[u8; RECORD_ALIGN as usize]> {
+    fn header_at(&mut self, at: LogPosition) -> io::Result<[u8; RECORD_ALIGN as usize]> {
         let mut header = [0; RECORD_ALIGN as usize];
         let found = self.bytes_at(at, at + RECORD_ALIGN)?;
         // Windows start at multiples of the record alignment and hold multiples of it.

@@ -7,7 +7,7 @@ use afterimage_block::{BlockError, Disk as _, Medium};
 use afterimage_format::log::{ImageEntry, LogHeader, RecordKind};
 use afterimage_store::{FileMedium, ImageStore};
 
-use super::core::{Config, Core};
+use super::engine::{Config, Redo};
 use super::files::{
     absolute, default_log_path, find_log, image_entry, is_device, is_live, owners, real_path, scan_error,
     LogFile,
@@ -238,12 +238,12 @@ pub(crate) fn bring_home(
         #[cfg(feature = "mutations")]
         mutation: None,
     };
-    let core = Core::open(config).map_err(|e| take_over_error(log, &images, e))?;
-    core.close()?;
+    let redo = Redo::open(config).map_err(|e| take_over_error(log, &images, e))?;
+    redo.close()?;
     file.remove(&owners(&images)?)?;
-    let (records, sequence) = core.replayed().map_or((0, 0), |r| (r.records, r.sequence));
+    let (records, sequence) = redo.replayed().map_or((0, 0), |r| (r.records, r.sequence));
     tracing::info!(log = %log.display(), records, sequence, "brought a redo log home and removed it");
-    Ok(core.replayed())
+    Ok(redo.replayed())
 }
 
 /// What [`bring_home`] would do, without doing it.
@@ -260,8 +260,8 @@ pub(crate) fn would_bring_home(
     super::open::check(&found, &homes).map_err(|e| take_over_error(log, &images, e))?;
     Ok(Replayed {
         records: requests(&found),
-        bytes: found.end - found.header.tail_position.get(),
-        sequence: found.sequence,
+        bytes: found.end.0 - found.header.tail_position.get(),
+        sequence: found.sequence.0,
         torn_tail: found.torn_tail,
     })
 }

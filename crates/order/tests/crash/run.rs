@@ -14,8 +14,8 @@ use afterimage_block::{
 };
 use afterimage_block_conformance::sim::{CrashOptions, Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, Config, Core, Mutation, RedoDisk};
-use afterimage_order::{Clock, VirtualClock};
+use afterimage_order::redo::{create_medium, Config, Mutation, Redo, RedoDisk};
+use afterimage_order::{Clock, LoggedDisk, VirtualClock};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -76,7 +76,7 @@ pub struct Run {
     world: SimWorld,
     clock: Arc<VirtualClock>,
     disk_sectors: Vec<usize>,
-    core: Option<Arc<Core>>,
+    core: Option<Arc<Redo>>,
     lanes: Vec<OneLane>,
     history: History,
     acks: Vec<Ack>,
@@ -147,7 +147,7 @@ impl Run {
         Ok(run)
     }
 
-    fn open_core(&mut self, world: &SimWorld) -> Result<Arc<Core>, String> {
+    fn open_core(&mut self, world: &SimWorld) -> Result<Arc<Redo>, String> {
         let config = Config {
             window: WINDOW,
             clock: Arc::clone(&self.clock) as Arc<dyn Clock>,
@@ -156,11 +156,15 @@ impl Run {
             incarnation: self.rng.random(),
             mutation: self.mutation,
         };
-        Core::open(config).map_err(|e| format!("opening failed: {e}"))
+        Redo::open(config).map_err(|e| format!("opening failed: {e}"))
     }
 
-    fn disk(core: &Arc<Core>, world: &SimWorld, disk: usize) -> RedoDisk {
-        RedoDisk::new(Arc::clone(core), disk, Arc::new(MediumDisk::new(world.medium(disk + 1))))
+    fn disk(core: &Arc<Redo>, world: &SimWorld, disk: usize) -> RedoDisk {
+        RedoDisk::new(
+            Arc::clone(core),
+            LoggedDisk(disk as u16),
+            Arc::new(MediumDisk::new(world.medium(disk + 1))),
+        )
     }
 
     /// A process begins.
@@ -181,13 +185,13 @@ impl Run {
         Ok(())
     }
 
-    fn core(&self) -> &Arc<Core> {
+    fn core(&self) -> &Arc<Redo> {
         self.core.as_ref().expect("a process runs")
     }
 
     /// What the core says is durable has to be there from now on.
     fn note_floor(&mut self) {
-        let durable = self.core().durable().0;
+        let durable = self.core().board.sequence.durable.get().0;
         if self.floors.last().is_none_or(|(_, floor)| *floor < durable) {
             self.floors.push((self.world.ops(), durable));
         }
@@ -197,7 +201,7 @@ impl Run {
         for _ in 0..steps {
             self.step()?;
             self.note_floor();
-            if self.core().health().failure().is_some() {
+            if self.core().board.health.failure().is_some() {
                 self.after_failure()?;
             }
         }
@@ -218,7 +222,7 @@ impl Run {
             620..=719 => self.read_somewhere(lane),
             720..=819 => {
                 self.clock.advance(Duration::from_micros(self.rng.random_range(0..20_000)));
-                if self.core().next_sync_at().is_some_and(|at| at <= self.clock.now())
+                if self.core().syncer.next_at().is_some_and(|at| at <= self.clock.now())
                     && self.rng.random_range(0..4) > 0
                 {
                     self.sync()?;
@@ -226,7 +230,7 @@ impl Run {
                 Ok(())
             }
             820..=879 => self.sync(),
-            880..=949 => self.checkpoint(),
+            880..=949 => self.round_home(),
             950..=969 => self.cuts_here(3),
             970..=979 => self.die(),
             980..=987 => self.die_within(),
@@ -251,17 +255,17 @@ impl Run {
             return Ok(());
         }
         let core = Arc::clone(self.core());
-        let Ok(Some(sync)) = core.begin_sync() else { return Ok(()) };
+        let Ok(Some(sync)) = core.syncer.begin() else { return Ok(()) };
         for _ in 0..self.rng.random_range(0..3) {
             self.interfere()?;
         }
-        if core.run_sync(&sync).is_err() {
+        if core.syncer.run(&sync).is_err() {
             return Ok(());
         }
         for _ in 0..self.rng.random_range(0..3) {
             self.interfere()?;
         }
-        core.finish_sync(&sync);
+        core.syncer.finish(&sync);
         Ok(())
     }
 
@@ -275,11 +279,11 @@ impl Run {
         }
     }
 
-    fn checkpoint(&mut self) -> Checked {
-        let limit = self.rng.random_range(1..self.core().area_bytes());
-        let before = self.core().home().0;
-        let _ = self.core().checkpoint_once(limit);
-        if self.core().home().0 > before {
+    fn round_home(&mut self) -> Checked {
+        let limit = self.rng.random_range(1..self.core().log.area_bytes());
+        let before = self.core().board.sequence.home.get().0;
+        let _ = self.core().going_home.round(limit);
+        if self.core().board.sequence.home.get().0 > before {
             self.tally.laps += 1;
         }
         for lane in 0..self.lanes.len() {
@@ -295,7 +299,7 @@ impl Run {
 
     fn write(&mut self, lane: usize) -> Checked {
         let disk = self.lanes[lane].disk;
-        let max = (self.core().area_bytes() as usize / 8).max(4096) / SECTOR;
+        let max = (self.core().log.area_bytes() as usize / 8).max(4096) / SECTOR;
         let sectors =
             *[1, 1, 2, 3, 8, 8, 8, 16].get(self.rng.random_range(0..8)).unwrap_or(&1usize).min(&max);
         let sectors = self.uniform.unwrap_or(sectors).min(self.disk_sectors[disk]);
@@ -368,7 +372,7 @@ impl Run {
 
     /// Does something with a lane, gives numbers to what it appended, and takes its completions.
     fn act(&mut self, lane: usize, action: impl FnOnce(&mut dyn Lane)) -> Checked {
-        if !self.world.halted() && self.core().health().failure().is_none() {
+        if !self.world.halted() && self.core().board.health.failure().is_none() {
             self.acting = lane;
         }
         let mut completions: Vec<Completion> = Vec::new();
@@ -377,7 +381,7 @@ impl Run {
             action(lane.as_mut());
             lane.reap(&mut completions);
         }
-        self.number(self.core().acknowledged().0)?;
+        self.number(self.core().board.sequence.acknowledged.get().0)?;
         for completion in completions {
             self.completed(lane, completion)?;
         }
@@ -406,7 +410,7 @@ impl Run {
         let pending = self.lanes[lane].pending.remove(&completion.token);
         let pending = pending.ok_or("a completion for nothing")?;
         if let Err(e) = completion.result {
-            let failed = self.core().health().failure().is_some() || self.world.halted();
+            let failed = self.core().board.health.failure().is_some() || self.world.halted();
             return match pending {
                 Pending::Read { .. } if !self.world.halted() => Err(format!("a read failed: {e}")),
                 _ if !failed => Err(format!("a request failed: {e}")),
@@ -452,7 +456,7 @@ impl Run {
     }
 
     /// Reads every disk of a core completely.
-    fn read_all(&self, core: &Arc<Core>, world: &SimWorld) -> Result<Vec<Vec<u8>>, String> {
+    fn read_all(&self, core: &Arc<Redo>, world: &SimWorld) -> Result<Vec<Vec<u8>>, String> {
         let mut disks = Vec::new();
         for (disk, sectors) in self.disk_sectors.iter().enumerate() {
             let lane = Self::disk(core, world, disk).open_lane().map_err(|e| e.to_string())?;
@@ -466,7 +470,7 @@ impl Run {
 
     fn count_core(&mut self) {
         if let Some(core) = &self.core {
-            let (held, throttled) = core.waits();
+            let (held, throttled) = (core.syncer.held_flushes(), core.log.throttled());
             self.tally.held_flushes += held;
             self.tally.throttled += throttled;
         }

@@ -9,22 +9,22 @@ use afterimage_block::{
 };
 use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, Config, Core, RedoDisk};
-use afterimage_order::{Clock, VirtualClock};
+use afterimage_order::redo::{create_medium, Config, Redo, RedoDisk};
+use afterimage_order::{Clock, LoggedDisk, VirtualClock};
 
 const DISK_BYTES: usize = 16 << 10;
 
 struct Setup {
     world: SimWorld,
     clock: Arc<VirtualClock>,
-    core: Arc<Core>,
+    core: Arc<Redo>,
     lane: Box<dyn Lane>,
     next: u64,
 }
 
-fn open(world: &SimWorld, incarnation: u64) -> (Arc<VirtualClock>, Arc<Core>, RedoDisk) {
+fn open(world: &SimWorld, incarnation: u64) -> (Arc<VirtualClock>, Arc<Redo>, RedoDisk) {
     let clock = Arc::new(VirtualClock::default());
-    let core = Core::open(Config {
+    let core = Redo::open(Config {
         window: Duration::from_millis(50),
         clock: Arc::clone(&clock) as Arc<dyn Clock>,
         log: world.medium(0),
@@ -33,7 +33,7 @@ fn open(world: &SimWorld, incarnation: u64) -> (Arc<VirtualClock>, Arc<Core>, Re
         mutation: None,
     })
     .expect("a core");
-    let disk = RedoDisk::new(Arc::clone(&core), 0, Arc::new(MediumDisk::new(world.medium(1))));
+    let disk = RedoDisk::new(Arc::clone(&core), LoggedDisk(0), Arc::new(MediumDisk::new(world.medium(1))));
     (clock, core, disk)
 }
 
@@ -90,10 +90,10 @@ impl Setup {
 fn flushes_order_at_once_and_wait_behind_an_overdue_one() {
     let mut s = setup(64);
     assert!(s.flush(), "nothing is new");
-    assert_eq!(s.core.next_sync_at(), None);
+    assert_eq!(s.core.syncer.next_at(), None);
     s.write();
     assert!(s.flush());
-    let due = s.core.next_sync_at().expect("a sync is due");
+    let due = s.core.syncer.next_at().expect("a sync is due");
     assert!(due > Duration::ZERO && due < Duration::from_millis(50), "before the window ends: {due:?}");
     s.pass(30);
     s.write();
@@ -104,13 +104,13 @@ fn flushes_order_at_once_and_wait_behind_an_overdue_one() {
     s.pass(1);
     s.write();
     assert!(!s.flush(), "the first is overdue");
-    assert_eq!(s.core.next_sync_at(), Some(Duration::ZERO), "now");
+    assert_eq!(s.core.syncer.next_at(), Some(Duration::ZERO), "now");
     assert!(!s.submit(Operation::Write { flushed: true }), "so does a write without a cache");
-    assert_eq!(s.core.not_durable_ages().0, Some(Duration::from_millis(51)));
-    assert!(s.core.sync_once().expect("healthy"));
+    assert_eq!(s.core.syncer.ages().0, Some(Duration::from_millis(51)));
+    assert!(s.core.syncer.sync().expect("healthy"));
     assert_eq!(s.completed(), 2);
-    assert_eq!(s.core.durable(), SequenceNumber(5));
-    assert!(!s.core.sync_once().expect("healthy"), "one sync made all of it durable");
+    assert_eq!(s.core.board.sequence.durable.get(), SequenceNumber(5));
+    assert!(!s.core.syncer.sync().expect("healthy"), "one sync made all of it durable");
     // Durable already, however much time has passed.
     s.pass(500);
     assert!(s.flush());
@@ -130,7 +130,7 @@ fn a_flush_is_acknowledged_when_its_completion_is_handed_out() {
     s.lane.dispatch();
     s.pass(51);
     assert_eq!(s.completed(), 0, "the first is overdue by now");
-    s.core.sync_once().expect("healthy");
+    s.core.syncer.sync().expect("healthy");
     assert_eq!(s.completed(), 1);
 }
 
@@ -141,11 +141,15 @@ fn a_suspend_of_the_host_makes_an_acknowledgement_older() {
     s.write();
     assert!(s.flush());
     s.pass(8 * 60 * 60 * 1000);
-    assert!(s.core.next_sync_at().expect("due") <= s.clock.now());
+    assert!(s.core.syncer.next_at().expect("due") <= s.clock.now());
     s.write();
     assert!(!s.flush(), "the first was acknowledged eight hours ago");
-    assert_eq!(s.core.next_sync_at(), Some(Duration::ZERO), "the flush wakes the syncer, which may sleep on");
-    s.core.sync_once().expect("healthy");
+    assert_eq!(
+        s.core.syncer.next_at(),
+        Some(Duration::ZERO),
+        "the flush wakes the syncer, which may sleep on"
+    );
+    s.core.syncer.sync().expect("healthy");
     assert_eq!(s.completed(), 1);
     s.write();
     assert!(s.flush(), "a new window");
@@ -157,14 +161,14 @@ fn a_slow_device_is_synced_earlier() {
     for _ in 0..8 {
         s.write();
         assert!(s.flush());
-        let sync = s.core.begin_sync().expect("healthy").expect("something is new");
-        s.core.run_sync(&sync).expect("healthy");
+        let sync = s.core.syncer.begin().expect("healthy").expect("something is new");
+        s.core.syncer.run(&sync).expect("healthy");
         s.pass(20);
-        s.core.finish_sync(&sync);
+        s.core.syncer.finish(&sync);
     }
     s.write();
     assert!(s.flush());
-    let wait = s.core.next_sync_at().expect("due") - s.clock.now();
+    let wait = s.core.syncer.next_at().expect("due") - s.clock.now();
     assert!(wait <= Duration::from_millis(10), "two sync times before the end: {wait:?}");
 }
 
@@ -173,17 +177,17 @@ fn an_acknowledgement_during_a_sync_belongs_to_the_next() {
     let mut s = setup(64);
     s.write();
     assert!(s.flush());
-    let sync = s.core.begin_sync().expect("healthy").expect("something is new");
+    let sync = s.core.syncer.begin().expect("healthy").expect("something is new");
     s.pass(10);
     s.write();
     assert!(s.flush());
-    s.core.run_sync(&sync).expect("healthy");
-    s.core.finish_sync(&sync);
-    assert_eq!(s.core.durable(), SequenceNumber(1));
+    s.core.syncer.run(&sync).expect("healthy");
+    s.core.syncer.finish(&sync);
+    assert_eq!(s.core.board.sequence.durable.get(), SequenceNumber(1));
     s.pass(51);
     s.write();
     assert!(!s.flush(), "the second is overdue");
-    s.core.sync_once().expect("healthy");
+    s.core.syncer.sync().expect("healthy");
     assert_eq!(s.completed(), 1);
 }
 
@@ -192,12 +196,12 @@ fn a_durable_flush_waits_for_the_sync() {
     let mut s = setup(64);
     s.write();
     assert!(!s.submit(Operation::Flush(FlushKind::Durable)));
-    s.core.sync_once().expect("healthy");
+    s.core.syncer.sync().expect("healthy");
     assert_eq!(s.completed(), 1);
     assert!(s.submit(Operation::Flush(FlushKind::Durable)));
 }
 
-/// Not a sample: every subset of unsynced sectors at every cut of a trace with overwrites, a sync, a checkpoint, a
+/// Not a sample: every subset of unsynced sectors at every cut of a trace with overwrites, a sync, a round home, a
 /// wrap-around and a new process.
 #[test]
 fn every_state_of_a_small_trace() {
@@ -208,14 +212,14 @@ fn every_state_of_a_small_trace() {
         s.write();
         history.push([s.next as u8; 512]);
         if round % 2 == 1 {
-            s.core.sync_once().expect("healthy");
-            floors.push((s.world.ops(), s.core.durable().0));
+            s.core.syncer.sync().expect("healthy");
+            floors.push((s.world.ops(), s.core.board.sequence.durable.get().0));
         }
         if round % 4 == 3 {
-            s.core.checkpoint_once(u64::MAX).expect("healthy");
+            s.core.going_home.round(u64::MAX).expect("healthy");
         }
     }
-    assert!(s.core.home().0 >= 8, "more than a lap");
+    assert!(s.core.board.sequence.home.get().0 >= 8, "more than a lap");
     let (mut states, mut skipped) = (0, 0);
     for cut in 0..=s.world.ops() {
         let Some(all) = s.world.crash_states(cut, 1 << 13) else {
@@ -226,7 +230,7 @@ fn every_state_of_a_small_trace() {
         for world in all {
             states += 1;
             let (_, core, disk) = open(&world, 1000 + states);
-            let found = core.acknowledged().0;
+            let found = core.board.sequence.acknowledged.get().0;
             assert!(found >= floor, "cut {cut}: {found} < {floor}");
             let mut content = [0; 512];
             Blocking::new(disk.open_lane().expect("a lane")).read(Sector(0), &mut content).expect("a read");

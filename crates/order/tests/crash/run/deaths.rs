@@ -25,7 +25,7 @@ impl Run {
         self.world.heal();
         let world = self.world.clone();
         let core = self.open_core(&world)?;
-        let found = core.acknowledged().0;
+        let found = core.board.sequence.acknowledged.get().0;
         self.tally.torn_sets += u64::from(self.broken_set.is_some());
         if let Some(changes) = self.broken_set.take() {
             // Nothing was appended after it. Of how many records it was, the content will tell.
@@ -49,7 +49,7 @@ impl Run {
         }
         drop(core);
         self.start()?;
-        if self.core().acknowledged().0 != found {
+        if self.core().board.sequence.acknowledged.get().0 != found {
             return Err("a second opening found another prefix".to_owned());
         }
         Ok(())
@@ -65,7 +65,7 @@ impl Run {
             let lane = self.rng.random_range(0..self.lanes.len());
             match self.rng.random_range(0..8) {
                 0 => self.sync()?,
-                1 => self.checkpoint()?,
+                1 => self.round_home()?,
                 3 | 4 => self.write_set()?,
                 2 => self.flush(lane)?,
                 _ => self.write(lane)?,
@@ -132,13 +132,13 @@ impl Run {
         let world = self.world.crash(at, CrashOptions { torn }, &mut self.rng);
         let before = world.clone();
         let core = self.open_core(&world)?;
-        let found = core.acknowledged().0;
+        let found = core.board.sequence.acknowledged.get().0;
         self.check_prefix(at, found)?;
         let expected = self.history.prefix(found);
         if let Some(d) = difference(&self.read_all(&core, &world)?, &expected) {
             return Err(format!("prefix {found}: {d}"));
         }
-        core.sync_once().and_then(|_| core.checkpoint_all()).map_err(|e| format!("going home: {e}"))?;
+        core.syncer.sync().and_then(|_| core.going_home.all()).map_err(|e| format!("going home: {e}"))?;
         let homes: Vec<_> = (1..=self.disk_sectors.len()).map(|i| world.cached(i)).collect();
         if let Some(d) = difference(&homes, &expected) {
             return Err(format!("prefix {found}, at home: {d}"));
@@ -155,8 +155,11 @@ impl Run {
         let torn = self.rng.random();
         let world = world.crash(again, CrashOptions { torn }, &mut self.rng);
         let core = self.open_core(&world).map_err(|e| format!("second recovery, cut {again}: {e}"))?;
-        if core.acknowledged().0 != found {
-            return Err(format!("the second recovery found {} instead of {found}", core.acknowledged().0));
+        if core.board.sequence.acknowledged.get().0 != found {
+            return Err(format!(
+                "the second recovery found {} instead of {found}",
+                core.board.sequence.acknowledged.get().0
+            ));
         }
         match difference(&self.read_all(&core, &world)?, expected) {
             Some(d) => Err(format!("second recovery after a cut at {again}: {d}")),
@@ -200,7 +203,7 @@ impl Run {
         self.floors = vec![(0, found)];
         self.completed_max = found;
         self.start()?;
-        if self.core().acknowledged().0 != found {
+        if self.core().board.sequence.acknowledged.get().0 != found {
             return Err("recovery is not repeatable".to_owned());
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Sets of home writes in a run.
 
-use afterimage_order::HomeError;
+use afterimage_order::{HomeError, LoggedDisk};
 
 use super::*;
 
@@ -31,8 +31,8 @@ impl Run {
             .map(|c| (Sector(c.sector as u64), c.data.as_deref().unwrap_or_default()))
             .collect();
         let (core, before) = (Arc::clone(self.core()), self.history.last());
-        let dead = self.world.halted() || core.health().failure().is_some();
-        match core.try_write_set(disk, &blocks) {
+        let dead = self.world.halted() || core.board.health.failure().is_some();
+        match core.try_write_set(LoggedDisk(disk as u16), &blocks) {
             Ok(None) => self.tally.waiting_sets += 1,
             Ok(Some(last)) if last.0 == before => {}
             Ok(Some(last)) => {
@@ -41,7 +41,7 @@ impl Run {
                 self.tally.sets += 1;
             }
             Err(HomeError::Block(_)) if dead => {}
-            Err(HomeError::Block(_)) if self.world.halted() || core.health().failure().is_some() => {
+            Err(HomeError::Block(_)) if self.world.halted() || core.board.health.failure().is_some() => {
                 self.broken_set = Some(changes);
             }
             Err(e) => return Err(format!("a set failed: {e}")),

@@ -1,0 +1,64 @@
+//! Where the data of a group goes.
+//!
+//! ```text
+//!          ┌ append, read ── a queue's: the lanes of Backend::disks, the sets of Backend::home_writer
+//! Group ───┤ sync ────────── the group's: everything acknowledged survives a power cut
+//!          └ release ─────── the group's: everything durable stands in the images, and takes no other space
+//! ```
+//!
+//! | backend | append | sync | release |
+//! |---|---|---|---|
+//! | redo log and images (`redo::backend`) | into the log | of the log | what is durable goes home |
+//! | pass-through (`direct`) | into the image | of the images | nothing to do |
+//!
+//! A store of segments, where append *is* the store, releases what no root needs any more; a snapshot is a number that sync has
+//! reached and release has to leave alone.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
+
+use crate::{GroupStatus, HomeWriter};
+
+/// What [`crate::Group`] asks of where its data goes. How far things have got is on the group's [`Board`](crate::board::Board),
+/// and so is the gate that every lane of a backend keeps to.
+pub(crate) trait Backend: Send + Sync {
+    /// The disks to serve, in the order of the images. Their lanes append and read: a completed write has its number, is found
+    /// by every later read, and survives the process.
+    fn disks(&self) -> Vec<Arc<dyn Disk>>;
+
+    /// Appends sets: see [`HomeWriter::write_home`].
+    ///
+    /// # Errors
+    /// The disk is read-only, or opens no lane.
+    fn home_writer(&self, disk: DiskIndex) -> Result<Arc<dyn HomeWriter>, BlockError>;
+
+    /// Makes everything durable that had passed the gate, and returns what that covers.
+    ///
+    /// # Errors
+    /// The group or a disk has failed, or fails with this; the time is over.
+    fn sync(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError>;
+
+    /// Whether what is acknowledged becomes durable without anybody asking for it.
+    fn syncs_by_itself(&self) -> bool;
+
+    /// Brings about one of so many parts of the space home, of what is durable, and gives it up. `false` where nothing was left.
+    ///
+    /// # Errors
+    /// The group has failed, or fails with this.
+    fn release(&self, parts: u64) -> Result<bool, BlockError>;
+
+    /// Ends the work in the background where it is: nothing is lost, and what is not home stays for the next opening.
+    fn stop(&self);
+
+    /// Leaves plain images: says on storage that everything is home, and removes what said otherwise. Call with a closed gate,
+    /// when nothing is left to release.
+    ///
+    /// # Errors
+    /// Storage failed: the next opening finishes this.
+    fn end(&self) -> Result<(), BlockError>;
+
+    /// Adds what only the backend knows.
+    fn describe(&self, status: &mut GroupStatus);
+}

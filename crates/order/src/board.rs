@@ -1,0 +1,203 @@
+//! What everybody of a group looks at and waits for: how far it has got, whether it has failed, whether writes may pass.
+//!
+//! ```text
+//! shells ─ raise a watermark, fail, open or close the gate ─► Board ─┬► subscribers (events)
+//!                                                                    ├► lanes that hold something back (signals)
+//!                                                                    └► threads that wait ([`Board::wait_until`])
+//! ```
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use afterimage_block::{advice, BlockError, Health, SequenceNumber};
+use parking_lot::{Condvar, Mutex};
+
+use crate::events::Events;
+use crate::sequence::Sequence;
+use crate::signal::Signals;
+use crate::Event;
+
+/// Whether writes may pass.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    paused: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
+    /// # Errors
+    /// The group is closed: no write will ever pass.
+    pub(crate) fn check(&self) -> Result<(), BlockError> {
+        match self.closed.load(Ordering::SeqCst) {
+            true => Err(BlockError::Failed { reason: "the group is closed".into() }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Board {
+    /// How far the history has got.
+    pub sequence: Sequence,
+    /// The state after the first failure; shared by all disks of the group.
+    pub health: Health,
+    pub(crate) gate: Gate,
+    pub(crate) events: Events,
+    pub(crate) signals: Signals,
+    /// Nobody works in the background any more.
+    stopped: AtomicBool,
+    /// Counts what may let somebody go on who waits: room made, the end of a pause, the group's end.
+    changes: AtomicU64,
+    /// Taken by who changes what is waited for, after the change, so that nobody who has just looked goes to sleep.
+    sleep: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Board {
+    pub(crate) fn new(sequence: Sequence) -> Self {
+        Self { sequence, ..Self::default() }
+    }
+
+    /// The group stops taking writes: nothing after this may be acknowledged, and what is stored stays for recovery.
+    pub(crate) fn fail(&self, reason: impl Into<String>, error: io::Error) -> BlockError {
+        let reason = reason.into();
+        self.fail_for(format!("{reason}: {error}{}", advice(&error)));
+        BlockError::io(reason, error)
+    }
+
+    fn fail_for(&self, reason: String) {
+        if self.health.fail(reason.as_str()) {
+            tracing::error!(%reason, "the group stopped taking writes");
+            self.events.publish(&Event::Failed { reason });
+        }
+        self.wake();
+    }
+
+    /// For whoever changes what others rely on, in several steps: a panic between them fails the group, so that nothing
+    /// half done is built upon.
+    pub(crate) fn whole(&self) -> Whole<'_> {
+        Whole(self)
+    }
+
+    /// Wakes everybody who waits: what they found may be otherwise now.
+    pub(crate) fn wake(&self) {
+        drop(self.sleep.lock());
+        self.changed.notify_all();
+        self.signals.wake_parked();
+    }
+
+    /// As [`Board::wake`], for those who wait until something has changed at all.
+    pub(crate) fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Everything up to `sequence` is durable from here on; said once it is.
+    pub(crate) fn tell_durable(&self, sequence: SequenceNumber) {
+        self.wake();
+        self.events.publish(&Event::Durable { sequence: sequence.0 });
+    }
+
+    /// Holds writes back that come from here on.
+    pub(crate) fn pause(&self) {
+        self.gate.paused.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets writes pass again.
+    pub(crate) fn let_go(&self) {
+        self.gate.paused.store(false, Ordering::SeqCst);
+        self.note_change();
+    }
+
+    /// Writes that come from here on fail.
+    pub(crate) fn close(&self) {
+        self.gate.closed.store(true, Ordering::SeqCst);
+        self.note_change();
+    }
+
+    /// Nobody works in the background any more: whoever waits for that gives up.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Waits until `sequence` is durable, the group fails, or the time is over (`false`).
+    ///
+    /// # Errors
+    /// The group has failed.
+    pub fn wait_durable(
+        &self,
+        sequence: SequenceNumber,
+        deadline: Option<Instant>,
+    ) -> Result<bool, BlockError> {
+        self.wait_until(deadline, || self.sequence.durable.get() >= sequence)
+    }
+
+    /// Waits until `done`, the group fails, the time is over or nobody works in the background any more (`false`).
+    pub(crate) fn wait_until(
+        &self,
+        deadline: Option<Instant>,
+        done: impl Fn() -> bool,
+    ) -> Result<bool, BlockError> {
+        let mut sleep = self.sleep.lock();
+        loop {
+            if done() {
+                return Ok(true);
+            }
+            self.health.check()?;
+            if self.is_stopped() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Ok(false);
+            }
+            match deadline {
+                None => self.changed.wait(&mut sleep),
+                Some(deadline) => drop(self.changed.wait_until(&mut sleep, deadline)),
+            }
+        }
+    }
+}
+
+/// See [`Board::whole`].
+pub(crate) struct Whole<'a>(&'a Board);
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail_for("a thread broke off in the middle of a change: this is a defect".to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_breaks_off_fails_the_group() {
+        let board = Board::default();
+        std::thread::scope(|scope| {
+            let broken = scope.spawn(|| {
+                let _whole = board.whole();
+                panic!("a defect");
+            });
+            assert!(broken.join().is_err());
+        });
+        assert!(board.health.check().is_err());
+        drop(board.whole());
+        let reason = board.health.failure().expect("it has failed");
+        assert!(reason.contains("defect"), "{reason}");
+    }
+}

@@ -1,0 +1,142 @@
+//! The backend of `power` and `guest-crash`: several pass-through disks that pause, sync and end together.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_block::{advice, BlockError, Disk, DiskIndex, Medium, SequenceNumber};
+use afterimage_store::ImageStore;
+
+use crate::backend::Backend;
+use crate::clock::SystemClock;
+use crate::group::{too_late, Opened};
+use crate::home::no_disk;
+use crate::home_lane::LaneHome;
+use crate::mark;
+use crate::passthrough::{PassThroughDisk, Shared};
+use crate::redo::takeover::{bring_home, live_logs, refuse_read_only, settle, Trust};
+use crate::{Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
+
+struct DirectBackend {
+    images: Vec<Arc<ImageStore>>,
+    /// By image: what is synced when the whole group is.
+    media: Vec<Arc<dyn Medium>>,
+    disks: Vec<Arc<dyn Disk>>,
+    shared: Arc<Shared>,
+}
+
+pub(crate) fn open(images: Vec<Arc<ImageStore>>, options: &GroupOptions) -> Result<Opened, OpenError> {
+    let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
+    mark::use_images(images.iter().map(Arc::as_ref), options.contract)?;
+    let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock));
+    let only_disk = images.len() == 1;
+    let (mut media, mut disks) = (Vec::new(), Vec::new());
+    for (index, image) in (0..).map(DiskIndex).zip(&images) {
+        let mut medium = image.medium();
+        let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+        if let Some(tap) = &options.tap {
+            let failed = || OpenError::io("reading, for a recording,", image.path());
+            if image.geometry().read_only {
+                lower = tap.only_read(index, lower).map_err(failed())?;
+            } else {
+                medium = tap.home(index, medium).map_err(failed())?;
+                lower = tap.lower(index, lower).map_err(failed())?;
+            }
+        }
+        media.push(medium);
+        disks.push(Arc::new(PassThroughDisk::new(lower, Arc::clone(&shared), only_disk)) as Arc<dyn Disk>);
+    }
+    let board = Arc::clone(&shared.board);
+    Ok(Opened { backend: Box::new(DirectBackend { images, media, disks, shared }), board, replayed })
+}
+
+impl Backend for DirectBackend {
+    fn disks(&self) -> Vec<Arc<dyn Disk>> {
+        self.disks.clone()
+    }
+
+    fn home_writer(&self, disk: DiskIndex) -> Result<Arc<dyn HomeWriter>, BlockError> {
+        let disk = self.disks.get(usize::from(disk.0)).ok_or_else(|| no_disk(disk))?;
+        if disk.geometry().read_only {
+            return Err(BlockError::ReadOnly);
+        }
+        Ok(Arc::new(LaneHome::new(disk.as_ref())?))
+    }
+
+    fn sync(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+        if self.shared.board.gate.is_paused() {
+            self.wait_quiet(deadline)?;
+        }
+        let covers = self.shared.board.sequence.acknowledged.get();
+        let all = self.images.iter().zip(&self.media);
+        for (image, medium) in all.filter(|(image, _)| !image.geometry().read_only) {
+            image.health().check()?;
+            if let Err(e) = medium.sync() {
+                let reason = format!("syncing {}: {e}{}", image.path().display(), advice(&e));
+                image.health().fail(reason.as_str());
+                self.shared.board.events.publish(&Event::Failed { reason });
+                return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
+            }
+            image.health().check()?;
+        }
+        self.shared.synced_all(covers);
+        self.shared.board.tell_durable(covers);
+        Ok(covers)
+    }
+
+    fn syncs_by_itself(&self) -> bool {
+        false
+    }
+
+    fn release(&self, _parts: u64) -> Result<bool, BlockError> {
+        Ok(false)
+    }
+
+    fn stop(&self) {}
+
+    fn end(&self) -> Result<(), BlockError> {
+        for image in self.images.iter().filter(|image| !image.geometry().read_only) {
+            mark::remove(image).map_err(|e| {
+                BlockError::io("ending the use of an image", std::io::Error::other(e.to_string()))
+            })?;
+            image.note_settled();
+        }
+        Ok(())
+    }
+
+    fn describe(&self, status: &mut GroupStatus) {
+        let age = self.shared.oldest_not_durable_age();
+        status.oldest_not_durable_age = age;
+        status.oldest_not_durable_age_max = age.unwrap_or_default();
+        status.failure = self.images.iter().find_map(|image| image.health().failure());
+    }
+}
+
+impl DirectBackend {
+    /// Waits for the writes that had passed the gate before it was closed: below a lane they are nobody else's.
+    fn wait_quiet(&self, deadline: Option<Instant>) -> Result<(), BlockError> {
+        while self.shared.board.signals.writes_in_flight() > 0 {
+            if deadline.is_some_and(|d| Instant::now() >= d) {
+                return Err(too_late("waiting for writes in flight to complete before a pause"));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+}
+
+/// A live log beside an image comes from another contract: what is in it goes home before anything is served. Then the
+/// images are looked at past the cache.
+fn bring_logs_home(
+    images: &[Arc<ImageStore>],
+    log_path: Option<&Path>,
+) -> Result<Option<Replayed>, OpenError> {
+    refuse_read_only(images)?;
+    let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
+    let mut replayed = None;
+    for log in live_logs(&writable, log_path)? {
+        replayed = bring_home(&log, &writable, Trust::Nothing)?.or(replayed);
+    }
+    settle(&writable)?;
+    Ok(replayed)
+}

@@ -1,0 +1,225 @@
+//! The backend of `power-window`: opens or takes over the log, runs the threads, ends.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afterimage_block::{BlockError, Disk, DiskIndex, FlushKind, Medium, SequenceNumber};
+use afterimage_format::log::IMAGES_MAX;
+use afterimage_store::ImageStore;
+use parking_lot::Mutex;
+
+use super::engine::{Config, Redo, Threads};
+use super::files::{absolute, default_log_path, is_device, is_live, owners, real_path, LogFile, Owner};
+use super::lane::RedoDisk;
+use super::sets::RedoHome;
+use super::takeover::{
+    bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
+};
+use crate::backend::Backend;
+use crate::clock::{Clock, SystemClock};
+use crate::group::{too_late, Opened};
+use crate::home::no_disk;
+use crate::sequence::LoggedDisk;
+use crate::{Contract, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
+
+struct RedoBackend {
+    redo: Arc<Redo>,
+    disks: Vec<Arc<dyn Disk>>,
+    /// By disk: its place in the log; `None` for a read-only one.
+    logged: Vec<Option<LoggedDisk>>,
+    threads: Mutex<Threads>,
+    log: LogFile,
+    /// The writable images.
+    owners: Vec<Owner>,
+}
+
+impl Backend for RedoBackend {
+    fn disks(&self) -> Vec<Arc<dyn Disk>> {
+        self.disks.clone()
+    }
+
+    fn home_writer(&self, disk: DiskIndex) -> Result<Arc<dyn HomeWriter>, BlockError> {
+        let logged = self.logged.get(usize::from(disk.0)).ok_or_else(|| no_disk(disk))?;
+        let disk = logged.ok_or(BlockError::ReadOnly)?;
+        Ok(Arc::new(RedoHome { redo: Arc::clone(&self.redo), disk }))
+    }
+
+    fn sync(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+        let (covers, _) = self.redo.log.appended();
+        self.redo.syncer.ask(FlushKind::Durable, covers)?;
+        if self.redo.board.wait_durable(covers, deadline)? {
+            return Ok(covers);
+        }
+        match self.redo.board.is_stopped() {
+            true => Err(BlockError::Failed { reason: "the group is closing".into() }),
+            false => Err(too_late("syncing the redo log")),
+        }
+    }
+
+    fn syncs_by_itself(&self) -> bool {
+        true
+    }
+
+    fn release(&self, parts: u64) -> Result<bool, BlockError> {
+        self.redo.going_home.round(self.redo.log.area_bytes() / parts)
+    }
+
+    fn stop(&self) {
+        self.threads.lock().stop(&self.redo);
+    }
+
+    fn end(&self) -> Result<(), BlockError> {
+        self.redo.going_home.mark_clean()?;
+        self.stop();
+        self.log.remove(&self.owners).map_err(|e| {
+            BlockError::io("removing the redo log, which is clean", std::io::Error::other(e.to_string()))
+        })?;
+        self.owners.iter().for_each(|owner| owner.image.note_settled());
+        Ok(())
+    }
+
+    fn describe(&self, status: &mut GroupStatus) {
+        let Redo { log, syncer, going_home, .. } = &*self.redo;
+        (status.oldest_not_durable_age, status.oldest_not_durable_age_max) = syncer.ages();
+        status.held_flushes = syncer.held_flushes();
+        status.log_deleted = self.log.medium.is_deleted().then(|| self.log.path.clone());
+        status.throttled = log.throttled();
+        status.log_bytes = log.bytes_used();
+        status.log_max_bytes = log.area_bytes();
+        status.log_appended_bytes = log.appended_bytes.load(Ordering::Relaxed);
+        status.log_syncs = syncer.log_syncs.load(Ordering::Relaxed);
+        status.home_written_bytes = going_home.written_bytes.load(Ordering::Relaxed);
+    }
+}
+
+impl Drop for RedoBackend {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A number that no earlier process has used, and no guest can guess.
+fn draw_incarnation() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().0
+}
+
+/// At least one image is writable. Read-only ones are served as they are.
+pub(crate) fn open(
+    images: Vec<Arc<ImageStore>>,
+    window: Duration,
+    options: &GroupOptions,
+) -> Result<Opened, OpenError> {
+    if options.log_max_bytes < GroupOptions::LOG_MIN_BYTES {
+        let (bytes, min_bytes) = (options.log_max_bytes, GroupOptions::LOG_MIN_BYTES);
+        return Err(OpenError::LogTooSmall { bytes, min_bytes });
+    }
+    refuse_read_only(&images)?;
+    let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
+    if writable.len() > IMAGES_MAX {
+        return Err(OpenError::TooManyImages { count: writable.len(), max: IMAGES_MAX });
+    }
+    let log_path = match &options.log_path {
+        Some(path) => absolute(path)?,
+        None if is_device(writable[0].path()) => {
+            return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()))
+        }
+        None => default_log_path(&real_path(writable[0].path())?),
+    };
+    let mut brought_home = None;
+    for log in live_logs(&writable, Some(&log_path))? {
+        let same_size = LogFile::peek(&log)?.is_some_and(|h| {
+            h.area_bytes.get() + afterimage_format::log::RECORDS_OFFSET
+                == super::log_file_bytes(options.log_max_bytes)
+        });
+        if log == log_path && same_size && match_images(&log, &writable, Trust::Nothing)? == Match::Same {
+            continue;
+        }
+        brought_home = bring_home(&log, &writable, Trust::Nothing)?.or(brought_home);
+    }
+    let incarnation = draw_incarnation();
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let fresh = !is_live(&log_path)?;
+    let log = if !fresh {
+        let log = LogFile::open(&log_path, false)?;
+        log.write_names(&writable)?;
+        log
+    } else {
+        LogFile::clear_leftover(&log_path, &writable)?;
+        // What is home is durable from here on: what is not will be in the log.
+        settle(&writable)?;
+        // The header's incarnation is never this process's own: the first record says so, as after any death.
+        LogFile::create(&log_path, &writable, options.log_max_bytes, draw_incarnation())?
+    };
+    let (log_medium, homes) = below(&images, &log, options)?;
+    let config = Config {
+        window,
+        clock,
+        log: log_medium,
+        homes,
+        incarnation,
+        #[cfg(feature = "mutations")]
+        mutation: None,
+    };
+    let redo = Redo::open(config).map_err(|e| take_over_error(&log.path, &writable, e))?;
+    let replayed = redo.replayed().filter(|r| r.records > 0).or(brought_home);
+    if let Some(Replayed { records, bytes, sequence, torn_tail }) = replayed {
+        let log = log.path.display();
+        tracing::info!(records, bytes, sequence, torn_tail, %log, "took over what an earlier process left in the log");
+    }
+    let mut indices = (0..).map(LoggedDisk);
+    let logged: Vec<Option<LoggedDisk>> =
+        images.iter().map(|image| if image.geometry().read_only { None } else { indices.next() }).collect();
+    let disks = images
+        .iter()
+        .zip(&logged)
+        .zip((0..).map(DiskIndex))
+        .map(|((image, logged), index)| {
+            let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+            if let Some(tap) = &options.tap {
+                let failed = OpenError::io("reading, for a recording,", image.path());
+                lower = tap.only_read(index, lower).map_err(failed)?;
+            }
+            Ok(match *logged {
+                None => lower,
+                Some(index) => Arc::new(RedoDisk::new(Arc::clone(&redo), index, lower)) as Arc<dyn Disk>,
+            })
+        })
+        .collect::<Result<_, OpenError>>()?;
+    let contract = Contract::PowerWindow { window };
+    let owners = owners(&writable)?;
+    log.mark(contract, &writable).inspect_err(|_| {
+        if fresh {
+            // Nothing was written to it; whatever cannot be undone is a log without content.
+            drop(log.remove(&owners));
+        }
+    })?;
+    let threads = Threads::start(&redo).map_err(OpenError::io("starting threads for", &log.path))?;
+    let board = Arc::clone(&redo.board);
+    let backend = Box::new(RedoBackend { redo, disks, logged, threads: Mutex::new(threads), log, owners });
+    Ok(Opened { backend, board, replayed })
+}
+
+/// Images, by disk index.
+type Homes = Vec<Arc<dyn Medium>>;
+
+/// What the core works on: the log and the writable images, through the tap where there is one.
+fn below(
+    images: &[Arc<ImageStore>],
+    log: &LogFile,
+    options: &GroupOptions,
+) -> Result<(Arc<dyn Medium>, Homes), OpenError> {
+    let mut log_medium = Arc::clone(&log.medium) as Arc<dyn Medium>;
+    let failed = |path| OpenError::io("reading, for a recording,", path);
+    if let Some(tap) = &options.tap {
+        log_medium = tap.log(log_medium).map_err(failed(&log.path))?;
+    }
+    let mut homes = Vec::new();
+    for (index, image) in (0..).map(DiskIndex).zip(images).filter(|(_, i)| !i.geometry().read_only) {
+        homes.push(match &options.tap {
+            Some(tap) => tap.home(index, image.medium()).map_err(failed(image.path()))?,
+            None => image.medium(),
+        });
+    }
+    Ok((log_medium, homes))
+}

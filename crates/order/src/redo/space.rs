@@ -1,0 +1,184 @@
+//! The space of a log: what is in it, from where to where, and what may come in.
+//!
+//! ```text
+//! tail ────────── durable ────────── head ──► admit, place
+//!  │ records that a sync has covered │ records that none has │ room │
+//!  └─► oldest_durable, give_up       └◄─ seal, synced
+//! ```
+//!
+//! Invariants: tail ≤ durable ≤ head; whole pages from the tail's to the head's, and one reserved page, fit into the area; no
+//! position that a sync has covered lies on the page that the next record begins on; the tail never lies within a set.
+//!
+//! Plain bookkeeping: no lock, no clock, no file.
+
+use std::collections::VecDeque;
+
+use afterimage_format::log::PAGE_BYTES;
+
+use super::mutation::{Mistake, Mutation};
+use super::scan::{Placed, Scan};
+use crate::sequence::LogPosition;
+
+/// Always left free: the page of the incarnation record that the next process writes.
+pub(super) const RESERVE_BYTES: u64 = PAGE_BYTES;
+
+/// Records of a log with that record area, at most: a discard of one sector takes 64 bytes of the log and some hundred bytes
+/// of memory, so the log would be no bound for the memory of its index. Writes are never so small that they meet it.
+pub fn records_max(area_bytes: u64) -> usize {
+    (area_bytes / 512).max(64) as usize
+}
+
+/// Who asks for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// A lane's batch: never before a set that waits.
+    Lane,
+    /// A set; where there is no room, it waits.
+    Set,
+    /// A set that does not wait.
+    SetAtOnce,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Space {
+    area_bytes: u64,
+    /// Where the next record goes.
+    head: LogPosition,
+    /// The end of what is durable.
+    durable: LogPosition,
+    /// The first record that may be needed.
+    tail: LogPosition,
+    /// From the tail on, oldest first.
+    records: VecDeque<Placed>,
+    /// A set waits for room: no lane's batch is let in before it.
+    set_waits: bool,
+    mistake: Mistake,
+}
+
+impl Space {
+    /// Of a log that was just read: nothing is taken to be durable.
+    pub(super) fn new(scan: &Scan, mistake: Mistake) -> Self {
+        let tail = LogPosition(scan.header.tail_position.get());
+        Self {
+            area_bytes: scan.header.area_bytes.get(),
+            head: scan.end.page_up(),
+            durable: tail,
+            tail,
+            records: VecDeque::from(scan.records.clone()),
+            set_waits: false,
+            mistake,
+        }
+    }
+
+    /// Where so many records of so many bytes in all may be written now; `None` where there is no room, or a set comes first.
+    pub(super) fn admit(&mut self, bytes: u64, records: usize, who: Who) -> Option<LogPosition> {
+        let fits = self.has_room(bytes, records);
+        match who {
+            Who::Lane if self.set_waits => return None,
+            Who::Lane | Who::SetAtOnce => {}
+            Who::Set => self.set_waits |= !fits,
+        }
+        fits.then_some(self.head)
+    }
+
+    /// Whole pages are written, and the tail's page still holds live records.
+    pub(super) fn has_room(&self, bytes: u64, records: usize) -> bool {
+        let overrun = if self.mistake.is(Mutation::OverrunTail) { self.area_bytes / 2 } else { 0 };
+        let end = (self.head + bytes).page_up() + RESERVE_BYTES;
+        end <= (self.tail + overrun).page_down() + self.area_bytes
+            && self.records.len() + records <= records_max(self.area_bytes)
+    }
+
+    /// Counts as appended what was written where [`Space::admit`] said. Whether that took the log over half of what it holds,
+    /// in bytes or in records (or any append does beyond).
+    pub(super) fn place(&mut self, placed: impl Iterator<Item = Placed>, end: LogPosition) -> bool {
+        let (records, bytes) = (self.records.len() as u64, self.bytes());
+        self.records.extend(placed);
+        self.head = end;
+        crossed_half(bytes, self.bytes(), self.area_bytes)
+            || crossed_half(records, self.records.len() as u64, records_max(self.area_bytes) as u64)
+    }
+
+    pub(super) fn set_waits(&self) -> bool {
+        self.set_waits
+    }
+
+    /// No set waits any more. Whether one did.
+    pub(super) fn set_is_over(&mut self) -> bool {
+        std::mem::take(&mut self.set_waits)
+    }
+
+    /// Before a sync: the next record starts on a page of its own, so that no later write can tear what the sync makes
+    /// durable. Returns up to where that is.
+    pub(super) fn seal(&mut self) -> LogPosition {
+        if !self.mistake.is(Mutation::OpenPageAfterSync) {
+            self.head = self.head.page_up();
+        }
+        self.head
+    }
+
+    /// A sync has covered everything up to there.
+    pub(super) fn synced(&mut self, up_to: LogPosition) {
+        self.durable = self.durable.max(up_to);
+    }
+
+    /// The oldest durable records, whole sets only, of up to `bytes_max` bytes of the log (at least one), and where the log
+    /// begins without them. No more at once than half of what the log takes: their newest versions are another index.
+    pub(super) fn oldest_durable(&self, bytes_max: u64) -> (Vec<Placed>, LogPosition) {
+        let bound = if self.mistake.is(Mutation::HomeBeforeDurable) { self.head } else { self.durable };
+        let fits = |r: &&Placed| r.end() <= bound && r.end() - self.tail <= bytes_max;
+        let most = records_max(self.area_bytes) / 2;
+        let mut count = self.records.iter().take(most).take_while(fits).count();
+        // Where a set ends is where records may be cut: what is home is always a prefix that a crash may leave.
+        while count > 0 && self.records[count - 1].more {
+            count -= 1;
+        }
+        if count == 0 && self.records.front().is_some_and(|r| r.end() <= bound) {
+            count = (self.records.iter().take_while(|r| r.more).count() + 1).min(self.records.len());
+        }
+        // Where nothing durable is left behind, the sealed rest of the page goes, too.
+        let tail = self.records.get(count).map_or(bound, |next| next.position.min(bound));
+        (self.records.iter().take(count).copied().collect(), tail)
+    }
+
+    /// So many of the oldest records are home, and the header that says so is synced: their space is room.
+    pub(super) fn give_up(&mut self, records: usize, tail: LogPosition) {
+        self.records.drain(..records);
+        if self.records.capacity() / 4 > self.records.len() {
+            let kept = self.records.len() * 2;
+            self.records.shrink_to(kept);
+        }
+        self.tail = tail;
+    }
+
+    /// Bytes in use.
+    pub(super) fn bytes(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// Of those the durable ones.
+    pub(super) fn durable_bytes(&self) -> u64 {
+        self.durable - self.tail
+    }
+
+    pub(super) fn head(&self) -> LogPosition {
+        self.head
+    }
+
+    pub(super) fn durable(&self) -> LogPosition {
+        self.durable
+    }
+
+    /// Whether the log is more than half full, in bytes or in records.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.bytes() > self.area_bytes / 2 || self.records.len() > records_max(self.area_bytes) / 2
+    }
+}
+
+/// Whether something that grew from `before` to `after` crossed half of what it may be, or, beyond that, a sixteenth: in case
+/// that the first call found nothing durable.
+fn crossed_half(before: u64, after: u64, max: u64) -> bool {
+    let step = max / 16;
+    after > max / 2 && (before <= max / 2 || before / step != after / step)
+}
