@@ -4,5 +4,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    afterimage_journal::retain::fuzz::fuzz_retain(data, 0);
+    afterimage_journal::ext4::fuzz::fuzz_retain(data, 0);
 });

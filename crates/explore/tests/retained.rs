@@ -9,7 +9,7 @@ use afterimage_explore::fault::{hunt, survey, Fault, Planted, Survey};
 use afterimage_explore::layers::{replay_noted, LayersOptions, OpenRetained, Replay, Retain, Schedule};
 use afterimage_explore::log_recovery::RecoveryOptions;
 use afterimage_explore::retained::{deaths, Census, DeathOptions, RetainedOracle};
-use afterimage_journal::retain::Mutation;
+use afterimage_journal::Mutation;
 use afterimage_journal::RetainDisk;
 use afterimage_order::Contract;
 use afterimage_trace::{EventKind, Layer, Op, Recording};

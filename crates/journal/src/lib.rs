@@ -1,33 +1,35 @@
 //! The guest's journal, retained in host memory (VMA journaling for unmodified guests).
 //!
 //! ```text
-//! write to the journal area ──► arena (memory that outlives the process) ──► parsed: which home blocks, committed?
-//! write home ──► compare with the newest committed version ──► order ─► store        │
-//!                        └ same bytes: the version is home ──► whole transactions released from the tail
-//! read of the area ──► arena, superblock with the served tail
-//! guest gone ──► committed versions that are not home are written home
+//! disk      a queue's requests, split; one lock a disk
+//!  │ write to the journal area, write home, completion, read of the area
+//! ext4      what they mean: which journal, which transaction is committed, what a tail passes, when a guest is recovering
+//!  │ mprotect, compare, landed, arrived; place by place
+//! versions  committed content whatever file system it belongs to: arena (memory that outlives the process), where each version stands
+//!  │        on its way home
+//! order     sets and single writes, home
 //! ```
 #![warn(missing_docs)]
 
-pub mod area;
-pub mod arena;
 pub mod disk;
 mod error;
+pub mod ext4;
 pub mod group;
 mod ids;
-pub mod layout;
-pub mod log;
+mod mutation;
 pub mod offline;
-pub mod retain;
 pub mod state_file;
 mod status;
+pub mod versions;
 
-pub use arena::own_folder;
 pub use disk::{RetainDisk, LANE_BYTES_MAX};
 pub use error::JournalError;
+pub use ext4::{layout, log, DISK_BYTES_MAX};
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
-pub use retain::DISK_BYTES_MAX;
-pub use status::{DiskStatus, FileSystemStatus};
+pub use mutation::{Mistake, Mutation};
+pub use status::{Classes, DiskStatus, FileSystemStatus};
+pub use versions::arena;
+pub use versions::arena::own_folder;
 
 /// Whether the deliberately broken variants are compiled in, as tests that have to notice them want it. A program that ships
 /// says no.

@@ -1,4 +1,4 @@
-//! `FILE.state`: says that an image is not complete without an arena (design § 4 rule 2).
+//! `FILE.state`: says that an image is not complete without an arena.
 //!
 //! ```text
 //! first serve ─► arena made ─► FILE.state written, synced ─► journals may be absorbed
@@ -22,7 +22,7 @@ use afterimage_order::Contract;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::arena::ArenaIdentity;
+use crate::versions::arena::ArenaIdentity;
 
 /// The version that is written and read.
 pub const VERSION: u32 = 1;

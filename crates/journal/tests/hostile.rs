@@ -18,7 +18,7 @@ mod world;
 use std::sync::atomic::Ordering;
 
 use afterimage_block::Operation;
-use afterimage_journal::retain::Mutation;
+use afterimage_journal::Mutation;
 use afterimage_journal::{AreaBlock, BLOCK_BYTES};
 use common::replayed;
 use guest::{Guest, START};

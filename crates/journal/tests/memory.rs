@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Sector};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
+use afterimage_journal::ext4::Options;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
-use afterimage_journal::retain::Options;
 use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
 use afterimage_store::FileMedium;

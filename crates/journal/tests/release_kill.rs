@@ -8,7 +8,7 @@
 
 mod common;
 
-use afterimage_journal::retain::Options;
+use afterimage_journal::ext4::Options;
 use common::stream::{load, recordings, send, Plain};
 use common::{at_commit, recovered, wait_for_home, Served};
 use rand::{RngExt, SeedableRng};

@@ -14,7 +14,7 @@ mod queues;
 use std::sync::Arc;
 
 use afterimage_block::Disk;
-use afterimage_journal::retain::Options;
+use afterimage_journal::ext4::Options;
 use common::stream::{load, recordings, Plain, Stream};
 use common::{at_commit, recovered, wait_for_home, Memory, Served};
 use disk::{DelayedDisk, Faults};

@@ -97,7 +97,7 @@ fn main() -> Outcome<()> {
     for (number, disk) in afterimage_journal::layout::fuzz::samples().iter().enumerate() {
         put("fuzz_layout", &format!("seed-{number}"), disk)?;
     }
-    for (number, guest) in afterimage_journal::retain::fuzz::samples().iter().enumerate() {
+    for (number, guest) in afterimage_journal::ext4::fuzz::samples().iter().enumerate() {
         put("fuzz_retain", &format!("seed-{number}"), guest)?;
     }
     for (number, log) in afterimage_journal::log::fuzz::samples().iter().enumerate() {

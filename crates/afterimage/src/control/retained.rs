@@ -72,7 +72,7 @@ pub fn counts(status: &FileSystemStatus) -> [(&'static str, &'static str, u64); 
 
 #[cfg(test)]
 mod tests {
-    use afterimage_journal::retain::Classes;
+    use afterimage_journal::Classes;
 
     use super::*;
 

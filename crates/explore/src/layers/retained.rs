@@ -23,7 +23,7 @@ use afterimage_block::{
     BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced, Request, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
-use afterimage_journal::retain::Options;
+use afterimage_journal::ext4::Options;
 use afterimage_journal::{JournalError, RetainDisk};
 use afterimage_order::redo::RedoDisk;
 use afterimage_order::{HomeError, HomeWriter, LoggedDisk};

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Operation, Sector};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
+use afterimage_journal::ext4::Options;
 use afterimage_journal::group::JournalOptions;
-use afterimage_journal::retain::Options;
 use afterimage_journal::RetainDisk;
 use afterimage_trace::{EventKind, Op, Recording, Sparse};
 use rand::{RngExt as _, SeedableRng as _};

@@ -25,7 +25,8 @@ use slab::Slab;
 
 use super::lend::{self, Lender};
 use super::Shared;
-use crate::retain::{Change, Part, Ranges, ReadPart, Track};
+use crate::ext4::{Change, Part, Ranges, ReadPart};
+use crate::versions::Track;
 
 /// How often a lane looks whether what it holds back may go on.
 const PAUSE_LOOK: Duration = Duration::from_millis(2);

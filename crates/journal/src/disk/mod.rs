@@ -11,10 +11,11 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::arena::Arena;
 use crate::error::JournalError;
-use crate::retain::{Options, Ranges, Retainer};
+use crate::ext4::{FileSystems, Options, Ranges};
+use crate::mutation::Mistake;
 use crate::status::DiskStatus;
+use crate::versions::arena::Arena;
 
 /// A disk whose guest's journals are retained. It stands between a frontend and the ordering layer.
 pub struct RetainDisk {
@@ -24,8 +25,8 @@ pub struct RetainDisk {
 
 /// What all lanes of a disk share.
 struct Shared {
-    retainer: Mutex<Retainer>,
-    /// [`Retainer::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
+    retainer: Mutex<FileSystems>,
+    /// [`FileSystems::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
     version: AtomicU64,
     ranges: Mutex<Arc<Ranges>>,
     /// Writes are held back.
@@ -35,12 +36,12 @@ struct Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Retainer> {
+    fn lock(&self) -> MutexGuard<'_, FileSystems> {
         self.retainer.lock()
     }
 
     /// Tells the other lanes what changed. Before the request that changed it completes.
-    fn publish(&self, retainer: &Retainer) {
+    fn publish(&self, retainer: &FileSystems) {
         if self.version.load(Ordering::Relaxed) != retainer.version() {
             *self.ranges.lock() = Arc::new(retainer.ranges());
             self.version.store(retainer.version(), Ordering::Release);
@@ -58,8 +59,7 @@ impl RetainDisk {
     /// # Errors
     /// The disk cannot be read, or what was retained cannot be written.
     pub fn open(lower: Arc<dyn Disk>, arena: Arena, options: Options) -> Result<Self, JournalError> {
-        let retainer = Retainer::open(&*lower, arena, options)?;
-        Ok(Self::of(lower, retainer))
+        Self::open_with(lower, arena, options, Mistake::default())
     }
 
     /// As [`RetainDisk::open`], with a mistake.
@@ -71,13 +71,18 @@ impl RetainDisk {
         lower: Arc<dyn Disk>,
         arena: Arena,
         options: Options,
-        mutation: crate::retain::Mutation,
+        mutation: crate::Mutation,
     ) -> Result<Self, JournalError> {
-        let retainer = Retainer::open_mutated(&*lower, arena, options, mutation)?;
-        Ok(Self::of(lower, retainer))
+        Self::open_with(lower, arena, options, Mistake::of(mutation))
     }
 
-    fn of(lower: Arc<dyn Disk>, retainer: Retainer) -> Self {
+    fn open_with(
+        lower: Arc<dyn Disk>,
+        arena: Arena,
+        options: Options,
+        mistake: Mistake,
+    ) -> Result<Self, JournalError> {
+        let retainer = FileSystems::open(&*lower, arena, options, mistake)?;
         let shared = Shared {
             version: AtomicU64::new(retainer.version()),
             ranges: Mutex::new(Arc::new(retainer.ranges())),
@@ -85,7 +90,7 @@ impl RetainDisk {
             paused: AtomicBool::new(false),
             left: AtomicBool::new(false),
         };
-        Self { lower, shared: Arc::new(shared) }
+        Ok(Self { lower, shared: Arc::new(shared) })
     }
 
     /// A snapshot.
@@ -93,12 +98,12 @@ impl RetainDisk {
         self.shared.lock().status()
     }
 
-    /// The guest may be dead: what is committed goes home. See [`Retainer::settle_all`].
+    /// The guest may be dead: what is committed goes home. See [`FileSystems::settle_all`].
     ///
     /// # Errors
     /// The disk below failed.
     pub fn settle(&self) -> Result<(), JournalError> {
-        self.with(Retainer::settle_all)
+        self.with(FileSystems::settle_all)
     }
 
     /// Does a bounded part of [`RetainDisk::settle`] where the guest has left since that was last done. Whether there is
@@ -110,7 +115,7 @@ impl RetainDisk {
         if !self.shared.left.load(Ordering::SeqCst) {
             return Ok(false);
         }
-        let more = self.with(Retainer::settle_some);
+        let more = self.with(FileSystems::settle_some);
         if !matches!(more, Ok(true)) {
             self.shared.left.store(false, Ordering::SeqCst);
         }
@@ -122,7 +127,7 @@ impl RetainDisk {
     /// # Errors
     /// The disk below failed.
     pub fn make_room(&self) -> Result<(), JournalError> {
-        self.with(Retainer::make_room)
+        self.with(FileSystems::make_room)
     }
 
     /// Holds writes back and makes the image complete without the arena, but for a sync of the group.
@@ -131,7 +136,7 @@ impl RetainDisk {
     /// The disk below failed; writes go on.
     pub fn pause(&self) -> Result<(), JournalError> {
         self.shared.paused.store(true, Ordering::SeqCst);
-        let done = self.with(Retainer::materialise);
+        let done = self.with(FileSystems::materialise);
         if done.is_err() {
             self.resume();
         }
@@ -143,7 +148,7 @@ impl RetainDisk {
         self.shared.paused.store(false, Ordering::SeqCst);
     }
 
-    /// The orderly end; see [`Retainer::finish`]. Stop the frontends first.
+    /// The orderly end; see [`FileSystems::finish`]. Stop the frontends first.
     ///
     /// # Errors
     /// The disk below failed; the arena stays the truth.
@@ -151,15 +156,15 @@ impl RetainDisk {
         self.with(|retainer| retainer.finish(attached))
     }
 
-    /// The orderly end while a guest may live that has not come back; see [`Retainer::stay`].
+    /// The orderly end while a guest may live that has not come back; see [`FileSystems::stay`].
     ///
     /// # Errors
     /// The disk below failed; the arena stays the truth.
     pub fn stay(&self) -> Result<bool, JournalError> {
-        self.with(Retainer::stay)
+        self.with(FileSystems::stay)
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Retainer) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut FileSystems) -> T) -> T {
         let mut retainer = self.shared.lock();
         let result = act(&mut retainer);
         self.shared.publish(&retainer);

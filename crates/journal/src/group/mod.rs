@@ -25,12 +25,12 @@ use afterimage_block::{Disk, DiskIndex, SequenceNumber};
 use afterimage_order::{Closing, Contract, Group, GroupStatus, HomeWriter, Subscription};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::arena::{Arena, Budget};
 use crate::disk::RetainDisk;
 use crate::error::JournalError;
-use crate::retain::Options;
+use crate::ext4::Options;
 use crate::state_file::{self, State};
 use crate::status::DiskStatus;
+use crate::versions::arena::{Arena, Budget};
 
 pub use error::RetainError;
 use prepare::PreparedDisk;
@@ -170,7 +170,7 @@ impl RetainGroup {
         for (path, identity) in &prepared.dead_arenas {
             if !path.exists() {
                 // Nothing is left of it but its folder.
-                let _ = crate::arena::remove(path);
+                let _ = crate::versions::arena::remove(path);
                 continue;
             }
             let removed = Arena::open(path, Some(*identity)).and_then(Arena::remove_file);
@@ -326,7 +326,7 @@ impl RetainGroup {
         let closing = closed?;
         for member in done {
             state_file::remove(&member.state)?;
-            if let Err(error) = crate::arena::remove(&member.arena) {
+            if let Err(error) = crate::versions::arena::remove(&member.arena) {
                 tracing::warn!(%error, arena = %member.arena.display(), "the arena stays, and nothing names it");
             }
         }

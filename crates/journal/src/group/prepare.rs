@@ -17,9 +17,9 @@ use uuid::Uuid;
 
 use super::error::RetainError;
 use super::JournalOptions;
-use crate::arena::{Arena, ArenaIdentity, Budget};
 use crate::error::JournalError;
 use crate::state_file::{self, ImageIdentity, State, StateError};
+use crate::versions::arena::{Arena, ArenaIdentity, Budget};
 
 /// An image of the group.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ impl Drop for Fresh {
                 return;
             }
         }
-        if let Err(error) = crate::arena::remove(arena) {
+        if let Err(error) = crate::versions::arena::remove(arena) {
             tracing::warn!(%error, arena = %arena.display(), "a start that failed leaves its arena");
         }
     }
@@ -169,7 +169,8 @@ impl Prepared {
                 return Ok(Some(PreparedDisk { image, state_path, arena, state, fresh: Fresh::nothing() }));
             }
             Earlier::Gone(state) => {
-                let left = |s: &State| crate::arena::own_folder(&s.arena).unwrap_or(&s.arena).exists();
+                let left =
+                    |s: &State| crate::versions::arena::own_folder(&s.arena).unwrap_or(&s.arena).exists();
                 if let Some(state) = state.filter(left) {
                     self.dead_arenas.push((state.arena.clone(), state.arena_identity()));
                 }
@@ -186,7 +187,7 @@ impl Prepared {
             ImageIdentity::of(image)?.ok_or_else(|| RetainError::Device { image: image.to_owned() })?;
         let arena_uuid = Uuid::new_v4();
         let state = State {
-            arena: crate::arena::place(&self.options.arena_folder, arena_uuid),
+            arena: crate::versions::arena::place(&self.options.arena_folder, arena_uuid),
             arena_uuid,
             image: identity,
             boot_id: state_file::boot_id()?,

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{flock, FlockOperation};
 use serde::Serialize;
 
-use crate::arena::Arena;
 use crate::error::JournalError;
 use crate::group::RetainError;
 use crate::state_file::{self, State};
+use crate::versions::arena::Arena;
 
 /// Who needs an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -94,7 +94,7 @@ pub fn remove_arena(path: &Path, accept_loss: bool) -> Result<ArenaReport, Retai
         }
         (None, Need::Orphan | Need::Unknown) => {}
     }
-    crate::arena::remove(path)
+    crate::versions::arena::remove(path)
         .map_err(|e| JournalError::io(format!("removing the arena {}", path.display()), e))?;
     Ok(report)
 }

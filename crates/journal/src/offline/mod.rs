@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! inspect, dry run   arena ─ copied into memory ─┐
-//!                    image ─ below an overlay ───┴─► Retainer ─► what is retained, what recovery writes
-//! recover            arena, image (locked) ─► Retainer::finish ─► image closed ─► FILE.state gone ─► arena gone
+//!                    image ─ below an overlay ───┴─► FileSystems ─► what is retained, what recovery writes
+//! recover            arena, image (locked) ─► FileSystems::finish ─► image closed ─► FILE.state gone ─► arena gone
 //! ```
 //!
 //! Outcomes of a recovery that is cut off: until the state file is gone, arena and image are as they were or further; it can
@@ -25,12 +25,13 @@ use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{DirectMode, FileMedium, ImageStore};
 use rustix::fs::{flock, memfd_create, seek, FlockOperation, MemfdFlags, SeekFrom};
 
-use crate::arena::Arena;
 use crate::error::JournalError;
+use crate::ext4::{FileSystems, Options};
 use crate::group::{arena_of, judge, Earlier, RetainError};
-use crate::retain::{Options, Retainer};
+use crate::mutation::Mistake;
 use crate::state_file::{self, State, StateError};
 use crate::status::DiskStatus;
+use crate::versions::arena::Arena;
 
 pub use arenas::{arenas, remove_arena, ArenaReport, Need};
 pub use report::{InspectReport, RecoverReport, WouldWrite};
@@ -141,12 +142,12 @@ fn look(image: &Path, state: &State, accept_loss: bool) -> Result<Looked, Proble
     let overlay = Arc::new(overlay::Overlay::new(medium));
     let disk = MediumDisk::new(Arc::clone(&overlay) as Arc<dyn afterimage_block::Medium>);
     let mut retainer =
-        Retainer::open_unsettled(&disk, arena, plain_options(accept_loss)).map_err(|error| {
-            match RetainError::of(error, image, &state.arena) {
+        FileSystems::open_unsettled(&disk, arena, plain_options(accept_loss), Mistake::default()).map_err(
+            |error| match RetainError::of(error, image, &state.arena) {
                 foreign @ RetainError::Foreign { .. } => Problem::Foreign(foreign),
                 other => Problem::from(other),
-            }
-        })?;
+            },
+        )?;
     let status = retainer.status();
     retainer.finish(false)?;
     Ok(Looked::Free(status, overlay.written_bytes()))
@@ -239,13 +240,14 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
     let arena = Arena::open(&state.arena, Some(state.arena_identity()))?;
     let group =
         Group::open(vec![opened], GroupOptions::new(Contract::GuestCrash)).map_err(RetainError::Group)?;
-    let mut retainer = Retainer::open(&*group.disks()[0], arena, plain_options(accept_loss))
-        .map_err(|e| RetainError::of(e, &image, &state.arena))?;
+    let mut retainer =
+        FileSystems::open(&*group.disks()[0], arena, plain_options(accept_loss), Mistake::default())
+            .map_err(|e| RetainError::of(e, &image, &state.arena))?;
     retainer.finish(false)?;
     drop(retainer);
     group.close()?;
     state_file::remove(&state_path)?;
-    crate::arena::remove(&state.arena).map_err(StateError::io("remove the arena", &state.arena))?;
+    crate::versions::arena::remove(&state.arena).map_err(StateError::io("remove the arena", &state.arena))?;
     Ok(Some(report))
 }
 

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex};
 
 use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Sector};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
+use afterimage_journal::ext4::Options;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::retain::{Mutation, Options};
-use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, BLOCK_BYTES};
+use afterimage_journal::{AreaBlock, Block, FsBlock, Mutation, RetainDisk, BLOCK_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
 
 /// A disk in memory.

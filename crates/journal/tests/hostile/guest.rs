@@ -10,7 +10,7 @@ use afterimage_journal::layout::Layout;
 use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::retain::Mutation;
+use afterimage_journal::Mutation;
 use afterimage_journal::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -13,8 +13,8 @@ use afterimage_block::{
     Buffers, Completion, Disk, FlushKind, Lane, Medium, Operation, Quiesced, Request, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
-use afterimage_journal::retain::{Mutation, Options};
-use afterimage_journal::{DiskStatus, RetainDisk};
+use afterimage_journal::ext4::Options;
+use afterimage_journal::{DiskStatus, Mutation, RetainDisk};
 use afterimage_order::{HomeError, HomeWriter};
 
 use crate::below::{DelayedDisk, Faults};

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use afterimage_journal::layout::superblock::Features;
 use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
 use afterimage_journal::log::oracle::replay;
-use afterimage_journal::log::{commit_tid, parse, unescape, AreaView, LogGeometry, Parsed, Transaction};
+use afterimage_journal::log::{commit_tid, parse, AreaView, LogGeometry, Parsed, Transaction};
+use afterimage_journal::versions::unescape;
 use afterimage_journal::{AreaBlock, Block, FsBlock, JournalError, Tid, BLOCK_BYTES};
 use proptest::prelude::*;
 

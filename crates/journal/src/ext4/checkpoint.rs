@@ -1,0 +1,311 @@
+//! The daemon's own writes: home, for memory or for a guest that may be dead; to the journal's place, when in doubt.
+
+use super::volume::{Phase, Volume};
+use super::FileSystems;
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, Block, FsBlock};
+use crate::mutation::Mutation;
+use crate::versions::{Tuple, Versions, BATCH_BLOCKS};
+
+/// Blocks that go home under one hold of the lock when nothing presses.
+const STEP_BLOCKS: usize = 2048;
+
+impl FileSystems {
+    /// The guest may be dead, or only look so: writes home what is committed and not home, as far as a live guest cannot
+    /// notice, and moves the served tail. The transaction that was being written is kept.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle_all(&mut self) -> Result<(), JournalError> {
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+        }
+        self.versions.arena.trim(0);
+        Ok(())
+    }
+
+    /// A bounded part of [`FileSystems::settle_all`], so that others get the lock in between. Whether there is more to do.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle_some(&mut self) -> Result<bool, JournalError> {
+        for v in 0..self.volumes.len() {
+            let id = self.volumes[v].id;
+            let mut tuples = self.versions.recover(id, false);
+            if tuples.len() <= STEP_BLOCKS {
+                self.settle(v)?;
+                // Nothing of the guest's is in flight.
+                self.volumes[v].release(&mut self.versions, 0);
+                continue;
+            }
+            let before = self.versions.query(id).pending;
+            tuples.truncate(STEP_BLOCKS);
+            self.go_home(v, tuples)?;
+            self.volumes[v].release(&mut self.versions, 1);
+            if self.versions.query(id).pending < before {
+                return Ok(true);
+            }
+        }
+        self.versions.arena.trim(0);
+        Ok(false)
+    }
+
+    pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
+        self.follow(v)?;
+        let tuples = self.versions.recover(self.volumes[v].id, false);
+        self.go_home(v, tuples)?;
+        self.volumes[v].release(&mut self.versions, 1);
+        Ok(())
+    }
+
+    /// Writes versions home that are still the newest, still pending, and whose home nobody is writing.
+    pub(super) fn go_home(&mut self, v: usize, tuples: Vec<Tuple>) -> Result<(), JournalError> {
+        let volume = &self.volumes[v];
+        let id = volume.id;
+        if volume.log().is_none_or(|log| log.suspended) {
+            return Ok(());
+        }
+        if self.versions.applies() {
+            // After a power cut the disk holds whole transactions: what is left goes home as one, or not.
+            let pending = self.versions.recover(id, false);
+            return self.apply(v, &pending);
+        }
+        let ready = self.versions.ready_of(id, &tuples);
+        if ready.is_empty() {
+            return Ok(());
+        }
+        self.count(v).checkpoints += 1;
+        for batch in ready.chunks(BATCH_BLOCKS) {
+            self.home_begins(v, batch);
+            self.versions.write_home(id, batch)?;
+            self.home_ends(v, batch)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room in the arena: an eighth of it, if that can be had. First what is home, then the oldest transactions go
+    /// home, last blocks that are no version's go to their own place on the disk.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn make_room(&mut self) -> Result<(), JournalError> {
+        let goal = self.versions.arena.used_bytes().saturating_sub(self.versions.arena.bytes_max() / 8);
+        while self.versions.arena.used_bytes() > goal {
+            let before = self.versions.arena.used_bytes();
+            let held = |v: &usize| self.volumes[*v].log().map_or(0, |l| l.transactions.len());
+            let Some(v) = (0..self.volumes.len()).filter(|v| held(v) > 0).max_by_key(held) else { break };
+            self.relieve(v)?;
+            if self.versions.arena.used_bytes() == before {
+                break;
+            }
+        }
+        if self.versions.arena.used_bytes() > goal {
+            for v in 0..self.volumes.len() {
+                self.evict_idle(v)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest transaction of a file system goes home and is given up, if nothing stands against it.
+    pub(super) fn relieve(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        let Some(front) = self.volumes[v].log().and_then(|l| l.transactions.front()) else { return Ok(()) };
+        let tid = front.tid;
+        let newest = |home: &FsBlock| {
+            let version = self.versions.area().version(id, *home).filter(|v| v.tid == tid)?;
+            Some(version.tuple(*home))
+        };
+        let tuples: Vec<Tuple> = front.homes.iter().filter_map(newest).collect();
+        self.go_home(v, tuples)?;
+        self.volumes[v].release(&mut self.versions, 1);
+        if self.volumes[v].log().and_then(|l| l.transactions.front()).is_some_and(|front| front.tid == tid)
+            && self.volumes[v].may_release(self.versions.mistake)
+        {
+            self.volumes[v].drop_passed(&mut self.versions, 1);
+        }
+        Ok(())
+    }
+
+    /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
+    /// written, and those of committed ones but for versions that must stay marked.
+    fn evict_idle(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        if self.volumes[v].log().is_none() {
+            return Ok(());
+        }
+        let mut idle: Vec<AreaBlock> = self
+            .versions
+            .arena
+            .blocks(id)
+            .into_iter()
+            .filter(|at| *at != AreaBlock(0) && !self.versions.arena.is_overwritten(id, *at))
+            .collect();
+        idle.sort_unstable();
+        for idle in idle.chunks(BATCH_BLOCKS) {
+            let blocks: Vec<(AreaBlock, Block)> =
+                idle.iter().filter_map(|at| Some((*at, *self.versions.arena.get(id, *at)?))).collect();
+            self.evict(v, &blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Sends blocks to their own place on the disk and forgets them here.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn evict(&mut self, v: usize, blocks: &[(AreaBlock, Block)]) -> Result<(), JournalError> {
+        let volume = &mut self.volumes[v];
+        if volume.log().is_none() {
+            return Ok(());
+        }
+        volume.disown(&mut self.versions)?;
+        self.versions.evict(volume.id, blocks)?;
+        if let Some(log) = volume.log_mut() {
+            log.spilled = true;
+        }
+        Ok(())
+    }
+
+    /// Stops absorbing. `keep`: the file system is the same, and its own recovery must find every committed transaction
+    /// that is not home on the disk; otherwise nothing that was committed may go home any more. Either
+    /// way the disk holds what the guest wrote.
+    ///
+    /// # Errors
+    /// The disk below failed; nothing was forgotten then.
+    pub(super) fn leave(&mut self, v: usize, why: &str, keep: bool) -> Result<(), JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        tracing::info!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
+        let clamp = keep.then_some(log.tail);
+        // As it was shown all the time: nothing that comes before that tail is needed.
+        let superblock = log.served(self.versions.mistake);
+        self.volumes[v].put_in_place(&mut self.versions, keep)?;
+        self.volumes[v].write_unstamped(&mut self.versions, &superblock)?;
+        self.disarm(v, why);
+        self.volumes[v].clamp = clamp;
+        Ok(())
+    }
+
+    /// Makes the image complete without the arena, for a copy, while the guest goes on later: committed versions home,
+    /// the rest of the log and the served superblock to the journal's place, durably.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn materialise(&mut self) -> Result<(), JournalError> {
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+            self.volumes[v].complete(&mut self.versions)?;
+        }
+        Ok(())
+    }
+
+    /// The orderly end. With a guest attached, or one that may still live, its own recovery finds everything in the
+    /// journal, whatever tail it writes and whoever serves it; without one the file systems are recovered and their journals
+    /// are empty. Whether the arena is needed all the same: the guest believes in transactions of which nothing is known.
+    ///
+    /// # Errors
+    /// The disk below failed; the arena stays the truth.
+    pub fn finish(&mut self, attached: bool) -> Result<bool, JournalError> {
+        let mut stays = false;
+        for v in 0..self.volumes.len() {
+            self.settle(v)?;
+            let Some(log) = self.volumes[v].log() else { continue };
+            if !attached {
+                self.recover(v)?;
+            } else if log.knows_passed(&self.versions.arena, self.volumes[v].id) {
+                self.leave(v, "the daemon ended in order", true)?;
+            } else {
+                self.volumes[v].complete(&mut self.versions)?;
+                stays = true;
+            }
+        }
+        Ok(stays)
+    }
+
+    /// The orderly end while a guest may live that an earlier daemon served, and that has not come back: what it committed stays
+    /// retained, and the image is complete without the arena all the same, as a copy would be. Whether there is anything.
+    ///
+    /// # Errors
+    /// The disk below failed; the arena stays the truth.
+    pub fn stay(&mut self) -> Result<bool, JournalError> {
+        self.materialise()?;
+        Ok(self.volumes.iter().any(|volume| volume.log().is_some()))
+    }
+
+    /// What the guest's own recovery would do, all of it: the guest is dead.
+    fn recover(&mut self, v: usize) -> Result<(), JournalError> {
+        let (id, start) = (self.volumes[v].id, self.volumes[v].start);
+        let tuples = self.versions.recover(id, true);
+        for batch in tuples.chunks(BATCH_BLOCKS) {
+            let mut contents = self.versions.contents(id, batch)?;
+            for (tuple, content) in batch.iter().zip(&mut contents) {
+                if tuple.home == FsBlock(0) {
+                    let on_disk = self.versions.below.read_block(tuple.home.sector(start))?;
+                    super::errors::keep_errors(content, &on_disk);
+                }
+            }
+            self.home_begins(v, batch);
+            self.versions
+                .below
+                .write_blocks(batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
+            self.home_ends(v, batch)?;
+        }
+        self.versions.below.sync()?;
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let empty = log.superblock.with_tail(log.head.0.next(), None);
+        self.volumes[v].write_unstamped(&mut self.versions, &empty)?;
+        self.count(v).checkpoint_blocks += tuples.len() as u64;
+        self.disarm(v, "recovered: waiting for the next mount");
+        if let Phase::Armed { .. } = self.volumes[v].phase {
+            self.volumes[v].clamp = None;
+        }
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// Makes the superblock on the disk, which says that the journal is empty, younger than every transaction here: blocks of the log
+    /// that stand there mean nothing to whoever finds them after a power cut.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    fn disown(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
+        let Some(log) = self.log() else { return Ok(()) };
+        let next = log.head.0.next();
+        if !log.on_disk && next.is_after(log.disk_sequence) && !versions.mistake.is(Mutation::SkipDisown) {
+            let superblock = log.superblock.clone();
+            self.mark_empty(versions, &superblock, next)?;
+        }
+        Ok(())
+    }
+
+    /// Every block of an absorbed journal but its superblock goes to its own place on the disk, durably. Until a superblock says that
+    /// they are there, the one on the disk has a sequence that none of them can have. `passed`: so do empty transactions, for those that
+    /// the guest alone believes in.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    fn put_in_place(&mut self, versions: &mut Versions, passed: bool) -> Result<(), JournalError> {
+        self.disown(versions)?;
+        versions.write_places(self.id, |at| at != AreaBlock(0))?;
+        if let Some(log) = self.log().filter(|_| passed) {
+            log.write_passed(versions, self.id)?;
+        }
+        Ok(versions.below.sync()?)
+    }
+
+    /// The log and the served superblock to the journal's place.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    fn complete(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
+        let Some(log) = self.log() else { return Ok(()) };
+        let superblock = log.served(versions.mistake);
+        self.put_in_place(versions, true)?;
+        self.write_unstamped(versions, &superblock)?;
+        if let Some(log) = self.log_mut() {
+            log.on_disk = true;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,331 @@
+//! The log as jbd2 writes it: descriptor, revoke and commit blocks (kernel: `fs/jbd2/recovery.c`, `include/linux/jbd2.h`).
+//!
+//! ```text
+//! [revoke]* ([descriptor][logged block]*)* [commit]   one transaction, all blocks with its id but the logged ones
+//! ```
+//!
+//! **What a crash may leave.** The commit block is written when everything before it is durable, so a transaction with
+//! its commit block is whole, and one without never happened. With `journal_async_commit` the commit block goes out with
+//! the others, and checksums tell whether they all arrived. Blocks of an earlier lap, or of an earlier file system in the
+//! same place, stand wherever nothing was written yet: a wrong id or a wrong checksum there means "not yet", and only a
+//! sound commit block turns a contradiction before it into corruption.
+
+mod block;
+mod checksum;
+pub(crate) mod empty;
+#[cfg(any(test, feature = "testkit"))]
+pub mod encode;
+#[cfg(any(test, feature = "testkit"))]
+pub mod fuzz;
+#[cfg(any(test, feature = "testkit"))]
+pub mod oracle;
+
+use afterimage_block::BlockError;
+
+use crate::error::JournalError;
+use crate::ext4::layout::superblock::Features;
+use crate::ids::{AreaBlock, Block, FsBlock, Tid};
+use block::{Kind, RawTag, Shape};
+
+/// Revoked blocks of one transaction, metadata that was freed: half a terabyte's worth of them. What is read at once must not be
+/// as large as a guest likes.
+const REVOKES_MAX: usize = 1 << 21;
+
+/// Logged blocks of one transaction: twice what jbd2 lets into one of the largest journal that mke2fs makes (1 GiB, of which
+/// it takes a quarter).
+const TAGS_MAX: usize = 1 << 17;
+
+/// Where the log's blocks are read from.
+pub trait AreaView {
+    /// The block's content: a reference into memory, or `scratch` filled.
+    ///
+    /// # Errors
+    /// The disk below could not be read.
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError>;
+}
+
+/// What a reader of the log must know.
+#[derive(Clone, Debug)]
+pub struct LogGeometry {
+    /// `s_first`.
+    pub first: AreaBlock,
+    /// `s_maxlen`: the log wraps from here to `first`.
+    pub maxlen: u32,
+    /// The journal's features.
+    pub features: Features,
+    /// The journal's UUID, which seeds its checksums.
+    pub uuid: [u8; 16],
+    /// The file system's size in blocks: a home block lies below it.
+    pub fs_blocks: u64,
+    /// Ranges `[from, to)` of file system blocks that can be nobody's home: the journal's own. Ascending, none over
+    /// another.
+    pub forbidden: Vec<(FsBlock, FsBlock)>,
+}
+
+impl LogGeometry {
+    /// Blocks that the log can hold.
+    pub fn log_blocks(&self) -> u32 {
+        self.maxlen.saturating_sub(self.first.0)
+    }
+
+    /// Whether a block lies in the log.
+    pub fn contains(&self, at: AreaBlock) -> bool {
+        (self.first.0..self.maxlen).contains(&at.0)
+    }
+
+    /// Blocks from one on up to another, with wrap.
+    pub fn distance(&self, from: AreaBlock, to: AreaBlock) -> u32 {
+        match to.0.checked_sub(from.0) {
+            Some(blocks) => blocks,
+            None => self.log_blocks() - (from.0 - to.0),
+        }
+    }
+
+    /// The block after this one, wrapped.
+    pub fn after(&self, at: AreaBlock) -> AreaBlock {
+        match at.0.checked_add(1).filter(|next| *next < self.maxlen) {
+            Some(next) => AreaBlock(next),
+            None => self.first,
+        }
+    }
+
+    /// Whether a block can be logged: inside the file system, outside its journal.
+    fn is_home(&self, home: FsBlock) -> bool {
+        let before = self.forbidden.partition_point(|(from, _)| *from <= home);
+        home.0 < self.fs_blocks && before.checked_sub(1).is_none_or(|i| self.forbidden[i].1 <= home)
+    }
+}
+
+/// One logged block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Its place in the file system.
+    pub home: FsBlock,
+    /// Where in the log its content is.
+    pub at: AreaBlock,
+    /// The content began with jbd2's magic, which the log holds as zeroes (JBD2_FLAG_ESCAPE).
+    pub escaped: bool,
+}
+
+/// A complete transaction: every block of it is in the log and agrees with its checksums.
+///
+/// A revoke of a block in transaction T means that its versions in T *and in every earlier transaction* do not go home
+/// (recovery.c, `jbd2_journal_test_revoke`: skipped unless the tag's transaction is younger than the revoke's). So where
+/// one transaction holds a tag and a revoke of the same block, the revoke wins. A stock kernel never writes that: logging
+/// a block again cancels its revoke (`jbd2_journal_cancel_revoke`), and revoking one takes it out of the transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// Its id.
+    pub tid: Tid,
+    /// Its first block.
+    pub start: AreaBlock,
+    /// The block after its commit block, wrapped.
+    pub next: AreaBlock,
+    /// Blocks from `start` up to `next`, with wrap.
+    pub blocks: u32,
+    /// In log order; the last one of a home block counts.
+    pub tags: Vec<Tag>,
+    /// Blocks whose versions in this and earlier transactions must not go home, unless logged by a later one.
+    pub revokes: Vec<FsBlock>,
+    /// `h_commit_sec`.
+    pub commit_sec: u64,
+}
+
+/// What stands in the log at a position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// All of it.
+    Complete(Transaction),
+    /// No commit block of that transaction yet: not begun, still being written, or (`journal_async_commit`) its commit block
+    /// came before the others. Then it is to be parsed again when any block of the log after `start` was written.
+    Incomplete,
+}
+
+/// Reads the transaction `tid` at `start`.
+///
+/// # Errors
+/// *Corrupt* where a transaction with its commit block contradicts itself: a home outside the file system or inside the
+/// journal, a checksum (with `journal_async_commit`, where blocks may still be missing, that of a logged block is
+/// [`Parsed::Incomplete`]), a revoke block's length; and where descriptors run past the log's length. Where commit block
+/// and an earlier block both have wrong checksums, or a wrong one stands alone, they are an earlier file system's:
+/// *incomplete*. I/O errors of the view.
+pub fn parse(
+    view: &mut dyn AreaView,
+    geometry: &LogGeometry,
+    start: AreaBlock,
+    tid: Tid,
+) -> Result<Parsed, JournalError> {
+    let features = geometry.features;
+    let shape = Shape::new(features, &geometry.uuid);
+    if !geometry.contains(start) {
+        return Err(JournalError::Corrupt(format!(
+            "transaction {tid} at journal block {start}: the log is blocks {} to {}",
+            geometry.first, geometry.maxlen
+        )));
+    }
+    if features.checksum && shape.is_signed() {
+        // The kernel refuses to load such a journal.
+        return Err(JournalError::Corrupt("checksum features that exclude each other".to_owned()));
+    }
+    let mut walk = Walk::new(geometry, shape, start, tid);
+    let mut scratch = [0; crate::BLOCK_BYTES];
+    loop {
+        let Some(at) = walk.step()? else { return Ok(Parsed::Incomplete) };
+        let found = view.block(at, &mut scratch)?;
+        match block::kind(found, tid) {
+            None => return Ok(Parsed::Incomplete),
+            Some(Kind::Descriptor) => {
+                walk.descriptor(at, found);
+                let raw: Vec<RawTag> = shape.tags(found).collect();
+                for tag in raw {
+                    let Some(at) = walk.step()? else { return Ok(Parsed::Incomplete) };
+                    walk.logged(view, at, tag, &mut scratch)?;
+                }
+            }
+            Some(Kind::Revoke) => walk.revoke(at, found),
+            Some(Kind::Commit) => return walk.commit(at, found),
+        }
+    }
+}
+
+/// A transaction while it is read.
+struct Walk<'a> {
+    geometry: &'a LogGeometry,
+    shape: Shape,
+    next: AreaBlock,
+    /// The transaction so far.
+    read: Transaction,
+    /// JBD2_FEATURE_COMPAT_CHECKSUM: CRC-32 of descriptors and logged blocks.
+    crc: u32,
+    /// A descriptor or revoke block whose checksum is wrong.
+    unsigned: Option<String>,
+    /// The first contradiction.
+    wrong: Option<String>,
+    /// A logged block that its tag's checksum does not fit.
+    mismatch: Option<String>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(geometry: &'a LogGeometry, shape: Shape, start: AreaBlock, tid: Tid) -> Self {
+        let read = Transaction {
+            tid,
+            start,
+            next: start,
+            blocks: 0,
+            tags: Vec::new(),
+            revokes: Vec::new(),
+            commit_sec: 0,
+        };
+        Self { geometry, shape, next: start, read, crc: !0, unsigned: None, wrong: None, mismatch: None }
+    }
+
+    /// The next block of the transaction. `None`: what said that there is one was never this journal's.
+    fn step(&mut self) -> Result<Option<AreaBlock>, JournalError> {
+        if self.read.blocks == self.geometry.log_blocks() {
+            if self.unsigned.is_some() {
+                return Ok(None);
+            }
+            return Err(self.corrupt("runs past the length of the log"));
+        }
+        self.read.blocks += 1;
+        let at = self.next;
+        self.next = self.geometry.after(at);
+        Ok(Some(at))
+    }
+
+    fn corrupt(&self, what: &str) -> JournalError {
+        JournalError::Corrupt(format!("transaction {}: {what}", self.read.tid))
+    }
+
+    fn check_tail(&mut self, at: AreaBlock, block: &Block, what: &str) {
+        if !self.shape.tail_agrees(block) {
+            self.unsigned.get_or_insert_with(|| format!("the checksum of the {what} block at {at} is wrong"));
+        }
+    }
+
+    fn descriptor(&mut self, at: AreaBlock, block: &Block) {
+        self.check_tail(at, block, "descriptor");
+        if self.geometry.features.checksum {
+            self.crc = checksum::crc32_be(self.crc, block);
+        }
+    }
+
+    fn logged(
+        &mut self,
+        view: &mut dyn AreaView,
+        at: AreaBlock,
+        tag: RawTag,
+        scratch: &mut Block,
+    ) -> Result<(), JournalError> {
+        if self.read.tags.len() == TAGS_MAX {
+            self.wrong.get_or_insert_with(|| format!("more than {TAGS_MAX} blocks are logged"));
+            return Ok(());
+        }
+        let home = FsBlock(tag.home);
+        if !self.geometry.is_home(home) {
+            self.wrong.get_or_insert_with(|| format!("block {home} can be nobody's home"));
+        }
+        if self.shape.is_signed() || self.geometry.features.checksum {
+            let content = view.block(at, scratch)?;
+            if !self.shape.content_agrees(&tag, self.read.tid, content) {
+                self.mismatch.get_or_insert_with(|| format!("the checksum of block {home} at {at} is wrong"));
+            }
+            if self.geometry.features.checksum {
+                self.crc = checksum::crc32_be(self.crc, content);
+            }
+        }
+        self.read.tags.push(Tag { home, at, escaped: tag.escaped });
+        Ok(())
+    }
+
+    fn revoke(&mut self, at: AreaBlock, block: &Block) {
+        self.check_tail(at, block, "revoke");
+        let Some(records) = self.shape.revokes(block) else {
+            self.wrong.get_or_insert_with(|| format!("the revoke block at {at} has no possible length"));
+            return;
+        };
+        for record in records {
+            if self.read.revokes.len() == REVOKES_MAX {
+                self.wrong.get_or_insert_with(|| format!("more than {REVOKES_MAX} blocks are revoked"));
+                return;
+            }
+            if record >= self.geometry.fs_blocks {
+                self.wrong.get_or_insert_with(|| format!("revoked block {record} is not in the file system"));
+            }
+            self.read.revokes.push(FsBlock(record));
+        }
+    }
+
+    fn commit(mut self, at: AreaBlock, block: &Block) -> Result<Parsed, JournalError> {
+        let features = self.geometry.features;
+        let agrees = self.shape.commit_agrees(block);
+        if let Some(what) = &self.unsigned {
+            return if agrees { Err(self.corrupt(what)) } else { Ok(Parsed::Incomplete) };
+        }
+        if !agrees && at == self.read.start {
+            // All of a transaction that nothing announced: what an earlier file system left beyond the head.
+            return Ok(Parsed::Incomplete);
+        }
+        if !agrees {
+            return Err(self.corrupt(&format!("the checksum of the commit block at {at} is wrong")));
+        }
+        if let Some(what) = &self.wrong {
+            return Err(self.corrupt(what));
+        }
+        if features.checksum && !block::transaction_agrees(block, self.crc) {
+            self.mismatch.get_or_insert_with(|| format!("the commit block at {at} has another checksum"));
+        }
+        if let Some(what) = &self.mismatch {
+            return if features.async_commit { Ok(Parsed::Incomplete) } else { Err(self.corrupt(what)) };
+        }
+        self.read.next = self.next;
+        self.read.commit_sec = block::commit_sec(block);
+        Ok(Parsed::Complete(self.read))
+    }
+}
+
+/// Whose commit block a block is, by magic and type alone: cheap, to know when to [`parse`].
+pub fn commit_tid(block: &Block) -> Option<Tid> {
+    let tid = Tid(u32::from_be_bytes([block[8], block[9], block[10], block[11]]));
+    (block::kind(block, tid) == Some(Kind::Commit)).then_some(tid)
+}

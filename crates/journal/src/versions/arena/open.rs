@@ -1,0 +1,248 @@
+//! A new arena, and one that an earlier daemon left.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::file::{corrupt, io_error};
+use super::loan::Lent;
+use super::map::{group_at, Map, GROUP_SLOTS, HEAD, PAGE, TAG_WORDS};
+use super::pool::Pool;
+use super::space::{runs, Space};
+use super::tags::{self, Header, SlotTag};
+use super::{file, Arena, ArenaIdentity, Volume, VOLUMES_MAX};
+use crate::error::JournalError;
+use crate::ids::AreaBlock;
+
+/// Where a block was found.
+struct Held {
+    slot: u32,
+    sequence: u64,
+}
+
+/// What the tags say.
+#[derive(Default)]
+struct Scan {
+    blocks: HashMap<(u16, AreaBlock), Held>,
+    /// Tags that count for nothing: of a forgotten volume, or of content that was replaced.
+    stale: Vec<u32>,
+    /// Groups that have memory.
+    groups: Vec<u32>,
+    sequence_max: u64,
+}
+
+impl Arena {
+    /// Creates the file, of room for `bytes_max` of slots (sparse until used), locked.
+    ///
+    /// # Errors
+    /// There is a file of that name, or the directory's file system has no room or no `fallocate`.
+    pub fn create(path: &Path, identity: ArenaIdentity, bytes_max: u64) -> Result<Self, JournalError> {
+        let slots = file::slots_for(path, bytes_max)?;
+        let file = file::create(path, slots)?;
+        let map = Map::new(&file, slots).map_err(io_error(path, "mapping"))?;
+        map.head(tags::BYTES_MAX_WORD).store(bytes_max, Ordering::Relaxed);
+        // The magic last: a daemon that dies here leaves a file that is no arena.
+        for (i, word) in tags::header(&identity).into_iter().enumerate().rev() {
+            map.head(i).store(word, Ordering::Release);
+        }
+        let space = Space::cold(0..slots);
+        Ok(Self {
+            pool: Arc::new(Pool::new(path, file, space)),
+            map: Arc::new(map),
+            identity,
+            salt: tags::salt(&identity),
+            bytes_max,
+            budget: None,
+            sequence: 1,
+            volumes: (0..VOLUMES_MAX).map(|_| Volume::default()).collect(),
+            used_slots: 0,
+            lent: Lent::default(),
+        })
+    }
+
+    /// Notes which image it is of, for people.
+    pub fn note_image(&self, image: &Path) {
+        let Some(words) = tags::name_words(image.as_os_str().as_encoded_bytes()) else { return };
+        // The first word, with the check, last.
+        for (i, word) in words.into_iter().enumerate().rev() {
+            self.map.head(tags::NAME_WORD + i).store(word, Ordering::Release);
+        }
+    }
+
+    /// What an arena's file says of itself, in use or not: whose it is, and where that image was.
+    ///
+    /// # Errors
+    /// *Corrupt*: not an arena. *Unsupported*: of another version. I/O: it cannot be read.
+    pub fn peek(path: &Path) -> Result<(ArenaIdentity, Option<PathBuf>), JournalError> {
+        let failed = io_error(path, "reading");
+        let file = File::open(path).map_err(&failed)?;
+        let mut head = vec![0; PAGE as usize / 8];
+        file::read_words(&file, 0, &mut head).map_err(&failed)?;
+        let name = tags::read_name(&head).map(|name| PathBuf::from(OsString::from_vec(name)));
+        Ok((identity_in(path, &head)?, name))
+    }
+
+    /// Opens what an earlier daemon left. Two slots of one block: the younger counts. Memory of free slots is given back.
+    ///
+    /// # Errors
+    /// *Corrupt*: not an arena, or damaged. *Unsupported*: of another version, or not of the image that `identity`
+    /// describes. I/O: cannot be opened, or another process has it open.
+    pub fn open(path: &Path, identity: Option<ArenaIdentity>) -> Result<Self, JournalError> {
+        let failed = io_error(path, "reading");
+        let (file, slots) = file::open(path)?;
+        let mut head = vec![0; HEAD as usize / 8];
+        file::read_words(&file, 0, &mut head).map_err(&failed)?;
+        let found = identity_in(path, &head)?;
+        if identity.is_some_and(|wanted| wanted != found) {
+            return Err(JournalError::Unsupported(format!(
+                "the arena {} belongs to another image (inode {}, {} bytes); it was left alone",
+                path.display(),
+                found.inode,
+                found.size_bytes
+            )));
+        }
+        let bytes_max = head[tags::BYTES_MAX_WORD];
+        if bytes_max / PAGE + 1 > slots.into() {
+            return Err(corrupt(path, format_args!("{bytes_max} bytes do not fit into {slots} slots")));
+        }
+        let salt = tags::salt(&found);
+        let mut volumes = read_volumes(path, &head, salt)?;
+        let mut scan = Scan::default();
+        let mut group = 0;
+        while let Some(here) = file::next_group(&file, group, slots / GROUP_SLOTS).map_err(&failed)? {
+            let mut words = [0; PAGE as usize / 8];
+            file::read_words(&file, group_at(here * GROUP_SLOTS), &mut words).map_err(&failed)?;
+            scan.group(path, here, &words, &volumes, salt)?;
+            scan.groups.push(here);
+            group = here + 1;
+        }
+        let used = scan.finish(&mut volumes);
+        for (first, run) in groupwise(&used) {
+            if !file::is_whole(&file, (first, run)).map_err(&failed)? {
+                return Err(corrupt(path, format_args!("content of slots {first}+{run} is missing")));
+            }
+        }
+        file::allocate(&file, 0, HEAD).map_err(io_error(path, "getting memory for"))?;
+        let map = Map::new(&file, slots).map_err(io_error(path, "mapping"))?;
+        // From here on the file is changed.
+        for slot in &scan.stale {
+            map.tag(*slot, 0).store(0, Ordering::Release);
+        }
+        let is_used = |slot: &u32| used.binary_search(slot).is_ok();
+        for group in &scan.groups {
+            let slots = group * GROUP_SLOTS..(group + 1) * GROUP_SLOTS;
+            for run in runs(slots.filter(|slot| !is_used(slot))) {
+                file::punch(&file, path, run);
+            }
+        }
+        let space = Space::cold((0..slots).filter(|slot| !is_used(slot)));
+        Ok(Self {
+            pool: Arc::new(Pool::new(path, file, space)),
+            map: Arc::new(map),
+            identity: found,
+            salt,
+            bytes_max,
+            budget: None,
+            sequence: scan.sequence_max + 1,
+            volumes,
+            used_slots: used.len() as u32,
+            lent: Lent::default(),
+        })
+    }
+}
+
+fn identity_in(path: &Path, head: &[u64]) -> Result<ArenaIdentity, JournalError> {
+    match tags::read_header(head) {
+        Header::Good(found) => Ok(found),
+        Header::OtherMagic => Err(corrupt(path, "the file is no arena")),
+        Header::Damaged => Err(corrupt(path, "its header does not match its checksum")),
+        Header::OtherVersion(version) => Err(JournalError::Unsupported(format!(
+            "the arena {} has version {version}, this program reads {}; recover it with the program that wrote it",
+            path.display(),
+            tags::VERSION
+        ))),
+    }
+}
+
+fn read_volumes(path: &Path, head: &[u64], salt: u32) -> Result<Vec<Volume>, JournalError> {
+    (0..VOLUMES_MAX)
+        .map(|volume| {
+            let at = tags::record_word(volume, 0);
+            let (generation, copy, record) = tags::read_record(&head[at..at + tags::RECORD_WORDS], salt)
+                .ok_or_else(|| {
+                    corrupt(path, format_args!("the record of file system {volume} is damaged"))
+                })?;
+            Ok(Volume { record, generation, copy, slots: HashMap::default() })
+        })
+        .collect()
+}
+
+impl Scan {
+    /// Takes the tags of a group in.
+    fn group(
+        &mut self,
+        path: &Path,
+        group: u32,
+        words: &[u64],
+        volumes: &[Volume],
+        salt: u32,
+    ) -> Result<(), JournalError> {
+        for (slot, words) in (group * GROUP_SLOTS..).zip(words.chunks_exact(TAG_WORDS)) {
+            if words[0] == 0 {
+                continue;
+            }
+            let tag = SlotTag::read(words, slot, salt)
+                .ok_or_else(|| corrupt(path, format_args!("the tag of slot {slot} is damaged")))?;
+            let current = volumes[usize::from(tag.volume)].generation;
+            if tag.generation > current {
+                return Err(corrupt(path, format_args!("the tag of slot {slot} is from the future")));
+            }
+            self.sequence_max = self.sequence_max.max(tag.sequence);
+            if tag.generation < current {
+                self.stale.push(slot);
+                continue;
+            }
+            let held = Held { slot, sequence: tag.sequence };
+            let Some(other) = self.blocks.insert((tag.volume, AreaBlock(tag.block)), held) else { continue };
+            if other.sequence == tag.sequence {
+                return Err(corrupt(path, format_args!("slots {} and {slot} have one sequence", other.slot)));
+            }
+            if other.sequence > tag.sequence {
+                self.blocks.insert((tag.volume, AreaBlock(tag.block)), other);
+                self.stale.push(slot);
+            } else {
+                self.stale.push(other.slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the index; returns the slots in use, ascending.
+    fn finish(&mut self, volumes: &mut [Volume]) -> Vec<u32> {
+        let mut used = Vec::with_capacity(self.blocks.len());
+        for ((volume, block), held) in self.blocks.drain() {
+            volumes[usize::from(volume)].slots.insert(block, held.slot);
+            used.push(held.slot);
+        }
+        used.sort_unstable();
+        used
+    }
+}
+
+/// Ascending slots as runs that end with their group.
+fn groupwise(slots: &[u32]) -> Vec<(u32, u32)> {
+    let mut split = Vec::new();
+    for (first, length) in runs(slots.iter().copied()) {
+        let (mut first, end) = (first, first + length);
+        while first < end {
+            let here = (GROUP_SLOTS - first % GROUP_SLOTS).min(end - first);
+            split.push((first, here));
+            first += here;
+        }
+    }
+    split
+}

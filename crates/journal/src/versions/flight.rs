@@ -1,0 +1,161 @@
+//! Home writes of guests: compared with what was committed, and remembered until they have completed.
+
+use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
+
+use super::arena::VolumeId;
+use super::inflight::{Flying, Match, Track};
+use super::{Reader, VersionState, Versions};
+use crate::error::JournalError;
+use crate::ids::{FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::mutation::Mutation;
+
+/// What a write carries.
+#[derive(Debug, Default)]
+pub struct Carried {
+    pub(super) matches: Vec<Match>,
+    /// Nothing but versions that are home, and nothing else is on its way there: it changes nothing.
+    pub is_home: bool,
+}
+
+impl Versions {
+    /// Whether any block of a range has a version.
+    pub fn touches(&self, sector: Sector, sectors: u64) -> bool {
+        self.rooms.iter().any(|(client, room)| {
+            let (from, to) = room.blocks_of(sector, sectors);
+            (from.0..to.0).any(|b| self.area.version(*client, FsBlock(b)).is_some())
+        })
+    }
+
+    /// Compares a write with the versions of the blocks that it covers. Blocks that get other content are marked at once:
+    /// from now on the disk may hold either.
+    ///
+    /// # Errors
+    /// The disk below cannot be read.
+    pub fn compare(
+        &mut self,
+        sector: Sector,
+        sectors: u64,
+        content: &Buffers,
+    ) -> Result<Carried, JournalError> {
+        let lenient = self.mistake.is(Mutation::MatchAnything);
+        let mut matches = Vec::new();
+        let mut home_blocks = 0;
+        let (mut written, mut scratch) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+        let mut others = Vec::new();
+        for (client, room) in &self.rooms {
+            let client = *client;
+            let (from, to) = room.blocks_of(sector, sectors);
+            let classes = self.classes.entry(client).or_default();
+            for home in (from.0..to.0).map(FsBlock) {
+                let Some(version) = self.area.version(client, home) else { continue };
+                classes.page_writebacks += 1;
+                let start = home.sector(room.start);
+                let covered = start >= sector && start.0 + BLOCK_SECTORS <= sector.0 + sectors;
+                let mut same = covered && !self.in_flight.any(start, BLOCK_SECTORS);
+                if same {
+                    content.copy_to(((start.0 - sector.0) * SECTOR_BYTES) as usize, &mut written);
+                    let below = &mut self.below;
+                    let mut reader = Reader { arena: &self.arena, below, client, places: &*room.places };
+                    let block = reader.get(version.at, &mut scratch)?;
+                    same = if version.escaped {
+                        let mut block = *block;
+                        super::unescape(&mut block);
+                        block == written
+                    } else {
+                        *block == written
+                    };
+                    same |= lenient;
+                }
+                if same {
+                    classes.page_writebacks_matching += 1;
+                    home_blocks += u64::from(version.state == VersionState::Home);
+                    matches.push(Match { volume: client, home, generation: version.generation });
+                } else {
+                    others.push((client, home));
+                }
+            }
+        }
+        for (client, home) in others {
+            self.set_state(client, home, VersionState::Overwritten);
+        }
+        let all_home = sectors % BLOCK_SECTORS == 0 && home_blocks * BLOCK_SECTORS == sectors;
+        Ok(Carried { matches, is_home: all_home && !self.in_flight.any(sector, sectors) })
+    }
+
+    /// A write of what is home already is not handed down.
+    pub(crate) fn elided(&mut self, carried: &Carried) {
+        for matched in &carried.matches {
+            let classes = self.classes.entry(matched.volume).or_default();
+            classes.page_writeback_elided_bytes += BLOCK_BYTES as u64;
+        }
+    }
+
+    /// A range gets content that is no version's.
+    pub fn overwrite(&mut self, sector: Sector, sectors: u64) {
+        let found: Vec<(VolumeId, FsBlock)> = self
+            .rooms
+            .iter()
+            .flat_map(|(client, room)| {
+                let (from, to) = room.blocks_of(sector, sectors);
+                self.area.versions_in(*client, from, to).into_iter().map(|(home, _)| (*client, home))
+            })
+            .collect();
+        for (client, home) in found {
+            self.set_state(client, home, VersionState::Overwritten);
+        }
+    }
+
+    /// Remembers a write until it completes. `look_again`: something changes with it that somebody wants to look at then.
+    pub fn track(&mut self, sector: Sector, sectors: u64, carried: Carried, look_again: bool) -> Track {
+        self.in_flight.add(sector, sectors, carried.matches, look_again)
+    }
+
+    /// A write has ended, well or not. Versions of its blocks that were committed while it was in flight, and where nothing was written
+    /// since, wait to go home like any other: what the disk holds there is older, whatever it is.
+    pub fn landed(&mut self, track: Track) -> Option<Flying> {
+        let flying = self.in_flight.remove(track)?;
+        if self.mistake.is(Mutation::ForgetFlight) {
+            return Some(flying);
+        }
+        for version in &flying.older_than {
+            let Some(room) = self.rooms.get(&version.volume) else { continue };
+            let current = self.area.version(version.volume, version.home);
+            if current.is_some_and(|c| c.generation == version.generation)
+                && !self.in_flight.any(version.home.sector(room.start), BLOCK_SECTORS)
+            {
+                self.set_state(version.volume, version.home, VersionState::Pending);
+            }
+        }
+        Some(flying)
+    }
+
+    /// It has ended well: the versions that it carried are home, unless something came between. Whose they were.
+    pub fn arrived(&mut self, flying: &Flying) -> Vec<VolumeId> {
+        for matched in &flying.matches {
+            let Some(room) = self.rooms.get(&matched.volume) else { continue };
+            let current = self.area.version(matched.volume, matched.home);
+            if current.is_none_or(|c| c.generation != matched.generation) {
+                continue;
+            }
+            let state = match self.in_flight.any(matched.home.sector(room.start), BLOCK_SECTORS) {
+                true => VersionState::Overwritten,
+                false => VersionState::Home,
+            };
+            self.set_state(matched.volume, matched.home, state);
+        }
+        let mut clients: Vec<VolumeId> = flying.matches.iter().map(|m| m.volume).collect();
+        clients.dedup();
+        clients
+    }
+
+    /// Moves a version, and what the arena remembers of it for the next daemon.
+    pub(crate) fn set_state(&mut self, client: VolumeId, home: FsBlock, state: VersionState) {
+        let Some(before) = self.area.set_state(client, home, state) else { return };
+        match state {
+            _ if before.state == state => {}
+            VersionState::Overwritten => self.arena.set_overwritten(client, before.at, true),
+            VersionState::Home => self.arena.set_home(client, before.at, true),
+            VersionState::Pending => self.arena.set_home(client, before.at, false),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Going home: block by block where the disk's own order counts, as one set where a log decides what is durable.
+
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
+
+use super::arena::{Loan, VolumeId};
+use super::{Reader, Tuple, VersionState, Versions};
+use crate::error::JournalError;
+use crate::ids::{BLOCK_BYTES, BLOCK_SECTORS};
+use crate::mutation::Mutation;
+
+/// Blocks that go home in one go, between two looks at everything else.
+pub(crate) const BATCH_BLOCKS: usize = 256;
+
+/// What of a set is copied, in bytes: blocks that are not in the arena, first sectors of those that are escaped.
+const COPIES_BYTES_MAX: usize = 4 << 20;
+
+/// Why versions cannot go home as one.
+#[derive(Debug, thiserror::Error)]
+pub enum SetError {
+    /// More than is ever taken at once.
+    #[error(transparent)]
+    TooLarge(HomeError),
+    /// Too much would have to be copied.
+    #[error("of a transaction too little is in memory to become durable at once")]
+    TooLittle,
+    /// What is not in memory cannot be read.
+    #[error(transparent)]
+    Below(#[from] BlockError),
+}
+
+/// Versions on their way home as one. It needs nothing of [`Versions`] to be written, and whoever writes it may wait.
+pub struct HomeSet {
+    pub(crate) client: VolumeId,
+    /// In the order of the disk.
+    pub(crate) tuples: Vec<Tuple>,
+    start: Sector,
+    /// What is not read from the arena as it is: the number of a version, and a whole number of sectors from its block's beginning.
+    copies: Vec<(usize, Box<[u8]>)>,
+    loan: Loan,
+    writer: Arc<dyn HomeWriter>,
+}
+
+impl HomeSet {
+    /// Writes it; see [`HomeWriter::write_home`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(&self) -> Result<(), HomeError> {
+        let mut pieces: Vec<(Sector, &[u8])> = Vec::with_capacity(self.tuples.len());
+        let mut copies = self.copies.iter().peekable();
+        let mut lent = 0;
+        for (n, tuple) in self.tuples.iter().enumerate() {
+            let sector = tuple.home.sector(self.start);
+            let copy = copies.next_if(|(of, _)| *of == n).map_or(&[][..], |(_, copy)| &copy[..]);
+            if !copy.is_empty() {
+                pieces.push((sector, copy));
+            }
+            if copy.len() < BLOCK_BYTES {
+                let behind = Sector(sector.0 + copy.len() as u64 / SECTOR_BYTES);
+                pieces.push((behind, &self.loan.block(lent)[copy.len()..]));
+                lent += 1;
+            }
+        }
+        self.writer.write_home(&pieces)
+    }
+}
+
+impl Versions {
+    /// Whether a log decides what is durable: versions go home as one set.
+    pub fn applies(&self) -> bool {
+        self.home.is_some()
+    }
+
+    /// Those of some versions that are still the newest and pending, in the order of the disk.
+    pub(crate) fn pending_of(&self, client: VolumeId, tuples: &[Tuple]) -> Vec<Tuple> {
+        let pending = |t: &&Tuple| {
+            let version = self.area.version(client, t.home);
+            version.is_some_and(|v| v.tid == t.tid && v.state == VersionState::Pending)
+        };
+        let mut tuples: Vec<Tuple> = tuples.iter().filter(pending).copied().collect();
+        tuples.sort_unstable_by_key(|t| t.home);
+        tuples
+    }
+
+    /// Makes a set of the pending ones of some versions, `None` where there are none. Nothing is copied of what the arena holds: that is
+    /// lent to the set, until [`Versions::set_ended`].
+    ///
+    /// # Errors
+    /// See [`SetError`]; nothing has changed.
+    pub fn make_set(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<Option<HomeSet>, SetError> {
+        let tuples = self.pending_of(client, tuples);
+        let (Some(writer), Some(room)) = (&self.home, self.rooms.get(&client)) else { return Ok(None) };
+        if tuples.is_empty() {
+            return Ok(None);
+        }
+        let (bytes, max_bytes) = ((tuples.len() * BLOCK_BYTES) as u64, writer.atomic_bytes_max());
+        if bytes > max_bytes {
+            return Err(SetError::TooLarge(HomeError::TooLarge { bytes, max_bytes }));
+        }
+        let forgetful = self.mistake.is(Mutation::ForgetEscape);
+        let mut reader = Reader { arena: &self.arena, below: &mut self.below, client, places: &*room.places };
+        let (mut copies, mut copied_bytes) = (Vec::new(), 0);
+        let mut scratch = [0; BLOCK_BYTES];
+        for (n, tuple) in tuples.iter().enumerate() {
+            let length = match reader.arena.get(client, tuple.at) {
+                Some(_) if !tuple.escaped => continue,
+                Some(_) => SECTOR_BYTES as usize,
+                None => BLOCK_BYTES,
+            };
+            copied_bytes += length;
+            if copied_bytes > COPIES_BYTES_MAX {
+                return Err(SetError::TooLittle);
+            }
+            let mut block = *reader.get(tuple.at, &mut scratch)?;
+            if tuple.escaped && !forgetful {
+                super::unescape(&mut block);
+            }
+            copies.push((n, Box::from(&block[..length])));
+        }
+        let (start, writer) = (room.start, Arc::clone(writer));
+        let loan = self.arena.lend(client, tuples.iter().map(|t| t.at));
+        Ok(Some(HomeSet { client, tuples, start, copies, loan, writer }))
+    }
+
+    /// A set was written, or not: then its versions are pending as before. Returns which they were.
+    pub fn set_ended(&mut self, set: HomeSet, written: bool) -> Vec<Tuple> {
+        self.arena.take_back(set.loan);
+        if written {
+            for tuple in self.pending_of(set.client, &set.tuples) {
+                self.set_state(set.client, tuple.home, VersionState::Home);
+            }
+        }
+        set.tuples
+    }
+
+    /// Those of some versions that can go home one by one: still pending, and nobody is writing there.
+    pub(crate) fn ready_of(&self, client: VolumeId, tuples: &[Tuple]) -> Vec<Tuple> {
+        let Some(room) = self.rooms.get(&client) else { return Vec::new() };
+        let mut ready = self.pending_of(client, tuples);
+        ready.retain(|t| !self.in_flight.any(t.home.sector(room.start), BLOCK_SECTORS));
+        ready
+    }
+
+    /// Writes versions home, one by one.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn write_home(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<(), JournalError> {
+        let contents = self.contents(client, tuples)?;
+        let Some(room) = self.rooms.get(&client) else { return Ok(()) };
+        let start = room.start;
+        self.below.write_blocks(tuples.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
+        for tuple in tuples {
+            self.set_state(client, tuple.home, VersionState::Home);
+        }
+        self.classes.entry(client).or_default().checkpoint_blocks += tuples.len() as u64;
+        Ok(())
+    }
+}
