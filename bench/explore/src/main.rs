@@ -14,7 +14,8 @@ mod states;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afterimage_explore::Result;
+use afterimage_bench_kit::{say, Common, Result};
+use afterimage_report::{note, raw};
 use clap::Parser;
 
 use measure::{Measured, Way};
@@ -22,9 +23,8 @@ use measure::{Measured, Way};
 /// Measure the explorer: states a second at each level, beside mounting every state
 #[derive(Parser, Debug)]
 struct Args {
-    /// Fewer states and rounds
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: Common,
     /// Rounds
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
@@ -34,9 +34,6 @@ struct Args {
     /// Seed of the states
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Measure nothing: print the table of these raw results
-    #[arg(long, value_name = "FILE")]
-    tables: Option<PathBuf>,
     /// Where the recording and the raw results go
     #[arg(long, value_name = "DIR", default_value = "target/bench/explore")]
     out: PathBuf,
@@ -49,39 +46,38 @@ const MOUNT_STATES: (usize, usize) = (400, 100);
 const PEER_STATES: (usize, usize) = (100, 30);
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench explore: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    afterimage_bench_kit::main("bench explore", run)
 }
 
-fn results(error: afterimage_results::ResultsError) -> afterimage_explore::ExploreError {
-    afterimage_explore::ExploreError::Usage(error.to_string())
+fn run(args: &Args) -> Result<bool> {
+    if let Some(path) = &args.common.tables {
+        let measured: Vec<Measured> = afterimage_bench_kit::read(path, "explore")?;
+        return say(&measure::table(&measured)).map(|()| true);
+    }
+    let measured = measure(args).map_err(|error| error.to_string())?;
+    say(&measure::table(&measured))?;
+    let path = args.out.join("explore.json.zst");
+    raw::write(&path, "explore", &measured)?;
+    note(&format!("raw results: {}\n", path.display()));
+    Ok(true)
 }
 
-fn run(args: &Args) -> Result<()> {
-    if let Some(path) = &args.tables {
-        let raw = afterimage_results::read::<Vec<Measured>>(path, "explore").map_err(results)?;
-        println!("{}", measure::report(&raw.results));
-        return Ok(());
-    }
-    let pick = |(usual, quick): (usize, usize)| if args.quick { quick } else { usual };
-    let rounds = args.rounds.unwrap_or(if args.quick { 2 } else { 5 });
+fn measure(args: &Args) -> afterimage_explore::Result<Vec<Measured>> {
+    let quick = args.common.quick;
+    let pick = |(usual, short): (usize, usize)| if quick { short } else { usual };
+    let rounds = args.rounds.unwrap_or(if quick { 2 } else { 5 });
     std::fs::create_dir_all(&args.out)
         .map_err(afterimage_explore::ExploreError::io(format!("cannot make {}", args.out.display())))?;
-    eprintln!("recording a workload in a guest");
+    note("recording a workload in a guest\n");
     let recording = states::record(&args.out.join("records.afrec"))?;
     let guest = states::of_disk(&recording, args.seed, pick(FSCK_STATES))?;
     let log = states::of_log(&recording, args.seed, pick(LOG_STATES))?;
-    eprintln!(
-        "{} distinct states of the disk, {} of log and image; {rounds} rounds, {} workers",
+    note(&format!(
+        "{} distinct states of the disk, {} of log and image; {rounds} rounds, {} workers\n",
         guest.states.len(),
         log.states.len(),
         args.jobs
-    );
+    ));
     let ways = [
         Way::log(&log),
         Way::fsck(&guest),
@@ -91,14 +87,9 @@ fn run(args: &Args) -> Result<()> {
     let mut measured: Vec<Measured> = ways.iter().map(Measured::new).collect();
     for round in 1..=rounds {
         for (way, measured) in ways.iter().zip(&mut measured) {
-            eprintln!("round {round} of {rounds}: {}", way.name);
+            note(&format!("round {round} of {rounds}: {}\n", way.name));
             measured.rates.push(way.run(args.jobs)?);
         }
     }
-    let report = measure::report(&measured);
-    println!("{report}");
-    let path = args.out.join("explore.json.zst");
-    afterimage_results::write(&path, "explore", &measured).map_err(results)?;
-    eprintln!("raw results: {}", path.display());
-    Ok(())
+    Ok(measured)
 }

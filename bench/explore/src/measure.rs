@@ -1,6 +1,5 @@
 //! One way of checking, on its states, in parallel.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,6 +10,7 @@ use afterimage_explore::check::pool::{Pool, PoolCheck, PoolOptions};
 use afterimage_explore::check::{Checker, Observation};
 use afterimage_explore::state::Scratch;
 use afterimage_explore::{ExploreError, Result};
+use afterimage_report::{or_dash, Spread, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::states::States;
@@ -157,40 +157,19 @@ impl<'a> Way<'a> {
     }
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
-    }
-}
-
-fn spread(values: &[f64]) -> (f64, f64) {
-    values.iter().fold((f64::MAX, 0.0), |(min, max), v| (min.min(*v), f64::max(max, *v)))
-}
-
 /// The table.
-pub fn report(measured: &[Measured]) -> String {
-    let mut text = String::from(
-        "| way | states a second (spread) | over a mount per state (spread) | target |\n|---|---|---|---|\n",
-    );
-    let peer = measured.last().map(|m| m.rates.clone()).unwrap_or_default();
+pub fn table(measured: &[Measured]) -> String {
+    let mut table =
+        Table::new(["way", "states a second (spread)", "over a mount per state (spread)", "target"]);
+    let peer = measured.last().map_or(&[][..], |way| &way.rates);
     for way in measured {
-        let (min, max) = spread(&way.rates);
-        let ratios: Vec<f64> = way.rates.iter().zip(&peer).map(|(ours, peer)| ours / peer).collect();
-        let (ratio_min, ratio_max) = spread(&ratios);
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            text,
-            "| {}, {} distinct states | {:.0} ({min:.0}–{max:.0}) | {:.1} ({ratio_min:.1}–{ratio_max:.1}) | {} |",
-            way.name,
-            way.states,
-            median(&way.rates),
-            median(&ratios),
-            way.target.map_or("–".to_owned(), |target| format!("{target:.0}"))
-        );
+        let ratio = Spread::of_pairs(&way.rates, peer, |ours, peer| ours / peer);
+        table.row([
+            format!("{}, {} distinct states", way.name, way.states),
+            or_dash(Spread::of(way.rates.iter().copied()), |rate| rate.show(|r| format!("{r:.0}"))),
+            or_dash(ratio, |ratio| ratio.show(|r| format!("{r:.1}"))),
+            or_dash(way.target, |target| format!("{target:.0}")),
+        ]);
     }
-    text
+    table.markdown()
 }

@@ -2,12 +2,12 @@
 //!
 //! All are rates under 4 KiB random writes, on one core of a 2-core EPYC virtual machine; a request is two pages of 2 KB.
 
-use std::fmt::Write as _;
-
 use afterimage_flash::FtlKind;
+use afterimage_report::number::scaled;
+use afterimage_report::{or_dash, Spread, Table, NONE};
 
 use crate::cell::Load;
-use crate::report::{Row, Spread};
+use crate::report::Row;
 
 /// A quoted figure.
 #[derive(Debug, Clone, Copy)]
@@ -70,59 +70,44 @@ pub fn greedy_map(size_gb: u32) -> Option<f64> {
     Some((quoted.low + quoted.high) / 2.0)
 }
 
-fn rate(per_s: f64) -> String {
-    match per_s {
-        r if r >= 1e6 => format!("{:.2} M", r / 1e6),
-        r if r >= 1e3 => format!("{:.1} k", r / 1e3),
-        r => format!("{r:.0}"),
-    }
-}
-
 /// Quoted figures beside ours, in page writes a second: 4 KiB random writes where the same load was run here.
 pub fn table(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "| simulator (quoted, not run here) | quoted | flash | page writes/s | ours, run here: 1 GB | 32 GB |\n\
-         |---|---|---|---|---|---|",
-    );
+    let mut table = Table::new([
+        "simulator (quoted, not run here)",
+        "quoted",
+        "flash",
+        "page writes/s",
+        "ours, run here: 1 GB",
+        "32 GB",
+    ]);
     let ours = |ftl: &str, size_gb: u32| {
         let row =
             rows.iter().find(|r| r.ftl == ftl && r.cell.size_gb == size_gb && r.cell.load == Load::Pairs);
-        row.map_or("–".to_owned(), |r| rate(r.writes_per_s.median))
+        or_dash(row, |r| scaled(r.writes_per_s.median))
     };
     for p in ALL {
-        let quoted = if p.low < p.high { format!("{}–{}", rate(p.low), rate(p.high)) } else { rate(p.low) };
-        // Writing to a string does not fail.
-        let _ = write!(
-            text,
-            "\n| {} | {} | {} | {quoted} | {} | {} |",
-            p.simulator,
-            p.quoted,
+        table.row([
+            p.simulator.to_owned(),
+            p.quoted.to_owned(),
             p.size_gb.map_or("not said".to_owned(), |gb| format!("{gb} GB")),
+            if p.low < p.high { format!("{}–{}", scaled(p.low), scaled(p.high)) } else { scaled(p.low) },
             ours(p.ftl, 1),
             ours(p.ftl, 32),
-        );
+        ]);
     }
+    let mut here = |what: String, small: String, large: String| {
+        table.row([what, NONE.to_owned(), NONE.to_owned(), NONE.to_owned(), small, large]);
+    };
     let superblock = FtlKind::Superblock.name();
-    let _ = write!(
-        text,
-        "\n| no public implementation of Superblock is known | – | – | – | {} | {} |",
+    here(
+        "no public implementation of Superblock is known".to_owned(),
         ours(superblock, 1),
-        ours(superblock, 32)
+        ours(superblock, 32),
     );
     let peer = |size_gb: u32| {
         let cells = rows.iter().filter(|r| r.cell.size_gb == size_gb);
-        let rates: Vec<f64> = cells.flat_map(|r| r.greedy_map_per_s.iter().copied()).collect();
-        if rates.is_empty() {
-            return "–".to_owned();
-        }
-        let Spread { median, min, max } = Spread::of(&rates);
-        format!("{} ({}–{})", rate(median), rate(min), rate(max))
+        or_dash(Spread::of(cells.flat_map(|r| r.greedy_map_per_s.iter().copied())), |s| s.show(scaled))
     };
-    let _ = write!(
-        text,
-        "\n| run here, not quoted: {GREEDY_MAP}, single pages | – | – | – | {} | {} |",
-        peer(1),
-        peer(32)
-    );
-    text
+    here(format!("run here, not quoted: {GREEDY_MAP}, single pages"), peer(1), peer(32));
+    table.markdown()
 }

@@ -1,9 +1,10 @@
 //! Results: JSON for programs, tables for people.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
+use afterimage_bench_kit::{BenchError, Result};
 use afterimage_flash::FtlKind;
+use afterimage_report::{or_dash, raw, Spread, Table, NONE};
 use serde::{Deserialize, Serialize};
 
 use crate::cell::{Cell, Outcome};
@@ -12,29 +13,6 @@ use crate::published;
 
 /// Memory that a 32 GB drive may take, bytes.
 const MEMORY_TARGET: u64 = 600_000_000;
-
-/// The middle of several values and their spread.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Spread {
-    /// The middle one.
-    pub median: f64,
-    /// The smallest.
-    pub min: f64,
-    /// The largest.
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of a non-empty list.
-    pub fn of(values: &[f64]) -> Self {
-        let mut values = values.to_vec();
-        values.sort_by(f64::total_cmp);
-        let n = values.len();
-        let median = if n % 2 == 1 { values[n / 2] } else { (values[n / 2 - 1] + values[n / 2]) / 2.0 };
-        Self { median, min: values[0], max: values[n - 1] }
-    }
-}
 
 /// A measured cell.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,19 +49,29 @@ pub struct Row {
 
 impl Row {
     /// Judges an outcome, and compares it with the greedy map and another build, whose slices came in turn.
-    pub fn new(cell: &Cell, outcome: Outcome, greedy_map_per_s: Vec<f64>, beside: Option<Outcome>) -> Self {
-        let ratio = |theirs: &[f64]| {
-            let slices = outcome.writes_per_s.iter().zip(theirs);
-            Spread::of(&slices.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
+    ///
+    /// # Errors
+    /// There was no slice.
+    pub fn new(
+        cell: &Cell,
+        outcome: Outcome,
+        greedy_map_per_s: Vec<f64>,
+        beside: Option<Outcome>,
+    ) -> Result<Self> {
+        let some = |spread: Option<Spread>| {
+            spread.ok_or_else(|| BenchError::Workload(format!("{}: nothing was measured", cell.name())))
         };
-        let greedy_map_ratio = ratio(&greedy_map_per_s);
-        let ratio = beside.as_ref().map(|beside| ratio(&beside.writes_per_s));
-        let writes_per_s = Spread::of(&outcome.writes_per_s);
+        let ratio = |theirs: &[f64]| {
+            some(Spread::of_pairs(&outcome.writes_per_s, theirs, |ours, theirs| ours / theirs))
+        };
+        let greedy_map_ratio = ratio(&greedy_map_per_s)?;
+        let ratio = beside.as_ref().map(|beside| ratio(&beside.writes_per_s)).transpose()?;
+        let writes_per_s = some(Spread::of(outcome.writes_per_s.iter().copied()))?;
         let target_per_s = match cell.kind() {
             FtlKind::Page | FtlKind::Fast if cell.size_gb == 1 => 12e6,
             _ => 3e6,
         };
-        Self {
+        Ok(Self {
             cell: *cell,
             ftl: cell.kind().name().to_owned(),
             writes_per_s,
@@ -97,54 +85,54 @@ impl Row {
             outcome,
             beside,
             ratio,
-        }
+        })
     }
 
-    /// Its line in the table.
-    pub fn line(&self) -> String {
-        let met = |met| if met { "met" } else { "**missed**" };
-        let (r, peer) = (&self.writes_per_s, &self.greedy_map_ratio);
-        let scaled = self.scaled_per_s.map_or("– | –".to_owned(), |scaled| {
-            format!("{:.2} | {}", scaled / 1e6, met(scaled >= self.target_per_s))
-        });
-        let mut line = format!(
-            "| {} | {} GB | {} | {:.2} ({:.2}–{:.2}) | {:.0} | {} | {:.2} | {:.2} ({:.2}–{:.2}) | {scaled} | {:.2} | {:.1} | {:.2} | {:.0} | {} |",
-            self.ftl,
-            self.cell.size_gb,
-            self.cell.load.name(),
-            r.median / 1e6,
-            r.min / 1e6,
-            r.max / 1e6,
-            self.target_per_s / 1e6,
+    /// Its cells in the table.
+    fn cells(&self, beside: bool) -> Vec<String> {
+        let met = |met| if met { "met" } else { "**missed**" }.to_owned();
+        let mut cells = vec![
+            self.ftl.clone(),
+            format!("{} GB", self.cell.size_gb),
+            self.cell.load.name().to_owned(),
+            self.writes_per_s.show(millions),
+            format!("{:.0}", self.target_per_s / 1e6),
             met(self.rate_met),
-            Spread::of(&self.greedy_map_per_s).median / 1e6,
-            peer.median,
-            peer.min,
-            peer.max,
-            self.outcome.write_amplification,
-            self.programs_per_s / 1e6,
-            self.outcome.aged,
-            self.outcome.peak_bytes as f64 / 1e6,
-            if self.cell.size_gb == 32 { met(self.memory_met) } else { "–" },
-        );
-        if let (Some(beside), Some(ratio)) = (&self.beside, &self.ratio) {
-            let other = Spread::of(&beside.writes_per_s).median / 1e6;
-            let Spread { median, min, max } = ratio;
-            // Writing to a string does not fail.
-            let _ = write!(line, " {other:.2} | {median:.2} ({min:.2}–{max:.2}) |");
+            median(&self.greedy_map_per_s),
+            self.greedy_map_ratio.show(two),
+            or_dash(self.scaled_per_s, millions),
+            or_dash(self.scaled_per_s, |scaled| met(scaled >= self.target_per_s)),
+            two(self.outcome.write_amplification),
+            format!("{:.1}", self.programs_per_s / 1e6),
+            two(self.outcome.aged),
+            format!("{:.0}", self.outcome.peak_bytes as f64 / 1e6),
+            if self.cell.size_gb == 32 { met(self.memory_met) } else { NONE.to_owned() },
+        ];
+        if beside {
+            cells.push(or_dash(self.beside.as_ref(), |beside| median(&beside.writes_per_s)));
+            cells.push(or_dash(self.ratio, |ratio| ratio.show(two)));
         }
-        line
+        cells
+    }
+
+    /// What came out, in a few words.
+    pub fn words(&self) -> String {
+        let beside = self.ratio.map_or(String::new(), |r| format!(", {} of the build beside", r.show(two)));
+        let (rate, ratio) = (self.writes_per_s.show(millions), self.greedy_map_ratio.show(two));
+        format!("{rate} M page writes/s, {ratio} of the greedy map{beside}")
     }
 }
 
-/// The table's head; with another build beside this one, two columns more.
-pub fn header(beside: bool) -> String {
-    let (names, rules) = if beside { (" build beside | ratio (spread) |", "---|---|") } else { ("", "") };
-    format!(
-        "| FTL | flash | load | M page writes/s (spread) | target | | greedy map beside | ratio (spread) | scaled | | \
-         write amplification | M programs/s | aged | peak MB | ≤ 600 MB |{names}\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|{rules}"
-    )
+fn two(value: f64) -> String {
+    format!("{value:.2}")
+}
+
+fn millions(per_s: f64) -> String {
+    two(per_s / 1e6)
+}
+
+fn median(rates: &[f64]) -> String {
+    or_dash(Spread::of(rates.iter().copied()), |rates| millions(rates.median))
 }
 
 /// A whole run.
@@ -176,30 +164,56 @@ impl Report {
     /// Writes what there is so far.
     ///
     /// # Errors
-    /// One sentence: where it cannot be written.
-    pub fn write(&self, file: &Path) -> Result<(), String> {
-        afterimage_results::write(file, "flash", self).map_err(|e| e.to_string())
+    /// The file cannot be written.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        Ok(raw::write(file, "flash", self)?)
     }
-}
 
-/// The trace readers' table.
-pub fn parse_table(parsed: &[Parsed]) -> String {
-    let mut text = String::from(
-        "| trace format | M requests/s read (spread) | M page writes/s at 4 KiB | text, MB/s |\n|---|---|---|---|",
-    );
-    for p in parsed {
-        let r = Spread::of(&p.requests_per_s);
-        // Writing to a string does not fail.
-        let _ = write!(
-            text,
-            "\n| {} | {:.2} ({:.2}–{:.2}) | {:.1} | {:.0} |",
-            p.format,
-            r.median / 1e6,
-            r.min / 1e6,
-            r.max / 1e6,
-            2.0 * r.median / 1e6,
-            r.median * p.bytes_per_request / 1e6
-        );
+    /// Everything that was measured.
+    pub fn tables(&self) -> String {
+        let parts = [self.machine.clone(), self.simulator(), self.readers(), published::table(&self.rows)];
+        parts.join("\n\n")
     }
-    text
+
+    /// With another build beside this one, two columns more.
+    fn simulator(&self) -> String {
+        let mut heads = vec![
+            "FTL",
+            "flash",
+            "load",
+            "M page writes/s (spread)",
+            "target",
+            "",
+            "greedy map beside",
+            "ratio (spread)",
+            "scaled",
+            "",
+            "write amplification",
+            "M programs/s",
+            "aged",
+            "peak MB",
+            "≤ 600 MB",
+        ];
+        let beside = self.rows.iter().any(|row| row.beside.is_some());
+        if beside {
+            heads.extend(["build beside", "ratio (spread)"]);
+        }
+        Table::new(heads).with(self.rows.iter().map(|row| row.cells(beside))).markdown()
+    }
+
+    fn readers(&self) -> String {
+        let heads = ["trace format", "M requests/s read (spread)", "M page writes/s at 4 KiB", "text, MB/s"];
+        let mut table = Table::new(heads);
+        for (read, rate) in
+            self.parsed.iter().filter_map(|p| Some((p, Spread::of(p.requests_per_s.iter().copied())?)))
+        {
+            table.row([
+                read.format.clone(),
+                rate.show(millions),
+                format!("{:.1}", 2.0 * rate.median / 1e6),
+                format!("{:.0}", rate.median * read.bytes_per_request / 1e6),
+            ]);
+        }
+        table.markdown()
+    }
 }

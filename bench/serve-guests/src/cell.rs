@@ -4,7 +4,6 @@
 //! to after its unmount: whatever a row puts off (page cache, log) is in its account. Throughput, latencies and
 //! processor time are those of the measured part alone.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,14 @@ use afterimage_lab::guest::{Guest, Vmm};
 
 use crate::catalog::{Device, Row};
 use crate::daemon;
-use crate::error::{BenchError, Result};
 use crate::outcome;
-use crate::record::{CellKey, Record, RECORD_VERSION};
+use crate::record::{CellKey, Record};
 use crate::scale::Scale;
 use crate::script::guest_script;
 use crate::stage::Stage;
+use afterimage_bench_kit::io::load_average;
+use afterimage_bench_kit::process::process_cpu_s;
+use afterimage_bench_kit::{BenchError, Record as _, Result};
 
 /// Boots, set-ups and unmounts on a disk that seeks take their time; a guest that hangs does not get more.
 const GUEST_LIMIT: Duration = Duration::from_secs(240);
@@ -39,10 +40,10 @@ pub fn run(key: CellKey, scale: &Scale, template: &Path, scratch: &Path) -> Resu
 
     guest.wait_report("bench", "ready")?;
     let storage_before = stage.storage(key.row, Some(&daemon))?;
-    let cpu_before_s = daemon::cpu_s(&daemon)?;
+    let cpu_before_s = process_cpu_s(daemon.pid())?;
     guest.channel().send("go")?;
     guest.wait_report("bench", "end")?;
-    let daemon_cpu_s = daemon::cpu_s(&daemon)? - cpu_before_s;
+    let daemon_cpu_s = process_cpu_s(daemon.pid())? - cpu_before_s;
     let log = daemon::log(key.row, &daemon)?;
     guest.wait_success()?;
     let outcome = outcome::read(key.workload, &guest.channel().lines(), &guest.output())?;
@@ -66,7 +67,7 @@ pub fn run(key: CellKey, scale: &Scale, template: &Path, scratch: &Path) -> Resu
         return Err(BenchError::Workload(format!("{}: nobody counted what reached storage", key.path())));
     };
     Ok(Record {
-        version: RECORD_VERSION,
+        version: Record::VERSION,
         scale: scale.clone(),
         key,
         operations: outcome.operations,
@@ -83,9 +84,4 @@ pub fn run(key: CellKey, scale: &Scale, template: &Path, scratch: &Path) -> Resu
         wall_s: started.elapsed().as_secs_f64(),
         load,
     })
-}
-
-fn load_average() -> f64 {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
 }

@@ -7,9 +7,10 @@ use afterimage_lab::daemon::{Daemon, PeerOptions, ServeOptions};
 use serde_json::json;
 
 use crate::catalog::Row;
-use crate::error::{BenchError, Context, Result};
-use crate::record::{CountedBy, LogIo, StorageIo};
+use crate::record::LogIo;
 use crate::scale::LOG_FULL;
+use afterimage_bench_kit::io::{CountedBy, StorageIo};
+use afterimage_bench_kit::{BenchError, Context, Result};
 
 /// Starts the row's server on an image.
 ///
@@ -65,15 +66,7 @@ pub fn settle(row: Row, daemon: &Daemon) -> Result<()> {
 /// It does not answer.
 pub fn storage(row: Row, daemon: &Daemon) -> Result<StorageIo> {
     if row.is_ours() {
-        let (disk, log) = (daemon.disk()?.storage, daemon.status()?.log);
-        return Ok(StorageIo {
-            counted_by: CountedBy::Daemon,
-            reads: Some(disk.reads),
-            read_bytes: Some(disk.read_bytes),
-            writes: Some(disk.writes),
-            write_bytes: disk.write_bytes + log.appended_bytes,
-            flushes: Some(disk.syncs + log.syncs),
-        });
+        return StorageIo::of_daemon(daemon);
     }
     let path = format!("/proc/{}/io", daemon.pid());
     let text = fs::read_to_string(&path).context(|| format!("read {path}"))?;
@@ -83,28 +76,11 @@ pub fn storage(row: Row, daemon: &Daemon) -> Result<StorageIo> {
             .ok_or_else(|| BenchError::Workload(format!("{path} has no {name}")))
     };
     Ok(StorageIo {
-        counted_by: CountedBy::Process,
+        counted_by: Some(CountedBy::Process),
         reads: None,
         read_bytes: Some(number("read_bytes")?),
         writes: None,
         write_bytes: number("write_bytes")?,
         flushes: None,
     })
-}
-
-/// Processor time of all its threads so far, in seconds.
-///
-/// # Errors
-/// The process has gone.
-pub fn cpu_s(daemon: &Daemon) -> Result<f64> {
-    let path = format!("/proc/{}/stat", daemon.pid());
-    let text = fs::read_to_string(&path).context(|| format!("read {path}"))?;
-    // proc(5): the second field may hold anything, so count from behind its bracket; utime and stime are fields
-    // 14 and 15, in ticks of 1/100 s on every Linux that this runs on.
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |at: usize| -> Result<u64> {
-        let field = fields.get(at).and_then(|digits| digits.parse().ok());
-        field.ok_or_else(|| BenchError::Workload(format!("{path} has no processor time: {text}")))
-    };
-    Ok((ticks(11)? + ticks(12)?) as f64 / 100.0)
 }

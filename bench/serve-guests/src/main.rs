@@ -4,18 +4,17 @@
 //!   catalogue × scale ─► plan (interleaved) ─► cell: template ─► stage ─► daemon ─► guest ─► outcome
 //!                                                │
 //!                                                ▼
-//!                     serve-guests.cells.jsonl ─► summary (ratios) ─► .json, .md, .html
+//!                     serve-guests.cells/SCALE ─► summary (ratios) ─► .json, .md, .html
 //! ```
-//! A cell that is finished is one line of the cells file, written at once: Ctrl-C, a crash or a power cut costs
+//! A cell that is finished is one file, written at once: Ctrl-C, a crash or a power cut costs
 //! the running cell only, and the next run goes on from there.
 
 mod catalog;
 mod cell;
 mod daemon;
-mod error;
+mod html;
 mod outcome;
 mod plan;
-mod plot;
 mod record;
 mod report;
 mod scale;
@@ -24,27 +23,30 @@ mod stage;
 mod summary;
 mod template;
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use afterimage_bench_kit::{insert, say, write_on_signals, Common, Result, Resume};
+use afterimage_lab::process::Workdir;
+use afterimage_report::note;
 use clap::Parser;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use tracing_subscriber::EnvFilter;
 
 use catalog::Device;
-use error::{Context, Result};
+use plan::Run;
 use record::Store;
 use scale::Scale;
+use template::Templates;
 
 /// Runs vDrive's workloads in real guests on qemu-storage-daemon and on each contract of afterimage
 #[derive(Debug, Parser)]
 #[command(name = "afterimage-bench-guests", version)]
+#[command(mut_arg("quick", |a| a.help("Small sizes, and only the devices hdd15k and hdd15k-ext4: about a quarter of an hour")))]
 struct Options {
-    /// Small sizes, and only the devices hdd15k and hdd15k-ext4: about a quarter of an hour
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    resume: Resume,
     /// Only these cells: workload/device/row, each part a name or *, later parts may be left out
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -54,85 +56,66 @@ struct Options {
     /// How often each cell is run [default: 1 with --quick, else 2]
     #[arg(long)]
     rounds: Option<u32>,
-    /// Before each cell, wait for the rest of the machine to be idle, for at most this many seconds
-    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
-    calm: u64,
-    /// Forget finished cells
-    #[arg(long)]
-    fresh: bool,
-    /// Measure nothing: print the tables of the finished cells as Markdown, the paper's figures beside
-    #[arg(long)]
-    markdown: bool,
-    /// Measure nothing: print the tables of these raw results as --markdown does
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "fresh"])]
-    tables: Option<PathBuf>,
     /// Where results go
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("AFTERIMAGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("afterimage-bench-guests: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    afterimage_bench_kit::main("afterimage-bench-guests", run)
+}
+
+/// The tables, and the paper's figures beside.
+fn say_with_paper(markdown: &str, store: &Store) -> Result<()> {
+    let paper = report::paper_table(&summary::lines(store.records()));
+    say(&format!("{markdown}\n### The paper beside\n\n{paper}"))
 }
 
 /// Whether every cell came to a result.
 fn run(options: &Options) -> Result<bool> {
-    if let Some(path) = &options.tables {
-        let (scale, records) = report::read(path)?;
-        let lines = summary::lines(&records);
-        print!("{}", report::markdown(&scale, &lines, &summary::verdicts(&lines)));
-        print!("\n### The paper beside\n\n{}", report::paper_table(&lines));
-        return Ok(true);
+    let (common, resume, out) = (&options.common, &options.resume, &options.out);
+    if let Some(path) = &common.tables {
+        let (scale, store) = report::read(path)?;
+        let lines = summary::lines(store.records());
+        let markdown = report::markdown(&scale, &lines, &summary::verdicts(&lines));
+        return say_with_paper(&markdown, &store).map(|()| true);
     }
-    let scale = if options.quick { Scale::quick() } else { Scale::full() };
-    fs::create_dir_all(&options.out).context(|| format!("make {}", options.out.display()))?;
-    let cells_path = options.out.join("serve-guests.cells.jsonl");
-    let store = Store::open(&cells_path, &scale, options.fresh && !options.markdown)?;
-    if options.markdown {
-        print!("{}", report::write(&options.out, &scale, store.records())?);
-        print!("\n### The paper beside\n\n{}", report::paper_table(&summary::lines(store.records())));
-        return Ok(true);
+    let scale = if common.quick { Scale::quick() } else { Scale::full() };
+    let cells = out.join("serve-guests.cells").join(&scale.name);
+    let mut store = Store::open(&cells, |record| record.scale == scale)?;
+    if resume.report {
+        let text = report::write(out, &scale, &store)?;
+        say_with_paper(&text, &store)?;
+        return resume.into.as_ref().map_or(Ok(true), |path| insert(path, &scale.name, &text).map(|()| true));
     }
-    let devices = match (&options.device[..], options.quick) {
+    let devices = match (&options.device[..], common.quick) {
         ([], true) => vec![Device::Hdd15k, Device::Hdd15kExt4],
         ([], false) => Device::ALL.to_vec(),
         (named, _) => named.to_vec(),
     };
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 2 });
+    let rounds = options.rounds.unwrap_or(if common.quick { 1 } else { 2 });
     let keys = plan::cells(&devices, rounds, &options.only)?;
-
-    // On Ctrl-C the report is written from what is finished; the guards of the lab's processes see our end and
-    // kill, unmount and remove whatever is running.
-    let (out, cells, for_signal) = (options.out.clone(), cells_path, scale.clone());
-    let mut signals =
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context(|| "wait for signals".to_owned())?;
-    std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            let written = Store::open(&cells, &for_signal, false)
-                .and_then(|store| report::write(&out, &for_signal, store.records()));
-            match written {
-                Ok(_) => eprintln!("\nstopped; finished cells are kept, run again to go on"),
-                Err(error) => eprintln!("\nstopped; {error}"),
-            }
-            // Dies of the signal, as whoever sent it expects.
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
-        }
-    });
-    let failed = plan::run(&keys, &scale, store, &options.out, Duration::from_secs(options.calm))?;
-    let store = Store::open(&options.out.join("serve-guests.cells.jsonl"), &scale, false)?;
-    println!("{}", report::write(&options.out, &scale, store.records())?);
-    for (key, error) in &failed {
-        eprintln!("{} failed in round {}: {error}", key.path(), key.round);
+    if resume.list {
+        let state = |key| if store.get(key).is_some() { "finished" } else { "to do" };
+        let lines = keys.iter().map(|key| format!("{} round {}: {}\n", key.path(), key.round, state(key)));
+        return say(&lines.collect::<String>()).map(|()| true);
     }
-    eprintln!("results: {}", options.out.join("serve-guests.{json.zst,md,html}").display());
+    if resume.fresh {
+        store.forget(&keys)?;
+    }
+    let todo = store.missing(&keys);
+    let (out_then, cells_then, scale_then) = (out.clone(), cells, scale.clone());
+    write_on_signals(move || {
+        let store = Store::open(&cells_then, |record| record.scale == scale_then)?;
+        report::write(&out_then, &scale_then, &store).map(drop)
+    })?;
+    // In memory: copying a template must not warm or wear the device under test.
+    let folder = Workdir::new_in(Path::new("/dev/shm"), "bench-templates")?;
+    let templates = Templates::new(folder.path().to_owned(), scale.clone());
+    let mut run = Run { scale: &scale, scratch: &out.join("scratch"), store, templates };
+    let (kept, patience) = (keys.len() - todo.len(), Duration::from_secs(resume.calm));
+    let failed = afterimage_bench_kit::run(&mut run, &todo, kept, patience)?;
+    say(&report::write(out, &scale, &run.store)?)?;
+    note(&format!("results: {}\n", out.join("serve-guests.{json.zst,md,html}").display()));
     Ok(failed.is_empty())
 }

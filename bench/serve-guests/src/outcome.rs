@@ -5,8 +5,9 @@ use afterimage_protocol::report::{Agent, Latencies};
 use serde::Deserialize;
 
 use crate::catalog::Workload;
-use crate::error::{BenchError, Result};
-use crate::record::{GuestIo, LatencySummary};
+use crate::record::LatencySummary;
+use afterimage_bench_kit::io::GuestIo;
+use afterimage_bench_kit::{BenchError, Result};
 
 /// One workload's result.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,9 +49,9 @@ pub fn read(workload: Workload, reports: &[Arrival], output: &str) -> Result<Out
     };
     let (begin, end, done) = (mark("begin")?, mark("end")?, mark("done")?);
     let span_s = end.ns.saturating_sub(begin.ns) as f64 / 1e9;
-    let from = stat(begin)?;
-    let guest = stat(end)?.since(&from);
-    let guest_whole = stat(done)?.since(&from);
+    let from = GuestIo::of_stat(&begin.stat)?;
+    let guest = GuestIo::of_stat(&end.stat)?.since(&from);
+    let guest_whole = GuestIo::of_stat(&done.stat)?.since(&from);
 
     let (operations, elapsed_s, fsync, transaction_p99_ms) = match workload {
         Workload::Varmail | Workload::Fileserver | Workload::Webserver => {
@@ -163,36 +164,6 @@ fn number_after(output: &str, label: &str) -> Result<f64> {
     digits
         .and_then(|digits| digits.parse().ok())
         .ok_or_else(|| strange(format!("no number after '{label}' in: {output}")))
-}
-
-/// `/sys/block/DISK/stat` (Documentation/block/stat.rst): sectors of 512 bytes.
-fn stat(mark: &Mark) -> Result<GuestIo> {
-    let words: std::result::Result<Vec<u64>, _> = mark.stat.split_whitespace().map(str::parse).collect();
-    let words = words.map_err(|error| strange(format!("{error} in {mark:?}")))?;
-    if words.len() < 17 {
-        return Err(strange("the guest's kernel counts no flushes: it needs Linux 5.5 or newer"));
-    }
-    Ok(GuestIo {
-        reads: words[0],
-        read_bytes: words[2] * 512,
-        writes: words[4],
-        write_bytes: words[6] * 512,
-        discards: words[11],
-        flushes: words[15],
-    })
-}
-
-impl GuestIo {
-    fn since(&self, earlier: &GuestIo) -> GuestIo {
-        GuestIo {
-            reads: self.reads - earlier.reads,
-            read_bytes: self.read_bytes - earlier.read_bytes,
-            writes: self.writes - earlier.writes,
-            write_bytes: self.write_bytes - earlier.write_bytes,
-            discards: self.discards - earlier.discards,
-            flushes: self.flushes - earlier.flushes,
-        }
-    }
 }
 
 #[cfg(test)]

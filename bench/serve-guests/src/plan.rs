@@ -4,20 +4,13 @@
 //! so that a slow drift of the machine meets every row alike.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-use afterimage_lab::process::Workdir;
 
 use crate::catalog::{Device, Row, Workload};
 use crate::cell;
-use crate::error::{BenchError, Result};
-use crate::record::{CellKey, Store};
+use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::template::Templates;
-use afterimage_lab::calm;
-
-/// What a cell takes before any has been measured.
-const GUESS: Duration = Duration::from_secs(13);
+use afterimage_bench_kit::{matches, Bench, BenchError, Result};
 
 /// The cells in order.
 ///
@@ -25,7 +18,7 @@ const GUESS: Duration = Duration::from_secs(13);
 /// A pattern matches nothing.
 pub fn cells(devices: &[Device], rounds: u32, only: &[String]) -> Result<Vec<CellKey>> {
     for pattern in only {
-        if !all(&Device::ALL, 1).iter().any(|key| matches(pattern, key)) {
+        if !all(&Device::ALL, 1).iter().any(|key| matches(pattern, &key.path())) {
             return Err(BenchError::Usage(format!(
                 "--only {pattern} matches no cell: write workload/device/row, as in varmail/hdd15k/window"
             )));
@@ -39,7 +32,7 @@ pub fn cells(devices: &[Device], rounds: u32, only: &[String]) -> Result<Vec<Cel
         })
         .collect();
     let mut keys = all(&named, rounds);
-    keys.retain(|key| only.is_empty() || only.iter().any(|pattern| matches(pattern, key)));
+    keys.retain(|key| only.is_empty() || only.iter().any(|pattern| matches(pattern, &key.path())));
     Ok(keys)
 }
 
@@ -60,76 +53,36 @@ fn all(devices: &[Device], rounds: u32) -> Vec<CellKey> {
     keys
 }
 
-fn matches(pattern: &str, key: &CellKey) -> bool {
-    let names = [key.workload.name(), key.device.name(), key.row.name()];
-    let parts: Vec<&str> = pattern.split('/').collect();
-    parts.len() <= names.len() && parts.iter().zip(names).all(|(part, name)| *part == "*" || *part == name)
+/// What is needed to run cells, and where they are kept.
+pub struct Run<'a> {
+    /// Sizes.
+    pub scale: &'a Scale,
+    /// The folder for images on the machine's own disk.
+    pub scratch: &'a Path,
+    /// What is finished.
+    pub store: Store,
+    /// Disks.
+    pub templates: Templates,
 }
 
-/// Runs what is not finished yet. Cells that failed are returned with the reason; they do not stop the others.
-///
-/// # Errors
-/// Results can not be written.
-pub fn run(
-    keys: &[CellKey],
-    scale: &Scale,
-    mut store: Store,
-    out: &Path,
-    calm: Duration,
-) -> Result<Vec<(CellKey, BenchError)>> {
-    let todo: Vec<CellKey> = keys.iter().copied().filter(|key| !store.has(key)).collect();
-    let kept = keys.len() - todo.len();
-    if kept > 0 {
-        eprintln!(
-            "{kept} of {} cells are finished already and are kept (--fresh runs them again)",
-            keys.len()
-        );
-    }
-    // In memory: copying a template must not warm or wear the device under test.
-    let folder = Workdir::new_in(Path::new("/dev/shm"), "bench-templates")?;
-    let scratch = out.join("scratch");
-    let mut templates = Templates::new(folder.path().to_owned(), scale.clone());
-    let mut failed = Vec::new();
-    let started = Instant::now();
-    for (at, key) in todo.iter().enumerate() {
-        let each = if at == 0 { GUESS } else { started.elapsed() / at as u32 };
-        let left = each * (todo.len() - at) as u32;
-        eprint!(
-            "[{}/{}, about {} left] {} round {} ",
-            at + 1,
-            todo.len(),
-            minutes(left),
-            key.path(),
-            key.round
-        );
-        let outcome = templates.get(key.workload).and_then(|template| {
-            calm::wait(calm)?;
-            cell::run(*key, scale, &template, &scratch)
-        });
-        match outcome {
-            Ok(record) => {
-                let fsync = record.fsync.map_or(String::new(), |f| format!(", fsync p50 {:.0} µs", f.p50_us));
-                eprintln!(
-                    "{:.1} {}/s{fsync} ({:.1} s)",
-                    record.ops_per_s,
-                    key.workload.unit(),
-                    record.wall_s
-                );
-                store.add(record)?;
-            }
-            Err(error) => {
-                eprintln!("FAILED: {error}");
-                failed.push((*key, error));
-            }
-        }
-    }
-    Ok(failed)
-}
+impl Bench for Run<'_> {
+    type Cell = CellKey;
+    type Outcome = Record;
 
-fn minutes(time: Duration) -> String {
-    match time.as_secs() {
-        s if s < 90 => format!("{s} s"),
-        s => format!("{} min", s.div_ceil(60)),
+    fn name(&self, key: &CellKey) -> String {
+        format!("{} round {}", key.path(), key.round)
+    }
+
+    fn measure(&mut self, key: &CellKey) -> Result<(Record, String)> {
+        let template = self.templates.get(key.workload)?;
+        let record = cell::run(*key, self.scale, &template, self.scratch)?;
+        let fsync = record.fsync.map_or(String::new(), |f| format!(", fsync p50 {:.0} µs", f.p50_us));
+        let words = format!("{:.1} {}/s{fsync}", record.ops_per_s, key.workload.unit());
+        Ok((record, words))
+    }
+
+    fn keep(&mut self, record: Record) -> Result<()> {
+        self.store.add(record)
     }
 }
 

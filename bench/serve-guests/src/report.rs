@@ -1,17 +1,16 @@
 //! The table for people, in Markdown that reads well in a terminal too, and the JSON file.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
-use afterimage_lab::spread::Spread;
-use afterimage_lab::text::{markdown_table, number};
+use afterimage_bench_kit::{write_all, Result};
+use afterimage_report::number::{number, MIB};
+use afterimage_report::{or_dash, Spread, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Device, Row, Workload};
-use crate::error::{Context, Result};
-use crate::plot;
-use crate::record::Record;
+use crate::html;
+use crate::record::{Record, Store};
 use crate::scale::{Scale, LOG_FULL};
 use crate::summary::{lines, verdicts, Line, Verdict};
 
@@ -27,28 +26,20 @@ struct Results {
 ///
 /// # Errors
 /// The file cannot be read, or holds something else.
-pub fn read(path: &Path) -> Result<(Scale, Vec<Record>)> {
-    let Results { scale, records } = afterimage_results::read(path, "serve-guests")?.results;
-    Ok((scale, records))
+pub fn read(path: &Path) -> Result<(Scale, Store)> {
+    let Results { scale, records } = afterimage_bench_kit::read(path, "serve-guests")?;
+    Ok((scale, Store::of(records)))
 }
 
 /// Writes the raw results `serve-guests.json.zst`, and the tables as `.md` and `.html`, into `folder`, and returns the Markdown.
 ///
 /// # Errors
 /// A file can not be written.
-pub fn write(folder: &Path, scale: &Scale, records: &[Record]) -> Result<String> {
-    let lines = lines(records);
-    let targets = verdicts(&lines);
-    let results = Results { scale: scale.clone(), records: records.to_vec() };
-    afterimage_results::write(&folder.join("serve-guests.json.zst"), "serve-guests", &results)?;
-    let markdown = markdown(scale, &lines, &targets);
-    for (name, text) in [("serve-guests.md", &markdown), ("serve-guests.html", &plot::html(scale, &lines))] {
-        // Written beside and renamed: a reader never sees half a report.
-        let path = folder.join(name);
-        let fresh = folder.join(format!("{name}.new"));
-        fs::write(&fresh, text).context(|| format!("write {}", fresh.display()))?;
-        fs::rename(&fresh, &path).context(|| format!("write {}", path.display()))?;
-    }
+pub fn write(folder: &Path, scale: &Scale, store: &Store) -> Result<String> {
+    let results = Results { scale: scale.clone(), records: store.records().cloned().collect() };
+    let lines = lines(store.records());
+    let markdown = markdown(scale, &lines, &verdicts(&lines));
+    write_all(folder, "serve-guests", &results, &markdown, &html::page(scale, &lines))?;
     Ok(markdown)
 }
 
@@ -80,9 +71,8 @@ pub fn markdown(scale: &Scale, lines: &[Line], targets: &[Verdict]) -> String {
 }
 
 fn speed_table(text: &mut String, lines: &[&Line]) {
-    markdown_table(
-        text,
-        &[
+    text.push_str(
+        &Table::new([
             "workload",
             "row",
             "ops/s",
@@ -92,8 +82,8 @@ fn speed_table(text: &mut String, lines: &[&Line]) {
             "× writeback",
             "× no-flush",
             "daemon CPU s",
-        ],
-        lines.iter().map(|line| {
+        ])
+        .with(lines.iter().map(|line| {
             vec![
                 line.workload.name().to_owned(),
                 line.row.title().to_owned(),
@@ -105,14 +95,14 @@ fn speed_table(text: &mut String, lines: &[&Line]) {
                 ratio(line.to_no_flush),
                 format!("{:.2}", line.cpu_s.median),
             ]
-        }),
+        }))
+        .markdown(),
     );
 }
 
 fn storage_table(text: &mut String, lines: &[&Line]) {
-    markdown_table(
-        text,
-        &[
+    text.push_str(
+        &Table::new([
             "workload",
             "row",
             "guest flushes",
@@ -122,38 +112,38 @@ fn storage_table(text: &mut String, lines: &[&Line]) {
             "KiB / guest flush",
             "bytes stored / bytes the guest wrote",
             "MiB stored",
-        ],
-        lines.iter().map(|line| {
-            let two = |spread: Option<Spread>| spread.map_or("–".to_owned(), |s| number(s.median));
+        ])
+        .with(lines.iter().map(|line| {
             vec![
                 line.workload.name().to_owned(),
                 line.row.title().to_owned(),
                 number(line.guest_flushes.median),
                 plain(line.storage_flushes),
-                two(line.flushes_per_guest_flush),
-                two(line.writes_per_guest_flush),
-                line.bytes_per_guest_flush.map_or("–".to_owned(), |s| number(s.median / 1024.0)),
-                two(line.bytes_amplification),
-                number(line.storage_bytes.median / f64::from(1 << 20)),
+                plain(line.flushes_per_guest_flush),
+                plain(line.writes_per_guest_flush),
+                or_dash(line.bytes_per_guest_flush, |s| number(s.median / 1024.0)),
+                plain(line.bytes_amplification),
+                number(line.storage_bytes.median / MIB),
             ]
-        }),
+        }))
+        .markdown(),
     );
 }
 
 fn target_table(text: &mut String, targets: &[Verdict]) {
-    markdown_table(
-        text,
-        &["target", "device", "workload", "row", "ratio", "met"],
-        targets.iter().map(|verdict| {
-            vec![
-                verdict.target.to_owned(),
-                verdict.device.name().to_owned(),
-                verdict.workload.name().to_owned(),
-                verdict.row.title().to_owned(),
-                ratio(Some(verdict.ratio)),
-                if verdict.met { "yes" } else { "**no**" }.to_owned(),
-            ]
-        }),
+    text.push_str(
+        &Table::new(["target", "device", "workload", "row", "ratio", "met"])
+            .with(targets.iter().map(|verdict| {
+                vec![
+                    verdict.target.to_owned(),
+                    verdict.device.name().to_owned(),
+                    verdict.workload.name().to_owned(),
+                    verdict.row.title().to_owned(),
+                    ratio(Some(verdict.ratio)),
+                    if verdict.met { "yes" } else { "**no**" }.to_owned(),
+                ]
+            }))
+            .markdown(),
     );
 }
 
@@ -178,45 +168,25 @@ pub fn paper_table(lines: &[Line]) -> String {
             ]);
         }
     }
-    markdown_table(
-        &mut text,
-        &[
+    text.push_str(
+        &Table::new([
             "device",
             "workload",
             "the paper (10,000 rpm disk)",
             "power-window × nested",
             "power-window × no-flush",
             "no-flush × nested",
-        ],
-        rows,
+        ])
+        .with(rows)
+        .markdown(),
     );
     text
 }
 
 fn ratio(spread: Option<Spread>) -> String {
-    match spread {
-        None => "–".to_owned(),
-        Some(Spread { median, rounds: 1, .. }) => two(median),
-        Some(s) => format!("{} ({}–{})", two(s.median), two(s.min), two(s.max)),
-    }
-}
-
-fn two(value: f64) -> String {
-    format!("{value:.2}")
+    or_dash(spread, |spread| spread.show(|value| format!("{value:.2}")))
 }
 
 fn plain(spread: Option<Spread>) -> String {
-    spread.map_or("–".to_owned(), |s| number(s.median))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ratios_are_short() {
-        let spread = Spread { median: 1.0, min: 0.5, max: 2.0, rounds: 3 };
-        assert_eq!(ratio(Some(spread)), "1.00 (0.50–2.00)");
-        assert_eq!(ratio(Some(Spread { rounds: 1, ..spread })), "1.00");
-    }
+    or_dash(spread, |s| number(s.median))
 }

@@ -6,20 +6,19 @@
 //!   nested: image ─► ext4 ─► loop ─► outer image ─► device
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use afterimage_lab::daemon::{Daemon, Nested};
-use afterimage_lab::powerfs::{Counters, ModelName, MountOptions, PowerMount};
+use afterimage_lab::powerfs::{ModelName, MountOptions, PowerMount};
 use afterimage_lab::process::Workdir;
-use rustix::fs::{fadvise, Advice};
 
 use crate::catalog::{Device, Row};
 use crate::daemon;
-use crate::error::{BenchError, Context, Result};
-use crate::record::{CountedBy, StorageIo};
 use crate::scale::DISK_BYTES;
-use crate::template::copy_sparse;
+use afterimage_bench_kit::io::{settle, CountedBy, StorageIo};
+use afterimage_bench_kit::process::copy_sparse;
+use afterimage_bench_kit::{BenchError, Context, Result};
 
 enum Ground {
     Model(PowerMount),
@@ -84,35 +83,12 @@ impl Stage {
     /// Somebody who has to answer does not.
     pub fn storage(&self, row: Row, daemon: Option<&Daemon>) -> Result<Option<StorageIo>> {
         match (&self.ground, &self.nested, daemon) {
-            (Ground::Model(mount), _, _) => Ok(Some(from_counters(&mount.counters()?))),
+            (Ground::Model(mount), _, _) => Ok(Some(StorageIo::of_model(&mount.counters()?))),
             (Ground::Disk(_), Some(nested), _) => loop_storage(nested).map(Some),
             (Ground::Disk(_), None, Some(daemon)) => daemon::storage(row, daemon).map(Some),
             (Ground::Disk(_), None, None) => Ok(None),
         }
     }
-}
-
-fn from_counters(counters: &Counters) -> StorageIo {
-    let total = &counters.total;
-    StorageIo {
-        counted_by: CountedBy::FileSystem,
-        reads: Some(total.reads),
-        read_bytes: Some(total.read_bytes),
-        writes: Some(total.writes),
-        write_bytes: total.write_bytes,
-        flushes: Some(total.syncs + counters.directory_syncs),
-    }
-}
-
-/// Writes back; `cold` also takes it out of the page cache, so that every row's first reads reach the device.
-fn settle(path: &Path, cold: bool) -> Result<()> {
-    let file = File::open(path).context(|| format!("open {}", path.display()))?;
-    file.sync_all().context(|| format!("sync {}", path.display()))?;
-    if cold {
-        fadvise(&file, 0, None, Advice::DontNeed)
-            .context(|| format!("drop the pages of {}", path.display()))?;
-    }
-    Ok(())
 }
 
 /// What the host's ext4 sent to its loop device.
@@ -131,7 +107,7 @@ fn loop_storage(nested: &Nested) -> Result<StorageIo> {
     let words: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let word = |at: usize| words.get(at).copied().unwrap_or(0);
     Ok(StorageIo {
-        counted_by: CountedBy::LoopDevice,
+        counted_by: Some(CountedBy::LoopDevice),
         reads: Some(word(0)),
         read_bytes: Some(word(2) * 512),
         writes: Some(word(4)),

@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use afterimage_lab::spread::Spread;
-use serde::Serialize;
+use afterimage_report::Spread;
 
 use crate::catalog::{Device, Row, Workload};
-use crate::record::{GuestIo, Record};
+use crate::record::Record;
 
 /// One line of the table.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Line {
     /// Inside the guest.
     pub workload: Workload,
@@ -46,14 +45,12 @@ pub struct Line {
     pub bytes_amplification: Option<Spread>,
     /// Bytes written to storage.
     pub storage_bytes: Spread,
-    /// Processor time of the daemon in microseconds per guest request.
-    pub cpu_us_per_request: Option<Spread>,
     /// Processor time of the daemon in seconds.
     pub cpu_s: Spread,
 }
 
 /// All lines, in the order of the catalogue.
-pub fn lines(records: &[Record]) -> Vec<Line> {
+pub fn lines<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Line> {
     let mut cells: BTreeMap<(Device, Workload, Row), Vec<&Record>> = BTreeMap::new();
     for record in records {
         cells.entry((record.key.device, record.key.workload, record.key.row)).or_default().push(record);
@@ -65,13 +62,13 @@ pub fn lines(records: &[Record]) -> Vec<Line> {
             let other = base.iter().find(|other| other.key.round == record.key.round)?;
             Some(record.ops_per_s / other.ops_per_s)
         });
-        Spread::of(ratios.collect())
+        Spread::of(ratios)
     };
     cells
         .iter()
         .filter_map(|((device, workload, row), mine)| {
             let spread = |number: &dyn Fn(&Record) -> Option<f64>| {
-                Spread::of(mine.iter().filter_map(|record| number(record)).collect())
+                Spread::of(mine.iter().filter_map(|record| number(record)))
             };
             let per_flush = |number: &dyn Fn(&Record) -> Option<f64>| {
                 spread(&|r| (r.guest_whole.flushes > 0).then_some(number(r)? / r.guest_whole.flushes as f64))
@@ -96,22 +93,14 @@ pub fn lines(records: &[Record]) -> Vec<Line> {
                     (written > 0).then_some(r.storage.write_bytes as f64 / written as f64)
                 }),
                 storage_bytes: spread(&|r| Some(r.storage.write_bytes as f64))?,
-                cpu_us_per_request: spread(&|r| {
-                    let requests = requests(&r.guest);
-                    (requests > 0).then_some(r.daemon_cpu_s * 1e6 / requests as f64)
-                }),
                 cpu_s: spread(&|r| Some(r.daemon_cpu_s))?,
             })
         })
         .collect()
 }
 
-fn requests(io: &GuestIo) -> u64 {
-    io.reads + io.writes + io.discards + io.flushes
-}
-
 /// How a target came out.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Verdict {
     /// The target in words.
     pub target: &'static str,
@@ -123,8 +112,6 @@ pub struct Verdict {
     pub row: Row,
     /// The ratio that must reach `wanted`.
     pub ratio: Spread,
-    /// What must be reached.
-    pub wanted: f64,
     /// Whether its median does.
     pub met: bool,
 }
@@ -147,7 +134,6 @@ pub fn verdicts(lines: &[Line]) -> Vec<Verdict> {
                     device: line.device,
                     row: line.row,
                     ratio,
-                    wanted,
                     met: ratio.median >= wanted,
                 });
             }
@@ -160,19 +146,4 @@ pub fn verdicts(lines: &[Line]) -> Vec<Verdict> {
         }
     }
     verdicts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spread_keeps_its_ends() {
-        assert_eq!(
-            Spread::of(vec![3.0, 1.0, 2.0]),
-            Some(Spread { median: 2.0, min: 1.0, max: 3.0, rounds: 3 })
-        );
-        assert_eq!(Spread::of(vec![1.0, 2.0]).unwrap().median, 1.5);
-        assert_eq!(Spread::of(vec![f64::NAN]), None);
-    }
 }

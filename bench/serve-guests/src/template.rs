@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use afterimage_lab::locate;
 
 use crate::catalog::Workload;
-use crate::error::{BenchError, Context, Result};
 use crate::scale::{Scale, DISK_BYTES};
 use crate::script::MARIADB;
+use afterimage_bench_kit::process::run;
+use afterimage_bench_kit::{BenchError, Context, Result};
 
 /// Makes and keeps them, in a folder in memory.
 pub struct Templates {
@@ -172,24 +173,4 @@ fn prepare(name: &str, files: u32, tree: &Path) -> Result<()> {
         .args(["workload-prepare", name])
         .arg(tree.join("files"))
         .args(["--files", &files.to_string()]))
-}
-
-/// Copies a file and keeps its holes.
-///
-/// # Errors
-/// `cp` failed.
-pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
-    run(Command::new("cp").arg("--sparse=always").args([from, to]))
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().context(|| format!("run {name}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stdout));
-    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
-    Err(BenchError::Workload(format!("{name} failed: {last}")))
 }

@@ -13,20 +13,22 @@ mod driver;
 mod report;
 mod servers;
 
-use std::error::Error;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
+use afterimage_bench_kit::{say, Bench, BenchError, Common, Result};
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server as Frontend};
+use afterimage_lab::calm;
+use afterimage_report::{note, raw, Spread};
 use afterimage_store::{ImageStore, OpenOptions};
 use clap::{Args, Parser, Subcommand};
 
 use cells::{Cell, Place};
 use driver::Connection;
-use report::{CellReport, Report, Run, Spread};
+use report::{CellReport, Report, Run};
 use servers::{Kind, Server};
 
 /// Measures vhost-user-blk servers beside each other, without a guest.
@@ -53,9 +55,8 @@ enum Do {
 
 #[derive(Args)]
 struct Options {
-    /// Short rounds and few of them: a look, not a measurement.
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: Common,
     /// Seconds of each round [default: 2, quick: 0.5].
     #[arg(long)]
     seconds: Option<f64>,
@@ -89,45 +90,35 @@ struct Options {
     /// Where the raw results go: compressed JSON, as it is committed.
     #[arg(long, default_value = "target/bench/serve.json.zst")]
     raw: PathBuf,
-    /// Measure nothing: print the table of these raw results.
-    #[arg(long, value_name = "FILE")]
-    tables: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let done = match cli.command {
-        Some(Do::Server { image, socket, queues }) => serve(&image, &socket, queues),
+    afterimage_bench_kit::main("afterimage-bench-serve", |cli: &Cli| match &cli.command {
+        Some(Do::Server { image, socket, queues }) => serve(image, socket, *queues).map(|()| true),
         None => bench(&cli.options),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("afterimage-bench-serve: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 /// The `server` command; ends by signal.
-fn serve(image: &Path, socket: &Path, queues: u16) -> Result<(), Box<dyn Error>> {
-    let disk = ImageStore::open(&OpenOptions::new(image))?;
+fn serve(image: &Path, socket: &Path, queues: u16) -> Result<()> {
+    let disk = ImageStore::open(&OpenOptions::new(image)).map_err(|e| e.to_string())?;
     let listener = UnixListener::bind(socket)?;
     let stats = Arc::new(FrontendStats::new(queues));
     let options = ServeOptions { queues, ..ServeOptions::default() };
-    Frontend::start("bench", disk, Endpoint::Listen(listener), options, stats)?.join();
+    Frontend::start("bench", disk, Endpoint::Listen(listener), options, stats)
+        .map_err(|e| e.to_string())?
+        .join();
     Ok(())
 }
 
-fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
-    if let Some(path) = &options.tables {
-        let report = afterimage_results::read::<Report>(path, "serve-driver")?.results;
-        println!("{}", report.heading());
-        report.cells.iter().for_each(|cell| println!("{}", report::row(cell)));
-        return Ok(());
+/// Whether every cell came to a result.
+fn bench(options: &Options) -> Result<bool> {
+    let common = &options.common;
+    if let Some(path) = &common.tables {
+        return say(&afterimage_bench_kit::read::<Report>(path, "serve-driver")?.text()).map(|()| true);
     }
-    let seconds = options.seconds.unwrap_or(if options.quick { 0.5 } else { 2.0 });
-    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
+    let seconds = options.seconds.unwrap_or(if common.quick { 0.5 } else { 2.0 });
+    let rounds = options.rounds.unwrap_or(if common.quick { 3 } else { 7 });
     let ours = our_kind(options)?;
     let peer = first_line(Command::new("qemu-storage-daemon").arg("--version"))?;
     std::fs::create_dir_all(&options.disk)?;
@@ -136,41 +127,65 @@ fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
         first_line(Command::new("uname").arg("-r"))?,
         std::thread::available_parallelism()?
     );
-    let mut report = Report { ours: ours.name(), peer, machine, seconds, rounds, cells: Vec::new() };
-    println!("{}", report.heading());
-    for place in [Place::Memory, Place::Disk] {
-        let cells: Vec<Cell> =
-            cells::all().into_iter().filter(|c| c.place == place && wanted(c, &options.only)).collect();
-        if cells.is_empty() {
-            continue;
-        }
-        let root = if place == Place::Memory { &options.memory } else { &options.disk };
-        let scratch = Scratch::new(root)?;
-        let images = Images {
-            first: cells::image(&scratch.0, "first.img", options.mib)?,
-            second: cells::image(&scratch.0, "second.img", options.mib)?,
-        };
-        for cell in cells {
-            let plan = Plan {
-                time: Duration::from_secs_f64(seconds),
-                rounds,
-                calm: Duration::from_secs_f64(options.calm),
-            };
-            let done = measure(&cell, &ours, &images, &scratch.0, plan)?;
-            println!("{}", report::row(&done));
-            report.cells.push(done);
-        }
+    let cells: Vec<Cell> = cells::all().into_iter().filter(|c| wanted(c, &options.only)).collect();
+    let report = Report { ours: ours.name(), peer, machine, seconds, rounds, cells: Vec::new() };
+    let plan =
+        Plan { time: Duration::from_secs_f64(seconds), rounds, calm: Duration::from_secs_f64(options.calm) };
+    let mut pairs = Pairs { options, ours, plan, place: None, report };
+    let failed = afterimage_bench_kit::run(&mut pairs, &cells, 0, Duration::ZERO)?;
+    say(&pairs.report.text())?;
+    note(&format!("raw results: {}\n", options.raw.display()));
+    Ok(failed.is_empty())
+}
+
+/// Both servers, cell after cell.
+struct Pairs<'a> {
+    options: &'a Options,
+    ours: Kind,
+    plan: Plan,
+    /// Images where the last cell wanted them: writing them takes longer than a cell.
+    place: Option<(Place, Scratch, Images)>,
+    report: Report,
+}
+
+impl Bench for Pairs<'_> {
+    type Cell = Cell;
+    type Outcome = CellReport;
+
+    fn name(&self, cell: &Cell) -> String {
+        cell.name()
     }
-    afterimage_results::write(&options.raw, "serve-driver", &report)?;
-    println!("\n{}", options.raw.display());
-    Ok(())
+
+    fn measure(&mut self, cell: &Cell) -> Result<(CellReport, String)> {
+        let (place, scratch, images) = match self.place.take() {
+            Some(last) if last.0 == cell.place => last,
+            last => {
+                drop(last);
+                let memory = cell.place == Place::Memory;
+                let scratch = Scratch::new(if memory { &self.options.memory } else { &self.options.disk })?;
+                let image = |name: &str| cells::image(&scratch.0, name, self.options.mib);
+                let images = Images { first: image("first.img")?, second: image("second.img")? };
+                (cell.place, scratch, images)
+            }
+        };
+        let measured = measure(cell, &self.ours, &images, &scratch.0, self.plan);
+        self.place = Some((place, scratch, images));
+        let report = measured?;
+        let words = format!("{:.2} of {}", report.iops_ratio.median, report.peer_mode);
+        Ok((report, words))
+    }
+
+    fn keep(&mut self, cell: CellReport) -> Result<()> {
+        self.report.cells.push(cell);
+        Ok(raw::write(&self.options.raw, "serve-driver", &self.report)?)
+    }
 }
 
 fn wanted(cell: &Cell, words: &[String]) -> bool {
     words.iter().all(|word| cell.name().contains(word.as_str()))
 }
 
-fn our_kind(options: &Options) -> Result<Kind, Box<dyn Error>> {
+fn our_kind(options: &Options) -> Result<Kind> {
     if options.bare {
         return Ok(Kind::Bare);
     }
@@ -179,14 +194,13 @@ fn our_kind(options: &Options) -> Result<Kind, Box<dyn Error>> {
         None => std::env::current_exe()?.with_file_name("afterimage"),
     };
     if !program.exists() {
-        return Err(
-            format!("{} does not exist: build it, or name it with --program", program.display()).into()
-        );
+        let sentence = format!("{} does not exist: build it, or name it with --program", program.display());
+        return Err(BenchError::Usage(sentence));
     }
     Ok(Kind::Program { program, survives: options.survives.clone() })
 }
 
-fn first_line(command: &mut Command) -> Result<String, Box<dyn Error>> {
+fn first_line(command: &mut Command) -> Result<String> {
     let output = command.output().map_err(|e| format!("running {:?}: {e}", command.get_program()))?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
 }
@@ -199,44 +213,14 @@ struct Plan {
     calm: Duration,
 }
 
-/// Returns when the processors were idle for most of a moment, or when `patience` is over.
-fn wait_for_calm(patience: Duration) -> std::io::Result<()> {
-    let start = std::time::Instant::now();
-    while start.elapsed() < patience {
-        let (idle, all) = processors()?;
-        std::thread::sleep(Duration::from_millis(250));
-        let (idle_then, all_then) = processors()?;
-        if (idle_then - idle) * 10 > (all_then - all) * 9 {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Idle ticks and all ticks since boot, of all processors together.
-fn processors() -> std::io::Result<(u64, u64)> {
-    let text = std::fs::read_to_string("/proc/stat")?;
-    let first = text.lines().next().unwrap_or_default();
-    let ticks: Vec<u64> = first.split_whitespace().skip(1).filter_map(|t| t.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal (proc(5)).
-    let idle = ticks.iter().skip(3).take(2).sum();
-    Ok((idle, ticks.iter().take(8).sum()))
-}
-
 struct Images {
     first: PathBuf,
     second: PathBuf,
 }
 
-fn measure(
-    cell: &Cell,
-    ours: &Kind,
-    images: &Images,
-    scratch: &Path,
-    plan: Plan,
-) -> Result<CellReport, Box<dyn Error>> {
+fn measure(cell: &Cell, ours: &Kind, images: &Images, scratch: &Path, plan: Plan) -> Result<CellReport> {
     let Plan { time, rounds, calm } = plan;
-    wait_for_calm(calm)?;
+    calm::wait(calm)?;
     let (best, calibration) = calibrate(cell, &images.second, scratch, time / 3)?;
     let (mut our_runs, mut peer_runs) = (Vec::new(), Vec::new());
     // Where a file lies on its device matters as much as who serves it: each server gets each image for half the rounds.
@@ -252,7 +236,7 @@ fn measure(
         peer_end.run(time / 4, 1)?;
         for round in 0..rounds {
             let seed = round as u64 + 2;
-            wait_for_calm(calm)?;
+            calm::wait(calm)?;
             // Whoever goes first finds the device as the other left it: take turns.
             if round % 2 == 0 {
                 our_runs.push(one(&our_server, &mut our_end, time, seed)?);
@@ -263,21 +247,24 @@ fn measure(
             }
         }
     }
-    let ratio = |f: fn(&Run) -> f64| Spread::of(our_runs.iter().zip(&peer_runs).map(|(o, p)| f(o) / f(p)));
+    let ratio = |number: fn(&Run) -> f64| {
+        Spread::of_pairs(&our_runs, &peer_runs, |ours, theirs| number(ours) / number(theirs))
+            .ok_or_else(|| BenchError::Workload("nothing was measured: --rounds is at least 1".to_owned()))
+    };
     Ok(CellReport {
         cell: cell.name(),
         place: cell.place,
         peer_mode: best.name(),
         calibration,
-        iops_ratio: ratio(|r| r.iops),
-        cpu_ratio: ratio(|r| r.cpu_us),
+        iops_ratio: ratio(|r| r.iops)?,
+        cpu_ratio: ratio(|r| r.cpu_us)?,
         target: cell.target,
         ours: our_runs,
         peer: peer_runs,
     })
 }
 
-fn one(server: &Server, end: &mut Connection, time: Duration, seed: u64) -> Result<Run, Box<dyn Error>> {
+fn one(server: &Server, end: &mut Connection, time: Duration, seed: u64) -> Result<Run> {
     let before = server.cpu()?;
     let reached = end.run(time, seed)?;
     Ok(Run::new(&reached, server.cpu()?.saturating_sub(before)))
@@ -287,27 +274,25 @@ fn one(server: &Server, end: &mut Connection, time: Duration, seed: u64) -> Resu
 type Calibration = Vec<(String, f64)>;
 
 /// Which mode of the peer is fastest for this cell. A mode that does not start on this file is left out.
-fn calibrate(
-    cell: &Cell,
-    image: &Path,
-    scratch: &Path,
-    time: Duration,
-) -> Result<(Kind, Calibration), Box<dyn Error>> {
+fn calibrate(cell: &Cell, image: &Path, scratch: &Path, time: Duration) -> Result<(Kind, Calibration)> {
     let mut reached = Vec::new();
     for kind in Kind::all_of_qemu(cell.place == Place::Memory) {
         let Ok(server) = Server::start(&kind, image, scratch, "calibrate", cell.load.queues) else {
             continue;
         };
         let mut end = Connection::new(&server.socket, cell.load)?;
-        let run = end.run(time / 4, 1).map_err(Into::into).and_then(|_| one(&server, &mut end, time, 2));
+        let run =
+            end.run(time / 4, 1).map_err(BenchError::from).and_then(|_| one(&server, &mut end, time, 2));
         match run {
             Ok(run) => reached.push((run.iops, kind)),
             // Such a mode cannot be the best.
-            Err(error) => eprintln!("{}: qemu-storage-daemon, {}: {error}", cell.name(), kind.name()),
+            Err(error) => note(&format!("{}: qemu-storage-daemon, {}: {error}\n", cell.name(), kind.name())),
         }
     }
     reached.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let Some((_, best)) = reached.first() else { return Err("qemu-storage-daemon starts in no mode".into()) };
+    let Some((_, best)) = reached.first() else {
+        return Err("qemu-storage-daemon starts in no mode".to_owned().into());
+    };
     Ok((best.clone(), reached.iter().map(|(iops, kind)| (kind.name(), *iops)).collect()))
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use afterimage_report::number::scaled;
+use afterimage_report::{or_dash, Spread, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::cells::Place;
@@ -32,29 +34,6 @@ impl Run {
             p99_us: us(0.99),
             cpu_us: cpu.as_secs_f64() * 1e6 / requests,
         }
-    }
-}
-
-/// A number of several rounds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Spread {
-    /// The middle one.
-    pub median: f64,
-    /// The smallest.
-    pub min: f64,
-    /// The largest.
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of a non-empty list.
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let n = values.len();
-        let median = if n % 2 == 1 { values[n / 2] } else { (values[n / 2 - 1] + values[n / 2]) / 2.0 };
-        Self { median, min: values[0], max: values[n - 1] }
     }
 }
 
@@ -101,76 +80,59 @@ pub struct Report {
 }
 
 impl Report {
-    /// What was measured how, and the header of the table.
-    pub fn heading(&self) -> String {
-        let Self { ours, peer, machine, seconds, rounds, .. } = self;
+    /// What was measured how, and the table.
+    pub fn text(&self) -> String {
+        let Self { ours, peer, machine, seconds, rounds, cells } = self;
+        let mut table = Table::new([
+            "",
+            "ours",
+            "qsd",
+            "ratio",
+            "(min..max)",
+            "p50 µs",
+            "qsd",
+            "p99 µs",
+            "qsd",
+            "CPU µs",
+            "qsd",
+            "goal",
+            "qsd mode",
+        ])
+        .right(1..12);
+        for cell in cells {
+            table.row(row(cell));
+        }
         format!(
             "{ours} against {peer}\n{machine}; {rounds} interleaved rounds of {seconds} s\n\n{}",
-            header()
+            table.text()
         )
     }
 }
 
-/// The header of the table.
-fn header() -> String {
-    format!(
-        "{:<46} {:>8} {:>8} {:>6} {:>13} {:>7} {:>7} {:>8} {:>8} {:>6} {:>6} {:>6}  {}",
-        "",
-        "ours",
-        "qsd",
-        "ratio",
-        "(min..max)",
-        "p50 µs",
-        "qsd",
-        "p99 µs",
-        "qsd",
-        "CPU µs",
-        "qsd",
-        "goal",
-        "qsd mode"
-    )
-}
-
-/// One row.
-pub fn row(cell: &CellReport) -> String {
-    let median = |runs: &[Run], f: fn(&Run) -> f64| Spread::of(runs.iter().map(f)).median;
-    let (ours, peer) = (&cell.ours, &cell.peer);
-    format!(
-        "{:<46} {:>8} {:>8} {:>6.2} {:>13} {:>7.1} {:>7.1} {:>8.1} {:>8.1} {:>6.2} {:>6.2} {:>6}  {}",
-        cell.cell,
-        count(median(ours, |r| r.iops)),
-        count(median(peer, |r| r.iops)),
-        cell.iops_ratio.median,
-        format!("({:.2}..{:.2})", cell.iops_ratio.min, cell.iops_ratio.max),
-        median(ours, |r| r.p50_us),
-        median(peer, |r| r.p50_us),
-        median(ours, |r| r.p99_us),
-        median(peer, |r| r.p99_us),
-        median(ours, |r| r.cpu_us),
-        median(peer, |r| r.cpu_us),
-        cell.target.map_or(String::new(), |t| format!("{t:.1}")),
-        cell.peer_mode,
-    )
-}
-
-fn count(iops: f64) -> String {
-    if iops >= 100_000.0 {
-        format!("{:.0} K", iops / 1e3)
-    } else if iops >= 1000.0 {
-        format!("{:.1} K", iops / 1e3)
-    } else {
-        format!("{iops:.0}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians_of_odd_and_even_lists() {
-        let odd = Spread::of([3.0, 1.0, 2.0]);
-        assert_eq!((odd.median, odd.min, odd.max), (2.0, 1.0, 3.0));
-        assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]).median, 2.5);
-    }
+fn row(cell: &CellReport) -> [String; 13] {
+    let median =
+        |runs: &[Run], number: fn(&Run) -> f64| Spread::of(runs.iter().map(number)).map(|s| s.median);
+    let both = |number: fn(&Run) -> f64, show: fn(f64) -> String| {
+        [&cell.ours, &cell.peer].map(|runs| or_dash(median(runs, number), show))
+    };
+    let [our_iops, peer_iops] = both(|r| r.iops, scaled);
+    let [our_p50, peer_p50] = both(|r| r.p50_us, |us| format!("{us:.1}"));
+    let [our_p99, peer_p99] = both(|r| r.p99_us, |us| format!("{us:.1}"));
+    let [our_cpu, peer_cpu] = both(|r| r.cpu_us, |us| format!("{us:.2}"));
+    let ratio = &cell.iops_ratio;
+    [
+        cell.cell.clone(),
+        our_iops,
+        peer_iops,
+        format!("{:.2}", ratio.median),
+        format!("({:.2}..{:.2})", ratio.min, ratio.max),
+        our_p50,
+        peer_p50,
+        our_p99,
+        peer_p99,
+        our_cpu,
+        peer_cpu,
+        cell.target.map_or(String::new(), |target| format!("{target:.1}")),
+        cell.peer_mode.clone(),
+    ]
 }

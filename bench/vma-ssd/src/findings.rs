@@ -9,7 +9,7 @@ use afterimage_flash::FtlKind;
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::simulate::Drives;
 use crate::study::{Family, Variant};
-use afterimage_bench_vma::error::Result;
+use afterimage_bench_kit::Result;
 
 /// Every finished simulation of a store.
 #[derive(Debug)]

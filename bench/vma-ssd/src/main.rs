@@ -21,18 +21,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use afterimage_bench_kit::{
+    insert, say, write_all, write_on_signals, BenchError, Common, Context, Result, Resume,
+};
 use afterimage_bench_vma::catalog::{Device, Mode, Workload};
-use afterimage_bench_vma::error::{BenchError, Context, Result};
-use afterimage_bench_vma::report;
 use afterimage_bench_vma::scale::Scale;
+use afterimage_bench_vma::source::Sources;
+use afterimage_bench_vma::template::Templates;
 use afterimage_flash::sim::Control;
 use afterimage_flash::FtlKind;
+use afterimage_lab::locate;
+use afterimage_lab::process::Workdir;
+use afterimage_report::note;
 use clap::Parser;
 use serde::{Deserialize, Serialize};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use tracing_subscriber::EnvFilter;
 
-use capture::Plan;
+use capture::Capture;
 use findings::Findings;
 use record::{Age, Captured, Simulated, Store};
 use simulate::Drives;
@@ -41,10 +45,12 @@ use study::Variant;
 /// Traces guests under four ways of journaling and plays them on FAST, Superblock and DFTL
 #[derive(Debug, Parser)]
 #[command(name = "afterimage-bench-vma-ssd", version)]
+#[command(mut_arg("quick", |a| a.help("Small sizes, 4 guests, file-delete instead of the build")))]
 struct Options {
-    /// Small sizes, 4 guests, file-delete instead of the build
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    resume: Resume,
     /// Only these workloads [default: the study's five and file-delete; with --quick all but build]
     #[arg(long, value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
@@ -66,41 +72,13 @@ struct Options {
     /// A guest that takes longer than this many seconds is killed, and its trace fails
     #[arg(long, default_value_t = 10_800, value_name = "SECONDS")]
     limit: u64,
-    /// Before each trace, wait for the rest of the machine to be idle, for at most this many seconds
-    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
-    calm: u64,
-    /// Make the chosen traces again even if they are there
-    #[arg(long)]
-    fresh: bool,
-    /// Say which traces would be made, and make none
-    #[arg(long)]
-    list: bool,
-    /// Run no guest: simulate the traces that are there, write the reports and print the tables as Markdown
-    #[arg(long)]
-    report: bool,
-    /// With --report: put the tables into this file, between its lines `<!-- results: SCALE -->` (full
-    /// or quick) and `<!-- end -->`
-    #[arg(long, value_name = "FILE", requires = "report")]
-    into: Option<PathBuf>,
-    /// Run and simulate nothing: print the tables of these raw results as Markdown
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "report"])]
-    tables: Option<PathBuf>,
     /// Where traces and results go
     #[arg(long, default_value = "target/bench/vma-ssd")]
     out: PathBuf,
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("AFTERIMAGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("afterimage-bench-vma-ssd: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    afterimage_bench_kit::main("afterimage-bench-vma-ssd", run)
 }
 
 /// What was asked for, complete.
@@ -129,10 +107,10 @@ impl Chosen {
         }
         let quick: Vec<Workload> = Workload::ALL.into_iter().filter(|w| *w != Workload::Build).collect();
         Ok(Self {
-            scale: if options.quick { Scale::quick() } else { Scale::full() },
-            guests: options.guests.unwrap_or(if options.quick { 4 } else { 8 }),
+            scale: if options.common.quick { Scale::quick() } else { Scale::full() },
+            guests: options.guests.unwrap_or(if options.common.quick { 4 } else { 8 }),
             device: options.device,
-            workloads: or(&options.workloads, if options.quick { &quick } else { &Workload::ALL }),
+            workloads: or(&options.workloads, if options.common.quick { &quick } else { &Workload::ALL }),
             modes,
             ftls: or(&options.ftls, &[FtlKind::Fast, FtlKind::Superblock, FtlKind::Dftl]),
             ages: or(&options.ages, &Age::ALL),
@@ -178,56 +156,70 @@ impl Chosen {
 
 /// Whether everything came to a result.
 fn run(options: &Options) -> Result<bool> {
-    if let Some(path) = &options.tables {
+    let resume = &options.resume;
+    if let Some(path) = &options.common.tables {
         let Results { scale, guests, device, ftls, simulated, .. } =
-            afterimage_results::read(path, "vma-ssd")?.results;
-        print!("{}", tables::all(&Findings::of(&scale, guests, device, &ftls, simulated)));
-        return Ok(true);
+            afterimage_bench_kit::read(path, "vma-ssd")?;
+        return say(&tables::all(&Findings::of(&scale, guests, device, &ftls, simulated))).map(|()| true);
     }
     let chosen = Chosen::new(options)?;
     let store = chosen.store(&options.out);
     let cells = chosen.cells();
-    if options.list {
-        for (workload, mode) in &cells {
-            let state = if store.captured(*workload, *mode)?.is_some() { "traced" } else { "to do" };
-            println!("{}/{}/x{}: {state}", workload.name(), mode.name(), chosen.guests);
+    let mut todo = Vec::new();
+    for (workload, mode) in &cells {
+        if store.captured(*workload, *mode)?.is_none() {
+            todo.push((*workload, *mode));
         }
-        return Ok(true);
     }
-    report_on_signals(&chosen, &options.out)?;
+    if resume.list {
+        let line = |cell: &(Workload, Mode)| {
+            let state = if todo.contains(cell) { "to do" } else { "traced" };
+            format!("{}/{}/x{}: {state}\n", cell.0.name(), cell.1.name(), chosen.guests)
+        };
+        return say(&cells.iter().map(line).collect::<String>()).map(|()| true);
+    }
+    let (chosen_then, out) = (chosen.clone(), options.out.clone());
+    write_on_signals(move || {
+        let store = chosen_then.store(&out);
+        write(&chosen_then.findings(&store)?, &store).map(drop)
+    })?;
     let mut failed = Vec::new();
-    if !options.report {
-        if options.fresh {
+    if !resume.report {
+        if resume.fresh {
             for (workload, mode) in &cells {
                 let folder = store.trace_folder(*workload, *mode);
                 if folder.exists() {
                     fs::remove_dir_all(&folder).context(|| format!("remove {}", folder.display()))?;
                 }
             }
+            todo.clone_from(&cells);
         }
-        let plan = Plan {
+        let sources = Sources::at(&locate::cache_folder(), &chosen.scale);
+        // In memory: copying a template must not warm or wear the device under test.
+        let templates_folder = Workdir::new_in(Path::new("/dev/shm"), "vma-ssd-templates")?;
+        let folder = templates_folder.path().to_owned();
+        let mut capture = Capture {
             scale: &chosen.scale,
             guests: chosen.guests,
             device: chosen.device,
-            cells: &cells,
             limit: Duration::from_secs(options.limit),
-            patience: Duration::from_secs(options.calm),
+            store: &store,
+            templates: Templates::new(folder, chosen.scale.clone(), sources.clone()),
+            sources: &sources,
         };
-        failed = capture::run(&plan, &store)?;
+        let (kept, patience) = (cells.len() - todo.len(), Duration::from_secs(resume.calm));
+        failed = afterimage_bench_kit::run(&mut capture, &todo, kept, patience)?;
     }
     let control = Control::default();
     for drives in chosen.drives(&store)? {
         simulate::run(&drives, &store, chosen.guests, &control)?;
     }
     let text = write(&chosen.findings(&store)?, &store)?;
-    print!("{text}");
-    if let Some(path) = &options.into {
-        report::insert(path, &chosen.scale, &text)?;
+    say(&text)?;
+    if let Some(path) = &resume.into {
+        insert(path, &chosen.scale.name, &text)?;
     }
-    for (name, error) in &failed {
-        eprintln!("{name} failed: {error}");
-    }
-    eprintln!("results: {}", store.folder().join("vma-ssd.{json.zst,md,html}").display());
+    note(&format!("results: {}\n", store.folder().join("vma-ssd.{json.zst,md,html}").display()));
     Ok(failed.is_empty())
 }
 
@@ -262,30 +254,7 @@ fn write(findings: &Findings, store: &Store) -> Result<String> {
         captured,
         simulated: findings.results().cloned().collect(),
     };
-    afterimage_results::write(&store.folder().join("vma-ssd.json.zst"), "vma-ssd", &results)?;
     let markdown = tables::all(findings);
-    for (name, text) in [("vma-ssd.md", &markdown), ("vma-ssd.html", &html::page(findings))] {
-        report::put(&store.folder().join(name), text)?;
-    }
+    write_all(store.folder(), "vma-ssd", &results, &markdown, &html::page(findings))?;
     Ok(markdown)
-}
-
-/// On Ctrl-C the reports are written from what is finished; the guards of the lab's processes see our end and kill,
-/// unmount and remove whatever is running.
-fn report_on_signals(chosen: &Chosen, out: &Path) -> Result<()> {
-    let (chosen, out) = (chosen.clone(), out.to_owned());
-    let mut signals =
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context(|| "wait for signals".to_owned())?;
-    std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            let store = chosen.store(&out);
-            match chosen.findings(&store).and_then(|findings| write(&findings, &store)) {
-                Ok(_) => eprintln!("\nstopped; what is finished is kept, run again to go on"),
-                Err(error) => eprintln!("\nstopped; {error}"),
-            }
-            // Dies of the signal, as whoever sent it expects.
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
-        }
-    });
-    Ok(())
 }

@@ -3,14 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use afterimage_bench_kit::{read_record, write_record, Context, Result};
 use afterimage_bench_vma::catalog::{Device, Mode, Workload};
-use afterimage_bench_vma::error::{Context, Result};
 use afterimage_bench_vma::record::Record;
 use afterimage_bench_vma::scale::Scale;
 use afterimage_flash::report::Report;
 use afterimage_flash::FtlKind;
-use afterimage_results::of_version;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::study::Variant;
@@ -171,7 +169,9 @@ impl Store {
     /// # Errors
     /// What is there is of this version and cannot be read.
     pub fn captured(&self, workload: Workload, mode: Mode) -> Result<Option<Captured>> {
-        let Some(found) = read::<Captured>(&self.trace_folder(workload, mode).join("captured.json"))? else {
+        let Some(found) =
+            read_record::<Captured>(&self.trace_folder(workload, mode).join("captured.json"), VERSION)?
+        else {
             return Ok(None);
         };
         let key = &found.record.key;
@@ -186,7 +186,7 @@ impl Store {
     /// # Errors
     /// Files cannot be written or moved.
     pub fn keep_traces(&self, fresh: &Path, captured: &Captured) -> Result<()> {
-        put(&fresh.join("captured.json"), captured)?;
+        write_record(&fresh.join("captured.json"), captured)?;
         let folder = self.trace_folder(captured.record.key.workload, captured.record.key.mode);
         if folder.exists() {
             fs::remove_dir_all(&folder).context(|| format!("remove {}", folder.display()))?;
@@ -199,7 +199,7 @@ impl Store {
     /// # Errors
     /// As [`Store::captured`].
     pub fn simulated(&self, key: &SimulationKey, traces: &[u64]) -> Result<Option<Simulated>> {
-        let found = read::<Simulated>(&self.folder.join("results").join(key.file_name()))?;
+        let found = read_record::<Simulated>(&self.folder.join("results").join(key.file_name()), VERSION)?;
         Ok(found.filter(|found| found.key == *key && found.traces == traces))
     }
 
@@ -210,27 +210,6 @@ impl Store {
     pub fn keep_simulated(&self, simulated: &Simulated) -> Result<()> {
         let folder = self.folder.join("results");
         fs::create_dir_all(&folder).context(|| format!("make {}", folder.display()))?;
-        put(&folder.join(simulated.key.file_name()), simulated)
+        write_record(&folder.join(simulated.key.file_name()), simulated)
     }
-}
-
-/// `None` where there is no such file, or one of another version.
-fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).context(|| format!("read {}", path.display())),
-    };
-    of_version(&text, VERSION)
-        .map_err(std::io::Error::from)
-        .context(|| format!("{} cannot be read: remove it", path.display()))
-}
-
-fn put(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(std::io::Error::from)
-        .context(|| format!("make {}", path.display()))?;
-    let fresh = path.with_extension("new");
-    fs::write(&fresh, text).context(|| format!("write {}", fresh.display()))?;
-    fs::rename(&fresh, path).context(|| format!("write {}", path.display()))
 }

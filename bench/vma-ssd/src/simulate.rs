@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
+use afterimage_bench_kit::{BenchError, Result};
 use afterimage_bench_vma::catalog::Workload;
-use afterimage_bench_vma::error::{BenchError, Result};
 use afterimage_bench_vma::scale::DISK_BYTES;
 use afterimage_flash::geometry::Geometry;
 use afterimage_flash::place::{Precondition, Region};
@@ -18,6 +18,7 @@ use afterimage_flash::scan::Scan;
 use afterimage_flash::sim::{self, Control, RunError, RunOptions};
 use afterimage_flash::trace::{Class, Classes, Options, Prefetch};
 use afterimage_flash::{Config, FtlKind};
+use afterimage_report::note;
 
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::study::Variant;
@@ -85,7 +86,7 @@ pub fn run(drives: &Drives, store: &Store, guests: u32, control: &Control) -> Re
     if todo.is_empty() {
         return Ok(());
     }
-    eprintln!("[simulate] {}: {} drives", drives.workload.name(), todo.len());
+    note(&format!("[simulate] {}: {} drives\n", drives.workload.name(), todo.len()));
     let files = |variant: Variant| store.trace_files(drives.workload, variant.mode());
     let base = Config { spare: SPARE, ..Config::default() };
     let mut union = Scan::new(base.geometry);

@@ -1,18 +1,14 @@
 //! The study's figures as tables, with its ranges beside ours; in Markdown that reads well in a terminal too.
 
 use afterimage_bench_vma::catalog::Workload;
-use afterimage_bench_vma::tables::section;
-use afterimage_flash::units::show_count;
 use afterimage_flash::FtlKind;
-use afterimage_lab::text::number;
+use afterimage_report::number::{number, thousands, MIB};
+use afterimage_report::{or_dash, Table, NONE};
 
 use crate::findings::{collection, erases, less, Findings};
 use crate::record::{Age, Simulated, SimulationKey};
 use crate::simulate::SPARE;
 use crate::study::{self, Family, Range, Variant};
-
-const MIB: f64 = (1 << 20) as f64;
-const NONE: &str = "–";
 
 /// Everything that is finished.
 pub fn all(findings: &Findings) -> String {
@@ -54,13 +50,13 @@ pub fn age_words(findings: &Findings, age: Age) -> String {
              blocks of 64 pages of 2 KB in all).",
             findings.guests,
             SPARE * 100.0,
-            show_count(u64::from(crate::simulate::whole_drive(findings.guests).blocks))
+            thousands(u64::from(crate::simulate::whole_drive(findings.guests).blocks))
         ),
     }
 }
 
 fn percent(value: Option<f64>) -> String {
-    value.map_or_else(|| NONE.to_owned(), |value| format!("{value:.1} %"))
+    or_dash(value, |value| format!("{value:.1} %"))
 }
 
 fn range(range: Option<Range>) -> String {
@@ -91,7 +87,7 @@ fn traffic(text: &mut String, findings: &Findings) {
             rows.push(vec![
                 workload.name().to_owned(),
                 variant.title().to_owned(),
-                show_count(found.requests),
+                thousands(found.requests),
                 percent(against(|s| s.requests as f64)),
                 beside(variant, said(study::REQUESTS)),
                 number(found.traffic_bytes as f64 / MIB),
@@ -101,17 +97,11 @@ fn traffic(text: &mut String, findings: &Findings) {
             ]);
         }
     }
-    section(
-        text,
-        "Figures 2 and 3: requests and traffic",
-        "Reads and writes where they reach storage, from the start of the daemons to their end, all guests together; \
-         flushes and discards apart. The study's ranges are over all its benchmarks.",
-        &[
+    text.push_str(&Table::new([
             "workload", "mode", "requests", "less than journal", "the study", "MiB", "less than journal", "the study",
             "MiB written",
-        ],
-        rows,
-    );
+        ]).with(rows).section("Figures 2 and 3: requests and traffic", "Reads and writes where they reach storage, from the start of the daemons to their end, all guests together; \
+         flushes and discards apart. The study's ranges are over all its benchmarks."));
 }
 
 /// Rows of a figure: for each FTL the cells that `cells` makes of a result and its reduction.
@@ -119,7 +109,7 @@ fn figure(
     findings: &Findings,
     age: Age,
     value: impl Fn(&Simulated) -> f64 + Copy,
-    cells: impl Fn(&Simulated, Option<f64>) -> Vec<String>,
+    cells: impl Fn(&Simulated, Option<f64>) -> [String; 3],
     said: impl Fn(Workload) -> Option<Range>,
 ) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
@@ -135,7 +125,7 @@ fn figure(
                     findings.less_than_journal(&key, value).filter(|_| variant != Variant::Journal);
                 match findings.get(workload, variant, *ftl, age) {
                     Some(found) => row.extend(cells(found, reduction)),
-                    None => row.extend(cells(&empty(&key), None).into_iter().map(|_| NONE.to_owned())),
+                    None => row.extend([NONE; 3].map(str::to_owned)),
                 }
             }
             row.push(beside(variant, range(said(workload))));
@@ -145,13 +135,13 @@ fn figure(
     rows
 }
 
-fn heads<'a>(findings: &Findings, of_ftl: &[&str], names: &'a mut Vec<String>) -> Vec<&'a str> {
-    names.extend(["workload".to_owned(), "mode".to_owned()]);
+fn heads(findings: &Findings, of_ftl: &[&str]) -> Vec<String> {
+    let mut names = vec!["workload".to_owned(), "mode".to_owned()];
     for ftl in &findings.ftls {
         names.extend(of_ftl.iter().map(|head| format!("{ftl}: {head}")));
     }
     names.push("the study".to_owned());
-    names.iter().map(String::as_str).collect()
+    names
 }
 
 fn erase_table(text: &mut String, findings: &Findings, age: Age) {
@@ -161,11 +151,7 @@ fn erase_table(text: &mut String, findings: &Findings, age: Age) {
         erases,
         |found, reduction| {
             let lifetime = reduction.filter(|r| *r < 100.0).map(|r| 100.0 / (100.0 - r));
-            vec![
-                show_count(found.erases),
-                percent(reduction),
-                lifetime.map_or_else(|| NONE.to_owned(), |l| format!("{l:.2}×")),
-            ]
+            [thousands(found.erases), percent(reduction), or_dash(lifetime, |l| format!("{l:.2}×"))]
         },
         study::erases,
     );
@@ -174,9 +160,10 @@ fn erase_table(text: &mut String, findings: &Findings, age: Age) {
          *lifetime* is the true ratio under even wear, 1 / (1 − reduction). Neither is given where nothing was erased.",
         age_words(findings, age)
     );
-    let mut names = Vec::new();
-    let heads = heads(findings, &["erases", "less", "lifetime"], &mut names);
-    section(text, &format!("Figure 4: erases, {}", age.name()), &words, &heads, rows);
+    let heads = heads(findings, &["erases", "less", "lifetime"]);
+    text.push_str(
+        &Table::new(heads).with(rows).section(&format!("Figure 4: erases, {}", age.name()), &words),
+    );
 }
 
 fn collection_table(text: &mut String, findings: &Findings, age: Age) {
@@ -185,10 +172,10 @@ fn collection_table(text: &mut String, findings: &Findings, age: Age) {
         age,
         collection,
         |found, reduction| {
-            vec![
+            [
                 number(found.collection_ns as f64 / 1e9),
                 percent(reduction),
-                found.write_amplification.map_or_else(|| NONE.to_owned(), |wa| format!("{wa:.2}")),
+                or_dash(found.write_amplification, |wa| format!("{wa:.2}")),
             ]
         },
         study::collection,
@@ -198,9 +185,10 @@ fn collection_table(text: &mut String, findings: &Findings, age: Age) {
          programs a page that the host wrote.",
         age_words(findings, age)
     );
-    let mut names = Vec::new();
-    let heads = heads(findings, &["GC s", "less", "WA"], &mut names);
-    section(text, &format!("Figure 5: GC overhead, {}", age.name()), &words, &heads, rows);
+    let heads = heads(findings, &["GC s", "less", "WA"]);
+    text.push_str(
+        &Table::new(heads).with(rows).section(&format!("Figure 5: GC overhead, {}", age.name()), &words),
+    );
 }
 
 fn range_table(text: &mut String, findings: &Findings, age: Age) {
@@ -233,13 +221,7 @@ fn range_table(text: &mut String, findings: &Findings, age: Age) {
     if findings.results().all(|found| found.key.variant != Variant::Retain) {
         rows.clear();
     }
-    section(
-        text,
-        &format!("Reductions beside the study's, {}", age.name()),
-        "`journal+retain` against `journal`; the study's ranges are over its benchmarks of a kind and its three FTLs together.",
-        &["workloads", "FTL", "erases, ours", "the study", "GC overhead, ours", "the study"],
-        rows,
-    );
+    text.push_str(&Table::new(["workloads", "FTL", "erases, ours", "the study", "GC overhead, ours", "the study"]).with(rows).section(&format!("Reductions beside the study's, {}", age.name()), "`journal+retain` against `journal`; the study's ranges are over its benchmarks of a kind and its three FTLs together."));
 }
 
 fn best(value: Option<f64>) -> String {
@@ -257,7 +239,7 @@ fn untar(text: &mut String, findings: &Findings) {
                 format!("untar on dftl, {}: erases of journal's", variant.title()),
                 age.name().to_owned(),
                 format!("{:.1} %", 100.0 - reduction),
-                study::untar_dftl(variant).map_or_else(|| NONE.to_owned(), |said| format!("{said} %")),
+                or_dash(study::untar_dftl(variant), |said| format!("{said} %")),
             ]);
         }
         for ftl in [FtlKind::Superblock, FtlKind::Dftl] {
@@ -279,12 +261,10 @@ fn untar(text: &mut String, findings: &Findings) {
             }
         }
     }
-    section(
-        text,
-        "Other statements of the study",
-        "Over all that was run.",
-        &["what", "aged by", "ours", "the study"],
-        rows,
+    text.push_str(
+        &Table::new(["what", "aged by", "ours", "the study"])
+            .with(rows)
+            .section("Other statements of the study", "Over all that was run."),
     );
 }
 
@@ -297,38 +277,12 @@ fn drives(text: &mut String, findings: &Findings) {
             rows.push(vec![
                 workload.name().to_owned(),
                 age.name().to_owned(),
-                show_count(u64::from(found.blocks)),
+                thousands(u64::from(found.blocks)),
                 number(f64::from(found.blocks) * 128.0 / 1024.0),
                 number(f64::from(found.logical_pages) * 2.0 / 1024.0),
             ]);
         }
     }
-    section(
-        text,
-        "The drives",
-        "64 pages of 2 KB a block; 88 µs a read, 263 µs a program, 2 ms an erase (the study's Table II). All modes of a workload share \
-         one drive. The guests' disks lie on it one after the other.",
-        &["workload", "aged by", "blocks", "MiB", "logical MiB"],
-        rows,
-    );
-}
-
-/// Stands where nothing was simulated, for the number of its cells.
-fn empty(key: &SimulationKey) -> Simulated {
-    Simulated {
-        version: 0,
-        traces: Vec::new(),
-        key: key.clone(),
-        blocks: 0,
-        logical_pages: 0,
-        requests: 0,
-        traffic_bytes: 0,
-        write_bytes: 0,
-        erases: 0,
-        erases_max: 0,
-        collection_ns: 0,
-        collection_share: 0.0,
-        write_amplification: None,
-        response_ns: 0.0,
-    }
+    text.push_str(&Table::new(["workload", "aged by", "blocks", "MiB", "logical MiB"]).with(rows).section("The drives", "64 pages of 2 KB a block; 88 µs a read, 263 µs a program, 2 ms an erase (the study's Table II). All modes of a workload share \
+         one drive. The guests' disks lie on it one after the other."));
 }

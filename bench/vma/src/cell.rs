@@ -14,16 +14,17 @@ use afterimage_lab::daemon::Daemon;
 use afterimage_lab::guest::{Guest, Vmm};
 
 use crate::catalog::{JournalPolicy, Kind};
-use crate::error::{Context, Result};
 use crate::outcome;
-use crate::process::{groups_cpu_s, process_cpu_s};
-use crate::record::{CellKey, Record, Sample, StorageIo, RECORD_VERSION};
+use crate::record::{CellKey, Record, Sample};
 use crate::recovery;
 use crate::sampler::Sampler;
 use crate::scale::Scale;
 use crate::script::run_script;
 use crate::source::Sources;
 use crate::stage::{serve, written_by, Stage};
+use afterimage_bench_kit::io::{load_average, StorageIo};
+use afterimage_bench_kit::process::{groups_cpu_s, process_cpu_s};
+use afterimage_bench_kit::{Context, Record as _, Result};
 
 /// What all cells of a run have in common.
 #[derive(Clone, Debug)]
@@ -69,7 +70,7 @@ pub fn run(
     }
     let guests = boot(key, bench, &daemons)?;
     let mut record = Record {
-        version: RECORD_VERSION,
+        version: Record::VERSION,
         scale: bench.scale.clone(),
         key: key.clone(),
         guests: Vec::new(),
@@ -111,7 +112,7 @@ fn wait_all(key: &CellKey, bench: &Bench<'_>, guests: &[Guest], report: &str) ->
     for (at, guest) in guests.iter().enumerate() {
         if let Err(error) = guest.wait_report("bench", report) {
             fs::create_dir_all(bench.evidence).context(|| format!("make {}", bench.evidence.display()))?;
-            guest.save(bench.evidence, &format!("{}.guest{at}", key.file_name()))?;
+            guest.save(bench.evidence, &format!("{}.guest{at}", Record::file_name(key)))?;
             return Err(error.into());
         }
     }
@@ -201,9 +202,4 @@ fn absorbed(daemons: &[Daemon]) -> Result<Option<u64>> {
         sum = sum.zip(bytes).map(|(sum, bytes)| sum + bytes);
     }
     Ok(sum)
-}
-
-fn load_average() -> f64 {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
 }

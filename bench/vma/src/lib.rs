@@ -8,13 +8,11 @@
 
 pub mod catalog;
 pub mod cell;
-pub mod error;
 pub mod html;
 pub mod memory;
 pub mod outcome;
 pub mod paper;
 pub mod plan;
-pub mod process;
 pub mod record;
 pub mod recovery;
 pub mod report;
@@ -24,6 +22,5 @@ pub mod script;
 pub mod source;
 pub mod stage;
 pub mod summary;
-pub mod svg;
 pub mod tables;
 pub mod template;

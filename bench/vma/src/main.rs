@@ -8,15 +8,14 @@
 //! A cell that is finished is one file, written at once: Ctrl-C, a crash or a power cut costs the running cell only,
 //! and the next run goes on from there.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use afterimage_bench_kit::{insert, say, write_on_signals, Common, Result, Resume};
 use afterimage_bench_vma::catalog::{Device, Figure, Mode, Workload};
 use afterimage_bench_vma::cell::Bench;
-use afterimage_bench_vma::error::{Context, Result};
-use afterimage_bench_vma::plan::{self, Selection};
+use afterimage_bench_vma::plan::{self, Run, Selection};
 use afterimage_bench_vma::record::Store;
 use afterimage_bench_vma::report;
 use afterimage_bench_vma::scale::Scale;
@@ -24,17 +23,18 @@ use afterimage_bench_vma::source::Sources;
 use afterimage_bench_vma::template::Templates;
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;
+use afterimage_report::note;
 use clap::Parser;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use tracing_subscriber::EnvFilter;
 
 /// Runs the evaluation of VMA journaling in real guests: journal modes, retention, bounds, recovery
 #[derive(Debug, Parser)]
 #[command(name = "afterimage-bench-vma", version)]
+#[command(mut_arg("quick", |a| a.help("Small sizes, one guest, the device hdd15k, one round")))]
 struct Options {
-    /// Small sizes, one guest, the device hdd15k, one round
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    resume: Resume,
     /// Which parts of the paper's evaluation [default: all; main and table3 with --quick]
     #[arg(long, value_enum, value_delimiter = ',')]
     figures: Vec<Figure>,
@@ -65,25 +65,6 @@ struct Options {
     /// A guest that takes longer than this many seconds is killed, and its cell fails
     #[arg(long, default_value_t = 10_800, value_name = "SECONDS")]
     limit: u64,
-    /// Before each cell, wait for the rest of the machine to be idle, for at most this many seconds
-    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
-    calm: u64,
-    /// Run these cells again even if they are finished
-    #[arg(long)]
-    fresh: bool,
-    /// Say which cells would be run, and run none
-    #[arg(long)]
-    list: bool,
-    /// Measure nothing: write the reports of the finished cells and print the tables as Markdown
-    #[arg(long)]
-    report: bool,
-    /// With --report: put the tables into this file, between its lines `<!-- results: SCALE -->` (full
-    /// or quick) and `<!-- end -->`
-    #[arg(long, value_name = "FILE", requires = "report")]
-    into: Option<PathBuf>,
-    /// Measure nothing: print the tables of these raw results as Markdown
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "report"])]
-    tables: Option<PathBuf>,
     /// Where results go
     #[arg(long, default_value = "target/bench/vma")]
     out: PathBuf,
@@ -93,54 +74,44 @@ struct Options {
 const QUICK_WORKLOADS: usize = Workload::ALL.len() - 1;
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("AFTERIMAGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match run(&Options::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("afterimage-bench-vma: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    afterimage_bench_kit::main("afterimage-bench-vma", run)
 }
 
 /// Whether every cell came to a result.
 fn run(options: &Options) -> Result<bool> {
-    if let Some(path) = &options.tables {
+    let (common, resume) = (&options.common, &options.resume);
+    if let Some(path) = &common.tables {
         let (scale, store) = report::read(path)?;
-        print!("{}", report::markdown(&scale, &store));
-        return Ok(true);
+        return say(&report::markdown(&scale, &store)).map(|()| true);
     }
-    let scale = if options.quick { Scale::quick() } else { Scale::full() };
+    let scale = if common.quick { Scale::quick() } else { Scale::full() };
     let folder = options.out.join(&scale.name);
     let cells_folder = folder.join("cells");
     let mut store = Store::open(&cells_folder, &scale)?;
-    if options.report {
+    if resume.report {
         let text = report::write(&folder, &scale, &store)?;
-        print!("{text}");
-        return options
-            .into
-            .as_ref()
-            .map_or(Ok(true), |path| report::insert(path, &scale, &text).map(|()| true));
+        say(&text)?;
+        return resume.into.as_ref().map_or(Ok(true), |path| insert(path, &scale.name, &text).map(|()| true));
     }
     let keys = plan::cells(&selection(options))?;
-    if options.list {
-        for key in &keys {
-            let state = if store.get(key).is_some() { "finished" } else { "to do" };
-            println!("{} round {}: {state}", key.path(), key.round);
-        }
-        return Ok(true);
+    if resume.list {
+        let state = |key| if store.cells.get(key).is_some() { "finished" } else { "to do" };
+        let lines = keys.iter().map(|key| format!("{} round {}: {}\n", key.path(), key.round, state(key)));
+        return say(&lines.collect::<String>()).map(|()| true);
     }
-    if options.fresh {
-        store.forget(&keys)?;
+    if resume.fresh {
+        store.cells.forget(&keys)?;
     }
-    report_on_signals(&folder, &cells_folder, &scale)?;
+    let todo = store.cells.missing(&keys);
+    let (of_signal, scale_then) = (folder.clone(), scale.clone());
+    write_on_signals(move || {
+        let store = Store::open(&cells_folder, &scale_then)?;
+        report::write(&of_signal, &scale_then, &store).map(drop)
+    })?;
 
     let sources = Sources::at(&locate::cache_folder(), &scale);
     // In memory: copying a template must not warm or wear the device under test.
     let templates_folder = Workdir::new_in(Path::new("/dev/shm"), "vma-templates")?;
-    let mut templates = Templates::new(templates_folder.path().to_owned(), scale.clone(), sources.clone());
     let bench = Bench {
         scale: &scale,
         sources: &sources,
@@ -150,12 +121,12 @@ fn run(options: &Options) -> Result<bool> {
         limit: Duration::from_secs(options.limit),
         traces: None,
     };
-    let failed = plan::run(&keys, &bench, &mut store, &mut templates, Duration::from_secs(options.calm))?;
-    println!("{}", report::write(&folder, &scale, &store)?);
-    for (key, error) in &failed {
-        eprintln!("{} failed in round {}: {error}", key.path(), key.round);
-    }
-    eprintln!("results: {}", folder.join("vma.{json.zst,md,html}").display());
+    let templates = Templates::new(templates_folder.path().to_owned(), scale.clone(), sources.clone());
+    let mut run = Run { bench, store, templates };
+    let kept = keys.len() - todo.len();
+    let failed = afterimage_bench_kit::run(&mut run, &todo, kept, Duration::from_secs(resume.calm))?;
+    say(&report::write(&folder, &scale, &run.store)?)?;
+    note(&format!("results: {}\n", folder.join("vma.{json.zst,md,html}").display()));
     Ok(failed.is_empty())
 }
 
@@ -163,7 +134,7 @@ fn selection(options: &Options) -> Selection {
     fn or<T: Clone>(named: &[T], default: &[T]) -> Vec<T> {
         if named.is_empty() { default } else { named }.to_vec()
     }
-    let quick = options.quick;
+    let quick = options.common.quick;
     let figures: &[Figure] = if quick { &[Figure::Main, Figure::Table3] } else { &Figure::ALL };
     let devices: &[Device] = if quick { &[Device::Hdd15k] } else { &Device::ALL };
     let guests: &[u32] = if quick { &[1] } else { &[1, 8] };
@@ -180,26 +151,4 @@ fn selection(options: &Options) -> Selection {
         rounds: options.rounds.unwrap_or(if quick { 1 } else { 3 }),
         only: options.only.clone(),
     }
-}
-
-/// On Ctrl-C the report is written from what is finished; the guards of the lab's processes see our end and kill,
-/// unmount and remove whatever is running.
-fn report_on_signals(folder: &Path, cells: &Path, scale: &Scale) -> Result<()> {
-    let (folder, cells, scale) = (folder.to_owned(), cells.to_owned(), scale.clone());
-    fs::create_dir_all(&folder).context(|| format!("make {}", folder.display()))?;
-    let mut signals =
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context(|| "wait for signals".to_owned())?;
-    std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            let written =
-                Store::open(&cells, &scale).and_then(|store| report::write(&folder, &scale, &store));
-            match written {
-                Ok(_) => eprintln!("\nstopped; finished cells are kept, run again to go on"),
-                Err(error) => eprintln!("\nstopped; {error}"),
-            }
-            // Dies of the signal, as whoever sent it expects.
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
-        }
-    });
-    Ok(())
 }

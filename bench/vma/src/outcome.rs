@@ -4,8 +4,9 @@ use afterimage_lab::channel::Arrival;
 use afterimage_protocol::report::{Agent, Micro, Timed};
 use serde::Deserialize;
 
-use crate::error::{BenchError, Result};
-use crate::record::{GuestIo, GuestResult, Jbd2};
+use crate::record::{GuestResult, Jbd2};
+use afterimage_bench_kit::io::GuestIo;
+use afterimage_bench_kit::{BenchError, Result};
 
 fn strange(what: impl Into<String>) -> BenchError {
     BenchError::Workload(what.into())
@@ -75,7 +76,7 @@ fn timed(lines: &[Line], wanted: &str) -> Result<f64> {
 pub fn read(reports: &[Arrival]) -> Result<GuestResult> {
     let lines = lines(reports)?;
     let (ready, end, done) = (mark(&lines, "ready")?, mark(&lines, "end")?, mark(&lines, "done")?);
-    let from = stat(ready)?;
+    let from = GuestIo::of_stat(&ready.stat)?;
     // The work is the last thing timed before "end": creating what is to be deleted is not it.
     let before_end = lines.iter().take_while(|line| !matches!(line, Line::Mark(mark) if mark.bench == "end"));
     let work = before_end.filter_map(|line| match line {
@@ -90,25 +91,9 @@ pub fn read(reports: &[Arrival]) -> Result<GuestResult> {
         elapsed_s,
         sync_s: timed(&lines, "sync")?,
         umount_s: timed(&lines, "umount")?,
-        measured: stat(end)?.since(&from),
-        whole: stat(done)?.since(&from),
+        measured: GuestIo::of_stat(&end.stat)?.since(&from),
+        whole: GuestIo::of_stat(&done.stat)?.since(&from),
         jbd2: jbd2(&end.jbd2)?,
-    })
-}
-
-/// `/sys/block/DISK/stat` (Documentation/block/stat.rst): sectors of 512 bytes.
-fn stat(mark: &Mark) -> Result<GuestIo> {
-    let words: std::result::Result<Vec<u64>, _> = mark.stat.split_whitespace().map(str::parse).collect();
-    let words = words.map_err(|error| strange(format!("{error} in {mark:?}")))?;
-    if words.len() < 17 {
-        return Err(strange("the guest's kernel counts no flushes: it needs Linux 5.5 or newer"));
-    }
-    Ok(GuestIo {
-        reads: words[0],
-        read_bytes: words[2] * 512,
-        writes: words[4],
-        write_bytes: words[6] * 512,
-        flushes: words[15],
     })
 }
 
@@ -132,18 +117,6 @@ fn jbd2(text: &str) -> Result<Option<Jbd2>> {
         None => return Err(strange(format!("jbd2 counts no logged blocks: {text}"))),
     };
     Ok(Some(Jbd2 { transactions: transactions as u64, logged_blocks }))
-}
-
-impl GuestIo {
-    fn since(&self, earlier: &GuestIo) -> GuestIo {
-        GuestIo {
-            reads: self.reads.saturating_sub(earlier.reads),
-            read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
-            writes: self.writes.saturating_sub(earlier.writes),
-            write_bytes: self.write_bytes.saturating_sub(earlier.write_bytes),
-            flushes: self.flushes.saturating_sub(earlier.flushes),
-        }
-    }
 }
 
 #[cfg(test)]

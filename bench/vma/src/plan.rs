@@ -4,14 +4,14 @@
 //! drift of the machine meets every mode alike. A figure that compares with a plain cell brings that cell along.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::cell::{self, Bench};
-use crate::error::{BenchError, Result};
-use crate::record::{CellKey, Store};
+use crate::record::{CellKey, Record, Sample, Store};
 use crate::template::Templates;
-use afterimage_lab::calm;
+use afterimage_bench_kit::{matches, BenchError, Result};
+use afterimage_report::number::MIB;
 
 /// What a cell with one guest takes before any like it has been measured: `--quick`, and the full sizes.
 const GUESS: [Duration; 2] = [Duration::from_secs(12), Duration::from_secs(40)];
@@ -84,7 +84,8 @@ pub fn cells(selection: &Selection) -> Result<Vec<CellKey>> {
         is_possible(key)
             && selection.workloads.contains(&key.workload)
             && selection.modes.contains(&key.mode)
-            && (selection.only.is_empty() || selection.only.iter().any(|pattern| matches(pattern, key)))
+            && (selection.only.is_empty()
+                || selection.only.iter().any(|pattern| matches(pattern, &key.path())))
             && seen.insert(key.clone())
     });
     if keys.is_empty() {
@@ -187,109 +188,76 @@ fn is_possible(key: &CellKey) -> bool {
     contract && (key.kind == Kind::Run || key.device.is_model())
 }
 
-fn matches(pattern: &str, key: &CellKey) -> bool {
-    let path = key.path();
-    let mut parts = path.split('/');
-    pattern.split('/').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
+/// What is needed to run cells, and where they are kept.
+pub struct Run<'a> {
+    /// What all have in common.
+    pub bench: Bench<'a>,
+    /// What is finished.
+    pub store: Store,
+    /// Disks.
+    pub templates: Templates,
 }
 
-/// Runs what is not finished yet. Cells that failed are returned with the reason; they do not stop the others.
-///
-/// # Errors
-/// Results can not be written.
-pub fn run(
-    keys: &[CellKey],
-    bench: &Bench<'_>,
-    store: &mut Store,
-    templates: &mut Templates,
-    patience: Duration,
-) -> Result<Vec<(CellKey, BenchError)>> {
-    let todo: Vec<&CellKey> = keys.iter().filter(|key| store.get(key).is_none()).collect();
-    let kept = keys.len() - todo.len();
-    if kept > 0 {
-        eprintln!(
-            "{kept} of {} cells are finished already and are kept (--fresh runs them again)",
-            keys.len()
-        );
-    }
-    let whole: Duration = todo.iter().map(|key| estimate(store, key, bench)).sum();
-    eprintln!("{} cells to do, about {}", todo.len(), minutes(whole));
-    let mut failed = Vec::new();
-    for (at, key) in todo.iter().enumerate() {
-        let left: Duration = todo[at..].iter().map(|key| estimate(store, key, bench)).sum();
-        eprint!(
-            "[{}/{}, about {} left] {} round {} ",
-            at + 1,
-            todo.len(),
-            minutes(left),
-            key.path(),
-            key.round
-        );
-        let half = CellKey { kind: Kind::Run, ..(*key).clone() };
-        let half_s = store.elapsed_s(&half).map(|seconds| seconds / 2.0);
-        if key.kind != Kind::Run && half_s.is_none() {
-            eprintln!("left out: how long the work takes was not measured");
-            continue;
-        }
-        let outcome = templates.get(key.workload, key.mode, key.setup).and_then(|template| {
-            calm::wait(patience)?;
-            let began = Instant::now();
-            let mut outcome = cell::run(key, bench, &template, half_s);
-            if matches!(outcome, Err(BenchError::TooLate { .. })) {
-                // It was measured on a busier machine.
-                outcome = cell::run(key, bench, &template, half_s.map(|seconds| seconds / 2.0));
-            }
-            outcome.map(|outcome| (outcome, began.elapsed()))
-        });
-        match outcome {
-            Ok(((record, samples), wall)) => {
-                let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-                match &record.recovery {
-                    Some(recovery) => eprint!(
-                        "recovered in {:.2} s, {:.1} MiB moved",
-                        recovery.total_s(),
-                        mib(recovery.traffic_bytes())
-                    ),
-                    None => eprint!(
-                        "{:.2} s, {:.0} MiB stored",
-                        record.elapsed_s(),
-                        mib(record.storage.write_bytes)
-                    ),
-                }
-                eprintln!(" ({:.0} s)", wall.as_secs_f64());
-                store.add(record, &samples)?;
-            }
-            Err(error) => {
-                eprintln!("FAILED: {error}");
-                failed.push(((*key).clone(), error));
-            }
-        }
-    }
-    Ok(failed)
-}
+impl afterimage_bench_kit::Bench for Run<'_> {
+    type Cell = CellKey;
+    type Outcome = (Record, Vec<Sample>);
 
-/// What cells like this one took.
-fn estimate(store: &Store, key: &CellKey, bench: &Bench<'_>) -> Duration {
-    let mean = |like: &dyn Fn(&CellKey) -> bool| {
-        let walls: Vec<f64> = store.records().filter(|r| like(&r.key)).map(|r| r.wall_s).collect();
-        (!walls.is_empty()).then(|| Duration::from_secs_f64(walls.iter().sum::<f64>() / walls.len() as f64))
-    };
-    mean(&|other| other.without_round() == key.without_round())
-        .or_else(|| {
-            mean(&|other| {
-                (other.workload, other.device, other.guests, other.kind)
-                    == (key.workload, key.device, key.guests, key.kind)
+    fn name(&self, key: &CellKey) -> String {
+        format!("{} round {}", key.path(), key.round)
+    }
+
+    /// What cells like this one took.
+    fn estimate(&self, key: &CellKey) -> Option<Duration> {
+        let mean = |like: &dyn Fn(&CellKey) -> bool| {
+            let walls: Vec<f64> =
+                self.store.cells.records().filter(|r| like(&r.key)).map(|r| r.wall_s).collect();
+            (!walls.is_empty())
+                .then(|| Duration::from_secs_f64(walls.iter().sum::<f64>() / walls.len() as f64))
+        };
+        mean(&|other| other.without_round() == key.without_round())
+            .or_else(|| {
+                mean(&|other| {
+                    (other.workload, other.device, other.guests, other.kind)
+                        == (key.workload, key.device, key.guests, key.kind)
+                })
             })
-        })
-        .or_else(|| mean(&|other| (other.workload, other.guests) == (key.workload, key.guests)))
-        .unwrap_or(GUESS[usize::from(bench.scale.name != "quick")] * key.guests)
-}
+            .or_else(|| mean(&|other| (other.workload, other.guests) == (key.workload, key.guests)))
+            .or(Some(GUESS[usize::from(self.bench.scale.name != "quick")] * key.guests))
+    }
 
-fn minutes(time: Duration) -> String {
-    match time.as_secs() {
-        s if s < 90 => format!("{s} s"),
-        s if s < 5400 => format!("{} min", s.div_ceil(60)),
-        s => format!("{:.1} h", s as f64 / 3600.0),
+    fn measure(&mut self, key: &CellKey) -> Result<(Self::Outcome, String)> {
+        let half_s = match key.kind {
+            Kind::Run => None,
+            _ => {
+                let whole = self.store.elapsed_s(&CellKey { kind: Kind::Run, ..key.clone() });
+                let unknown = || BenchError::Workload("how long the work takes was not measured".to_owned());
+                Some(whole.ok_or_else(unknown)? / 2.0)
+            }
+        };
+        let template = self.templates.get(key.workload, key.mode, key.setup)?;
+        let mut outcome = cell::run(key, &self.bench, &template, half_s);
+        if matches!(outcome, Err(BenchError::TooLate { .. })) {
+            // It was measured on a busier machine.
+            outcome = cell::run(key, &self.bench, &template, half_s.map(|seconds| seconds / 2.0));
+        }
+        let (record, samples) = outcome?;
+        let words = match &record.recovery {
+            Some(recovery) => format!(
+                "recovered in {:.2} s, {:.1} MiB moved",
+                recovery.total_s(),
+                recovery.traffic_bytes() as f64 / MIB
+            ),
+            None => format!(
+                "{:.2} s, {:.0} MiB stored",
+                record.elapsed_s(),
+                record.storage.write_bytes as f64 / MIB
+            ),
+        };
+        Ok(((record, samples), words))
+    }
+
+    fn keep(&mut self, (record, samples): Self::Outcome) -> Result<()> {
+        self.store.add(record, samples)
     }
 }
 

@@ -1,20 +1,16 @@
 //! What one cell leaves: one file, `cells/NAME.json`, written beside and renamed.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use afterimage_protocol::lines;
 use afterimage_protocol::status::FileSystemStatus;
-use afterimage_results::of_version;
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Device, Kind, Mode, Setup, Workload};
-use crate::error::{BenchError, Context, Result};
 use crate::scale::Scale;
-
-/// Raised when a record of an older program would mean something else.
-pub const RECORD_VERSION: u32 = 3;
+use afterimage_bench_kit::io::{GuestIo, StorageIo};
+use afterimage_bench_kit::{BenchError, Context, Result};
 
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -58,31 +54,10 @@ impl CellKey {
         path
     }
 
-    /// The file's name without its ending.
-    pub fn file_name(&self) -> String {
-        format!("{}.r{}", self.path().replace(['/', '='], "_"), self.round)
-    }
-
     /// The same in every round.
     pub fn without_round(&self) -> CellKey {
         CellKey { round: 0, ..self.clone() }
     }
-}
-
-/// A guest's own count of what it sent, from `/sys/block/vda/stat`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GuestIo {
-    /// Read requests.
-    pub reads: u64,
-    /// Bytes in them.
-    pub read_bytes: u64,
-    /// Write requests.
-    pub writes: u64,
-    /// Bytes in them.
-    pub write_bytes: u64,
-    /// Flushes.
-    pub flushes: u64,
 }
 
 /// What jbd2 says of itself (`/proc/fs/jbd2/*/info`).
@@ -111,49 +86,6 @@ pub struct GuestResult {
     pub whole: GuestIo,
     /// At the program's end.
     pub jbd2: Option<Jbd2>,
-}
-
-/// What reached storage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StorageIo {
-    /// Read requests.
-    pub reads: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Write requests.
-    pub writes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// Flushes.
-    pub flushes: u64,
-}
-
-impl StorageIo {
-    /// What came after `earlier`.
-    pub fn since(&self, earlier: &StorageIo) -> StorageIo {
-        StorageIo {
-            reads: self.reads.saturating_sub(earlier.reads),
-            read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
-            writes: self.writes.saturating_sub(earlier.writes),
-            write_bytes: self.write_bytes.saturating_sub(earlier.write_bytes),
-            flushes: self.flushes.saturating_sub(earlier.flushes),
-        }
-    }
-
-    /// Adds another's.
-    pub fn add(&mut self, other: &StorageIo) {
-        self.reads += other.reads;
-        self.read_bytes += other.read_bytes;
-        self.writes += other.writes;
-        self.write_bytes += other.write_bytes;
-        self.flushes += other.flushes;
-    }
-
-    /// Bytes in both directions.
-    pub fn traffic_bytes(&self) -> u64 {
-        self.read_bytes + self.write_bytes
-    }
 }
 
 /// What a recovery took (Table III).
@@ -188,13 +120,18 @@ impl Recovery {
     pub fn traffic_bytes(&self) -> u64 {
         self.daemon_io.traffic_bytes() + self.mount_io.traffic_bytes()
     }
+
+    /// Bytes read.
+    pub fn read_bytes(&self) -> u64 {
+        self.daemon_io.read_bytes.unwrap_or(0) + self.mount_io.read_bytes.unwrap_or(0)
+    }
 }
 
 /// One finished cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// [`RECORD_VERSION`]
+    /// [`afterimage_bench_kit::Record::VERSION`]
     pub version: u32,
     /// The sizes it was run with.
     pub scale: Scale,
@@ -256,24 +193,25 @@ pub struct Sample {
     pub file_systems: Vec<FileSystemStatus>,
 }
 
-/// The finished cells of earlier runs and this one.
-#[derive(Debug)]
-pub struct Store {
-    folder: PathBuf,
-    records: BTreeMap<CellKey, Record>,
-    samples: BTreeMap<CellKey, Vec<Sample>>,
+impl afterimage_bench_kit::Record for Record {
+    type Key = CellKey;
+    const VERSION: u32 = 3;
+
+    fn key(&self) -> &CellKey {
+        &self.key
+    }
+
+    fn file_name(key: &CellKey) -> String {
+        format!("{}.r{}", key.path().replace(['/', '='], "_"), key.round)
+    }
 }
 
-fn samples_of(folder: &Path, key: &CellKey) -> Result<Vec<Sample>> {
-    let path = folder.join(format!("{}.samples.jsonl", key.file_name()));
-    match fs::read_to_string(&path) {
-        Ok(text) => lines::read(&text).map_err(|(line, error)| BenchError::Io {
-            what: format!("{} line {line} cannot be read", path.display()),
-            source: error.into(),
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error).context(|| format!("read {}", path.display())),
-    }
+/// The finished cells of earlier runs and this one, and what was sampled during them.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// The cells.
+    pub cells: afterimage_bench_kit::Store<Record>,
+    samples: BTreeMap<CellKey, Vec<Sample>>,
 }
 
 impl Store {
@@ -282,53 +220,25 @@ impl Store {
     /// # Errors
     /// The folder can not be read or made.
     pub fn open(folder: &Path, scale: &Scale) -> Result<Store> {
-        fs::create_dir_all(folder).context(|| format!("make {}", folder.display()))?;
-        let (mut records, mut samples) = (BTreeMap::new(), BTreeMap::new());
-        for entry in fs::read_dir(folder).context(|| format!("read {}", folder.display()))? {
-            let path = entry.context(|| format!("read {}", folder.display()))?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let text = fs::read_to_string(&path).context(|| format!("read {}", path.display()))?;
-            let record = of_version::<Record>(&text, RECORD_VERSION)
-                .map_err(std::io::Error::from)
-                .context(|| format!("{} cannot be read: remove it", path.display()))?;
-            if let Some(record) = record.filter(|record| record.scale == *scale) {
-                samples.insert(record.key.clone(), samples_of(folder, &record.key)?);
-                records.insert(record.key.clone(), record);
-            }
+        let cells = afterimage_bench_kit::Store::<Record>::open(folder, |record| record.scale == *scale)?;
+        let mut samples = BTreeMap::new();
+        for record in cells.records() {
+            samples.insert(record.key.clone(), samples_of(&samples_path(folder, &record.key))?);
         }
-        Ok(Store { folder: folder.to_owned(), records, samples })
+        Ok(Store { cells, samples })
     }
 
     /// Of results that were read elsewhere; nothing is to be added.
     pub fn of(cells: impl Iterator<Item = (Record, Vec<Sample>)>) -> Store {
-        let (mut records, mut samples) = (BTreeMap::new(), BTreeMap::new());
-        for (record, sampled) in cells {
-            samples.insert(record.key.clone(), sampled);
-            records.insert(record.key.clone(), record);
-        }
-        Store { folder: PathBuf::new(), records, samples }
-    }
-
-    /// All, in the order of their keys.
-    pub fn records(&self) -> impl Iterator<Item = &Record> {
-        self.records.values()
-    }
-
-    /// One.
-    pub fn get(&self, key: &CellKey) -> Option<&Record> {
-        self.records.get(key)
+        let (records, samples): (Vec<_>, _) =
+            cells.map(|(record, samples)| (record.clone(), (record.key, samples))).unzip();
+        Store { cells: afterimage_bench_kit::Store::of(records), samples }
     }
 
     /// The mean time of a cell over its rounds.
     pub fn elapsed_s(&self, key: &CellKey) -> Option<f64> {
-        let times: Vec<f64> = self
-            .records
-            .values()
-            .filter(|record| record.key.without_round() == key.without_round())
-            .map(Record::elapsed_s)
-            .collect();
+        let rounds = self.cells.records().filter(|record| record.key.without_round() == key.without_round());
+        let times: Vec<f64> = rounds.map(Record::elapsed_s).collect();
         (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64)
     }
 
@@ -336,43 +246,34 @@ impl Store {
     ///
     /// # Errors
     /// It can not be written.
-    pub fn add(&mut self, record: Record, samples: &[Sample]) -> Result<()> {
-        let name = record.key.file_name();
+    pub fn add(&mut self, record: Record, samples: Vec<Sample>) -> Result<()> {
         if !samples.is_empty() {
             let lines: Vec<String> = samples.iter().map(|s| serde_json::json!(s).to_string()).collect();
-            self.put(&format!("{name}.samples.jsonl"), &(lines.join("\n") + "\n"))?;
+            let path = samples_path(self.cells.folder(), &record.key);
+            afterimage_report::replace(&path, (lines.join("\n") + "\n").as_bytes())
+                .context(|| format!("write {}", path.display()))?;
         }
-        let text = serde_json::to_string_pretty(&record)
-            .map_err(std::io::Error::from)
-            .context(|| "a record".to_owned())?;
-        self.put(&format!("{name}.json"), &text)?;
-        self.samples.insert(record.key.clone(), samples.to_vec());
-        self.records.insert(record.key.clone(), record);
-        Ok(())
-    }
-
-    fn put(&self, name: &str, text: &str) -> Result<()> {
-        let fresh = self.folder.join(format!("{name}.new"));
-        fs::write(&fresh, text).context(|| format!("write {}", fresh.display()))?;
-        fs::rename(&fresh, self.folder.join(name)).context(|| format!("write {name}"))
+        self.samples.insert(record.key.clone(), samples);
+        self.cells.add(record)
     }
 
     /// What was sampled during a cell: nothing of most.
     pub fn samples(&self, key: &CellKey) -> &[Sample] {
         self.samples.get(key).map_or(&[], Vec::as_slice)
     }
+}
 
-    /// Forgets cells, so that they are run again.
-    ///
-    /// # Errors
-    /// A file can not be removed.
-    pub fn forget(&mut self, keys: &[CellKey]) -> Result<()> {
-        for key in keys {
-            if self.records.remove(key).is_some() {
-                let path = self.folder.join(format!("{}.json", key.file_name()));
-                fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
-            }
-        }
-        Ok(())
+fn samples_path(folder: &Path, key: &CellKey) -> PathBuf {
+    folder.join(format!("{}.samples.jsonl", <Record as afterimage_bench_kit::Record>::file_name(key)))
+}
+
+fn samples_of(path: &Path) -> Result<Vec<Sample>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => lines::read(&text).map_err(|(line, error)| BenchError::Io {
+            what: format!("{} line {line} cannot be read", path.display()),
+            source: error.into(),
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).context(|| format!("read {}", path.display())),
     }
 }

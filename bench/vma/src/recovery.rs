@@ -21,12 +21,13 @@ use rustix::process::{kill_process_group, Pid, Signal};
 
 use crate::catalog::{JournalPolicy, Kind};
 use crate::cell::{start, Bench};
-use crate::error::{BenchError, Context, Result};
 use crate::outcome::timed_s;
-use crate::record::{CellKey, Recovery, StorageIo};
+use crate::record::{CellKey, Recovery};
 use crate::script::recover_script;
-use crate::source::run;
 use crate::stage::{serve, written_by, Stage};
+use afterimage_bench_kit::io::StorageIo;
+use afterimage_bench_kit::process::run;
+use afterimage_bench_kit::{BenchError, Context, Result};
 
 /// How long requests that a stopped guest has sent may still be under way.
 const LAST_REQUESTS: Duration = Duration::from_millis(300);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use afterimage_protocol::status::{FileSystemStatus, StatusAnswer};
 
-use crate::error::{BenchError, Context, Result};
 use crate::record::Sample;
+use afterimage_bench_kit::{BenchError, Context, Result};
 
 const EVERY: Duration = Duration::from_millis(100);
 

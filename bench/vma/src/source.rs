@@ -12,11 +12,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use afterimage_lab::locate;
-
 use crate::catalog::Workload;
-use crate::error::{BenchError, Context, Result};
 use crate::scale::Scale;
+use afterimage_bench_kit::process::run;
+use afterimage_bench_kit::{BenchError, Context, Result};
+use afterimage_report::note;
 
 const PACKAGE: &str = "linux-source-6.1";
 /// The paper's largest file.
@@ -65,7 +65,7 @@ impl Sources {
         // What an interrupted run has left.
         let _ = fs::remove_dir_all(&fresh);
         fs::create_dir_all(&fresh).context(|| format!("make {}", fresh.display()))?;
-        eprintln!("fetching and unpacking {PACKAGE} into {} (once)", folder.display());
+        note(&format!("fetching and unpacking {PACKAGE} into {} (once)\n", folder.display()));
         run(Command::new("apt-get").args(["download", "-q", PACKAGE]).current_dir(&fresh))?;
         let archive = find(&fresh, |name| name.ends_with(".deb"))?;
         run(Command::new("dpkg").arg("-x").arg(&archive).arg(fresh.join("package")))?;
@@ -77,7 +77,7 @@ impl Sources {
     }
 
     fn pack(&self, files: usize) -> Result<()> {
-        eprintln!("packing {files} files of it for untar (once)");
+        note(&format!("packing {files} files of it for untar (once)\n"));
         let list = choose(&self.tree, files)?;
         let fresh = self.tarball.with_extension("new");
         let mut child = Command::new("tar")
@@ -144,23 +144,6 @@ fn find(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<PathBuf> {
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| path.is_file() && path.file_name().is_some_and(|name| wanted(&name.to_string_lossy())))
         .ok_or_else(|| BenchError::Workload(format!("apt-get download {PACKAGE} brought nothing")))
-}
-
-/// Runs a command to its successful end.
-///
-/// # Errors
-/// It failed; its last words are in the error.
-pub fn run(command: &mut Command) -> Result<()> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    locate::system_program(&name, &name)?;
-    let output = command.stdin(Stdio::null()).output().context(|| format!("run {name}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
-    text.push_str(&String::from_utf8_lossy(&output.stdout));
-    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
-    Err(BenchError::Workload(format!("{name} failed: {last}")))
 }
 
 #[cfg(test)]

@@ -1,19 +1,20 @@
 //! Where a cell's images lie: one modelled device, or a folder on the machine's disk, that all guests share.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use afterimage_lab::daemon::{Daemon, ServeOptions};
 use afterimage_lab::powerfs::{ModelName, MountOptions, PowerMount};
 use afterimage_lab::process::Workdir;
-use rustix::fs::{fadvise, major, minor, Advice};
+use rustix::fs::{major, minor};
 
 use crate::catalog::{Device, JournalPolicy, Setup};
-use crate::error::{Context, Result};
-use crate::record::{CellKey, StorageIo};
+use crate::record::CellKey;
 use crate::scale::HOST_DIRTY_BYTES;
-use crate::template::copy_sparse;
+use afterimage_bench_kit::io::{settle, StorageIo};
+use afterimage_bench_kit::process::copy_sparse;
+use afterimage_bench_kit::{Context, Result};
 
 enum Ground {
     Model(PowerMount),
@@ -74,13 +75,7 @@ impl Stage {
     /// # Errors
     /// The device fails.
     pub fn settle(&self) -> Result<()> {
-        for path in &self.images {
-            let file = File::open(path).context(|| format!("open {}", path.display()))?;
-            file.sync_all().context(|| format!("sync {}", path.display()))?;
-            fadvise(&file, 0, None, Advice::DontNeed)
-                .context(|| format!("drop the pages of {}", path.display()))?;
-        }
-        Ok(())
+        self.images.iter().try_for_each(|path| settle(path, true))
     }
 
     /// What has reached storage so far: counted below everything on a model, by the daemons (those that still live)
@@ -90,16 +85,7 @@ impl Stage {
     /// Somebody who has to answer does not.
     pub fn storage(&self, daemons: &[Daemon]) -> Result<StorageIo> {
         match &self.ground {
-            Ground::Model(mount) => {
-                let counters = mount.counters()?;
-                Ok(StorageIo {
-                    reads: counters.total.reads,
-                    read_bytes: counters.total.read_bytes,
-                    writes: counters.total.writes,
-                    write_bytes: counters.total.write_bytes,
-                    flushes: counters.total.syncs + counters.directory_syncs,
-                })
-            }
+            Ground::Model(mount) => Ok(StorageIo::of_model(&mount.counters()?).unsigned()),
             Ground::Disk(_) => written_by(daemons),
         }
     }
@@ -110,18 +96,8 @@ impl Stage {
 /// # Errors
 /// One does not answer.
 pub fn written_by(daemons: &[Daemon]) -> Result<StorageIo> {
-    let mut sum = StorageIo::default();
-    for daemon in daemons {
-        let (disk, log) = (daemon.disk()?.storage, daemon.status()?.log);
-        sum.add(&StorageIo {
-            reads: disk.reads,
-            read_bytes: disk.read_bytes,
-            writes: disk.writes,
-            write_bytes: disk.write_bytes + log.appended_bytes,
-            flushes: disk.syncs + log.syncs,
-        });
-    }
-    Ok(sum)
+    let add = |sum: StorageIo, daemon| Ok(sum.and(&StorageIo::of_daemon(daemon)?));
+    daemons.iter().try_fold(StorageIo::default(), add)
 }
 
 /// Starts a daemon on an image. `trace`: a new file for what reaches the image.

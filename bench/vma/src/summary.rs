@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use afterimage_lab::spread::Spread;
-use serde::Serialize;
+use afterimage_report::Spread;
 
 use crate::catalog::{Device, Kind, Mode, Setup};
 use crate::paper;
@@ -11,18 +10,18 @@ use crate::record::{CellKey, Record, Store};
 
 /// Cells by what is the same in every round.
 #[derive(Debug)]
-pub struct Table<'a> {
+pub struct Cells<'a> {
     rows: BTreeMap<CellKey, Vec<&'a Record>>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> Cells<'a> {
     /// Of all records of a store.
-    pub fn new(store: &'a Store) -> Table<'a> {
+    pub fn new(store: &'a Store) -> Cells<'a> {
         let mut rows: BTreeMap<CellKey, Vec<&Record>> = BTreeMap::new();
-        for record in store.records() {
+        for record in store.cells.records() {
             rows.entry(record.key.without_round()).or_default().push(record);
         }
-        Table { rows }
+        Cells { rows }
     }
 
     /// What there is, in order; the keys have round 0.
@@ -42,7 +41,7 @@ impl<'a> Table<'a> {
 
     /// A number over the rounds.
     pub fn spread(&self, key: &CellKey, value: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.rounds(key).iter().filter_map(|record| value(record)).collect())
+        Spread::of(self.rounds(key).iter().filter_map(|record| value(record)))
     }
 
     /// A number over that of another row in the same round.
@@ -57,7 +56,7 @@ impl<'a> Table<'a> {
             let other = base.iter().find(|other| other.key.round == record.key.round)?;
             Some(value(record)? / value(other)?)
         });
-        Spread::of(ratios.collect())
+        Spread::of(ratios)
     }
 
     /// How much less than another row's in the same round, in percent.
@@ -109,7 +108,7 @@ pub fn with_mode(key: &CellKey, mode: Mode) -> CellKey {
 }
 
 /// How a target came out.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Verdict {
     /// The target in words.
     pub target: String,
@@ -141,7 +140,7 @@ fn judge(
 }
 
 /// The targets, each where both sides were measured.
-pub fn verdicts(table: &Table<'_>) -> Vec<Verdict> {
+pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for key in table.keys().filter(|key| key.mode == Mode::JournalRetain && key.setup == Setup::Plain) {
         let journal = with_mode(key, Mode::Journal);
@@ -206,19 +205,4 @@ pub fn verdicts(table: &Table<'_>) -> Vec<Verdict> {
         }
     }
     verdicts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_spread_keeps_its_ends() {
-        assert_eq!(
-            Spread::of(vec![3.0, 1.0, 2.0]),
-            Some(Spread { median: 2.0, min: 1.0, max: 3.0, rounds: 3 })
-        );
-        assert_eq!(Spread::of(vec![1.0, 2.0]).unwrap().median, 1.5);
-        assert_eq!(Spread::of(vec![f64::NAN]), None);
-    }
 }

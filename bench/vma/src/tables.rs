@@ -5,23 +5,21 @@ mod figures;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use afterimage_lab::spread::Spread;
-use afterimage_lab::text::{markdown_table, number};
+use afterimage_report::number::{number, MIB};
+use afterimage_report::{or_dash, Spread, Table, NONE};
 
 use crate::catalog::{Device, JournalPolicy, Kind, Mode, Setup, Workload};
 use crate::paper;
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::summary::{
-    elapsed, over_own_bound, recovered, stored, synced, verdicts, with_mode, Table, Verdict,
+    elapsed, over_own_bound, recovered, stored, synced, verdicts, with_mode, Cells, Verdict,
 };
 
-const MIB: f64 = (1 << 20) as f64;
-
 /// Everything that has been measured, with the scale's sentence before every table.
-pub fn all(scale: &Scale, store: &Store, table: &Table<'_>) -> String {
+pub fn all(scale: &Scale, store: &Store, table: &Cells<'_>) -> String {
     let mut text = String::new();
-    let rounds = store.records().map(|record| record.key.round).max().unwrap_or(0);
+    let rounds = store.cells.records().map(|record| record.key.round).max().unwrap_or(0);
     let _ = writeln!(
         text,
         "Up to {rounds} interleaved rounds; `a (b–c)` is the median and the spread over the rounds, ratios and percentages \
@@ -77,7 +75,7 @@ impl Scene {
 }
 
 /// The scenes that have plain runs.
-pub fn scenes(table: &Table<'_>) -> Vec<Scene> {
+pub fn scenes(table: &Cells<'_>) -> Vec<Scene> {
     let scenes: BTreeSet<Scene> = table
         .keys()
         .filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain)
@@ -86,7 +84,7 @@ pub fn scenes(table: &Table<'_>) -> Vec<Scene> {
     scenes.into_iter().collect()
 }
 
-fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
+fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
         for mode in Mode::ALL {
@@ -95,7 +93,7 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
                 continue;
             }
             let journal = with_mode(&key, Mode::Journal);
-            let value = |value: fn(&Record) -> f64| table.spread(&key, |record| Some(value(record)));
+            let value = |value: fn(&Record) -> Option<f64>| table.spread(&key, value);
             let bound = mode.bound_a().and_then(|bound| table.ratio(&key, &with_mode(&key, bound), stored));
             rows.push(vec![
                 workload.name().to_owned(),
@@ -103,23 +101,23 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
                 show(table.spread(&key, elapsed)),
                 show(table.spread(&key, synced)),
                 if mode == Mode::Journal {
-                    "–".to_owned()
+                    NONE.to_owned()
                 } else {
                     percent(table.gain(&key, &journal, elapsed))
                 },
                 show(table.ratio(&key, &with_mode(&key, Mode::Ordered), elapsed)),
                 median(table.spread(&key, |record| Some(stored(record)? / MIB))),
                 if mode == Mode::Journal {
-                    "–".to_owned()
+                    NONE.to_owned()
                 } else {
                     percent(table.gain(&key, &journal, stored))
                 },
                 show(bound),
                 show(table.spread(&key, over_own_bound).filter(|_| mode.policy() == JournalPolicy::Retain)),
-                count(value(|record| record.storage.writes as f64)),
-                count(value(|record| record.storage.flushes as f64)),
-                median(value(|record| record.guest_cpu_s)),
-                median(value(|record| record.daemon_cpu_s)),
+                count(value(|record| Some(record.storage.writes? as f64))),
+                count(value(|record| Some(record.storage.flushes? as f64))),
+                median(value(|record| Some(record.guest_cpu_s))),
+                median(value(|record| Some(record.daemon_cpu_s))),
                 if mode == Mode::JournalRetain { paper::words(workload).to_owned() } else { String::new() },
             ]);
         }
@@ -133,9 +131,8 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
         scene.device.description(),
         if scene.device.is_model() { ", counted below the host's page cache" } else { ", as the daemons count them" }
     );
-    markdown_table(
-        text,
-        &[
+    text.push_str(
+        &Table::new([
             "workload",
             "mode",
             "time s",
@@ -151,12 +148,13 @@ fn main_table(text: &mut String, note: &str, table: &Table<'_>, scene: &Scene) {
             "guest CPU s",
             "daemon CPU s",
             "the paper, VMA",
-        ],
-        rows,
+        ])
+        .with(rows)
+        .markdown(),
     );
 }
 
-fn recovery_table(text: &mut String, note: &str, table: &Table<'_>) {
+fn recovery_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let keys = table.keys().filter(|key| key.kind != Kind::Run);
     let rows: Vec<Vec<String>> = keys
         .map(|key| {
@@ -176,25 +174,17 @@ fn recovery_table(text: &mut String, note: &str, table: &Table<'_>) {
                 }
                 .to_owned(),
                 show(table.spread(key, recovered)),
-                if *key == base { "–".to_owned() } else { percent(table.gain(key, &base, recovered)) },
+                if *key == base { NONE.to_owned() } else { percent(table.gain(key, &base, recovered)) },
                 part(|r| r.daemon_s + r.settle_s),
                 part(|r| r.mount_s + r.settle_mount_s),
                 part(|r| r.traffic_bytes() as f64 / MIB),
-                part(|r| (r.daemon_io.read_bytes + r.mount_io.read_bytes) as f64 / MIB),
+                part(|r| r.read_bytes() as f64 / MIB),
                 if clean { "yes" } else { "**no**" }.to_owned(),
-                said.map_or("–".to_owned(), |(seconds, mb)| format!("{seconds} s, {mb} MB")),
+                said.map_or(NONE.to_owned(), |(seconds, mb)| format!("{seconds} s, {mb} MB")),
             ]
         })
         .collect();
-    section(
-        text,
-        "Table III: recovery after a kill at half of the work's time",
-        &format!(
-            "{note} From the kill to a mounted file system whose repaired state is on the device: the daemon's part (what \
-             it retained goes home, and to the device), then the next guest's mount with the kernel's own replay (and that \
-             to the device). The host's page cache was written out and dropped before the kill."
-        ),
-        &[
+    text.push_str(&Table::new([
             "device",
             "workload",
             "mode",
@@ -207,9 +197,11 @@ fn recovery_table(text: &mut String, note: &str, table: &Table<'_>) {
             "of it read",
             "e2fsck clean",
             "the paper",
-        ],
-        rows,
-    );
+        ]).with(rows).section("Table III: recovery after a kill at half of the work's time", &format!(
+            "{note} From the kill to a mounted file system whose repaired state is on the device: the daemon's part (what \
+             it retained goes home, and to the device), then the next guest's mount with the kernel's own replay (and that \
+             to the device). The host's page cache was written out and dropped before the kill."
+        )));
 }
 
 fn target_table(text: &mut String, note: &str, verdicts: &[Verdict]) {
@@ -222,40 +214,28 @@ fn target_table(text: &mut String, note: &str, verdicts: &[Verdict]) {
             if verdict.met { "met" } else { "**missed**" }.to_owned(),
         ]
     });
-    section(text, "Targets", note, &["target", "cell", "reached", "wanted", ""], rows.collect());
-}
-
-/// A heading, a paragraph and a Markdown table; nothing at all without rows.
-pub fn section(text: &mut String, title: &str, words: &str, heads: &[&str], rows: Vec<Vec<String>>) {
-    if rows.is_empty() {
-        return;
-    }
-    let _ = writeln!(text, "\n### {title}\n\n{words}\n");
-    markdown_table(text, heads, rows);
+    text.push_str(
+        &Table::new(["target", "cell", "reached", "wanted", ""]).with(rows).section("Targets", note),
+    );
 }
 
 fn show(spread: Option<Spread>) -> String {
-    match spread {
-        None => "–".to_owned(),
-        Some(Spread { median, rounds: 1, .. }) => number(median),
-        Some(s) => format!("{} ({}–{})", number(s.median), number(s.min), number(s.max)),
-    }
+    or_dash(spread, |spread| spread.show(number))
 }
 
 fn percent(spread: Option<Spread>) -> String {
-    match spread {
-        None => "–".to_owned(),
-        Some(Spread { median, rounds: 1, .. }) => format!("{median:.1} %"),
-        Some(s) => format!("{:.1} % ({:.1}–{:.1})", s.median, s.min, s.max),
-    }
+    or_dash(spread, |s| match s.rounds {
+        1 => format!("{:.1} %", s.median),
+        _ => format!("{:.1} % ({:.1}–{:.1})", s.median, s.min, s.max),
+    })
 }
 
 fn median(spread: Option<Spread>) -> String {
-    spread.map_or("–".to_owned(), |s| number(s.median))
+    or_dash(spread, |s| number(s.median))
 }
 
 fn count(spread: Option<Spread>) -> String {
-    spread.map_or("–".to_owned(), |s| format!("{:.0}", s.median))
+    or_dash(spread, |s| format!("{:.0}", s.median))
 }
 
 #[cfg(test)]
@@ -266,13 +246,7 @@ mod tests {
     fn spreads_are_short() {
         let spread = Spread { median: 1.0, min: 0.5, max: 2.0, rounds: 3 };
         assert_eq!(show(Some(spread)), "1.00 (0.50–2.00)");
+        assert_eq!(percent(Some(spread)), "1.0 % (0.5–2.0)");
         assert_eq!(percent(Some(Spread { rounds: 1, ..spread })), "1.0 %");
-    }
-
-    #[test]
-    fn empty_tables_are_left_out() {
-        let mut text = String::new();
-        section(&mut text, "title", "words", &["a"], Vec::new());
-        assert!(!text.contains("title"));
     }
 }

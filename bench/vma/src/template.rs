@@ -15,9 +15,10 @@ use afterimage_lab::process::{quote, Cleanup};
 use rustix::fs::{fallocate, statvfs, FallocateFlags};
 
 use crate::catalog::{Mode, Setup, Workload};
-use crate::error::{Context, Result};
 use crate::scale::{Scale, DISK_BYTES};
-use crate::source::{run, Sources};
+use crate::source::Sources;
+use afterimage_bench_kit::process::{copy_sparse, run};
+use afterimage_bench_kit::{Context, Result};
 
 /// How full § 5.2.6's disks are.
 const AGED_FULL: f64 = 0.77;
@@ -200,12 +201,4 @@ impl Drop for LoopMount {
             cleanup.dismiss();
         }
     }
-}
-
-/// Copies a file; zeroes become holes.
-///
-/// # Errors
-/// `cp` failed.
-pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
-    run(Command::new("cp").arg("--sparse=always").args([from, to]))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+pub use afterimage_report::number::thousands as grouped;
 use serde::{Deserialize, Serialize};
 
 use crate::campaign::{Failure, Progress};
@@ -60,19 +61,6 @@ impl Report {
             0.0
         }
     }
-}
-
-/// A number with its thousands apart.
-pub fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
-            text.push(' ');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 impl fmt::Display for Report {

@@ -79,8 +79,8 @@ impl Placement {
         if next > u64::from(logical_blocks) {
             return Err(RunError::TooLarge(format!(
                 "the trace spans {}, the drive has {}; use --precondition region or a larger --geometry",
-                crate::units::show_bytes(next * block_bytes),
-                crate::units::show_bytes(u64::from(logical_blocks) * block_bytes)
+                afterimage_report::number::show_bytes(next * block_bytes),
+                afterimage_report::number::show_bytes(u64::from(logical_blocks) * block_bytes)
             )));
         }
         Ok(Self { pages_per_block, logical_blocks, kind: Kind::Whole { first } })

@@ -24,7 +24,5 @@ pub mod lane;
 pub mod locate;
 pub mod powerfs;
 pub mod process;
-pub mod spread;
-pub mod text;
 
 pub use error::{LabError, Result};

@@ -1,19 +1,20 @@
 //! The tables of single figures: commits, checkpoints, aged disks, RAM-disk journals, memory.
 
-use afterimage_protocol::status::FileSystemStatus;
 use std::collections::BTreeSet;
 
-use afterimage_lab::text::number;
+use afterimage_protocol::status::FileSystemStatus;
+use afterimage_report::number::{number, MIB};
+use afterimage_report::{or_dash, Table};
 
-use super::{count, median, percent, section, show, MIB};
+use super::{count, median, percent, show};
 use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::memory::{moments, peak};
 use crate::paper;
 use crate::record::{CellKey, Store};
 use crate::scale::{Scale, ROOMY_MIB};
-use crate::summary::{elapsed, stored, synced, with_mode, Table};
+use crate::summary::{elapsed, stored, synced, with_mode, Cells};
 
-pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: &Table<'_>) {
+pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: &Cells<'_>) {
     let mut rows = Vec::new();
     for key in table.keys().filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain) {
         for record in table.rounds(key) {
@@ -22,7 +23,7 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
                 continue;
             }
             let counted = |count: fn(&FileSystemStatus) -> u64| {
-                record.file_systems.first().map_or("–".to_owned(), |found| count(found).to_string())
+                or_dash(record.file_systems.first(), |found| count(found).to_string())
             };
             rows.push(vec![
                 key.device.name().to_owned(),
@@ -40,14 +41,8 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
             ]);
         }
     }
-    section(
-        text,
-        "Fig. 17: what is retained",
-        &format!(
-            "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report.",
-            paper::FIG17
-        ),
-        &[
+    text.push_str(
+        &Table::new([
             "device",
             "workload",
             "mode",
@@ -60,12 +55,19 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
             "checkpoints",
             "tail moves",
             "home writes",
-        ],
-        rows,
+        ])
+        .with(rows)
+        .section(
+            "Fig. 17: what is retained",
+            &format!(
+                "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report.",
+                paper::FIG17
+            ),
+        ),
     );
 }
 
-pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: &Table<'_>) {
+pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: &Cells<'_>) {
     let keys = runs(table, |key| {
         key.guests == 1
             && matches!(key.workload, Workload::Postmark | Workload::Untar)
@@ -91,15 +93,7 @@ pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: 
             jbd2(|j| j.logged_blocks),
         ]
     });
-    section(
-        text,
-        "Fig. 12: the size of a commit",
-        &format!(
-            "{note} jbd2's largest transaction is a quarter of the journal, which is the paper's MTS: journals of 16 to 128 \
-             MiB, and `commit=` intervals. The paper: {}.",
-            paper::FIG12
-        ),
-        &[
+    text.push_str(&Table::new([
             "device",
             "workload",
             "mode",
@@ -110,12 +104,14 @@ pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: 
             "MiB stored",
             "transactions",
             "blocks each",
-        ],
-        rows.collect(),
-    );
+        ]).with(rows).section("Fig. 12: the size of a commit", &format!(
+            "{note} jbd2's largest transaction is a quarter of the journal, which is the paper's MTS: journals of 16 to 128 \
+             MiB, and `commit=` intervals. The paper: {}.",
+            paper::FIG12
+        )));
 }
 
-pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>) {
+pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let [small, large] = ROOMY_JOURNALS_MIB.map(Setup::Roomy);
     let keys = runs(table, |key| key.setup == large);
     let rows = keys.iter().map(|key| {
@@ -137,17 +133,7 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>)
             counted(|f| f.checkpoints),
         ]
     });
-    section(
-        text,
-        "Fig. 14: the cost of checkpoints",
-        &format!(
-            "{note} Time with a journal of 128 MiB against one of 1 GiB, in which none is needed, in guests of \
-             {ROOMY_MIB} MiB: with the large journal jbd2 allows transactions of 256 MiB, which have to fit. In so \
-             much memory work may end long before it is on the disk: the times here are with the sync after it. Counts are the \
-             first daemon's, where it looks into the journal. The paper: {}.",
-            paper::FIG14
-        ),
-        &[
+    text.push_str(&Table::new([
             "device",
             "guests",
             "workload",
@@ -157,12 +143,16 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Table<'_>)
             "cost",
             "tail moves by the guest",
             "checkpoints by the daemon",
-        ],
-        rows.collect(),
-    );
+        ]).with(rows).section("Fig. 14: the cost of checkpoints", &format!(
+            "{note} Time with a journal of 128 MiB against one of 1 GiB, in which none is needed, in guests of \
+             {ROOMY_MIB} MiB: with the large journal jbd2 allows transactions of 256 MiB, which have to fit. In so \
+             much memory work may end long before it is on the disk: the times here are with the sync after it. Counts are the \
+             first daemon's, where it looks into the journal. The paper: {}.",
+            paper::FIG14
+        )));
 }
 
-pub(super) fn aged_table(text: &mut String, note: &str, table: &Table<'_>) {
+pub(super) fn aged_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let keys = runs(table, |key| key.setup == Setup::Aged);
     let rows = keys.iter().map(|key| {
         let journal = with_mode(key, Mode::Journal);
@@ -178,11 +168,8 @@ pub(super) fn aged_table(text: &mut String, note: &str, table: &Table<'_>) {
             percent(table.gain(key, &journal, elapsed)),
         ]
     });
-    section(
-        text,
-        "Fig. 15: disks that are 77 % full and fragmented",
-        &format!("{note} The paper: {}.", paper::FIG15),
-        &[
+    text.push_str(
+        &Table::new([
             "device",
             "guests",
             "workload",
@@ -192,12 +179,16 @@ pub(super) fn aged_table(text: &mut String, note: &str, table: &Table<'_>) {
             "aged/empty",
             "empty: less than journal",
             "aged: less than journal",
-        ],
-        rows.collect(),
+        ])
+        .with(rows)
+        .section(
+            "Fig. 15: disks that are 77 % full and fragmented",
+            &format!("{note} The paper: {}.", paper::FIG15),
+        ),
     );
 }
 
-pub(super) fn ram_table(text: &mut String, note: &str, table: &Table<'_>) {
+pub(super) fn ram_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let keys = runs(table, |key| key.setup == Setup::RamJournal);
     let rows = keys.iter().map(|key| {
         let retained = with_mode(&plain(key), Mode::JournalRetain);
@@ -213,11 +204,8 @@ pub(super) fn ram_table(text: &mut String, note: &str, table: &Table<'_>) {
             paper::ram_journal(key.workload).to_owned(),
         ]
     });
-    section(
-        text,
-        "Fig. 16: the journal on a RAM disk in the guest",
-        &format!("{note} A RAM disk of 40 MiB, taken from the guest's 128 MiB, holds the journal."),
-        &[
+    text.push_str(
+        &Table::new([
             "device",
             "guests",
             "workload",
@@ -227,41 +215,66 @@ pub(super) fn ram_table(text: &mut String, note: &str, table: &Table<'_>) {
             "RAM disk × retained",
             "RAM disk × on disk",
             "the paper on the RAM disk",
-        ],
-        rows.collect(),
+        ])
+        .with(rows)
+        .section(
+            "Fig. 16: the journal on a RAM disk in the guest",
+            &format!("{note} A RAM disk of 40 MiB, taken from the guest's 128 MiB, holds the journal."),
+        ),
     );
 }
 
 /// The same work under the contract that survives more.
-pub(super) fn contract_table(text: &mut String, note: &str, table: &Table<'_>) {
+pub(super) fn contract_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let usual = "guest-crash";
     let keys = runs(table, |key| key.setup == Setup::Plain && key.contract != usual);
     let rows =
         keys.iter().map(|key| beside(table, key, &CellKey { contract: usual.to_owned(), ..key.clone() }));
-    section(
-        text,
-        "What the redo log costs",
-        &format!("{note} The same cells under `{usual}` are 1."),
-        &["device", "guests", "workload", "mode", "", "time s", "×", "MiB stored", "×", "flushes"],
-        rows.collect(),
+    text.push_str(
+        &Table::new([
+            "device",
+            "guests",
+            "workload",
+            "mode",
+            "",
+            "time s",
+            "×",
+            "MiB stored",
+            "×",
+            "flushes",
+        ])
+        .with(rows)
+        .section("What the redo log costs", &format!("{note} The same cells under `{usual}` are 1.")),
     );
 }
 
 /// vDrive's forced flush at truncation, under strict order an option.
-pub(super) fn vflush_table(text: &mut String, note: &str, table: &Table<'_>) {
+pub(super) fn vflush_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let keys = runs(table, |key| key.setup == Setup::Vflush);
     let rows = keys.iter().map(|key| beside(table, key, &plain(key)));
-    section(
-        text,
-        "A flush at every truncation of the journal",
-        &format!("{note} `serve --vflush-at-truncation`; the same cells without it are 1."),
-        &["device", "guests", "workload", "mode", "", "time s", "×", "MiB stored", "×", "flushes"],
-        rows.collect(),
+    text.push_str(
+        &Table::new([
+            "device",
+            "guests",
+            "workload",
+            "mode",
+            "",
+            "time s",
+            "×",
+            "MiB stored",
+            "×",
+            "flushes",
+        ])
+        .with(rows)
+        .section(
+            "A flush at every truncation of the journal",
+            &format!("{note} `serve --vflush-at-truncation`; the same cells without it are 1."),
+        ),
     );
 }
 
 /// A cell and its ratios to another.
-fn beside(table: &Table<'_>, key: &CellKey, base: &CellKey) -> Vec<String> {
+fn beside(table: &Cells<'_>, key: &CellKey, base: &CellKey) -> Vec<String> {
     vec![
         key.device.name().to_owned(),
         key.guests.to_string(),
@@ -272,7 +285,7 @@ fn beside(table: &Table<'_>, key: &CellKey, base: &CellKey) -> Vec<String> {
         show(table.ratio(key, base, elapsed)),
         median(table.spread(key, |record| Some(stored(record)? / MIB))),
         show(table.ratio(key, base, stored)),
-        count(table.spread(key, |record| Some(record.storage.flushes as f64))),
+        count(table.spread(key, |record| Some(record.storage.flushes? as f64))),
     ]
 }
 
@@ -280,7 +293,7 @@ fn plain(key: &CellKey) -> CellKey {
     CellKey { setup: Setup::Plain, ..key.clone() }
 }
 
-fn runs(table: &Table<'_>, wanted: impl Fn(&CellKey) -> bool) -> Vec<CellKey> {
+fn runs(table: &Cells<'_>, wanted: impl Fn(&CellKey) -> bool) -> Vec<CellKey> {
     table.keys().filter(|key| key.kind == Kind::Run && wanted(key)).cloned().collect()
 }
 

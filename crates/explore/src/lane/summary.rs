@@ -1,8 +1,8 @@
 //! What a lane found, as text, as JSON and as the Markdown that stands in the documentation.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
+use afterimage_report::{or_dash, Table};
 use serde::{Deserialize, Serialize};
 
 use super::faults::Planted;
@@ -68,27 +68,37 @@ impl Summary {
 
     /// Tables for the documentation.
     pub fn markdown(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            text,
-            "| campaign | layer, model, level | crash points | states | distinct bytes | recovered by the daemon | checked | \
-             fresh | stale, oldest | lost | inconsistent |\n|---|---|---|---|---|---|---|---|---|---|---|"
-        );
+        let tables = [self.campaigns(), self.planted(), self.studies()];
+        let shown: Vec<String> = tables.iter().filter(|t| !t.is_empty()).map(Table::markdown).collect();
+        shown.join("\n")
+    }
+
+    fn campaigns(&self) -> Table {
+        let mut table = Table::new([
+            "campaign",
+            "layer, model, level",
+            "crash points",
+            "states",
+            "distinct bytes",
+            "recovered by the daemon",
+            "checked",
+            "fresh",
+            "stale, oldest",
+            "lost",
+            "inconsistent",
+        ]);
         for report in &self.reports {
             let (tally, work) = (&report.progress.tally, &report.progress.tally.work);
             let level = format!("{:?}", report.setup.level).to_lowercase();
-            let _ = writeln!(
-                text,
-                "| {} | {}, {}, {level} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                report.name,
-                report.setup.layer_name(),
-                report.setup.model.name(),
+            let some = |wanted: bool, count: u64| or_dash(wanted.then_some(count), grouped);
+            table.row([
+                report.name.clone(),
+                format!("{}, {}, {level}", report.setup.layer_name(), report.setup.model.name()),
                 grouped(report.cuts as u64),
                 grouped(tally.states()),
                 grouped(work.states - work.equal_bytes),
-                if work.recovered > 0 { grouped(work.recovered) } else { "–".to_owned() },
-                if work.checks > 0 { grouped(work.checked) } else { "–".to_owned() },
+                some(work.recovered > 0, work.recovered),
+                some(work.checks > 0, work.checked),
                 grouped(tally.fresh),
                 if tally.stale > 0 {
                     format!("{}, {:.1} ms", grouped(tally.stale), tally.stale_ms_max)
@@ -101,51 +111,51 @@ impl Summary {
                 } else {
                     grouped(tally.inconsistent)
                 },
-            );
+            ]);
         }
-        if !self.faults.is_empty() {
-            let _ = writeln!(text, "\n| planted fault | found after | as |\n|---|---|---|");
-        }
+        table
+    }
+
+    fn planted(&self) -> Table {
+        let mut table = Table::new(["planted fault", "found after", "as"]);
         for fault in &self.faults {
-            let after = if fault.found {
-                format!("{} states, {} ms", grouped(fault.states), grouped(fault.elapsed_ms))
-            } else {
-                format!("**not found** in {} states", grouped(fault.states))
-            };
-            let _ = writeln!(
-                text,
-                "| {}: {} | {after} | {} |",
-                fault.name,
-                fault.describe,
-                fault.how.replace('|', "\\|").lines().next().unwrap_or_default()
-            );
+            table.row([
+                format!("{}: {}", fault.name, fault.describe),
+                if fault.found {
+                    format!("{} states, {} ms", grouped(fault.states), grouped(fault.elapsed_ms))
+                } else {
+                    format!("**not found** in {} states", grouped(fault.states))
+                },
+                fault.how.replace('|', "\\|").lines().next().unwrap_or_default().to_owned(),
+            ]);
         }
-        if !self.case_studies.is_empty() {
-            let _ = writeln!(
-                text,
-                "\n| case study | contract | crash points | old | new | inconsistent | oldest | vDrive's Table 2: old, new |\n\
-                 |---|---|---|---|---|---|---|---|"
-            );
+        table
+    }
+
+    fn studies(&self) -> Table {
+        let mut table = Table::new([
+            "case study",
+            "contract",
+            "crash points",
+            "old",
+            "new",
+            "inconsistent",
+            "oldest",
+            "vDrive's Table 2: old, new",
+        ]);
+        for (study, row) in self.case_studies.iter().flat_map(|s| s.rows.iter().map(move |row| (s, row))) {
+            let whose = if row.contract == "power" { "nested" } else { "vDrive" };
+            table.row([
+                study.name.to_string(),
+                row.contract.to_string(),
+                grouped(row.points),
+                grouped(row.old),
+                grouped(row.new),
+                grouped(row.broken),
+                format!("{:.1} ms", row.stale_ms_max),
+                or_dash(row.paper, |(old, new)| format!("{whose}: {old}, {new}")),
+            ]);
         }
-        for study in &self.case_studies {
-            for row in &study.rows {
-                let _ = writeln!(
-                    text,
-                    "| {} | {} | {} | {} | {} | {} | {:.1} ms | {} |",
-                    study.name,
-                    row.contract,
-                    grouped(row.points),
-                    grouped(row.old),
-                    grouped(row.new),
-                    grouped(row.broken),
-                    row.stale_ms_max,
-                    row.paper.map_or("–".to_owned(), |(old, new)| format!(
-                        "{}: {old}, {new}",
-                        if row.contract == "power" { "nested" } else { "vDrive" }
-                    ))
-                );
-            }
-        }
-        text
+        table
     }
 }

@@ -3,16 +3,16 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use afterimage_report::Table;
 use serde::Serialize;
 
 use super::drive::{distinct, show_broken, Source};
 use super::jobs::{self, Job};
-use super::table::Table;
 use super::{html, print, print_json, CliError, DriveArgs, ReadArgs};
 use crate::config::FtlKind;
 use crate::report::Report;
 use crate::scan::Scan;
-use crate::units::{show_bytes, show_count, show_ns};
+use afterimage_report::number::{show_bytes, show_ns, thousands};
 
 /// Run all FTLs on several traces, side by side
 ///
@@ -134,57 +134,56 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     if !comparison.runs.is_empty() {
         let tables = tables(&comparison, &args.trace, &scans, &ftls);
         if let Some(file) = &args.html {
-            std::fs::write(file, html::page(&comparison, &tables))
+            std::fs::write(file, html::comparison(&comparison, &tables))
                 .map_err(|e| CliError::Failed(format!("cannot write the report {}: {e}", file.display())))?;
         }
         if args.json {
             print_json(out, &comparison)?;
         } else {
-            let text: Vec<String> = tables.iter().map(ToString::to_string).collect();
+            let text: Vec<String> =
+                tables.iter().map(|(title, table)| format!("{title}\n{}", table.text())).collect();
             print(out, &text.join("\n"))?;
         }
     }
     jobs::verdict(outcome)
 }
 
-fn tables(comparison: &Comparison<'_>, sources: &[Source], scans: &[Scan], ftls: &[FtlKind]) -> Vec<Table> {
-    let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
-    let mut tables = vec![Table {
-        title: "Requests and traffic".into(),
-        head: words(&["trace", "reads", "writes", "requests", "read", "written", "traffic"]),
-        rows: sources
-            .iter()
-            .zip(scans)
-            .map(|(source, scan)| {
-                let t = &scan.traffic;
-                vec![
-                    source.name.clone(),
-                    show_count(t.reads),
-                    show_count(t.writes),
-                    show_count(t.requests()),
-                    show_bytes(t.read_bytes),
-                    show_bytes(t.write_bytes),
-                    show_bytes(t.bytes()),
-                ]
-            })
-            .collect(),
-    }];
+fn tables(
+    comparison: &Comparison<'_>,
+    sources: &[Source],
+    scans: &[Scan],
+    ftls: &[FtlKind],
+) -> Vec<(String, Table)> {
+    let heads = ["trace", "reads", "writes", "requests", "read", "written", "traffic"];
+    let mut traffic = Table::new(heads).right(1..).indented(2);
+    for (source, scan) in sources.iter().zip(scans) {
+        let t = &scan.traffic;
+        traffic.row([
+            source.name.clone(),
+            thousands(t.reads),
+            thousands(t.writes),
+            thousands(t.requests()),
+            show_bytes(t.read_bytes),
+            show_bytes(t.write_bytes),
+            show_bytes(t.bytes()),
+        ]);
+    }
+    let mut tables = vec![("Requests and traffic".to_owned(), traffic)];
     let find = |trace: &str, ftl: FtlKind| comparison.runs.iter().find(|r| r.trace == trace && r.ftl == ftl);
     let beside =
         |trace: &str, ftl: FtlKind| comparison.against.iter().find(|a| a.trace == trace && a.ftl == ftl);
     let mut add = |title: String, cell: &dyn Fn(&str, FtlKind) -> Option<String>| {
-        let mut head = vec!["trace".to_owned()];
-        head.extend(ftls.iter().map(ToString::to_string));
+        let heads = std::iter::once("trace".to_owned()).chain(ftls.iter().map(ToString::to_string));
         let row = |source: &Source| {
             let cells = ftls.iter().map(|ftl| cell(&source.name, *ftl).unwrap_or_else(|| "-".to_owned()));
             std::iter::once(source.name.clone()).chain(cells).collect()
         };
-        tables.push(Table { title, head, rows: sources.iter().map(row).collect() });
+        tables.push((title, Table::new(heads).right(1..).indented(2).with(sources.iter().map(row))));
     };
     let base = comparison.baseline;
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     let times = |ratio: f64| format!("{ratio:.2}x");
-    add("Erases".into(), &|t, f| find(t, f).map(|r| show_count(r.erases)));
+    add("Erases".into(), &|t, f| find(t, f).map(|r| thousands(r.erases)));
     add(format!("Erase reduction against {base} (the study's lifetime extension)"), &|t, f| {
         beside(t, f)?.erase_reduction.map(percent)
     });
@@ -201,11 +200,11 @@ fn tables(comparison: &Comparison<'_>, sources: &[Source], scans: &[Scan], ftls:
         find(t, f).map(|r| show_ns(r.collection.ns_per_request as u64))
     });
     add("Write amplification".into(), &|t, f| find(t, f)?.write_amplification.map(|wa| format!("{wa:.3}")));
-    add("Most erased block".into(), &|t, f| find(t, f).map(|r| show_count(u64::from(r.wear.max))));
+    add("Most erased block".into(), &|t, f| find(t, f).map(|r| thousands(u64::from(r.wear.max))));
     add("Response time: mean".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.mean_ns as u64)));
     add("Response time: p50".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.p50_ns)));
     add("Response time: p99".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.p99_ns)));
     add("Response time: p99.9".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.p999_ns)));
-    add("Flash blocks".into(), &|t, f| find(t, f).map(|r| show_count(u64::from(r.geometry.blocks))));
+    add("Flash blocks".into(), &|t, f| find(t, f).map(|r| thousands(u64::from(r.geometry.blocks))));
     tables
 }

@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::scan::Scan;
 use crate::sim::{self, Control, RunError, RunOptions};
 use crate::trace::{Options, Prefetch};
-use crate::units::show_count;
+use afterimage_report::number::thousands;
 
 /// One FTL with one set of parameters on one trace.
 pub struct Job<'a> {
@@ -47,7 +47,7 @@ pub fn control() -> Result<Control, CliError> {
 pub fn scan(config: &Config, source: &Source, read: &Options, control: &Control) -> Result<Scan, CliError> {
     let trace = Prefetch::open(&source.files, read).map_err(RunError::from)?;
     let line = || {
-        let requests = show_count(control.scanned.load(Ordering::Relaxed));
+        let requests = thousands(control.scanned.load(Ordering::Relaxed));
         format!("first pass over {}: {requests} requests", source.name)
     };
     Ok(watched(line, || Scan::trace(config.geometry, trace, control))?)
@@ -133,7 +133,7 @@ fn bar(served: u64, total: u64, finished: usize, jobs: usize) -> String {
         "#".repeat(filled),
         ".".repeat(30 - filled),
         share * 100.0,
-        show_count(served)
+        thousands(served)
     )
 }
 

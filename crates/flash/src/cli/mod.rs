@@ -10,7 +10,6 @@ mod html;
 mod jobs;
 mod run;
 mod sweep;
-mod table;
 mod traces;
 
 use std::io::Write;

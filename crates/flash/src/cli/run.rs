@@ -10,7 +10,7 @@ use super::{print, print_json, CliError, DriveArgs, ReadArgs};
 use crate::config::FtlKind;
 use crate::counts::{Cause, Ops};
 use crate::report::{Report, Times};
-use crate::units::{show_bytes, show_count, show_ns};
+use afterimage_report::number::{show_bytes, show_ns, thousands};
 
 /// Run a trace on one FTL
 ///
@@ -67,16 +67,16 @@ fn text(r: &Report) -> String {
     line("flash", format!("{} ({})", r.geometry, show_bytes(r.geometry.bytes())));
     line("pages in use", percent(r.utilisation));
     let t = &r.traffic;
-    line("requests", show_count(t.requests()));
-    line("  reads", format!("{}, {}", show_count(t.reads), show_bytes(t.read_bytes)));
-    line("  writes", format!("{}, {}", show_count(t.writes), show_bytes(t.write_bytes)));
-    line("  discards", format!("{}, {}", show_count(t.discards), show_bytes(t.discard_bytes)));
-    line("pages read, written", format!("{}, {}", show_count(r.pages.read), show_count(r.pages.written)));
+    line("requests", thousands(t.requests()));
+    line("  reads", format!("{}, {}", thousands(t.reads), show_bytes(t.read_bytes)));
+    line("  writes", format!("{}, {}", thousands(t.writes), show_bytes(t.write_bytes)));
+    line("  discards", format!("{}, {}", thousands(t.discards), show_bytes(t.discard_bytes)));
+    line("pages read, written", format!("{}, {}", thousands(r.pages.read), thousands(r.pages.written)));
     line(
         "write amplification",
         r.write_amplification.map_or_else(|| "no writes".into(), |wa| format!("{wa:.3}")),
     );
-    line("erases", show_count(r.erases));
+    line("erases", thousands(r.erases));
     line(
         "GC overhead",
         format!(
@@ -90,9 +90,9 @@ fn text(r: &Report) -> String {
         "map traffic beside GC",
         format!(
             "{} reads, {} programs, {} spare reads",
-            show_count(r.map.reads),
-            show_count(r.map.programs),
-            show_count(r.map.spare_reads)
+            thousands(r.map.reads),
+            thousands(r.map.programs),
+            thousands(r.map.spare_reads)
         ),
     );
     line("device time", show_ns(r.device_ns));
@@ -103,13 +103,13 @@ fn text(r: &Report) -> String {
     line("service time", times(&r.service));
     line("RAM for tables", show_bytes(r.table_bytes));
     for (name, value) in &r.details {
-        line(name, show_count(*value));
+        line(name, thousands(*value));
     }
     line("operations", "reads / programs / erases".to_owned());
     for cause in Cause::ALL {
         let Ops { reads, programs, erases } = r.operations.of(cause);
         if reads + programs + erases > 0 {
-            let ops = format!("{} / {} / {}", show_count(reads), show_count(programs), show_count(erases));
+            let ops = format!("{} / {} / {}", thousands(reads), thousands(programs), thousands(erases));
             line(&format!("  {}", cause.name()), ops);
         }
     }

@@ -3,17 +3,18 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use afterimage_report::Table;
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::drive::{show_broken, Source};
 use super::jobs::{self, Job};
-use super::table::Table;
 use super::{print, print_json, CliError, DriveArgs, ReadArgs};
 use crate::config::{Config, FtlKind, GcPolicy};
 use crate::report::Report;
 use crate::scan::Scan;
-use crate::units::{parse_bytes, parse_share, show_count, show_ns};
+use crate::units::{parse_bytes, parse_share};
+use afterimage_report::number::{show_ns, thousands};
 
 /// Vary parameters over ranges and run a trace on each combination, in parallel
 ///
@@ -198,7 +199,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
             print_json(out, &Line { parameters, report })?;
         }
     } else if finished().next().is_some() {
-        print(out, &table(&args.vary, finished()).to_string())?;
+        print(out, &table(&args.vary, finished()).text())?;
     }
     jobs::verdict(outcome)
 }
@@ -216,15 +217,15 @@ fn table<'a>(vary: &[Vary], runs: impl Iterator<Item = (&'a Report, &'a [String]
         let mut row = vec![r.ftl.to_string()];
         row.extend(values.iter().cloned());
         row.extend([
-            show_count(r.erases),
+            thousands(r.erases),
             r.write_amplification.map_or_else(|| "-".to_owned(), |wa| format!("{wa:.3}")),
             show_ns(r.collection.ns),
             format!("{:.1} %", r.collection.of_device_time * 100.0),
-            show_count(u64::from(r.wear.max)),
+            thousands(u64::from(r.wear.max)),
             show_ns(r.response.mean_ns as u64),
             show_ns(r.response.p99_ns),
         ]);
         row
     };
-    Table { title: String::new(), head, rows: runs.map(row).collect() }
+    Table::new(head).right(1..).indented(2).with(runs.map(row))
 }

@@ -13,7 +13,7 @@ use crate::geometry::Geometry;
 use crate::scan::Traffic;
 use crate::sim::RunError;
 use crate::trace::{ByClass, ClassTally, Format, Merged, Tally, Writer};
-use crate::units::{show_bytes, show_count, show_ns};
+use afterimage_report::number::{show_bytes, show_ns, thousands};
 
 /// Describe traces: requests, traffic, length, what they touch
 #[derive(clap::Args, Debug)]
@@ -71,7 +71,7 @@ pub fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<(), CliError> {
 fn text(s: &Stat) -> String {
     let t = &s.traffic;
     let line = |name: &str, requests: u64, bytes: u64| {
-        format!("  {name:<10}{:>16}{:>14}\n", show_count(requests), show_bytes(bytes))
+        format!("  {name:<10}{:>16}{:>14}\n", thousands(requests), show_bytes(bytes))
     };
     let classes: String = s.reading.classes.iter().flat_map(by_class).collect();
     format!(
@@ -84,7 +84,7 @@ fn text(s: &Stat) -> String {
         show_bytes(s.touched_bytes),
         s.extents.len(),
         s.span_ns.map_or_else(|| "no times".to_owned(), show_ns),
-        show_count(s.reading.broken)
+        thousands(s.reading.broken)
     )
 }
 
@@ -94,10 +94,10 @@ fn by_class(classes: &ByClass) -> Vec<String> {
     let lines = named.into_iter().filter(|(_, c)| **c != ClassTally::default()).map(|(name, c)| {
         format!(
             "  {name:<10}{:>16}{:>14} written, {} read, {} flushes\n",
-            show_count(c.writes),
+            thousands(c.writes),
             show_bytes(c.write_bytes),
             show_bytes(c.read_bytes),
-            show_count(c.flushes)
+            thousands(c.flushes)
         )
     });
     lines.collect()

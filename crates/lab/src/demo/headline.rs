@@ -1,8 +1,9 @@
 //! What was found, in sentences: the first thing that a person reads, in the table and in the page.
 
+use afterimage_report::number::thousands;
+
 use super::plan::Scenario;
 use super::report::{Outcome, Report, RetainReport, RetainRow, ScenarioReport};
-use super::table::thousands;
 
 /// Bytes as millions, with one digit after the point.
 pub fn megabytes(bytes: u64) -> String {

@@ -25,12 +25,12 @@ mod scenario;
 mod server;
 mod sql;
 mod survivors;
-mod svg;
 mod table;
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use afterimage_report::say;
 
 use self::evidence::Evidence;
 use self::interrupt::Interrupt;
@@ -73,9 +73,9 @@ pub struct Options {
 /// It could not begin: a program is missing, a folder can not be written, an unknown name was given.
 pub fn run(options: &Options) -> Result<bool> {
     if let Some(path) = &options.tables {
-        let raw = afterimage_results::read::<Report>(path, "demo");
+        let raw = afterimage_report::raw::read::<Report>(path, "demo");
         let report = raw.map_err(|error| LabError::Peer(error.to_string()))?.results;
-        let _ = std::io::stdout().lock().write_all(table::render(&report).as_bytes());
+        say(&table::render(&report)).context(|| "write to stdout".to_owned())?;
         return Ok(true);
     }
     let scenarios = plan::selection(&options.only)?;
@@ -133,8 +133,7 @@ pub fn run(options: &Options) -> Result<bool> {
     report.write(&options.out)?;
     let page = html::write(&report, &options.out)?;
     let text = if options.json { report.json()? + "\n" } else { table::render(&report) };
-    // A reader that went away does not change what was found.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    say(&text).context(|| "write to stdout".to_owned())?;
     progress.step(&format!("everything is in {}", options.out.join("report.json").display()));
     progress.step(&format!("to look at in a browser: {}", fs::canonicalize(&page).unwrap_or(page).display()));
     Ok(report.held)

@@ -1,6 +1,5 @@
 //! `target/demo/report.json`: everything that the demo found. The fields are explained in `docs/demo.md`.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -249,7 +248,7 @@ impl Report {
     /// # Errors
     /// The folder can not be written.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        afterimage_results::write(&folder.join("demo.json.zst"), "demo", self)
+        afterimage_report::raw::write(&folder.join("demo.json.zst"), "demo", self)
             .map_err(|error| LabError::Peer(error.to_string()))?;
         replace(&folder.join("report.json"), &(self.json()? + "\n"))
     }
@@ -279,8 +278,5 @@ impl ScenarioReport {
 /// # Errors
 /// The folder can not be written.
 pub fn replace(path: &Path, text: &str) -> Result<()> {
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(".new");
-    fs::write(&fresh, text).context(|| format!("write {}", path.display()))?;
-    fs::rename(&fresh, path).context(|| format!("rename to {}", path.display()))
+    afterimage_report::replace(path, text.as_bytes()).context(|| format!("write {}", path.display()))
 }

@@ -1,5 +1,8 @@
 //! The report as a person reads it.
 
+use afterimage_report::number::{thousands, MIB};
+use afterimage_report::Table;
+
 use super::headline;
 use super::report::{Outcome, Report, RetainReport, ScenarioReport, SpeedRow};
 
@@ -17,7 +20,7 @@ pub fn render(report: &Report) -> String {
         }
     }
     if let Some(retain) = &report.retain {
-        text.push_str(&format!("\n{}\n", grid(&journals(retain), &[1, 2, 3, 4, 5, 6, 7])));
+        text.push_str(&format!("\n{}\n", journals(retain).text()));
         text.push_str(&wrapped(&format!(
             "The same User Mode Linux guest ({} MB) each time, on {}: {}. To storage: what the daemon wrote to the image. Device: \
              what the host's page cache passed on. Time: until everything is on the device; a model's and of one run, while bytes \
@@ -30,7 +33,7 @@ pub fn render(report: &Report) -> String {
         report.scenarios.iter().filter(|s| !s.streams.is_empty() || s.outcome != Outcome::Held).collect();
     if !deaths_seen.is_empty() {
         text.push_str("\nWhat was acknowledged, and what was lost\n\n");
-        text.push_str(&grid(&deaths(&deaths_seen), &[3, 4, 5, 6, 7]));
+        text.push_str(&deaths(&deaths_seen).text());
         text.push_str(
             "\nacked: acknowledged to the host before the death. lost: of these, not there after recovery.\n\
              ms lost: from the oldest lost acknowledgement to the newest, as the guest saw them (in brackets: what\n\
@@ -43,7 +46,7 @@ pub fn render(report: &Report) -> String {
     if !report.speed.is_empty() {
         let medium = report.speed.first().map_or("", |row| row.medium.as_str());
         text.push_str(&format!("\nThe same work on each server, on {medium}\n\n"));
-        text.push_str(&grid(&costs(&report.speed), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
+        text.push_str(&costs(&report.speed).text());
         text.push_str(
             "\nfsync: inside the guest, after each 4 KiB append. guest: what its kernel sent. storage: what reached the\n\
              files below the server until it had ended in order, the redo log included. Counts are exact on any\n\
@@ -75,16 +78,16 @@ pub fn render(report: &Report) -> String {
     text
 }
 
-fn deaths(scenarios: &[&ScenarioReport]) -> Vec<Vec<String>> {
-    let mut rows =
-        vec![row(&["contract", "what happened", "guest", "acked", "lost", "ms lost", "bound", "checks", ""])];
+fn deaths(scenarios: &[&ScenarioReport]) -> Table {
+    let heads = ["contract", "what happened", "guest", "acked", "lost", "ms lost", "bound", "checks", ""];
+    let mut table = Table::new(heads).right(3..8);
     for scenario in scenarios {
         let (acknowledged, lost) = scenario.totals();
         let most =
             |of: fn(&super::report::StreamReport) -> f64| scenario.streams.iter().map(of).fold(0.0, f64::max);
         let (shown, proved) = (most(|s| s.lost_ms), most(|s| s.lost_ms_proved));
         let (held, checks) = scenario.checks_held();
-        rows.push(vec![
+        table.row([
             scenario.contract.clone(),
             scenario.event.clone(),
             scenario.guest.clone(),
@@ -96,41 +99,27 @@ fn deaths(scenarios: &[&ScenarioReport]) -> Vec<Vec<String>> {
             headline::verdict(scenario).to_owned(),
         ]);
     }
-    rows
+    table
 }
 
-fn costs(speed: &[SpeedRow]) -> Vec<Vec<String>> {
-    let mut rows = vec![
-        row(&[
-            "",
-            "fsync",
-            "fsync",
-            "SQLite WAL",
-            "SQLite roll-",
-            "postmark",
-            "guest",
-            "guest",
-            "storage",
-            "storage",
-            "syncs per",
-        ]),
-        row(&[
-            "server",
-            "p50 us",
-            "p99 us",
-            "commits/s",
-            "back /s",
-            "s",
-            "flushes",
-            "MiB",
-            "syncs",
-            "MiB",
-            "guest flush",
-        ]),
-    ];
+fn costs(speed: &[SpeedRow]) -> Table {
+    let mut table = Table::new([
+        "\nserver",
+        "fsync\np50 us",
+        "fsync\np99 us",
+        "SQLite WAL\ncommits/s",
+        "SQLite roll-\nback /s",
+        "postmark\ns",
+        "guest\nflushes",
+        "guest\nMiB",
+        "storage\nsyncs",
+        "storage\nMiB",
+        "syncs per\nguest flush",
+    ])
+    .right(1..);
     for line in speed {
         let per_flush = line.storage.flushes as f64 / line.guest.flushes.max(1) as f64;
-        rows.push(vec![
+        table.row([
             line.server.clone(),
             format!("{:.0}", line.fsync_p50_us),
             format!("{:.0}", line.fsync_p99_us),
@@ -144,17 +133,24 @@ fn costs(speed: &[SpeedRow]) -> Vec<Vec<String>> {
             format!("{per_flush:.2}"),
         ]);
     }
-    rows
+    table
 }
 
-fn journals(retain: &RetainReport) -> Vec<Vec<String>> {
-    let mut rows = vec![
-        row(&["", "guest", "to storage", "against", "device", "time", "fsyncs", "journal kept"]),
-        row(&["", "sent MB", "MB", "journal", "MB", "s", "/s", "in memory MB"]),
-    ];
+fn journals(retain: &RetainReport) -> Table {
+    let mut table = Table::new([
+        "",
+        "guest\nsent MB",
+        "to storage\nMB",
+        "against\njournal",
+        "device\nMB",
+        "time\ns",
+        "fsyncs\n/s",
+        "journal kept\nin memory MB",
+    ])
+    .right(1..);
+    let against = headline::journal_alone(retain).map_or(1, |alone| alone.storage.bytes).max(1);
     for line in &retain.modes {
-        let against = headline::journal_alone(retain).map_or(1, |alone| alone.storage.bytes).max(1);
-        rows.push(vec![
+        table.row([
             line.mode.clone(),
             headline::megabytes(line.guest.bytes),
             headline::megabytes(line.storage.bytes),
@@ -165,28 +161,11 @@ fn journals(retain: &RetainReport) -> Vec<Vec<String>> {
             if line.absorbed_bytes == 0 { "-".to_owned() } else { headline::megabytes(line.absorbed_bytes) },
         ]);
     }
-    rows
-}
-
-fn row(words: &[&str]) -> Vec<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
+    table
 }
 
 fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
-}
-
-/// `1234567` as `1 234 567`.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
-            text.push(' ');
-        }
-        text.push(digit);
-    }
-    text
+    format!("{:.1}", bytes as f64 / MIB)
 }
 
 /// A paragraph in lines that a terminal shows whole.
@@ -210,37 +189,9 @@ fn wrapped(text: &str) -> String {
     lines
 }
 
-/// Columns as wide as their widest cell; those in `right` are set to the right.
-fn grid(rows: &[Vec<String>], right: &[usize]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let padding = " ".repeat(widths[column] - cell.chars().count());
-            let (before, after) = if right.contains(&column) { (&*padding, "") } else { ("", &*padding) };
-            line.push_str(&format!("{before}{cell}{after}  "));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_readable() {
-        assert_eq!(thousands(7), "7");
-        assert_eq!(thousands(1234), "1 234");
-        assert_eq!(thousands(1_234_567), "1 234 567");
-    }
 
     #[test]
     fn prose_is_wrapped_between_words_and_not_within_numbers() {
@@ -250,11 +201,5 @@ mod tests {
             text.lines().all(|line| line.starts_with("1\u{a0}234") || line.starts_with("words")),
             "{text}"
         );
-    }
-
-    #[test]
-    fn columns_line_up() {
-        let rows = vec![row(&["a", "number"]), row(&["longer", "7"])];
-        assert_eq!(grid(&rows, &[1]), "a       number\nlonger       7\n");
     }
 }

@@ -1,8 +1,12 @@
-//! Processor time of guests and daemons, from `/proc`.
+//! Programs that are run, and the processor time of guests and daemons, from `/proc`.
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::error::{Context, Result};
+use afterimage_lab::locate;
+
+use crate::error::{BenchError, Context, Result};
 
 /// One process's line of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +61,33 @@ pub fn groups_cpu_s(leaders: &[u32]) -> Result<f64> {
         }
     }
     Ok(seconds(ticks))
+}
+
+/// Runs a command to its successful end.
+///
+/// # Errors
+/// It is not installed, or failed; its last words are in the error.
+pub fn run(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    if !name.contains('/') {
+        locate::system_program(&name, &name)?;
+    }
+    let output = command.stdin(Stdio::null()).output().context(|| format!("run {name}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stdout));
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no reason given");
+    Err(BenchError::Workload(format!("{name} failed: {last}")))
+}
+
+/// Copies a file; zeroes become holes.
+///
+/// # Errors
+/// `cp` failed.
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("cp").arg("--sparse=always").args([from, to]))
 }
 
 #[cfg(test)]

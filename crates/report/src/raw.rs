@@ -5,7 +5,6 @@
 //! ```
 //!
 //! `zstd -dc FILE.json.zst` shows them. What is read must be exactly what this version writes: a renamed member is no zero.
-#![warn(missing_docs)]
 
 use std::fs;
 use std::io;
@@ -97,9 +96,7 @@ pub fn write<T: Serialize>(path: &Path, benchmark: &str, results: &T) -> Result<
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(ResultsError::io(folder))?;
     }
-    let fresh = path.with_extension("new");
-    fs::write(&fresh, packed).map_err(ResultsError::io(&fresh))?;
-    fs::rename(&fresh, path).map_err(ResultsError::io(path))
+    crate::replace(path, &packed).map_err(ResultsError::io(path))
 }
 
 /// Reads results of a benchmark.

@@ -3,7 +3,7 @@
 use std::io;
 
 use afterimage_lab::LabError;
-use afterimage_results::ResultsError;
+use afterimage_report::raw::ResultsError;
 
 /// The benchmark's error.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +16,9 @@ pub enum BenchError {
         /// The system's answer.
         source: io::Error,
     },
+    /// The same, where the answer tells the story.
+    #[error(transparent)]
+    System(#[from] io::Error),
     /// The lab could not do its part.
     #[error(transparent)]
     Lab(#[from] LabError),
@@ -36,12 +39,22 @@ pub enum BenchError {
     Usage(String),
 }
 
+/// One sentence of those who know no more.
+impl From<String> for BenchError {
+    fn from(sentence: String) -> Self {
+        Self::Workload(sentence)
+    }
+}
+
 /// The benchmark's result.
 pub type Result<T> = std::result::Result<T, BenchError>;
 
 /// Adds the story to an I/O error.
 pub trait Context<T> {
     /// What was being done, with the path where there is one.
+    ///
+    /// # Errors
+    /// The same error, with its story.
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -1,0 +1,23 @@
+//! What all benchmarks share. A benchmark says what its cells are, how one is measured, and which tables come of the records.
+//!
+//! ```text
+//!   options ─► cells × rounds ─► run: left to do? calm? measure ─► Store: a file a cell, at once
+//!                                                                   │ Ctrl-C, a crash: the next run goes on from there
+//!                                  NAME.json.zst, .md, .html ◄──────┘
+//! ```
+
+mod cells;
+mod error;
+pub mod io;
+mod options;
+mod outputs;
+pub mod process;
+mod program;
+mod store;
+
+pub use cells::{matches, run, Bench, Failure};
+pub use error::{BenchError, Context, Result};
+pub use options::{Common, Resume};
+pub use outputs::{insert, read, read_record, write_all, write_on_signals, write_record};
+pub use program::{main, say};
+pub use store::{Record, Store};

@@ -1,0 +1,156 @@
+//! Finished cells: a file each, so that Ctrl-C, a crash or a power cut costs the running cell only.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::Serialize;
+
+use crate::error::{Context, Result};
+use crate::outputs::{read_record, write_record};
+
+/// What one cell leaves; its JSON has a member `version`.
+pub trait Record: Serialize + DeserializeOwned + Clone {
+    /// Which cell it is of.
+    type Key: Ord + Clone;
+    /// Raised when a record of an older program would mean something else.
+    const VERSION: u32;
+
+    /// Which cell it is of.
+    fn key(&self) -> &Self::Key;
+
+    /// The name of the cell's file, without its ending.
+    fn file_name(key: &Self::Key) -> String;
+}
+
+/// The finished cells of earlier runs and this one.
+#[derive(Clone, Debug)]
+pub struct Store<R: Record> {
+    folder: PathBuf,
+    records: BTreeMap<R::Key, R>,
+}
+
+impl<R: Record> Store<R> {
+    /// Opens a folder. Files of another version, and those that are not `wanted`, stay, unread.
+    ///
+    /// # Errors
+    /// The folder can not be read or made, or holds what cannot be read.
+    pub fn open(folder: &Path, wanted: impl Fn(&R) -> bool) -> Result<Self> {
+        fs::create_dir_all(folder).context(|| format!("make {}", folder.display()))?;
+        let mut store = Self::of(Vec::new());
+        folder.clone_into(&mut store.folder);
+        for entry in fs::read_dir(folder).context(|| format!("read {}", folder.display()))? {
+            let path = entry.context(|| format!("read {}", folder.display()))?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let record = read_record::<R>(&path, R::VERSION)?.filter(&wanted);
+                store.records.extend(record.map(|record| (record.key().clone(), record)));
+            }
+        }
+        Ok(store)
+    }
+
+    /// Of records that were read elsewhere; nothing is to be added.
+    pub fn of(records: impl IntoIterator<Item = R>) -> Self {
+        let records = records.into_iter().map(|record| (record.key().clone(), record)).collect();
+        Self { folder: PathBuf::new(), records }
+    }
+
+    /// Where the files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// All, in the order of their keys.
+    pub fn records(&self) -> impl Iterator<Item = &R> {
+        self.records.values()
+    }
+
+    /// One.
+    pub fn get(&self, key: &R::Key) -> Option<&R> {
+        self.records.get(key)
+    }
+
+    /// Those of these that are not finished.
+    pub fn missing(&self, keys: &[R::Key]) -> Vec<R::Key> {
+        keys.iter().filter(|key| !self.records.contains_key(key)).cloned().collect()
+    }
+
+    /// Keeps a cell, at once.
+    ///
+    /// # Errors
+    /// It can not be written.
+    pub fn add(&mut self, record: R) -> Result<()> {
+        write_record(&self.path(record.key()), &record)?;
+        self.records.insert(record.key().clone(), record);
+        Ok(())
+    }
+
+    /// Forgets cells, so that they are run again.
+    ///
+    /// # Errors
+    /// A file can not be removed.
+    pub fn forget(&mut self, keys: &[R::Key]) -> Result<()> {
+        for key in keys {
+            if self.records.remove(key).is_some() {
+                let path = self.path(key);
+                fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, key: &R::Key) -> PathBuf {
+        self.folder.join(format!("{}.json", R::file_name(key)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Cell {
+        version: u32,
+        key: u32,
+        scale: String,
+    }
+
+    impl Record for Cell {
+        type Key = u32;
+        const VERSION: u32 = 2;
+
+        fn key(&self) -> &u32 {
+            &self.key
+        }
+
+        fn file_name(key: &u32) -> String {
+            format!("cell{key}")
+        }
+    }
+
+    fn cell(key: u32, scale: &str) -> Cell {
+        Cell { version: 2, key, scale: scale.to_owned() }
+    }
+
+    #[test]
+    fn another_run_goes_on_from_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Store::<Cell>::open(&folder.path().join("cells"), |cell| cell.scale == "full");
+        let mut store = open().unwrap();
+        for found in [cell(1, "full"), cell(2, "quick"), cell(3, "full")] {
+            store.add(found).unwrap();
+        }
+        let old = serde_json::json!({"version": 1, "other": 1}).to_string();
+        fs::write(store.folder().join("cell4.json"), old).unwrap();
+        let mut store = open().unwrap();
+        assert_eq!(store.missing(&[1, 2, 3, 4]), [2, 4]);
+        store.forget(&[1, 2]).unwrap();
+        assert_eq!(open().unwrap().records().collect::<Vec<_>>(), [&cell(3, "full")]);
+        fs::write(store.folder().join("cell5.json"), "{\"version\":2,\"key\":5}").unwrap();
+        assert!(open().unwrap_err().to_string().contains("cell5.json"));
+    }
+}
