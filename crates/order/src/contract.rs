@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use afterimage_format::mark::{CONTRACT_GUEST_CRASH, CONTRACT_POWER, CONTRACT_POWER_WINDOW};
+
 /// The shortest window that is accepted: below it a syncer would never sleep.
 pub const WINDOW_MIN: Duration = Duration::from_millis(1);
 /// The longest window that is accepted.
@@ -25,6 +27,15 @@ pub enum Contract {
 }
 
 impl Contract {
+    /// What a mark calls it.
+    pub(crate) fn code(&self) -> u16 {
+        match self {
+            Self::Power => CONTRACT_POWER,
+            Self::PowerWindow { .. } => CONTRACT_POWER_WINDOW,
+            Self::GuestCrash => CONTRACT_GUEST_CRASH,
+        }
+    }
+
     /// The promise in force and its loss bound, in one sentence for a person.
     pub fn promise(&self) -> String {
         match self {

@@ -5,35 +5,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{advice, BlockError, Disk, DiskIndex, Medium, SequenceNumber};
-use afterimage_store::ImageStore;
+use afterimage_store::{mark_used, remove_mark, Image};
 
 use crate::backend::Backend;
 use crate::clock::SystemClock;
 use crate::group::{too_late, Opened};
 use crate::home::no_disk;
 use crate::home_lane::LaneHome;
-use crate::mark;
 use crate::passthrough::{PassThroughDisk, Shared};
 use crate::redo::takeover::{bring_home, live_logs, refuse_read_only, settle, Trust};
 use crate::{Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
 
 struct DirectBackend {
-    images: Vec<Arc<ImageStore>>,
+    images: Vec<Arc<dyn Image>>,
     /// By image: what is synced when the whole group is.
     media: Vec<Arc<dyn Medium>>,
     disks: Vec<Arc<dyn Disk>>,
     shared: Arc<Shared>,
 }
 
-pub(crate) fn open(images: Vec<Arc<ImageStore>>, options: &GroupOptions) -> Result<Opened, OpenError> {
+pub(crate) fn open(images: Vec<Arc<dyn Image>>, options: &GroupOptions) -> Result<Opened, OpenError> {
     let replayed = bring_logs_home(&images, options.log_path.as_deref())?;
-    mark::use_images(images.iter().map(Arc::as_ref), options.contract)?;
+    mark_used(images.iter().map(Arc::as_ref), options.contract.code())?;
     let shared = Shared::new(options.contract == Contract::GuestCrash, Arc::new(SystemClock));
     let only_disk = images.len() == 1;
     let (mut media, mut disks) = (Vec::new(), Vec::new());
     for (index, image) in (0..).map(DiskIndex).zip(&images) {
         let mut medium = image.medium();
-        let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+        let mut lower: Arc<dyn Disk> = Arc::clone(image).as_disk();
         if let Some(tap) = &options.tap {
             let failed = || OpenError::io("reading, for a recording,", image.path());
             if image.geometry().read_only {
@@ -96,7 +95,7 @@ impl Backend for DirectBackend {
 
     fn end(&self) -> Result<(), BlockError> {
         for image in self.images.iter().filter(|image| !image.geometry().read_only) {
-            mark::remove(image).map_err(|e| {
+            remove_mark(image.as_ref()).map_err(|e| {
                 BlockError::io("ending the use of an image", std::io::Error::other(e.to_string()))
             })?;
             image.note_settled();
@@ -128,7 +127,7 @@ impl DirectBackend {
 /// A live log beside an image comes from another contract: what is in it goes home before anything is served. Then the
 /// images are looked at past the cache.
 fn bring_logs_home(
-    images: &[Arc<ImageStore>],
+    images: &[Arc<dyn Image>],
     log_path: Option<&Path>,
 ) -> Result<Option<Replayed>, OpenError> {
     refuse_read_only(images)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber, Tap};
-use afterimage_store::ImageStore;
+use afterimage_store::Image;
 
 use crate::backend::Backend;
 use crate::board::Board;
@@ -67,7 +67,11 @@ impl Group {
     ///
     /// # Errors
     /// See [`OpenError`]; nothing was touched then, unless it says otherwise.
-    pub fn open(images: Vec<Arc<ImageStore>>, options: GroupOptions) -> Result<Arc<Self>, OpenError> {
+    pub fn open<I: Image + 'static>(
+        images: Vec<Arc<I>>,
+        options: GroupOptions,
+    ) -> Result<Arc<Self>, OpenError> {
+        let images: Vec<Arc<dyn Image>> = images.into_iter().map(|image| image as Arc<dyn Image>).collect();
         let contract = options.contract;
         let writable = images.iter().any(|image| !image.geometry().read_only);
         let Opened { backend, board, replayed } = match contract {

@@ -23,7 +23,6 @@ mod events;
 mod group;
 mod home;
 mod home_lane;
-mod mark;
 pub mod offline;
 mod passthrough;
 pub mod redo;
@@ -39,7 +38,6 @@ pub use error::{OpenError, OpenErrorKind};
 pub use events::{Subscription, Unread};
 pub use group::{Group, GroupOptions};
 pub use home::{HomeError, HomeWriter};
-pub use mark::mark_of;
 pub use sequence::{LogPosition, LoggedDisk, Sequence, Watermark};
 pub use status::{Closing, Event, GroupStatus, Replayed};
 

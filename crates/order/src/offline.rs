@@ -1,18 +1,17 @@
 //! `inspect`, `check` and `recover`: what can be said and done while nobody serves the images.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use afterimage_block::Medium;
-use afterimage_format::log::{LogHeader, HEADER_MAGIC, STATE_CLEAN};
-use afterimage_store::{DirectMode, FileMedium, ImageStore, OpenOptions};
+use afterimage_format::log::{LogHeader, STATE_CLEAN};
+use afterimage_store::{
+    find_log, is_live, is_log, mark_of, owners, read_header, real_path, remove_mark, DirectMode,
+    FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions, Owner,
+};
 
-use crate::mark::{self, mark_of};
-use crate::redo::files::{find_log, owners, real_path, scan_error, LogFile, Owner};
 use crate::redo::takeover::{bring_home, requests, would_bring_home, Trust};
-use crate::redo::{read_header, scan, Scan};
+use crate::redo::{scan, Scan};
 use crate::{OpenError, Replayed};
 
 /// What is known about an image or a log, without judging it.
@@ -130,14 +129,11 @@ pub struct RecoverOptions {
     pub trust_image: bool,
 }
 
-fn is_log(path: &Path) -> Result<bool, OpenError> {
-    let medium = FileMedium::open(path, true).map_err(OpenError::io("opening", path))?;
-    let mut magic = [0; 8];
-    let slots = [0, afterimage_format::log::PAGE_BYTES];
-    Ok(slots.iter().any(|slot| medium.read_at(&mut magic, *slot).is_ok() && magic == HEADER_MAGIC))
+fn look(path: &Path) -> Result<(FileIdentity, u64), OpenError> {
+    FileIdentity::at(path).map_err(OpenError::io("looking at", path))
 }
 
-fn open_image(path: &Path, read_only: bool) -> Result<Arc<ImageStore>, OpenError> {
+fn open_image(path: &Path, read_only: bool) -> Result<Arc<dyn Image>, OpenError> {
     let options =
         OpenOptions { read_only, direct: DirectMode::Off, any_content: true, ..OpenOptions::new(path) };
     Ok(ImageStore::open(&options)?)
@@ -159,7 +155,7 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
             advice,
         });
     }
-    let metadata = std::fs::metadata(path).map_err(OpenError::io("looking at", path))?;
+    let (FileIdentity { size_bytes, .. }, allocated_bytes) = look(path)?;
     let in_use = matches!(
         open_image(path, true),
         Err(OpenError::Image(
@@ -167,7 +163,7 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
         ))
     );
     let log = find_log(path)?.map(|log| log_report(&log)).transpose()?;
-    let image = ImageReport { size_bytes: metadata.len(), allocated_bytes: metadata.blocks() * 512, in_use };
+    let image = ImageReport { size_bytes, allocated_bytes, in_use };
     let advice = match (&log, in_use) {
         (None, false) => "a plain raw image: copy it as it is".to_owned(),
         (None, true) => {
@@ -191,11 +187,10 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
 }
 
 fn log_report(path: &Path) -> Result<LogReport, OpenError> {
-    let medium = Arc::new(FileMedium::open(path, true).map_err(OpenError::io("opening", path))?);
-    let header = read_header(medium.as_ref()).map_err(|e| scan_error(path, e))?;
-    let names = LogFile { path: path.to_owned(), medium: Arc::clone(&medium) }.names(header.images().len());
-    let dynamic: Arc<dyn Medium> = medium;
-    let found = scan(&dynamic).map_err(|e| scan_error(path, e));
+    let (file, failed) = (LogFile::look(path)?, |e| LogError::reading(path, e));
+    let header = read_header(file.medium().as_ref()).map_err(failed)?;
+    let names = file.names(header.images().len());
+    let found = scan(&file.medium()).map_err(failed);
     let corrupt = found.as_ref().err().map(ToString::to_string);
     Ok(describe(path, &header, names, found.ok(), corrupt))
 }
@@ -232,7 +227,7 @@ fn describe(
 }
 
 /// A log and its images, opened.
-type LoggedGroup = (PathBuf, Vec<Arc<ImageStore>>);
+type LoggedGroup = (PathBuf, Vec<Arc<dyn Image>>);
 
 /// The log of a path, and its images opened.
 fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenError> {
@@ -245,7 +240,7 @@ fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenErr
     let file = LogFile::open(&log, true)?;
     let names = file.names(header.images().len());
     let here = real_path(path)?;
-    let inode = std::fs::metadata(&here).map_err(OpenError::io("looking at", &here))?.ino();
+    let inode = look(&here)?.0.ino;
     let mut images = Vec::new();
     for (name, recorded) in names.iter().zip(header.images()) {
         // The image that was asked about may have moved since; the others must be where they were.
@@ -265,7 +260,7 @@ pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
         CheckReport { path: path.to_owned(), sound: true, clean: true, replay: None, problems: Vec::new() };
     let found = group_of(path, true).and_then(|group| match group {
         None => Ok(None),
-        Some((log, _)) if !crate::redo::files::is_live(&log)? => Ok(None),
+        Some((log, _)) if !is_live(&log)? => Ok(None),
         Some((log, images)) => would_bring_home(&log, &images, Trust::Nothing).map(Some),
     });
     match found {
@@ -275,7 +270,9 @@ pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
             report.replay = Some(replay);
         }
         // What the user has to put right first is an answer, too; an image in use, or an I/O error, is none.
-        Err(e @ (OpenError::Io { .. } | OpenError::Block(_) | OpenError::LogInUse(_))) => return Err(e),
+        Err(e @ (OpenError::Log(LogError::Io { .. } | LogError::LogInUse(_)) | OpenError::Block(_))) => {
+            return Err(e)
+        }
         Err(OpenError::Image(e)) => return Err(e.into()),
         Err(e) => {
             report.sound = false;
@@ -312,14 +309,14 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
         Ok(Some(group)) => group,
         Ok(None) if !dry_run && mark_of(path)?.is_some_and(|mark| mark.log.is_some()) => {
             // A leftover of an end that was cut short.
-            mark::remove(open_image(path, false)?.as_ref())?;
+            remove_mark(open_image(path, false)?.as_ref())?;
             return Ok(report);
         }
         Ok(None) => return Ok(report),
         Err(e) => return Err(e),
     };
     report.images = images.iter().map(|image| image.path().to_owned()).collect();
-    if crate::redo::files::is_live(&log)? {
+    if is_live(&log)? {
         report.replayed = if dry_run {
             Some(would_bring_home(&log, &images, trust)?)
         } else {
@@ -339,26 +336,21 @@ fn lost_log(path: &Path) -> Result<Option<String>, OpenError> {
         return Ok(None);
     }
     let log = match find_log(path) {
-        Err(e @ (OpenError::LogMissing { .. } | OpenError::BadReference { .. })) => {
+        Err(e @ (LogError::LogMissing { .. } | LogError::BadReference { .. })) => {
             return Ok(Some(e.to_string()))
         }
-        Err(e) => return Err(e),
+        Err(e) => return Err(e.into()),
         Ok(log) => log,
     };
     // A copy carries the mark of the image that it was made of, which may be in use.
     let named = mark_of(path)?.and_then(|mark| mark.log);
     let header = log.as_deref().map(LogFile::peek).transpose()?.flatten();
-    let inode = std::fs::metadata(path).map_err(OpenError::io("looking at", path))?.ino();
+    let inode = look(path)?.0.ino;
     let copy = header.zip(named).is_some_and(|(header, named)| {
         header.group_uuid == named.group_uuid
             && header.images().iter().all(|image| image.inode.get() != inode)
     });
     Ok(copy.then(|| "it is a copy of another image, which the log belongs to".to_owned()))
-}
-
-/// The live log of an image, for whoever has to reach it by name: it may stand in another folder.
-pub fn log_of(image: &Path) -> Result<Option<PathBuf>, OpenError> {
-    find_log(image)
 }
 
 impl fmt::Display for InspectReport {

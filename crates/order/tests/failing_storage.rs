@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use afterimage_block::{Blocking, FlushKind, Sector};
 use afterimage_order::{offline, Contract, Group, GroupOptions};
-use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenOptions};
 use afterimage_testing::{is_inside, on_a_device, skip, FailingStorage};
 
 const MIB: usize = 1 << 20;

@@ -11,8 +11,10 @@ use afterimage_format::log::{LogHeader, STATE_CLEAN};
 use afterimage_format::mark::{Mark, MARK_NAME};
 use afterimage_format::reference::Reference;
 use afterimage_order::offline::{self, RecoverOptions};
-use afterimage_order::{mark_of, Contract, Group, GroupOptions, OpenError};
-use afterimage_store::{create_image, read_attribute, DirectMode, ImageStore, OpenOptions};
+use afterimage_order::{Contract, Group, GroupOptions, OpenError};
+use afterimage_store::{
+    create_image, mark_of, read_attribute, DirectMode, Image as _, ImageStore, OpenOptions,
+};
 
 const WINDOW: Contract = Contract::PowerWindow { window: Duration::from_millis(50) };
 const CONTRACTS: [Contract; 3] = [WINDOW, Contract::Power, Contract::GuestCrash];
@@ -201,9 +203,9 @@ fn an_orderly_end_leaves_no_mark_and_a_death_does() {
 #[test]
 fn a_damaged_mark_is_refused_and_may_be_given_up() {
     let s = died();
-    let value = image(&s.image, true).attribute(MARK_NAME).expect("readable").expect("a mark");
+    let value = read_attribute(&s.image, MARK_NAME).expect("readable").expect("a mark");
     let put = |value: &[u8]| {
-        image(&s.image, false).set_attribute(MARK_NAME, value).expect("set");
+        image(&s.image, false).set_mark(value).expect("set");
     };
     let mut damaged = value.clone();
     damaged[20] ^= 1;
@@ -246,7 +248,7 @@ fn a_log_of_the_version_before_is_recovered() {
     let (folder, images, log) = two_died();
     let uuid = LogHeader::parse(&fs::read(&log).expect("a log")).expect("a header").group_uuid;
     for (path, disk) in images.iter().zip(0..) {
-        image(path, false).remove_attribute(MARK_NAME).expect("removed");
+        image(path, false).remove_mark().expect("removed");
         let sidecar = Reference::new(uuid, disk, log.as_os_str().as_encoded_bytes()).expect("a sidecar");
         let sidecar = zerocopy::IntoBytes::as_bytes(&sidecar).to_vec();
         fs::write(format!("{}.afref", path.display()), sidecar).expect("written");
@@ -324,7 +326,7 @@ fn a_copy_with_the_mark_can_do_without_the_log() {
 fn copy_with_mark(from: &Path, to: &Path) {
     let value = read_attribute(from, MARK_NAME).expect("readable").expect("a mark");
     fs::copy(from, to).expect("copied");
-    image(to, false).set_attribute(MARK_NAME, &value).expect("set");
+    image(to, false).set_mark(&value).expect("set");
     let modified = fs::metadata(from).and_then(|m| m.modified()).expect("a time");
     fs::OpenOptions::new().write(true).open(to).and_then(|f| f.set_modified(modified)).expect("set");
 }
@@ -413,7 +415,7 @@ fn an_older_copy_is_refused_with_or_without_a_right_clock() {
 #[test]
 fn without_a_mark_an_old_time_is_refused() {
     let s = clock_set_back();
-    image(&s.image, false).remove_attribute(MARK_NAME).expect("removed");
+    image(&s.image, false).remove_mark().expect("removed");
     let error = open(&s.image, WINDOW).err().expect("refused").to_string();
     assert!(error.contains("older copy") && error.contains("--trust-image"), "{error}");
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use afterimage_block::{Blocking, FlushKind, Sector};
 use afterimage_order::offline::{self, RecoverOptions};
-use afterimage_order::{mark_of, Contract, Group, GroupOptions, OpenError};
-use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_order::{Contract, Group, GroupOptions, OpenError};
+use afterimage_store::{create_image, mark_of, DirectMode, Image as _, ImageStore, LogError, OpenOptions};
 
 const WINDOW: Contract = Contract::PowerWindow { window: Duration::from_millis(50) };
 
@@ -222,14 +222,14 @@ fn a_lost_log_and_a_second_opener_are_refused() {
     refused(&s, &[&s.b], "missing");
     fs::rename(&away, &s.log).expect("moved back");
     // Programs before marks had sidecars.
-    image(&s.b, false).remove_attribute(afterimage_format::mark::MARK_NAME).expect("removed");
+    image(&s.b, false).remove_mark().expect("removed");
     fs::write(s.folder.path().join("b.raw.afref"), b"nonsense").expect("written");
     refused(&s, &[&s.b], "not a valid log reference");
     fs::remove_file(s.folder.path().join("b.raw.afref")).expect("removed");
     let group = open(&[&s.a, &s.b], WINDOW).expect("a group");
     assert!(matches!(
         offline::recover(&s.log, &RecoverOptions::default()),
-        Err(OpenError::Image(_) | OpenError::LogInUse(_))
+        Err(OpenError::Image(_) | OpenError::Log(LogError::LogInUse(_)))
     ));
     drop(group);
 }

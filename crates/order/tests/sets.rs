@@ -7,7 +7,7 @@ use std::time::Duration;
 use afterimage_block::{Blocking, Disk as _, Medium, MediumDisk, Sector, SequenceNumber};
 use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, FEATURE_SETS, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, read_header, scan, Config, Redo, RedoDisk, Scan, ScanError};
+use afterimage_order::redo::{create_medium, read_header, scan, Config, LogReadError, Redo, RedoDisk, Scan};
 use afterimage_order::{HomeError, LoggedDisk, VirtualClock};
 
 const DISK_BYTES: usize = 64 << 10;
@@ -43,7 +43,7 @@ fn world(area_pages: usize) -> SimWorld {
     SimWorld::new(vec![world.cached(0), world.cached(1)])
 }
 
-fn scanned(world: &SimWorld) -> Result<Scan, ScanError> {
+fn scanned(world: &SimWorld) -> Result<Scan, LogReadError> {
     let log: Arc<dyn Medium> = world.medium(0);
     scan(&log)
 }
@@ -180,7 +180,7 @@ fn a_durable_set_that_is_damaged_is_refused() {
         let mut log = world.cached(0);
         log[(RECORDS_OFFSET + record.payload().0) as usize] ^= 1;
         let damaged = SimWorld::new(vec![log, world.cached(1)]);
-        assert!(matches!(scanned(&damaged), Err(ScanError::Corrupt(_))), "{record:?}");
+        assert!(matches!(scanned(&damaged), Err(LogReadError::Corrupt(_))), "{record:?}");
     }
 }
 

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenOptions};
 
 const BYTES: u64 = 1 << 30;
 

@@ -1,12 +1,14 @@
 //! The image as a [`Disk`].
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Medium};
+use afterimage_format::log::ImageEntry;
+use afterimage_format::mark::MARK_NAME;
 
 use crate::attribute::{self, Attributes};
 use crate::core::Core;
@@ -27,7 +29,7 @@ pub struct ImageStore {
 
 /// The coarsest that Linux counts the times of files in (`CONFIG_HZ=100`).
 const FILE_CLOCK_TICK: Duration = Duration::from_millis(10);
-/// The attribute of [`ImageStore::note_settled`].
+/// The attribute of [`Image::note_settled`].
 const SETTLED: &str = "user.afterimage.settled";
 
 /// Which file this is, and what it looked like: a log recognises its images by it.
@@ -46,6 +48,15 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
+    /// Of whatever a path leads to, and the space that it takes, in bytes.
+    ///
+    /// # Errors
+    /// It leads nowhere.
+    pub fn at(path: &Path) -> io::Result<(Self, u64)> {
+        let metadata = std::fs::metadata(path)?;
+        Ok((Self::of(&metadata, metadata.len()), metadata.blocks() * 512))
+    }
+
     /// From what the file system says.
     pub fn of(metadata: &std::fs::Metadata, size_bytes: u64) -> Self {
         Self {
@@ -58,49 +69,78 @@ impl FileIdentity {
     }
 }
 
-impl ImageStore {
-    /// Opens, checks and locks an image. Nothing is changed where this fails.
-    pub fn open(options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
-        Ok(Arc::new(Self { core: Arc::new(open::open(options)?) }))
-    }
+/// What the layers above know of an image: its content as a [`Disk`] or a [`Medium`], and what identifies it. Which file that is, if
+/// it is one, is nobody else's business.
+pub trait Image: Disk {
+    /// What a person calls it, and where its neighbours are looked for.
+    fn path(&self) -> &Path;
 
-    /// Synchronous access to the same file, in the same mode and with the same counters. A failed sync turns the disk
-    /// read-only, whoever asked for it. A failed write does not by itself: its user decides, through [`Disk::health`].
-    pub fn medium(&self) -> Arc<dyn Medium> {
-        Arc::new(ImageMedium::new(Arc::clone(&self.core)))
-    }
+    /// Whether it is a device: those have no lasting neighbours and no lasting inode.
+    fn is_device(&self) -> bool;
+
+    /// Synchronous access to the same content. A failed sync turns the disk read-only, whoever asked for it. A failed write does
+    /// not by itself: its user decides, through [`Disk::health`].
+    fn medium(&self) -> Arc<dyn Medium>;
+
+    /// As the layer below the one that serves it.
+    fn as_disk(self: Arc<Self>) -> Arc<dyn Disk>;
+
+    /// The identity now.
+    ///
+    /// # Errors
+    /// It cannot be asked for.
+    fn identity(&self) -> io::Result<FileIdentity>;
+
+    /// Sets the mark, durably, and with it all that the file system says of the image (its times). A sync that fails turns the
+    /// disk read-only, as any other.
+    ///
+    /// # Errors
+    /// It can be neither set nor said to be impossible; the sync failed.
+    fn set_mark(&self, mark: &[u8]) -> io::Result<Attributes>;
+
+    /// Removes the mark, durably; see [`Image::set_mark`].
+    ///
+    /// # Errors
+    /// As [`Image::set_mark`].
+    fn remove_mark(&self) -> io::Result<()>;
 
     /// Makes sure that storage holds, or gets with the next sync, what reads of the image show: see
     /// [`Medium::rewrite_lost`]. To be called before lanes are open, by whoever is going to call something durable.
     /// Returns the bytes that had to be written again; those are synced.
-    /// Nothing is looked at where nobody has written the image since [`ImageStore::note_settled`].
-    pub fn settle(&self) -> io::Result<u64> {
-        if self.core.geometry.read_only {
-            return Ok(0);
-        }
-        if attribute::read(&self.core.file, SETTLED)?.is_some_and(|noted| Some(noted) == self.stamp()) {
-            return Ok(0);
-        }
-        let medium = self.medium();
-        let bytes = medium.rewrite_lost(0, medium.len())?;
-        if bytes > 0 {
-            medium.sync()?;
-            let path = self.core.path.display();
-            tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
-        }
-        Ok(bytes)
-    }
+    /// Nothing is looked at where nobody has written the image since [`Image::note_settled`].
+    ///
+    /// # Errors
+    /// A read, write or sync failed.
+    fn settle(&self) -> io::Result<u64>;
 
     /// Notes on the image that all of it is synced: an orderly end does. The note holds until somebody writes the image. It
     /// is about what is in the page cache, so it need not survive that, and where it cannot be kept the next
-    /// [`ImageStore::settle`] looks.
-    pub fn note_settled(&self) {
-        if self.core.health.check().is_ok() {
-            // The clock of files ticks: whoever writes next has to leave another time.
-            std::thread::sleep(FILE_CLOCK_TICK);
-            let noted = self.stamp().map(|stamp| attribute::set(&self.core.file, SETTLED, &stamp));
-            tracing::debug!(?noted, path = %self.core.path.display(), "noted that the image is synced");
-        }
+    /// [`Image::settle`] looks.
+    fn note_settled(&self);
+
+    /// What identifies it in a log's header.
+    ///
+    /// # Errors
+    /// As [`Image::identity`].
+    fn log_entry(&self) -> io::Result<ImageEntry> {
+        let size_bytes = self.geometry().bytes();
+        let FileIdentity { dev, ino, mtime_ns, .. } = match self.is_device() {
+            true => FileIdentity { dev: 0, ino: 0, size_bytes, mtime_ns: i64::MIN, ctime_ns: i64::MIN },
+            false => self.identity()?,
+        };
+        Ok(ImageEntry {
+            device: dev.into(),
+            inode: ino.into(),
+            size_bytes: size_bytes.into(),
+            mtime_ns: mtime_ns.into(),
+        })
+    }
+}
+
+impl ImageStore {
+    /// Opens, checks and locks an image. Nothing is changed where this fails.
+    pub fn open(options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
+        Ok(Arc::new(Self { core: Arc::new(open::open(options)?) }))
     }
 
     /// What changes with every write of a file. A device says nothing like it.
@@ -115,42 +155,9 @@ impl ImageStore {
         &self.core.counters
     }
 
-    /// The file's identity now.
-    pub fn identity(&self) -> io::Result<FileIdentity> {
-        Ok(FileIdentity::of(&self.core.file.metadata()?, self.core.geometry.bytes()))
-    }
-
-    /// An extended attribute; `None` where there is none.
-    pub fn attribute(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        attribute::read(&self.core.file, name)
-    }
-
-    /// Sets an extended attribute, durably, and with it all that the file system says of the image (its times). A sync that
-    /// fails turns the disk read-only, as any other.
-    pub fn set_attribute(&self, name: &str, value: &[u8]) -> io::Result<Attributes> {
-        let kept = attribute::set(&self.core.file, name, value)?;
-        if kept == Attributes::Kept {
-            self.sync_all()?;
-        }
-        Ok(kept)
-    }
-
-    /// Removes an extended attribute, durably; see [`ImageStore::set_attribute`].
-    pub fn remove_attribute(&self, name: &str) -> io::Result<()> {
-        match attribute::remove(&self.core.file, name)? {
-            true => self.sync_all(),
-            false => Ok(()),
-        }
-    }
-
     fn sync_all(&self) -> io::Result<()> {
         let sync = || Ok(rustix::fs::fsync(&*self.core.file)?);
         self.core.syncs.sync_by(&sync).map_err(BlockError::into_io)
-    }
-
-    /// The path it was opened with.
-    pub fn path(&self) -> &Path {
-        &self.core.path
     }
 
     /// Whether its last name is gone: the file itself goes with this store.
@@ -191,6 +198,69 @@ impl Disk for ImageStore {
                 Ok(Box::new(InlineLane::new(core)))
             }
             Err(e) => Err(BlockError::io("setting up io_uring", e)),
+        }
+    }
+}
+
+impl Image for ImageStore {
+    fn path(&self) -> &Path {
+        &self.core.path
+    }
+
+    fn is_device(&self) -> bool {
+        self.core.file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+    }
+
+    fn medium(&self) -> Arc<dyn Medium> {
+        Arc::new(ImageMedium::new(Arc::clone(&self.core)))
+    }
+
+    fn as_disk(self: Arc<Self>) -> Arc<dyn Disk> {
+        self
+    }
+
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::of(&self.core.file.metadata()?, self.core.geometry.bytes()))
+    }
+
+    fn set_mark(&self, mark: &[u8]) -> io::Result<Attributes> {
+        let kept = attribute::set(&self.core.file, MARK_NAME, mark)?;
+        if kept == Attributes::Kept {
+            self.sync_all()?;
+        }
+        Ok(kept)
+    }
+
+    fn remove_mark(&self) -> io::Result<()> {
+        match attribute::remove(&self.core.file, MARK_NAME)? {
+            true => self.sync_all(),
+            false => Ok(()),
+        }
+    }
+
+    fn settle(&self) -> io::Result<u64> {
+        if self.core.geometry.read_only {
+            return Ok(0);
+        }
+        if attribute::read(&self.core.file, SETTLED)?.is_some_and(|noted| Some(noted) == self.stamp()) {
+            return Ok(0);
+        }
+        let medium = self.medium();
+        let bytes = medium.rewrite_lost(0, medium.len())?;
+        if bytes > 0 {
+            medium.sync()?;
+            let path = self.core.path.display();
+            tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
+        }
+        Ok(bytes)
+    }
+
+    fn note_settled(&self) {
+        if self.core.health.check().is_ok() {
+            // The clock of files ticks: whoever writes next has to leave another time.
+            std::thread::sleep(FILE_CLOCK_TICK);
+            let noted = self.stamp().map(|stamp| attribute::set(&self.core.file, SETTLED, &stamp));
+            tracing::debug!(?noted, path = %self.core.path.display(), "noted that the image is synced");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! ImageStore ┤                                               ├─► one locked file description
 //!            ├ RingLane ──── io_uring, one ring a queue ─────┤   everything else
 //!            └ ImageMedium ─ the same, waited for ───────────┘   going home, recovery, checks
-//! FileMedium ─────────────── a plain file of its own             redo logs
+//! FileMedium ─────────────── a plain file of its own             LogFile: a redo log, its name, its lock, its marks
 //! ```
 //!
 //! Each description has one `Syncs`: nobody else syncs it, one sync runs at a time, and a failed one is everybody's.
@@ -28,7 +28,9 @@ mod image;
 mod image_medium;
 mod inline_lane;
 mod lock;
+mod log;
 mod magic;
+mod mark;
 mod memory_lane;
 mod open;
 mod options;
@@ -45,6 +47,11 @@ pub use counters::{Counters, CountersSnapshot};
 pub use create::create_image;
 pub use error::OpenError;
 pub use file_medium::{sync_directory, FileMedium};
-pub use image::{FileIdentity, ImageStore};
+pub use image::{FileIdentity, Image, ImageStore};
+pub use log::{
+    absolute, find_log, is_live, is_log, log_beside, owners, read_header, real_path, LogError, LogFile,
+    LogReadError, NewLog, Owner,
+};
+pub use mark::{mark_of, mark_used, remove_mark};
 pub use options::{DirectMode, OpenOptions};
 pub use ring_lane::LANE_BYTES_MAX;

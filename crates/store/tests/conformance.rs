@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use afterimage_block::{Disk, MediumDisk};
 use afterimage_block_conformance::{compare, run, run_read_only, run_threads};
-use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenOptions};
 use proptest::prelude::*;
 
 const BYTES: u64 = 6 << 20;

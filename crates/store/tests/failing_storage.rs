@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 
 use afterimage_block::{Blocking, Disk as _, FlushKind, Medium as _, Sector};
-use afterimage_store::{create_image, DirectMode, FileMedium, ImageStore, OpenOptions};
+use afterimage_store::{create_image, DirectMode, FileMedium, Image as _, ImageStore, OpenOptions};
 use afterimage_testing::{is_inside, on_a_device, skip, FailingStorage};
 
 const MIB: usize = 1 << 20;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use afterimage_block::{Blocking, Disk, FlushKind, Sector};
-use afterimage_store::{create_image, DirectMode, ImageStore, OpenError, OpenOptions};
+use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenError, OpenOptions};
 use afterimage_testing::skip;
 
 fn image() -> (tempfile::TempDir, PathBuf) {

@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use afterimage_block::Disk;
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
 use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainError, RetainGroup};
-use afterimage_order::offline::log_of;
 use afterimage_order::{Closing, Contract, Group, GroupOptions};
-use afterimage_store::{ImageStore, OpenOptions};
+use afterimage_store::{find_log, Image as _, ImageStore, OpenOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
@@ -328,7 +327,7 @@ fn file_needs(
     prepared: &Prepared,
 ) -> Result<FileNeeds, Failure> {
     // An image that was renamed names its log, wherever that is.
-    let logs = images.iter().map(|image| log_of(image.path())).collect::<Result<Vec<_>, _>>();
+    let logs = images.iter().map(|image| find_log(image.path())).collect::<Result<Vec<_>, _>>();
     let logs: Vec<PathBuf> = logs.map_err(Failure::failed)?.into_iter().flatten().collect();
     let sockets = settings.disks.iter().filter_map(|d| match &d.socket {
         SocketSpec::Path(path) => Some(path.as_path()),

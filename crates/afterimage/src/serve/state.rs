@@ -11,7 +11,7 @@ use std::time::Instant;
 use afterimage_block::Disk;
 use afterimage_frontend::{FrontendStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
-use afterimage_store::ImageStore;
+use afterimage_store::{Image as _, ImageStore};
 
 use super::disk_spec::SocketSpec;
 use super::settings::DiskSettings;

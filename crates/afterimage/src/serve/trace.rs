@@ -16,7 +16,7 @@ use afterimage_block::{advice, BlockError, Disk as _, Medium, Sector, Tap, SECTO
 use afterimage_journal::layout::{find, places, Found, Source};
 use afterimage_journal::BLOCK_BYTES;
 use afterimage_order::Contract;
-use afterimage_store::ImageStore;
+use afterimage_store::{log_beside, Image as _, ImageStore};
 use afterimage_trace::capture::{Capture, CaptureOp, CaptureTap, Class, Classify, FileId, Seen, TracedFile};
 
 use super::settings::Settings;
@@ -139,7 +139,7 @@ fn traced_files(settings: &Settings, images: &[Arc<ImageStore>]) -> Vec<TracedFi
     let logged = matches!(settings.contract, Contract::PowerWindow { .. })
         && images.iter().any(|image| !image.geometry().read_only);
     if let (true, Some(first)) = (logged, images.first()) {
-        let beside = || PathBuf::from(format!("{}.aflog", first.path().display()));
+        let beside = || log_beside(first.path());
         files.push(TracedFile {
             name: "log".to_owned(),
             bytes: settings.log_bytes_max,

@@ -10,7 +10,7 @@ use afterimage_block::{BlockError, Disk};
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
 use afterimage_lab::process::Workdir;
 use afterimage_order::{Contract, Group, GroupOptions};
-use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
+use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenOptions};
 use afterimage_trace::{read_disk, Finished, Recorder, Sparse, Taps};
 
 use super::RecordOptions;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{BlockError, Disk, DiskIndex, FlushKind, Medium, SequenceNumber};
-use afterimage_format::log::IMAGES_MAX;
-use afterimage_store::ImageStore;
+use afterimage_format::log::{ImageEntry, IMAGES_MAX};
+use afterimage_store::{absolute, is_live, log_beside, owners, real_path, Image, LogFile, NewLog, Owner};
 use parking_lot::Mutex;
 
 use super::engine::{Config, Redo, Threads};
-use super::files::{absolute, default_log_path, is_device, is_live, owners, real_path, LogFile, Owner};
 use super::lane::RedoDisk;
+use super::open::{create_medium, log_file_bytes};
 use super::sets::RedoHome;
 use super::takeover::{
     bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
@@ -75,7 +75,7 @@ impl Backend for RedoBackend {
         self.log.remove(&self.owners).map_err(|e| {
             BlockError::io("removing the redo log, which is clean", std::io::Error::other(e.to_string()))
         })?;
-        self.owners.iter().for_each(|owner| owner.image.note_settled());
+        self.owners.iter().for_each(|owner| owner.image().note_settled());
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl Backend for RedoBackend {
         let Redo { log, syncer, going_home, .. } = &*self.redo;
         (status.oldest_not_durable_age, status.oldest_not_durable_age_max) = syncer.ages();
         status.held_flushes = syncer.held_flushes();
-        status.log_deleted = self.log.medium.is_deleted().then(|| self.log.path.clone());
+        status.log_deleted = self.log.is_deleted().then(|| self.log.path().to_owned());
         status.throttled = log.throttled();
         status.log_bytes = log.bytes_used();
         status.log_max_bytes = log.area_bytes();
@@ -106,7 +106,7 @@ fn draw_incarnation() -> u64 {
 
 /// At least one image is writable. Read-only ones are served as they are.
 pub(crate) fn open(
-    images: Vec<Arc<ImageStore>>,
+    images: Vec<Arc<dyn Image>>,
     window: Duration,
     options: &GroupOptions,
 ) -> Result<Opened, OpenError> {
@@ -121,16 +121,16 @@ pub(crate) fn open(
     }
     let log_path = match &options.log_path {
         Some(path) => absolute(path)?,
-        None if is_device(writable[0].path()) => {
+        None if writable[0].is_device() => {
             return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()))
         }
-        None => default_log_path(&real_path(writable[0].path())?),
+        None => log_beside(&real_path(writable[0].path())?),
     };
     let mut brought_home = None;
     for log in live_logs(&writable, Some(&log_path))? {
         let same_size = LogFile::peek(&log)?.is_some_and(|h| {
             h.area_bytes.get() + afterimage_format::log::RECORDS_OFFSET
-                == super::log_file_bytes(options.log_max_bytes)
+                == log_file_bytes(options.log_max_bytes)
         });
         if log == log_path && same_size && match_images(&log, &writable, Trust::Nothing)? == Match::Same {
             continue;
@@ -149,7 +149,13 @@ pub(crate) fn open(
         // What is home is durable from here on: what is not will be in the log.
         settle(&writable)?;
         // The header's incarnation is never this process's own: the first record says so, as after any death.
-        LogFile::create(&log_path, &writable, options.log_max_bytes, draw_incarnation())?
+        let fill = |log: &Arc<dyn Medium>, entries: &[ImageEntry], names: &[Vec<u8>]| {
+            let homes: Vec<_> = writable.iter().map(|image| image.medium()).collect();
+            let uuid = *uuid::Uuid::new_v4().as_bytes();
+            create_medium(log, &homes, entries, names, uuid, draw_incarnation())
+        };
+        let bytes = log_file_bytes(options.log_max_bytes);
+        LogFile::create(&log_path, &writable, NewLog { bytes, fill: &fill })?
     };
     let (log_medium, homes) = below(&images, &log, options)?;
     let config = Config {
@@ -161,10 +167,10 @@ pub(crate) fn open(
         #[cfg(feature = "mutations")]
         mutation: None,
     };
-    let redo = Redo::open(config).map_err(|e| take_over_error(&log.path, &writable, e))?;
+    let redo = Redo::open(config).map_err(|e| take_over_error(log.path(), &writable, e))?;
     let replayed = redo.replayed().filter(|r| r.records > 0).or(brought_home);
     if let Some(Replayed { records, bytes, sequence, torn_tail }) = replayed {
-        let log = log.path.display();
+        let log = log.path().display();
         tracing::info!(records, bytes, sequence, torn_tail, %log, "took over what an earlier process left in the log");
     }
     let mut indices = (0..).map(LoggedDisk);
@@ -175,7 +181,7 @@ pub(crate) fn open(
         .zip(&logged)
         .zip((0..).map(DiskIndex))
         .map(|((image, logged), index)| {
-            let mut lower: Arc<dyn Disk> = Arc::clone(image) as Arc<dyn Disk>;
+            let mut lower: Arc<dyn Disk> = Arc::clone(image).as_disk();
             if let Some(tap) = &options.tap {
                 let failed = OpenError::io("reading, for a recording,", image.path());
                 lower = tap.only_read(index, lower).map_err(failed)?;
@@ -186,15 +192,14 @@ pub(crate) fn open(
             })
         })
         .collect::<Result<_, OpenError>>()?;
-    let contract = Contract::PowerWindow { window };
     let owners = owners(&writable)?;
-    log.mark(contract, &writable).inspect_err(|_| {
+    log.mark(Contract::PowerWindow { window }.code(), &writable).inspect_err(|_| {
         if fresh {
             // Nothing was written to it; whatever cannot be undone is a log without content.
             drop(log.remove(&owners));
         }
     })?;
-    let threads = Threads::start(&redo).map_err(OpenError::io("starting threads for", &log.path))?;
+    let threads = Threads::start(&redo).map_err(OpenError::io("starting threads for", log.path()))?;
     let board = Arc::clone(&redo.board);
     let backend = Box::new(RedoBackend { redo, disks, logged, threads: Mutex::new(threads), log, owners });
     Ok(Opened { backend, board, replayed })
@@ -205,14 +210,14 @@ type Homes = Vec<Arc<dyn Medium>>;
 
 /// What the core works on: the log and the writable images, through the tap where there is one.
 fn below(
-    images: &[Arc<ImageStore>],
+    images: &[Arc<dyn Image>],
     log: &LogFile,
     options: &GroupOptions,
 ) -> Result<(Arc<dyn Medium>, Homes), OpenError> {
-    let mut log_medium = Arc::clone(&log.medium) as Arc<dyn Medium>;
+    let mut log_medium = log.medium();
     let failed = |path| OpenError::io("reading, for a recording,", path);
     if let Some(tap) = &options.tap {
-        log_medium = tap.log(log_medium).map_err(failed(&log.path))?;
+        log_medium = tap.log(log_medium).map_err(failed(log.path()))?;
     }
     let mut homes = Vec::new();
     for (index, image) in (0..).map(DiskIndex).zip(images).filter(|(_, i)| !i.geometry().read_only) {

@@ -37,10 +37,8 @@
 mod area;
 pub(crate) mod backend;
 mod batch;
-mod dependency;
 mod engine;
 mod extents;
-pub(crate) mod files;
 mod going_home;
 mod header;
 mod index;
@@ -54,6 +52,7 @@ mod space;
 mod syncer;
 pub(crate) mod takeover;
 
+pub use afterimage_store::{read_header, LogReadError};
 pub use engine::{Config, Redo};
 pub use going_home::GoingHome;
 pub use index::REGIONS_MAX;
@@ -61,7 +60,7 @@ pub use lane::{RedoDisk, LANE_BYTES_MAX};
 pub use log::{index_bytes_max, payload_bytes_max, RedoLog};
 pub use mutation::Mutation;
 pub use open::{create_medium, log_file_bytes, TakeOverError};
-pub use scan::{read_header, scan, Placed, Scan, ScanError};
+pub use scan::{scan, Placed, Scan};
 pub use sets::set_bytes_max;
 pub use space::records_max;
 pub use syncer::{LogSync, Syncer};

@@ -14,12 +14,13 @@ use afterimage_format::log::{
     ImageEntry, ImageName, LogHeader, WitnessEntry, IMAGES_MAX, NAMES_OFFSET, PAGE_BYTES, RECORDS_OFFSET,
     STATE_CLEAN,
 };
+use afterimage_store::LogReadError;
 use zerocopy::IntoBytes as _;
 
 use super::engine::{Config, Redo};
 use super::header;
 use super::mutation::{Mistake, Mutation};
-use super::scan::{scan_with, Scan, ScanError};
+use super::scan::{scan_with, Scan};
 use super::space::RESERVE_BYTES;
 
 /// Why a log was not taken over. Nothing was touched, but for `Block`.
@@ -27,7 +28,7 @@ use super::space::RESERVE_BYTES;
 pub enum TakeOverError {
     /// It cannot be read or contradicts itself.
     #[error(transparent)]
-    Scan(#[from] ScanError),
+    Scan(#[from] LogReadError),
     /// It is marked clean: there is nothing to take over.
     #[error("the log is clean")]
     Clean,

@@ -6,28 +6,13 @@ use std::io;
 use std::sync::Arc;
 
 use afterimage_block::{Medium, SequenceNumber};
-use afterimage_format::log::{
-    LogHeader, RecordHeader, RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN, RECORD_MAGIC,
-};
-use afterimage_format::{payload_hash, FormatError, PayloadHasher};
+use afterimage_format::log::{LogHeader, RecordHeader, RecordKind, PAGE_BYTES, RECORD_ALIGN, RECORD_MAGIC};
+use afterimage_format::{payload_hash, PayloadHasher};
+use afterimage_store::{read_header, LogReadError};
 
 use super::area::Area;
 use super::mutation::{Mistake, Mutation};
 use crate::sequence::{LogPosition, LoggedDisk};
-
-/// Why a log cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ScanError {
-    /// Not a log, a newer one, or one with unknown features.
-    #[error(transparent)]
-    Format(#[from] FormatError),
-    /// It contradicts itself beyond what a crash can do.
-    #[error("{0}")]
-    Corrupt(String),
-    /// It could not be read.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
 
 /// A complete record's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,50 +69,8 @@ pub struct Scan {
     pub torn_tail: bool,
 }
 
-/// The header in force: the valid slot with the larger generation.
-pub fn read_header(log: &dyn Medium) -> Result<LogHeader, ScanError> {
-    if log.len() < RECORDS_OFFSET {
-        return Err(FormatError::Magic { what: "a redo log" }.into());
-    }
-    let mut slots = Vec::with_capacity(2);
-    for slot in 0..2 {
-        let mut bytes = [0; PAGE_BYTES as usize];
-        log.read_at(&mut bytes, slot * PAGE_BYTES)?;
-        slots.push(LogHeader::parse(&bytes));
-    }
-    // A slot that another version of the program wrote counts even where the other one is ours and valid.
-    for slot in &slots {
-        if let Err(e @ (FormatError::Version { .. } | FormatError::Old { .. } | FormatError::Features(_))) =
-            slot
-        {
-            return Err(e.clone().into());
-        }
-    }
-    let mut errors = Vec::new();
-    let mut newest: Option<LogHeader> = None;
-    for slot in slots {
-        match slot {
-            Ok(h) if newest.is_none_or(|n| h.generation.get() > n.generation.get()) => newest = Some(h),
-            Ok(_) => {}
-            Err(e) => errors.push(e),
-        }
-    }
-    let Some(header) = newest else {
-        let corrupt = errors.iter().find(|e| matches!(e, FormatError::Corrupt(_)));
-        return Err(corrupt.or(errors.first()).cloned().unwrap_or(FormatError::Corrupt("no header")).into());
-    };
-    if Some(log.len()) != RECORDS_OFFSET.checked_add(header.area_bytes.get()) {
-        return Err(ScanError::Corrupt(format!(
-            "its size is {} bytes, and its header asks for {}",
-            log.len(),
-            RECORDS_OFFSET + header.area_bytes.get()
-        )));
-    }
-    Ok(header)
-}
-
 /// Reads the whole log: a pure function of its bytes.
-pub fn scan(log: &Arc<dyn Medium>) -> Result<Scan, ScanError> {
+pub fn scan(log: &Arc<dyn Medium>) -> Result<Scan, LogReadError> {
     scan_with(log, Mistake::default())
 }
 
@@ -138,7 +81,7 @@ struct OpenSet {
     expected: SequenceNumber,
 }
 
-pub(crate) fn scan_with(log: &Arc<dyn Medium>, mistake: Mistake) -> Result<Scan, ScanError> {
+pub(crate) fn scan_with(log: &Arc<dyn Medium>, mistake: Mistake) -> Result<Scan, LogReadError> {
     let header = read_header(log.as_ref())?;
     let tail = LogPosition(header.tail_position.get());
     let area = Area { medium: Arc::clone(log), bytes: header.area_bytes.get() };
@@ -192,7 +135,7 @@ pub(crate) fn scan_with(log: &Arc<dyn Medium>, mistake: Mistake) -> Result<Scan,
     let torn_tail = scanner.check_rest(end)?;
     let (expected, incarnation, durable) = (scanner.expected, scanner.incarnation, scanner.durable);
     if durable >= expected {
-        return Err(ScanError::Corrupt(format!(
+        return Err(LogReadError::Corrupt(format!(
             "record {} is damaged or missing, and everything up to {} had been durable",
             expected.0, durable.0
         )));

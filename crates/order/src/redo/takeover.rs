@@ -3,21 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use afterimage_block::{BlockError, Disk as _, Medium};
+use afterimage_block::BlockError;
 use afterimage_format::log::{ImageEntry, LogHeader, RecordKind};
-use afterimage_store::{FileMedium, ImageStore};
+use afterimage_store::{
+    absolute, find_log, is_live, log_beside, mark_of, owners, real_path, Image, LogError, LogFile,
+};
 
 use super::engine::{Config, Redo};
-use super::files::{
-    absolute, default_log_path, find_log, image_entry, is_device, is_live, owners, real_path, scan_error,
-    LogFile,
-};
 use super::open::TakeOverError;
 use super::scan::{scan, Scan};
 use crate::clock::SystemClock;
 use crate::error::Held;
-use crate::mark::mark_of;
 use crate::{OpenError, Replayed};
+
+fn image_entry(image: &dyn Image) -> Result<ImageEntry, OpenError> {
+    image.log_entry().map_err(OpenError::io("looking at", image.path()))
+}
 
 /// How the images of a log and those that are given compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,12 +39,12 @@ pub(crate) enum Trust {
 }
 
 /// The live logs of these images, each once, and one at `more` where there is one. Each is of these images.
-pub(crate) fn live_logs(images: &[Arc<ImageStore>], more: Option<&Path>) -> Result<Vec<PathBuf>, OpenError> {
+pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Result<Vec<PathBuf>, OpenError> {
     let mut logs = Vec::new();
     for image in images {
         logs.extend(find_log(image.path())?);
         // Of another image, perhaps, that this one has taken the name from: not to be left behind unseen.
-        let beside = default_log_path(&real_path(image.path())?);
+        let beside = log_beside(&real_path(image.path())?);
         if is_live(&beside)? {
             logs.push(beside);
         }
@@ -63,7 +64,7 @@ pub(crate) fn live_logs(images: &[Arc<ImageStore>], more: Option<&Path>) -> Resu
 }
 
 /// A read-only image whose newest content is in a log would be served stale.
-pub(crate) fn refuse_read_only(images: &[Arc<ImageStore>]) -> Result<(), OpenError> {
+pub(crate) fn refuse_read_only(images: &[Arc<dyn Image>]) -> Result<(), OpenError> {
     for image in images.iter().filter(|image| image.geometry().read_only) {
         if let Some(log) = find_log(image.path())? {
             return Err(OpenError::ReadOnlyWithLog { image: image.path().to_owned(), log });
@@ -73,10 +74,10 @@ pub(crate) fn refuse_read_only(images: &[Arc<ImageStore>]) -> Result<(), OpenErr
 }
 
 /// Compares by inode; then sizes and times. A device number alone may change with a reboot.
-pub(crate) fn match_images(log: &Path, images: &[Arc<ImageStore>], trust: Trust) -> Result<Match, OpenError> {
-    let file = LogFile::peek(log)?.ok_or_else(|| OpenError::NotALog(log.to_owned()))?;
-    let entries = images.iter().map(|i| image_entry(i)).collect::<Result<Vec<_>, _>>()?;
-    let marks = images.iter().map(|i| disk_by_mark(i, &file)).collect::<Result<Vec<_>, _>>()?;
+pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) -> Result<Match, OpenError> {
+    let file = LogFile::peek(log)?.ok_or_else(|| LogError::NotALog(log.to_owned()))?;
+    let entries = images.iter().map(|i| image_entry(i.as_ref())).collect::<Result<Vec<_>, _>>()?;
+    let marks = images.iter().map(|i| disk_by_mark(i.as_ref(), &file)).collect::<Result<Vec<_>, _>>()?;
     let mut places = Vec::new();
     for (disk, recorded) in file.images().iter().enumerate() {
         // Among several with one inode number the one on the same device.
@@ -103,7 +104,7 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<ImageStore>], trust: Trust)
             );
             return Err(wrong_image(log, image.path(), why, false));
         }
-        if trust == Trust::Nothing && age(recorded, image, marks[i] == Some(disk))? == Age::Older {
+        if trust == Trust::Nothing && age(recorded, image.as_ref(), marks[i] == Some(disk))? == Age::Older {
             return Err(OpenError::PerhapsOlder {
                 log: log.to_owned(),
                 image: image.path().to_owned(),
@@ -122,7 +123,7 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<ImageStore>], trust: Trust)
 }
 
 /// The disk of this log that an image says it is.
-fn disk_by_mark(image: &ImageStore, log: &LogHeader) -> Result<Option<usize>, OpenError> {
+fn disk_by_mark(image: &dyn Image, log: &LogHeader) -> Result<Option<usize>, OpenError> {
     let named = mark_of(image.path())?.and_then(|mark| mark.log);
     Ok(named.filter(|named| named.group_uuid == log.group_uuid).map(|named| usize::from(named.disk)))
 }
@@ -136,8 +137,8 @@ enum Age {
     Older,
 }
 
-fn age(recorded: &ImageEntry, image: &ImageStore, marked: bool) -> Result<Age, OpenError> {
-    if is_device(image.path()) {
+fn age(recorded: &ImageEntry, image: &dyn Image, marked: bool) -> Result<Age, OpenError> {
+    if image.is_device() {
         return Ok(Age::Served);
     }
     let now = image.identity().map_err(OpenError::io("looking at", image.path()))?;
@@ -165,8 +166,7 @@ fn judge_age(recorded_ns: i64, modified_ns: i64, changed_ns: i64, marked: bool) 
 
 /// How many requests only the log has; `None` where it cannot be read.
 fn held(log: &Path) -> Held {
-    let medium = FileMedium::open(log, true).ok().map(|medium| Arc::new(medium) as Arc<dyn Medium>);
-    let found = medium.and_then(|medium| scan(&medium).ok());
+    let found = LogFile::look(log).ok().and_then(|file| scan(&file.medium()).ok());
     Held(found.map(|found| requests(&found)))
 }
 
@@ -179,18 +179,17 @@ fn wrong_image(log: &Path, image: &Path, why: String, moved: bool) -> OpenError 
 fn stranger(
     log: &Path,
     count: usize,
-    images: &[Arc<ImageStore>],
+    images: &[Arc<dyn Image>],
     marks: &[Option<usize>],
 ) -> Result<OpenError, OpenError> {
     // Not locked: the log may be another daemon's, and the names are for the sentence only.
-    let medium = FileMedium::open(log, true).map_err(OpenError::io("opening", log))?;
-    let names = LogFile { path: log.to_owned(), medium: Arc::new(medium) }.names(count);
+    let names = LogFile::look(log)?.names(count);
     for (image, mark) in images.iter().zip(marks) {
         let path = real_path(image.path())?;
         let named = names.iter().position(|name| *name == path);
         let Some(disk) = named.or(*mark) else { continue };
         let recorded = LogFile::peek(log)?.and_then(|h| h.images().get(disk).copied());
-        if recorded.is_some_and(|r| image_entry(image).is_ok_and(|e| e.inode != r.inode)) {
+        if recorded.is_some_and(|r| image.log_entry().is_ok_and(|e| e.inode != r.inode)) {
             let why = "it is another file (its inode differs) than the one that was served".to_owned();
             return Ok(wrong_image(log, &path, why, mark.is_some()));
         }
@@ -204,7 +203,7 @@ fn stranger(
 
 /// Makes sure that what the images show can be called durable after a sync: an earlier process's failed sync may have left
 /// pages in the cache that storage never got.
-pub(crate) fn settle(images: &[Arc<ImageStore>]) -> Result<(), OpenError> {
+pub(crate) fn settle(images: &[Arc<dyn Image>]) -> Result<(), OpenError> {
     for image in images {
         let doing = || format!("making sure that storage holds what {} shows", image.path().display());
         image.settle().map_err(|e| BlockError::io(doing(), e))?;
@@ -213,7 +212,7 @@ pub(crate) fn settle(images: &[Arc<ImageStore>]) -> Result<(), OpenError> {
 }
 
 /// The images of a log, in its order.
-fn in_order(log: &Path, images: &[Arc<ImageStore>], trust: Trust) -> Result<Vec<Arc<ImageStore>>, OpenError> {
+fn in_order(log: &Path, images: &[Arc<dyn Image>], trust: Trust) -> Result<Vec<Arc<dyn Image>>, OpenError> {
     Ok(match match_images(log, images, trust)? {
         Match::Same => images.to_vec(),
         Match::Among(places) => places.into_iter().map(|i| Arc::clone(&images[i])).collect(),
@@ -224,7 +223,7 @@ fn in_order(log: &Path, images: &[Arc<ImageStore>], trust: Trust) -> Result<Vec<
 /// point.
 pub(crate) fn bring_home(
     log: &Path,
-    images: &[Arc<ImageStore>],
+    images: &[Arc<dyn Image>],
     trust: Trust,
 ) -> Result<Option<Replayed>, OpenError> {
     let images = in_order(log, images, trust)?;
@@ -232,7 +231,7 @@ pub(crate) fn bring_home(
     let config = Config {
         window: crate::WINDOW_MAX,
         clock: Arc::new(SystemClock),
-        log: Arc::clone(&file.medium) as Arc<dyn Medium>,
+        log: file.medium(),
         homes: images.iter().map(|image| image.medium()).collect(),
         incarnation: uuid::Uuid::new_v4().as_u64_pair().0,
         #[cfg(feature = "mutations")]
@@ -249,13 +248,12 @@ pub(crate) fn bring_home(
 /// What [`bring_home`] would do, without doing it.
 pub(crate) fn would_bring_home(
     log: &Path,
-    images: &[Arc<ImageStore>],
+    images: &[Arc<dyn Image>],
     trust: Trust,
 ) -> Result<Replayed, OpenError> {
     let images = in_order(log, images, trust)?;
     let file = LogFile::open(log, true)?;
-    let medium: Arc<dyn Medium> = Arc::clone(&file.medium) as Arc<dyn Medium>;
-    let found = scan(&medium).map_err(|e| scan_error(log, e))?;
+    let found = scan(&file.medium()).map_err(|e| LogError::reading(log, e))?;
     let homes: Vec<_> = images.iter().map(|image| image.medium()).collect();
     super::open::check(&found, &homes).map_err(|e| take_over_error(log, &images, e))?;
     Ok(Replayed {
@@ -272,13 +270,13 @@ pub(crate) fn requests(found: &Scan) -> u64 {
 }
 
 /// A refusal as a sentence for the user.
-pub(crate) fn take_over_error(log: &Path, images: &[Arc<ImageStore>], error: TakeOverError) -> OpenError {
+pub(crate) fn take_over_error(log: &Path, images: &[Arc<dyn Image>], error: TakeOverError) -> OpenError {
     let image = |disk: usize| images.get(disk).map(|i| i.path().to_owned()).unwrap_or_default();
     let path = log.to_owned();
     match error {
-        TakeOverError::Scan(e) => scan_error(log, e),
+        TakeOverError::Scan(e) => LogError::reading(log, e).into(),
         TakeOverError::Clean => {
-            OpenError::Corrupt { path, what: "it became clean while it was opened".into() }
+            LogError::Corrupt { path, what: "it became clean while it was opened".into() }.into()
         }
         TakeOverError::WrongImage { disk, why } => wrong_image(log, &image(disk), why, false),
         TakeOverError::FalseWitness { disk, sector } => OpenError::RestoredCopy {

@@ -1,0 +1,331 @@
+//! A log's file, and how log and marks come and go.
+//!
+//! The order of the steps, and what a cut between them leaves, is in [`super::dependency`]. A file system without
+//! extended attributes has a sidecar (`<image>.afref`) in the mark's place: it says the same, but not of a renamed image.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use afterimage_block::Medium;
+use afterimage_format::log::{ImageEntry, ImageName, LogHeader, NAMES_OFFSET, RECORDS_OFFSET};
+use afterimage_format::mark::{Mark, MarkedLog, MARK_PATH_BYTES_MAX};
+use afterimage_format::reference::Reference;
+use rustix::fs::{flock, FlockOperation};
+use zerocopy::IntoBytes as _;
+
+use super::dependency::{beginning, end, Step};
+use super::error::LogError;
+use super::header::read_header;
+use super::names::{beside, real_path, sidecar_path};
+use crate::mark::{mark_of, remove_mark};
+use crate::{sync_directory, Attributes, FileMedium, Image};
+
+const ZERO_CHUNK_BYTES: usize = 1 << 20;
+
+/// What identifies an image in a header. Device nodes have no inode that lasts.
+fn image_entry(image: &dyn Image) -> Result<ImageEntry, LogError> {
+    image.log_entry().map_err(LogError::io("looking at", image.path()))
+}
+
+/// A log that is to be created.
+pub struct NewLog<'a> {
+    /// The file's size.
+    pub bytes: u64,
+    /// Writes and syncs its header and the names of its images into a file of zeroes.
+    pub fill: &'a dyn Fn(&Arc<dyn Medium>, &[ImageEntry], &[Vec<u8>]) -> io::Result<()>,
+}
+
+/// An open, locked log file.
+pub struct LogFile {
+    path: PathBuf,
+    medium: Arc<FileMedium>,
+}
+
+impl LogFile {
+    /// Opens and locks an existing log.
+    ///
+    /// # Errors
+    /// It is not there, or another process has it.
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, LogError> {
+        let medium = FileMedium::open(path, read_only).map_err(LogError::io("opening", path))?;
+        Self::lock(path, medium, read_only)
+    }
+
+    fn lock(path: &Path, medium: FileMedium, shared: bool) -> Result<Self, LogError> {
+        let how = if shared {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        match flock(medium.file(), how) {
+            Ok(()) => Ok(Self { path: path.to_owned(), medium: Arc::new(medium) }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(LogError::LogInUse(path.to_owned())),
+            Err(e) => Err(LogError::io("locking", path)(e.into())),
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its bytes.
+    pub fn medium(&self) -> Arc<dyn Medium> {
+        Arc::clone(&self.medium) as Arc<dyn Medium>
+    }
+
+    /// Whether somebody has deleted it: the file itself goes with this process.
+    pub fn is_deleted(&self) -> bool {
+        self.medium.is_deleted()
+    }
+
+    /// As [`LogFile::open`] for reading only, but takes no lock: for a sentence about a log that may be another daemon's.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn look(path: &Path) -> Result<Self, LogError> {
+        let medium = FileMedium::open(path, true).map_err(LogError::io("opening", path))?;
+        Ok(Self { path: path.to_owned(), medium: Arc::new(medium) })
+    }
+
+    /// The header of a log that may not be there. Takes no lock.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    pub fn peek(path: &Path) -> Result<Option<LogHeader>, LogError> {
+        match FileMedium::open(path, true) {
+            Ok(medium) => read_header(&medium).map(Some).map_err(|e| LogError::reading(path, e)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(LogError::io("opening", path)(e)),
+        }
+    }
+
+    /// Creates a log, with its whole space written. It has its name when this returns, and not before.
+    ///
+    /// # Errors
+    /// There is no room, or storage failed: nothing is left then.
+    pub fn create(path: &Path, images: &[Arc<dyn Image>], new: NewLog<'_>) -> Result<Self, LogError> {
+        let draft = beside(path, ".new");
+        let file = Self::write_draft(path, &draft, images, new).inspect_err(|_| {
+            let _ = fs::remove_file(&draft);
+        })?;
+        fs::rename(&draft, path).map_err(LogError::io("naming", path))?;
+        sync_directory(path).map_err(LogError::io("syncing the directory of", path))?;
+        Ok(file)
+    }
+
+    /// Makes the images say that they depend on this log. Before the first write is taken.
+    ///
+    /// # Errors
+    /// An image cannot be marked.
+    pub fn mark(&self, contract: u16, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
+        let Some(header) = Self::peek(&self.path)? else { return Err(LogError::NotALog(self.path.clone())) };
+        for step in beginning(images.len()) {
+            let Step::Mark(disk) = step else { continue };
+            self.mark_one(contract, header.group_uuid, disk as u16, images[disk].as_ref())?;
+        }
+        Ok(())
+    }
+
+    fn mark_one(
+        &self,
+        contract: u16,
+        group_uuid: [u8; 16],
+        disk: u16,
+        image: &dyn Image,
+    ) -> Result<(), LogError> {
+        let (log, path) = (self.path.as_os_str().as_bytes().to_vec(), image.path());
+        let mark = Mark { contract, log: Some(MarkedLog { group_uuid, disk, path: log }) };
+        let max = MARK_PATH_BYTES_MAX;
+        let bytes =
+            mark.to_bytes().ok_or_else(|| LogError::LogPathTooLong { log: self.path.clone(), max })?;
+        match image.set_mark(&bytes).map_err(LogError::io("marking", path))? {
+            Attributes::NoRoom => return Err(LogError::NoRoomForMark { image: path.to_owned() }),
+            Attributes::Unsupported if !image.is_device() => {
+                tracing::warn!(
+                    image = %path.display(),
+                    "its file system has no extended attributes: that it depends on its redo log stands in a file beside \
+                     it, so do not rename it while the log is there"
+                );
+                write_sidecar(&real_path(path)?, disk, &self.path, group_uuid)?;
+            }
+            Attributes::Unsupported | Attributes::Kept => {}
+        }
+        Ok(())
+    }
+
+    fn write_draft(
+        path: &Path,
+        draft: &Path,
+        images: &[Arc<dyn Image>],
+        new: NewLog<'_>,
+    ) -> Result<Self, LogError> {
+        let bytes = new.bytes;
+        let failed = |e: io::Error| match e.kind() {
+            io::ErrorKind::StorageFull => LogError::NoSpace { path: path.to_owned(), bytes },
+            _ => LogError::io("writing", draft)(e),
+        };
+        match fs::remove_file(draft) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(LogError::io("removing", draft)(e)),
+            _ => {}
+        }
+        let medium = FileMedium::create(draft, bytes).map_err(LogError::io("creating", draft))?;
+        let file = Self::lock(path, medium, false)?;
+        file.medium.preallocate().map_err(failed)?;
+        // Really written: otherwise the first lap's syncs would each pay for turning reserved blocks into written ones.
+        let zeroes = vec![0; ZERO_CHUNK_BYTES];
+        let mut at = RECORDS_OFFSET;
+        while at < bytes {
+            let n = (bytes - at).min(ZERO_CHUNK_BYTES as u64);
+            file.medium.write_at(&zeroes[..n as usize], at).map_err(failed)?;
+            at += n;
+        }
+        // The times that are written down have to be on storage, or a power cut would make every image look like an
+        // older copy.
+        for image in images.iter().filter(|image| !image.is_device()) {
+            let synced = File::open(image.path()).and_then(|file| file.sync_all());
+            synced.map_err(LogError::io("syncing", image.path()))?;
+        }
+        let entries =
+            images.iter().map(|image| image_entry(image.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        let names = names_of(images)?;
+        let log: Arc<dyn Medium> = Arc::clone(&file.medium) as Arc<dyn Medium>;
+        (new.fill)(&log, &entries, &names).map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Removes a clean log, and before it whatever says that its images depend on it.
+    ///
+    /// # Errors
+    /// Storage failed: whoever finds the clean log goes on.
+    pub fn remove(&self, images: &[Owner]) -> Result<(), LogError> {
+        for step in end(images.len()) {
+            match step {
+                Step::Unmark(disk) => images[disk].release()?,
+                Step::LogGoes => remove_durably(&self.path)?,
+                // The log was marked clean before, and nothing begins here.
+                Step::LogClean | Step::LogAppears | Step::Mark(_) | Step::Serve => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes the end of a log that was cut short, so that another may take its place: an image that still named it
+    /// would look as if its log had been taken away.
+    ///
+    /// # Errors
+    /// An image still names it that is not among these.
+    pub fn clear_leftover(path: &Path, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
+        let Some(header) = Self::peek(path)? else { return Ok(()) };
+        let names = |image: &Path| -> Result<bool, LogError> {
+            let log = mark_of(image)?.and_then(|mark| mark.log);
+            Ok(log.is_some_and(|log| log.group_uuid == header.group_uuid))
+        };
+        let owners = owners(images)?;
+        let file = Self::open(path, false)?;
+        for name in file.names(header.images().len()).into_iter().filter(|name| name.exists()) {
+            if owners.iter().all(|owner| owner.path != name) && names(&name)? {
+                return Err(LogError::Unfinished { log: path.to_owned(), image: name });
+            }
+        }
+        let ours: Result<Vec<_>, _> = owners
+            .into_iter()
+            .filter_map(|owner| match names(&owner.path) {
+                Ok(named) => named.then_some(Ok(owner)),
+                Err(e) => Some(Err(e)),
+            })
+            .collect();
+        file.remove(&ours?)
+    }
+
+    /// Where the images were when the log was opened last; empty where unknown.
+    pub fn names(&self, count: usize) -> Vec<PathBuf> {
+        let name = |i: usize| {
+            let mut bytes = [0; size_of::<ImageName>()];
+            let offset = NAMES_OFFSET + (i * size_of::<ImageName>()) as u64;
+            self.medium.read_at(&mut bytes, offset).ok()?;
+            Some(PathBuf::from(OsString::from_vec(ImageName::parse(&bytes)?)))
+        };
+        (0..count).map(|i| name(i).unwrap_or_default()).collect()
+    }
+
+    /// Notes where the images are now.
+    ///
+    /// # Errors
+    /// Storage failed.
+    pub fn write_names(&self, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
+        for (i, name) in names_of(images)?.iter().enumerate() {
+            let offset = NAMES_OFFSET + (i * size_of::<ImageName>()) as u64;
+            self.medium
+                .write_at(ImageName::new(name).as_bytes(), offset)
+                .map_err(LogError::io("writing", &self.path))?;
+        }
+        Ok(())
+    }
+}
+
+fn names_of(images: &[Arc<dyn Image>]) -> Result<Vec<Vec<u8>>, LogError> {
+    images.iter().map(|image| Ok(real_path(image.path())?.as_os_str().as_bytes().to_vec())).collect()
+}
+
+/// An image of a log, and where its neighbours are, which may be out of reach later on.
+pub struct Owner {
+    image: Arc<dyn Image>,
+    path: PathBuf,
+}
+
+/// The images of a log, in its order.
+///
+/// # Errors
+/// A path leads nowhere.
+pub fn owners(images: &[Arc<dyn Image>]) -> Result<Vec<Owner>, LogError> {
+    let owner =
+        |image: &Arc<dyn Image>| Ok(Owner { image: Arc::clone(image), path: real_path(image.path())? });
+    images.iter().map(owner).collect()
+}
+
+impl Owner {
+    /// The image.
+    pub fn image(&self) -> &dyn Image {
+        self.image.as_ref()
+    }
+
+    /// The image says, durably, that it depends on no log any more.
+    ///
+    /// # Errors
+    /// Storage failed.
+    pub fn release(&self) -> Result<(), LogError> {
+        remove_mark(self.image.as_ref())?;
+        remove_durably(&sidecar_path(&self.path))
+    }
+}
+
+fn remove_durably(path: &Path) -> Result<(), LogError> {
+    match fs::remove_file(path) {
+        Ok(()) => sync_directory(path).map_err(LogError::io("syncing the directory of", path)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(LogError::io("removing", path)(e)),
+    }
+}
+
+fn write_sidecar(image: &Path, disk: u16, log: &Path, uuid: [u8; 16]) -> Result<(), LogError> {
+    let sidecar = sidecar_path(image);
+    let too_long = || io::Error::from(rustix::io::Errno::NAMETOOLONG);
+    let reference = Reference::new(uuid, disk, log.as_os_str().as_bytes())
+        .ok_or_else(|| LogError::io("naming the log in", &sidecar)(too_long()))?;
+    let draft = beside(&sidecar, ".new");
+    remove_durably(&draft)?;
+    // Never through a link that somebody has put there.
+    let written = File::options().write(true).create_new(true).open(&draft).and_then(|mut file| {
+        file.write_all(reference.as_bytes())?;
+        file.sync_all()
+    });
+    written
+        .and_then(|()| fs::rename(&draft, &sidecar))
+        .and_then(|()| sync_directory(&sidecar))
+        .map_err(LogError::io("writing", &sidecar))
+}
