@@ -30,4 +30,12 @@ impl JournalError {
     pub fn io(context: impl Into<std::sync::Arc<str>>, source: std::io::Error) -> Self {
         Self::Block(BlockError::io(context, source))
     }
+
+    /// As whoever asked for a block is told.
+    pub(crate) fn into_block(self) -> BlockError {
+        match self {
+            Self::Block(e) => e,
+            other => BlockError::Corrupt(other.to_string().into()),
+        }
+    }
 }

@@ -14,7 +14,7 @@ use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, FsBlock, RetainDisk, BLOCK_BYTES};
 use afterimage_testing::{skip, StuckMemory};
-use common::{at_commit, journal_superblock, layouts, wait_for_home, Served};
+use common::{at_commit, ext4, journal_superblock, layouts, wait_for_home, Served};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -155,18 +155,6 @@ fn a_commit_that_waits_for_a_stuck_queue_stops_nobody_else() {
     completions[0].result.as_ref().unwrap();
     let found = Arc::clone(&served.below).bytes();
     assert!(found[4000 * BLOCK_BYTES..][..BLOCK_BYTES].iter().all(|b| *b == 2), "the commit is not whole");
-}
-
-fn ext4() -> Vec<u8> {
-    let image = tempfile::NamedTempFile::new().unwrap();
-    image.as_file().set_len(16 << 20).unwrap();
-    let made = std::process::Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-b", "4096", "-J", "size=4"])
-        .arg(image.path())
-        .status()
-        .unwrap();
-    assert!(made.success());
-    std::fs::read(image.path()).unwrap()
 }
 
 /// Writes that need to be copied wait for the memory of others, in order, and all of them come through.

@@ -6,6 +6,9 @@
 //!                                                       └► below ─► completed: under the lock again, then answered
 //! ```
 //!
+//! A commit under `power-window` makes a set of home writes due. The queue that made it writes it, without the lock, and goes on then:
+//! the others go on meanwhile, but for what has to wait for the set (`ext4::way`), which is tried again.
+//!
 //! Guest memory may block whoever touches it for as long as its VMM likes, and everybody needs the lock: what a change holds
 //! is copied before the lock is taken, and what a read gets after it was given up. A guest decides how large a request is,
 //! so both go by pieces, and neither the copies nor the parts below of one lane exceed a bound: the rest waits its turn.
@@ -25,6 +28,7 @@ use slab::Slab;
 
 use super::lend::{self, Lender};
 use super::Shared;
+use crate::error::JournalError;
 use crate::ext4::{Change, Part, Ranges, ReadPart};
 use crate::versions::Track;
 
@@ -240,28 +244,28 @@ impl RetainLane {
         goes_on
     }
 
-    /// The next piece of a change. `false` where it has to wait.
+    /// The next piece of a change, as far as it can be taken. `false` where the rest has to wait.
     fn change_piece(&mut self, index: usize, parts: &mut Vec<Part>) -> bool {
         let Some(whole) = self.wholes.get_mut(index) else { return true };
         let (from, end) = (whole.next, whole.end());
         let piece_end = end.min(from + CHANGE_SECTORS);
         let mut lent = None;
         if matches!(whole.request.operation, Operation::Write { .. }) {
-            let mut retainer = self.shared.lock();
+            let mut systems = self.shared.lock();
             // Looked at again under the lock: what is made complete under it must stay so.
             if self.shared.paused.load(Ordering::SeqCst) {
                 return false;
             }
             // Most writes need no look, however large they are.
             for to in [end, piece_end] {
-                if retainer.submit_unread(Sector(from), to - from, parts) {
-                    self.shared.publish(&retainer);
-                    drop(retainer);
+                if systems.submit_unread(Sector(from), to - from, parts) {
+                    self.shared.publish(&systems);
+                    drop(systems);
                     self.hand_down_parts(index, to, Ok(()), parts, None);
                     return true;
                 }
             }
-            drop(retainer);
+            drop(systems);
             let bytes = ((piece_end - from) * SECTOR_BYTES) as usize;
             let Some(piece) = self.lender.lend(bytes) else { return false };
             let offset = ((from - whole.request.sector.0) * SECTOR_BYTES) as usize;
@@ -269,22 +273,26 @@ impl RetainLane {
             lent = Some(piece);
         }
         let to = if lent.is_some() { piece_end } else { end };
+        // What waited for it may go on at once.
+        let wrote_set;
         let result = {
-            let mut retainer = self.shared.lock();
+            let mut systems = self.shared.lock();
             if self.shared.paused.load(Ordering::SeqCst) {
-                drop(retainer);
+                drop(systems);
                 lent.into_iter().for_each(|piece| self.lender.take_back(piece));
                 return false;
             }
             let content = lent.as_ref().map(|piece| piece.slice(0, ((to - from) * SECTOR_BYTES) as usize));
             let change = content.as_ref().map_or(Change::Clear, Change::Write);
-            let result = retainer.submit(change, Sector(from), to - from, parts);
-            self.shared.publish(&retainer);
-            result
+            let taken = systems.submit(change, Sector(from), to - from, parts);
+            wrote_set = systems.is_due();
+            let home = self.shared.write_sets(&mut systems).map_err(JournalError::into_block);
+            self.shared.publish(&systems);
+            taken.and_then(|taken| home.map(|()| taken))
         };
         let taken = result.as_ref().map_or(to, |sectors| from + sectors);
         self.hand_down_parts(index, taken, result.map(drop), parts, lent);
-        taken == to
+        taken == to || wrote_set
     }
 
     /// What is left of the piece of a change that ends at `to`.
@@ -360,12 +368,12 @@ impl RetainLane {
                 self.go_on_reading();
             }
             Operation::Flush(_) if self.ranges.flushes => {
-                let mut retainer = self.shared.lock();
-                if let Err(error) = retainer.flushes() {
+                let mut systems = self.shared.lock_idle();
+                if let Err(error) = systems.flushes() {
                     tracing::error!(%error, "what a guest made could not be looked at");
                 }
-                self.shared.publish(&retainer);
-                drop(retainer);
+                self.shared.publish(&systems);
+                drop(systems);
                 self.pass(request);
             }
             Operation::Read | Operation::Flush(_) => self.pass(request),
@@ -400,12 +408,13 @@ impl RetainLane {
     /// A part below was answered.
     fn answered(&mut self, piece: usize, track: Option<Track>, mut result: Result<(), BlockError>) {
         if let Some(track) = track {
-            let mut retainer = self.shared.lock();
-            if let Err(e) = retainer.completed(track, result.is_ok()) {
+            let mut systems = self.shared.lock();
+            self.shared.idle.wait_while(&mut systems, |systems| systems.completion_waits(track));
+            if let Err(e) = systems.completed(track, result.is_ok()) {
                 tracing::error!(error = %e, "a write completed, but what it changed could not be looked at");
                 result = result.and(Err(BlockError::Corrupt(e.to_string().into())));
             }
-            self.shared.publish(&retainer);
+            self.shared.publish(&systems);
         }
         let Some(entry) = self.pieces.get_mut(piece) else { return };
         entry.parts_left -= 1;

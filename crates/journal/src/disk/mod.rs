@@ -5,11 +5,12 @@ mod lend;
 
 pub use lane::LANE_BYTES_MAX;
 
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::JournalError;
 use crate::ext4::{FileSystems, Options, Ranges};
@@ -25,7 +26,9 @@ pub struct RetainDisk {
 
 /// What all lanes of a disk share.
 struct Shared {
-    retainer: Mutex<FileSystems>,
+    systems: Mutex<FileSystems>,
+    /// No set is due or under way any more.
+    idle: Condvar,
     /// [`FileSystems::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
     version: AtomicU64,
     ranges: Mutex<Arc<Ranges>>,
@@ -37,14 +40,51 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, FileSystems> {
-        self.retainer.lock()
+        self.systems.lock()
+    }
+
+    /// The lock, while no set is due or under way.
+    fn lock_idle(&self) -> MutexGuard<'_, FileSystems> {
+        let mut systems = self.lock();
+        self.idle.wait_while(&mut systems, |systems| systems.is_on_its_way());
+        systems
+    }
+
+    /// Writes the set that is due, and those that become due then, without the lock: a set may have to wait, and nobody else has to wait
+    /// for it but as [`crate::ext4`] says. Whoever made it due calls this before giving up the lock.
+    ///
+    /// # Errors
+    /// A set could not be written, or what came after it failed.
+    fn write_sets(&self, systems: &mut MutexGuard<'_, FileSystems>) -> Result<(), JournalError> {
+        let mut result = Ok(());
+        while let Some(set) = systems.take_set() {
+            self.publish(systems);
+            // A panic ends the thread of one queue, as anywhere; the others must not wait for its set for ever.
+            let written = MutexGuard::unlocked(systems, || catch_unwind(AssertUnwindSafe(|| set.write())));
+            let (written, panic) = match written {
+                Ok(written) => (written, None),
+                Err(panic) => {
+                    let reason = "the thread that wrote a transaction home panicked".into();
+                    (Err(BlockError::Failed { reason }.into()), Some(panic))
+                }
+            };
+            result = result.and(systems.set_ended(set, written));
+            self.publish(systems);
+            if !systems.is_on_its_way() {
+                self.idle.notify_all();
+            }
+            if let Some(panic) = panic {
+                resume_unwind(panic);
+            }
+        }
+        result
     }
 
     /// Tells the other lanes what changed. Before the request that changed it completes.
-    fn publish(&self, retainer: &FileSystems) {
-        if self.version.load(Ordering::Relaxed) != retainer.version() {
-            *self.ranges.lock() = Arc::new(retainer.ranges());
-            self.version.store(retainer.version(), Ordering::Release);
+    fn publish(&self, systems: &FileSystems) {
+        if self.version.load(Ordering::Relaxed) != systems.version() {
+            *self.ranges.lock() = Arc::new(systems.ranges());
+            self.version.store(systems.version(), Ordering::Release);
         }
     }
 
@@ -82,11 +122,12 @@ impl RetainDisk {
         options: Options,
         mistake: Mistake,
     ) -> Result<Self, JournalError> {
-        let retainer = FileSystems::open(&*lower, arena, options, mistake)?;
+        let systems = FileSystems::open(&*lower, arena, options, mistake)?;
         let shared = Shared {
-            version: AtomicU64::new(retainer.version()),
-            ranges: Mutex::new(Arc::new(retainer.ranges())),
-            retainer: Mutex::new(retainer),
+            version: AtomicU64::new(systems.version()),
+            ranges: Mutex::new(Arc::new(systems.ranges())),
+            systems: Mutex::new(systems),
+            idle: Condvar::new(),
             paused: AtomicBool::new(false),
             left: AtomicBool::new(false),
         };
@@ -153,7 +194,7 @@ impl RetainDisk {
     /// # Errors
     /// The disk below failed; the arena stays the truth.
     pub fn finish(&self, attached: bool) -> Result<bool, JournalError> {
-        self.with(|retainer| retainer.finish(attached))
+        self.with(|systems| systems.finish(attached))
     }
 
     /// The orderly end while a guest may live that has not come back; see [`FileSystems::stay`].
@@ -164,11 +205,28 @@ impl RetainDisk {
         self.with(FileSystems::stay)
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut FileSystems) -> T) -> T {
-        let mut retainer = self.shared.lock();
-        let result = act(&mut retainer);
-        self.shared.publish(&retainer);
-        result
+    /// Does something when all that is pending is home as far as sets bring it there, and brings home what becomes due by it.
+    fn with<T>(
+        &self,
+        act: impl FnOnce(&mut FileSystems) -> Result<T, JournalError>,
+    ) -> Result<T, JournalError> {
+        let mut systems = self.shared.lock_idle();
+        let result = self.when_home(&mut systems, act);
+        let home = self.shared.write_sets(&mut systems);
+        self.shared.publish(&systems);
+        result.and_then(|result| home.map(|()| result))
+    }
+
+    fn when_home<T>(
+        &self,
+        systems: &mut MutexGuard<'_, FileSystems>,
+        act: impl FnOnce(&mut FileSystems) -> Result<T, JournalError>,
+    ) -> Result<T, JournalError> {
+        while systems.due()? {
+            self.shared.write_sets(systems)?;
+            self.shared.idle.wait_while(systems, |systems| systems.is_on_its_way());
+        }
+        act(systems)
     }
 }
 

@@ -57,18 +57,11 @@ impl FileSystems {
         }
         // Of the expected transaction blocks were missing, or, in a log that was taken over in mid-mount, its commit block went
         // to the disk and never came by here.
-        self.follow(v)?;
-        let (Some(tid), Some(log)) = (committed, self.volumes[v].log_mut()) else { return Ok(()) };
-        if log.head.0 == tid {
-            log.commit_seen = true;
-        } else if tid.is_after(log.head.0) || expected.is_after(tid) {
-            // A guest commits one transaction after the other: its log is elsewhere than was believed, and whatever it commits
-            // from now on would be followed by nobody.
-            let why = format!("transaction {tid} was committed where {} was expected", log.head.0);
-            tracing::warn!(start_sector = self.volumes[v].start.0, why, "the guest's journal is elsewhere");
-            self.leave(v, &why, true)?;
+        if let (Some(tid), Some(log)) = (committed, self.volumes[v].log_mut()) {
+            log.came_by = Some((tid, expected));
         }
-        Ok(())
+        self.follow(v)?;
+        self.judge_commit(v)
     }
 
     /// Whether a write to an absorbed journal would say what cannot be true yet. A tail does not pass versions whose homes are
@@ -77,7 +70,8 @@ impl FileSystems {
     /// Under `power-window` a commit is answered when its blocks are in the disk's history as one. Where a write of one of them
     /// is in flight, that may take its place behind them, and undo a part of the transaction; where what the layout rests on is
     /// in flight, nothing may go home. Either is over soon. The commit block is not in the arena meanwhile: a daemon that dies
-    /// leaves a transaction that never happened, and a guest that asks for both again.
+    /// leaves a transaction that never happened, and a guest that asks for both again. A set that is under way is waited for: see
+    /// [`super::way`]; what is pending when a tail may pass it is due first, as a set.
     pub(super) fn must_wait(
         &mut self,
         v: usize,
@@ -85,8 +79,19 @@ impl FileSystems {
         within: usize,
         piece: &Buffers,
     ) -> Result<bool, JournalError> {
+        if self.goes_home(self.volumes[v].id) {
+            return Ok(true);
+        }
+        if at == AreaBlock(0) && self.versions.applies() && !self.options.drop_journal {
+            if self.way.is_none() {
+                self.go_home(v, Vec::new())?;
+            }
+            if self.way.is_some() {
+                return Ok(true);
+            }
+        }
         let Some(log) = self.volumes[v].log() else { return Ok(false) };
-        if !log.suspended && self.versions.in_flight.is_empty() {
+        if !log.suspended && self.versions.in_flight.is_empty() && self.way.is_none() {
             return Ok(false);
         }
         let (expected, commit_seen, suspended, waits_for) =
@@ -95,15 +100,16 @@ impl FileSystems {
             let block = self.composed(v, at, within, piece)?;
             return Ok(self.volumes[v].passes_flying(&self.versions, &block));
         }
-        if !self.versions.applies()
-            || self.options.drop_journal
-            || self.versions.mistake.is(Mutation::CommitOverFlight)
-        {
+        if !self.versions.applies() || self.options.drop_journal {
             return Ok(false);
         }
         let block = self.composed(v, at, within, piece)?;
-        let committed = log::commit_tid(&block).is_some_and(|tid| !expected.is_after(tid));
-        if !commit_seen && !committed {
+        let committed = log::commit_tid(&block);
+        if self.way.is_some() {
+            return Ok(committed.is_some() || commit_seen);
+        }
+        let is_next = committed.is_some_and(|tid| !expected.is_after(tid));
+        if (!commit_seen && !is_next) || self.versions.mistake.is(Mutation::CommitOverFlight) {
             return Ok(false);
         }
         if suspended || waits_for.is_some_and(|track| self.versions.in_flight.holds(track)) {

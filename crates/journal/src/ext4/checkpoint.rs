@@ -67,7 +67,10 @@ impl FileSystems {
         }
         if self.versions.applies() {
             // After a power cut the disk holds whole transactions: what is left goes home as one, or not.
-            let pending = self.versions.recover(id, false);
+            let pending = match self.versions.query(id).pending {
+                0 => Vec::new(),
+                _ => self.versions.recover(id, false),
+            };
             return self.apply(v, &pending);
         }
         let ready = self.versions.ready_of(id, &tuples);

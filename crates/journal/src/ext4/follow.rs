@@ -1,7 +1,5 @@
 //! Following the log: a commit block completes a transaction, and everything in it becomes the newest committed version.
 
-use afterimage_order::HomeError;
-
 use super::log::{self, Parsed, Transaction};
 use super::side;
 use super::volume::Committed;
@@ -9,20 +7,20 @@ use super::FileSystems;
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
-use crate::versions::{SetError, Tuple};
+use crate::versions::Tuple;
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content. With what goes with it,
 /// each takes some 70 bytes.
 const VERSIONS_MAX: usize = 1 << 18;
 
 impl FileSystems {
-    /// Takes in every transaction that is complete. A log that contradicts itself is handed back to the guest: what its
-    /// own recovery makes of it is not ours to guess.
+    /// Takes in every transaction that is complete, up to one whose set has to go home first: then [`FileSystems::set_ended`] goes on.
+    /// A log that contradicts itself is handed back to the guest: what its own recovery makes of it is not ours to guess.
     ///
     /// # Errors
     /// The disk below failed.
     pub(super) fn follow(&mut self, v: usize) -> Result<(), JournalError> {
-        loop {
+        while self.way.is_none() {
             let volume = &self.volumes[v];
             let Some(log) = volume.log() else { return Ok(()) };
             let mut reader = self.versions.reader(volume.id, &*log.layout);
@@ -34,7 +32,11 @@ impl FileSystems {
                     return self.leave(v, &why, true);
                 }
                 Ok(Parsed::Complete(transaction)) => {
-                    if !self.make_way(v, transaction.tags.len())? {
+                    let has_way = self.make_way(v, transaction.tags.len())?;
+                    if self.way.is_some() {
+                        return Ok(());
+                    }
+                    if !has_way {
                         let why =
                             format!("too much would be known of it with transaction {}", transaction.tid);
                         return self.leave(v, &why, true);
@@ -45,16 +47,55 @@ impl FileSystems {
                 Err(JournalError::Block(e)) => return Err(e.into()),
                 Err(e) => return self.leave(v, &format!("its journal could not be followed: {e}"), true),
             }
-            // What is not in the arena has not been written yet, as a rule: no look at the disk for it, which would cost each
-            // commit a read.
-            let (id, log) = (self.volumes[v].id, self.volumes[v].log());
-            if log.is_some_and(|l| !l.spilled && self.versions.arena.get(id, l.head.1).is_none()) {
+            if !self.may_follow(v) {
                 return Ok(());
             }
         }
+        Ok(())
     }
 
-    /// Whether so many versions more may be known: the oldest ones go where they would be too many.
+    /// Whether the next transaction may be there. What is not in the arena has not been written yet, as a rule: no look at the disk for
+    /// it, which would cost each commit a read.
+    fn may_follow(&self, v: usize) -> bool {
+        let volume = &self.volumes[v];
+        volume.log().is_some_and(|l| l.spilled || self.versions.arena.get(volume.id, l.head.1).is_some())
+    }
+
+    /// Goes on behind a set.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn follow_on(&mut self, v: usize) -> Result<(), JournalError> {
+        if self.may_follow(v) {
+            self.follow(v)?;
+        }
+        self.judge_commit(v)
+    }
+
+    /// A commit block came by, and whatever is complete with it was taken in: whether that transaction was, or is yet to be.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn judge_commit(&mut self, v: usize) -> Result<(), JournalError> {
+        if self.way.is_some() {
+            return Ok(());
+        }
+        let Some(log) = self.volumes[v].log_mut() else { return Ok(()) };
+        let Some((tid, expected)) = log.came_by.take() else { return Ok(()) };
+        if log.head.0 == tid {
+            log.commit_seen = true;
+        } else if tid.is_after(log.head.0) || expected.is_after(tid) {
+            // A guest commits one transaction after the other: its log is elsewhere than was believed, and whatever it commits
+            // from now on would be followed by nobody.
+            let why = format!("transaction {tid} was committed where {} was expected", log.head.0);
+            tracing::warn!(start_sector = self.volumes[v].start.0, why, "the guest's journal is elsewhere");
+            self.leave(v, &why, true)?;
+        }
+        Ok(())
+    }
+
+    /// Whether so many versions more may be known: the oldest ones go where they would be too many. Where they have to go home as a set,
+    /// that is due.
     fn make_way(&mut self, v: usize, more: usize) -> Result<bool, JournalError> {
         let slots = usize::try_from(self.versions.arena.bytes_max()).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let room = VERSIONS_MAX.max(slots).saturating_sub(more) as u64;
@@ -62,6 +103,9 @@ impl FileSystems {
         let mut now = self.versions.known();
         while now > room && self.volumes[v].log().is_some_and(|log| !log.resuming) {
             self.relieve(v)?;
+            if self.way.is_some() {
+                return Ok(true);
+            }
             let before = std::mem::replace(&mut now, self.versions.known());
             if now == before {
                 return Ok(false);
@@ -116,26 +160,5 @@ impl FileSystems {
         }
         self.volumes[v].release(&mut self.versions, 1);
         Ok(())
-    }
-
-    /// `power-window`: what was committed goes home now, as one part of the disk's history.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub(super) fn apply(&mut self, v: usize, tuples: &[Tuple]) -> Result<(), JournalError> {
-        let set = match self.versions.make_set(self.volumes[v].id, tuples) {
-            Ok(Some(set)) => set,
-            Ok(None) => return Ok(()),
-            Err(SetError::Below(e)) => return Err(e.into()),
-            Err(e) => return self.leave(v, &e.to_string(), true),
-        };
-        self.home_begins(v, &set.tuples);
-        let written = set.write();
-        let tuples = self.versions.set_ended(set, written.is_ok());
-        match written {
-            Ok(()) => Ok(self.home_ends(v, &tuples)?),
-            Err(HomeError::Block(e)) => Err(e.into()),
-            Err(e @ HomeError::TooLarge { .. }) => self.leave(v, &e.to_string(), true),
-        }
     }
 }

@@ -225,6 +225,9 @@ impl Run {
             Ok(taken) => taken,
             Err(e) => panic!("memory does not fail: {e}"),
         };
+        if let Err(e) = self.retainer().sets_home() {
+            panic!("memory does not fail: {e}");
+        }
         let at = sector as usize * 512..(sector + sectors) as usize * 512;
         match &buffers {
             Some(buffers) => buffers.copy_to(0, &mut self.shadow[at]),
@@ -341,7 +344,9 @@ impl Run {
     }
 
     fn act(&mut self, act: impl FnOnce(&mut FileSystems) -> Result<(), crate::JournalError>) {
-        if let Err(e) = act(self.retainer()) {
+        let retainer = self.retainer();
+        let done = retainer.all_home().and_then(|()| act(retainer)).and_then(|()| retainer.sets_home());
+        if let Err(e) = done {
             panic!("memory does not fail: {e}");
         }
     }

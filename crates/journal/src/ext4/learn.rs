@@ -105,12 +105,17 @@ impl FileSystems {
 
     /// Nothing may go home until what the layouts rest on was looked at, and nothing is in flight that would be an occasion: an
     /// earlier look failed.
+    pub(super) fn is_suspended_in_vain(&self) -> bool {
+        let suspended = self.volumes.iter().any(|v| v.log().is_some_and(|log| log.suspended));
+        suspended && !self.versions.in_flight.iter().any(|w| w.look_again)
+    }
+
+    /// See [`FileSystems::is_suspended_in_vain`].
     ///
     /// # Errors
     /// As [`FileSystems::look`].
     pub(super) fn look_if_suspended_in_vain(&mut self) -> Result<(), JournalError> {
-        let suspended = self.volumes.iter().any(|v| v.log().is_some_and(|log| log.suspended));
-        match suspended && !self.versions.in_flight.iter().any(|w| w.look_again) {
+        match self.is_suspended_in_vain() {
             true => self.look_after_write(),
             false => Ok(()),
         }

@@ -6,9 +6,9 @@
 //!                 └ the rest ──► compare: same bytes as the version? ─► below ─► completed: version is home ─► release
 //! ```
 //!
-//! A state machine: events in (a write, a completion, a read, "the guest may be gone"), parts of requests out. It has no
-//! threads, and no clock. Everything here happens under one lock per disk, which is also the range lock of the daemon's own home
-//! writes: they are made only where no guest's write is in flight.
+//! A state machine: events in (a write, a completion, a read, "the guest may be gone"), parts of requests and sets of home writes
+//! out. It has no threads, and no clock. Everything here happens under one lock per disk, which is also the range lock of the daemon's
+//! single home writes: they are made only where no guest's write is in flight. Sets are written without the lock: see `way`.
 //!
 //! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the served
 //! tail: nothing else is needed, and what was completed towards the guest is in the arena or below. A guest that dies
@@ -34,6 +34,7 @@ mod superblock_write;
 mod tail;
 mod takeover;
 mod volume;
+mod way;
 mod write;
 
 use std::sync::Arc;
@@ -53,6 +54,7 @@ use log::AreaView;
 use ranges::Areas;
 pub use ranges::Ranges;
 use volume::Volume;
+use way::Way;
 pub use write::{Change, Part};
 
 /// The most memory that one disk takes besides what `--retain-max` holds, in bytes: what is known of versions whose content is
@@ -90,6 +92,8 @@ pub struct FileSystems {
     /// Where their absorbed journals lie; follows them in [`FileSystems::changed`].
     areas: Areas,
     versions: Versions,
+    /// Versions on their way home as one set, at most one set a disk.
+    way: Option<Way>,
     options: Options,
     disk_sectors: u64,
     /// The disk's first sectors, where partition tables stand, as they were when the disk was last looked at.
@@ -130,6 +134,7 @@ impl FileSystems {
         mistake: Mistake,
     ) -> Result<Self, JournalError> {
         let mut opened = Self::open_unsettled(disk, arena, options, mistake)?;
+        opened.all_home()?;
         for v in 0..opened.volumes.len() {
             opened.settle(v)?;
         }
@@ -150,6 +155,7 @@ impl FileSystems {
             volumes: Vec::new(),
             areas: Areas::default(),
             versions: Versions::new(disk, arena, options.home.clone(), mistake)?,
+            way: None,
             options,
             disk_sectors: disk.geometry().sectors,
             table: Vec::new(),

@@ -300,7 +300,9 @@ impl FileSystems {
         let volume = &mut self.volumes[v];
         let Some(layout) = volume.layout().cloned() else { return };
         volume.phase = Phase::Armed { layout, why: why.to_owned() };
-        self.versions.cleanup(volume.id);
+        let id = volume.id;
+        self.drop_due(id);
+        self.versions.cleanup(id);
         self.changed();
     }
 }
@@ -348,6 +350,7 @@ pub(super) fn new_log(layout: Arc<Layout>, superblock: JournalSuperblock, tail: 
         held_blocks: 0,
         commit_sec: 0,
         commit_seen: false,
+        came_by: None,
         waits_for: None,
         suspended: false,
         on_disk: false,

@@ -50,6 +50,7 @@ impl FileSystems {
             };
             unsound |= doubt.is_some();
             self.resume(v, superblock, record, doubt)?;
+            self.sets_home()?;
         }
         if unsound {
             self.look()?;

@@ -3,7 +3,7 @@
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
 use super::known::superblock_check;
-use super::volume::area_ranges;
+use super::volume::{area_ranges, Volume};
 use super::FileSystems;
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_SECTORS};
@@ -70,14 +70,24 @@ impl FileSystems {
         sectors: u64,
         parts: &mut Vec<Part>,
     ) -> Result<u64, BlockError> {
+        if self.way.is_some() && self.is_suspended_in_vain() {
+            return Ok(0);
+        }
         let result = self.look_if_suspended_in_vain().and_then(|()| match change {
+            Change::Clear if self.clear_waits(sector, sectors) => Ok(0),
             Change::Clear => self.clear(sector, sectors, parts).map(|()| sectors),
             Change::Write(buffers) => self.write(buffers, sector, sectors, parts),
         });
-        result.map_err(|e| match e {
-            JournalError::Block(e) => e,
-            other => BlockError::Corrupt(other.to_string().into()),
-        })
+        result.map_err(JournalError::into_block)
+    }
+
+    /// Whether what is cleared has to wait for a set: blocks that are in it, or its journal.
+    fn clear_waits(&self, sector: Sector, sectors: u64) -> bool {
+        let of_journal = |volume: &Volume| {
+            let mut ranges = volume.log().into_iter().flat_map(|log| area_ranges(&log.layout));
+            ranges.any(|(s, n, _)| s.0 < sector.0 + sectors && sector.0 < s.0 + n)
+        };
+        self.waits_for_set(sector, sectors) || self.way.is_some() && self.volumes.iter().any(of_journal)
     }
 
     fn clear(&mut self, sector: Sector, sectors: u64, parts: &mut Vec<Part>) -> Result<(), JournalError> {
@@ -116,11 +126,18 @@ impl FileSystems {
                 if self.must_wait(v, block, within, &piece)? {
                     return Ok(at - sector.0);
                 }
+                if self.volumes[v].log().is_none() {
+                    // It is not absorbed any more.
+                    continue;
+                }
                 self.absorb(v, block, within, &piece, parts)?;
                 at = piece_end;
                 continue;
             }
             let piece_end = self.areas.next(Sector(at)).min(end);
+            if self.waits_for_set(Sector(at), piece_end - at) {
+                return Ok(at - sector.0);
+            }
             let len = ((piece_end - at) * SECTOR_BYTES) as usize;
             self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), parts)?;
             at = piece_end;
@@ -238,7 +255,8 @@ impl FileSystems {
     pub(super) fn note_superblocks(&mut self, sector: Sector, sectors: u64) -> Result<(), BlockError> {
         for volume in self.volumes.iter().filter(|v| v.superblock_overlaps(sector, sectors)) {
             let (at, length) = volume.superblock_range();
-            if volume.log().is_some() && !self.versions.in_flight.any(at, length) {
+            let settled = !self.versions.in_flight.any(at, length) && !self.goes_over(at, length);
+            if volume.log().is_some() && settled {
                 let seen = superblock_check(&mut self.versions, volume.start)?;
                 self.versions.arena.set_seen(volume.id, Seen::FileSystem, Some(seen));
             }

@@ -73,6 +73,11 @@ impl InFlight {
         self.writes.iter().any(|w| w.track == track)
     }
 
+    /// Whether somebody looks at the disk when this write has completed.
+    pub(crate) fn looks_again(&self, track: Track) -> bool {
+        self.writes.iter().any(|w| w.track == track && w.look_again)
+    }
+
     /// A write that touches a range.
     pub(crate) fn over(&self, sector: Sector, sectors: u64) -> Option<Track> {
         self.writes.iter().find(|w| w.overlaps(sector, sectors)).map(|w| w.track)

@@ -160,6 +160,19 @@ pub fn differences(a: &[u8], b: &[u8]) -> Vec<u64> {
     blocks.filter(|(_, (a, b))| a != b).map(|(i, _)| i as u64).collect()
 }
 
+/// A disk with an ext4 of 4 KiB blocks and a journal of 4 MiB.
+pub fn ext4() -> Vec<u8> {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(16 << 20).unwrap();
+    let made = std::process::Command::new("mkfs.ext4")
+        .args(["-q", "-F", "-b", "4096", "-J", "size=4"])
+        .arg(image.path())
+        .status()
+        .unwrap();
+    assert!(made.success());
+    std::fs::read(image.path()).unwrap()
+}
+
 /// One disk, served with its journals retained, over memory that outlives the "daemon".
 pub struct Served {
     pub below: Arc<Memory>,

@@ -1,0 +1,360 @@
+//! `power-window`: a commit whose home writes have to wait, for room in the redo log or for the end of a pause, stops its own queue and what
+//! touches the same blocks, and nobody else.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use afterimage_block::{
+    Blocking, Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector,
+    Token,
+};
+use afterimage_journal::arena::{Arena, ArenaIdentity};
+use afterimage_journal::ext4::Options;
+use afterimage_journal::layout::superblock::JournalSuperblock;
+use afterimage_journal::layout::Layout;
+use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
+use afterimage_journal::log::LogGeometry;
+use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, Tid, BLOCK_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
+use common::{ext4, journal_superblock, layouts, wait_for_home, Memory};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Home writes that wait as long as somebody likes.
+struct Gate {
+    memory: Arc<Memory>,
+    /// Whether it is shut, and who waits there.
+    state: Mutex<(bool, u32)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set(&self, shut: bool) {
+        self.state.lock().unwrap().0 = shut;
+        self.changed.notify_all();
+    }
+
+    fn wait_for_somebody(&self) {
+        let state = self.state.lock().unwrap();
+        let (state, _) =
+            self.changed.wait_timeout_while(state, PATIENCE, |(_, waiting)| *waiting == 0).unwrap();
+        assert_eq!(state.1, 1, "one set at a time");
+    }
+}
+
+impl HomeWriter for Gate {
+    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        self.changed.notify_all();
+        let mut state = self.changed.wait_while(state, |(shut, _)| *shut).unwrap();
+        for (sector, bytes) in blocks {
+            self.memory.write_at(bytes, sector.0 * 512).unwrap();
+        }
+        state.1 -= 1;
+        Ok(())
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
+    }
+}
+
+/// A mounted file system whose journal is retained.
+struct Mounted {
+    disk: RetainDisk,
+    memory: Arc<Memory>,
+    gate: Arc<Gate>,
+    layout: Layout,
+    geometry: LogGeometry,
+    superblock: JournalSuperblock,
+    next: (Tid, AreaBlock),
+    _folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn new() -> Self {
+        let base = ext4();
+        let layout = layouts(&base).remove(0);
+        let superblock = journal_superblock(&base, &layout).unwrap();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let identity = ArenaIdentity { uuid: [9; 16], inode: 1, size_bytes: base.len() as u64 };
+        let arena = Arena::create(&folder.path().join("a.arena"), identity, 8 << 20).unwrap();
+        let memory = Memory::new(base);
+        let gate =
+            Arc::new(Gate { memory: Arc::clone(&memory), state: Mutex::default(), changed: Condvar::new() });
+        let home: Arc<dyn HomeWriter> = Arc::clone(&gate) as Arc<_>;
+        let options = Options { home: Some(home), ..wait_for_home() };
+        let below = Arc::new(MediumDisk::new(Arc::clone(&memory) as Arc<dyn Medium>));
+        let disk = RetainDisk::open(below, arena, options).unwrap();
+        let next = (superblock.sequence(), superblock.first());
+        let geometry = LogGeometry {
+            first: superblock.first(),
+            maxlen: superblock.maxlen(),
+            features: superblock.features(),
+            uuid: superblock.uuid(),
+            fs_blocks: layout.blocks,
+            forbidden: Vec::new(),
+        };
+        let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, _folder: folder };
+        mounted.write_tail(&mut mounted.lane());
+        assert_eq!(mounted.disk.status().file_systems[0].mode, "retain");
+        mounted
+    }
+
+    fn lane(&self) -> Blocking {
+        Blocking::new(self.disk.open_lane().unwrap())
+    }
+
+    fn sector_of(&self, at: AreaBlock) -> Sector {
+        self.layout.home_of(at).unwrap().sector(self.layout.start)
+    }
+
+    /// The guest's tail moves to where it writes next.
+    fn write_tail(&self, lane: &mut Blocking) {
+        let tail = self.superblock.with_tail(self.next.0, Some(self.next.1));
+        lane.write(self.sector_of(AreaBlock(0)), tail.bytes()).unwrap();
+    }
+
+    /// A transaction's journal writes, the commit block last.
+    fn transaction(&mut self, logged: Vec<(FsBlock, Block)>) -> Vec<(Sector, Block)> {
+        let logged = logged.into_iter().map(|(home, content)| (home, Box::new(content))).collect();
+        let mut encoder = Encoder::new(&self.geometry, self.next.1, self.next.0);
+        let start = encoder.at;
+        encoder.transaction(&Draft { logged, ..Draft::default() });
+        self.next = (self.next.0.next(), encoder.at);
+        let mut blocks: Vec<(AreaBlock, &Box<Block>)> =
+            encoder.blocks.iter().map(|(at, b)| (*at, b)).collect();
+        blocks.sort_by_key(|(at, _)| self.geometry.distance(start, *at));
+        blocks.into_iter().map(|(at, block)| (self.sector_of(at), **block)).collect()
+    }
+
+    fn home(&self, home: u64) -> Sector {
+        FsBlock(home).sector(self.layout.start)
+    }
+
+    fn on_disk(&self, home: u64) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCK_BYTES];
+        self.memory.read_at(&mut bytes, self.home(home).0 * 512).unwrap();
+        bytes
+    }
+}
+
+fn write(token: u64, sector: Sector, bytes: &[u8]) -> Request {
+    let operation = Operation::Write { flushed: false };
+    let sectors = bytes.len() as u64 / 512;
+    Request { token: Token(token), operation, sector, sectors, buffers: Buffers::from_bytes(bytes) }
+}
+
+fn block(byte: u8) -> Block {
+    [byte; BLOCK_BYTES]
+}
+
+/// What has completed after a while.
+fn completed(lane: &mut Box<dyn Lane>, wait: Duration) -> Vec<u64> {
+    let mut completions: Vec<Completion> = Vec::new();
+    let until = std::time::Instant::now() + wait;
+    while std::time::Instant::now() < until && lane.in_flight() > 0 {
+        lane.dispatch();
+        lane.reap(&mut completions);
+        lane.wait(&[], Some(Duration::from_millis(5))).unwrap();
+    }
+    completions.iter().for_each(|c| c.result.clone().unwrap());
+    completions.iter().map(|c| c.token.0).collect()
+}
+
+#[test]
+fn what_a_commit_waits_for_stops_nobody_else() {
+    let mut mounted = Mounted::new();
+    let mut escaped = block(4);
+    escaped[..4].copy_from_slice(&MAGIC_BYTES);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), escaped)]);
+    let following = mounted.transaction(vec![(FsBlock(3002), block(6))]);
+    let (commit, rest) = blocks.split_last().unwrap();
+    let mut lane = mounted.lane();
+    rest.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    mounted.gate.set(true);
+    let (mounted, blocks) = (&mounted, &blocks);
+    let (mut held, mut journal) = (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| mounted.lane().write(commit.0, &commit.1).unwrap());
+        mounted.gate.wait_for_somebody();
+
+        let (done, told) = channel();
+        scope.spawn(move || {
+            let mut lane = mounted.lane();
+            let mut found = block(0);
+            // The journal, as the guest wrote it, the commit block, and its superblock.
+            for (sector, written) in blocks {
+                lane.read(*sector, &mut found).unwrap();
+                assert!(found == *written);
+            }
+            lane.read(mounted.sector_of(AreaBlock(0)), &mut found).unwrap();
+            // Homes, as they were and as other queues write them.
+            lane.read(mounted.home(3000), &mut found).unwrap();
+            assert!(found == block(0), "nothing of the set is there yet");
+            for round in 1..20 {
+                lane.write(mounted.home(2900), &block(round)).unwrap();
+                lane.read(mounted.home(2900), &mut found).unwrap();
+                assert!(found == block(round));
+                lane.flush(FlushKind::Order).unwrap();
+            }
+            assert_eq!(mounted.disk.status().file_systems[0].versions_pending, 2);
+            done.send(()).unwrap();
+        });
+        let went_on = told.recv_timeout(PATIENCE).is_ok();
+
+        // What is written to a block of the set waits, and so does what the guest logs next; their queues' reads do not.
+        held.submit(write(1, mounted.home(3000), &block(3)));
+        journal.submit(write(2, following[0].0, &following[0].1));
+        for lane in [&mut held, &mut journal] {
+            let buffers = Buffers::allocate(BLOCK_BYTES);
+            let sector = mounted.home(2900);
+            lane.submit(Request { token: Token(9), operation: Operation::Read, sector, sectors: 8, buffers });
+        }
+        let overtook = [&mut held, &mut journal].map(|lane| completed(lane, Duration::from_millis(100)));
+        let waits = !committing.is_finished();
+        mounted.gate.set(false);
+        committing.join().unwrap();
+        assert!(went_on, "everybody waited for one commit");
+        assert!(waits, "a commit was answered before it was home");
+        assert_eq!(overtook, [[9], [9]], "what touches the set or its journal waits, and nothing else");
+    });
+    assert_eq!(completed(&mut held, PATIENCE), [1]);
+    assert_eq!(completed(&mut journal, PATIENCE), [2]);
+    following[1..].iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    // The guest's own write came behind the set.
+    assert!(mounted.on_disk(3000) == block(3));
+    assert!(mounted.on_disk(3001) == escaped);
+    assert!(mounted.on_disk(3002) == block(6));
+    assert!(mounted.on_disk(2900) == block(19));
+}
+
+/// Whoever wants everything home, or made complete, waits for the set that is under way, and finds it there.
+#[test]
+fn a_pause_waits_for_what_is_under_way() {
+    let mut mounted = Mounted::new();
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
+    let (commit, rest) = blocks.split_last().unwrap();
+    let mut lane = mounted.lane();
+    rest.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    mounted.gate.set(true);
+    let mounted = &mounted;
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| mounted.lane().write(commit.0, &commit.1).unwrap());
+        mounted.gate.wait_for_somebody();
+        let pausing = scope.spawn(|| {
+            mounted.disk.settle().unwrap();
+            mounted.disk.pause().unwrap();
+            mounted.on_disk(3000)
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let waited = !pausing.is_finished();
+        mounted.gate.set(false);
+        committing.join().unwrap();
+        assert!(pausing.join().unwrap() == block(2));
+        assert!(waited, "a pause did not wait for the set");
+    });
+    mounted.disk.resume();
+}
+
+const COMMITTED: std::ops::Range<u64> = 3000..3040;
+const ATTACKED: std::ops::Range<u64> = 3020..3040;
+
+/// A guest in several queues, none of which knows what the others do: one commits over home writes that take their time, one writes over
+/// what is committed, discards it and writes to the journal's superblock, others mind their own blocks. Their blocks are their own all the
+/// time; what is only committed is as it was committed last; what is written over is somebody's, whole.
+#[test]
+fn queues_that_know_nothing_of_each_other_keep_what_is_theirs() {
+    for seed in 0..6 {
+        let mut mounted = Mounted::new();
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let stop = AtomicBool::new(false);
+        let shared = Mutex::new(&mut mounted);
+        let progress: Vec<AtomicU8> = (0..3).map(|_| AtomicU8::new(0)).collect();
+        let mut newest = vec![0; COMMITTED.end as usize];
+        std::thread::scope(|scope| {
+            let (stop, shared, progress) = (&stop, &shared, &progress);
+            let lane = || shared.lock().unwrap().lane();
+            let at = |home: u64| shared.lock().unwrap().home(home);
+            let gate = Arc::clone(&shared.lock().unwrap().gate);
+            scope.spawn(move || {
+                let mut shut = false;
+                while !stop.load(Ordering::SeqCst) {
+                    shut = !shut;
+                    gate.set(shut);
+                    std::thread::sleep(Duration::from_micros(700));
+                }
+                gate.set(false);
+            });
+            for (owner, progress) in (0..3u64).zip(progress) {
+                let (mut lane, first) = (lane(), at(2000 + owner * 8));
+                let mut rng = ChaCha8Rng::seed_from_u64(100 * seed + owner);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::SeqCst) {
+                        let (mut written, mut found) = (vec![0; 8 * BLOCK_BYTES], vec![0; 8 * BLOCK_BYTES]);
+                        rng.fill_bytes(&mut written);
+                        lane.write(first, &written).unwrap();
+                        lane.read(first, &mut found).unwrap();
+                        assert!(found == written, "owner {owner} of {seed}");
+                        progress.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            let mut hostile = lane();
+            let attacked: Vec<Sector> = ATTACKED.map(at).collect();
+            let mut chance = ChaCha8Rng::seed_from_u64(7 * seed + 1);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let sector = attacked[chance.random_range(0..attacked.len())];
+                    match chance.random_range(0..8) {
+                        0 => {
+                            let operation = Operation::Discard { flushed: false };
+                            drop(hostile.request(operation, sector, 8, Buffers::empty()));
+                        }
+                        1..3 => {
+                            let mut found = block(0);
+                            hostile.read(sector, &mut found).unwrap();
+                            assert!(found.iter().all(|b| *b == found[0]), "a torn block");
+                        }
+                        _ => hostile.write(sector, &block(200 + chance.random_range(0..50))).unwrap(),
+                    }
+                }
+            });
+            let mut committing = lane();
+            for round in 0..60u8 {
+                let mut homes: Vec<u64> = COMMITTED.filter(|_| rng.random_ratio(1, 6)).collect();
+                homes.push(COMMITTED.start);
+                let byte = round + 1;
+                let logged = homes.iter().map(|home| (FsBlock(*home), block(byte))).collect();
+                let (blocks, tail) = {
+                    let mut mounted = shared.lock().unwrap();
+                    (mounted.transaction(logged), round % 7 == 6)
+                };
+                blocks.iter().for_each(|(sector, block)| committing.write(*sector, block).unwrap());
+                homes.iter().for_each(|home| newest[*home as usize] = byte);
+                if tail {
+                    shared.lock().unwrap().write_tail(&mut committing);
+                }
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+        assert!(progress.iter().all(|p| p.load(Ordering::SeqCst) > 3), "somebody waited for others");
+        let status = mounted.disk.status();
+        assert_eq!(status.file_systems[0].mode, "retain", "{status:?}");
+        mounted.disk.finish(false).unwrap();
+        for home in COMMITTED {
+            let found = mounted.on_disk(home);
+            assert!(found.iter().all(|b| *b == found[0]), "block {home} of {seed} is torn");
+            if !ATTACKED.contains(&home) {
+                assert_eq!(found[0], newest[home as usize], "block {home} of {seed}");
+            }
+        }
+    }
+}
