@@ -31,8 +31,8 @@ const QEMU_RESIZE: i64 = 3;
 
 /// How often a dead holder's lock is tried again.
 const RETRY: Duration = Duration::from_millis(2);
-/// How long a lock without a visible holder is tried.
-const HIDDEN_HOLDER_WAIT: Duration = Duration::from_secs(5);
+/// Of the time for a dead holder, the part that a lock without a visible one gets: its holder may well be alive elsewhere.
+const HIDDEN_HOLDER_PART: u32 = 6;
 
 /// Takes both locks.
 pub(crate) fn take(file: &File, path: &Path, read_only: bool, wait: Duration) -> Result<(), OpenError> {
@@ -59,7 +59,7 @@ pub(crate) fn take(file: &File, path: &Path, read_only: bool, wait: Duration) ->
             }
             // Nobody to be seen: the lock went between the two looks, its holder is another user's or in another
             // container, or it is a dead daemon whose process is gone already but not its I/O.
-            None if start.elapsed() >= wait.min(HIDDEN_HOLDER_WAIT) => {
+            None if start.elapsed() >= wait / HIDDEN_HOLDER_PART => {
                 return in_use(path, "another process".to_owned());
             }
             None => {}

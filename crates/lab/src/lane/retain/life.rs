@@ -37,6 +37,8 @@ const BEFORE_RECONNECT: Duration = Duration::from_millis(700);
 
 /// Long enough for what a guest says to arrive.
 const SETTLE: Duration = Duration::from_millis(80);
+/// How often a daemon may give up waiting for it.
+const LOCKED_TIMES: usize = 3;
 /// How long an image may stay locked after its daemon's end.
 const LOCKED: Duration = Duration::from_secs(5);
 
@@ -282,7 +284,20 @@ fn start(rig: &mut Rig, random: &mut ChaCha8Rng, tally: &mut Tally) -> Result<()
     };
     let setup = if random.random_bool(0.4) { &passing } else { &retaining };
     tally.said.push(format!("{} {}", setup.journal, setup.survives));
-    match rig.restart_as(setup) {
+    let mut started = rig.restart_as(setup);
+    // On a busy machine the kernel takes its time with a dead daemon's last I/O; whoever waited in vain tries again.
+    for _ in 0..LOCKED_TIMES {
+        match &started {
+            Err(error)
+                if refusal(error).is_some_and(|words| words.contains("still locked by the last I/O")) =>
+            {
+                tally.said.push("still locked".to_owned());
+                started = rig.restart_as(setup);
+            }
+            _ => break,
+        }
+    }
+    match started {
         Err(error) if setup.journal != retaining.journal && refusal(&error).is_some() => {
             tally.refused += 1;
             tally.said.push("refused".to_owned());
