@@ -1,6 +1,6 @@
 //! The peer that is run here: a greedy page map on bucket lists and nothing else.
 //!
-//! `ftl.md` quotes such a program at 15.8 M pages/s on 1 GB and 2.8 to 3.2 M on 32 GB, and the targets are rates on the machine
+//! Such a program is quoted (README.md beside this folder) at 15.8 M pages/s on 1 GB and 2.8 to 3.2 M on 32 GB, and the targets are rates on the machine
 //! where it was measured. Run in turn with the simulator it says how fast today's machine is, so that a rate can be
 //! judged on any machine. It is written plainly, as such a program is written first: no hints, no huge pages, no time,
 //! causes or wear, and no rule of NAND is checked.

@@ -139,7 +139,7 @@ fn judge(
     Some(Verdict { target, cell: key.path(), reached, wanted, at_most, unit, met })
 }
 
-/// The targets, each where both sides were measured.
+/// The targets, each where both sides were measured.
 pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for key in table.keys().filter(|key| key.mode == Mode::JournalRetain && key.setup == Setup::Plain) {

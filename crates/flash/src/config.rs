@@ -52,7 +52,7 @@ impl fmt::Display for FtlKind {
 }
 
 /// Which block page map and DFTL collect. An uncertainty of the literature: DFTL's paper says cost-benefit, its authors' code
-/// is greedy (ftl.md § 3).
+/// is greedy (docs/flash.md, The FTLs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum GcPolicy {
@@ -71,7 +71,7 @@ pub enum MergeFault {
     /// As specified.
     #[default]
     None,
-    /// FAST: merges do not take pages from the random log (the defect of a public simulator, ftl.md § 7).
+    /// FAST: merges do not take pages from the random log (the defect of a public simulator).
     SkipsLogCopies,
     /// FAST: a partial merge starts one page late.
     PartialStartsLate,

@@ -425,18 +425,6 @@ impl Flash {
         }
     }
 
-    /// The owners of the live pages among pages `range` of a block, lowest first; all in one word of 64.
-    #[inline]
-    pub fn each_live_of(&self, block: Block, range: Range<u32>, mut each: impl FnMut(u32)) {
-        let first = block.0 * self.geometry.pages_per_block + range.start / 64 * 64;
-        let mask = !(u64::MAX << (range.end - range.start)) << (range.start % 64);
-        let mut left = self.live_word(block, range.start as usize / 64) & mask;
-        while left != 0 {
-            each(self.owner[(first + left.trailing_zeros()) as usize]);
-            left &= left - 1;
-        }
-    }
-
     /// Live pages of block `s`, which are dead there already, are in pages `to` of block `d` now: how many.
     #[inline]
     fn copied(&mut self, s: usize, d: usize, to: Range<u32>, cause: Cause) -> u32 {

@@ -25,7 +25,7 @@ pub struct Pages {
     pub discarded: u64,
 }
 
-/// Garbage collection: copied reads × read + copied programs × program + erases × erase time (ftl.md § 4). The study
+/// Garbage collection: copied reads × read + copied programs × program + erases × erase time (docs/flash.md, What the figures mean). The study
 /// does not define its GC overhead.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Collection {

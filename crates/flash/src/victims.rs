@@ -110,12 +110,11 @@ impl Victims {
         self.changes(flash, self.queues_of(kind) + flash.live_in(block));
     }
 
-    /// A page of a block of this kind died; blocks that are not candidates are passed over. True: every
-    /// other block of the kind has more live pages now.
+    /// A page of a block of this kind died; blocks that are not candidates are passed over.
     #[inline(always)]
-    pub fn died(&mut self, flash: &mut Flash, block: Block, kind: usize, now: u64) -> bool {
+    pub fn died(&mut self, flash: &mut Flash, block: Block, kind: usize, now: u64) {
         if !flash.is_queued(block) {
-            return false;
+            return;
         }
         self.touch(block, now);
         let live = flash.live_in(block);
@@ -123,9 +122,7 @@ impl Victims {
         take_out(flash.nodes_mut(), block.0);
         self.changes(flash, at + 1);
         self.append(flash, block, at);
-        let lower = live < self.lowest[kind];
         self.lowest[kind] = self.lowest[kind].min(live);
-        lower
     }
 
     /// What [`Victims::died`] will change here is asked for; the flash's part is [`Flash::expect_requeue`].
@@ -159,31 +156,6 @@ impl Victims {
     #[inline]
     fn first(&self, flash: &Flash, at: u32) -> Option<Block> {
         self.queues[at as usize].back(flash.nodes()).map(Block)
-    }
-
-    /// The blocks of a kind that are taken next, as it looks now; at most `most`.
-    #[inline]
-    pub fn next(&mut self, flash: &Flash, kind: usize, most: usize, now: u64, mut each: impl FnMut(Block)) {
-        let found = if self.changed.is_empty() {
-            self.fewest(flash, kind).map(|live| self.queues_of(kind) + live)
-        } else {
-            self.most_worthwhile(flash, kind..kind + 1, now).map(|(at, _)| at)
-        };
-        let Some(mut at) = found else { return };
-        let end = self.queues_of(kind) + self.full;
-        let mut block = self.first(flash, at);
-        for _ in 0..most {
-            while block.is_none() {
-                at += 1;
-                if at == end {
-                    return;
-                }
-                block = self.first(flash, at);
-            }
-            let Some(found) = block else { return };
-            each(found);
-            block = self.queues[at as usize].before(flash.nodes(), found.0).map(Block);
-        }
     }
 
     /// The best block to collect among some kinds, taken out, and its kind; of equals the one that

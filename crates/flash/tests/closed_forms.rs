@@ -1,4 +1,4 @@
-//! ftl.md § 5: what each FTL must cost, by formula.
+//! What each FTL must cost, by formula (docs/flash.md, Formulas that the simulator must meet).
 
 use afterimage_flash::config::GcPolicy;
 use afterimage_flash::counts::{Cause, Counts, Ops};
@@ -140,7 +140,7 @@ fn fast_pays_a_64th_of_an_erase_for_every_write_of_another_page() {
 
 #[test]
 fn fast_costs_what_its_formula_says_on_uniform_writes() {
-    // L data blocks, r random log blocks: ftl.md § 5.
+    // L data blocks, r random log blocks.
     let l = 4000.0_f64;
     for (share, seed) in [(0.01, 1), (0.03, 2), (0.10, 3)] {
         let r = (l * share).round();
@@ -220,7 +220,7 @@ fn dftl_with_room_for_the_whole_map_never_evicts() {
 
 #[test]
 fn superblock_amplifies_uniform_writes_as_measured_before() {
-    // One superblock of N = 8 and M blocks, one of which collection reserves; one measurement only (ftl.md § 5).
+    // One superblock of N = 8 and M blocks, one of which collection reserves; one measurement only.
     for (m, reported) in [(2, 4.89), (4, 2.11), (8, 1.33)] {
         let mut config = Config { geometry: Geometry::small(8 + m, 64), ..Config::default() };
         // The reserved block is in the pool, so the superblock itself may hold one less.

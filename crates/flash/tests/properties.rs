@@ -1,4 +1,4 @@
-//! The eight properties of ftl.md § 5 on tiny drives, against the naive implementations, operation by operation.
+//! What every FTL must keep, on tiny drives, against the naive implementations, operation by operation.
 
 mod reference;
 

@@ -1,4 +1,4 @@
-//! DFTL: the page map lives in flash, its hot part in RAM (Gupta et al., ASPLOS 2009; ftl.md § 3).
+//! DFTL: the page map lives in flash, its hot part in RAM (Gupta et al., ASPLOS 2009; docs/flash.md, The FTLs).
 //!
 //! ```text
 //! access ─► cached? ─no─► full? evict (dirty: 1R + 1W of its translation page) ─► fetch the translation page (1R)
@@ -18,7 +18,6 @@
 
 use super::cmt::Cmt;
 use super::page_set::PageSet;
-use super::upcoming::Upcoming;
 use super::{check_mapping, Ahead, Ftl, FtlError};
 use crate::config::{Config, MergeFault};
 use crate::counts::Cause;
@@ -30,16 +29,6 @@ use crate::victims::Victims;
 /// Kinds of blocks.
 const DATA: usize = 0;
 const MAP: usize = 1;
-
-/// Logical pages whose map, four bytes a page, no longer fits beside the other tables.
-const FAR_PAGES: u32 = 1 << 21;
-
-/// How many data victims ahead are asked for: collections come in bursts, because a data block's collection uses up a free
-/// block or two for what it moves and for the map.
-const DEPTH: usize = 6;
-/// Pages of a victim asked for at a request: on a drive with little to spare one is collected every eight to ten
-/// requests, but two or three at once.
-const PAGES_A_STEP: u32 = 16;
 
 /// DFTL.
 #[derive(Debug)]
@@ -63,11 +52,6 @@ pub struct Dftl {
     touched: PageSet,
     /// Scratch: those of them that fit into one block.
     run: Vec<u32>,
-    /// Data blocks that will be collected next, as it looks now.
-    upcoming: Upcoming,
-    /// Whether the tables are so large that they are not in the processor's caches: then what collections will touch is
-    /// asked for early. On smaller drives that costs 5 to 10 % and gains nothing.
-    far: bool,
 }
 
 impl Dftl {
@@ -99,8 +83,6 @@ impl Dftl {
             misses: 0,
             touched: PageSet::new(logical_pages.div_ceil(per_page) as usize),
             run: Vec::with_capacity(g.pages_per_block as usize),
-            upcoming: Upcoming::new(g.pages_per_block.div_ceil(PAGES_A_STEP) as usize),
-            far: logical_pages >= FAR_PAGES,
         }
     }
 
@@ -118,7 +100,6 @@ impl Dftl {
                 *slot = None;
                 let block = self.dev.take()?;
                 *slot = Some(block);
-                self.dev.flash.expect_source(block);
                 self.is_map[block.index()] = map;
                 Ok(block)
             }
@@ -130,10 +111,7 @@ impl Dftl {
         if ppn != NONE {
             let block = self.dev.flash.invalidate(Ppn(ppn));
             let now = self.dev.flash.programs();
-            let next = self.victims.died(&mut self.dev.flash, block, DATA, now);
-            if next && self.far {
-                self.expect_collection(block);
-            }
+            self.victims.died(&mut self.dev.flash, block, DATA, now);
         }
     }
 
@@ -189,18 +167,12 @@ impl Dftl {
 
     #[inline]
     fn make_room(&mut self) -> Result<(), FtlError> {
-        if self.far {
-            self.expect_victims();
-        }
         if self.dev.pool.len() <= self.low {
             loop {
                 self.collect()?;
                 if self.dev.pool.len() >= self.high {
                     break;
                 }
-            }
-            if self.far {
-                self.plan();
             }
         }
         Ok(())
@@ -240,39 +212,6 @@ impl Dftl {
         self.rewrite_touched()
     }
 
-    /// Notes which blocks will be collected next, as it looks now, and asks for their owners. A block that gets fewer live
-    /// pages later is noted by [`Dftl::kill`].
-    #[inline]
-    fn plan(&mut self) {
-        let Self { victims, upcoming, dev, .. } = self;
-        let now = dev.flash.programs();
-        victims.next(&dev.flash, MAP, 2, now, |block| dev.flash.expect_source(block));
-        victims.next(&dev.flash, DATA, DEPTH, now, |block| {
-            if upcoming.note(block.0) {
-                dev.flash.expect_source(block);
-            }
-        });
-    }
-
-    #[inline]
-    fn expect_collection(&mut self, block: Block) {
-        if self.upcoming.note(block.0) {
-            self.dev.flash.expect_source(block);
-        }
-    }
-
-    /// What collecting the noted data blocks will touch is asked for, a part at each request: a processor that is asked
-    /// for all of it at once waits.
-    #[inline]
-    fn expect_victims(&mut self) {
-        if let Some((block, step)) = self.upcoming.step() {
-            let from = step as u32 * PAGES_A_STEP;
-            self.dev
-                .flash
-                .each_live_of(Block(block), from..from + PAGES_A_STEP, |owner| self.cmt.expect(owner));
-        }
-    }
-
     /// Moves pages and lets the map follow, as far as RAM knows it.
     #[inline]
     fn carry(&mut self, src: Block, dst: Block, map: bool, cause: Cause) {
@@ -289,14 +228,6 @@ impl Dftl {
     }
 
     fn rewrite_touched(&mut self) -> Result<(), FtlError> {
-        if self.far {
-            self.touched.each(|page| {
-                let old = self.gtd[page as usize];
-                if old != NONE {
-                    self.dev.flash.expect_death(Ppn(old));
-                }
-            });
-        }
         let mut from = 0;
         let mut next = self.touched.take_lowest(&mut from);
         let mut run = std::mem::take(&mut self.run);

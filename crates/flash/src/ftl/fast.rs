@@ -1,4 +1,4 @@
-//! FAST: block-mapped data, one sequential log block, a queue of random log blocks (Lee et al., TECS 2007; ftl.md § 1).
+//! FAST: block-mapped data, one sequential log block, a queue of random log blocks (Lee et al., TECS 2007).
 //!
 //! ```text
 //! write of block b, offset o
@@ -23,7 +23,7 @@ use crate::counts::Cause;
 use crate::device::Device;
 use crate::ids::{Block, Lpn, Ppn, NONE};
 use crate::nand::{Flash, Gather};
-use crate::table::{filled, prefetch, prefetch_range};
+use crate::table::{filled, prefetch};
 
 /// The sequential log block.
 #[derive(Debug, Clone, Copy)]
@@ -214,13 +214,7 @@ impl Fast {
         let mut pages = std::mem::take(&mut self.victim_pages);
         pages.clear();
         self.dev.flash.each_live(victim, |page, owner| pages.push((page, self.split.of(owner).0)));
-        for (i, (page, lbn)) in pages.iter().copied().enumerate() {
-            if let Some((_, next)) = pages.get(i + Ahead::Far.distance()) {
-                self.expect_merge(*next, Ahead::Far);
-            }
-            if let Some((_, next)) = pages.get(i + Ahead::Near.distance()) {
-                self.expect_merge(*next, Ahead::Near);
-            }
+        for (page, lbn) in pages.iter().copied() {
             // The merge of another page's logical block may have taken this one along.
             if !self.dev.flash.is_live(page) {
                 continue;
@@ -236,36 +230,8 @@ impl Fast {
             }
         }
         self.victim_pages = pages;
-        if let Some(next) = self.log.front() {
-            self.dev.flash.expect_source(*next);
-        }
         self.dev.release(victim, Cause::LogMerge);
         Ok(())
-    }
-
-    /// What merging a logical block will need is asked for: its maps, then what they point to.
-    #[inline]
-    fn expect_merge(&self, lbn: u32, ahead: Ahead) {
-        let words = lbn as usize * self.words..(lbn as usize + 1) * self.words;
-        match ahead {
-            Ahead::Far => {
-                prefetch(&self.data, lbn as usize);
-                prefetch_range(&self.in_log, words.start, self.words);
-                prefetch_range(&self.log_at, (lbn * self.p) as usize, self.p as usize);
-            }
-            Ahead::Near => {
-                self.dev.flash.expect_merge(Block(self.data[lbn as usize]));
-                for (word, bits) in self.in_log[words].iter().enumerate() {
-                    let mut left = *bits;
-                    while left != 0 {
-                        let lpn = lbn * self.p + word as u32 * 64 + left.trailing_zeros();
-                        self.dev.flash.expect_death(Ppn(self.log_at[lpn as usize]));
-                        left &= left - 1;
-                    }
-                }
-            }
-            Ahead::Close => {}
-        }
     }
 
     #[inline]
@@ -385,16 +351,11 @@ impl Ftl for Fast {
 
     #[inline]
     fn expect(&self, lpn: Lpn, ahead: Ahead) {
-        // FAST queues no blocks by their live pages.
-        if ahead == Ahead::Close {
-            return;
-        }
         let (lbn, offset) = self.split.of(lpn.0);
-        let (word, bit) = self.log_bit(lbn, offset);
         match ahead {
             Ahead::Far => {
                 prefetch(&self.data, lbn as usize);
-                prefetch(&self.in_log, word);
+                prefetch(&self.in_log, self.log_bit(lbn, offset).0);
                 prefetch(&self.log_at, lpn.index());
             }
             Ahead::Near => {
@@ -402,10 +363,8 @@ impl Ftl for Fast {
                 if data != NONE {
                     self.dev.flash.expect_death(Ppn(data * self.p + offset));
                 }
-                if self.in_log[word] & bit != 0 {
-                    self.dev.flash.expect_death(Ppn(self.log_at[lpn.index()]));
-                }
             }
+            // FAST queues no blocks by their live pages.
             Ahead::Close => {}
         }
     }

@@ -1,6 +1,6 @@
 //! The plain LRU set that Superblock's map cache is.
 
-use crate::queue::{expect_take_out, take_out, Queue, ALONE};
+use crate::queue::{take_out, Queue, ALONE};
 use crate::table::{filled, prefetch};
 
 /// A set of the most recently used keys.
@@ -28,12 +28,6 @@ impl LruSet {
         prefetch(&self.links, key as usize);
     }
 
-    /// As [`LruSet::expect`], when that has come: the keys beside it, which its use changes too.
-    #[inline]
-    pub fn expect_close(&self, key: u32) {
-        expect_take_out(&self.links, key);
-    }
-
     /// Uses a key: whether it was in the set; it is now.
     #[inline]
     pub fn touch(&mut self, key: u32) -> bool {
@@ -44,18 +38,9 @@ impl LruSet {
             self.used += 1;
         } else if let Some(last) = self.queue.back(&self.links) {
             take_out(&mut self.links, last);
-            self.expect_next_eviction();
         }
         self.queue.push_front(&mut self.links, key);
         held
-    }
-
-    /// The key that leaves after the next one is asked for.
-    #[inline]
-    fn expect_next_eviction(&self) {
-        if let Some(last) = self.queue.back(&self.links) {
-            expect_take_out(&self.links, last);
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Host writes and collected pages share one frontier [C]. Collection starts when at most `gc_low` blocks are free
-//! and ends when `gc_high` are (ftl.md § 3: 3 and 4).
+//! and ends when `gc_high` are (docs/flash.md, The FTLs).
 
 use super::{check_mapping, Ahead, Ftl, FtlError};
 use crate::config::{Config, MergeFault};

@@ -23,23 +23,6 @@ impl PageSet {
         self.used[word / 64] |= 1 << (word % 64);
     }
 
-    /// Every number, in ascending order.
-    #[inline]
-    pub fn each(&self, mut each: impl FnMut(u32)) {
-        for (group, used) in self.used.iter().enumerate() {
-            let mut used = *used;
-            while used != 0 {
-                let word = group * 64 + used.trailing_zeros() as usize;
-                let mut bits = self.bits[word];
-                while bits != 0 {
-                    each(word as u32 * 64 + bits.trailing_zeros());
-                    bits &= bits - 1;
-                }
-                used &= used - 1;
-            }
-        }
-    }
-
     /// Takes the lowest number that is at least `from`'s group; groups below must be empty. `from` remembers the group
     /// between calls; start with 0.
     #[inline]

@@ -1,5 +1,5 @@
 //! Superblock FTL: N adjacent logical blocks share up to N + M physical blocks, with a free page map inside
-//! (Kang et al., EMSOFT 2006; ftl.md § 2; no public implementation was found).
+//! (Kang et al., EMSOFT 2006; no public implementation was found).
 //!
 //! ```text
 //! write ─► map look-up ─► open block of the superblock ─► next page; spare area: the updated PT, PMD, PGD
@@ -263,7 +263,6 @@ impl<F: Form> Ftl for Superblock<F> {
         match ahead {
             Ahead::Far => {
                 prefetch(&self.supers, sb as usize);
-                prefetch(&self.links, sb as usize);
                 self.cache.expect(self.maps.page_table_of(sb, page));
                 self.maps.expect(sb, page);
             }
@@ -274,12 +273,10 @@ impl<F: Form> Ftl for Superblock<F> {
                 }
                 let s = &self.supers[sb as usize];
                 if let Some(open) = s.open() {
-                    let block = s.block(open);
-                    self.dev.flash.expect_death(Ppn(block.0 * self.p));
-                    self.owners.expect(block);
+                    self.dev.flash.expect_death(Ppn(s.block(open).0 * self.p));
                 }
             }
-            Ahead::Close => self.cache.expect_close(self.maps.page_table_of(sb, page)),
+            Ahead::Close => {}
         }
     }
 

@@ -25,12 +25,9 @@ use crate::config::MergeFault;
 use crate::counts::Cause;
 use crate::ids::{Block, NONE};
 use crate::nand::Packed;
-use crate::table::prefetch;
 
 /// How many victims ahead are asked for.
 const DEPTH: usize = 6;
-/// Victims behind these of which only the record is asked for: it says what else is needed.
-const SIGHT: usize = 2;
 /// Steps a victim.
 pub(super) const STEPS: usize = 4;
 const STEPS_A_WRITE: usize = 2;
@@ -232,16 +229,12 @@ impl<F: Form> Superblock<F> {
     /// The next victims are noted, if they are not already.
     fn plan(&mut self) {
         let mut next = self.victim().unwrap_or(NONE);
-        for ahead in 0..DEPTH + SIGHT {
+        for _ in 0..DEPTH {
             // A head ends its queue.
             if next as usize >= self.supers.len() {
                 break;
             }
-            if ahead >= DEPTH {
-                prefetch(&self.supers, next as usize);
-            } else {
-                self.upcoming.note(next);
-            }
+            self.upcoming.note(next);
             [next, _] = self.links[next as usize];
         }
     }

@@ -2,11 +2,7 @@
 
 use std::io::{self, Read};
 
-use super::quick::{self, Marked, Seen, BEFORE, BLOCK, WIDTH};
-
 const BUFFER: usize = 256 << 10;
-/// Blocks marked at once: 4 KiB.
-const AHEAD: usize = 64;
 /// Longer lines are broken.
 pub const LINE_MAX: usize = 64 << 10;
 
@@ -17,12 +13,6 @@ pub struct Lines {
     start: usize,
     end: usize,
     eof: bool,
-    /// Marks of the buffer's blocks, as far as `marked`.
-    marks: Vec<Marked>,
-    /// Bytes of the buffer whose marks are there, all below `end`; those before `start` may be missing.
-    marked: usize,
-    /// What they mark.
-    separator: u8,
     /// The compressed stream ended too early; what was before that is there.
     pub cut: Option<io::Error>,
     /// Number of the line given last, from 1.
@@ -39,23 +29,7 @@ pub enum Line<'a> {
 
 impl Lines {
     pub fn new(source: Box<dyn Read + Send>) -> Self {
-        Self {
-            source,
-            buffer: vec![0; BUFFER],
-            start: 0,
-            end: 0,
-            eof: false,
-            marks: vec![Marked::default(); BUFFER / BLOCK],
-            marked: 0,
-            separator: b' ',
-            cut: None,
-            number: 0,
-        }
-    }
-
-    /// Tells what stands between fields, before the first line is taken.
-    pub fn separated_by(&mut self, separator: u8) {
-        self.separator = separator;
+        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, cut: None, number: 0 }
     }
 
     /// What the buffer holds before the first line is taken: as much of the beginning as fits.
@@ -64,40 +38,6 @@ impl Lines {
             self.fill()?;
         }
         Ok(&self.buffer[self.start..self.end])
-    }
-
-    /// What the quick path sees of the next line; `None` at the edges of the buffer, where it must not be asked.
-    #[inline(always)]
-    pub fn seen(&mut self) -> Option<Seen<'_>> {
-        if self.start + WIDTH > self.marked && !self.mark() {
-            return None;
-        }
-        let window = self.buffer.get(self.start.wrapping_sub(BEFORE)..)?.first_chunk()?;
-        let two = self.marks.get(self.start / BLOCK..)?.first_chunk()?;
-        Some(Seen { window, marked: Marked::from_within(two, self.start) })
-    }
-
-    /// Marks the next blocks; whether those of the next line are among them.
-    #[inline(never)]
-    fn mark(&mut self) -> bool {
-        let from = self.marked.max(self.start) / BLOCK;
-        let to = (self.end / BLOCK).min(from + AHEAD);
-        if from < to {
-            let blocks = self.buffer[from * BLOCK..to * BLOCK].chunks_exact(BLOCK);
-            for (marks, block) in self.marks[from..to].iter_mut().zip(blocks) {
-                *marks =
-                    block.first_chunk().map_or(Marked::default(), |block| quick::mark(block, self.separator));
-            }
-            self.marked = to * BLOCK;
-        }
-        self.start + WIDTH <= self.marked
-    }
-
-    /// Passes over the next line, which takes that many bytes of what was seen.
-    #[inline(always)]
-    pub fn pass(&mut self, bytes: usize) {
-        self.start += bytes;
-        self.number += 1;
     }
 
     fn fill(&mut self) -> io::Result<()> {
@@ -148,7 +88,6 @@ impl Lines {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
-            self.marked = 0;
             searched = self.end;
             self.fill()?;
         }

@@ -19,7 +19,6 @@ mod merge;
 mod msr;
 mod parser;
 mod prefetch;
-mod quick;
 mod reader;
 mod spc;
 mod write;

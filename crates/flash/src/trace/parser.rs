@@ -3,8 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::{
-    blkparse, capture, disksim, fio, msr, quick, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD,
-    MAX_TRANSFER,
+    blkparse, capture, disksim, fio, msr, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER,
 };
 
 /// Why a line is broken.
@@ -67,8 +66,6 @@ pub struct Parser {
     pub waited_us: Option<u64>,
     /// afterimage: what its remarks have said.
     pub capture: capture::State,
-    /// Names that the quick path knows.
-    pub names: quick::Names,
     devices: FxHashMap<Box<[u8]>, u32>,
     last: (Box<[u8]>, u32),
     first_ns: Option<u64>,
@@ -85,7 +82,6 @@ impl Parser {
             in_summary: false,
             waited_us: None,
             capture: capture::State::default(),
-            names: quick::Names::default(),
             devices: FxHashMap::default(),
             last: (Box::default(), u32::MAX),
             first_ns: None,

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::lines::{Line, Lines};
 use super::parser::{Action, Parser, Reason};
-use super::quick;
 use super::{capture, detect, ByClass, Classes, Format, Request};
 
 /// How to read a trace.
@@ -187,7 +186,6 @@ impl Reader {
             parser.waited_us = Some(0);
         }
         parser.capture.classes = options.classes;
-        lines.separated_by(quick::separator(format));
         Ok(Self {
             file: file.to_owned(),
             lines,
@@ -236,10 +234,7 @@ impl Reader {
     #[inline]
     pub fn next_request(&mut self) -> Result<Option<Request>, TraceError> {
         while !self.done {
-            let mut request = None;
-            if !self.quick_line(|r| request = Some(r)) {
-                request = self.line()?;
-            }
+            let request = self.line()?;
             if request.is_some() {
                 return Ok(request);
             }
@@ -247,13 +242,12 @@ impl Reader {
         Ok(None)
     }
 
-    /// Reads on until there are `most` requests in `requests`, or the trace ends: then `false`. The quickest way to read.
+    /// Reads on until there are `most` requests in `requests`, or the trace ends: then `false`.
     ///
     /// # Errors
     /// As [`Reader::next_request`]; what was read before that is in `requests`.
     pub fn read_into(&mut self, requests: &mut Vec<Request>, most: usize) -> Result<bool, TraceError> {
         while !self.done {
-            while requests.len() < most && self.quick_line(|request| requests.push(request)) {}
             if requests.len() >= most {
                 return Ok(true);
             }
@@ -262,23 +256,7 @@ impl Reader {
         Ok(false)
     }
 
-    /// The next line, if the quick path takes it.
-    #[inline(always)]
-    fn quick_line(&mut self, mut put: impl FnMut(Request)) -> bool {
-        let Some(seen) = self.lines.seen() else { return false };
-        let requests = &mut self.tally.requests;
-        let put = |request| {
-            *requests += 1;
-            put(request);
-        };
-        let Some(bytes) = quick::line(&mut self.parser, seen, put) else { return false };
-        self.lines.pass(bytes);
-        self.tally.lines += 1;
-        true
-    }
-
     /// The next line, whatever it is; the end of the trace.
-    #[inline(never)]
     fn line(&mut self) -> Result<Option<Request>, TraceError> {
         let line = match self.lines.next() {
             Ok(line) => line,

@@ -1,4 +1,4 @@
-//! Naive implementations of the four FTLs, written from ftl.md and from nothing else: the oracle.
+//! Naive implementations of the four FTLs, written from the papers' rules as docs/flash.md has them and from nothing else: the oracle.
 //!
 //! They move one page at a time, search where the crate keeps indices, and sort where it keeps queues.
 
