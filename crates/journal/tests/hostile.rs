@@ -18,6 +18,7 @@ mod world;
 use std::sync::atomic::Ordering;
 
 use afterimage_block::Operation;
+use afterimage_journal::log::encode::Draft;
 use afterimage_journal::Mutation;
 use afterimage_journal::{AreaBlock, BLOCK_BYTES};
 use common::replayed;
@@ -179,6 +180,15 @@ fn a_guest_recovers_whatever_the_daemon_does_meanwhile() {
     }
 }
 
+/// A transaction of a block of which an older content is on its way home, for long.
+fn over_a_slow_write(guest: &mut Guest) -> Draft {
+    let draft = guest.draft();
+    let (home, older) = (draft.logged[0].0, guest.content());
+    guest.world.faults.slow.set(guest.sector_of(home), 300);
+    guest.write_home(home, &older[..]);
+    draft
+}
+
 /// `power-window`: a block's older content is on its way home when a transaction commits a newer one. The commit is
 /// answered when all of the transaction is in the disk's history, behind that write.
 #[test]
@@ -186,10 +196,7 @@ fn a_commit_is_whole_whatever_was_on_its_way_home() {
     for seed in 0..8 {
         let mut guest = Guest::new(seed, 1 << 20, true);
         guest.mount();
-        let draft = guest.draft();
-        let (home, older) = (draft.logged[0].0, guest.content());
-        guest.world.faults.slow.set(guest.sector_of(home), 300);
-        guest.write_home(home, &older[..]);
+        let draft = over_a_slow_write(&mut guest);
         guest.commit_of(&draft, true);
         guest.world.check_power("after a commit of what was being written");
         guest.commit();
@@ -248,10 +255,7 @@ fn a_tail_that_comes_early_loses_nothing_whatever_was_on_its_way_home() {
     for seed in 0..8 {
         let mut guest = Guest::new(seed, 64 << 20, false);
         guest.mount();
-        let draft = guest.draft();
-        let (home, older) = (draft.logged[0].0, guest.content());
-        guest.world.faults.slow.set(guest.sector_of(home), 300);
-        guest.write_home(home, &older[..]);
+        let draft = over_a_slow_write(&mut guest);
         guest.commit_of(&draft, true);
         if seed % 2 == 0 {
             guest.world.drain();
@@ -284,10 +288,7 @@ fn a_failed_superblock_write_does_not_stop_retention_for_ever() {
 fn what_was_under_way_before_a_mount_undoes_nothing() {
     for seed in 0..8 {
         let mut guest = Guest::new(seed, 1 << 20, seed % 2 == 0);
-        let draft = guest.draft();
-        let (home, older) = (draft.logged[0].0, guest.content());
-        guest.world.faults.slow.set(guest.sector_of(home), 300);
-        guest.write_home(home, &older[..]);
+        let draft = over_a_slow_write(&mut guest);
         guest.mount_at_once();
         guest.commit_of(&draft, true);
         guest.world.disk().settle().unwrap();

@@ -37,10 +37,7 @@ fn an_orderly_end_leaves_a_plain_raw_file() {
 fn a_killed_daemon_leaves_what_was_committed_to_the_next_one() {
     for args in [&CRASH[..], &WINDOW] {
         let (dir, mut journal) = place();
-        let daemon = serve(dir.path(), args);
-        let mut guest = connect(dir.path());
-        journal.mount(&mut guest);
-        journal.commit(&mut guest, journal.free, 7);
+        let (daemon, _guest) = committed(dir.path(), &mut journal, args);
         let found = file_system(dir.path());
         assert_eq!((&found["mode"], &found["transactions"]), (&"retain".into(), &1.into()), "{found}");
         assert_eq!((&found["versions"], &found["journal_commits"]), (&1.into(), &1.into()), "{found}");
@@ -78,10 +75,7 @@ fn a_killed_daemon_leaves_what_was_committed_to_the_next_one() {
 #[test]
 fn an_end_with_a_guest_attached_leaves_the_journal_to_its_own_recovery() {
     let (dir, mut journal) = place();
-    let daemon = serve(dir.path(), &CRASH);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
+    let (daemon, _guest) = committed(dir.path(), &mut journal, &CRASH);
     daemon.terminate();
     assert_eq!(names(dir.path()), ["a.img", "arena"]);
     assert_filled(&block(dir.path(), journal.free), 7);
@@ -98,10 +92,7 @@ fn an_end_with_a_guest_attached_leaves_the_journal_to_its_own_recovery() {
 fn an_end_with_a_guest_attached_is_right_for_any_server() {
     for args in [&CRASH[..], &WINDOW] {
         let (dir, mut journal) = place();
-        let daemon = serve(dir.path(), args);
-        let mut guest = connect(dir.path());
-        journal.mount(&mut guest);
-        journal.commit(&mut guest, journal.free, 7);
+        let (daemon, mut guest) = committed(dir.path(), &mut journal, args);
         guest.write(journal.free * BLOCK, &[7; BLOCK as usize]);
         journal.commit(&mut guest, journal.free - 1, 8);
         let superblock = guest.read(journal.first * BLOCK, BLOCK as usize);

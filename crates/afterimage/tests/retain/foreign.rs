@@ -35,10 +35,7 @@ fn an_image_that_was_changed_is_refused_and_loses_nothing() {
         let (dir, mut journal) = place();
         let image = dir.path().join("a.img");
         let backup = fs::read(&image).unwrap();
-        let daemon = serve(dir.path(), &CRASH);
-        let mut guest = connect(dir.path());
-        journal.mount(&mut guest);
-        journal.commit(&mut guest, journal.free, 7);
+        let (daemon, _guest) = committed(dir.path(), &mut journal, &CRASH);
         daemon.kill();
         let right = fs::read(&image).unwrap();
         change(&image, &backup);
@@ -93,10 +90,7 @@ fn a_changed_image_is_served_or_recovered_as_it_is_once_the_loss_is_accepted() {
 fn ones_own_writes_are_no_foreign_change() {
     for args in [&CRASH[..], &WINDOW] {
         let (dir, mut journal) = place();
-        let mut daemon = serve(dir.path(), args);
-        let mut guest = connect(dir.path());
-        journal.mount(&mut guest);
-        journal.commit(&mut guest, journal.free, 7);
+        let (mut daemon, mut guest) = committed(dir.path(), &mut journal, args);
         for round in 0..5 {
             match round {
                 // The superblock, as ext4 writes it now and then.
@@ -127,10 +121,7 @@ fn ones_own_writes_are_no_foreign_change() {
 fn a_copy_of_a_pause_that_is_put_back_is_refused() {
     let (dir, mut journal) = place();
     let image = dir.path().join("a.img");
-    let daemon = serve(dir.path(), &CRASH);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
+    let (daemon, mut guest) = committed(dir.path(), &mut journal, &CRASH);
     succeeds(dir.path(), &["ctl", "c", "pause", "--", "cp", "a.img", "copy"]);
     journal.commit(&mut guest, journal.free, 8);
     daemon.kill();
@@ -145,10 +136,7 @@ fn a_backup_that_is_put_back_after_a_pause_is_refused() {
     let (dir, mut journal) = place();
     let image = dir.path().join("a.img");
     let backup = fs::read(&image).unwrap();
-    let daemon = serve(dir.path(), &CRASH);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
+    let (daemon, _guest) = committed(dir.path(), &mut journal, &CRASH);
     succeeds(dir.path(), &["ctl", "c", "pause", "--", "true"]);
     daemon.kill();
     let right = fs::read(&image).unwrap();

@@ -56,14 +56,19 @@ fn leave(dir: &Path, guest: Guest) {
     }
 }
 
+/// A daemon that retains one committed block, which is nowhere else, and its guest.
+fn committed(dir: &Path, journal: &mut Journal, args: &[&str]) -> (Daemon, Guest) {
+    let daemon = serve(dir, args);
+    let mut guest = connect(dir);
+    journal.mount(&mut guest);
+    journal.commit(&mut guest, journal.free, 7);
+    (daemon, guest)
+}
+
 /// A daemon that was killed while it retained one committed block, which is nowhere else.
 fn died(args: &[&str]) -> (tempfile::TempDir, Journal) {
     let (dir, mut journal) = place();
-    let daemon = serve(dir.path(), args);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
-    daemon.kill();
+    committed(dir.path(), &mut journal, args).0.kill();
     (dir, journal)
 }
 
@@ -159,10 +164,7 @@ fn dropping_journals_is_for_measurements_and_says_so() {
 fn metrics_and_status_tell_file_systems_apart() {
     let (dir, mut journal) = place();
     let args = [&CRASH[..], &["--metrics", "127.0.0.1:0"]].concat();
-    let daemon = serve(dir.path(), &args);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
+    let (daemon, guest) = committed(dir.path(), &mut journal, &args);
     let address = daemon.ready["metrics"].as_str().unwrap().to_owned();
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();

@@ -14,10 +14,7 @@ use super::*;
 fn memory_is_bounded_whatever_the_guest_logs() {
     let (dir, mut journal) = place();
     let args = [&CRASH[..], &["--retain-max", "1M"]].concat();
-    let daemon = serve(dir.path(), &args);
-    let mut guest = connect(dir.path());
-    journal.mount(&mut guest);
-    journal.commit(&mut guest, journal.free, 7);
+    let (daemon, mut guest) = committed(dir.path(), &mut journal, &args);
     // One transaction that never ends: journal blocks without a commit.
     let scattered: Vec<u64> = (journal.first + 4..journal.first + 10).chain(journal.tail_blocks()).collect();
     for (n, block) in scattered.iter().enumerate() {

@@ -1,13 +1,23 @@
-//! Following the log: a commit block completes a transaction, and everything in it becomes the newest committed version.
+//! Following a log: where it begins, what is committed, and going on where an earlier daemon stopped. A commit block completes a
+//! transaction, and everything in it becomes the newest committed version.
 
-use super::log::{self, Parsed, Transaction};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use afterimage_block::Sector;
+
+use super::known::{left, Left};
+use super::layout::superblock::JournalSuperblock;
+use super::layout::Layout;
+use super::log::{self, LogGeometry, Parsed, Transaction};
 use super::side;
-use super::volume::Committed;
+use super::volume::{Committed, Log, Phase, Position};
 use super::FileSystems;
 use crate::error::JournalError;
-use crate::ids::{FsBlock, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
-use crate::versions::Tuple;
+use crate::versions::arena::{Arena, Seen, VolumeId, VolumeRecord, VOLUMES_MAX};
+use crate::versions::{Tuple, VersionState};
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content. With what goes with it,
 /// each takes some 70 bytes.
@@ -20,7 +30,7 @@ impl FileSystems {
     /// # Errors
     /// The disk below failed.
     pub(super) fn follow(&mut self, v: usize) -> Result<(), JournalError> {
-        while self.way.is_none() {
+        while self.way.is_free() {
             let volume = &self.volumes[v];
             let Some(log) = volume.log() else { return Ok(()) };
             let mut reader = self.versions.reader(volume.id, &*log.layout);
@@ -33,7 +43,7 @@ impl FileSystems {
                 }
                 Ok(Parsed::Complete(transaction)) => {
                     let has_way = self.make_way(v, transaction.tags.len())?;
-                    if self.way.is_some() {
+                    if !self.way.is_free() {
                         return Ok(());
                     }
                     if !has_way {
@@ -77,7 +87,7 @@ impl FileSystems {
     /// # Errors
     /// The disk below failed.
     pub(super) fn judge_commit(&mut self, v: usize) -> Result<(), JournalError> {
-        if self.way.is_some() {
+        if !self.way.is_free() {
             return Ok(());
         }
         let Some(log) = self.volumes[v].log_mut() else { return Ok(()) };
@@ -103,7 +113,7 @@ impl FileSystems {
         let mut now = self.versions.known();
         while now > room && self.volumes[v].log().is_some_and(|log| !log.resuming) {
             self.relieve(v)?;
-            if self.way.is_some() {
+            if !self.way.is_free() {
                 return Ok(true);
             }
             let before = std::mem::replace(&mut now, self.versions.known());
@@ -160,5 +170,251 @@ impl FileSystems {
         }
         self.volumes[v].release(&mut self.versions, 1);
         Ok(())
+    }
+
+    /// Begins to absorb, where the log is empty from its tail on: then nothing that the guest may need is on the disk
+    /// only.
+    pub(super) fn begin(
+        &mut self,
+        v: usize,
+        superblock: &JournalSuperblock,
+        start: AreaBlock,
+    ) -> Result<bool, JournalError> {
+        let volume = &self.volumes[v];
+        let (id, clamp) = (volume.id, volume.clamp);
+        if clamp.is_some_and(|(tid, _)| tid.is_after(superblock.sequence())) {
+            return Ok(false);
+        }
+        let Phase::Armed { layout, .. } = &volume.phase else { return Ok(false) };
+        if superblock.maxlen() > layout.journal_blocks() {
+            return Ok(false);
+        }
+        let layout = layout.clone();
+        let log = new_log(layout, superblock.clone(), (superblock.sequence(), start));
+        let mut scratch = [0; BLOCK_BYTES];
+        let mut reader = self.versions.reader(id, &*log.layout);
+        if is_of(reader.get(log.head.1, &mut scratch)?, log.head.0 .0) {
+            if let Phase::Armed { why, .. } = &mut self.volumes[v].phase {
+                *why = "mounted before retention could begin: it begins at the next mount".to_owned();
+            }
+            return Ok(false);
+        }
+        if !self.versions.mistake.is(Mutation::SkipMarkEmpty) {
+            self.volumes[v].mark_empty(&mut self.versions, superblock, superblock.sequence())?;
+        }
+        let stamped = !self.versions.mistake.is(Mutation::SkipMarkEmpty);
+        let volume = &mut self.volumes[v];
+        let record = VolumeRecord {
+            start_sector: volume.start.0,
+            fs_uuid: log.layout.uuid,
+            tail: log.tail,
+            absorbing: true,
+            being_read: false,
+            stamped,
+        };
+        if usize::from(id.0) >= VOLUMES_MAX {
+            return Ok(false);
+        }
+        self.versions.arena.set_seen(id, Seen::FileSystem, None);
+        self.versions.arena.set_seen(id, Seen::Journal, None);
+        self.versions.arena.set_volume(id, record);
+        self.versions.init(id, log.room())?;
+        let remembered = side::store_journal(&mut self.versions.arena, id, &log.layout);
+        match remembered.and_then(|()| self.versions.store(id, AreaBlock(0), superblock.bytes())) {
+            Ok(()) => {}
+            Err(error) => {
+                // No memory for even one block, or more file systems than an arena takes.
+                self.versions.cleanup(id);
+                if let Phase::Armed { why, .. } = &mut self.volumes[v].phase {
+                    *why = format!("nothing can be retained: {error}");
+                }
+                return Ok(false);
+            }
+        }
+        let volume = &mut self.volumes[v];
+        tracing::info!(start_sector = volume.start.0, tid = superblock.sequence().0, "retaining a journal");
+        volume.clamp = None;
+        side::reserve(&mut self.versions.arena, id, log.layout.journal_blocks(), superblock.sequence());
+        volume.phase = Phase::Absorbing(Box::new(log));
+        let (at, length) = volume.superblock_range();
+        self.note_superblocks(at, length)?;
+        self.changed();
+        Ok(true)
+    }
+
+    /// Nothing is retained any more, and nothing needs to be.
+    pub(super) fn disarm(&mut self, v: usize, why: &str) {
+        let volume = &mut self.volumes[v];
+        let Some(layout) = volume.layout().cloned() else { return };
+        volume.phase = Phase::Armed { layout, why: why.to_owned() };
+        let id = volume.id;
+        if let Some(set) = self.way.cancel(id) {
+            self.versions.set_ended(set, false);
+        }
+        self.versions.cleanup(id);
+        self.changed();
+    }
+
+    /// Goes on with every file system that the arena remembers, or gives its journal back to the guest, or says why
+    /// neither is right.
+    pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
+        let mut unsound = false;
+        for (id, record) in self.versions.arena.volumes() {
+            // Begun, and killed before the superblock was there: no guest was told.
+            let begun = record.absorbing && self.versions.arena.get(id, AreaBlock(0)).is_some();
+            let here = self.volumes.iter().find(|v| v.id == id && v.start.0 == record.start_sector);
+            let left = match left(&mut self.versions, self.survey.disk_sectors, here, id, &record) {
+                _ if !begun => Left::Replaced,
+                Ok(Left::Unsound(..)) if self.versions.mistake.is(Mutation::DropUnsound) => Left::Replaced,
+                Err(JournalError::Foreign(why)) if self.options.accept_loss => {
+                    tracing::warn!(why, "--accept-loss: what was retained is given up");
+                    Left::Replaced
+                }
+                left => left?,
+            };
+            if let Left::Replaced = left {
+                abandon(&mut self.versions.arena, id);
+                continue;
+            }
+            let Some(superblock) = self.versions.arena.get(id, AreaBlock(0)).map(JournalSuperblock::parse)
+            else {
+                continue;
+            };
+            let superblock = superblock?;
+            let v = self.volume_at(Sector(record.start_sector));
+            let doubt = match left {
+                Left::Unsound(layout, why) => {
+                    self.volumes[v].phase = Phase::Armed { layout, why: why.clone() };
+                    Some(why)
+                }
+                _ => None,
+            };
+            unsound |= doubt.is_some();
+            self.resume(v, superblock, record, doubt)?;
+            self.sets_home()?;
+        }
+        if unsound {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    /// Goes on where an earlier daemon stopped: the arena's log is read again from its tail. `doubt`: why it is handed back to
+    /// the guest all the same.
+    fn resume(
+        &mut self,
+        v: usize,
+        superblock: JournalSuperblock,
+        record: VolumeRecord,
+        doubt: Option<String>,
+    ) -> Result<(), JournalError> {
+        let volume = &mut self.volumes[v];
+        let id = volume.id;
+        let Phase::Armed { layout, .. } = &volume.phase else { return Ok(()) };
+        let mut log = new_log(layout.clone(), superblock, record.tail);
+        // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
+        log.on_disk = volume.clamp.take().is_some();
+        log.being_read = record.being_read;
+        log.resuming = true;
+        log.spilled = true;
+        let room = log.room();
+        volume.phase = Phase::Absorbing(Box::new(log));
+        self.versions.init(id, room)?;
+        self.follow(v)?;
+        if let Some(log) = self.volumes[v].log_mut() {
+            log.resuming = false;
+        }
+        if let Some(log) = self.volumes[v].log() {
+            log.forget_passed(&mut self.versions.arena, id);
+        }
+        if let Some(why) = doubt {
+            return self.leave(v, &why, true);
+        }
+        let (at, length) = self.volumes[v].superblock_range();
+        self.note_superblocks(at, length)?;
+        if self.versions.applies() {
+            self.reapply(v)?;
+        }
+        self.volumes[v].release(&mut self.versions, 1);
+        let volume = &self.volumes[v];
+        tracing::info!(
+            start_sector = volume.start.0,
+            transactions = volume.log().map_or(0, |l| l.transactions.len()),
+            "went on with a retained journal"
+        );
+        self.changed();
+        Ok(())
+    }
+
+    /// `power-window`: what was read again goes home as one. An earlier daemon under the same contract left one transaction
+    /// at most, which nobody was told of: what is not in the arena any more was not overwritten either.
+    fn reapply(&mut self, v: usize) -> Result<(), JournalError> {
+        let id = self.volumes[v].id;
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        if let (1, Some(only)) = (log.transactions.len(), log.transactions.front()) {
+            let gone = |home: &FsBlock| {
+                let version = self.versions.area().version(id, *home);
+                version.is_some_and(|version| self.versions.arena.get(id, version.at).is_none())
+            };
+            let gone: Vec<FsBlock> = only.homes.iter().copied().filter(gone).collect();
+            for home in gone {
+                self.versions.set_state(id, home, VersionState::Pending);
+            }
+        }
+        let tuples = self.versions.recover(id, false);
+        self.apply(v, &tuples)
+    }
+}
+
+/// What was retained belongs to a file system that is no longer there.
+fn abandon(arena: &mut Arena, id: VolumeId) {
+    if arena.blocks_held(id) > 0 {
+        tracing::warn!(
+            volume = id.0,
+            "what was retained belongs to a file system that is no longer there: dropped"
+        );
+    }
+    arena.clear_volume(id);
+}
+
+/// Whether a block is a log block of that transaction, by magic and id.
+fn is_of(block: &Block, tid: u32) -> bool {
+    /// JBD2_MAGIC_NUMBER
+    const MAGIC: u32 = 0xc03b_3998;
+    let field = |at: usize| u32::from_be_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+    field(0) == MAGIC && field(8) == tid
+}
+
+/// A log with nothing in it.
+pub(super) fn new_log(layout: Arc<Layout>, superblock: JournalSuperblock, tail: Position) -> Log {
+    let mut forbidden: Vec<_> =
+        layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks)))).collect();
+    forbidden.sort_unstable();
+    let geometry = LogGeometry {
+        first: superblock.first(),
+        maxlen: superblock.maxlen(),
+        features: superblock.features(),
+        uuid: superblock.uuid(),
+        fs_blocks: layout.room_blocks,
+        forbidden,
+    };
+    Log {
+        disk_sequence: superblock.sequence(),
+        layout,
+        geometry,
+        superblock,
+        tail,
+        head: tail,
+        transactions: VecDeque::new(),
+        held_blocks: 0,
+        commit_sec: 0,
+        commit_seen: false,
+        came_by: None,
+        waits_for: None,
+        suspended: false,
+        on_disk: false,
+        being_read: false,
+        resuming: false,
+        spilled: false,
     }
 }

@@ -18,7 +18,7 @@ use super::layout::{self, AreaExtent, Layout};
 use super::side;
 use super::volume::{Phase, Volume};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::ids::{AreaBlock, Block, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::versions::arena::{Arena, Seen, VolumeId, VolumeRecord};
 use crate::versions::{Places, Versions};
 
@@ -32,19 +32,19 @@ const SUPERBLOCK: std::ops::Range<usize> = 1024..2048;
 
 /// Who a journal superblock on the disk was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+pub(super) struct Stamp {
     arena: [u8; 16],
     generation: u64,
 }
 
 impl Stamp {
     /// What names a volume's journal superblock on the disk.
-    fn of(arena: &Arena, id: VolumeId) -> Self {
+    pub(super) fn of(arena: &Arena, id: VolumeId) -> Self {
         Self { arena: arena.identity().uuid, generation: arena.generation(id) }
     }
 
     /// Puts it into a journal superblock's block.
-    fn put(&self, block: &mut Block) {
+    pub(super) fn put(&self, block: &mut Block) {
         let stamp = &mut block[BLOCK_BYTES - STAMP_BYTES..];
         stamp[..8].copy_from_slice(&STAMP_MAGIC);
         stamp[8..24].copy_from_slice(&self.arena);
@@ -78,54 +78,10 @@ pub(super) fn superblock_check(versions: &mut Versions, start: Sector) -> Result
 
 /// Remembers whether the journal superblock on the disk bears the stamp: after one with it was written, before one without
 /// it is.
-fn set_stamped(arena: &mut Arena, id: VolumeId, stamped: bool) {
+pub(super) fn set_stamped(arena: &mut Arena, id: VolumeId, stamped: bool) {
     arena.set_seen(id, Seen::Journal, None);
     let Some(record) = arena.volume(id).filter(|record| record.stamped != stamped) else { return };
     arena.set_volume(id, VolumeRecord { stamped, ..record });
-}
-
-impl Volume {
-    /// Makes the journal on the disk say, durably, that it is empty, and whose it is.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub(super) fn mark_empty(
-        &mut self,
-        versions: &mut Versions,
-        superblock: &JournalSuperblock,
-        sequence: Tid,
-    ) -> Result<(), BlockError> {
-        let Some(sector) = self.sector_of(AreaBlock(0)) else { return Ok(()) };
-        let mut block = *superblock.with_tail(sequence, None).bytes();
-        Stamp::of(&versions.arena, self.id).put(&mut block);
-        versions.arena.set_seen(self.id, Seen::Journal, None);
-        versions.below.write(sector, &block)?;
-        versions.below.sync()?;
-        set_stamped(&mut versions.arena, self.id, true);
-        if let Some(log) = self.log_mut() {
-            log.disk_sequence = sequence;
-            log.on_disk = false;
-        }
-        Ok(())
-    }
-
-    /// Writes the journal superblock that a reader of the disk alone is to find, durably: it bears no stamp.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub(super) fn write_unstamped(
-        &self,
-        versions: &mut Versions,
-        superblock: &JournalSuperblock,
-    ) -> Result<(), BlockError> {
-        let Some(sector) = self.sector_of(AreaBlock(0)) else { return Ok(()) };
-        set_stamped(&mut versions.arena, self.id, false);
-        versions.below.write(sector, superblock.bytes())?;
-        versions.below.sync()?;
-        let seen = crc32c::crc32c(superblock.bytes());
-        versions.arena.set_seen(self.id, Seen::Journal, Some(seen));
-        Ok(())
-    }
 }
 
 /// Compares the disk with what the arena remembers of one file system. `here`: what is found in its place.

@@ -15,24 +15,23 @@
 //! at any instant leaves a served journal whose replay is its own recovery; [`FileSystems::settle_all`] does that replay's
 //! work ahead, as far as a guest that only looked dead can be sure not to notice.
 
-mod absorb;
-mod checkpoint;
 mod errors;
 mod follow;
 #[cfg(any(test, feature = "testkit"))]
 pub mod fuzz;
+mod home;
+mod in_place;
+mod journal;
 mod known;
 pub mod layout;
-mod learn;
 pub mod log;
 mod passed;
 mod ranges;
 mod released;
 mod report;
 mod side;
-mod superblock_write;
+mod survey;
 mod tail;
-mod takeover;
 mod volume;
 mod way;
 mod write;
@@ -45,15 +44,16 @@ use afterimage_order::HomeWriter;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, BLOCK_SECTORS};
 use crate::mutation::Mistake;
-use crate::status::Classes;
-use crate::versions::arena::{Arena, VolumeId};
+use crate::status::{Classes, DiskStatus};
+use crate::versions::arena::{Arena, VolumeId, VOLUMES_MAX};
 use crate::versions::{Places, Reader, Versions};
-use layout::Layout;
+use layout::{Found, Layout};
 use log::AreaView;
 
 use ranges::Areas;
 pub use ranges::Ranges;
-use volume::Volume;
+use survey::Survey;
+use volume::{Phase, Volume};
 use way::Way;
 pub use write::{Change, Part};
 
@@ -86,6 +86,9 @@ impl std::fmt::Debug for Options {
     }
 }
 
+/// Why one that was there is passed through.
+const GONE: &str = "it is no longer there";
+
 /// See the module.
 pub struct FileSystems {
     volumes: Vec<Volume>,
@@ -93,15 +96,9 @@ pub struct FileSystems {
     areas: Areas,
     versions: Versions,
     /// Versions on their way home as one set, at most one set a disk.
-    way: Option<Way>,
+    way: Way,
+    survey: Survey,
     options: Options,
-    disk_sectors: u64,
-    /// The disk's first sectors, where partition tables stand, as they were when the disk was last looked at.
-    table: Vec<u8>,
-    /// Where partitions begin, whatever is in them.
-    places: Vec<Sector>,
-    /// The guest's next flush is an occasion to look again.
-    look_at_flush: bool,
     /// That the arena's tmpfs is full was said.
     told_no_memory: bool,
     /// Counts changes of which ranges need a look; lanes keep a copy of [`FileSystems::ranges`].
@@ -155,12 +152,9 @@ impl FileSystems {
             volumes: Vec::new(),
             areas: Areas::default(),
             versions: Versions::new(disk, arena, options.home.clone(), mistake)?,
-            way: None,
+            way: Way::default(),
             options,
-            disk_sectors: disk.geometry().sectors,
-            table: Vec::new(),
-            places: Vec::new(),
-            look_at_flush: false,
+            survey: Survey::new(disk.geometry().sectors),
             told_no_memory: false,
             version: 1,
         };
@@ -176,16 +170,14 @@ impl FileSystems {
 
     /// What cannot simply be handed through now.
     pub fn ranges(&self) -> Ranges {
-        let mut writes = vec![(Sector(0), learn::TABLE_SECTORS.min(self.disk_sectors))];
+        let mut writes = self.survey.ranges(&self.volumes);
         for volume in &self.volumes {
             writes.push(volume.superblock_range());
             writes.extend(volume.guarded_superblock().map(|at| (at, BLOCK_SECTORS)));
             // While it waits for a mount, too: what is under way then may land behind what is committed after it.
             writes.extend(volume.layout().map(|l| (volume.start, l.room_blocks * BLOCK_SECTORS)));
         }
-        let blank = |place: &&Sector| !self.volumes.iter().any(|v| v.start == **place);
-        writes.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
-        Ranges::new(self.areas.ranges(), writes, self.look_at_flush)
+        Ranges::new(self.areas.ranges(), writes, self.survey.look_at_flush)
     }
 
     /// Serves the parts of a read that lie in absorbed journals; says what is left.
@@ -235,6 +227,132 @@ impl FileSystems {
             return Some(*log.served(self.versions.mistake).bytes());
         }
         self.versions.arena.get(volume.id, at).copied()
+    }
+
+    /// A snapshot.
+    pub fn status(&self) -> DiskStatus {
+        DiskStatus {
+            file_systems: self.volumes.iter().map(|v| v.status(&self.versions)).collect(),
+            arena_used_bytes: self.versions.arena.used_bytes(),
+            arena_resident_bytes: self.versions.arena.resident_bytes(),
+            arena_bytes_max: self.versions.arena.bytes_max(),
+        }
+    }
+
+    /// Looks at the whole disk and brings what is known in step with it.
+    ///
+    /// # Errors
+    /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
+    pub(super) fn look(&mut self) -> Result<(), JournalError> {
+        let found = self.survey.look(&mut self.versions.below)?;
+        let starts: Vec<Sector> = found.iter().map(survey::start_of).collect();
+        for v in (0..self.volumes.len()).rev() {
+            if !starts.contains(&self.volumes[v].start) {
+                self.leave(v, GONE, true)?;
+                // Its guest may go on with the journal, and its place be found again.
+                match self.volumes[v].left_journal(&mut self.versions.below, None)? {
+                    Some(left) if self.volumes.len() <= VOLUMES_MAX => {
+                        self.volumes[v].pass_through(None, GONE, Some(left))
+                    }
+                    _ => {
+                        let gone = self.volumes.remove(v);
+                        self.versions.classes.remove(&gone.id);
+                    }
+                }
+                self.changed();
+            }
+        }
+        for found in found {
+            match found {
+                Found::FileSystem(layout) => self.found(Arc::new(layout))?,
+                Found::Passthrough { start, uuid, why, journal } => {
+                    let v = self.volume_at(start);
+                    self.leave(v, &why, uuid.is_some())?;
+                    // A UUID: it still is an ext4, whose guest may go on with the journal.
+                    let below = &mut self.versions.below;
+                    let volume = &mut self.volumes[v];
+                    let left = if uuid.is_some() { volume.left_journal(below, journal)? } else { None };
+                    volume.pass_through(uuid, &why, left);
+                }
+            }
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// Looks again because of what a guest wrote. A whole mkfs may be under way, its superblock first: where that makes
+    /// no sense yet, the flush that ends it is another occasion.
+    ///
+    /// # Errors
+    /// As [`FileSystems::look`].
+    pub(super) fn look_after_write(&mut self) -> Result<(), JournalError> {
+        self.look()?;
+        let unsound = |v: &Volume| matches!(v.phase, Phase::Passthrough { .. }) && v.uuid.is_some();
+        self.survey.look_at_flush = self.volumes.iter().any(unsound);
+        Ok(())
+    }
+
+    /// Nothing may go home until what the layouts rest on was looked at, and nothing is in flight that would be an occasion: an
+    /// earlier look failed.
+    pub(super) fn is_suspended_in_vain(&self) -> bool {
+        let suspended = self.volumes.iter().any(|v| v.log().is_some_and(|log| log.suspended));
+        suspended && !self.versions.in_flight.iter().any(|w| w.look_again)
+    }
+
+    /// See [`FileSystems::is_suspended_in_vain`].
+    ///
+    /// # Errors
+    /// As [`FileSystems::look`].
+    pub(super) fn look_if_suspended_in_vain(&mut self) -> Result<(), JournalError> {
+        match self.is_suspended_in_vain() {
+            true => self.look_after_write(),
+            false => Ok(()),
+        }
+    }
+
+    /// The guest flushes, and what it wrote before made no sense.
+    ///
+    /// # Errors
+    /// As [`FileSystems::look`].
+    pub fn flushes(&mut self) -> Result<(), JournalError> {
+        if self.survey.look_at_flush {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    fn found(&mut self, layout: Arc<Layout>) -> Result<(), JournalError> {
+        let v = self.volume_at(layout.start);
+        if let Some(log) = self.volumes[v].log_mut() {
+            if log.layout.uuid == layout.uuid && log.layout.journal == layout.journal {
+                log.geometry.fs_blocks = layout.room_blocks;
+                log.layout = layout;
+                log.suspended &= self.versions.in_flight.iter().any(|w| w.look_again);
+                let room = log.room();
+                self.versions.set_room(self.volumes[v].id, room);
+                return Ok(());
+            }
+            self.leave(v, "it became another file system", false)?;
+        }
+        Ok(self.volumes[v].wait_for_mount(&mut self.versions.below, layout)?)
+    }
+
+    /// The volume that begins there, made where there is none.
+    pub(super) fn volume_at(&mut self, start: Sector) -> usize {
+        if let Some(v) = self.volumes.iter().position(|v| v.start == start) {
+            return v;
+        }
+        let remembered = self.versions.arena.volumes().into_iter().find(|(_, r)| r.start_sector == start.0);
+        let id = remembered.map_or_else(|| self.volume_id_free(), |(id, _)| id);
+        self.volumes.push(Volume {
+            id,
+            start,
+            uuid: None,
+            phase: Phase::Passthrough { why: String::new() },
+            clamp: None,
+            left: None,
+        });
+        self.volumes.len() - 1
     }
 
     /// What has to be looked at is no longer the same.

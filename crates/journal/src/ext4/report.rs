@@ -1,43 +1,33 @@
 //! A snapshot for `status`, metrics and `inspect`.
 
 use super::volume::{Committed, Phase, Volume};
-use super::FileSystems;
 use crate::ids::FsBlock;
-use crate::status::{DiskStatus, FileSystemStatus};
+use crate::status::FileSystemStatus;
+use crate::versions::Versions;
 
-impl FileSystems {
-    /// A snapshot.
-    pub fn status(&self) -> DiskStatus {
-        DiskStatus {
-            file_systems: self.volumes.iter().map(|v| self.file_system(v)).collect(),
-            arena_used_bytes: self.versions.arena.used_bytes(),
-            arena_resident_bytes: self.versions.arena.resident_bytes(),
-            arena_bytes_max: self.versions.arena.bytes_max(),
-        }
-    }
-
-    fn file_system(&self, volume: &Volume) -> FileSystemStatus {
-        let query = self.versions.query(volume.id);
-        let (mode, why) = match &volume.phase {
+impl Volume {
+    pub(super) fn status(&self, versions: &Versions) -> FileSystemStatus {
+        let query = versions.query(self.id);
+        let (mode, why) = match &self.phase {
             Phase::Passthrough { why } => ("passthrough", Some(why.clone())),
             Phase::Armed { why, .. } => ("waiting", Some(why.clone())),
             Phase::Absorbing(_) => ("retain", None),
         };
-        let lists = volume.log().map_or(0, |log| {
+        let lists = self.log().map_or(0, |log| {
             let homes: usize = log.transactions.iter().map(|t| t.homes.capacity()).sum();
             homes * size_of::<FsBlock>() + log.transactions.capacity() * size_of::<Committed>()
         });
         FileSystemStatus {
-            start_sector: volume.start.0,
-            uuid: volume.uuid.map(|u| uuid::Uuid::from_bytes(u).to_string()),
+            start_sector: self.start.0,
+            uuid: self.uuid.map(|u| uuid::Uuid::from_bytes(u).to_string()),
             mode,
             why,
-            transactions: volume.log().map_or(0, |log| log.transactions.len() as u64),
+            transactions: self.log().map_or(0, |log| log.transactions.len() as u64),
             versions: query.versions,
             versions_pending: query.pending,
             data_bytes: query.data_bytes,
             information_bytes: query.information_bytes + lists as u64,
-            classes: self.versions.classes.get(&volume.id).copied().unwrap_or_default(),
+            classes: versions.classes.get(&self.id).copied().unwrap_or_default(),
         }
     }
 }

@@ -47,12 +47,12 @@ impl FileSystems {
         let of_interest = self.areas.at(sector).is_some()
             || self.areas.next(sector) < end
             || self.armed_superblock(sector, sectors).is_some()
-            || self.watches(sector, sectors)
+            || self.survey.watches(&self.volumes, sector, sectors)
             || self.versions.touches(sector, sectors);
         if of_interest {
             return false;
         }
-        let look_again = self.rests_on(sector, sectors, None);
+        let look_again = self.survey.rests_on(&mut self.volumes, sector, sectors, None);
         let track = self.track(sector, sectors, Carried::default(), look_again);
         parts.push(Part::Below { sector, sectors, copy: None, track });
         true
@@ -70,7 +70,7 @@ impl FileSystems {
         sectors: u64,
         parts: &mut Vec<Part>,
     ) -> Result<u64, BlockError> {
-        if self.way.is_some() && self.is_suspended_in_vain() {
+        if !self.way.is_free() && self.is_suspended_in_vain() {
             return Ok(0);
         }
         let result = self.look_if_suspended_in_vain().and_then(|()| match change {
@@ -87,7 +87,7 @@ impl FileSystems {
             let mut ranges = volume.log().into_iter().flat_map(|log| area_ranges(&log.layout));
             ranges.any(|(s, n, _)| s.0 < sector.0 + sectors && sector.0 < s.0 + n)
         };
-        self.waits_for_set(sector, sectors) || self.way.is_some() && self.volumes.iter().any(of_journal)
+        self.waits_for_set(sector, sectors) || (!self.way.is_free() && self.volumes.iter().any(of_journal))
     }
 
     fn clear(&mut self, sector: Sector, sectors: u64, parts: &mut Vec<Part>) -> Result<(), JournalError> {
@@ -100,7 +100,7 @@ impl FileSystems {
                 self.leave(v, "its journal was cleared by the guest", false)?;
             }
         }
-        let look_again = self.rests_on(sector, sectors, None);
+        let look_again = self.survey.rests_on(&mut self.volumes, sector, sectors, None);
         self.versions.overwrite(sector, sectors);
         let track = self.track(sector, sectors, Carried::default(), look_again);
         parts.push(Part::Below { sector, sectors, copy: None, track });
@@ -168,7 +168,7 @@ impl FileSystems {
             }
             return Ok(());
         }
-        let look_again = self.rests_on(sector, sectors, Some(&buffers));
+        let look_again = self.survey.rests_on(&mut self.volumes, sector, sectors, Some(&buffers));
         if !self.versions.touches(sector, sectors) {
             let track = self.track(sector, sectors, Carried::default(), look_again);
             parts.push(Part::Below { sector, sectors, copy: None, track });
@@ -228,6 +228,25 @@ impl FileSystems {
             self.look_after_write()?;
         }
         Ok(())
+    }
+
+    /// Whether a completion has to wait for a set: somebody looks at the disk then.
+    pub fn completion_waits(&self, track: Track) -> bool {
+        !self.way.is_free() && self.versions.in_flight.looks_again(track)
+    }
+
+    /// Whether a change outside journals has to wait for a set.
+    pub(super) fn waits_for_set(&self, sector: Sector, sectors: u64) -> bool {
+        !self.way.is_free()
+            && (self.goes_over(sector, sectors) || self.survey.watches(&self.volumes, sector, sectors))
+    }
+
+    /// Whether a set has a block of a range.
+    fn goes_over(&self, sector: Sector, sectors: u64) -> bool {
+        self.volumes.iter().any(|volume| {
+            let (from, to) = volume.blocks_of(sector, sectors);
+            self.way.has(volume.id, from, to)
+        })
     }
 
     /// The journal superblock of a file system that waits for a mount, or is not understood any more, where a write

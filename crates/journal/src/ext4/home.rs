@@ -1,16 +1,125 @@
-//! The daemon's own writes: home, for memory or for a guest that may be dead; to the journal's place, when in doubt.
+//! The daemon's own writes: home, at a commit, for memory or for a guest that may be dead; to the journal's place, when in doubt.
 
-use super::volume::{Phase, Volume};
+use afterimage_order::HomeError;
+
+use super::volume::Phase;
 use super::FileSystems;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock};
-use crate::mutation::Mutation;
-use crate::versions::{Tuple, Versions, BATCH_BLOCKS};
+use crate::versions::{HomeSet, SetError, Tuple, BATCH_BLOCKS};
 
 /// Blocks that go home under one hold of the lock when nothing presses.
 const STEP_BLOCKS: usize = 2048;
 
 impl FileSystems {
+    /// Those of some versions that are pending go home now, as one part of the disk's history: a set is due.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn apply(&mut self, v: usize, tuples: &[Tuple]) -> Result<(), JournalError> {
+        if !self.way.is_free() {
+            // They stay pending.
+            return Ok(());
+        }
+        match self.versions.make_set(self.volumes[v].id, tuples) {
+            Ok(Some(set)) => {
+                self.home_begins(v, &set.tuples);
+                let homes = set.tuples.iter().map(|tuple| tuple.home).collect();
+                self.way.begin(set.client, homes, Some(set));
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(SetError::Below(e)) => Err(e.into()),
+            Err(e) => self.leave(v, &e.to_string(), true),
+        }
+    }
+
+    /// Whether a set is due, or under way.
+    pub fn is_on_its_way(&self) -> bool {
+        !self.way.is_free()
+    }
+
+    /// Whether a set is due.
+    pub fn is_due(&self) -> bool {
+        self.way.is_due()
+    }
+
+    /// The set that is due, to be written and given to [`FileSystems::set_ended`].
+    pub fn take_set(&mut self) -> Option<HomeSet> {
+        self.way.take()
+    }
+
+    /// The set was written, or not. Goes on with what waited for it: another set may be due.
+    ///
+    /// # Errors
+    /// It was not written; its versions are pending as before. Or the disk below failed.
+    pub fn set_ended(&mut self, set: HomeSet, written: Result<(), HomeError>) -> Result<(), JournalError> {
+        let id = set.client;
+        self.way.end();
+        let tuples = self.versions.set_ended(set, written.is_ok());
+        let Some(v) = self.volumes.iter().position(|volume| volume.id == id) else { return Ok(()) };
+        match written {
+            Ok(()) => {
+                self.home_ends(v, &tuples)?;
+                self.volumes[v].release(&mut self.versions, 1);
+            }
+            Err(HomeError::Block(e)) => return Err(e.into()),
+            Err(e @ HomeError::TooLarge { .. }) => self.leave(v, &e.to_string(), true)?,
+        }
+        // Others wait where the set was made for want of memory, in the middle of their own commit.
+        for other in 0..self.volumes.len() {
+            let log = self.volumes[other].log();
+            let waits = other == v || log.is_some_and(|log| log.came_by.is_some() || log.commit_seen);
+            if waits && self.way.is_free() {
+                self.follow_on(other)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for what has to go home as sets, for somebody who wants all of it there. Whether a set is due; then it is to be asked again
+    /// when that has ended.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn due(&mut self) -> Result<bool, JournalError> {
+        if !self.versions.applies() {
+            return Ok(false);
+        }
+        for v in 0..self.volumes.len() {
+            if self.way.is_free() {
+                self.follow(v)?;
+            }
+            if self.way.is_free() {
+                self.go_home(v, Vec::new())?;
+            }
+        }
+        Ok(self.way.is_due())
+    }
+
+    /// Everything that is pending goes home, while nobody else is served.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn all_home(&mut self) -> Result<(), JournalError> {
+        while self.due()? {
+            self.sets_home()?;
+        }
+        Ok(())
+    }
+
+    /// What is due goes home, while nobody else is served.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn sets_home(&mut self) -> Result<(), JournalError> {
+        while let Some(set) = self.take_set() {
+            let written = set.write();
+            self.set_ended(set, written)?;
+        }
+        Ok(())
+    }
+
     /// The guest may be dead, or only look so: writes home what is committed and not home, as far as a live guest cannot
     /// notice, and moves the served tail. The transaction that was being written is kept.
     ///
@@ -261,53 +370,6 @@ impl FileSystems {
         self.disarm(v, "recovered: waiting for the next mount");
         if let Phase::Armed { .. } = self.volumes[v].phase {
             self.volumes[v].clamp = None;
-        }
-        Ok(())
-    }
-}
-
-impl Volume {
-    /// Makes the superblock on the disk, which says that the journal is empty, younger than every transaction here: blocks of the log
-    /// that stand there mean nothing to whoever finds them after a power cut.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    fn disown(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
-        let Some(log) = self.log() else { return Ok(()) };
-        let next = log.head.0.next();
-        if !log.on_disk && next.is_after(log.disk_sequence) && !versions.mistake.is(Mutation::SkipDisown) {
-            let superblock = log.superblock.clone();
-            self.mark_empty(versions, &superblock, next)?;
-        }
-        Ok(())
-    }
-
-    /// Every block of an absorbed journal but its superblock goes to its own place on the disk, durably. Until a superblock says that
-    /// they are there, the one on the disk has a sequence that none of them can have. `passed`: so do empty transactions, for those that
-    /// the guest alone believes in.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    fn put_in_place(&mut self, versions: &mut Versions, passed: bool) -> Result<(), JournalError> {
-        self.disown(versions)?;
-        versions.write_places(self.id, |at| at != AreaBlock(0))?;
-        if let Some(log) = self.log().filter(|_| passed) {
-            log.write_passed(versions, self.id)?;
-        }
-        Ok(versions.below.sync()?)
-    }
-
-    /// The log and the served superblock to the journal's place.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    fn complete(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
-        let Some(log) = self.log() else { return Ok(()) };
-        let superblock = log.served(versions.mistake);
-        self.put_in_place(versions, true)?;
-        self.write_unstamped(versions, &superblock)?;
-        if let Some(log) = self.log_mut() {
-            log.on_disk = true;
         }
         Ok(())
     }

@@ -1,0 +1,221 @@
+//! What is on the disk, learnt at the beginning and whenever the guest changes what that rests on.
+
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
+
+use super::layout::superblock::JournalSuperblock;
+use super::layout::{self, Found, Layout, Source};
+use super::volume::{byte_of, LeftJournal, Phase, Position, Volume};
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, BLOCK_SECTORS};
+use crate::versions::{Below, Places};
+
+/// Sectors in which the first partition table stands: the MBR, GPT's header and its entries.
+const TABLE_SECTORS: u64 = 34;
+
+/// Why a file system that could be retained is not yet.
+const WAITING: &str = "waiting for the next mount";
+
+/// What layouts rest on, as it was when the disk was last looked at.
+pub(super) struct Survey {
+    pub(super) disk_sectors: u64,
+    /// The disk's first sectors, where partition tables stand.
+    table: Vec<u8>,
+    /// Where partitions begin, whatever is in them.
+    places: Vec<Sector>,
+    /// The guest's next flush is an occasion to look again.
+    pub(super) look_at_flush: bool,
+}
+
+impl Survey {
+    pub(super) fn new(disk_sectors: u64) -> Self {
+        Self { disk_sectors, table: Vec::new(), places: Vec::new(), look_at_flush: false }
+    }
+
+    /// Looks at the whole disk.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn look(&mut self, below: &mut Below) -> Result<Vec<Found>, JournalError> {
+        let mut found = layout::find(below, self.disk_sectors)?;
+        bound_rooms(&mut found);
+        self.places = layout::places(below, self.disk_sectors)?;
+        self.look_at_flush = false;
+        let mut table = vec![0; (TABLE_SECTORS.min(self.disk_sectors) * SECTOR_BYTES) as usize];
+        below.read(Sector(0), &mut table)?;
+        self.table = table;
+        Ok(found)
+    }
+
+    /// Where tables are, and where somebody may make a file system.
+    pub(super) fn ranges(&self, volumes: &[Volume]) -> Vec<(Sector, u64)> {
+        let blank = |place: &&Sector| !volumes.iter().any(|v| v.start == **place);
+        let mut ranges = vec![(Sector(0), TABLE_SECTORS.min(self.disk_sectors))];
+        ranges.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
+        ranges
+    }
+
+    /// Whether a range holds anything that [`Survey::rests_on`] compares.
+    pub(super) fn watches(&self, volumes: &[Volume], sector: Sector, sectors: u64) -> bool {
+        let (from, to) = (sector.0 * SECTOR_BYTES, (sector.0 + sectors) * SECTOR_BYTES);
+        let overlaps = |at: u64, len: usize| at < to && from < at + len as u64;
+        let layouts = || volumes.iter().filter_map(|v| v.layout());
+        overlaps(0, self.table.len())
+            || layouts().any(|layout| {
+                let start = layout.start;
+                layout.watched.iter().any(|w| overlaps(byte_of(start, w.block, w.offset), w.bytes.len()))
+            })
+    }
+
+    /// Whether something that the layouts rest on changes with a write (`None`: with zeroes). Where an absorbed file
+    /// system is touched, nothing of it goes home until the write has completed and was looked at.
+    pub(super) fn rests_on(
+        &self,
+        volumes: &mut [Volume],
+        sector: Sector,
+        sectors: u64,
+        buffers: Option<&Buffers>,
+    ) -> bool {
+        let (from, to) = (sector.0 * SECTOR_BYTES, (sector.0 + sectors) * SECTOR_BYTES);
+        let changes = |at: u64, known: &[u8], mask: Option<&[u8]>| {
+            let (low, high) = (at.max(from), (at + known.len() as u64).min(to));
+            if low >= high {
+                return false;
+            }
+            let Some(buffers) = buffers else { return true };
+            let part = (low - at) as usize..(high - at) as usize;
+            let mut written = vec![0; part.len()];
+            buffers.copy_to((low - from) as usize, &mut written);
+            let bits = |i: usize| mask.map_or(0xff, |m| m[i]);
+            part.zip(written).any(|(i, byte)| (byte ^ known[i]) & bits(i) != 0)
+        };
+        // A file system without partitions keeps its superblock and first descriptors there: those are watched apart.
+        let whole_disk = volumes.iter().any(|v| v.start == Sector(0) && v.layout().is_some());
+        let table = if whole_disk { &self.table[..self.table.len().min(1024)] } else { &self.table[..] };
+        let mut look_again = changes(0, table, None);
+        for volume in &mut *volumes {
+            let start = volume.start.0 * SECTOR_BYTES;
+            let changed = match volume.layout() {
+                Some(layout) => layout
+                    .watched
+                    .iter()
+                    .any(|w| changes(byte_of(layout.start, w.block, w.offset), &w.bytes, Some(&w.mask))),
+                // What is there is not known: whatever is written over its superblock may be a file system.
+                None => from < start + 2048 && start + 1024 < to,
+            };
+            if changed {
+                look_again = true;
+                if let Some(log) = volume.log_mut() {
+                    log.suspended = true;
+                }
+            }
+        }
+        // Where nothing was recognised yet, somebody may make a file system.
+        let blank = |place: &&Sector| !volumes.iter().any(|v| v.start == **place);
+        let superblock = |place: &Sector| {
+            let start = place.0 * SECTOR_BYTES;
+            from < start + 2048 && start + 1024 < to
+        };
+        look_again || self.places.iter().filter(blank).any(superblock)
+    }
+}
+
+impl Volume {
+    /// A journal is found that nobody uses, as far as is known.
+    ///
+    /// # Errors
+    /// The disk cannot be read.
+    pub(super) fn wait_for_mount(
+        &mut self,
+        below: &mut Below,
+        layout: Arc<Layout>,
+    ) -> Result<(), BlockError> {
+        // While nothing was understood here, the journal may have become another one.
+        let known = matches!(self.phase, Phase::Armed { .. });
+        let clamp = match known && self.uuid == Some(layout.uuid) {
+            true => self.clamp,
+            false => tail_on_disk(below, &layout)?,
+        };
+        let why = match (&self.phase, clamp) {
+            (Phase::Armed { why, .. }, _) if self.uuid == Some(layout.uuid) => why.clone(),
+            (_, Some(_)) => "its journal is not empty: retention begins at the next mount".to_owned(),
+            _ => WAITING.to_owned(),
+        };
+        self.uuid = Some(layout.uuid);
+        self.clamp = clamp;
+        self.left = None;
+        self.phase = Phase::Armed { layout, why };
+        Ok(())
+    }
+
+    /// Nothing is retained at that place. `left`: the journal that its guest may go on with, and the tail there.
+    pub(super) fn pass_through(
+        &mut self,
+        uuid: Option<[u8; 16]>,
+        why: &str,
+        left: Option<(LeftJournal, Position)>,
+    ) {
+        if !matches!(&self.phase, Phase::Passthrough { why: before } if before == why) {
+            tracing::info!(start_sector = self.start.0, why, "a file system's journal is passed through");
+        }
+        self.clamp = left.map(|(_, tail)| tail);
+        self.left = left.map(|(left, _)| left);
+        self.uuid = uuid;
+        self.phase = Phase::Passthrough { why: why.to_owned() };
+    }
+
+    /// The journal that was known here, or is found, and still stands on the disk with a log in it, though nothing else may be understood
+    /// any more, and the tail there: what came before that is gone. Its guest may go on with it.
+    pub(super) fn left_journal(
+        &self,
+        below: &mut Below,
+        found: Option<Sector>,
+    ) -> Result<Option<(LeftJournal, Position)>, BlockError> {
+        let known = self.sector_of(AreaBlock(0)).map(|at| (at, None));
+        let left = self.left.map(|left| (left.at, Some(left.uuid)));
+        // After a daemon's death only the disk tells.
+        let Some((at, uuid)) = known.or(left).or(found.map(|at| (at, None))) else { return Ok(None) };
+        let Ok(superblock) = JournalSuperblock::parse(&below.read_block(at)?) else {
+            return Ok(None);
+        };
+        let same = uuid.is_none_or(|uuid| uuid == superblock.uuid());
+        let left = LeftJournal { at, uuid: superblock.uuid() };
+        Ok(superblock.start().filter(|_| same).map(|start| (left, (superblock.sequence(), start))))
+    }
+}
+
+/// The tail that the superblock on the disk names: an earlier daemon may have released what came before it.
+fn tail_on_disk(below: &mut Below, layout: &Layout) -> Result<Option<Position>, BlockError> {
+    let Some(sector) = layout.sector_of(AreaBlock(0)) else { return Ok(None) };
+    let block = below.read_block(sector)?;
+    let superblock = JournalSuperblock::parse(&block).ok();
+    Ok(superblock.and_then(|s| Some((s.sequence(), s.start()?))))
+}
+
+/// Where something that was found begins.
+pub(super) fn start_of(found: &Found) -> Sector {
+    match found {
+        Found::FileSystem(layout) => layout.start,
+        Found::Passthrough { start, .. } => *start,
+    }
+}
+
+/// A file system may grow as far as the next place where something was found: what lies there is not its own.
+fn bound_rooms(found: &mut [Found]) {
+    let mut starts: Vec<Sector> = found.iter().map(start_of).collect();
+    starts.sort_unstable();
+    for found in found {
+        let Found::FileSystem(layout) = found else { continue };
+        let next = starts.partition_point(|s| *s < layout.end());
+        if let Some(next) = starts.get(next) {
+            layout.room_blocks = layout.room_blocks.min((next.0 - layout.start.0) / BLOCK_SECTORS);
+        }
+    }
+}
+
+impl Source for Below {
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
+        Below::read(self, sector, buf)
+    }
+}
