@@ -3,10 +3,10 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::{
     Blocking, Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector,
@@ -159,8 +159,8 @@ fn block(byte: u8) -> Block {
 /// What has completed after a while.
 fn completed(lane: &mut Box<dyn Lane>, wait: Duration) -> Vec<u64> {
     let mut completions: Vec<Completion> = Vec::new();
-    let until = std::time::Instant::now() + wait;
-    while std::time::Instant::now() < until && lane.in_flight() > 0 {
+    let until = Instant::now() + wait;
+    while Instant::now() < until && lane.in_flight() > 0 {
         lane.dispatch();
         lane.reap(&mut completions);
         lane.wait(&[], Some(Duration::from_millis(5))).unwrap();
@@ -277,7 +277,7 @@ fn queues_that_know_nothing_of_each_other_keep_what_is_theirs() {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let stop = AtomicBool::new(false);
         let shared = Mutex::new(&mut mounted);
-        let progress: Vec<AtomicU8> = (0..3).map(|_| AtomicU8::new(0)).collect();
+        let progress: Vec<AtomicU32> = (0..3).map(|_| AtomicU32::new(0)).collect();
         let mut newest = vec![0; COMMITTED.end as usize];
         std::thread::scope(|scope| {
             let (stop, shared, progress) = (&stop, &shared, &progress);
@@ -343,9 +343,14 @@ fn queues_that_know_nothing_of_each_other_keep_what_is_theirs() {
                     shared.lock().unwrap().write_tail(&mut committing);
                 }
             }
+            let deadline = Instant::now() + PATIENCE;
+            let goes_on = |p: &AtomicU32| p.load(Ordering::SeqCst) > 3;
+            while !progress.iter().all(goes_on) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             stop.store(true, Ordering::SeqCst);
+            assert!(progress.iter().all(goes_on), "somebody waited for ever");
         });
-        assert!(progress.iter().all(|p| p.load(Ordering::SeqCst) > 3), "somebody waited for others");
         let status = mounted.disk.status();
         assert_eq!(status.file_systems[0].mode, "retain", "{status:?}");
         mounted.disk.finish(false).unwrap();

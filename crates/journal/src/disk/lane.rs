@@ -27,7 +27,7 @@ use afterimage_block::{
 use slab::Slab;
 
 use super::lend::{self, Lender};
-use super::Shared;
+use super::shared::Shared;
 use crate::error::JournalError;
 use crate::ext4::{Change, Part, Ranges, ReadPart};
 use crate::versions::Track;
@@ -438,9 +438,9 @@ impl Drop for RetainLane {
         self.stuck = None;
         self.reads.clear();
         let mut dropped = Vec::new();
-        while self.below.len() > 0 {
+        while !self.below.is_empty() {
             self.reap(&mut dropped);
-            if self.below.len() > 0 && self.lower.wait(&[], Some(PAUSE_LOOK)).is_err() {
+            if !self.below.is_empty() && self.lower.wait(&[], Some(PAUSE_LOOK)).is_err() {
                 return;
             }
         }

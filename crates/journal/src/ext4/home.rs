@@ -2,8 +2,8 @@
 
 use afterimage_order::HomeError;
 
+use super::systems::FileSystems;
 use super::volume::Phase;
-use super::FileSystems;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock};
 use crate::versions::{HomeSet, SetError, Tuple, BATCH_BLOCKS};

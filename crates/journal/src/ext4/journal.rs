@@ -5,9 +5,9 @@ use afterimage_block::{BlockError, Buffers, ErrorKind, Sector, SECTOR_BYTES};
 
 use super::layout::superblock::{Features, JournalSuperblock};
 use super::log::{self, AreaView, Parsed};
+use super::systems::FileSystems;
 use super::volume::{Phase, Position, Volume};
 use super::write::Part;
-use super::FileSystems;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;

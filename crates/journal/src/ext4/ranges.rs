@@ -12,7 +12,7 @@ pub struct Ranges {
     areas: Vec<(Sector, u64)>,
     /// File systems whose writes must be looked at, and the sectors on which layouts rest.
     writes: Vec<(Sector, u64)>,
-    /// Whether a flush has to be told of: see [`super::FileSystems::flushes`].
+    /// Whether a flush has to be told of: see [`super::systems::FileSystems::flushes`].
     pub flushes: bool,
 }
 

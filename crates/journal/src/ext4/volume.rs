@@ -68,9 +68,9 @@ pub(super) struct Log {
     pub(super) commit_sec: u64,
     /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
     pub(super) commit_seen: bool,
-    /// A commit block that came by, and the transaction that was expected then: see [`super::FileSystems::judge_commit`].
+    /// A commit block that came by, and the transaction that was expected then: see [`super::systems::FileSystems::judge_commit`].
     pub(super) came_by: Option<(Tid, Tid)>,
-    /// A write in flight that the next commit waits for; see [`super::FileSystems::must_wait`].
+    /// A write in flight that the next commit waits for; see [`super::systems::FileSystems::must_wait`].
     pub(super) waits_for: Option<Track>,
     /// `s_sequence` of the superblock on the disk below, whose `s_start` is 0.
     pub(super) disk_sequence: Tid,

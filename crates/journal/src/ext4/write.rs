@@ -3,8 +3,8 @@
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
 use super::known::superblock_check;
+use super::systems::FileSystems;
 use super::volume::{area_ranges, Volume};
-use super::FileSystems;
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_SECTORS};
 use crate::versions::arena::Seen;

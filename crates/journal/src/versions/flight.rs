@@ -2,9 +2,11 @@
 
 use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 
+use super::area::VersionState;
 use super::arena::VolumeId;
 use super::inflight::{Flying, Match, Track};
-use super::{Reader, VersionState, Versions};
+use super::places::{unescape, Reader};
+use super::store::Versions;
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
@@ -59,7 +61,7 @@ impl Versions {
                     let block = reader.get(version.at, &mut scratch)?;
                     same = if version.escaped {
                         let mut block = *block;
-                        super::unescape(&mut block);
+                        unescape(&mut block);
                         block == written
                     } else {
                         *block == written

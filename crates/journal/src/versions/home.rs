@@ -5,8 +5,10 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
 
+use super::area::{Tuple, VersionState};
 use super::arena::{Loan, VolumeId};
-use super::{Reader, Tuple, VersionState, Versions};
+use super::places::{unescape, Reader};
+use super::store::Versions;
 use crate::error::JournalError;
 use crate::ids::{BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
@@ -116,7 +118,7 @@ impl Versions {
             }
             let mut block = *reader.get(tuple.at, &mut scratch)?;
             if tuple.escaped && !forgetful {
-                super::unescape(&mut block);
+                unescape(&mut block);
             }
             copies.push((n, Box::from(&block[..length])));
         }

@@ -17,6 +17,7 @@
 use afterimage_block::{BlockError, Sector};
 
 use crate::ids::{AreaBlock, Block, FsBlock};
+use crate::versions::Places;
 
 pub mod bitmap;
 mod checksum;
@@ -245,4 +246,10 @@ fn unless_overlapping(candidate: Found, others: &[Found]) -> Found {
 /// As [`find`].
 pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
     Ok(volume::look(source, start, sectors)?.map(|seen| seen.found))
+}
+
+impl Places for Layout {
+    fn sector_of(&self, at: AreaBlock) -> Option<Sector> {
+        Some(self.home_of(at)?.sector(self.start))
+    }
 }

@@ -25,6 +25,7 @@ use afterimage_block::BlockError;
 use crate::error::JournalError;
 use crate::ext4::layout::superblock::Features;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid};
+use crate::versions::Reader;
 use block::{Kind, RawTag, Shape};
 
 /// Revoked blocks of one transaction, metadata that was freed: half a terabyte's worth of them. What is read at once must not be
@@ -42,6 +43,12 @@ pub trait AreaView {
     /// # Errors
     /// The disk below could not be read.
     fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError>;
+}
+
+impl AreaView for Reader<'_> {
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
+        self.get(at, scratch)
+    }
 }
 
 /// What a reader of the log must know.

@@ -1,0 +1,199 @@
+//! What is retained, and the operations of Table I with content.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Disk, Sector};
+use afterimage_order::HomeWriter;
+
+use super::area::{JournalArea, Query, Tuple, VersionState};
+use super::arena::{Arena, VolumeId};
+use super::below::Below;
+use super::inflight::InFlight;
+use super::places::Places;
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::mutation::Mistake;
+use crate::status::Classes;
+
+/// The part of a disk that a client's home blocks lie in, and where its places are.
+#[derive(Clone, Debug)]
+pub struct Room {
+    /// The first sector.
+    pub start: Sector,
+    /// How many blocks.
+    pub blocks: u64,
+    /// Its places.
+    pub places: Arc<dyn Places>,
+}
+
+impl Room {
+    pub(super) fn blocks_of(&self, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
+        blocks_of(self.start, self.blocks, sector, sectors)
+    }
+}
+
+/// The blocks `[from, to)` that a range of sectors touches, of so many that begin at `start`.
+pub(crate) fn blocks_of(start: Sector, blocks: u64, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
+    let end = (sector.0 + sectors).saturating_sub(start.0);
+    let from = sector.0.saturating_sub(start.0) / BLOCK_SECTORS;
+    (FsBlock(from), FsBlock(end.div_ceil(BLOCK_SECTORS).min(blocks)))
+}
+
+/// See [`crate::versions`].
+pub struct Versions {
+    /// Clients keep records and pages of their own there, too.
+    pub(crate) arena: Arena,
+    pub(crate) below: Below,
+    pub(super) area: JournalArea,
+    pub(crate) in_flight: InFlight,
+    pub(super) home: Option<Arc<dyn HomeWriter>>,
+    pub(super) rooms: BTreeMap<VolumeId, Room>,
+    /// Of every client that there is or was.
+    pub(crate) classes: BTreeMap<VolumeId, Classes>,
+    pub(crate) mistake: Mistake,
+}
+
+impl Versions {
+    /// Nothing is known yet; the arena may hold content. `home`: what takes a transaction's versions as one, where a log decides what
+    /// is durable.
+    ///
+    /// # Errors
+    /// No lane of the disk can be opened.
+    pub fn new(
+        disk: &dyn Disk,
+        arena: Arena,
+        home: Option<Arc<dyn HomeWriter>>,
+        mistake: Mistake,
+    ) -> Result<Self, BlockError> {
+        Ok(Self {
+            arena,
+            below: Below::new(disk)?,
+            area: JournalArea::default(),
+            in_flight: InFlight::default(),
+            home,
+            rooms: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            mistake,
+        })
+    }
+
+    /// LOG_OP_INIT: a client begins. What the arena holds of it counts.
+    ///
+    /// # Errors
+    /// As [`JournalArea::init`].
+    pub fn init(&mut self, client: VolumeId, room: Room) -> Result<(), JournalError> {
+        self.area.init(client, BLOCK_BYTES)?;
+        self.rooms.insert(client, room);
+        Ok(())
+    }
+
+    /// The client's part of the disk, or its places, are others, but for those in use.
+    pub fn set_room(&mut self, client: VolumeId, room: Room) {
+        if let Some(known) = self.rooms.get_mut(&client) {
+            *known = room;
+        }
+    }
+
+    /// LOG_OP_CLEANUP: forgets a client, its content and what the arena remembers of it.
+    pub fn cleanup(&mut self, client: VolumeId) {
+        self.arena.clear_volume(client);
+        self.area.cleanup(client);
+        self.rooms.remove(&client);
+    }
+
+    /// Puts a place's content into the arena, in place of an older one.
+    ///
+    /// # Errors
+    /// As [`Arena::store`].
+    pub fn store(&mut self, client: VolumeId, at: AreaBlock, block: &Block) -> Result<(), JournalError> {
+        self.arena.store(client, at, &mut |slot| slot.copy_from_slice(block))
+    }
+
+    /// LOG_OP_MPROTECT: a transaction's versions in, others out, all or nothing. Those whose home somebody is writing just now, or
+    /// has written with something else as the arena remembers it, are not known to be the newer ones on the disk.
+    /// `again`: they are read again after an earlier daemon, whose marks count.
+    ///
+    /// # Errors
+    /// As [`JournalArea::mprotect`].
+    pub fn mprotect(
+        &mut self,
+        client: VolumeId,
+        protect: &[Tuple],
+        unprotect: &[FsBlock],
+        again: bool,
+    ) -> Result<(), JournalError> {
+        self.area.mprotect(client, protect, unprotect)?;
+        let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
+        let anything_flies = !self.in_flight.is_empty();
+        for tuple in protect {
+            let sector = tuple.home.sector(start);
+            let flies = anything_flies && self.in_flight.any(sector, BLOCK_SECTORS);
+            // The mark goes with the slot: of a block that was evicted nobody knows. Under `power-window` what is read again was
+            // never home, and its commit not yet answered: no guest can have overwritten it (see `FileSystems::resume`).
+            let unknown = again && self.arena.get(client, tuple.at).is_none();
+            if flies || unknown || self.arena.is_overwritten(client, tuple.at) {
+                self.set_state(client, tuple.home, VersionState::Overwritten);
+                self.arena.set_overwritten(client, tuple.at, true);
+                if let Some(version) = self.area.version(client, tuple.home).filter(|_| flies) {
+                    self.in_flight.outdated(sector, client, tuple.home, version.generation);
+                }
+            } else if again && self.arena.is_home(client, tuple.at) {
+                self.set_state(client, tuple.home, VersionState::Home);
+            }
+        }
+        Ok(())
+    }
+
+    /// A transaction is not needed any more: those of its blocks' versions that are still the newest go, and its places.
+    pub fn forget(
+        &mut self,
+        client: VolumeId,
+        tid: Tid,
+        homes: &[FsBlock],
+        places: impl Iterator<Item = AreaBlock>,
+    ) {
+        let newest = |home: &FsBlock| self.area.version(client, *home).is_some_and(|v| v.tid == tid);
+        let homes: Vec<FsBlock> = homes.iter().copied().filter(newest).collect();
+        // It is initialised: it has versions.
+        drop(self.area.mprotect(client, &[], &homes));
+        for at in places {
+            self.arena.remove(client, at);
+        }
+    }
+
+    /// LOG_OP_QUERY: how much is retained of a client.
+    pub fn query(&self, client: VolumeId) -> Query {
+        self.area.query(client)
+    }
+
+    /// LOG_OP_RECOVER: what has to go home; see [`JournalArea::recover`].
+    pub fn recover(&self, client: VolumeId, overwritten: bool) -> Vec<Tuple> {
+        self.area.recover(client, overwritten)
+    }
+
+    /// What is known: which versions, of which blocks.
+    pub fn area(&self) -> &JournalArea {
+        &self.area
+    }
+
+    /// Versions known, of all clients.
+    pub(crate) fn known(&self) -> u64 {
+        self.rooms.keys().map(|client| self.area.query(*client).versions).sum()
+    }
+
+    /// A client's counters.
+    pub(crate) fn count(&mut self, client: VolumeId) -> &mut Classes {
+        self.classes.entry(client).or_default()
+    }
+
+    /// Whether a write over a range is under way that touches a version which is not home, of a transaction that `passed` names.
+    pub(crate) fn flies_over(&self, client: VolumeId, passed: impl Fn(Tid) -> bool) -> bool {
+        let Some(room) = self.rooms.get(&client) else { return false };
+        self.in_flight.iter().any(|write| {
+            let (from, to) = room.blocks_of(write.sector, write.sectors);
+            let mut versions = self.area.versions_in(client, from, to).into_iter();
+            versions.any(|(_, version)| version.state != VersionState::Home && passed(version.tid))
+        })
+    }
+}
