@@ -4,8 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+
+use cpio::newc;
 
 use super::kernel::Kernel;
 use super::script;
@@ -29,23 +31,24 @@ const MODULES: [&str; 10] = [
 
 /// Writes the archive.
 pub(super) fn write(kernel: &Kernel, extra: &[String], path: &Path) -> Result<()> {
+    let story = || "make the initial RAM disk".to_owned();
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "proc", "sys", "run", "host", "modules"] {
-        archive.entry(folder, 0o040_755, &[]);
+        archive.entry(folder, 0o040_755, &[]).context(story)?;
     }
     // The kernel opens the console before anything could mount a devtmpfs.
-    archive.node("dev/console", 0o020_600, 5, 1);
+    archive.node("dev/console", 0o020_600, 5, 1).context(story)?;
     let busybox = locate::system_program("busybox", "busybox-static")?;
-    archive.entry("bin/busybox", 0o100_755, &read(&busybox)?);
+    archive.entry("bin/busybox", 0o100_755, &read(&busybox)?).context(story)?;
     let index = index_modules(&kernel.modules)?;
     let wanted = MODULES.iter().map(|m| (*m).to_owned()).chain(extra.iter().cloned());
     let mut inserts = String::new();
     for (name, content) in in_order(&index, wanted)? {
-        archive.entry(&format!("modules/{name}.ko"), 0o100_644, &content);
+        archive.entry(&format!("modules/{name}.ko"), 0o100_644, &content).context(story)?;
         inserts.push_str(&format!("insmod /modules/{name}.ko\n"));
     }
-    archive.entry("init", 0o100_755, first_stage(&inserts).as_bytes());
-    let bytes = archive.finish();
+    archive.entry("init", 0o100_755, first_stage(&inserts).as_bytes()).context(story)?;
+    let bytes = archive.finish().context(story)?;
     let mut file = fs::File::create(path).context(|| format!("create {}", path.display()))?;
     file.write_all(&bytes).context(|| format!("write {}", path.display()))
 }
@@ -151,52 +154,25 @@ struct Archive {
 }
 
 impl Archive {
-    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
-        self.record(name, mode, content, (0, 0));
-    }
-
-    fn node(&mut self, name: &str, mode: u32, major: u32, minor: u32) {
-        self.record(name, mode, &[], (major, minor));
-    }
-
-    fn record(&mut self, name: &str, mode: u32, content: &[u8], device: (u32, u32)) {
+    fn builder(&mut self, name: &str, mode: u32) -> newc::Builder {
         self.inode += 1;
-        // inode, mode, owner, group, links, time, size, device (2), device of a node (2), name's length, check
-        let fields = [
-            self.inode,
-            mode,
-            0,
-            0,
-            1,
-            0,
-            content.len() as u32,
-            0,
-            0,
-            device.0,
-            device.1,
-            name.len() as u32 + 1,
-            0,
-        ];
-        self.bytes.extend_from_slice(b"070701");
-        for field in fields {
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend_from_slice(content);
-        self.pad();
+        newc::Builder::new(name).ino(self.inode).mode(mode)
     }
 
-    fn pad(&mut self) {
-        while self.bytes.len() % 4 != 0 {
-            self.bytes.push(0);
-        }
+    fn entry(&mut self, name: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+        let mut entry = self.builder(name, mode).write(&mut self.bytes, content.len() as u32);
+        entry.write_all(content)?;
+        entry.finish().map(drop)
     }
 
-    fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, &[]);
-        self.bytes
+    fn node(&mut self, name: &str, mode: u32, major: u32, minor: u32) -> io::Result<()> {
+        let node = self.builder(name, mode).rdev_major(major).rdev_minor(minor);
+        node.write(&mut self.bytes, 0).finish().map(drop)
+    }
+
+    fn finish(mut self) -> io::Result<Vec<u8>> {
+        newc::trailer(&mut self.bytes)?;
+        Ok(self.bytes)
     }
 }
 
@@ -214,8 +190,8 @@ mod tests {
     #[test]
     fn the_archive_is_readable_by_cpio_rules() {
         let mut archive = Archive::default();
-        archive.entry("abc", 0o100_644, b"hello");
-        let bytes = archive.finish();
+        archive.entry("abc", 0o100_644, b"hello").unwrap();
+        let bytes = archive.finish().unwrap();
         assert_eq!(&bytes[..6], b"070701");
         // Header 110 + "abc\0" = 114, padded to 116; the content follows, padded to 124.
         assert_eq!(&bytes[116..121], b"hello");
