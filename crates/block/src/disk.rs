@@ -96,7 +96,7 @@ pub trait Disk: Send + Sync {
     /// before. Not called for what the peer does not notice (another memory table, say), nor when this process itself
     /// stops serving: who orders that knows it.
     ///
-    /// A layer passes this on to nobody.
+    /// A layer that only looks on passes this to the layer below it ([`Front`](crate::Front)); one that acts on it does not.
     fn quiesced(&self, _why: Quiesced) {}
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request,
+    admit, BlockError, Completion, Disk, FlushKind, Front, Geometry, Health, Lane, Operation, Request,
     SequenceNumber, Token,
 };
 use slab::Slab;
@@ -74,22 +74,14 @@ impl PassThroughDisk {
     }
 }
 
-impl Disk for PassThroughDisk {
-    fn geometry(&self) -> Geometry {
-        self.lower.geometry()
+impl Front for PassThroughDisk {
+    fn lower(&self) -> &dyn Disk {
+        self.lower.as_ref()
     }
 
-    fn serial(&self) -> &str {
-        self.lower.serial()
-    }
-
-    fn health(&self) -> &Health {
-        self.lower.health()
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+    fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(PassThroughLane {
-            lower: self.lower.open_lane()?,
+            lower,
             geometry: self.lower.geometry(),
             health: self.lower.health().clone(),
             shared: Arc::clone(&self.shared),

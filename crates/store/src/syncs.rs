@@ -22,10 +22,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use afterimage_block::{advice, Bell, BlockError, Health};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// See the module.
 pub(crate) struct Syncs {
@@ -95,7 +96,7 @@ impl Syncs {
                 return verdict;
             }
             if turns.running {
-                turns = self.changed.wait(turns).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut turns);
                 continue;
             }
             turns = self.take_turn(turns, &self.sync)?;
@@ -106,7 +107,7 @@ impl Syncs {
     pub fn sync_by(&self, sync: &dyn Fn() -> io::Result<()>) -> Result<(), BlockError> {
         let mut turns = self.turns();
         while turns.running {
-            turns = self.changed.wait(turns).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut turns);
         }
         self.health.check()?;
         self.take_turn(turns, sync).map(|_| ())
@@ -153,7 +154,7 @@ impl Syncs {
         let mut turns = self.turns();
         while !turns.stop {
             if turns.running || turns.asked.is_empty() {
-                turns = self.changed.wait(turns).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut turns);
             } else {
                 // A failure is the lanes' to hear; whoever asks afterwards is answered without a sync.
                 turns = self.take_turn(turns, &self.sync).unwrap_or_else(|_| self.turns());
@@ -198,7 +199,7 @@ impl Syncs {
     }
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turns.lock()
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Buffers, Completion, Disk, Geometry, Health, Lane, Operation, Request, Token,
+    admit, BlockError, Buffers, Completion, Disk, Front, Geometry, Health, Lane, Operation, Request, Token,
     SECTOR_BYTES,
 };
 
@@ -36,22 +36,14 @@ impl TapDisk {
     }
 }
 
-impl Disk for TapDisk {
-    fn geometry(&self) -> Geometry {
-        self.lower.geometry()
+impl Front for TapDisk {
+    fn lower(&self) -> &dyn Disk {
+        self.lower.as_ref()
     }
 
-    fn serial(&self) -> &str {
-        self.lower.serial()
-    }
-
-    fn health(&self) -> &Health {
-        self.lower.health()
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+    fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(TapLane {
-            lower: self.lower.open_lane()?,
+            lower,
             geometry: self.lower.geometry(),
             recorder: Arc::clone(&self.recorder),
             target: self.target,

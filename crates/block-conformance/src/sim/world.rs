@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::Medium;
+use parking_lot::{Mutex, MutexGuard};
 
 /// The unit in which a dying process's last write may be cut.
 pub(super) const PAGE_BYTES: usize = 4096;
@@ -77,7 +78,7 @@ impl SimWorld {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// One of the media, as its user sees it.

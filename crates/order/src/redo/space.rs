@@ -182,3 +182,176 @@ fn crossed_half(before: u64, after: u64, max: u64) -> bool {
     let step = max / 16;
     after > max / 2 && (before <= max / 2 || before / step != after / step)
 }
+
+#[cfg(test)]
+mod tests {
+    use afterimage_block::SequenceNumber;
+    use afterimage_format::log::{LogHeader, RecordKind, RECORD_ALIGN};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sequence::LoggedDisk;
+
+    const AREA_BYTES: u64 = 16 * PAGE_BYTES;
+
+    fn empty() -> Space {
+        let header = LogHeader::new([1; 16], AREA_BYTES, 1);
+        let (zero, end) = (SequenceNumber(0), LogPosition(0));
+        Space::new(
+            &Scan {
+                header,
+                records: Vec::new(),
+                end,
+                sequence: zero,
+                incarnation: 1,
+                durable_sequence: zero,
+                torn_tail: false,
+            },
+            Mistake::default(),
+        )
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// So many records of so many sectors; a set, or a lane's batch.
+        Append {
+            records: u64,
+            sectors: u64,
+            who: u8,
+        },
+        SetGivesUp,
+        Seal,
+        Synced,
+        Home {
+            bytes_max: u64,
+        },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (1u64..6, 0u64..12, 0u8..3).prop_map(|(records, sectors, who)| Step::Append { records, sectors, who }),
+            1 => Just(Step::SetGivesUp),
+            2 => Just(Step::Seal),
+            2 => Just(Step::Synced),
+            3 => (0u64..AREA_BYTES).prop_map(|bytes_max| Step::Home { bytes_max }),
+        ]
+    }
+
+    /// What is known of a page of the area.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Page {
+        Free,
+        /// Holds what no sync has covered, of the lap that begins there.
+        Live(u64),
+        /// As that, and a sync has covered all of it.
+        Synced(u64),
+    }
+
+    /// The area as pages: nothing that is still needed is ever written over, and nothing that a sync has covered is written
+    /// again.
+    struct Pages(Vec<Page>);
+
+    impl Pages {
+        fn range(from: LogPosition, to: LogPosition) -> impl Iterator<Item = (usize, u64)> {
+            let (first, end) = (from.page_down().0 / PAGE_BYTES, to.page_up().0 / PAGE_BYTES);
+            (first..end).map(|page| ((page % (AREA_BYTES / PAGE_BYTES)) as usize, page))
+        }
+
+        fn write(&mut self, from: LogPosition, to: LogPosition) {
+            for (at, page) in Self::range(from, to) {
+                let was = std::mem::replace(&mut self.0[at], Page::Live(page));
+                assert!(was == Page::Free || was == Page::Live(page), "page {page} goes over {was:?}");
+            }
+        }
+
+        fn synced(&mut self, from: LogPosition, to: LogPosition) {
+            for (at, page) in Self::range(from, to) {
+                self.0[at] = Page::Synced(page);
+            }
+        }
+
+        fn free(&mut self, from: LogPosition, to: LogPosition) {
+            for (at, _) in Self::range(from.page_down(), to.page_down()) {
+                self.0[at] = Page::Free;
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_needed_is_written_over(steps in proptest::collection::vec(step(), 1..300)) {
+            let mut space = empty();
+            let mut pages = Pages(vec![Page::Free; (AREA_BYTES / PAGE_BYTES) as usize]);
+            let mut live: Vec<Placed> = Vec::new();
+            let (mut sequence, mut sealed) = (0, None);
+            let (mut durable, mut tail) = (LogPosition(0), LogPosition(0));
+            let mut set_waits = false;
+            for step in steps {
+                match step {
+                    Step::Append { records, sectors, who } => {
+                        let who = [Who::Lane, Who::Set, Who::SetAtOnce][usize::from(who)];
+                        let each = RECORD_ALIGN + sectors * 512;
+                        let admitted = space.admit(records * each, records as usize, who);
+                        if who == Who::Lane && set_waits {
+                            prop_assert_eq!(admitted, None, "a set comes first");
+                        }
+                        let Some(head) = admitted else {
+                            set_waits |= who == Who::Set;
+                            continue;
+                        };
+                        let placed: Vec<Placed> = (0..records).map(|n| Placed {
+                            position: head + n * each,
+                            sequence: SequenceNumber(sequence + n + 1),
+                            kind: if sectors > 0 { RecordKind::Write } else { RecordKind::Discard },
+                            more: who != Who::Lane && n + 1 < records,
+                            disk: LoggedDisk(0),
+                            sector: 0,
+                            sectors,
+                        }).collect();
+                        let end = head + records * each;
+                        pages.write(head, end);
+                        let before = space.bytes();
+                        let crowded = space.place(placed.iter().copied(), end);
+                        prop_assert!(!(before <= AREA_BYTES / 2 && space.bytes() > AREA_BYTES / 2) || crowded);
+                        live.extend(placed);
+                        sequence += records;
+                        if who != Who::Lane {
+                            prop_assert_eq!(space.set_is_over(), set_waits);
+                            set_waits = false;
+                        }
+                    }
+                    Step::SetGivesUp => {
+                        prop_assert_eq!(space.set_is_over(), set_waits);
+                        set_waits = false;
+                    }
+                    Step::Seal => sealed = Some(space.seal()),
+                    Step::Synced => {
+                        if let Some(position) = sealed.take() {
+                            space.synced(position);
+                            pages.synced(durable.max(tail), position);
+                            durable = durable.max(position);
+                        }
+                    }
+                    Step::Home { bytes_max } => {
+                        let (records, to) = space.oldest_durable(bytes_max);
+                        let safe = live.iter().take_while(|r| r.end() <= durable).count();
+                        prop_assert!(records.len() <= safe, "what no sync has covered stays");
+                        prop_assert_eq!(&records[..], &live[..records.len()]);
+                        prop_assert!(records.last().is_none_or(|last| !last.more), "sets go whole");
+                        prop_assert_eq!(records.is_empty(), safe == 0, "it always goes on");
+                        if !records.is_empty() {
+                            space.give_up(records.len(), to);
+                            live.drain(..records.len());
+                            pages.free(tail, to);
+                            tail = to;
+                        }
+                    }
+                }
+                prop_assert!(tail <= durable && durable <= space.head());
+                prop_assert_eq!(space.bytes(), space.head() - tail);
+                let end = space.head().page_up() + RESERVE_BYTES;
+                prop_assert!(end - tail.page_down() <= AREA_BYTES, "the reserved page is left");
+            }
+        }
+    }
+}

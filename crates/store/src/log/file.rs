@@ -31,12 +31,15 @@ fn image_entry(image: &dyn Image) -> Result<ImageEntry, LogError> {
     image.log_entry().map_err(LogError::io("looking at", image.path()))
 }
 
+/// Gets the file, what identifies its images, and their names.
+pub type Fill<'a> = dyn Fn(&Arc<dyn Medium>, &[ImageEntry], &[Vec<u8>]) -> io::Result<()> + 'a;
+
 /// A log that is to be created.
 pub struct NewLog<'a> {
     /// The file's size.
     pub bytes: u64,
     /// Writes and syncs its header and the names of its images into a file of zeroes.
-    pub fill: &'a dyn Fn(&Arc<dyn Medium>, &[ImageEntry], &[Vec<u8>]) -> io::Result<()>,
+    pub fill: &'a Fill<'a>,
 }
 
 /// An open, locked log file.

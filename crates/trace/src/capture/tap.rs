@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, DiskIndex, Geometry, Health, Lane, Medium, Operation, Request, Tap,
-    SECTOR_BYTES,
+    admit, BlockError, Completion, Disk, DiskIndex, Front, Geometry, Health, Lane, Medium, Operation,
+    Request, Tap, SECTOR_BYTES,
 };
 
 use super::line::CaptureOp;
@@ -64,22 +64,14 @@ struct CaptureDisk {
     file: FileId,
 }
 
-impl Disk for CaptureDisk {
-    fn geometry(&self) -> Geometry {
-        self.lower.geometry()
+impl Front for CaptureDisk {
+    fn lower(&self) -> &dyn Disk {
+        self.lower.as_ref()
     }
 
-    fn serial(&self) -> &str {
-        self.lower.serial()
-    }
-
-    fn health(&self) -> &Health {
-        self.lower.health()
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+    fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(CaptureLane {
-            lower: self.lower.open_lane()?,
+            lower,
             geometry: self.lower.geometry(),
             capture: Arc::clone(&self.capture),
             file: self.file,
