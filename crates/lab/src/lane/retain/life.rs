@@ -183,7 +183,9 @@ fn live(
         }
         went?;
         let next = *BETWEEN.choose(&mut random).unwrap_or(&Between::Nothing);
+        let mut held = false;
         if next.needs_memory() && peer.is_none() && !last {
+            held = rig.is_retained()?;
             rig.daemon.kill()?;
         }
         guest.kill();
@@ -209,7 +211,7 @@ fn live(
             start(rig, &mut random, tally)?;
         } else {
             let before_last = round + 1 == guests;
-            peer = between(plan, rig, (next, before_last), backup.as_ref(), &mut random, tally)?;
+            peer = between(plan, rig, (next, before_last, held), backup.as_ref(), &mut random, tally)?;
             if let (Between::RolledBack, Some(backup)) = (next, &backup) {
                 ledger = Some(backup.ledger.clone());
             }
@@ -310,7 +312,7 @@ fn start(rig: &mut Rig, random: &mut ChaCha8Rng, tally: &mut Tally) -> Result<()
 fn between(
     plan: &Plan,
     rig: &mut Rig,
-    (what, before_last): (Between, bool),
+    (what, before_last, held): (Between, bool, bool),
     backup: Option<&Backup>,
     random: &mut ChaCha8Rng,
     tally: &mut Tally,
@@ -333,8 +335,8 @@ fn between(
             start(rig, random, tally)?;
         }
         Between::Restored => {
-            // Whoever served last may have retained nothing.
-            if rig.is_retaining() {
+            // Whoever served last may have retained nothing, or nothing again yet.
+            if held {
                 let image = rig.remembered()?;
                 put_older(rig, backup, random)?;
                 expect_refused(rig)?;
@@ -347,12 +349,16 @@ fn between(
         Between::RolledBack => {
             tally.rolled_back += 1;
             // A redo log belongs to its image alone: nobody can give it up by an option.
-            if rig.is_retaining() && rig.setup.survives == "guest-crash" && random.random_bool(0.5) {
+            if held && rig.setup.survives == "guest-crash" && random.random_bool(0.5) {
                 put_older(rig, backup, random)?;
                 expect_refused(rig)?;
                 tally.restored += 1;
                 tally.said.push("loss accepted".to_owned());
-                return rig.restart_as(&Setup { accept_loss: true, ..rig.setup.clone() }).map(|()| None);
+                let arenas = rig.arenas();
+                rig.restart_as(&Setup { accept_loss: true, ..rig.setup.clone() })?;
+                // That of a file which is not in its place any more: nobody but its owner can say that it is not needed.
+                rig.give_up(&arenas)?;
+                return Ok(None);
             }
             rig.recover()?;
             put_older(rig, backup, random)?;

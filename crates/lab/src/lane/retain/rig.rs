@@ -198,9 +198,18 @@ impl Rig {
     }
 
     /// The arenas, each of which stands in a folder of its own.
-    fn arenas(&self) -> Vec<PathBuf> {
+    pub fn arenas(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.arena).into_iter().flatten().flatten();
         entries.map(|entry| entry.path().join("arena")).filter(|path| path.exists()).collect()
+    }
+
+    /// `afterimage arenas --remove`, of those that are still there.
+    pub fn give_up(&self, arenas: &[PathBuf]) -> Result<()> {
+        for arena in arenas.iter().filter(|arena| arena.exists()) {
+            let mut command = Command::new(locate::product()?);
+            daemon::run(command.args(["arenas", "--accept-loss", "--remove"]).arg(arena))?;
+        }
+        Ok(())
     }
 
     /// Everything that a daemon which died now would leave. The guest must stand still.
@@ -233,9 +242,9 @@ impl Rig {
         Ok(Snapshot { image: self.image.clone(), others, folder })
     }
 
-    /// Whether an arena belongs to the image.
-    pub fn is_retaining(&self) -> bool {
-        state_of(&self.image).exists() && !self.arenas().is_empty()
+    /// Whether the daemon retains the journal now: it may pass it through, or have given it back to the disk.
+    pub fn is_retained(&self) -> Result<bool> {
+        Ok(self.file_system()?.is_some_and(|found| found.mode == "retain"))
     }
 
     /// Everything as it is. Nobody may be at work.
