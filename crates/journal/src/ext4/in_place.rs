@@ -97,4 +97,20 @@ impl Volume {
         }
         Ok(())
     }
+
+    /// With a tail that does not fall behind what the disk holds.
+    pub(super) fn clamped(&mut self, superblock: JournalSuperblock) -> JournalSuperblock {
+        match (self.clamp, superblock.start()) {
+            (Some((tid, start)), Some(_))
+                if tid.is_after(superblock.sequence())
+                    && (superblock.first().0..superblock.maxlen()).contains(&start.0) =>
+            {
+                superblock.with_tail(tid, Some(start))
+            }
+            _ => {
+                self.clamp = None;
+                superblock
+            }
+        }
+    }
 }

@@ -5,8 +5,9 @@ use afterimage_block::{BlockError, Buffers, ErrorKind, Sector, SECTOR_BYTES};
 
 use super::layout::superblock::{Features, JournalSuperblock};
 use super::log::{self, AreaView, Parsed};
+use super::passed::{needed, passes_flying};
 use super::systems::FileSystems;
-use super::volume::{Phase, Position, Volume};
+use super::volume::{Phase, Position};
 use super::write::Part;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
@@ -101,7 +102,7 @@ impl FileSystems {
             (log.head.0, log.commit_seen, log.suspended, log.waits_for);
         if at == AreaBlock(0) {
             let block = self.composed(v, at, within, piece)?;
-            return Ok(self.volumes[v].passes_flying(&self.versions, &block));
+            return Ok(passes_flying(&self.volumes[v], &self.versions, &block));
         }
         if !self.versions.applies() || self.options.drop_journal {
             return Ok(false);
@@ -295,7 +296,7 @@ impl FileSystems {
 
     /// Before every transaction older than `tid` is let go, or all of them: see [`super::passed`].
     fn save_passed(&mut self, v: usize, tid: Option<Tid>) -> Result<(), JournalError> {
-        let needed = self.volumes[v].needed_of_passed(&mut self.versions, tid)?;
+        let needed = needed(&self.volumes[v], &mut self.versions, tid)?;
         self.go_home(v, needed)
     }
 
@@ -410,24 +411,6 @@ impl FileSystems {
             }
         }
         self.through_clamped(v, at, superblock, parts)
-    }
-}
-
-impl Volume {
-    /// With a tail that does not fall behind what the disk holds.
-    fn clamped(&mut self, superblock: JournalSuperblock) -> JournalSuperblock {
-        match (self.clamp, superblock.start()) {
-            (Some((tid, start)), Some(_))
-                if tid.is_after(superblock.sequence())
-                    && (superblock.first().0..superblock.maxlen()).contains(&start.0) =>
-            {
-                superblock.with_tail(tid, Some(start))
-            }
-            _ => {
-                self.clamp = None;
-                superblock
-            }
-        }
     }
 }
 

@@ -14,90 +14,85 @@ use crate::ids::{Block, FsBlock, Tid};
 use crate::mutation::Mutation;
 use crate::versions::{Tuple, VersionState, Versions};
 
-impl Volume {
-    /// What has to go home before every transaction older than `tid` is let go, or all of them.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub(super) fn needed_of_passed(
-        &self,
-        versions: &mut Versions,
-        tid: Option<Tid>,
-    ) -> Result<Vec<Tuple>, JournalError> {
-        let Some(log) = self.log() else { return Ok(Vec::new()) };
-        let before = |other: Tid| tid.is_none_or(|tid| tid.is_after(other));
-        let Some(bitmaps) = log.layout.bitmaps else {
-            // Which blocks are in use is not known: all of them go home.
-            return Ok(versions.recover(self.id, false).into_iter().filter(|t| before(t.tid)).collect());
-        };
-        let mut tuples: Vec<Tuple> = Vec::new();
-        for transaction in log.transactions.iter().take_while(|t| before(t.tid)) {
-            if versions.area().open(self.id, transaction.tid) == 0 {
-                continue;
-            }
-            tuples.extend(transaction.homes.iter().filter_map(|home| {
-                let version = versions.area().version(self.id, *home)?;
-                let wanted = version.tid == transaction.tid && version.state == VersionState::Pending;
-                wanted.then_some(version.tuple(*home))
-            }));
+/// What has to go home before every transaction older than `tid` is let go, or all of them.
+///
+/// # Errors
+/// The disk below failed.
+pub(super) fn needed(
+    volume: &Volume,
+    versions: &mut Versions,
+    tid: Option<Tid>,
+) -> Result<Vec<Tuple>, JournalError> {
+    let Some(log) = volume.log() else { return Ok(Vec::new()) };
+    let before = |other: Tid| tid.is_none_or(|tid| tid.is_after(other));
+    let Some(bitmaps) = log.layout.bitmaps else {
+        // Which blocks are in use is not known: all of them go home.
+        return Ok(versions.recover(volume.id, false).into_iter().filter(|t| before(t.tid)).collect());
+    };
+    let mut tuples: Vec<Tuple> = Vec::new();
+    for transaction in log.transactions.iter().take_while(|t| before(t.tid)) {
+        if versions.area().open(volume.id, transaction.tid) == 0 {
+            continue;
         }
-        tuples.sort_unstable_by_key(|t| t.home);
-        let mut needed = Vec::new();
-        let mut looked_at: Option<(FsBlock, Option<Block>)> = None;
-        for tuple in tuples {
-            let group = FsBlock(tuple.home.0 / bitmaps.blocks_per_group());
-            if looked_at.as_ref().is_none_or(|(of, _)| *of != group) {
-                looked_at = Some((group, self.bitmap(versions, &bitmaps, tuple.home)?));
-            }
-            let bitmap = looked_at.as_ref().and_then(|(_, bitmap)| bitmap.as_ref());
-            if bitmap.is_none_or(|bitmap| bitmaps.in_use(tuple.home, bitmap)) {
-                needed.push(tuple);
-            }
-        }
-        Ok(needed)
+        tuples.extend(transaction.homes.iter().filter_map(|home| {
+            let version = versions.area().version(volume.id, *home)?;
+            let wanted = version.tid == transaction.tid && version.state == VersionState::Pending;
+            wanted.then_some(version.tuple(*home))
+        }));
     }
-
-    /// Whether a superblock of the guest moves the tail past a version that cannot be saved just now, because its home, or what the
-    /// layout rests on, is being written.
-    pub(super) fn passes_flying(&self, versions: &Versions, superblock: &Block) -> bool {
-        let Some(log) = self.log() else { return false };
-        let Ok(superblock) = JournalSuperblock::parse(superblock) else { return false };
-        if versions.mistake.is(Mutation::ForgetFlight) {
-            return false;
+    tuples.sort_unstable_by_key(|t| t.home);
+    let mut needed = Vec::new();
+    let mut looked_at: Option<(FsBlock, Option<Block>)> = None;
+    for tuple in tuples {
+        let group = FsBlock(tuple.home.0 / bitmaps.blocks_per_group());
+        if looked_at.as_ref().is_none_or(|(of, _)| *of != group) {
+            looked_at = Some((group, bitmap(volume, versions, &bitmaps, tuple.home)?));
         }
-        let tid = superblock.start().map(|_| superblock.sequence());
-        let passed = |t: Tid| tid.is_none_or(|tid| tid.is_after(t));
-        if log.suspended {
-            return log
-                .transactions
-                .iter()
-                .any(|t| versions.area().open(self.id, t.tid) > 0 && passed(t.tid));
+        let bitmap = looked_at.as_ref().and_then(|(_, bitmap)| bitmap.as_ref());
+        if bitmap.is_none_or(|bitmap| bitmaps.in_use(tuple.home, bitmap)) {
+            needed.push(tuple);
         }
-        versions.flies_over(self.id, passed)
     }
+    Ok(needed)
+}
 
-    /// The committed bitmap that has a block.
-    fn bitmap(
-        &self,
-        versions: &mut Versions,
-        bitmaps: &Bitmaps,
-        home: FsBlock,
-    ) -> Result<Option<Block>, JournalError> {
-        let descriptors = self.newest(versions, bitmaps.descriptor_block(home))?;
-        let Some(bitmap) = bitmaps.bitmap_block(home, &descriptors) else { return Ok(None) };
-        if bitmap.0 >= self.layout().map_or(0, |layout| layout.room_blocks) {
-            return Ok(None);
-        }
-        self.newest(versions, bitmap).map(Some)
+/// Whether a superblock of the guest moves the tail past a version that cannot be saved just now, because its home, or what the
+/// layout rests on, is being written.
+pub(super) fn passes_flying(volume: &Volume, versions: &Versions, superblock: &Block) -> bool {
+    let Some(log) = volume.log() else { return false };
+    let Ok(superblock) = JournalSuperblock::parse(superblock) else { return false };
+    if versions.mistake.is(Mutation::ForgetFlight) {
+        return false;
     }
+    let tid = superblock.start().map(|_| superblock.sequence());
+    let passed = |t: Tid| tid.is_none_or(|tid| tid.is_after(t));
+    if log.suspended {
+        return log.transactions.iter().any(|t| versions.area().open(volume.id, t.tid) > 0 && passed(t.tid));
+    }
+    versions.flies_over(volume.id, passed)
+}
 
-    /// A block's committed content: its newest version, or what stands at home.
-    fn newest(&self, versions: &mut Versions, home: FsBlock) -> Result<Block, JournalError> {
-        let version = versions.area().version(self.id, home).map(|version| version.tuple(home));
-        let contents = versions.contents(self.id, version.as_slice())?;
-        match contents.first() {
-            Some(content) => Ok(*content),
-            None => Ok(versions.below.read_block(home.sector(self.start))?),
-        }
+/// The committed bitmap that has a block.
+fn bitmap(
+    volume: &Volume,
+    versions: &mut Versions,
+    bitmaps: &Bitmaps,
+    home: FsBlock,
+) -> Result<Option<Block>, JournalError> {
+    let descriptors = newest(volume, versions, bitmaps.descriptor_block(home))?;
+    let Some(bitmap) = bitmaps.bitmap_block(home, &descriptors) else { return Ok(None) };
+    if bitmap.0 >= volume.layout().map_or(0, |layout| layout.room_blocks) {
+        return Ok(None);
+    }
+    newest(volume, versions, bitmap).map(Some)
+}
+
+/// A block's committed content: its newest version, or what stands at home.
+fn newest(volume: &Volume, versions: &mut Versions, home: FsBlock) -> Result<Block, JournalError> {
+    let version = versions.area().version(volume.id, home).map(|version| version.tuple(home));
+    let contents = versions.contents(volume.id, version.as_slice())?;
+    match contents.first() {
+        Some(content) => Ok(*content),
+        None => Ok(versions.below.read_block(home.sector(volume.start))?),
     }
 }

@@ -5,29 +5,28 @@ use crate::ids::FsBlock;
 use crate::status::FileSystemStatus;
 use crate::versions::Versions;
 
-impl Volume {
-    pub(super) fn status(&self, versions: &Versions) -> FileSystemStatus {
-        let query = versions.query(self.id);
-        let (mode, why) = match &self.phase {
-            Phase::Passthrough { why } => ("passthrough", Some(why.clone())),
-            Phase::Armed { why, .. } => ("waiting", Some(why.clone())),
-            Phase::Absorbing(_) => ("retain", None),
-        };
-        let lists = self.log().map_or(0, |log| {
-            let homes: usize = log.transactions.iter().map(|t| t.homes.capacity()).sum();
-            homes * size_of::<FsBlock>() + log.transactions.capacity() * size_of::<Committed>()
-        });
-        FileSystemStatus {
-            start_sector: self.start.0,
-            uuid: self.uuid.map(|u| uuid::Uuid::from_bytes(u).to_string()),
-            mode,
-            why,
-            transactions: self.log().map_or(0, |log| log.transactions.len() as u64),
-            versions: query.versions,
-            versions_pending: query.pending,
-            data_bytes: query.data_bytes,
-            information_bytes: query.information_bytes + lists as u64,
-            classes: versions.classes.get(&self.id).copied().unwrap_or_default(),
-        }
+/// What people are told of one file system.
+pub(super) fn file_system(volume: &Volume, versions: &Versions) -> FileSystemStatus {
+    let query = versions.query(volume.id);
+    let (mode, why) = match &volume.phase {
+        Phase::Passthrough { why } => ("passthrough", Some(why.clone())),
+        Phase::Armed { why, .. } => ("waiting", Some(why.clone())),
+        Phase::Absorbing(_) => ("retain", None),
+    };
+    let lists = volume.log().map_or(0, |log| {
+        let homes: usize = log.transactions.iter().map(|t| t.homes.capacity()).sum();
+        homes * size_of::<FsBlock>() + log.transactions.capacity() * size_of::<Committed>()
+    });
+    FileSystemStatus {
+        start_sector: volume.start.0,
+        uuid: volume.uuid.map(|u| uuid::Uuid::from_bytes(u).to_string()),
+        mode,
+        why,
+        transactions: volume.log().map_or(0, |log| log.transactions.len() as u64),
+        versions: query.versions,
+        versions_pending: query.pending,
+        data_bytes: query.data_bytes,
+        information_bytes: query.information_bytes + lists as u64,
+        classes: versions.classes.get(&volume.id).copied().unwrap_or_default(),
     }
 }

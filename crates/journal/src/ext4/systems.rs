@@ -14,6 +14,7 @@ use crate::versions::arena::{Arena, VolumeId, VOLUMES_MAX};
 use crate::versions::Versions;
 
 use super::ranges::{Areas, Ranges};
+use super::report::file_system;
 use super::survey::Survey;
 use super::volume::{Phase, Volume};
 use super::way::Way;
@@ -193,7 +194,7 @@ impl FileSystems {
     /// A snapshot.
     pub fn status(&self) -> DiskStatus {
         DiskStatus {
-            file_systems: self.volumes.iter().map(|v| v.status(&self.versions)).collect(),
+            file_systems: self.volumes.iter().map(|v| file_system(v, &self.versions)).collect(),
             arena_used_bytes: self.versions.arena.used_bytes(),
             arena_resident_bytes: self.versions.arena.resident_bytes(),
             arena_bytes_max: self.versions.arena.bytes_max(),
