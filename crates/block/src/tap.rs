@@ -1,4 +1,5 @@
-//! Where somebody may listen: what a group of disks does to the files below it passes through here.
+//! Where somebody may listen: what guests ask of a group of disks, and what the group does to the files below it, passes
+//! through here.
 
 use std::fmt::Debug;
 use std::io;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{Disk, DiskIndex, Medium};
 
-/// Wraps what lies below a group of disks, before the group uses it. Each method returns something that does
+/// Wraps what lies around a group of disks, before anybody uses it. Each method returns something that does
 /// exactly what it was given does. A group without a tap uses the layers below directly.
 ///
 /// A wrapper may look at the content as it is when it is called: nothing is in flight then.
@@ -35,6 +36,15 @@ pub trait Tap: Send + Sync + Debug {
     /// # Errors
     /// As [`Tap::log`].
     fn only_read(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        Ok(disk)
+    }
+
+    /// The disk of that index as its guest will see it, above all layers. Asked for when those below are open, and not
+    /// listened to unless somebody cares.
+    ///
+    /// # Errors
+    /// As [`Tap::log`].
+    fn guest(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
         Ok(disk)
     }
 }

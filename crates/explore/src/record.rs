@@ -1,7 +1,7 @@
 //! Runs a workload in a guest and records its block stream above and below the daemon's layers.
 //!
 //! ```text
-//!   guest (UML) ── vhost-user ── Server ─► TapDisk ─► Group ─► taps ─► images, log       one process: this one
+//!   guest (UML) ── vhost-user ── Server ─► tap ─► journals ─► Group ─► taps ─► images, log       one process: this one
 //!      │ marks                                └──────────┬──────┘
 //!      └──────────────────────────────────────► Recorder ─► recording file
 //!
@@ -29,6 +29,7 @@ use afterimage_order::Contract;
 use afterimage_protocol::report::Mark;
 use serde_json::{Map, Value};
 
+use crate::layers::{JOURNAL, RETAIN};
 use crate::{ExploreError, Result};
 use rig::Rig;
 
@@ -49,6 +50,8 @@ pub struct RecordOptions {
     pub force: bool,
     /// What an acknowledged flush survives.
     pub contract: Contract,
+    /// The guest's journals are retained (`--journal retain`).
+    pub retain: bool,
     /// Size of each disk in bytes, a multiple of 4096.
     pub disk_bytes: u64,
     /// Disks of the guest, 1 to 16: the first holds the file system, the others are the command's.
@@ -85,6 +88,7 @@ impl RecordOptions {
             out,
             force: false,
             contract,
+            retain: false,
             disk_bytes: 64 << 20,
             disks: 1,
             log_bytes_max: 64 << 20,
@@ -115,6 +119,12 @@ impl RecordOptions {
         if !(1..=16).contains(&self.disks) {
             return wrong(format!("{} disks: a guest has 1 to 16", self.disks));
         }
+        if self.retain && self.contract == Contract::Power {
+            return wrong(
+                "a retained journal does not go with `power`: record under power-window=50ms or guest-crash"
+                    .to_owned(),
+            );
+        }
         if self.command.trim().is_empty() {
             return wrong("there is no command to record".to_owned());
         }
@@ -130,6 +140,9 @@ impl RecordOptions {
         if let Contract::PowerWindow { window } = self.contract {
             say("window_ms", (window.as_secs_f64() * 1000.0).into());
             say("log_bytes", self.log_bytes_max.into());
+        }
+        if self.retain {
+            say(JOURNAL, RETAIN.into());
         }
         say("disk_bytes", self.disk_bytes.into());
         say("disks", self.disks.into());
@@ -332,6 +345,7 @@ mod tests {
             RecordOptions { disk_bytes: 1000, ..options() },
             RecordOptions { disks: 0, ..options() },
             RecordOptions { command: " ".to_owned(), ..options() },
+            RecordOptions { retain: true, ..options() },
         ];
         for options in wrong {
             assert!(matches!(record(&options), Err(ExploreError::Usage(_))), "{options:?}");

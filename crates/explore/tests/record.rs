@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{Blocking, Disk, FlushKind, Sector};
+use afterimage_block::{Blocking, Disk, DiskIndex, FlushKind, Sector, Tap as _};
 use afterimage_explore::record::{record, RecordOptions};
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
@@ -136,7 +136,10 @@ fn tapped_groups_conform_and_their_recordings_replay_to_what_the_files_hold() {
             ..GroupOptions::new(contract)
         };
         let group = Group::open(images, options).expect("a group");
-        let disks = taps.guest_disks(group.disks()).expect("disks");
+        let disks: Vec<_> = (0..)
+            .zip(group.disks())
+            .map(|(index, disk)| taps.guest(DiskIndex(index), disk).expect("a disk"))
+            .collect();
         if calm {
             one_at_a_time(&disks, seed);
         } else {

@@ -25,28 +25,6 @@ impl Taps {
         Arc::new(Self { recorder, targets: Mutex::default() })
     }
 
-    /// Wraps the disks that a guest will see, by their index in the group. Call it before anybody writes to them. A disk
-    /// whose content is that of the image below refers to it.
-    ///
-    /// # Errors
-    /// A disk cannot be read.
-    pub fn guest_disks(&self, disks: Vec<Arc<dyn Disk>>) -> Result<Vec<Arc<dyn Disk>>, BlockError> {
-        (0..).zip(disks).map(|(index, disk)| self.guest_disk(index, disk)).collect()
-    }
-
-    fn guest_disk(&self, index: u16, disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, BlockError> {
-        if disk.geometry().read_only {
-            return Ok(disk);
-        }
-        let role = Role::Disk(index);
-        let content = read_disk(&disk)?;
-        let below = self.targets.lock().unwrap_or_else(PoisonError::into_inner).get(&role).copied();
-        let same = below.filter(|t| self.recorder.base(*t).is_some_and(|base| base.same_content(&content)));
-        let base = same.map_or_else(|| Base::Own(Arc::new(content)), Base::SameAs);
-        let target = self.recorder.target(Layer::Guest, role, base);
-        Ok(Arc::new(TapDisk::new(disk, Arc::clone(&self.recorder), target)))
-    }
-
     fn below(&self, role: Role, medium: &dyn Medium) -> io::Result<TargetId> {
         let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = targets.get(&role) {
@@ -82,6 +60,20 @@ impl Tap for Taps {
                 target
             }
         };
+        Ok(Arc::new(TapDisk::new(disk, Arc::clone(&self.recorder), target)))
+    }
+
+    /// A disk whose content is that of the image below refers to it.
+    fn guest(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        if disk.geometry().read_only {
+            return Ok(disk);
+        }
+        let role = Role::Disk(index.0);
+        let content = read_disk(&disk).map_err(|e| io::Error::other(e.to_string()))?;
+        let below = self.targets.lock().unwrap_or_else(PoisonError::into_inner).get(&role).copied();
+        let same = below.filter(|t| self.recorder.base(*t).is_some_and(|base| base.same_content(&content)));
+        let base = same.map_or_else(|| Base::Own(Arc::new(content)), Base::SameAs);
+        let target = self.recorder.target(Layer::Guest, role, base);
         Ok(Arc::new(TapDisk::new(disk, Arc::clone(&self.recorder), target)))
     }
 }

@@ -18,7 +18,7 @@ fn tapped(recorder: &Arc<Recorder>) -> (Arc<dyn Medium>, Arc<dyn Disk>) {
     let taps = Taps::new(Arc::clone(recorder));
     let below = taps.home(DiskIndex(0), Arc::clone(&medium)).expect("a tap");
     let disk: Arc<dyn Disk> = Arc::new(MediumDisk::new(below));
-    let disks = taps.guest_disks(vec![disk]).expect("a tap");
+    let disks = [taps.guest(DiskIndex(0), disk).expect("a tap")];
     (medium, Arc::clone(&disks[0]))
 }
 
@@ -97,7 +97,7 @@ fn a_read_only_disk_is_left_alone_and_a_finished_recorder_hears_nothing() {
     let medium = SimWorld::new(vec![vec![1; BYTES]]).medium(0);
     let read_only: Arc<dyn Disk> = Arc::new(MediumDisk::read_only(medium));
     let taps = Taps::new(Arc::clone(&recorder));
-    let disks = taps.guest_disks(vec![Arc::clone(&read_only)]).expect("a tap");
+    let disks = [taps.guest(DiskIndex(0), Arc::clone(&read_only)).expect("a tap")];
     assert!(Arc::ptr_eq(&disks[0], &read_only));
     let target = recorder.target(
         Layer::Guest,

@@ -10,11 +10,11 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::Disk;
+use afterimage_compose::{folder_of, Plan, Prepared, Stack, StackDisk};
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
-use afterimage_journal::group::{Ending, GroupImage, Prepared, RetainError, RetainGroup};
-use afterimage_order::{Closing, Contract, Group, GroupOptions};
-use afterimage_store::{find_log, Image as _, ImageStore, OpenOptions};
+use afterimage_journal::group::{Ending, RetainError};
+use afterimage_order::{Closing, Contract};
+use afterimage_store::{Image as _, OpenOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
@@ -82,8 +82,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
     let doors = open_doors(settings, keep.as_ref())?;
-    let images = open_images(settings)?;
-    let readables = images.iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
+    let prepared = Prepared::new(plan(settings)).map_err(Failure::failed)?;
+    let readables =
+        prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
 
     // The group of `power-window` starts threads, which must be born inside the sandbox.
     if settings.journal.drop_journal {
@@ -91,8 +92,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
             "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
         );
     }
-    let prepared = prepare_journals(settings, &images)?;
-    let needs = file_needs(settings, &images, &prepared)?;
+    let needs = file_needs(settings, &prepared)?;
     // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
     // thread, too.
     let early = matches!(settings.contract, Contract::PowerWindow { .. })
@@ -102,15 +102,8 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     if early {
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
     }
-    let traced = trace.map(|trace| trace.start(settings, &images)).transpose()?;
-    let options = GroupOptions {
-        contract: settings.contract,
-        log_max_bytes: settings.log_bytes_max,
-        log_path: settings.log.clone(),
-        tap: traced.as_ref().map(Tracing::tap),
-    };
-    let group = Group::open(images.clone(), options).map_err(Failure::failed)?;
-    let group = Arc::new(RetainGroup::open(group, prepared).map_err(Failure::failed)?);
+    let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
+    let Stack { group, disks } = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
     if !early {
         let later = FileNeeds { socket_folders: needs.socket_folders.clone(), ..FileNeeds::default() };
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
@@ -119,10 +112,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let disks: Vec<ServedDisk> = settings
         .disks
         .iter()
-        .zip(images)
-        .zip(group.disks())
+        .zip(disks)
         .zip(readables)
-        .map(|(((disk_settings, image), disk), readable)| ServedDisk {
+        .map(|((disk_settings, StackDisk { image, disk }), readable)| ServedDisk {
             readable,
             settings: disk_settings.clone(),
             image,
@@ -288,63 +280,35 @@ fn open_doors(settings: &Settings, keep: Option<&KeepHandle>) -> Result<Doors, F
     Ok(Doors { disks, files, control, control_file, metrics })
 }
 
-fn open_images(settings: &Settings) -> Result<Vec<Arc<ImageStore>>, Failure> {
-    settings
-        .disks
-        .iter()
-        .map(|disk| {
-            let options = OpenOptions {
-                read_only: disk.read_only,
-                direct: disk.direct,
-                serial: disk.serial.clone(),
-                any_content: disk.any_content,
-                ..OpenOptions::new(&disk.file)
-            };
-            ImageStore::open(&options).map_err(Failure::failed)
-        })
-        .collect()
-}
-
-fn parent(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
-        _ => PathBuf::from("."),
+/// What the settings say of the group.
+fn plan(settings: &Settings) -> Plan {
+    let image = |disk: &DiskSettings| OpenOptions {
+        read_only: disk.read_only,
+        direct: disk.direct,
+        serial: disk.serial.clone(),
+        any_content: disk.any_content,
+        ..OpenOptions::new(&disk.file)
+    };
+    Plan {
+        images: settings.disks.iter().map(image).collect(),
+        contract: settings.contract,
+        log_bytes_max: settings.log_bytes_max,
+        log: settings.log.clone(),
+        journal: settings.journal.clone(),
     }
 }
 
-/// Judges what earlier daemons retained, and makes the memory for what this one will.
-fn prepare_journals(settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Prepared, Failure> {
-    let images: Vec<GroupImage<'_>> = images
-        .iter()
-        .map(|image| GroupImage { path: image.path(), read_only: image.geometry().read_only })
-        .collect();
-    Prepared::new(&images, &settings.contract, settings.journal.clone()).map_err(Failure::failed)
-}
-
-fn file_needs(
-    settings: &Settings,
-    images: &[Arc<ImageStore>],
-    prepared: &Prepared,
-) -> Result<FileNeeds, Failure> {
-    // An image that was renamed names its log, wherever that is.
-    let logs = images.iter().map(|image| find_log(image.path())).collect::<Result<Vec<_>, _>>();
-    let logs: Vec<PathBuf> = logs.map_err(Failure::failed)?.into_iter().flatten().collect();
+fn file_needs(settings: &Settings, prepared: &Prepared) -> Result<FileNeeds, Failure> {
+    let names = prepared.names().map_err(Failure::failed)?;
     let sockets = settings.disks.iter().filter_map(|d| match &d.socket {
         SocketSpec::Path(path) => Some(path.as_path()),
         SocketSpec::Fd(_) => None,
     });
     Ok(FileNeeds {
-        files: images.iter().map(|image| image.path().to_owned()).collect(),
-        log_folders: images
-            .iter()
-            .map(|i| i.path())
-            .chain(settings.log.as_deref())
-            .chain(logs.iter().map(PathBuf::as_path))
-            .map(parent)
-            .chain(prepared.state_folders())
-            .collect(),
-        arenas: prepared.arenas(),
-        socket_folders: sockets.chain(settings.control.as_deref()).map(parent).collect(),
+        files: names.images,
+        log_folders: names.folders,
+        arenas: names.arenas,
+        socket_folders: sockets.chain(settings.control.as_deref()).map(folder_of).collect(),
     })
 }
 

@@ -44,8 +44,8 @@ pub use synthetic::{synthetic, Synthetic};
 /// A request that is not answered after so many turns of everything that could help it never will be.
 const TURNS_MAX: usize = 256;
 /// Where a recording says what is done with the guests' journals, and that they are retained.
-const JOURNAL: &str = "journal";
-const RETAIN: &str = "retain";
+pub(crate) const JOURNAL: &str = "journal";
+pub(crate) const RETAIN: &str = "retain";
 
 /// Changes the configuration with which each process of a replay opens the log.
 pub type Configure = Arc<dyn Fn(Config) -> Config + Send + Sync>;

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Disk};
+use afterimage_block::Disk;
+use afterimage_compose::{Plan, Prepared, Stack};
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
+use afterimage_journal::group::{Ending, JournalOptions};
 use afterimage_lab::process::Workdir;
-use afterimage_order::{Contract, Group, GroupOptions};
-use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenOptions};
+use afterimage_order::Contract;
+use afterimage_store::{create_image, DirectMode, Image as _, OpenOptions};
 use afterimage_trace::{read_disk, Finished, Recorder, Sparse, Taps};
 
 use super::RecordOptions;
@@ -24,13 +26,12 @@ const HOME_LIMIT: Duration = Duration::from_secs(30);
 /// Fields are dropped in this order: nothing serves a group that is gone, and the files go last.
 pub(super) struct Rig {
     servers: Vec<Server>,
-    group: Arc<Group>,
-    images: Vec<Arc<ImageStore>>,
+    stack: Stack,
     recorder: Arc<Recorder>,
     folder: Workdir,
 }
 
-fn order(what: &str) -> impl Fn(BlockError) -> ExploreError + '_ {
+fn layers<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ExploreError + '_ {
     move |error| ExploreError::io(what)(std::io::Error::other(error.to_string()))
 }
 
@@ -49,25 +50,26 @@ impl Rig {
             let path = folder.join(format!("disk{index}.img"));
             create_image(&path, options.disk_bytes).map_err(|e| usage(&e))?;
             // Buffered, as the contracts with a process rule need it.
-            let open = OpenOptions { direct: DirectMode::Off, ..OpenOptions::new(&path) };
-            images.push(ImageStore::open(&open).map_err(|e| usage(&e))?);
+            images.push(OpenOptions { direct: DirectMode::Off, ..OpenOptions::new(&path) });
         }
-        let about = options.about()?;
-        let recorder = Recorder::create(&options.out, &about).map_err(trace)?;
-        let taps = Taps::new(Arc::clone(&recorder));
-        let group = Group::open(
-            images.clone(),
-            GroupOptions {
-                contract: options.contract,
-                log_max_bytes: options.log_bytes_max,
-                log_path: None,
-                tap: Some(Arc::clone(&taps) as _),
+        let plan = Plan {
+            images,
+            contract: options.contract,
+            log_bytes_max: options.log_bytes_max,
+            log: None,
+            journal: JournalOptions {
+                retain: options.retain,
+                // Gone with everything else, however this ends.
+                arena_folder: folder.path().to_owned(),
+                ..JournalOptions::passthrough()
             },
-        )
-        .map_err(|e| usage(&e))?;
-        let disks =
-            taps.guest_disks(group.disks()).map_err(order("reading the disks before the guest boots"))?;
-        let mut rig = Self { servers: Vec::new(), group, images, recorder, folder };
+        };
+        let prepared = Prepared::new(plan).map_err(|e| usage(&e))?;
+        let recorder = Recorder::create(&options.out, &options.about()?).map_err(trace)?;
+        let taps = Taps::new(Arc::clone(&recorder));
+        let stack = prepared.open(Some(taps)).map_err(|e| usage(&e))?;
+        let disks: Vec<_> = stack.disks.iter().map(|disk| Arc::clone(&disk.disk)).collect();
+        let mut rig = Self { servers: Vec::new(), stack, recorder, folder };
         for (socket, disk) in rig.sockets().into_iter().zip(disks) {
             rig.serve(&socket, disk)?;
         }
@@ -87,7 +89,7 @@ impl Rig {
     }
 
     pub fn sockets(&self) -> Vec<PathBuf> {
-        (0..self.images.len()).map(|index| self.folder.join(format!("disk{index}.sock"))).collect()
+        (0..self.stack.disks.len()).map(|index| self.folder.join(format!("disk{index}.sock"))).collect()
     }
 
     pub fn recorder(&self) -> &Recorder {
@@ -96,8 +98,8 @@ impl Rig {
 
     /// Brings everything that the guest has written so far home, on the recording.
     pub fn bring_home(&self) -> Result<()> {
-        self.group.pause(Some(HOME_LIMIT)).map_err(order("bringing home what the setup wrote"))?;
-        self.group.resume();
+        self.stack.group.pause(Some(HOME_LIMIT)).map_err(layers("bringing home what the setup wrote"))?;
+        self.stack.group.resume();
         Ok(())
     }
 
@@ -106,30 +108,31 @@ impl Rig {
         // Nothing is in flight after this.
         self.servers.clear();
         if matches!(options.contract, Contract::PowerWindow { .. }) {
-            let acknowledged = self.group.status().acknowledged;
-            let durable = self.group.wait_durable(acknowledged, Some(DURABLE_LIMIT));
-            if !durable.map_err(order("waiting for the last window to end"))? {
+            let acknowledged = self.stack.group.status().acknowledged;
+            let durable = self.stack.group.wait_durable(acknowledged, Some(DURABLE_LIMIT));
+            if !durable.map_err(layers("waiting for the last window to end"))? {
                 tracing::warn!("the last acknowledgements did not become durable: the recording ends before");
             }
         }
         if options.snapshot.is_some() {
-            self.group.pause(None).map_err(order("bringing everything home for the snapshot"))?;
+            self.stack.group.pause(None).map_err(layers("bringing everything home for the snapshot"))?;
         }
         let finished = self.recorder.finish().map_err(trace)?;
         if let Some(folder) = &options.snapshot {
             self.snapshot(folder)?;
         }
-        self.group.close().map_err(order("closing the group"))?;
+        let end = Ending::Close { attached: false };
+        self.stack.group.close_within(HOME_LIMIT, end).map_err(layers("closing the group"))?;
         Ok(finished)
     }
 
     fn snapshot(&self, folder: &Path) -> Result<()> {
         let make = |e| ExploreError::io(format!("writing to {}", folder.display()))(e);
         fs::create_dir_all(folder).map_err(make)?;
-        for (index, (disk, image)) in self.group.disks().iter().zip(&self.images).enumerate() {
-            let seen = read_disk(disk).map_err(order("reading a disk for the snapshot"))?;
+        for (index, (disk, below)) in self.stack.group.disks().iter().zip(&self.stack.disks).enumerate() {
+            let seen = read_disk(disk).map_err(layers("reading a disk for the snapshot"))?;
             fs::write(folder.join(format!("guest-{index}.img")), bytes_of(&seen)).map_err(make)?;
-            fs::copy(image.path(), folder.join(format!("image-{index}.img"))).map_err(make)?;
+            fs::copy(below.image.path(), folder.join(format!("image-{index}.img"))).map_err(make)?;
         }
         let log = self.folder.join("disk0.img.aflog");
         if log.exists() {

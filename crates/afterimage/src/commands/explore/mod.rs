@@ -71,3 +71,10 @@ fn explain(error: afterimage_explore::ExploreError) -> Failure {
         other => Failure::Failed(other.to_string()),
     }
 }
+
+/// What becomes of a guest's journal.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum JournalWord {
+    Passthrough,
+    Retain,
+}

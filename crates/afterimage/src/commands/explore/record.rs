@@ -33,6 +33,9 @@ pub struct Args {
     /// What an acknowledged flush survives: power, power-window=TIME or guest-crash
     #[arg(long, value_name = "CONTRACT", default_value = "power")]
     survives: Contract,
+    /// What becomes of the guest's journal: passthrough, or retain (power-window and guest-crash only)
+    #[arg(long, value_name = "MODE", default_value = "passthrough", hide_possible_values = true)]
+    journal: super::JournalWord,
     /// Size of the disk
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_disk_size)]
     size: u64,
@@ -89,6 +92,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .ok_or_else(|| Failure::usage("--memory: a guest needs at least 64M"))?;
     let options = RecordOptions {
         force: args.force,
+        retain: matches!(args.journal, super::JournalWord::Retain),
         disk_bytes: args.size,
         log_bytes_max: args.log_max,
         mkfs: args.mkfs.clone(),

@@ -49,7 +49,7 @@ pub struct Args {
     log_max: u64,
     /// Retain the guest's journal in that replay (--survives power-window)
     #[arg(long, value_name = "MODE", requires = "survives")]
-    journal: Option<JournalWord>,
+    journal: Option<super::JournalWord>,
     /// What a disk never tears apart, in bytes: 4096 as the daemon reports it to guests (ext4 needs it before Linux 6.10),
     /// 512 below a redo log
     #[arg(long, value_name = "BYTES")]
@@ -89,12 +89,6 @@ enum LayerWord {
     Storage,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum JournalWord {
-    Passthrough,
-    Retain,
-}
-
 const EXAMPLES: &str = "\
 Examples:
   Does my database survive a power cut on a disk with a volatile cache?
@@ -114,8 +108,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         None => recording,
         Some(contract) => {
             let under = match args.journal {
-                Some(JournalWord::Retain) => derive::under_retained,
-                Some(JournalWord::Passthrough) | None => derive::under,
+                Some(super::JournalWord::Retain) => derive::under_retained,
+                Some(super::JournalWord::Passthrough) | None => derive::under,
             };
             under(&recording, contract, args.log_max, args.seed).map_err(explain)?
         }
