@@ -2,9 +2,8 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use crate::commands::{
-    arenas, check, create, ctl, explore, flash, guest, inspect, keep, man, recover, serve,
-};
+use crate::commands::{arenas, check, create, ctl, inspect, keep, man, recover, serve};
+use crate::tools;
 
 /// A virtual disk that keeps what the guest committed.
 #[derive(Parser, Debug)]
@@ -38,10 +37,18 @@ pub enum Command {
     Arenas(arenas::Args),
     Ctl(ctl::Args),
     Keep(keep::Args),
-    Guest(guest::Args),
-    Explore(explore::Args),
-    Flash(flash::Args),
-    Trace(flash::TraceArgs),
+    /// Boot a real guest on served disks
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Guest(tools::Args),
+    /// Find out what a crash may leave, recover each such state, and check it
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Explore(tools::Args),
+    /// Simulate block traces on SSDs with different flash translation layers
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Flash(tools::Args),
+    /// Convert and describe block traces
+    #[command(disable_help_flag = true, disable_version_flag = true)]
+    Trace(tools::Args),
     #[command(hide = true)]
     Man(man::Args),
 }

@@ -6,9 +6,7 @@
 //!             │      settings ─► sockets ─► images ─► group ─► servers ─► sandbox ─► control, metrics
 //!             ├─ commands::ctl ─► control::client              talks to a running daemon
 //!             ├─ commands::keep                                holds sockets across a daemon's restart
-//!             ├─ commands::guest ─► afterimage_lab             boots a guest
-//!             ├─ commands::explore ─► afterimage_explore       what a crash may leave
-//!             └─ commands::flash ─► afterimage_flash           simulates traces on SSDs
+//!             └─ tools ─► the program afterimage-tools         guest, explore, flash, trace
 //! ```
 //!
 //! What a crash of the daemon may leave at each step of `serve`: until the group is open, nothing was touched but a
@@ -21,9 +19,10 @@ pub mod cli;
 pub mod commands;
 pub mod control;
 pub mod failure;
-mod logging;
+pub mod logging;
 pub mod sandbox;
 pub mod serve;
+pub mod tools;
 pub mod units;
 
 use std::ffi::OsString;
@@ -36,7 +35,7 @@ use cli::{Cli, Command};
 use failure::Failure;
 
 /// The version, and what is compiled in that only tests want: `--version`, `status` and the metrics say it. The lab tests no
-/// program that says more than its number ([`afterimage_lab::locate::product`]).
+/// program that says more than its number.
 pub const VERSION: &str = match (afterimage_order::HAS_MUTATIONS, afterimage_journal::HAS_MUTATIONS) {
     (false, false) => env!("CARGO_PKG_VERSION"),
     (true, false) => concat!(env!("CARGO_PKG_VERSION"), " with test features: order/mutations"),
@@ -48,11 +47,12 @@ pub const VERSION: &str = match (afterimage_order::HAS_MUTATIONS, afterimage_jou
 
 /// Runs the program with its arguments, the program's name first.
 pub fn run(args: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(cli::with_implied_serve(args)) {
+    let args = cli::with_implied_serve(args);
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
-    logging::start(&cli.logging, matches!(cli.command, Command::Explore(_)));
+    logging::start(&cli.logging, false);
     let result = match cli.command {
         Command::Create(args) => commands::create::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
@@ -62,10 +62,9 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Arenas(args) => commands::arenas::run(&args),
         Command::Ctl(args) => commands::ctl::run(&args),
         Command::Keep(args) => commands::keep::run(&args),
-        Command::Guest(args) => commands::guest::run(args),
-        Command::Explore(args) => commands::explore::run(args),
-        Command::Flash(args) => commands::flash::run(&args),
-        Command::Trace(args) => commands::flash::trace(&args),
+        Command::Guest(_) | Command::Explore(_) | Command::Flash(_) | Command::Trace(_) => {
+            Err(tools::run(&args))
+        }
         Command::Man(args) => commands::man::run(&args),
     };
     match result {
@@ -75,7 +74,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 }
 
 /// Help and version go out as they are; a mistake becomes one sentence.
-fn explain(error: &clap::Error) -> ExitCode {
+pub fn explain(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion

@@ -57,14 +57,6 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--blk-file", "b.img"], &["--blk-file and --disk"]),
         (&["serve", "--disk", "a.img", "--disk", "b.img", "--socket-path", "s"], &["for one disk"]),
         (&["serve", "--blk-file", "a.img", "--socket-path", "s", "--fd", "5"], &["cannot be used with"]),
-        (&["explore"], &["--quick", "--budget 30m", "--help"]),
-        (&["explore", "--quick", "--only", "nothing"], &["--only nothing", "planted fault"]),
-        (&["explore", "--budget", "soon"], &["soon", "--budget"]),
-        (&["explore", "run", "a.img", "--log-max", "1M"], &["--survives"]),
-        (&["explore", "record", "--out", "a.img", "--", "true"], &["a.img is there already", "--force"]),
-        (&["explore", "record", "--out", "r", "--memory", "1M", "--", "true"], &["--memory", "64M"]),
-        (&["explore", "mark", "begin"], &["begin", "recorder"]),
-        (&["explore", "mark", "x"], &["AFTERIMAGE_REPORT", "explore record"]),
         (&["serve", "--blk-file", "a.img", "--fd", "77"], &["77", "not open"]),
         (&["serve", "--disk", "a.img", "--queues", "0"], &["1 to 64"]),
         (&["serve", "--disk", "a.img", "--queues", "65"], &["1 to 64"]),
@@ -215,7 +207,11 @@ fn a_file_that_may_not_be_written_is_refused_unless_read_only_is_asked_for() {
 fn program_for_everybody(dir: &std::path::Path) -> std::path::PathBuf {
     let copy = dir.join("program");
     if !copy.exists() {
-        std::fs::copy(env!("CARGO_BIN_EXE_afterimage"), &copy).unwrap();
+        // By another process: a file that this one has open for writing could be open in a child of another test, and not be run.
+        let copied = std::process::Command::new("cp")
+            .args([env!("CARGO_BIN_EXE_afterimage").as_ref(), copy.as_os_str()])
+            .status();
+        assert!(copied.unwrap().success());
     }
     copy
 }
@@ -260,7 +256,57 @@ fn the_manual_pages_in_docs_are_those_of_this_program() {
         assert_eq!(old, new, "{:?} is out of date: run `afterimage man docs/man`", page.file_name());
         pages += 1;
     }
-    assert_eq!(std::fs::read_dir(kept).unwrap().count(), pages);
+    // The others are those of the program that the subcommands belong to.
+    let ours = |name: &str| {
+        !afterimage::tools::NAMES.iter().any(|tool| name.starts_with(&format!("afterimage-{tool}")))
+    };
+    let names = std::fs::read_dir(kept).unwrap().map(|e| e.unwrap().file_name());
+    assert_eq!(names.filter(|name| ours(&name.to_string_lossy())).count(), pages);
+}
+
+#[test]
+fn subcommands_of_the_other_program_are_handed_on_as_they_are() {
+    let dir = folder(&[]);
+    let beside = dir.path().join("afterimage-tools");
+    let call = |args: &[&str]| {
+        let mut command = common::afterimage(args);
+        command.env("AFTERIMAGE_BIN_DIR", dir.path()).stdout(std::process::Stdio::piped());
+        common::finish(command.spawn().unwrap())
+    };
+    std::fs::write(&beside, "#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit 7\n").unwrap();
+    std::fs::set_permissions(&beside, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    for args in [
+        &["explore", "--help"][..],
+        &["explore", "record", "--version", "--", "sh", "-c", "a b"],
+        &["-v", "--log-format", "json", "flash", "run", "-v", "--x=1"],
+        &["guest"],
+        &["trace", "stat", "-"],
+    ] {
+        let output = call(args);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), args.join("\n") + "\n");
+        assert_eq!(output.status.code(), Some(7), "{args:?}");
+    }
+}
+
+#[test]
+fn a_missing_program_is_one_sentence() {
+    // A copy, because the other program may stand beside this one.
+    let dir = folder(&[]);
+    let copy = dir.path().join("afterimage");
+    // By another process: a file that this one has open for writing could be open in a child of another test, and not be run.
+    let copied = std::process::Command::new("cp")
+        .args([env!("CARGO_BIN_EXE_afterimage").as_ref(), copy.as_os_str()])
+        .status();
+    assert!(copied.unwrap().success());
+    let mut command = std::process::Command::new(&copy);
+    command.args(["explore", "--quick"]).env("PATH", dir.path()).env_remove("AFTERIMAGE_BIN_DIR");
+    if std::path::Path::new("/usr/lib/afterimage/afterimage-tools").exists() {
+        return;
+    }
+    let output = command.output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+    assert!(message.contains("afterimage-tools") && message.contains("install it"), "{message}");
 }
 
 #[test]

@@ -4,10 +4,13 @@ mod common;
 
 use std::path::Path;
 
+use afterimage_flash::cli::{self, CliError, TraceArgs};
+use clap::Parser as _;
 use common::guest::Guest;
 use common::journal::{Journal, BLOCK};
-use common::{folder, json, refused, run, succeeds, Daemon};
+use common::{folder, refused, succeeds, Daemon};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 /// The lines of a trace but the remarks, without their times, which must not decrease.
 fn lines(text: &str) -> Vec<String> {
@@ -22,6 +25,26 @@ fn lines(text: &str) -> Vec<String> {
         lines.push(rest.to_owned());
     }
     lines
+}
+
+/// `afterimage trace`, whose program is another one.
+fn trace(dir: &Path, args: &[&str]) -> Result<Vec<u8>, CliError> {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: TraceArgs,
+    }
+    let words = args.iter().map(|word| match word.starts_with('t') {
+        true => dir.join(word).into_os_string(),
+        false => word.into(),
+    });
+    let line = Line::parse_from(std::iter::once("trace".into()).chain(words));
+    let mut answer = Vec::new();
+    cli::trace(&line.args, &mut answer).map(|()| answer)
+}
+
+fn described(dir: &Path, args: &[&str]) -> Value {
+    serde_json::from_slice(&trace(dir, &[&["stat"], args].concat()).unwrap()).unwrap()
 }
 
 fn read(dir: &Path, name: &str) -> Vec<String> {
@@ -77,19 +100,19 @@ fn a_power_window_logs_and_brings_home() {
     b.write(1 << 20, &[2; 4096]);
     a.flush();
     daemon.terminate();
-    let stat = json(dir.path(), &["trace", "stat", "--strict", "--json", "t.zst"]);
+    let stat = described(dir.path(), &["--strict", "--json", "t.zst"]);
     assert_eq!(stat["format"], "afterimage");
     let log = stat["reading"]["classes"]["log"].clone();
     assert!(log["writes"].as_u64().unwrap() >= 2 && log["write_bytes"].as_u64().unwrap() >= 12288, "{stat}");
     assert!(log["flushes"].as_u64().unwrap() >= 1, "{stat}");
-    succeeds(dir.path(), &["trace", "convert", "t.zst", "--to", "afterimage", "--out", "t"]);
+    trace(dir.path(), &["convert", "t.zst", "--to", "afterimage", "--out", "t"]).unwrap();
     let lines = read(dir.path(), "t");
     // Device numbers are those of the header: two disks, then the log.
     for home in ["disk1 read 4096 512 home", "disk0 write 4096 8192 home", "disk1 write 1048576 4096 home"] {
         assert_eq!(lines.iter().filter(|l| *l == home).count(), 1, "{home}: {lines:?}");
     }
     assert!(lines.iter().any(|l| l.starts_with("disk2 write")), "{lines:?}");
-    let kept = json(dir.path(), &["trace", "stat", "--classes", "home", "--json", "t.zst"]);
+    let kept = described(dir.path(), &["--classes", "home", "--json", "t.zst"]);
     assert_eq!(kept["traffic"]["write_bytes"], 12288);
 }
 
@@ -139,11 +162,11 @@ fn a_killed_daemon_leaves_a_readable_trace() {
             guest.write(i * 4096, &[2; 4096]);
         }
         daemon.kill();
-        let stat = json(dir.path(), &["trace", "stat", "--json", name]);
+        let stat = described(dir.path(), &["--json", name]);
         let writes = stat["traffic"]["writes"].as_u64().unwrap();
         assert!((200..=205).contains(&writes), "{name}: {stat}");
         assert_eq!(stat["reading"]["broken"], 1, "{name}: that it has no end is said");
-        assert_eq!(run(dir.path(), &["trace", "stat", "--strict", name]).status.code(), Some(1));
+        assert!(matches!(trace(dir.path(), &["stat", "--strict", name]), Err(CliError::Failed(_))));
     }
 }
 
@@ -179,9 +202,7 @@ fn a_trace_that_cannot_be_written_ends_alone_and_is_told_at_the_end() {
     let (status, errors) = daemon.end();
     assert_eq!(status.code(), Some(1), "{errors}");
     assert!(errors.contains("afterimage: the trace t is incomplete"), "{errors}");
-    assert!(
-        json(dir.path(), &["trace", "stat", "--json", "t"])["traffic"]["writes"].as_u64().unwrap() > 10_000
-    );
+    assert!(described(dir.path(), &["--json", "t"])["traffic"]["writes"].as_u64().unwrap() > 10_000);
 }
 
 /// Sets RLIMIT_FSIZE in the program to be.

@@ -41,6 +41,9 @@ pub enum ComposeError {
     /// An image.
     #[error(transparent)]
     Image(#[from] afterimage_store::OpenError),
+    /// The log that an image depends on.
+    #[error(transparent)]
+    Log(#[from] afterimage_store::LogError),
     /// The layer that keeps the contract.
     #[error(transparent)]
     Order(#[from] afterimage_order::OpenError),

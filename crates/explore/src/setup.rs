@@ -133,6 +133,13 @@ impl Setup {
                     .to_owned(),
             ));
         }
+        if self.layer == Layer::Storage && self.model == Model::Guest && retains(recording) {
+            return Err(ExploreError::Usage(
+                "when only processes die the retained journals outlive them, and they are no part of the recording's \
+                 storage layer: use --model disk under power-window; under guest-crash leave --layer and --model out"
+                    .to_owned(),
+            ));
+        }
         let cuts = cuts(&stream, self.model);
         if cuts.is_empty() {
             return Err(ExploreError::Usage(
@@ -152,13 +159,6 @@ impl Setup {
                 let options =
                     RecoveryOptions { lose_records: self.lose_records, ..RecoveryOptions::default() };
                 if retains(recording) {
-                    if self.model == Model::Guest {
-                        return Err(ExploreError::Usage(
-                            "when only processes die the retained journals outlive them, and they are no part of the \
-                             recording's storage layer: use --model disk"
-                                .to_owned(),
-                        ));
-                    }
                     let oracle = Arc::new(RetainedOracle::of(recording)?);
                     let own = Arc::new(RetainedRecovery::new(oracle, window, options));
                     return Ok(Subject {

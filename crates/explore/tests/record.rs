@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use afterimage_block::{Blocking, Disk, DiskIndex, FlushKind, Sector, Tap as _};
 use afterimage_explore::record::{record, RecordOptions};
+use afterimage_explore::retained::{deaths, DeathOptions, Deaths, RetainedOracle};
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 use afterimage_trace::{
@@ -265,6 +266,43 @@ fn a_guests_workload_is_recorded_whole() {
             Contract::Power => assert!(tally.storage.flushes >= tally.guest.flushes),
             Contract::PowerWindow { .. } => assert!((2..100).contains(&tally.storage.flushes), "{tally:?}"),
         }
+    }
+}
+
+#[test]
+#[ignore = "boots guests: run by the guests' lane, or with --ignored"]
+fn a_retained_journal_is_recorded_and_judged() {
+    for contract in [contracts()[1], Contract::GuestCrash] {
+        let folder = folder();
+        let out = folder.path().join("r.afrec");
+        // Two fsyncs at a time, and what was committed is written home.
+        let command = "for j in 1 2; do (for i in $(seq 12); do head -c 9000 /dev/urandom > $j.$i; sync $j.$i; done) & done; \
+                       wait; afterimage explore mark all; sync";
+        let options = RecordOptions {
+            retain: true,
+            mount_options: "data=journal".to_owned(),
+            ..RecordOptions::new(out.clone(), contract, command.to_owned())
+        };
+        let summary = record(&options).unwrap_or_else(|e| panic!("{contract}: {e}"));
+        assert!(summary.storage.write_bytes < 2 * summary.guest.write_bytes, "{contract}: {summary}");
+        let recording = Recording::load(&out).expect("readable");
+        assert_eq!(recording.about_text("journal"), Some("retain"));
+        check_order(&recording);
+        assert_eq!(Deaths::suit(&recording), contract == Contract::GuestCrash);
+        if contract == Contract::GuestCrash {
+            let how = DeathOptions { points: 15, ..DeathOptions::default() };
+            deaths(&recording, &how, Duration::MAX, &mut |death| {
+                assert_eq!(death.wrong, None);
+                Ok(true)
+            })
+            .unwrap_or_else(|e| panic!("{e}"));
+            continue;
+        }
+        let oracle = RetainedOracle::of(&recording).expect("an oracle");
+        assert_eq!(oracle.first_wrong(), None, "{:?}", oracle.census());
+        // There has to have been something to see.
+        let census = oracle.census();
+        assert!(census.sets > 5 && census.applied > 5, "{census:?}");
     }
 }
 

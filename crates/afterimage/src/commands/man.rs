@@ -6,6 +6,7 @@ use clap::CommandFactory;
 
 use crate::cli::Cli;
 use crate::failure::Failure;
+use crate::tools;
 
 /// Write one manual page for the program and one for each subcommand
 #[derive(clap::Args, Debug)]
@@ -14,17 +15,27 @@ pub struct Args {
     folder: PathBuf,
 }
 
-/// Runs it.
+/// Runs it. The pages of another program's subcommands are its own to write.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut command = Cli::command();
     command.build();
-    write_all(&args.folder, &command)
+    write(&args.folder, &command)?;
+    write_subcommands(&args.folder, &command, &tools::NAMES)
 }
 
-fn write_all(folder: &Path, command: &clap::Command) -> Result<(), Failure> {
-    write(folder, command)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        write_all(folder, sub)?;
+/// Writes the pages of a command line's subcommands, without one for itself.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn subcommands(args: &Args, mut command: clap::Command) -> Result<(), Failure> {
+    command.build();
+    write_subcommands(&args.folder, &command, &[])
+}
+
+fn write_subcommands(folder: &Path, command: &clap::Command, but: &[&str]) -> Result<(), Failure> {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && !but.contains(&sub.get_name())) {
+        write(folder, sub)?;
+        write_subcommands(folder, sub, &[])?;
     }
     Ok(())
 }

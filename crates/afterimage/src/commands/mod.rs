@@ -4,9 +4,6 @@ pub mod arenas;
 pub mod check;
 pub mod create;
 pub mod ctl;
-pub mod explore;
-pub mod flash;
-pub mod guest;
 pub mod inspect;
 pub mod keep;
 pub mod man;
@@ -28,18 +25,27 @@ fn images_of<'a>(path: &'a Path, logged: impl Iterator<Item = &'a PathBuf>) -> V
 }
 
 /// Prints a report: as JSON on one line, or as its author shows it to people.
-fn print_report<T: serde::Serialize + std::fmt::Display>(report: &T, json: bool) -> Result<(), Failure> {
+///
+/// # Errors
+/// As [`print_line`].
+pub fn print_report<T: serde::Serialize + std::fmt::Display>(report: &T, json: bool) -> Result<(), Failure> {
     let text = if json { to_json(report)? } else { report.to_string() };
     print_line(text.trim_end())
 }
 
 /// JSON on one line.
-fn to_json<T: serde::Serialize>(value: &T) -> Result<String, Failure> {
+///
+/// # Errors
+/// The value cannot be written as JSON.
+pub fn to_json<T: serde::Serialize>(value: &T) -> Result<String, Failure> {
     serde_json::to_string(value).map_err(|e| Failure::failed(format!("cannot write the answer as JSON: {e}")))
 }
 
 /// One line on stdout, at once. A reader that went away is an error, not a panic.
-pub(crate) fn print_line(line: &str) -> Result<(), Failure> {
+///
+/// # Errors
+/// Stdout takes nothing.
+pub fn print_line(line: &str) -> Result<(), Failure> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")

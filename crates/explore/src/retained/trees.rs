@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afterimage_order::Contract;
 use afterimage_trace::{Layer, Recording, Sparse};
 
 use super::deaths::{deaths, Death, DeathOptions};
@@ -12,6 +13,7 @@ use crate::check::fsck::Fsck;
 use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
 use crate::check::{Checker, Observation};
 use crate::judge::{Class, Verdict};
+use crate::layers::retains;
 use crate::model::{Choice, Model};
 use crate::report::Report;
 use crate::setup::{Level, Setup};
@@ -48,6 +50,13 @@ struct Judges {
 }
 
 impl Deaths<'_> {
+    /// Whether deaths are what a recording is judged by where nothing else is asked for: its journals were retained, and its contract
+    /// promises nothing for a power cut.
+    pub fn suit(recording: &Recording) -> bool {
+        retains(recording)
+            && recording.about_text("contract") == Some(Contract::GuestCrash.to_string().as_str())
+    }
+
     /// Looks at them. A violation is no error: see [`Report::holds`].
     ///
     /// # Errors

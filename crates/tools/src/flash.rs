@@ -4,7 +4,7 @@ use afterimage_flash::cli::{self, CliError};
 
 pub use afterimage_flash::cli::{FlashArgs as Args, TraceArgs};
 
-use crate::failure::Failure;
+use afterimage::failure::Failure;
 
 /// Runs `afterimage flash`.
 pub fn run(args: &Args) -> Result<(), Failure> {

@@ -8,8 +8,8 @@ use afterimage_lab::process::quote;
 use afterimage_order::Contract;
 
 use super::interrupt;
-use crate::failure::Failure;
-use crate::units::{parse_disk_size, parse_duration};
+use afterimage::failure::Failure;
+use afterimage::units::{parse_disk_size, parse_duration};
 
 /// Record what a workload makes of its disk, above and below the daemon
 ///
@@ -33,7 +33,8 @@ pub struct Args {
     /// What an acknowledged flush survives: power, power-window=TIME or guest-crash
     #[arg(long, value_name = "CONTRACT", default_value = "power")]
     survives: Contract,
-    /// What becomes of the guest's journal: passthrough, or retain (power-window and guest-crash only)
+    /// What becomes of the guest's journal: passthrough, or retain (power-window and guest-crash only); `explore run` then
+    /// judges what its own recovery makes of it
     #[arg(long, value_name = "MODE", default_value = "passthrough", hide_possible_values = true)]
     journal: super::JournalWord,
     /// Size of the disk
@@ -106,7 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let stop = interrupt::flag()?;
     let summary = record_with(&options, &stop, &mut |line| eprintln!("{line}")).map_err(super::explain)?;
-    crate::commands::print_report(&summary, args.json)?;
+    afterimage::commands::print_report(&summary, args.json)?;
     if summary.interrupted {
         return Err(Failure::Status(interrupt::STATUS));
     }

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use afterimage_lab::guest::{run_cli, RunOptions};
 use clap::Subcommand;
 
-use crate::failure::Failure;
+use afterimage::failure::Failure;
 
 /// Boot a real guest on served disks
 #[derive(clap::Args, Debug)]

@@ -8,9 +8,9 @@ use afterimage_explore::lane::{self, LaneOptions, Listener, Planted};
 use afterimage_explore::report::Report;
 
 use super::{explain, interrupt, progress, workers};
-use crate::commands::{print_line, to_json};
-use crate::failure::Failure;
-use crate::units::parse_duration;
+use afterimage::commands::{print_line, to_json};
+use afterimage::failure::Failure;
+use afterimage::units::parse_duration;
 
 /// The budget of the campaigns of the short lane: with recordings, guests and planted faults a minute or two.
 const QUICK_BUDGET: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ mod show;
 
 use clap::Subcommand;
 
-use crate::failure::Failure;
+use afterimage::failure::Failure;
 
 /// Find out what a crash may leave, recover each such state, and check it
 ///

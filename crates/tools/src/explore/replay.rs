@@ -6,8 +6,8 @@ use afterimage_explore::campaign::again;
 use afterimage_explore::{materialise, runner, saved, ExploreError};
 
 use super::explain;
-use crate::commands::{print_line, to_json};
-use crate::failure::Failure;
+use afterimage::commands::{print_line, to_json};
+use afterimage::failure::Failure;
 
 /// Recover and check a saved failure's state again
 ///

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use afterimage_explore::saved;
 
 use super::explain;
-use crate::commands::{print_line, to_json};
-use crate::failure::Failure;
+use afterimage::commands::{print_line, to_json};
+use afterimage::failure::Failure;
 
 /// Show a saved failure: which requests were lost, by block and time, and which check failed
 #[derive(clap::Args, Debug)]

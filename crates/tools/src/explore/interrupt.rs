@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::failure::Failure;
+use afterimage::failure::Failure;
 
 /// As a shell reports the end by SIGINT.
 pub const STATUS: u8 = 130;

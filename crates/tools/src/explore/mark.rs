@@ -5,7 +5,7 @@ use std::io::Write;
 
 use afterimage_explore::record::mark_line;
 
-use crate::failure::Failure;
+use afterimage::failure::Failure;
 
 /// Say from inside a recorded guest that the application has reached a state
 ///

@@ -1,27 +1,30 @@
 //! `afterimage explore run RECORDING`
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use afterimage_explore::campaign::{Limits, Progress};
 use afterimage_explore::derive;
 use afterimage_explore::model::Model;
+use afterimage_explore::report::Report;
+use afterimage_explore::retained::{DeathOptions, Deaths};
 use afterimage_explore::runner::{explore, Request};
 use afterimage_explore::schedule::Picking;
 use afterimage_explore::setup::{atomic_bytes, Level, Setup};
 use afterimage_trace::{Layer, Recording};
 
 use super::{explain, interrupt, progress, workers};
-use crate::commands::print_report;
-use crate::failure::Failure;
-use crate::units::{parse_duration, parse_size};
+use afterimage::commands::print_report;
+use afterimage::failure::Failure;
+use afterimage::units::{parse_duration, parse_size};
 
 /// Explore the crash states of a recording: which may a crash leave, and is each as promised?
 ///
 /// Every state is recovered as it would be after the crash (the daemon's own recovery, e2fsck, a mount by a real guest's
 /// kernel) and checked. Exit status 1 where a state breaks the promise; the first one is minimised and saved for
-/// `explore show` and `explore replay`. Ctrl-C ends it in order, with exit status 130 where nothing was found until then.
+/// `explore show` and `explore replay`. Where the journal was retained (`explore record --journal retain`), what becomes durable
+/// is what the guest's own recovery makes of a prefix; under guest-crash deaths of guest and daemon are judged. Ctrl-C ends it in order, with exit status 130 where nothing was found until then.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -114,9 +117,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             under(&recording, contract, args.log_max, args.seed).map_err(explain)?
         }
     };
-    let setup = setup(args, &recording)?;
     let limits = limits(args);
     let stop = interrupt::flag()?;
+    if args.layer.is_none() && args.model.is_none() && Deaths::suit(&recording) {
+        return finish(&deaths(args, &recording).run(&stop).map_err(explain)?, args, &stop);
+    }
+    let setup = setup(args, &recording)?;
     let name = args.recording.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let request = Request {
         name: &name,
@@ -133,7 +139,24 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
     line.end();
     report.guests = tools.pool();
-    print_report(&report, args.json)?;
+    finish(&report, args, &stop)
+}
+
+/// Guest and daemon die, and image and arena outlive them: so journals are judged that were retained under `guest-crash`.
+fn deaths<'a>(args: &Args, recording: &'a Recording) -> Deaths<'a> {
+    let most = DeathOptions::default();
+    let points = args.states.and_then(|states| usize::try_from(states).ok()).unwrap_or(most.points);
+    Deaths {
+        name: "deaths",
+        recording,
+        how: DeathOptions { seed: args.seed, points, ..most },
+        level: args.level.unwrap_or(Level::Mount),
+        time: args.budget,
+    }
+}
+
+fn finish(report: &Report, args: &Args, stop: &AtomicBool) -> Result<(), Failure> {
+    print_report(report, args.json)?;
     if !report.holds() {
         return Err(Failure::Status(1));
     }

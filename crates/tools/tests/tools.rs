@@ -1,0 +1,68 @@
+//! The program by itself: what it refuses, and its manual pages.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_afterimage-tools"));
+    command.args(args).current_dir(folder).env_remove("RUST_LOG").env_remove("AFTERIMAGE_REPORT");
+    command.output().expect("it runs")
+}
+
+/// One sentence each, in the name of `afterimage`, with status 2.
+#[test]
+fn wrong_requests_are_one_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("a.img"), [0; 4096]).expect("written");
+    for (args, parts) in [
+        (&["explore"][..], &["--quick", "--budget 30m", "--help"][..]),
+        (&["explore", "--quick", "--only", "nothing"], &["--only nothing", "planted fault"]),
+        (&["explore", "--budget", "soon"], &["soon", "--budget"]),
+        (&["explore", "run", "a.img", "--log-max", "1M"], &["--survives"]),
+        (&["explore", "record", "--out", "a.img", "--", "true"], &["a.img is there already", "--force"]),
+        (&["explore", "record", "--out", "r", "--memory", "1M", "--", "true"], &["--memory", "64M"]),
+        (
+            &["explore", "record", "--out", "r", "--journal", "retain", "--", "true"],
+            &["power-window", "guest-crash"],
+        ),
+        (&["explore", "mark", "begin"], &["begin", "recorder"]),
+        (&["explore", "mark", "x"], &["AFTERIMAGE_REPORT", "explore record"]),
+    ] {
+        let output = run(folder.path(), args);
+        let message = String::from_utf8_lossy(&output.stderr);
+        let sentences: Vec<&str> = message.lines().filter(|line| line.starts_with("afterimage: ")).collect();
+        assert_eq!((output.status.code(), sentences.len()), (Some(2), 1), "{args:?}: {message}");
+        assert!(parts.iter().all(|part| sentences[0].contains(part)), "{args:?}: {message}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn help_says_afterimage() {
+    for args in [&["explore", "--help"][..], &["explore", "record", "--help"], &["flash", "run", "-h"]] {
+        let output = run(&std::env::temp_dir(), args);
+        let help = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        assert!(help.contains(&format!("Usage: afterimage {}", args[0])), "{help}");
+        assert!(!help.contains("afterimage-tools"), "{help}");
+    }
+}
+
+#[test]
+fn the_manual_pages_in_docs_are_those_of_this_program() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert!(run(folder.path(), &["man", "."]).status.success());
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man");
+    let mut pages = 0;
+    for page in std::fs::read_dir(folder.path()).expect("pages").map(|entry| entry.expect("an entry")) {
+        let old = std::fs::read_to_string(kept.join(page.file_name())).unwrap_or_default();
+        let new = std::fs::read_to_string(page.path()).expect("readable");
+        assert_eq!(old, new, "{:?} is out of date: run `afterimage-tools man docs/man`", page.file_name());
+        pages += 1;
+    }
+    let ours = |name: &str| {
+        afterimage::tools::NAMES.iter().any(|tool| name.starts_with(&format!("afterimage-{tool}")))
+    };
+    let names = std::fs::read_dir(kept).expect("pages").map(|entry| entry.expect("an entry").file_name());
+    assert_eq!(names.filter(|name| ours(&name.to_string_lossy())).count(), pages);
+}
