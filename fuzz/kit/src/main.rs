@@ -1,8 +1,7 @@
-//! Writes seeds into `fuzz/corpus`: a redo log with records of every kind, a recording, as a file and as what it decodes
+//! Writes the seeds that are made by programs into a folder of corpora: a redo log with records of every kind, a recording, as a file and as what it decodes
 //! to, disks with an ext4 and its journal, block traces in every format, and guest memories whose ring offers every
 //! virtio-blk request, direct and indirect.
-//! Run from the root:
-//! `cargo run -p afterimage-fuzz-kit`.
+//! `./x fuzz` runs it from the root, and adds those that were made by hand (`fuzz/seeds`).
 
 mod traces;
 
@@ -85,7 +84,8 @@ impl Image {
 }
 
 fn main() -> Outcome<()> {
-    let corpus = Path::new("fuzz/corpus");
+    let folder = std::env::args_os().nth(1).ok_or("name the folder of the corpora")?;
+    let corpus = Path::new(&folder);
     let put = |target: &str, name: &str, bytes: &[u8]| -> Outcome<()> {
         let folder = corpus.join(target);
         fs::create_dir_all(&folder)?;
