@@ -82,7 +82,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
     let doors = open_doors(settings, keep.as_ref())?;
-    let prepared = Prepared::new(plan(settings)).map_err(Failure::failed)?;
+    let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
     let readables =
         prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
 
@@ -280,9 +280,14 @@ fn open_doors(settings: &Settings, keep: Option<&KeepHandle>) -> Result<Doors, F
     Ok(Doors { disks, files, control, control_file, metrics })
 }
 
+/// How long a kept daemon waits for its predecessor's last I/O. Its guests wait whatever it does, and it cannot come back.
+const KEPT_LOCK_WAIT: Duration = Duration::from_secs(120);
+
 /// What the settings say of the group.
-fn plan(settings: &Settings) -> Plan {
+fn plan(settings: &Settings, kept: bool) -> Plan {
+    let lock_wait = |usual| if kept { KEPT_LOCK_WAIT } else { usual };
     let image = |disk: &DiskSettings| OpenOptions {
+        lock_wait: lock_wait(OpenOptions::new(&disk.file).lock_wait),
         read_only: disk.read_only,
         direct: disk.direct,
         serial: disk.serial.clone(),
