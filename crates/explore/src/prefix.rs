@@ -134,7 +134,7 @@ pub(crate) struct Step<'a> {
     pub len: u64,
     pub submitted: usize,
     /// The event from which on it counts: its submission, where nobody knows better.
-    pub taken: usize,
+    pub taken: (usize, u64),
     id: u64,
     last: bool,
 }
@@ -334,7 +334,16 @@ pub(crate) fn steps<'a>(
             continue;
         }
         for (offset, len) in parts(op, part_bytes) {
-            steps.push(Step { disk, op, offset, len, submitted, taken: submitted, id: *id, last: false });
+            steps.push(Step {
+                disk,
+                op,
+                offset,
+                len,
+                submitted,
+                taken: (submitted, 0),
+                id: *id,
+                last: false,
+            });
         }
         if let Some(step) = steps.last_mut().filter(|step| step.id == *id) {
             step.last = true;

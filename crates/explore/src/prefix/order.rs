@@ -36,9 +36,10 @@ pub(super) fn as_logged(steps: &mut Vec<Step<'_>>, recording: &Recording, log: T
     }
 }
 
-/// Puts the steps of a guest whose journals were retained into the order in which they counted. A write that was late counts from its
-/// record on, and a write to a journal that was not answered before that had waited for it; the layers' driver sees to it that
-/// nothing else is unanswered then (`layers/driver.rs`).
+/// Puts the steps of a guest whose journals were retained into the order in which they counted. A write that the log took after the
+/// guest had asked for something else counts from its record on, and so does what was asked for before that and is in the log
+/// behind it. A write to a journal with which a set went home was open then, and counts from there on; one that was not
+/// answered before a late write had waited for that one.
 pub(crate) fn as_taken(steps: &mut [Step<'_>], recording: &Recording, disks: &[TargetId], log: TargetId) {
     let journals = Journals::of(recording, disks);
     let completed = completions(recording);
@@ -47,27 +48,46 @@ pub(crate) fn as_taken(steps: &mut [Step<'_>], recording: &Recording, disks: &[T
     };
     let asked: Vec<usize> = steps.iter().map(|step| step.submitted).collect();
     let (mut open, mut seen): (Vec<usize>, usize) = (Vec::new(), 0);
-    let mut late: Vec<(u64, usize)> = Vec::new();
+    // Positions in the log: an event, and a number.
+    let mut late: Vec<((u64, u64), (usize, u64))> = Vec::new();
+    let mut sets: Vec<(usize, (usize, u64))> = Vec::new();
+    let mut within_set = false;
     for logged in records(recording, log) {
+        let position = (logged.event, logged.sequence);
         let before = asked.partition_point(|asked| *asked < logged.event);
         open.extend(seen.min(before)..before);
         seen = seen.max(before);
         open.retain(|index| is_open(&steps[*index], logged.event));
+        let first_of_set = !within_set;
+        let part_of_set = within_set || logged.more;
+        within_set = logged.more;
         let found = open.iter().map(|index| &steps[*index]).find(|step| {
             (step.disk, step.offset, step.len) == (logged.disk, logged.offset, logged.len)
                 && same(step, &logged)
+                && !late.iter().any(|(part, _)| *part == (step.id, step.offset))
         });
-        // In the log before the guest asked for anything else: it was not late.
-        let asked_since = |step: &Step<'_>| asked.partition_point(|asked| *asked <= step.submitted) < before;
-        late.extend(found.filter(|step| asked_since(step)).map(|step| (step.id, logged.event)));
+        match found.filter(|_| !part_of_set) {
+            Some(step) => {
+                // In the log before the guest asked for anything else: it was not late.
+                let asked_since = asked.partition_point(|asked| *asked <= step.submitted) < before;
+                if asked_since || late.last().is_some_and(|(_, (event, _))| step.submitted < *event) {
+                    late.push(((step.id, step.offset), position));
+                }
+            }
+            None if first_of_set => sets.push((logged.disk, position)),
+            None => {}
+        }
     }
     for step in steps.iter_mut() {
         let bytes = step.offset..step.offset + step.len;
-        if let Some((_, event)) = late.iter().find(|(id, _)| *id == step.id) {
-            step.taken = *event;
+        if let Some((_, position)) = late.iter().find(|((id, _), _)| *id == step.id) {
+            step.taken = *position;
         } else if journals[step.disk].in_log(&bytes) {
-            let waited = late.iter().filter(|(_, event)| is_open(step, *event)).map(|(_, event)| event + 1);
-            step.taken = waited.max().unwrap_or(step.submitted);
+            let home = sets.iter().filter(|(disk, (event, _))| *disk == step.disk && is_open(step, *event));
+            let waited = late.iter().filter(|(_, (event, _))| is_open(step, *event));
+            let home = home.map(|(_, position)| *position).max();
+            step.taken =
+                home.or(waited.map(|(_, (event, _))| (event + 1, 0)).max()).unwrap_or((step.submitted, 0));
         }
     }
     steps.sort_by_key(|step| (step.taken, step.submitted));

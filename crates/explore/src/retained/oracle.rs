@@ -92,9 +92,10 @@ impl RetainedOracle {
         while k < guest.len() {
             let submitted = guest[k].submitted;
             let count = guest[k..].iter().take_while(|step| step.submitted == submitted).count();
-            let next = guest.get(k + count).map_or(usize::MAX, |step| step.taken);
+            let next = guest.get(k + count).map_or((usize::MAX, 0), |step| step.taken);
             // Before the first request the daemon writes nothing that matters; it belongs to that one.
-            let (mine, rest) = logged.split_at(logged.partition_point(|step| step.event < next));
+            let (mine, rest) =
+                logged.split_at(logged.partition_point(|step| (step.event, step.sequence) < next));
             logged = rest;
             walk.request(&guest[k..k + count], k, mine);
             k += count;
