@@ -64,6 +64,8 @@ fn rewrite_by(past: Past, target: &Target<'_>, size: u64, offset: u64, len: u64)
     let start = offset / grain * grain;
     let end = (offset + len).next_multiple_of(grain).min(size);
     let cached = reopen(target.file, 0)?;
+    // Reading ahead would put into the cache what is looked at next, and so on to the end of the file.
+    fadvise(&cached, 0, None, Advice::Random)?;
     let mut lost = Lost { target, cached, past, shown: Vec::new(), held: Vec::new() };
     let (mut at, mut written, mut looked) = (start, 0, false);
     while at < end {
@@ -290,6 +292,33 @@ mod tests {
             drop(file);
             storage.remount();
             assert!(std::fs::read(&path).unwrap() == content, "evicting: {evicting}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_cache_is_not_read() {
+        const SIZE: u64 = 64 << 20;
+        // Not on a tmpfs, as the usual folder may be.
+        let target = std::env::current_exe().unwrap();
+        let file = tempfile::tempfile_in(target.parent().unwrap()).unwrap();
+        for at in (0..SIZE).step_by(CHUNK as usize) {
+            file.write_all_at(&vec![1; CHUNK as usize], at).unwrap();
+        }
+        file.sync_all().unwrap();
+        let counters = Counters::default();
+        let target = Target { file: &file, alignment: None, shard: counters.shard(0) };
+        for evicting in [false, true] {
+            assert!(evict(&file, 0, SIZE).unwrap());
+            fadvise(&file, 0, None, Advice::Random).unwrap();
+            file.read_exact_at(&mut [0; 4096], 0).unwrap();
+            let past = match direct::reported(&file).unwrap() {
+                Some(Some(alignment)) if !evicting => {
+                    Past::Direct(reopen(&file, libc::O_DIRECT).unwrap(), alignment)
+                }
+                _ => Past::Evicting,
+            };
+            assert_eq!(rewrite_by(past, &target, SIZE, 0, SIZE).unwrap(), 0);
+            assert!(!is_cached(&file, CHUNK, SIZE - CHUNK).unwrap(), "evicting: {evicting}");
         }
     }
 
