@@ -16,7 +16,7 @@ use super::kills::{self, Plan};
 use super::rig::{self, judge_end, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
-use crate::guest::{fetch_kernel, Guest, Vmm};
+use crate::guest::{Guest, Vmm};
 use crate::lane::Evidence;
 
 /// What happens in between.
@@ -85,8 +85,7 @@ fn disturbed(
         builder = builder.reconnect_s(1);
     }
     if disturbance == Disturbance::Kexec {
-        let kernel = fetch_kernel()?;
-        builder = builder.environment("KERNEL", &kernel.image.to_string_lossy()).memory_mib(512);
+        builder = rig::with_kernel(builder)?.memory_mib(512);
     }
     let mut guest = builder.start(&script(plan, disturbance))?;
     let lived = go_through(rig, &mut guest, disturbance);
@@ -162,10 +161,9 @@ fn script(plan: &Plan, disturbance: Disturbance) -> String {
         ),
         Disturbance::Kexec => format!(
             "if grep -q afterimage.second /proc/cmdline; then\nset -e\n{}\nexit 0\nfi\n{begin}{work} &\nset +e\nsleep 3\n\
-             run=$(sed 's/.*afterimage.run=\\([^ ]*\\).*/\\1/' /proc/cmdline)\n\
-             \"$AFTERIMAGE_AGENT\" kexec $KERNEL $run/initramfs --arguments \"$(cat /proc/cmdline) afterimage.second\"\n\
-             echo 'kexec failed'\nexit 1\n",
-            again(device)
+             {}",
+            again(device),
+            rig::kexec("afterimage.second")
         ),
         // The host's files are out of reach afterwards: 9p has no way back from a reset.
         Disturbance::Suspended => format!(

@@ -24,7 +24,7 @@ use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::channel::Arrival;
 use crate::error::{LabError, Result};
 use crate::fsck;
-use crate::guest::{fetch_kernel, Guest, Vmm};
+use crate::guest::{Guest, Vmm};
 use crate::lane::Evidence;
 use crate::powerfs::ModelName;
 
@@ -207,8 +207,7 @@ fn start(plan: &Plan, rig: &Rig, first: u64) -> Result<Guest> {
             rig.guest(Vmm::Uml).memory_mib(GUEST_MEMORY_MIB).limit(limit).start(&script(plan, first))
         }
         Next::Kexec => {
-            let kernel = fetch_kernel()?;
-            let guest = rig.guest(Vmm::Qemu).environment("KERNEL", &kernel.image.to_string_lossy());
+            let guest = rig::with_kernel(rig.guest(Vmm::Qemu))?;
             let guest = guest.memory_mib(2 * GUEST_MEMORY_MIB).limit(limit * plan.guests as u32);
             guest.start(&scripts_by_kernel(plan))
         }
@@ -363,7 +362,10 @@ fn script(plan: &Plan, number: u64) -> String {
             let work = "\"$AFTERIMAGE_AGENT\" ack-write /mnt/acks --seconds 600 --threads 2 --slots 96";
             match plan.next {
                 Next::Machine => text.push_str(&format!("exec {work}\n")),
-                Next::Kexec => text.push_str(&format!("{work} &\nsleep 3\n{}", kexec(number + 1))),
+                Next::Kexec => text.push_str(&format!(
+                    "{work} &\nsleep 3\n{}",
+                    rig::kexec(&format!("{NUMBER}={}", number + 1))
+                )),
             }
         } else {
             // By turns as a crash leaves it, and with the journal's running transaction committed.
@@ -385,14 +387,5 @@ fn scripts_by_kernel(plan: &Plan) -> String {
     format!(
         "kernel=$(sed -n 's/.*{NUMBER}=\\([0-9]*\\).*/\\1/p' /proc/cmdline)\n\
          case ${{kernel:-0}} in\n{cases}esac\nexit 1\n"
-    )
-}
-
-/// The kernel of that number. Where a command line says something twice, the last one is meant here.
-fn kexec(number: u64) -> String {
-    format!(
-        "run=$(sed 's/.*afterimage.run=\\([^ ]*\\).*/\\1/' /proc/cmdline)\n\
-         \"$AFTERIMAGE_AGENT\" kexec $KERNEL $run/initramfs --arguments \"$(cat /proc/cmdline) {NUMBER}={number}\"\n\
-         echo 'kexec failed'\nexit 1\n"
     )
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
-use crate::guest::{Ended, Guest, GuestBuilder, Vmm};
+use crate::guest::{fetch_kernel, Ended, Guest, GuestBuilder, Vmm};
 use crate::lane::Evidence;
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
@@ -398,6 +398,20 @@ fn copy_into(from: &Path, to: &Path) -> Result<()> {
     file.seek(SeekFrom::Start(0)).context(failed)?;
     std::io::copy(&mut source, &mut file).context(failed)?;
     Ok(())
+}
+
+/// A guest whose script can do [`kexec`].
+pub(super) fn with_kernel(builder: GuestBuilder) -> Result<GuestBuilder> {
+    Ok(builder.environment("KERNEL", &fetch_kernel()?.image.to_string_lossy()))
+}
+
+/// The end of a script that starts the same kernel again from the running one, with one more word on its command line.
+pub(super) fn kexec(word: &str) -> String {
+    format!(
+        "run=$(sed 's/.*afterimage.run=\\([^ ]*\\).*/\\1/' /proc/cmdline)\n\
+         \"$AFTERIMAGE_AGENT\" kexec $KERNEL $run/initramfs --arguments \"$(cat /proc/cmdline) {word}\"\n\
+         echo 'kexec failed'\nexit 1\n"
+    )
 }
 
 /// What a guest's script says with its exit status.
