@@ -169,6 +169,11 @@ impl Drop for Daemon {
             }
             drop(child.kill());
             drop(child.wait());
+            if std::thread::panicking() {
+                // What the daemon said of it, where it may be the reason.
+                let said = self.stderr.take().and_then(|stderr| stderr.join().ok()).unwrap_or_default();
+                println!("the daemon said: {said}");
+            }
         }
     }
 }
