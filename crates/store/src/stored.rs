@@ -63,34 +63,35 @@ fn rewrite_by(past: Past, target: &Target<'_>, size: u64, offset: u64, len: u64)
     let grain = if matches!(past, Past::Evicting) { CHUNK } else { PAGE };
     let start = offset / grain * grain;
     let end = (offset + len).next_multiple_of(grain).min(size);
+    let chunks = cached_chunks(target.file, start, end)?;
+    if chunks.is_empty() {
+        return Ok(0);
+    }
+    // An error of before this process, or of now: either way the pages are clean afterwards, and compared.
+    // Whether storage works is for the sync that follows to say.
+    let _ = rustix::fs::fdatasync(target.file);
     let cached = reopen(target.file, 0)?;
-    // Reading ahead would put into the cache what is looked at next, and so on to the end of the file.
     fadvise(&cached, 0, None, Advice::Random)?;
     let mut lost = Lost { target, cached, past, shown: Vec::new(), held: Vec::new() };
-    let (mut at, mut written, mut looked) = (start, 0, false);
-    while at < end {
-        let mut empty = None;
+    chunks.into_iter().map(|at| lost.rewrite(at, ((at / CHUNK + 1) * CHUNK).min(end))).sum()
+}
+
+/// Where the chunks of a range begin of which some page is cached. Asked before anything is read: pages that were read
+/// ahead are marked so, and reading them reads on whatever was advised, which would go on to the end of the file.
+fn cached_chunks(file: &File, start: u64, end: u64) -> io::Result<Vec<u64>> {
+    let (mut at, mut chunks) = (start, Vec::new());
+    'next: while at < end {
         for step in STEPS.iter().filter(|step| at == start || at % **step == 0) {
             let next = ((at / step + 1) * step).min(end);
-            if !is_cached(target.file, at, next - at)? {
-                empty = Some(next);
-                break;
+            if !is_cached(file, at, next - at)? {
+                at = next;
+                continue 'next;
             }
         }
-        if let Some(next) = empty {
-            at = next;
-            continue;
-        }
-        if !std::mem::replace(&mut looked, true) {
-            // An error of before this process, or of now: either way the pages are clean afterwards, and compared.
-            // Whether storage works is for the sync that follows to say.
-            let _ = rustix::fs::fdatasync(target.file);
-        }
-        let next = ((at / CHUNK + 1) * CHUNK).min(end);
-        written += lost.rewrite(at, next)?;
-        at = next;
+        chunks.push(at);
+        at = (at / CHUNK + 1) * CHUNK;
     }
-    Ok(written)
+    Ok(chunks)
 }
 
 struct Lost<'a> {
@@ -309,8 +310,9 @@ mod tests {
         let target = Target { file: &file, alignment: None, shard: counters.shard(0) };
         for evicting in [false, true] {
             assert!(evict(&file, 0, SIZE).unwrap());
-            fadvise(&file, 0, None, Advice::Random).unwrap();
+            // As whoever opens it does: what is read ahead is marked to be read on from.
             file.read_exact_at(&mut [0; 4096], 0).unwrap();
+            file.read_exact_at(&mut [0; 4096], 4096).unwrap();
             let past = match direct::reported(&file).unwrap() {
                 Some(Some(alignment)) if !evicting => {
                     Past::Direct(reopen(&file, libc::O_DIRECT).unwrap(), alignment)
@@ -318,7 +320,7 @@ mod tests {
                 _ => Past::Evicting,
             };
             assert_eq!(rewrite_by(past, &target, SIZE, 0, SIZE).unwrap(), 0);
-            assert!(!is_cached(&file, CHUNK, SIZE - CHUNK).unwrap(), "evicting: {evicting}");
+            assert!(!is_cached(&file, SIZE / 2, SIZE / 2).unwrap(), "evicting: {evicting}");
         }
     }
 
