@@ -4,5 +4,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    afterimage_trace::fuzz_recording(data);
+    afterimage_fuzz_kit::recording::fuzz_recording(data);
 });

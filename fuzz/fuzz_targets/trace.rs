@@ -9,5 +9,5 @@ const COMPRESSED_MAX: usize = 4096;
 fuzz_target!(|data: &[u8]| {
     let compressed = data.starts_with(&[0x1f, 0x8b]) || data.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]);
     let data = if compressed { &data[..data.len().min(COMPRESSED_MAX)] } else { data };
-    afterimage_flash::trace::fuzz_read(data);
+    afterimage_fuzz_kit::traces::fuzz_read(data);
 });

@@ -6,84 +6,8 @@ use std::path::{Path, PathBuf};
 use afterimage_flash::trace::{
     open, Class, Classes, Format, Kind, Merged, Options, Request, TraceError, Writer,
 };
+use afterimage_fuzz_kit::traces::{fuzz_read, AFTERIMAGE, BLKPARSE, DISKSIM, FIO2, FIO3, MQSIM, MSR, SPC};
 use proptest::prelude::*;
-
-// As `serve --trace` writes it.
-const AFTERIMAGE: &str = "\
-# afterimage-trace 1
-# by afterimage 0.1.0: --survives power-window=50ms --journal passthrough
-# begun 1795276800123456789 ns since 1970
-# file disk0 4294967296 /vm/a.img
-# file disk1 4294967296 /vm/b.img
-# file log 268435456 /vm/a.img.aflog
-# time_ns file operation offset_bytes length_bytes class
-1000 log write 8192 4608 log
-1500 log flush 0 0 log
-2000 disk1 read 1024 512 home
-2000 disk0 write 1048576 8192 journal
-3500 disk0 zero 4096 65536 home
-3500 disk0 discard 8192 4096 home
-3600 disk0 flush 0 0 home
-# end 7 requests, 0 dropped
-";
-
-const BLKPARSE: &str = "\
-  8,0    3        1     0.000000000  697  G   W 223490 + 8 [kjournald]
-  8,0    3        2     0.000000100  697  Q   W 223490 + 8 [kjournald]
-  8,0    3       11     0.009507758  697  D   W 223490 + 56 [kjournald]
-  8,0    3       12     0.010000000  697  C   W 223490 + 56 [0]
-  8,16   0        1     0.020000000    0  D  RA 64 + 8 [cat]
-  8,0    1        3     0.030000000  697  D FWFS [kworker/1:1H]
-  8,0    1        4     0.030000000  697  D FWS 0 + 0 [kworker/1:1H]
-  8,0    1        5     0.040000000  697  D  DS 1024 + 2048 [fstrim]
-  8,0    1        6     0.050000000  697  P   N [fstrim]
-  8,0    1        7     0.050000000    0  m   N cfq697S / alloced
-  8,0    1        8     0.050000001    0 UT   N [swapper] 1
-CPU3 (8,0):
- Reads Queued:           0,        0KiB\t Writes Queued:          7,      128KiB
- Read depth:             0         \t Write depth:            2
-
-Total (8,0):
- Reads Queued:           0,        0KiB\t Writes Queued:          7,      128KiB
-
-Throughput (R/W): 0KiB/s / 575KiB/s
-Events (8,0): 13 entries
-Skips: 0 forward (0 -   0.0%)
-";
-
-// As fio 3.33 wrote it.
-const FIO3: &str = "\
-fio version 3 iolog
-21 /dev/shm/fiot.dat add
-185 /dev/shm/fiot.dat open
-189 /dev/shm/fiot.dat read 0 4096
-209 /dev/shm/fiot.dat write 45056 4096
-210 /dev/shm/fiot.dat sync 0 0
-212 /dev/shm/fiot.dat trim 28672 8192
-218 /dev/shm/fiot.dat close
-";
-
-const FIO2: &str = "\
-fio version 2 iolog
-/mnt/a disk add
-/mnt/a disk open
-/mnt/a disk read 0 4096
-/mnt/a disk wait 2000 0
-/mnt/a disk write 4096 512
-/mnt/a disk datasync 0 0
-/mnt/a disk close
-";
-
-const MSR: &str = "\
-128166372003061629,hm,0,Read,383496192,32768,413
-128166372016382155,hm,1,Write,2822144,4096,404
-";
-
-const SPC: &str = "0,303567,3584,w,0.000000\n1,55590,3072,R,0.026214\n0,303574,3584,W,1.5,ignored\n";
-
-const DISKSIM: &str = "0.000000 0 4096 8 0\n12.500000 1 16 16 1\n13.25 1 16 16 0x11\n";
-
-const MQSIM: &str = "4800 0 4096 8 0\n48100 1 16 16 1\n";
 
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     let file = dir.join(name);
@@ -464,7 +388,7 @@ proptest! {
 
     #[test]
     fn anything_is_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        afterimage_flash::trace::fuzz_read(&bytes);
+        fuzz_read(&bytes);
     }
 
     #[test]
@@ -484,6 +408,6 @@ proptest! {
                 bytes.push(byte);
             }
         }
-        afterimage_flash::trace::fuzz_read(&bytes);
+        fuzz_read(&bytes);
     }
 }

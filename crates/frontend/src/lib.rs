@@ -24,9 +24,9 @@ mod chain_tests;
 mod config;
 mod device;
 mod error;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testkit"))]
+#[path = "../testkit/fuzz.rs"]
 pub mod fuzz;
-mod fuzz_session;
 mod handler;
 mod inflight;
 pub mod keep;

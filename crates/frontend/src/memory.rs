@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use afterimage_block::{guest_copy, Buffers};
 use rustix::fs::{fcntl_get_seals, fstat, fstatfs, statx, AtFlags, FileType, StatxFlags};
-use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
+use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 
 use crate::sigbus::Registration;
 
@@ -110,11 +110,12 @@ impl Mapping {
         Self::register(pages.cast(), pages_bytes, skip, len)
     }
 
-    /// `len` bytes of private memory, for fuzzing.
+    /// `len` bytes of private memory, for tests and fuzzing.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: as in `of_file`.
-        let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags)? };
+        let pages = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, access, flags)? };
         Self::register(pages.cast(), len, 0, len)
     }
 

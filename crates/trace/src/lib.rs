@@ -19,7 +19,6 @@ mod builder;
 pub mod capture;
 mod error;
 mod file;
-mod fuzz;
 mod reader;
 mod recorder;
 mod recording;
@@ -31,8 +30,6 @@ mod taps;
 mod writer;
 
 pub use error::{Result, TraceError};
-#[doc(hidden)]
-pub use fuzz::{fuzz_recording, sample_recording, sample_records};
 pub use reader::Ending;
 pub use recorder::{Base, Finished, Recorder};
 pub use recording::{Event, EventKind, Layer, Op, Recording, Role, Target, TargetId};

@@ -55,7 +55,7 @@ pub(crate) fn read(input: impl Read, path: &str) -> Result<(Recording, Ending)> 
     read_stream(input).map_err(|fault| fault.of(path))
 }
 
-pub(crate) fn read_stream(mut input: impl Read) -> std::result::Result<(Recording, Ending), Fault> {
+fn read_stream(mut input: impl Read) -> std::result::Result<(Recording, Ending), Fault> {
     let head = up_to(&mut input, size_of::<FileHeader>())?;
     FileHeader::parse(&head).map_err(Fault::Format)?;
     let mut records = Records::default();
@@ -135,7 +135,7 @@ fn rest_is_zero(input: &mut impl Read) -> io::Result<bool> {
 }
 
 /// The raw bytes of a chunk.
-pub(crate) fn decode(
+fn decode(
     decoder: &mut Decoder<'_>,
     compressed: &[u8],
     header: &ChunkHeader,
@@ -158,14 +158,14 @@ pub(crate) fn decode(
 
 /// Cuts the decoded stream into records.
 #[derive(Default)]
-pub(crate) struct Records {
+struct Records {
     builder: Builder,
     /// The beginning of a record whose end has not come yet.
     rest: Vec<u8>,
 }
 
 impl Records {
-    pub fn add(&mut self, raw: &[u8]) -> std::result::Result<(), String> {
+    fn add(&mut self, raw: &[u8]) -> std::result::Result<(), String> {
         self.rest.extend_from_slice(raw);
         let mut at = 0;
         while let Ok((header, after)) = RecordHeader::read_from_prefix(&self.rest[at..]) {
@@ -179,7 +179,7 @@ impl Records {
     }
 
     /// `at`: where in the file what was usable ends.
-    pub fn finish(self, at: u64) -> std::result::Result<(Recording, Ending), Fault> {
+    fn finish(self, at: u64) -> std::result::Result<(Recording, Ending), Fault> {
         let ended = self.builder.ended();
         let ending = if ended { Ending::Finished } else { Ending::Cut { at } };
         let recording = self.builder.finish().map_err(|what| Fault::Corrupt { at, what })?;

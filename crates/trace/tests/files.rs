@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use afterimage_format::recording::{ChunkHeader, FileHeader, RATIO_MAX};
+use afterimage_fuzz_kit::recording::{fuzz_recording, sample_recording};
 use afterimage_trace::{
-    fuzz_recording, sample_recording, Ending, Event, EventKind, Layer, Op, Recorder, Recording, Role, Sparse,
-    Tally, Target, TargetId, TraceError,
+    Ending, Event, EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Tally, Target, TargetId,
+    TraceError,
 };
 use proptest::prelude::*;
 

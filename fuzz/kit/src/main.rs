@@ -3,14 +3,13 @@
 //! virtio-blk request, direct and indirect.
 //! `./x fuzz` runs it from the root, and adds those that were made by hand (`fuzz/seeds`).
 
-mod traces;
-
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
+use afterimage_fuzz_kit::recording::{sample_recording, sample_records};
 use afterimage_fuzz_kit::redo_log::sample_log;
-use afterimage_trace::{sample_recording, sample_records};
+use afterimage_fuzz_kit::traces;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 

@@ -32,9 +32,6 @@ pub use prefetch::Prefetch;
 pub use reader::{open, Broken, Options, Reader, Tally, TraceError};
 pub use write::Writer;
 
-#[doc(hidden)]
-pub use reader::fuzz_read;
-
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

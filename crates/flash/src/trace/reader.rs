@@ -327,23 +327,3 @@ impl Reader {
         }
     }
 }
-
-/// For fuzzing: reads arbitrary bytes as a trace in every way; must not panic. Returns the requests found.
-#[doc(hidden)]
-pub fn fuzz_read(data: &[u8]) -> u64 {
-    let mut requests = 0;
-    let formats = Format::ALL.into_iter().map(Some).chain([None]);
-    for format in formats {
-        let options = Options { format, ..Options::default() };
-        let source = Box::new(io::Cursor::new(data.to_vec()));
-        let Ok(mut reader) = Reader::new(Path::new("fuzz"), source, &options) else { continue };
-        // Compressed input may unfold to a great deal.
-        while reader.tally().lines < 10_000 {
-            match reader.next_request() {
-                Ok(Some(_)) => requests += 1,
-                Ok(None) | Err(_) => break,
-            }
-        }
-    }
-    requests
-}

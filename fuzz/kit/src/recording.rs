@@ -1,12 +1,11 @@
-//! The reader's entry point for fuzzing, and a recording to start from.
+//! The entry point of recordings for fuzzing, and a recording to start from.
 
+use std::io::Read as _;
 use std::sync::Arc;
 
 use afterimage_format::recording::{ChunkHeader, FileHeader};
+use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
 use zerocopy::IntoBytes as _;
-
-use crate::reader::{decode, read_stream, Records};
-use crate::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
 
 /// Treats bytes as a recording: as they are, with the checksums mended, and as what a recording decodes to. Must never
 /// panic. What can be read can be written, and is then the same.
@@ -14,16 +13,13 @@ use crate::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, Target
 /// # Panics
 /// Where what was written is not what was read.
 pub fn fuzz_recording(bytes: &[u8]) {
-    check(read_stream(bytes).ok().map(|(recording, _)| recording));
-    check(read_stream(&mended(bytes)[..]).ok().map(|(recording, _)| recording));
-    let mut records = Records::default();
-    if records.add(bytes).is_ok() {
-        check(records.finish(0).ok().map(|(recording, _)| recording));
-    }
+    check(bytes);
+    check(&mended(bytes));
+    check(&recorded(bytes));
 }
 
-fn check(recording: Option<Recording>) {
-    let Some(recording) = recording else { return };
+fn check(bytes: &[u8]) {
+    let Ok((recording, _)) = Recording::from_bytes(bytes) else { return };
     let bytes = recording.to_bytes().expect("what was read can be written");
     let (again, _) = Recording::from_bytes(&bytes).expect("what was written can be read");
     assert!(recording.events == again.events && recording.about == again.about, "the same events");
@@ -47,6 +43,15 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
     mended
 }
 
+/// The file of one chunk that decodes to these records.
+fn recorded(records: &[u8]) -> Vec<u8> {
+    let mut stored = zstd::encode_all(records, 1).expect("compressed");
+    let (compressed_bytes, raw_bytes) = (stored.len() as u32, records.len() as u32);
+    stored.resize(stored.len().max(ChunkHeader::stored_bytes_min(raw_bytes) as usize), 0);
+    let header = ChunkHeader::seal(0, compressed_bytes, raw_bytes, &stored);
+    [&FileHeader::sealed()[..], header.as_bytes(), &stored].concat()
+}
+
 /// The records of [`sample_recording`], not compressed: what a fuzzer can change with effect.
 ///
 /// # Panics
@@ -55,12 +60,11 @@ pub fn sample_records() -> Vec<u8> {
     let file = sample_recording().to_bytes().expect("a recording");
     let (head, stored) = file[size_of::<FileHeader>()..].split_at(size_of::<ChunkHeader>());
     let header = ChunkHeader::parse(head, 0).expect("a chunk");
-    zstd::stream::raw::Decoder::new()
-        .and_then(|mut decoder| {
-            decode(&mut decoder, &stored[..header.compressed_bytes.get() as usize], &header)
-                .map_err(std::io::Error::other)
-        })
-        .expect("records")
+    let mut records = Vec::new();
+    zstd::Decoder::new(stored)
+        .and_then(|decoder| decoder.take(header.raw_bytes.get().into()).read_to_end(&mut records))
+        .expect("records");
+    records
 }
 
 /// A recording with something of everything, for fuzzing and for tests.
@@ -68,7 +72,7 @@ pub fn sample_recording() -> Recording {
     let mut base = Sparse::new(16 << 10);
     base.write_at(&[7; 600], 4000);
     let base = Arc::new(base);
-    let mut about = serde_json::Map::new();
+    let mut about = Recording::default().about;
     about.insert("command".to_owned(), "true".into());
     let target =
         |layer, role, base: &Arc<Sparse>| Target { layer, role, bytes: base.len(), base: Arc::clone(base) };

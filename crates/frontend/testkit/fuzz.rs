@@ -1,5 +1,7 @@
-//! Entry points for fuzzing, and for the short lane that the ordinary tests run: each takes any bytes, does bounded
-//! work and must not panic. Hidden from the documentation; not an interface for programs.
+//! Entry points for fuzzing, and for what the ordinary tests run of it: each takes any bytes, does bounded work and must not
+//! panic. It looks into the crate, and is built for tests and with the feature `testkit` only.
+
+mod session;
 
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use crate::request::{classify, Shape, Verdict};
 use crate::ring::{Ring, RingAddresses};
 use crate::wire::Framer;
 
-pub use crate::fuzz_session::{session, takeover};
+pub use session::{session, takeover};
 
 const PAGE: usize = 4096;
 const QUEUE_SIZE: u16 = 16;
