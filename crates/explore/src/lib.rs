@@ -21,7 +21,6 @@ pub mod evaluate;
 pub mod fault;
 mod hash;
 pub mod judge;
-pub mod lane;
 pub mod layers;
 pub mod log_recovery;
 pub mod marks;
@@ -40,6 +39,7 @@ pub mod schedule;
 pub mod setup;
 pub mod state;
 pub mod stream;
+pub mod suite;
 pub mod tags;
 pub mod tally;
 

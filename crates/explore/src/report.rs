@@ -31,7 +31,7 @@ pub struct Report {
     /// What the guests have done in this run, where states were mounted.
     #[serde(default)]
     pub guests: Option<PoolStats>,
-    /// A fault of the guest's own that is known to show here; only in lanes.
+    /// A fault of the guest's own that is known to show here; only in suites.
     #[serde(default)]
     pub known: Option<String>,
     /// Where the first failure was saved.

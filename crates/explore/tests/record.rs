@@ -209,7 +209,7 @@ fn a_group_without_a_tap_and_one_with_it_write_the_same() {
 }
 
 #[test]
-#[ignore = "boots guests: run by the guests' lane, or with --ignored"]
+#[ignore = "boots guests: run by the guests' suite, or with --ignored"]
 fn a_guests_workload_is_recorded_whole() {
     for contract in contracts() {
         let folder = folder();
@@ -270,7 +270,7 @@ fn a_guests_workload_is_recorded_whole() {
 }
 
 #[test]
-#[ignore = "boots guests: run by the guests' lane, or with --ignored"]
+#[ignore = "boots guests: run by the guests' suite, or with --ignored"]
 fn a_retained_journal_is_recorded_and_judged() {
     for contract in [contracts()[1], Contract::GuestCrash] {
         let folder = folder();
@@ -307,7 +307,7 @@ fn a_retained_journal_is_recorded_and_judged() {
 }
 
 #[test]
-#[ignore = "boots a guest: run by the guests' lane, or with --ignored"]
+#[ignore = "boots a guest: run by the guests' suite, or with --ignored"]
 fn a_failing_command_says_so_and_leaves_a_readable_recording() {
     let folder = folder();
     let out = folder.path().join("r.afrec");

@@ -20,9 +20,9 @@ pub mod error;
 pub mod fsck;
 pub mod guest;
 pub mod integrity;
-pub mod lane;
 pub mod locate;
 pub mod powerfs;
 pub mod process;
+pub mod suite;
 
 pub use error::{LabError, Result};

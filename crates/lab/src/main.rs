@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use afterimage_lab::{demo, guest, integrity, lane, powerfs};
+use afterimage_lab::{demo, guest, integrity, powerfs, suite};
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
@@ -24,20 +24,20 @@ enum Command {
     Demo(demo::Options),
     /// The VMA paper's integrity experiment: which records mix old and new blocks after a guest's death, mode by mode
     Integrity(integrity::Options),
-    /// Run a test lane
+    /// Run a test suite
     Test {
-        /// Which lane
+        /// Which suite
         #[command(subcommand)]
-        lane: Lane,
+        suite: Suite,
     },
     /// Fetch what guests need into the cache, and say whether KVM runs a stock kernel here
     Prepare,
 }
 
 #[derive(Subcommand)]
-enum Lane {
+enum Suite {
     /// Real guests, real deaths, and whether the promises held
-    Guests(lane::LaneOptions),
+    Guests(suite::SuiteOptions),
 }
 
 fn main() -> ExitCode {
@@ -61,7 +61,9 @@ fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
         Command::Fuse(options) => powerfs::run_fuse(&options).map(|()| ExitCode::SUCCESS),
         Command::Demo(options) => Ok(ExitCode::from(u8::from(!demo::run(&options)?))),
         Command::Integrity(options) => Ok(ExitCode::from(u8::from(!integrity::run(&options)?))),
-        Command::Test { lane: Lane::Guests(options) } => Ok(ExitCode::from(u8::from(!lane::run(&options)?))),
+        Command::Test { suite: Suite::Guests(options) } => {
+            Ok(ExitCode::from(u8::from(!suite::run(&options)?)))
+        }
         Command::Prepare => {
             guest::fetch_kernel()?;
             println!("kvm: {}", if guest::kvm_boots() { "boots" } else { "does not boot a stock kernel" });

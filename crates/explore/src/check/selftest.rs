@@ -1,4 +1,4 @@
-//! Whether the pool's guests can tell good from bad: run before a lane relies on them.
+//! Whether the pool's guests can tell good from bad: run before a suite relies on them.
 //!
 //! Everything real: ext4 images made by `mke2fs`, damaged and journalled by `debugfs`, mounted by guests. Needs no root.
 

@@ -1,4 +1,4 @@
-//! What `e2fsck -fy` may say of a state that a crash may leave: one table for the guest lanes and the explorer.
+//! What `e2fsck -fy` may say of a state that a crash may leave: one table for the guest suites and the explorer.
 
 /// How a message that recovery may print is recognised.
 #[derive(Clone, Copy, Debug)]

@@ -286,7 +286,7 @@ struct FlashFigures {
     interface_bytes_per_s: u64,
     program_bytes_per_s: u64,
     cache_bytes: u64,
-    lanes: usize,
+    dies: usize,
 }
 
 const SSD: FlashFigures = FlashFigures {
@@ -296,7 +296,7 @@ const SSD: FlashFigures = FlashFigures {
     interface_bytes_per_s: 500_000_000,
     program_bytes_per_s: 400_000_000,
     cache_bytes: 32 << 20,
-    lanes: 4,
+    dies: 4,
 };
 
 const NVME: FlashFigures = FlashFigures {
@@ -306,14 +306,14 @@ const NVME: FlashFigures = FlashFigures {
     interface_bytes_per_s: 2_500_000_000,
     program_bytes_per_s: 1_200_000_000,
     cache_bytes: 64 << 20,
-    lanes: 16,
+    dies: 16,
 };
 
 /// Flash behind a volatile cache.
 #[derive(Debug)]
 pub struct Flash {
     figures: FlashFigures,
-    lanes_free: Vec<Instant>,
+    dies_free: Vec<Instant>,
     interface_free: Instant,
     /// When everything that is in the cache now will have been programmed.
     programmed: Instant,
@@ -321,7 +321,7 @@ pub struct Flash {
 
 impl Flash {
     fn new(figures: FlashFigures, now: Instant) -> Flash {
-        Flash { figures, lanes_free: vec![now; figures.lanes], interface_free: now, programmed: now }
+        Flash { figures, dies_free: vec![now; figures.dies], interface_free: now, programmed: now }
     }
 
     fn over_interface(&mut self, from: Instant, bytes: u64) -> Instant {
@@ -331,9 +331,9 @@ impl Flash {
     }
 
     fn read(&mut self, now: Instant, bytes: u64) -> Instant {
-        let Some(lane) = self.lanes_free.iter_mut().min() else { return now };
-        let sensed = now.max(*lane) + self.figures.read;
-        *lane = sensed;
+        let Some(die) = self.dies_free.iter_mut().min() else { return now };
+        let sensed = now.max(*die) + self.figures.read;
+        *die = sensed;
         self.over_interface(sensed, bytes)
     }
 

@@ -1,13 +1,13 @@
 //! `afterimage explore …`: what a crash may leave.
 
 mod interrupt;
-mod lane;
 mod mark;
 mod progress;
 mod record;
 mod replay;
 mod run;
 mod show;
+mod suite;
 
 use clap::Subcommand;
 
@@ -16,7 +16,7 @@ use afterimage::failure::Failure;
 /// Find out what a crash may leave, recover each such state, and check it
 ///
 /// Record a workload in a real guest, then explore: every state that a crash could have left on storage is recovered (the
-/// daemon's own recovery, e2fsck, a mount by a real kernel) and checked. Without a subcommand a lane runs: the built-in
+/// daemon's own recovery, e2fsck, a mount by a real kernel) and checked. Without a subcommand a suite runs: the built-in
 /// workloads under every contract, and planted faults that have to be found.
 #[derive(clap::Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
@@ -24,7 +24,7 @@ pub struct Args {
     #[command(subcommand)]
     command: Option<ExploreCommand>,
     #[command(flatten)]
-    lane: lane::Args,
+    suite: suite::Args,
 }
 
 #[derive(Subcommand, Debug)]
@@ -55,7 +55,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Some(ExploreCommand::Show(args)) => show::run(&args),
         Some(ExploreCommand::Replay(args)) => replay::run(&args),
         Some(ExploreCommand::Mark(args)) => mark::run(&args),
-        None => lane::run(&args.lane),
+        None => suite::run(&args.suite),
     }
 }
 

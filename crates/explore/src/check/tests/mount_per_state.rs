@@ -13,7 +13,7 @@ use crate::ExploreError;
 
 /// Both ways find the same.
 #[test]
-#[ignore = "mounts loop devices as root: part of the guests' lane"]
+#[ignore = "mounts loop devices as root: part of the guests' suite"]
 fn it_agrees_with_ours() {
     let ext4 = Ext4::new();
     ext4.journal_block(9000, &[7; 4096]);

@@ -14,7 +14,7 @@ use crate::check::{Checker, Observation};
 use crate::state::{Image, Scratch};
 
 #[test]
-#[ignore = "boots guests: part of the guests' lane"]
+#[ignore = "boots guests: part of the guests' suite"]
 fn the_pool_tells_good_from_bad() {
     let done = crate::check::selftest().unwrap();
     assert!(done.states > 10, "{done:?}");
@@ -52,7 +52,7 @@ fn look(app: &App, content: &Arc<Scratch>) -> Observation {
 
 /// Every application does in a guest what its check then finds.
 #[test]
-#[ignore = "boots guests: part of the guests' lane"]
+#[ignore = "boots guests: part of the guests' suite"]
 fn applications_end_in_their_last_state() {
     let bank = apps::sqlite_workload(JournalMode::Wal, Synchronous::Full, 6);
     let editor = apps::editor_workload(4, Saving { fsync: true, fsync_folder: true });

@@ -12,7 +12,7 @@ pub(super) struct Format {
     pub partition: bool,
     /// Whether a file may hold blocks of somebody else after a crash: `data=writeback` says so.
     pub foreign_blocks: bool,
-    /// Killed in the quick lane too.
+    /// Killed in the quick suite too.
     pub quick: bool,
 }
 

@@ -34,13 +34,13 @@ use kills::{many, Death, Plan, ONE_OF_EACH};
 use live::Disturbance;
 use rig::Setup;
 
-/// Kills of each format in the full lane.
+/// Kills of each format in the full suite.
 const KILLS: usize = 30;
 
 /// The contract with a redo log below.
 const WINDOW: &str = "power-window=50ms";
 
-/// The lane's cases.
+/// The suite's cases.
 pub(super) fn cases(seed: u64, quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |name: String, quick: bool, run: Run| cases.push(Case { name, quick, run });

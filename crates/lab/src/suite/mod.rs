@@ -1,4 +1,4 @@
-//! The guest test lane: real guests, real deaths, and whether the promises held.
+//! The guest test suite: real guests, real deaths, and whether the promises held.
 //!
 //! ```text
 //!   case ─► daemon (on a folder, or on the power-cut file system) ─► guest: mkfs, mount, acknowledged writes
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Every case prints one line. One that fails keeps its folder of evidence and says which promise broke. The
-//! lane proves that it can fail, too: `canary-*` cases break a promise on purpose, and pass only if that shows.
+//! suite proves that it can fail, too: `canary-*` cases break a promise on purpose, and pass only if that shows.
 
 mod crash;
 mod cut;
@@ -29,7 +29,7 @@ use workload::FileSystem;
 
 /// What `afterimage-lab test guests` takes.
 #[derive(Clone, Debug, clap::Args)]
-pub struct LaneOptions {
+pub struct SuiteOptions {
     /// One of each kind instead of every combination: a few minutes
     #[arg(long)]
     pub quick: bool,
@@ -106,11 +106,11 @@ fn cases(seed: u64, quick: bool) -> Vec<Case> {
     cases
 }
 
-/// Runs the lane; `true` if every case passed.
+/// Runs the suite; `true` if every case passed.
 ///
 /// # Errors
-/// The lane itself can not run; a failed case is not an error here.
-pub fn run(options: &LaneOptions) -> Result<bool> {
+/// The suite itself can not run; a failed case is not an error here.
+pub fn run(options: &SuiteOptions) -> Result<bool> {
     let wanted = |case: &Case| {
         options.only.as_ref().map_or(!options.quick || case.quick, |only| case.name.contains(only.as_str()))
     };
@@ -148,5 +148,5 @@ pub fn run(options: &LaneOptions) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Longer than any guest of the lane should live, on a machine that others use too.
+/// Longer than any guest of the suite should live, on a machine that others use too.
 const GUEST_LIMIT: Duration = Duration::from_secs(150);

@@ -18,10 +18,10 @@ use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::fsck;
 use crate::guest::Vmm;
-use crate::lane::Evidence;
 use crate::locate::system_program;
 use crate::powerfs::{Cut, ModelName, MountOptions, PowerMount};
 use crate::process::Workdir;
+use crate::suite::Evidence;
 
 /// Runs one.
 pub(super) fn run(

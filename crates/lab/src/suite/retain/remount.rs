@@ -25,8 +25,8 @@ use crate::channel::Arrival;
 use crate::error::{LabError, Result};
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
-use crate::lane::Evidence;
 use crate::powerfs::ModelName;
+use crate::suite::Evidence;
 
 /// A journal that holds all of a cycle.
 const MAKE: [(&str, &str); 2] = [("csum", "-J size=64"), ("plain", "-O ^metadata_csum,^64bit -J size=64")];
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// On a kernel's command line: which one of its machine it is.
 const NUMBER: &str = "afterimage.kernel";
 /// What the guest says before it mounts.
-const MOUNTING: &str = r#"{"lane":"mounting"}"#;
+const MOUNTING: &str = r#"{"suite":"mounting"}"#;
 
 /// How one guest follows another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// A lane's plans: names, and what to do.
+    /// A suite's plans: names, and what to do.
     pub fn all(survives: &'static str, guests: u64, cycles: u64, seed: u64) -> Vec<(String, Plan)> {
         let mut plans = Vec::new();
         for (next, storage, how) in [

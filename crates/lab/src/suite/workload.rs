@@ -6,7 +6,7 @@ use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::daemon::Daemon;
 use crate::error::{LabError, Result};
 use crate::guest::{Guest, GuestBuilder, Vmm};
-use crate::lane::{Evidence, GUEST_LIMIT};
+use crate::suite::{Evidence, GUEST_LIMIT};
 
 /// A file system, and how it is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(super) fn checking(mount: &str, check: &str) -> String {
     )
 }
 
-/// A guest of the lane.
+/// A guest of the suite.
 pub(super) fn guest(vmm: Vmm, daemon: &Daemon) -> GuestBuilder {
     daemon.sockets().iter().fold(Guest::builder(vmm).memory_mib(256).limit(GUEST_LIMIT), |b, s| b.disk(s))
 }

@@ -1,4 +1,4 @@
-//! The lanes: every contract under real workloads, and the proof that a lane can fail.
+//! The suites: every contract under real workloads, and the proof that a suite can fail.
 //!
 //! ```text
 //!   workloads ─► recordings (once each) ─► campaigns, each with its share of the budget ─► nothing may be broken
@@ -36,10 +36,10 @@ use record::Recordings;
 /// Each death costs an e2fsck twice and three mounts, and the first one a guest.
 const DEATHS_MIN: Duration = Duration::from_secs(10);
 
-/// What a lane is to be.
+/// What a suite is to be.
 #[derive(Clone, Debug)]
-pub struct LaneOptions {
-    /// The short lane.
+pub struct SuiteOptions {
+    /// The short suite.
     pub quick: bool,
     /// For the campaigns in all.
     pub budget: Duration,
@@ -53,11 +53,11 @@ pub struct LaneOptions {
     pub resume: bool,
     /// Only campaigns, faults and case studies whose name contains this.
     pub only: Option<String>,
-    /// States of each case study, in the long lane; 0: none.
+    /// States of each case study, in the long suite; 0: none.
     pub case_states: u64,
 }
 
-impl LaneOptions {
+impl SuiteOptions {
     fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
@@ -75,11 +75,11 @@ pub trait Listener {
     fn fault(&mut self, fault: &Planted);
 }
 
-/// Runs a lane. What it found is in the summary; see [`Summary::passed`].
+/// Runs a suite. What it found is in the summary; see [`Summary::passed`].
 ///
 /// # Errors
-/// The lane cannot be run, or has nothing of the name that it is to be limited to.
-pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener) -> Result<Summary> {
+/// The suite cannot be run, or has nothing of the name that it is to be limited to.
+pub fn run(options: &SuiteOptions, stop: &AtomicBool, listener: &mut dyn Listener) -> Result<Summary> {
     let begin = Instant::now();
     // What is explored is linked into this very program.
     afterimage_lab::locate::product()?;
@@ -90,7 +90,7 @@ pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener
     let studies = table2::studies(options);
     if cases.is_empty() && faults.is_empty() && studies.is_empty() {
         return Err(ExploreError::Usage(format!(
-            "--only {}: no campaign, planted fault or case study of this lane has that in its name (the report of a lane \
+            "--only {}: no campaign, planted fault or case study of this suite has that in its name (the report of a suite \
              without --only names them all)",
             options.only.as_deref().unwrap_or_default()
         )));
@@ -120,7 +120,7 @@ pub fn run(options: &LaneOptions, stop: &AtomicBool, listener: &mut dyn Listener
 }
 
 fn run_case(
-    options: &LaneOptions,
+    options: &SuiteOptions,
     case: &Case,
     time: Duration,
     recordings: &mut Recordings,

@@ -18,7 +18,7 @@ use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
-use crate::lane::Evidence;
+use crate::suite::Evidence;
 
 /// How a guest's life ends, and what the next one finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +71,11 @@ impl Tally {
     }
 }
 
-/// The quick lane's deaths: one of each.
+/// The quick suite's deaths: one of each.
 pub(super) const ONE_OF_EACH: [Death; 6] =
     [Death::Killed, Death::Recovered, Death::Panicked, Death::Compared, Death::Stopped, Death::BothKilled];
 
-/// The full lane's.
+/// The full suite's.
 pub(super) fn many(kills: usize, seed: u64) -> Vec<Death> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     (0..kills).map(|_| ONE_OF_EACH[random.random_range(0..ONE_OF_EACH.len())]).collect()

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::Recordings;
 use super::workloads::{self, Workload};
-use super::{folder, LaneOptions, Listener};
+use super::{folder, Listener, SuiteOptions};
 use crate::campaign::{Limits, Progress};
 use crate::check::apps::{App, Synchronous};
 use crate::report::Report;
@@ -73,8 +73,8 @@ fn idle_around(workload: Workload, old: &str) -> Workload {
     Workload { name: name.clone(), app: App { name, setup, command, check }, ..workload }
 }
 
-/// Those of the lane.
-pub(super) fn studies(options: &LaneOptions) -> Vec<Study> {
+/// Those of the suite.
+pub(super) fn studies(options: &SuiteOptions) -> Vec<Study> {
     let all = if options.case_states > 0 { all() } else { Vec::new() };
     all.into_iter().filter(|study| options.wants(study.name)).collect()
 }
@@ -101,7 +101,7 @@ fn all() -> Vec<Study> {
 }
 
 pub(super) fn run(
-    options: &LaneOptions,
+    options: &SuiteOptions,
     studies: &[Study],
     recordings: &mut Recordings,
     stop: &AtomicBool,

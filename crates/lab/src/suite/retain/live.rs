@@ -17,7 +17,7 @@ use super::rig::{self, judge_end, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
 use crate::guest::{Guest, Vmm};
-use crate::lane::Evidence;
+use crate::suite::Evidence;
 
 /// What happens in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +48,8 @@ impl Disturbance {
 }
 
 /// What the guest prints when it is back, and when it cannot go.
-const AGAIN: &str = "lane: again";
-const REFUSED: &str = "lane: refused";
+const AGAIN: &str = "suite: again";
+const REFUSED: &str = "suite: refused";
 
 /// Acknowledgements before and after.
 const WORK: u64 = 60;

@@ -1,29 +1,29 @@
-//! `afterimage explore [--quick | --budget TIME]`: a lane.
+//! `afterimage explore [--quick | --budget TIME]`: a suite.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use afterimage_explore::campaign::Progress;
-use afterimage_explore::lane::{self, LaneOptions, Listener, Planted};
 use afterimage_explore::report::Report;
+use afterimage_explore::suite::{self, Listener, Planted, SuiteOptions};
 
 use super::{explain, interrupt, progress, workers};
 use afterimage::commands::{print_line, to_json};
 use afterimage::failure::Failure;
 use afterimage::units::parse_duration;
 
-/// The budget of the campaigns of the short lane: with recordings, guests and planted faults a minute or two.
+/// The budget of the campaigns of the short suite: with recordings, guests and planted faults a minute or two.
 const QUICK_BUDGET: Duration = Duration::from_secs(30);
-/// Crash points of each case study in the long lane.
+/// Crash points of each case study in the long suite.
 const CASE_STATES: u64 = 10_000;
 
-/// Without a subcommand: a lane.
+/// Without a subcommand: a suite.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The short lane: a minute or two
+    /// The short suite: a minute or two
     #[arg(long)]
     quick: bool,
-    /// The long lane: every workload under every contract, with this time for all campaigns together; recordings, planted
+    /// The long suite: every workload under every contract, with this time for all campaigns together; recordings, planted
     /// faults and case studies come on top
     #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = parse_duration)]
     budget: Option<Duration>,
@@ -36,7 +36,7 @@ pub struct Args {
     /// Where recordings, progress and failures are kept
     #[arg(long, value_name = "DIR", default_value = "target/explore")]
     out: PathBuf,
-    /// Go on with the lane in --out
+    /// Go on with the suite in --out
     #[arg(long)]
     resume: bool,
     /// Only campaigns, planted faults and case studies whose name contains this
@@ -97,12 +97,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let budget =
         match args.budget {
             None if !args.quick => return Err(Failure::usage(
-                "say which lane: `explore --quick`, or `explore --budget 30m`; or a subcommand (see --help)",
+                "say which suite: `explore --quick`, or `explore --budget 30m`; or a subcommand (see --help)",
             )),
             None => QUICK_BUDGET,
             Some(budget) => budget,
         };
-    let options = LaneOptions {
+    let options = SuiteOptions {
         quick: args.quick,
         budget,
         seed: args.seed,
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let stop = interrupt::flag()?;
     let mut console = Console { json: args.json, line: None };
-    let summary = lane::run(&options, &stop, &mut console).map_err(explain)?;
+    let summary = suite::run(&options, &stop, &mut console).map_err(explain)?;
     let markdown = args.out.join("summary.md");
     std::fs::write(&markdown, summary.markdown())
         .map_err(|e| Failure::failed(format!("cannot write {}: {e}", markdown.display())))?;

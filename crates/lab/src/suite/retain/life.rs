@@ -27,8 +27,8 @@ use crate::daemon::{Daemon, PeerOptions};
 use crate::error::{LabError, Result};
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
-use crate::lane::Evidence;
 use crate::process::Workdir;
+use crate::suite::Evidence;
 
 /// Acknowledgements between two steps.
 const WORK: u64 = 25;
@@ -374,7 +374,7 @@ fn between(
     Ok(None)
 }
 
-/// What a daemon that refuses to serve says: with status 1, and last of all. (Status 2 would be this lane's mistake.)
+/// What a daemon that refuses to serve says: with status 1, and last of all. (Status 2 would be this suite's mistake.)
 fn refusal(error: &LabError) -> Option<&str> {
     match error {
         LabError::Peer(what) if what.starts_with("afterimage would not start (exit status: 1)") => {

@@ -1,4 +1,4 @@
-//! What a lane found, as text, as JSON and as the Markdown that stands in the documentation.
+//! What a suite found, as text, as JSON and as the Markdown that stands in the documentation.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::report::{grouped, Report};
 pub struct Summary {
     /// Seed of all draws.
     pub seed: u64,
-    /// The short lane.
+    /// The short suite.
     pub quick: bool,
     /// The campaigns.
     pub reports: Vec<Report>,
@@ -30,7 +30,7 @@ pub struct Summary {
 
 impl Summary {
     /// Whether every promise of the daemon held, and every planted fault was found. A guest that does not survive an exact
-    /// prefix of its own requests is reported, and no failure of the lane.
+    /// prefix of its own requests is reported, and no failure of the suite.
     pub fn passed(&self) -> bool {
         self.reports.iter().all(Report::is_accepted)
             && self.faults.iter().all(|fault| fault.found)

@@ -14,10 +14,10 @@ use crate::{ExploreError, Result};
 
 /// The smallest redo log: recovery reads all of it for every state.
 const LOG_BYTES: u64 = 16 << 20;
-/// Longer than any workload of a lane takes on a busy machine.
+/// Longer than any workload of a suite takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Recordings of a lane, in its folder.
+/// Recordings of a suite, in its folder.
 pub(super) struct Recordings {
     folder: PathBuf,
     reuse: bool,

@@ -1,4 +1,4 @@
-//! What the lanes' guests do.
+//! What the suites' guests do.
 
 use crate::check::apps::{
     editor_workload, integrity_workload, records_workload, sqlite_workload, App, JournalMode, Saving,

@@ -1,4 +1,4 @@
-//! Which campaigns a lane runs.
+//! Which campaigns a suite runs.
 
 use afterimage_trace::{Layer, Recording};
 
@@ -20,7 +20,7 @@ pub struct Derived {
     pub retain: bool,
 }
 
-/// One campaign of a lane.
+/// One campaign of a suite.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Its name.
@@ -90,7 +90,7 @@ impl Case {
     }
 }
 
-/// The window that the lanes are recorded under: short, so that a recording of a second has many syncs.
+/// The window that the suites are recorded under: short, so that a recording of a second has many syncs.
 pub(super) const WINDOW: &str = "power-window=10ms";
 
 /// What the explorer found in Linux 6.1, on the guest's own stream, without any daemon.
@@ -104,7 +104,7 @@ const SMALL_LOG_BYTES: u64 = 64 * 4096;
 /// A log that takes whole transactions of a journal of 4 MiB.
 pub(super) const RETAINED_LOG_BYTES: u64 = 4 << 20;
 
-/// All campaigns of a lane.
+/// All campaigns of a suite.
 pub fn cases(quick: bool) -> Vec<Case> {
     let records = workloads::records(if quick { 300 } else { 1000 });
     let sqlite = workloads::sqlite(if quick { 30 } else { 150 }, Synchronous::Extra);

@@ -93,7 +93,7 @@ fn replay_in_guest(rig: &Rig, image: &Path) -> Result<()> {
     let mut guest = Guest::builder(Vmm::Uml)
         .memory_mib(96)
         .kernel_argument(&format!("ubd0={}", image.display()))
-        .limit(crate::lane::GUEST_LIMIT)
+        .limit(crate::suite::GUEST_LIMIT)
         .start(&script)?;
     judge_end(&mut guest)
 }

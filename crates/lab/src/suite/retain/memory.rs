@@ -6,7 +6,7 @@ use super::format::Format;
 use super::rig::{judge_end, Rig, Setup};
 use crate::error::{LabError, Result};
 use crate::guest::Vmm;
-use crate::lane::Evidence;
+use crate::suite::Evidence;
 
 const RETAIN_MAX: &str = "12M";
 const RETAIN_BYTES_MAX: u64 = 12 << 20;
@@ -35,20 +35,20 @@ pub(super) fn run(evidence: &Evidence, format: Format) -> Result<String> {
 
 fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {
     let script = format!(
-        "set -e\n{}\n{}\nsync\n\"$AFTERIMAGE_AGENT\" say '{{\"lane\":\"go\"}}'\n\
+        "set -e\n{}\n{}\nsync\n\"$AFTERIMAGE_AGENT\" say '{{\"suite\":\"go\"}}'\n\
          \"$AFTERIMAGE_AGENT\" stamp /mnt/big --bytes {WRITTEN_BYTES}\n\
          \"$AFTERIMAGE_AGENT\" stamp /mnt/last --bytes 4000000\n\
-         \"$AFTERIMAGE_AGENT\" say '{{\"lane\":\"done\"}}'\nsleep 1000\n",
+         \"$AFTERIMAGE_AGENT\" say '{{\"suite\":\"done\"}}'\nsleep 1000\n",
         format.mkfs(),
         format.mount()
     );
     let mut guest = rig.guest(Vmm::Uml).start(&script)?;
-    let begun = guest.wait_report("lane", "go");
+    let begun = guest.wait_report("suite", "go");
     if let Err(error) = begun {
         return judge_end(&mut guest).and(Err(error));
     }
     let (mut used_most, mut resident_most, mut file_most) = (0, 0, 0);
-    while !guest.channel().lines().iter().any(|line| line.says("lane", "done")) {
+    while !guest.channel().lines().iter().any(|line| line.says("suite", "done")) {
         let arena = rig.arena()?;
         used_most = used_most.max(arena.used_bytes);
         resident_most = resident_most.max(arena.resident_bytes);

@@ -12,7 +12,7 @@ use super::rig::{self, judge_end, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::Result;
 use crate::guest::Vmm;
-use crate::lane::Evidence;
+use crate::suite::Evidence;
 
 /// One thing that is done.
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +228,7 @@ fn one_after_the_other(evidence: &Evidence, plan: &Plan, rig: &mut Rig, actions:
         }
         let mut guest = rig.guest(Vmm::Uml).start(&script)?;
         let ended = match action {
-            Some(_) => guest.wait_report("lane", "done").or_else(|e| judge_end(&mut guest).and(Err(e))),
+            Some(_) => guest.wait_report("suite", "done").or_else(|e| judge_end(&mut guest).and(Err(e))),
             None => judge_end(&mut guest),
         };
         let name = before.as_ref().map_or("", |(done, _)| done.name);
@@ -270,7 +270,7 @@ fn setup(plan: &Plan, action: &Action) -> String {
         "set -e\nwipefs -qa $1\nmkfs.ext4 -q -F -b 4096 -e remount-ro $1 {}\nmount -o data=journal,errors=remount-ro $1 /mnt\n\
          mkdir -p /mnt/acks /mnt/churn\nsync\n\"$AFTERIMAGE_AGENT\" churn /mnt/churn --seed {} --seconds 1\n\
          \"$AFTERIMAGE_AGENT\" ack-write /mnt/acks --records 80 --threads 2\n{end}{}\
-         \"$AFTERIMAGE_AGENT\" say '{{\"lane\":\"done\"}}'\nsleep 1000\n",
+         \"$AFTERIMAGE_AGENT\" say '{{\"suite\":\"done\"}}'\nsleep 1000\n",
         action.made_as, plan.seed, action.act
     )
 }

@@ -9,7 +9,7 @@ use super::kills::Plan;
 use super::rig::{self, judge_end, Rig};
 use crate::error::Result;
 use crate::guest::Vmm;
-use crate::lane::Evidence;
+use crate::suite::Evidence;
 
 /// How the guest scribbles: over the home of file data past the cache; over the cached block of the inode table that has
 /// the file's inode, kept in memory; the same, written through. (Not the block with the journal's own inode: no
@@ -48,13 +48,13 @@ fn scribbled(evidence: &Evidence, plan: &Plan, rig: &Rig, scribble: &str) -> Res
          table=$(dumpe2fs $DEV 2>/dev/null | sed -n 's/.*Inode table at \\([0-9]*\\)-.*/\\1/p' | head -n 1)\n\
          table=$((table + ($(stat -c %i /mnt/d/victim) - 1) / 16))\n\
          [ -n \"$data\" ] && [ -n \"$table\" ]\n{scribble} 2>/dev/null\n\
-         \"$AFTERIMAGE_AGENT\" say '{{\"lane\":\"scribbled\"}}'\nsleep 1000\n",
+         \"$AFTERIMAGE_AGENT\" say '{{\"suite\":\"scribbled\"}}'\nsleep 1000\n",
         format.mkfs(),
         format.mount()
     )
     .replace("$DEV", format.device());
     let mut guest = rig.guest(Vmm::Uml).start(&script)?;
-    let ended = guest.wait_report("lane", "scribbled").or_else(|e| judge_end(&mut guest).and(Err(e)));
+    let ended = guest.wait_report("suite", "scribbled").or_else(|e| judge_end(&mut guest).and(Err(e)));
     evidence.note(guest.save(evidence.folder(), "wild"));
     ended?;
     rig.expect_retained()?;

@@ -13,10 +13,10 @@ use rustix::process::Signal;
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::guest::{fetch_kernel, Ended, Guest, GuestBuilder, Vmm};
-use crate::lane::Evidence;
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
 use crate::process::Workdir;
+use crate::suite::Evidence;
 
 use super::format::Format;
 
@@ -164,7 +164,7 @@ impl Rig {
     /// A guest on this disk, whoever serves it.
     pub fn guest_of(server: &Daemon, vmm: Vmm) -> GuestBuilder {
         let memory = if vmm == Vmm::Uml { 128 } else { 256 };
-        Guest::builder(vmm).disk(server.socket()).memory_mib(memory).limit(crate::lane::GUEST_LIMIT)
+        Guest::builder(vmm).disk(server.socket()).memory_mib(memory).limit(crate::suite::GUEST_LIMIT)
     }
 
     /// What the daemon says of the first file system on the disk.

@@ -1,4 +1,4 @@
-//! Planted faults: a lane that does not find them proves nothing.
+//! Planted faults: a suite that does not find them proves nothing.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::cases::{RETAINED_LOG_BYTES, WINDOW};
 use super::record::Recordings;
 use super::workloads::{self, Workload};
-use super::LaneOptions;
+use super::SuiteOptions;
 use crate::campaign::{self, Limits, Progress};
 use crate::check::apps::Synchronous;
 use crate::fault::Fault;
@@ -20,7 +20,7 @@ use crate::model::Model;
 use crate::setup::{Level, Setup};
 use crate::{runner, Result};
 
-/// For each fault: in the quick lane they are found within a few seconds; more is for busy machines.
+/// For each fault: in the quick suite they are found within a few seconds; more is for busy machines.
 const BUDGET: Duration = Duration::from_secs(60);
 /// A small log wraps and checkpoints in a short recording, too.
 const LOG_AREA_BYTES: u64 = 64 * 4096;
@@ -52,7 +52,7 @@ pub(super) enum Mistake {
     TornBlocks(Workload),
 }
 
-/// All of a lane.
+/// All of a suite.
 pub(super) fn all(quick: bool) -> Vec<Mistake> {
     let mut faults: Vec<Mistake> = if quick {
         [Fault::NoOrder, Fault::EarlyFlush, Fault::SkipLogSync, Fault::LoseLogTail]
@@ -103,7 +103,7 @@ impl Mistake {
     /// Looks for a state that shows it.
     pub fn hunt(
         &self,
-        options: &LaneOptions,
+        options: &SuiteOptions,
         recordings: &mut Recordings,
         stop: &AtomicBool,
     ) -> Result<Planted> {
@@ -135,7 +135,7 @@ impl Mistake {
         })
     }
 
-    fn plant(&self, options: &LaneOptions, recordings: &mut Recordings) -> Result<(Arc<Recording>, Setup)> {
+    fn plant(&self, options: &SuiteOptions, recordings: &mut Recordings) -> Result<(Arc<Recording>, Setup)> {
         match self {
             Self::TornBlocks(workload) => {
                 let recording = recordings.get(workload, "power")?;
