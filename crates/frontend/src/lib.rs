@@ -32,6 +32,7 @@ mod inflight;
 pub mod keep;
 mod memory;
 mod notify;
+mod options;
 mod peer;
 mod queue;
 mod request;
@@ -45,8 +46,9 @@ mod worker;
 
 pub use error::FrontendError;
 pub use keep::KeepHandle;
+pub use options::ServeOptions;
 pub use queue::BYTES_MAX as QUEUE_BYTES_MAX;
-pub use server::{Endpoint, ServeOptions, Server};
+pub use server::{Endpoint, Server};
 pub use stats::{
     FrontendSnapshot, FrontendStats, OperationSnapshot, QueueSnapshot, QueueStats, RequestKind,
     LATENCY_BOUNDS_US,

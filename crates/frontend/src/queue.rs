@@ -25,9 +25,9 @@ use crate::chain::{Chain, DESCRIPTORS_MAX};
 use crate::inflight::Inflight;
 use crate::memory::{GuestMemory, SegmentList};
 use crate::notify::{Call, Doorbell, Wake};
+use crate::options::QUEUE_SIZE_MAX;
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
-use crate::server::QUEUE_SIZE_MAX;
 use crate::stats::{QueueStats, RequestKind};
 
 /// How often a queue without a kick descriptor looks at its ring.

@@ -15,10 +15,8 @@ use crate::keep::{Entry, KeepHandle};
 use crate::notify::{poll_readable, Wake};
 use crate::peer;
 use crate::session::{Session, SessionEnd, StopOrder};
-use crate::{FrontendError, FrontendStats};
+use crate::{FrontendError, FrontendStats, ServeOptions};
 
-const QUEUES_MAX: u16 = 64;
-pub(crate) const QUEUE_SIZE_MAX: u16 = 1024;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Where the guest comes from.
@@ -28,27 +26,6 @@ pub enum Endpoint {
     Listen(UnixListener),
     /// The guest is already connected; when it leaves, the server is finished.
     Connected(UnixStream),
-}
-
-/// How a disk is shown to its guest.
-#[derive(Clone, Debug)]
-pub struct ServeOptions {
-    /// Virtqueues offered, 1 to 64. Each has a thread and a lane of its own.
-    pub queues: u16,
-    /// Largest queue size accepted, a power of two from 16 to 1024.
-    pub queue_size_max: u16,
-    /// Whether the guest sees a write cache at first; it may switch (VIRTIO_BLK_F_CONFIG_WCE).
-    pub write_cache: bool,
-    /// Spin for this long before sleeping, in microseconds; 0, the default, never spins. Helps only with spare cores.
-    pub spin_us: u32,
-    /// Where sockets and in-flight requests outlive this process.
-    pub keep: Option<KeepHandle>,
-}
-
-impl Default for ServeOptions {
-    fn default() -> Self {
-        Self { queues: 1, queue_size_max: 1024, write_cache: true, spin_us: 0, keep: None }
-    }
 }
 
 /// A disk being served.
@@ -85,7 +62,7 @@ impl Server {
         options: ServeOptions,
         stats: Arc<FrontendStats>,
     ) -> Result<Server, FrontendError> {
-        check(name, &options, &stats)?;
+        options.check(name, &stats)?;
         crate::sigbus::install().map_err(|e| FrontendError::io("cannot handle SIGBUS", e))?;
         let keep = options.keep.clone();
         let kept = match &keep {
@@ -169,24 +146,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn check(name: &str, options: &ServeOptions, stats: &FrontendStats) -> Result<(), FrontendError> {
-    let no = |reason: String| Err(FrontendError::Options(reason));
-    if !(1..=QUEUES_MAX).contains(&options.queues) {
-        return no(format!("{} queues: a disk has 1 to {QUEUES_MAX}", options.queues));
-    }
-    let size = options.queue_size_max;
-    if !size.is_power_of_two() || !(16..=QUEUE_SIZE_MAX).contains(&size) {
-        return no(format!("a queue size of {size}: it must be a power of two from 16 to {QUEUE_SIZE_MAX}"));
-    }
-    if stats.queues() < options.queues {
-        return no(format!("counters for {} queues, and the disk has {}", stats.queues(), options.queues));
-    }
-    if name.is_empty() || name.contains('/') || name.len() > 128 {
-        return no(format!("{name:?} cannot name a disk: 1 to 128 bytes without a slash"));
-    }
-    Ok(())
 }
 
 /// What the session thread owns.

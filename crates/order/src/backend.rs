@@ -19,9 +19,10 @@ use std::time::Instant;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
 
-use crate::{GroupStatus, HomeWriter};
+use crate::board::Board;
+use crate::{GroupStatus, HomeWriter, Replayed};
 
-/// What [`crate::Group`] asks of where its data goes. How far things have got is on the group's [`Board`](crate::board::Board),
+/// What [`crate::Group`] asks of where its data goes. How far things have got is on the group's [`Board`],
 /// and so is the gate that every lane of a backend keeps to.
 pub(crate) trait Backend: Send + Sync {
     /// The disks to serve, in the order of the images. Their lanes append and read: a completed write has its number, is found
@@ -61,4 +62,16 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Adds what only the backend knows.
     fn describe(&self, status: &mut GroupStatus);
+}
+
+/// A backend, and what opening it has found.
+pub(crate) struct Opened {
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) replayed: Option<Replayed>,
+}
+
+/// The time for what was being done is over.
+pub(crate) fn too_late(doing: &'static str) -> BlockError {
+    BlockError::io(doing, std::io::ErrorKind::TimedOut.into())
 }

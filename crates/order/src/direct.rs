@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use afterimage_block::{advice, BlockError, Disk, DiskIndex, Medium, SequenceNumber};
 use afterimage_store::{mark_used, remove_mark, Image};
 
-use crate::backend::Backend;
+use crate::backend::{too_late, Backend, Opened};
 use crate::clock::SystemClock;
-use crate::group::{too_late, Opened};
 use crate::home::no_disk;
 use crate::home_lane::LaneHome;
 use crate::passthrough::{PassThroughDisk, Shared};

@@ -1,46 +1,21 @@
 //! One consistency group: what `serve` opens, asks and closes.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber, Tap};
+use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
 use afterimage_store::Image;
 
-use crate::backend::Backend;
+use crate::backend::{too_late, Backend, Opened};
 use crate::board::Board;
 use crate::{direct, redo};
-use crate::{Closing, Contract, Event, GroupStatus, HomeWriter, OpenError, Replayed, Subscription};
+use crate::{
+    Closing, Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed, Subscription,
+};
 
 /// A pause brings this part of the log home at once, and an end with a time limit that: so they notice that it is over.
 const PAUSE_PARTS: u64 = 4;
 const CLOSE_PARTS: u64 = 16;
-
-/// How a group is opened.
-#[derive(Clone, Debug)]
-pub struct GroupOptions {
-    /// The promise.
-    pub contract: Contract,
-    /// Size of the redo log file in bytes (`power-window` only); at least [`GroupOptions::LOG_MIN_BYTES`].
-    pub log_max_bytes: u64,
-    /// Where the redo log is; `<first image>.aflog` where `None`.
-    pub log_path: Option<PathBuf>,
-    /// Who listens to what reaches the images and the log, from the opened log on: what opening itself brings home
-    /// from an earlier log is not heard. Nobody, usually.
-    pub tap: Option<Arc<dyn Tap>>,
-}
-
-impl GroupOptions {
-    /// The smallest redo log.
-    pub const LOG_MIN_BYTES: u64 = 16 << 20;
-    /// A redo log that suits most guests.
-    pub const LOG_DEFAULT_BYTES: u64 = 256 << 20;
-
-    /// The usual log beside the first image.
-    pub fn new(contract: Contract) -> Self {
-        Self { contract, log_max_bytes: Self::LOG_DEFAULT_BYTES, log_path: None, tap: None }
-    }
-}
 
 /// The disks of one guest under one contract. Dropping a group does what a process's death does: nothing is lost, and
 /// a redo log stays for the next opening; [`Group::close`] is the orderly end.
@@ -49,13 +24,6 @@ pub struct Group {
     board: Arc<Board>,
     contract: Contract,
     replayed: Option<Replayed>,
-}
-
-/// A backend, and what opening it has found.
-pub(crate) struct Opened {
-    pub(crate) backend: Box<dyn Backend>,
-    pub(crate) board: Arc<Board>,
-    pub(crate) replayed: Option<Replayed>,
 }
 
 impl Group {
@@ -228,9 +196,4 @@ impl Group {
 
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
-}
-
-/// The time for what was being done is over.
-pub(crate) fn too_late(doing: &'static str) -> BlockError {
-    BlockError::io(doing, std::io::ErrorKind::TimedOut.into())
 }

@@ -24,6 +24,7 @@ mod group;
 mod home;
 mod home_lane;
 pub mod offline;
+mod options;
 mod passthrough;
 pub mod redo;
 mod sequence;
@@ -36,8 +37,9 @@ pub use clock::{Clock, SystemClock, VirtualClock};
 pub use contract::{Contract, ContractError, WINDOW_MAX, WINDOW_MIN};
 pub use error::{OpenError, OpenErrorKind};
 pub use events::{Subscription, Unread};
-pub use group::{Group, GroupOptions};
+pub use group::Group;
 pub use home::{HomeError, HomeWriter};
+pub use options::GroupOptions;
 pub use sequence::{LogPosition, LoggedDisk, Sequence, Watermark};
 pub use status::{Closing, Event, GroupStatus, Replayed};
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Geometry, Health};
 
 use crate::counters::Counters;
-use crate::direct::{Alignment, Backing};
+use crate::direct::Backing;
 use crate::syncs::{self, Syncs};
-use crate::transfer::Target;
+use crate::transfer::{Alignment, Target};
 use crate::zero::Methods;
 
 pub(crate) struct Core {

@@ -8,29 +8,13 @@ use std::os::unix::fs::FileTypeExt;
 use afterimage_block::Buffers;
 use rustix::fs::{fcntl_getfl, fcntl_setfl, fstatfs, ioctl_blksszget, statx, AtFlags, OFlags, StatxFlags};
 
+use crate::transfer::{Alignment, Target};
+
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` (linux/magic.h).
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// File systems whose buffered writes are a copy into the page cache unless the machine is short of memory: ext2/3/4,
 /// XFS, btrfs, F2FS (linux/magic.h). Others, such as FUSE and NFS, may wait for somebody on every write.
 const CACHING_FILE_SYSTEMS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-
-/// The alignment of direct I/O on one file, in bytes; both are powers of two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Alignment {
-    /// Of each segment's address.
-    pub memory: u32,
-    /// Of the file offset and each segment's length.
-    pub offset: u32,
-}
-
-impl Alignment {
-    /// Whether the kernel takes these segments as they are.
-    pub fn fits(self, buffers: &Buffers) -> bool {
-        let memory = self.memory as usize - 1;
-        let length = self.offset as usize - 1;
-        buffers.segments().iter().all(|s| s.iov_base as usize & memory == 0 && s.iov_len & length == 0)
-    }
-}
 
 /// What lies below a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +97,7 @@ fn probed(file: &File, size: u64) -> Option<Alignment> {
         }
         let block = align as usize;
         let alignment = Alignment { memory: align, offset: align };
-        let target = crate::transfer::Target { file, alignment: Some(alignment), shard: counters.shard(0) };
+        let target = Target { file, alignment: Some(alignment), shard: counters.shard(0) };
         // Page-aligned memory, used at an odd multiple of the alignment under test.
         let memory = Buffers::allocate(2 * block);
         if target.read(&memory.slice(block, block), u64::from(align)).is_ok() {

@@ -10,10 +10,10 @@ use afterimage_block::{Geometry, Health, SECTOR_BYTES};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, ioctl_blkpbszget, ioctl_blksszget, OFlags};
 
 use crate::core::Core;
-use crate::direct::{self, Alignment};
+use crate::direct;
 use crate::magic::{self, HEAD_BYTES};
 use crate::syncs::Syncs;
-use crate::transfer::sync_data;
+use crate::transfer::{sync_data, Alignment};
 use crate::{lock, Counters, DirectMode, OpenError, OpenOptions};
 
 /// At most this much of a serial is shown (virtio 1.2 § 5.2.6.1, VIRTIO_BLK_T_GET_ID).

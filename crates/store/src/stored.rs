@@ -25,8 +25,8 @@ use std::time::Duration;
 use afterimage_block::Buffers;
 use rustix::fs::{fadvise, Advice};
 
-use crate::direct::{self, Alignment, Backing};
-use crate::transfer::Target;
+use crate::direct::{self, Backing};
+use crate::transfer::{Alignment, Target};
 
 /// The unit of comparison, in bytes: a page of the cache, on most machines.
 const PAGE: u64 = 4096;

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use afterimage_block::Buffers;
 
 use crate::counters::{Counters, Shard};
-use crate::direct::Alignment;
 
 /// The most segments that one system call takes (`UIO_MAXIOV`).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
@@ -23,6 +22,24 @@ pub(crate) const BOUNCE_BYTES: usize = 1 << 20;
 /// An error of the same kind that names its file: who gets it may know only a [`afterimage_block::Medium`].
 pub(crate) fn named<'a>(doing: &'a str, path: &'a Path, offset: u64) -> impl Fn(io::Error) -> io::Error + 'a {
     move |e| io::Error::new(e.kind(), format!("{doing} {} at byte {offset}: {e}", path.display()))
+}
+
+/// The alignment of direct I/O on one file, in bytes; both are powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    /// Of each segment's address.
+    pub memory: u32,
+    /// Of the file offset and each segment's length.
+    pub offset: u32,
+}
+
+impl Alignment {
+    /// Whether the kernel takes these segments as they are.
+    pub fn fits(self, buffers: &Buffers) -> bool {
+        let memory = self.memory as usize - 1;
+        let length = self.offset as usize - 1;
+        buffers.segments().iter().all(|s| s.iov_base as usize & memory == 0 && s.iov_len & length == 0)
+    }
 }
 
 /// A file descriptor and what its I/O has to keep.

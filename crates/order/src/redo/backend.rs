@@ -16,9 +16,8 @@ use super::sets::RedoHome;
 use super::takeover::{
     bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
 };
-use crate::backend::Backend;
+use crate::backend::{too_late, Backend, Opened};
 use crate::clock::{Clock, SystemClock};
-use crate::group::{too_late, Opened};
 use crate::home::no_disk;
 use crate::sequence::LoggedDisk;
 use crate::{Contract, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
