@@ -29,7 +29,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 use failure::Failure;
@@ -65,7 +65,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Guest(_) | Command::Explore(_) | Command::Flash(_) | Command::Trace(_) => {
             Err(tools::run(&args))
         }
-        Command::Man(args) => commands::man::run(&args),
+        Command::Man(args) => commands::man::run(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,9 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
-
-use crate::cli::Cli;
 use crate::failure::Failure;
 use crate::tools;
 
@@ -16,8 +13,7 @@ pub struct Args {
 }
 
 /// Runs it. The pages of another program's subcommands are its own to write.
-pub fn run(args: &Args) -> Result<(), Failure> {
-    let mut command = Cli::command();
+pub fn run(args: &Args, mut command: clap::Command) -> Result<(), Failure> {
     command.build();
     write(&args.folder, &command)?;
     write_subcommands(&args.folder, &command, &tools::NAMES)

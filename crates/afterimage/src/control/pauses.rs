@@ -17,7 +17,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::sessions::ConnectionId;
+/// A connection's number; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
 
 /// Why there is no pause for somebody, or none any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -19,7 +19,8 @@ use afterimage_order::{Contract, Subscription};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::sessions::{Action, ConnectionId, Progress, Sessions};
+use super::pauses::ConnectionId;
+use super::sessions::{Action, Progress, Sessions};
 use crate::serve::state::Daemon;
 
 /// How long reaching a pause may take before writes go on.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use afterimage_order::{Event, Unread};
 use serde::Serialize;
 
-use super::pauses::{Pauses, Reached};
+use super::pauses::{ConnectionId, Pauses, Reached};
 use super::protocol::{
     parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, LINE_BYTES_MAX,
     PAUSE_MS_DEFAULT,
@@ -36,10 +36,6 @@ pub const BUSY_MAX: usize = 48;
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// How often the group is looked at while somebody waits for a sequence number.
 const LOOK: Duration = Duration::from_millis(200);
-
-/// A connection's number; never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub u64);
 
 /// What the shell is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use afterimage_journal::group::JournalOptions;
 use afterimage_order::Contract;
 
+use super::args::{pick, place, Args};
 use super::config::Config;
-use super::settings::{pick, place};
-use crate::commands::serve::Args;
 use crate::failure::Failure;
 use crate::units::parse_size;
 

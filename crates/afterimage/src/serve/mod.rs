@@ -1,6 +1,7 @@
 //! `afterimage serve`: one process, one guest, one consistency group.
 
 mod announce;
+pub mod args;
 pub mod cache;
 pub mod config;
 pub mod daemon;

@@ -7,11 +7,11 @@ use afterimage_journal::group::JournalOptions;
 use afterimage_order::{Contract, GroupOptions};
 use afterimage_store::DirectMode;
 
+use super::args::{pick, place, Args};
 use super::cache::CacheMode;
 use super::config::{self, Config};
 use super::disk_spec::{default_socket, DiskSpec, SocketSpec};
 use super::journal;
-use crate::commands::serve::Args;
 use crate::failure::Failure;
 use crate::sandbox::SandboxMode;
 use crate::units::parse_disk_size;
@@ -214,19 +214,6 @@ impl SocketSpec {
 
 fn meaning_write_cache(cache: Option<CacheMode>) -> bool {
     cache.is_none_or(|mode| mode.meaning().write_cache)
-}
-
-/// How a setting is called in messages: as the command line spells it, or as the configuration file does.
-pub(super) fn place(args: &Args, flag: &str, from_args: bool) -> String {
-    match &args.config {
-        Some(path) if !from_args => format!("{}, {}", path.display(), flag.trim_start_matches('-')),
-        _ => flag.to_owned(),
-    }
-}
-
-/// The command line's word before the file's, and whether it was the command line's.
-pub(super) fn pick<'a>(args: &'a Option<String>, config: &'a Option<String>) -> Option<(&'a str, bool)> {
-    args.as_deref().map(|text| (text, true)).or(config.as_deref().map(|text| (text, false)))
 }
 
 fn metrics_address(text: &str) -> Result<SocketAddr, Failure> {

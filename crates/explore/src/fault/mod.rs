@@ -12,7 +12,7 @@
 
 mod hunt;
 mod streams;
-mod tail;
+pub(crate) mod tail;
 
 use std::str::FromStr;
 
@@ -20,7 +20,6 @@ use afterimage_order::Contract;
 use afterimage_trace::Recording;
 
 pub use hunt::{hunt, survey, Found, Survey};
-pub(crate) use tail::lose_tail;
 
 use crate::layers::{direct, replay_noted, Floor, LayersOptions};
 use crate::log_recovery::RecoveryOptions;
