@@ -28,7 +28,7 @@ use afterimage_bench_vma::catalog::{Device, Mode, Workload};
 use afterimage_bench_vma::scale::Scale;
 use afterimage_bench_vma::source::Sources;
 use afterimage_bench_vma::template::Templates;
-use afterimage_flash::sim::Control;
+use afterimage_flash::control::Control;
 use afterimage_flash::FtlKind;
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;

@@ -13,7 +13,9 @@
 //! cannot be read or a drive without reclaimable space; both are errors, never zeros in a table.
 
 pub mod cli;
+mod comparison;
 pub mod config;
+pub mod control;
 pub mod counts;
 pub mod device;
 pub mod ftl;

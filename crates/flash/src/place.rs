@@ -4,9 +4,9 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::control::RunError;
 use crate::ids::Lpn;
 use crate::scan::Scan;
-use crate::sim::RunError;
 
 /// How the drive is aged before the trace, and so how large it is. [C]: the study does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -28,6 +28,33 @@ pub enum Region {
     Pages,
     /// The blocks that hold a traced page, whole: offsets in blocks stay, pages never traced are room to spare.
     Blocks,
+}
+
+/// What a run does besides the drive's parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RunOptions {
+    /// Ageing.
+    pub precondition: Precondition,
+    /// What a region is made of.
+    pub region: Region,
+    /// A write of a part of a page reads the page first. Off: every touched page counts one operation.
+    pub modify: bool,
+    /// Discards reach the FTL. Off [C]: the study's guests sent none.
+    pub discards: bool,
+    /// The trace's times are kept. Off: one request after the other.
+    pub timed: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            precondition: Precondition::Region,
+            region: Region::Pages,
+            modify: false,
+            discards: false,
+            timed: true,
+        }
+    }
 }
 
 /// From (device, page) to logical page.

@@ -7,8 +7,8 @@ use crate::config::{Config, FtlKind};
 use crate::counts::{Cause, Counts, Ops};
 use crate::ftl::Ftl;
 use crate::geometry::Geometry;
+use crate::place::RunOptions;
 use crate::scan::{Scan, Traffic};
-use crate::sim::RunOptions;
 use crate::trace::Tally;
 use crate::wear::WearSummary;
 

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use crate::control::{Control, RunError};
 use crate::geometry::Geometry;
-use crate::sim::{Control, RunError};
 use crate::trace::{Kind, Prefetch, Request, Tally};
 
 /// Requests and bytes by kind.

@@ -9,85 +9,19 @@
 //! trace without times is played one request after the other.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
 
-use crate::config::{Config, ConfigError, FtlKind};
+use crate::config::{Config, FtlKind};
+use crate::control::{Control, RunError};
 use crate::counts::Cause;
 use crate::ftl::{Ahead, Ftl, FtlError};
 use crate::ids::Lpn;
-use crate::place::{Placement, Precondition, Region};
+use crate::place::{Placement, Precondition, RunOptions};
 use crate::report::{Pages, Report};
 use crate::scan::{Scan, Traffic};
-use crate::trace::{Kind, Prefetch, Request, TraceError};
-
-/// Why a run has no result.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The trace.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    /// The parameters.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The trace does not fit.
-    #[error("{0}")]
-    TooLarge(String),
-    /// The FTL ran out of blocks.
-    #[error("{ftl} stopped after {requests} requests: {error}")]
-    Ftl {
-        /// Which.
-        ftl: FtlKind,
-        /// Requests served.
-        requests: u64,
-        /// Why.
-        error: FtlError,
-    },
-    /// Ctrl-C.
-    #[error("interrupted")]
-    Interrupted,
-}
-
-/// What a run does besides the drive's parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct RunOptions {
-    /// Ageing.
-    pub precondition: Precondition,
-    /// What a region is made of.
-    pub region: Region,
-    /// A write of a part of a page reads the page first. Off: every touched page counts one operation.
-    pub modify: bool,
-    /// Discards reach the FTL. Off [C]: the study's guests sent none.
-    pub discards: bool,
-    /// The trace's times are kept. Off: one request after the other.
-    pub timed: bool,
-}
-
-impl Default for RunOptions {
-    fn default() -> Self {
-        Self {
-            precondition: Precondition::Region,
-            region: Region::Pages,
-            modify: false,
-            discards: false,
-            timed: true,
-        }
-    }
-}
-
-/// What watches and stops a run.
-#[derive(Debug, Default)]
-pub struct Control {
-    /// Set to stop; the run ends with [`RunError::Interrupted`].
-    pub stop: Arc<AtomicBool>,
-    /// Requests looked at in first passes.
-    pub scanned: AtomicU64,
-    /// Requests served, over all runs.
-    pub served: AtomicU64,
-}
+use crate::trace::{Kind, Prefetch, Request};
 
 /// Runs a scanned trace on a drive.
 ///

@@ -3,10 +3,12 @@
 
 use std::path::PathBuf;
 
+use afterimage_flash::control::Control;
 use afterimage_flash::counts::Cause;
+use afterimage_flash::place::RunOptions;
 use afterimage_flash::report::Report;
 use afterimage_flash::scan::Scan;
-use afterimage_flash::sim::{run, Control, RunOptions};
+use afterimage_flash::sim::run;
 use afterimage_flash::trace::{Options, Prefetch};
 use afterimage_flash::{Config, FtlKind};
 

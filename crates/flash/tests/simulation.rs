@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use afterimage_flash::cli::{self, CliError};
+use afterimage_flash::control::{Control, RunError};
+use afterimage_flash::place::RunOptions;
 use afterimage_flash::place::{Precondition, Region};
 use afterimage_flash::report::Report;
 use afterimage_flash::scan::Scan;
-use afterimage_flash::sim::{run, Control, RunError, RunOptions};
+use afterimage_flash::sim::run;
 use afterimage_flash::trace::{Options, Prefetch};
 use afterimage_flash::workload::Random;
 use afterimage_flash::{Config, FtlKind};

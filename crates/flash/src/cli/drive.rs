@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::CliError;
 use crate::config::{Config, GcPolicy};
 use crate::geometry::Geometry;
+use crate::place::RunOptions;
 use crate::place::{Precondition, Region};
-use crate::sim::RunOptions;
 use crate::trace::{Action, Class, Classes, Format, Options, Tally};
 use crate::units::{parse_bytes, parse_share};
 

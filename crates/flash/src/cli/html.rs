@@ -6,7 +6,7 @@ use afterimage_report::plot::{bars, Bar, Group, Scale};
 use afterimage_report::Table;
 use maud::{html, Markup};
 
-use super::compare::Comparison;
+use crate::comparison::Comparison;
 use crate::config::FtlKind;
 use crate::report::Report;
 

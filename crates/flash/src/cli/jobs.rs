@@ -10,9 +10,11 @@ use signal_hook::consts::SIGINT;
 use super::drive::Source;
 use super::CliError;
 use crate::config::{Config, FtlKind};
+use crate::control::{Control, RunError};
+use crate::place::RunOptions;
 use crate::report::Report;
 use crate::scan::Scan;
-use crate::sim::{self, Control, RunError, RunOptions};
+use crate::sim;
 use crate::trace::{Options, Prefetch};
 use afterimage_report::number::thousands;
 

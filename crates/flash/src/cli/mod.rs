@@ -16,7 +16,7 @@ use std::io::Write;
 
 use clap::Subcommand;
 
-use crate::sim::RunError;
+use crate::control::RunError;
 
 pub use drive::{DriveArgs, ReadArgs};
 

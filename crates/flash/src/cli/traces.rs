@@ -9,9 +9,9 @@ use serde::Serialize;
 use super::drive::{format, show_broken, FormatChoice, Source};
 use super::{jobs, print, print_json, CliError, ReadArgs};
 use crate::config::Config;
+use crate::control::RunError;
 use crate::geometry::Geometry;
 use crate::scan::Traffic;
-use crate::sim::RunError;
 use crate::trace::{ByClass, ClassTally, Format, Merged, Tally, Writer};
 use afterimage_report::number::{show_bytes, show_ns, thousands};
 

@@ -1,5 +1,6 @@
 //! The four flash translation layers behind one trait.
 
+mod build;
 pub mod cmt;
 pub mod dftl;
 pub mod fast;

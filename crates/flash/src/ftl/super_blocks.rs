@@ -13,11 +13,17 @@
 
 use std::fmt::Debug;
 
-use super::superblock::Filled;
 use crate::ids::{Block, NONE};
 
 /// No slot.
 const NO_SLOT: u16 = u16::MAX;
+
+/// Whether the block that takes a superblock's host writes has no room left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Filled {
+    No,
+    Yes,
+}
 
 /// A page's place within its superblock, or its owner, in as few bytes as the parameters allow.
 pub trait Cell: Copy + Debug + PartialEq + Send {

@@ -15,10 +15,9 @@
 //! would be lost with it; `LocalCollect` may draw one block from the pool's reserve while it copies.
 
 use super::lru::LruSet;
-use super::super_blocks::{Compact, Form, Super, Wide};
+use super::super_blocks::{Compact, Filled, Form, Super, Wide};
 use super::super_maps::Maps;
 use super::super_owners::Owners;
-use super::superblock_gc::STEPS;
 use super::upcoming::Upcoming;
 use super::{check_mapping_by, read_located, Ahead, Ftl, FtlError, Split};
 use crate::config::{Config, MergeFault};
@@ -29,12 +28,8 @@ use crate::nand::Flash;
 use crate::queue::{take_out, Queue, ALONE};
 use crate::table::prefetch;
 
-/// Whether the block that takes a superblock's host writes has no room left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Filled {
-    No,
-    Yes,
-}
+/// Steps in which a victim is compacted.
+const STEPS: usize = 4;
 
 /// The Superblock FTL.
 #[derive(Debug)]

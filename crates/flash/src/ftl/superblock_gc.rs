@@ -28,8 +28,6 @@ use crate::nand::Packed;
 
 /// How many victims ahead are asked for.
 const DEPTH: usize = 6;
-/// Steps a victim.
-pub(super) const STEPS: usize = 4;
 const STEPS_A_WRITE: usize = 2;
 
 impl<F: Form> Superblock<F> {

@@ -10,10 +10,12 @@
 
 mod blkparse;
 mod capture;
+mod class;
 mod detect;
 mod disksim;
 mod fields;
 mod fio;
+mod formats;
 mod lines;
 mod merge;
 mod msr;
@@ -25,7 +27,7 @@ mod write;
 
 use serde::Serialize;
 
-pub use capture::{ByClass, Class, ClassTally, Classes};
+pub use class::{ByClass, Class, ClassTally, Classes};
 pub use merge::Merged;
 pub use parser::{Action, Reason};
 pub use prefetch::Prefetch;

@@ -1,10 +1,9 @@
-//! One line in, at most one request out; what the formats share.
+//! What the formats share: the state of reading one trace, and the checks that every request passes.
 
 use rustc_hash::FxHashMap;
 
-use super::{
-    blkparse, capture, disksim, fio, msr, spc, Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER,
-};
+use super::class::Captured;
+use super::{Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER};
 
 /// Why a line is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +64,7 @@ pub struct Parser {
     /// fio version 2: microseconds waited so far; `None`: the log has no waits and so no times.
     pub waited_us: Option<u64>,
     /// afterimage: what its remarks have said.
-    pub capture: capture::State,
+    pub capture: Captured,
     devices: FxHashMap<Box<[u8]>, u32>,
     last: (Box<[u8]>, u32),
     first_ns: Option<u64>,
@@ -81,35 +80,10 @@ impl Parser {
             action,
             in_summary: false,
             waited_us: None,
-            capture: capture::State::default(),
+            capture: Captured::default(),
             devices: FxHashMap::default(),
             last: (Box::default(), u32::MAX),
             first_ns: None,
-        }
-    }
-
-    /// Parses a line without its end. `None`: nothing that the simulator needs.
-    #[inline]
-    pub fn line(&mut self, line: &[u8]) -> Result<Option<Request>, Reason> {
-        let line = line.trim_ascii();
-        if line.is_empty() {
-            return Ok(None);
-        }
-        if line[0] == b'#' {
-            return match self.format {
-                Format::Afterimage => capture::remark(self, line).map(|()| None),
-                _ => Ok(None),
-            };
-        }
-        match self.format {
-            Format::Afterimage => capture::line(self, line),
-            Format::Blkparse => blkparse::line(self, line),
-            Format::Fio2 => fio::line(self, line, 2),
-            Format::Fio3 => fio::line(self, line, 3),
-            Format::Msr => msr::line(self, line),
-            Format::Spc => spc::line(self, line),
-            Format::Disksim => disksim::line(self, line, 1_000_000),
-            Format::Mqsim => disksim::line(self, line, 1),
         }
     }
 
