@@ -7,7 +7,6 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Mutex;
 
 use afterimage_bench_kit::{BenchError, Result};
 use afterimage_bench_vma::catalog::Workload;
@@ -21,6 +20,7 @@ use afterimage_flash::sim;
 use afterimage_flash::trace::{Class, Classes, Options, Prefetch};
 use afterimage_flash::{Config, FtlKind};
 use afterimage_report::note;
+use parking_lot::Mutex;
 
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::study::Variant;
@@ -106,15 +106,12 @@ pub fn run(drives: &Drives, store: &Store, guests: u32, control: &Control) -> Re
             .and_then(|simulated| store.keep_simulated(&simulated));
         if let Err(error) = done {
             next.store(todo.len(), Ordering::Relaxed);
-            failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(error);
+            failure.lock().get_or_insert(error);
         }
     };
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(todo.len());
     std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
-    match failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    failure.into_inner().map_or(Ok(()), Err)
 }
 
 fn add(union: &mut Scan, files: &[PathBuf], read: &Options, control: &Control) -> Result<()> {

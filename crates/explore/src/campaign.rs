@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::check::Checker;
@@ -108,10 +109,6 @@ struct Source<'a> {
     exhausted: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs a campaign, from the beginning or from where an earlier one stopped. `stop` ends it early, in order.
 ///
 /// # Errors
@@ -145,7 +142,7 @@ pub fn run(
                     let checkers = make_checkers(worker)?;
                     let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::clone(judge), checkers);
                     while !halt() && spent + begin.elapsed() < limits.time {
-                        let (number, items) = take(&mut lock(source));
+                        let (number, items) = take(&mut source.lock());
                         if items.is_empty() {
                             break;
                         }
@@ -153,7 +150,7 @@ pub fn run(
                         if limits.first_only && !chunk.failures.is_empty() {
                             enough.store(true, Ordering::Relaxed);
                         }
-                        lock(merge).put(number, chunk);
+                        merge.lock().put(number, chunk);
                     }
                     Ok(())
                 };
@@ -169,7 +166,7 @@ pub fn run(
             std::thread::sleep(Duration::from_millis(5));
             if told.elapsed() >= TELL {
                 told = Instant::now();
-                let mut progress = lock(&merge).progress.clone();
+                let mut progress = merge.lock().progress.clone();
                 progress.elapsed = spent + begin.elapsed();
                 tell(&progress);
             }
@@ -184,19 +181,19 @@ pub fn run(
     });
     if outcome.is_err() {
         // What was found until then is kept.
-        let mut progress = lock(&merge).progress.clone();
+        let mut progress = merge.lock().progress.clone();
         progress.elapsed = spent + begin.elapsed();
         tell(&progress);
     }
     outcome?;
-    let mut merge = merge.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut merge = merge.into_inner();
     // Chunks behind one that was given up at the end.
     for chunk in std::mem::take(&mut merge.early).into_values() {
         merge.add(&chunk);
     }
     let mut progress = merge.progress;
     progress.elapsed = spent + begin.elapsed();
-    progress.exhausted = source.into_inner().unwrap_or_else(PoisonError::into_inner).exhausted;
+    progress.exhausted = source.into_inner().exhausted;
     tell(&progress);
     Ok(progress)
 }

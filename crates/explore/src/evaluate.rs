@@ -11,8 +11,9 @@
 //!
 //! What is found depends on the bytes alone, so it is shared between cuts; what may be there depends on the cut.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::check::{Checker, Observation};
@@ -77,7 +78,7 @@ pub struct Known {
 type Checks = Arc<Vec<(&'static str, Observation)>>;
 
 fn shard<T>(shards: &[Mutex<T>; SHARDS], digest: u128) -> MutexGuard<'_, T> {
-    shards[digest as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    shards[digest as usize % SHARDS].lock()
 }
 
 /// One worker's means.

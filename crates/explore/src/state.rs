@@ -1,10 +1,11 @@
 //! One state that a crash may leave, without a copy of the disk: shared durable content and an overlay of sectors.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::Medium;
 use afterimage_trace::{Page, Sparse, PAGE_BYTES};
+use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::hash;
@@ -203,10 +204,6 @@ impl Scratch {
         Self { image, changes: Mutex::default() }
     }
 
-    fn changes(&self) -> MutexGuard<'_, Changes> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The state below.
     pub fn image(&self) -> &Image {
         &self.image
@@ -214,20 +211,20 @@ impl Scratch {
 
     /// Notes from now on which pages of the image are read.
     pub fn note_reads(&self) {
-        self.changes().reads = Some(FxHashSet::default());
+        self.changes.lock().reads = Some(FxHashSet::default());
     }
 
     /// The pages of the image that were read since [`Scratch::note_reads`], ascending. Whoever reads the same bytes there
     /// and does nothing else by chance does the same again.
     pub fn reads(&self) -> ReadSet {
-        let mut reads: Vec<u64> = self.changes().reads.iter().flatten().copied().collect();
+        let mut reads: Vec<u64> = self.changes.lock().reads.iter().flatten().copied().collect();
         reads.sort_unstable();
         reads
     }
 
     /// Digest of the content as it is now.
     pub fn digest(&self) -> u128 {
-        let changes = self.changes();
+        let changes = self.changes.lock();
         let mut digest = self.image.digest();
         let Image { medium, base, overlay, .. } = &self.image;
         for (index, page) in &changes.pages {
@@ -255,7 +252,7 @@ impl Scratch {
     /// The content as it is now, as a state of its own.
     pub fn snapshot(&self) -> Image {
         let mut image = self.image.clone();
-        for (index, page) in &self.changes().pages {
+        for (index, page) in &self.changes.lock().pages {
             let len = self.page_len(*index);
             let data: Arc<[u8]> = Arc::from(&page[..len]);
             for (i, sector) in (index * SECTORS_PER_PAGE..).take(len / SECTOR_BYTES).enumerate() {
@@ -267,7 +264,7 @@ impl Scratch {
 
     /// Calls with index and content of every page that was written, in no order; the last page of the medium may be short.
     pub fn changed(&self, mut each: impl FnMut(u64, &[u8])) {
-        for (index, page) in &self.changes().pages {
+        for (index, page) in &self.changes.lock().pages {
             each(*index, &page[..self.page_len(*index)]);
         }
     }
@@ -286,7 +283,7 @@ impl Scratch {
     /// Zeroes whole pages. Those that are zero below need no copy: a discard of a whole disk is mostly free.
     fn zero_pages(&self, range: std::ops::Range<u64>) {
         let Image { base, overlay, .. } = &self.image;
-        let mut changes = self.changes();
+        let mut changes = self.changes.lock();
         changes.pages.retain(|page, _| !range.contains(page));
         let over = overlay.keys().map(|sector| sector / SECTORS_PER_PAGE).filter(|page| range.contains(page));
         let below = std::iter::successors(base.next_page(range.start), |page| base.next_page(page + 1))
@@ -297,7 +294,7 @@ impl Scratch {
     }
 
     fn change(&self, offset: u64, len: usize, mut fill: impl FnMut(&mut [u8], std::ops::Range<usize>)) {
-        let mut changes = self.changes();
+        let mut changes = self.changes.lock();
         let changes = &mut *changes;
         let mut done = 0;
         while done < len {
@@ -330,7 +327,7 @@ impl Medium for Scratch {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len())?;
         self.image.read_at(buf, offset);
-        let mut changes = self.changes();
+        let mut changes = self.changes.lock();
         let changes = &mut *changes;
         if changes.pages.is_empty() && changes.reads.is_none() {
             return Ok(());
@@ -351,7 +348,7 @@ impl Medium for Scratch {
     }
 
     fn zeroes_from(&self, offset: u64) -> u64 {
-        let changes = self.changes();
+        let changes = self.changes.lock();
         // Knowing that a page is zero is reading it.
         if changes.reads.is_some() || offset >= self.image.len() {
             return 0;

@@ -3,10 +3,11 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_protocol::report::{self, Agent};
+use parking_lot::{Condvar, Mutex};
 use serde::de::DeserializeOwned;
 
 use crate::error::{Context, LabError, Result};
@@ -64,12 +65,6 @@ struct Shared {
     news: Condvar,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A channel: everything that came is kept.
 pub struct Channel {
     shared: Arc<Shared>,
@@ -95,12 +90,12 @@ impl Channel {
 
     /// Everything that has come so far.
     pub fn lines(&self) -> Vec<Arrival> {
-        self.shared.lock().lines.clone()
+        self.shared.state.lock().lines.clone()
     }
 
     /// How many lines have come so far.
     pub fn count(&self) -> usize {
-        self.shared.lock().lines.len()
+        self.shared.state.lock().lines.len()
     }
 
     /// Waits for the first line, from index `from` on, for which `wanted` returns something.
@@ -117,7 +112,7 @@ impl Channel {
     ) -> Result<Option<T>> {
         let end = Instant::now() + limit;
         let mut next = from;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         loop {
             while next < state.lines.len() {
                 if let Some(found) = wanted(&state.lines[next]) {
@@ -132,20 +127,20 @@ impl Channel {
             if left.is_zero() {
                 return Err(LabError::Deadline { what: what.to_owned(), limit });
             }
-            state = self.shared.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.news.wait_for(&mut state, left);
         }
     }
 
     /// Waits until the guest's end is closed, so that [`Channel::lines`] is everything there will be.
     pub fn wait_closed(&self, limit: Duration) {
         let end = Instant::now() + limit;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while !state.closed {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            state = self.shared.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.news.wait_for(&mut state, left);
         }
     }
 
@@ -166,11 +161,11 @@ fn read_lines(mut reader: BufReader<UnixStream>, shared: &Shared) {
             // A line without its end was cut by the guest's death: it was never said.
             Ok(_) if bytes.last() == Some(&b'\n') => {
                 let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']).to_owned();
-                shared.lock().lines.push(Arrival { at_ns: monotonic_ns(), line });
+                shared.state.lock().lines.push(Arrival { at_ns: monotonic_ns(), line });
                 shared.news.notify_all();
             }
             _ => {
-                shared.lock().closed = true;
+                shared.state.lock().closed = true;
                 shared.news.notify_all();
                 return;
             }

@@ -15,9 +15,11 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::{Result, TraceError};
 use crate::writer::{About, RecordWriter, Written};
@@ -74,12 +76,6 @@ enum Item {
     Target { layer: Layer, role: Role, base: Arc<Sparse>, same_as: Option<TargetId> },
     About(About),
     Event(Event),
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl std::fmt::Debug for Recorder {
@@ -139,7 +135,7 @@ impl Recorder {
     /// # Panics
     /// Where the base refers to a target that there is none of.
     pub fn target(&self, layer: Layer, role: Role, base: Base) -> TargetId {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let (base, same_as) = match base {
             Base::Own(base) => (base, None),
             Base::SameAs(other) => (Arc::clone(&state.targets[usize::from(other.0)].1), Some(other)),
@@ -152,12 +148,12 @@ impl Recorder {
 
     /// The base content of a target.
     pub(crate) fn base(&self, target: TargetId) -> Option<Arc<Sparse>> {
-        self.shared.lock().targets.get(usize::from(target.0)).map(|(_, base)| Arc::clone(base))
+        self.shared.state.lock().targets.get(usize::from(target.0)).map(|(_, base)| Arc::clone(base))
     }
 
     /// Adds to what is said about the recording.
     pub fn about(&self, more: About) {
-        self.push(&mut self.shared.lock(), Item::About(more), 0);
+        self.push(&mut self.shared.state.lock(), Item::About(more), 0);
     }
 
     /// A request is about to be made: call this before the layer below may act on it. Returns its name.
@@ -175,23 +171,24 @@ impl Recorder {
 
     /// A request was answered: call this before the layer above may learn of it.
     pub fn complete(&self, target: TargetId, id: u64, ok: bool) {
-        self.event(&mut self.shared.lock(), EventKind::Complete { target, id, ok }, 0);
+        self.event(&mut self.shared.state.lock(), EventKind::Complete { target, id, ok }, 0);
     }
 
     /// Somebody outside said this.
     pub fn mark(&self, text: &str) {
-        self.event(&mut self.shared.lock(), EventKind::Mark { text: text.into() }, text.len());
+        self.event(&mut self.shared.state.lock(), EventKind::Mark { text: text.into() }, text.len());
     }
 
     /// What was recorded so far.
     pub fn tally(&self) -> Tally {
-        self.shared.lock().tally
+        self.shared.state.lock().tally
     }
 
     fn wait_for_room(&self) -> MutexGuard<'_, State> {
         let full = |state: &mut State| state.queued_bytes > QUEUED_BYTES_MAX && !state.dead;
-        let state = self.shared.lock();
-        self.shared.room.wait_while(state, full).unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.shared.state.lock();
+        self.shared.room.wait_while(&mut state, full);
+        state
     }
 
     /// The time is taken under the lock, so that it never decreases.
@@ -228,12 +225,12 @@ impl Recorder {
     pub fn finish(&self) -> Result<Finished> {
         self.recording.store(false, Ordering::Release);
         let tally = {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             state.ending = true;
             self.shared.news.notify_one();
             state.tally
         };
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         let Some(thread) = thread else { return Ok(Finished { tally, ..Finished::default() }) };
         let (written, _file) = thread.join().unwrap_or_else(|_| {
             Err(TraceError::Unsupported(format!("the thread that writes {} panicked", self.path.display())))
@@ -255,7 +252,7 @@ struct Last<'a>(&'a Shared);
 
 impl Drop for Last<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.dead = true;
         state.queue.clear();
         self.0.room.notify_all();
@@ -266,10 +263,9 @@ impl Drop for Last<'_> {
 fn write_all(shared: &Shared, mut writer: RecordWriter<File>) -> Result<(Written, File)> {
     let mut chunk_closed = Instant::now();
     loop {
-        let state = shared.lock();
+        let mut state = shared.state.lock();
         let idle = |state: &mut State| state.queue.is_empty() && !state.ending;
-        let (mut state, _) =
-            shared.news.wait_timeout_while(state, IDLE, idle).unwrap_or_else(PoisonError::into_inner);
+        shared.news.wait_while_for(&mut state, idle, IDLE);
         let items = std::mem::take(&mut state.queue);
         let ending = state.ending;
         state.queued_bytes = 0;

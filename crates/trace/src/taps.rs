@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::{BlockError, Blocking, Buffers, Disk, DiskIndex, Medium, Operation, Sector, Tap};
+use parking_lot::Mutex;
 
 use crate::recorder::Base;
 use crate::{Layer, Recorder, Role, Sparse, TapDisk, TapMedium, TargetId, PAGE_BYTES};
@@ -26,7 +27,7 @@ impl Taps {
     }
 
     fn below(&self, role: Role, medium: &dyn Medium) -> io::Result<TargetId> {
-        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut targets = self.targets.lock();
         if let Some(target) = targets.get(&role) {
             return Ok(*target);
         }
@@ -50,13 +51,13 @@ impl Tap for Taps {
 
     fn lower(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
         let role = Role::Disk(index.0);
-        let known = self.targets.lock().unwrap_or_else(PoisonError::into_inner).get(&role).copied();
+        let known = self.targets.lock().get(&role).copied();
         let target = match known {
             Some(target) => target,
             None => {
                 let base = read_disk(&disk).map_err(|e| io::Error::other(e.to_string()))?;
                 let target = self.recorder.target(Layer::Storage, role, Base::Own(Arc::new(base)));
-                self.targets.lock().unwrap_or_else(PoisonError::into_inner).insert(role, target);
+                self.targets.lock().insert(role, target);
                 target
             }
         };
@@ -70,7 +71,7 @@ impl Tap for Taps {
         }
         let role = Role::Disk(index.0);
         let content = read_disk(&disk).map_err(|e| io::Error::other(e.to_string()))?;
-        let below = self.targets.lock().unwrap_or_else(PoisonError::into_inner).get(&role).copied();
+        let below = self.targets.lock().get(&role).copied();
         let same = below.filter(|t| self.recorder.base(*t).is_some_and(|base| base.same_content(&content)));
         let base = same.map_or_else(|| Base::Own(Arc::new(content)), Base::SameAs);
         let target = self.recorder.target(Layer::Guest, role, base);

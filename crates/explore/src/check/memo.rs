@@ -11,8 +11,8 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::Observation;
@@ -51,20 +51,16 @@ fn digest(reads: &[ReadSet], images: &[Image]) -> u128 {
 }
 
 impl Memo {
-    fn sets(&self) -> MutexGuard<'_, Vec<Set>> {
-        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What was found where the checker read the same as it would here, if that is known.
     pub fn find(&self, images: &[Image]) -> Option<Observation> {
         // Digests are computed without the lock, from a copy of the sets in the order in which they are tried.
-        let tried: Vec<Vec<ReadSet>> = self.sets().iter().map(|set| set.reads.clone()).collect();
+        let tried: Vec<Vec<ReadSet>> = self.sets.lock().iter().map(|set| set.reads.clone()).collect();
         for reads in tried {
             if reads.len() != images.len() {
                 continue;
             }
             let digest = digest(&reads, images);
-            let mut sets = self.sets();
+            let mut sets = self.sets.lock();
             let Some(at) = sets.iter().position(|set| set.reads == reads) else { continue };
             if let Some(found) = sets[at].answers.get(&digest).cloned() {
                 sets[..=at].rotate_right(1);
@@ -83,7 +79,7 @@ impl Memo {
     pub fn remember(&self, reads: Vec<ReadSet>, images: &[Image], found: &Observation) {
         assert_eq!(reads.len(), images.len(), "one read set per disk");
         let digest = digest(&reads, images);
-        let mut sets = self.sets();
+        let mut sets = self.sets.lock();
         let at = match sets.iter().position(|set| set.reads == reads) {
             Some(at) => at,
             None => {
@@ -156,7 +152,7 @@ mod tests {
         }
         let (hits, misses) = memo.counts();
         assert!(hits > 4000 && hits + misses == 5000, "{hits} of {}", hits + misses);
-        assert!(memo.sets().len() <= 5);
+        assert!(memo.sets.lock().len() <= 5);
     }
 
     #[test]
@@ -191,7 +187,7 @@ mod tests {
         for set in 0..60 {
             memo.remember(vec![vec![set]], &image, &Observation::Sound);
         }
-        assert_eq!(memo.sets().len(), SETS_MAX);
+        assert_eq!(memo.sets.lock().len(), SETS_MAX);
         assert!(memo.find(&image).is_some());
         for state in 0..ANSWERS_MAX as u64 + 50 {
             let mut other = image.clone();
@@ -200,6 +196,6 @@ mod tests {
             other[0].set(0, Content::owned(&content));
             memo.remember(vec![vec![0]], &other, &Observation::Sound);
         }
-        assert_eq!(memo.sets()[0].answers.len(), ANSWERS_MAX);
+        assert_eq!(memo.sets.lock()[0].answers.len(), ANSWERS_MAX);
     }
 }

@@ -1,12 +1,13 @@
 //! What a replay's redo log has below and beside it: a log that takes its time to sync, a syncer and a checkpointer, all
 //! moved by one virtual clock. Shared between the driver and whatever waits inside a lane.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{Medium, MediumDisk};
 use afterimage_order::redo::{Config, LogSync, Redo, RedoDisk};
 use afterimage_order::{Clock, LoggedDisk, VirtualClock};
+use parking_lot::Mutex;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -37,10 +38,6 @@ pub(super) struct Device {
 
 /// A device and everybody who makes it go on.
 pub(super) type Shared = Arc<Mutex<Device>>;
-
-pub(super) fn lock(device: &Shared) -> MutexGuard<'_, Device> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Device {
     pub fn new(

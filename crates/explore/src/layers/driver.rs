@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{Completion, Disk as _, Lane, Medium, Sector, Token};
@@ -11,10 +11,11 @@ use afterimage_format::log::PAGE_BYTES;
 use afterimage_order::redo::{payload_bytes_max, Redo};
 use afterimage_order::{Clock as _, Contract, VirtualClock};
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Target, TargetId};
+use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::device::{lock, Device, Shared};
+use super::device::{Device, Shared};
 use super::direct::ids_end;
 use super::retained::Retained;
 use super::setting::{new_log, request};
@@ -71,7 +72,7 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
             EventKind::Complete { id, .. } => driver.wait_for(*id)?,
             EventKind::Mark { text } => driver.tape.push(EventKind::Mark { text: Arc::clone(text) }),
         }
-        driver.device().checkpoint_if_half_full()?;
+        driver.device.lock().checkpoint_if_half_full()?;
         driver.reap_all();
     }
     Ok(driver.finish(recording))
@@ -187,13 +188,9 @@ impl<'a> Driver<'a> {
         Ok(driver)
     }
 
-    fn device(&self) -> std::sync::MutexGuard<'_, Device> {
-        lock(&self.device)
-    }
-
     /// A process begins: takes over what is in the log and in the arenas, and opens a lane for each disk.
     fn start(&mut self) -> Result<()> {
-        let disks = self.device().start()?;
+        let disks = self.device.lock().start()?;
         self.lanes = match &mut self.retained {
             Some(retained) => retained.start(disks, &self.device)?,
             None => {
@@ -205,7 +202,7 @@ impl<'a> Driver<'a> {
     }
 
     fn core(&self) -> Arc<Redo> {
-        self.device().core()
+        self.device.lock().core()
     }
 
     /// Time passes, and what is due is done.
@@ -217,16 +214,16 @@ impl<'a> Driver<'a> {
             if turns > TURNS_MAX {
                 return Err(ExploreError::Corrupt("the redo log asks for the same sync for ever".to_owned()));
             }
-            self.device().move_to(due);
+            self.device.lock().move_to(due);
             self.act()?;
         }
-        self.device().move_to(until);
+        self.device.lock().move_to(until);
         Ok(())
     }
 
     /// When the background has something to do next.
     fn due(&self) -> Option<Duration> {
-        let device = self.device();
+        let device = self.device.lock();
         if let Some(until) = device.running_until() {
             return Some(until);
         }
@@ -241,7 +238,7 @@ impl<'a> Driver<'a> {
     /// Does what is due now.
     fn act(&mut self) -> Result<()> {
         let now = self.clock.now();
-        let mut device = lock(&self.device);
+        let mut device = self.device.lock();
         let core = device.core();
         if device.running_until().is_some() {
             device.end_sync()?;
@@ -287,10 +284,10 @@ impl<'a> Driver<'a> {
             self.end_late()?;
         }
         let one = crate::prefix::parts(op, Some(self.part_bytes)).count() == 1;
-        if self.late.is_some() || !may_be || !one || !self.device().draw(per_mille) {
+        if self.late.is_some() || !may_be || !one || !self.device.lock().draw(per_mille) {
             return Ok(false);
         }
-        let events = self.device().rng.random_range(1..LATE_EVENTS_MAX);
+        let events = self.device.lock().rng.random_range(1..LATE_EVENTS_MAX);
         if let Some(retained) = &self.retained {
             retained.late.set(Some((disk, Sector(bytes.start / 512))));
         }
@@ -307,7 +304,7 @@ impl<'a> Driver<'a> {
             }
         }
         let schedule = self.options.schedule;
-        let mut device = lock(&self.device);
+        let mut device = self.device.lock();
         if device.draw(schedule.early_sync) && device.running_until().is_none() {
             device.begin_sync()?;
         }
@@ -339,7 +336,7 @@ impl<'a> Driver<'a> {
             retained.stop();
             self.records = self.core().board.sequence.acknowledged.get().0;
         }
-        let mut device = self.device();
+        let mut device = self.device.lock();
         device.tally.deaths += 1;
         device.stop();
         drop(device);
@@ -383,7 +380,7 @@ impl<'a> Driver<'a> {
             }
             return Ok(());
         }
-        let waits = *op != Op::Flush && self.device().draw(self.options.schedule.batch);
+        let waits = *op != Op::Flush && self.device.lock().draw(self.options.schedule.batch);
         if !waits {
             self.make_room()?;
         } else if self.retained.is_some() {
@@ -409,7 +406,7 @@ impl<'a> Driver<'a> {
                 self.see_head();
                 return Ok(());
             }
-            self.device().make_room()?;
+            self.device.lock().make_room()?;
             self.reap_all();
         }
         let core = self.core();
@@ -438,7 +435,7 @@ impl<'a> Driver<'a> {
                 return Ok(());
             }
             // Held back by the window rule: the sync that it waits for.
-            self.device().go_on()?;
+            self.device.lock().go_on()?;
             self.reap_all();
         }
         Err(ExploreError::Corrupt(format!("the redo log never answers the guest's request {id}")))
@@ -463,7 +460,7 @@ impl<'a> Driver<'a> {
         // What is late arrives.
         self.lanes.clear();
         self.retained = None;
-        self.device().stop();
+        self.device.lock().stop();
         let mut about = source.about.clone();
         let contract = Contract::PowerWindow { window: self.options.window };
         about.insert("contract".to_owned(), contract.to_string().into());
@@ -479,7 +476,7 @@ impl<'a> Driver<'a> {
         about.insert("layers".to_owned(), replay);
         let targets = std::mem::take(&mut self.targets);
         let recording = Recording { about, targets, events: self.tape.take() };
-        let mut device = self.device();
+        let mut device = self.device.lock();
         Replay { recording, floors: std::mem::take(&mut device.floors), tally: device.tally }
     }
 }

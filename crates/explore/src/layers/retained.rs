@@ -16,7 +16,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
@@ -27,10 +27,11 @@ use afterimage_journal::ext4::Options;
 use afterimage_journal::{JournalError, RetainDisk};
 use afterimage_order::redo::RedoDisk;
 use afterimage_order::{HomeError, HomeWriter, LoggedDisk};
+use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use tempfile::TempDir;
 
-use super::device::{lock, Shared};
+use super::device::Shared;
 use super::{failed, TURNS_MAX};
 use crate::{ExploreError, Result};
 
@@ -103,11 +104,11 @@ pub(super) struct Late(Arc<Mutex<Option<(usize, Sector)>>>);
 
 impl Late {
     pub fn set(&self, write: Option<(usize, Sector)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = write;
+        *self.0.lock() = write;
     }
 
     fn is(&self, disk: usize, sector: Sector) -> bool {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) == Some((disk, sector))
+        *self.0.lock() == Some((disk, sector))
     }
 }
 
@@ -171,7 +172,7 @@ impl Retained {
     /// What the schedule adds. `idle`: no request is in flight.
     pub fn by_chance(&mut self, device: &Shared, idle: bool) -> Result<()> {
         let failed = |e: JournalError| failed("the retained journals", &e);
-        let draw = |per_mille| lock(device).draw(per_mille);
+        let draw = |per_mille| device.lock().draw(per_mille);
         for disk in &self.disks {
             if draw(self.how.quiesce) && idle {
                 disk.quiesced(Quiesced::Stopped);
@@ -200,10 +201,10 @@ struct Home {
 impl Home {
     fn write(&self, blocks: &[(Sector, &[u8])]) -> std::result::Result<(), HomeError> {
         for _ in 0..TURNS_MAX {
-            let core = lock(&self.device).core();
+            let core = self.device.lock().core();
             match core.try_write_set(LoggedDisk(self.disk as u16), blocks) {
                 Ok(Some(_)) => return Ok(()),
-                Ok(None) => lock(&self.device).make_room().map_err(|e| broken(&e))?,
+                Ok(None) => self.device.lock().make_room().map_err(|e| broken(&e))?,
                 Err(error) => return Err(error),
             }
         }
@@ -315,7 +316,7 @@ impl NumberedLane {
             if self.writes.is_empty() {
                 return;
             }
-            let made_room = lock(&self.device).make_room();
+            let made_room = self.device.lock().make_room();
             if let Err(error) = made_room {
                 self.fail_all(&broken(&error));
             }
@@ -356,7 +357,7 @@ impl Lane for NumberedLane {
         }
         self.look();
         if self.done.is_empty() {
-            lock(&self.device).go_on().map_err(io::Error::other)?;
+            self.device.lock().go_on().map_err(io::Error::other)?;
         }
         Ok(())
     }

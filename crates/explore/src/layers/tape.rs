@@ -1,11 +1,12 @@
 //! The recording that grows while a stream is driven, and media that write themselves down on it.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::Medium;
 use afterimage_order::{Clock as _, VirtualClock};
 use afterimage_trace::{Event, EventKind, Op, Sparse, TargetId};
+use parking_lot::Mutex;
 
 /// Events in the order in which they became true, with the virtual clock's time.
 pub(super) struct Tape {
@@ -24,22 +25,18 @@ impl Tape {
         Arc::new(Self { clock, inner: Mutex::new(Inner { events: Vec::new(), next_id }) })
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn push(&self, kind: EventKind) {
         let at_ns = self.clock.now().as_nanos() as u64;
-        self.inner().events.push(Event { at_ns, kind });
+        self.inner.lock().events.push(Event { at_ns, kind });
     }
 
     pub(super) fn len(&self) -> usize {
-        self.inner().events.len()
+        self.inner.lock().events.len()
     }
 
     fn submit(&self, target: TargetId, op: Op) -> u64 {
         let id = {
-            let mut inner = self.inner();
+            let mut inner = self.inner.lock();
             inner.next_id += 1;
             inner.next_id
         };
@@ -52,7 +49,7 @@ impl Tape {
     }
 
     pub(super) fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut self.inner().events)
+        std::mem::take(&mut self.inner.lock().events)
     }
 }
 
@@ -77,62 +74,58 @@ impl TapeMedium {
         Arc::new(Self { tape: Arc::clone(tape), target, state })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn content(&self) -> Sparse {
-        self.state().content.clone()
+        self.state.lock().content.clone()
     }
 
     /// A sync is handed to the device, which takes its time: what is written from now on is not covered.
     pub(super) fn begin_sync(&self) {
         let id = self.tape.submit(self.target, Op::Flush);
-        self.state().begun = Some(id);
+        self.state.lock().begun = Some(id);
     }
 
     /// The device answers: the call of `sync` within `wait` is the end of the sync that has begun.
     pub(super) fn end_sync<T>(&self, wait: impl FnOnce() -> T) -> T {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.ends = state.begun.take();
         }
         let result = wait();
-        self.state().ends = None;
+        self.state.lock().ends = None;
         result
     }
 
     /// Nobody waits for the sync that has begun any more: the process is dead.
     pub(super) fn abandon_sync(&self) {
-        self.state().begun = None;
+        self.state.lock().begun = None;
     }
 }
 
 impl Medium for TapeMedium {
     fn len(&self) -> u64 {
-        self.state().content.len()
+        self.state.lock().content.len()
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let state = self.state();
+        let state = self.state.lock();
         check(&state.content, offset, buf.len() as u64)?;
         state.content.read_at(buf, offset);
         Ok(())
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        check(&self.state().content, offset, buf.len() as u64)?;
+        check(&self.state.lock().content, offset, buf.len() as u64)?;
         let op = Op::Write { offset, data: Arc::from(buf), flushed: false };
         let id = self.tape.submit(self.target, op);
-        self.state().content.write_at(buf, offset);
+        self.state.lock().content.write_at(buf, offset);
         self.tape.complete(self.target, id);
         Ok(())
     }
 
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        check(&self.state().content, offset, len)?;
+        check(&self.state.lock().content, offset, len)?;
         let id = self.tape.submit(self.target, Op::Zero { offset, len, unmap, flushed: false });
-        self.state().content.zero_at(offset, len);
+        self.state.lock().content.zero_at(offset, len);
         self.tape.complete(self.target, id);
         Ok(())
     }
@@ -142,7 +135,7 @@ impl Medium for TapeMedium {
     }
 
     fn sync(&self) -> io::Result<()> {
-        let begun = self.state().ends.take();
+        let begun = self.state.lock().ends.take();
         let id = begun.unwrap_or_else(|| self.tape.submit(self.target, Op::Flush));
         self.tape.complete(self.target, id);
         Ok(())

@@ -15,7 +15,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Operation, Sector};
@@ -24,6 +24,7 @@ use afterimage_journal::ext4::Options;
 use afterimage_journal::group::JournalOptions;
 use afterimage_journal::RetainDisk;
 use afterimage_trace::{EventKind, Op, Recording, Sparse};
+use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -76,29 +77,23 @@ pub struct Death {
 /// A disk in memory.
 struct Memory(Mutex<Sparse>);
 
-impl Memory {
-    fn content(&self) -> MutexGuard<'_, Sparse> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Medium for Memory {
     fn len(&self) -> u64 {
-        self.content().len()
+        self.0.lock().len()
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.content().read_at(buf, offset);
+        self.0.lock().read_at(buf, offset);
         Ok(())
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.content().write_at(buf, offset);
+        self.0.lock().write_at(buf, offset);
         Ok(())
     }
 
     fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> io::Result<()> {
-        self.content().zero_at(offset, len);
+        self.0.lock().zero_at(offset, len);
         Ok(())
     }
 
@@ -162,10 +157,10 @@ impl<'a> Served<'a> {
     fn ended(&self, folder: &Path, attached: bool) -> Result<Sparse> {
         let arena = folder.join("copy.arena");
         copy_sparse(&self.arena, &arena)?;
-        let content = self.below.content().clone();
+        let content = self.below.0.lock().clone();
         let copy = Self::open(self.how, Arc::new(Memory(Mutex::new(content))), arena.clone())?;
         copy.disk.finish(attached).map_err(|e| failed(&e))?;
-        let content = copy.below.content().clone();
+        let content = copy.below.0.lock().clone();
         drop(copy);
         std::fs::remove_file(&arena).map_err(ExploreError::io("removing a copy of an arena"))?;
         Ok(content)

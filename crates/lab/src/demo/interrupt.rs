@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -31,7 +32,7 @@ impl Interrupt {
             .spawn(move || {
                 if let Some(signal) = signals.forever().next() {
                     eprintln!("interrupted: guests, daemons and mounts are being removed");
-                    let folder = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let folder = theirs.lock().take();
                     if let Some(folder) = folder {
                         let _ = fs::remove_dir_all(&folder);
                         // Goes only when it is empty.
@@ -47,6 +48,6 @@ impl Interrupt {
 
     /// The folder to remove if a signal comes; none between scenarios.
     pub fn scratch(&self, folder: Option<&Path>) {
-        *self.scratch.lock().unwrap_or_else(PoisonError::into_inner) = folder.map(Path::to_path_buf);
+        *self.scratch.lock() = folder.map(Path::to_path_buf);
     }
 }

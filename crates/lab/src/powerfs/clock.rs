@@ -3,8 +3,10 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -45,12 +47,6 @@ struct Shared {
     news: Condvar,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A thread that runs tasks when they are due.
 pub struct Clock {
     shared: Arc<Shared>,
@@ -71,7 +67,7 @@ impl Clock {
             task();
             return;
         }
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let turn = state.turns;
         state.turns += 1;
         state.heap.push(Waiting { due, turn, task: Box::new(task) });
@@ -82,7 +78,7 @@ impl Clock {
 
 impl Drop for Clock {
     fn drop(&mut self) {
-        self.shared.lock().ended = true;
+        self.shared.state.lock().ended = true;
         self.shared.news.notify_one();
     }
 }
@@ -90,7 +86,7 @@ impl Drop for Clock {
 fn run(shared: &Shared) {
     // The default slack of 50 µs would be half of a flash drive's write. Failing to lower it costs accuracy only.
     let _ = nix::sys::prctl::set_timerslack(1);
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     loop {
         let now = Instant::now();
         let due = state.heap.peek().map(|waiting| waiting.due);
@@ -99,14 +95,14 @@ fn run(shared: &Shared) {
                 if let Some(waiting) = state.heap.pop() {
                     drop(state);
                     (waiting.task)();
-                    state = shared.lock();
+                    state = shared.state.lock();
                 }
             }
             Some(due) => {
-                state = shared.news.wait_timeout(state, due - now).unwrap_or_else(PoisonError::into_inner).0;
+                shared.news.wait_for(&mut state, due - now);
             }
             None if state.ended => return,
-            None => state = shared.news.wait(state).unwrap_or_else(PoisonError::into_inner),
+            None => shared.news.wait(&mut state),
         }
     }
 }

@@ -1,8 +1,10 @@
 //! What FUSE, the clock and the control socket share: the core, the model, and the cut that comes by itself.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::clock::Clock;
 use super::core::{Core, CutReport};
@@ -59,7 +61,7 @@ impl Shared {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inside.lock()
     }
 
     /// Runs `finish` at `due`; with an error if the power went meanwhile.

@@ -26,7 +26,7 @@ mod tap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,6 +36,7 @@ pub use line::{CaptureOp, Class, Seen};
 pub use queue::QUEUED_BYTES_MAX;
 pub use tap::CaptureTap;
 
+use parking_lot::Mutex;
 use queue::Queue;
 use sink::Sink;
 
@@ -131,7 +132,7 @@ impl Capture {
     /// The file could not be written, now or earlier: the trace is incomplete.
     pub fn finish(&self) -> io::Result<Captured> {
         self.queue.end();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         let Some(thread) = thread else { return Ok(Captured::default()) };
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")))
     }

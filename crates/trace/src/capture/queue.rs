@@ -1,8 +1,9 @@
 //! What was seen and is not written yet: bounded, and never waited for.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::line::{CaptureOp, Seen};
 use super::FileId;
@@ -55,14 +56,10 @@ impl Queue {
         Self { state: Mutex::default(), news: Condvar::new(), begin: Instant::now() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The time is taken under the lock, so that it never decreases.
     #[inline]
     pub fn note(&self, file: FileId, op: CaptureOp, offset: u64, length: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.ended {
             return;
         }
@@ -93,10 +90,9 @@ impl Queue {
 
     /// Waits until a chunk is full, the end, or the time is over, and takes everything. `used`: chunks to fill again.
     pub fn take(&self, used: &mut Vec<Vec<Item>>, patience: Duration) -> Taken {
-        let state = self.lock();
+        let mut state = self.state.lock();
         let idle = |state: &mut State| state.full.is_empty() && !state.ended;
-        let (mut state, _) =
-            self.news.wait_timeout_while(state, patience, idle).unwrap_or_else(PoisonError::into_inner);
+        self.news.wait_while_for(&mut state, idle, patience);
         state.free.append(used);
         let mut chunks = std::mem::take(&mut state.full);
         let empty = state.free.pop().unwrap_or_else(|| Vec::with_capacity(CHUNK));
@@ -112,13 +108,13 @@ impl Queue {
 
     /// Nothing is taken from now on.
     pub fn end(&self) {
-        self.lock().ended = true;
+        self.state.lock().ended = true;
         self.news.notify_one();
     }
 
     /// As [`Queue::end`], and what waits is given up: nobody will take it.
     pub fn close(&self) {
-        *self.lock() = State { ended: true, ..State::default() };
+        *self.state.lock() = State { ended: true, ..State::default() };
     }
 }
 

@@ -20,10 +20,11 @@ mod swap;
 pub use swap::SwapMedium;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use guest::{Answer, PoolGuest};
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use super::memo::Memo;
@@ -189,13 +190,9 @@ impl Pool {
         }
     }
 
-    fn guests(&self) -> MutexGuard<'_, Guests> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A guest for disks of these sizes: an idle one, a new one, or the next that comes back.
     fn take(&self, sizes: &[u64]) -> Result<PoolGuest> {
-        let mut guests = self.guests();
+        let mut guests = self.guests.lock();
         loop {
             if let Some(at) = guests.idle.iter().position(|guest| guest.sizes() == sizes) {
                 return Ok(guests.idle.swap_remove(at));
@@ -209,7 +206,7 @@ impl Pool {
                 drop(guests);
                 return PoolGuest::start(&self.options, sizes).inspect_err(|_| self.gone());
             }
-            guests = self.returned.wait(guests).unwrap_or_else(PoisonError::into_inner);
+            self.returned.wait(&mut guests);
         }
     }
 
@@ -218,12 +215,12 @@ impl Pool {
             drop(guest);
             return self.gone();
         }
-        self.guests().idle.push(guest);
+        self.guests.lock().idle.push(guest);
         self.returned.notify_one();
     }
 
     fn gone(&self) {
-        self.guests().count -= 1;
+        self.guests.lock().count -= 1;
         self.returned.notify_one();
     }
 

@@ -4,9 +4,10 @@
 //! with a content.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use afterimage_block::{Medium, MediumDisk};
+use parking_lot::Mutex;
 
 use crate::state::Scratch;
 
@@ -29,11 +30,11 @@ impl SwapMedium {
 
     /// Shows another content, or none.
     pub fn swap(&self, content: Option<Arc<Scratch>>) {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
+        *self.current.lock() = content;
     }
 
     fn current(&self) -> Option<Arc<Scratch>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 }
 
