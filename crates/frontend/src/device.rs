@@ -20,7 +20,7 @@ use crate::config::{config_space, Features, WRITEBACK_OFFSET};
 use crate::inflight::{region_bytes, Region as InflightRegion};
 use crate::keep::KeepHandle;
 use crate::memory::{GuestMemory, Mapping, UserAddress};
-use crate::notify::{Bell, Call, Doorbell, NotADoorbell};
+use crate::notify::{Call, Doorbell, NotADoorbell, Ringer};
 use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
@@ -73,7 +73,7 @@ pub(crate) struct Device {
     /// Where each queue's driver is notified; they outlive connections, since no ring can be made later.
     calls: Vec<CallSlot>,
     /// For what is rung rarely, and to find out what a descriptor is.
-    bell: Bell,
+    ringer: Ringer,
     /// Queues are set up again as another daemon had them, and start together when all is there.
     taking_over: bool,
     memory: Arc<GuestMemory>,
@@ -102,8 +102,8 @@ impl Device {
             .collect::<Result<_, _>>()?;
         let control =
             disk.open_lane().map_err(|source| FrontendError::Lane { queue: options.queues, source })?;
-        let bell = |e| FrontendError::io("cannot create an io_uring to notify guests with", e);
-        let calls = (0..options.queues).map(|_| Ok(Arc::new(Mutex::new(Call::new().map_err(bell)?))));
+        let ring = |e| FrontendError::io("cannot create an io_uring to notify guests with", e);
+        let calls = (0..options.queues).map(|_| Ok(Arc::new(Mutex::new(Call::new().map_err(ring)?))));
         let mut device = Self {
             name: name.to_owned(),
             disk,
@@ -113,7 +113,7 @@ impl Device {
             control,
             queues: Vec::new(),
             calls: calls.collect::<Result<_, FrontendError>>()?,
-            bell: Bell::new().map_err(bell)?,
+            ringer: Ringer::new().map_err(ring)?,
             taking_over: false,
             memory: Arc::default(),
             inflight: None,
@@ -283,7 +283,7 @@ impl Device {
 
     fn doorbell(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<Option<Doorbell>, Refused> {
         self.queue(index)?;
-        Ok(fd.map(|fd| Doorbell::new(fd, &mut self.bell)).transpose()?)
+        Ok(fd.map(|fd| Doorbell::new(fd, &mut self.ringer)).transpose()?)
     }
 
     pub fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
@@ -342,7 +342,7 @@ impl Device {
     pub fn tell_errors(&mut self) {
         for queue in &self.queues {
             if let Some(err) = &queue.err {
-                err.ring(&mut self.bell);
+                err.ring(&mut self.ringer);
             }
         }
     }
@@ -477,7 +477,7 @@ impl Device {
         self.queues[index].base = next_avail;
         if let Ended::Broken(_) = ended {
             if let Some(err) = &self.queues[index].err {
-                err.ring(&mut self.bell);
+                err.ring(&mut self.ringer);
             }
         }
         true

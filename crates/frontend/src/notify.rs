@@ -8,7 +8,7 @@
 //! ```text
 //!           eventfd                                          Unix socket (User Mode Linux's call descriptor)
 //! read      preadv2 with RWF_NOWAIT                          recv with MSG_DONTWAIT
-//! ring      by the kernel, for an empty request of a Bell    send with MSG_DONTWAIT
+//! ring      by the kernel, for an empty request of a Ringer    send with MSG_DONTWAIT
 //! ```
 //!
 //! There is no write to an eventfd that a flag keeps from waiting: O_NONBLOCK can go between a look and the write. But
@@ -22,42 +22,17 @@ use std::time::Duration;
 
 use io_uring::register::Restriction;
 use io_uring::{opcode, IoUring};
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
-use rustix::io::{preadv2, read, write, Errno, ReadWriteFlags};
+use rustix::io::{preadv2, Errno, ReadWriteFlags};
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{recv, send, AddressFamily, RecvFlags, SendFlags};
 
-/// `IORING_REGISTER_EVENTFD` and its opposite (linux/io_uring.h): all that a bell may register.
+/// `IORING_REGISTER_EVENTFD` and its opposite (linux/io_uring.h): all that a ringer may register.
 const REGISTER_EVENTFD: u8 = 4;
 const UNREGISTER_EVENTFD: u8 = 5;
 /// How often a request is submitted again where the kernel is short of memory for the moment.
 const SUBMIT_TRIES: u32 = 1000;
-
-/// Our own wake-up: an eventfd that any thread may set.
-#[derive(Debug)]
-pub(crate) struct Wake(OwnedFd);
-
-impl Wake {
-    pub fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-    }
-
-    pub fn set(&self) {
-        // Fails only where the counter is full, which is as set as can be.
-        let _ = write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    pub fn clear(&self) {
-        let _ = read(&self.0, &mut [0u8; 8]);
-    }
-}
-
-impl AsFd for Wake {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 /// A descriptor that cannot be a doorbell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -66,12 +41,12 @@ pub(crate) struct NotADoorbell;
 
 /// A ring whose only use is that its completions ring an eventfd. Made before the process is sandboxed; it can complete
 /// empty requests and change its eventfd, and nothing else.
-pub(crate) struct Bell {
+pub(crate) struct Ringer {
     ring: IoUring,
     hung: bool,
 }
 
-impl Bell {
+impl Ringer {
     /// # Errors
     /// The kernel makes no io_uring.
     pub fn new() -> io::Result<Self> {
@@ -141,8 +116,8 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     /// # Errors
     /// It is none.
-    pub fn new(fd: OwnedFd, bell: &mut Bell) -> Result<Self, NotADoorbell> {
-        let kind = bell.kind(fd.as_fd())?;
+    pub fn new(fd: OwnedFd, ringer: &mut Ringer) -> Result<Self, NotADoorbell> {
+        let kind = ringer.kind(fd.as_fd())?;
         Ok(Self { fd, kind })
     }
 
@@ -159,14 +134,14 @@ impl Doorbell {
         matches!(result, Ok(n) if n > 0)
     }
 
-    /// Notifies the driver once, with somebody's bell.
-    pub fn ring(&self, bell: &mut Bell) {
+    /// Notifies the driver once, with somebody's ringer.
+    pub fn ring(&self, ringer: &mut Ringer) {
         match self.kind {
             Kind::Socket => ring_socket(&self.fd),
             Kind::Eventfd => {
-                if bell.hang(self.fd.as_fd()).is_ok() {
-                    bell.ring();
-                    bell.take_down();
+                if ringer.hang(self.fd.as_fd()).is_ok() {
+                    ringer.ring();
+                    ringer.take_down();
                 }
             }
         }
@@ -193,7 +168,7 @@ fn ring_socket(fd: &OwnedFd) {
 
 /// Where the device notifies the driver of one queue, again and again: the call descriptor, if there is one.
 pub(crate) struct Call {
-    bell: Bell,
+    ringer: Ringer,
     socket: Option<OwnedFd>,
 }
 
@@ -201,12 +176,12 @@ impl Call {
     /// # Errors
     /// The kernel makes no io_uring.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { bell: Bell::new()?, socket: None })
+        Ok(Self { ringer: Ringer::new()?, socket: None })
     }
 
     /// Puts another descriptor, or none, in the place of the one there was.
     pub fn set(&mut self, doorbell: Option<Doorbell>) -> Result<(), NotADoorbell> {
-        self.bell.take_down();
+        self.ringer.take_down();
         self.socket = None;
         match doorbell {
             None => {}
@@ -215,7 +190,7 @@ impl Call {
                 // Nothing here needs it, but drivers exist that read theirs without a look, as QEMU makes its own and
                 // qemu-storage-daemon its peers' non-blocking.
                 let _ = fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
-                self.bell.hang(fd.as_fd())?;
+                self.ringer.hang(fd.as_fd())?;
             }
         }
         Ok(())
@@ -225,7 +200,7 @@ impl Call {
     pub fn notify(&mut self) -> bool {
         match &self.socket {
             Some(socket) => ring_socket(socket),
-            None if self.bell.hung => self.bell.ring(),
+            None if self.ringer.hung => self.ringer.ring(),
             None => return false,
         }
         true
@@ -252,6 +227,8 @@ pub(crate) fn poll_readable<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{eventfd, EventfdFlags};
+    use rustix::io::{read, write};
     use std::os::unix::net::UnixStream;
 
     fn blocking_eventfd() -> OwnedFd {
@@ -260,15 +237,15 @@ mod tests {
 
     #[test]
     fn a_kick_is_seen_once_on_a_blocking_eventfd_and_on_a_socket() {
-        let mut bell = Bell::new().unwrap();
+        let mut ringer = Ringer::new().unwrap();
         let fd = blocking_eventfd();
-        let kick = Doorbell::new(fd.try_clone().unwrap(), &mut bell).unwrap();
+        let kick = Doorbell::new(fd.try_clone().unwrap(), &mut ringer).unwrap();
         assert!(!kick.clear());
         write(&fd, &3u64.to_ne_bytes()).unwrap();
         assert!(kick.clear());
         assert!(!kick.clear());
         let (near, far) = UnixStream::pair().unwrap();
-        let kick = Doorbell::new(near.into(), &mut bell).unwrap();
+        let kick = Doorbell::new(near.into(), &mut ringer).unwrap();
         assert!(!kick.clear());
         write(&far, &[1; 8]).unwrap();
         assert!(kick.clear());
@@ -277,11 +254,11 @@ mod tests {
 
     #[test]
     fn a_call_arrives_once_each_and_never_waits_for_a_full_descriptor() {
-        let mut bell = Bell::new().unwrap();
+        let mut ringer = Ringer::new().unwrap();
         let mut call = Call::new().unwrap();
         assert!(!call.notify());
         let fd = blocking_eventfd();
-        call.set(Some(Doorbell::new(fd.try_clone().unwrap(), &mut bell).unwrap())).unwrap();
+        call.set(Some(Doorbell::new(fd.try_clone().unwrap(), &mut ringer).unwrap())).unwrap();
         let mut count = [0; 8];
         for notifications in 1..5u64 {
             (0..notifications).for_each(|_| assert!(call.notify()));
@@ -291,30 +268,30 @@ mod tests {
         }
         write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         (0..3).for_each(|_| assert!(call.notify()));
-        let err = Doorbell::new(fd.try_clone().unwrap(), &mut bell).unwrap();
-        err.ring(&mut bell);
+        let err = Doorbell::new(fd.try_clone().unwrap(), &mut ringer).unwrap();
+        err.ring(&mut ringer);
         read(&fd, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), u64::MAX, "full, and not reset");
-        err.ring(&mut bell);
+        err.ring(&mut ringer);
         read(&fd, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1);
         let (near, _far) = UnixStream::pair().unwrap();
-        call.set(Some(Doorbell::new(near.into(), &mut bell).unwrap())).unwrap();
+        call.set(Some(Doorbell::new(near.into(), &mut ringer).unwrap())).unwrap();
         (0..100_000).for_each(|_| assert!(call.notify()));
         call.set(None).unwrap();
         assert!(!call.notify());
     }
 
     #[test]
-    fn a_bell_can_do_nothing_else() {
-        let mut bell = Bell::new().unwrap();
+    fn a_ringer_can_do_nothing_else() {
+        let mut ringer = Ringer::new().unwrap();
         let fd = blocking_eventfd();
-        assert!(bell.ring.submitter().register_files(&[fd.as_raw_fd()]).is_err());
+        assert!(ringer.ring.submitter().register_files(&[fd.as_raw_fd()]).is_err());
         let entry = opcode::Close::new(io_uring::types::Fd(fd.as_raw_fd())).build();
         // SAFETY: closing points to no memory, and is refused.
-        unsafe { bell.ring.submission().push(&entry).unwrap() };
-        let _ = bell.ring.submit();
-        drop(bell);
+        unsafe { ringer.ring.submission().push(&entry).unwrap() };
+        let _ = ringer.ring.submit();
+        drop(ringer);
         write(&fd, &1u64.to_ne_bytes()).expect("still open");
     }
 }

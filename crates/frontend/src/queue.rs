@@ -18,13 +18,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afterimage_block::{Completion, Lane, Request, Token};
+use afterimage_block::{Bell, Completion, Lane, Request, Token};
 use tracing::warn;
 
 use crate::chain::{Chain, DESCRIPTORS_MAX};
 use crate::inflight::Inflight;
 use crate::memory::{GuestMemory, SegmentList};
-use crate::notify::{Call, Doorbell, Wake};
+use crate::notify::{Call, Doorbell};
 use crate::options::QUEUE_SIZE_MAX;
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
@@ -147,7 +147,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Serves until `stopping` is set (and `wake` rung), then until nothing is in flight.
-    pub fn serve(&mut self, stopping: &AtomicBool, wake: &Wake) -> Ended {
+    pub fn serve(&mut self, stopping: &AtomicBool, wake: &Bell) -> Ended {
         let ended = self.work(stopping, wake);
         let quiesced = self.quiesce();
         match (ended, quiesced) {
@@ -157,7 +157,7 @@ impl<'a> Queue<'a> {
         }
     }
 
-    fn work(&mut self, stopping: &AtomicBool, wake: &Wake) -> Ended {
+    fn work(&mut self, stopping: &AtomicBool, wake: &Bell) -> Ended {
         // Whoever served this ring before may have died between publication and interrupt.
         self.notify();
         self.run.ring.disable_kicks();
@@ -181,9 +181,9 @@ impl<'a> Queue<'a> {
                 continue;
             }
             let waited = match &self.run.kick {
-                _ if full => self.lane.wait(&[wake.as_fd()], None),
-                Some(kick) => self.lane.wait(&[kick.as_fd(), wake.as_fd()], None),
-                None => self.lane.wait(&[wake.as_fd()], Some(POLLING_PERIOD)),
+                _ if full => self.lane.wait(&[wake.fd()], None),
+                Some(kick) => self.lane.wait(&[kick.as_fd(), wake.fd()], None),
+                None => self.lane.wait(&[wake.fd()], Some(POLLING_PERIOD)),
             };
             if let Err(error) = waited {
                 return Ended::Broken(format!("waiting for the disk failed: {error}"));

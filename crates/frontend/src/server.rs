@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use afterimage_block::Disk;
+use afterimage_block::{Bell, Disk};
 use tracing::{error, info, warn};
 
 use crate::device::Device;
 use crate::keep::{Entry, KeepHandle};
-use crate::notify::{poll_readable, Wake};
+use crate::notify::poll_readable;
 use crate::peer;
 use crate::session::{Session, SessionEnd, StopOrder};
 use crate::{FrontendError, FrontendStats, ServeOptions};
@@ -83,7 +83,7 @@ impl Server {
         if let Endpoint::Listen(listener) = &endpoint {
             set(listener.set_nonblocking(true))?;
         }
-        let wake = Wake::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
+        let wake = Bell::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
         let stop = Arc::new(StopOrder { wake, given: AtomicBool::new(false) });
         let attached = Attached::default();
         let device = Device::new(name, disk, options, Arc::clone(&stats))?;
@@ -106,7 +106,7 @@ impl Server {
     /// the connection stays there, for the next daemon.
     pub fn stop(&self) {
         self.stop.given.store(true, Ordering::Release);
-        self.stop.wake.set();
+        self.stop.wake.ring();
         self.wait();
     }
 
@@ -174,12 +174,12 @@ impl Service {
             match listener.accept() {
                 Ok((socket, _)) => self.session(&socket, Some(&listener), None),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                    let _ = poll_readable([Some(listener.as_fd()), Some(self.stop.wake.as_fd())], None);
+                    let _ = poll_readable([Some(listener.as_fd()), Some(self.stop.wake.fd())], None);
                 }
                 Err(e) => {
                     warn!("{}: cannot accept a connection: {e}", self.name);
                     // Out of descriptors, mostly: look again when some may be free.
-                    let _ = poll_readable([Some(self.stop.wake.as_fd())], Some(ACCEPT_RETRY));
+                    let _ = poll_readable([Some(self.stop.wake.fd())], Some(ACCEPT_RETRY));
                 }
             }
         }

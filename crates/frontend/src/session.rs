@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use afterimage_block::Bell;
 use nix::sys::socket::MsgFlags;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
@@ -19,7 +20,7 @@ use vhost::vhost_user::BackendReqHandler;
 use crate::device::Device;
 use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
-use crate::notify::{poll_readable, Wake};
+use crate::notify::poll_readable;
 use crate::wire::{self, Frame, Reader, Received};
 
 /// How a session ended without an error.
@@ -34,7 +35,7 @@ pub(crate) enum SessionEnd {
 /// The order to stop.
 #[derive(Debug)]
 pub(crate) struct StopOrder {
-    pub wake: Wake,
+    pub wake: Bell,
     pub given: AtomicBool,
 }
 
@@ -144,18 +145,14 @@ impl<'a> Session<'a> {
             let deaf = deaf_until.map(|until| until.saturating_duration_since(Instant::now()));
             let deaf = deaf.filter(|left| !left.is_zero());
             let listener = self.listener.map(AsFd::as_fd).filter(|_| deaf.is_none());
-            let fds = [
-                Some(self.socket.as_fd()),
-                Some(self.stop.wake.as_fd()),
-                Some(alarms.wake.as_fd()),
-                listener,
-            ];
+            let fds =
+                [Some(self.socket.as_fd()), Some(self.stop.wake.fd()), Some(alarms.wake.fd()), listener];
             let [message, _, alarm, another] = poll_readable(fds, deaf)?;
             if self.stop.is_given() {
                 return Ok(SessionEnd::Stopped);
             }
             if alarm {
-                alarms.wake.clear();
+                alarms.wake.drain();
                 if alarms.memory_gone() {
                     return Err(SessionError::MemoryGone);
                 }
@@ -297,7 +294,7 @@ impl<'a> Session<'a> {
                 Err(nix::Error::EINTR) => {}
                 // A peer that does not read its answers: look again soon, and for the order to stop meanwhile.
                 Err(nix::Error::EAGAIN) => {
-                    poll_readable([Some(self.stop.wake.as_fd())], Some(Duration::from_millis(10)))?;
+                    poll_readable([Some(self.stop.wake.fd())], Some(Duration::from_millis(10)))?;
                     if self.stop.is_given() {
                         return Ok(false);
                     }

@@ -7,18 +7,16 @@ use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use afterimage_block::{wait_readable, BlockError, Disk};
-use std::os::fd::AsFd;
+use afterimage_block::{wait_readable, Bell, BlockError, Disk};
 use tracing::{error, warn};
 
-use crate::notify::Wake;
 use crate::queue::{Ended, Queue, Run};
 use crate::{FrontendError, FrontendStats};
 
 /// What queue threads tell the session thread.
 #[derive(Debug)]
 pub(crate) struct Alarms {
-    pub wake: Wake,
+    pub wake: Bell,
     memory_gone: AtomicBool,
     /// One bit per queue that broke.
     broken: AtomicU64,
@@ -26,7 +24,7 @@ pub(crate) struct Alarms {
 
 impl Alarms {
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self { wake: Wake::new()?, memory_gone: AtomicBool::new(false), broken: AtomicU64::new(0) })
+        Ok(Self { wake: Bell::new()?, memory_gone: AtomicBool::new(false), broken: AtomicU64::new(0) })
     }
 
     pub fn raise(&self, queue: u16, ended: &Ended) {
@@ -37,7 +35,7 @@ impl Alarms {
                 self.broken.fetch_or(1 << (queue % 64), Ordering::AcqRel);
             }
         }
-        self.wake.set();
+        self.wake.ring();
     }
 
     pub fn memory_gone(&self) -> bool {
@@ -52,13 +50,13 @@ impl Alarms {
     pub fn reset(&self) {
         self.memory_gone.store(false, Ordering::Release);
         self.broken.store(0, Ordering::Release);
-        self.wake.clear();
+        self.wake.drain();
     }
 }
 
 struct Shared {
     stopping: AtomicBool,
-    wake: Wake,
+    wake: Bell,
 }
 
 /// A queue thread as the session thread sees it.
@@ -80,7 +78,7 @@ impl Worker {
         stats: Arc<FrontendStats>,
         alarms: Arc<Alarms>,
     ) -> Result<Self, FrontendError> {
-        let wake = Wake::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
+        let wake = Bell::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
         let shared = Arc::new(Shared { stopping: AtomicBool::new(false), wake });
         let (runs, run_queue) = channel();
         let (stop_sender, stopped) = channel();
@@ -114,7 +112,7 @@ impl Worker {
     pub fn run(&mut self, run: Run) -> bool {
         assert!(!self.running, "queue {} runs already", self.index);
         self.shared.stopping.store(false, Ordering::Release);
-        self.shared.wake.clear();
+        self.shared.wake.drain();
         if let Some(runs) = &self.runs {
             self.running = runs.send(run).is_ok();
         }
@@ -127,7 +125,7 @@ impl Worker {
             return None;
         }
         self.shared.stopping.store(true, Ordering::Release);
-        self.shared.wake.set();
+        self.shared.wake.ring();
         self.stopped.recv().ok()
     }
 }
@@ -199,7 +197,7 @@ impl Context {
             drop(memory);
             self.alarms.raise(self.index, &ended);
             while !self.shared.stopping.load(Ordering::Acquire) {
-                let _ = wait_readable(&[self.shared.wake.as_fd()], None);
+                let _ = wait_readable(&[self.shared.wake.fd()], None);
             }
             if stopped.send((next_avail, ended)).is_err() {
                 return;

@@ -20,14 +20,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use afterimage_block::{Medium, MediumDisk};
+use afterimage_block::{Bell, Medium, MediumDisk};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::{memfd_create, MemfdFlags};
 use vhost::vhost_user::message::FrontendReq;
 
 use crate::device::Device;
 use crate::keep::Entry;
-use crate::notify::Wake;
 use crate::session::{Session, StopOrder};
 use crate::wire::Frame;
 use crate::{FrontendStats, ServeOptions};
@@ -372,7 +371,7 @@ fn connection(
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (before, answered) = (descriptors(alone), answers(stats));
     {
-        let stop = StopOrder { wake: Wake::new().expect("an eventfd"), given: AtomicBool::new(false) };
+        let stop = StopOrder { wake: Bell::new().expect("an eventfd"), given: AtomicBool::new(false) };
         let (near, far) = UnixStream::pair().expect("a socket pair");
         let mut peer = Peer::new(near);
         let mut session = Session::new(device, &far, None, &stop).expect("a session");

@@ -10,6 +10,8 @@
 //! connections of a daemon may do to each other is decided in [`sessions`], whose pauses follow [`pauses`].
 
 pub mod client;
+mod connection;
+mod flushes;
 pub mod pauses;
 pub mod protocol;
 pub mod retained;

@@ -17,9 +17,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A connection's number; never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub u64);
+use super::connection::ConnectionId;
 
 /// Why there is no pause for somebody, or none any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

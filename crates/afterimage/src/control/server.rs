@@ -9,17 +9,18 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{channel, sync_channel, Receiver, Sender, SyncSender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afterimage_block::Bell;
 use afterimage_order::{Contract, Subscription};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
-use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
-use super::pauses::ConnectionId;
+use super::connection::ConnectionId;
 use super::sessions::{Action, Progress, Sessions};
 use crate::serve::state::Daemon;
 
@@ -32,14 +33,7 @@ const ACCEPT_MAX: usize = 8;
 /// Outcomes and events that wait for the first thread; more make their senders wait.
 const INPUTS_MAX: usize = 64;
 
-/// What the control socket tells the main thread.
-#[derive(Debug)]
-pub struct StopRequest {
-    /// Takes the outcome of the orderly end.
-    pub outcome: Outcome,
-}
-
-/// Takes the outcome of the orderly end.
+/// Takes the outcome of the orderly end that a client has asked for.
 #[derive(Debug)]
 pub struct Outcome(Post);
 
@@ -67,21 +61,16 @@ enum Input {
 #[derive(Clone, Debug)]
 struct Post {
     inputs: SyncSender<Input>,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Bell>,
 }
 
 impl Post {
     fn post(&self, input: Input) {
         // Without the first thread the process is ending.
         if self.inputs.send(input).is_ok() {
-            set(&self.wake);
+            self.wake.ring();
         }
     }
-}
-
-fn set(wake: &OwnedFd) {
-    // Fails only where the counter is full, which is as set as can be.
-    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }
 
 /// A running control socket.
@@ -114,12 +103,17 @@ enum Job {
     Status(ConnectionId),
 }
 
+/// Begins the orderly end; `false` where it has begun already and nobody takes the request.
+pub type Stop = Box<dyn Fn(Outcome) -> bool + Send>;
+
 /// Starts serving. Returns at once; the threads end with the process.
-pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Sender<StopRequest>) -> io::Result<Control> {
+///
+/// # Errors
+/// No thread or descriptor is left.
+pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Stop) -> io::Result<Control> {
     listener.set_nonblocking(true)?;
     let (inputs, received) = sync_channel(INPUTS_MAX);
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let post = Post { inputs, wake };
+    let post = Post { inputs, wake: Arc::new(Bell::new()?) };
     let worker = |name: &str| {
         let (jobs, todo) = channel::<Job>();
         let (daemon, post) = (Arc::clone(daemon), post.clone());
@@ -127,7 +121,7 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Sender<StopRequ
         std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| jobs)
     };
     let woken = Arc::clone(&post.wake);
-    let events = daemon.group.subscribe(Box::new(move || set(&woken)));
+    let events = daemon.group.subscribe(Box::new(move || woken.ring()));
     let in_background = matches!(daemon.group.status().contract, Contract::PowerWindow { .. });
     let images = daemon.disks.iter().map(|disk| disk.readable.answer()).collect();
     let shell = Shell {
@@ -191,7 +185,7 @@ struct Shell {
     pausing: Sender<Job>,
     flushing: Sender<Job>,
     telling: Sender<Job>,
-    stop: Sender<StopRequest>,
+    stop: Stop,
     /// Dropped when nobody has anything to take any more.
     drain_guard: Option<SyncSender<()>>,
 }
@@ -216,7 +210,7 @@ impl Shell {
                 }
             };
             if ready.wake {
-                let _ = rustix::io::read(&*self.post.wake, &mut [0u8; 8]);
+                self.post.wake.drain();
             }
             while let Ok(input) = self.received.try_recv() {
                 // What happened before it is told before.
@@ -251,7 +245,7 @@ impl Shell {
         });
         let listens = if accepts { PollFlags::IN } else { PollFlags::empty() };
         let mut polled = vec![
-            PollFd::from_borrowed_fd(self.post.wake.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.post.wake.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.listener.as_fd(), listens),
         ];
         polled.extend(self.streams.iter().map(|(id, stream)| {
@@ -309,8 +303,7 @@ impl Shell {
                     Ok(())
                 }
                 Action::Stop => {
-                    let request = StopRequest { outcome: Outcome(self.post.clone()) };
-                    if self.stop.send(request).is_err() {
+                    if !(self.stop)(Outcome(self.post.clone())) {
                         self.sessions.stopped(self.now(), &Err("the daemon is ending already".to_owned()));
                     }
                     Ok(())

@@ -13,7 +13,7 @@
 //! - A newcomer always gets in. Connections that wait for something keep their place, and cannot take the last
 //!   [`CONNECTIONS_MAX`] − [`BUSY_MAX`]; of the others the one that was silent longest gives way. So `status` and `stop`
 //!   get through whatever other clients do.
-//! - Pauses follow their own rules: [`super::pauses`].
+//! - Pauses follow their own rules: [`super::pauses`]; what one connection holds is its own: [`super::connection`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,19 +21,18 @@ use std::time::Duration;
 use afterimage_order::{Event, Unread};
 use serde::Serialize;
 
-use super::pauses::{ConnectionId, Pauses, Reached};
+use super::connection::{Connection, State, Wait};
+pub use super::connection::{ConnectionId, Output};
+use super::flushes::Flushes;
+use super::pauses::{PauseError, Pauses, Reached};
 use super::protocol::{
-    parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, LINE_BYTES_MAX,
-    PAUSE_MS_DEFAULT,
+    parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, PAUSE_MS_DEFAULT,
 };
-use super::RequestError;
 
 /// Connections at a time.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Those of them that may wait for something: events, a sequence number, a flush, a pause.
 pub const BUSY_MAX: usize = 48;
-/// How long a client may take for taking an answer.
-const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// How often the group is looked at while somebody waits for a sequence number.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -56,15 +55,6 @@ pub enum Action {
     Close(ConnectionId),
 }
 
-/// What a connection has to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Output<'a> {
-    /// The bytes.
-    pub bytes: &'a [u8],
-    /// The disk whose image goes along, as a descriptor, with the first of them.
-    pub image: Option<usize>,
-}
-
 /// How far the group is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
@@ -74,90 +64,6 @@ pub struct Progress {
     pub durable: u64,
     /// Why nothing becomes durable any more.
     pub failure: Option<String>,
-}
-
-/// What a connection is doing.
-#[derive(Debug)]
-enum State {
-    /// Its next request is awaited.
-    Idle,
-    /// Its status is being put into words.
-    Status,
-    /// A flush that began after its request will answer it.
-    Flush,
-    /// It waits for a sequence number.
-    Wait(Wait),
-    /// It asked for a pause that is being reached.
-    Pause,
-    /// It ended a pause; writes are about to go on.
-    Resume,
-    /// It waits for the daemon's end.
-    Stop,
-    /// It gets events until it goes.
-    Events(Unread),
-}
-
-#[derive(Debug)]
-struct Wait {
-    sequence: u64,
-    until: Option<Duration>,
-    /// The group was looked at after the request came: the outcome may be judged by it.
-    looked: bool,
-}
-
-#[derive(Debug)]
-struct Connection {
-    state: State,
-    input: Vec<u8>,
-    /// The client sends nothing any more.
-    ended: bool,
-    output: Vec<u8>,
-    sent: usize,
-    image: Option<usize>,
-    /// When the answer must have been taken.
-    answer_until: Duration,
-    /// It ends with the answer that is being sent.
-    closing: bool,
-    /// When bytes last came or went.
-    active_at: Duration,
-}
-
-impl Connection {
-    fn has_output(&self) -> bool {
-        self.sent < self.output.len()
-    }
-}
-
-/// At most one flush runs, and who asks meanwhile shares the next: the running one may have begun too early for it.
-#[derive(Debug, Default)]
-struct Flushes {
-    running: Option<Vec<ConnectionId>>,
-    waiting: Vec<ConnectionId>,
-}
-
-impl Flushes {
-    /// Whether a flush is to be started.
-    fn join(&mut self, id: ConnectionId) -> bool {
-        self.waiting.push(id);
-        self.start()
-    }
-
-    fn start(&mut self) -> bool {
-        if self.running.is_some() || self.waiting.is_empty() {
-            return false;
-        }
-        self.running = Some(std::mem::take(&mut self.waiting));
-        true
-    }
-
-    fn forget(&mut self, id: ConnectionId) {
-        self.waiting.retain(|other| *other != id);
-        self.running.iter_mut().for_each(|riders| riders.retain(|other| *other != id));
-    }
-
-    fn has(&self, id: ConnectionId) -> bool {
-        self.waiting.iter().chain(self.running.iter().flatten()).any(|other| *other == id)
-    }
 }
 
 /// All connections of the control socket.
@@ -212,59 +118,33 @@ impl Sessions {
         }
         let id = ConnectionId(self.next);
         self.next += 1;
-        let connection = Connection {
-            state: State::Idle,
-            input: Vec::new(),
-            ended: false,
-            output: Vec::new(),
-            sent: 0,
-            image: None,
-            answer_until: Duration::MAX,
-            closing: false,
-            active_at: self.now,
-        };
-        self.connections.insert(id, connection);
+        self.connections.insert(id, Connection::new(self.now));
         id
     }
 
     /// How many bytes [`Sessions::receive`] takes now; 0 while a request is being answered.
     pub fn room(&self, id: ConnectionId) -> usize {
-        match self.connections.get(&id) {
-            Some(c) if matches!(c.state, State::Idle) && !c.has_output() && !c.ended && !c.closing => {
-                (LINE_BYTES_MAX + 1).saturating_sub(c.input.len())
-            }
-            _ => 0,
-        }
+        self.connections.get(&id).map_or(0, Connection::room)
     }
 
     /// Bytes came; none means that no more will. At most [`Sessions::room`].
     pub fn receive(&mut self, now: Duration, id: ConnectionId, bytes: &[u8]) {
         self.tick(now);
-        let room = self.room(id);
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        debug_assert!(bytes.len() <= room, "more than there is room for");
-        connection.input.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        connection.ended |= bytes.is_empty();
-        connection.active_at = self.now;
+        connection.receive(self.now, bytes);
         self.go_on(id);
     }
 
     /// What is to be sent, if anything.
     pub fn output(&self, id: ConnectionId) -> Option<Output<'_>> {
-        let connection = self.connections.get(&id).filter(|c| c.has_output())?;
-        let image = connection.image.filter(|_| connection.sent == 0);
-        Some(Output { bytes: &connection.output[connection.sent..], image })
+        self.connections.get(&id)?.output()
     }
 
     /// So many bytes of it went out.
     pub fn sent(&mut self, now: Duration, id: ConnectionId, bytes: usize) {
         self.tick(now);
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.sent = (connection.sent + bytes).min(connection.output.len());
-        connection.active_at = self.now;
-        if !connection.has_output() {
-            connection.output.clear();
-            (connection.sent, connection.image) = (0, None);
+        if connection.sent(self.now, bytes) {
             if connection.closing {
                 return self.close(id);
             }
@@ -287,7 +167,8 @@ impl Sessions {
             tracing::info!("writes go on: the pause's time is over");
             self.actions.push(Action::Resume);
         }
-        let late = self.connections.iter().filter(|(_, c)| c.has_output() && c.answer_until <= self.now);
+        let late =
+            self.connections.iter().filter(|(_, c)| c.answer_until().is_some_and(|until| until <= self.now));
         for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.close(id);
         }
@@ -312,12 +193,11 @@ impl Sessions {
     /// When the next [`Sessions::tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
         let mine = self.connections.values().flat_map(|c| {
-            let answer = c.has_output().then_some(c.answer_until);
             let wait = match &c.state {
                 State::Wait(wait) => wait.until,
                 _ => None,
             };
-            [answer, wait].into_iter().flatten()
+            [c.answer_until(), wait].into_iter().flatten()
         });
         let look = self.look_at.filter(|_| !self.looking);
         mine.chain(look).chain(self.pauses.deadline()).min()
@@ -342,7 +222,7 @@ impl Sessions {
             (Reached::Unwanted(owner), _) => {
                 self.actions.push(Action::Resume);
                 if let Some(owner) = owner {
-                    self.refuse(owner, super::pauses::PauseError::Closed.to_string());
+                    self.refuse(owner, PauseError::Closed.to_string());
                 }
             }
             (Reached::Held(_) | Reached::Failed(_), _) => {}
@@ -360,8 +240,8 @@ impl Sessions {
     /// [`Action::Flush`] is done: the number that it covers, or why nothing is durable.
     pub fn flushed(&mut self, now: Duration, result: Result<u64, String>) {
         self.tick(now);
-        let riders = self.flushes.running.take().unwrap_or_default();
-        if self.flushes.start() {
+        let (riders, next) = self.flushes.done();
+        if next {
             self.actions.push(Action::Flush);
         }
         for id in riders {
@@ -479,10 +359,7 @@ impl Sessions {
 
     /// Bytes and events that are held for a connection.
     pub fn held(&self, id: ConnectionId) -> (usize, usize) {
-        self.connections.get(&id).map_or((0, 0), |c| {
-            let events = if let State::Events(unread) = &c.state { unread.len() } else { 0 };
-            (c.input.len() + c.output.len(), events)
-        })
+        self.connections.get(&id).map_or((0, 0), Connection::held)
     }
 
     // --- inside
@@ -540,9 +417,7 @@ impl Sessions {
         self.flushes.forget(id);
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.state = State::Idle;
-        connection.output = line;
-        (connection.sent, connection.image) = (0, image);
-        connection.answer_until = self.now.saturating_add(ANSWER_WAIT);
+        connection.send(self.now, line, image);
     }
 
     /// The next event or request, where nothing is being sent.
@@ -556,11 +431,10 @@ impl Sessions {
             match &mut connection.state {
                 State::Events(unread) => {
                     let Some(event) = unread.pop() else { return };
-                    connection.output = line(&event);
-                    connection.answer_until = now.saturating_add(ANSWER_WAIT);
+                    connection.send(now, line(&event), None);
                 }
                 State::Idle if connection.closing => return self.close(id),
-                State::Idle => match take_line(&mut connection.input) {
+                State::Idle => match connection.take_line() {
                     Ok(Some(line)) => self.request(id, &line),
                     Ok(None) if connection.ended => return self.close(id),
                     Ok(None) => return,
@@ -657,17 +531,6 @@ pub(super) fn line<T: Serialize>(answer: &T) -> Vec<u8> {
     });
     line.push(b'\n');
     line
-}
-
-/// Cuts the first line off.
-fn take_line(input: &mut Vec<u8>) -> Result<Option<Vec<u8>>, RequestError> {
-    let Some(end) = input.iter().position(|b| *b == b'\n') else {
-        return if input.len() > LINE_BYTES_MAX { Err(RequestError::TooLong) } else { Ok(None) };
-    };
-    let rest = input.split_off(end + 1);
-    let mut line = std::mem::replace(input, rest);
-    line.pop();
-    Ok(Some(line))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The sessions without sockets or clocks: what one client does, and what another then gets.
 
+use super::super::connection::ANSWER_WAIT;
+use super::super::LINE_BYTES_MAX;
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -2,11 +2,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +18,8 @@ use signal_hook::iterator::Signals;
 use super::announce::announce;
 use super::descriptors;
 use super::disk_spec::SocketSpec;
+use super::doors::{disk_name, Doors};
+use super::ends::{End, Ends};
 use super::memory;
 use super::metrics;
 use super::notify::Notifier;
@@ -28,7 +27,7 @@ use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
 use super::state::{Daemon, Readable, ServedDisk};
 use super::trace::{TraceFile, Tracing};
-use crate::control::{self, server::StopRequest};
+use crate::control;
 use crate::failure::Failure;
 use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, SandboxReport};
 
@@ -37,31 +36,8 @@ use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, San
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the kernel is given to take a guest's killed process down, at an orderly end.
 const DYING_LIMIT: Duration = Duration::from_secs(10);
-/// How often a daemon looks whether its already connected guests are still there.
-const LOOK: Duration = Duration::from_millis(100);
-/// How often a daemon looks whether its files are still there.
-const LOOK_DELETED: Duration = Duration::from_secs(1);
 /// How long clients are given to take the last answers and events.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-
-/// What ends a daemon.
-enum End {
-    /// SIGTERM, SIGINT, or `ctl stop`.
-    Stop(Option<StopRequest>),
-    /// SIGHUP under `keep`: another daemon goes on with the same guest.
-    HandOver,
-    /// Every guest that was connected from the start has left.
-    GuestsLeft,
-}
-
-/// Everything that is listened on, opened before any image is touched.
-struct Doors {
-    disks: Vec<Endpoint>,
-    files: Vec<SocketFile>,
-    control: Option<UnixListener>,
-    control_file: Option<SocketFile>,
-    metrics: Option<TcpListener>,
-}
 
 /// Serves until told to stop.
 pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<(), Failure> {
@@ -81,7 +57,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     refuse_same_image(&settings.disks)?;
     descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
-    let doors = open_doors(settings, keep.as_ref())?;
+    let doors = Doors::open(settings, keep.as_ref())?;
     let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
     let readables =
         prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
@@ -133,28 +109,25 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         }
     };
 
-    let (sender, receiver) = channel();
-    watch_signals(signals, sender.clone(), keep.is_some())?;
+    let ends = Ends::watch(signals, keep.is_some())?;
     sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
     let kept = keep.is_some();
     let daemon = Arc::new(Daemon { group, disks, sandbox, kept, started: Instant::now() });
-    let control_path = doors.control_file.as_ref().map(|f| f.path().to_owned());
-    let control = match doors.control {
-        Some(listener) => Some(
-            control::server::start(listener, &daemon, stop_requests(sender)?)
-                .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?,
-        ),
-        None => None,
-    };
+    let (control, control_file) = doors.control.unzip();
+    let control = control
+        .map(|listener| control::server::start(listener, &daemon, ends.stop()))
+        .transpose()
+        .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
     let metrics_address = doors.metrics.as_ref().and_then(|l| l.local_addr().ok()).map(|a| a.to_string());
     if let Some(listener) = doors.metrics {
         metrics::start(listener, Arc::clone(&daemon))
             .map_err(|e| Failure::failed(format!("cannot serve metrics: {e}")))?;
     }
-    announce(&daemon, control_path.as_deref(), metrics_address, json)?;
+    announce(&daemon, control_file.as_ref().map(SocketFile::path), metrics_address, json)?;
     notifier.tell("READY=1");
 
-    let end = wait_for_end(&receiver, &servers, ends_with_guests, &mut Deletions::of(&daemon));
+    let mut deletions = Deletions { daemon: &daemon, said: Vec::new() };
+    let end = ends.wait(&servers, ends_with_guests, || deletions.look());
     match end {
         End::HandOver => notifier.tell_reloading(),
         End::Stop(_) | End::GuestsLeft => notifier.tell("STOPPING=1"),
@@ -183,9 +156,9 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         // The sockets go on living with the next daemon: their files must stay.
         doors.files.into_iter().for_each(SocketFile::leave);
     }
-    if let End::Stop(Some(request)) = end {
+    if let End::Stop(Some(outcome)) = end {
         // The client may be gone; the outcome is reported below in any case.
-        request.outcome.tell(result.as_ref().copied().map_err(ToString::to_string));
+        outcome.tell(result.as_ref().copied().map_err(ToString::to_string));
     }
     if let Some(control) = &control {
         control.drain(ANSWER_WAIT);
@@ -220,64 +193,6 @@ fn refuse_same_image(disks: &[DiskSettings]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// The keeper's name for a disk: its place in the group stays the same across restarts.
-fn disk_name(index: usize) -> String {
-    format!("disk{index}")
-}
-
-fn open_doors(settings: &Settings, keep: Option<&KeepHandle>) -> Result<Doors, Failure> {
-    // Everything inherited first: a number that is opened by us could be mistaken for one that was passed in.
-    let mut inherited: HashMap<usize, Endpoint> = HashMap::new();
-    for (index, disk) in settings.disks.iter().enumerate() {
-        if let SocketSpec::Fd(fd) = disk.socket {
-            inherited.insert(index, sockets::inherited(fd)?);
-        }
-    }
-    let mut disks = Vec::new();
-    let mut files = Vec::new();
-    for (index, disk) in settings.disks.iter().enumerate() {
-        let SocketSpec::Path(path) = &disk.socket else {
-            disks.push(inherited.remove(&index).expect("taken over above"));
-            continue;
-        };
-        let what = format!("disk {}", disk.file.display());
-        let kept =
-            keep.map(|k| k.listener(&disk_name(index))).transpose().map_err(Failure::failed)?.flatten();
-        let listener = match (kept, keep) {
-            (Some(listener), _) => {
-                files.extend(SocketFile::adopt(path));
-                listener
-            }
-            (None, keep) => {
-                let (listener, file) = sockets::listen(path, &what, false)?;
-                files.push(file);
-                if let Some(keep) = keep {
-                    keep.keep_listener(&disk_name(index), &listener).map_err(Failure::failed)?;
-                }
-                listener
-            }
-        };
-        disks.push(Endpoint::Listen(listener));
-    }
-    let control = settings
-        .control
-        .as_deref()
-        .map(|path| sockets::listen(path, "the control socket", true))
-        .transpose()?;
-    let (control, control_file) = control.map_or((None, None), |(l, f)| (Some(l), Some(f)));
-    let metrics = settings
-        .metrics
-        .map(|address| {
-            TcpListener::bind(address).map_err(|e| {
-                Failure::failed(format!(
-                    "cannot serve metrics on {address}: {e}; choose another address or port"
-                ))
-            })
-        })
-        .transpose()?;
-    Ok(Doors { disks, files, control, control_file, metrics })
 }
 
 /// How long a kept daemon waits for its predecessor's last I/O. Its guests wait whatever it does, and it cannot come back.
@@ -364,75 +279,13 @@ fn start_servers(
         .collect()
 }
 
-/// Turns signals into ends. Later ones find a daemon that is ending and change nothing.
-fn watch_signals(mut signals: Signals, ends: Sender<End>, kept: bool) -> Result<(), Failure> {
-    let watch = move || {
-        for signal in signals.forever() {
-            let end = if signal == SIGHUP && kept { End::HandOver } else { End::Stop(None) };
-            tracing::info!(signal, "told to end");
-            if ends.send(end).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(watch)
-        .map(|_| ())
-        .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))
-}
-
-/// A sender for the control socket whose requests arrive among the ends.
-fn stop_requests(ends: Sender<End>) -> Result<Sender<StopRequest>, Failure> {
-    let (sender, receiver) = channel::<StopRequest>();
-    let forward = move || {
-        for request in receiver {
-            if ends.send(End::Stop(Some(request))).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new()
-        .name("stop".to_owned())
-        .spawn(forward)
-        .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
-    Ok(sender)
-}
-
-fn wait_for_end(
-    ends: &Receiver<End>,
-    servers: &[Server],
-    ends_with_guests: bool,
-    deletions: &mut Deletions<'_>,
-) -> End {
-    let mut looked = Instant::now();
-    loop {
-        match ends.recv_timeout(if ends_with_guests { LOOK } else { LOOK_DELETED }) {
-            Ok(end) => return end,
-            Err(RecvTimeoutError::Timeout) if ends_with_guests && servers.iter().all(Server::finished) => {
-                return End::GuestsLeft
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return End::Stop(None),
-        }
-        if looked.elapsed() >= LOOK_DELETED {
-            deletions.look();
-            looked = Instant::now();
-        }
-    }
-}
-
 /// Says once of each file that it was deleted below the daemon: what is written to it is gone when the daemon is.
 struct Deletions<'a> {
     daemon: &'a Daemon,
     said: Vec<PathBuf>,
 }
 
-impl<'a> Deletions<'a> {
-    fn of(daemon: &'a Daemon) -> Self {
-        Self { daemon, said: Vec::new() }
-    }
-
+impl Deletions<'_> {
     fn look(&mut self) {
         let images = self.daemon.disks.iter().filter(|disk| disk.image.is_deleted());
         let images = images.map(|disk| disk.image.path().to_owned());

@@ -7,6 +7,8 @@ pub mod config;
 pub mod daemon;
 pub mod descriptors;
 pub mod disk_spec;
+mod doors;
+mod ends;
 mod http;
 mod journal;
 pub mod memory;

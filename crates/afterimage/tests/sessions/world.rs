@@ -10,9 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use afterimage::control::pauses::ConnectionId;
 use afterimage::control::protocol::ImageAnswer;
-use afterimage::control::sessions::{Action, Progress, Sessions, CONNECTIONS_MAX};
+use afterimage::control::sessions::{Action, ConnectionId, Progress, Sessions, CONNECTIONS_MAX};
 use afterimage::control::LINE_BYTES_MAX;
 use afterimage_order::Event;
 
