@@ -18,7 +18,7 @@ use std::sync::Arc;
 use afterimage_block::{Disk, DiskIndex, Tap};
 use afterimage_journal::group::{self, GroupImage, JournalOptions, RetainError, RetainGroup};
 use afterimage_order::{Contract, Group, GroupOptions};
-use afterimage_store::{find_log, Image as _, ImageStore, OpenOptions};
+use afterimage_store::{find_log, Image, ImageStore, OpenOptions};
 
 /// What a group is made of.
 #[derive(Clone, Debug)]
@@ -61,8 +61,8 @@ pub enum ComposeError {
 }
 
 /// Images that are open and locked, and what was decided about them. Nothing has been changed and no thread started.
-pub struct Prepared {
-    images: Vec<Arc<ImageStore>>,
+pub struct Prepared<I = ImageStore> {
+    images: Vec<Arc<I>>,
     journals: group::Prepared,
     options: GroupOptions,
 }
@@ -79,17 +79,17 @@ pub struct Names {
 }
 
 /// The layers of one group, ready to be served.
-pub struct Stack {
+pub struct Stack<I = ImageStore> {
     /// The group, and what is retained of its guest's journals.
     pub group: Arc<RetainGroup>,
     /// Its disks, in the order of the plan.
-    pub disks: Vec<StackDisk>,
+    pub disks: Vec<StackDisk<I>>,
 }
 
 /// One disk of a [`Stack`].
-pub struct StackDisk {
+pub struct StackDisk<I = ImageStore> {
     /// The image.
-    pub image: Arc<ImageStore>,
+    pub image: Arc<I>,
     /// What the guest sees.
     pub disk: Arc<dyn Disk>,
 }
@@ -101,22 +101,35 @@ impl Prepared {
     /// An image cannot be opened, or what was retained of it is gone or does not fit the plan.
     pub fn new(plan: Plan) -> Result<Self, ComposeError> {
         let images = plan.images.iter().map(ImageStore::open).collect::<Result<Vec<_>, _>>()?;
+        let options = GroupOptions {
+            log_max_bytes: plan.log_bytes_max,
+            log_path: plan.log,
+            ..GroupOptions::new(plan.contract)
+        };
+        Self::of(images, options, plan.journal)
+    }
+}
+
+impl<I: Image + 'static> Prepared<I> {
+    /// As [`Prepared::new`], of images that are open and locked, on any host.
+    ///
+    /// # Errors
+    /// What was retained of an image is gone or does not fit.
+    pub fn of(
+        images: Vec<Arc<I>>,
+        options: GroupOptions,
+        journal: JournalOptions,
+    ) -> Result<Self, ComposeError> {
         let judged: Vec<GroupImage<'_>> = images
             .iter()
             .map(|image| GroupImage { path: image.path(), read_only: image.geometry().read_only })
             .collect();
-        let journals = group::Prepared::new(&judged, &plan.contract, plan.journal)?;
-        let options = GroupOptions {
-            contract: plan.contract,
-            log_max_bytes: plan.log_bytes_max,
-            log_path: plan.log,
-            tap: None,
-        };
+        let journals = group::Prepared::new(&judged, &options.contract, journal)?;
         Ok(Self { images, journals, options })
     }
 
     /// The images, in the order of the plan.
-    pub fn images(&self) -> &[Arc<ImageStore>] {
+    pub fn images(&self) -> &[Arc<I>] {
         &self.images
     }
 
@@ -143,7 +156,7 @@ impl Prepared {
     /// # Errors
     /// The log cannot be made or taken over, what was retained cannot go on, or the tap cannot read what is there. What had been
     /// opened by then is left as a death of the process would leave it.
-    pub fn open(self, tap: Option<Arc<dyn Tap>>) -> Result<Stack, ComposeError> {
+    pub fn open(self, tap: Option<Arc<dyn Tap>>) -> Result<Stack<I>, ComposeError> {
         let options = GroupOptions { tap: tap.clone(), ..self.options };
         let group = Group::open(self.images.clone(), options)?;
         let group = Arc::new(RetainGroup::open(group, self.journals)?);

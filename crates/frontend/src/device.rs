@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use vhost::vhost_user::Backend;
 
 use crate::config::{config_space, Features, WRITEBACK_OFFSET};
-use crate::inflight::{region_bytes, Region as InflightRegion};
+use crate::inflight::{region_bytes, Damaged, Inflight, Region as InflightRegion};
 use crate::keep::KeepHandle;
 use crate::memory::{GuestMemory, Mapping, UserAddress};
 use crate::notify::{Call, Doorbell, NotADoorbell, Ringer};
@@ -574,19 +574,10 @@ impl Device {
                 Refused(format!("the in-flight region has no room for queue {index} of {size}"))
             })?),
         };
-        let recovered = inflight
-            .as_ref()
-            .map(|i| i.recover(ring.used_idx()))
-            .transpose()
-            .map_err(|e| Refused(e.to_string()))?;
-        let (next_avail, resubmit) = match recovered {
-            Some(recovered) => (recovered.next_avail.unwrap_or(queue.base), recovered.resubmit),
-            None => (queue.base, Vec::new()),
-        };
+        let resubmit = go_on(&mut ring, inflight.as_ref(), queue.base).map_err(|e| Refused(e.to_string()))?;
         if !resubmit.is_empty() {
             info!("{}: queue {index}: {} requests in flight are submitted again", self.name, resubmit.len());
         }
-        ring.set_next_avail(next_avail);
         Ok(Some(Run {
             name: format!("{} queue {index}", self.name),
             ring,
@@ -650,6 +641,18 @@ impl Device {
             |device, old| device.queues[index].addresses = old,
         )
     }
+}
+
+/// Puts a ring where whoever served it before has left it, by what was in flight, or at `base`. Returns the heads to submit
+/// again.
+pub(crate) fn go_on(ring: &mut Ring, inflight: Option<&Inflight>, base: u16) -> Result<Vec<u16>, Damaged> {
+    let recovered = inflight.map(|inflight| inflight.recover(ring.used_idx())).transpose()?;
+    let (next_avail, resubmit) = match recovered {
+        Some(recovered) => (recovered.next_avail.unwrap_or(base), recovered.resubmit),
+        None => (base, Vec::new()),
+    };
+    ring.set_next_avail(next_avail);
+    Ok(resubmit)
 }
 
 fn forget(region: &Option<InflightRegion>, index: u16) {

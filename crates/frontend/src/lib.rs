@@ -41,6 +41,9 @@ mod server;
 mod session;
 mod sigbus;
 mod stats;
+#[cfg(feature = "testkit")]
+#[path = "../testkit/stepped.rs"]
+pub mod stepped;
 mod wire;
 mod worker;
 

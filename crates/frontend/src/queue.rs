@@ -158,10 +158,7 @@ impl<'a> Queue<'a> {
     }
 
     fn work(&mut self, stopping: &AtomicBool, wake: &Bell) -> Ended {
-        // Whoever served this ring before may have died between publication and interrupt.
-        self.notify();
-        self.run.ring.disable_kicks();
-        if let Err(ended) = self.resubmit() {
+        if let Err(ended) = self.begin_run() {
             return ended;
         }
         let mut fruitless = 0u32;
@@ -211,8 +208,16 @@ impl<'a> Queue<'a> {
         Ended::Stopped
     }
 
+    /// Before the first turn.
+    pub(crate) fn begin_run(&mut self) -> Result<(), Ended> {
+        // Whoever served this ring before may have died between publication and interrupt.
+        self.notify();
+        self.run.ring.disable_kicks();
+        self.resubmit()
+    }
+
     /// One batch. Returns whether there was anything to do.
-    fn turn(&mut self) -> Result<bool, Ended> {
+    pub(crate) fn turn(&mut self) -> Result<bool, Ended> {
         if !self.completions.is_empty() && self.run.ring.has_available() {
             // Acknowledged already: the guest need not wait for what its new requests cost.
             self.settle()?;
@@ -430,7 +435,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Returns when the lane holds nothing of this queue any more.
-    fn quiesce(&mut self) -> Ended {
+    pub(crate) fn quiesce(&mut self) -> Ended {
         let mut ended = Ended::Stopped;
         self.lane.dispatch();
         loop {

@@ -8,11 +8,13 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Instant;
 
 use afterimage_block::{advice, BlockError, Health, SequenceNumber};
 use parking_lot::{Condvar, Mutex};
 
+use crate::clock::Clock;
 use crate::events::Events;
 use crate::sequence::Sequence;
 use crate::signal::Signals;
@@ -41,7 +43,6 @@ impl Gate {
 }
 
 /// See the module.
-#[derive(Default)]
 pub struct Board {
     /// How far the history has got.
     pub sequence: Sequence,
@@ -57,11 +58,28 @@ pub struct Board {
     /// Taken by who changes what is waited for, after the change, so that nobody who has just looked goes to sleep.
     sleep: Mutex<()>,
     changed: Condvar,
+    clock: Arc<dyn Clock>,
 }
 
 impl Board {
-    pub(crate) fn new(sequence: Sequence) -> Self {
-        Self { sequence, ..Self::default() }
+    pub(crate) fn new(sequence: Sequence, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            sequence,
+            health: Health::default(),
+            gate: Gate::default(),
+            events: Events::default(),
+            signals: Signals::default(),
+            stopped: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+            sleep: Mutex::default(),
+            changed: Condvar::new(),
+            clock,
+        }
+    }
+
+    /// See [`Clock::pass`].
+    pub(crate) fn pass(&self) -> bool {
+        self.clock.pass()
     }
 
     /// The group stops taking writes: nothing after this may be acknowledged, and what is stored stays for recovery.
@@ -153,8 +171,9 @@ impl Board {
         deadline: Option<Instant>,
         done: impl Fn() -> bool,
     ) -> Result<bool, BlockError> {
-        let mut sleep = self.sleep.lock();
         loop {
+            let passed = !done() && self.pass();
+            let mut sleep = self.sleep.lock();
             if done() {
                 return Ok(true);
             }
@@ -163,6 +182,7 @@ impl Board {
                 return Ok(false);
             }
             match deadline {
+                _ if passed => {}
                 None => self.changed.wait(&mut sleep),
                 Some(deadline) => drop(self.changed.wait_until(&mut sleep, deadline)),
             }
@@ -187,7 +207,7 @@ mod tests {
 
     #[test]
     fn who_breaks_off_fails_the_group() {
-        let board = Board::default();
+        let board = Board::new(Sequence::default(), Arc::new(crate::SystemClock));
         std::thread::scope(|scope| {
             let broken = scope.spawn(|| {
                 let _whole = board.whole();

@@ -1,14 +1,21 @@
 //! Time, injected: the window rule is tested without sleeping.
 
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{clock_gettime, ClockId};
 
 /// A monotonic clock.
-pub trait Clock: Send + Sync {
+pub trait Clock: Send + Sync + Debug {
     /// Time since an origin that stays the same.
     fn now(&self) -> Duration;
+
+    /// Asked by who is about to sleep until somebody else has done something. A clock on which nobody else gets to do anything
+    /// meanwhile has it done here, and says `true`: what was waited for is to be looked at again.
+    fn pass(&self) -> bool {
+        false
+    }
 }
 
 /// The time since the machine was booted, that of its suspends included (`CLOCK_BOOTTIME`): an acknowledgement grows old

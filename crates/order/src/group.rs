@@ -10,7 +10,7 @@ use crate::backend::{too_late, Backend, Opened};
 use crate::board::Board;
 use crate::{direct, redo};
 use crate::{
-    Closing, Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed, Subscription,
+    Closing, Contract, Event, GroupOptions, GroupStatus, HomeWriter, Host, OpenError, Replayed, Subscription,
 };
 
 /// A pause brings this part of the log home at once, and an end with a time limit that: so they notice that it is over.
@@ -24,6 +24,7 @@ pub struct Group {
     board: Arc<Board>,
     contract: Contract,
     replayed: Option<Replayed>,
+    host: Arc<dyn Host>,
 }
 
 impl Group {
@@ -47,12 +48,17 @@ impl Group {
             Contract::PowerWindow { window } if writable => redo::backend::open(images, window, &options)?,
             _ => direct::open(images, &options)?,
         };
-        Ok(Arc::new(Self { backend, board, contract, replayed }))
+        Ok(Arc::new(Self { backend, board, contract, replayed, host: options.host }))
     }
 
     /// The disks to serve, in the order of the images.
     pub fn disks(&self) -> Vec<Arc<dyn Disk>> {
         self.backend.disks()
+    }
+
+    /// Whether its host does what is done in the background: see [`Host::is_stepped`].
+    pub fn is_stepped(&self) -> bool {
+        self.host.is_stepped()
     }
 
     /// A way to write whole sets of blocks of a disk of [`Group::disks`]; for the layer that retains a guest's journal. It may

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use afterimage_block::Tap;
 
-use crate::Contract;
+use crate::{Contract, Host, Machine};
 
 /// How a group is opened.
 #[derive(Clone, Debug)]
@@ -19,6 +19,11 @@ pub struct GroupOptions {
     /// Who listens to what reaches the images and the log, from the opened log on: what opening itself brings home
     /// from an earlier log is not heard. Nobody, usually.
     pub tap: Option<Arc<dyn Tap>>,
+    /// What it runs on.
+    pub host: Arc<dyn Host>,
+    /// A mistake that the redo log is to make; only with the feature `mutations`.
+    #[cfg(feature = "mutations")]
+    pub mutation: Option<crate::redo::Mutation>,
 }
 
 impl GroupOptions {
@@ -29,6 +34,14 @@ impl GroupOptions {
 
     /// The usual log beside the first image.
     pub fn new(contract: Contract) -> Self {
-        Self { contract, log_max_bytes: Self::LOG_DEFAULT_BYTES, log_path: None, tap: None }
+        Self {
+            contract,
+            log_max_bytes: Self::LOG_DEFAULT_BYTES,
+            log_path: None,
+            tap: None,
+            host: Arc::new(Machine),
+            #[cfg(feature = "mutations")]
+            mutation: None,
+        }
     }
 }

@@ -28,6 +28,7 @@ use slab::Slab;
 
 use crate::board::Board;
 use crate::clock::Clock;
+use crate::sequence::Sequence;
 use crate::signal::LaneSignal;
 
 /// What the lanes of all disks of a group share. Readers touch none of it.
@@ -42,7 +43,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(relaxed: bool, clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { relaxed, board: Arc::default(), oldest_relaxed_ns: AtomicU64::new(0), clock })
+        let board = Arc::new(Board::new(Sequence::default(), Arc::clone(&clock)));
+        Arc::new(Self { relaxed, board, oldest_relaxed_ns: AtomicU64::new(0), clock })
     }
 
     /// All disks of the group were synced; what had completed before is durable.
@@ -254,6 +256,9 @@ impl Lane for PassThroughLane {
         }
         if self.held.is_empty() {
             return self.lower.wait(also, timeout);
+        }
+        if self.shared.board.pass() {
+            return Ok(());
         }
         let mut fds = also.to_vec();
         let signal = Arc::clone(&self.signal);

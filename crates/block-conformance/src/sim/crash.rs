@@ -6,6 +6,7 @@ use std::ops::Range;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
+use super::content::Content;
 use super::world::{Effect, State, PAGE_BYTES, SECTOR_BYTES};
 use super::SimWorld;
 
@@ -43,7 +44,8 @@ impl SimWorld {
                     if tear && rng.random_range(0..2) == 0 {
                         let start = sector * SECTOR_BYTES;
                         let end = (start + SECTOR_BYTES).min(content.len());
-                        content[start..end].iter_mut().for_each(|b| *b = rng.random());
+                        let noise: Vec<u8> = (start..end).map(|_| rng.random()).collect();
+                        content.write(start, &noise);
                         continue;
                     }
                     let units = SECTOR_BYTES / TEAR_BYTES;
@@ -53,7 +55,7 @@ impl SimWorld {
             }
             contents.push(content);
         }
-        SimWorld::new(contents)
+        SimWorld::of(contents)
     }
 
     /// Every state that a cut after `cut` operations may leave, where there are at most `states_max`; torn sectors
@@ -96,7 +98,7 @@ struct Choice {
 
 /// Iterates over every state; see [`SimWorld::crash_states`]. Some may be equal.
 pub struct CrashStates {
-    base: Vec<Vec<u8>>,
+    base: Vec<Content>,
     choices: Vec<Choice>,
     next: usize,
     count: usize,
@@ -119,7 +121,7 @@ impl Iterator for CrashStates {
             }
         }
         self.next += 1;
-        Some(SimWorld::new(contents))
+        Some(SimWorld::of(contents))
     }
 }
 
@@ -153,7 +155,7 @@ impl Piece {
     }
 
     /// Applies what it does to one of them, up to `part` bytes of that sector.
-    fn apply(&self, content: &mut [u8], sector: usize, part: usize) {
+    fn apply(&self, content: &mut Content, sector: usize, part: usize) {
         let start = sector * SECTOR_BYTES;
         let from = start.max(self.offset);
         let to = (start + part).min(self.offset + self.len);
@@ -161,16 +163,14 @@ impl Piece {
             return;
         }
         match &self.data {
-            Some(data) => {
-                content[from..to].copy_from_slice(&data[from - self.offset..to - self.offset]);
-            }
-            None => content[from..to].fill(0),
+            Some(data) => content.write(from, &data[from - self.offset..to - self.offset]),
+            None => content.zero(from, to - from),
         }
     }
 }
 
 /// The content as of the last completed sync before the cut, and what came after.
-fn durable(state: &State, medium: usize, cut: usize) -> (Vec<u8>, Vec<Piece>) {
+fn durable(state: &State, medium: usize, cut: usize) -> (Content, Vec<Piece>) {
     let mut content = state.base[medium].clone();
     let mut unsynced: Vec<Piece> = Vec::new();
     for op in state.trace.iter().take(cut).filter(|op| op.medium == medium) {

@@ -22,6 +22,7 @@
 //!
 //! Not modelled: damage at rest, misdirected writes, lost writes that a sync had covered.
 
+mod content;
 mod crash;
 mod world;
 

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use afterimage_block::Medium;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::content::Content;
+
 /// The unit in which a dying process's last write may be cut.
 pub(super) const PAGE_BYTES: usize = 4096;
 pub(super) const SECTOR_BYTES: usize = 512;
@@ -50,9 +52,9 @@ pub(super) enum Effect {
 #[derive(Default)]
 pub(super) struct State {
     /// Content at the start of the trace, all durable.
-    pub(super) base: Vec<Vec<u8>>,
+    pub(super) base: Vec<Content>,
     /// What a read sees.
-    pub(super) cached: Vec<Vec<u8>>,
+    pub(super) cached: Vec<Content>,
     pub(super) trace: Vec<Op>,
     /// By medium: clean pages of the cache with sectors that storage does not hold, and which.
     lost: Vec<BTreeMap<usize, BTreeSet<usize>>>,
@@ -68,6 +70,10 @@ pub struct SimWorld(Arc<Mutex<State>>);
 impl SimWorld {
     /// Media with this content, all durable.
     pub fn new(contents: Vec<Vec<u8>>) -> Self {
+        Self::of(contents.iter().map(|bytes| Content::new(bytes)).collect())
+    }
+
+    pub(super) fn of(contents: Vec<Content>) -> Self {
         let lost = vec![BTreeMap::new(); contents.len()];
         Self(Arc::new(Mutex::new(State {
             cached: contents.clone(),
@@ -94,7 +100,7 @@ impl SimWorld {
 
     /// What a read of the medium sees now.
     pub fn cached(&self, index: usize) -> Vec<u8> {
-        self.state().cached[index].clone()
+        self.state().cached[index].to_vec()
     }
 
     /// The process dies in the operation after `ops` more: that one and all later ones answer an error; a write is
@@ -125,7 +131,12 @@ impl SimWorld {
 
     /// The state before the trace's first operation, as a world of its own.
     pub fn rewound(&self) -> Self {
-        Self::new(self.state().base.clone())
+        Self::of(self.state().base.clone())
+    }
+
+    /// What reads show now, all durable, as a world of its own.
+    pub fn settled(&self) -> Self {
+        Self::of(self.state().cached.clone())
     }
 
     /// One line per operation from `from` on, for the report of a failure.
@@ -179,8 +190,8 @@ impl State {
     fn record(&mut self, medium: usize, effect: Effect) {
         let target = &mut self.cached[medium];
         match &effect {
-            Effect::Write { offset, data } => target[*offset..offset + data.len()].copy_from_slice(data),
-            Effect::Zero { offset, len } => target[*offset..offset + len].fill(0),
+            Effect::Write { offset, data } => target.write(*offset, data),
+            Effect::Zero { offset, len } => target.zero(*offset, *len),
             Effect::Sync => {}
             Effect::Lose { .. } => {}
         }
@@ -198,7 +209,9 @@ impl State {
         for sector in self.lost[medium].remove(&page).unwrap_or_default() {
             let offset = sector * SECTOR_BYTES;
             let content = &self.cached[medium];
-            let data = content[offset..(offset + SECTOR_BYTES).min(content.len())].into();
+            let mut data = vec![0; SECTOR_BYTES.min(content.len() - offset)];
+            content.read(offset, &mut data);
+            let data = data.into();
             self.trace.push(Op { medium, effect: Effect::Write { offset, data } });
         }
     }
@@ -258,7 +271,8 @@ impl Medium for SimMedium {
         let (offset, len) = self.range(offset, buf.len() as u64)?;
         let mut state = self.world.state();
         state.fault(self.index, Fault::Read)?;
-        buf.copy_from_slice(&state.cached[self.index][offset..offset + len]);
+        debug_assert_eq!(buf.len(), len);
+        state.cached[self.index].read(offset, buf);
         Ok(())
     }
 

@@ -184,7 +184,7 @@ impl RetainGroup {
             gate: Mutex::default(),
             wake: Condvar::new(),
         });
-        let thread = match shared.members.is_empty() {
+        let thread = match shared.members.is_empty() || group.is_stepped() {
             true => None,
             false => {
                 let shared = Arc::clone(&shared);
@@ -272,6 +272,11 @@ impl RetainGroup {
             self.settle()?;
         }
         Ok(self.group.wait_durable(sequence, timeout)?)
+    }
+
+    /// What the thread does that keeps room among what is retained, once; for a host that steps what is done in the background.
+    pub fn turn(&self) {
+        self.shared.turn(&self.shared.gate());
     }
 
     /// As [`Group::subscribe`].
@@ -387,24 +392,28 @@ impl Shared {
 
     /// Keeps the budget below seven eighths: absorbing a write should not have to wait for a checkpoint.
     fn keep_room(&self) {
-        let bytes_max = self.budget.bytes_max();
         let mut gate = self.gate();
         while !gate.stop {
-            let used_bytes = self.budget.used_bytes();
-            let more_to_settle = !gate.paused && self.settle_after_guests();
-            let wait = if more_to_settle {
-                Duration::ZERO
-            } else if used_bytes > bytes_max / 8 * 7 && !gate.paused {
-                match self.make_room() {
-                    true => Duration::ZERO,
-                    false => LOOK_IN_VAIN,
-                }
-            } else if used_bytes > bytes_max / 2 {
-                LOOK_OFTEN
-            } else {
-                LOOK
-            };
+            let wait = self.turn(&gate);
             self.wake.wait_for(&mut gate, wait);
+        }
+    }
+
+    /// One look; says after how long to look again.
+    fn turn(&self, gate: &Gate) -> Duration {
+        let (bytes_max, used_bytes) = (self.budget.bytes_max(), self.budget.used_bytes());
+        let more_to_settle = !gate.paused && self.settle_after_guests();
+        if more_to_settle {
+            Duration::ZERO
+        } else if used_bytes > bytes_max / 8 * 7 && !gate.paused {
+            match self.make_room() {
+                true => Duration::ZERO,
+                false => LOOK_IN_VAIN,
+            }
+        } else if used_bytes > bytes_max / 2 {
+            LOOK_OFTEN
+        } else {
+            LOOK
         }
     }
 

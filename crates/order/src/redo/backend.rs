@@ -17,7 +17,6 @@ use super::takeover::{
     bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
 };
 use crate::backend::{too_late, Backend, Opened};
-use crate::clock::{Clock, SystemClock};
 use crate::home::no_disk;
 use crate::sequence::LoggedDisk;
 use crate::{Contract, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
@@ -137,7 +136,7 @@ pub(crate) fn open(
         brought_home = bring_home(&log, &writable, Trust::Nothing)?.or(brought_home);
     }
     let incarnation = draw_incarnation();
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let clock = options.host.clock();
     let fresh = !is_live(&log_path)?;
     let log = if !fresh {
         let log = LogFile::open(&log_path, false)?;
@@ -157,15 +156,12 @@ pub(crate) fn open(
         LogFile::create(&log_path, &writable, NewLog { bytes, fill: &fill })?
     };
     let (log_medium, homes) = below(&images, &log, options)?;
-    let config = Config {
-        window,
-        clock,
-        log: log_medium,
-        homes,
-        incarnation,
-        #[cfg(feature = "mutations")]
-        mutation: None,
-    };
+    #[cfg_attr(not(feature = "mutations"), allow(unused_mut))]
+    let mut config = Config::new(window, clock, log_medium, homes, incarnation);
+    #[cfg(feature = "mutations")]
+    {
+        config.mutation = options.mutation;
+    }
     let redo = Redo::open(config).map_err(|e| take_over_error(log.path(), &writable, e))?;
     let replayed = redo.replayed().filter(|r| r.records > 0).or(brought_home);
     if let Some(Replayed { records, bytes, sequence, torn_tail }) = replayed {
@@ -198,7 +194,13 @@ pub(crate) fn open(
             drop(log.remove(&owners));
         }
     })?;
-    let threads = Threads::start(&redo).map_err(OpenError::io("starting threads for", log.path()))?;
+    let threads = match options.host.is_stepped() {
+        true => {
+            options.host.take(&redo);
+            Threads::default()
+        }
+        false => Threads::start(&redo).map_err(OpenError::io("starting threads for", log.path()))?,
+    };
     let board = Arc::clone(&redo.board);
     let backend = Box::new(RedoBackend { redo, disks, logged, threads: Mutex::new(threads), log, owners });
     Ok(Opened { backend, board, replayed })

@@ -19,7 +19,7 @@ use super::scan::Scan;
 use super::syncer::Syncer;
 use crate::board::Board;
 use crate::clock::Clock;
-use crate::sequence::Sequence;
+use crate::sequence::{LogPosition, Sequence};
 use crate::Replayed;
 
 /// A log to which nothing was appended for this time is emptied.
@@ -98,7 +98,7 @@ impl Redo {
             torn_tail: scan.torn_tail,
         });
         let home = SequenceNumber(scan.header.tail_sequence.get());
-        let board = Arc::new(Board::new(Sequence::found(scan.sequence, home)));
+        let board = Arc::new(Board::new(Sequence::found(scan.sequence, home), Arc::clone(&clock)));
         let disk_sectors = homes.iter().map(|home| home.len() / SECTOR_BYTES);
         let log = Arc::new(RedoLog::new(log, disk_sectors, scan, incarnation, Arc::clone(&board), mistake));
         let syncer = Syncer::new(window, Arc::clone(&clock), Arc::clone(&log), Arc::clone(&board), mistake);
@@ -125,34 +125,44 @@ impl Redo {
         Ok(covers)
     }
 
-    /// What the thread does that brings records home: half of the log where it is crowded, and all of it in the end where
-    /// nothing is appended any more.
+    /// What the thread does that brings records home.
     fn work_home(&self) {
         let _whole = self.board.whole();
-        let mut seen = 0;
+        let mut seen = LogPosition::default();
         loop {
             let wanted = self.going_home.wait_for_request(IDLE);
             if self.board.is_stopped() || self.board.health.check().is_err() {
                 return;
             }
-            let (appended, half_full) = {
-                let space = self.log.space();
-                (space.head().0, space.is_half_full())
-            };
-            let idle = std::mem::replace(&mut seen, appended) == appended;
-            // A request that was made while the last round ran may have been met by it: what is left can still grow
-            // together.
-            let idle = idle && self.log.bytes_used() > 0;
-            if (wanted && half_full) || idle {
-                if let Err(error) = self.half_home() {
+            match self.turn_home(wanted, &mut seen) {
+                Ok(false) => {}
+                Ok(true) => give_memory_back(),
+                Err(error) => {
                     tracing::error!(%error, "nothing more goes home");
                     return;
                 }
             }
-            if idle && self.log.bytes_used() == 0 {
-                give_memory_back();
-            }
         }
+    }
+
+    /// Brings half of the log home where somebody wants room and it is crowded, and all of it in the end where nothing is
+    /// appended any more between one turn and the next, which `seen` carries. Whether that has emptied the log.
+    ///
+    /// # Errors
+    /// The group has failed, or fails with this.
+    pub fn turn_home(&self, wanted: bool, seen: &mut LogPosition) -> Result<bool, BlockError> {
+        let (appended, half_full) = {
+            let space = self.log.space();
+            (space.head(), space.is_half_full())
+        };
+        let idle = std::mem::replace(seen, appended) == appended;
+        // A request that was made while the last round ran may have been met by it: what is left can still grow
+        // together.
+        let idle = idle && self.log.bytes_used() > 0;
+        if (wanted && half_full) || idle {
+            self.half_home()?;
+        }
+        Ok(idle && self.log.bytes_used() == 0)
     }
 
     /// Makes what is in the log durable where little of it is, and brings the older half of the log home.
@@ -174,6 +184,7 @@ impl Redo {
 }
 
 /// The running threads.
+#[derive(Default)]
 pub(super) struct Threads(Vec<JoinHandle<()>>);
 
 impl Threads {

@@ -1,0 +1,350 @@
+//! The machine below: media that know what is durable ([`SimWorld`]), an image over them, a clock, and what the daemon's threads
+//! would do, done when somebody waits or when the schedule says so. It outlives daemons.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{
+    BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Request, Tap,
+};
+use afterimage_block_conformance::sim::{SimMedium, SimWorld};
+use afterimage_order::redo::Redo;
+use afterimage_order::{Clock, Host, LogPosition};
+use afterimage_store::{Attributes, FileIdentity, Image};
+use parking_lot::Mutex;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+/// The media of the world.
+pub const LOG: usize = 0;
+pub const IMAGE: usize = 1;
+
+/// How often somebody may look whether what he waits for has come, in one operation of a guest.
+const LOOKS_MAX: u64 = 20_000;
+
+/// The process has died: it unwinds from where it was, and nothing of it happens any more.
+pub struct Died;
+
+/// The process waits for what never comes.
+pub struct Stuck(pub String);
+
+pub fn is_death(panic: &(dyn Any + Send)) -> bool {
+    panic.is::<Died>()
+}
+
+pub struct Machine {
+    pub world: SimWorld,
+    now_ns: AtomicU64,
+    looks: AtomicU64,
+    rng: Mutex<ChaCha8Rng>,
+    redo: Mutex<Option<Arc<Redo>>>,
+    seen: Mutex<LogPosition>,
+    going_home: AtomicBool,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a simulated machine")
+    }
+}
+
+/// The same machine after a power cut, or another one.
+impl Machine {
+    pub fn new(world: SimWorld, now: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            world,
+            now_ns: AtomicU64::new(now.as_nanos() as u64),
+            looks: AtomicU64::new(0),
+            rng: Mutex::new(ChaCha8Rng::seed_from_u64(0)),
+            redo: Mutex::new(None),
+            seen: Mutex::default(),
+            going_home: AtomicBool::new(false),
+        })
+    }
+
+    pub fn reseed(&self, seed: u64) {
+        *self.rng.lock() = ChaCha8Rng::seed_from_u64(seed);
+        self.looks.store(0, Ordering::SeqCst);
+    }
+
+    fn chance(&self, one_in: u32) -> bool {
+        self.rng.lock().random_ratio(1, one_in)
+    }
+
+    pub fn advance(&self, by: Duration) {
+        self.now_ns.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    pub fn redo(&self) -> Option<Arc<Redo>> {
+        self.redo.lock().clone()
+    }
+
+    /// Forgets the process that has died.
+    pub fn bury(&self) {
+        *self.redo.lock() = None;
+        *self.seen.lock() = LogPosition::default();
+        self.going_home.store(false, Ordering::SeqCst);
+        self.world.revive();
+        self.world.heal();
+    }
+
+    /// Looks whether somebody waits for ever.
+    pub fn look(&self) {
+        if self.looks.fetch_add(1, Ordering::SeqCst) > LOOKS_MAX {
+            resume_unwind(Box::new(Stuck("nothing happens any more, and somebody waits".into())));
+        }
+    }
+
+    /// A turn of the thread that syncs the log, if it is due, or nobody minds.
+    pub fn sync_turn(&self) {
+        let Some(redo) = self.redo() else { return };
+        let due = redo.syncer.next_at().is_some_and(|at| at <= self.now());
+        if due || self.chance(4) {
+            // An error is the group's failure, which everybody is told.
+            let _ = redo.syncer.sync();
+        }
+    }
+
+    /// A turn of the thread that brings records home.
+    pub fn home_turn(&self, wanted: bool) {
+        let Some(redo) = self.redo() else { return };
+        // The thread is one: while it waits for the syncer, it does nothing else.
+        if self.going_home.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut seen = *self.seen.lock();
+        let _ = redo.turn_home(wanted, &mut seen);
+        *self.seen.lock() = seen;
+        self.going_home.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Clock for Machine {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.now_ns.load(Ordering::SeqCst))
+    }
+
+    fn pass(&self) -> bool {
+        self.look();
+        self.advance(Duration::from_micros(100));
+        if self.chance(2) {
+            self.sync_turn();
+        } else {
+            self.home_turn(true);
+        }
+        true
+    }
+}
+
+/// The machine as the group's host.
+#[derive(Debug)]
+pub struct OnMachine(pub Arc<Machine>);
+
+impl Host for OnMachine {
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.0) as Arc<dyn Clock>
+    }
+
+    fn is_stepped(&self) -> bool {
+        true
+    }
+
+    fn take(&self, redo: &Arc<Redo>) {
+        *self.0.redo.lock() = Some(Arc::clone(redo));
+    }
+}
+
+/// The group's log is a medium of the world.
+impl Tap for OnMachine {
+    fn log(&self, _file: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
+        Ok(medium(&self.0, LOG, None))
+    }
+
+    fn home(
+        &self,
+        _index: afterimage_block::DiskIndex,
+        home: Arc<dyn Medium>,
+    ) -> io::Result<Arc<dyn Medium>> {
+        Ok(home)
+    }
+
+    fn lower(&self, _index: afterimage_block::DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        Ok(disk)
+    }
+}
+
+/// A medium whose user dies with the process.
+struct Mortal {
+    medium: Arc<SimMedium>,
+    machine: Arc<Machine>,
+    /// Of the image: a failed sync turns it read-only, whoever asked for it.
+    health: Option<Health>,
+}
+
+fn medium(machine: &Arc<Machine>, index: usize, health: Option<Health>) -> Arc<dyn Medium> {
+    Arc::new(Mortal { medium: machine.world.medium(index), machine: Arc::clone(machine), health })
+}
+
+impl Mortal {
+    fn or_die<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        if result.is_err() && self.machine.world.halted() && !std::thread::panicking() {
+            resume_unwind(Box::new(Died));
+        }
+        result
+    }
+}
+
+impl Medium for Mortal {
+    fn len(&self) -> u64 {
+        self.medium.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.or_die(self.medium.read_at(buf, offset))
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.or_die(self.medium.write_at(buf, offset))
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.or_die(self.medium.zero_at(offset, len, unmap))
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.or_die(self.medium.rewrite_lost(offset, len))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let synced = self.or_die(self.medium.sync());
+        if let (Err(error), Some(health)) = (&synced, &self.health) {
+            health.fail(format!("a sync failed: {error}"));
+        }
+        synced
+    }
+}
+
+/// An image of which only the name is a file.
+pub struct SimImage {
+    machine: Arc<Machine>,
+    disk: MediumDisk,
+    path: PathBuf,
+}
+
+impl SimImage {
+    pub fn open(machine: &Arc<Machine>, path: &Path) -> Arc<Self> {
+        let disk = MediumDisk::new(medium(machine, IMAGE, None));
+        Arc::new(Self { machine: Arc::clone(machine), disk, path: path.to_owned() })
+    }
+}
+
+impl Disk for SimImage {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn serial(&self) -> &str {
+        self.disk.serial()
+    }
+
+    fn health(&self) -> &Health {
+        self.disk.health()
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        let lane = self.disk.open_lane()?;
+        Ok(Box::new(SimLane { machine: Arc::clone(&self.machine), lane, held: Vec::new() }))
+    }
+}
+
+impl Image for SimImage {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+
+    fn medium(&self) -> Arc<dyn Medium> {
+        medium(&self.machine, IMAGE, Some(self.disk.health().clone()))
+    }
+
+    fn as_disk(self: Arc<Self>) -> Arc<dyn Disk> {
+        self
+    }
+
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::at(&self.path)?.0)
+    }
+
+    fn set_mark(&self, _mark: &[u8]) -> io::Result<Attributes> {
+        Ok(Attributes::Kept)
+    }
+
+    fn remove_mark(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn settle(&self) -> io::Result<u64> {
+        let medium = self.medium();
+        let bytes = medium.rewrite_lost(0, medium.len())?;
+        if bytes > 0 {
+            medium.sync()?;
+        }
+        Ok(bytes)
+    }
+
+    fn note_settled(&self) {}
+}
+
+/// A queue of the image, which completes what is in flight when it likes, in any order. A request takes effect then.
+struct SimLane {
+    machine: Arc<Machine>,
+    lane: Box<dyn Lane>,
+    held: Vec<Request>,
+}
+
+impl SimLane {
+    fn serve_one(&mut self) {
+        let at = self.machine.rng.lock().random_range(0..self.held.len());
+        let request = self.held.swap_remove(at);
+        self.lane.submit(request);
+    }
+}
+
+impl Lane for SimLane {
+    fn submit(&mut self, request: Request) {
+        self.held.push(request);
+    }
+
+    fn dispatch(&mut self) {}
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        while !self.held.is_empty() && !self.machine.world.halted() && !self.machine.chance(3) {
+            self.serve_one();
+        }
+        self.lane.reap(completions);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.held.len() + self.lane.in_flight()
+    }
+
+    fn wait(&mut self, _also: &[BorrowedFd<'_>], _timeout: Option<Duration>) -> io::Result<()> {
+        if self.machine.world.halted() {
+            return Err(io::Error::other("the process is dead"));
+        }
+        self.machine.look();
+        if !self.held.is_empty() {
+            self.serve_one();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! A guest's memory and queues without a VMM, threads or sockets: for simulations, which step them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use afterimage_block::{Disk, Lane};
+
+use crate::config::Features;
+use crate::device::go_on;
+use crate::inflight::{region_bytes, Region as InflightRegion};
+use crate::memory::{GuestAddress, GuestMemory, Mapping, Region, UserAddress, Window};
+use crate::notify::Call;
+use crate::queue::{CallSlot, Ended, Queue, Run};
+use crate::request::Shape;
+use crate::ring::{Ring, RingAddresses};
+use crate::QueueStats;
+
+/// What outlives a daemon of its guest: the memory, from address 0 on, and the in-flight region.
+pub struct Guest {
+    memory: Arc<GuestMemory>,
+    bytes: Window,
+    inflight: Window,
+    region: InflightRegion,
+    call: CallSlot,
+}
+
+impl Guest {
+    /// # Panics
+    /// The machine has no memory or no io_uring.
+    pub fn new(bytes: usize, queues: u16, queue_size: u16) -> Self {
+        let mapping = Arc::new(Mapping::anonymous(bytes).expect("memory"));
+        let tracked = region_bytes(queues, queue_size);
+        let inflight = Arc::new(Mapping::anonymous(tracked).expect("memory"));
+        let region = Region {
+            guest: GuestAddress(0),
+            user: UserAddress(0),
+            len: bytes as u64,
+            mapping: Arc::clone(&mapping),
+        };
+        Self {
+            memory: Arc::new(GuestMemory::default().with_region(region).expect("one region")),
+            bytes: Window::new(&mapping, 0, bytes, 1).expect("all of it"),
+            inflight: Window::new(&inflight, 0, tracked, 1).expect("all of it"),
+            region: InflightRegion::new(inflight, queues, queue_size).expect("as long as it has to be"),
+            call: Arc::new(Mutex::new(Call::new().expect("io_uring"))),
+        }
+    }
+
+    /// The memory of another guest: zeroes.
+    pub fn reset(&self) {
+        for window in [&self.bytes, &self.inflight] {
+            window.write(0, &vec![0; window.len()]);
+        }
+    }
+
+    /// Stores bytes.
+    pub fn write(&self, address: usize, bytes: &[u8]) {
+        self.bytes.write(address, bytes);
+    }
+
+    /// Reads bytes.
+    pub fn read<const N: usize>(&self, address: usize) -> [u8; N] {
+        self.bytes.read(address)
+    }
+
+    /// Reads an index of a ring.
+    pub fn index(&self, address: usize) -> u16 {
+        self.bytes.load_u16(address, Ordering::Acquire)
+    }
+}
+
+/// Where a queue's parts are in its guest's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Its number.
+    pub index: u16,
+    /// How many descriptors it has.
+    pub size: u16,
+    /// The descriptor table.
+    pub descriptors: u64,
+    /// The available ring.
+    pub available: u64,
+    /// The used ring.
+    pub used: u64,
+}
+
+/// One virtqueue that is served by whoever steps it.
+pub struct Stepped<'a>(Queue<'a>);
+
+impl<'a> Stepped<'a> {
+    /// Begins to serve a queue, or goes on after another daemon's death. `flushed`: the guest has no write cache.
+    ///
+    /// # Panics
+    /// The place lies outside the memory.
+    pub fn start(
+        guest: &Guest,
+        place: Place,
+        flushed: bool,
+        disk: &dyn Disk,
+        lane: &'a mut dyn Lane,
+        stats: &'a QueueStats,
+    ) -> Result<Self, String> {
+        let addresses = RingAddresses {
+            descriptors: UserAddress(place.descriptors),
+            available: UserAddress(place.available),
+            used: UserAddress(place.used),
+        };
+        let mut ring = Ring::new(&guest.memory, &addresses, place.size, false).expect("inside the memory");
+        let inflight = guest.region.queue(place.index, place.size);
+        let resubmit = go_on(&mut ring, inflight.as_ref(), 0).map_err(|e| e.to_string())?;
+        let geometry = disk.geometry();
+        let run = Run {
+            name: format!("queue {}", place.index),
+            ring,
+            memory: Arc::clone(&guest.memory),
+            inflight,
+            resubmit,
+            kick: None,
+            call: Arc::clone(&guest.call),
+            shape: Shape::new(geometry, Features::offered(&geometry), disk.serial()),
+            flushed: Arc::new(AtomicBool::new(flushed)),
+            spin: Duration::ZERO,
+        };
+        let mut queue = Queue::new(run, lane, stats);
+        queue.begin_run().map_err(why)?;
+        Ok(Self(queue))
+    }
+
+    /// What the queue's thread does in one turn: fetches, submits, reaps, answers. Whether there was anything to do.
+    ///
+    /// # Errors
+    /// The queue broke.
+    pub fn turn(&mut self) -> Result<bool, String> {
+        self.0.turn().map_err(why)
+    }
+
+    /// Takes nothing more, and answers what is in flight.
+    ///
+    /// # Errors
+    /// The queue broke.
+    pub fn quiesce(&mut self) -> Result<(), String> {
+        match self.0.quiesce() {
+            Ended::Stopped => Ok(()),
+            ended => Err(why(ended)),
+        }
+    }
+}
+
+fn why(ended: Ended) -> String {
+    format!("{ended:?}")
+}
