@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0
+// place: fs/jbd2/journal.c jbd2_journal_write_metadata_buffer 1 sio_may_change
+@@
+identifier need, done;
+statement S;
+@@
+ jbd2_journal_write_metadata_buffer(...)
+ {
+ <...
++need |= sio_may_change(journal, bh_in);
+ if (need && !done) S
+ ...>
+ }

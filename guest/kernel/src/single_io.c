@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Single-I/O data journaling, the journal's half: when a transaction may be committed with one write and one flush.
+ *
+ * Descriptors, content and commit block are submitted together, without a flush between them; the commit block has a
+ * checksum of all the others, and recovery ends before a transaction whose checksum is wrong. Nobody has been told that
+ * such a transaction is durable, because the flush behind it had not ended.
+ *
+ * A crash leaves the whole transaction, or nothing of it, where
+ *
+ *  - the checksum covers everything that replay reads. That is the checksum of version 1, which sums descriptors and
+ *    content in the commit block. Versions 2 and 3 sum every block for itself, and what finds a bad block under them is
+ *    the replay itself, too late to end before its transaction. Version 1 leaves revoke blocks out: one whose records
+ *    lie in its first sector is there whole or not at all, and a longer one is not committed in this way.
+ *  - nothing outside the journal had to be durable before. The flush in front of a classic commit block also makes
+ *    durable what was written home: ordered data, data whose unwritten extents are converted, zeroes in fresh blocks.
+ *    After any of these, whatever transaction it concerns, the next commit is a classic one.
+ *  - the content does not change between its checksum and its write. Pages of files that are mapped shared and
+ *    writable are copied.
+ */
+
+#include <linux/blkdev.h>
+#include <linux/fs.h>
+#include <linux/jbd2.h>
+#include <linux/proc_fs.h>
+#include <linux/seq_file.h>
+
+/* A disk does not tear a sector, and has none that is smaller. */
+#define SIO_SECTOR_BYTES 512
+
+static enum sio_kind sio_kind(journal_t *journal, bool home_data)
+{
+	if (journal->j_dev != journal->j_fs_dev)
+		return SIO_OTHER_DEVICE;
+	if (!SIO_CANARY_NO_CHECKSUM && !jbd2_has_feature_checksum(journal))
+		return SIO_NO_CHECKSUM;
+	if (home_data)
+		return SIO_HOME_DATA;
+	if (journal->j_sio.long_revoke)
+		return SIO_LONG_REVOKE;
+	return SIO_SINGLE;
+}
+
+/**
+ * sio_commit_at_once - decide how a transaction is committed
+ * @journal: its journal
+ * @transaction: all of it but the commit block has been submitted, and its ordered data is written
+ *
+ * Return: whether the commit block may be submitted now.
+ */
+bool sio_commit_at_once(journal_t *journal, transaction_t *transaction)
+{
+	struct sio_journal *sio = &journal->j_sio;
+	enum sio_kind kind;
+	bool home_data;
+
+	/*
+	 * Cleared before the flush that a classic commit begins with: what is written home after this
+	 * is the next commit's affair.
+	 */
+	home_data = xchg(&sio->home_data, 0);
+	transaction->t_sio = false;
+	if (jbd2_has_feature_async_commit(journal)) {
+		kind = sio_kind(journal, home_data);
+		transaction->t_sio = kind == SIO_SINGLE;
+		atomic64_inc(&sio->commits[kind]);
+	}
+	sio->long_revoke = false;
+	return transaction->t_sio;
+}
+
+/**
+ * sio_flush_committed - make a transaction durable that was committed at once
+ * @journal: its journal
+ * @transaction: all of it is written
+ * @err: what has gone wrong so far
+ *
+ * Return: @err, or what the flush said. A flush that fails leaves nothing that may be acknowledged.
+ */
+int sio_flush_committed(journal_t *journal, transaction_t *transaction, int err)
+{
+	int flushed;
+
+	if (SIO_CANARY_NO_FLUSH || !transaction->t_sio || !(journal->j_flags & JBD2_BARRIER))
+		return err;
+	flushed = blkdev_issue_flush(journal->j_dev);
+	return err ? err : flushed;
+}
+
+/**
+ * sio_revoke_block - a revoke block is about to be written
+ * @journal: its journal
+ * @used: how many of its bytes are header and records
+ */
+void sio_revoke_block(journal_t *journal, int used)
+{
+	if (used > SIO_SECTOR_BYTES)
+		journal->j_sio.long_revoke = true;
+}
+
+/**
+ * sio_may_change - may a buffer change while it is written to the journal?
+ * @journal: the journal
+ * @bh: a buffer of the committing transaction
+ *
+ * The file system write-protects mapped pages when their transaction begins to commit, but a fault may be between its
+ * handle and the moment when the page counts as dirty. Whole files are asked for, not pages, because the page is not
+ * mapped yet at that moment.
+ */
+bool sio_may_change(journal_t *journal, struct buffer_head *bh)
+{
+	struct address_space *mapping;
+	bool may = false;
+
+	if (!jbd2_has_feature_async_commit(journal))
+		return false;
+	/* A page that was truncated meanwhile has no mapping any more; its file may be gone. */
+	rcu_read_lock();
+	mapping = READ_ONCE(bh->b_page->mapping);
+	if (mapping)
+		may = mapping_writably_mapped(mapping);
+	rcu_read_unlock();
+	if (may)
+		atomic64_inc(&journal->j_sio.copied);
+	return may;
+}
+
+/**
+ * sio_overwritten - a dirty buffer enters a transaction instead of going home
+ * @journal: the journal
+ * @jh: the buffer
+ */
+void sio_overwritten(journal_t *journal, struct journal_head *jh)
+{
+	if (jh->b_cp_transaction)
+		atomic64_inc(&journal->j_sio.overwritten);
+}
+
+/**
+ * sio_freed - a buffer is dropped, and will not go home
+ * @journal: the journal
+ * @jh: the buffer
+ */
+void sio_freed(journal_t *journal, struct journal_head *jh)
+{
+	if (jh->b_cp_transaction && buffer_dirty(jh2bh(jh)))
+		atomic64_inc(&journal->j_sio.freed);
+}
+
+static int sio_show(struct seq_file *seq, void *v)
+{
+	static const char * const kinds[SIO_KINDS] = {
+		[SIO_SINGLE] = "single",
+		[SIO_HOME_DATA] = "classic_home_data",
+		[SIO_LONG_REVOKE] = "classic_long_revoke",
+		[SIO_OTHER_DEVICE] = "classic_other_device",
+		[SIO_NO_CHECKSUM] = "classic_no_checksum",
+	};
+	journal_t *journal = seq->private;
+	struct sio_journal *sio = &journal->j_sio;
+	int kind;
+
+	for (kind = 0; kind < SIO_KINDS; kind++)
+		seq_printf(seq, "%s %lld\n", kinds[kind], atomic64_read(&sio->commits[kind]));
+	seq_printf(seq, "syncs %lld\n", atomic64_read(&sio->syncs));
+	seq_printf(seq, "mapped_pages %lld\n", atomic64_read(&sio->mapped_pages));
+	seq_printf(seq, "copied %lld\n", atomic64_read(&sio->copied));
+	seq_printf(seq, "cancelled_overwritten %lld\n", atomic64_read(&sio->overwritten));
+	seq_printf(seq, "cancelled_freed %lld\n", atomic64_read(&sio->freed));
+	return 0;
+}
+
+/**
+ * sio_proc_init - show a journal's counters
+ * @journal: a journal whose folder in procfs has been made
+ */
+void sio_proc_init(journal_t *journal)
+{
+	proc_create_single_data("single_io", 0444, journal->j_proc_entry, sio_show, journal);
+}
+
+/**
+ * sio_proc_exit - hide them
+ * @journal: a journal whose folder in procfs is still there
+ */
+void sio_proc_exit(journal_t *journal)
+{
+	remove_proc_entry("single_io", journal->j_proc_entry);
+}

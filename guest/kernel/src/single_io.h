@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Single-I/O data journaling, the journal's half: see single_io.c.
+ */
+#ifndef _LINUX_SINGLE_IO_H
+#define _LINUX_SINGLE_IO_H
+
+#include <linux/atomic.h>
+#include <linux/types.h>
+
+/* Built to see the tests fail: no flush behind a commit, or no checksum of a whole transaction. */
+#ifndef SIO_CANARY_NO_FLUSH
+#define SIO_CANARY_NO_FLUSH 0
+#endif
+#ifndef SIO_CANARY_NO_CHECKSUM
+#define SIO_CANARY_NO_CHECKSUM 0
+#endif
+
+struct buffer_head;
+struct journal_head;
+struct journal_s;
+struct transaction_s;
+
+/* How a transaction was committed: the first is one write and one flush, the others say why not. */
+enum sio_kind {
+	SIO_SINGLE,
+	SIO_HOME_DATA,
+	SIO_LONG_REVOKE,
+	SIO_OTHER_DEVICE,
+	SIO_NO_CHECKSUM,
+	SIO_KINDS
+};
+
+/**
+ * struct sio_journal - what a journal knows of single-I/O commits
+ * @home_data: data was written to its home since the last flush of the device
+ * @long_revoke: the transaction that is being committed has revoke records past a sector
+ * @commits: commits by kind
+ * @syncs: fsync, fdatasync, msync and O_SYNC writes that were served by a commit alone
+ * @mapped_pages: pages that such a sync had to journal first, because a mapping had dirtied them
+ * @copied: blocks that were copied for the journal because a mapping might change them
+ * @overwritten: home writes that never happened: a later transaction had the block first
+ * @freed: home writes that never happened: the block was truncated or deleted first
+ */
+struct sio_journal {
+	unsigned long home_data;
+	bool long_revoke;
+	atomic64_t commits[SIO_KINDS];
+	atomic64_t syncs;
+	atomic64_t mapped_pages;
+	atomic64_t copied;
+	atomic64_t overwritten;
+	atomic64_t freed;
+};
+
+bool sio_commit_at_once(struct journal_s *journal, struct transaction_s *transaction);
+int sio_flush_committed(struct journal_s *journal, struct transaction_s *transaction, int err);
+void sio_revoke_block(struct journal_s *journal, int used);
+bool sio_may_change(struct journal_s *journal, struct buffer_head *bh);
+void sio_overwritten(struct journal_s *journal, struct journal_head *jh);
+void sio_freed(struct journal_s *journal, struct journal_head *jh);
+void sio_proc_init(struct journal_s *journal);
+void sio_proc_exit(struct journal_s *journal);
+
+#endif
