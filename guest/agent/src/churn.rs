@@ -16,12 +16,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use afterimage_protocol::report::{self, Agent, ChurnVerify};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::stamp::{Content, Stamp, BLOCK_BYTES};
 use crate::sys;
-use crate::workload::random::Random;
 
 /// The longest file, in blocks.
 const FILE_BLOCKS_MAX: u64 = 48;
@@ -41,7 +42,7 @@ enum Living {
 
 struct Churn {
     directory: PathBuf,
-    random: Random,
+    random: ChaCha8Rng,
     next: u64,
     living: Vec<Living>,
     orphans: VecDeque<(File, u64)>,
@@ -58,7 +59,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     arguments.finish()?;
     fs::create_dir_all(&directory)?;
     let mut churn = Churn {
-        random: Random::new(seed ^ round),
+        random: ChaCha8Rng::seed_from_u64(seed ^ round),
         next: round * ROUND,
         living: earlier(&directory)?,
         orphans: VecDeque::new(),
@@ -119,7 +120,7 @@ impl Churn {
         if self.living.len() >= LIVING_MAX {
             return self.end_one();
         }
-        match self.random.below(10) {
+        match self.random.random_range(0..10) {
             0..=3 => self.create(),
             4 | 5 => self.crowd(),
             6 => self.shorten(),
@@ -137,12 +138,12 @@ impl Churn {
     fn create(&mut self) -> io::Result<()> {
         let number = self.number();
         let path = self.directory.join(format!("f-{number}"));
-        let blocks = 1 + self.random.below(FILE_BLOCKS_MAX);
+        let blocks = self.random.random_range(1..=FILE_BLOCKS_MAX);
         let file = File::create_new(&path)?;
         // Known before it is written: a disk that is full on the way leaves a file all the same.
         self.living.push(Living::File { path, number, blocks });
         write_blocks(&file, number, 0, blocks)?;
-        if self.random.below(3) == 0 {
+        if self.random.random_range(0..3) == 0 {
             file.sync_all()?;
         }
         Ok(())
@@ -159,7 +160,7 @@ impl Churn {
         for name in 1..NAMES {
             fs::hard_link(&first, path.join(format!("{name:0>180}")))?;
         }
-        if self.random.below(2) == 0 {
+        if self.random.random_range(0..2) == 0 {
             File::open(&path)?.sync_all()?;
         }
         Ok(())
@@ -169,14 +170,17 @@ impl Churn {
         let files: Vec<usize> =
             (0..self.living.len()).filter(|at| matches!(self.living[*at], Living::File { .. })).collect();
         let count = files.len() as u64;
-        (count > 0).then(|| files[self.random.below(count) as usize])
+        (count > 0).then(|| files[self.random.random_range(0..count) as usize])
     }
 
     /// Cut short, and perhaps made longer again: in between its last blocks may become somebody else's.
     fn shorten(&mut self) -> io::Result<()> {
         let Some(at) = self.file() else { return Ok(()) };
-        let (keep, again, sync) =
-            (self.random.below(8), self.random.below(2) == 0, self.random.below(4) == 0);
+        let (keep, again, sync) = (
+            self.random.random_range(0..8),
+            self.random.random_range(0..2) == 0,
+            self.random.random_range(0..4) == 0,
+        );
         let Living::File { path, number, blocks } = &mut self.living[at] else { return Ok(()) };
         let file = OpenOptions::new().write(true).open(path)?;
         let keep = keep.min(*blocks);
@@ -211,10 +215,10 @@ impl Churn {
         let file = OpenOptions::new().read(true).write(true).open(&path)?;
         fs::remove_file(&path)?;
         write_blocks(&file, number, blocks, blocks + 4)?;
-        if self.random.below(2) == 0 {
+        if self.random.random_range(0..2) == 0 {
             file.set_len(0)?;
         }
-        if self.random.below(2) == 0 {
+        if self.random.random_range(0..2) == 0 {
             file.sync_all()?;
         }
         self.orphans.push_back((file, number));
@@ -226,7 +230,7 @@ impl Churn {
         if count == 0 {
             return Ok(());
         }
-        match self.living.swap_remove(self.random.below(count) as usize) {
+        match self.living.swap_remove(self.random.random_range(0..count) as usize) {
             Living::File { path, .. } => fs::remove_file(path),
             Living::Directory(path) => fs::remove_dir_all(path),
         }

@@ -11,11 +11,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use afterimage_protocol::report::{Agent, Integrity};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::stamp::{Content, Stamp, BLOCK_BYTES};
-use crate::workload::random::Random;
 
 struct Plan {
     path: String,
@@ -79,11 +80,11 @@ fn prepare(plan: &Plan) -> io::Result<()> {
 fn update(plan: &Plan, report: &Report) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(&plan.path)?;
     let mut versions = vec![0u64; plan.records as usize];
-    let mut random = Random::new(plan.seed);
+    let mut random = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut buffer = vec![0; plan.record_bytes()];
     report.say(&Agent::Integrity(Integrity::Updating {}))?;
     loop {
-        let record = random.below(plan.records);
+        let record = random.random_range(0..plan.records);
         versions[record as usize] += 1;
         plan.put(&file, record, versions[record as usize], &mut buffer)?;
     }

@@ -8,7 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::random::Random;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::Distribution as _;
 
 /// What a set is made of.
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +19,8 @@ pub struct Shape {
     pub files: u32,
     /// Files per directory.
     pub directory_width: u32,
-    /// Mean of the gamma distribution of sizes, in bytes.
+    /// Mean of the sizes, in bytes.
     pub size_mean_bytes: u64,
-    /// Its shape (filebench's default: 1.5).
-    pub size_gamma: f64,
     /// Percentage of the entries that exist at the start.
     pub prealloc_percent: u32,
 }
@@ -40,12 +40,11 @@ pub struct FileSet {
 
 impl FileSet {
     /// The set as it is on the disk below `root`: what exists is found, not remembered.
-    pub fn open(root: &Path, shape: Shape, seed: u64) -> FileSet {
+    pub fn open(root: &Path, shape: Shape, seed: u64) -> io::Result<FileSet> {
         // Sizes have a sequence of their own: they are the same for every run with this seed.
-        let mut random = Random::new(seed);
-        let sizes = (0..shape.files)
-            .map(|_| random.gamma(shape.size_mean_bytes as f64, shape.size_gamma).max(1.0) as u32)
-            .collect();
+        let random = ChaCha8Rng::seed_from_u64(seed);
+        let sizes = super::sizes(shape.size_mean_bytes as f64)?.sample_iter(random);
+        let sizes = sizes.take(shape.files as usize).map(|bytes| bytes.max(1.0) as u32).collect();
         let set = FileSet {
             root: root.to_owned(),
             shape,
@@ -54,7 +53,7 @@ impl FileSet {
         };
         let (present, absent) = (0..shape.files).partition(|entry| set.path(*entry).exists());
         *set.lock() = Lists { present, absent };
-        set
+        Ok(set)
     }
 
     /// Makes the directories, and the files that exist at the start.
@@ -95,21 +94,21 @@ impl FileSet {
 
     /// Chooses an entry that exists; it is busy until [`FileSet::now_present`] or [`FileSet::now_absent`].
     /// Waits while there is none: another thread is about to give one back.
-    pub fn choose_present(&self, random: &mut Random) -> u32 {
+    pub fn choose_present(&self, random: &mut ChaCha8Rng) -> u32 {
         self.choose(random, |lists| &mut lists.present)
     }
 
     /// Chooses an entry that does not exist; as above.
-    pub fn choose_absent(&self, random: &mut Random) -> u32 {
+    pub fn choose_absent(&self, random: &mut ChaCha8Rng) -> u32 {
         self.choose(random, |lists| &mut lists.absent)
     }
 
-    fn choose(&self, random: &mut Random, which: impl Fn(&mut Lists) -> &mut Vec<u32>) -> u32 {
+    fn choose(&self, random: &mut ChaCha8Rng, which: impl Fn(&mut Lists) -> &mut Vec<u32>) -> u32 {
         loop {
             let mut lists = self.lock();
             let list = which(&mut lists);
             if !list.is_empty() {
-                let at = random.below(list.len() as u64) as usize;
+                let at = random.random_range(0..list.len());
                 return list.swap_remove(at);
             }
             drop(lists);
@@ -132,21 +131,16 @@ impl FileSet {
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape {
-        files: 200,
-        directory_width: 20,
-        size_mean_bytes: 1000,
-        size_gamma: 1.5,
-        prealloc_percent: 80,
-    };
+    const SHAPE: Shape =
+        Shape { files: 200, directory_width: 20, size_mean_bytes: 1000, prealloc_percent: 80 };
 
     #[test]
     fn what_is_prepared_is_found_again() {
         let folder = std::env::temp_dir().join(format!("aimg-fileset-{}", std::process::id()));
-        FileSet::open(&folder, SHAPE, 3).prepare(b"abc").unwrap();
-        let set = FileSet::open(&folder, SHAPE, 3);
+        FileSet::open(&folder, SHAPE, 3).unwrap().prepare(b"abc").unwrap();
+        let set = FileSet::open(&folder, SHAPE, 3).unwrap();
         assert_eq!(set.present(), 160);
-        let mut random = Random::new(1);
+        let mut random = ChaCha8Rng::seed_from_u64(1);
         let entry = set.choose_present(&mut random);
         assert_eq!(fs::metadata(set.path(entry)).unwrap().len() as usize, set.size_bytes(entry));
         assert_eq!(set.present(), 159);

@@ -16,15 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afterimage_protocol::report::{Agent, Micro};
+use rand::seq::SliceRandom as _;
+use rand::{Rng as _, RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::Distribution as _;
 
-use super::random::Random;
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
 use crate::sys;
 
-/// Shape of the sizes' gamma distribution (filebench's default).
-const SIZE_GAMMA: f64 = 1.5;
-/// Mean over median of a gamma distribution of that shape: 1.5 / 1.18299.
+/// Mean over median of a gamma distribution of [`super::SIZE_GAMMA`]: 1.5 / 1.18299.
 const MEAN_OVER_MEDIAN: f64 = 1.267_97;
 /// The largest file: the tail of the distribution must not fill a small disk.
 const SIZE_BYTES_MAX: f64 = (1 << 20) as f64;
@@ -58,19 +59,12 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     report.say(&Agent::Micro(Micro { name, operations, elapsed_ns }))
 }
 
-/// Bytes that neither compress nor repeat from one write to the next.
-fn fill(buffer: &mut [u8], random: &mut Random) {
-    for word in buffer.chunks_mut(8) {
-        let bytes = random.word().to_le_bytes();
-        word.copy_from_slice(&bytes[..word.len()]);
-    }
-}
-
 fn append(path: &Path, bytes: u64, size: u64, seed: u64) -> io::Result<u64> {
     let mut file = OpenOptions::new().append(true).create_new(true).open(path)?;
-    let mut random = Random::new(seed);
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    // Bytes that do not compress.
     let mut buffer = vec![0; size as usize];
-    fill(&mut buffer, &mut random);
+    random.fill_bytes(&mut buffer);
     let count = bytes / size;
     for number in 0..count {
         // Eight bytes are enough to make every write another one; filling all of it would measure that.
@@ -86,13 +80,14 @@ fn overwrite(path: &Path, bytes: u64, size: u64, seed: u64) -> io::Result<u64> {
     if places == 0 {
         return Err(invalid(format!("{} is shorter than one write", path.display())));
     }
-    let mut random = Random::new(seed);
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    // Bytes that do not compress.
     let mut buffer = vec![0; size as usize];
-    fill(&mut buffer, &mut random);
+    random.fill_bytes(&mut buffer);
     let count = bytes / size;
     for number in 0..count {
         buffer[..8.min(size as usize)].copy_from_slice(&number.to_le_bytes()[..8.min(size as usize)]);
-        file.write_all_at(&buffer, random.below(places) * size)?;
+        file.write_all_at(&buffer, random.random_range(0..places) * size)?;
     }
     Ok(count)
 }
@@ -113,11 +108,12 @@ impl Files {
         for directory in 0..self.directories {
             fs::create_dir_all(root.join(format!("{directory:03}")))?;
         }
-        let mut random = Random::new(self.seed);
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        let sizes = super::sizes(median as f64 * MEAN_OVER_MEDIAN)?;
         let mut content = vec![0; SIZE_BYTES_MAX as usize];
-        fill(&mut content, &mut random);
+        random.fill_bytes(&mut content);
         for file in 0..self.count {
-            let bytes = random.gamma(median as f64 * MEAN_OVER_MEDIAN, SIZE_GAMMA).clamp(1.0, SIZE_BYTES_MAX);
+            let bytes = sizes.sample(&mut random).clamp(1.0, SIZE_BYTES_MAX);
             let mut made = File::create_new(self.path(root, file))?;
             made.write_all(&content[..bytes as usize])?;
             if fsync {
@@ -129,10 +125,8 @@ impl Files {
 
     fn delete(&self, root: &Path, threads: u64) -> io::Result<u64> {
         let mut order: Vec<u64> = (0..self.count).collect();
-        let mut random = Random::new(self.seed ^ 0x6465_6c65_7465);
-        for at in (1..order.len()).rev() {
-            order.swap(at, random.below(at as u64 + 1) as usize);
-        }
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x6465_6c65_7465);
+        order.shuffle(&mut random);
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let worker = || {

@@ -9,13 +9,15 @@
 mod fileset;
 pub mod micro;
 mod personality;
-pub mod random;
 
 use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
 
 use afterimage_protocol::report::{self, Agent};
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::Gamma;
 
 use crate::args::{invalid, Arguments};
 use crate::report::Report;
@@ -23,7 +25,6 @@ use crate::sys;
 
 use fileset::FileSet;
 use personality::{Personality, Tally, Worker, IO_BYTES};
-use random::Random;
 
 struct Plan {
     name: String,
@@ -44,7 +45,7 @@ fn plan(arguments: &mut Arguments) -> io::Result<Plan> {
     if let Some(files) = files {
         shape.files = u32::try_from(files).map_err(|_| invalid(format!("--files {files} is too many")))?;
     }
-    let set = FileSet::open(Path::new(&directory), shape, seed);
+    let set = FileSet::open(Path::new(&directory), shape, seed)?;
     Ok(Plan { name, personality, directory, set, seed })
 }
 
@@ -55,10 +56,21 @@ pub fn prepare(mut arguments: Arguments) -> io::Result<()> {
     plan.set.prepare(&content(plan.seed))
 }
 
+/// Shape of the sizes' gamma distribution (filebench's default).
+const SIZE_GAMMA: f64 = 1.5;
+
+/// Sizes of files, in bytes, around a mean.
+fn sizes(mean: f64) -> io::Result<Gamma<f64>> {
+    Gamma::new(SIZE_GAMMA, mean / SIZE_GAMMA)
+        .map_err(|error| invalid(format!("files of {mean} bytes: {error}")))
+}
+
 /// Bytes that neither compress nor count as zeroes.
 fn content(seed: u64) -> Vec<u8> {
-    let mut random = Random::new(seed ^ 0x636f_6e74_656e_7421);
-    (0..IO_BYTES / 8).flat_map(|_| random.word().to_le_bytes()).collect()
+    let mut random = ChaCha8Rng::seed_from_u64(seed ^ 0x636f_6e74_656e_7421);
+    let mut content = vec![0; IO_BYTES];
+    random.fill_bytes(&mut content);
+    content
 }
 
 /// `workload`: runs a prepared personality for a time.
@@ -89,7 +101,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
                 let mut worker = Worker {
                     set: &plan.set,
                     log: &log,
-                    random: Random::new(plan.seed.wrapping_add((thread + 1) << 32)),
+                    random: ChaCha8Rng::seed_from_u64(plan.seed.wrapping_add((thread + 1) << 32)),
                     content: &content,
                     buffer: vec![0; IO_BYTES],
                     tally: Tally::default(),

@@ -7,8 +7,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 
+use rand::RngExt as _;
+use rand_chacha::ChaCha8Rng;
+
 use super::fileset::{FileSet, Shape};
-use super::random::Random;
 use crate::report::Latencies;
 use crate::sys;
 
@@ -47,7 +49,7 @@ impl Personality {
             Personality::Fileserver => (10_000, 20, 128 << 10, 80),
             Personality::Webserver => (1000, 20, 16 << 10, 100),
         };
-        Shape { files, directory_width, size_mean_bytes, size_gamma: 1.5, prealloc_percent }
+        Shape { files, directory_width, size_mean_bytes, prealloc_percent }
     }
 
     /// filebench's `$nthreads`.
@@ -99,7 +101,7 @@ pub struct Worker<'a> {
     /// The webserver's log, shared by all threads.
     pub log: &'a File,
     /// The thread's own choices.
-    pub random: Random,
+    pub random: ChaCha8Rng,
     /// At least [`IO_BYTES`]: what is written, shared by all threads.
     pub content: &'a [u8],
     /// [`IO_BYTES`] to read into: the thread's own, touched only as far as files are long.
@@ -199,7 +201,7 @@ impl Worker<'_> {
     }
 
     fn append(&mut self, file: &mut impl Write) -> io::Result<()> {
-        let size = 1 + self.random.below(APPEND_BYTES_MAX) as usize;
+        let size = self.random.random_range(1..=APPEND_BYTES_MAX) as usize;
         file.write_all(&self.content[..size])?;
         self.wrote(size)
     }
