@@ -72,14 +72,9 @@ pub fn greedy_map(size_gb: u32) -> Option<f64> {
 
 /// Quoted figures beside ours, in page writes a second: 4 KiB random writes where the same load was run here.
 pub fn table(rows: &[Row]) -> String {
-    let mut table = Table::new([
-        "simulator (quoted, not run here)",
-        "quoted",
-        "flash",
-        "page writes/s",
-        "ours, run here: 1 GB",
-        "32 GB",
-    ]);
+    let mut table = Table::new(
+        "simulator (quoted, not run here)|quoted|flash|page writes/s|ours, run here: 1 GB|32 GB".split('|'),
+    );
     let ours = |ftl: &str, size_gb: u32| {
         let row =
             rows.iter().find(|r| r.ftl == ftl && r.cell.size_gb == size_gb && r.cell.load == Load::Pairs);

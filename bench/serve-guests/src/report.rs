@@ -72,17 +72,9 @@ pub fn markdown(scale: &Scale, lines: &[Line], targets: &[Verdict]) -> String {
 
 fn speed_table(text: &mut String, lines: &[&Line]) {
     text.push_str(
-        &Table::new([
-            "workload",
-            "row",
-            "ops/s",
-            "fsync p50 µs",
-            "p99 µs",
-            "× nested",
-            "× writeback",
-            "× no-flush",
-            "daemon CPU s",
-        ])
+        &Table::new(
+            "workload|row|ops/s|fsync p50 µs|p99 µs|× nested|× writeback|× no-flush|daemon CPU s".split('|'),
+        )
         .with(lines.iter().map(|line| {
             vec![
                 line.workload.name().to_owned(),
@@ -102,17 +94,12 @@ fn speed_table(text: &mut String, lines: &[&Line]) {
 
 fn storage_table(text: &mut String, lines: &[&Line]) {
     text.push_str(
-        &Table::new([
-            "workload",
-            "row",
-            "guest flushes",
-            "storage flushes",
-            "flushes / guest flush",
-            "write requests / guest flush",
-            "KiB / guest flush",
-            "bytes stored / bytes the guest wrote",
-            "MiB stored",
-        ])
+        &Table::new(
+            "workload|row|guest flushes|storage flushes|flushes / guest flush\
+            |write requests / guest flush|KiB / guest flush|bytes stored / bytes the guest wrote\
+            |MiB stored"
+                .split('|'),
+        )
         .with(lines.iter().map(|line| {
             vec![
                 line.workload.name().to_owned(),
@@ -169,14 +156,11 @@ pub fn paper_table(lines: &[Line]) -> String {
         }
     }
     text.push_str(
-        &Table::new([
-            "device",
-            "workload",
-            "the paper (10,000 rpm disk)",
-            "power-window × nested",
-            "power-window × no-flush",
-            "no-flush × nested",
-        ])
+        &Table::new(
+            "device|workload|the paper (10,000 rpm disk)|power-window × nested\
+            |power-window × no-flush|no-flush × nested"
+                .split('|'),
+        )
         .with(rows)
         .markdown(),
     );

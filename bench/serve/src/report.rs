@@ -83,21 +83,9 @@ impl Report {
     /// What was measured how, and the table.
     pub fn text(&self) -> String {
         let Self { ours, peer, machine, seconds, rounds, cells } = self;
-        let mut table = Table::new([
-            "",
-            "ours",
-            "qsd",
-            "ratio",
-            "(min..max)",
-            "p50 µs",
-            "qsd",
-            "p99 µs",
-            "qsd",
-            "CPU µs",
-            "qsd",
-            "goal",
-            "qsd mode",
-        ])
+        let mut table = Table::new(
+            "|ours|qsd|ratio|(min..max)|p50 µs|qsd|p99 µs|qsd|CPU µs|qsd|goal|qsd mode".split('|'),
+        )
         .right(1..12);
         for cell in cells {
             table.row(row(cell));

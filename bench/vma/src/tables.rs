@@ -132,23 +132,12 @@ fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
         if scene.device.is_model() { ", counted below the host's page cache" } else { ", as the daemons count them" }
     );
     text.push_str(
-        &Table::new([
-            "workload",
-            "mode",
-            "time s",
-            "with sync s",
-            "less than journal",
-            "× ordered",
-            "MiB stored",
-            "less than journal",
-            "× bound A",
-            "× outside journal",
-            "writes",
-            "flushes",
-            "guest CPU s",
-            "daemon CPU s",
-            "the paper, VMA",
-        ])
+        &Table::new(
+            "workload|mode|time s|with sync s|less than journal|× ordered|MiB stored\
+            |less than journal|× bound A|× outside journal|writes|flushes|guest CPU s|daemon CPU s\
+            |the paper, VMA"
+                .split('|'),
+        )
         .with(rows)
         .markdown(),
     );
@@ -184,24 +173,18 @@ fn recovery_table(text: &mut String, note: &str, table: &Cells<'_>) {
             ]
         })
         .collect();
-    text.push_str(&Table::new([
-            "device",
-            "workload",
-            "mode",
-            "killed",
-            "recovery s",
-            "less than journal",
-            "daemon s",
-            "mount s",
-            "MiB moved",
-            "of it read",
-            "e2fsck clean",
-            "the paper",
-        ]).with(rows).section("Table III: recovery after a kill at half of the work's time", &format!(
+    section(
+        text,
+        "Table III: recovery after a kill at half of the work's time",
+        "device|workload|mode|killed|recovery s|less than journal|daemon s|mount s\
+         |MiB moved|of it read|e2fsck clean|the paper",
+        rows,
+        &format!(
             "{note} From the kill to a mounted file system whose repaired state is on the device: the daemon's part (what \
              it retained goes home, and to the device), then the next guest's mount with the kernel's own replay (and that \
              to the device). The host's page cache was written out and dropped before the kill."
-        )));
+        ),
+    );
 }
 
 fn target_table(text: &mut String, note: &str, verdicts: &[Verdict]) {
@@ -214,9 +197,18 @@ fn target_table(text: &mut String, note: &str, verdicts: &[Verdict]) {
             if verdict.met { "met" } else { "**missed**" }.to_owned(),
         ]
     });
-    text.push_str(
-        &Table::new(["target", "cell", "reached", "wanted", ""]).with(rows).section("Targets", note),
-    );
+    section(text, "Targets", "target|cell|reached|wanted|", rows, note);
+}
+
+/// A table under a heading and a paragraph; `heads` have `|` between them.
+fn section(
+    text: &mut String,
+    title: &str,
+    heads: &str,
+    rows: impl IntoIterator<Item = Vec<String>>,
+    words: &str,
+) {
+    text.push_str(&Table::new(heads.split('|')).with(rows).section(title, words));
 }
 
 fn show(spread: Option<Spread>) -> String {

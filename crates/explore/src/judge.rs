@@ -109,17 +109,6 @@ impl Judge {
         Self { states, records }
     }
 
-    /// The names of the application's states, in the order in which they were first marked.
-    pub fn state_names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = Vec::new();
-        for mark in &self.states {
-            if !names.contains(&mark.name.as_str()) {
-                names.push(&mark.name);
-            }
-        }
-        names
-    }
-
     /// The outcome where nobody looks into the file system: stale, where there are marks that need not be visible.
     pub fn missing(&self, expected: &Expectation) -> Verdict {
         let marks = self.states.iter().chain(self.records.iter().map(|(_, mark)| mark));

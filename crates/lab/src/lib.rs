@@ -17,6 +17,7 @@ pub mod channel;
 pub mod daemon;
 pub mod demo;
 pub mod error;
+mod evidence;
 pub mod fsck;
 pub mod guest;
 pub mod integrity;

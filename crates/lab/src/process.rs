@@ -13,7 +13,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -304,19 +304,6 @@ pub fn socket_pair() -> Result<(std::os::unix::net::UnixStream, OwnedFd)> {
     let (ours, theirs) =
         std::os::unix::net::UnixStream::pair().context(|| "make a pair of sockets".to_owned())?;
     Ok((ours, OwnedFd::from(theirs)))
-}
-
-/// Takes ownership of a descriptor number that was given on the command line.
-///
-/// # Errors
-/// The number is not an open descriptor.
-pub fn adopt_descriptor(number: RawFd) -> Result<OwnedFd> {
-    // SAFETY: fcntl with F_GETFD only asks; a number that is not open gives an error.
-    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-        return Err(LabError::io(format!("descriptor {number}"), io::Error::last_os_error()));
-    }
-    // SAFETY: the number is open, and by the meaning of the command line it was passed for us to own.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 #[cfg(test)]

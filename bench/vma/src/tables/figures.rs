@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use afterimage_protocol::status::FileSystemStatus;
 use afterimage_report::number::{number, MIB};
-use afterimage_report::{or_dash, Table};
+use afterimage_report::or_dash;
 
-use super::{count, median, percent, show};
+use super::{count, median, percent, section, show};
 use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
 use crate::memory::{moments, peak};
 use crate::paper;
@@ -41,28 +41,15 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
             ]);
         }
     }
-    text.push_str(
-        &Table::new([
-            "device",
-            "workload",
-            "mode",
-            "round",
-            "information KiB, peak",
-            "data MiB, peak",
-            "samples",
-            "commits",
-            "releases",
-            "checkpoints",
-            "tail moves",
-            "home writes",
-        ])
-        .with(rows)
-        .section(
-            "Fig. 17: what is retained",
-            &format!(
-                "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report.",
-                paper::FIG17
-            ),
+    section(
+        text,
+        "Fig. 17: what is retained",
+        "device|workload|mode|round|information KiB, peak|data MiB, peak|samples|commits\
+            |releases|checkpoints|tail moves|home writes",
+        rows,
+        &format!(
+            "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report.",
+            paper::FIG17
         ),
     );
 }
@@ -93,22 +80,18 @@ pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: 
             jbd2(|j| j.logged_blocks),
         ]
     });
-    text.push_str(&Table::new([
-            "device",
-            "workload",
-            "mode",
-            "MTS MiB",
-            "commit s",
-            "time s",
-            "× plain",
-            "MiB stored",
-            "transactions",
-            "blocks each",
-        ]).with(rows).section("Fig. 12: the size of a commit", &format!(
+    section(
+        text,
+        "Fig. 12: the size of a commit",
+        "device|workload|mode|MTS MiB|commit s|time s|× plain|MiB stored\
+         |transactions|blocks each",
+        rows,
+        &format!(
             "{note} jbd2's largest transaction is a quarter of the journal, which is the paper's MTS: journals of 16 to 128 \
              MiB, and `commit=` intervals. The paper: {}.",
             paper::FIG12
-        )));
+        ),
+    );
 }
 
 pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Cells<'_>) {
@@ -133,23 +116,20 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Cells<'_>)
             counted(|f| f.checkpoints),
         ]
     });
-    text.push_str(&Table::new([
-            "device",
-            "guests",
-            "workload",
-            "mode",
-            "128 MiB: s",
-            "1 GiB: s",
-            "cost",
-            "tail moves by the guest",
-            "checkpoints by the daemon",
-        ]).with(rows).section("Fig. 14: the cost of checkpoints", &format!(
+    section(
+        text,
+        "Fig. 14: the cost of checkpoints",
+        "device|guests|workload|mode|128 MiB: s|1 GiB: s|cost\
+         |tail moves by the guest|checkpoints by the daemon",
+        rows,
+        &format!(
             "{note} Time with a journal of 128 MiB against one of 1 GiB, in which none is needed, in guests of \
              {ROOMY_MIB} MiB: with the large journal jbd2 allows transactions of 256 MiB, which have to fit. In so \
              much memory work may end long before it is on the disk: the times here are with the sync after it. Counts are the \
              first daemon's, where it looks into the journal. The paper: {}.",
             paper::FIG14
-        )));
+        ),
+    );
 }
 
 pub(super) fn aged_table(text: &mut String, note: &str, table: &Cells<'_>) {
@@ -168,23 +148,13 @@ pub(super) fn aged_table(text: &mut String, note: &str, table: &Cells<'_>) {
             percent(table.gain(key, &journal, elapsed)),
         ]
     });
-    text.push_str(
-        &Table::new([
-            "device",
-            "guests",
-            "workload",
-            "mode",
-            "empty: s",
-            "aged: s",
-            "aged/empty",
-            "empty: less than journal",
-            "aged: less than journal",
-        ])
-        .with(rows)
-        .section(
-            "Fig. 15: disks that are 77 % full and fragmented",
-            &format!("{note} The paper: {}.", paper::FIG15),
-        ),
+    section(
+        text,
+        "Fig. 15: disks that are 77 % full and fragmented",
+        "device|guests|workload|mode|empty: s|aged: s|aged/empty|empty: less than journal\
+            |aged: less than journal",
+        rows,
+        &format!("{note} The paper: {}.", paper::FIG15),
     );
 }
 
@@ -204,23 +174,13 @@ pub(super) fn ram_table(text: &mut String, note: &str, table: &Cells<'_>) {
             paper::ram_journal(key.workload).to_owned(),
         ]
     });
-    text.push_str(
-        &Table::new([
-            "device",
-            "guests",
-            "workload",
-            "journal on disk s",
-            "on RAM disk s",
-            "retained s",
-            "RAM disk × retained",
-            "RAM disk × on disk",
-            "the paper on the RAM disk",
-        ])
-        .with(rows)
-        .section(
-            "Fig. 16: the journal on a RAM disk in the guest",
-            &format!("{note} A RAM disk of 40 MiB, taken from the guest's 128 MiB, holds the journal."),
-        ),
+    section(
+        text,
+        "Fig. 16: the journal on a RAM disk in the guest",
+        "device|guests|workload|journal on disk s|on RAM disk s|retained s\
+            |RAM disk × retained|RAM disk × on disk|the paper on the RAM disk",
+        rows,
+        &format!("{note} A RAM disk of 40 MiB, taken from the guest's 128 MiB, holds the journal."),
     );
 }
 
@@ -230,21 +190,12 @@ pub(super) fn contract_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let keys = runs(table, |key| key.setup == Setup::Plain && key.contract != usual);
     let rows =
         keys.iter().map(|key| beside(table, key, &CellKey { contract: usual.to_owned(), ..key.clone() }));
-    text.push_str(
-        &Table::new([
-            "device",
-            "guests",
-            "workload",
-            "mode",
-            "",
-            "time s",
-            "×",
-            "MiB stored",
-            "×",
-            "flushes",
-        ])
-        .with(rows)
-        .section("What the redo log costs", &format!("{note} The same cells under `{usual}` are 1.")),
+    section(
+        text,
+        "What the redo log costs",
+        BESIDE,
+        rows,
+        &format!("{note} The same cells under `{usual}` are 1."),
     );
 }
 
@@ -252,26 +203,17 @@ pub(super) fn contract_table(text: &mut String, note: &str, table: &Cells<'_>) {
 pub(super) fn vflush_table(text: &mut String, note: &str, table: &Cells<'_>) {
     let keys = runs(table, |key| key.setup == Setup::Vflush);
     let rows = keys.iter().map(|key| beside(table, key, &plain(key)));
-    text.push_str(
-        &Table::new([
-            "device",
-            "guests",
-            "workload",
-            "mode",
-            "",
-            "time s",
-            "×",
-            "MiB stored",
-            "×",
-            "flushes",
-        ])
-        .with(rows)
-        .section(
-            "A flush at every truncation of the journal",
-            &format!("{note} `serve --vflush-at-truncation`; the same cells without it are 1."),
-        ),
+    section(
+        text,
+        "A flush at every truncation of the journal",
+        BESIDE,
+        rows,
+        &format!("{note} `serve --vflush-at-truncation`; the same cells without it are 1."),
     );
 }
+
+/// Heads of [`beside`].
+const BESIDE: &str = "device|guests|workload|mode||time s|×|MiB stored|×|flushes";
 
 /// A cell and its ratios to another.
 fn beside(table: &Cells<'_>, key: &CellKey, base: &CellKey) -> Vec<String> {

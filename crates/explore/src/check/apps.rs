@@ -151,17 +151,6 @@ pub fn sqlite_script(database: &str) -> String {
     format!(".open {database}\nBEGIN IMMEDIATE;\nCOMMIT;\n{wrong}SELECT 't'||ifnull(max(id),0) FROM moves;")
 }
 
-/// The same as a piece of shell, for [`PoolCheck::Command`]: fails where something is wrong.
-pub fn sqlite_check(database: &str) -> String {
-    format!(
-        "[ -s {database} ] || {{ echo 'the database is gone or empty'; exit 1; }}\n\
-         out=$(sqlite3 -batch -init /dev/null 2>&1 <<'END'\n{}\nEND\n) || :\n\
-         echo \"$out\"\n\
-         case \"$out\" in *\"\n\"*) exit 1;; t[0-9]*) ;; *) exit 1;; esac\n",
-        sqlite_script(database)
-    )
-}
-
 /// How the editor of [`editor_workload`] makes a save safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saving {
@@ -241,8 +230,16 @@ mod tests {
         (output.status.success(), text)
     }
 
+    /// As [`PoolCheck::Sqlite`] judges, as a piece of shell: fails where something is wrong.
     fn check() -> String {
-        sqlite_check("/mnt/bank/bank.db")
+        let database = "/mnt/bank/bank.db";
+        format!(
+            "[ -s {database} ] || {{ echo 'the database is gone or empty'; exit 1; }}\n\
+             out=$(sqlite3 -batch -init /dev/null 2>&1 <<'END'\n{}\nEND\n) || :\n\
+             echo \"$out\"\n\
+             case \"$out\" in *\"\n\"*) exit 1;; t[0-9]*) ;; *) exit 1;; esac\n",
+            sqlite_script(database)
+        )
     }
 
     #[test]

@@ -74,19 +74,11 @@ impl Summary {
     }
 
     fn campaigns(&self) -> Table {
-        let mut table = Table::new([
-            "campaign",
-            "layer, model, level",
-            "crash points",
-            "states",
-            "distinct bytes",
-            "recovered by the daemon",
-            "checked",
-            "fresh",
-            "stale, oldest",
-            "lost",
-            "inconsistent",
-        ]);
+        let mut table = Table::new(
+            "campaign|layer, model, level|crash points|states|distinct bytes\
+            |recovered by the daemon|checked|fresh|stale, oldest|lost|inconsistent"
+                .split('|'),
+        );
         for report in &self.reports {
             let (tally, work) = (&report.progress.tally, &report.progress.tally.work);
             let level = format!("{:?}", report.setup.level).to_lowercase();
@@ -133,16 +125,10 @@ impl Summary {
     }
 
     fn studies(&self) -> Table {
-        let mut table = Table::new([
-            "case study",
-            "contract",
-            "crash points",
-            "old",
-            "new",
-            "inconsistent",
-            "oldest",
-            "vDrive's Table 2: old, new",
-        ]);
+        let mut table = Table::new(
+            "case study|contract|crash points|old|new|inconsistent|oldest|vDrive's Table 2: old, new"
+                .split('|'),
+        );
         for (study, row) in self.case_studies.iter().flat_map(|s| s.rows.iter().map(move |row| (s, row))) {
             let whose = if row.contract == "power" { "nested" } else { "vDrive" };
             table.row([

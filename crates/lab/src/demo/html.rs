@@ -78,17 +78,11 @@ fn journals(retain: &RetainReport) -> Markup {
         };
         (&row.mode, colour)
     }
-    let mut table = Table::new([
-        "guest and daemon",
-        "guest sent, MB",
-        "to storage, MB",
-        "writes to storage",
-        "device, MB",
-        "time, s",
-        "fsyncs/s",
-        "journal kept in memory, MB",
-        "transactions seen",
-    ])
+    let mut table = Table::new(
+        "guest and daemon|guest sent, MB|to storage, MB|writes to storage\
+        |device, MB|time, s|fsyncs/s|journal kept in memory, MB|transactions seen"
+            .split('|'),
+    )
     .right(1..);
     for row in &retain.modes {
         table.row([
@@ -200,18 +194,11 @@ fn servers(first: &SpeedRow, speed: &[SpeedRow]) -> Markup {
     fn bar(row: &SpeedRow) -> (&str, &'static str) {
         (&row.server, if row.server.starts_with("afterimage") { "#2475b0" } else { "#8263a8" })
     }
-    let mut table = Table::new([
-        "server",
-        "fsync p50, us",
-        "fsync p99, us",
-        "SQLite WAL commits/s",
-        "SQLite rollback /s",
-        "postmark, s",
-        "guest flushes",
-        "guest sent, MB",
-        "storage syncs",
-        "to storage, MB",
-    ])
+    let mut table = Table::new(
+        "server|fsync p50, us|fsync p99, us|SQLite WAL commits/s\
+        |SQLite rollback /s|postmark, s|guest flushes|guest sent, MB|storage syncs|to storage, MB"
+            .split('|'),
+    )
     .right(1..);
     for row in speed {
         table.row([

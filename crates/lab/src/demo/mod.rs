@@ -9,7 +9,6 @@
 //!
 //! A promise counts as kept only where it was seen to hold; what could not be found out makes the demo fail, too.
 
-mod evidence;
 mod headline;
 mod heard;
 mod html;
@@ -32,13 +31,13 @@ use std::path::{Path, PathBuf};
 
 use afterimage_report::say;
 
-use self::evidence::Evidence;
 use self::interrupt::Interrupt;
 use self::plan::{Allowance, Contract, Event, Scenario};
 use self::progress::Progress;
 use self::report::{Check, Machine, Outcome, Report, ScenarioReport, SCHEMA};
 use self::scenario::{Findings, Setting};
 use crate::error::{Context, LabError, Result};
+use crate::evidence::Evidence;
 use crate::{guest, locate};
 
 /// Free memory below which images go to the disk instead of `/dev/shm`, in bytes.
@@ -103,7 +102,7 @@ pub fn run(options: &Options) -> Result<bool> {
     for scenario in scenarios {
         progress.scenario(&title(scenario));
         let started = progress.elapsed();
-        let evidence = Evidence::new(&options.out, &scenario.to_string())?;
+        let evidence = Evidence::new(&options.out.join("evidence"), &scenario.to_string())?;
         interrupt.scratch(Some(evidence.folder()));
         let mut setting = Setting {
             progress: &progress,

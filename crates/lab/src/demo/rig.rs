@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::evidence::Evidence;
 use super::inside::Data;
 use super::plan::GUEST_LIMIT;
 use super::server::Kind;
 use crate::daemon::{self, Daemon};
 use crate::error::{Context, LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::{Guest, GuestBuilder, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
@@ -229,11 +229,8 @@ impl Rig {
         for path in paths.iter_mut().filter(|path| path.is_dir()) {
             path.push("arena");
         }
-        let said = evidence.text(&format!("{tag}-daemon.log"), &messages);
-        let copied = paths.iter().try_for_each(|path| evidence.copy(path, tag));
-        if let Err(error) = said.and(copied) {
-            tracing::warn!(%error, "evidence is incomplete");
-        }
+        evidence.text(&format!("{tag}-daemon.log"), &messages);
+        evidence.files(&paths, &format!("{tag}-"));
     }
 }
 

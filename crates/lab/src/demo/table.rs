@@ -103,19 +103,12 @@ fn deaths(scenarios: &[&ScenarioReport]) -> Table {
 }
 
 fn costs(speed: &[SpeedRow]) -> Table {
-    let mut table = Table::new([
-        "\nserver",
-        "fsync\np50 us",
-        "fsync\np99 us",
-        "SQLite WAL\ncommits/s",
-        "SQLite roll-\nback /s",
-        "postmark\ns",
-        "guest\nflushes",
-        "guest\nMiB",
-        "storage\nsyncs",
-        "storage\nMiB",
-        "syncs per\nguest flush",
-    ])
+    let mut table = Table::new(
+        "\nserver|fsync\np50 us|fsync\np99 us|SQLite WAL\ncommits/s\
+        |SQLite roll-\nback /s|postmark\ns|guest\nflushes|guest\nMiB|storage\nsyncs|storage\nMiB\
+        |syncs per\nguest flush"
+            .split('|'),
+    )
     .right(1..);
     for line in speed {
         let per_flush = line.storage.flushes as f64 / line.guest.flushes.max(1) as f64;
@@ -137,16 +130,11 @@ fn costs(speed: &[SpeedRow]) -> Table {
 }
 
 fn journals(retain: &RetainReport) -> Table {
-    let mut table = Table::new([
-        "",
-        "guest\nsent MB",
-        "to storage\nMB",
-        "against\njournal",
-        "device\nMB",
-        "time\ns",
-        "fsyncs\n/s",
-        "journal kept\nin memory MB",
-    ])
+    let mut table = Table::new(
+        "|guest\nsent MB|to storage\nMB|against\njournal|device\nMB|time\ns\
+        |fsyncs\n/s|journal kept\nin memory MB"
+            .split('|'),
+    )
     .right(1..);
     let against = headline::journal_alone(retain).map_or(1, |alone| alone.storage.bytes).max(1);
     for line in &retain.modes {

@@ -42,9 +42,9 @@ pub(super) fn run(
     daemon::create_image(&image, IMAGE_BYTES)?;
     let mut daemon = Daemon::serve(&ServeOptions::new(contract, std::slice::from_ref(&image)))?;
     let outcome = die_and_verify(evidence, &mut daemon, vmm, file_system, death);
-    evidence.note(daemon.save(evidence.folder(), "first"));
+    evidence.daemon(&daemon, "first");
     if outcome.is_err() {
-        evidence.files(&workload::with_log(&image));
+        evidence.files(&workload::with_log(&image), "");
         return outcome;
     }
     daemon.stop()?;
@@ -55,7 +55,7 @@ pub(super) fn run(
     if file_system != FileSystem::Xfs {
         let check = daemon::run(Command::new("e2fsck").arg("-fn").arg(&image));
         if let Err(error) = check {
-            evidence.files(&[image]);
+            evidence.files(&[image], "");
             return Err(LabError::Broken(format!("the closed image is damaged: {error}")));
         }
     }
@@ -82,7 +82,7 @@ fn die_and_verify(
         }
         guest.wait()?;
     }
-    evidence.note(guest.save(evidence.folder(), "first"));
+    evidence.guest(&guest, "first");
     begun?;
     let ledger = Ledger::of(guest.channel())?;
     drop(guest);

@@ -128,7 +128,7 @@ fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Resu
     if outcome.is_err() {
         let mut files = images.clone();
         files.extend(workload::with_log(&images[0]));
-        evidence.files(&files);
+        evidence.files(&files, "");
     }
     outcome
 }
@@ -162,8 +162,8 @@ pub(super) fn end_with_the_power(
     daemon.kill()?;
     guest.wait()?;
     let ledger = Ledger::of(guest.channel())?;
-    evidence.note(guest.save(evidence.folder(), "first"));
-    evidence.note(daemon.save(evidence.folder(), "first"));
+    evidence.guest(&guest, "first");
+    evidence.daemon(&daemon, "first");
     evidence.text("cut.txt", &format!("{done:#?}"));
     drop(guest);
     drop(daemon);
@@ -191,8 +191,8 @@ fn cut_and_verify(
     let daemon = Daemon::serve(&options)?;
     let guest = workload::guest(Vmm::Uml, &daemon).start(&workload::writing(make, cut.mount))?;
     if let Err(error) = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE) {
-        evidence.note(guest.save(evidence.folder(), "first"));
-        evidence.note(daemon.save(evidence.folder(), "first"));
+        evidence.guest(&guest, "first");
+        evidence.daemon(&daemon, "first");
         return Err(error);
     }
     let torn = torn_per_mille(cut.contract);
@@ -206,7 +206,7 @@ fn cut_and_verify(
         LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
     })?;
     let remains = workload::remains(evidence, &daemon, cut.mount, cut.check);
-    evidence.note(daemon.save(evidence.folder(), "second"));
+    evidence.daemon(&daemon, "second");
     let told = workload::judge(evidence, &ledger, &remains?, allowance(cut.contract))?;
     daemon.stop()?;
     let sectors = done.report.content;

@@ -30,7 +30,7 @@ fn script(records: u64) -> String {
 /// A guest whose script must end well, and whose records must all be there.
 fn finish(evidence: &Evidence, guest: &mut Guest) -> Result<String> {
     let ended = guest.wait_success();
-    evidence.note(guest.save(evidence.folder(), "guest"));
+    evidence.guest(guest, "guest");
     ended?;
     let ledger = Ledger::of(guest.channel())?;
     let told = workload::judge(evidence, &ledger, &Remains::of(guest.channel())?, Allowance::Nothing)?;
@@ -63,9 +63,9 @@ fn with_daemon(
     daemon::create_image(&image, IMAGE_BYTES)?;
     let mut daemon = Daemon::serve(&options(ServeOptions::new(contract, std::slice::from_ref(&image))))?;
     let outcome = test(&mut daemon);
-    evidence.note(daemon.save(evidence.folder(), "live"));
+    evidence.daemon(&daemon, "live");
     if outcome.is_err() {
-        evidence.files(&workload::with_log(&image));
+        evidence.files(&workload::with_log(&image), "");
         return outcome;
     }
     daemon.stop()?;
@@ -82,7 +82,7 @@ pub(super) fn qemu_restart(evidence: &Evidence, contract: &str) -> Result<String
             let mut guest = workload::guest(Vmm::Qemu, daemon).reconnect_s(1).start(&script(400))?;
             let disturbed = kill_daemon_under(&guest, daemon, 100, Duration::from_millis(300));
             if let Err(error) = disturbed {
-                evidence.note(guest.save(evidence.folder(), "guest"));
+                evidence.guest(&guest, "guest");
                 return Err(error);
             }
             finish(evidence, &mut guest)
@@ -100,7 +100,7 @@ pub(super) fn keep_restart(evidence: &Evidence, contract: &str) -> Result<String
             let mut guest = workload::guest(Vmm::Uml, daemon).start(&script(2000))?;
             let disturbed = kill_daemon_under(&guest, daemon, 500, Duration::ZERO);
             if let Err(error) = disturbed {
-                evidence.note(guest.save(evidence.folder(), "guest"));
+                evidence.guest(&guest, "guest");
                 return Err(error);
             }
             finish(evidence, &mut guest)
@@ -123,7 +123,7 @@ pub(super) fn qemu_pause_rebind(evidence: &Evidence) -> Result<String> {
             let mut guest = workload::guest(Vmm::Qemu, daemon).start(&script)?;
             let paused = guest.wait_acknowledged(100).and_then(|()| pause(&guest));
             if let Err(error) = paused {
-                evidence.note(guest.save(evidence.folder(), "guest"));
+                evidence.guest(&guest, "guest");
                 return Err(error);
             }
             finish(evidence, &mut guest)

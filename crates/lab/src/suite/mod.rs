@@ -11,7 +11,6 @@
 
 mod crash;
 mod cut;
-mod evidence;
 mod live;
 mod peer;
 mod retain;
@@ -20,9 +19,8 @@ mod workload;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-pub use evidence::Evidence;
-
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::Vmm;
 use crash::Death;
 use workload::FileSystem;

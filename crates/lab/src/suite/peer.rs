@@ -51,7 +51,7 @@ fn write_and_verify(evidence: &Evidence, daemon: &Daemon, name: &str) -> Result<
     );
     let mut guest = workload::guest(Vmm::Uml, daemon).limit(Duration::from_secs(90)).start(&script)?;
     let ended = guest.wait_success();
-    evidence.note(guest.save(evidence.folder(), name));
+    evidence.guest(&guest, name);
     ended?;
     let remains = Remains::of(guest.channel())?;
     workload::judge(evidence, &Ledger::of(guest.channel())?, &remains, Allowance::Nothing).map(drop)

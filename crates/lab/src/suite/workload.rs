@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::daemon::Daemon;
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::{Guest, GuestBuilder, Vmm};
-use crate::suite::{Evidence, GUEST_LIMIT};
+use crate::suite::GUEST_LIMIT;
 
 /// A file system, and how it is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +87,7 @@ pub(super) fn guest(vmm: Vmm, daemon: &Daemon) -> GuestBuilder {
 pub(super) fn remains(evidence: &Evidence, daemon: &Daemon, mount: &str, check: &str) -> Result<Remains> {
     let mut guest = guest(Vmm::Uml, daemon).start(&checking(mount, check))?;
     let ended = guest.wait();
-    evidence.note(guest.save(evidence.folder(), "second"));
+    evidence.guest(&guest, "second");
     match ended? {
         crate::guest::Ended::Exited(0) => Remains::of(guest.channel()),
         crate::guest::Ended::Exited(61) => {

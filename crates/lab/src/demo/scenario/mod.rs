@@ -20,7 +20,6 @@ use rand_chacha::ChaCha8Rng;
 pub use self::retain::{canary as retain_canary, compare, kill as retain_kill};
 pub use self::speed::run as measure;
 
-use super::evidence::Evidence;
 use super::inside::{self, Load};
 use super::judge;
 use super::ledger::{Gauge, Ledger};
@@ -30,6 +29,7 @@ use super::report::{Check, Recovery, StreamReport};
 use super::rig::Rig;
 use super::survivors::Survivors;
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::{Ended, Guest, Vmm};
 
 /// What every scenario is given.
@@ -186,7 +186,7 @@ fn wait_for_work(
         Err(error) => Err(error),
     };
     if outcome.is_err() {
-        setting.evidence.guest(guest, &setting.tag("1-work"))?;
+        setting.evidence.guest(guest, &setting.tag("1-work"));
     }
     outcome
 }
@@ -199,7 +199,7 @@ fn jitter(rng: &mut ChaCha8Rng) {
 /// What the dead guest had acknowledged, before `cut_ns` if there was a cut. Saves its words.
 fn ledger_of(setting: &Setting<'_>, guest: &Guest, cut_ns: Option<u64>) -> Result<Ledger> {
     guest.channel().wait_closed(Duration::from_secs(5));
-    setting.evidence.guest(guest, &setting.tag("1-work"))?;
+    setting.evidence.guest(guest, &setting.tag("1-work"));
     let ledger = Ledger::read(&guest.channel().lines(), cut_ns)?;
     setting.progress.step(&format!("dead; acknowledged until then: {}", ledger.summary()));
     Ok(ledger)
@@ -214,7 +214,7 @@ fn recover_and_judge(
 ) -> Result<(Vec<StreamReport>, Vec<Check>)> {
     let mut guest = rig.guest(Vmm::Uml).start(&inside::examine(rig.folder(), rig.data()))?;
     let ended = guest.wait();
-    setting.evidence.guest(&guest, &setting.tag("2-examine"))?;
+    setting.evidence.guest(&guest, &setting.tag("2-examine"));
     let ended = ended?;
     let found = Survivors::read(&guest.channel().lines())?;
     let (streams, mut checks) = judge::judge(ledger, &found, allowance);
@@ -233,7 +233,7 @@ fn recover_and_judge(
 /// Looks at the image as a file, after the server's orderly end.
 fn plain_image(setting: &Setting<'_>, rig: &Rig) -> Result<Check> {
     let (clean, text) = rig.e2fsck()?;
-    setting.evidence.text(&setting.tag("3-e2fsck-on-host.log"), &text)?;
+    setting.evidence.text(&setting.tag("3-e2fsck-on-host.log"), &text);
     let left = rig.left_beside_image()?;
     Ok(Check::new(
         "after an orderly end the image is a plain, clean raw file",

@@ -55,9 +55,7 @@ fn cut(setting: &mut Setting<'_>, kind: Kind, allowance: Allowance) -> Result<Fi
         rig.mount()?.restore()?;
         let tally = serde_json::to_string(&cut.report).unwrap_or_default();
         setting.progress.step(&format!("the power went: {tally}"));
-        setting
-            .evidence
-            .text(&setting.tag("cut.json"), &format!("{{\"seed\":{seed},\"report\":{tally}}}\n"))?;
+        setting.evidence.text(&setting.tag("cut.json"), &format!("{{\"seed\":{seed},\"report\":{tally}}}\n"));
         let ledger = ledger_of(setting, &guest, Some(cut_ns))?;
         drop(guest);
         rig.keep(setting.evidence, &setting.tag("2-after-the-cut"));

@@ -16,12 +16,12 @@ use super::super::workload::{self, FileSystem, IMAGE_BYTES};
 use super::rig::{copy, expect_retained};
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
+use crate::evidence::Evidence;
 use crate::fsck;
 use crate::guest::Vmm;
 use crate::locate::system_program;
 use crate::powerfs::{Cut, ModelName, MountOptions, PowerMount};
 use crate::process::Workdir;
-use crate::suite::Evidence;
 
 /// Runs one.
 pub(super) fn run(
@@ -39,7 +39,7 @@ pub(super) fn run(
     if outcome.is_err() {
         let mut files = vec![image.clone()];
         files.extend(workload::with_log(&image));
-        evidence.files(&files);
+        evidence.files(&files, "");
     }
     outcome
 }
@@ -79,8 +79,8 @@ fn cut_and_verify(
     let guest = workload::guest(Vmm::Uml, &daemon).start(&script)?;
     let worked = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE).and_then(|()| expect_retained(&daemon));
     if let Err(error) = worked {
-        evidence.note(guest.save(evidence.folder(), "first"));
-        evidence.note(daemon.save(evidence.folder(), "first"));
+        evidence.guest(&guest, "first");
+        evidence.daemon(&daemon, "first");
         return Err(error);
     }
     let done: Cut = match contract.starts_with("power-window") {
@@ -106,13 +106,13 @@ fn cut_and_verify(
     copy(image, &alone)?;
     let judged = expect_empty_journal(&alone).and_then(|()| fsck::mend(&alone));
     if judged.is_err() {
-        evidence.files(std::slice::from_ref(&alone));
+        evidence.files(std::slice::from_ref(&alone), "");
     }
     judged?;
 
     let daemon = serve()?;
     let remains = workload::remains(evidence, &daemon, file_system.mount(), file_system.check());
-    evidence.note(daemon.save(evidence.folder(), "second"));
+    evidence.daemon(&daemon, "second");
     let told = workload::judge(evidence, &ledger, &remains?, allowance(contract))?;
     daemon.stop()?;
     let sectors = done.report.content;

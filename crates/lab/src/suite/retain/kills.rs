@@ -16,9 +16,9 @@ use super::oracles;
 use super::rig::{self, extract, judge_end, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
-use crate::suite::Evidence;
 
 /// How a guest's life ends, and what the next one finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ fn all_rounds(evidence: &Evidence, plan: &Plan, rig: &mut Rig) -> Result<Tally> 
         let mut guest = rig.guest(Vmm::Uml).start(&script)?;
         let lived = live(plan, rig, &mut guest, ledger.take(), &mut random, &mut tally);
         if let Err(error) = lived {
-            evidence.note(guest.save(evidence.folder(), &format!("round{round}")));
+            evidence.guest(&guest, &format!("round{round}"));
             return Err(error);
         }
         tally.kills += 1;
@@ -120,7 +120,7 @@ fn all_rounds(evidence: &Evidence, plan: &Plan, rig: &mut Rig) -> Result<Tally> 
     }
     let mut guest = rig.guest(Vmm::Uml).start(&script(plan, plan.deaths.len(), false))?;
     let ended = judge_end(&mut guest);
-    evidence.note(guest.save(evidence.folder(), "last"));
+    evidence.guest(&guest, "last");
     ended?;
     judge(ledger, &guest, &mut tally)?;
     Ok(tally)
@@ -252,8 +252,8 @@ fn die(
                 }),
             };
             if judged.is_err() {
-                evidence.files(std::slice::from_ref(&copied));
-                evidence.files(&compared.iter().flat_map(oracles::Moment::files).collect::<Vec<_>>());
+                evidence.files(std::slice::from_ref(&copied), "");
+                evidence.files(&compared.iter().flat_map(oracles::Moment::files).collect::<Vec<_>>(), "");
             }
             judged?;
             tally.mended += 1;

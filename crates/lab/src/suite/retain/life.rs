@@ -25,10 +25,10 @@ use super::rig::{judge_end, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::daemon::{Daemon, PeerOptions};
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
 use crate::process::Workdir;
-use crate::suite::Evidence;
 
 /// Acknowledgements between two steps.
 const WORK: u64 = 25;
@@ -179,7 +179,7 @@ fn live(
             go_through(rig, &mut guest, steps, &mut random, (&mut backup, tally))
         };
         if went.is_err() {
-            evidence.note(guest.save(evidence.folder(), &format!("guest{round}")));
+            evidence.guest(&guest, &format!("guest{round}"));
         }
         went?;
         let next = *BETWEEN.choose(&mut random).unwrap_or(&Between::Nothing);
@@ -196,7 +196,7 @@ fn live(
             let verdict = Verdict::new(&ledger, &Remains::of(guest.channel())?);
             let checked = verdict.check(Allowance::Nothing);
             if checked.is_err() {
-                evidence.note(guest.save(evidence.folder(), &format!("guest{round}")));
+                evidence.guest(&guest, &format!("guest{round}"));
             }
             checked?;
             tally.acknowledged += verdict.acknowledged;

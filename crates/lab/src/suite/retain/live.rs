@@ -16,8 +16,8 @@ use super::kills::{self, Plan};
 use super::rig::{self, judge_end, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::{Guest, Vmm};
-use crate::suite::Evidence;
 
 /// What happens in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn disturbed(
         guest.wait()?;
         Ok(told)
     });
-    evidence.note(guest.save(evidence.folder(), "disturbed"));
+    evidence.guest(&guest, "disturbed");
     let told = ended?;
     let (before, after) = split(&guest)?;
     let mut checked = 0;
@@ -110,7 +110,7 @@ fn disturbed(
     drop(guest);
     let mut last = rig.guest(Vmm::Uml).start(&kills::script(plan, 1, false))?;
     let ended = judge_end(&mut last);
-    evidence.note(last.save(evidence.folder(), "last"));
+    evidence.guest(&last, "last");
     ended?;
     let ledger = if disturbance.is_new_mount() { after } else { Ledger::of_both(before, after) };
     let verdict = Verdict::new(&ledger, &Remains::of(last.channel())?);

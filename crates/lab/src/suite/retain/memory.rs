@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::format::Format;
 use super::rig::{judge_end, Rig, Setup};
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::Vmm;
-use crate::suite::Evidence;
 
 const RETAIN_MAX: &str = "12M";
 const RETAIN_BYTES_MAX: u64 = 12 << 20;

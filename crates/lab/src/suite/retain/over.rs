@@ -11,8 +11,8 @@ use super::kills::Plan;
 use super::rig::{self, judge_end, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::Result;
+use crate::evidence::Evidence;
 use crate::guest::Vmm;
-use crate::suite::Evidence;
 
 /// One thing that is done.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +232,7 @@ fn one_after_the_other(evidence: &Evidence, plan: &Plan, rig: &mut Rig, actions:
             None => judge_end(&mut guest),
         };
         let name = before.as_ref().map_or("", |(done, _)| done.name);
-        evidence.note(guest.save(evidence.folder(), &format!("{at}")));
+        evidence.guest(&guest, &format!("{at}"));
         ended.map_err(|error| named(error, name, action.map_or("", |a| a.name)))?;
         guest.kill();
         guest.wait()?;

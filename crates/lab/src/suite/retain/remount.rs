@@ -23,10 +23,10 @@ use super::rig::{self, judge_end, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::channel::Arrival;
 use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
 use crate::fsck;
 use crate::guest::{Guest, Vmm};
 use crate::powerfs::ModelName;
-use crate::suite::Evidence;
 
 /// A journal that holds all of a cycle.
 const MAKE: [(&str, &str); 2] = [("csum", "-J size=64"), ("plain", "-O ^metadata_csum,^64bit -J size=64")];
@@ -192,7 +192,7 @@ fn guests(evidence: &Evidence, plan: &Plan, rig: &mut Rig, tally: &mut Tally) ->
         let lived = numbers.into_iter().try_for_each(|number| {
             live(plan, rig, &mut guest, (number, &mut seen), &mut random, tally).map_err(told(number))
         });
-        evidence.note(guest.save(evidence.folder(), &format!("guest{first}")));
+        evidence.guest(&guest, &format!("guest{first}"));
         lived?;
         guest.wait()?;
         before = judge(before, &guest.channel().lines(), tally).map_err(told(first))?;

@@ -1,7 +1,7 @@
 //! A disk whose guest's journal is retained, and the guests that come and go on it.
 
 use std::fs::{self, File};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,11 +12,11 @@ use rustix::process::Signal;
 
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
+use crate::evidence::Evidence;
 use crate::guest::{fetch_kernel, Ended, Guest, GuestBuilder, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
 use crate::process::Workdir;
-use crate::suite::Evidence;
 
 use super::format::Format;
 
@@ -342,15 +342,14 @@ impl Rig {
         if let Ok(status) = self.daemon.status() {
             evidence.text("status.txt", &format!("{status:#?}"));
         }
-        evidence.note(self.daemon.save(evidence.folder(), "retain"));
+        evidence.daemon(&self.daemon, "retain");
         let mut files = vec![self.image.clone()];
         files.extend(self.arenas());
         files.extend(self.left.iter().flat_map(Snapshot::files));
-        evidence.files(&files);
+        evidence.files(&files, "");
     }
 }
 
-/// What says which arena belongs to an image.
 /// The first disk's first file system is retained.
 ///
 /// # Errors
@@ -362,6 +361,7 @@ pub fn expect_retained(daemon: &Daemon) -> Result<()> {
     }
 }
 
+/// What says which arena belongs to an image.
 fn state_of(image: &Path) -> PathBuf {
     let mut state = image.as_os_str().to_owned();
     state.push(".state");
@@ -391,13 +391,7 @@ pub(super) fn extract(from: &Path, to: &Path, format: Format) -> Result<()> {
 
 /// Overwrites a file in place: it stays the same inode.
 fn copy_into(from: &Path, to: &Path) -> Result<()> {
-    let failed = || format!("put {} back", to.display());
-    let mut source = File::open(from).context(failed)?;
-    let mut file = File::options().write(true).create(true).truncate(false).open(to).context(failed)?;
-    file.set_len(0).context(failed)?;
-    file.seek(SeekFrom::Start(0)).context(failed)?;
-    std::io::copy(&mut source, &mut file).context(failed)?;
-    Ok(())
+    fs::copy(from, to).map(drop).context(|| format!("put {} back", to.display()))
 }
 
 /// A guest whose script can do [`kexec`].

@@ -8,8 +8,8 @@
 use super::kills::Plan;
 use super::rig::{self, judge_end, Rig};
 use crate::error::Result;
+use crate::evidence::Evidence;
 use crate::guest::Vmm;
-use crate::suite::Evidence;
 
 /// How the guest scribbles: over the home of file data past the cache; over the cached block of the inode table that has
 /// the file's inode, kept in memory; the same, written through. (Not the block with the journal's own inode: no
@@ -55,7 +55,7 @@ fn scribbled(evidence: &Evidence, plan: &Plan, rig: &Rig, scribble: &str) -> Res
     .replace("$DEV", format.device());
     let mut guest = rig.guest(Vmm::Uml).start(&script)?;
     let ended = guest.wait_report("suite", "scribbled").or_else(|e| judge_end(&mut guest).and(Err(e)));
-    evidence.note(guest.save(evidence.folder(), "wild"));
+    evidence.guest(&guest, "wild");
     ended?;
     rig.expect_retained()?;
     evidence.text("before-the-kill.json", &format!("{:?}", rig.file_system()?));
@@ -73,6 +73,6 @@ fn scribbled(evidence: &Evidence, plan: &Plan, rig: &Rig, scribble: &str) -> Res
     );
     let mut guest = rig.guest(Vmm::Uml).start(&script)?;
     let ended = judge_end(&mut guest);
-    evidence.note(guest.save(evidence.folder(), "next"));
+    evidence.guest(&guest, "next");
     ended
 }
