@@ -8,10 +8,11 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{Buffers, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token};
+use parking_lot::Mutex;
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use tracing::{info, warn};
 use vhost::vhost_user::Backend;
@@ -170,7 +171,7 @@ impl Device {
     fn forget_queues(&mut self) {
         self.queues = (0..self.options.queues).map(|_| QueueState::default()).collect();
         for call in &self.calls {
-            let none = call.lock().unwrap_or_else(PoisonError::into_inner).set(None);
+            let none = call.lock().set(None);
             debug_assert_eq!(none, Ok(()), "nothing is hung up");
         }
     }
@@ -299,7 +300,7 @@ impl Device {
 
     pub fn set_call(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
         let doorbell = self.doorbell(index, fd)?;
-        let mut call = self.calls[index as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut call = self.calls[index as usize].lock();
         call.set(doorbell)?;
         // An interrupt sent to the old descriptor may never have arrived.
         call.notify();

@@ -15,10 +15,11 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{Bell, Completion, Lane, Request, Token};
+use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::chain::{Chain, DESCRIPTORS_MAX};
@@ -429,7 +430,7 @@ impl<'a> Queue<'a> {
     }
 
     fn notify(&self) {
-        if self.run.call.lock().unwrap_or_else(PoisonError::into_inner).notify() {
+        if self.run.call.lock().notify() {
             self.stats.interrupted();
         }
     }

@@ -3,11 +3,12 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{self, Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use afterimage_block::{Bell, Disk};
+use parking_lot::{Mutex, MutexGuard};
 use tracing::{error, info, warn};
 
 use crate::device::Device;
@@ -42,7 +43,7 @@ struct Attached(Arc<Mutex<Option<UnixStream>>>);
 
 impl Attached {
     fn socket(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -89,7 +90,7 @@ impl Server {
         let device = Device::new(name, disk, options, Arc::clone(&stats))?;
         let service = Service {
             name: name.to_owned(),
-            device: Arc::new(Mutex::new(device)),
+            device: Arc::new(sync::Mutex::new(device)),
             stats,
             stop: Arc::clone(&stop),
             attached: attached.clone(),
@@ -120,11 +121,7 @@ impl Server {
 
     /// Whether the server has ended: after [`Server::stop`], or when a [`Endpoint::Connected`] guest has left.
     pub fn finished(&self) -> bool {
-        self.thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_ref()
-            .is_none_or(JoinHandle::is_finished)
+        self.thread.lock().as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits for the end.
@@ -134,7 +131,7 @@ impl Server {
 
     fn wait(&self) {
         // Held while joining, so that every caller returns only when the thread has ended.
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(thread) = self.thread.lock().take() {
             if thread.join().is_err() {
                 error!("the session's thread panicked");
             }
@@ -151,7 +148,8 @@ impl Drop for Server {
 /// What the session thread owns.
 struct Service {
     name: String,
-    device: Arc<Mutex<Device>>,
+    /// Behind the only kind of lock that the `vhost` crate decodes into.
+    device: Arc<sync::Mutex<Device>>,
     stats: Arc<FrontendStats>,
     stop: Arc<StopOrder>,
     attached: Attached,

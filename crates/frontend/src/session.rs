@@ -224,7 +224,7 @@ impl<'a> Session<'a> {
     }
 
     fn apply(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<Applied, SessionError> {
-        debug!("{}: {:?}, {} bytes, {} descriptors", self.name, frame.code(), frame.body.len(), fds.len());
+        debug!("{}: {}, {} bytes, {} descriptors", self.name, frame.name(), frame.body.len(), fds.len());
         let status = VhostUserProtocolFeatures::STATUS.bits();
         match frame.code() {
             // The `vhost` crate does not know these two.
@@ -246,7 +246,7 @@ impl<'a> Session<'a> {
                 let asked = acknowledges && frame.needs_reply();
                 Ok(Applied::accepted(if asked { vec![reply] } else { Vec::new() }))
             }
-            None => Err(broken(&format!("unknown message {}", frame.request))),
+            None => Err(broken(&format!("unknown {}", frame.name()))),
             Some(_) => self.decode(frame, fds),
         }
     }
@@ -271,13 +271,10 @@ impl<'a> Session<'a> {
         match handled {
             // The peer was told by its acknowledgement and decides what to do.
             Err(error) if !replies.is_empty() => {
-                warn!("{}: {:?} refused: {error}", self.name, frame.code());
+                warn!("{}: {} refused: {error}", self.name, frame.name());
                 Ok(Applied { replies, accepted: false })
             }
-            Err(error) => {
-                let code = frame.code().map_or_else(|| frame.request.to_string(), |code| format!("{code:?}"));
-                Err(broken(&format!("{code}: {error}")))
-            }
+            Err(error) => Err(broken(&format!("{}: {error}", frame.name()))),
             Ok(()) => Ok(Applied::accepted(replies)),
         }
     }

@@ -84,8 +84,8 @@ pub fn install() -> io::Result<()> {
     if PREVIOUS.get().is_some() {
         return Ok(());
     }
-    static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _one_at_a_time = INSTALLING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    static INSTALLING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+    let _one_at_a_time = INSTALLING.lock();
     if PREVIOUS.get().is_some() {
         return Ok(());
     }

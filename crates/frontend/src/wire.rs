@@ -55,6 +55,11 @@ impl Frame {
         FrontendReq::try_from(self.request).ok()
     }
 
+    /// Its name in the specification, for people.
+    pub fn name(&self) -> String {
+        self.code().map_or_else(|| format!("message {}", self.request), |code| format!("{code:?}"))
+    }
+
     pub fn needs_reply(&self) -> bool {
         self.flags & F_NEED_REPLY != 0
     }

@@ -1,7 +1,7 @@
 //! A guest's memory and queues without a VMM, threads or sockets: for simulations, which step them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{Disk, Lane};
@@ -15,6 +15,7 @@ use crate::queue::{CallSlot, Ended, Queue, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
 use crate::QueueStats;
+use parking_lot::Mutex;
 
 /// What outlives a daemon of its guest: the memory, from address 0 on, and the in-flight region.
 pub struct Guest {

@@ -2,8 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::wire::{self, Entry, KeepError, Message, Operation, FDS_MAX, VALUE_BYTES_MAX};
 
@@ -22,6 +24,7 @@ impl KeepHandle {
     /// # Errors
     /// Nobody answers, or in another version.
     pub fn connect(socket: OwnedFd) -> Result<Self, KeepError> {
+        use parking_lot::Mutex;
         use rustix::net::sockopt::{set_socket_timeout, Timeout};
         let limit = Some(Duration::from_secs(ANSWER_S));
         set_socket_timeout(&socket, Timeout::Recv, limit).map_err(std::io::Error::from)?;
@@ -51,7 +54,7 @@ impl KeepHandle {
 
     /// Everything whose key starts with `prefix`, in key order.
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>, KeepError> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.socket.lock();
         wire::send(socket.as_fd(), &message(Operation::List, prefix, Vec::new()), &[])?;
         let mut entries = Vec::new();
         loop {
@@ -98,7 +101,7 @@ impl KeepHandle {
         value: Vec<u8>,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), KeepError> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.socket.lock();
         wire::send(socket.as_fd(), &message(operation, key, value), fds)?;
         let (answer, _) = wire::receive(socket.as_fd())?;
         match answer.operation {
