@@ -1,8 +1,10 @@
-//! `power-window`: a commit whose home writes have to wait, for room in the redo log or for the end of a pause, stops its own queue and what
-//! touches the same blocks, and nobody else.
+//! Home writes that have to wait, for room in the redo log, for the end of a pause or for the device, stop whoever makes them and what
+//! touches the same blocks, and nobody else: those of a commit under `power-window`, and those that the daemon makes under
+//! `guest-crash` when memory is short, when the guest's tail passes a block that is in use, or when all is to be home.
 
 mod common;
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
@@ -46,18 +48,26 @@ impl Gate {
             self.changed.wait_timeout_while(state, PATIENCE, |(_, waiting)| *waiting == 0).unwrap();
         assert_eq!(state.1, 1, "one set at a time");
     }
-}
 
-impl HomeWriter for Gate {
-    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
+    /// Does something when it is open.
+    fn pass<T>(&self, act: impl FnOnce() -> T) -> T {
         let mut state = self.state.lock().unwrap();
         state.1 += 1;
         self.changed.notify_all();
         let mut state = self.changed.wait_while(state, |(shut, _)| *shut).unwrap();
-        for (sector, bytes) in blocks {
-            self.memory.write_at(bytes, sector.0 * 512).unwrap();
-        }
+        let done = act();
         state.1 -= 1;
+        done
+    }
+}
+
+impl HomeWriter for Gate {
+    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
+        self.pass(|| {
+            for (sector, bytes) in blocks {
+                self.memory.write_at(bytes, sector.0 * 512).unwrap();
+            }
+        });
         Ok(())
     }
 
@@ -66,9 +76,44 @@ impl HomeWriter for Gate {
     }
 }
 
+/// `guest-crash`: a disk whose writes of what is committed go through the gate.
+struct Gated {
+    gate: Arc<Gate>,
+    homes: std::ops::Range<u64>,
+}
+
+impl Medium for Gated {
+    fn len(&self) -> u64 {
+        self.gate.memory.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.gate.memory.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        match self.homes.contains(&offset) {
+            true => self.gate.pass(|| self.gate.memory.write_at(buf, offset)),
+            false => self.gate.memory.write_at(buf, offset),
+        }
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.gate.memory.zero_at(offset, len, unmap)
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.gate.memory.rewrite_lost(offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.gate.memory.sync()
+    }
+}
+
 /// A mounted file system whose journal is retained.
 struct Mounted {
-    disk: RetainDisk,
+    disk: Arc<RetainDisk>,
     memory: Arc<Memory>,
     gate: Arc<Gate>,
     layout: Layout,
@@ -79,7 +124,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new() -> Self {
+    fn new(applies: bool) -> Self {
         let base = ext4();
         let layout = layouts(&base).remove(0);
         let superblock = journal_superblock(&base, &layout).unwrap();
@@ -90,18 +135,17 @@ impl Mounted {
         let gate =
             Arc::new(Gate { memory: Arc::clone(&memory), state: Mutex::default(), changed: Condvar::new() });
         let home: Arc<dyn HomeWriter> = Arc::clone(&gate) as Arc<_>;
-        let options = Options { home: Some(home), ..wait_for_home() };
-        let below = Arc::new(MediumDisk::new(Arc::clone(&memory) as Arc<dyn Medium>));
-        let disk = RetainDisk::open(below, arena, options).unwrap();
-        let next = (superblock.sequence(), superblock.first());
-        let geometry = LogGeometry {
-            first: superblock.first(),
-            maxlen: superblock.maxlen(),
-            features: superblock.features(),
-            uuid: superblock.uuid(),
-            fs_blocks: layout.blocks,
-            forbidden: Vec::new(),
+        let options = Options { home: applies.then_some(home), ..wait_for_home() };
+        let at = |home: u64| FsBlock(home).sector(layout.start).0 * 512;
+        let gated = Gated { gate: Arc::clone(&gate), homes: at(COMMITTED.start)..at(COMMITTED.end) };
+        let medium: Arc<dyn Medium> = match applies {
+            true => Arc::clone(&memory) as Arc<_>,
+            false => Arc::new(gated),
         };
+        let below = Arc::new(MediumDisk::new(medium));
+        let disk = Arc::new(RetainDisk::open(below, arena, options).unwrap());
+        let next = (superblock.sequence(), superblock.first());
+        let geometry = LogGeometry::new(&superblock, &layout);
         let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, _folder: folder };
         mounted.write_tail(&mut mounted.lane());
         assert_eq!(mounted.disk.status().file_systems[0].mode, "retain");
@@ -169,21 +213,48 @@ fn completed(lane: &mut Box<dyn Lane>, wait: Duration) -> Vec<u64> {
     completions.iter().map(|c| c.token.0).collect()
 }
 
+/// What makes a set.
+#[derive(Clone, Copy, PartialEq)]
+enum By {
+    /// A commit, under `power-window`.
+    Commit,
+    /// Somebody who wants everything home, under `guest-crash`.
+    Settle,
+    /// Somebody for whom memory is short, under `guest-crash`.
+    Room,
+}
+
+impl By {
+    /// With everything of a transaction in the journal but its commit block.
+    fn act(self, mounted: &Mounted, commit: &(Sector, Block)) {
+        match self {
+            Self::Commit => mounted.lane().write(commit.0, &commit.1).unwrap(),
+            Self::Settle => mounted.disk.settle().unwrap(),
+            Self::Room => mounted.disk.make_room().unwrap(),
+        }
+    }
+}
+
 #[test]
-fn what_a_commit_waits_for_stops_nobody_else() {
-    let mut mounted = Mounted::new();
+fn what_a_set_waits_for_stops_nobody_else() {
+    [By::Commit, By::Settle, By::Room].into_iter().for_each(stops_nobody_else);
+}
+
+fn stops_nobody_else(by: By) {
+    let mut mounted = Mounted::new(by == By::Commit);
     let mut escaped = block(4);
     escaped[..4].copy_from_slice(&MAGIC_BYTES);
     let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), escaped)]);
     let following = mounted.transaction(vec![(FsBlock(3002), block(6))]);
     let (commit, rest) = blocks.split_last().unwrap();
     let mut lane = mounted.lane();
-    rest.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    let before = if by == By::Commit { rest } else { &blocks[..] };
+    before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
     mounted.gate.set(true);
     let (mounted, blocks) = (&mounted, &blocks);
     let (mut held, mut journal) = (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
     std::thread::scope(|scope| {
-        let committing = scope.spawn(|| mounted.lane().write(commit.0, &commit.1).unwrap());
+        let acting = scope.spawn(|| by.act(mounted, commit));
         mounted.gate.wait_for_somebody();
 
         let (done, told) = channel();
@@ -219,16 +290,17 @@ fn what_a_commit_waits_for_stops_nobody_else() {
             lane.submit(Request { token: Token(9), operation: Operation::Read, sector, sectors: 8, buffers });
         }
         let overtook = [&mut held, &mut journal].map(|lane| completed(lane, Duration::from_millis(100)));
-        let waits = !committing.is_finished();
+        let waits = !acting.is_finished();
         mounted.gate.set(false);
-        committing.join().unwrap();
-        assert!(went_on, "everybody waited for one commit");
+        acting.join().unwrap();
+        assert!(went_on, "everybody waited for one set");
         assert!(waits, "a commit was answered before it was home");
         assert_eq!(overtook, [[9], [9]], "what touches the set or its journal waits, and nothing else");
     });
     assert_eq!(completed(&mut held, PATIENCE), [1]);
     assert_eq!(completed(&mut journal, PATIENCE), [2]);
     following[1..].iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    mounted.disk.settle().unwrap();
     // The guest's own write came behind the set.
     assert!(mounted.on_disk(3000) == block(3));
     assert!(mounted.on_disk(3001) == escaped);
@@ -239,15 +311,20 @@ fn what_a_commit_waits_for_stops_nobody_else() {
 /// Whoever wants everything home, or made complete, waits for the set that is under way, and finds it there.
 #[test]
 fn a_pause_waits_for_what_is_under_way() {
-    let mut mounted = Mounted::new();
+    [By::Commit, By::Settle, By::Room].into_iter().for_each(a_pause_waits);
+}
+
+fn a_pause_waits(by: By) {
+    let mut mounted = Mounted::new(by == By::Commit);
     let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
     let (commit, rest) = blocks.split_last().unwrap();
     let mut lane = mounted.lane();
-    rest.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    let before = if by == By::Commit { rest } else { &blocks[..] };
+    before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
     mounted.gate.set(true);
     let mounted = &mounted;
     std::thread::scope(|scope| {
-        let committing = scope.spawn(|| mounted.lane().write(commit.0, &commit.1).unwrap());
+        let acting = scope.spawn(|| by.act(mounted, commit));
         mounted.gate.wait_for_somebody();
         let pausing = scope.spawn(|| {
             mounted.disk.settle().unwrap();
@@ -257,7 +334,7 @@ fn a_pause_waits_for_what_is_under_way() {
         std::thread::sleep(Duration::from_millis(50));
         let waited = !pausing.is_finished();
         mounted.gate.set(false);
-        committing.join().unwrap();
+        acting.join().unwrap();
         assert!(pausing.join().unwrap() == block(2));
         assert!(waited, "a pause did not wait for the set");
     });
@@ -269,11 +346,13 @@ const ATTACKED: std::ops::Range<u64> = 3020..3040;
 
 /// A guest in several queues, none of which knows what the others do: one commits over home writes that take their time, one writes over
 /// what is committed, discards it and writes to the journal's superblock, others mind their own blocks. Their blocks are their own all the
-/// time; what is only committed is as it was committed last; what is written over is somebody's, whole.
+/// time; what is only committed is as it was committed last; what is written over is somebody's, whole. Under `guest-crash` somebody wants
+/// everything home, or memory, all the time.
 #[test]
 fn queues_that_know_nothing_of_each_other_keep_what_is_theirs() {
-    for seed in 0..6 {
-        let mut mounted = Mounted::new();
+    for seed in 0..8 {
+        let applies = seed % 2 == 0;
+        let mut mounted = Mounted::new(applies);
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let stop = AtomicBool::new(false);
         let shared = Mutex::new(&mut mounted);
@@ -293,6 +372,19 @@ fn queues_that_know_nothing_of_each_other_keep_what_is_theirs() {
                 }
                 gate.set(false);
             });
+            if !applies {
+                let disk = Arc::clone(&shared.lock().unwrap().disk);
+                let mut chance = ChaCha8Rng::seed_from_u64(9 * seed + 2);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::SeqCst) {
+                        match chance.random_ratio(1, 2) {
+                            true => disk.settle().unwrap(),
+                            false => disk.make_room().unwrap(),
+                        }
+                        std::thread::sleep(Duration::from_micros(300));
+                    }
+                });
+            }
             for (owner, progress) in (0..3u64).zip(progress) {
                 let (mut lane, first) = (lane(), at(2000 + owner * 8));
                 let mut rng = ChaCha8Rng::seed_from_u64(100 * seed + owner);
@@ -340,6 +432,10 @@ fn queues_that_know_nothing_of_each_other_keep_what_is_theirs() {
                 blocks.iter().for_each(|(sector, block)| committing.write(*sector, block).unwrap());
                 homes.iter().for_each(|home| newest[*home as usize] = byte);
                 if tail {
+                    // Free blocks, of which nothing is needed when the tail has passed: their guest writes them home itself.
+                    let own = COMMITTED.filter(|home| !applies && !ATTACKED.contains(home));
+                    own.filter(|home| newest[*home as usize] > 0)
+                        .for_each(|home| committing.write(at(home), &block(newest[home as usize])).unwrap());
                     shared.lock().unwrap().write_tail(&mut committing);
                 }
             }

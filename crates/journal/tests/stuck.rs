@@ -98,14 +98,7 @@ fn a_commit_that_waits_for_a_stuck_queue_stops_nobody_else() {
     let mounted = superblock.with_tail(tid, Some(superblock.first()));
     served.lane().write(sector_of(AreaBlock(0)), mounted.bytes()).unwrap();
 
-    let geometry = LogGeometry {
-        first: superblock.first(),
-        maxlen: superblock.maxlen(),
-        features: superblock.features(),
-        uuid: superblock.uuid(),
-        fs_blocks: layout.blocks,
-        forbidden: Vec::new(),
-    };
+    let geometry = LogGeometry::new(&superblock, &layout);
     let home = FsBlock(4000);
     let mut encoder = Encoder::new(&geometry, superblock.first(), tid);
     encoder.transaction(&Draft { logged: vec![(home, Box::new([2; BLOCK_BYTES]))], ..Draft::default() });

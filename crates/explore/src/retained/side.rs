@@ -136,15 +136,7 @@ impl Side {
         for layout in self.layouts.iter() {
             let Some(superblock) = self.journal_superblock(layout) else { continue };
             let Some(start) = superblock.start() else { continue };
-            let journal = layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))));
-            let geometry = LogGeometry {
-                first: superblock.first(),
-                maxlen: superblock.maxlen(),
-                features: superblock.features(),
-                uuid: superblock.uuid(),
-                fs_blocks: layout.blocks,
-                forbidden: journal.collect(),
-            };
+            let geometry = LogGeometry { fs_blocks: layout.blocks, ..LogGeometry::new(&superblock, layout) };
             // A log that recovery gives up on is not replayed.
             let replayed = replay(&mut On(&self.content, layout), &geometry, start, superblock.sequence());
             for (home, content) in replayed.map(|r| r.writes).unwrap_or_default() {

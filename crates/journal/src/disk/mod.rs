@@ -88,7 +88,12 @@ impl RetainDisk {
         if !self.shared.left.load(Ordering::SeqCst) {
             return Ok(false);
         }
-        let more = self.with(FileSystems::settle_some);
+        let mut systems = self.shared.lock_idle();
+        let due = systems.due();
+        let due = due.and_then(|due| if due { Ok(true) } else { systems.settle_gone().map(|()| false) });
+        let home = self.shared.write_sets(&mut systems);
+        self.shared.publish(&systems);
+        let more = due.and_then(|more| home.map(|()| more));
         if !matches!(more, Ok(true)) {
             self.shared.left.store(false, Ordering::SeqCst);
         }
@@ -100,7 +105,17 @@ impl RetainDisk {
     /// # Errors
     /// The disk below failed.
     pub fn make_room(&self) -> Result<(), JournalError> {
-        self.with(FileSystems::make_room)
+        let mut systems = self.shared.lock_idle();
+        let goal_bytes = systems.room_goal_bytes();
+        loop {
+            let due = systems.make_room(goal_bytes);
+            let home = self.shared.write_sets(&mut systems);
+            self.shared.publish(&systems);
+            home?;
+            if !due? {
+                return Ok(());
+            }
+        }
     }
 
     /// Holds writes back and makes the image complete without the arena, but for a sync of the group.

@@ -387,21 +387,10 @@ fn is_of(block: &Block, tid: u32) -> bool {
 
 /// A log with nothing in it.
 pub(super) fn new_log(layout: Arc<Layout>, superblock: JournalSuperblock, tail: Position) -> Log {
-    let mut forbidden: Vec<_> =
-        layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks)))).collect();
-    forbidden.sort_unstable();
-    let geometry = LogGeometry {
-        first: superblock.first(),
-        maxlen: superblock.maxlen(),
-        features: superblock.features(),
-        uuid: superblock.uuid(),
-        fs_blocks: layout.room_blocks,
-        forbidden,
-    };
     Log {
         disk_sequence: superblock.sequence(),
+        geometry: LogGeometry::new(&superblock, &layout),
         layout,
-        geometry,
         superblock,
         tail,
         head: tail,

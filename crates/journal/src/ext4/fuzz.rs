@@ -308,7 +308,7 @@ impl Run {
                 self.write(self.sector(AreaBlock(0)), &block, late);
             }
             17 => self.act(FileSystems::settle_all),
-            18 => self.act(FileSystems::make_room),
+            18 => self.make_room(),
             19 => self.act(FileSystems::materialise),
             20 => {
                 self.complete_late();
@@ -351,14 +351,22 @@ impl Run {
         }
     }
 
+    fn make_room(&mut self) {
+        let retainer = self.retainer();
+        let goal_bytes = retainer.room_goal_bytes();
+        loop {
+            match retainer.make_room(goal_bytes).and_then(|due| retainer.sets_home().map(|()| due)) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(e) => panic!("memory does not fail: {e}"),
+            }
+        }
+    }
+
     fn commit(&mut self, input: &mut Input<'_>, length: u64, fill: u8) {
         let geometry = LogGeometry {
-            first: self.superblock.first(),
-            maxlen: self.superblock.maxlen(),
             features: Features { revoke: true, ..Features::default() },
-            uuid: self.superblock.uuid(),
-            fs_blocks: self.layout.room_blocks,
-            forbidden: Vec::new(),
+            ..LogGeometry::new(&self.superblock, &self.layout)
         };
         let mut draft = Draft { tags_max: Some(length as usize % 7 + 1), ..Draft::default() };
         for _ in 0..length % 12 {

@@ -8,11 +8,8 @@ use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock};
 use crate::versions::{HomeSet, SetError, Tuple, BATCH_BLOCKS};
 
-/// Blocks that go home under one hold of the lock when nothing presses.
-const STEP_BLOCKS: usize = 2048;
-
 impl FileSystems {
-    /// Those of some versions that are pending go home now, as one part of the disk's history: a set is due.
+    /// Those of some versions that are pending go home now: a set is due.
     ///
     /// # Errors
     /// The disk below failed.
@@ -83,15 +80,12 @@ impl FileSystems {
     /// # Errors
     /// The disk below failed.
     pub fn due(&mut self) -> Result<bool, JournalError> {
-        if !self.versions.applies() {
-            return Ok(false);
-        }
         for v in 0..self.volumes.len() {
             if self.way.is_free() {
                 self.follow(v)?;
             }
             if self.way.is_free() {
-                self.go_home(v, Vec::new())?;
+                self.go_home(v, None)?;
             }
         }
         Ok(self.way.is_due())
@@ -133,90 +127,71 @@ impl FileSystems {
         Ok(())
     }
 
-    /// A bounded part of [`FileSystems::settle_all`], so that others get the lock in between. Whether there is more to do.
+    /// As [`FileSystems::settle_all`], where the guest has no request in flight.
     ///
     /// # Errors
     /// The disk below failed.
-    pub fn settle_some(&mut self) -> Result<bool, JournalError> {
-        for v in 0..self.volumes.len() {
-            let id = self.volumes[v].id;
-            let mut tuples = self.versions.recover(id, false);
-            if tuples.len() <= STEP_BLOCKS {
-                self.settle(v)?;
-                // Nothing of the guest's is in flight.
-                self.volumes[v].release(&mut self.versions, 0);
-                continue;
-            }
-            let before = self.versions.query(id).pending;
-            tuples.truncate(STEP_BLOCKS);
-            self.go_home(v, tuples)?;
-            self.volumes[v].release(&mut self.versions, 1);
-            if self.versions.query(id).pending < before {
-                return Ok(true);
-            }
+    pub fn settle_gone(&mut self) -> Result<(), JournalError> {
+        self.settle_all()?;
+        for volume in &mut self.volumes {
+            volume.release(&mut self.versions, 0);
         }
         self.versions.arena.trim(0);
-        Ok(false)
+        Ok(())
     }
 
+    /// What is home of a file system is given up as far as it may be, and what can go home is due.
     pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
         self.follow(v)?;
-        let tuples = self.versions.recover(self.volumes[v].id, false);
-        self.go_home(v, tuples)?;
+        self.go_home(v, None)?;
         self.volumes[v].release(&mut self.versions, 1);
         Ok(())
     }
 
-    /// Writes versions home that are still the newest, still pending, and whose home nobody is writing.
-    pub(super) fn go_home(&mut self, v: usize, tuples: Vec<Tuple>) -> Result<(), JournalError> {
+    /// Versions that are still the newest and pending go home, `some` of them or all: a set is due, if nothing stands against it.
+    /// After a power cut under `power-window` the disk holds whole transactions: there all of them do.
+    pub(super) fn go_home(&mut self, v: usize, some: Option<Vec<Tuple>>) -> Result<(), JournalError> {
         let volume = &self.volumes[v];
-        let id = volume.id;
-        if volume.log().is_none_or(|log| log.suspended) {
+        if volume.log().is_none_or(|log| log.suspended) || self.versions.query(volume.id).pending == 0 {
             return Ok(());
         }
-        if self.versions.applies() {
-            // After a power cut the disk holds whole transactions: what is left goes home as one, or not.
-            let pending = match self.versions.query(id).pending {
-                0 => Vec::new(),
-                _ => self.versions.recover(id, false),
-            };
-            return self.apply(v, &pending);
-        }
-        let ready = self.versions.ready_of(id, &tuples);
-        if ready.is_empty() {
-            return Ok(());
-        }
-        self.count(v).checkpoints += 1;
-        for batch in ready.chunks(BATCH_BLOCKS) {
-            self.home_begins(v, batch);
-            self.versions.write_home(id, batch)?;
-            self.home_ends(v, batch)?;
-        }
-        Ok(())
+        let some = some.filter(|_| !self.versions.applies());
+        let tuples = some.unwrap_or_else(|| self.versions.recover(volume.id, false));
+        self.apply(v, &tuples)
     }
 
-    /// Makes room in the arena: an eighth of it, if that can be had. First what is home, then the oldest transactions go
-    /// home, last blocks that are no version's go to their own place on the disk.
+    /// How much of the arena may be in use when there is room: an eighth less than is in use now.
+    pub fn room_goal_bytes(&self) -> u64 {
+        self.versions.arena.used_bytes().saturating_sub(self.versions.arena.bytes_max() / 8)
+    }
+
+    /// Makes room in the arena, if that can be had. First what is home, then the oldest transactions go home, last blocks that are no
+    /// version's go to their own place on the disk. Whether a set is due first; then it is to be asked again when that has ended.
     ///
     /// # Errors
     /// The disk below failed.
-    pub fn make_room(&mut self) -> Result<(), JournalError> {
-        let goal = self.versions.arena.used_bytes().saturating_sub(self.versions.arena.bytes_max() / 8);
+    pub fn make_room(&mut self, goal: u64) -> Result<bool, JournalError> {
         while self.versions.arena.used_bytes() > goal {
             let before = self.versions.arena.used_bytes();
             let held = |v: &usize| self.volumes[*v].log().map_or(0, |l| l.transactions.len());
             let Some(v) = (0..self.volumes.len()).filter(|v| held(v) > 0).max_by_key(held) else { break };
             self.relieve(v)?;
+            if self.way.is_due() {
+                return Ok(true);
+            }
             if self.versions.arena.used_bytes() == before {
                 break;
             }
         }
         if self.versions.arena.used_bytes() > goal {
-            for v in 0..self.volumes.len() {
-                self.evict_idle(v)?;
-            }
+            self.evict_all()?;
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Whatever can do without memory goes to its own place on the disk.
+    pub(super) fn evict_all(&mut self) -> Result<(), JournalError> {
+        (0..self.volumes.len()).try_for_each(|v| self.evict_idle(v))
     }
 
     /// The oldest transaction of a file system goes home and is given up, if nothing stands against it.
@@ -228,8 +203,8 @@ impl FileSystems {
             let version = self.versions.area().version(id, *home).filter(|v| v.tid == tid)?;
             Some(version.tuple(*home))
         };
-        let tuples: Vec<Tuple> = front.homes.iter().filter_map(newest).collect();
-        self.go_home(v, tuples)?;
+        let tuples = front.homes.iter().filter_map(newest).collect();
+        self.go_home(v, Some(tuples))?;
         self.volumes[v].release(&mut self.versions, 1);
         if self.volumes[v].log().and_then(|l| l.transactions.front()).is_some_and(|front| front.tid == tid)
             && self.volumes[v].may_release(self.versions.mistake)
@@ -348,25 +323,18 @@ impl FileSystems {
     fn recover(&mut self, v: usize) -> Result<(), JournalError> {
         let (id, start) = (self.volumes[v].id, self.volumes[v].start);
         let tuples = self.versions.recover(id, true);
-        for batch in tuples.chunks(BATCH_BLOCKS) {
-            let mut contents = self.versions.contents(id, batch)?;
-            for (tuple, content) in batch.iter().zip(&mut contents) {
-                if tuple.home == FsBlock(0) {
-                    let on_disk = self.versions.below.read_block(tuple.home.sector(start))?;
-                    super::errors::keep_errors(content, &on_disk);
-                }
+        self.home_begins(v, &tuples);
+        let on_disk = self.versions.below.read_block(start)?;
+        self.versions.write_home(id, &tuples, |home, content| {
+            if home == FsBlock(0) {
+                super::errors::keep_errors(content, &on_disk);
             }
-            self.home_begins(v, batch);
-            self.versions
-                .below
-                .write_blocks(batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
-            self.home_ends(v, batch)?;
-        }
+        })?;
+        self.home_ends(v, &tuples)?;
         self.versions.below.sync()?;
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
         let empty = log.superblock.with_tail(log.head.0.next(), None);
         self.volumes[v].write_unstamped(&mut self.versions, &empty)?;
-        self.count(v).checkpoint_blocks += tuples.len() as u64;
         self.disarm(v, "recovered: waiting for the next mount");
         if let Phase::Armed { .. } = self.volumes[v].phase {
             self.volumes[v].clamp = None;

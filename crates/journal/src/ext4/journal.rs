@@ -10,12 +10,13 @@ use super::systems::FileSystems;
 use super::volume::{Phase, Position};
 use super::write::Part;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
 use crate::versions::{Carried, Reader, Track};
 
 impl FileSystems {
-    /// A piece of one journal block: `piece` goes to its byte `within`.
+    /// A piece of one journal block: `piece` goes to its byte `within`. `false`, and nothing done, where a set has to go home first, for
+    /// memory.
     pub(super) fn absorb(
         &mut self,
         v: usize,
@@ -23,25 +24,25 @@ impl FileSystems {
         within: usize,
         piece: &Buffers,
         parts: &mut Vec<Part>,
-    ) -> Result<(), JournalError> {
+    ) -> Result<bool, JournalError> {
         if at == AreaBlock(0) {
-            return self.absorb_superblock(v, within, piece, parts);
+            return self.absorb_superblock(v, within, piece, parts).map(|()| true);
         }
         if self.options.drop_journal {
             self.count(v).journal_absorbed_bytes += piece.len() as u64;
             parts.push(Part::Done);
-            return Ok(());
+            return Ok(true);
         }
         let block = self.composed(v, at, within, piece)?;
-        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let Some(log) = self.volumes[v].log() else { return Ok(true) };
         if log.holds(at) {
             if self.content_or_below(v, at)? == block {
                 parts.push(Part::Done);
-                return Ok(());
+                return Ok(true);
             }
             // Where the guest's own tail has not passed, no sound guest writes.
             self.leave(v, "the guest overwrote a part of its journal that was still needed", true)?;
-            return self.through(v, at, &block, parts);
+            return self.through(v, at, &block, parts).map(|()| true);
         }
         let expected = log.head.0;
         let commit_seen = log.commit_seen;
@@ -50,14 +51,16 @@ impl FileSystems {
             let (superblock, next) = (log.superblock.clone(), log.head.0.next());
             self.volumes[v].mark_empty(&mut self.versions, &superblock, next)?;
         }
-        if !self.keep(v, at, &block)? {
-            return self.through(v, at, &block, parts);
+        match self.keep(v, at, &block)? {
+            Kept::Here => {}
+            Kept::Waits => return Ok(false),
+            Kept::Left => return self.through(v, at, &block, parts).map(|()| true),
         }
         self.count(v).journal_absorbed_bytes += piece.len() as u64;
         parts.push(Part::Done);
         let committed = log::commit_tid(&block);
         if committed.is_none() && !commit_seen {
-            return Ok(());
+            return Ok(true);
         }
         // Of the expected transaction blocks were missing, or, in a log that was taken over in mid-mount, its commit block went
         // to the disk and never came by here.
@@ -65,17 +68,17 @@ impl FileSystems {
             log.came_by = Some((tid, expected));
         }
         self.follow(v)?;
-        self.judge_commit(v)
+        self.judge_commit(v).map(|()| true)
     }
 
     /// Whether a write to an absorbed journal would say what cannot be true yet. A tail does not pass versions whose homes are
-    /// being written: see [`FileSystems::save_passed`].
+    /// being written, nor those that are still needed and pending: they are due first, as a set.
     ///
     /// Under `power-window` a commit is answered when its blocks are in the disk's history as one. Where a write of one of them
     /// is in flight, that may take its place behind them, and undo a part of the transaction; where what the layout rests on is
     /// in flight, nothing may go home. Either is over soon. The commit block is not in the arena meanwhile: a daemon that dies
     /// leaves a transaction that never happened, and a guest that asks for both again. A set that is under way is waited for: see
-    /// [`super::way`]; what is pending when a tail may pass it is due first, as a set.
+    /// [`super::way`].
     pub(super) fn must_wait(
         &mut self,
         v: usize,
@@ -86,13 +89,18 @@ impl FileSystems {
         if self.way.is_of(self.volumes[v].id) {
             return Ok(true);
         }
-        if at == AreaBlock(0) && self.versions.applies() && !self.options.drop_journal {
-            if self.way.is_free() {
-                self.go_home(v, Vec::new())?;
-            }
+        if at == AreaBlock(0) {
             if !self.way.is_free() {
                 return Ok(true);
             }
+            let block = self.composed(v, at, within, piece)?;
+            if passes_flying(&self.volumes[v], &self.versions, &block) {
+                return Ok(true);
+            }
+            if !self.options.drop_journal {
+                self.save_passed(v, &block)?;
+            }
+            return Ok(!self.way.is_free());
         }
         let Some(log) = self.volumes[v].log() else { return Ok(false) };
         if !log.suspended && self.versions.in_flight.is_empty() && self.way.is_free() {
@@ -100,17 +108,16 @@ impl FileSystems {
         }
         let (expected, commit_seen, suspended, waits_for) =
             (log.head.0, log.commit_seen, log.suspended, log.waits_for);
-        if at == AreaBlock(0) {
-            let block = self.composed(v, at, within, piece)?;
-            return Ok(passes_flying(&self.volumes[v], &self.versions, &block));
-        }
-        if !self.versions.applies() || self.options.drop_journal {
+        if self.options.drop_journal {
             return Ok(false);
         }
         let block = self.composed(v, at, within, piece)?;
         let committed = log::commit_tid(&block);
         if !self.way.is_free() {
             return Ok(committed.is_some() || commit_seen);
+        }
+        if !self.versions.applies() {
+            return Ok(false);
         }
         let is_next = committed.is_some_and(|tid| !expected.is_after(tid));
         if (!commit_seen && !is_next) || self.versions.mistake.is(Mutation::CommitOverFlight) {
@@ -167,29 +174,34 @@ impl FileSystems {
     }
 
     /// Puts a journal block into the arena, making room where there is none; the last resort is its own place on the disk.
-    /// `false`: the file system is not absorbed any more.
-    pub(super) fn keep(&mut self, v: usize, at: AreaBlock, block: &Block) -> Result<bool, JournalError> {
+    fn keep(&mut self, v: usize, at: AreaBlock, block: &Block) -> Result<Kept, JournalError> {
         let id = self.volumes[v].id;
         let mut made_room = false;
         loop {
             match self.versions.store(id, at, block) {
-                Ok(()) => return Ok(true),
+                Ok(()) => return Ok(Kept::Here),
                 Err(error) if is_full(&error) && !made_room => {
                     self.tell_no_memory(&error);
-                    self.make_room()?;
+                    if self.make_room(self.room_goal_bytes())? {
+                        if at != AreaBlock(0) {
+                            return Ok(Kept::Waits);
+                        }
+                        // In the middle of what it changes nothing waits.
+                        self.evict_all()?;
+                    }
                     made_room = true;
                     if self.volumes[v].log().is_none() {
-                        return Ok(false);
+                        return Ok(Kept::Left);
                     }
                 }
                 Err(error) if is_full(&error) && at == AreaBlock(0) => {
                     // Its own place on the disk says that the journal is empty: it cannot go there alone.
                     self.leave(v, &format!("its journal's superblock cannot be retained: {error}"), true)?;
-                    return Ok(false);
+                    return Ok(Kept::Left);
                 }
                 Err(error) if is_full(&error) => {
                     self.evict(v, &[(at, *block)])?;
-                    return Ok(true);
+                    return Ok(Kept::Here);
                 }
                 Err(e) => return Err(e),
             }
@@ -249,7 +261,6 @@ impl FileSystems {
         };
         let Some(start) = newer.start() else {
             // Flushed: at an unmount, a freeze, or by e2fsck. The guest says that everything is home.
-            self.save_passed(v, None)?;
             self.count(v).journal_truncations += 1;
             self.disarm(v, "waiting for the next mount");
             return self.through_superblock(sector, &block, false, parts);
@@ -261,7 +272,6 @@ impl FileSystems {
             parts.push(Part::Done);
             return Ok(());
         }
-        self.save_passed(v, Some(newer.sequence()))?;
         self.volumes[v].set_being_read(&mut self.versions, false);
         let moved = self.guest_tail(v, (newer.sequence(), start));
         let Some(log) = self.volumes[v].log() else { return Ok(()) };
@@ -281,7 +291,7 @@ impl FileSystems {
             log.geometry.features = newer.features();
             log.superblock = newer;
         }
-        if !self.keep(v, AreaBlock(0), &block)? {
+        if let Kept::Left = self.keep(v, AreaBlock(0), &block)? {
             let Some(newer) = JournalSuperblock::parse(&block).ok() else { return Ok(()) };
             return self.through_clamped(v, sector, newer, parts);
         }
@@ -294,10 +304,16 @@ impl FileSystems {
         Ok(())
     }
 
-    /// Before every transaction older than `tid` is let go, or all of them: see [`super::passed`].
-    fn save_passed(&mut self, v: usize, tid: Option<Tid>) -> Result<(), JournalError> {
+    /// Before a superblock of the guest lets transactions go: see [`super::passed`].
+    fn save_passed(&mut self, v: usize, block: &Block) -> Result<(), JournalError> {
+        let Some(log) = self.volumes[v].log() else { return Ok(()) };
+        let newer = match JournalSuperblock::parse(block) {
+            Ok(newer) if same_journal(&newer, &log.superblock) => newer,
+            _ => return Ok(()),
+        };
+        let tid = newer.start().map(|_| newer.sequence());
         let needed = needed(&self.volumes[v], &mut self.versions, tid)?;
-        self.go_home(v, needed)
+        self.go_home(v, Some(needed))
     }
 
     /// The guest's own tail: what is older is home or of no use to it. Says whether anything was passed.
@@ -412,6 +428,16 @@ impl FileSystems {
         }
         self.through_clamped(v, at, superblock, parts)
     }
+}
+
+/// What became of a journal block.
+enum Kept {
+    /// It is in the arena, or in its own place on the disk.
+    Here,
+    /// There is room for it when a set has gone home, which is due.
+    Waits,
+    /// Its file system is not absorbed any more.
+    Left,
 }
 
 /// A log with one block more.

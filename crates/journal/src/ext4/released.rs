@@ -98,7 +98,8 @@ impl Log {
         });
         let mut batch: Vec<(AreaBlock, Block)> = Vec::new();
         let mut write = |batch: &mut Vec<(AreaBlock, Block)>| {
-            let placed = batch.iter().filter_map(|(at, block)| Some((self.layout.sector_of(*at)?, block)));
+            let placed =
+                batch.iter().filter_map(|(at, block)| Some((self.layout.sector_of(*at)?, &block[..])));
             versions.below.write_blocks(placed)?;
             batch.clear();
             Ok::<_, JournalError>(())

@@ -130,7 +130,9 @@ impl FileSystems {
                     // It is not absorbed any more.
                     continue;
                 }
-                self.absorb(v, block, within, &piece, parts)?;
+                if !self.absorb(v, block, within, &piece, parts)? {
+                    return Ok(at - sector.0);
+                }
                 at = piece_end;
                 continue;
             }

@@ -1,6 +1,8 @@
 //! What is done to the disk below without a guest: looking, going home, writing through.
 
 use afterimage_block::{BlockError, Blocking, Disk, FlushKind, Sector, SECTOR_BYTES};
+use afterimage_order::{HomeError, HomeWriter};
+use parking_lot::Mutex;
 
 use crate::ids::{Block, BLOCK_BYTES};
 
@@ -36,10 +38,10 @@ impl Below {
         self.lane.flush(FlushKind::Durable)
     }
 
-    /// Writes blocks, sorted by sector, each with its own content; neighbours go together.
+    /// Writes whole sectors, sorted, each piece with its own content; neighbours go together.
     pub(crate) fn write_blocks<'a>(
         &mut self,
-        blocks: impl IntoIterator<Item = (Sector, &'a Block)>,
+        blocks: impl IntoIterator<Item = (Sector, &'a [u8])>,
     ) -> Result<(), BlockError> {
         let mut run = std::mem::take(&mut self.run);
         let mut start = Sector(0);
@@ -61,5 +63,18 @@ impl Below {
         run.clear();
         self.run = run;
         Ok(())
+    }
+}
+
+/// Where no log decides what is durable a set is written like anything else, by a way of its own: whoever writes it may wait there.
+pub(super) struct OwnLane(pub(super) Mutex<Below>);
+
+impl HomeWriter for OwnLane {
+    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
+        Ok(self.0.lock().write_blocks(blocks.iter().copied())?)
+    }
+
+    fn atomic_bytes_max(&self) -> u64 {
+        u64::MAX
     }
 }

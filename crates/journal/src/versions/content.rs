@@ -62,7 +62,7 @@ impl Versions {
             blocks.filter_map(|at| Some((room.places.sector_of(at)?, at))).collect();
         placed.sort_unstable_by_key(|(sector, _)| *sector);
         let arena = &self.arena;
-        self.below.write_blocks(placed.iter().filter_map(|(s, at)| Some((*s, arena.get(client, *at)?))))
+        self.below.write_blocks(placed.iter().filter_map(|(s, at)| Some((*s, &arena.get(client, *at)?[..]))))
     }
 
     /// Sends contents where their places stand on the disk, and forgets them here.
@@ -78,7 +78,7 @@ impl Versions {
         let mut placed: Vec<(Sector, AreaBlock, &Block)> =
             blocks.iter().filter_map(|(at, block)| Some((room.places.sector_of(*at)?, *at, block))).collect();
         placed.sort_unstable_by_key(|(sector, _, _)| *sector);
-        self.below.write_blocks(placed.iter().map(|(sector, _, block)| (*sector, *block)))?;
+        self.below.write_blocks(placed.iter().map(|(sector, _, block)| (*sector, &block[..])))?;
         for (_, at, _) in &placed {
             self.arena.remove(client, *at);
         }

@@ -1,4 +1,4 @@
-//! Going home: block by block where the disk's own order counts, as one set where a log decides what is durable.
+//! Going home, as a set: where a log decides what is durable all that is pending at once, elsewhere a part of it.
 
 use std::sync::Arc;
 
@@ -10,11 +10,14 @@ use super::arena::{Loan, VolumeId};
 use super::places::{unescape, Reader};
 use super::store::Versions;
 use crate::error::JournalError;
-use crate::ids::{BLOCK_BYTES, BLOCK_SECTORS};
+use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
 
-/// Blocks that go home in one go, between two looks at everything else.
+/// Blocks that are copied in one go.
 pub(crate) const BATCH_BLOCKS: usize = 256;
+
+/// Blocks of a set where no log decides: what a set holds up is not held up for long, and all of it may have to be copied.
+const SET_BLOCKS: usize = COPIES_BYTES_MAX / BLOCK_BYTES;
 
 /// What of a set is copied, in bytes: blocks that are not in the arena, first sectors of those that are escaped.
 const COPIES_BYTES_MAX: usize = 4 << 20;
@@ -71,11 +74,6 @@ impl HomeSet {
 }
 
 impl Versions {
-    /// Whether a log decides what is durable: versions go home as one set.
-    pub fn applies(&self) -> bool {
-        self.home.is_some()
-    }
-
     /// Those of some versions that are still the newest and pending, in the order of the disk.
     pub(crate) fn pending_of(&self, client: VolumeId, tuples: &[Tuple]) -> Vec<Tuple> {
         let pending = |t: &&Tuple| {
@@ -88,13 +86,18 @@ impl Versions {
     }
 
     /// Makes a set of the pending ones of some versions, `None` where there are none. Nothing is copied of what the arena holds: that is
-    /// lent to the set, until [`Versions::set_ended`].
+    /// lent to the set, until [`Versions::set_ended`]. Where no log decides what is durable, it is the first of them whose home nobody is
+    /// writing.
     ///
     /// # Errors
     /// See [`SetError`]; nothing has changed.
     pub fn make_set(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<Option<HomeSet>, SetError> {
-        let tuples = self.pending_of(client, tuples);
-        let (Some(writer), Some(room)) = (&self.home, self.rooms.get(&client)) else { return Ok(None) };
+        let mut tuples = self.pending_of(client, tuples);
+        let (writer, Some(room)) = (&self.writer, self.rooms.get(&client)) else { return Ok(None) };
+        if !self.applies() {
+            tuples.retain(|t| !self.in_flight.any(t.home.sector(room.start), BLOCK_SECTORS));
+            tuples.truncate(SET_BLOCKS);
+        }
         if tuples.is_empty() {
             return Ok(None);
         }
@@ -134,31 +137,36 @@ impl Versions {
             for tuple in self.pending_of(set.client, &set.tuples) {
                 self.set_state(set.client, tuple.home, VersionState::Home);
             }
+            if !self.applies() {
+                let classes = self.count(set.client);
+                classes.checkpoints += 1;
+                classes.checkpoint_blocks += set.tuples.len() as u64;
+            }
         }
         set.tuples
     }
 
-    /// Those of some versions that can go home one by one: still pending, and nobody is writing there.
-    pub(crate) fn ready_of(&self, client: VolumeId, tuples: &[Tuple]) -> Vec<Tuple> {
-        let Some(room) = self.rooms.get(&client) else { return Vec::new() };
-        let mut ready = self.pending_of(client, tuples);
-        ready.retain(|t| !self.in_flight.any(t.home.sector(room.start), BLOCK_SECTORS));
-        ready
-    }
-
-    /// Writes versions home, one by one.
+    /// Writes versions home, whatever was written there since: their guest is dead. `mend` has a last look at each block.
     ///
     /// # Errors
     /// The disk below failed.
-    pub fn write_home(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<(), JournalError> {
-        let contents = self.contents(client, tuples)?;
-        let Some(room) = self.rooms.get(&client) else { return Ok(()) };
-        let start = room.start;
-        self.below.write_blocks(tuples.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), c)))?;
-        for tuple in tuples {
-            self.set_state(client, tuple.home, VersionState::Home);
+    pub fn write_home(
+        &mut self,
+        client: VolumeId,
+        tuples: &[Tuple],
+        mend: impl Fn(FsBlock, &mut Block),
+    ) -> Result<(), JournalError> {
+        let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
+        for batch in tuples.chunks(BATCH_BLOCKS) {
+            let mut contents = self.contents(client, batch)?;
+            batch.iter().zip(&mut contents).for_each(|(tuple, content)| mend(tuple.home, content));
+            let placed = batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), &c[..]));
+            self.below.write_blocks(placed)?;
+            for tuple in batch {
+                self.set_state(client, tuple.home, VersionState::Home);
+            }
         }
-        self.classes.entry(client).or_default().checkpoint_blocks += tuples.len() as u64;
+        self.count(client).checkpoint_blocks += tuples.len() as u64;
         Ok(())
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Sector};
 use afterimage_order::HomeWriter;
+use parking_lot::Mutex;
 
 use super::area::{JournalArea, Query, Tuple, VersionState};
 use super::arena::{Arena, VolumeId};
-use super::below::Below;
+use super::below::{Below, OwnLane};
 use super::inflight::InFlight;
 use super::places::Places;
 use crate::error::JournalError;
@@ -47,7 +48,8 @@ pub struct Versions {
     pub(crate) below: Below,
     pub(super) area: JournalArea,
     pub(crate) in_flight: InFlight,
-    pub(super) home: Option<Arc<dyn HomeWriter>>,
+    pub(super) writer: Arc<dyn HomeWriter>,
+    applies: bool,
     pub(super) rooms: BTreeMap<VolumeId, Room>,
     /// Of every client that there is or was.
     pub(crate) classes: BTreeMap<VolumeId, Classes>,
@@ -56,7 +58,7 @@ pub struct Versions {
 
 impl Versions {
     /// Nothing is known yet; the arena may hold content. `home`: what takes a transaction's versions as one, where a log decides what
-    /// is durable.
+    /// is durable. Without it they go home like a guest's writes.
     ///
     /// # Errors
     /// No lane of the disk can be opened.
@@ -66,16 +68,27 @@ impl Versions {
         home: Option<Arc<dyn HomeWriter>>,
         mistake: Mistake,
     ) -> Result<Self, BlockError> {
+        let applies = home.is_some();
+        let writer = match home {
+            Some(home) => home,
+            None => Arc::new(OwnLane(Mutex::new(Below::new(disk)?))),
+        };
         Ok(Self {
             arena,
             below: Below::new(disk)?,
             area: JournalArea::default(),
             in_flight: InFlight::default(),
-            home,
+            writer,
+            applies,
             rooms: BTreeMap::new(),
             classes: BTreeMap::new(),
             mistake,
         })
+    }
+
+    /// Whether a log decides what is durable: all that is pending goes home as one set.
+    pub fn applies(&self) -> bool {
+        self.applies
     }
 
     /// LOG_OP_INIT: a client begins. What the arena holds of it counts.

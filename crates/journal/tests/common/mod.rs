@@ -14,7 +14,7 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::{AreaBlock, Block, FsBlock, Mutation, RetainDisk, BLOCK_BYTES};
+use afterimage_journal::{AreaBlock, Block, Mutation, RetainDisk, BLOCK_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
 
 /// A disk in memory.
@@ -129,15 +129,7 @@ pub fn replayed(disk: &[u8]) -> (BTreeMap<u64, Box<Block>>, u32) {
     for layout in layouts(disk) {
         let Some(superblock) = journal_superblock(disk, &layout) else { continue };
         let Some(start) = superblock.start() else { continue };
-        let journal = layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))));
-        let geometry = LogGeometry {
-            first: superblock.first(),
-            maxlen: superblock.maxlen(),
-            features: superblock.features(),
-            uuid: superblock.uuid(),
-            fs_blocks: layout.blocks,
-            forbidden: journal.collect(),
-        };
+        let geometry = LogGeometry { fs_blocks: layout.blocks, ..LogGeometry::new(&superblock, &layout) };
         let replay = replay(&mut On(disk, &layout), &geometry, start, superblock.sequence()).unwrap();
         transactions += replay.transactions;
         for (home, content) in replay.writes {

@@ -106,9 +106,6 @@ impl Guest {
         assert_eq!(layout.start.0, START);
         let journal = layout.journal[0].home.0;
         let superblock = journal_superblock(&disk, &layout).unwrap();
-        let extents = layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks))));
-        let forbidden: Vec<(FsBlock, FsBlock)> = extents.collect();
-        let on_disk = forbidden.iter().map(|(from, to)| START / 8 + from.0..START / 8 + to.0).collect();
         let kind = rng.random_range(0..4);
         let features = Features {
             revoke: true,
@@ -117,14 +114,9 @@ impl Guest {
             async_commit: kind == 3,
             ..Features::default()
         };
-        let geometry = LogGeometry {
-            first: superblock.first(),
-            maxlen: superblock.maxlen(),
-            features,
-            uuid: superblock.uuid(),
-            fs_blocks: BLOCKS,
-            forbidden,
-        };
+        let geometry = LogGeometry { features, fs_blocks: BLOCKS, ..LogGeometry::new(&superblock, &layout) };
+        let forbidden = &geometry.forbidden;
+        let on_disk = forbidden.iter().map(|(from, to)| START / 8 + from.0..START / 8 + to.0).collect();
         let homes = BLOCKS - HOMES..BLOCKS;
         assert!(layout.journal.iter().all(|e| e.home.0 + u64::from(e.blocks) <= homes.start));
         let first = geometry.first;

@@ -23,7 +23,8 @@ pub mod oracle;
 use afterimage_block::BlockError;
 
 use crate::error::JournalError;
-use crate::ext4::layout::superblock::Features;
+use crate::ext4::layout::superblock::{Features, JournalSuperblock};
+use crate::ext4::layout::Layout;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid};
 use crate::versions::Reader;
 use block::{Kind, RawTag, Shape};
@@ -70,6 +71,21 @@ pub struct LogGeometry {
 }
 
 impl LogGeometry {
+    /// Of a journal whose file system may grow into all of its room.
+    pub fn new(superblock: &JournalSuperblock, layout: &Layout) -> Self {
+        let mut forbidden: Vec<_> =
+            layout.journal.iter().map(|e| (e.home, FsBlock(e.home.0 + u64::from(e.blocks)))).collect();
+        forbidden.sort_unstable();
+        Self {
+            first: superblock.first(),
+            maxlen: superblock.maxlen(),
+            features: superblock.features(),
+            uuid: superblock.uuid(),
+            fs_blocks: layout.room_blocks,
+            forbidden,
+        }
+    }
+
     /// Blocks that the log can hold.
     pub fn log_blocks(&self) -> u32 {
         self.maxlen.saturating_sub(self.first.0)
