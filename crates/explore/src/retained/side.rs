@@ -8,7 +8,7 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
-use afterimage_journal::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
+use afterimage_journal::{AreaBlock, Block, BLOCK_BYTES};
 use afterimage_trace::Sparse;
 
 /// Content that is written by a replay, by block of the disk.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A commit under `power-window` makes a set of home writes due. The queue that made it writes it, without the lock, and goes on then:
-//! the others go on meanwhile, but for what has to wait for the set (`ext4::way`), which is tried again.
+//! the others go on meanwhile, but for what has to wait for the set (`versions::way`), which is tried again.
 //!
 //! Guest memory may block whoever touches it for as long as its VMM likes, and everybody needs the lock: what a change holds
 //! is copied before the lock is taken, and what a read gets after it was given up. A guest decides how large a request is,

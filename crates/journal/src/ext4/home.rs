@@ -1,49 +1,39 @@
-//! The daemon's own writes: home, at a commit, for memory or for a guest that may be dead; to the journal's place, when in doubt.
+//! What the daemon does by itself: versions go home as sets, room is made, a guest that may be dead is settled, and everything ends.
 
 use afterimage_order::HomeError;
 
+use super::retained::Retained;
 use super::systems::FileSystems;
-use super::volume::Phase;
+use super::volume::Volume;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, FsBlock};
-use crate::versions::{HomeSet, SetError, Tuple, BATCH_BLOCKS};
+use crate::ids::{FsBlock, BLOCK_SECTORS};
+use crate::versions::{HomeSet, Tuple};
+
+/// Whether the ext4 superblock is among them.
+fn has_superblock(tuples: &[Tuple]) -> bool {
+    tuples.iter().any(|t| t.home == FsBlock(0))
+}
 
 impl FileSystems {
-    /// Those of some versions that are pending go home now: a set is due.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub(super) fn apply(&mut self, v: usize, tuples: &[Tuple]) -> Result<(), JournalError> {
-        if !self.way.is_free() {
-            // They stay pending.
-            return Ok(());
-        }
-        match self.versions.make_set(self.volumes[v].id, tuples) {
-            Ok(Some(set)) => {
-                self.home_begins(v, &set.tuples);
-                let homes = set.tuples.iter().map(|tuple| tuple.home).collect();
-                self.way.begin(set.client, homes, Some(set));
-                Ok(())
-            }
-            Ok(None) => Ok(()),
-            Err(SetError::Below(e)) => Err(e.into()),
-            Err(e) => self.leave(v, &e.to_string(), true),
-        }
-    }
-
     /// Whether a set is due, or under way.
     pub fn is_on_its_way(&self) -> bool {
-        !self.way.is_free()
+        !self.versions.way.is_free()
     }
 
     /// Whether a set is due.
     pub fn is_due(&self) -> bool {
-        self.way.is_due()
+        self.versions.way.is_due()
     }
 
     /// The set that is due, to be written and given to [`FileSystems::set_ended`].
     pub fn take_set(&mut self) -> Option<HomeSet> {
-        self.way.take()
+        let set = self.versions.way.take()?;
+        if let Some(volume) = self.volumes.list.iter().find(|v| v.id == set.client) {
+            if has_superblock(&set.tuples) {
+                self.volumes.forget_superblocks(&mut self.versions, volume.start, BLOCK_SECTORS);
+            }
+        }
+        Some(set)
     }
 
     /// The set was written, or not. Goes on with what waited for it: another set may be due.
@@ -52,24 +42,30 @@ impl FileSystems {
     /// It was not written; its versions are pending as before. Or the disk below failed.
     pub fn set_ended(&mut self, set: HomeSet, written: Result<(), HomeError>) -> Result<(), JournalError> {
         let id = set.client;
-        self.way.end();
         let tuples = self.versions.set_ended(set, written.is_ok());
-        let Some(v) = self.volumes.iter().position(|volume| volume.id == id) else { return Ok(()) };
+        let Self { volumes, versions, .. } = self;
+        let Some(v) = volumes.list.iter().position(|volume| volume.id == id) else { return Ok(()) };
         match written {
             Ok(()) => {
-                self.home_ends(v, &tuples)?;
-                self.volumes[v].release(&mut self.versions, 1);
+                if has_superblock(&tuples) {
+                    volumes.note_superblocks(versions, volumes.list[v].start, BLOCK_SECTORS)?;
+                }
+                if let Some(retained) = volumes.retained_mut(v) {
+                    retained.log.release(versions, 1);
+                }
             }
             Err(HomeError::Block(e)) => return Err(e.into()),
-            Err(e @ HomeError::TooLarge { .. }) => self.leave(v, &e.to_string(), true)?,
+            Err(e @ HomeError::TooLarge { .. }) => volumes.leave(v, versions, &e.to_string(), true)?,
         }
         // Others wait where the set was made for want of memory, in the middle of their own commit.
-        for other in 0..self.volumes.len() {
-            let log = self.volumes[other].log();
-            let waits = other == v || log.is_some_and(|log| log.came_by.is_some() || log.commit_seen);
-            if waits && self.way.is_free() {
-                self.follow_on(other)?;
-            }
+        for other in 0..volumes.list.len() {
+            volumes.with(other, versions, |retained, versions| {
+                let waits = other == v || retained.log.came_by.is_some() || retained.log.commit_seen;
+                match waits && versions.way.is_free() {
+                    true => retained.follow_on(versions),
+                    false => Ok(()),
+                }
+            })?;
         }
         Ok(())
     }
@@ -80,15 +76,18 @@ impl FileSystems {
     /// # Errors
     /// The disk below failed.
     pub fn due(&mut self) -> Result<bool, JournalError> {
-        for v in 0..self.volumes.len() {
-            if self.way.is_free() {
-                self.follow(v)?;
-            }
-            if self.way.is_free() {
-                self.go_home(v, None)?;
-            }
+        for v in 0..self.volumes.list.len() {
+            self.volumes.with(v, &mut self.versions, |retained, versions| {
+                if versions.way.is_free() {
+                    retained.follow(versions)?;
+                }
+                match versions.way.is_free() {
+                    true => retained.go_home(versions, None),
+                    false => Ok(()),
+                }
+            })?;
         }
-        Ok(self.way.is_due())
+        Ok(self.is_due())
     }
 
     /// Everything that is pending goes home, while nobody else is served.
@@ -114,15 +113,17 @@ impl FileSystems {
         Ok(())
     }
 
+    pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
+        self.volumes.with(v, &mut self.versions, Retained::settle).map(drop)
+    }
+
     /// The guest may be dead, or only look so: writes home what is committed and not home, as far as a live guest cannot
     /// notice, and moves the served tail. The transaction that was being written is kept.
     ///
     /// # Errors
     /// The disk below failed.
     pub fn settle_all(&mut self) -> Result<(), JournalError> {
-        for v in 0..self.volumes.len() {
-            self.settle(v)?;
-        }
+        (0..self.volumes.list.len()).try_for_each(|v| self.settle(v))?;
         self.versions.arena.trim(0);
         Ok(())
     }
@@ -133,31 +134,11 @@ impl FileSystems {
     /// The disk below failed.
     pub fn settle_gone(&mut self) -> Result<(), JournalError> {
         self.settle_all()?;
-        for volume in &mut self.volumes {
-            volume.release(&mut self.versions, 0);
+        for retained in self.volumes.list.iter_mut().filter_map(Volume::retained_mut) {
+            retained.log.release(&mut self.versions, 0);
         }
         self.versions.arena.trim(0);
         Ok(())
-    }
-
-    /// What is home of a file system is given up as far as it may be, and what can go home is due.
-    pub(super) fn settle(&mut self, v: usize) -> Result<(), JournalError> {
-        self.follow(v)?;
-        self.go_home(v, None)?;
-        self.volumes[v].release(&mut self.versions, 1);
-        Ok(())
-    }
-
-    /// Versions that are still the newest and pending go home, `some` of them or all: a set is due, if nothing stands against it.
-    /// After a power cut under `power-window` the disk holds whole transactions: there all of them do.
-    pub(super) fn go_home(&mut self, v: usize, some: Option<Vec<Tuple>>) -> Result<(), JournalError> {
-        let volume = &self.volumes[v];
-        if volume.log().is_none_or(|log| log.suspended) || self.versions.query(volume.id).pending == 0 {
-            return Ok(());
-        }
-        let some = some.filter(|_| !self.versions.applies());
-        let tuples = some.unwrap_or_else(|| self.versions.recover(volume.id, false));
-        self.apply(v, &tuples)
     }
 
     /// How much of the arena may be in use when there is room: an eighth less than is in use now.
@@ -170,20 +151,21 @@ impl FileSystems {
     ///
     /// # Errors
     /// The disk below failed.
-    pub fn make_room(&mut self, goal: u64) -> Result<bool, JournalError> {
-        while self.versions.arena.used_bytes() > goal {
-            let before = self.versions.arena.used_bytes();
-            let held = |v: &usize| self.volumes[*v].log().map_or(0, |l| l.transactions.len());
-            let Some(v) = (0..self.volumes.len()).filter(|v| held(v) > 0).max_by_key(held) else { break };
-            self.relieve(v)?;
-            if self.way.is_due() {
+    pub fn make_room(&mut self, goal_bytes: u64) -> Result<bool, JournalError> {
+        while self.versions.arena.used_bytes() > goal_bytes {
+            let before_bytes = self.versions.arena.used_bytes();
+            let list = &self.volumes.list;
+            let held = |v: &usize| list[*v].retained().map_or(0, |r| r.log.transactions.len());
+            let Some(v) = (0..list.len()).filter(|v| held(v) > 0).max_by_key(held) else { break };
+            self.volumes.with(v, &mut self.versions, Retained::relieve)?;
+            if self.is_due() {
                 return Ok(true);
             }
-            if self.versions.arena.used_bytes() == before {
+            if self.versions.arena.used_bytes() == before_bytes {
                 break;
             }
         }
-        if self.versions.arena.used_bytes() > goal {
+        if self.versions.arena.used_bytes() > goal_bytes {
             self.evict_all()?;
         }
         Ok(false)
@@ -191,85 +173,9 @@ impl FileSystems {
 
     /// Whatever can do without memory goes to its own place on the disk.
     pub(super) fn evict_all(&mut self) -> Result<(), JournalError> {
-        (0..self.volumes.len()).try_for_each(|v| self.evict_idle(v))
-    }
-
-    /// The oldest transaction of a file system goes home and is given up, if nothing stands against it.
-    pub(super) fn relieve(&mut self, v: usize) -> Result<(), JournalError> {
-        let id = self.volumes[v].id;
-        let Some(front) = self.volumes[v].log().and_then(|l| l.transactions.front()) else { return Ok(()) };
-        let tid = front.tid;
-        let newest = |home: &FsBlock| {
-            let version = self.versions.area().version(id, *home).filter(|v| v.tid == tid)?;
-            Some(version.tuple(*home))
-        };
-        let tuples = front.homes.iter().filter_map(newest).collect();
-        self.go_home(v, Some(tuples))?;
-        self.volumes[v].release(&mut self.versions, 1);
-        if self.volumes[v].log().and_then(|l| l.transactions.front()).is_some_and(|front| front.tid == tid)
-            && self.volumes[v].may_release(self.versions.mistake)
-        {
-            self.volumes[v].drop_passed(&mut self.versions, 1);
+        for Retained { log, place, .. } in self.volumes.list.iter_mut().filter_map(Volume::retained_mut) {
+            place.evict_idle(&mut self.versions, log)?;
         }
-        Ok(())
-    }
-
-    /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
-    /// written, and those of committed ones but for versions that must stay marked.
-    fn evict_idle(&mut self, v: usize) -> Result<(), JournalError> {
-        let id = self.volumes[v].id;
-        if self.volumes[v].log().is_none() {
-            return Ok(());
-        }
-        let mut idle: Vec<AreaBlock> = self
-            .versions
-            .arena
-            .blocks(id)
-            .into_iter()
-            .filter(|at| *at != AreaBlock(0) && !self.versions.arena.is_overwritten(id, *at))
-            .collect();
-        idle.sort_unstable();
-        for idle in idle.chunks(BATCH_BLOCKS) {
-            let blocks: Vec<(AreaBlock, Block)> =
-                idle.iter().filter_map(|at| Some((*at, *self.versions.arena.get(id, *at)?))).collect();
-            self.evict(v, &blocks)?;
-        }
-        Ok(())
-    }
-
-    /// Sends blocks to their own place on the disk and forgets them here.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub(super) fn evict(&mut self, v: usize, blocks: &[(AreaBlock, Block)]) -> Result<(), JournalError> {
-        let volume = &mut self.volumes[v];
-        if volume.log().is_none() {
-            return Ok(());
-        }
-        volume.disown(&mut self.versions)?;
-        self.versions.evict(volume.id, blocks)?;
-        if let Some(log) = volume.log_mut() {
-            log.spilled = true;
-        }
-        Ok(())
-    }
-
-    /// Stops absorbing. `keep`: the file system is the same, and its own recovery must find every committed transaction
-    /// that is not home on the disk; otherwise nothing that was committed may go home any more. Either
-    /// way the disk holds what the guest wrote.
-    ///
-    /// # Errors
-    /// The disk below failed; nothing was forgotten then.
-    pub(super) fn leave(&mut self, v: usize, why: &str, keep: bool) -> Result<(), JournalError> {
-        let Some(log) = self.volumes[v].log() else { return Ok(()) };
-        tracing::info!(start_sector = self.volumes[v].start.0, why, "a journal is no longer retained");
-        let clamp = keep.then_some(log.tail);
-        // As it was shown all the time: nothing that comes before that tail is needed.
-        let superblock = log.served(self.versions.mistake);
-        self.volumes[v].put_in_place(&mut self.versions, keep)?;
-        self.volumes[v].write_unstamped(&mut self.versions, &superblock)?;
-        self.disarm(v, why);
-        self.volumes[v].clamp = clamp;
         Ok(())
     }
 
@@ -279,11 +185,16 @@ impl FileSystems {
     /// # Errors
     /// The disk below failed.
     pub fn materialise(&mut self) -> Result<(), JournalError> {
-        for v in 0..self.volumes.len() {
+        for v in 0..self.volumes.list.len() {
             self.settle(v)?;
-            self.volumes[v].complete(&mut self.versions)?;
+            self.complete(v)?;
         }
         Ok(())
+    }
+
+    fn complete(&mut self, v: usize) -> Result<(), JournalError> {
+        let Some(Retained { log, place, .. }) = self.volumes.retained_mut(v) else { return Ok(()) };
+        place.complete(&mut self.versions, log)
     }
 
     /// The orderly end. With a guest attached, or one that may still live, its own recovery finds everything in the
@@ -294,15 +205,19 @@ impl FileSystems {
     /// The disk below failed; the arena stays the truth.
     pub fn finish(&mut self, attached: bool) -> Result<bool, JournalError> {
         let mut stays = false;
-        for v in 0..self.volumes.len() {
+        for v in 0..self.volumes.list.len() {
             self.settle(v)?;
-            let Some(log) = self.volumes[v].log() else { continue };
+            let Self { volumes, versions, .. } = self;
+            let Some(Retained { log, .. }) = volumes.list[v].retained() else { continue };
             if !attached {
-                self.recover(v)?;
-            } else if log.knows_passed(&self.versions.arena, self.volumes[v].id) {
-                self.leave(v, "the daemon ended in order", true)?;
+                let start = volumes.list[v].start;
+                volumes.forget_superblocks(versions, start, BLOCK_SECTORS);
+                volumes.list[v].recover(versions)?;
+                volumes.changed();
+            } else if log.knows_passed(&versions.arena) {
+                volumes.leave(v, versions, "the daemon ended in order", true)?;
             } else {
-                self.volumes[v].complete(&mut self.versions)?;
+                self.complete(v)?;
                 stays = true;
             }
         }
@@ -316,29 +231,6 @@ impl FileSystems {
     /// The disk below failed; the arena stays the truth.
     pub fn stay(&mut self) -> Result<bool, JournalError> {
         self.materialise()?;
-        Ok(self.volumes.iter().any(|volume| volume.log().is_some()))
-    }
-
-    /// What the guest's own recovery would do, all of it: the guest is dead.
-    fn recover(&mut self, v: usize) -> Result<(), JournalError> {
-        let (id, start) = (self.volumes[v].id, self.volumes[v].start);
-        let tuples = self.versions.recover(id, true);
-        self.home_begins(v, &tuples);
-        let on_disk = self.versions.below.read_block(start)?;
-        self.versions.write_home(id, &tuples, |home, content| {
-            if home == FsBlock(0) {
-                super::errors::keep_errors(content, &on_disk);
-            }
-        })?;
-        self.home_ends(v, &tuples)?;
-        self.versions.below.sync()?;
-        let Some(log) = self.volumes[v].log() else { return Ok(()) };
-        let empty = log.superblock.with_tail(log.head.0.next(), None);
-        self.volumes[v].write_unstamped(&mut self.versions, &empty)?;
-        self.disarm(v, "recovered: waiting for the next mount");
-        if let Phase::Armed { .. } = self.volumes[v].phase {
-            self.volumes[v].clamp = None;
-        }
-        Ok(())
+        Ok(self.volumes.list.iter().any(|volume| volume.retained().is_some()))
     }
 }

@@ -16,50 +16,15 @@ use afterimage_block::{BlockError, Sector};
 use super::layout::superblock::JournalSuperblock;
 use super::layout::{self, AreaExtent, Layout};
 use super::side;
+use super::stamp::Stamp;
 use super::volume::{Phase, Volume};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, BLOCK_BYTES, BLOCK_SECTORS};
-use crate::versions::arena::{Arena, Seen, VolumeId, VolumeRecord};
+use crate::ids::{AreaBlock, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::versions::arena::{Seen, VolumeId, VolumeRecord};
 use crate::versions::{Places, Versions};
-
-/// The stamp ends the journal superblock's block, of which the superblock itself takes 1024 bytes: magic, the arena's UUID, the
-/// volume's generation in it, CRC-32C of all that stands before.
-const STAMP_BYTES: usize = 8 + 16 + 8 + 4;
-const STAMP_MAGIC: [u8; 8] = *b"AIstamp\0";
 
 /// Where the ext4 superblock stands in block 0.
 const SUPERBLOCK: std::ops::Range<usize> = 1024..2048;
-
-/// Who a journal superblock on the disk was written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
-    arena: [u8; 16],
-    generation: u64,
-}
-
-impl Stamp {
-    /// What names a volume's journal superblock on the disk.
-    pub(super) fn of(arena: &Arena, id: VolumeId) -> Self {
-        Self { arena: arena.identity().uuid, generation: arena.generation(id) }
-    }
-
-    /// Puts it into a journal superblock's block.
-    pub(super) fn put(&self, block: &mut Block) {
-        let stamp = &mut block[BLOCK_BYTES - STAMP_BYTES..];
-        stamp[..8].copy_from_slice(&STAMP_MAGIC);
-        stamp[8..24].copy_from_slice(&self.arena);
-        stamp[24..32].copy_from_slice(&self.generation.to_le_bytes());
-        let check = crc32c::crc32c(&block[..BLOCK_BYTES - 4]);
-        block[BLOCK_BYTES - 4..].copy_from_slice(&check.to_le_bytes());
-    }
-
-    /// Whether a block is as it was written with this stamp.
-    fn is_in(&self, block: &Block) -> bool {
-        let mut expected = *block;
-        self.put(&mut expected);
-        expected == *block
-    }
-}
 
 /// What is found where a journal was absorbed.
 pub(super) enum Left {
@@ -74,14 +39,6 @@ pub(super) enum Left {
 /// The checksum of a file system's superblock as it is on the disk.
 pub(super) fn superblock_check(versions: &mut Versions, start: Sector) -> Result<u32, BlockError> {
     Ok(crc32c::crc32c(&versions.below.read_block(start)?[SUPERBLOCK]))
-}
-
-/// Remembers whether the journal superblock on the disk bears the stamp: after one with it was written, before one without
-/// it is.
-pub(super) fn set_stamped(arena: &mut Arena, id: VolumeId, stamped: bool) {
-    arena.set_seen(id, Seen::Journal, None);
-    let Some(record) = arena.volume(id).filter(|record| record.stamped != stamped) else { return };
-    arena.set_volume(id, VolumeRecord { stamped, ..record });
 }
 
 /// Compares the disk with what the arena remembers of one file system. `here`: what is found in its place.

@@ -15,26 +15,30 @@
 //! at any instant leaves a served journal whose replay is its own recovery; [`FileSystems::settle_all`] does that replay's
 //! work ahead, as far as a guest that only looked dead can be sure not to notice.
 
+mod absorb;
 mod errors;
-mod follow;
+mod followed;
 #[cfg(any(test, feature = "testkit"))]
 pub mod fuzz;
 mod home;
-mod in_place;
 mod journal;
 mod known;
 pub mod layout;
 pub mod log;
 mod passed;
+mod phase;
+mod place;
 mod ranges;
 mod released;
 mod report;
+mod retained;
 mod side;
+mod stamp;
 mod survey;
 mod systems;
 mod tail;
 mod volume;
-mod way;
+mod volumes;
 mod write;
 
 pub use ranges::Ranges;

@@ -69,9 +69,14 @@ pub(super) struct Areas(Vec<Piece>);
 
 impl Areas {
     pub(super) fn of(volumes: &[Volume]) -> Self {
-        let logs = volumes.iter().enumerate().filter_map(|(v, volume)| Some((v, volume.log()?)));
-        let pieces = logs.flat_map(|(v, log)| {
-            area_ranges(&log.layout).map(move |(sector, sectors, at)| Piece { sector, sectors, v, at })
+        let logs = volumes.iter().enumerate().filter_map(|(v, volume)| Some((v, volume.retained()?)));
+        let pieces = logs.flat_map(|(v, retained)| {
+            area_ranges(&retained.place.layout).map(move |(sector, sectors, at)| Piece {
+                sector,
+                sectors,
+                v,
+                at,
+            })
         });
         let mut pieces: Vec<Piece> = pieces.collect();
         pieces.sort_unstable_by_key(|piece| piece.sector);

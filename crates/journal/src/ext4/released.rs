@@ -8,13 +8,14 @@
 //!
 //! It also tells a tail that lags from one of a log that began anew.
 
+use super::followed::{Log, Position};
+use super::layout::Layout;
 use super::log::empty;
 use super::side;
-use super::volume::{Log, Position};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid};
 use crate::mutation::Mutation;
-use crate::versions::arena::{Arena, VolumeId};
+use crate::versions::arena::Arena;
 use crate::versions::{Places, Versions};
 
 /// Blocks of one go.
@@ -30,33 +31,33 @@ struct Passed {
 impl Log {
     /// Before the served tail moves to `to`: where the transactions begin that it passes. `false`: there is no room, and they
     /// have to stay.
-    pub(super) fn remember(&self, arena: &mut Arena, id: VolumeId, to: Tid) -> bool {
+    pub(super) fn remember(&self, arena: &mut Arena, to: Tid) -> bool {
         let passed: Vec<Position> =
             self.not_passed().take_while(|t| to.is_after(t.tid)).map(|t| (t.tid, t.start)).collect();
-        let blocks = self.layout.journal_blocks();
-        passed.into_iter().all(|(tid, start)| side::set_start(arena, id, blocks, tid, start))
+        let blocks = self.journal_blocks;
+        passed.into_iter().all(|(tid, start)| side::set_start(arena, self.id, blocks, tid, start))
     }
 
     /// Where a transaction that was passed begins, as far as that was remembered.
-    pub(super) fn start_of(&self, arena: &Arena, id: VolumeId, tid: Tid) -> Option<AreaBlock> {
-        side::start(arena, id, tid).filter(|start| self.geometry.contains(*start))
+    pub(super) fn start_of(&self, arena: &Arena, tid: Tid) -> Option<AreaBlock> {
+        side::start(arena, self.id, tid).filter(|start| self.geometry.contains(*start))
     }
 
     /// The guest's own tail has moved, or the log was read again: what is remembered of transactions before it goes.
-    pub(super) fn forget_passed(&self, arena: &mut Arena, id: VolumeId) {
-        side::keep_starts(arena, id, self.geometry.maxlen, self.superblock.sequence(), self.head.0);
+    pub(super) fn forget_passed(&self, arena: &mut Arena) {
+        side::keep_starts(arena, self.id, self.journal_blocks, self.superblock.sequence(), self.head.0);
     }
 
     /// Those that the guest believes to be in its log, oldest first; `None` where not all of them are known: an earlier version did not
     /// remember them.
-    fn passed(&self, arena: &Arena, id: VolumeId) -> Option<Vec<Passed>> {
+    fn passed(&self, arena: &Arena) -> Option<Vec<Passed>> {
         let (from, start) = (self.superblock.sequence(), self.superblock.start()?);
         if !self.tail.0.is_after(from) {
             return Some(Vec::new());
         }
         let count = self.tail.0 .0.wrapping_sub(from.0);
         let log_blocks = self.geometry.log_blocks();
-        if count > log_blocks || self.start_of(arena, id, from) != Some(start) {
+        if count > log_blocks || self.start_of(arena, from) != Some(start) {
             return None;
         }
         let mut passed = Vec::with_capacity(count as usize);
@@ -64,7 +65,7 @@ impl Log {
         let mut blocks_left = log_blocks;
         for i in 0..count {
             let tid = Tid(from.0.wrapping_add(i));
-            let end = if i + 1 == count { self.tail.1 } else { self.start_of(arena, id, tid.next())? };
+            let end = if i + 1 == count { self.tail.1 } else { self.start_of(arena, tid.next())? };
             let blocks = self.geometry.distance(start, end);
             // What contradicts itself is as good as not known.
             blocks_left = blocks_left.checked_sub(blocks).filter(|_| blocks > 0)?;
@@ -75,19 +76,19 @@ impl Log {
     }
 
     /// Whether whatever tail the guest writes next can be made right.
-    pub(super) fn knows_passed(&self, arena: &Arena, id: VolumeId) -> bool {
-        self.passed(arena, id).is_some()
+    pub(super) fn knows_passed(&self, arena: &Arena) -> bool {
+        self.passed(arena).is_some()
     }
 
     /// Puts empty transactions in the places of those that were passed, where all of them are known.
     ///
     /// # Errors
     /// The disk below failed.
-    pub(super) fn write_passed(&self, versions: &mut Versions, id: VolumeId) -> Result<(), JournalError> {
+    pub(super) fn write_passed(&self, versions: &mut Versions, layout: &Layout) -> Result<(), JournalError> {
         if versions.mistake.is(Mutation::LeaveGaps) {
             return Ok(());
         }
-        let passed = self.passed(&versions.arena, id).unwrap_or_default();
+        let passed = self.passed(&versions.arena).unwrap_or_default();
         let blocks = passed.into_iter().flat_map(|Passed { tid, start, blocks }| {
             let filler = empty::filler(&self.geometry, tid);
             (0..blocks).map(move |i| {
@@ -98,8 +99,7 @@ impl Log {
         });
         let mut batch: Vec<(AreaBlock, Block)> = Vec::new();
         let mut write = |batch: &mut Vec<(AreaBlock, Block)>| {
-            let placed =
-                batch.iter().filter_map(|(at, block)| Some((self.layout.sector_of(*at)?, &block[..])));
+            let placed = batch.iter().filter_map(|(at, block)| Some((layout.sector_of(*at)?, &block[..])));
             versions.below.write_blocks(placed)?;
             batch.clear();
             Ok::<_, JournalError>(())

@@ -1,6 +1,7 @@
 //! A snapshot for `status`, metrics and `inspect`.
 
-use super::volume::{Committed, Phase, Volume};
+use super::followed::Committed;
+use super::volume::{Phase, Volume};
 use crate::ids::FsBlock;
 use crate::status::FileSystemStatus;
 use crate::versions::Versions;
@@ -13,7 +14,8 @@ pub(super) fn file_system(volume: &Volume, versions: &Versions) -> FileSystemSta
         Phase::Armed { why, .. } => ("waiting", Some(why.clone())),
         Phase::Absorbing(_) => ("retain", None),
     };
-    let lists = volume.log().map_or(0, |log| {
+    let log = volume.retained().map(|retained| &retained.log);
+    let lists = log.map_or(0, |log| {
         let homes: usize = log.transactions.iter().map(|t| t.homes.capacity()).sum();
         homes * size_of::<FsBlock>() + log.transactions.capacity() * size_of::<Committed>()
     });
@@ -22,7 +24,7 @@ pub(super) fn file_system(volume: &Volume, versions: &Versions) -> FileSystemSta
         uuid: volume.uuid.map(|u| uuid::Uuid::from_bytes(u).to_string()),
         mode,
         why,
-        transactions: volume.log().map_or(0, |log| log.transactions.len() as u64),
+        transactions: log.map_or(0, |log| log.transactions.len() as u64),
         versions: query.versions,
         versions_pending: query.pending,
         data_bytes: query.data_bytes,

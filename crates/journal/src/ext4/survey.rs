@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
+use super::followed::Position;
 use super::layout::superblock::JournalSuperblock;
 use super::layout::{self, Found, Layout, Source};
-use super::volume::{byte_of, LeftJournal, Phase, Position, Volume};
+use super::volume::{byte_of, LeftJournal, Phase, Volume};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, BLOCK_SECTORS};
 use crate::versions::{Below, Places};
@@ -106,8 +107,8 @@ impl Survey {
             };
             if changed {
                 look_again = true;
-                if let Some(log) = volume.log_mut() {
-                    log.suspended = true;
+                if let Some(retained) = volume.retained_mut() {
+                    retained.suspended = true;
                 }
             }
         }

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Buffers, Disk, Sector, SECTOR_BYTES};
 use afterimage_order::HomeWriter;
 
-use super::layout::{Found, Layout};
-use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, BLOCK_SECTORS};
-use crate::mutation::Mistake;
-use crate::status::{Classes, DiskStatus};
-use crate::versions::arena::{Arena, VolumeId, VOLUMES_MAX};
-use crate::versions::Versions;
-
-use super::ranges::{Areas, Ranges};
+use super::known::{left, Left};
+use super::layout::superblock::JournalSuperblock;
+use super::ranges::Ranges;
 use super::report::file_system;
-use super::survey::Survey;
-use super::volume::{Phase, Volume};
-use super::way::Way;
+use super::volume::Phase;
+use super::volumes::Volumes;
+use crate::error::JournalError;
+use crate::ids::AreaBlock;
+use crate::mutation::{Mistake, Mutation};
+use crate::status::DiskStatus;
+use crate::versions::arena::{Arena, VolumeId, VolumeRecord};
+use crate::versions::Versions;
 
 /// The most memory that one disk takes besides what `--retain-max` holds, in bytes: what is known of versions whose content is
 /// not held, and of a transaction while it is read, however large the guest makes it.
@@ -48,23 +47,13 @@ impl std::fmt::Debug for Options {
     }
 }
 
-/// Why one that was there is passed through.
-const GONE: &str = "it is no longer there";
-
 /// See [`crate::ext4`].
 pub struct FileSystems {
-    pub(super) volumes: Vec<Volume>,
-    /// Where their absorbed journals lie; follows them in [`FileSystems::changed`].
-    pub(super) areas: Areas,
+    pub(super) volumes: Volumes,
     pub(super) versions: Versions,
-    /// Versions on their way home as one set, at most one set a disk.
-    pub(super) way: Way,
-    pub(super) survey: Survey,
     pub(super) options: Options,
     /// That the arena's tmpfs is full was said.
     pub(super) told_no_memory: bool,
-    /// Counts changes of which ranges need a look; lanes keep a copy of [`FileSystems::ranges`].
-    pub(super) version: u64,
 }
 
 /// A part of a read.
@@ -94,7 +83,7 @@ impl FileSystems {
     ) -> Result<Self, JournalError> {
         let mut opened = Self::open_unsettled(disk, arena, options, mistake)?;
         opened.all_home()?;
-        for v in 0..opened.volumes.len() {
+        for v in 0..opened.volumes.list.len() {
             opened.settle(v)?;
         }
         Ok(opened)
@@ -111,38 +100,103 @@ impl FileSystems {
         mistake: Mistake,
     ) -> Result<Self, JournalError> {
         let mut opened = Self {
-            volumes: Vec::new(),
-            areas: Areas::default(),
+            volumes: Volumes::new(disk.geometry().sectors),
             versions: Versions::new(disk, arena, options.home.clone(), mistake)?,
-            way: Way::default(),
             options,
-            survey: Survey::new(disk.geometry().sectors),
             told_no_memory: false,
-            version: 1,
         };
-        opened.look()?;
+        opened.volumes.look(&mut opened.versions)?;
         opened.take_over()?;
         Ok(opened)
     }
 
+    /// Goes on with every file system that the arena remembers, or gives its journal back to the guest, or says why
+    /// neither is right.
+    fn take_over(&mut self) -> Result<(), JournalError> {
+        let mut unsound = false;
+        for (id, record) in self.versions.arena.volumes() {
+            let Self { volumes, versions, options, .. } = self;
+            // Begun, and killed before the superblock was there: no guest was told.
+            let begun = record.absorbing && versions.arena.get(id, AreaBlock(0)).is_some();
+            let here = volumes.list.iter().find(|v| v.id == id && v.start.0 == record.start_sector);
+            let left = match left(versions, volumes.survey.disk_sectors, here, id, &record) {
+                _ if !begun => Left::Replaced,
+                Ok(Left::Unsound(..)) if versions.mistake.is(Mutation::DropUnsound) => Left::Replaced,
+                Err(JournalError::Foreign(why)) if options.accept_loss => {
+                    tracing::warn!(why, "--accept-loss: what was retained is given up");
+                    Left::Replaced
+                }
+                left => left?,
+            };
+            if let Left::Replaced = left {
+                abandon(&mut versions.arena, id);
+                continue;
+            }
+            let Some(superblock) = versions.arena.get(id, AreaBlock(0)).map(JournalSuperblock::parse) else {
+                continue;
+            };
+            let superblock = superblock?;
+            let v = volumes.at(versions, Sector(record.start_sector));
+            let doubt = match left {
+                Left::Unsound(layout, why) => {
+                    volumes.list[v].phase = Phase::Armed { layout, why: why.clone() };
+                    Some(why)
+                }
+                _ => None,
+            };
+            unsound |= doubt.is_some();
+            self.resume(v, superblock, record, doubt)?;
+            self.sets_home()?;
+        }
+        if unsound {
+            self.volumes.look(&mut self.versions)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on where an earlier daemon stopped. `doubt`: why it is handed back to the guest all the same.
+    fn resume(
+        &mut self,
+        v: usize,
+        superblock: JournalSuperblock,
+        record: VolumeRecord,
+        doubt: Option<String>,
+    ) -> Result<(), JournalError> {
+        let Self { volumes, versions, .. } = self;
+        let resumed = volumes.list[v].resume(versions, superblock, record);
+        volumes.stopped(v, versions, resumed)?;
+        if let Some(why) = doubt {
+            return volumes.leave(v, versions, &why, true);
+        }
+        let (at, length) = volumes.list[v].superblock_range();
+        volumes.note_superblocks(versions, at, length)?;
+        let held = volumes.with(v, versions, |retained, versions| {
+            if versions.applies() {
+                retained.reapply(versions)?;
+            }
+            retained.log.release(versions, 1);
+            Ok(retained.log.transactions.len())
+        })?;
+        let (start_sector, transactions) = (record.start_sector, held.unwrap_or(0));
+        tracing::info!(start_sector, transactions, "went on with a retained journal");
+        volumes.changed();
+        Ok(())
+    }
+
     /// Changes with [`FileSystems::ranges`].
     pub fn version(&self) -> u64 {
-        self.version
+        self.volumes.version
     }
 
     /// What cannot simply be handed through now.
     pub fn ranges(&self) -> Ranges {
-        let mut writes = self.survey.ranges(&self.volumes);
-        for volume in &self.volumes {
-            writes.push(volume.superblock_range());
-            writes.extend(volume.guarded_superblock().map(|at| (at, BLOCK_SECTORS)));
-            // While it waits for a mount, too: what is under way then may land behind what is committed after it.
-            writes.extend(volume.layout().map(|l| (volume.start, l.room_blocks * BLOCK_SECTORS)));
-        }
-        Ranges::new(self.areas.ranges(), writes, self.survey.look_at_flush)
+        self.volumes.ranges()
     }
 
     /// Serves the parts of a read that lie in absorbed journals; says what is left.
+    ///
+    /// # Errors
+    /// None so far: what is below is read by whoever asks.
     pub fn read(
         &mut self,
         sector: Sector,
@@ -153,8 +207,8 @@ impl FileSystems {
         let mut at = sector.0;
         let end = sector.0 + sectors;
         while at < end {
-            let Some((v, block, start)) = self.areas.at(Sector(at)) else {
-                let next = self.areas.next(Sector(at)).min(end);
+            let Some((v, block, start)) = self.volumes.areas.at(Sector(at)) else {
+                let next = self.volumes.areas.next(Sector(at)).min(end);
                 parts.push(ReadPart::Below { sector: Sector(at), sectors: next - at });
                 at = next;
                 continue;
@@ -163,10 +217,13 @@ impl FileSystems {
             let from = ((at - start.0) * SECTOR_BYTES) as usize;
             let len = ((piece_end - at) * SECTOR_BYTES) as usize;
             let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
-            if block == AreaBlock(0) {
-                self.volumes[v].set_being_read(&mut self.versions, true);
-            }
-            match self.content(v, block) {
+            let content = self.volumes.retained_mut(v).and_then(|retained| {
+                if block == AreaBlock(0) {
+                    retained.log.set_being_read(&mut self.versions, true);
+                }
+                retained.content(&self.versions, block)
+            });
+            match content {
                 Some(content) => {
                     buffers.copy_from(offset, &content[from..from + len]);
                     parts.push(ReadPart::Done);
@@ -181,158 +238,35 @@ impl FileSystems {
         Ok(())
     }
 
-    /// A journal block as the guest is shown it, where it is not the disk's own.
-    pub(super) fn content(&self, v: usize, at: AreaBlock) -> Option<Block> {
-        let volume = &self.volumes[v];
-        let log = volume.log()?;
-        if at == AreaBlock(0) {
-            return Some(*log.served(self.versions.mistake).bytes());
-        }
-        self.versions.arena.get(volume.id, at).copied()
-    }
-
     /// A snapshot.
     pub fn status(&self) -> DiskStatus {
         DiskStatus {
-            file_systems: self.volumes.iter().map(|v| file_system(v, &self.versions)).collect(),
+            file_systems: self.volumes.list.iter().map(|v| file_system(v, &self.versions)).collect(),
             arena_used_bytes: self.versions.arena.used_bytes(),
             arena_resident_bytes: self.versions.arena.resident_bytes(),
             arena_bytes_max: self.versions.arena.bytes_max(),
         }
     }
 
-    /// Looks at the whole disk and brings what is known in step with it.
-    ///
-    /// # Errors
-    /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
-    pub(super) fn look(&mut self) -> Result<(), JournalError> {
-        let found = self.survey.look(&mut self.versions.below)?;
-        let starts: Vec<Sector> = found.iter().map(super::survey::start_of).collect();
-        for v in (0..self.volumes.len()).rev() {
-            if !starts.contains(&self.volumes[v].start) {
-                self.leave(v, GONE, true)?;
-                // Its guest may go on with the journal, and its place be found again.
-                match self.volumes[v].left_journal(&mut self.versions.below, None)? {
-                    Some(left) if self.volumes.len() <= VOLUMES_MAX => {
-                        self.volumes[v].pass_through(None, GONE, Some(left))
-                    }
-                    _ => {
-                        let gone = self.volumes.remove(v);
-                        self.versions.classes.remove(&gone.id);
-                    }
-                }
-                self.changed();
-            }
-        }
-        for found in found {
-            match found {
-                Found::FileSystem(layout) => self.found(Arc::new(layout))?,
-                Found::Passthrough { start, uuid, why, journal } => {
-                    let v = self.volume_at(start);
-                    self.leave(v, &why, uuid.is_some())?;
-                    // A UUID: it still is an ext4, whose guest may go on with the journal.
-                    let below = &mut self.versions.below;
-                    let volume = &mut self.volumes[v];
-                    let left = if uuid.is_some() { volume.left_journal(below, journal)? } else { None };
-                    volume.pass_through(uuid, &why, left);
-                }
-            }
-        }
-        self.changed();
-        Ok(())
-    }
-
-    /// Looks again because of what a guest wrote. A whole mkfs may be under way, its superblock first: where that makes
-    /// no sense yet, the flush that ends it is another occasion.
-    ///
-    /// # Errors
-    /// As [`FileSystems::look`].
-    pub(super) fn look_after_write(&mut self) -> Result<(), JournalError> {
-        self.look()?;
-        let unsound = |v: &Volume| matches!(v.phase, Phase::Passthrough { .. }) && v.uuid.is_some();
-        self.survey.look_at_flush = self.volumes.iter().any(unsound);
-        Ok(())
-    }
-
-    /// Nothing may go home until what the layouts rest on was looked at, and nothing is in flight that would be an occasion: an
-    /// earlier look failed.
-    pub(super) fn is_suspended_in_vain(&self) -> bool {
-        let suspended = self.volumes.iter().any(|v| v.log().is_some_and(|log| log.suspended));
-        suspended && !self.versions.in_flight.iter().any(|w| w.look_again)
-    }
-
-    /// See [`FileSystems::is_suspended_in_vain`].
-    ///
-    /// # Errors
-    /// As [`FileSystems::look`].
-    pub(super) fn look_if_suspended_in_vain(&mut self) -> Result<(), JournalError> {
-        match self.is_suspended_in_vain() {
-            true => self.look_after_write(),
-            false => Ok(()),
-        }
-    }
-
     /// The guest flushes, and what it wrote before made no sense.
     ///
     /// # Errors
-    /// As [`FileSystems::look`].
+    /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
     pub fn flushes(&mut self) -> Result<(), JournalError> {
-        if self.survey.look_at_flush {
-            self.look()?;
+        if self.volumes.survey.look_at_flush {
+            self.volumes.look(&mut self.versions)?;
         }
         Ok(())
     }
+}
 
-    pub(super) fn found(&mut self, layout: Arc<Layout>) -> Result<(), JournalError> {
-        let v = self.volume_at(layout.start);
-        if let Some(log) = self.volumes[v].log_mut() {
-            if log.layout.uuid == layout.uuid && log.layout.journal == layout.journal {
-                log.geometry.fs_blocks = layout.room_blocks;
-                log.layout = layout;
-                log.suspended &= self.versions.in_flight.iter().any(|w| w.look_again);
-                let room = log.room();
-                self.versions.set_room(self.volumes[v].id, room);
-                return Ok(());
-            }
-            self.leave(v, "it became another file system", false)?;
-        }
-        Ok(self.volumes[v].wait_for_mount(&mut self.versions.below, layout)?)
+/// What was retained belongs to a file system that is no longer there.
+fn abandon(arena: &mut Arena, id: VolumeId) {
+    if arena.blocks_held(id) > 0 {
+        tracing::warn!(
+            volume = id.0,
+            "what was retained belongs to a file system that is no longer there: dropped"
+        );
     }
-
-    /// The volume that begins there, made where there is none.
-    pub(super) fn volume_at(&mut self, start: Sector) -> usize {
-        if let Some(v) = self.volumes.iter().position(|v| v.start == start) {
-            return v;
-        }
-        let remembered = self.versions.arena.volumes().into_iter().find(|(_, r)| r.start_sector == start.0);
-        let id = remembered.map_or_else(|| self.volume_id_free(), |(id, _)| id);
-        self.volumes.push(Volume {
-            id,
-            start,
-            uuid: None,
-            phase: Phase::Passthrough { why: String::new() },
-            clamp: None,
-            left: None,
-        });
-        self.volumes.len() - 1
-    }
-
-    /// What has to be looked at is no longer the same.
-    pub(super) fn changed(&mut self) {
-        self.areas = Areas::of(&self.volumes);
-        self.version += 1;
-    }
-
-    /// A volume's counters.
-    pub(super) fn count(&mut self, v: usize) -> &mut Classes {
-        self.versions.count(self.volumes[v].id)
-    }
-
-    pub(super) fn volume_id_free(&self) -> VolumeId {
-        // Those of the arena that were not found again yet are taken, too.
-        let remembered = self.versions.arena.volumes();
-        let used =
-            |id: u16| self.volumes.iter().any(|v| v.id.0 == id) || remembered.iter().any(|(r, _)| r.0 == id);
-        VolumeId((0..u16::MAX).find(|id| !used(*id)).unwrap_or(u16::MAX))
-    }
+    arena.clear_volume(id);
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
-use afterimage_order::{HomeError, HomeWriter};
+use afterimage_block::{BlockError, SECTOR_BYTES};
+use afterimage_order::HomeError;
 
 use super::area::{Tuple, VersionState};
-use super::arena::{Loan, VolumeId};
+use super::arena::VolumeId;
 use super::places::{unescape, Reader};
+use super::set::HomeSet;
 use super::store::Versions;
 use crate::error::JournalError;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
@@ -34,43 +35,6 @@ pub enum SetError {
     /// What is not in memory cannot be read.
     #[error(transparent)]
     Below(#[from] BlockError),
-}
-
-/// Versions on their way home as one. It needs nothing of [`Versions`] to be written, and whoever writes it may wait.
-pub struct HomeSet {
-    pub(crate) client: VolumeId,
-    /// In the order of the disk.
-    pub(crate) tuples: Vec<Tuple>,
-    start: Sector,
-    /// What is not read from the arena as it is: the number of a version, and a whole number of sectors from its block's beginning.
-    copies: Vec<(usize, Box<[u8]>)>,
-    loan: Loan,
-    writer: Arc<dyn HomeWriter>,
-}
-
-impl HomeSet {
-    /// Writes it; see [`HomeWriter::write_home`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn write(&self) -> Result<(), HomeError> {
-        let mut pieces: Vec<(Sector, &[u8])> = Vec::with_capacity(self.tuples.len());
-        let mut copies = self.copies.iter().peekable();
-        let mut lent = 0;
-        for (n, tuple) in self.tuples.iter().enumerate() {
-            let sector = tuple.home.sector(self.start);
-            let copy = copies.next_if(|(of, _)| *of == n).map_or(&[][..], |(_, copy)| &copy[..]);
-            if !copy.is_empty() {
-                pieces.push((sector, copy));
-            }
-            if copy.len() < BLOCK_BYTES {
-                let behind = Sector(sector.0 + copy.len() as u64 / SECTOR_BYTES);
-                pieces.push((behind, &self.loan.block(lent)[copy.len()..]));
-                lent += 1;
-            }
-        }
-        self.writer.write_home(&pieces)
-    }
 }
 
 impl Versions {
@@ -130,8 +94,23 @@ impl Versions {
         Ok(Some(HomeSet { client, tuples, start, copies, loan, writer }))
     }
 
+    /// A set of the pending ones of some versions is due, if no other set is due or under way: then they stay pending.
+    ///
+    /// # Errors
+    /// As [`Versions::make_set`].
+    pub(crate) fn send_home(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<(), SetError> {
+        if self.way.is_free() {
+            if let Some(set) = self.make_set(client, tuples)? {
+                let homes = set.tuples.iter().map(|tuple| tuple.home).collect();
+                self.way.begin(client, homes, Some(set));
+            }
+        }
+        Ok(())
+    }
+
     /// A set was written, or not: then its versions are pending as before. Returns which they were.
     pub fn set_ended(&mut self, set: HomeSet, written: bool) -> Vec<Tuple> {
+        self.way.end();
         self.arena.take_back(set.loan);
         if written {
             for tuple in self.pending_of(set.client, &set.tuples) {

@@ -14,7 +14,7 @@
 //! is marked so in the arena before that write is handed down; one is marked home only when a write of its bytes has completed
 //! and nothing was written there since. So whoever reads the commits again finds each version in a state that is true.
 //!
-//! A state machine: events in, sets out. It has no threads, and no clock; the disk below is read and written through its lane.
+//! A state machine: events in, sets out ([`way`]). It has no threads, and no clock; the disk below is read and written through its lane.
 
 pub mod area;
 pub mod arena;
@@ -24,14 +24,17 @@ mod flight;
 mod home;
 mod inflight;
 mod places;
+mod set;
 mod store;
+mod way;
 
 pub use area::{Query, Tuple, Version, VersionState};
 pub(crate) use below::Below;
 pub use flight::Carried;
+pub use home::SetError;
 pub(crate) use home::BATCH_BLOCKS;
-pub use home::{HomeSet, SetError};
 pub use inflight::{Flying, Track};
 pub use places::{unescape, Places, Reader};
+pub use set::HomeSet;
 pub(crate) use store::blocks_of;
 pub use store::{Room, Versions};

@@ -12,6 +12,7 @@ use super::arena::{Arena, VolumeId};
 use super::below::{Below, OwnLane};
 use super::inflight::InFlight;
 use super::places::Places;
+use super::way::Way;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mistake;
@@ -48,6 +49,8 @@ pub struct Versions {
     pub(crate) below: Below,
     pub(super) area: JournalArea,
     pub(crate) in_flight: InFlight,
+    /// Versions on their way home, at most one set a disk.
+    pub(crate) way: Way,
     pub(super) writer: Arc<dyn HomeWriter>,
     applies: bool,
     pub(super) rooms: BTreeMap<VolumeId, Room>,
@@ -78,6 +81,7 @@ impl Versions {
             below: Below::new(disk)?,
             area: JournalArea::default(),
             in_flight: InFlight::default(),
+            way: Way::default(),
             writer,
             applies,
             rooms: BTreeMap::new(),
@@ -108,8 +112,11 @@ impl Versions {
         }
     }
 
-    /// LOG_OP_CLEANUP: forgets a client, its content and what the arena remembers of it.
+    /// LOG_OP_CLEANUP: forgets a client, its content and what the arena remembers of it. A set of it that is due is not wanted any more.
     pub fn cleanup(&mut self, client: VolumeId) {
+        if let Some(set) = self.way.cancel(client) {
+            self.set_ended(set, false);
+        }
         self.arena.clear_volume(client);
         self.area.cleanup(client);
         self.rooms.remove(&client);
@@ -143,7 +150,7 @@ impl Versions {
             let sector = tuple.home.sector(start);
             let flies = anything_flies && self.in_flight.any(sector, BLOCK_SECTORS);
             // The mark goes with the slot: of a block that was evicted nobody knows. Under `power-window` what is read again was
-            // never home, and its commit not yet answered: no guest can have overwritten it (see `FileSystems::resume`).
+            // never home, and its commit not yet answered: no guest can have overwritten it (see `ext4::retained`).
             let unknown = again && self.arena.get(client, tuple.at).is_none();
             if flies || unknown || self.arena.is_overwritten(client, tuple.at) {
                 self.set_state(client, tuple.home, VersionState::Overwritten);

@@ -1,12 +1,13 @@
-//! `power-window`: what was committed goes home as one set, and whoever writes it may wait: for room in the redo log, for the end of a
-//! pause. So a set is written without the disk's lock. It is due, then under way, then ended:
+//! What goes home goes as a set, and whoever writes it may wait: for room in the redo log, for the end of a pause, for the device. So a
+//! set is written without the disk's lock. It is due, then under way, then ended:
 //!
 //! ```text
-//! a commit, or somebody who wants all of it home ─► due ─► take_set ─► (no lock: HomeSet::write) ─► set_ended ─► the next commit
+//! a commit, somebody short of memory, a tail that moves, somebody who wants all of it home
+//!   ─► due ─► take ─► (no lock: HomeSet::write) ─► end ─► the next commit
 //! ```
 //!
-//! One set a disk is due or under way. Whoever made it due takes it and ends it, and only then goes on: the commit is answered after its
-//! set is in the disk's history. Meanwhile the rest of the disk goes on.
+//! One set a disk is due or under way. Whoever made it due takes it and ends it, and only then goes on: under `power-window` the commit is
+//! answered after its set is in the disk's history. Meanwhile the rest of the disk goes on.
 //!
 //! **What may overtake a set**: every read; every write of blocks that are not in it, on which no layout rests and which no journal
 //! has; what is written to other file systems' journals, but for commits and superblocks; completions.
@@ -15,13 +16,13 @@
 //! which nothing may be given up meanwhile; other commits and journal superblocks of the disk; whatever a layout rests on, and
 //! the looks at the disk that some completions lead to: nothing goes home where another file system may just have begun.
 
+use super::arena::VolumeId;
+use super::set::HomeSet;
 use crate::ids::FsBlock;
-use crate::versions::arena::VolumeId;
-use crate::versions::HomeSet;
 
 /// The set of a disk that is due or under way.
 #[derive(Default)]
-pub(super) struct Way(Option<Going>);
+pub(crate) struct Way(Option<Going>);
 
 struct Going {
     client: VolumeId,
@@ -32,22 +33,24 @@ struct Going {
 }
 
 impl Way {
-    pub(super) fn is_free(&self) -> bool {
+    /// No set is due or under way.
+    pub(crate) fn is_free(&self) -> bool {
         self.0.is_none()
     }
 
-    /// A set is due, `None` where it is under way at once. The way is free.
+    /// A set of these blocks is due, `None` where it is under way at once. The way is free.
     pub(super) fn begin(&mut self, client: VolumeId, homes: Vec<FsBlock>, due: Option<HomeSet>) {
         debug_assert!(self.is_free() && homes.is_sorted());
         self.0 = Some(Going { client, homes, due });
     }
 
-    pub(super) fn is_due(&self) -> bool {
+    /// Whether a set waits for somebody to take it.
+    pub(crate) fn is_due(&self) -> bool {
         self.0.as_ref().is_some_and(|going| going.due.is_some())
     }
 
     /// The set that is due; it is under way then.
-    pub(super) fn take(&mut self) -> Option<HomeSet> {
+    pub(crate) fn take(&mut self) -> Option<HomeSet> {
         self.0.as_mut()?.due.take()
     }
 
@@ -68,12 +71,12 @@ impl Way {
     }
 
     /// Whether a set of this client is due or under way.
-    pub(super) fn is_of(&self, client: VolumeId) -> bool {
+    pub(crate) fn is_of(&self, client: VolumeId) -> bool {
         self.0.as_ref().is_some_and(|going| going.client == client)
     }
 
     /// Whether it has one of the client's blocks `[from, to)`.
-    pub(super) fn has(&self, client: VolumeId, from: FsBlock, to: FsBlock) -> bool {
+    pub(crate) fn has(&self, client: VolumeId, from: FsBlock, to: FsBlock) -> bool {
         self.0.as_ref().filter(|going| going.client == client).is_some_and(|going| {
             let first = going.homes.partition_point(|home| *home < from);
             going.homes.get(first).is_some_and(|home| *home < to)

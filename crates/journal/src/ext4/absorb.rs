@@ -1,0 +1,176 @@
+//! Writes to an absorbed journal: what has to be waited for, what becomes of a block.
+
+use afterimage_block::{BlockError, Buffers};
+
+use super::log::{self, AreaView, Parsed};
+use super::passed::{needed, passes_flying};
+use super::retained::{Retained, Stop};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::mutation::Mutation;
+use crate::versions::{Reader, Track, Versions};
+
+/// A write of a part of one journal block.
+pub(super) struct Piece {
+    pub(super) at: AreaBlock,
+    /// Its first byte in the block.
+    pub(super) within: usize,
+    pub(super) bytes: Buffers,
+}
+
+impl Retained {
+    /// A journal block as the guest is shown it, where it is not the disk's own.
+    pub(super) fn content(&self, versions: &Versions, at: AreaBlock) -> Option<Block> {
+        if at == AreaBlock(0) {
+            return Some(*self.log.served(versions.mistake).bytes());
+        }
+        versions.arena.get(self.log.id, at).copied()
+    }
+
+    fn content_or_below(&self, versions: &mut Versions, at: AreaBlock) -> Result<Block, BlockError> {
+        let mut scratch = [0; BLOCK_BYTES];
+        Ok(*versions.reader(self.log.id, &*self.place.layout).get(at, &mut scratch)?)
+    }
+
+    /// A journal block with a piece replaced.
+    pub(super) fn composed(&self, versions: &mut Versions, piece: &Piece) -> Result<Block, BlockError> {
+        let Piece { at, within, bytes } = piece;
+        let mut block = match bytes.len() {
+            BLOCK_BYTES => [0; BLOCK_BYTES],
+            _ => self.content_or_below(versions, *at)?,
+        };
+        bytes.copy_to(0, &mut block[*within..*within + bytes.len()]);
+        Ok(block)
+    }
+
+    /// Whether a write to an absorbed journal would say what cannot be true yet. A tail does not pass versions whose homes are
+    /// being written, nor those that are still needed and pending: they are due first, as a set.
+    ///
+    /// Under `power-window` a commit is answered when its blocks are in the disk's history as one. Where a write of one of them
+    /// is in flight, that may take its place behind them, and undo a part of the transaction; where what the layout rests on is
+    /// in flight, nothing may go home. Either is over soon. The commit block is not in the arena meanwhile: a daemon that dies
+    /// leaves a transaction that never happened, and a guest that asks for both again. A set that is under way is waited for: see
+    /// [`crate::versions`]. `dropped`: journal writes are not retained.
+    pub(super) fn must_wait(
+        &mut self,
+        versions: &mut Versions,
+        piece: &Piece,
+        dropped: bool,
+    ) -> Result<bool, Stop> {
+        if versions.way.is_of(self.log.id) {
+            return Ok(true);
+        }
+        if piece.at == AreaBlock(0) {
+            if !versions.way.is_free() {
+                return Ok(true);
+            }
+            let block = self.composed(versions, piece)?;
+            if passes_flying(self, versions, &block) {
+                return Ok(true);
+            }
+            if !dropped {
+                self.save_passed(versions, &block)?;
+            }
+            return Ok(!versions.way.is_free());
+        }
+        let nothing_flies = !self.suspended && versions.in_flight.is_empty() && versions.way.is_free();
+        if nothing_flies || dropped {
+            return Ok(false);
+        }
+        let block = self.composed(versions, piece)?;
+        let committed = log::commit_tid(&block);
+        let commit_seen = self.log.commit_seen;
+        if !versions.way.is_free() {
+            return Ok(committed.is_some() || commit_seen);
+        }
+        if !versions.applies() {
+            return Ok(false);
+        }
+        let is_next = committed.is_some_and(|tid| !self.log.head.0.is_after(tid));
+        if (!commit_seen && !is_next) || versions.mistake.is(Mutation::CommitOverFlight) {
+            return Ok(false);
+        }
+        if self.suspended || self.waits_for.is_some_and(|track| versions.in_flight.holds(track)) {
+            return Ok(true);
+        }
+        self.waits_for = self.written_over(versions, piece.at, &block);
+        Ok(self.waits_for.is_some())
+    }
+
+    /// A write in flight of a block that some transaction commits which is complete with this block of the log. What cannot be
+    /// followed commits nothing.
+    fn written_over(&self, versions: &mut Versions, at: AreaBlock, block: &Block) -> Option<Track> {
+        let layout = &self.place.layout;
+        let (mut reader, in_flight) = versions.reader_and_flights(self.log.id, &**layout);
+        let mut view = With { reader: &mut reader, at, block };
+        let (mut tid, mut start) = self.log.head;
+        while let Ok(Parsed::Complete(transaction)) = log::parse(&mut view, &self.log.geometry, start, tid) {
+            let flying = |home: FsBlock| in_flight.over(home.sector(layout.start), BLOCK_SECTORS);
+            let found = transaction.tags.iter().find_map(|tag| flying(tag.home));
+            if found.is_some() {
+                return found;
+            }
+            (tid, start) = (tid.next(), transaction.next);
+        }
+        None
+    }
+
+    /// Before a superblock of the guest lets transactions go: see [`super::passed`].
+    fn save_passed(&self, versions: &mut Versions, block: &Block) -> Result<(), Stop> {
+        let Ok(newer) = self.log.newer(block) else { return Ok(()) };
+        let tid = newer.start().map(|_| newer.sequence());
+        let needed = needed(self, versions, tid)?;
+        self.go_home(versions, Some(needed))
+    }
+
+    /// Whether a block is to be kept: it may also be there already.
+    pub(super) fn accepts(
+        &mut self,
+        versions: &mut Versions,
+        at: AreaBlock,
+        block: &Block,
+    ) -> Result<bool, Stop> {
+        if self.log.holds(at) {
+            if self.content_or_below(versions, at)? == *block {
+                return Ok(false);
+            }
+            // Where the guest's own tail has not passed, no sound guest writes.
+            return Err(Stop::hand_back("the guest overwrote a part of its journal that was still needed"));
+        }
+        // A reader of the copy of the log on the disk alone would replay what is overtaken from now on.
+        if self.place.on_disk {
+            self.place.mark_empty(versions, &self.log.superblock, self.log.head.0.next())?;
+        }
+        Ok(true)
+    }
+
+    /// A block is kept: whatever is complete with it is taken in.
+    pub(super) fn kept(&mut self, versions: &mut Versions, block: &Block) -> Result<(), Stop> {
+        let committed = log::commit_tid(block);
+        if committed.is_none() && !self.log.commit_seen {
+            return Ok(());
+        }
+        // Of the expected transaction blocks were missing, or, in a log that was taken over in mid-mount, its commit block went
+        // to the disk and never came by here.
+        if let Some(tid) = committed {
+            self.log.came_by = Some((tid, self.log.head.0));
+        }
+        self.follow(versions)?;
+        self.judge_commit(versions)
+    }
+}
+
+/// A log with one block more.
+struct With<'a, 'b> {
+    reader: &'a mut Reader<'b>,
+    at: AreaBlock,
+    block: &'a Block,
+}
+
+impl AreaView for With<'_, '_> {
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
+        if at == self.at {
+            return Ok(self.block);
+        }
+        self.reader.get(at, scratch)
+    }
+}

@@ -1,0 +1,407 @@
+//! A log that is followed: what is in it, where it begins and ends, and what the guest's writes to it mean. A state machine, to which
+//! events come one by one; it knows no disk, no memory and no other file system.
+//!
+//! ```text
+//! guest's tail ──── served tail ──── oldest that is held ───────────── head
+//!   passed: nothing is needed of them      │ committed transactions    │ the next one is expected
+//! ```
+
+use std::collections::VecDeque;
+
+use super::layout::superblock::{Features, JournalSuperblock};
+use super::layout::Layout;
+use super::log::{LogGeometry, Transaction};
+use crate::ids::{AreaBlock, Block, FsBlock, Tid};
+use crate::mutation::{Mistake, Mutation};
+use crate::versions::arena::VolumeId;
+use crate::versions::Tuple;
+
+/// A place in a log: a transaction's id and its first block.
+pub(super) type Position = (Tid, AreaBlock);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Log {
+    /// Whose it is.
+    pub(super) id: VolumeId,
+    pub(super) geometry: LogGeometry,
+    /// Blocks of the journal, of which the log may be fewer.
+    pub(super) journal_blocks: u32,
+    /// The guest's newest superblock.
+    pub(super) superblock: JournalSuperblock,
+    /// The served tail: nothing older is needed.
+    pub(super) tail: Position,
+    /// Where the next transaction is expected.
+    pub(super) head: Position,
+    /// Committed transactions, oldest first, with consecutive ids. Some may be older than the served tail: kept
+    /// so that the guest's writes of what is home already can be recognised.
+    pub(super) transactions: VecDeque<Committed>,
+    /// Blocks of the log that they take.
+    held_blocks: u64,
+    /// When the newest was committed, by the guest's clock: `h_commit_sec`.
+    pub(super) commit_sec: u64,
+    /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
+    pub(super) commit_seen: bool,
+    /// A commit block that came by, and the transaction that was expected then: see [`Log::judge`].
+    pub(super) came_by: Option<(Tid, Tid)>,
+    /// The served superblock was read since the guest last wrote one. It may be in its own recovery, which reads the log from
+    /// that tail on in as many requests as it likes: nothing of it is given up until the guest begins its journal anew
+    /// or moves its tail.
+    pub(super) being_read: bool,
+}
+
+/// A committed transaction.
+#[derive(Debug)]
+pub(super) struct Committed {
+    pub(super) tid: Tid,
+    pub(super) start: AreaBlock,
+    pub(super) blocks: u32,
+    /// Home blocks that it logged, each once.
+    pub(super) homes: Vec<FsBlock>,
+}
+
+/// A transaction's versions, by their homes: of several of one block the last one counts, of a block that it revokes none. And what it
+/// revokes, ascending.
+pub(super) fn versions_of(transaction: &mut Transaction) -> (Vec<Tuple>, Vec<FsBlock>) {
+    let mut revokes = std::mem::take(&mut transaction.revokes);
+    revokes.sort_unstable();
+    let tid = transaction.tid;
+    let mut protect: Vec<Tuple> = std::mem::take(&mut transaction.tags)
+        .into_iter()
+        .filter(|tag| revokes.binary_search(&tag.home).is_err())
+        .map(|tag| Tuple { home: tag.home, at: tag.at, tid, escaped: tag.escaped })
+        .collect();
+    protect.sort_by_key(|tuple| tuple.home);
+    protect.reverse();
+    protect.dedup_by_key(|tuple| tuple.home);
+    protect.reverse();
+    (protect, revokes)
+}
+
+impl Log {
+    /// With nothing in it.
+    pub(super) fn new(id: VolumeId, layout: &Layout, superblock: JournalSuperblock, tail: Position) -> Self {
+        Self {
+            id,
+            geometry: LogGeometry::new(&superblock, layout),
+            journal_blocks: layout.journal_blocks(),
+            superblock,
+            tail,
+            head: tail,
+            transactions: VecDeque::new(),
+            held_blocks: 0,
+            commit_sec: 0,
+            commit_seen: false,
+            came_by: None,
+            being_read: false,
+        }
+    }
+
+    /// The wrapped block `n` blocks after `at`.
+    pub(super) fn after(&self, at: AreaBlock, n: u32) -> AreaBlock {
+        let usable = u64::from(self.geometry.maxlen - self.geometry.first.0);
+        let offset = (u64::from(at.0 - self.geometry.first.0) + u64::from(n)) % usable;
+        AreaBlock(self.geometry.first.0 + offset as u32)
+    }
+
+    /// The oldest transaction that is held; where there is none, the next one.
+    pub(super) fn oldest(&self) -> Position {
+        self.transactions.front().map_or(self.head, |t| (t.tid, t.start))
+    }
+
+    /// Blocks from the guest's own tail up to the oldest transaction that is held: given up, which the guest does not know.
+    fn passed_blocks(&self) -> u64 {
+        let (tid, at) = self.oldest();
+        match self.superblock.start() {
+            Some(start) if tid.is_after(self.superblock.sequence()) => {
+                self.geometry.distance(start, at).into()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether a block belongs to a committed transaction that the guest's own tail has not passed, held or not.
+    pub(super) fn holds(&self, at: AreaBlock) -> bool {
+        let passed_blocks = self.passed_blocks();
+        let from = match (self.superblock.start(), self.transactions.front()) {
+            (Some(start), _) if passed_blocks > 0 => start,
+            (_, Some(front)) => front.start,
+            _ => return false,
+        };
+        let distance = |at| u64::from(self.geometry.distance(from, at));
+        self.geometry.contains(at) && distance(at) < passed_blocks + self.held_blocks
+    }
+
+    /// Whether another transaction of so many blocks fits beside those that the guest has in its log: where it does not, the log
+    /// runs over itself.
+    pub(super) fn has_room(&self, blocks: u32) -> bool {
+        self.passed_blocks() + self.held_blocks + u64::from(blocks) <= u64::from(self.geometry.log_blocks())
+    }
+
+    /// The transaction that was expected is committed, with the newest versions of these blocks.
+    pub(super) fn push(&mut self, transaction: &Transaction, homes: Vec<FsBlock>) {
+        let Transaction { tid, start, next, blocks, commit_sec, .. } = *transaction;
+        self.held_blocks += u64::from(blocks);
+        self.transactions.push_back(Committed { tid, start, blocks, homes });
+        self.head = (tid.next(), next);
+        self.commit_sec = commit_sec;
+        self.commit_seen = false;
+    }
+
+    /// Gives up the oldest transaction.
+    pub(super) fn pop(&mut self) -> Option<Committed> {
+        let oldest = self.transactions.pop_front()?;
+        self.held_blocks -= u64::from(oldest.blocks);
+        Some(oldest)
+    }
+
+    /// A commit block came by, and whatever is complete with it was taken in: whether that transaction was, or is yet to be.
+    ///
+    /// # Errors
+    /// A guest commits one transaction after the other: its log is elsewhere than was believed, and whatever it commits from now on would
+    /// be followed by nobody.
+    pub(super) fn judge(&mut self) -> Result<(), String> {
+        let Some((tid, expected)) = self.came_by.take() else { return Ok(()) };
+        if self.head.0 == tid {
+            self.commit_seen = true;
+        } else if tid.is_after(self.head.0) || expected.is_after(tid) {
+            return Err(format!("transaction {tid} was committed where {} was expected", self.head.0));
+        }
+        Ok(())
+    }
+
+    /// Transactions that the served tail has not passed, oldest first.
+    pub(super) fn not_passed(&self) -> impl Iterator<Item = &Committed> {
+        let front = self.transactions.front().filter(|front| self.tail.0.is_after(front.tid));
+        let passed = front.map_or(0, |front| self.tail.0 .0.wrapping_sub(front.tid.0));
+        self.transactions.iter().skip(passed as usize)
+    }
+
+    /// Where the served tail may move, `open` being how many of a transaction's versions are not home: to the oldest transaction of which
+    /// more than `spared` are not. It never goes back.
+    pub(super) fn tail_beyond(&self, open: impl Fn(Tid) -> u64, spared: u64) -> Option<Position> {
+        let needed = self.not_passed().find(|t| open(t.tid) > spared);
+        let tail = needed.map_or(self.head, |t| (t.tid, t.start));
+        tail.0.is_after(self.tail.0).then_some(tail)
+    }
+
+    /// The superblock that a reader of an absorbed journal is shown.
+    pub(super) fn served(&self, mistake: Mistake) -> JournalSuperblock {
+        match self.superblock.start() {
+            _ if mistake.is(Mutation::ServeGuestsTail) => self.superblock.clone(),
+            Some(start) if (self.superblock.sequence(), start) == self.tail => self.superblock.clone(),
+            Some(_) if self.superblock.sequence().is_after(self.tail.0) => self.superblock.clone(),
+            _ => self.superblock.with_tail(self.tail.0, Some(self.tail.1)),
+        }
+    }
+
+    /// What the guest writes over its superblock, as long as it is one of the same journal.
+    ///
+    /// # Errors
+    /// It is not: why.
+    pub(super) fn newer(&self, block: &Block) -> Result<JournalSuperblock, String> {
+        let known = &self.superblock;
+        match JournalSuperblock::parse(block) {
+            Ok(newer)
+                if newer.uuid() == known.uuid()
+                    && newer.maxlen() == known.maxlen()
+                    && newer.first() == known.first() =>
+            {
+                Ok(newer)
+            }
+            Ok(_) => Err("its journal became another one".to_owned()),
+            Err(e) => Err(format!("its journal's superblock was overwritten ({e})")),
+        }
+    }
+
+    /// How many of the held transactions the guest's own tail passes there; `None` where it lags behind what was given up, for which the
+    /// served superblock makes up. `known`: where the transaction of that id began, if the served tail has passed it.
+    ///
+    /// # Errors
+    /// No log of a sound guest has its tail there.
+    pub(super) fn passes(
+        &self,
+        tail: Position,
+        known: impl FnOnce(Tid) -> Option<AreaBlock>,
+    ) -> Result<Option<usize>, &'static str> {
+        let (tid, start) = tail;
+        if self.oldest().0.is_after(tid) {
+            let went_back = self.superblock.sequence().is_after(tid);
+            if went_back || known(tid).is_some_and(|known| known != start) {
+                return Err("its journal begins anew, behind what was committed");
+            }
+            return Ok(None);
+        }
+        let passed = self.transactions.iter().take_while(|t| tid.is_after(t.tid)).count();
+        if self.transactions.get(passed).is_some_and(|t| (t.tid, t.start) != tail) {
+            return Err("its journal's tail is not where the transaction of that id begins");
+        }
+        Ok(Some(passed))
+    }
+
+    /// Where nothing is left, a log begins anew at the guest's tail, as after a recovery. Whether it does, elsewhere than expected.
+    pub(super) fn begins_anew(&mut self, tail: Position) -> bool {
+        let anew = self.transactions.is_empty() && self.head != tail;
+        if anew {
+            self.head = tail;
+            self.commit_seen = false;
+        }
+        anew
+    }
+
+    /// Whether blocks written under other features read the same: or else none may be in the log. A journal says that it may hold
+    /// revoke blocks when it writes its first one.
+    pub(super) fn may_become(&self, features: Features) -> bool {
+        let plain = |features: Features| Features { revoke: false, ..features };
+        self.transactions.is_empty() || plain(features) == plain(self.geometry.features)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afterimage_block::Sector;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ext4::layout::AreaExtent;
+    use crate::ext4::log::Tag;
+    use crate::ids::BLOCK_BYTES;
+
+    const BLOCKS: u32 = 1030;
+
+    /// A journal's superblock, of version 2 and without checksums.
+    fn superblock(sequence: u32, start: u32) -> JournalSuperblock {
+        let mut block = [0; BLOCK_BYTES];
+        let mut put = |at: usize, value: u32| block[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        for (at, value) in
+            [(0, 0xc03b_3998), (4, 4), (12, 4096), (16, BLOCKS), (20, 1), (24, sequence), (28, start)]
+        {
+            put(at, value);
+        }
+        JournalSuperblock::parse(&block).unwrap()
+    }
+
+    fn log(tid: u32, start: u32) -> Log {
+        let layout = Layout {
+            start: Sector(0),
+            uuid: [0; 16],
+            blocks: 1 << 20,
+            room_blocks: 1 << 20,
+            bitmaps: None,
+            journal: vec![AreaExtent { at: AreaBlock(0), home: FsBlock(1000), blocks: BLOCKS }],
+            watched: Vec::new(),
+        };
+        let tail = (Tid(tid), AreaBlock(start));
+        Log::new(VolumeId(0), &layout, superblock(tid, start), tail)
+    }
+
+    /// The next transaction of so many blocks.
+    fn next(log: &Log, blocks: u32) -> Transaction {
+        let (tid, start) = log.head;
+        let next = log.after(start, blocks);
+        Transaction { tid, start, next, blocks, tags: Vec::new(), revokes: Vec::new(), commit_sec: 0 }
+    }
+
+    #[test]
+    fn of_a_block_the_last_tag_counts_and_a_revoke_more() {
+        let tag = |home, at| Tag { home: FsBlock(home), at: AreaBlock(at), escaped: false };
+        let mut transaction = next(&log(7, 1), 9);
+        transaction.tags = vec![tag(30, 1), tag(10, 2), tag(30, 3), tag(20, 4)];
+        transaction.revokes = vec![FsBlock(99), FsBlock(20)];
+        let (protect, revokes) = versions_of(&mut transaction);
+        let found: Vec<_> = protect.iter().map(|t| (t.home.0, t.at.0, t.tid)).collect();
+        assert_eq!(found, [(10, 2, Tid(7)), (30, 3, Tid(7))]);
+        assert_eq!(revokes, [FsBlock(20), FsBlock(99)]);
+    }
+
+    #[test]
+    fn a_commit_comes_when_it_can_be_the_next_one() {
+        for (came, expected, fits) in [(7, 7, true), (8, 7, false), (6, 7, false), (6, 6, true)] {
+            let mut log = log(7, 1);
+            log.came_by = Some((Tid(came), Tid(expected)));
+            assert_eq!(log.judge().is_ok(), fits, "{came} where {expected} was expected");
+            assert_eq!(log.commit_seen, came == 7);
+            assert!(log.judge().is_ok(), "it is judged once");
+        }
+    }
+
+    #[test]
+    fn another_journal_is_not_a_newer_superblock_of_this_one() {
+        let log = log(7, 1);
+        assert_eq!(log.newer(superblock(9, 5).bytes()).unwrap().sequence(), Tid(9));
+        let mut other = *superblock(9, 5).bytes();
+        other[0x30] = 1;
+        assert_eq!(log.newer(&other).unwrap_err(), "its journal became another one");
+        assert!(log.newer(&[0; BLOCK_BYTES]).unwrap_err().contains("overwritten"));
+    }
+
+    proptest! {
+        /// A guest that commits, and whose transactions go home in any order, against one that remembers every block.
+        #[test]
+        fn a_log_holds_what_its_guest_believes_in(
+            first in prop_oneof![1u32..50, (u32::MAX - 20)..u32::MAX],
+            start in 1..BLOCKS,
+            steps in proptest::collection::vec((0u8..5, 1u32..300, any::<u16>()), 1..80),
+        ) {
+            let mut log = log(first, start);
+            // Of every transaction from the guest's own tail on: its blocks, and whether something of it is not home.
+            let mut believed: VecDeque<(Tid, AreaBlock, Vec<AreaBlock>, bool)> = VecDeque::new();
+            for (kind, blocks, chance) in steps {
+                let open: Vec<(Tid, bool)> = believed.iter().map(|(tid, _, _, open)| (*tid, *open)).collect();
+                let is_open = |tid| u64::from(open.iter().any(|(t, open)| *t == tid && *open));
+                let used: usize = believed.iter().map(|(_, _, blocks, _)| blocks.len()).sum();
+                prop_assert_eq!(log.has_room(blocks), used + blocks as usize <= BLOCKS as usize - 1);
+                match kind {
+                    0 | 1 if log.has_room(blocks) => {
+                        let transaction = next(&log, blocks);
+                        let places = (0..blocks).map(|i| log.after(transaction.start, i)).collect();
+                        believed.push_back((transaction.tid, transaction.start, places, true));
+                        log.push(&transaction, Vec::new());
+                    }
+                    2 if !believed.is_empty() => {
+                        let at = chance as usize % believed.len();
+                        believed[at].3 = false;
+                    }
+                    3 => {
+                        // The served tail moves past what is home, and that is given up.
+                        let needed = believed.iter().find(|(_, _, _, open)| *open);
+                        let expected = needed.map_or(log.head, |(tid, at, _, _)| (*tid, *at));
+                        let moved = log.tail_beyond(is_open, 0);
+                        prop_assert_eq!(moved, Some(expected).filter(|to| to.0.is_after(log.tail.0)));
+                        log.tail = moved.unwrap_or(log.tail);
+                        while log.transactions.front().is_some_and(|front| log.tail.0.is_after(front.tid)) {
+                            log.pop();
+                        }
+                    }
+                    4 => {
+                        // The guest's own tail: to any transaction that it believes in, or to none of them.
+                        let keep = chance as usize % (believed.len() + 1);
+                        let tail = believed.get(keep).map_or(log.head, |(tid, at, _, _)| (*tid, *at));
+                        let known: Vec<_> = believed.iter().map(|(tid, at, _, _)| (*tid, *at)).collect();
+                        let known = |tid| known.iter().find(|(t, _)| *t == tid).map(|(_, at)| *at);
+                        let oldest = log.oldest().0;
+                        let passed = log.passes(tail, known).unwrap();
+                        prop_assert_eq!(passed.is_none(), oldest.is_after(tail.0));
+                        let elsewhere = (tail.0, log.after(tail.1, 1));
+                        prop_assert!(keep == believed.len() || log.passes(elsewhere, known).is_err());
+                        (0..passed.unwrap_or(0)).for_each(|_| drop(log.pop()));
+                        believed.drain(..keep);
+                        log.superblock = log.superblock.with_tail(tail.0, Some(tail.1));
+                        if tail.0.is_after(log.tail.0) {
+                            log.tail = tail;
+                        }
+                        prop_assert!(passed.is_none() || !log.begins_anew(tail) );
+                    }
+                    _ => {}
+                }
+                let held: Vec<AreaBlock> = believed.iter().flat_map(|(_, _, blocks, _)| blocks.clone()).collect();
+                for at in (0..=BLOCKS).map(AreaBlock) {
+                    prop_assert_eq!(log.holds(at), held.contains(&at), "block {}", at);
+                }
+                let served = log.served(Mistake::default());
+                let latest = if log.superblock.sequence().is_after(log.tail.0) { log.superblock.sequence() } else { log.tail.0 };
+                prop_assert_eq!(served.sequence(), latest);
+            }
+        }
+    }
+}

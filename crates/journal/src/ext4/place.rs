@@ -1,0 +1,157 @@
+//! A retained journal's own place on the disk: its superblock there says that it is empty, or the log stands there whole.
+
+use std::sync::Arc;
+
+use afterimage_block::BlockError;
+
+use super::followed::Log;
+use super::layout::superblock::JournalSuperblock;
+use super::layout::Layout;
+use super::stamp::{set_stamped, Stamp};
+use crate::error::JournalError;
+use crate::ids::{AreaBlock, Block, Tid};
+use crate::mutation::Mutation;
+use crate::versions::arena::{Seen, VolumeId};
+use crate::versions::{Places, Room, Versions, BATCH_BLOCKS};
+
+/// What stands there.
+#[derive(Debug)]
+pub(super) struct Place {
+    id: VolumeId,
+    pub(super) layout: Arc<Layout>,
+    /// `s_sequence` of the superblock on the disk below, whose `s_start` is 0.
+    disk_sequence: Tid,
+    /// The disk below holds the log as well, as the served superblock has it, and says so: before anything more is
+    /// absorbed it must say again that it is empty.
+    pub(super) on_disk: bool,
+    /// Blocks of the log may stand here instead of in the arena.
+    pub(super) spilled: bool,
+}
+
+impl Place {
+    pub(super) fn new(id: VolumeId, layout: Arc<Layout>, disk_sequence: Tid) -> Self {
+        Self { id, layout, disk_sequence, on_disk: false, spilled: false }
+    }
+
+    /// What its versions may take of the disk.
+    pub(super) fn room(&self) -> Room {
+        let (start, blocks) = (self.layout.start, self.layout.room_blocks);
+        Room { start, blocks, places: Arc::clone(&self.layout) as Arc<_> }
+    }
+
+    /// Makes the journal on the disk say, durably, that it is empty, and whose it is.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn mark_empty(
+        &mut self,
+        versions: &mut Versions,
+        superblock: &JournalSuperblock,
+        sequence: Tid,
+    ) -> Result<(), BlockError> {
+        let Some(sector) = self.layout.sector_of(AreaBlock(0)) else { return Ok(()) };
+        let mut block = *superblock.with_tail(sequence, None).bytes();
+        Stamp::of(&versions.arena, self.id).put(&mut block);
+        versions.arena.set_seen(self.id, Seen::Journal, None);
+        versions.below.write(sector, &block)?;
+        versions.below.sync()?;
+        set_stamped(&mut versions.arena, self.id, true);
+        self.disk_sequence = sequence;
+        self.on_disk = false;
+        Ok(())
+    }
+
+    /// Writes the journal superblock that a reader of the disk alone is to find, durably: it bears no stamp.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn write_unstamped(
+        &self,
+        versions: &mut Versions,
+        superblock: &JournalSuperblock,
+    ) -> Result<(), BlockError> {
+        let Some(sector) = self.layout.sector_of(AreaBlock(0)) else { return Ok(()) };
+        set_stamped(&mut versions.arena, self.id, false);
+        versions.below.write(sector, superblock.bytes())?;
+        versions.below.sync()?;
+        let seen = crc32c::crc32c(superblock.bytes());
+        versions.arena.set_seen(self.id, Seen::Journal, Some(seen));
+        Ok(())
+    }
+
+    /// Makes the superblock on the disk, which says that the journal is empty, younger than every transaction here: blocks of the log
+    /// that stand there mean nothing to whoever finds them after a power cut.
+    fn disown(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
+        let next = log.head.0.next();
+        if !self.on_disk && next.is_after(self.disk_sequence) && !versions.mistake.is(Mutation::SkipDisown) {
+            self.mark_empty(versions, &log.superblock, next)?;
+        }
+        Ok(())
+    }
+
+    /// Every block of an absorbed journal but its superblock goes to its own place on the disk, durably. Until a superblock says that
+    /// they are there, the one on the disk has a sequence that none of them can have. `passed`: so do empty transactions, for those that
+    /// the guest alone believes in.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn put_log(
+        &mut self,
+        versions: &mut Versions,
+        log: &Log,
+        passed: bool,
+    ) -> Result<(), JournalError> {
+        self.disown(versions, log)?;
+        versions.write_places(self.id, |at| at != AreaBlock(0))?;
+        if passed {
+            log.write_passed(versions, &self.layout)?;
+        }
+        Ok(versions.below.sync()?)
+    }
+
+    /// The log and the served superblock to the journal's place.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn complete(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
+        let superblock = log.served(versions.mistake);
+        self.put_log(versions, log, true)?;
+        self.write_unstamped(versions, &superblock)?;
+        self.on_disk = true;
+        Ok(())
+    }
+
+    /// Sends blocks to their own place on the disk and forgets them here.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn evict(
+        &mut self,
+        versions: &mut Versions,
+        log: &Log,
+        blocks: &[(AreaBlock, Block)],
+    ) -> Result<(), JournalError> {
+        self.disown(versions, log)?;
+        versions.evict(self.id, blocks)?;
+        self.spilled = true;
+        Ok(())
+    }
+
+    /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
+    /// written, and those of committed ones but for versions that must stay marked.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn evict_idle(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
+        let marked = |at: AreaBlock| versions.arena.is_overwritten(self.id, at);
+        let mut idle = versions.arena.blocks(self.id);
+        idle.retain(|at| *at != AreaBlock(0) && !marked(*at));
+        idle.sort_unstable();
+        for idle in idle.chunks(BATCH_BLOCKS) {
+            let blocks: Vec<(AreaBlock, Block)> =
+                idle.iter().filter_map(|at| Some((*at, *versions.arena.get(self.id, *at)?))).collect();
+            self.evict(versions, log, &blocks)?;
+        }
+        Ok(())
+    }
+}

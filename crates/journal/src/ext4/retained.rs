@@ -1,0 +1,253 @@
+//! A journal that is absorbed: its log, and what stands in its own place on the disk. Following it, a commit block completes a transaction,
+//! and everything in it becomes the newest committed version.
+
+use std::sync::Arc;
+
+use afterimage_block::BlockError;
+
+use super::followed::{versions_of, Log, Position};
+use super::layout::superblock::JournalSuperblock;
+use super::layout::Layout;
+use super::log::{self, Parsed, Transaction};
+use super::place::Place;
+use super::side;
+use crate::error::JournalError;
+use crate::ids::{FsBlock, BLOCK_BYTES};
+use crate::mutation::Mutation;
+use crate::versions::{SetError, Track, Tuple, VersionState, Versions};
+
+/// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content. With what goes with it,
+/// each takes some 70 bytes.
+const VERSIONS_MAX: usize = 1 << 18;
+
+/// Why something goes no further.
+pub(super) enum Stop {
+    /// The journal is to be left: see [`super::volume::Volume::leave`].
+    Leave {
+        why: String,
+        /// The file system is the same.
+        keep: bool,
+    },
+    /// The disk below failed.
+    Failed(JournalError),
+}
+
+impl Stop {
+    /// A journal that contradicts itself, or what is known of it, is handed back to its guest: what the guest's own recovery makes of it is
+    /// not ours to guess.
+    pub(super) fn hand_back(why: impl Into<String>) -> Self {
+        Self::Leave { why: why.into(), keep: true }
+    }
+}
+
+impl<E: Into<JournalError>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Retained {
+    pub(super) log: Log,
+    pub(super) place: Place,
+    /// A write in flight that the next commit waits for; see [`Retained::must_wait`].
+    pub(super) waits_for: Option<Track>,
+    /// A write changed what the layout rests on; until it has completed nothing may go home.
+    pub(super) suspended: bool,
+    /// The log is being read again after an earlier daemon's death.
+    resuming: bool,
+}
+
+impl Retained {
+    /// With nothing in its log.
+    pub(super) fn new(
+        id: crate::versions::arena::VolumeId,
+        layout: Arc<Layout>,
+        superblock: JournalSuperblock,
+        tail: Position,
+    ) -> Self {
+        let place = Place::new(id, Arc::clone(&layout), superblock.sequence());
+        let log = Log::new(id, &layout, superblock, tail);
+        Self { log, place, waits_for: None, suspended: false, resuming: false }
+    }
+
+    /// Takes in every transaction that is complete, up to one whose set has to go home first: then [`Retained::follow_on`] goes on.
+    pub(super) fn follow(&mut self, versions: &mut Versions) -> Result<(), Stop> {
+        while versions.way.is_free() {
+            let log = &self.log;
+            let mut reader = versions.reader(log.id, &*self.place.layout);
+            match log::parse(&mut reader, &log.geometry, log.head.1, log.head.0) {
+                Ok(Parsed::Complete(transaction)) if !log.has_room(transaction.blocks) => {
+                    // Where its blocks go round the log to older ones, giving those up would take them from it.
+                    let why = format!("its journal runs over itself in transaction {}", transaction.tid);
+                    return Err(Stop::hand_back(why));
+                }
+                Ok(Parsed::Complete(transaction)) => {
+                    let has_way = self.make_way(versions, transaction.tags.len())?;
+                    if !versions.way.is_free() {
+                        return Ok(());
+                    }
+                    if !has_way {
+                        let tid = transaction.tid;
+                        let why = format!("too much would be known of it with transaction {tid}");
+                        return Err(Stop::hand_back(why));
+                    }
+                    self.commit(versions, transaction)?;
+                }
+                Ok(Parsed::Incomplete) => return Ok(()),
+                Err(JournalError::Block(e)) => return Err(e.into()),
+                Err(e) => return Err(Stop::hand_back(format!("its journal could not be followed: {e}"))),
+            }
+            if !self.may_follow(versions) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the next transaction may be there. What is not in the arena has not been written yet, as a rule: no look at the disk for
+    /// it, which would cost each commit a read.
+    fn may_follow(&self, versions: &Versions) -> bool {
+        self.place.spilled || versions.arena.get(self.log.id, self.log.head.1).is_some()
+    }
+
+    /// Goes on behind a set.
+    pub(super) fn follow_on(&mut self, versions: &mut Versions) -> Result<(), Stop> {
+        if self.may_follow(versions) {
+            self.follow(versions)?;
+        }
+        self.judge_commit(versions)
+    }
+
+    /// See [`Log::judge`]; when no set is awaited any more.
+    pub(super) fn judge_commit(&mut self, versions: &Versions) -> Result<(), Stop> {
+        if !versions.way.is_free() {
+            return Ok(());
+        }
+        self.log.judge().map_err(|why| {
+            let start_sector = self.place.layout.start.0;
+            tracing::warn!(start_sector, why, "the guest's journal is elsewhere");
+            Stop::hand_back(why)
+        })
+    }
+
+    /// Whether so many versions more may be known: the oldest ones go where they would be too many. Where they have to go home as a set,
+    /// that is due.
+    fn make_way(&mut self, versions: &mut Versions, more: usize) -> Result<bool, Stop> {
+        let slots = usize::try_from(versions.arena.bytes_max()).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let room = VERSIONS_MAX.max(slots).saturating_sub(more) as u64;
+        // What is read again was known to an earlier daemon.
+        let mut now = versions.known();
+        while now > room && !self.resuming {
+            self.relieve(versions)?;
+            if !versions.way.is_free() {
+                return Ok(true);
+            }
+            let before = std::mem::replace(&mut now, versions.known());
+            if now == before {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// One complete transaction.
+    fn commit(&mut self, versions: &mut Versions, mut transaction: Transaction) -> Result<(), Stop> {
+        let id = self.log.id;
+        let logged = transaction.tags.len() as u64;
+        let (mut protect, mut revokes) = versions_of(&mut transaction);
+        if versions.mistake.is(Mutation::KeepOldest) {
+            protect.retain(|tuple| versions.area().version(id, tuple.home).is_none());
+        }
+        if versions.mistake.is(Mutation::IgnoreRevokes) {
+            revokes.clear();
+        }
+        let classes = versions.count(id);
+        classes.journal_commits += 1;
+        classes.journal_commit_blocks += logged;
+        classes.revokes += revokes.len() as u64;
+        self.log.push(&transaction, protect.iter().map(|t| t.home).collect());
+        versions.mprotect(id, &protect, &revokes, self.resuming)?;
+        side::reserve(&mut versions.arena, id, self.log.journal_blocks, transaction.tid);
+        // What is read again is judged as a whole: a later transaction may have revoked what an earlier one committed.
+        if self.resuming {
+            return Ok(());
+        }
+        if versions.applies() && !self.suspended {
+            self.send_home(versions, &protect)?;
+        }
+        self.log.release(versions, 1);
+        Ok(())
+    }
+
+    /// The arena's log is read again from its tail, after an earlier daemon.
+    pub(super) fn resume(&mut self, versions: &mut Versions) -> Result<(), Stop> {
+        self.resuming = true;
+        self.place.spilled = true;
+        self.follow(versions)?;
+        self.resuming = false;
+        self.log.forget_passed(&mut versions.arena);
+        Ok(())
+    }
+
+    /// `power-window`: what was read again goes home as one. An earlier daemon under the same contract left one transaction
+    /// at most, which nobody was told of: what is not in the arena any more was not overwritten either.
+    pub(super) fn reapply(&self, versions: &mut Versions) -> Result<(), Stop> {
+        let id = self.log.id;
+        if let (1, Some(only)) = (self.log.transactions.len(), self.log.transactions.front()) {
+            let gone = |home: &FsBlock| {
+                let version = versions.area().version(id, *home);
+                version.is_some_and(|version| versions.arena.get(id, version.at).is_none())
+            };
+            let gone: Vec<FsBlock> = only.homes.iter().copied().filter(gone).collect();
+            for home in gone {
+                versions.set_state(id, home, VersionState::Pending);
+            }
+        }
+        let tuples = versions.recover(id, false);
+        self.send_home(versions, &tuples)
+    }
+
+    /// A set of those of some versions that are pending is due, if nothing else is on its way.
+    fn send_home(&self, versions: &mut Versions, tuples: &[Tuple]) -> Result<(), Stop> {
+        versions.send_home(self.log.id, tuples).map_err(|error| match error {
+            SetError::Below(e) => BlockError::into(e),
+            e => Stop::hand_back(e.to_string()),
+        })
+    }
+
+    /// Versions that are still the newest and pending go home, `some` of them or all: a set is due, if nothing stands against it.
+    /// After a power cut under `power-window` the disk holds whole transactions: there all of them do.
+    pub(super) fn go_home(&self, versions: &mut Versions, some: Option<Vec<Tuple>>) -> Result<(), Stop> {
+        let id = self.log.id;
+        if self.suspended || versions.query(id).pending == 0 {
+            return Ok(());
+        }
+        let some = some.filter(|_| !versions.applies());
+        let tuples = some.unwrap_or_else(|| versions.recover(id, false));
+        self.send_home(versions, &tuples)
+    }
+
+    /// What is home is given up as far as it may be, and what can go home is due.
+    pub(super) fn settle(&mut self, versions: &mut Versions) -> Result<(), Stop> {
+        self.follow(versions)?;
+        self.go_home(versions, None)?;
+        self.log.release(versions, 1);
+        Ok(())
+    }
+
+    /// The oldest transaction goes home and is given up, if nothing stands against it.
+    pub(super) fn relieve(&mut self, versions: &mut Versions) -> Result<(), Stop> {
+        let Some(front) = self.log.transactions.front() else { return Ok(()) };
+        let tid = front.tid;
+        let newest = |home: &FsBlock| {
+            let version = versions.area().version(self.log.id, *home).filter(|v| v.tid == tid)?;
+            Some(version.tuple(*home))
+        };
+        let tuples = front.homes.iter().filter_map(newest).collect();
+        self.go_home(versions, Some(tuples))?;
+        self.log.release_for_room(versions, tid);
+        Ok(())
+    }
+}

@@ -1,0 +1,279 @@
+//! Which file systems are on a disk, and where their journals lie: looked at, at the beginning and whenever a guest changes what that
+//! rests on.
+
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Sector};
+
+use super::known::superblock_check;
+use super::layout::{Found, Layout};
+use super::ranges::{Areas, Ranges};
+use super::retained::{Retained, Stop};
+use super::survey::{start_of, Survey};
+use super::volume::{Phase, Volume};
+use crate::error::JournalError;
+use crate::ids::BLOCK_SECTORS;
+use crate::versions::arena::{Seen, VolumeId, VOLUMES_MAX};
+use crate::versions::{Carried, Track, Versions};
+
+/// Why one that was there is passed through.
+const GONE: &str = "it is no longer there";
+
+/// See the module.
+pub(super) struct Volumes {
+    pub(super) list: Vec<Volume>,
+    /// Where their absorbed journals lie; follows them in [`Volumes::changed`].
+    pub(super) areas: Areas,
+    pub(super) survey: Survey,
+    /// Counts changes of which ranges need a look; lanes keep a copy of [`Volumes::ranges`].
+    pub(super) version: u64,
+}
+
+impl Volumes {
+    pub(super) fn new(disk_sectors: u64) -> Self {
+        let survey = Survey::new(disk_sectors);
+        Self { list: Vec::new(), areas: Areas::default(), survey, version: 1 }
+    }
+
+    /// What cannot simply be handed through now.
+    pub(super) fn ranges(&self) -> Ranges {
+        let mut writes = self.survey.ranges(&self.list);
+        for volume in &self.list {
+            writes.push(volume.superblock_range());
+            writes.extend(volume.guarded_superblock().map(|at| (at, BLOCK_SECTORS)));
+            // While it waits for a mount, too: what is under way then may land behind what is committed after it.
+            writes.extend(volume.layout().map(|l| (volume.start, l.room_blocks * BLOCK_SECTORS)));
+        }
+        Ranges::new(self.areas.ranges(), writes, self.survey.look_at_flush)
+    }
+
+    /// What has to be looked at is no longer the same.
+    pub(super) fn changed(&mut self) {
+        self.areas = Areas::of(&self.list);
+        self.version += 1;
+    }
+
+    /// A journal that is absorbed.
+    pub(super) fn retained_mut(&mut self, v: usize) -> Option<&mut Retained> {
+        self.list[v].retained_mut()
+    }
+
+    /// Leaves a journal where something went no further for that reason: then there is nothing.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn stopped<T>(
+        &mut self,
+        v: usize,
+        versions: &mut Versions,
+        result: Result<T, Stop>,
+    ) -> Result<Option<T>, JournalError> {
+        match result {
+            Ok(done) => Ok(Some(done)),
+            Err(Stop::Leave { why, keep }) => self.leave(v, versions, &why, keep).map(|()| None),
+            Err(Stop::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Does something with a journal, if it is absorbed; see [`Volumes::stopped`].
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn with<T>(
+        &mut self,
+        v: usize,
+        versions: &mut Versions,
+        act: impl FnOnce(&mut Retained, &mut Versions) -> Result<T, Stop>,
+    ) -> Result<Option<T>, JournalError> {
+        let Some(retained) = self.list[v].retained_mut() else { return Ok(None) };
+        let result = act(retained, versions);
+        self.stopped(v, versions, result)
+    }
+
+    /// See [`Volume::leave`].
+    ///
+    /// # Errors
+    /// The disk below failed; nothing was forgotten then.
+    pub(super) fn leave(
+        &mut self,
+        v: usize,
+        versions: &mut Versions,
+        why: &str,
+        keep: bool,
+    ) -> Result<(), JournalError> {
+        if self.list[v].retained().is_some() {
+            self.list[v].leave(versions, why, keep)?;
+            self.changed();
+        }
+        Ok(())
+    }
+
+    /// Looks at the whole disk and brings what is known in step with it.
+    ///
+    /// # Errors
+    /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
+    pub(super) fn look(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
+        let found = self.survey.look(&mut versions.below)?;
+        let starts: Vec<Sector> = found.iter().map(start_of).collect();
+        for v in (0..self.list.len()).rev() {
+            if !starts.contains(&self.list[v].start) {
+                self.leave(v, versions, GONE, true)?;
+                // Its guest may go on with the journal, and its place be found again.
+                match self.list[v].left_journal(&mut versions.below, None)? {
+                    Some(left) if self.list.len() <= VOLUMES_MAX => {
+                        self.list[v].pass_through(None, GONE, Some(left))
+                    }
+                    _ => {
+                        let gone = self.list.remove(v);
+                        versions.classes.remove(&gone.id);
+                    }
+                }
+                self.changed();
+            }
+        }
+        for found in found {
+            match found {
+                Found::FileSystem(layout) => self.found(versions, Arc::new(layout))?,
+                Found::Passthrough { start, uuid, why, journal } => {
+                    let v = self.at(versions, start);
+                    self.leave(v, versions, &why, uuid.is_some())?;
+                    // A UUID: it still is an ext4, whose guest may go on with the journal.
+                    let volume = &mut self.list[v];
+                    let left = if uuid.is_some() {
+                        volume.left_journal(&mut versions.below, journal)?
+                    } else {
+                        None
+                    };
+                    volume.pass_through(uuid, &why, left);
+                }
+            }
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// Looks again because of what a guest wrote. A whole mkfs may be under way, its superblock first: where that makes
+    /// no sense yet, the flush that ends it is another occasion.
+    ///
+    /// # Errors
+    /// As [`Volumes::look`].
+    pub(super) fn look_after_write(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
+        self.look(versions)?;
+        let unsound = |v: &Volume| matches!(v.phase, Phase::Passthrough { .. }) && v.uuid.is_some();
+        self.survey.look_at_flush = self.list.iter().any(unsound);
+        Ok(())
+    }
+
+    /// Nothing may go home until what the layouts rest on was looked at, and nothing is in flight that would be an occasion: an
+    /// earlier look failed.
+    pub(super) fn is_suspended_in_vain(&self, versions: &Versions) -> bool {
+        let suspended = self.list.iter().any(|v| v.retained().is_some_and(|retained| retained.suspended));
+        suspended && !versions.in_flight.iter().any(|w| w.look_again)
+    }
+
+    fn found(&mut self, versions: &mut Versions, layout: Arc<Layout>) -> Result<(), JournalError> {
+        let v = self.at(versions, layout.start);
+        if let Some(Retained { log, place, suspended, .. }) = self.retained_mut(v) {
+            if place.layout.uuid == layout.uuid && place.layout.journal == layout.journal {
+                log.geometry.fs_blocks = layout.room_blocks;
+                place.layout = layout;
+                *suspended &= versions.in_flight.iter().any(|w| w.look_again);
+                versions.set_room(log.id, place.room());
+                return Ok(());
+            }
+            self.leave(v, versions, "it became another file system", false)?;
+        }
+        Ok(self.list[v].wait_for_mount(&mut versions.below, layout)?)
+    }
+
+    /// The volume that begins there, made where there is none.
+    pub(super) fn at(&mut self, versions: &Versions, start: Sector) -> usize {
+        if let Some(v) = self.list.iter().position(|v| v.start == start) {
+            return v;
+        }
+        // Those of the arena that were not found again yet are taken, too.
+        let remembered = versions.arena.volumes();
+        let used =
+            |id: u16| self.list.iter().any(|v| v.id.0 == id) || remembered.iter().any(|(r, _)| r.0 == id);
+        let free = || VolumeId((0..u16::MAX).find(|id| !used(*id)).unwrap_or(u16::MAX));
+        let known = remembered.iter().find(|(_, record)| record.start_sector == start.0);
+        self.list.push(Volume {
+            id: known.map_or_else(free, |(id, _)| *id),
+            start,
+            uuid: None,
+            phase: Phase::Passthrough { why: String::new() },
+            clamp: None,
+            left: None,
+        });
+        self.list.len() - 1
+    }
+
+    /// Whether a change outside journals has to wait for a set.
+    pub(super) fn waits_for_set(&self, versions: &Versions, sector: Sector, sectors: u64) -> bool {
+        !versions.way.is_free()
+            && (self.goes_over(versions, sector, sectors) || self.survey.watches(&self.list, sector, sectors))
+    }
+
+    /// Whether a set has a block of a range.
+    fn goes_over(&self, versions: &Versions, sector: Sector, sectors: u64) -> bool {
+        self.list.iter().any(|volume| {
+            let (from, to) = volume.blocks_of(sector, sectors);
+            versions.way.has(volume.id, from, to)
+        })
+    }
+
+    /// The journal superblock of a file system that waits for a mount, or is not understood any more, where a write
+    /// touches it.
+    pub(super) fn armed_superblock(&self, sector: Sector, sectors: u64) -> Option<(usize, Sector)> {
+        self.list.iter().enumerate().find_map(|(v, volume)| {
+            let start = volume.guarded_superblock()?;
+            (start.0 < sector.0 + sectors && sector.0 < start.0 + 8).then_some((v, start))
+        })
+    }
+
+    /// Remembers a write until it completes, where anybody may ask.
+    pub(super) fn track(
+        &self,
+        versions: &mut Versions,
+        sector: Sector,
+        sectors: u64,
+        carried: Carried,
+        look_again: bool,
+    ) -> Option<Track> {
+        let known = self.list.iter().any(|v| v.layout().is_some());
+        // What is written over something that is not known yet may change it again.
+        let look_again = look_again || versions.in_flight.looks_at(sector, sectors);
+        self.forget_superblocks(versions, sector, sectors);
+        (known || look_again).then(|| versions.track(sector, sectors, carried, look_again))
+    }
+
+    /// The superblock of some file systems is about to be written, in part or whole.
+    pub(super) fn forget_superblocks(&self, versions: &mut Versions, sector: Sector, sectors: u64) {
+        for volume in self.list.iter().filter(|v| v.retained().is_some()) {
+            if volume.superblock_overlaps(sector, sectors) {
+                versions.arena.set_seen(volume.id, Seen::FileSystem, None);
+            }
+        }
+    }
+
+    /// What was under way over some superblocks has completed: they are as they will be found.
+    ///
+    /// # Errors
+    /// The disk below cannot be read.
+    pub(super) fn note_superblocks(
+        &self,
+        versions: &mut Versions,
+        sector: Sector,
+        sectors: u64,
+    ) -> Result<(), BlockError> {
+        for volume in self.list.iter().filter(|v| v.superblock_overlaps(sector, sectors)) {
+            let (at, length) = volume.superblock_range();
+            let settled = !versions.in_flight.any(at, length) && !self.goes_over(versions, at, length);
+            if volume.retained().is_some() && settled {
+                let seen = superblock_check(versions, volume.start)?;
+                versions.arena.set_seen(volume.id, Seen::FileSystem, Some(seen));
+            }
+        }
+        Ok(())
+    }
+}
