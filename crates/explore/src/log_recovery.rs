@@ -69,7 +69,7 @@ pub fn recover(media: Vec<Image>, log: bool, options: &RecoveryOptions) -> Resul
         return Ok(Recovered { images, log: None, digest, sequence: 0, replayed: None });
     };
     if options.lose_records > 0 {
-        crate::fault::tail::lose_tail(&log, options.lose_records)?;
+        crate::fault::tail::lose_tail(&log, options.lose_records).map_err(|why| Refused { why })?;
     }
     // A daemon that panics at what a crash has left is as bad as one that refuses it. Media and core are thrown away then.
     let home = catch_unwind(AssertUnwindSafe(|| bring_home(&log, &images, options)));
@@ -120,7 +120,7 @@ fn open(
     })
 }
 
-pub(crate) fn refused(error: &dyn std::fmt::Display) -> Refused {
+fn refused(error: &dyn std::fmt::Display) -> Refused {
     Refused { why: error.to_string() }
 }
 

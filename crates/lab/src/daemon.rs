@@ -24,7 +24,7 @@ use serde_json::{json, Value};
 
 use crate::error::{Context, LabError, Result};
 use crate::locate;
-use crate::process::{quote, Cleanup, Group, Workdir};
+use crate::process::{quote, run, Cleanup, Group, Workdir};
 
 /// How long a daemon may take to start or to answer. Replaying a full log from a modelled disk takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -521,23 +521,4 @@ impl Drop for Nested {
             cleanup.dismiss();
         }
     }
-}
-
-/// Runs a command to its successful end.
-///
-/// # Errors
-/// It failed; what it said is in the error.
-pub fn run(command: &mut Command) -> Result<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().context(|| format!("run {name}"))?;
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() {
-        return Ok(said(&output.stdout));
-    }
-    Err(LabError::Peer(format!(
-        "{name} failed ({}): {}{}",
-        output.status,
-        said(&output.stdout),
-        said(&output.stderr)
-    )))
 }

@@ -35,7 +35,7 @@ pub fn own_program(name: &str) -> Result<PathBuf> {
 /// [`LabError::Missing`]: it is not there, or another build.
 pub fn product() -> Result<PathBuf> {
     let program = own_program("afterimage")?;
-    let said = crate::daemon::run(Command::new(&program).arg("--version"))?;
+    let said = crate::process::run(Command::new(&program).arg("--version"))?;
     let ships = concat!("afterimage ", env!("CARGO_PKG_VERSION"));
     if said.trim_end() == ships {
         return Ok(program);

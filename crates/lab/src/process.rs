@@ -24,6 +24,25 @@ use rustix::process::{kill_process, kill_process_group, pidfd_open, Pid, PidfdFl
 
 use crate::error::{Context, LabError, Result};
 
+/// Runs a command to its successful end.
+///
+/// # Errors
+/// It failed; what it said is in the error.
+pub fn run(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().context(|| format!("run {name}"))?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        return Ok(said(&output.stdout));
+    }
+    Err(LabError::Peer(format!(
+        "{name} failed ({}): {}{}",
+        output.status,
+        said(&output.stdout),
+        said(&output.stderr)
+    )))
+}
+
 /// Runs a piece of shell when this process dies without having dismissed it.
 #[derive(Debug)]
 struct Guard {

@@ -17,6 +17,7 @@ mod args;
 mod bench;
 mod churn;
 mod editor;
+mod found;
 mod integrity;
 mod machine;
 mod mounts;

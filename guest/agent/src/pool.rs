@@ -16,6 +16,7 @@ use std::process::{Command, Stdio};
 use afterimage_protocol::report::{Pool, PoolDone, PoolReady, PoolRecords};
 
 use crate::args::{invalid, Arguments};
+use crate::found::Found;
 use crate::mounts::{KernelLog, Mount};
 use crate::report::Report;
 use crate::sqlite::Sqlite;
@@ -33,26 +34,6 @@ enum Check {
     Editor(String),
     Command(String),
     Sqlite(Sqlite),
-}
-
-/// What a check found.
-#[derive(Default)]
-pub struct Found {
-    /// 0: what is there is sound.
-    pub exit: i32,
-    /// The application's state.
-    pub state: Option<String>,
-    /// What the check printed, or why it is not content.
-    pub output: String,
-    /// What the records are, where they were asked for.
-    pub records: Option<verify::Survey>,
-}
-
-impl Found {
-    /// Not content, and why.
-    pub fn bad(output: String) -> Found {
-        Found { exit: 1, output, ..Found::default() }
-    }
 }
 
 /// Runs until the host closes the channel.

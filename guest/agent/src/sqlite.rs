@@ -10,7 +10,7 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use crate::pool::Found;
+use crate::found::Found;
 
 const END: &str = "afterimage: that was all";
 

@@ -6,7 +6,6 @@ use afterimage_block::Medium;
 use afterimage_format::log::{RecordKind, RECORDS_OFFSET};
 use afterimage_order::redo::{scan, Placed};
 
-use crate::log_recovery::{refused, Refused};
 use crate::state::Scratch;
 
 /// Takes the newest `records` complete records (more, where that would cut a set) out of a log: zeroes from there on, and a header that claims no more than
@@ -14,9 +13,9 @@ use crate::state::Scratch;
 ///
 /// # Errors
 /// The log was unreadable before.
-pub(crate) fn lose_tail(log: &Arc<Scratch>, records: usize) -> Result<(), Refused> {
+pub(crate) fn lose_tail(log: &Arc<Scratch>, records: usize) -> Result<(), String> {
     let medium = Arc::clone(log) as Arc<dyn Medium>;
-    let found = scan(&medium).map_err(|e| refused(&e))?;
+    let found = scan(&medium).map_err(|e| e.to_string())?;
     let mine: Vec<&Placed> = found.records.iter().filter(|r| r.kind != RecordKind::Incarnation).collect();
     let Some(mut kept) = mine.len().checked_sub(records.max(1)) else { return Ok(()) };
     // A set goes as a whole: what ends within one is no log that a recovery could have left.
@@ -35,5 +34,5 @@ pub(crate) fn lose_tail(log: &Arc<Scratch>, records: usize) -> Result<(), Refuse
     };
     let mut header = found.header;
     header.durable_sequence = header.durable_sequence.get().min(first.sequence.0 - 1).into();
-    erased.and_then(|()| log.write_at(&header.seal(), header.slot_offset())).map_err(|e| refused(&e))
+    erased.and_then(|()| log.write_at(&header.seal(), header.slot_offset())).map_err(|e| e.to_string())
 }

@@ -8,13 +8,13 @@ use std::process::Command;
 use super::inside::Data;
 use super::plan::GUEST_LIMIT;
 use super::server::Kind;
-use crate::daemon::{self, Daemon};
+use crate::daemon::Daemon;
 use crate::error::{Context, LabError, Result};
 use crate::evidence::Evidence;
 use crate::guest::{Guest, GuestBuilder, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
-use crate::process::Workdir;
+use crate::process::{self, Workdir};
 
 /// The image's name.
 const IMAGE: &str = "disk.img";
@@ -69,7 +69,7 @@ impl Rig {
             messages: String::new(),
         };
         let program = locate::product()?;
-        daemon::run(Command::new(program).arg("create").arg(rig.image()).arg(bytes.to_string()))?;
+        process::run(Command::new(program).arg("create").arg(rig.image()).arg(bytes.to_string()))?;
         Ok(rig)
     }
 
@@ -197,8 +197,8 @@ impl Rig {
         let mut make = Command::new(mkfs);
         make.args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"])
             .arg(self.image());
-        daemon::run(&mut make)?;
-        daemon::run(Command::new("sync").arg("-f").arg(self.image())).map(drop)
+        process::run(&mut make)?;
+        process::run(Command::new("sync").arg("-f").arg(self.image())).map(drop)
     }
 
     /// Makes the kernel begin to write back what it holds of the image and its log, without waiting and without a

@@ -8,7 +8,7 @@ use crate::acks::{Allowance, Ledger};
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
 use crate::guest::Vmm;
-use crate::process::Workdir;
+use crate::process::{self, Workdir};
 
 /// How the guest dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(super) fn run(
         return Err(LabError::Broken("the redo log is still there after an orderly stop".to_owned()));
     }
     if file_system != FileSystem::Xfs {
-        let check = daemon::run(Command::new("e2fsck").arg("-fn").arg(&image));
+        let check = process::run(Command::new("e2fsck").arg("-fn").arg(&image));
         if let Err(error) = check {
             evidence.files(&[image], "");
             return Err(LabError::Broken(format!("the closed image is damaged: {error}")));

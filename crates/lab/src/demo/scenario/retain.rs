@@ -23,7 +23,6 @@ use super::speed::{difference, stored};
 use super::{
     jitter, ledger_of, on_rig, plain_image, recover_and_judge, start_work, wait_for_work, Findings, Setting,
 };
-use crate::daemon;
 use crate::demo::heard::Heard;
 use crate::demo::inside::{self, Data, Load, Mixed};
 use crate::demo::plan::{Allowance, Contract, COMMITS_MIN, DISK_BYTES, RECORDS_MIN, RETAIN_GUEST_MIB};
@@ -33,6 +32,7 @@ use crate::demo::server::Kind;
 use crate::error::{Context, LabError, Result};
 use crate::guest::{Guest, Vmm};
 use crate::powerfs::ModelName;
+use crate::process;
 
 /// VMA's disk: what a journal costs is seeks and bytes, and this device has a price for both.
 const MODEL: ModelName = ModelName::Hdd15k;
@@ -189,12 +189,12 @@ struct Counts {
 
 fn run(rig: &mut Rig, guest: &mut Guest) -> Result<Measured> {
     guest.wait_report("at", "begin")?;
-    daemon::run(Command::new("sync").arg("-f").arg(rig.image()))?;
+    process::run(Command::new("sync").arg("-f").arg(rig.image()))?;
     let (before, _) = counts(rig)?;
     let start = Instant::now();
     guest.channel().send("go")?;
     guest.wait_report("at", "end")?;
-    daemon::run(Command::new("sync").arg("-f").arg(rig.image()))?;
+    process::run(Command::new("sync").arg("-f").arg(rig.image()))?;
     let elapsed = start.elapsed();
     let (after, file_system) = counts(rig)?;
     guest.wait_success()?;

@@ -16,7 +16,7 @@ use crate::evidence::Evidence;
 use crate::guest::{fetch_kernel, Ended, Guest, GuestBuilder, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
-use crate::process::Workdir;
+use crate::process::{self, Workdir};
 
 use super::format::Format;
 
@@ -207,7 +207,7 @@ impl Rig {
     pub fn give_up(&self, arenas: &[PathBuf]) -> Result<()> {
         for arena in arenas.iter().filter(|arena| arena.exists()) {
             let mut command = Command::new(locate::product()?);
-            daemon::run(command.args(["arenas", "--accept-loss", "--remove"]).arg(arena))?;
+            process::run(command.args(["arenas", "--accept-loss", "--remove"]).arg(arena))?;
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Rig {
         let socket =
             socket.ok_or_else(|| LabError::Missing("the daemon has no control socket".to_owned()))?;
         let folder = Workdir::new("backup")?;
-        daemon::run(Command::new(locate::product()?).arg("ctl").arg(socket).arg("copy").arg(folder.path()))?;
+        process::run(Command::new(locate::product()?).arg("ctl").arg(socket).arg("copy").arg(folder.path()))?;
         Ok(folder)
     }
 
@@ -316,7 +316,7 @@ impl Rig {
     pub fn recover(&self) -> Result<String> {
         let program = locate::product()?;
         let run = |more: &[&str]| {
-            daemon::run(Command::new(&program).args(["recover", "--json"]).args(more).arg(&self.image))
+            process::run(Command::new(&program).args(["recover", "--json"]).args(more).arg(&self.image))
         };
         let would = run(&["--dry-run"])?;
         let did = run(&[])?;
@@ -374,7 +374,7 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 
 /// Copies a file, holes kept.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
-    daemon::run(Command::new("cp").arg("--sparse=always").arg(from).arg(to)).map(drop)
+    process::run(Command::new("cp").arg("--sparse=always").arg(from).arg(to)).map(drop)
 }
 
 /// Copies the file system out of an image: e2fsck, having replayed a journal, forgets where in the file it began.
@@ -386,7 +386,7 @@ pub(super) fn extract(from: &Path, to: &Path, format: Format) -> Result<()> {
     let mut command = Command::new("dd");
     command.args(["bs=1M", "conv=sparse", "status=none"]).arg(format!("skip={mib}"));
     command.arg(format!("if={}", from.display())).arg(format!("of={}", to.display()));
-    daemon::run(&mut command).map(drop)
+    process::run(&mut command).map(drop)
 }
 
 /// Overwrites a file in place: it stays the same inode.

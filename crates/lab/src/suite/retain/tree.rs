@@ -8,9 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::daemon;
 use crate::error::{Context, Result};
-use crate::process::{quote, Cleanup, Workdir};
+use crate::process::{self, quote, Cleanup, Workdir};
 
 /// One name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,12 +42,12 @@ impl Tree {
         let mountpoint = folder.join("mnt");
         fs::create_dir(&mountpoint).context(|| format!("make {}", mountpoint.display()))?;
         let cleanup = Cleanup::arm(&format!("umount -l {}", quote(&mountpoint.to_string_lossy())))?;
-        daemon::run(
+        process::run(
             Command::new("mount").args(["-t", "ext4", "-o", "loop,ro,noload"]).arg(image).arg(&mountpoint),
         )?;
         let mut tree = Tree::default();
         let walked = tree.walk(&mountpoint, &mountpoint);
-        let unmounted = daemon::run(Command::new("umount").arg(&mountpoint));
+        let unmounted = process::run(Command::new("umount").arg(&mountpoint));
         cleanup.dismiss();
         walked?;
         unmounted?;
