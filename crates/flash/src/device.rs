@@ -29,6 +29,9 @@ impl Device {
     }
 
     /// The least erased free block.
+    ///
+    /// # Errors
+    /// None is free.
     #[inline]
     pub fn take(&mut self) -> Result<Block, FtlError> {
         self.pool.take(self.flash.nodes_mut()).ok_or(FtlError::NoSpace)
@@ -59,6 +62,9 @@ impl Device {
 
     /// With static wear levelling, gives a just erased block back and takes the least erased one instead; without it,
     /// the block itself. It costs nothing, and without it a superblock that reuses its own blocks would wear them alone.
+    ///
+    /// # Errors
+    /// As [`Device::take`].
     #[inline]
     pub fn trade(&mut self, block: Block) -> Result<Block, FtlError> {
         if self.threshold.is_none() {
@@ -98,6 +104,9 @@ impl Device {
     }
 
     /// The most erased free block: cold data rests there.
+    ///
+    /// # Errors
+    /// None is free.
     pub fn take_most_worn(&mut self) -> Result<Block, FtlError> {
         self.pool.take_most_worn(self.flash.nodes_mut()).ok_or(FtlError::NoSpace)
     }

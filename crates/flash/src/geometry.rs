@@ -45,6 +45,9 @@ impl Geometry {
 
     /// Checks the ranges: 1 to 2^28 blocks, 2 to 4096 pages a block, 512 bytes to 1 MiB a page (a power of two),
     /// fewer than 2^32 − 1 pages in all, because tables hold page numbers in 32 bits.
+    ///
+    /// # Errors
+    /// The first range that is left.
     pub fn validate(&self) -> Result<(), GeometryError> {
         let range = |text: String| Err(GeometryError::Range(text));
         if !(1..=1 << 28).contains(&self.blocks) {

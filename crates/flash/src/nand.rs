@@ -20,12 +20,13 @@ use crate::ids::{Block, Ppn};
 use crate::table::filled;
 use crate::wear::{Wear, WearSummary};
 
+mod bill;
 mod blocks;
-mod check;
 mod gather;
 mod hints;
 mod pack;
 
+use bill::Bill;
 use blocks::Blocks;
 pub use blocks::{State, KINDS};
 pub use gather::Gather;
@@ -35,7 +36,6 @@ pub use pack::Packed;
 #[derive(Debug, Clone)]
 pub struct Flash {
     geometry: Geometry,
-    timing: Timing,
     /// log2 of the pages a block, where it is a power of two.
     shift: Option<u32>,
     words: usize,
@@ -43,10 +43,7 @@ pub struct Flash {
     blocks: Blocks,
     owner: Vec<u32>,
     wear: Wear,
-    counts: Counts,
-    /// Programs that `counts` has forgotten.
-    programs_before: u64,
-    busy_ns: u64,
+    bill: Bill,
     /// Which host write a page's data came from; only kept when asked for.
     stamps: Option<Vec<u32>>,
     stamp: u32,
@@ -64,16 +61,13 @@ impl Flash {
         let p = geometry.pages_per_block;
         Self {
             geometry,
-            timing,
             shift: p.is_power_of_two().then(|| p.trailing_zeros()),
             words: geometry.pages_per_block.div_ceil(64) as usize,
             in_order,
             blocks: Blocks::new(&geometry),
             owner: Vec::new(),
             wear: Wear::new(geometry.blocks),
-            counts: Counts::default(),
-            programs_before: 0,
-            busy_ns: 0,
+            bill: Bill::new(timing),
             stamps: None,
             stamp: 0,
         }
@@ -86,18 +80,18 @@ impl Flash {
 
     /// Its operation times.
     pub fn timing(&self) -> Timing {
-        self.timing
+        self.bill.timing
     }
 
     /// What was done.
     pub fn counts(&self) -> &Counts {
-        &self.counts
+        &self.bill.counts
     }
 
     /// Pages programmed since the flash was new: a clock that [`Flash::reset_counters`] does not turn back.
     #[inline]
     pub fn programs(&self) -> u64 {
-        self.programs_before + self.counts.total().programs
+        self.bill.programs()
     }
 
     /// How often a block was erased since the flash was new.
@@ -138,14 +132,12 @@ impl Flash {
 
     /// How long it has worked, nanoseconds; one operation at a time, as the study has it.
     pub fn busy_ns(&self) -> u64 {
-        self.busy_ns
+        self.bill.busy_ns
     }
 
     /// Forgets counts and time, and takes the present erase counts as zero; the contents stay. Used after ageing.
     pub fn reset_counters(&mut self) {
-        self.programs_before = self.programs();
-        self.counts = Counts::default();
-        self.busy_ns = 0;
+        self.bill.reset();
         self.wear.reset(self.blocks.erases());
     }
 
@@ -249,8 +241,7 @@ impl Flash {
     /// Programs a page; it becomes the live copy of `owner`.
     #[inline]
     pub fn program_at(&mut self, block: Block, page: u32, owner: u32, cause: Cause) -> Ppn {
-        self.counts.program(cause, 1);
-        self.busy_ns += self.timing.program_ns;
+        self.bill.program(cause, 1);
         self.place(block, page, owner)
     }
 
@@ -285,15 +276,13 @@ impl Flash {
     #[inline]
     pub fn read(&mut self, ppn: Ppn, cause: Cause) {
         assert!(self.is_live(ppn), "page {} is read but holds no data", ppn.0);
-        self.counts.read(cause, 1);
-        self.busy_ns += self.timing.read_ns;
+        self.bill.read(cause, 1);
     }
 
     /// Reads spare areas only (Superblock's map); counted apart from page reads.
     #[inline]
     pub fn read_spare(&mut self, pages: u64) {
-        self.counts.spare_reads += pages;
-        self.busy_ns += pages * self.timing.spare_read_ns;
+        self.bill.read_spare(pages);
     }
 
     /// The page's data is no longer the newest: a live page dies. Returns its block.
@@ -323,16 +312,14 @@ impl Flash {
         if let Some(stamps) = &mut self.stamps {
             stamps[first.index()..first.index() + owners.len()].fill(self.stamp);
         }
-        self.counts.program(cause, u64::from(pages));
-        self.busy_ns += u64::from(pages) * self.timing.program_ns;
+        self.bill.program(cause, u64::from(pages));
         first
     }
 
     /// Reads so many live pages; the caller has seen to it that they are.
     #[inline]
     pub fn read_pages(&mut self, pages: u64, cause: Cause) {
-        self.counts.read(cause, pages);
-        self.busy_ns += pages * self.timing.read_ns;
+        self.bill.read(cause, pages);
     }
 
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
@@ -355,8 +342,7 @@ impl Flash {
         let erases = self.blocks.erase(b);
         *erases += 1;
         self.wear.erased(*erases);
-        self.counts.erase(cause);
-        self.busy_ns += self.timing.erase_ns;
+        self.bill.erase(cause);
     }
 
     /// Copies live pages of `src`, lowest first, to the next pages of `dst` until `src` has none or `dst` is full;
@@ -431,7 +417,7 @@ impl Flash {
         let pages = to.end - to.start;
         self.fill(d, to.start, to.end);
         self.blocks.fill_mut(s).live -= pages as u16;
-        self.count_copies(cause, u64::from(pages));
+        self.bill.copy(cause, u64::from(pages));
         pages
     }
 
@@ -454,11 +440,14 @@ impl Flash {
         }
     }
 
-    #[inline]
-    fn count_copies(&mut self, cause: Cause, pages: u64) {
-        self.counts.read(cause, pages);
-        self.counts.program(cause, pages);
-        self.busy_ns += pages * (self.timing.read_ns + self.timing.program_ns);
+    /// Recounts everything and compares: free + live + dead = total in every block, erases by block = by cause =
+    /// in all, reads and programs likewise, and the busy time follows from the counts.
+    ///
+    /// # Errors
+    /// What disagrees, in words.
+    pub fn check(&self) -> Result<(), String> {
+        self.blocks.check(self.geometry.pages_per_block)?;
+        self.bill.check(self.wear.total(self.blocks.erases()))
     }
 }
 

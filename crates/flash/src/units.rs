@@ -17,6 +17,9 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
 }
 
 /// A share: `0.03` or `3%`; must be at least 0 and below 1.
+///
+/// # Errors
+/// It is none, in a sentence.
 pub fn parse_share(text: &str) -> Result<f64, String> {
     let text = text.trim();
     let value = match text.strip_suffix('%') {

@@ -182,4 +182,24 @@ impl Blocks {
             prefetch_range(&self.more, block.saturating_mul(self.words - 1), self.words - 1);
         }
     }
+
+    /// Whether what is counted of each block is what its pages say.
+    pub fn check(&self, pages_per_block: u32) -> Result<(), String> {
+        for block in 0..self.blocks {
+            let words = || (0..self.words).map(|word| self.bits(block, word));
+            let fill = self.fill(block);
+            let used: u32 = words().map(|w| w.programmed.count_ones()).sum();
+            let live: u32 = words().map(|w| w.live.count_ones()).sum();
+            if live != u32::from(fill.live) {
+                return Err(format!("block {block}: {live} live pages, {} counted", fill.live));
+            }
+            if words().any(|w| w.live & !w.programmed != 0) {
+                return Err(format!("block {block}: a live page was never programmed"));
+            }
+            if used > u32::from(fill.next).min(pages_per_block) {
+                return Err(format!("block {block}: {used} pages are programmed, up to page {}", fill.next));
+            }
+        }
+        Ok(())
+    }
 }

@@ -77,11 +77,9 @@ impl Flash {
         bits.live |= all;
         fill.live += all.count_ones() as u16;
         fill.next = fill.next.max(highest as u16 + 1);
-        self.count_copies(g.cause, u64::from(copies.count_ones()));
+        self.bill.copy(g.cause, u64::from(copies.count_ones()));
         if g.incoming != 0 {
-            let host = u64::from(g.incoming.count_ones());
-            self.counts.program(Cause::Host, host);
-            self.busy_ns += host * self.timing.program_ns;
+            self.bill.program(Cause::Host, u64::from(g.incoming.count_ones()));
         }
     }
 
