@@ -88,12 +88,10 @@ impl RetainDisk {
         if !self.shared.left.load(Ordering::SeqCst) {
             return Ok(false);
         }
-        let mut systems = self.shared.lock_idle();
-        let due = systems.due();
-        let due = due.and_then(|due| if due { Ok(true) } else { systems.settle_gone().map(|()| false) });
-        let home = self.shared.write_sets(&mut systems);
-        self.shared.publish(&systems);
-        let more = due.and_then(|more| home.map(|()| more));
+        let more = self.act(&mut self.shared.lock_idle(), |systems| match systems.due()? {
+            true => Ok(true),
+            false => systems.settle_gone().map(|()| false),
+        });
         if !matches!(more, Ok(true)) {
             self.shared.left.store(false, Ordering::SeqCst);
         }
@@ -107,15 +105,8 @@ impl RetainDisk {
     pub fn make_room(&self) -> Result<(), JournalError> {
         let mut systems = self.shared.lock_idle();
         let goal_bytes = systems.room_goal_bytes();
-        loop {
-            let due = systems.make_room(goal_bytes);
-            let home = self.shared.write_sets(&mut systems);
-            self.shared.publish(&systems);
-            home?;
-            if !due? {
-                return Ok(());
-            }
-        }
+        while self.act(&mut systems, |systems| systems.make_room(goal_bytes))? {}
+        Ok(())
     }
 
     /// Holds writes back and makes the image complete without the arena, but for a sync of the group.
@@ -152,28 +143,26 @@ impl RetainDisk {
         self.with(FileSystems::stay)
     }
 
-    /// Does something when all that is pending is home as far as sets bring it there, and brings home what becomes due by it.
+    /// Does something when all that is pending is home as far as sets bring it there.
     fn with<T>(
         &self,
         act: impl FnOnce(&mut FileSystems) -> Result<T, JournalError>,
     ) -> Result<T, JournalError> {
         let mut systems = self.shared.lock_idle();
-        let result = self.when_home(&mut systems, act);
-        let home = self.shared.write_sets(&mut systems);
-        self.shared.publish(&systems);
-        result.and_then(|result| home.map(|()| result))
+        while self.act(&mut systems, FileSystems::due)? {}
+        self.act(&mut systems, act)
     }
 
-    fn when_home<T>(
+    /// Does something, and brings home what becomes due by it: nothing is on its way before or afterwards.
+    fn act<T>(
         &self,
         systems: &mut MutexGuard<'_, FileSystems>,
         act: impl FnOnce(&mut FileSystems) -> Result<T, JournalError>,
     ) -> Result<T, JournalError> {
-        while systems.due()? {
-            self.shared.write_sets(systems)?;
-            self.shared.idle.wait_while(systems, |systems| systems.is_on_its_way());
-        }
-        act(systems)
+        let result = act(systems);
+        let home = self.shared.write_sets(systems);
+        self.shared.publish(systems);
+        result.and_then(|result| home.map(|()| result))
     }
 }
 

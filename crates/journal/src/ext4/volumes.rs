@@ -174,7 +174,7 @@ impl Volumes {
     fn found(&mut self, versions: &mut Versions, layout: Arc<Layout>) -> Result<(), JournalError> {
         let v = self.at(versions, layout.start);
         if let Some(Retained { log, place, suspended, .. }) = self.retained_mut(v) {
-            if place.layout.uuid == layout.uuid && place.layout.journal == layout.journal {
+            if !place.layout.identity_changed(&layout) {
                 log.geometry.fs_blocks = layout.room_blocks;
                 place.layout = layout;
                 *suspended &= versions.in_flight.iter().any(|w| w.look_again);

@@ -141,11 +141,6 @@ impl Layout {
             .map(|e| AreaBlock(e.at.0 + (block.0 - e.home.0) as u32))
     }
 
-    /// What of the watched a new content of a block changes; `None` where the layout still holds.
-    pub fn changed_by(&self, block: FsBlock, content: &Block) -> Option<&Watched> {
-        self.watched.iter().find(|w| w.block == block && w.changed_in(content))
-    }
-
     /// Whether a newer look found another file system or another journal, rather than this one with other sizes or
     /// features (`resize2fs`, `tune2fs`). What was retained of the older one must not go home then.
     pub fn identity_changed(&self, newer: &Self) -> bool {
