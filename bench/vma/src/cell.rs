@@ -198,7 +198,7 @@ fn finish(daemons: &[Daemon]) -> Result<StorageIo> {
 fn absorbed(daemons: &[Daemon]) -> Result<Option<u64>> {
     let mut sum = Some(0);
     for daemon in daemons {
-        let bytes = daemon.file_system()?.map(|found| found.journal_absorbed_bytes);
+        let bytes = daemon.file_system()?.map(|found| found.classes.journal_absorbed_bytes);
         sum = sum.zip(bytes).map(|(sum, bytes)| sum + bytes);
     }
     Ok(sum)

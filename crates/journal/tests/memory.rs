@@ -98,8 +98,8 @@ impl Guest {
         guest
     }
 
-    fn mode(&self) -> &'static str {
-        self.disk.status().file_systems[0].mode
+    fn mode(&self) -> String {
+        self.disk.status().file_systems[0].mode.clone()
     }
 
     fn write(&mut self, at: AreaBlock, block: &Block) {
@@ -179,7 +179,7 @@ fn a_transaction_costs_no_more_than_what_is_known_of_it() {
     let bytes = cost(|| guest.commit());
     assert!(bytes < 12 * MIB, "an honest transaction of 63 MiB costs {} MiB", bytes / MIB);
     let status = guest.disk.status();
-    assert_eq!((guest.mode(), status.file_systems[0].versions_pending), ("retain", 0), "{status:?}");
+    assert_eq!((guest.mode().as_str(), status.file_systems[0].versions_pending), ("retain", 0), "{status:?}");
 
     // What guests keep announcing is bounded as well.
     let mut guest = Guest::mounted(1024, MIB, u64::MAX);

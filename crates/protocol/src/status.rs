@@ -197,7 +197,16 @@ pub struct FileSystemStatus {
     pub data_bytes: u64,
     /// Bytes of journal information: what says where a version is and where it belongs.
     pub information_bytes: u64,
-    /// Transactions that the guest committed. This and what follows counts since the file system was found.
+    /// What the guest's requests meant.
+    #[serde(flatten)]
+    pub classes: Classes,
+}
+
+/// Counters of one file system, since it was found: what the guest's requests mean, seen from below (vDrive § 4.2: journal commit,
+/// page write-back, journal truncation, write failure).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Classes {
+    /// Transactions that the guest committed.
     pub journal_commits: u64,
     /// Blocks that those transactions logged.
     pub journal_commit_blocks: u64,

@@ -33,11 +33,11 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
                 number(peak(&moments, |m| m.information_bytes) / 1024.0),
                 number(peak(&moments, |m| m.data_bytes) / MIB),
                 moments.len().to_string(),
-                counted(|f| f.journal_commits),
-                counted(|f| f.releases),
-                counted(|f| f.checkpoints),
-                counted(|f| f.journal_truncations),
-                counted(|f| f.page_writebacks),
+                counted(|f| f.classes.journal_commits),
+                counted(|f| f.classes.releases),
+                counted(|f| f.classes.checkpoints),
+                counted(|f| f.classes.journal_truncations),
+                counted(|f| f.classes.page_writebacks),
             ]);
         }
     }
@@ -112,8 +112,8 @@ pub(super) fn checkpoint_table(text: &mut String, note: &str, table: &Cells<'_>)
             show(table.spread(&base, synced)),
             show(table.spread(key, synced)),
             percent(cost),
-            counted(|f| f.journal_truncations),
-            counted(|f| f.checkpoints),
+            counted(|f| f.classes.journal_truncations),
+            counted(|f| f.classes.checkpoints),
         ]
     });
     section(

@@ -17,7 +17,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::http;
 use super::state::Daemon;
-use crate::control::protocol::FileSystemStatus;
+use crate::control::protocol::{Classes, FileSystemStatus};
 use crate::control::retained;
 
 /// Starts serving; the thread ends with the process.
@@ -315,7 +315,7 @@ impl GroupCollector {
             all.extend(status.file_systems.iter().map(|fs| Retained {
                 disk: disk.clone(),
                 start_sector: fs.start_sector.to_string(),
-                status: retained::file_system(fs),
+                status: fs.clone(),
             }));
             arenas.push((disk, status));
         }
@@ -394,18 +394,17 @@ impl GroupCollector {
             "afterimage_journal_absorbed",
             "Journal writes that did not reach storage",
             bytes.clone(),
-            &count(|s| s.journal_absorbed_bytes),
+            &count(|s| s.classes.journal_absorbed_bytes),
         )?;
         families.counter(
             "afterimage_page_writeback_elided",
             "Home writes not forwarded, because the same bytes were home",
             bytes,
-            &count(|s| s.page_writeback_elided_bytes),
+            &count(|s| s.classes.page_writeback_elided_bytes),
         )?;
-        for (place, (name, help, _)) in retained::counts(&FileSystemStatus::default()).into_iter().enumerate()
-        {
+        for (place, (name, help, _)) in retained::counts(&Classes::default()).into_iter().enumerate() {
             let rows: Vec<(Labels<'_>, u64)> =
-                all.iter().map(|fs| (fs.labels(), retained::counts(&fs.status)[place].2)).collect();
+                all.iter().map(|fs| (fs.labels(), retained::counts(&fs.status.classes)[place].2)).collect();
             families.counter(&format!("afterimage_{name}"), help, None, &rows)?;
         }
         Ok(())

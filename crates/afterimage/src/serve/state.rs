@@ -185,7 +185,7 @@ impl ServedDisk {
                 zeroes: storage.zeroes,
             },
             arena: retained.as_ref().map(journals::arena),
-            file_systems: retained.iter().flat_map(|r| &r.file_systems).map(journals::file_system).collect(),
+            file_systems: retained.map_or_else(Vec::new, |retained| retained.file_systems),
             failure: self.disk.health().failure().map(|reason| reason.to_string()),
         }
     }

@@ -318,6 +318,9 @@ impl Cmt {
     }
 
     /// Recounts: slots and pages name each other, and only cached entries are dirty.
+    ///
+    /// # Errors
+    /// What does not hold, in words.
     pub fn check(&self) -> Result<(), String> {
         let mut cached = 0;
         for lpn in 0..self.logical_pages() {

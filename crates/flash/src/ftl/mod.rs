@@ -66,11 +66,17 @@ pub trait Ftl: Send {
     fn flash_mut(&mut self) -> &mut Flash;
 
     /// Reads a logical page. Returns the physical page read; `None`: never written, nothing is read.
+    ///
+    /// # Errors
+    /// The map must be written for it, and no block can be gained.
     fn read(&mut self, lpn: Lpn, cause: Cause) -> Result<Option<Ppn>, FtlError> {
         Ok(read_located(self, lpn, cause))
     }
 
     /// Writes a logical page.
+    ///
+    /// # Errors
+    /// No block can be gained.
     fn write(&mut self, lpn: Lpn) -> Result<(), FtlError>;
 
     /// Says that a page will be read or written soon, first at [`Ahead::Far`], last at [`Ahead::Close`]: what that
@@ -96,12 +102,18 @@ pub trait Ftl: Send {
     }
 
     /// The host no longer needs the page. Without a flash operation of its own, except what the map costs.
+    ///
+    /// # Errors
+    /// As [`Ftl::read`].
     fn discard(&mut self, lpn: Lpn) -> Result<(), FtlError>;
 
     /// Where the newest copy is, by the FTL's own tables, without touching anything.
     fn locate(&self, lpn: Lpn) -> Option<Ppn>;
 
     /// Invariants of the FTL itself, beyond those of the flash.
+    ///
+    /// # Errors
+    /// What does not hold, in words.
     fn check(&self) -> Result<(), String>;
 
     /// RAM that a real drive would need for the tables, in bytes.

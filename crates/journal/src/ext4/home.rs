@@ -91,9 +91,6 @@ impl FileSystems {
     }
 
     /// Everything that is pending goes home, while nobody else is served.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn all_home(&mut self) -> Result<(), JournalError> {
         while self.due()? {
             self.sets_home()?;
@@ -102,9 +99,6 @@ impl FileSystems {
     }
 
     /// What is due goes home, while nobody else is served.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn sets_home(&mut self) -> Result<(), JournalError> {
         while let Some(set) = self.take_set() {
             let written = set.write();

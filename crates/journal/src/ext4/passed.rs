@@ -15,9 +15,6 @@ use crate::mutation::Mutation;
 use crate::versions::{Tuple, VersionState, Versions};
 
 /// What has to go home before every transaction older than `tid` is let go, or all of them.
-///
-/// # Errors
-/// The disk below failed.
 pub(super) fn needed(
     retained: &Retained,
     versions: &mut Versions,

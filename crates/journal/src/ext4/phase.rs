@@ -14,9 +14,6 @@ use crate::versions::Versions;
 impl Volume {
     /// Begins to absorb, where the log is empty from its tail on: then nothing that the guest may need is on the disk
     /// only.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn begin(
         &mut self,
         versions: &mut Versions,
@@ -121,9 +118,6 @@ impl Volume {
     }
 
     /// What the guest's own recovery would do, all of it: the guest is dead.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn recover(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
         let (id, start) = (self.id, self.start);
         let Some(Retained { log, place, .. }) = self.retained_mut() else { return Ok(()) };

@@ -40,9 +40,6 @@ impl Place {
     }
 
     /// Makes the journal on the disk say, durably, that it is empty, and whose it is.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn mark_empty(
         &mut self,
         versions: &mut Versions,
@@ -62,9 +59,6 @@ impl Place {
     }
 
     /// Writes the journal superblock that a reader of the disk alone is to find, durably: it bears no stamp.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn write_unstamped(
         &self,
         versions: &mut Versions,
@@ -92,9 +86,6 @@ impl Place {
     /// Every block of an absorbed journal but its superblock goes to its own place on the disk, durably. Until a superblock says that
     /// they are there, the one on the disk has a sequence that none of them can have. `passed`: so do empty transactions, for those that
     /// the guest alone believes in.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn put_log(
         &mut self,
         versions: &mut Versions,
@@ -110,9 +101,6 @@ impl Place {
     }
 
     /// The log and the served superblock to the journal's place.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn complete(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
         let superblock = log.served(versions.mistake);
         self.put_log(versions, log, true)?;
@@ -122,9 +110,6 @@ impl Place {
     }
 
     /// Sends blocks to their own place on the disk and forgets them here.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn evict(
         &mut self,
         versions: &mut Versions,
@@ -139,9 +124,6 @@ impl Place {
 
     /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
     /// written, and those of committed ones but for versions that must stay marked.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn evict_idle(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
         let marked = |at: AreaBlock| versions.arena.is_overwritten(self.id, at);
         let mut idle = versions.arena.blocks(self.id);

@@ -81,9 +81,6 @@ impl Log {
     }
 
     /// Puts empty transactions in the places of those that were passed, where all of them are known.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn write_passed(&self, versions: &mut Versions, layout: &Layout) -> Result<(), JournalError> {
         if versions.mistake.is(Mutation::LeaveGaps) {
             return Ok(());

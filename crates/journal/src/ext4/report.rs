@@ -22,7 +22,7 @@ pub(super) fn file_system(volume: &Volume, versions: &Versions) -> FileSystemSta
     FileSystemStatus {
         start_sector: volume.start.0,
         uuid: volume.uuid.map(|u| uuid::Uuid::from_bytes(u).to_string()),
-        mode,
+        mode: mode.to_owned(),
         why,
         transactions: log.map_or(0, |log| log.transactions.len() as u64),
         versions: query.versions,

@@ -59,9 +59,6 @@ impl Volumes {
     }
 
     /// Leaves a journal where something went no further for that reason: then there is nothing.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn stopped<T>(
         &mut self,
         v: usize,
@@ -76,9 +73,6 @@ impl Volumes {
     }
 
     /// Does something with a journal, if it is absorbed; see [`Volumes::stopped`].
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(super) fn with<T>(
         &mut self,
         v: usize,
@@ -257,9 +251,6 @@ impl Volumes {
     }
 
     /// What was under way over some superblocks has completed: they are as they will be found.
-    ///
-    /// # Errors
-    /// The disk below cannot be read.
     pub(super) fn note_superblocks(
         &self,
         versions: &mut Versions,

@@ -55,7 +55,7 @@ pub struct WouldWrite {
     /// Its UUID.
     pub uuid: Option<String>,
     /// `retain`; otherwise nothing is written.
-    pub mode: &'static str,
+    pub mode: String,
     /// Why nothing is retained of it.
     pub why: Option<String>,
     /// Committed transactions held.
@@ -98,7 +98,7 @@ impl From<&FileSystemStatus> for WouldWrite {
         Self {
             start_sector: status.start_sector,
             uuid: status.uuid.clone(),
-            mode: status.mode,
+            mode: status.mode.clone(),
             why: status.why.clone(),
             transactions: status.transactions,
             versions: status.versions,

@@ -48,9 +48,6 @@ impl Versions {
     }
 
     /// Sends what the arena holds of some places where they stand on the disk. It stays in the arena, too.
-    ///
-    /// # Errors
-    /// The disk below failed.
     pub(crate) fn write_places(
         &mut self,
         client: VolumeId,

@@ -121,26 +121,26 @@ fn show_file_system(fs: &FileSystemStatus) -> String {
             show_bytes(fs.information_bytes)
         );
     }
-    if fs.journal_commits > 0 {
+    if fs.classes.journal_commits > 0 {
         let _ = write!(
             words,
             "; {} commits, {} of journal not written, {} page write-backs ({} as committed, {} not forwarded), {} \
              truncations, {} revokes; {} releases, {} checkpoints ({} blocks), {} blocks evicted",
-            fs.journal_commits,
-            show_bytes(fs.journal_absorbed_bytes),
-            fs.page_writebacks,
-            fs.page_writebacks_matching,
-            show_bytes(fs.page_writeback_elided_bytes),
-            fs.journal_truncations,
-            fs.revokes,
-            fs.releases,
-            fs.checkpoints,
-            fs.checkpoint_blocks,
-            fs.evicted_blocks
+            fs.classes.journal_commits,
+            show_bytes(fs.classes.journal_absorbed_bytes),
+            fs.classes.page_writebacks,
+            fs.classes.page_writebacks_matching,
+            show_bytes(fs.classes.page_writeback_elided_bytes),
+            fs.classes.journal_truncations,
+            fs.classes.revokes,
+            fs.classes.releases,
+            fs.classes.checkpoints,
+            fs.classes.checkpoint_blocks,
+            fs.classes.evicted_blocks
         );
     }
-    if fs.write_failures > 0 {
-        let _ = write!(words, "; {} writes FAILED", fs.write_failures);
+    if fs.classes.write_failures > 0 {
+        let _ = write!(words, "; {} writes FAILED", fs.classes.write_failures);
     }
     words
 }

@@ -166,8 +166,8 @@ fn measure(setting: &mut Setting<'_>, mode: &Mode) -> Result<(RetainRow, Check)>
         files_s: heard.micro_s("create")?,
         elapsed_s: elapsed.as_secs_f64(),
         // Only of a retained journal: of any other the daemon finds no file system.
-        absorbed_bytes: file_system.as_ref().map_or(0, |found| found.journal_absorbed_bytes),
-        commits: file_system.as_ref().map_or(0, |found| found.journal_commits),
+        absorbed_bytes: file_system.as_ref().map_or(0, |found| found.classes.journal_absorbed_bytes),
+        commits: file_system.as_ref().map_or(0, |found| found.classes.journal_commits),
     };
     Ok((row, check))
 }
@@ -286,7 +286,7 @@ fn recovery(rig: &mut Rig, before: &FileSystemStatus, killed: Instant) -> Result
     let recovery = Recovery {
         transactions: before.transactions,
         blocks_pending: before.versions_pending,
-        blocks_home: now.checkpoint_blocks.saturating_sub(before.checkpoint_blocks),
+        blocks_home: now.classes.checkpoint_blocks.saturating_sub(before.classes.checkpoint_blocks),
         home_ms: killed.elapsed().as_secs_f64() * 1e3,
     };
     let pending = now.versions_pending;
