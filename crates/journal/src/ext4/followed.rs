@@ -350,7 +350,7 @@ mod tests {
                 let open: Vec<(Tid, bool)> = believed.iter().map(|(tid, _, _, open)| (*tid, *open)).collect();
                 let is_open = |tid| u64::from(open.iter().any(|(t, open)| *t == tid && *open));
                 let used: usize = believed.iter().map(|(_, _, blocks, _)| blocks.len()).sum();
-                prop_assert_eq!(log.has_room(blocks), used + blocks as usize <= BLOCKS as usize - 1);
+                prop_assert_eq!(log.has_room(blocks), used + (blocks as usize) < BLOCKS as usize);
                 match kind {
                     0 | 1 if log.has_room(blocks) => {
                         let transaction = next(&log, blocks);
