@@ -49,7 +49,7 @@ pub fn of_disk(recording: &Recording, seed: u64, count: usize) -> Result<States>
 
 /// States of the redo log and the image under it, for the same requests.
 pub fn of_log(recording: &Recording, seed: u64, count: usize) -> Result<States> {
-    let derived = derive::under(recording, "power-window=20ms", LOG_AREA_BYTES, seed)?;
+    let derived = derive::under(recording, "power-window=20ms", false, LOG_AREA_BYTES, seed)?;
     distinct(setup(&derived, seed)?.subject(&derived)?, count)
 }
 

@@ -24,6 +24,9 @@ pub enum UnitError {
 
 /// Parses a size with qemu-img's units: none or `b` for bytes, `k`/`K`, `M`, `G`, `T`, `P`, `E` in powers of 1024;
 /// fractions are allowed (`1.5G`), and a part of a byte is dropped.
+///
+/// # Errors
+/// It is no size, or too large a one.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let not_a_size = || UnitError::NotASize(text.to_owned());
     let (number, shift) = match text.char_indices().last().ok_or_else(not_a_size)? {
@@ -58,6 +61,9 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
 }
 
 /// A size that a disk or a log can have: whole sectors, at least one.
+///
+/// # Errors
+/// As [`parse_size`], or it is not of whole sectors.
 pub fn parse_disk_size(text: &str) -> Result<u64, UnitError> {
     match parse_size(text)? {
         0 => Err(UnitError::Zero),
@@ -67,6 +73,9 @@ pub fn parse_disk_size(text: &str) -> Result<u64, UnitError> {
 }
 
 /// Parses a duration: `50ms`, `30s`, `5m`, `1h`, `0.5`; without a unit, seconds. At most 10 years.
+///
+/// # Errors
+/// It is no duration.
 pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     let not_a_duration = || UnitError::NotADuration(text.to_owned());
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());

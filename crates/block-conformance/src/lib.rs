@@ -40,6 +40,9 @@ pub struct Violation {
 /// Runs `steps` random steps on a writable disk with any content. Returns what the disk must hold afterwards, so that a
 /// caller can compare it after closing and opening it again ([`compare`]).
 ///
+/// # Errors
+/// The disk did what no disk may.
+///
 /// # Panics
 /// Where the disk is read-only or larger than [`SECTORS_MAX`].
 pub fn run(seed: u64, steps: usize, make_disk: impl FnOnce() -> Arc<dyn Disk>) -> Result<Oracle, Violation> {
@@ -53,6 +56,9 @@ pub fn run(seed: u64, steps: usize, make_disk: impl FnOnce() -> Arc<dyn Disk>) -
 }
 
 /// The same from `threads` threads at once, each with lanes of its own and its own part of the disk.
+///
+/// # Errors
+/// As [`run`].
 ///
 /// # Panics
 /// As [`run`], and where a part would be empty.
@@ -86,6 +92,9 @@ pub fn run_threads(
 }
 
 /// A read-only disk answers reads with its content, refuses every change, and lets flushes pass.
+///
+/// # Errors
+/// The disk did what no read-only disk may.
 pub fn run_read_only(seed: u64, disk: &Arc<dyn Disk>) -> Result<(), Violation> {
     let violation = |what: String| Violation { seed, step: 0, what };
     let failed = |what: &'static str| move |e: BlockError| violation(format!("{what}: {e}"));
@@ -119,6 +128,9 @@ pub fn run_read_only(seed: u64, disk: &Arc<dyn Disk>) -> Result<(), Violation> {
 }
 
 /// Reads a quiet disk and compares it with what it must hold.
+///
+/// # Errors
+/// It holds something else, or does not answer.
 pub fn compare(seed: u64, disk: &Arc<dyn Disk>, oracle: &mut Oracle) -> Result<(), Violation> {
     let violation = |what: String| Violation { seed, step: 0, what };
     let range = oracle.range();

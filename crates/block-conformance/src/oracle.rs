@@ -134,7 +134,10 @@ impl Oracle {
     }
 
     /// Compares what a read that was submitted at `submitted` returned. Sectors that were being written meanwhile may
-    /// hold anything. Says which sector is wrong.
+    /// hold anything.
+    ///
+    /// # Errors
+    /// In words: which sector is wrong.
     pub fn check_read(&mut self, first: u64, bytes: &[u8], submitted: Moment) -> Result<(), String> {
         for (number, seen) in (first..).zip(bytes.chunks_exact(SECTOR)) {
             let sector = self.at(number);

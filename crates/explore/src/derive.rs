@@ -6,30 +6,19 @@ use afterimage_trace::Recording;
 use crate::layers::{direct, replay, LayersOptions, Retain};
 use crate::{ExploreError, Result};
 
-/// A recording of both layers, as if it had been made under `contract`. `log_bytes` is the size of the redo log's record
-/// area, where there is one.
+/// A recording of both layers, as if it had been made under `contract`, with the guest's journal retained where `retain`.
+/// `log_bytes` is the size of the redo log's record area, where there is one.
 ///
 /// # Errors
-/// The contract is none, or the recording has no guest layer.
-pub fn under(recording: &Recording, contract: &str, log_bytes: u64, seed: u64) -> Result<Recording> {
-    derived(recording, contract, log_bytes, seed, None)
-}
-
-/// As [`under`], with the guest's journal retained.
-///
-/// # Errors
-/// The contract is not `power-window`, or as [`under`].
-pub fn under_retained(recording: &Recording, contract: &str, log_bytes: u64, seed: u64) -> Result<Recording> {
-    derived(recording, contract, log_bytes, seed, Some(Retain::default()))
-}
-
-fn derived(
+/// The contract is none, or none that a retained journal goes with; the recording has no guest layer.
+pub fn under(
     recording: &Recording,
     contract: &str,
+    retain: bool,
     log_bytes: u64,
     seed: u64,
-    retain: Option<Retain>,
 ) -> Result<Recording> {
+    let retain = retain.then(Retain::default);
     let parsed: Contract =
         contract.parse().map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
     let mut derived = match parsed {

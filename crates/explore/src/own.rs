@@ -6,11 +6,17 @@ use crate::state::{Image, Scratch};
 
 /// The daemon's own recovery of the media of a storage layer.
 pub trait OwnRecovery: Send + Sync {
-    /// Recovers. `Err`: why it refuses, or why what it left is no prefix of the guest's history, in one sentence.
+    /// Recovers.
+    ///
+    /// # Errors
+    /// In one sentence: why it refuses, or why what it left is no prefix of the guest's history.
     fn recover(&self, media: Vec<Image>) -> std::result::Result<Recovered, String>;
 
     /// What a crash right before the event `crash` promises for a disk that holds the first `prefix` requests: the event up
-    /// to which marks must be visible. `Err`: why the contract does not allow so old a state, in one sentence.
+    /// to which marks must be visible.
+    ///
+    /// # Errors
+    /// In one sentence: why the contract does not allow so old a state.
     fn promised(&self, prefix: u64, crash: usize) -> std::result::Result<usize, String>;
 }
 

@@ -67,6 +67,9 @@ pub type Result<T> = std::result::Result<T, LabError>;
 /// Adds the story to an I/O error.
 pub trait Context<T> {
     /// What was being done, with the path where there is one.
+    ///
+    /// # Errors
+    /// The same error, with its story.
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -25,6 +25,9 @@ pub struct Client {
 
 impl Client {
     /// Connects.
+    ///
+    /// # Errors
+    /// Nobody listens there, or not for this user.
     pub fn connect(path: &Path) -> Result<Self, Failure> {
         check_path(path, "the control socket")?;
         let stream = UnixStream::connect(path).map_err(|e| {
@@ -40,11 +43,17 @@ impl Client {
     }
 
     /// How long an answer may take; without a limit where `None`.
+    ///
+    /// # Errors
+    /// The system refuses.
     pub fn set_patience(&mut self, patience: Option<Duration>) -> Result<(), Failure> {
         self.stream.get_ref().set_read_timeout(patience).map_err(|e| self.lost(&e))
     }
 
     /// Asks and returns the answer's line and meaning. A refusal is a failure.
+    ///
+    /// # Errors
+    /// The daemon refuses, is gone, or answers nothing that this version knows.
     pub fn ask(&mut self, request: &Request) -> Result<(String, Answer), Failure> {
         self.tell(request)?;
         let text = self.line()?.ok_or_else(|| self.lost(&"it closed the connection without an answer"))?;
@@ -53,6 +62,9 @@ impl Client {
     }
 
     /// Asks for the image of the disk in this place of the group: what it is, and its file for reading.
+    ///
+    /// # Errors
+    /// As [`Client::ask`], or no file came along.
     pub fn ask_image(&mut self, disk: u64) -> Result<(ImageAnswer, File), Failure> {
         self.tell(&Request::Image { disk })?;
         // Nothing is buffered: every answer before has been taken. The descriptor comes with the first byte.
@@ -116,6 +128,9 @@ impl Client {
     }
 
     /// The next line, or `None` when the daemon ended the connection.
+    ///
+    /// # Errors
+    /// The daemon is gone, or too slow.
     pub fn line(&mut self) -> Result<Option<String>, Failure> {
         let mut text = String::new();
         let read = std::io::Read::take(&mut self.stream, ANSWER_BYTES_MAX).read_line(&mut text);

@@ -81,6 +81,9 @@ impl Default for Pauses {
 
 impl Pauses {
     /// Somebody wants a pause. Where this is good, the group is to be asked for it.
+    ///
+    /// # Errors
+    /// There is another pause, or the daemon is ending.
     pub fn ask(&mut self, owner: ConnectionId, hold: Duration) -> Result<(), PauseError> {
         self.askers.insert(owner);
         if self.closed {
@@ -116,6 +119,9 @@ impl Pauses {
     }
 
     /// Somebody wants writes to go on. Where this is good, the group is to be told, and the answer waits for it.
+    ///
+    /// # Errors
+    /// There is none that this connection could end.
     pub fn resume(&mut self, asker: ConnectionId) -> Result<(), PauseError> {
         match self.phase {
             Phase::Held { owner, .. } if owner == asker || !self.askers.contains(&asker) => {

@@ -72,6 +72,9 @@ pub enum RequestError {
 }
 
 /// Parses one request line. Pure; never panics, whatever the bytes.
+///
+/// # Errors
+/// It is no request.
 pub fn parse_request(line: &[u8]) -> Result<Request, RequestError> {
     if line.len() > LINE_BYTES_MAX {
         return Err(RequestError::TooLong);

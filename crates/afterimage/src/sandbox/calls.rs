@@ -12,7 +12,10 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// Puts the filter on every thread of the process. Returns what is in force; `Err` says in words why nothing is.
+/// Puts the filter on every thread of the process. Returns what is in force.
+///
+/// # Errors
+/// In words: why nothing is.
 pub fn restrict_calls() -> Result<String, String> {
     let filter = program().map_err(|e| format!("cannot build the filter: {e}"))?;
     apply_filter_all_threads(&filter).map_err(|e| format!("refused by the kernel: {e}"))?;

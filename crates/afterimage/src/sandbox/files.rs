@@ -25,8 +25,10 @@ pub struct FileNeeds {
 /// Newest interface whose rights are known here; older kernels enforce what they know.
 const NEWEST: ABI = ABI::V6;
 
-/// Restricts this thread and all it will create. Must run while it is the only thread. Returns what is in force;
-/// `Err` says in words why nothing is.
+/// Restricts this thread and all it will create. Must run while it is the only thread. Returns what is in force.
+///
+/// # Errors
+/// In words: why nothing is.
 pub fn restrict_files(needs: &FileNeeds) -> Result<String, String> {
     if std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() > 1) {
         return Err("other threads run already and would stay free".to_owned());

@@ -92,6 +92,9 @@ pub enum ConfigError {
 }
 
 /// Reads and parses a configuration file.
+///
+/// # Errors
+/// It cannot be read, or as [`parse`].
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
     let length = std::fs::metadata(path).map_err(unreadable)?.len();
@@ -104,6 +107,9 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 }
 
 /// Parses a configuration. `name` is how the file is called in messages. Never panics, whatever the bytes.
+///
+/// # Errors
+/// It is not TOML, or says what no configuration may.
 pub fn parse(bytes: &[u8], name: &str) -> Result<Config, ConfigError> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let (line, column) = line_and_column(bytes, e.valid_up_to());

@@ -40,6 +40,9 @@ const DYING_LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// Serves until told to stop.
+///
+/// # Errors
+/// It cannot start, or its images could not be closed in order.
 pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<(), Failure> {
     memory::bound_the_allocator();
     tracing::info!(
@@ -331,6 +334,9 @@ fn close(daemon: &Daemon, servers: Vec<Server>, ending: Ending) -> Result<(), Fa
 }
 
 /// Takes over the keeper's socket that `keep` passed on, if there is one.
+///
+/// # Errors
+/// What was passed on is no keeper's socket.
 pub fn keep_from_environment() -> Result<Option<KeepHandle>, Failure> {
     let Some(number) = std::env::var_os(super::KEEP_FD_VARIABLE) else { return Ok(None) };
     let socket =

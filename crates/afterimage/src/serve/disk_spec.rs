@@ -94,6 +94,9 @@ pub fn default_socket(file: &Path) -> PathBuf {
 }
 
 /// Checks a serial: at most 20 printable ASCII characters.
+///
+/// # Errors
+/// In words: what it is not.
 pub fn check_serial(serial: &str) -> Result<(), &'static str> {
     let printable = serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
     if serial.is_empty() || serial.len() > SERIAL_BYTES_MAX || !printable {

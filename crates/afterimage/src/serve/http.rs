@@ -1,4 +1,6 @@
-//! A tiny HTTP/1.1 server: one thread, one request a connection, and nobody who is silent holds anybody up.
+//! A tiny HTTP/1.1 server: one thread, one request a connection, and nobody who is silent holds anybody up. No library's: those
+//! that need no runtime (tiny_http) keep a thread for each silent client, any number of them for any time, and what this process
+//! takes in threads, descriptors and memory is bounded.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};

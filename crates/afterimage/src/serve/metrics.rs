@@ -21,6 +21,9 @@ use crate::control::protocol::{Classes, FileSystemStatus};
 use crate::control::retained;
 
 /// Starts serving; the thread ends with the process.
+///
+/// # Errors
+/// No thread is left.
 pub fn start(listener: TcpListener, daemon: Arc<Daemon>) -> io::Result<()> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(GroupCollector(daemon)));

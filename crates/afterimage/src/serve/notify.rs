@@ -1,4 +1,5 @@
-//! systemd's readiness protocol (sd_notify(3)): one datagram to the socket named in `NOTIFY_SOCKET`.
+//! systemd's readiness protocol (sd_notify(3)): one datagram to the socket named in `NOTIFY_SOCKET`. The
+//! crate `sd-notify` connects anew for each message, which the sandbox forbids.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;

@@ -69,6 +69,9 @@ pub struct DiskSettings {
 
 impl Settings {
     /// Merges and checks.
+    ///
+    /// # Errors
+    /// A setting is wrong, or does not go with another.
     pub fn build(args: &Args) -> Result<Self, Failure> {
         let config = match &args.config {
             // A file that is not a configuration is as much a wrong request as a wrong option.

@@ -66,6 +66,9 @@ impl Drop for SocketFile {
 }
 
 /// Checks that a socket can stand at `path`, for `what`.
+///
+/// # Errors
+/// It is too long.
 pub fn check_path(path: &Path, what: &str) -> Result<(), Failure> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_BYTES_MAX {
@@ -78,6 +81,9 @@ pub fn check_path(path: &Path, what: &str) -> Result<(), Failure> {
 }
 
 /// Listens on `path` for `what` (`the control socket`, `disk a.img`). `private` gives it mode 0600.
+///
+/// # Errors
+/// Somebody listens there, or something else stands there.
 pub fn listen(path: &Path, what: &str, private: bool) -> Result<(UnixListener, SocketFile), Failure> {
     check_path(path, what)?;
     clear_stale(path, what)?;
@@ -158,6 +164,9 @@ fn hangs_up_within(probe: &UnixStream, wait: Duration) -> bool {
 }
 
 /// Takes over an inherited descriptor: a listening or a connected Unix stream socket.
+///
+/// # Errors
+/// It is none.
 pub fn inherited(fd: RawFd) -> Result<Endpoint, Failure> {
     let owned = take_fd(fd).ok_or_else(|| {
         Failure::usage(format!(

@@ -62,6 +62,9 @@ pub struct Readable {
 
 impl Readable {
     /// Opens the image's file again, before the sandbox closes.
+    ///
+    /// # Errors
+    /// It cannot be opened for reading.
     pub fn open(image: &ImageStore) -> Result<Self, Failure> {
         let name = image.path().display();
         let failed = |e: io::Error| Failure::failed(format!("cannot open {name} for copies: {e}"));

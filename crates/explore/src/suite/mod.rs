@@ -137,8 +137,8 @@ fn run_case(
     let derived: Option<Recording> = match case.derived {
         None => None,
         Some(derived) => {
-            let under = if derived.retain { derive::under_retained } else { derive::under };
-            Some(under(&recording, derived.contract, derived.log_area_bytes, options.seed)?)
+            let area_bytes = derived.log_area_bytes;
+            Some(derive::under(&recording, derived.contract, derived.retain, area_bytes, options.seed)?)
         }
     };
     let recording: &Recording = derived.as_ref().unwrap_or(&recording);

@@ -110,11 +110,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let recording = match &args.survives {
         None => recording,
         Some(contract) => {
-            let under = match args.journal {
-                Some(super::JournalWord::Retain) => derive::under_retained,
-                Some(super::JournalWord::Passthrough) | None => derive::under,
-            };
-            under(&recording, contract, args.log_max, args.seed).map_err(explain)?
+            let retain = matches!(args.journal, Some(super::JournalWord::Retain));
+            derive::under(&recording, contract, retain, args.log_max, args.seed).map_err(explain)?
         }
     };
     let limits = limits(args);
