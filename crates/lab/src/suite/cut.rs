@@ -100,16 +100,7 @@ pub(super) fn canary(evidence: &Evidence) -> Result<String> {
         check: file_system.check(),
         made_under_power: false,
     };
-    match run(evidence, &cut, Some(300)) {
-        Err(LabError::Broken(what)) => {
-            let first = what.lines().next().unwrap_or_default().to_owned();
-            Ok(format!("the harness saw it: {first}"))
-        }
-        Err(error) => Err(error),
-        Ok(told) => {
-            Err(LabError::Broken(format!("a disk that is never synced survived a power cut: {told}")))
-        }
-    }
+    super::canary(run(evidence, &cut, Some(300)), "a disk that is never synced survived a power cut")
 }
 
 fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Result<String> {

@@ -26,13 +26,11 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
         let (streams, checks) = recover_and_judge(setting, rig, &ledger, allowance)?;
         Ok(Findings {
             streams,
-            rounds: Vec::new(),
             checks,
             medium: "plain file".to_owned(),
             guest: "UML".to_owned(),
             postmark_rounds: ledger.postmark_rounds,
-            daemon_restarts: 0,
-            recovery: None,
+            ..Findings::default()
         })
     })
 }

@@ -63,13 +63,11 @@ fn cut(setting: &mut Setting<'_>, kind: Kind, allowance: Allowance) -> Result<Fi
         let (streams, checks) = recover_and_judge(setting, rig, &ledger, allowance)?;
         Ok(Findings {
             streams,
-            rounds: Vec::new(),
             checks,
             medium: format!("FUSE model {}", MODEL.as_str()),
             guest: "UML".to_owned(),
             postmark_rounds: ledger.postmark_rounds,
-            daemon_restarts: 0,
-            recovery: None,
+            ..Findings::default()
         })
     })
 }

@@ -73,13 +73,12 @@ pub(super) fn run(setting: &mut Setting<'_>, contract: Contract, event: Event) -
         ));
         Ok(Findings {
             streams,
-            rounds: Vec::new(),
             checks,
             medium: "plain file".to_owned(),
             guest: if kept { "UML" } else { "QEMU" }.to_owned(),
             postmark_rounds: ledger.postmark_rounds,
             daemon_restarts: KILLS,
-            recovery: None,
+            ..Findings::default()
         })
     })
 }

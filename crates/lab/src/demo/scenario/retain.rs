@@ -259,13 +259,12 @@ fn killed(setting: &mut Setting<'_>, kind: Kind) -> Result<Findings> {
         }
         Ok(Findings {
             streams,
-            rounds: Vec::new(),
             checks,
             medium: "plain file".to_owned(),
             guest: "UML".to_owned(),
             postmark_rounds: ledger.postmark_rounds,
-            daemon_restarts: 0,
             recovery: recovery.map(|(recovery, _)| recovery),
+            ..Findings::default()
         })
     })
 }

@@ -46,15 +46,8 @@ pub(super) fn run(
 
 /// `guest-crash` trusts the host: a power cut that takes the arena has to show.
 pub(super) fn canary(evidence: &Evidence, seed: u64) -> Result<String> {
-    match run(evidence, FileSystem::Ext4Journal, "guest-crash", seed) {
-        Err(LabError::Broken(what)) => {
-            Ok(format!("the harness saw it: {}", what.lines().next().unwrap_or_default()))
-        }
-        Err(error) => Err(error),
-        Ok(told) => {
-            Err(LabError::Broken(format!("a journal that was only memory survived a power cut: {told}")))
-        }
-    }
+    let outcome = run(evidence, FileSystem::Ext4Journal, "guest-crash", seed);
+    super::super::canary(outcome, "a journal that was only memory survived a power cut")
 }
 
 fn cut_and_verify(

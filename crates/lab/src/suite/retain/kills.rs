@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::format::Format;
 use super::oracles;
-use super::rig::{self, extract, judge_end, Rig, Setup};
+use super::rig::{self, extract, judge_end, End, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
@@ -88,16 +88,7 @@ pub(super) fn run(evidence: &Evidence, plan: &Plan) -> Result<String> {
 
 /// As [`run`]: what was seen, in numbers.
 pub(super) fn rounds(evidence: &Evidence, plan: &Plan) -> Result<Tally> {
-    let mut rig = Rig::new(plan.setup.clone())?;
-    let outcome = all_rounds(evidence, plan, &mut rig);
-    if outcome.is_err() {
-        rig.save(evidence);
-        return outcome;
-    }
-    let Rig { daemon, image, .. } = rig;
-    daemon.stop()?;
-    fsck::clean(&image, plan.setup.format.offset_bytes())?;
-    outcome
+    rig::on(&plan.setup, evidence, End::Clean, |rig| all_rounds(evidence, plan, rig))
 }
 
 fn all_rounds(evidence: &Evidence, plan: &Plan, rig: &mut Rig) -> Result<Tally> {
@@ -276,13 +267,5 @@ pub(super) fn canary(evidence: &Evidence, seed: u64) -> Result<String> {
         churn: false,
         acknowledged_max: 200,
     };
-    match rounds(evidence, &plan) {
-        Err(LabError::Broken(what)) => {
-            Ok(format!("the harness saw it: {}", what.lines().next().unwrap_or_default()))
-        }
-        Err(error) => Err(error),
-        Ok(tally) => {
-            Err(LabError::Broken(format!("a journal that is dropped lost nothing: {}", tally.told())))
-        }
-    }
+    super::super::canary(run(evidence, &plan), "a journal that is dropped lost nothing")
 }

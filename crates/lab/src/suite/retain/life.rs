@@ -21,12 +21,11 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 
 use super::kills::{self, Plan};
-use super::rig::{judge_end, Rig, Setup};
+use super::rig::{self, judge_end, End, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::daemon::{Daemon, PeerOptions};
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
-use crate::fsck;
 use crate::guest::{Guest, Vmm};
 use crate::process::Workdir;
 
@@ -128,23 +127,19 @@ struct Tally {
 
 /// Runs it: so many guests, with so many steps in each one's life.
 pub(super) fn run(evidence: &Evidence, plan: &Plan, guests: usize, steps: usize) -> Result<String> {
-    let mut rig = Rig::new(plan.setup.clone())?;
     let mut tally = Tally::default();
-    let lived = live(evidence, plan, &mut rig, (guests, steps), &mut tally);
-    if let Err(error) = lived {
-        evidence.text("life.txt", &tally.said.join("\n"));
-        rig.save(evidence);
-        return Err(match error {
-            LabError::Broken(what) => LabError::Broken(format!(
-                "of the guest before: {what} (all that happened: {})",
-                tally.said.join(", ")
-            )),
-            other => other,
-        });
-    }
-    let Rig { daemon, image, .. } = rig;
-    daemon.stop()?;
-    fsck::clean(&image, plan.setup.format.offset_bytes())?;
+    rig::on(&plan.setup, evidence, End::Clean, |rig| {
+        live(evidence, plan, rig, (guests, steps), &mut tally).map_err(|error| {
+            evidence.text("life.txt", &tally.said.join("\n"));
+            match error {
+                LabError::Broken(what) => LabError::Broken(format!(
+                    "of the guest before: {what} (all that happened: {})",
+                    tally.said.join(", ")
+                )),
+                other => other,
+            }
+        })
+    })?;
     Ok(format!(
         "{} guests, {} changes under them, {} of them refused at first, {} older copies refused, {} backups gone on with; \
          {} acknowledged, 0 lost",

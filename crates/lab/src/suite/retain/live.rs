@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use afterimage_protocol::report::Agent;
 
 use super::kills::{self, Plan};
-use super::rig::{self, judge_end, Rig};
+use super::rig::{self, judge_end, End, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
@@ -61,16 +61,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs it.
 pub(super) fn run(evidence: &Evidence, plan: &Plan, vmm: Vmm, disturbance: Disturbance) -> Result<String> {
-    let mut rig = Rig::new(plan.setup.clone())?;
-    let outcome = disturbed(evidence, plan, &mut rig, vmm, disturbance);
-    if outcome.is_err() {
-        rig.save(evidence);
-        return outcome;
-    }
-    let Rig { daemon, image, .. } = rig;
-    daemon.stop()?;
-    crate::fsck::clean(&image, plan.setup.format.offset_bytes())?;
-    outcome
+    rig::on(&plan.setup, evidence, End::Clean, |rig| disturbed(evidence, plan, rig, vmm, disturbance))
 }
 
 fn disturbed(

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::format::Format;
-use super::rig::{judge_end, Rig, Setup};
+use super::rig::{self, judge_end, End, Rig, Setup};
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
 use crate::guest::Vmm;
@@ -22,15 +22,7 @@ pub(super) fn run(evidence: &Evidence, format: Format) -> Result<String> {
     // A journal that holds several times what the arena may.
     let format = Format { make: "-J size=64", ..format };
     let setup = Setup { image_bytes: 384 << 20, retain_max: Some(RETAIN_MAX), ..Setup::new(format) };
-    let rig = Rig::new(setup)?;
-    let outcome = watched(evidence, &rig, format);
-    if outcome.is_err() {
-        rig.save(evidence);
-        return outcome;
-    }
-    let Rig { daemon, .. } = rig;
-    daemon.stop()?;
-    outcome
+    rig::on(&setup, evidence, End::Any, |rig| watched(evidence, rig, format))
 }
 
 fn watched(evidence: &Evidence, rig: &Rig, format: Format) -> Result<String> {

@@ -8,7 +8,7 @@
 //! After an abort the log stays on the disk as it is, so that old versions are there to land where they must not.
 
 use super::kills::Plan;
-use super::rig::{self, judge_end, Rig};
+use super::rig::{self, judge_end, End, Rig};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::Result;
 use crate::evidence::Evidence;
@@ -198,15 +198,9 @@ const ACTIONS: [Action; 15] = [
 /// Runs the actions one after the other on the same disk.
 pub(super) fn run(evidence: &Evidence, plan: &Plan, quick: bool) -> Result<String> {
     let actions: Vec<Action> = ACTIONS.into_iter().filter(|a| a.quick || !quick).collect();
-    let mut rig = Rig::new(plan.setup.clone())?;
-    let outcome = one_after_the_other(evidence, plan, &mut rig, &actions);
-    if outcome.is_err() {
-        rig.save(evidence);
-        return outcome.map(|_| String::new());
-    }
-    let Rig { daemon, .. } = rig;
-    daemon.stop()?;
-    outcome.map(|kept| format!("{} actions, {kept} acknowledged records kept", actions.len()))
+    let kept =
+        rig::on(&plan.setup, evidence, End::Any, |rig| one_after_the_other(evidence, plan, rig, &actions))?;
+    Ok(format!("{} actions, {kept} acknowledged records kept", actions.len()))
 }
 
 fn one_after_the_other(evidence: &Evidence, plan: &Plan, rig: &mut Rig, actions: &[Action]) -> Result<u64> {

@@ -19,12 +19,11 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 
 use super::format::Format;
-use super::rig::{self, judge_end, Rig, Setup};
+use super::rig::{self, judge_end, End, Rig, Setup};
 use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::channel::Arrival;
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
-use crate::fsck;
 use crate::guest::{Guest, Vmm};
 use crate::powerfs::ModelName;
 
@@ -156,15 +155,8 @@ struct Tally {
 
 /// Runs it.
 pub(super) fn run(evidence: &Evidence, plan: &Plan) -> Result<String> {
-    let mut rig = Rig::new(plan.setup.clone())?;
     let mut tally = Tally::default();
-    if let Err(error) = guests(evidence, plan, &mut rig, &mut tally) {
-        rig.save(evidence);
-        return Err(error);
-    }
-    let Rig { daemon, image, .. } = rig;
-    daemon.stop()?;
-    fsck::clean(&image, 0)?;
+    rig::on(&plan.setup, evidence, End::Clean, |rig| guests(evidence, plan, rig, &mut tally))?;
     Ok(format!(
         "{} mounts after a shutdown or a death, {} of them disturbed, at most {} versions pending; {} acknowledged records and \
          {} blocks, 0 lost",

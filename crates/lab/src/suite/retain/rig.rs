@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::evidence::Evidence;
+use crate::fsck;
 use crate::guest::{fetch_kernel, Ended, Guest, GuestBuilder, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
@@ -118,9 +119,34 @@ impl Snapshot {
     }
 }
 
+/// What the image is once nobody uses it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// A clean file system.
+    Clean,
+    /// Whatever was made of it.
+    Any,
+}
+
+/// Does something on a fresh disk, and ends its daemon in order. What there is to see if that fails is saved.
+pub(super) fn on<T>(
+    setup: &Setup,
+    evidence: &Evidence,
+    end: End,
+    work: impl FnOnce(&mut Rig) -> Result<T>,
+) -> Result<T> {
+    let mut rig = Rig::new(setup.clone())?;
+    let done = work(&mut rig).inspect_err(|_| rig.save(evidence))?;
+    rig.daemon.end()?;
+    if end == End::Clean {
+        fsck::clean(&rig.image, setup.format.offset_bytes())?;
+    }
+    Ok(done)
+}
+
 impl Rig {
     /// Makes the image, partitioned but not formatted, and serves it.
-    pub fn new(setup: Setup) -> Result<Rig> {
+    fn new(setup: Setup) -> Result<Rig> {
         let folder = Folder::new(setup.storage)?;
         let memory = Workdir::new_in(Path::new("/dev/shm"), "arena")?;
         let image = folder.join("disk.raw");
@@ -338,7 +364,7 @@ impl Rig {
     }
 
     /// Saves what there is to see if a case fails.
-    pub fn save(&self, evidence: &Evidence) {
+    fn save(&self, evidence: &Evidence) {
         if let Ok(status) = self.daemon.status() {
             evidence.text("status.txt", &format!("{status:#?}"));
         }

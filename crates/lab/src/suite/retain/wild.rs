@@ -6,7 +6,7 @@
 //! ```
 
 use super::kills::Plan;
-use super::rig::{self, judge_end, Rig};
+use super::rig::{self, judge_end, End, Rig};
 use crate::error::Result;
 use crate::evidence::Evidence;
 use crate::guest::Vmm;
@@ -24,16 +24,13 @@ const SCRIBBLES: [(&str, &str); 3] = [
 pub(super) fn run(evidence: &Evidence, plan: &Plan) -> Result<String> {
     let mut told = Vec::new();
     for (name, scribble) in SCRIBBLES {
-        let rig = Rig::new(plan.setup.clone())?;
-        let outcome = scribbled(evidence, plan, &rig, scribble);
+        let outcome =
+            rig::on(&plan.setup, evidence, End::Any, |rig| scribbled(evidence, plan, rig, scribble));
         if outcome.is_err() {
             evidence.text("which.txt", name);
-            rig.save(evidence);
-            return outcome.map(|()| String::new());
         }
+        outcome?;
         told.push(name);
-        let Rig { daemon, .. } = rig;
-        daemon.stop()?;
     }
     Ok(format!("the committed content is there after: {}", told.join("; ")))
 }
