@@ -11,7 +11,6 @@
 //! or in memory that outlives the process; requests in flight are resubmitted by the next one.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,6 +21,7 @@ use rustix::process::{kill_process, Pid, Signal};
 use serde::Deserialize as _;
 use serde_json::{json, Value};
 
+use crate::ask::ask;
 use crate::error::{Context, LabError, Result};
 use crate::locate;
 use crate::process::{quote, run, Cleanup, Group, Workdir};
@@ -261,18 +261,7 @@ impl Daemon {
         let Ready::Control(path) = &self.ready else {
             return Err(LabError::Peer(format!("{} has no control socket", self.name)));
         };
-        let mut stream = UnixStream::connect(path).context(|| format!("connect to {}", path.display()))?;
-        stream.set_read_timeout(Some(PATIENCE)).context(|| "set a socket's deadline".to_owned())?;
-        stream.write_all(format!("{request}\n").as_bytes()).context(|| "send to the daemon".to_owned())?;
-        let mut line = String::new();
-        BufReader::new(&stream).read_line(&mut line).context(|| "read from the daemon".to_owned())?;
-        let answer: Value = serde_json::from_str(&line)
-            .map_err(|error| LabError::Peer(format!("the daemon answered {line:?} to {request}: {error}")))?;
-        if answer["ok"] == Value::Bool(true) {
-            Ok((stream, answer))
-        } else {
-            Err(LabError::Peer(format!("the daemon refuses {request}: {}", answer["error"])))
-        }
+        ask(path, "the daemon", request)
     }
 
     /// Its status.

@@ -12,6 +12,7 @@
 #![warn(missing_docs)]
 
 pub mod acks;
+mod ask;
 pub mod calm;
 pub mod channel;
 pub mod daemon;

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::mount::{umount2, MntFlags};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 
 use super::core::{CutReport, Faults};
 use super::counters::FileCounters;
 use super::model::ModelName;
+use crate::ask::ask;
 use crate::error::{Context, LabError, Result};
 use crate::locate;
 use crate::process::{quote, Group, Workdir};
@@ -44,7 +44,7 @@ impl Default for MountOptions {
 }
 
 /// What reached storage.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Counters {
     /// Per file, by path from the top of the mount (`/image.raw`).
     pub files: BTreeMap<String, FileCounters>,
@@ -55,7 +55,7 @@ pub struct Counters {
 }
 
 /// A cut.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Cut {
     /// When, on CLOCK_MONOTONIC: comparable with [`crate::channel::Arrival::at_ns`].
     pub at_ns: u64,
@@ -66,7 +66,7 @@ pub struct Cut {
 }
 
 /// The mount's state.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Whether there is power.
     pub powered: bool,
@@ -152,25 +152,7 @@ impl PowerMount {
     /// # Errors
     /// The file system refuses, or has gone.
     pub fn request(&self, command: &Value) -> Result<Value> {
-        let mut stream = UnixStream::connect(&self.control)
-            .context(|| format!("connect to {}", self.control.display()))?;
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .context(|| "set a socket's deadline".to_owned())?;
-        stream
-            .write_all(format!("{command}\n").as_bytes())
-            .context(|| "send to the lab's file system".to_owned())?;
-        let mut line = String::new();
-        BufReader::new(stream)
-            .read_line(&mut line)
-            .context(|| "read from the lab's file system".to_owned())?;
-        let answer: Value = serde_json::from_str(&line)
-            .map_err(|error| LabError::Peer(format!("the lab's file system said {line:?}: {error}")))?;
-        if answer["ok"] == Value::Bool(true) {
-            Ok(answer)
-        } else {
-            Err(LabError::Peer(format!("the lab's file system refuses {command}: {}", answer["error"])))
-        }
+        ask(&self.control, "the lab's file system", command).map(|(_, answer)| answer)
     }
 
     fn typed<T: serde::de::DeserializeOwned>(&self, command: &Value) -> Result<T> {

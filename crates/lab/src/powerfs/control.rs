@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{json, Value};
 
+use super::client::{Counters, Status};
 use super::core::Faults;
 use super::counters::FileCounters;
 use super::shared::Shared;
@@ -100,23 +101,21 @@ fn execute(command: Command, shared: &Arc<Shared>, stop: &Sender<()>) -> io::Res
     let mut inside = shared.lock();
     match command {
         Command::Status => {
-            let cut = inside
-                .last_cut
-                .as_ref()
-                .map(|cut| json!({ "at_ns": cut.at_ns, "seed": cut.seed, "report": cut.report }));
-            Ok(json!({
-                "powered": inside.core.powered(),
-                "operations": inside.core.operations(),
-                "volatile_bytes": inside.core.volatile_bytes(),
-                "volatile_names": inside.core.volatile_names(),
-                "last_cut": cut,
-            }))
+            let core = &inside.core;
+            Ok(serde_json::to_value(Status {
+                powered: core.powered(),
+                operations: core.operations(),
+                volatile_bytes: core.volatile_bytes(),
+                volatile_names: core.volatile_names(),
+                last_cut: inside.last_cut.clone(),
+            })?)
         }
         Command::Counters => {
             let files = inside.core.counters();
             let mut total = FileCounters::default();
             files.values().for_each(|counters| total.add(counters));
-            Ok(json!({ "files": files, "total": total, "directory_syncs": inside.core.directory_syncs() }))
+            let directory_syncs = inside.core.directory_syncs();
+            Ok(serde_json::to_value(Counters { files, total, directory_syncs })?)
         }
         Command::ResetCounters => {
             inside.core.reset_counters();
@@ -127,8 +126,7 @@ fn execute(command: Command, shared: &Arc<Shared>, stop: &Sender<()>) -> io::Res
             let torn = odds.torn_per_mille.unwrap_or(inside.torn_per_mille);
             let kept = odds.kept_per_mille.or(inside.kept_per_mille);
             inside.cut(seed, kept, torn)?;
-            let cut = inside.last_cut.as_ref();
-            Ok(json!({ "at_ns": cut.map(|c| c.at_ns), "seed": seed, "report": cut.map(|c| &c.report) }))
+            Ok(serde_json::to_value(&inside.last_cut)?)
         }
         Command::Arm { after_operations, after_ms, seed, kept_per_mille, torn_per_mille } => {
             inside.core.cut_after_operations(after_operations.filter(|n| *n > 0));

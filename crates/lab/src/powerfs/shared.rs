@@ -6,17 +6,10 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::client::Cut;
 use super::clock::Clock;
-use super::core::{Core, CutReport};
+use super::core::Core;
 use super::model::Model;
-
-/// What a cut by itself was like.
-#[derive(Debug)]
-pub(super) struct CutDone {
-    pub at_ns: u64,
-    pub seed: u64,
-    pub report: CutReport,
-}
 
 /// Everything behind the mount.
 pub(super) struct Inside {
@@ -28,7 +21,7 @@ pub(super) struct Inside {
     pub kept_per_mille: Option<u64>,
     /// Counts armings, so that a cut at a time knows whether it is still wanted.
     pub arming: u64,
-    pub last_cut: Option<CutDone>,
+    pub last_cut: Option<Cut>,
 }
 
 /// The part that FUSE, the clock and the control socket share.
@@ -41,7 +34,7 @@ impl Inside {
     /// The power goes now.
     pub fn cut(&mut self, seed: u64, kept_per_mille: Option<u64>, torn_per_mille: u64) -> io::Result<()> {
         let report = self.core.cut(seed, kept_per_mille, torn_per_mille)?;
-        self.last_cut = Some(CutDone { at_ns: crate::channel::monotonic_ns(), seed, report });
+        self.last_cut = Some(Cut { at_ns: crate::channel::monotonic_ns(), seed, report });
         Ok(())
     }
 
