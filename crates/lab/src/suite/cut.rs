@@ -100,7 +100,7 @@ pub(super) fn canary(evidence: &Evidence) -> Result<String> {
         check: file_system.check(),
         made_under_power: false,
     };
-    super::canary(run(evidence, &cut, Some(300)), "a disk that is never synced survived a power cut")
+    workload::canary(run(evidence, &cut, Some(300)), "a disk that is never synced survived a power cut")
 }
 
 fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Result<String> {

@@ -104,17 +104,6 @@ fn cases(seed: u64, quick: bool) -> Vec<Case> {
     cases
 }
 
-/// What was broken on purpose has to show; `survived`: what it means if it does not.
-fn canary(outcome: Result<String>, survived: &str) -> Result<String> {
-    match outcome {
-        Err(LabError::Broken(what)) => {
-            Ok(format!("the harness saw it: {}", what.lines().next().unwrap_or_default()))
-        }
-        Err(error) => Err(error),
-        Ok(told) => Err(LabError::Broken(format!("{survived}: {told}"))),
-    }
-}
-
 /// Runs the suite; `true` if every case passed.
 ///
 /// # Errors

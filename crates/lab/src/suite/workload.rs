@@ -133,3 +133,14 @@ pub(super) fn with_log(image: &Path) -> Vec<PathBuf> {
 
 /// 512 MiB, sparse: what mkfs.xfs wants at least.
 pub(super) const IMAGE_BYTES: u64 = 512 << 20;
+
+/// What was broken on purpose has to show; `survived`: what it means if it does not.
+pub(super) fn canary(outcome: Result<String>, survived: &str) -> Result<String> {
+    match outcome {
+        Err(LabError::Broken(what)) => {
+            Ok(format!("the harness saw it: {}", what.lines().next().unwrap_or_default()))
+        }
+        Err(error) => Err(error),
+        Ok(told) => Err(LabError::Broken(format!("{survived}: {told}"))),
+    }
+}

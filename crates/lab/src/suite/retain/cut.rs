@@ -47,7 +47,7 @@ pub(super) fn run(
 /// `guest-crash` trusts the host: a power cut that takes the arena has to show.
 pub(super) fn canary(evidence: &Evidence, seed: u64) -> Result<String> {
     let outcome = run(evidence, FileSystem::Ext4Journal, "guest-crash", seed);
-    super::super::canary(outcome, "a journal that was only memory survived a power cut")
+    workload::canary(outcome, "a journal that was only memory survived a power cut")
 }
 
 fn cut_and_verify(

@@ -267,5 +267,5 @@ pub(super) fn canary(evidence: &Evidence, seed: u64) -> Result<String> {
         churn: false,
         acknowledged_max: 200,
     };
-    super::super::canary(run(evidence, &plan), "a journal that is dropped lost nothing")
+    super::super::workload::canary(run(evidence, &plan), "a journal that is dropped lost nothing")
 }
