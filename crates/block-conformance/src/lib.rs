@@ -5,11 +5,14 @@
 //! are dropped with requests in flight. What reads return is compared with the [`Oracle`] all the
 //! time, and the whole disk now and then and at the end. A test of the suite itself runs it on broken disks.
 
+mod bytes;
 mod engine;
 mod memory;
 pub mod oracle;
 mod plan;
 pub mod sim;
+
+pub use bytes::Bytes;
 
 use std::sync::Arc;
 

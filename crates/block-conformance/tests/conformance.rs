@@ -2,54 +2,19 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Operation, Request,
-    Sector,
+    admit, BlockError, Completion, Disk, Geometry, Health, Lane, MediumDisk, Operation, Request, Sector,
 };
-use afterimage_block_conformance::{compare, run, run_read_only, run_threads};
+use afterimage_block_conformance::{compare, run, run_read_only, run_threads, Bytes};
 use proptest::prelude::*;
 
 const SECTORS: usize = 3000;
 
-/// Bytes in memory.
-struct Bytes(Mutex<Vec<u8>>);
-
-impl Bytes {
-    fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(vec![0x11; SECTORS * 512])))
-    }
-}
-
-impl Medium for Bytes {
-    fn len(&self) -> u64 {
-        (SECTORS * 512) as u64
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.0.lock().unwrap()[offset as usize..][..buf.len()].copy_from_slice(buf);
-        Ok(())
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> io::Result<()> {
-        self.0.lock().unwrap()[offset as usize..][..len as usize].fill(0);
-        Ok(())
-    }
-
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
+fn bytes() -> Arc<Bytes> {
+    Bytes::new(vec![0x11; SECTORS * 512])
 }
 
 proptest! {
@@ -57,7 +22,7 @@ proptest! {
 
     #[test]
     fn a_right_disk_passes(seed in any::<u64>()) {
-        let bytes = Bytes::new();
+        let bytes = bytes();
         let disk = || Arc::new(MediumDisk::new(Arc::clone(&bytes) as _)) as Arc<dyn Disk>;
         let mut oracle = run(seed, 600, disk).unwrap();
         compare(seed, &disk(), &mut oracle).unwrap();
@@ -66,7 +31,7 @@ proptest! {
 
 #[test]
 fn a_right_disk_passes_from_several_threads_and_read_only() {
-    let bytes = Bytes::new();
+    let bytes = bytes();
     run_threads(7, 400, 3, || Arc::new(MediumDisk::new(Arc::clone(&bytes) as _))).unwrap();
     let disk: Arc<dyn Disk> = Arc::new(MediumDisk::read_only(bytes as _));
     run_read_only(7, &disk).unwrap();
@@ -210,11 +175,10 @@ fn every_broken_disk_is_caught() {
         Bug::CompletesTwice,
         Bug::ShortReads,
     ] {
-        let found = run(3, 2000, || Arc::new(Broken { disk: MediumDisk::new(Bytes::new()), bug }));
+        let found = run(3, 2000, || Arc::new(Broken { disk: MediumDisk::new(bytes()), bug }));
         let Err(violation) = found else { panic!("{bug:?} was not noticed") };
         println!("{bug:?}: {violation}");
     }
-    let disk: Arc<dyn Disk> =
-        Arc::new(Broken { disk: MediumDisk::new(Bytes::new()), bug: Bug::WritesReadOnly });
+    let disk: Arc<dyn Disk> = Arc::new(Broken { disk: MediumDisk::new(bytes()), bug: Bug::WritesReadOnly });
     assert!(run_read_only(3, &disk).is_err());
 }

@@ -19,6 +19,7 @@ mod absorb;
 mod errors;
 mod followed;
 #[cfg(any(test, feature = "testkit"))]
+#[path = "../../testkit/fuzz.rs"]
 pub mod fuzz;
 mod home;
 mod journal;

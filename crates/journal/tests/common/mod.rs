@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Sector};
+pub use afterimage_block_conformance::Bytes as Memory;
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::ext4::Options;
 use afterimage_journal::layout::superblock::JournalSuperblock;
@@ -16,48 +17,6 @@ use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
 use afterimage_journal::{AreaBlock, Block, Mutation, RetainDisk, BLOCK_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
-
-/// A disk in memory.
-pub struct Memory(Mutex<Vec<u8>>);
-
-impl Memory {
-    pub fn new(bytes: Vec<u8>) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(bytes)))
-    }
-
-    pub fn bytes(&self) -> Vec<u8> {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-impl Medium for Memory {
-    fn len(&self) -> u64 {
-        self.0.lock().unwrap().len() as u64
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
-        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> std::io::Result<()> {
-        self.0.lock().unwrap()[offset as usize..][..buf.len()].copy_from_slice(buf);
-        Ok(())
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> std::io::Result<()> {
-        self.0.lock().unwrap()[offset as usize..][..len as usize].fill(0);
-        Ok(())
-    }
-
-    fn rewrite_lost(&self, _: u64, _: u64) -> std::io::Result<u64> {
-        Ok(0)
-    }
-
-    fn sync(&self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 struct Bytes<'a>(&'a [u8]);
 

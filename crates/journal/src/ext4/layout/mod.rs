@@ -25,6 +25,7 @@ mod ext4;
 mod extents;
 mod foreign;
 #[cfg(any(test, feature = "testkit"))]
+#[path = "../../../testkit/layout_fuzz.rs"]
 pub mod fuzz;
 mod group;
 mod inode;

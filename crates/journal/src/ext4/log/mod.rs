@@ -14,10 +14,13 @@ mod block;
 mod checksum;
 pub(crate) mod empty;
 #[cfg(any(test, feature = "testkit"))]
+#[path = "../../../testkit/encode.rs"]
 pub mod encode;
 #[cfg(any(test, feature = "testkit"))]
+#[path = "../../../testkit/log_fuzz.rs"]
 pub mod fuzz;
 #[cfg(any(test, feature = "testkit"))]
+#[path = "../../../testkit/oracle.rs"]
 pub mod oracle;
 
 use afterimage_block::BlockError;
