@@ -1,7 +1,7 @@
 //! Runs a workload in a guest and records its block stream above and below the daemon's layers.
 //!
 //! ```text
-//!   guest (UML) ── vhost-user ── Server ─► tap ─► journals ─► Group ─► taps ─► images, log       one process: this one
+//!   guest ── vhost-user ── Server ─► tap ─► journals ─► Group ─► taps ─► images, log       one process: this one
 //!      │ marks                                └──────────┬──────┘
 //!      └──────────────────────────────────────► Recorder ─► recording file
 //!
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use afterimage_lab::channel::Arrival;
-use afterimage_lab::guest::{Guest, Said, Vmm};
+use afterimage_lab::guest::{fetch_kernel, Guest, Said, Vmm};
 use afterimage_lab::{locate, LabError};
 use afterimage_order::Contract;
 use afterimage_protocol::report::Mark;
@@ -62,6 +62,8 @@ pub struct RecordOptions {
     pub mkfs: String,
     /// Options of the mount, as `mount -o` takes them; none where empty.
     pub mount_options: String,
+    /// Which machine runs the guest.
+    pub vmm: Vmm,
     /// Shell that runs before the recording's part that is explored; nothing where empty.
     pub setup: String,
     /// Shell that is explored.
@@ -94,6 +96,7 @@ impl RecordOptions {
             log_bytes_max: 64 << 20,
             mkfs: "mkfs.ext4 -q -F -b 4096".to_owned(),
             mount_options: String::new(),
+            vmm: Vmm::Uml,
             setup: String::new(),
             command,
             check: None,
@@ -158,7 +161,7 @@ impl RecordOptions {
         }
         say("memory_mib", self.memory_mib.into());
         say("seed", self.seed.into());
-        say("kernel", kernel()?.into());
+        say("kernel", kernel(self.vmm)?.into());
         say("recorder", concat!("afterimage ", env!("CARGO_PKG_VERSION")).into());
         Ok(about)
     }
@@ -171,8 +174,12 @@ impl RecordOptions {
     }
 }
 
-/// The guest's kernel: User Mode Linux's version.
-fn kernel() -> Result<String> {
+/// The guest's kernel: User Mode Linux's version, or the file that QEMU boots.
+fn kernel(vmm: Vmm) -> Result<String> {
+    if vmm == Vmm::Qemu {
+        let image = fetch_kernel()?.image;
+        return Ok(image.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
     let program = locate::system_program("linux.uml", "user-mode-linux")?;
     let said = std::process::Command::new(&program)
         .arg("--version")
@@ -216,7 +223,7 @@ pub fn record_with(
     options.check()?;
     let began = Instant::now();
     let mut rig = Rig::start(options)?;
-    let mut builder = Guest::builder(Vmm::Uml)
+    let mut builder = Guest::builder(options.vmm)
         .memory_mib(options.memory_mib)
         .limit(options.limit)
         .kernel_argument("panic=-1");

@@ -76,9 +76,9 @@ pub(super) fn script(options: &RecordOptions) -> String {
          (cd {mount} && exec sh -e -c {})\n\
          sync\n\
          # The recorder brings everything home: what the setup wrote would be recovered again in every state.\n\
-         # The channel stays open meanwhile: its last closing would throw an early answer away.\n\
+         # The channel stays open meanwhile: its last closing would throw an early answer away. QEMU's is opened once at a time.\n\
          exec 9<> \"$AFTERIMAGE_REPORT\"\n\
-         \"$AFTERIMAGE_AGENT\" say '{{\"guest\":\"set-up\"}}'\n\
+         echo '{{\"guest\":\"set-up\"}}' >&9\n\
          read -r answer <&9\n\
          exec 9>&-\n\
          \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"begin\"}}'\n\

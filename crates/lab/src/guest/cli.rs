@@ -23,6 +23,18 @@ pub enum VmmChoice {
     Qemu,
 }
 
+impl VmmChoice {
+    /// The machine that it is here.
+    pub fn vmm(self) -> Vmm {
+        match self {
+            VmmChoice::Uml => Vmm::Uml,
+            VmmChoice::Qemu => Vmm::Qemu,
+            VmmChoice::Auto if kvm_boots() => Vmm::Qemu,
+            VmmChoice::Auto => Vmm::Uml,
+        }
+    }
+}
+
 /// What `afterimage guest run` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunOptions {
@@ -56,13 +68,7 @@ pub struct RunOptions {
 /// # Errors
 /// The guest would not boot, died, or ran past its deadline.
 pub fn run_cli(options: &RunOptions) -> Result<ExitStatus> {
-    let vmm = match options.vmm {
-        VmmChoice::Uml => Vmm::Uml,
-        VmmChoice::Qemu => Vmm::Qemu,
-        VmmChoice::Auto if kvm_boots() => Vmm::Qemu,
-        VmmChoice::Auto => Vmm::Uml,
-    };
-    let mut builder = Guest::builder(vmm)
+    let mut builder = Guest::builder(options.vmm.vmm())
         .memory_mib(memory_mib(&options.memory)?)
         .queues(options.queues)
         .limit(Duration::from_secs(options.timeout));

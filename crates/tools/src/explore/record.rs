@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use afterimage_explore::record::{record_with, RecordOptions};
+use afterimage_lab::guest::VmmChoice;
 use afterimage_lab::process::quote;
 use afterimage_order::Contract;
 
@@ -13,7 +14,7 @@ use afterimage::units::{parse_disk_size, parse_duration};
 
 /// Record what a workload makes of its disk, above and below the daemon
 ///
-/// Boots a guest (User Mode Linux; the host's programs are there inside, its files cannot be changed), makes a file system
+/// Boots a guest (the host's programs are there inside, its files cannot be changed), makes a file system
 /// on /dev/vda, mounts it at /mnt, runs SETUP and then COMMAND there, and writes down every write with its data, every
 /// flush, discard and mark, as they pass above and below the daemon's layers. What a crash may leave is then explored
 /// between the beginning and the end of COMMAND, as often as wanted, without the guest.
@@ -49,6 +50,9 @@ pub struct Args {
     /// Options of the mount, as `mount -o` takes them
     #[arg(long, value_name = "OPTS", default_value = "", hide_default_value = true)]
     mount: String,
+    /// Which virtual machine monitor runs the guest
+    #[arg(long, value_enum, default_value = "uml")]
+    vmm: VmmChoice,
     /// Shell that runs before COMMAND, and is not explored
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     setup: String,
@@ -98,6 +102,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         log_bytes_max: args.log_max,
         mkfs: args.mkfs.clone(),
         mount_options: args.mount.clone(),
+        vmm: args.vmm.vmm(),
         setup: args.setup.clone(),
         check: args.check.clone(),
         memory_mib,
