@@ -38,6 +38,8 @@ enum Command {
 enum Suite {
     /// Real guests, real deaths, and whether the promises held
     Guests(suite::SuiteOptions),
+    /// The guest's own kernel part, `vext4`, in QEMU guests beside the stock ext4
+    Kernel(suite::KernelOptions),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +65,9 @@ fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
         Command::Integrity(options) => Ok(ExitCode::from(u8::from(!integrity::run(&options)?))),
         Command::Test { suite: Suite::Guests(options) } => {
             Ok(ExitCode::from(u8::from(!suite::run(&options)?)))
+        }
+        Command::Test { suite: Suite::Kernel(options) } => {
+            Ok(ExitCode::from(u8::from(!suite::run_kernel(&options)?)))
         }
         Command::Prepare => {
             guest::fetch_kernel()?;

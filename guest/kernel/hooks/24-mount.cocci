@@ -2,6 +2,7 @@
 // place: fs/ext4/super.c ext4_load_and_init_journal 1 sio_refuses
 // place: fs/ext4/super.c __ext4_remount 1 sio_refuses
 // place: fs/ext4/super.c set_journal_csum_feature_set 1 sio_checks_transactions
+// place: fs/ext4/super.c set_journal_csum_feature_set 1 sio_forget_blocks_checksum
 @@ @@
  ext4_load_and_init_journal(...)
  {
@@ -33,6 +34,17 @@ statement S;
 -if (ext4_has_metadata_csum(sb))
 +if (ext4_has_metadata_csum(sb) && !sio_checks_transactions(sb))
  { ... } else { ... }
+ ...>
+ }
+
+@@
+statement S1, S2;
+@@
+ set_journal_csum_feature_set(...)
+ {
+ <...
++sio_forget_blocks_checksum(sb);
+ if (test_opt(sb, JOURNAL_ASYNC_COMMIT)) S1 else S2
  ...>
  }
 

@@ -15,8 +15,9 @@
  *  - nothing outside the journal had to be durable before. The flush in front of a classic commit block also makes
  *    durable what was written home: ordered data, data whose unwritten extents are converted, zeroes in fresh blocks.
  *    After any of these, whatever transaction it concerns, the next commit is a classic one.
- *  - the content does not change between its checksum and its write. Pages of files that are mapped shared and
- *    writable are copied.
+ *  - what is written is what was summed. Pages change without asking the journal: truncation and hole punching zero the
+ *    ends in the page cache, a fault may be between its handle and the moment when its page counts as dirty, direct I/O
+ *    may go on in a page whose mapping is gone, and the superblock is changed in place. So every block is copied.
  */
 
 #include <linux/blkdev.h>
@@ -99,30 +100,14 @@ void sio_revoke_block(journal_t *journal, int used)
 }
 
 /**
- * sio_may_change - may a buffer change while it is written to the journal?
+ * sio_copies - is a block copied for the journal?
  * @journal: the journal
- * @bh: a buffer of the committing transaction
  *
- * The file system write-protects mapped pages when their transaction begins to commit, but a fault may be between its
- * handle and the moment when the page counts as dirty. Whole files are asked for, not pages, because the page is not
- * mapped yet at that moment.
+ * Return: whether it is, also where it need not be escaped.
  */
-bool sio_may_change(journal_t *journal, struct buffer_head *bh)
+bool sio_copies(journal_t *journal)
 {
-	struct address_space *mapping;
-	bool may = false;
-
-	if (!jbd2_has_feature_async_commit(journal))
-		return false;
-	/* A page that was truncated meanwhile has no mapping any more; its file may be gone. */
-	rcu_read_lock();
-	mapping = READ_ONCE(bh->b_page->mapping);
-	if (mapping)
-		may = mapping_writably_mapped(mapping);
-	rcu_read_unlock();
-	if (may)
-		atomic64_inc(&journal->j_sio.copied);
-	return may;
+	return jbd2_has_feature_async_commit(journal);
 }
 
 /**
@@ -164,7 +149,6 @@ static int sio_show(struct seq_file *seq, void *v)
 		seq_printf(seq, "%s %lld\n", kinds[kind], atomic64_read(&sio->commits[kind]));
 	seq_printf(seq, "syncs %lld\n", atomic64_read(&sio->syncs));
 	seq_printf(seq, "mapped_pages %lld\n", atomic64_read(&sio->mapped_pages));
-	seq_printf(seq, "copied %lld\n", atomic64_read(&sio->copied));
 	seq_printf(seq, "cancelled_overwritten %lld\n", atomic64_read(&sio->overwritten));
 	seq_printf(seq, "cancelled_freed %lld\n", atomic64_read(&sio->freed));
 	return 0;

@@ -16,7 +16,6 @@
 #define SIO_CANARY_NO_CHECKSUM 0
 #endif
 
-struct buffer_head;
 struct journal_head;
 struct journal_s;
 struct transaction_s;
@@ -38,7 +37,6 @@ enum sio_kind {
  * @commits: commits by kind
  * @syncs: fsync, fdatasync, msync and O_SYNC writes that were served by a commit alone
  * @mapped_pages: pages that such a sync had to journal first, because a mapping had dirtied them
- * @copied: blocks that were copied for the journal because a mapping might change them
  * @overwritten: home writes that never happened: a later transaction had the block first
  * @freed: home writes that never happened: the block was truncated or deleted first
  */
@@ -48,7 +46,6 @@ struct sio_journal {
 	atomic64_t commits[SIO_KINDS];
 	atomic64_t syncs;
 	atomic64_t mapped_pages;
-	atomic64_t copied;
 	atomic64_t overwritten;
 	atomic64_t freed;
 };
@@ -56,7 +53,7 @@ struct sio_journal {
 bool sio_commit_at_once(struct journal_s *journal, struct transaction_s *transaction);
 int sio_flush_committed(struct journal_s *journal, struct transaction_s *transaction, int err);
 void sio_revoke_block(struct journal_s *journal, int used);
-bool sio_may_change(struct journal_s *journal, struct buffer_head *bh);
+bool sio_copies(struct journal_s *journal);
 void sio_overwritten(struct journal_s *journal, struct journal_head *jh);
 void sio_freed(struct journal_s *journal, struct journal_head *jh);
 void sio_proc_init(struct journal_s *journal);

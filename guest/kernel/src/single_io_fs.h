@@ -71,4 +71,18 @@ static inline bool sio_checks_transactions(struct super_block *sb)
 	return !SIO_CANARY_NO_CHECKSUM && test_opt(sb, JOURNAL_ASYNC_COMMIT);
 }
 
+/*
+ * A journal that was loaded with checksums of blocks has their algorithm, and then counts as one of version 2 or 3
+ * whatever its features are now: a checksum of the commit block would be put in the place of the transaction's.
+ */
+static inline void sio_forget_blocks_checksum(struct super_block *sb)
+{
+	journal_t *journal = EXT4_SB(sb)->s_journal;
+
+	if (!sio_checks_transactions(sb) || !journal->j_chksum_driver)
+		return;
+	crypto_free_shash(journal->j_chksum_driver);
+	journal->j_chksum_driver = NULL;
+}
+
 #endif

@@ -38,15 +38,18 @@ pub(super) fn allowance(contract: &str) -> Allowance {
     }
 }
 
-struct Plan<'a> {
-    contract: &'a str,
-    seed: u64,
-    disks: usize,
-    make: &'a str,
-    mount: &'a str,
-    check: &'a str,
+pub(super) struct Plan<'a> {
+    pub vmm: Vmm,
+    pub contract: &'a str,
+    pub seed: u64,
+    pub disks: usize,
+    pub make: &'a str,
+    pub mount: &'a str,
+    /// How the guest behind the cut mounts.
+    pub mount_after: &'a str,
+    pub check: &'a str,
     /// Formatted and closed in order under `power` first: a contract may be changed between two runs.
-    made_under_power: bool,
+    pub made_under_power: bool,
 }
 
 pub(super) fn one_disk(
@@ -56,17 +59,33 @@ pub(super) fn one_disk(
     seed: u64,
 ) -> Result<String> {
     let (make, mount, check) = (file_system.make(), file_system.mount(), file_system.check());
-    run(evidence, &Plan { contract, seed, disks: 1, make, mount, check, made_under_power: false }, None)
+    run(
+        evidence,
+        &Plan {
+            vmm: Vmm::Uml,
+            contract,
+            seed,
+            disks: 1,
+            make,
+            mount,
+            mount_after: mount,
+            check,
+            made_under_power: false,
+        },
+        None,
+    )
 }
 
 /// jbd2 with its journal on another disk needs order across disks: the group rule.
 pub(super) fn two_disks(evidence: &Evidence, seed: u64) -> Result<String> {
     let cut = Plan {
+        vmm: Vmm::Uml,
         contract: "power-window=50ms",
         seed,
         disks: 2,
         make: "mke2fs -q -F -O journal_dev -b 4096 /dev/vdb && mkfs.ext4 -q -F -b 4096 -J device=/dev/vdb /dev/vda",
         mount: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
+        mount_after: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
         check: "e2fsck -fn -j /dev/vdb /dev/vda",
         made_under_power: false,
     };
@@ -77,11 +96,13 @@ pub(super) fn two_disks(evidence: &Evidence, seed: u64) -> Result<String> {
 pub(super) fn changed_contract(evidence: &Evidence, seed: u64) -> Result<String> {
     let file_system = FileSystem::Ext4Ordered;
     let cut = Plan {
+        vmm: Vmm::Uml,
         contract: "power-window=50ms",
         seed,
         disks: 1,
         make: file_system.make(),
         mount: file_system.mount(),
+        mount_after: file_system.mount(),
         check: file_system.check(),
         made_under_power: true,
     };
@@ -92,18 +113,20 @@ pub(super) fn changed_contract(evidence: &Evidence, seed: u64) -> Result<String>
 pub(super) fn canary(evidence: &Evidence) -> Result<String> {
     let file_system = FileSystem::Ext4Ordered;
     let cut = Plan {
+        vmm: Vmm::Uml,
         contract: "guest-crash",
         seed: 1,
         disks: 1,
         make: file_system.make(),
         mount: file_system.mount(),
+        mount_after: file_system.mount(),
         check: file_system.check(),
         made_under_power: false,
     };
     workload::canary(run(evidence, &cut, Some(300)), "a disk that is never synced survived a power cut")
 }
 
-fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Result<String> {
+pub(super) fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Result<String> {
     let mount = PowerMount::mount(&MountOptions {
         model: ModelName::Ssd,
         seed: cut.seed,
@@ -180,7 +203,7 @@ fn cut_and_verify(
         make = "true";
     }
     let daemon = Daemon::serve(&options)?;
-    let guest = workload::guest(Vmm::Uml, &daemon).start(&workload::writing(make, cut.mount))?;
+    let guest = workload::guest(cut.vmm, &daemon).start(&workload::writing(make, cut.mount))?;
     if let Err(error) = guest.wait_acknowledged(ACKNOWLEDGED_BEFORE) {
         evidence.guest(&guest, "first");
         evidence.daemon(&daemon, "first");
@@ -196,7 +219,7 @@ fn cut_and_verify(
     let daemon = Daemon::serve(&options).map_err(|error| {
         LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
     })?;
-    let remains = workload::remains(evidence, &daemon, cut.mount, cut.check);
+    let remains = workload::remains(evidence, &daemon, cut.mount_after, cut.check);
     evidence.daemon(&daemon, "second");
     let told = workload::judge(evidence, &ledger, &remains?, allowance(cut.contract))?;
     daemon.stop()?;

@@ -11,6 +11,7 @@
 
 mod crash;
 mod cut;
+mod kernel;
 mod live;
 mod peer;
 mod retain;
@@ -24,6 +25,8 @@ use crate::evidence::Evidence;
 use crate::guest::Vmm;
 use crash::Death;
 use workload::FileSystem;
+
+pub use kernel::{run as run_kernel, KernelOptions};
 
 /// What `afterimage-lab test guests` takes.
 #[derive(Clone, Debug, clap::Args)]
@@ -109,10 +112,14 @@ fn cases(seed: u64, quick: bool) -> Vec<Case> {
 /// # Errors
 /// The suite itself can not run; a failed case is not an error here.
 pub fn run(options: &SuiteOptions) -> Result<bool> {
+    run_cases(cases(options.seed, options.quick), options)
+}
+
+fn run_cases(cases: Vec<Case>, options: &SuiteOptions) -> Result<bool> {
     let wanted = |case: &Case| {
         options.only.as_ref().map_or(!options.quick || case.quick, |only| case.name.contains(only.as_str()))
     };
-    let cases: Vec<Case> = cases(options.seed, options.quick).into_iter().filter(wanted).collect();
+    let cases: Vec<Case> = cases.into_iter().filter(wanted).collect();
     if cases.is_empty() {
         return Err(LabError::Missing("no case has such a name: see --list".to_owned()));
     }
