@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, Geometry, Health, Lane, MediumDisk, Operation, Request, Sector,
+    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, MediumDisk, Operation, Request, Sector,
 };
 use afterimage_block_conformance::{compare, run, run_read_only, run_threads, Bytes};
 use proptest::prelude::*;
@@ -95,12 +95,24 @@ struct BrokenLane {
     disk: Geometry,
     lane: Box<dyn Lane>,
     bug: Bug,
-    early: Vec<Request>,
+    early: Vec<Admitted>,
     done: Vec<Completion>,
     count: usize,
 }
 
 impl Lane for BrokenLane {
+    fn geometry(&self) -> Geometry {
+        self.disk
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        self.submit(request.into_request());
+    }
+
     fn submit(&mut self, mut request: Request) {
         self.count += 1;
         let is_write = matches!(request.operation, Operation::Write { .. });
@@ -117,9 +129,14 @@ impl Lane for BrokenLane {
             Bug::OffByOne if is_write && request.sectors == 8 && request.sector.0 + 9 < SECTORS as u64 => {
                 request.sector = Sector(request.sector.0 + 1);
             }
-            Bug::CompletesEarly if is_write && admit(&request, &self.disk, &Health::default()).is_ok() => {
-                self.done.push(Completion { token: request.token, result: Ok(()) });
-                self.early.push(request);
+            Bug::CompletesEarly if is_write => {
+                match Admitted::new(request, &self.disk) {
+                    Ok(request) => {
+                        self.done.push(Completion { token: request.token, result: Ok(()) });
+                        self.early.push(request);
+                    }
+                    Err(refusal) => self.refuse(refusal),
+                }
                 return;
             }
             Bug::ShortReads if request.operation == Operation::Read && request.sectors > 1 => {
@@ -131,7 +148,7 @@ impl Lane for BrokenLane {
         if matches!(request.operation, Operation::Flush(_)) && !self.early.is_empty() {
             self.lane.reap(&mut self.done);
             for early in self.early.drain(..) {
-                self.lane.submit(early);
+                self.lane.take(early);
             }
             // Their completions have been given already; the lane below completes at once.
             let mut given = Vec::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
-use crate::{BlockError, Completion, Request, Sector, SECTOR_BYTES};
+use crate::{Admitted, BlockError, Completion, Operation, Request, Sector, SECTOR_BYTES};
 
 /// What a disk looks like to its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,17 @@ impl Health {
             Some(reason) => Err(BlockError::Failed { reason: Arc::clone(reason) }),
         }
     }
+
+    /// Whether a request of that kind may go on: reads do after a failure.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn admit(&self, operation: Operation) -> Result<(), BlockError> {
+        match operation {
+            Operation::Read => Ok(()),
+            _ => self.check(),
+        }
+    }
 }
 
 /// Why no request of a guest is in flight on a disk.
@@ -105,9 +116,24 @@ pub trait Disk: Send + Sync {
 /// Every submitted request is answered by exactly one completion, on this lane, also after a failure.
 /// Dropping a lane with requests in flight waits until none can touch its buffers any more.
 pub trait Lane: Send {
-    /// Takes a request. May complete it at once (the completion waits in [`Lane::reap`]) or hold it back
-    /// until [`Lane::dispatch`]. Ranges and permissions are checked here: a bad request completes with an error.
-    fn submit(&mut self, request: Request);
+    /// What it admits requests by: its disk's geometry.
+    fn geometry(&self) -> Geometry;
+
+    /// Takes a request from outside. Ranges and permissions are checked here, and nowhere below: a bad request completes with an
+    /// error.
+    fn submit(&mut self, request: Request) {
+        match Admitted::new(request, &self.geometry()) {
+            Ok(request) => self.take(request),
+            Err(refusal) => self.refuse(refusal),
+        }
+    }
+
+    /// Takes a request. May complete it at once (the completion waits in [`Lane::reap`]) or hold it back until
+    /// [`Lane::dispatch`].
+    fn take(&mut self, request: Admitted);
+
+    /// Answers a request that was not taken.
+    fn refuse(&mut self, refusal: Completion);
 
     /// Hands everything that was held back to the layer below, as one batch.
     fn dispatch(&mut self);

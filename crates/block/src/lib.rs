@@ -9,7 +9,7 @@
 //! A layer is a [`Disk`]. Each virtqueue opens a [`Lane`] of its own on the disk and drives it from one
 //! thread: [`Lane::submit`] requests, [`Lane::dispatch`] them as a batch, [`Lane::reap`] completions,
 //! [`Lane::wait`] when there is nothing to do. A layer above another holds the lower layer's lane inside its
-//! own. Synchronous work that is not a guest's (going home, recovery, checks) uses a [`Medium`].
+//! own, and hands down what was [`Admitted`] once. Synchronous work that is not a guest's (going home, recovery, checks) uses a [`Medium`].
 //!
 //! What a completion means: a *read* has filled its buffers; a *write*, *discard* or *write-zeroes* is visible
 //! to every later read on any lane, and its data is in a file's page cache, on the device, or in memory that
@@ -32,7 +32,7 @@ mod medium_disk;
 mod request;
 mod tap;
 
-pub use admit::admit;
+pub use admit::Admitted;
 pub use bell::Bell;
 pub use blocking::Blocking;
 pub use buffers::Buffers;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    admit, wait_readable, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, Operation, Request,
+    wait_readable, Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, Operation,
     SECTOR_BYTES,
 };
 
@@ -83,9 +83,9 @@ struct MediumLane {
 }
 
 impl MediumLane {
-    fn serve(&mut self, request: &Request) -> Result<(), BlockError> {
+    fn serve(&mut self, request: &Admitted) -> Result<(), BlockError> {
         let shared = &self.shared;
-        admit(request, &shared.geometry, &shared.health)?;
+        shared.health.admit(request.operation)?;
         let offset = request.sector.0.wrapping_mul(SECTOR_BYTES);
         let medium = &shared.medium;
         match request.operation {
@@ -128,7 +128,15 @@ impl MediumLane {
 }
 
 impl Lane for MediumLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         let result = self.serve(&request);
         self.done.push(Completion { token: request.token, result });
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{Buffers, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token};
+use afterimage_block::{Admitted, Disk, FlushKind, Lane, Quiesced, Token};
 use parking_lot::Mutex;
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use tracing::{info, warn};
@@ -446,13 +446,7 @@ impl Device {
     }
 
     fn flush(&mut self) -> Result<(), Refused> {
-        self.control.submit(Request {
-            token: Token(0),
-            operation: Operation::Flush(FlushKind::Order),
-            sector: Sector(0),
-            sectors: 0,
-            buffers: Buffers::empty(),
-        });
+        self.control.take(Admitted::flush(Token(0), FlushKind::Order));
         let mut completions = Vec::new();
         loop {
             self.control.dispatch();

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Completion, Disk, Geometry, Health, Lane, Request};
+use afterimage_block::{Admitted, BlockError, Completion, Disk, Geometry, Health, Lane};
 use afterimage_frontend::ServeOptions;
 use daemon::serve;
 use memory_disk::MemoryDisk;
@@ -29,7 +29,7 @@ struct Gate {
 
 struct GateLane {
     inner: Box<dyn Lane>,
-    requests: Vec<Request>,
+    requests: Vec<Admitted>,
     held: Arc<AtomicUsize>,
     opened: Arc<rustix::fd::OwnedFd>,
 }
@@ -62,7 +62,15 @@ impl GateLane {
 }
 
 impl Lane for GateLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.inner.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.requests.push(request);
         self.held.fetch_max(self.requests.len(), Ordering::SeqCst);
     }
@@ -73,7 +81,7 @@ impl Lane for GateLane {
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         if self.is_open() {
-            self.requests.drain(..).for_each(|request| self.inner.submit(request));
+            self.requests.drain(..).for_each(|request| self.inner.take(request));
         }
         self.inner.reap(completions);
     }

@@ -15,7 +15,7 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced, Request};
+use afterimage_block::{Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced};
 use afterimage_frontend::ServeOptions;
 use daemon::{serve, Served};
 use memory_disk::MemoryDisk;
@@ -57,13 +57,21 @@ impl Disk for TellingDisk {
 
 struct SlowLane {
     inner: Box<dyn Lane>,
-    held: Vec<Request>,
+    held: Vec<Admitted>,
     turns: u32,
     in_flight: Arc<AtomicUsize>,
 }
 
 impl Lane for SlowLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.inner.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.in_flight.fetch_add(1, Ordering::SeqCst);
         self.held.push(request);
     }
@@ -75,7 +83,7 @@ impl Lane for SlowLane {
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.turns += 1;
         if self.turns % TURNS == 0 {
-            self.held.drain(..).for_each(|request| self.inner.submit(request));
+            self.held.drain(..).for_each(|request| self.inner.take(request));
         }
         let before = completions.len();
         self.inner.reap(completions);

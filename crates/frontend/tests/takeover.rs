@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use afterimage_block::{
-    wait_readable, BlockError, Completion, Disk, Geometry, Health, Lane, MediumDisk, Request,
+    wait_readable, Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, MediumDisk,
 };
 use afterimage_frontend::keep::Keeper;
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
@@ -29,7 +29,7 @@ struct LateDisk(MediumDisk);
 
 struct LateLane {
     inner: Box<dyn Lane>,
-    held: Vec<Request>,
+    held: Vec<Admitted>,
     turns: u32,
 }
 
@@ -52,7 +52,15 @@ impl Disk for LateDisk {
 }
 
 impl Lane for LateLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.inner.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         if request.sector.0 == FATAL_SECTOR && std::env::var_os("TAKEOVER_FATAL").is_some() {
             std::process::abort();
         }
@@ -66,7 +74,7 @@ impl Lane for LateLane {
         // One request each time, so that most batches end with others in flight.
         if self.turns % 3 != 0 {
             if let Some(request) = self.held.pop() {
-                self.inner.submit(request);
+                self.inner.take(request);
                 self.inner.reap(completions);
             }
         }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, FlushKind, Front, Geometry, Health, Lane, Operation, Request,
+    Admitted, BlockError, Completion, Disk, FlushKind, Front, Geometry, Health, Lane, Operation,
     SequenceNumber, Token,
 };
 use slab::Slab;
@@ -84,7 +84,6 @@ impl Front for PassThroughDisk {
     fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(PassThroughLane {
             lower,
-            geometry: self.lower.geometry(),
             health: self.lower.health().clone(),
             shared: Arc::clone(&self.shared),
             signal: self
@@ -111,21 +110,20 @@ enum InFlight {
 struct PassThroughLane {
     /// Dropped before `signal`: while the layer below may still write, the lane's count is still seen.
     lower: Box<dyn Lane>,
-    geometry: Geometry,
     health: Health,
     shared: Arc<Shared>,
     signal: Arc<LaneSignal>,
     only_disk: bool,
     slots: Slab<InFlight>,
     /// Writes that wait for the pause to end.
-    held: VecDeque<Request>,
+    held: VecDeque<Admitted>,
     done: Vec<Completion>,
     below: Vec<Completion>,
 }
 
 impl PassThroughLane {
     /// Hands a write down, or gives it back while the group is paused.
-    fn write(&mut self, mut request: Request) -> Option<Request> {
+    fn write(&mut self, request: Admitted) -> Option<Admitted> {
         // Counted before the gate is looked at, and the gate is closed before the counters are: so a pause sees this
         // write or this write sees the pause.
         self.signal.writes_in_flight.fetch_add(1, Ordering::SeqCst);
@@ -139,17 +137,15 @@ impl PassThroughLane {
             }
             return Some(request);
         }
-        if self.shared.relaxed {
-            request.operation = unflushed(request.operation);
-        }
         let token = request.token;
+        let request = if self.shared.relaxed { request.unflushed() } else { request };
         self.hand_down(request, InFlight::Write(token));
         None
     }
 
-    fn hand_down(&mut self, mut request: Request, as_what: InFlight) {
-        request.token = Token(self.slots.insert(as_what) as u64);
-        self.lower.submit(request);
+    fn hand_down(&mut self, request: Admitted, as_what: InFlight) {
+        let token = Token(self.slots.insert(as_what) as u64);
+        self.lower.take(request.with_token(token));
     }
 
     fn retry_held(&mut self) {
@@ -167,9 +163,9 @@ impl PassThroughLane {
         self.lower.dispatch();
     }
 
-    fn flush(&mut self, request: Request, kind: FlushKind) {
+    fn flush(&mut self, request: Admitted, kind: FlushKind) {
         if self.shared.relaxed && kind == FlushKind::Order {
-            let result = admit(&request, &self.geometry, &self.health);
+            let result = self.health.check();
             if result.is_ok() && self.shared.oldest_relaxed_ns.load(Ordering::Relaxed) == 0 {
                 let now = self.shared.clock.now().as_nanos() as u64 + 1;
                 let _ = self.shared.oldest_relaxed_ns.compare_exchange(
@@ -187,17 +183,16 @@ impl PassThroughLane {
     }
 }
 
-fn unflushed(operation: Operation) -> Operation {
-    match operation {
-        Operation::Write { .. } => Operation::Write { flushed: false },
-        Operation::Discard { .. } => Operation::Discard { flushed: false },
-        Operation::WriteZeroes { unmap, .. } => Operation::WriteZeroes { unmap, flushed: false },
-        other => other,
-    }
-}
-
 impl Lane for PassThroughLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         match request.operation {
             Operation::Read => {
                 let token = request.token;

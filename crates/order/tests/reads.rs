@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Medium, MediumDisk,
-    Operation, Request, Sector, Token,
+    Admitted, BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Medium,
+    MediumDisk, Operation, Request, Sector, Token,
 };
 use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
@@ -32,7 +32,7 @@ struct Slow {
 
 struct SlowLane {
     inner: Box<dyn Lane>,
-    held: std::collections::VecDeque<Request>,
+    held: std::collections::VecDeque<Admitted>,
     most: Arc<AtomicUsize>,
 }
 
@@ -56,7 +56,15 @@ impl Disk for Slow {
 }
 
 impl Lane for SlowLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.inner.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.held.push_back(request);
         self.most.fetch_max(self.held.len(), Ordering::SeqCst);
     }
@@ -65,7 +73,7 @@ impl Lane for SlowLane {
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         if let Some(request) = self.held.pop_front() {
-            self.inner.submit(request);
+            self.inner.take(request);
         }
         self.inner.reap(completions);
     }

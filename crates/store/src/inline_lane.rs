@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, wait_readable, BlockError, Completion, Lane, Operation, Request, SECTOR_BYTES,
+    wait_readable, Admitted, BlockError, Completion, Geometry, Lane, Operation, SECTOR_BYTES,
 };
 
 use crate::core::Core;
@@ -28,7 +28,7 @@ const TURN_BYTES: u64 = 128 << 10;
 pub(crate) struct InlineLane {
     core: Arc<Core>,
     shard: usize,
-    held: VecDeque<Request>,
+    held: VecDeque<Admitted>,
     done: Vec<Completion>,
 }
 
@@ -49,10 +49,9 @@ impl InlineLane {
         }
     }
 
-    fn serve(&self, request: &Request) -> Result<(), BlockError> {
+    fn serve(&self, request: &Admitted) -> Result<(), BlockError> {
         let core = &*self.core;
-        admit(request, &core.geometry, &core.health)?;
-        // In range, as was just checked.
+        core.health.admit(request.operation)?;
         let offset = request.sector.0.wrapping_mul(SECTOR_BYTES);
         let target = core.target(self.shard);
         match request.operation {
@@ -81,7 +80,15 @@ impl InlineLane {
 }
 
 impl Lane for InlineLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.core.geometry
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.held.push_back(request);
     }
 

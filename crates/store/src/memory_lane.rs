@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use afterimage_block::{wait_readable, Completion, Lane, Operation, Request};
+use afterimage_block::{wait_readable, Admitted, Completion, Geometry, Lane, Operation};
 
 use crate::inline_lane::InlineLane;
 use crate::ring_lane::RingLane;
@@ -27,13 +27,21 @@ impl MemoryLane {
 }
 
 impl Lane for MemoryLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.inline.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.inline.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         let large = request.operation == Operation::Read && request.buffers.len() >= LARGE_BYTES;
         // One alone is not worth a worker, and whoever waits for it would wait for the worker to wake up as well.
         if large && self.in_flight() > 0 {
-            self.ring.submit(request);
+            self.ring.take(request);
         } else {
-            self.inline.submit(request);
+            self.inline.take(request);
         }
     }
 

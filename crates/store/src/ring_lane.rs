@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, wait_readable, Bell, BlockError, Buffers, Completion, Lane, Operation, Request, SECTOR_BYTES,
+    wait_readable, Admitted, Bell, BlockError, Buffers, Completion, Geometry, Lane, Operation, Request,
+    SECTOR_BYTES,
 };
 use io_uring::{opcode, squeue};
 
@@ -119,8 +120,8 @@ impl RingLane {
         })
     }
 
-    fn take(&mut self, request: Request) {
-        if let Err(error) = admit(&request, &self.core.geometry, &self.core.health) {
+    fn serve(&mut self, request: Request) {
+        if let Err(error) = self.core.health.admit(request.operation) {
             self.done.push(Completion { token: request.token, result: Err(error) });
             return;
         }
@@ -136,7 +137,6 @@ impl RingLane {
         let slot = Slot {
             token: request.token,
             work,
-            // In range, as was just checked; a flush has no range.
             offset: request.sector.0.wrapping_mul(SECTOR_BYTES),
             len: request.sectors.wrapping_mul(SECTOR_BYTES),
             done: 0,
@@ -445,8 +445,16 @@ fn transfer_entry(is_write: bool, segments: &[libc::iovec], offset: u64) -> sque
 }
 
 impl Lane for RingLane {
-    fn submit(&mut self, request: Request) {
-        self.take(request);
+    fn geometry(&self) -> Geometry {
+        self.core.geometry
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        self.serve(request.into_request());
     }
 
     fn dispatch(&mut self) {

@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Buffers, Completion, Disk, Front, Geometry, Health, Lane, Operation, Request, Token,
-    SECTOR_BYTES,
+    Admitted, BlockError, Buffers, Completion, Disk, Front, Geometry, Lane, Operation, Token, SECTOR_BYTES,
 };
 
 use crate::{Op, Recorder, TargetId};
@@ -44,7 +43,6 @@ impl Front for TapDisk {
     fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(TapLane {
             lower,
-            geometry: self.lower.geometry(),
             recorder: Arc::clone(&self.recorder),
             target: self.target,
             names: HashMap::new(),
@@ -54,7 +52,6 @@ impl Front for TapDisk {
 
 struct TapLane {
     lower: Box<dyn Lane>,
-    geometry: Geometry,
     recorder: Arc<Recorder>,
     target: TargetId,
     /// The recorded requests in flight.
@@ -62,28 +59,26 @@ struct TapLane {
 }
 
 impl TapLane {
-    fn record(&mut self, request: &mut Request) {
+    /// Writes a request down, and gives it back to be handed down.
+    fn record(&mut self, mut request: Admitted) -> Admitted {
         if request.operation == Operation::Read || !self.recorder.is_recording() {
-            return;
-        }
-        // A failed disk refuses as well, but whether it has failed is for the layer below to say.
-        if admit(request, &self.geometry, &Health::default()).is_err() {
-            return;
+            return request;
         }
         let offset = request.sector.0.saturating_mul(SECTOR_BYTES);
         let len = request.sectors.saturating_mul(SECTOR_BYTES);
         let op = match request.operation {
             Operation::Write { flushed } => {
                 let data = copy(&request.buffers);
-                request.buffers = Buffers::from_bytes(&data);
+                request = request.with_buffers(Buffers::from_bytes(&data));
                 Op::Write { offset, data, flushed }
             }
             Operation::Discard { flushed } => Op::Zero { offset, len, unmap: true, flushed },
             Operation::WriteZeroes { unmap, flushed } => Op::Zero { offset, len, unmap, flushed },
             Operation::Flush(_) => Op::Flush,
-            Operation::Read => return,
+            Operation::Read => return request,
         };
         self.names.insert(request.token, self.recorder.submit(self.target, op));
+        request
     }
 }
 
@@ -97,9 +92,17 @@ fn copy(buffers: &Buffers) -> Arc<[u8]> {
 }
 
 impl Lane for TapLane {
-    fn submit(&mut self, mut request: Request) {
-        self.record(&mut request);
-        self.lower.submit(request);
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.lower.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        let request = self.record(request);
+        self.lower.take(request);
     }
 
     fn dispatch(&mut self) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Request, Tap,
+    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Tap,
 };
 use afterimage_block_conformance::sim::{SimMedium, SimWorld};
 use afterimage_order::redo::Redo;
@@ -308,19 +308,27 @@ impl Image for SimImage {
 struct SimLane {
     machine: Arc<Machine>,
     lane: Box<dyn Lane>,
-    held: Vec<Request>,
+    held: Vec<Admitted>,
 }
 
 impl SimLane {
     fn serve_one(&mut self) {
         let at = self.machine.rng.lock().random_range(0..self.held.len());
         let request = self.held.swap_remove(at);
-        self.lane.submit(request);
+        self.lane.take(request);
     }
 }
 
 impl Lane for SimLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.lane.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.lane.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.held.push(request);
     }
 

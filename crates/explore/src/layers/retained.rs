@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced, Request, Sector, Token,
+    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::ext4::Options;
@@ -271,7 +271,7 @@ struct NumberedLane {
     disk: usize,
     late: Late,
     /// Writes that are late.
-    held: Vec<Request>,
+    held: Vec<Admitted>,
     /// Writes that were handed down and are not in the log.
     writes: FxHashSet<Token>,
     done: Vec<Completion>,
@@ -296,18 +296,18 @@ impl NumberedLane {
 impl NumberedLane {
     /// Hands down what is not late any more.
     fn append_held(&mut self) {
-        let is_late = |request: &Request| self.late.is(self.disk, request.sector);
+        let is_late = |request: &Admitted| self.late.is(self.disk, request.sector);
         let (late, due): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held).into_iter().partition(is_late);
         self.held = late;
         due.into_iter().for_each(|request| self.append(request));
     }
 
-    fn append(&mut self, request: Request) {
+    fn append(&mut self, request: Admitted) {
         let is_write = request.operation.is_write();
         if is_write {
             self.writes.insert(request.token);
         }
-        self.lower.submit(request);
+        self.lower.take(request);
         if !is_write {
             return;
         }
@@ -327,7 +327,15 @@ impl NumberedLane {
 }
 
 impl Lane for NumberedLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.append_held();
         if request.operation.is_write() && self.late.is(self.disk, request.sector) {
             self.held.push(request);

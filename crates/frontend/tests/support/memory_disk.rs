@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, wait_readable, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Request,
-    SECTOR_BYTES,
+    wait_readable, Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, SECTOR_BYTES,
 };
 
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -85,9 +84,9 @@ struct MemoryLane {
 }
 
 impl MemoryLane {
-    fn serve(&self, request: &Request) -> Result<(), BlockError> {
+    fn serve(&self, request: &Admitted) -> Result<(), BlockError> {
         let shared = &self.shared;
-        admit(request, &shared.geometry, &shared.health)?;
+        shared.health.admit(request.operation)?;
         if request.operation.is_flushed() {
             shared.flushed_writes.fetch_add(1, Ordering::Relaxed);
         }
@@ -115,7 +114,15 @@ impl MemoryLane {
 }
 
 impl Lane for MemoryLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         let result = self.serve(&request);
         self.done.push(Completion { token: request.token, result });
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Buffers, Completion, FlushKind, Geometry, Health, Lane, Operation, Request, Sector,
+    Admitted, BlockError, Buffers, Completion, FlushKind, Geometry, Health, Lane, Operation, Request, Sector,
     Token, SECTOR_BYTES,
 };
 use slab::Slab;
@@ -50,7 +50,7 @@ pub const LANE_BYTES_MAX: usize = lend::BYTES_MAX
 
 /// A guest's request that is not passed as it is.
 struct Whole {
-    request: Request,
+    request: Admitted,
     /// The first sector that was not looked at.
     next: u64,
     pieces_left: usize,
@@ -87,7 +87,6 @@ enum Below {
 
 pub(super) struct RetainLane {
     lower: Box<dyn Lane>,
-    geometry: Geometry,
     health: Health,
     shared: Arc<Shared>,
     ranges: Arc<Ranges>,
@@ -100,7 +99,7 @@ pub(super) struct RetainLane {
     lender: Lender,
     /// A change that waits for the end of a pause, for memory, or for writes that are below, and the writes behind it.
     stuck: Option<usize>,
-    backlog: VecDeque<Request>,
+    backlog: VecDeque<Admitted>,
     /// Reads of which a piece is left, in the order of their turns.
     reads: VecDeque<usize>,
     scratch: Option<Buffers>,
@@ -111,10 +110,9 @@ pub(super) struct RetainLane {
 }
 
 impl RetainLane {
-    pub(super) fn new(lower: Box<dyn Lane>, geometry: Geometry, health: Health, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(lower: Box<dyn Lane>, health: Health, shared: Arc<Shared>) -> Self {
         Self {
             lower,
-            geometry,
             health,
             ranges: Arc::default(),
             version: 0,
@@ -143,17 +141,17 @@ impl RetainLane {
         }
     }
 
-    fn hand_down(&mut self, below: Below, mut request: Request) {
-        request.token = Token(self.below.insert(below) as u64);
-        self.lower.submit(request);
+    fn hand_down(&mut self, below: Below, request: Admitted) {
+        let token = Token(self.below.insert(below) as u64);
+        self.lower.take(request.with_token(token));
     }
 
-    fn pass(&mut self, request: Request) {
+    fn pass(&mut self, request: Admitted) {
         self.passed += 1;
         self.hand_down(Below::Whole(request.token), request);
     }
 
-    fn whole(&mut self, request: Request) -> usize {
+    fn whole(&mut self, request: Admitted) -> usize {
         let next = request.sector.0;
         self.wholes.insert(Whole { request, next, pieces_left: 0, waits: false, result: Ok(()) })
     }
@@ -213,8 +211,7 @@ impl RetainLane {
             let ReadPart::Below { sector, sectors } = *part else { continue };
             served(at, sector.0);
             at = sector.0 + sectors;
-            let buffers = buffers.slice(bytes(sector.0 - start), bytes(sectors));
-            requests.push(Request { token: Token(0), operation: Operation::Read, sector, sectors, buffers });
+            requests.push(whole.request.part(Token(0), sector, sectors));
         }
         if !failed {
             served(at, to);
@@ -317,46 +314,45 @@ impl RetainLane {
             return;
         }
         whole.pieces_left += 1;
-        let (memory, start) = match &lent {
-            Some(lent) => (lent.share(), from),
-            None => (whole.request.buffers.share(), whole.request.sector.0),
-        };
-        let piece = self.pieces.insert(Piece { whole: index, parts_left: left, lent });
-        let nothing = |operation| Request {
-            token,
-            operation,
-            sector: Sector(0),
-            sectors: 0,
-            buffers: Buffers::empty(),
-        };
+        let mut requests = Vec::with_capacity(left);
         for part in parts.drain(..) {
             match part {
                 Part::Done => {}
-                Part::Durable => {
-                    let below = Below::Part { piece, track: None };
-                    self.hand_down(below, nothing(Operation::Flush(FlushKind::Durable)));
-                }
-                Part::Below { sector, sectors, copy, track } => {
-                    let buffers = match (copy, operation) {
-                        (Some(copy), _) => copy,
-                        (None, Operation::Write { .. }) => {
-                            let offset = ((sector.0 - start) * SECTOR_BYTES) as usize;
-                            memory.slice(offset, (sectors * SECTOR_BYTES) as usize)
+                Part::Durable => requests.push((Ok(Admitted::flush(token, FlushKind::Durable)), None)),
+                Part::Below { sector, sectors, copy: None, track } => {
+                    let part = whole.request.part(token, sector, sectors);
+                    let part = match &lent {
+                        Some(lent) => {
+                            let offset = ((sector.0 - from) * SECTOR_BYTES) as usize;
+                            part.with_buffers(lent.slice(offset, (sectors * SECTOR_BYTES) as usize))
                         }
-                        (None, _) => Buffers::empty(),
+                        None => part,
                     };
-                    let below = Below::Part { piece, track };
-                    self.hand_down(below, Request { token, operation, sector, sectors, buffers });
+                    requests.push((Ok(part), track));
+                }
+                // A request of our own, to where a guest says that its journal is.
+                Part::Below { sector, sectors, copy: Some(buffers), track } => {
+                    requests.push((Err(Request { token, operation, sector, sectors, buffers }), track));
                 }
             }
         }
         if flush {
-            let below = Below::Part { piece, track: None };
-            self.hand_down(below, nothing(Operation::Flush(FlushKind::Order)));
+            requests.push((Ok(Admitted::flush(token, FlushKind::Order)), None));
+        }
+        let piece = self.pieces.insert(Piece { whole: index, parts_left: left, lent });
+        for (request, track) in requests {
+            let below = Below::Part { piece, track };
+            match request {
+                Ok(part) => self.hand_down(below, part),
+                Err(own) => {
+                    let token = Token(self.below.insert(below) as u64);
+                    self.lower.submit(Request { token, ..own });
+                }
+            }
         }
     }
 
-    fn serve(&mut self, request: Request) {
+    fn serve(&mut self, request: Admitted) {
         self.refresh();
         match request.operation {
             Operation::Read if self.ranges.touch_area(request.sector, request.sectors) => {
@@ -448,8 +444,16 @@ impl Drop for RetainLane {
 }
 
 impl Lane for RetainLane {
-    fn submit(&mut self, request: Request) {
-        if let Err(e) = admit(&request, &self.geometry, &self.health) {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        if let Err(e) = self.health.admit(request.operation) {
             self.done.push(Completion { token: request.token, result: Err(e) });
             return;
         }

@@ -182,7 +182,6 @@ impl Disk for RetainDisk {
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(lane::RetainLane::new(
             self.lower.open_lane()?,
-            self.lower.geometry(),
             self.lower.health().clone(),
             Arc::clone(&self.shared),
         )))

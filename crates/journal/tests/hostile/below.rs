@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Completion, Disk, Geometry, Health, Lane, Medium, Operation, Request, SECTOR_BYTES,
+    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, Operation, SECTOR_BYTES,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -57,7 +57,7 @@ impl Slow {
         self.turns.load(Ordering::SeqCst) > 0
     }
 
-    fn holds(&self, request: &Request) -> bool {
+    fn holds(&self, request: &Admitted) -> bool {
         let sector = self.sector.load(Ordering::SeqCst);
         self.turns.load(Ordering::SeqCst) > 0
             && request.operation.is_write()
@@ -72,15 +72,19 @@ impl DelayedDisk {
     }
 }
 
+fn geometry(memory: &Memory) -> Geometry {
+    Geometry {
+        sectors: memory.len() / SECTOR_BYTES,
+        logical_block_bytes: 512,
+        physical_block_bytes: 4096,
+        discard_granularity_bytes: 4096,
+        read_only: false,
+    }
+}
+
 impl Disk for DelayedDisk {
     fn geometry(&self) -> Geometry {
-        Geometry {
-            sectors: self.memory.len() / SECTOR_BYTES,
-            logical_block_bytes: 512,
-            physical_block_bytes: 4096,
-            discard_granularity_bytes: 4096,
-            read_only: false,
-        }
+        geometry(&self.memory)
     }
 
     fn serial(&self) -> &str {
@@ -106,7 +110,7 @@ struct DelayedLane {
     memory: Arc<Memory>,
     rng: Arc<Mutex<ChaCha8Rng>>,
     faults: Arc<Faults>,
-    held: Vec<Request>,
+    held: Vec<Admitted>,
     done: Vec<Completion>,
 }
 
@@ -146,7 +150,15 @@ impl DelayedLane {
 }
 
 impl Lane for DelayedLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        geometry(&self.memory)
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.held.push(request);
     }
 

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request,
-    Sector, SequenceNumber, Token, SECTOR_BYTES,
+    Admitted, BlockError, Completion, Disk, FlushKind, Geometry, Health, Lane, Operation, Request, Sector,
+    SequenceNumber, Token, SECTOR_BYTES,
 };
 use afterimage_format::log::RecordKind;
 use slab::Slab;
@@ -87,7 +87,6 @@ impl Disk for RedoDisk {
             self.redo.board.signals.register().map_err(|e| BlockError::io("creating an eventfd", e))?;
         Ok(Box::new(RedoLane {
             lower: self.lower.open_lane()?,
-            geometry: self.lower.geometry(),
             redo: Arc::clone(&self.redo),
             disk: self.disk,
             signal,
@@ -128,14 +127,11 @@ struct Reading {
 struct Rest {
     next: u64,
     end: u64,
-    /// Where the whole read begins, and its memory.
-    start: u64,
-    buffers: Buffers,
+    whole: Admitted,
 }
 
 struct RedoLane {
     lower: Box<dyn Lane>,
-    geometry: Geometry,
     redo: Arc<Redo>,
     disk: LoggedDisk,
     signal: Arc<LaneSignal>,
@@ -315,24 +311,19 @@ impl RedoLane {
         }
     }
 
-    fn read(&mut self, mut request: Request) {
+    fn read(&mut self, request: Admitted) {
         if self.redo.log.newest(self.disk).is_empty() {
             let (token, result) = (request.token, Ok(()));
-            request.token =
-                Token(self.reads.insert(Reading { token, parts_left: 1, rest: None, result }) as u64);
+            let read = self.reads.insert(Reading { token, parts_left: 1, rest: None, result });
             self.parts += 1;
-            self.lower.submit(request);
+            self.lower.take(request.with_token(Token(read as u64)));
             return;
         }
         let start = request.sector.0;
         let end = start + request.sectors;
-        let rest = Rest { next: start, end, start, buffers: request.buffers };
-        let read = self.reads.insert(Reading {
-            token: request.token,
-            parts_left: 0,
-            rest: Some(rest),
-            result: Ok(()),
-        });
+        let (token, result) = (request.token, Ok(()));
+        let rest = Some(Rest { next: start, end, whole: request });
+        let read = self.reads.insert(Reading { token, parts_left: 0, rest, result });
         self.waiting.push_back(read);
         self.go_on_reading();
     }
@@ -368,9 +359,9 @@ impl RedoLane {
         let mut from = 0;
         for (offset, len, source) in &self.step.copies {
             match source {
-                Copied::Zeroes => rest.buffers.fill_zero(*offset, *len),
+                Copied::Zeroes => rest.whole.buffers.fill_zero(*offset, *len),
                 Copied::Log => {
-                    rest.buffers.copy_from(*offset, &self.step.scratch[from..from + len]);
+                    rest.whole.buffers.copy_from(*offset, &self.step.scratch[from..from + len]);
                     from += len;
                 }
             }
@@ -378,14 +369,7 @@ impl RedoLane {
         for (sector, sectors) in self.step.gaps.drain(..) {
             *parts_left += 1;
             self.parts += 1;
-            let offset = ((sector - rest.start) * SECTOR_BYTES) as usize;
-            self.lower.submit(Request {
-                token: Token(read as u64),
-                operation: Operation::Read,
-                sector: Sector(sector),
-                sectors,
-                buffers: rest.buffers.slice(offset, (sectors * SECTOR_BYTES) as usize),
-            });
+            self.lower.take(rest.whole.part(Token(read as u64), Sector(sector), sectors));
         }
         let more = rest.next < rest.end;
         if !more {
@@ -448,7 +432,7 @@ impl Step {
                     return Ok(());
                 }
                 extents_left -= 1;
-                let offset = ((sector - rest.start) * SECTOR_BYTES) as usize;
+                let offset = ((sector - rest.whole.sector.0) * SECTOR_BYTES) as usize;
                 let mut len = (extent.sectors * SECTOR_BYTES) as usize;
                 let copied = match extent.source {
                     Source::Zero { .. } => Copied::Zeroes,
@@ -494,8 +478,16 @@ impl Step {
 }
 
 impl Lane for RedoLane {
-    fn submit(&mut self, request: Request) {
-        if let Err(e) = admit(&request, &self.geometry, &self.redo.board.health) {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        if let Err(e) = self.redo.board.health.admit(request.operation) {
             self.complete(request.token, Err(e));
             return;
         }
@@ -507,7 +499,7 @@ impl Lane for RedoLane {
                 let covers = self.redo.board.sequence.acknowledged.get();
                 self.held.push(Held { token: request.token, kind, covers, asked: false });
             }
-            _ => self.write(request),
+            _ => self.write(request.into_request()),
         }
     }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    admit, BlockError, Completion, Disk, DiskIndex, Front, Geometry, Health, Lane, Medium, Operation,
-    Request, Tap, SECTOR_BYTES,
+    Admitted, BlockError, Completion, Disk, DiskIndex, Front, Geometry, Lane, Medium, Operation, Request,
+    Tap, SECTOR_BYTES,
 };
 
 use super::line::CaptureOp;
@@ -70,28 +70,18 @@ impl Front for CaptureDisk {
     }
 
     fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
-        Ok(Box::new(CaptureLane {
-            lower,
-            geometry: self.lower.geometry(),
-            capture: Arc::clone(&self.capture),
-            file: self.file,
-        }))
+        Ok(Box::new(CaptureLane { lower, capture: Arc::clone(&self.capture), file: self.file }))
     }
 }
 
 struct CaptureLane {
     lower: Box<dyn Lane>,
-    geometry: Geometry,
     capture: Arc<Capture>,
     file: FileId,
 }
 
 impl CaptureLane {
     fn note(&self, request: &Request) {
-        // What the layer below must refuse reaches no storage. Whether the disk has failed is for that layer to say.
-        if admit(request, &self.geometry, &Health::default()).is_err() {
-            return;
-        }
         let op = match request.operation {
             Operation::Read => CaptureOp::Read,
             Operation::Write { .. } => CaptureOp::Write,
@@ -112,9 +102,17 @@ impl CaptureLane {
 }
 
 impl Lane for CaptureLane {
-    fn submit(&mut self, request: Request) {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.lower.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
         self.note(&request);
-        self.lower.submit(request);
+        self.lower.take(request);
     }
 
     fn dispatch(&mut self) {
