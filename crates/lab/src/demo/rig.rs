@@ -48,13 +48,14 @@ impl Rig {
         Rig::on(Ground::Plain(Workdir::new_in(images_in, "demo-image")?), bytes)
     }
 
-    /// An image on the lab's file system.
+    /// An image on the lab's file system, on a drive with the physical sectors that the daemon reports: where a cut tears smaller ones, the guest's
+    /// kernel may refuse its journal ("transaction is corrupt", before Linux 6.10), whoever serves the disk.
     ///
     /// # Errors
     /// It can not be mounted, or the image can not be made.
     pub fn power(model: ModelName, images_in: &Path, seed: u64, bytes: u64) -> Result<Rig> {
-        let options =
-            MountOptions { model, seed, backing_in: images_in.to_path_buf(), ..MountOptions::default() };
+        let backing_in = images_in.to_path_buf();
+        let options = MountOptions { model, seed, backing_in, sector_bytes: 4096, ..MountOptions::default() };
         Rig::on(Ground::Power(PowerMount::mount(&options)?), bytes)
     }
 

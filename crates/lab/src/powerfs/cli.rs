@@ -38,9 +38,20 @@ pub struct FuseOptions {
     /// How much can be volatile at once, in MiB: the drive's cache
     #[arg(long, default_value_t = 512)]
     pub cache_mib: u64,
+    /// What the drive writes whole, in bytes: its physical sector
+    #[arg(long, default_value_t = 512, value_parser = sector_bytes)]
+    pub sector_bytes: u64,
     /// Of 1000 kept sectors, how many a cut tears unless it is told otherwise
     #[arg(long, default_value_t = 0)]
     pub torn_per_mille: u64,
+}
+
+fn sector_bytes(text: &str) -> std::result::Result<u64, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err("a physical sector has 512 or 4096 bytes".to_owned()),
+    }
 }
 
 /// Mounts, serves, and unmounts on SIGTERM, SIGINT, `stop`, or when somebody else unmounts.
@@ -51,8 +62,9 @@ pub struct FuseOptions {
 /// # Errors
 /// The folder, the socket or the mount can not be made.
 pub fn run_fuse(options: &FuseOptions) -> Result<()> {
-    let core = Core::open(&options.backing, options.cache_mib << 20)
+    let mut core = Core::open(&options.backing, options.cache_mib << 20)
         .context(|| format!("open the backing folder {}", options.backing.display()))?;
+    core.sector_bytes = options.sector_bytes;
     let inside = Inside {
         core,
         model: Model::new(options.model, Instant::now()),

@@ -30,6 +30,8 @@ pub struct MountOptions {
     pub backing_in: PathBuf,
     /// How much can be volatile at once.
     pub cache_mib: u64,
+    /// What a cut leaves whole: 512, or 4096 as on drives with physical sectors of 4 KiB.
+    pub sector_bytes: u64,
 }
 
 impl Default for MountOptions {
@@ -39,6 +41,7 @@ impl Default for MountOptions {
             seed: 1,
             backing_in: PathBuf::from("/dev/shm"),
             cache_mib: 512,
+            sector_bytes: 512,
         }
     }
 }
@@ -111,6 +114,7 @@ impl PowerMount {
             .args(["--model", options.model.as_str()])
             .args(["--seed", &options.seed.to_string()])
             .args(["--cache-mib", &options.cache_mib.to_string()])
+            .args(["--sector-bytes", &options.sector_bytes.to_string()])
             .arg("--control")
             .arg(&control)
             .stdin(Stdio::null());

@@ -6,7 +6,7 @@
 //!                                   └── cut: each sector of each operation may or may not get there
 //! ```
 //!
-//! The outcomes of a power cut, for one 512-byte sector: the durable value, or that of any one of the volatile
+//! The outcomes of a power cut, for one sector (512 bytes, or as many as the disk writes whole): the durable value, or that of any one of the volatile
 //! writes to it (a later one may be lost while an earlier one was kept), or, torn, the first bytes of a kept
 //! write followed by the bytes that it found. The length: the durable one, or that after any volatile
 //! operation; sectors that were kept but lie beyond it are gone, sectors within it that were not kept are
@@ -34,6 +34,8 @@ pub struct Lottery {
     /// Of 1000 kept sectors, how many are torn in the middle. Disks promise not to do that to one sector,
     /// and file systems rely on it: leave it at 0 unless what is tested claims to survive it.
     pub torn_per_mille: u64,
+    /// What the disk writes whole, in bytes: a power of two, at least 512.
+    pub sector_bytes: u64,
 }
 
 /// What a cut did, in sectors.
@@ -319,7 +321,7 @@ impl Content {
         let whole = dice.chance(500).then(|| dice.chance(lottery.kept_per_mille));
         let mut at = offset;
         while at < end {
-            let next = ((at / SECTOR_BYTES + 1) * SECTOR_BYTES).min(end);
+            let next = ((at / lottery.sector_bytes + 1) * lottery.sector_bytes).min(end);
             let kept = whole.unwrap_or_else(|| dice.chance(lottery.kept_per_mille));
             let reachable = next.min(self.durable_length);
             if !kept || at >= reachable {

@@ -51,7 +51,7 @@ fn readers_see_every_operation_at_once() {
         content.settle(u64::MAX).unwrap();
         assert!(content.read(0, 1 << 20).unwrap() == oracle, "seed {seed}: settled");
         assert_eq!(content.volatile_bytes(), 0);
-        let nothing_kept = Lottery { kept_per_mille: 0, torn_per_mille: 0 };
+        let nothing_kept = Lottery { kept_per_mille: 0, torn_per_mille: 0, sector_bytes: SECTOR_BYTES };
         content.cut(nothing_kept, &mut dice).unwrap();
         assert!(content.read(0, 1 << 20).unwrap() == oracle, "seed {seed}: a cut took something settled");
     }
@@ -67,7 +67,9 @@ fn a_cut_keeps_what_was_settled_and_mixes_the_rest() {
         content.settle(1).unwrap();
         content.write(2, 0, &[b'b'; 2 * SECTOR_BYTES as usize]).unwrap();
         content.write(3, 0, &[b'c'; 2 * SECTOR_BYTES as usize]).unwrap();
-        content.cut(Lottery { kept_per_mille: 500, torn_per_mille: 0 }, &mut dice).unwrap();
+        content
+            .cut(Lottery { kept_per_mille: 500, torn_per_mille: 0, sector_bytes: SECTOR_BYTES }, &mut dice)
+            .unwrap();
         let left = content.read(0, 4096).unwrap();
         assert_eq!(left.len(), 2 * SECTOR_BYTES as usize);
         for sector in left.chunks(SECTOR_BYTES as usize) {
@@ -87,7 +89,9 @@ fn torn_sectors_appear_and_are_new_then_old() {
         content.write(1, 0, &[b'o'; PAGE_BYTES as usize]).unwrap();
         content.settle(1).unwrap();
         content.write(2, 0, &[b'n'; PAGE_BYTES as usize]).unwrap();
-        let tally = content.cut(Lottery { kept_per_mille: 1000, torn_per_mille: 300 }, &mut dice).unwrap();
+        let tally = content
+            .cut(Lottery { kept_per_mille: 1000, torn_per_mille: 300, sector_bytes: SECTOR_BYTES }, &mut dice)
+            .unwrap();
         torn_seen += tally.sectors_torn;
         for sector in content.read(0, PAGE_BYTES).unwrap().chunks(SECTOR_BYTES as usize) {
             let first_old = sector.iter().position(|byte| *byte == b'o').unwrap_or(sector.len());
@@ -107,7 +111,9 @@ fn an_unsynced_length_may_be_lost_with_its_data() {
         content.settle(1).unwrap();
         content.write(2, 100, &[2; 100]).unwrap();
         content.set_length(3, 50).unwrap();
-        content.cut(Lottery { kept_per_mille: 500, torn_per_mille: 0 }, &mut dice).unwrap();
+        content
+            .cut(Lottery { kept_per_mille: 500, torn_per_mille: 0, sector_bytes: SECTOR_BYTES }, &mut dice)
+            .unwrap();
         lengths.insert(content.length());
     }
     assert_eq!(lengths, BTreeSet::from([50, 100, 200]));
@@ -125,4 +131,24 @@ fn holes_are_found() {
     content.zero(3, 4 * PAGE_BYTES, PAGE_BYTES).unwrap();
     assert_eq!(content.seek(0, true).unwrap(), None);
     assert_eq!(content.seek(0, false).unwrap(), Some(0));
+}
+
+#[test]
+fn a_sector_of_four_kib_is_kept_whole_or_not_at_all() {
+    let mut dice = Dice::new(7);
+    let mut kept = [0; 2];
+    for _ in 0..64 {
+        let mut content = content();
+        content.write(1, 0, &[b'o'; 2 * 4096]).unwrap();
+        content.settle(1).unwrap();
+        content.write(2, 0, &[b'n'; 2 * 4096]).unwrap();
+        content
+            .cut(Lottery { kept_per_mille: 500, torn_per_mille: 0, sector_bytes: 4096 }, &mut dice)
+            .unwrap();
+        for sector in content.read(0, 2 * 4096).unwrap().chunks(4096) {
+            assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector was torn");
+            kept[usize::from(sector[0] == b'n')] += 1;
+        }
+    }
+    assert!(kept[0] > 20 && kept[1] > 20, "{kept:?}");
 }

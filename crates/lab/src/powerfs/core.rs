@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::content::{Content, CutTally, PAGE_BYTES};
+use super::content::{Content, CutTally, PAGE_BYTES, SECTOR_BYTES};
 use super::counters::{Counted, FileCounters};
 use super::extended::Extended;
 use super::names::{Names, NodeId, Tree, ROOT};
@@ -111,6 +111,8 @@ pub struct Core {
     powered: bool,
     epoch: u64,
     cache_bytes_max: u64,
+    /// What a cut leaves whole.
+    pub sector_bytes: u64,
     operations: u64,
     cut_after_operations: Option<u64>,
     /// What is to fail.
@@ -144,6 +146,7 @@ impl Core {
             powered: true,
             epoch: 0,
             cache_bytes_max,
+            sector_bytes: SECTOR_BYTES,
             operations: 0,
             cut_after_operations: None,
             faults: Faults::default(),

@@ -30,6 +30,16 @@ pub(super) fn torn_per_mille(contract: &str) -> u64 {
     }
 }
 
+/// `power` passes on what the disk does, and a guest's ext4 counts on blocks that are written whole: before Linux 6.10 it refuses a journal of
+/// which a cut has torn the last commit block ("transaction is corrupt"). So its disk has the physical sectors that the daemon reports.
+fn sector_bytes(contract: &str) -> u64 {
+    if contract == "power" {
+        4096
+    } else {
+        512
+    }
+}
+
 pub(super) fn allowance(contract: &str) -> Allowance {
     if contract.starts_with("power-window") {
         Allowance::Window { window_ms: WINDOW_MS }
@@ -48,6 +58,8 @@ pub(super) struct Plan<'a> {
     /// How the guest behind the cut mounts.
     pub mount_after: &'a str,
     pub check: &'a str,
+    /// What the disk writes whole.
+    pub sector_bytes: u64,
     /// Formatted and closed in order under `power` first: a contract may be changed between two runs.
     pub made_under_power: bool,
 }
@@ -70,6 +82,7 @@ pub(super) fn one_disk(
             mount,
             mount_after: mount,
             check,
+            sector_bytes: sector_bytes(contract),
             made_under_power: false,
         },
         None,
@@ -87,6 +100,7 @@ pub(super) fn two_disks(evidence: &Evidence, seed: u64) -> Result<String> {
         mount: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
         mount_after: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
         check: "e2fsck -fn -j /dev/vdb /dev/vda",
+        sector_bytes: 512,
         made_under_power: false,
     };
     run(evidence, &cut, None)
@@ -104,6 +118,7 @@ pub(super) fn changed_contract(evidence: &Evidence, seed: u64) -> Result<String>
         mount: file_system.mount(),
         mount_after: file_system.mount(),
         check: file_system.check(),
+        sector_bytes: 512,
         made_under_power: true,
     };
     run(evidence, &cut, None)
@@ -121,6 +136,7 @@ pub(super) fn canary(evidence: &Evidence) -> Result<String> {
         mount: file_system.mount(),
         mount_after: file_system.mount(),
         check: file_system.check(),
+        sector_bytes: 512,
         made_under_power: false,
     };
     workload::canary(run(evidence, &cut, Some(300)), "a disk that is never synced survived a power cut")
@@ -130,6 +146,7 @@ pub(super) fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u6
     let mount = PowerMount::mount(&MountOptions {
         model: ModelName::Ssd,
         seed: cut.seed,
+        sector_bytes: cut.sector_bytes,
         ..MountOptions::default()
     })?;
     let images: Vec<PathBuf> = (0..cut.disks).map(|index| mount.join(format!("disk{index}.raw"))).collect();

@@ -227,6 +227,8 @@ fn power_cut(evidence: &Evidence, load: &str, seed: u64) -> Result<String> {
         mount: SINGLE,
         mount_after: stock.mount(),
         check: stock.check(),
+        // The checksum is to find what is torn.
+        sector_bytes: 512,
         made_under_power: false,
     };
     cut::run(evidence, &plan, None)

@@ -100,7 +100,8 @@ impl Core {
         self.cut_after_operations = None;
         let mut dice = Dice::new(seed);
         let drawn = dice.below(1001);
-        let lottery = Lottery { kept_per_mille: kept_per_mille.unwrap_or(drawn), torn_per_mille };
+        let kept_per_mille = kept_per_mille.unwrap_or(drawn);
+        let lottery = Lottery { kept_per_mille, torn_per_mille, sector_bytes: self.sector_bytes };
         let mut report = CutReport { kept_per_mille: lottery.kept_per_mille, ..CutReport::default() };
         for node in self.nodes.values_mut() {
             if dice.chance(lottery.kept_per_mille) {
