@@ -2,13 +2,6 @@
 //!
 //! All are rates under 4 KiB random writes, on one core of a 2-core EPYC virtual machine; a request is two pages of 2 KB.
 
-use afterimage_flash::FtlKind;
-use afterimage_report::number::scaled;
-use afterimage_report::{or_dash, Spread, Table, NONE};
-
-use crate::cell::Load;
-use crate::report::Row;
-
 /// A quoted figure.
 #[derive(Debug, Clone, Copy)]
 pub struct Published {
@@ -48,7 +41,8 @@ const fn pages(
     Published { simulator, ftl, size_gb: Some(size_gb), quoted, low, high }
 }
 
-const GREEDY_MAP: &str = "a greedy page map on bucket lists";
+/// The peer that is run here, too.
+pub const GREEDY_MAP: &str = "a greedy page map on bucket lists";
 
 /// What is quoted.
 pub const ALL: &[Published] = &[
@@ -68,41 +62,4 @@ pub const ALL: &[Published] = &[
 pub fn greedy_map(size_gb: u32) -> Option<f64> {
     let quoted = ALL.iter().find(|p| p.simulator == GREEDY_MAP && p.size_gb == Some(size_gb))?;
     Some((quoted.low + quoted.high) / 2.0)
-}
-
-/// Quoted figures beside ours, in page writes a second: 4 KiB random writes where the same load was run here.
-pub fn table(rows: &[Row]) -> String {
-    let mut table = Table::new(
-        "simulator (quoted, not run here)|quoted|flash|page writes/s|ours, run here: 1 GB|32 GB".split('|'),
-    );
-    let ours = |ftl: &str, size_gb: u32| {
-        let row =
-            rows.iter().find(|r| r.ftl == ftl && r.cell.size_gb == size_gb && r.cell.load == Load::Pairs);
-        or_dash(row, |r| scaled(r.writes_per_s.median))
-    };
-    for p in ALL {
-        table.row([
-            p.simulator.to_owned(),
-            p.quoted.to_owned(),
-            p.size_gb.map_or("not said".to_owned(), |gb| format!("{gb} GB")),
-            if p.low < p.high { format!("{}–{}", scaled(p.low), scaled(p.high)) } else { scaled(p.low) },
-            ours(p.ftl, 1),
-            ours(p.ftl, 32),
-        ]);
-    }
-    let mut here = |what: String, small: String, large: String| {
-        table.row([what, NONE.to_owned(), NONE.to_owned(), NONE.to_owned(), small, large]);
-    };
-    let superblock = FtlKind::Superblock.name();
-    here(
-        "no public implementation of Superblock is known".to_owned(),
-        ours(superblock, 1),
-        ours(superblock, 32),
-    );
-    let peer = |size_gb: u32| {
-        let cells = rows.iter().filter(|r| r.cell.size_gb == size_gb);
-        or_dash(Spread::of(cells.flat_map(|r| r.greedy_map_per_s.iter().copied())), |s| s.show(scaled))
-    };
-    here(format!("run here, not quoted: {GREEDY_MAP}, single pages"), peer(1), peer(32));
-    table.markdown()
 }

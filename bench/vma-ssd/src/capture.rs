@@ -78,7 +78,7 @@ impl Capture<'_> {
             mode,
             round: 1,
         };
-        let bench = cell::Bench {
+        let bench = afterimage_bench_vma::bench::Bench {
             scale: self.scale,
             sources: self.sources,
             scratch: &store.folder().join("scratch"),

@@ -11,39 +11,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use afterimage_lab::daemon::Daemon;
-use afterimage_lab::guest::{Guest, Vmm};
+use afterimage_lab::guest::Guest;
 
+use crate::bench::{start, Bench};
 use crate::catalog::{JournalPolicy, Kind};
 use crate::outcome;
 use crate::record::{CellKey, Record, Sample};
 use crate::recovery;
 use crate::sampler::Sampler;
-use crate::scale::Scale;
 use crate::script::run_script;
-use crate::source::Sources;
 use crate::stage::{serve, written_by, Stage};
 use afterimage_bench_kit::io::{load_average, StorageIo};
 use afterimage_bench_kit::process::{groups_cpu_s, process_cpu_s};
 use afterimage_bench_kit::{Context, Record as _, Result};
-
-/// What all cells of a run have in common.
-#[derive(Clone, Debug)]
-pub struct Bench<'a> {
-    /// Sizes.
-    pub scale: &'a Scale,
-    /// The Linux source tree.
-    pub sources: &'a Sources,
-    /// The folder for images on the machine's own disk.
-    pub scratch: &'a Path,
-    /// The folder for what a failed guest leaves.
-    pub evidence: &'a Path,
-    /// `serve --retain-max`, if not its default.
-    pub retain_max: Option<&'a str>,
-    /// A guest that takes longer than this is killed.
-    pub limit: Duration,
-    /// An existing folder in which each daemon writes a trace of what reaches its image; see [`trace_name`].
-    pub traces: Option<&'a Path>,
-}
 
 /// The trace of a guest's daemon.
 pub fn trace_name(guest: usize) -> String {
@@ -117,18 +97,6 @@ fn wait_all(key: &CellKey, bench: &Bench<'_>, guests: &[Guest], report: &str) ->
         }
     }
     Ok(())
-}
-
-/// Starts one guest.
-///
-/// # Errors
-/// It does not start.
-pub fn start(key: &CellKey, daemon: &Daemon, bench: &Bench<'_>, script: &str) -> Result<Guest> {
-    Ok(Guest::builder(Vmm::Uml)
-        .disk(daemon.socket())
-        .memory_mib(key.setup.guest_mib(bench.scale))
-        .limit(bench.limit)
-        .start(script)?)
 }
 
 fn work(

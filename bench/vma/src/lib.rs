@@ -6,6 +6,7 @@
 //!                                                   vma.json.zst, .md, .html ◄─ summary ─┘
 //! ```
 
+pub mod bench;
 pub mod catalog;
 pub mod cell;
 pub mod html;

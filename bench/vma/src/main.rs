@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use afterimage_bench_kit::{insert, say, write_on_signals, Common, Result, Resume};
+use afterimage_bench_vma::bench::Bench;
 use afterimage_bench_vma::catalog::{Device, Figure, Mode, Workload};
-use afterimage_bench_vma::cell::Bench;
 use afterimage_bench_vma::plan::{self, Run, Selection};
 use afterimage_bench_vma::record::Store;
 use afterimage_bench_vma::report;

@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::bench::Bench;
 use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
-use crate::cell::{self, Bench};
+use crate::cell;
 use crate::record::{CellKey, Record, Sample, Store};
 use crate::template::Templates;
 use afterimage_bench_kit::{matches, BenchError, Result};

@@ -19,8 +19,8 @@ use afterimage_lab::guest::Guest;
 use afterimage_lab::locate;
 use rustix::process::{kill_process_group, Pid, Signal};
 
+use crate::bench::{start, Bench};
 use crate::catalog::{JournalPolicy, Kind};
-use crate::cell::{start, Bench};
 use crate::outcome::timed_s;
 use crate::record::{CellKey, Recovery};
 use crate::script::recover_script;

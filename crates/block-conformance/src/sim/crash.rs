@@ -7,7 +7,8 @@ use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::content::Content;
-use super::world::{Effect, State, PAGE_BYTES, SECTOR_BYTES};
+use super::content::PAGE_BYTES;
+use super::world::{Effect, State, SECTOR_BYTES};
 use super::SimWorld;
 
 /// A device's smallest atomic unit when sectors tear.

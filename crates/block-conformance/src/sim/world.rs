@@ -8,10 +8,8 @@ use std::sync::Arc;
 use afterimage_block::Medium;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::content::Content;
+use super::content::{Content, PAGE_BYTES};
 
-/// The unit in which a dying process's last write may be cut.
-pub(super) const PAGE_BYTES: usize = 4096;
 pub(super) const SECTOR_BYTES: usize = 512;
 
 /// What an injected error hits.
