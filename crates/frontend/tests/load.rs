@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{Admitted, BlockError, Completion, Disk, Geometry, Health, Lane};
+use afterimage_block::{Admitted, BlockError, Completion, Disk, Front, Geometry, Lane};
 use afterimage_frontend::ServeOptions;
 use daemon::serve;
 use memory_disk::MemoryDisk;
@@ -34,22 +34,14 @@ struct GateLane {
     opened: Arc<rustix::fd::OwnedFd>,
 }
 
-impl Disk for Gate {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Front for Gate {
+    fn lower(&self) -> &dyn Disk {
+        &self.inner
     }
 
-    fn serial(&self) -> &str {
-        self.inner.serial()
-    }
-
-    fn health(&self) -> &Health {
-        self.inner.health()
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+    fn open_front(&self, inner: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         let (held, opened) = (Arc::clone(&self.held), Arc::clone(&self.opened));
-        Ok(Box::new(GateLane { inner: self.inner.open_lane()?, requests: Vec::new(), held, opened }))
+        Ok(Box::new(GateLane { inner, requests: Vec::new(), held, opened }))
     }
 }
 

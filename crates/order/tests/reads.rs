@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    Admitted, BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Geometry, Health, Lane, Medium,
+    Admitted, BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Front, Geometry, Lane, Medium,
     MediumDisk, Operation, Request, Sector, Token,
 };
 use afterimage_block_conformance::sim::{Fault, SimWorld};
@@ -36,22 +36,14 @@ struct SlowLane {
     most: Arc<AtomicUsize>,
 }
 
-impl Disk for Slow {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Front for Slow {
+    fn lower(&self) -> &dyn Disk {
+        &self.inner
     }
 
-    fn serial(&self) -> &str {
-        self.inner.serial()
-    }
-
-    fn health(&self) -> &Health {
-        self.inner.health()
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+    fn open_front(&self, inner: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         let most = Arc::clone(&self.most);
-        Ok(Box::new(SlowLane { inner: self.inner.open_lane()?, held: Default::default(), most }))
+        Ok(Box::new(SlowLane { inner, held: Default::default(), most }))
     }
 }
 

@@ -47,7 +47,7 @@ fn an_image_that_was_changed_is_refused_and_loses_nothing() {
         refused(dir.path(), &["recover", "a.img"], 1, &PARTS);
         refused(dir.path(), &["recover", "--dry-run", "a.img"], 1, &PARTS);
         let inspected = json(dir.path(), &["inspect", "--json", "a.img"]);
-        let problem = inspected["retained"][0]["problem"].as_str().unwrap_or_default();
+        let problem = inspected["retained"][0]["problem"].as_str().expect("inspect names the problem");
         assert!(problem.contains(PARTS[1]), "{what}: {inspected}");
         common::assert_unsound(dir.path());
         assert!(fs::read(&image).unwrap() == before, "{what}: a refusal changes nothing");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, MediumDisk, Tap,
+    Admitted, BlockError, Completion, Disk, Front, Geometry, Health, Lane, Medium, MediumDisk, Tap,
 };
 use afterimage_block_conformance::sim::{SimMedium, SimWorld};
 use afterimage_order::redo::Redo;
@@ -244,21 +244,12 @@ impl SimImage {
     }
 }
 
-impl Disk for SimImage {
-    fn geometry(&self) -> Geometry {
-        self.disk.geometry()
+impl Front for SimImage {
+    fn lower(&self) -> &dyn Disk {
+        &self.disk
     }
 
-    fn serial(&self) -> &str {
-        self.disk.serial()
-    }
-
-    fn health(&self) -> &Health {
-        self.disk.health()
-    }
-
-    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
-        let lane = self.disk.open_lane()?;
+    fn open_front(&self, lane: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(SimLane { machine: Arc::clone(&self.machine), lane, held: Vec::new() }))
     }
 }

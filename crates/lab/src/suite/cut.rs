@@ -64,82 +64,57 @@ pub(super) struct Plan<'a> {
     pub made_under_power: bool,
 }
 
+impl<'a> Plan<'a> {
+    /// One disk of a User Mode Linux guest.
+    pub fn of(file_system: FileSystem, contract: &'a str, seed: u64) -> Self {
+        Self {
+            vmm: Vmm::Uml,
+            contract,
+            seed,
+            disks: 1,
+            make: file_system.make(),
+            mount: file_system.mount(),
+            mount_after: file_system.mount(),
+            check: file_system.check(),
+            sector_bytes: sector_bytes(contract),
+            made_under_power: false,
+        }
+    }
+}
+
 pub(super) fn one_disk(
     evidence: &Evidence,
     file_system: FileSystem,
     contract: &str,
     seed: u64,
 ) -> Result<String> {
-    let (make, mount, check) = (file_system.make(), file_system.mount(), file_system.check());
-    run(
-        evidence,
-        &Plan {
-            vmm: Vmm::Uml,
-            contract,
-            seed,
-            disks: 1,
-            make,
-            mount,
-            mount_after: mount,
-            check,
-            sector_bytes: sector_bytes(contract),
-            made_under_power: false,
-        },
-        None,
-    )
+    run(evidence, &Plan::of(file_system, contract, seed), None)
 }
 
 /// jbd2 with its journal on another disk needs order across disks: the group rule.
 pub(super) fn two_disks(evidence: &Evidence, seed: u64) -> Result<String> {
+    let mount = "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt";
     let cut = Plan {
-        vmm: Vmm::Uml,
-        contract: "power-window=50ms",
-        seed,
         disks: 2,
         make: "mke2fs -q -F -O journal_dev -b 4096 /dev/vdb && mkfs.ext4 -q -F -b 4096 -J device=/dev/vdb /dev/vda",
-        mount: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
-        mount_after: "mount -t ext4 -o journal_path=/dev/vdb /dev/vda /mnt",
+        mount,
+        mount_after: mount,
         check: "e2fsck -fn -j /dev/vdb /dev/vda",
-        sector_bytes: 512,
-        made_under_power: false,
+        ..Plan::of(FileSystem::Ext4Ordered, "power-window=50ms", seed)
     };
     run(evidence, &cut, None)
 }
 
 /// What was written under another contract must not make the log refuse its own image after a cut.
 pub(super) fn changed_contract(evidence: &Evidence, seed: u64) -> Result<String> {
-    let file_system = FileSystem::Ext4Ordered;
-    let cut = Plan {
-        vmm: Vmm::Uml,
-        contract: "power-window=50ms",
-        seed,
-        disks: 1,
-        make: file_system.make(),
-        mount: file_system.mount(),
-        mount_after: file_system.mount(),
-        check: file_system.check(),
-        sector_bytes: 512,
-        made_under_power: true,
-    };
-    run(evidence, &cut, None)
+    let plan = Plan::of(FileSystem::Ext4Ordered, "power-window=50ms", seed);
+    run(evidence, &Plan { made_under_power: true, ..plan }, None)
 }
 
 /// `guest-crash` promises nothing for a power cut: if even that looks whole, the cuts do not cut.
 pub(super) fn canary(evidence: &Evidence) -> Result<String> {
-    let file_system = FileSystem::Ext4Ordered;
-    let cut = Plan {
-        vmm: Vmm::Uml,
-        contract: "guest-crash",
-        seed: 1,
-        disks: 1,
-        make: file_system.make(),
-        mount: file_system.mount(),
-        mount_after: file_system.mount(),
-        check: file_system.check(),
-        sector_bytes: 512,
-        made_under_power: false,
-    };
-    workload::canary(run(evidence, &cut, Some(300)), "a disk that is never synced survived a power cut")
+    let plan = Plan::of(FileSystem::Ext4Ordered, "guest-crash", 1);
+    workload::canary(run(evidence, &plan, Some(300)), "a disk that is never synced survived a power cut")
 }
 
 pub(super) fn run(evidence: &Evidence, cut: &Plan<'_>, kept_per_mille: Option<u64>) -> Result<String> {

@@ -217,19 +217,13 @@ fn killed(evidence: &Evidence, load: &str, acknowledged: u64) -> Result<String> 
 
 /// The power goes below the daemon; a stock kernel replays.
 fn power_cut(evidence: &Evidence, load: &str, seed: u64) -> Result<String> {
-    let stock = FileSystem::Ext4Journal;
     let plan = cut::Plan {
         vmm: Vmm::Qemu,
-        contract: "power",
-        seed,
-        disks: 1,
         make: &format!("{load}\nmkfs.ext4 -q -F /dev/vda"),
         mount: SINGLE,
-        mount_after: stock.mount(),
-        check: stock.check(),
         // The checksum is to find what is torn.
         sector_bytes: 512,
-        made_under_power: false,
+        ..cut::Plan::of(FileSystem::Ext4Journal, "power", seed)
     };
     cut::run(evidence, &plan, None)
 }
