@@ -69,6 +69,9 @@ struct Options {
     /// The `afterimage` program [default: the one beside this program].
     #[arg(long)]
     program: Option<PathBuf>,
+    /// Measure beside this other `afterimage` program, an older build for instance, instead of qemu-storage-daemon.
+    #[arg(long)]
+    beside: Option<PathBuf>,
     /// The contract to serve with.
     #[arg(long, default_value = "power")]
     survives: String,
@@ -120,7 +123,12 @@ fn bench(options: &Options) -> Result<bool> {
     let seconds = options.seconds.unwrap_or(if common.quick { 0.5 } else { 2.0 });
     let rounds = options.rounds.unwrap_or(if common.quick { 3 } else { 7 });
     let ours = our_kind(options)?;
-    let peer = first_line(Command::new("qemu-storage-daemon").arg("--version"))?;
+    let peer = match &options.beside {
+        Some(program) => {
+            format!("the build beside it, {}", first_line(Command::new(program).arg("--version"))?)
+        }
+        None => first_line(Command::new("qemu-storage-daemon").arg("--version"))?,
+    };
     std::fs::create_dir_all(&options.disk)?;
     let machine = format!(
         "Linux {}, {} processors",
@@ -168,7 +176,11 @@ impl Bench for Pairs<'_> {
                 (cell.place, scratch, images)
             }
         };
-        let measured = measure(cell, &self.ours, &images, &scratch.0, self.plan);
+        let peers = match &self.options.beside {
+            Some(program) => vec![Kind::program(program, &self.options.survives)],
+            None => Kind::all_of_qemu(cell.place == Place::Memory),
+        };
+        let measured = measure(cell, &self.ours, &peers, &images, &scratch.0, self.plan);
         self.place = Some((place, scratch, images));
         let report = measured?;
         let words = format!("{:.2} of {}", report.iops_ratio.median, report.peer_mode);
@@ -197,7 +209,7 @@ fn our_kind(options: &Options) -> Result<Kind> {
         let sentence = format!("{} does not exist: build it, or name it with --program", program.display());
         return Err(BenchError::Usage(sentence));
     }
-    Ok(Kind::Program { program, survives: options.survives.clone() })
+    Ok(Kind::program(&program, &options.survives))
 }
 
 fn first_line(command: &mut Command) -> Result<String> {
@@ -218,10 +230,17 @@ struct Images {
     second: PathBuf,
 }
 
-fn measure(cell: &Cell, ours: &Kind, images: &Images, scratch: &Path, plan: Plan) -> Result<CellReport> {
+fn measure(
+    cell: &Cell,
+    ours: &Kind,
+    peers: &[Kind],
+    images: &Images,
+    scratch: &Path,
+    plan: Plan,
+) -> Result<CellReport> {
     let Plan { time, rounds, calm } = plan;
     calm::wait(calm)?;
-    let (best, calibration) = calibrate(cell, &images.second, scratch, time / 3)?;
+    let (best, calibration) = calibrate(cell, peers, &images.second, scratch, time / 3)?;
     let (mut our_runs, mut peer_runs) = (Vec::new(), Vec::new());
     // Where a file lies on its device matters as much as who serves it: each server gets each image for half the rounds.
     let halves =
@@ -258,7 +277,7 @@ fn measure(cell: &Cell, ours: &Kind, images: &Images, scratch: &Path, plan: Plan
         calibration,
         iops_ratio: ratio(|r| r.iops)?,
         cpu_ratio: ratio(|r| r.cpu_us)?,
-        target: cell.target,
+        target: cell.target.filter(|_| matches!(best, Kind::Qemu { .. })),
         ours: our_runs,
         peer: peer_runs,
     })
@@ -274,26 +293,31 @@ fn one(server: &Server, end: &mut Connection, time: Duration, seed: u64) -> Resu
 type Calibration = Vec<(String, f64)>;
 
 /// Which mode of the peer is fastest for this cell. A mode that does not start on this file is left out.
-fn calibrate(cell: &Cell, image: &Path, scratch: &Path, time: Duration) -> Result<(Kind, Calibration)> {
-    let mut reached = Vec::new();
-    for kind in Kind::all_of_qemu(cell.place == Place::Memory) {
-        let Ok(server) = Server::start(&kind, image, scratch, "calibrate", cell.load.queues) else {
-            continue;
+fn calibrate(
+    cell: &Cell,
+    peers: &[Kind],
+    image: &Path,
+    scratch: &Path,
+    time: Duration,
+) -> Result<(Kind, Calibration)> {
+    let (mut reached, mut refused) = (Vec::new(), Vec::new());
+    for kind in peers {
+        let run = || -> Result<f64> {
+            let server = Server::start(kind, image, scratch, "calibrate", cell.load.queues)?;
+            let mut end = Connection::new(&server.socket, cell.load)?;
+            end.run(time / 4, 1)?;
+            Ok(one(&server, &mut end, time, 2)?.iops)
         };
-        let mut end = Connection::new(&server.socket, cell.load)?;
-        let run =
-            end.run(time / 4, 1).map_err(BenchError::from).and_then(|_| one(&server, &mut end, time, 2));
-        match run {
-            Ok(run) => reached.push((run.iops, kind)),
-            // Such a mode cannot be the best.
-            Err(error) => note(&format!("{}: qemu-storage-daemon, {}: {error}\n", cell.name(), kind.name())),
+        match run() {
+            Ok(iops) => reached.push((iops, kind)),
+            Err(error) => refused.push(format!("{}: {error}", kind.name())),
         }
     }
     reached.sort_by(|a, b| b.0.total_cmp(&a.0));
     let Some((_, best)) = reached.first() else {
-        return Err("qemu-storage-daemon starts in no mode".to_owned().into());
+        return Err(format!("the peer works in no mode: {}", refused.join("; ")).into());
     };
-    Ok((best.clone(), reached.iter().map(|(iops, kind)| (kind.name(), *iops)).collect()))
+    Ok(((*best).clone(), reached.iter().map(|(iops, kind)| (kind.name(), *iops)).collect()))
 }
 
 /// A directory that goes away.

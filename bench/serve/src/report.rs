@@ -84,7 +84,7 @@ impl Report {
     pub fn text(&self) -> String {
         let Self { ours, peer, machine, seconds, rounds, cells } = self;
         let mut table = Table::new(
-            "|ours|qsd|ratio|(min..max)|p50 µs|qsd|p99 µs|qsd|CPU µs|qsd|goal|qsd mode".split('|'),
+            "|ours|peer|ratio|(min..max)|p50 µs|peer|p99 µs|peer|CPU µs|peer|goal|peer mode".split('|'),
         )
         .right(1..12);
         for cell in cells {

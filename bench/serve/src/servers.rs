@@ -36,6 +36,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// `afterimage serve` of this program, with what `--survives` says.
+    pub fn program(program: &Path, survives: &str) -> Self {
+        Self::Program { program: program.to_owned(), survives: survives.to_owned() }
+    }
+
     /// Every way of running qemu-storage-daemon on a file; `buffered` allows those through the page cache.
     pub fn all_of_qemu(buffered: bool) -> Vec<Self> {
         let mut all = Vec::new();
