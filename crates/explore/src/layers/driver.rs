@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use afterimage_block::{Completion, Disk as _, Lane, Medium, Sector, Token};
 use afterimage_format::log::PAGE_BYTES;
-use afterimage_order::redo::{payload_bytes_max, Redo};
+use afterimage_order::redo::{payload_bytes_max, Redo, UNFLUSHED_MAX};
 use afterimage_order::{Clock as _, Contract, VirtualClock};
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Target, TargetId};
 use parking_lot::Mutex;
@@ -26,8 +26,6 @@ use crate::{ExploreError, Result};
 
 /// The smallest record area that is accepted: room for two of the largest records of such an area, and the reserve.
 const AREA_PAGES_MIN: u64 = 8;
-/// Writes that nobody flushes become durable after this time, as in the daemon's syncer.
-const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
 /// The most events of the guest that one of its writes is late.
 const LATE_EVENTS_MAX: u32 = 60;
 /// A log to which nothing was appended for this time is emptied by halves, as in the daemon's checkpointer.

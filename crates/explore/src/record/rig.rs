@@ -134,7 +134,7 @@ impl Rig {
             fs::write(folder.join(format!("guest-{index}.img")), bytes_of(&seen)).map_err(make)?;
             fs::copy(below.image.path(), folder.join(format!("image-{index}.img"))).map_err(make)?;
         }
-        let log = self.folder.join("disk0.img.aflog");
+        let log = afterimage_store::log_beside(&self.folder.join("disk0.img"));
         if log.exists() {
             fs::copy(log, folder.join("log.img")).map_err(make)?;
         }

@@ -63,4 +63,4 @@ pub use open::{create_medium, log_file_bytes, TakeOverError};
 pub use scan::{scan, Placed, Scan};
 pub use sets::set_bytes_max;
 pub use space::records_max;
-pub use syncer::{LogSync, Syncer};
+pub use syncer::{LogSync, Syncer, UNFLUSHED_MAX};

@@ -21,7 +21,7 @@ use crate::sequence::LogPosition;
 use crate::window::{Verdict, Window};
 
 /// Writes that nobody flushes become durable after this time.
-const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
+pub const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
 
 /// One sync of the log, begun.
 #[derive(Clone, Copy, Debug)]
