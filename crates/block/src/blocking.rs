@@ -23,6 +23,9 @@ impl Blocking {
     }
 
     /// Fills `buf`, whose length is a multiple of 512, from `sector` on.
+    ///
+    /// # Errors
+    /// As [`Blocking::request`].
     pub fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
         let buffers = Buffers::allocate(buf.len());
         self.request(Operation::Read, sector, buf.len() as u64 / SECTOR_BYTES, buffers.share())?;
@@ -31,11 +34,17 @@ impl Blocking {
     }
 
     /// Stores `bytes`, whose length is a multiple of 512, from `sector` on.
+    ///
+    /// # Errors
+    /// As [`Blocking::request`].
     pub fn write(&mut self, sector: Sector, bytes: &[u8]) -> Result<(), BlockError> {
         self.write_as(sector, bytes, false)
     }
 
     /// The same, completing as if flushed.
+    ///
+    /// # Errors
+    /// As [`Blocking::request`].
     pub fn write_flushed(&mut self, sector: Sector, bytes: &[u8]) -> Result<(), BlockError> {
         self.write_as(sector, bytes, true)
     }
@@ -46,21 +55,33 @@ impl Blocking {
     }
 
     /// Flushes; see [`FlushKind`].
+    ///
+    /// # Errors
+    /// As [`Blocking::request`].
     pub fn flush(&mut self, kind: FlushKind) -> Result<(), BlockError> {
         self.request(Operation::Flush(kind), Sector(0), 0, Buffers::empty())
     }
 
     /// Discards a range.
+    ///
+    /// # Errors
+    /// As [`Blocking::request`].
     pub fn discard(&mut self, sector: Sector, sectors: u64) -> Result<(), BlockError> {
         self.request(Operation::Discard { flushed: false }, sector, sectors, Buffers::empty())
     }
 
     /// Makes a range read as zeroes.
+    ///
+    /// # Errors
+    /// As [`Blocking::request`].
     pub fn write_zeroes(&mut self, sector: Sector, sectors: u64, unmap: bool) -> Result<(), BlockError> {
         self.request(Operation::WriteZeroes { unmap, flushed: false }, sector, sectors, Buffers::empty())
     }
 
     /// Any request, waited for.
+    ///
+    /// # Errors
+    /// What the disk answers: the request is refused, or it or an earlier one has failed.
     ///
     /// # Panics
     /// Where the lane answers something other than this request: it breaks its contract.

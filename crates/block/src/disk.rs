@@ -31,6 +31,9 @@ impl Geometry {
     }
 
     /// Checks that a range lies on the disk, without overflow.
+    ///
+    /// # Errors
+    /// [`BlockError::OutOfRange`].
     pub fn check_range(&self, sector: Sector, sectors: u64) -> Result<(), BlockError> {
         match sector.0.checked_add(sectors) {
             Some(end) if end <= self.sectors => Ok(()),
@@ -55,6 +58,9 @@ impl Health {
     }
 
     /// `Err` with the first failure, for requests that may not go on after it.
+    ///
+    /// # Errors
+    /// The failure.
     pub fn check(&self) -> Result<(), BlockError> {
         match self.0.get() {
             None => Ok(()),
@@ -95,6 +101,9 @@ pub trait Disk: Send + Sync {
     fn health(&self) -> &Health;
 
     /// Opens the way in for one queue. It is driven from one thread at a time.
+    ///
+    /// # Errors
+    /// The disk has failed, or what a lane needs (a ring, a thread) is not to be had.
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError>;
 
     /// No request of a guest is in flight on any lane of this disk, and none will come until its queues are started
@@ -146,10 +155,16 @@ pub trait Lane: Send {
 
     /// Blocks until something may be there to reap, one of `also` is readable, or the time is over.
     /// Spurious returns are allowed. Implies [`Lane::dispatch`].
+    ///
+    /// # Errors
+    /// The system refuses to wait. What is in flight stays so.
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()>;
 }
 
 /// `poll(2)` for reading on all of `fds`: the building block of [`Lane::wait`] for lanes that have no ring.
+///
+/// # Errors
+/// What `poll(2)` says; an interruption by a signal is none.
 pub fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
     let mut polled: Vec<PollFd<'_>> =
         fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();

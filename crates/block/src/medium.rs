@@ -17,6 +17,9 @@ pub trait Medium: Send + Sync {
     }
 
     /// Fills `buf` from `offset`. Reading past the end is an error.
+    ///
+    /// # Errors
+    /// The range is not on the medium, or cannot be read: `buf` may be filled in part.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
     /// How many bytes from `offset` on are known to read as zeroes, without looking at them; 0 where nothing is known.
@@ -25,18 +28,30 @@ pub trait Medium: Send + Sync {
     }
 
     /// Stores `buf` at `offset`. Writing past the end is an error. Several calls may run at once.
+    ///
+    /// # Errors
+    /// The range is not on the medium, or cannot be written: it may hold any part of `buf`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 
     /// Makes a range read as zeroes; with `unmap` its space may be given back.
+    ///
+    /// # Errors
+    /// As [`Medium::write_at`].
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()>;
 
     /// Writes again what reads of the range show and storage does not hold: a page whose write-back failed stays in the
     /// cache as if it had been written, and no sync says so any more. For whoever finds a medium that an earlier process
     /// has written, before anybody else uses it. What storage holds is not written. Returns the bytes written; they are
     /// durable after a [`Medium::sync`]. A medium without a cache has nothing to do.
+    ///
+    /// # Errors
+    /// The range cannot be read or written.
     fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64>;
 
     /// Returns when everything that was written before the call is durable. After an error every later call is one, too:
     /// what was written since the last good sync may be lost, whatever the kernel answers another time.
+    ///
+    /// # Errors
+    /// Something could not be made durable, now or at an earlier sync.
     fn sync(&self) -> io::Result<()>;
 }

@@ -234,6 +234,9 @@ impl LogHeader {
 
     /// Reads one slot. Checks what makes every later computation safe: the counts, and that area and tail are whole
     /// pages within bounds.
+    ///
+    /// # Errors
+    /// Not such a header, one of a later version, or one whose checksum or fields are wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let (header, _) =
             Self::read_from_prefix(bytes).map_err(|_| FormatError::Corrupt("the header is cut short"))?;

@@ -90,6 +90,9 @@ impl Mark {
     }
 
     /// Reads the attribute's value.
+    ///
+    /// # Errors
+    /// Not a mark, one of a later version, or one whose checksum or fields are wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let (header, path) =
             MarkHeader::read_from_prefix(bytes).map_err(|_| FormatError::Corrupt("the mark is cut short"))?;

@@ -220,6 +220,9 @@ impl FileHeader {
     }
 
     /// Reads the header at the start of a file.
+    ///
+    /// # Errors
+    /// Not a recording, one of a later version, or one whose checksum or fields are wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         if !bytes.starts_with(&MAGIC) {
             return Err(FormatError::Magic { what: "a recording" });

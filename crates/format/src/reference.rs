@@ -52,6 +52,9 @@ impl Reference {
     }
 
     /// Reads a sidecar.
+    ///
+    /// # Errors
+    /// Not a sidecar, one of a later version, or one whose checksum or fields are wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let reference =
             Self::read_from_bytes(bytes).map_err(|_| FormatError::Corrupt("the sidecar's size is wrong"))?;

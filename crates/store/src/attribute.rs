@@ -22,6 +22,9 @@ pub enum Attributes {
 }
 
 /// An attribute of whatever a path leads to; `None` where it has none, or can have none.
+///
+/// # Errors
+/// The path leads nowhere, or may not be read.
 pub fn read_attribute(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     let mut value = vec![0; VALUE_BYTES_MAX];
     found(getxattr(path, name, &mut value), value)

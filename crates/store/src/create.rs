@@ -12,6 +12,9 @@ use crate::OpenError;
 
 /// Creates a sparse image of `bytes` bytes (a multiple of 512 above zero), readable and writable by its owner, durable
 /// with its name when this returns. Refuses to overwrite; leaves nothing behind where it fails.
+///
+/// # Errors
+/// A size that is no image's, a name that exists, or what the file system says.
 pub fn create_image(path: &Path, bytes: u64) -> Result<(), OpenError> {
     if bytes == 0 || bytes % SECTOR_BYTES != 0 {
         return Err(OpenError::BadSize { path: path.to_owned(), bytes });

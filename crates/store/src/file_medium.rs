@@ -32,6 +32,9 @@ pub struct FileMedium {
 impl FileMedium {
     /// Creates a file of `bytes` bytes, readable by its owner only. Fails where something of that name exists. The
     /// content is durable after [`Medium::sync`], the name after [`sync_directory`].
+    ///
+    /// # Errors
+    /// What the file system says; [`io::ErrorKind::AlreadyExists`] for a name that exists.
     pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
         let file = FileOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         file.set_len(bytes)?;
@@ -39,6 +42,9 @@ impl FileMedium {
     }
 
     /// Opens an existing file.
+    ///
+    /// # Errors
+    /// What the file system says.
     pub fn open(path: &Path, read_only: bool) -> io::Result<Self> {
         let file = FileOptions::new().read(true).write(!read_only).open(path)?;
         let len = file.metadata()?.len();
@@ -60,6 +66,9 @@ impl FileMedium {
     /// Reserves space for the whole file, so that no later write to it fails for lack of space. Says
     /// [`io::ErrorKind::StorageFull`] where there is not enough. Where the file system cannot reserve, zeroes are
     /// written over everything: only for a file without content yet.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`], or what the file system says.
     pub fn preallocate(&self) -> io::Result<()> {
         let len = self.len();
         self.syncs.note_write();
@@ -80,6 +89,9 @@ impl FileMedium {
     }
 
     /// Changes the size; new bytes read as zeroes.
+    ///
+    /// # Errors
+    /// What the file system says; the size is as before.
     pub fn set_len(&self, bytes: u64) -> io::Result<()> {
         self.file.set_len(bytes)?;
         self.len.store(bytes, Ordering::Release);
@@ -93,6 +105,9 @@ impl FileMedium {
     }
 
     /// The file's identity now.
+    ///
+    /// # Errors
+    /// What the file system says.
     pub fn identity(&self) -> io::Result<FileIdentity> {
         let metadata = self.file.metadata()?;
         Ok(FileIdentity::of(&metadata, metadata.len()))
@@ -166,6 +181,9 @@ impl Medium for FileMedium {
 }
 
 /// Makes the names in the directory that holds `path` durable: a created, renamed or removed file is so only then.
+///
+/// # Errors
+/// The directory cannot be opened or synced.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p,

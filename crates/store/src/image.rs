@@ -139,6 +139,9 @@ pub trait Image: Disk {
 
 impl ImageStore {
     /// Opens, checks and locks an image. Nothing is changed where this fails.
+    ///
+    /// # Errors
+    /// It is no image, it is in use, or the file system cannot carry it: each with the path and what to do.
     pub fn open(options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { core: Arc::new(open::open(options)?) }))
     }

@@ -53,6 +53,9 @@ impl fmt::Display for Report {
 }
 
 /// Runs it.
+///
+/// # Errors
+/// No arena can be listed or removed as asked.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let removed = !args.remove.is_empty();
     let arenas = if removed {

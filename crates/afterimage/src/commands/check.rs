@@ -46,6 +46,9 @@ impl fmt::Display for Report {
 }
 
 /// Runs it.
+///
+/// # Errors
+/// It cannot be read, or something is wrong with it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut log = afterimage_order::offline::check(&args.file).map_err(Failure::failed)?;
     let mut retained_bytes = 0;

@@ -44,6 +44,9 @@ impl std::fmt::Display for Created {
 }
 
 /// Runs it.
+///
+/// # Errors
+/// It cannot be created; nothing is left behind.
 pub fn run(args: &Args) -> Result<(), Failure> {
     afterimage_store::create_image(&args.file, args.size).map_err(Failure::failed)?;
     super::print_report(&Created { file: args.file.clone(), bytes: args.size }, args.json)

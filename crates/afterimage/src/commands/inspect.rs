@@ -42,6 +42,9 @@ impl fmt::Display for Report {
 }
 
 /// Runs it.
+///
+/// # Errors
+/// It cannot be read, or is none.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut image = afterimage_order::offline::inspect(&args.file).map_err(Failure::failed)?;
     let logged = image.log.iter().flat_map(|log| &log.images).map(|image| &image.path);

@@ -60,6 +60,9 @@ Examples:
   systemctl reload afterimage@guest   (or kill -HUP, to keep) after an upgrade: go on with the new program";
 
 /// Runs it.
+///
+/// # Errors
+/// The daemon cannot be started, or has ended with an error.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let program = program_path()?;
     if args.command.first().is_none_or(|word| word != "serve") {

@@ -13,6 +13,9 @@ pub struct Args {
 }
 
 /// Runs it. The pages of another program's subcommands are its own to write.
+///
+/// # Errors
+/// A page cannot be written.
 pub fn run(args: &Args, mut command: clap::Command) -> Result<(), Failure> {
     command.build();
     write(&args.folder, &command)?;

@@ -52,6 +52,9 @@ impl fmt::Display for Report {
 }
 
 /// Runs it.
+///
+/// # Errors
+/// It cannot be recovered; what it holds is as before.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let options = RecoverOptions {
         dry_run: args.dry_run,

@@ -10,6 +10,9 @@ use crate::serve::settings::Settings;
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// Runs it.
+///
+/// # Errors
+/// It cannot be served, or has failed while it was.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if args.print_capabilities {
         return super::print_line(CAPABILITIES);

@@ -35,6 +35,9 @@ impl KeepHandle {
     }
 
     /// Stores `value` and duplicates of `fds` under `key`, replacing what was there.
+    ///
+    /// # Errors
+    /// The value or its descriptors are more than an entry holds, or the keeper refuses, is gone, or does not answer.
     pub fn put(&self, key: &str, value: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), KeepError> {
         if value.len() > VALUE_BYTES_MAX || fds.len() > FDS_MAX {
             return Err(KeepError::Corrupt("the value or its list of descriptors is too long to keep"));
@@ -43,16 +46,25 @@ impl KeepHandle {
     }
 
     /// Forgets `key`.
+    ///
+    /// # Errors
+    /// The keeper refuses, is gone, or does not answer.
     pub fn delete(&self, key: &str) -> Result<(), KeepError> {
         self.ask(Operation::Delete, key, Vec::new(), &[])
     }
 
     /// Forgets every key that starts with `prefix`.
+    ///
+    /// # Errors
+    /// As [`KeepHandle::delete`].
     pub fn delete_prefix(&self, prefix: &str) -> Result<(), KeepError> {
         self.ask(Operation::DeletePrefix, prefix, Vec::new(), &[])
     }
 
     /// Everything whose key starts with `prefix`, in key order.
+    ///
+    /// # Errors
+    /// As [`KeepHandle::delete`], or what it answers is corrupt.
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>, KeepError> {
         let socket = self.socket.lock();
         wire::send(socket.as_fd(), &message(Operation::List, prefix, Vec::new()), &[])?;
@@ -76,16 +88,25 @@ impl KeepHandle {
     }
 
     /// The listening socket that an earlier daemon served `disk` on, if one is kept.
+    ///
+    /// # Errors
+    /// As [`KeepHandle::list`].
     pub fn listener(&self, disk: &str) -> Result<Option<UnixListener>, KeepError> {
         Ok(self.first_fd(&format!("{disk}/listener"))?.map(UnixListener::from))
     }
 
     /// Keeps the listening socket of `disk`.
+    ///
+    /// # Errors
+    /// As [`KeepHandle::put`].
     pub fn keep_listener(&self, disk: &str, listener: &UnixListener) -> Result<(), KeepError> {
         self.put(&format!("{disk}/listener"), &[], &[listener.as_fd()])
     }
 
     /// The connected socket of `disk`'s guest, if one is kept.
+    ///
+    /// # Errors
+    /// As [`KeepHandle::list`].
     pub fn connection(&self, disk: &str) -> Result<Option<UnixStream>, KeepError> {
         Ok(self.first_fd(&format!("{disk}/session/socket"))?.map(UnixStream::from))
     }

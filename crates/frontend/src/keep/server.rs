@@ -69,6 +69,9 @@ impl Keeper {
     }
 
     /// Serves one daemon until it closes its end.
+    ///
+    /// # Errors
+    /// The daemon sends what is no message, or the socket fails.
     pub fn serve(&mut self, socket: BorrowedFd<'_>) -> Result<(), KeepError> {
         while self.handle(socket)? == Handled::Request {}
         Ok(())

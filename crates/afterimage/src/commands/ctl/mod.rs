@@ -81,6 +81,9 @@ enum CtlCommand {
 }
 
 /// Runs it.
+///
+/// # Errors
+/// No daemon answers, or it refuses.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut client = Client::connect(&args.socket)?;
     match &args.command {
