@@ -10,7 +10,7 @@ use afterimage_store::{
     FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions, Owner,
 };
 
-use crate::redo::takeover::{bring_home, requests, would_bring_home, Trust};
+use crate::redo::takeover::{bring_home, would_bring_home, Trust};
 use crate::redo::{scan, Scan};
 use crate::{OpenError, Replayed};
 
@@ -140,6 +140,9 @@ fn open_image(path: &Path, read_only: bool) -> Result<Arc<dyn Image>, OpenError>
 }
 
 /// Says what an image or a log is, in use or not. Reads only, and takes no lock for longer than a look.
+///
+/// # Errors
+/// It cannot be read, or the log that the image names is gone.
 pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
     if is_log(path)? {
         let log = log_report(path)?;
@@ -208,6 +211,7 @@ fn describe(
         device: image.device.get(),
         size_bytes: image.size_bytes.get(),
     });
+    let replayed = found.as_ref().map(Scan::replayed);
     LogReport {
         path: path.to_owned(),
         version: header.version.get(),
@@ -217,10 +221,10 @@ fn describe(
         area_bytes: header.area_bytes.get(),
         home_sequence: header.tail_sequence.get(),
         durable_sequence: found.as_ref().map_or(header.durable_sequence.get(), |s| s.durable_sequence.0),
-        sequence: found.as_ref().map(|s| s.sequence.0),
-        records: found.as_ref().map_or(0, requests),
-        record_bytes: found.as_ref().map_or(0, |s| s.end.0 - header.tail_position.get()),
-        torn_tail: found.as_ref().is_some_and(|s| s.torn_tail),
+        sequence: replayed.map(|r| r.sequence),
+        records: replayed.map_or(0, |r| r.records),
+        record_bytes: replayed.map_or(0, |r| r.bytes),
+        torn_tail: replayed.is_some_and(|r| r.torn_tail),
         corrupt,
         images: images.collect(),
     }
@@ -255,6 +259,9 @@ fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenErr
 }
 
 /// Whether an image (or the images of a log) would recover: everything that opening would check. Reads only.
+///
+/// # Errors
+/// It is in use, or cannot be read: what the user has to put right is in the report.
 pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
     let mut report =
         CheckReport { path: path.to_owned(), sound: true, clean: true, replay: None, problems: Vec::new() };
@@ -285,6 +292,9 @@ pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
 
 /// Brings the writes in a log into its images, syncs them, and removes the log and its images' marks: the images are
 /// plain raw files then. `path` is the log or one of the images.
+///
+/// # Errors
+/// See [`OpenError`]: something is in use, does not belong together, or storage failed. What has gone home stays there.
 pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, OpenError> {
     let dry_run = options.dry_run;
     let mut report = RecoverReport {

@@ -5,7 +5,7 @@ use afterimage_format::log::{RecordHeader, RecordKind, KIND_MORE, PAGE_BYTES, RE
 use afterimage_format::payload_hash;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-use super::scan::Placed;
+use super::prefix::Placed;
 use crate::sequence::{LogPosition, LoggedDisk};
 
 /// A batch is appended when it holds this much, in bytes.

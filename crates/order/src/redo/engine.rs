@@ -8,14 +8,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use afterimage_block::{BlockError, Medium, SequenceNumber, SECTOR_BYTES};
-use afterimage_format::log::RecordKind;
 use parking_lot::Mutex;
 
 use super::batch::Batch;
 use super::going_home::GoingHome;
 use super::log::RedoLog;
 use super::mutation::Mistake;
-use super::scan::Scan;
+use super::prefix::Scan;
 use super::syncer::Syncer;
 use crate::board::Board;
 use crate::clock::Clock;
@@ -90,13 +89,7 @@ impl Redo {
     pub(super) fn new(config: Config, scan: &Scan) -> Self {
         let mistake = config.mistake();
         let Config { window, clock, log, homes, incarnation, .. } = config;
-        let tail = scan.header.tail_position.get();
-        let replayed = (!scan.records.is_empty()).then_some(Replayed {
-            records: scan.records.iter().filter(|r| r.kind != RecordKind::Incarnation).count() as u64,
-            bytes: scan.end.0 - tail,
-            sequence: scan.sequence.0,
-            torn_tail: scan.torn_tail,
-        });
+        let replayed = (!scan.records.is_empty()).then(|| scan.replayed());
         let home = SequenceNumber(scan.header.tail_sequence.get());
         let board = Arc::new(Board::new(Sequence::found(scan.sequence, home), Arc::clone(&clock)));
         let disk_sectors = homes.iter().map(|home| home.len() / SECTOR_BYTES);

@@ -35,6 +35,14 @@ pub(crate) struct Extent {
     pub(crate) sequence: SequenceNumber,
 }
 
+impl Extent {
+    /// Its sectors from one on, so many at most.
+    pub(crate) fn part(self, from: u64, sectors_max: u64) -> Self {
+        let sectors = sectors_max.min(self.sectors - from);
+        Self { sectors, source: self.source.skip(from), sequence: self.sequence }
+    }
+}
+
 /// Disjoint extents by first sector.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentMap(BTreeMap<u64, Extent>);
@@ -72,7 +80,7 @@ impl ExtentMap {
         before.into_iter().chain(self.0.range(start..end)).map(move |(s, e)| {
             let from = (*s).max(start);
             let to = (*s + e.sectors).min(end);
-            (from, Extent { sectors: to - from, source: e.source.skip(from - *s), sequence: e.sequence })
+            (from, e.part(from - *s, to - from))
         })
     }
 
@@ -97,12 +105,10 @@ impl ExtentMap {
     fn cut(&mut self, s: u64, e: Extent, start: u64, end: u64) {
         self.0.remove(&s);
         if s < start {
-            self.0.insert(s, Extent { sectors: start - s, ..e });
+            self.0.insert(s, e.part(0, start - s));
         }
-        let e_end = s + e.sectors;
-        if e_end > end {
-            let right = Extent { sectors: e_end - end, source: e.source.skip(end - s), sequence: e.sequence };
-            self.0.insert(end, right);
+        if s + e.sectors > end {
+            self.0.insert(end, e.part(end - s, u64::MAX));
         }
     }
 }

@@ -12,21 +12,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Medium, SequenceNumber};
-use afterimage_format::log::{LogHeader, RecordKind, FEATURE_SETS, STATE_CLEAN};
+use afterimage_block::{BlockError, Medium, SECTOR_BYTES};
+use afterimage_format::log::{LogHeader, WitnessEntry, FEATURE_SETS, STATE_CLEAN};
 use parking_lot::{Condvar, Mutex};
 
-use super::extents::{ExtentMap, Source};
-use super::header;
+use super::extents::ExtentMap;
 use super::log::RedoLog;
 use super::mutation::{Mistake, Mutation};
+use super::round::{pieces, Content, Pace, Piece, Round, Step};
+use super::witness::{self, Spot};
 use crate::board::Board;
 use crate::clock::Clock;
-use crate::sequence::LoggedDisk;
+use crate::sequence::{LogPosition, LoggedDisk};
 use crate::Event;
-
-/// The largest single write to an image.
-const HOME_WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// See the module.
 pub struct GoingHome {
@@ -36,7 +34,7 @@ pub struct GoingHome {
     window: Duration,
     clock: Arc<dyn Clock>,
     board: Arc<Board>,
-    round: Mutex<Round>,
+    kept: Mutex<Kept>,
     /// The header on storage says that there may be sets.
     sets_announced: AtomicBool,
     pub(super) written_bytes: AtomicU64,
@@ -47,7 +45,7 @@ pub struct GoingHome {
 }
 
 /// What is kept from one round to the next.
-struct Round {
+struct Kept {
     /// The newest header on storage.
     header: LogHeader,
     pace: Pace,
@@ -69,7 +67,7 @@ impl GoingHome {
             window,
             clock,
             board,
-            round: Mutex::new(Round { header, pace: Pace::default() }),
+            kept: Mutex::new(Kept { header, pace: Pace::new() }),
             sets_announced: AtomicBool::new(header.has_sets()),
             written_bytes: AtomicU64::new(0),
             wanted: Mutex::new(false),
@@ -111,44 +109,27 @@ impl GoingHome {
     /// # Errors
     /// The group has failed, or fails with a write or sync of this round.
     pub fn round(&self, log_bytes_max: u64) -> Result<bool, BlockError> {
-        let mut round = self.round.lock();
+        let mut kept = self.kept.lock();
         let _whole = self.board.whole();
         self.board.health.check()?;
         let (records, tail) = self.log.space().oldest_durable(log_bytes_max);
-        let Some(last) = records.last() else { return Ok(false) };
-        let sequence = last.sequence;
-        let newest = self.log.newest_of(&records);
-        if self.mistake.is(Mutation::DropIndexEarly) {
-            self.log.forget(&records, sequence);
+        let Some(round) = Round::new(records, tail, self.homes.len(), self.mistake) else { return Ok(false) };
+        for step in round.steps() {
+            match step {
+                Step::Write => self.write_home(&round.newest, &mut kept.pace)?,
+                Step::Forget(up_to) => self.log.forget(&round.records, up_to),
+                Step::SyncImages => self.sync_homes(&round.newest)?,
+                Step::Header => {
+                    let chosen = self.read_witnesses(&round.newest)?;
+                    let next = round.header(&kept.header, self.board.sequence.durable.get(), chosen);
+                    self.write_header(&mut kept, next)?;
+                }
+            }
         }
-        for (disk, map) in newest.iter().enumerate() {
-            self.write_home(disk, map, &mut round.pace)
-                .map_err(|e| self.board.fail(format!("writing disk {disk} home from the redo log"), e))?;
-        }
-        if self.mistake.is(Mutation::DropNewerIndex) {
-            self.log.forget(&records, SequenceNumber(u64::MAX));
-        }
-        self.log.forget(&records, sequence);
-        if !self.mistake.is(Mutation::DropHomeSync) && !self.mistake.is(Mutation::HeaderBeforeHomeSync) {
-            self.sync_homes(&newest)?;
-        }
-        let mut next = round.header;
-        next.tail_position = tail.0.into();
-        next.tail_sequence = sequence.0.into();
-        if let Some(begun) = records.iter().rev().find(|r| r.kind == RecordKind::Incarnation) {
-            next.tail_incarnation = begun.sector.into();
-        }
-        next.durable_sequence = self.board.sequence.durable.get().max(sequence).0.into();
-        header::choose_witnesses(&mut next, &newest, &self.log.area)
-            .map_err(|e| self.board.fail("reading the redo log", e))?;
-        self.write_header(&mut round, next)?;
-        if self.mistake.is(Mutation::HeaderBeforeHomeSync) {
-            self.sync_homes(&newest)?;
-        }
-        self.log.space().give_up(records.len(), tail);
-        self.board.sequence.home.raise(sequence);
+        self.log.space().give_up(round.records.len(), tail);
+        self.board.sequence.home.raise(round.sequence);
         self.board.note_change();
-        self.board.events.publish(&Event::Home { sequence: sequence.0 });
+        self.board.events.publish(&Event::Home { sequence: round.sequence.0 });
         Ok(true)
     }
 
@@ -167,12 +148,12 @@ impl GoingHome {
         if self.sets_announced.load(Ordering::SeqCst) || self.mistake.is(Mutation::SetUnannounced) {
             return Ok(());
         }
-        let mut round = self.round.lock();
+        let mut kept = self.kept.lock();
         self.board.health.check()?;
-        if !round.header.has_sets() {
-            let mut next = round.header;
+        if !kept.header.has_sets() {
+            let mut next = kept.header;
             next.features_incompat = (next.features_incompat.get() | FEATURE_SETS).into();
-            self.write_header(&mut round, next)?;
+            self.write_header(&mut kept, next)?;
         }
         self.sets_announced.store(true, Ordering::SeqCst);
         Ok(())
@@ -180,61 +161,61 @@ impl GoingHome {
 
     /// Says in the header that everything is home. Call with an empty log and appends closed.
     pub(super) fn mark_clean(&self) -> Result<(), BlockError> {
-        let mut round = self.round.lock();
-        let mut next = round.header;
+        let mut kept = self.kept.lock();
+        let mut next = kept.header;
         next.state = STATE_CLEAN.into();
-        self.write_header(&mut round, next)
+        self.write_header(&mut kept, next)
     }
 
     /// Writes and syncs the next header.
-    fn write_header(&self, round: &mut Round, mut next: LogHeader) -> Result<(), BlockError> {
-        next.generation = (round.header.generation.get() + 1).into();
-        let mut written = header::write(self.log.area.medium.as_ref(), &next);
+    fn write_header(&self, kept: &mut Kept, mut next: LogHeader) -> Result<(), BlockError> {
+        // Into the slot that does not hold the one in force.
+        next.generation = (kept.header.generation.get() + 1).into();
+        let mut written = self.log.area.medium.write_at(&next.seal(), next.slot_offset());
         if !self.mistake.is(Mutation::ReuseBeforeHeaderSync) {
             written = written.and_then(|()| self.log.sync());
         }
         written.map_err(|e| self.board.fail("writing the redo log's header", e))?;
-        round.header = next;
+        kept.header = next;
         Ok(())
     }
 
-    /// In the order of the disk, neighbours merged.
-    fn write_home(&self, disk: usize, map: &ExtentMap, pace: &mut Pace) -> io::Result<()> {
-        let home = &self.homes[disk];
-        let mut run = Run { home, start: 0, bytes: Vec::new(), written: 0 };
-        let mut started = self.clock.now();
-        let mut zeroes: Option<(u64, u64, bool)> = None;
-        for (sector, extent) in map.iter() {
-            match extent.source {
-                Source::Log(position) => {
-                    let mut done = 0;
-                    while done < extent.sectors {
-                        let n = (extent.sectors - done).min(HOME_WRITE_BYTES_MAX as u64 / 512);
-                        let target = run.grow(sector + done, n)?;
-                        self.log.area.read(position + done * 512, target)?;
-                        done += n;
-                    }
-                    if run.written >= pace.bytes_max {
-                        home.sync()?;
-                        run.written = 0;
-                        pace.learn(self.clock.now().saturating_sub(started), self.window);
-                        started = self.clock.now();
-                    }
-                    self.written_bytes.fetch_add(extent.sectors * 512, Ordering::Relaxed);
-                }
-                Source::Zero { unmap } => match &mut zeroes {
-                    Some((start, sectors, u)) if *start + *sectors == sector && *u == unmap => {
-                        *sectors += extent.sectors;
-                    }
-                    _ => {
-                        zero(home, zeroes.take())?;
-                        zeroes = Some((sector, extent.sectors, unmap));
-                    }
-                },
-            }
+    fn write_home(&self, newest: &[ExtentMap], pace: &mut Pace) -> Result<(), BlockError> {
+        for (disk, map) in newest.iter().enumerate() {
+            self.write_disk(disk, map, pace)
+                .map_err(|e| self.board.fail(format!("writing disk {disk} home from the redo log"), e))?;
         }
-        zero(home, zeroes)?;
-        run.finish()
+        Ok(())
+    }
+
+    fn write_disk(&self, disk: usize, newest: &ExtentMap, pace: &mut Pace) -> io::Result<()> {
+        let home = &self.homes[disk];
+        let mut bytes = Vec::new();
+        pace.begin(self.clock.now());
+        for Piece { sector, sectors, content } in pieces(newest) {
+            let parts = match content {
+                Content::Zero { unmap } => {
+                    home.zero_at(sector * SECTOR_BYTES, sectors * SECTOR_BYTES, unmap)?;
+                    continue;
+                }
+                Content::Logged(parts) => parts,
+            };
+            if pace.wants_sync() {
+                home.sync()?;
+                pace.synced(self.clock.now(), self.window);
+            }
+            bytes.resize((sectors * SECTOR_BYTES) as usize, 0);
+            let mut rest = &mut bytes[..];
+            for (position, sectors) in parts {
+                let (part, after) = rest.split_at_mut((sectors * SECTOR_BYTES) as usize);
+                self.log.area.read(position, part)?;
+                rest = after;
+            }
+            home.write_at(&bytes, sector * SECTOR_BYTES)?;
+            pace.wrote(bytes.len() as u64);
+            self.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn sync_homes(&self, newest: &[ExtentMap]) -> Result<(), BlockError> {
@@ -244,76 +225,14 @@ impl GoingHome {
         }
         Ok(())
     }
-}
 
-fn zero(home: &Arc<dyn Medium>, range: Option<(u64, u64, bool)>) -> io::Result<()> {
-    match range {
-        Some((sector, sectors, unmap)) => home.zero_at(sector * 512, sectors * 512, unmap),
-        None => Ok(()),
-    }
-}
-
-/// How much is written home between two syncs of an image. One sync for all would be cheapest, but it would hand the
-/// device seconds of work at once, and the log's sync, for which flushes wait, would queue behind it. So pieces that
-/// take about one window; the order of the disk is kept across them.
-#[derive(Clone, Copy, Debug)]
-struct Pace {
-    bytes_max: u64,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { bytes_max: 4 << 20 }
-    }
-}
-
-impl Pace {
-    const BYTES_LEAST: u64 = 128 << 10;
-    const BYTES_MOST: u64 = 256 << 20;
-
-    fn learn(&mut self, took: Duration, window: Duration) {
-        if took > window {
-            self.bytes_max = (self.bytes_max / 2).max(Self::BYTES_LEAST);
-        } else if took < window / 4 {
-            self.bytes_max = (self.bytes_max * 2).min(Self::BYTES_MOST);
-        }
-    }
-}
-
-/// Contiguous sectors that become one write.
-struct Run<'a> {
-    home: &'a Arc<dyn Medium>,
-    start: u64,
-    bytes: Vec<u8>,
-    /// Bytes written since the last sync.
-    written: u64,
-}
-
-impl Run<'_> {
-    /// Room for the next sectors; writes what was there before where they do not join it.
-    fn grow(&mut self, sector: u64, sectors: u64) -> io::Result<&mut [u8]> {
-        let len = sectors as usize * 512;
-        let joins = self.start + self.bytes.len() as u64 / 512 == sector
-            && self.bytes.len() + len <= HOME_WRITE_BYTES_MAX;
-        if !joins {
-            self.write()?;
-            self.start = sector;
-        }
-        let at = self.bytes.len();
-        self.bytes.resize(at + len, 0);
-        Ok(&mut self.bytes[at..])
-    }
-
-    fn write(&mut self) -> io::Result<()> {
-        if !self.bytes.is_empty() {
-            self.home.write_at(&self.bytes, self.start * 512)?;
-            self.written += self.bytes.len() as u64;
-            self.bytes.clear();
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> io::Result<()> {
-        self.write()
+    fn read_witnesses(&self, newest: &[ExtentMap]) -> Result<Vec<WitnessEntry>, BlockError> {
+        let entry = |(spot, position): (Spot, LogPosition)| {
+            let mut block = vec![0; spot.bytes()];
+            self.log.area.read(position, &mut block)?;
+            Ok(spot.entry(&block))
+        };
+        let entries: io::Result<Vec<_>> = witness::of_round(newest).into_iter().map(entry).collect();
+        entries.map_err(|e| self.board.fail("reading the redo log", e))
     }
 }

@@ -8,18 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Medium, SequenceNumber};
-use afterimage_format::log::{
-    RecordHeader, RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN, RECORD_MAGIC,
-};
+use afterimage_format::log::{RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN};
 use parking_lot::{Mutex, MutexGuard};
-use zerocopy::{FromZeros as _, IntoBytes as _};
+use zerocopy::IntoBytes as _;
 
 use super::area::Area;
 use super::batch::{Batch, Stamp, FULL_BYTES, PAYLOAD_BYTES_MAX};
-use super::extents::{Extent, ExtentMap, Source};
+use super::extents::{Extent, Source};
 use super::index::Index;
 use super::mutation::{Mistake, Mutation};
-use super::scan::{Placed, Scan};
+use super::prefix::{Placed, Scan};
 use super::space::{records_max, Space, Who};
 use crate::board::Board;
 use crate::home::Joined;
@@ -256,7 +254,7 @@ impl RedoLog {
 
     /// Makes a record's content the newest that readers see.
     pub(super) fn index(&self, placed: &Placed) {
-        if let Some(source) = source_of(placed) {
+        if let Some(source) = placed.source() {
             self.newest(placed.disk).insert(placed.sector, placed.sectors, source, placed.sequence);
         }
     }
@@ -275,38 +273,19 @@ impl RedoLog {
     pub(super) fn write_incarnation(&self, scan: &Scan) -> Result<(), BlockError> {
         let incarnation = self.append.lock();
         let position = self.space().head();
-        let mut record = RecordHeader::new_zeroed();
-        record.magic = RECORD_MAGIC.into();
-        record.kind = RecordKind::Incarnation.code().into();
-        record.incarnation = (*incarnation).into();
-        record.sequence = scan.sequence.0.into();
-        record.sector = scan.incarnation.into();
-        record.durable_sequence = self.board.sequence.durable.get().0.into();
-        record.group_tag = self.group_tag.into();
-        record.seal();
+        let (record, placed) = scan.begin(*incarnation, self.board.sequence.durable.get(), position);
         let mut page = [0; PAGE_BYTES as usize];
         page[..RECORD_ALIGN as usize].copy_from_slice(record.as_bytes());
         self.area.write(position, &page).map_err(|e| self.board.fail("writing the redo log", e))?;
-        let placed = Placed {
-            position,
-            sequence: scan.sequence,
-            kind: RecordKind::Incarnation,
-            more: false,
-            disk: LoggedDisk::default(),
-            sector: *incarnation,
-            sectors: 0,
-        };
         self.space().place(std::iter::once(placed), placed.end());
         Ok(())
     }
 
-    /// Headers and live records: nothing else of the log is ever believed. Those that storage lacks had never been durable,
-    /// so a torn rewrite hurts nothing; of the headers at most one slot does.
+    /// Headers and live records: nothing else of the log is ever believed. Of the headers at most one slot can be lost.
     pub(super) fn rewrite_lost(&self, scan: &Scan) -> Result<(), BlockError> {
-        let tail = LogPosition(scan.header.tail_position.get()).page_down();
+        let (tail, bytes) = scan.needed();
         let headers = self.area.medium.rewrite_lost(0, RECORDS_OFFSET);
-        let written =
-            headers.and_then(|n| Ok(n + self.area.rewrite_lost(tail, scan.end.page_up() - tail)?));
+        let written = headers.and_then(|n| Ok(n + self.area.rewrite_lost(tail, bytes)?));
         let bytes = written.map_err(|e| self.board.fail("making sure that storage holds the redo log", e))?;
         if bytes > 0 {
             tracing::warn!(bytes, "storage did not hold what an earlier process had logged: written again");
@@ -330,23 +309,6 @@ impl RedoLog {
 
     pub(super) fn sync(&self) -> io::Result<()> {
         self.area.medium.sync()
-    }
-
-    /// The newest of these versions, by disk.
-    pub(super) fn newest_of(&self, records: &[Placed]) -> Vec<ExtentMap> {
-        let mut newest: Vec<ExtentMap> = self.newest.iter().map(|_| ExtentMap::default()).collect();
-        let mut insert = |r: &Placed| {
-            if let Some(source) = source_of(r) {
-                let extent = Extent { sectors: r.sectors, source, sequence: r.sequence };
-                newest[r.disk.index()].insert(r.sector, extent);
-            }
-        };
-        if self.mistake.is(Mutation::OldestVersion) {
-            records.iter().rev().for_each(&mut insert);
-        } else {
-            records.iter().for_each(&mut insert);
-        }
-        newest
     }
 
     /// Readers find the versions of these records, up to a number, at home from now on.
@@ -375,15 +337,5 @@ impl RedoLog {
             }
         }
         Ok(())
-    }
-}
-
-/// Where a record's content is; `None` where it is about no disk.
-fn source_of(record: &Placed) -> Option<Source> {
-    match record.kind {
-        RecordKind::Write => Some(Source::Log(record.payload())),
-        RecordKind::Discard => Some(Source::Zero { unmap: true }),
-        RecordKind::Zero => Some(Source::Zero { unmap: false }),
-        RecordKind::Incarnation => None,
     }
 }

@@ -24,12 +24,15 @@
 //!
 //! | decision | owner |
 //! |---|---|
-//! | what has room, what may be given up | `Space`: no lock, no file |
-//! | what a flush and the next sync wait for | [`Window`](crate::window): no lock, no clock |
+//! | which prefix a log holds | `Prefix`, told what `scan` reads |
+//! | whose log it is, how the next process begins | [`Scan`], done by [`Redo::open`] |
+//! | what has room, what may be given up | `Space`, in [`RedoLog`] |
+//! | what a flush and the next sync wait for | [`Window`](crate::window), in [`Syncer`] |
+//! | what of the log goes home, in which order, what the header says then | `Round` and `Pace`, done by [`GoingHome`] |
 //! | where records are, and which are the newest | [`RedoLog`] |
-//! | what goes home, and what the header says | [`GoingHome`] |
-//! | when the log is synced | [`Syncer`] |
 //! | who waits, what has failed | [`Board`](crate::Board) |
+//!
+//! The first five know no lock, clock, thread or file.
 //!
 //! [`Redo`] puts them together. Its background steps, [`Syncer::sync`] and [`GoingHome::round`], are called in loops by two
 //! threads in production, and one at a time by the seeded simulation.
@@ -40,17 +43,20 @@ mod batch;
 mod engine;
 mod extents;
 mod going_home;
-mod header;
 mod index;
 mod lane;
 mod log;
 mod mutation;
 mod open;
+mod prefix;
+mod recovery;
+mod round;
 mod scan;
 mod sets;
 mod space;
 mod syncer;
 pub(crate) mod takeover;
+mod witness;
 
 pub use afterimage_store::{read_header, LogReadError};
 pub use engine::{Config, Redo};
@@ -59,8 +65,10 @@ pub use index::REGIONS_MAX;
 pub use lane::{RedoDisk, LANE_BYTES_MAX};
 pub use log::{index_bytes_max, payload_bytes_max, RedoLog};
 pub use mutation::Mutation;
-pub use open::{create_medium, log_file_bytes, TakeOverError};
-pub use scan::{scan, Placed, Scan};
+pub use open::{create_medium, log_file_bytes};
+pub use prefix::{Placed, Scan};
+pub use recovery::TakeOverError;
+pub use scan::scan;
 pub use sets::set_bytes_max;
 pub use space::records_max;
 pub use syncer::{LogSync, Syncer, UNFLUSHED_MAX};

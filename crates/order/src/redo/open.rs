@@ -11,47 +11,18 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Medium};
 use afterimage_format::log::{
-    ImageEntry, ImageName, LogHeader, WitnessEntry, IMAGES_MAX, NAMES_OFFSET, PAGE_BYTES, RECORDS_OFFSET,
-    STATE_CLEAN,
+    ImageEntry, ImageName, LogHeader, IMAGES_MAX, NAMES_OFFSET, PAGE_BYTES, RECORDS_OFFSET,
 };
-use afterimage_store::LogReadError;
+use afterimage_format::payload_hash;
 use zerocopy::IntoBytes as _;
 
 use super::engine::{Config, Redo};
-use super::header;
 use super::mutation::{Mistake, Mutation};
-use super::scan::{scan_with, Scan};
+use super::prefix::Scan;
+use super::recovery::{false_witness, TakeOverError};
+use super::scan::scan_with;
 use super::space::RESERVE_BYTES;
-
-/// Why a log was not taken over. Nothing was touched, but for `Block`.
-#[derive(Debug, thiserror::Error)]
-pub enum TakeOverError {
-    /// It cannot be read or contradicts itself.
-    #[error(transparent)]
-    Scan(#[from] LogReadError),
-    /// It is marked clean: there is nothing to take over.
-    #[error("the log is clean")]
-    Clean,
-    /// It belongs to other images.
-    #[error("disk {disk}: {why}")]
-    WrongImage {
-        /// The disk that does not fit.
-        disk: usize,
-        /// Why.
-        why: String,
-    },
-    /// An image does not hold what had gone home.
-    #[error("disk {disk} does not hold at sector {sector} what had been written there")]
-    FalseWitness {
-        /// The disk.
-        disk: usize,
-        /// The block's first sector.
-        sector: u64,
-    },
-    /// Reading an image, or writing the log, failed.
-    #[error(transparent)]
-    Block(#[from] BlockError),
-}
+use super::witness;
 
 /// Size of a log file for `log_max_bytes` in all; the record area is a whole number of pages.
 pub fn log_file_bytes(log_max_bytes: u64) -> u64 {
@@ -59,6 +30,9 @@ pub fn log_file_bytes(log_max_bytes: u64) -> u64 {
 }
 
 /// Writes an empty log into a medium full of zeroes, and syncs it.
+///
+/// # Errors
+/// The log cannot be written, or an image not be read.
 pub fn create_medium(
     log: &Arc<dyn Medium>,
     homes: &[Arc<dyn Medium>],
@@ -71,12 +45,18 @@ pub fn create_medium(
     let mut new = LogHeader::new(group_uuid, log.len() - RECORDS_OFFSET, incarnation);
     new.images[..images.len()].copy_from_slice(images);
     new.image_count = (images.len() as u32).into();
-    header::first_witnesses(&mut new, homes)?;
+    let mut chosen = Vec::new();
+    for spot in witness::of_images(&sizes(homes)) {
+        let mut block = vec![0; spot.bytes()];
+        homes[spot.disk()].read_at(&mut block, spot.sector * 512)?;
+        chosen.push(spot.entry(&block));
+    }
+    witness::replace(&mut new, chosen, &[]);
     for (i, name) in names.iter().enumerate() {
         let offset = NAMES_OFFSET + (i * size_of::<ImageName>()) as u64;
         log.write_at(ImageName::new(name).as_bytes(), offset)?;
     }
-    header::write(log.as_ref(), &new)?;
+    log.write_at(&new.seal(), new.slot_offset())?;
     log.sync()
 }
 
@@ -125,26 +105,18 @@ impl Redo {
 
 /// Whether these are the log's images, as far as their content and sizes tell.
 pub(super) fn check(scan: &Scan, homes: &[Arc<dyn Medium>]) -> Result<(), TakeOverError> {
-    if scan.header.state.get() == STATE_CLEAN {
-        return Err(TakeOverError::Clean);
-    }
-    let images = scan.header.images();
-    if images.len() != homes.len() {
-        let why = format!("the log has {} images, not {}", images.len(), homes.len());
-        return Err(TakeOverError::WrongImage { disk: 0, why });
-    }
-    for (disk, (image, home)) in images.iter().zip(homes).enumerate() {
-        if image.size_bytes.get() != home.len() {
-            let why =
-                format!("its size is {} bytes, and the log expects {}", home.len(), image.size_bytes.get());
-            return Err(TakeOverError::WrongImage { disk, why });
+    for witness in scan.witnesses(&sizes(homes))? {
+        let mut block = vec![0; usize::from(witness.sectors.get()) * 512];
+        homes[usize::from(witness.disk.get())]
+            .read_at(&mut block, witness.sector.get() * 512)
+            .map_err(|e| BlockError::io("reading an image to recognise it", e))?;
+        if payload_hash(&block) != witness.hash.get() {
+            return Err(false_witness(&witness));
         }
     }
-    let found = header::false_witness(&scan.header, &scan.records, homes);
-    match found.map_err(|e| BlockError::io("reading an image to recognise it", e))? {
-        None => Ok(()),
-        Some(WitnessEntry { sector, disk, .. }) => {
-            Err(TakeOverError::FalseWitness { disk: usize::from(disk.get()), sector: sector.get() })
-        }
-    }
+    Ok(())
+}
+
+fn sizes(homes: &[Arc<dyn Medium>]) -> Vec<u64> {
+    homes.iter().map(|home| home.len()).collect()
 }

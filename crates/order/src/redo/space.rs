@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use afterimage_format::log::PAGE_BYTES;
 
 use super::mutation::{Mistake, Mutation};
-use super::scan::{Placed, Scan};
+use super::prefix::{Placed, Scan};
 use crate::sequence::LogPosition;
 
 /// Always left free: the page of the incarnation record that the next process writes.
@@ -195,20 +195,7 @@ mod tests {
     const AREA_BYTES: u64 = 16 * PAGE_BYTES;
 
     fn empty() -> Space {
-        let header = LogHeader::new([1; 16], AREA_BYTES, 1);
-        let (zero, end) = (SequenceNumber(0), LogPosition(0));
-        Space::new(
-            &Scan {
-                header,
-                records: Vec::new(),
-                end,
-                sequence: zero,
-                incarnation: 1,
-                durable_sequence: zero,
-                torn_tail: false,
-            },
-            Mistake::default(),
-        )
+        Space::new(&Scan::begun(LogHeader::new([1; 16], AREA_BYTES, 1)), Mistake::default())
     }
 
     #[derive(Clone, Debug)]

@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afterimage_block::BlockError;
-use afterimage_format::log::{ImageEntry, LogHeader, RecordKind};
+use afterimage_format::log::{ImageEntry, LogHeader};
 use afterimage_store::{
     absolute, find_log, is_live, log_beside, mark_of, owners, real_path, Image, LogError, LogFile,
 };
 
 use super::engine::{Config, Redo};
-use super::open::TakeOverError;
-use super::scan::{scan, Scan};
+use super::open::check;
+use super::recovery::TakeOverError;
+use super::scan::scan;
 use crate::clock::SystemClock;
 use crate::error::Held;
 use crate::{OpenError, Replayed};
@@ -167,7 +168,7 @@ fn judge_age(recorded_ns: i64, modified_ns: i64, changed_ns: i64, marked: bool) 
 /// How many requests only the log has; `None` where it cannot be read.
 fn held(log: &Path) -> Held {
     let found = LogFile::look(log).ok().and_then(|file| scan(&file.medium()).ok());
-    Held(found.map(|found| requests(&found)))
+    Held(found.map(|found| found.replayed().records))
 }
 
 fn wrong_image(log: &Path, image: &Path, why: String, moved: bool) -> OpenError {
@@ -255,18 +256,8 @@ pub(crate) fn would_bring_home(
     let file = LogFile::open(log, true)?;
     let found = scan(&file.medium()).map_err(|e| LogError::reading(log, e))?;
     let homes: Vec<_> = images.iter().map(|image| image.medium()).collect();
-    super::open::check(&found, &homes).map_err(|e| take_over_error(log, &images, e))?;
-    Ok(Replayed {
-        records: requests(&found),
-        bytes: found.end.0 - found.header.tail_position.get(),
-        sequence: found.sequence.0,
-        torn_tail: found.torn_tail,
-    })
-}
-
-/// Requests of a log, without what only says who appended.
-pub(crate) fn requests(found: &Scan) -> u64 {
-    found.records.iter().filter(|r| r.kind != RecordKind::Incarnation).count() as u64
+    check(&found, &homes).map_err(|e| take_over_error(log, &images, e))?;
+    Ok(found.replayed())
 }
 
 /// A refusal as a sentence for the user.
