@@ -15,7 +15,7 @@
 //! reached and release has to leave alone.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
 
@@ -35,11 +35,11 @@ pub(crate) trait Backend: Send + Sync {
     /// The disk is read-only, or opens no lane.
     fn home_writer(&self, disk: DiskIndex) -> Result<Arc<dyn HomeWriter>, BlockError>;
 
-    /// Makes everything durable that had passed the gate, and returns what that covers.
+    /// Makes everything durable that had passed the gate, and returns what that covers. `until`: of the [`Board`]'s time.
     ///
     /// # Errors
     /// The group or a disk has failed, or fails with this; the time is over.
-    fn sync(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError>;
+    fn sync(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError>;
 
     /// Whether what is acknowledged becomes durable without anybody asking for it.
     fn syncs_by_itself(&self) -> bool;

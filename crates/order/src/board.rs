@@ -9,7 +9,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use afterimage_block::{advice, BlockError, Health, SequenceNumber};
 use parking_lot::{Condvar, Mutex};
@@ -75,6 +75,16 @@ impl Board {
             changed: Condvar::new(),
             clock,
         }
+    }
+
+    /// The group's time.
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// When that much time is over.
+    pub(crate) fn after(&self, timeout: Duration) -> Duration {
+        self.now().saturating_add(timeout)
     }
 
     /// See [`Clock::pass`].
@@ -153,22 +163,22 @@ impl Board {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Waits until `sequence` is durable, the group fails, or the time is over (`false`).
+    /// Waits until `sequence` is durable, the group fails, or it is that time (`false`).
     ///
     /// # Errors
     /// The group has failed.
     pub fn wait_durable(
         &self,
         sequence: SequenceNumber,
-        deadline: Option<Instant>,
+        until: Option<Duration>,
     ) -> Result<bool, BlockError> {
-        self.wait_until(deadline, || self.sequence.durable.get() >= sequence)
+        self.wait_until(until, || self.sequence.durable.get() >= sequence)
     }
 
-    /// Waits until `done`, the group fails, the time is over or nobody works in the background any more (`false`).
+    /// Waits until `done`, the group fails, it is that time or nobody works in the background any more (`false`).
     pub(crate) fn wait_until(
         &self,
-        deadline: Option<Instant>,
+        until: Option<Duration>,
         done: impl Fn() -> bool,
     ) -> Result<bool, BlockError> {
         loop {
@@ -178,13 +188,14 @@ impl Board {
                 return Ok(true);
             }
             self.health.check()?;
-            if self.is_stopped() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            let rest = until.map(|until| until.saturating_sub(self.now()));
+            if self.is_stopped() || rest == Some(Duration::ZERO) {
                 return Ok(false);
             }
-            match deadline {
+            match rest {
                 _ if passed => {}
                 None => self.changed.wait(&mut sleep),
-                Some(deadline) => drop(self.changed.wait_until(&mut sleep, deadline)),
+                Some(rest) => drop(self.changed.wait_for(&mut sleep, rest)),
             }
         }
     }

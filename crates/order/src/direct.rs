@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afterimage_block::{advice, BlockError, Disk, DiskIndex, Medium, SequenceNumber};
 use afterimage_store::{mark_used, remove_mark, Image};
@@ -60,9 +60,9 @@ impl Backend for DirectBackend {
         Ok(Arc::new(LaneHome::new(disk.as_ref())?))
     }
 
-    fn sync(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+    fn sync(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError> {
         if self.shared.board.gate.is_paused() {
-            self.wait_quiet(deadline)?;
+            self.wait_quiet(until)?;
         }
         let covers = self.shared.board.sequence.acknowledged.get();
         let all = self.images.iter().zip(&self.media);
@@ -111,9 +111,9 @@ impl Backend for DirectBackend {
 
 impl DirectBackend {
     /// Waits for the writes that had passed the gate before it was closed: below a lane they are nobody else's.
-    fn wait_quiet(&self, deadline: Option<Instant>) -> Result<(), BlockError> {
+    fn wait_quiet(&self, until: Option<Duration>) -> Result<(), BlockError> {
         while self.shared.board.signals.writes_in_flight() > 0 {
-            if deadline.is_some_and(|d| Instant::now() >= d) {
+            if until.is_some_and(|until| until <= self.shared.board.now()) {
                 return Err(too_late("waiting for writes in flight to complete before a pause"));
             }
             if !self.shared.board.pass() {

@@ -1,7 +1,7 @@
 //! One consistency group: what `serve` opens, asks and closes.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
 use afterimage_store::Image;
@@ -123,7 +123,7 @@ impl Group {
         timeout: Option<Duration>,
     ) -> Result<bool, BlockError> {
         if self.backend.syncs_by_itself() {
-            return self.board.wait_durable(sequence, deadline(timeout));
+            return self.board.wait_durable(sequence, timeout.map(|limit| self.board.after(limit)));
         }
         Ok(self.board.sequence.durable.get() >= sequence || self.flush()? >= sequence)
     }
@@ -141,7 +141,7 @@ impl Group {
     /// The group or a disk has failed, or fails with this; the time is over.
     pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, BlockError> {
         self.board.pause();
-        let paused = self.bring_home(deadline(timeout));
+        let paused = self.bring_home(timeout.map(|limit| self.board.after(limit)));
         match &paused {
             Ok(sequence) => self.board.events.publish(&Event::Paused { sequence: sequence.0 }),
             Err(_) => self.board.let_go(),
@@ -149,11 +149,11 @@ impl Group {
         paused
     }
 
-    fn bring_home(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
-        let covers = self.backend.sync(deadline)?;
+    fn bring_home(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError> {
+        let covers = self.backend.sync(until)?;
         while self.board.sequence.home.get() < covers {
             self.backend.release(PAUSE_PARTS)?;
-            let late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+            let late = until.is_some_and(|until| until <= self.board.now());
             if late && self.board.sequence.home.get() < covers {
                 return Err(too_late("bringing the redo log home for a pause"));
             }
@@ -184,12 +184,12 @@ impl Group {
     pub fn close_within(&self, limit: Duration) -> Result<Closing, BlockError> {
         self.board.close();
         let sequence = self.backend.sync(None)?;
-        let begun = Instant::now();
+        let until = self.board.after(limit);
         // In pieces, so that the limit is noticed; without one there is no reason to coalesce less.
         let parts = if limit == Duration::MAX { 1 } else { CLOSE_PARTS };
         while self.backend.release(parts)? {
             let log_bytes = self.status().log_bytes;
-            if begun.elapsed() >= limit && log_bytes > 0 {
+            if until <= self.board.now() && log_bytes > 0 {
                 self.backend.stop();
                 return Ok(Closing::LogKept { log_bytes });
             }
@@ -198,8 +198,4 @@ impl Group {
         self.board.events.publish(&Event::Closed { sequence: sequence.0 });
         Ok(Closing::Clean)
     }
-}
-
-fn deadline(timeout: Option<Duration>) -> Option<Instant> {
-    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

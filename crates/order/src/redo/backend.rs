@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, FlushKind, Medium, SequenceNumber};
 use afterimage_format::log::{ImageEntry, IMAGES_MAX};
@@ -43,10 +43,10 @@ impl Backend for RedoBackend {
         Ok(Arc::new(RedoHome { redo: Arc::clone(&self.redo), disk }))
     }
 
-    fn sync(&self, deadline: Option<Instant>) -> Result<SequenceNumber, BlockError> {
+    fn sync(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError> {
         let (covers, _) = self.redo.log.appended();
         self.redo.syncer.ask(FlushKind::Durable, covers)?;
-        if self.redo.board.wait_durable(covers, deadline)? {
+        if self.redo.board.wait_durable(covers, until)? {
             return Ok(covers);
         }
         match self.redo.board.is_stopped() {
