@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use crate::run::{run, Config, Op, Place, Step};
 
+/// As many operations of storage as a step makes, roughly.
+const OPERATIONS_EARLIER_MAX: u8 = 12;
+
 /// A run that breaks a promise.
 pub struct Failure {
     pub config: Config,
@@ -28,7 +31,9 @@ pub fn shrink(place: &Place, mut failure: Failure) -> Failure {
             while at < failure.steps.len() {
                 let mut steps = failure.steps.clone();
                 steps.drain(at..(at + size).min(steps.len()));
-                if !attempt(steps, &mut failure) {
+                // What is left out takes operations of storage with it: the death comes as many earlier.
+                let earlier = if size == 1 { earlier(&steps) } else { Vec::new() };
+                if ![steps].into_iter().chain(earlier).any(|steps| attempt(steps, &mut failure)) {
                     at += size;
                 }
             }
@@ -45,6 +50,24 @@ pub fn shrink(place: &Place, mut failure: Failure) -> Failure {
             return failure;
         }
     }
+}
+
+/// The same steps with each death within storage's operations up to so many operations earlier.
+fn earlier(steps: &[Step]) -> Vec<Vec<Step>> {
+    let with = |at: usize, op: Op| {
+        let mut steps = steps.to_vec();
+        steps[at].op = op;
+        steps
+    };
+    let deaths = steps.iter().enumerate().flat_map(|(at, step)| {
+        (1..=OPERATIONS_EARLIER_MAX).filter_map(move |by| match step.op {
+            Op::KillAfter(n) => Some((at, Op::KillAfter(n.checked_sub(by)?))),
+            Op::KillTwice(n) => Some((at, Op::KillTwice(n.checked_sub(by)?))),
+            Op::CutAfter(n) => Some((at, Op::CutAfter(n.checked_sub(by)?))),
+            _ => None,
+        })
+    });
+    deaths.map(|(at, op)| with(at, op)).collect()
 }
 
 fn smaller(step: Step) -> Vec<Step> {
