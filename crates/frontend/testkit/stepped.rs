@@ -92,6 +92,9 @@ pub struct Stepped<'a>(Queue<'a>);
 impl<'a> Stepped<'a> {
     /// Begins to serve a queue, or goes on after another daemon's death. `flushed`: the guest has no write cache.
     ///
+    /// # Errors
+    /// What the region says is in flight contradicts the ring.
+    ///
     /// # Panics
     /// The place lies outside the memory.
     pub fn start(
