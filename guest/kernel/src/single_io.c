@@ -23,21 +23,84 @@
 #include <linux/blkdev.h>
 #include <linux/fs.h>
 #include <linux/jbd2.h>
+#include <linux/module.h>
+#include <linux/part_stat.h>
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
 
 /* A disk does not tear a sector, and has none that is smaller. */
 #define SIO_SECTOR_BYTES 512
 
+#if SIO_FAULTS
+static char *panic_at = "";
+module_param(panic_at, charp, 0444);
+static atomic_t panic_after = ATOMIC_INIT(1);
+static int panic_after_set(const char *value, const struct kernel_param *param)
+{
+	int times, err;
+
+	err = kstrtoint(value, 0, &times);
+	if (!err)
+		atomic_set(&panic_after, times);
+	return err;
+}
+
+static const struct kernel_param_ops panic_after_ops = { .set = panic_after_set };
+module_param_cb(panic_after, &panic_after_ops, NULL, 0200);
+
+/**
+ * sio_fault - a place where the kernel may be told to panic
+ * @point: which
+ */
+void sio_fault(enum sio_fault point)
+{
+	static const char * const names[SIO_FAULTS_END] = {
+		[SIO_FAULT_REVOKE] = "revoke",
+		[SIO_FAULT_MAPPED] = "mapped",
+		[SIO_FAULT_CONTENT] = "content",
+		[SIO_FAULT_COMMIT_BLOCK] = "commit_block",
+		[SIO_FAULT_FLUSHED] = "flushed",
+		[SIO_FAULT_SWITCH] = "switch",
+		[SIO_FAULT_SWITCH_FLUSHED] = "switch_flushed",
+	};
+
+	if (!strcmp(panic_at, names[point]) && atomic_dec_return(&panic_after) == 0)
+		panic("injected at %s", panic_at);
+}
+EXPORT_SYMBOL(sio_fault);
+
+static char *without = "";
+module_param(without, charp, 0444);
+
+/**
+ * sio_without - a part that may have been left out
+ * @part: which
+ */
+bool sio_without(enum sio_part part)
+{
+	static const char * const names[SIO_PARTS] = {
+		[SIO_PART_FLUSH] = "flush",
+		[SIO_PART_CHECKSUM] = "checksum",
+		[SIO_PART_HOME_RULE] = "home-rule",
+		[SIO_PART_REVOKE_RULE] = "revoke-rule",
+		[SIO_PART_SWITCH_FLUSH] = "switch-flush",
+		[SIO_PART_REVOKE] = "revoke",
+	};
+
+	return !strcmp(without, names[part]);
+}
+EXPORT_SYMBOL(sio_without);
+#endif
+
 static enum sio_kind sio_kind(journal_t *journal, bool home_data)
 {
 	if (journal->j_dev != journal->j_fs_dev)
 		return SIO_OTHER_DEVICE;
-	if (!SIO_CANARY_NO_CHECKSUM && !jbd2_has_feature_checksum(journal))
+	if (!sio_without(SIO_PART_CHECKSUM) && !jbd2_has_feature_checksum(journal))
 		return SIO_NO_CHECKSUM;
-	if (home_data)
+	if (home_data && !sio_without(SIO_PART_HOME_RULE))
 		return SIO_HOME_DATA;
-	if (journal->j_sio.long_revoke)
+	if (journal->j_sio.long_revoke && !sio_without(SIO_PART_REVOKE_RULE))
 		return SIO_LONG_REVOKE;
 	return SIO_SINGLE;
 }
@@ -55,6 +118,8 @@ bool sio_commit_at_once(journal_t *journal, transaction_t *transaction)
 	enum sio_kind kind;
 	bool home_data;
 
+	sio_fault(SIO_FAULT_CONTENT);
+	atomic64_inc(&sio->transactions);
 	/*
 	 * Cleared before the flush that a classic commit begins with: what is written home after this
 	 * is the next commit's affair.
@@ -82,9 +147,11 @@ int sio_flush_committed(journal_t *journal, transaction_t *transaction, int err)
 {
 	int flushed;
 
-	if (SIO_CANARY_NO_FLUSH || !transaction->t_sio || !(journal->j_flags & JBD2_BARRIER))
+	sio_fault(SIO_FAULT_COMMIT_BLOCK);
+	if (sio_without(SIO_PART_FLUSH) || !transaction->t_sio || !(journal->j_flags & JBD2_BARRIER))
 		return err;
 	flushed = blkdev_issue_flush(journal->j_dev);
+	sio_fault(SIO_FAULT_FLUSHED);
 	return err ? err : flushed;
 }
 
@@ -95,6 +162,7 @@ int sio_flush_committed(journal_t *journal, transaction_t *transaction, int err)
  */
 void sio_revoke_block(journal_t *journal, int used)
 {
+	sio_fault(SIO_FAULT_REVOKE);
 	if (used > SIO_SECTOR_BYTES)
 		journal->j_sio.long_revoke = true;
 }
@@ -132,6 +200,40 @@ void sio_freed(journal_t *journal, struct journal_head *jh)
 		atomic64_inc(&journal->j_sio.freed);
 }
 
+/**
+ * sio_journal_block - a block of the journal is about to be written
+ * @journal: the journal
+ */
+void sio_journal_block(journal_t *journal)
+{
+	atomic64_inc(&journal->j_sio.blocks);
+}
+
+static u64 sio_sectors_written(journal_t *journal)
+{
+	return part_stat_read(journal->j_fs_dev, sectors[STAT_WRITE]);
+}
+
+/* What was written beside the journal: everything that the device has written, but for its blocks. */
+static void sio_show_bytes(struct seq_file *seq, journal_t *journal)
+{
+	struct sio_journal *sio = &journal->j_sio;
+	s64 log = atomic64_read(&sio->blocks) * journal->j_blocksize;
+	s64 home = (sio_sectors_written(journal) - sio->sectors_before) << SECTOR_SHIFT;
+	s64 transactions = atomic64_read(&sio->transactions);
+
+	if (journal->j_dev == journal->j_fs_dev)
+		home -= log;
+	/* Blocks are counted before they are written. */
+	home = max_t(s64, home, 0);
+	seq_printf(seq, "transactions %lld\n", transactions);
+	seq_printf(seq, "journal_bytes %lld\n", log);
+	seq_printf(seq, "home_bytes %lld\n", home);
+	transactions = max_t(s64, transactions, 1);
+	seq_printf(seq, "journal_bytes_per_transaction %lld\n", div64_s64(log, transactions));
+	seq_printf(seq, "home_bytes_per_transaction %lld\n", div64_s64(home, transactions));
+}
+
 static int sio_show(struct seq_file *seq, void *v)
 {
 	static const char * const kinds[SIO_KINDS] = {
@@ -151,6 +253,9 @@ static int sio_show(struct seq_file *seq, void *v)
 	seq_printf(seq, "mapped_pages %lld\n", atomic64_read(&sio->mapped_pages));
 	seq_printf(seq, "cancelled_overwritten %lld\n", atomic64_read(&sio->overwritten));
 	seq_printf(seq, "cancelled_freed %lld\n", atomic64_read(&sio->freed));
+	seq_printf(seq, "switches %lld\n", atomic64_read(&sio->switches));
+	seq_printf(seq, "switches_flushed %lld\n", atomic64_read(&sio->switches_flushed));
+	sio_show_bytes(seq, journal);
 	return 0;
 }
 
@@ -160,6 +265,7 @@ static int sio_show(struct seq_file *seq, void *v)
  */
 void sio_proc_init(journal_t *journal)
 {
+	journal->j_sio.sectors_before = sio_sectors_written(journal);
 	proc_create_single_data("single_io", 0444, journal->j_proc_entry, sio_show, journal);
 }
 

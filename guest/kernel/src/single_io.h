@@ -8,12 +8,9 @@
 #include <linux/atomic.h>
 #include <linux/types.h>
 
-/* Built to see the tests fail: no flush behind a commit, or no checksum of a whole transaction. */
-#ifndef SIO_CANARY_NO_FLUSH
-#define SIO_CANARY_NO_FLUSH 0
-#endif
-#ifndef SIO_CANARY_NO_CHECKSUM
-#define SIO_CANARY_NO_CHECKSUM 0
+/* Built for tests: the modules panic where vjbd2.panic_at says, and do without what vjbd2.without names. */
+#ifndef SIO_FAULTS
+#define SIO_FAULTS 0
 #endif
 
 struct journal_head;
@@ -30,6 +27,29 @@ enum sio_kind {
 	SIO_KINDS
 };
 
+/* What the tests have to miss: the parts that keep a promise. */
+enum sio_part {
+	SIO_PART_FLUSH,
+	SIO_PART_CHECKSUM,
+	SIO_PART_HOME_RULE,
+	SIO_PART_REVOKE_RULE,
+	SIO_PART_SWITCH_FLUSH,
+	SIO_PART_REVOKE,
+	SIO_PARTS
+};
+
+/* Where a panic can be injected. */
+enum sio_fault {
+	SIO_FAULT_REVOKE,
+	SIO_FAULT_MAPPED,
+	SIO_FAULT_CONTENT,
+	SIO_FAULT_COMMIT_BLOCK,
+	SIO_FAULT_FLUSHED,
+	SIO_FAULT_SWITCH,
+	SIO_FAULT_SWITCH_FLUSHED,
+	SIO_FAULTS_END
+};
+
 /**
  * struct sio_journal - what a journal knows of single-I/O commits
  * @home_data: data was written to its home since the last flush of the device
@@ -39,6 +59,11 @@ enum sio_kind {
  * @mapped_pages: pages that such a sync had to journal first, because a mapping had dirtied them
  * @overwritten: home writes that never happened: a later transaction had the block first
  * @freed: home writes that never happened: the block was truncated or deleted first
+ * @transactions: all commits, also where none may be in one write
+ * @blocks: blocks written to the journal: descriptors, revoke records, content and commit blocks
+ * @sectors_before: what the file system's device had written when the journal was loaded
+ * @switches: files whose data goes another way since
+ * @switches_flushed: those for which the journal was emptied
  */
 struct sio_journal {
 	unsigned long home_data;
@@ -48,6 +73,11 @@ struct sio_journal {
 	atomic64_t mapped_pages;
 	atomic64_t overwritten;
 	atomic64_t freed;
+	atomic64_t transactions;
+	atomic64_t blocks;
+	u64 sectors_before;
+	atomic64_t switches;
+	atomic64_t switches_flushed;
 };
 
 bool sio_commit_at_once(struct journal_s *journal, struct transaction_s *transaction);
@@ -56,7 +86,22 @@ void sio_revoke_block(struct journal_s *journal, int used);
 bool sio_copies(struct journal_s *journal);
 void sio_overwritten(struct journal_s *journal, struct journal_head *jh);
 void sio_freed(struct journal_s *journal, struct journal_head *jh);
+void sio_journal_block(struct journal_s *journal);
 void sio_proc_init(struct journal_s *journal);
 void sio_proc_exit(struct journal_s *journal);
+
+#if SIO_FAULTS
+void sio_fault(enum sio_fault point);
+bool sio_without(enum sio_part part);
+#else
+static inline void sio_fault(enum sio_fault point)
+{
+}
+
+static inline bool sio_without(enum sio_part part)
+{
+	return false;
+}
+#endif
 
 #endif

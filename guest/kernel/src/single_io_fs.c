@@ -82,6 +82,7 @@ int sio_sync(struct inode *inode, loff_t start, loff_t end)
 			WRITE_ONCE(*mapped, true);
 			return ret;
 		}
+		sio_fault(SIO_FAULT_MAPPED);
 	}
 	return ext4_force_commit(inode->i_sb);
 }

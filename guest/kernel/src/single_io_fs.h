@@ -68,7 +68,7 @@ static inline bool sio_refuses(struct super_block *sb)
  */
 static inline bool sio_checks_transactions(struct super_block *sb)
 {
-	return !SIO_CANARY_NO_CHECKSUM && test_opt(sb, JOURNAL_ASYNC_COMMIT);
+	return !sio_without(SIO_PART_CHECKSUM) && test_opt(sb, JOURNAL_ASYNC_COMMIT);
 }
 
 /*

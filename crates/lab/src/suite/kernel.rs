@@ -5,8 +5,10 @@
 //!   vext4 writes ─► unmount, shutdown, VMM and daemon killed, power cut ─► a stock kernel replays, reads, e2fsck -fn
 //! ```
 
+mod modes;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -18,24 +20,70 @@ use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::evidence::Evidence;
 use crate::fsck;
-use crate::guest::Vmm;
+use crate::guest::{Ended, GuestBuilder, Vmm};
 use crate::process::{self, quote, Workdir};
 
 /// What `afterimage-lab test kernel` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct KernelOptions {
-    /// The folder with vjbd2.ko, vext4.ko and the program synced, as ./x guest-kernel makes it
+    /// The folder with vjbd2.ko, vext4.ko and the tests' programs, as ./x guest-kernel makes it
     #[arg(long, value_name = "DIR")]
     pub modules: PathBuf,
+    /// SQLite's extension, as ./x guest-sqlite makes it
+    #[arg(long, value_name = "FILE")]
+    pub sqlite: Option<PathBuf>,
+    /// A build that panics where it is told to and does without what it is told to, as ./x guest-kernel faults makes it
+    #[arg(long, value_name = "DIR")]
+    pub faults: Option<PathBuf>,
     /// Deaths of VMM and daemon
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub kills: u64,
     /// Power cuts
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub cuts: u64,
+    /// Panics at each place
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub panics: u64,
+    /// Runs of random operations under each mount
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub scrambles: u64,
     /// What all suites take
     #[command(flatten)]
     pub suite: SuiteOptions,
+}
+
+/// One build of the modules and of the tests' programs.
+#[derive(Clone, Debug)]
+struct Build {
+    folder: PathBuf,
+    /// Those of vjbd2.
+    parameters: String,
+}
+
+impl Build {
+    fn of(folder: &std::path::Path) -> Result<Build> {
+        let folder = folder.canonicalize().context(|| format!("modules in {}", folder.display()))?;
+        Ok(Build { folder, parameters: String::new() })
+    }
+
+    /// The shell command that loads the modules.
+    fn load(&self) -> String {
+        let folder = quote(&self.folder.to_string_lossy());
+        format!("insmod {folder}/vjbd2.ko {} && insmod {folder}/vext4.ko", self.parameters)
+    }
+
+    /// A program, quoted for the shell.
+    fn program(&self, name: &str) -> String {
+        quote(&self.folder.join(name).to_string_lossy())
+    }
+}
+
+/// What a script exits with where something is broken, and not only the test.
+const BROKEN: i32 = 65;
+
+/// A guest of this suite: a busy emulated machine may find no working timer at boot (`setup_IO_APIC`).
+fn guest(daemon: &Daemon) -> GuestBuilder {
+    workload::guest(Vmm::Qemu, daemon).kernel_argument("no_timer_check")
 }
 
 /// Journaled data and commits in one write.
@@ -52,35 +100,86 @@ const EXCHANGE_LIMIT: Duration = Duration::from_secs(400);
 /// # Errors
 /// As [`super::run`].
 pub fn run(options: &KernelOptions) -> Result<bool> {
-    let modules =
-        options.modules.canonicalize().context(|| format!("modules in {}", options.modules.display()))?;
-    let load = format!("insmod {0}/vjbd2.ko && insmod {0}/vext4.ko", quote(&modules.to_string_lossy()));
+    let build = Build::of(&options.modules)?;
     let mut cases = Vec::new();
+    let mut add = |name: String, quick: bool, run: super::Run| cases.push(Case { name, quick, run });
     for mode in ["data=ordered", "data=journal", "data=journal,journal_async_commit"] {
-        let load = load.clone();
-        let run = Box::new(move |e: &Evidence| exchange(e, &load, mode));
-        cases.push(Case { name: format!("vext4-exchange-{mode}"), quick: true, run });
+        let build = build.clone();
+        add(format!("vext4-exchange-{mode}"), true, Box::new(move |e| exchange(e, &build, mode)));
     }
-    let (script, synced) = (load.clone(), modules.join("synced"));
-    let run = Box::new(move |e: &Evidence| one_write(e, &script, &synced));
-    cases.push(Case { name: "vext4-one-write".to_owned(), quick: true, run });
+    let own = build.clone();
+    add("vext4-one-write".to_owned(), true, Box::new(move |e| one_write(e, &own)));
+    for rule in Rule::ALL {
+        let own = build.clone();
+        add(format!("vext4-rule-{}", rule.name()), true, Box::new(move |e| rule_held(e, &own, rule)));
+    }
+    for mount in modes::MOUNTS {
+        let own = build.clone();
+        add(format!("vext4-mode-replayed-{mount}"), true, Box::new(move |e| modes::replayed(e, &own, mount)));
+        let own = build.clone();
+        add(
+            format!("vext4-mode-inherited-{mount}"),
+            true,
+            Box::new(move |e| modes::inherited(e, &own, mount)),
+        );
+        for round in 0..options.scrambles {
+            let (own, seed) = (build.clone(), options.suite.seed * 100 + round);
+            let run = Box::new(move |e: &Evidence| modes::scrambled(e, &own, mount, seed));
+            add(format!("vext4-scrambled-{mount}-{round}"), round == 0, run);
+        }
+    }
+    if let Some(extension) = &options.sqlite {
+        let extension =
+            extension.canonicalize().context(|| format!("the extension {}", extension.display()))?;
+        let own = build.clone();
+        add("vext4-sqlite".to_owned(), true, Box::new(move |e| modes::sqlite(e, &own, &extension)));
+    }
+    if let Some(folder) = &options.faults {
+        let build = Build::of(folder)?;
+        for (point, first, step) in FAULTS {
+            for round in 0..options.panics {
+                let (build, after) = (build.clone(), first + step * round);
+                let run = Box::new(move |e: &Evidence| panicked(e, &build, point, after));
+                add(format!("vext4-panicked-{point}-{round}"), round == 0, run);
+            }
+        }
+        for part in PARTS {
+            let build = Build { parameters: format!("without={part}"), ..build.clone() };
+            add(format!("canary-vext4-{part}"), true, Box::new(move |e| canary(e, &build, part)));
+        }
+    }
     for round in 0..options.kills {
-        let load = load.clone();
-        let run = Box::new(move |e: &Evidence| killed(e, &load, 100 + 37 * (round % 8)));
-        cases.push(Case { name: format!("vext4-killed-{round}"), quick: round == 0, run });
+        // Every other one with files whose modes change all the time.
+        let (build, switching) = (build.clone(), round % 2 == 1);
+        let run = Box::new(move |e: &Evidence| killed(e, &build, 100 + 37 * (round % 8), switching));
+        add(format!("vext4-killed-{round}"), round < 2, run);
     }
     for round in 0..options.cuts {
         let seed = options.suite.seed.wrapping_mul(1000) + 300 + round;
-        let load = load.clone();
-        let run = Box::new(move |e: &Evidence| power_cut(e, &load, seed));
-        cases.push(Case { name: format!("vext4-cut-{round}"), quick: round == 0, run });
+        let build = build.clone();
+        add(format!("vext4-cut-{round}"), round == 0, Box::new(move |e| power_cut(e, &build, seed)));
     }
     run_cases(cases, &options.suite)
 }
 
+/// Parts that a build with faults can do without, and that a case of this suite misses then. The explorer misses the flush and
+/// the checksum (`docs/guest-kernel.md`).
+const PARTS: [&str; 4] = ["home-rule", "revoke-rule", "switch-flush", "revoke"];
+
+/// What was left out shows in a case that holds otherwise.
+fn canary(evidence: &Evidence, build: &Build, part: &str) -> Result<String> {
+    let outcome = match part {
+        "home-rule" => rule_held(evidence, build, Rule::HomeData),
+        "revoke-rule" => rule_held(evidence, build, Rule::LongRevoke),
+        _ => modes::replayed(evidence, build, modes::MOUNTS[0]),
+    };
+    workload::canary(outcome, "what was left out of the modules is not missed")
+}
+
 /// Two disks, one written by vext4 and one by the stock file system, in the same way; then they change drivers, after an
 /// unmount and after a shutdown that leaves the journal to be replayed.
-fn exchange(evidence: &Evidence, load: &str, mode: &str) -> Result<String> {
+fn exchange(evidence: &Evidence, build: &Build, mode: &str) -> Result<String> {
+    let load = build.load();
     let folder = Workdir::new("exchange")?;
     let images = ["a.raw", "b.raw"].map(|name| folder.join(name));
     for image in &images {
@@ -115,8 +214,7 @@ diff -r --no-dereference /a /b; echo "$(find /a | wc -l) files"
 umount /a; umount /b; e2fsck -fn /dev/vda; e2fsck -fn /dev/vdb
 "#
     );
-    let mut guest =
-        workload::guest(Vmm::Qemu, &daemon).memory_mib(384).limit(EXCHANGE_LIMIT).start(&script)?;
+    let mut guest = guest(&daemon).memory_mib(384).limit(EXCHANGE_LIMIT).start(&script)?;
     let ended = guest.wait_success();
     evidence.guest(&guest, "guest");
     if ended.is_err() {
@@ -133,30 +231,14 @@ umount /a; umount /b; e2fsck -fn /dev/vda; e2fsck -fn /dev/vdb
 }
 
 /// What storage sees of fsync, fdatasync, O_SYNC and msync: nothing but one write to the journal and one flush, each time.
-fn one_write(evidence: &Evidence, load: &str, synced: &Path) -> Result<String> {
-    let folder = Workdir::new("one-write")?;
-    let (image, trace) = (folder.join("disk.raw"), folder.join("trace"));
-    daemon::create_image(&image, IMAGE_BYTES / 2)?;
-    // Here, so that the daemon knows the journal from the first request on.
-    process::run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096"]).arg(&image))?;
-    let extra = vec!["--trace".to_owned(), trace.display().to_string()];
-    let serve = ServeOptions { extra, ..ServeOptions::new("power", std::slice::from_ref(&image)) };
-    let daemon = Daemon::serve(&serve)?;
+fn one_write(evidence: &Evidence, build: &Build) -> Result<String> {
     let ways = ["fsync", "fdatasync", "osync", "msync"];
     let script = format!(
-        "set -e\n{load}\n{SINGLE}\nunset AFTERIMAGE_REPORT\nfor way in {}; do\n\
-         {} write /mnt/$way {SYNCS} $way; sync; done\ncat /proc/fs/vjbd2/*/single_io\n",
+        "{SINGLE}\nfor way in {}; do {} write /mnt/$way {SYNCS} $way; sync; done\n",
         ways.join(" "),
-        quote(&synced.to_string_lossy())
+        build.program("synced")
     );
-    let mut guest = workload::guest(Vmm::Qemu, &daemon).start(&script)?;
-    let ended = guest.wait_success();
-    evidence.guest(&guest, "guest");
-    ended?;
-    daemon.stop()?;
-    evidence.files(std::slice::from_ref(&trace), "");
-    let text = fs::read_to_string(&trace).context(|| format!("read {}", trace.display()))?;
-    let runs = runs_of_pairs(&text);
+    let runs = runs_of_pairs(&traced(evidence, build, &script)?.trace);
     let long: Vec<usize> = runs.into_iter().filter(|pairs| *pairs >= SYNCS).collect();
     if long.len() != ways.len() {
         return Err(LabError::Broken(format!(
@@ -166,6 +248,120 @@ fn one_write(evidence: &Evidence, load: &str, synced: &Path) -> Result<String> {
         )));
     }
     Ok(format!("{} × {SYNCS} syncs: one write to the journal and one flush each", ways.join(", ")))
+}
+
+/// What a script did to storage, and what it said.
+struct Traced {
+    trace: String,
+    said: String,
+}
+
+/// Runs a script whose writes are recorded, and shows the journal's counters at its end.
+fn traced(evidence: &Evidence, build: &Build, script: &str) -> Result<Traced> {
+    let folder = Workdir::new("traced")?;
+    let (image, trace) = (folder.join("disk.raw"), folder.join("trace"));
+    daemon::create_image(&image, IMAGE_BYTES / 2)?;
+    // Here, so that the daemon knows the journal from the first request on; and nothing is initialized later.
+    process::run(
+        Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"])
+            .arg(&image),
+    )?;
+    let extra = vec!["--trace".to_owned(), trace.display().to_string()];
+    let serve = ServeOptions { extra, ..ServeOptions::new("power", std::slice::from_ref(&image)) };
+    let daemon = Daemon::serve(&serve)?;
+    let script = format!(
+        "set -e\n{}\nunset AFTERIMAGE_REPORT\n{script}\ncat /proc/fs/vjbd2/*/single_io\n",
+        build.load()
+    );
+    let mut guest = guest(&daemon).start(&script)?;
+    let ended = guest.wait_success();
+    evidence.guest(&guest, "guest");
+    ended?;
+    daemon.stop()?;
+    evidence.files(std::slice::from_ref(&trace), "");
+    let text = fs::read_to_string(&trace).context(|| format!("read {}", trace.display()))?;
+    Ok(Traced { trace: text, said: guest.output() })
+}
+
+/// What forbids that a transaction is committed in one write.
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    HomeData,
+    LongRevoke,
+}
+
+/// Transactions that the rule concerns, in its test.
+const RULED: usize = 20;
+
+impl Rule {
+    const ALL: [Rule; 2] = [Rule::HomeData, Rule::LongRevoke];
+
+    fn name(self) -> &'static str {
+        match self {
+            Rule::HomeData => "home_data",
+            Rule::LongRevoke => "long_revoke",
+        }
+    }
+
+    /// Transactions of the rule's kind beside others of which each is one write.
+    fn script(self, build: &Build) -> String {
+        let journaling = build.program("journaling");
+        let body = match self {
+            // Both kinds of data are in one transaction, and what is synced is the journaled one every other time.
+            Rule::HomeData => {
+                "dd if=/bin/busybox of=/mnt/home bs=4k count=1 seek=$i conv=notrunc,fsync 2>/dev/null"
+            }
+            Rule::LongRevoke => {
+                "dd if=/bin/busybox of=/mnt/data/long bs=4k count=200 conv=fsync 2>/dev/null\n\
+                 rm /mnt/data/long; echo $i > /mnt/data/last; sync /mnt/data/last"
+            }
+        };
+        format!(
+            "mount -t vext4 -o data=ordered,journal_async_commit /dev/vda /mnt\nmkdir /mnt/data\n\
+             {journaling} set data /mnt/data; : > /mnt/home; : > /mnt/data/last; sync\n\
+             i=0; while [ $i -lt {RULED} ]; do i=$((i+1))\n{body}\ndone\n"
+        )
+    }
+}
+
+/// A transaction of the rule's kind has a flush in front of its commit block.
+fn rule_held(evidence: &Evidence, build: &Build, rule: Rule) -> Result<String> {
+    let traced = traced(evidence, build, &rule.script(build))?;
+    let counter = format!("classic_{} ", rule.name());
+    let counted =
+        traced.said.lines().find_map(|line| line.strip_prefix(&counter)?.parse().ok()).unwrap_or(0usize);
+    let order = order(&traced.trace);
+    let (held, what) = match rule {
+        // Home, content, flush, commit block, flush.
+        Rule::HomeData => (order.matches("hjfjf").count(), "home write"),
+        // Two commits a round: one of content in one write, and one of revoke records in two.
+        Rule::LongRevoke => (order.matches("jf").count().saturating_sub(2 * RULED), "long revoke block"),
+    };
+    if held < RULED || counted < RULED {
+        return Err(LabError::Broken(format!(
+            "of {RULED} transactions with a {what} {held} had a flush before their commit block, {counted} were counted: {order}"
+        )));
+    }
+    Ok(format!("{RULED} transactions with a {what}, each with a flush before its commit block"))
+}
+
+/// A trace in letters: writes home, writes to the journal, flushes; the same several times in a row is one.
+fn order(trace: &str) -> String {
+    let mut order = String::new();
+    for line in trace.lines().filter(|line| !line.starts_with('#')) {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let letter = match (fields.get(2).copied(), fields.get(5).copied()) {
+            (Some("flush"), _) => 'f',
+            (Some("write"), Some("journal")) => 'j',
+            (Some("write"), _) => 'h',
+            _ => continue,
+        };
+        if !order.ends_with(letter) {
+            order.push(letter);
+        }
+    }
+    order
 }
 
 /// How often "one write to the journal, one flush" was repeated without anything else in between, run by run.
@@ -190,14 +386,24 @@ fn runs_of_pairs(trace: &str) -> Vec<usize> {
     runs
 }
 
+/// Files that are written meanwhile change their mode all the time.
+fn switching(build: &Build) -> String {
+    let journaling = build.program("journaling");
+    format!(
+        "(while :; do for mode in ordered data default; do \
+         {journaling} set $mode /mnt/acks /mnt/acks/* 2>/dev/null || :; done; done) &\n"
+    )
+}
+
 /// VMM and daemon die between commits or in one; a stock kernel replays.
-fn killed(evidence: &Evidence, load: &str, acknowledged: u64) -> Result<String> {
+fn killed(evidence: &Evidence, build: &Build, acknowledged: u64, switches: bool) -> Result<String> {
     let folder = Workdir::new("killed")?;
     let image = folder.join("disk.raw");
     daemon::create_image(&image, IMAGE_BYTES)?;
     let mut daemon = Daemon::serve(&ServeOptions::new("power", std::slice::from_ref(&image)))?;
-    let script = workload::writing(&format!("{load}\nmkfs.ext4 -q -F /dev/vda"), SINGLE);
-    let mut guest = workload::guest(Vmm::Qemu, &daemon).start(&script)?;
+    let mount = if switches { format!("{SINGLE}\n{}", switching(build)) } else { SINGLE.to_owned() };
+    let script = workload::writing(&format!("{}\nmkfs.ext4 -q -F /dev/vda", build.load()), &mount);
+    let mut guest = guest(&daemon).start(&script)?;
     let begun = guest.wait_acknowledged(acknowledged);
     guest.kill();
     daemon.kill()?;
@@ -206,20 +412,68 @@ fn killed(evidence: &Evidence, load: &str, acknowledged: u64) -> Result<String> 
     begun?;
     let ledger = Ledger::of(guest.channel())?;
     daemon.restart()?;
+    replayed_by_stock(evidence, &daemon, &ledger, &image)
+}
+
+/// Where a build with faults can panic, the first time in question there, and how many later the next: late enough for
+/// something to have been acknowledged.
+const FAULTS: [(&str, u64, u64); 7] = [
+    ("revoke", 2, 3),
+    ("mapped", 300, 97),
+    ("content", 60, 97),
+    ("commit_block", 60, 97),
+    ("flushed", 60, 97),
+    ("switch", 3, 7),
+    ("switch_flushed", 3, 7),
+];
+
+/// The guest's kernel panics in the middle of a commit or of a switch; a stock kernel replays.
+fn panicked(evidence: &Evidence, build: &Build, point: &str, after: u64) -> Result<String> {
+    let folder = Workdir::new("panicked")?;
+    let image = folder.join("disk.raw");
+    daemon::create_image(&image, IMAGE_BYTES)?;
+    let daemon = Daemon::serve(&ServeOptions::new("power", std::slice::from_ref(&image)))?;
+    let load = Build { parameters: format!("panic_at={point} panic_after={after}"), ..build.clone() }.load();
+    let beside = match point {
+        "mapped" => format!(
+            "(unset AFTERIMAGE_REPORT; {} write /mnt/mapped 100000 msync) &\n",
+            build.program("synced")
+        ),
+        "switch" | "switch_flushed" => switching(build),
+        _ => String::new(),
+    };
+    let script =
+        workload::writing(&format!("{load}\nmkfs.ext4 -q -F /dev/vda"), &format!("{SINGLE}\n{beside}"));
+    let mut guest = guest(&daemon).start(&script)?;
+    let ended = guest.wait();
+    evidence.guest(&guest, "first");
+    if ended? != Ended::Panicked || !guest.console().contains("injected at") {
+        return Err(LabError::Guest(format!("the guest did not panic at {point}{}", guest.last_words())));
+    }
+    let ledger = Ledger::of(guest.channel())?;
+    replayed_by_stock(evidence, &daemon, &ledger, &image)
+}
+
+fn replayed_by_stock(
+    evidence: &Evidence,
+    daemon: &Daemon,
+    ledger: &Ledger,
+    image: &PathBuf,
+) -> Result<String> {
     let stock = FileSystem::Ext4Journal;
-    let outcome = workload::remains(evidence, &daemon, stock.mount(), stock.check())
-        .and_then(|remains| workload::judge(evidence, &ledger, &remains, Allowance::Nothing));
+    let outcome = workload::remains(evidence, daemon, stock.mount(), stock.check())
+        .and_then(|remains| workload::judge(evidence, ledger, &remains, Allowance::Nothing));
     if outcome.is_err() {
-        evidence.files(std::slice::from_ref(&image), "");
+        evidence.files(std::slice::from_ref(image), "");
     }
     outcome
 }
 
 /// The power goes below the daemon; a stock kernel replays.
-fn power_cut(evidence: &Evidence, load: &str, seed: u64) -> Result<String> {
+fn power_cut(evidence: &Evidence, build: &Build, seed: u64) -> Result<String> {
     let plan = cut::Plan {
         vmm: Vmm::Qemu,
-        make: &format!("{load}\nmkfs.ext4 -q -F /dev/vda"),
+        make: &format!("{}\nmkfs.ext4 -q -F /dev/vda", build.load()),
         mount: SINGLE,
         // The checksum is to find what is torn.
         sector_bytes: 512,
@@ -243,5 +497,15 @@ mod tests {
             ),
             [0, 1]
         );
+    }
+
+    #[test]
+    fn an_order_says_what_was_written_before_what() {
+        let (home, journal, flush) =
+            ("1 disk0 write 0 4096 home\n", "1 disk0 write 4096 8192 journal\n", "1 disk0 flush 0 0 home\n");
+        let trace = format!(
+            "# head\n{home}{home}{journal}1 disk0 read 0 4096 home\n{journal}{flush}{journal}{flush}{home}"
+        );
+        assert_eq!(order(&trace), "hjfjfh");
     }
 }
