@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Health, Medium};
-use rustix::fs::{fallocate, FallocateFlags};
+use rustix::fs::{fallocate, seek, FallocateFlags, SeekFrom};
 
 use crate::stored::rewrite_lost;
 use crate::syncs::Syncs;
@@ -65,15 +65,15 @@ impl FileMedium {
 
     /// Reserves space for the whole file, so that no later write to it fails for lack of space. Says
     /// [`io::ErrorKind::StorageFull`] where there is not enough. Where the file system cannot reserve, zeroes are
-    /// written over everything: only for a file without content yet.
+    /// written over everything: only for a file without content yet. Whether space was reserved only.
     ///
     /// # Errors
     /// [`io::ErrorKind::StorageFull`], or what the file system says.
-    pub fn preallocate(&self) -> io::Result<()> {
+    pub fn preallocate(&self) -> io::Result<bool> {
         let len = self.len();
         self.syncs.note_write();
         match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(true),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
                 let target = self.target();
                 let mut at = 0;
@@ -82,7 +82,7 @@ impl FileMedium {
                     target.write_slice(&crate::zero::zeroes()[..n as usize], at)?;
                     at += n;
                 }
-                Ok(())
+                Ok(false)
             }
             Err(e) => Err(e.into()),
         }
@@ -153,6 +153,16 @@ impl Medium for FileMedium {
         self.target().read_slice(buf, offset).map_err(named("reading", &self.path, offset))
     }
 
+    /// What is a hole, or only reserved. Where the file system does not tell, everything is data to it.
+    fn zeroes_from(&self, offset: u64) -> u64 {
+        let data = match seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => self.len(),
+            Err(_) => offset,
+        };
+        data.min(self.len()).saturating_sub(offset)
+    }
+
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
         let written = self.target().write_slice(buf, offset).map_err(named("writing", &self.path, offset));
@@ -190,4 +200,22 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
         _ => Path::new("."),
     };
     File::open(parent)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_only_reserved_is_known_to_be_zeroes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = FileMedium::create(&folder.path().join("log"), 4 << 20).expect("a file");
+        assert!(file.preallocate().expect("room"));
+        file.write_at(&[7; 8192], 1 << 20).expect("a write");
+        for synced in [false, true] {
+            let found = [0, (1 << 20) + 100, (1 << 20) + 8192, 4 << 20].map(|at| file.zeroes_from(at));
+            assert_eq!(found, [1 << 20, 0, (3 << 20) - 8192, 0], "synced: {synced}");
+            file.sync().expect("a sync");
+        }
+    }
 }

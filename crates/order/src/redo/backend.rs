@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, FlushKind, Medium, SequenceNumber};
-use afterimage_format::log::{ImageEntry, IMAGES_MAX};
+use afterimage_format::log::{ImageEntry, IMAGES_MAX, RECORDS_OFFSET};
 use afterimage_store::{absolute, is_live, log_beside, owners, real_path, Image, LogFile, NewLog, Owner};
 use parking_lot::Mutex;
 
@@ -13,6 +13,7 @@ use super::engine::{Config, Redo, Threads};
 use super::lane::RedoDisk;
 use super::open::{create_medium, log_file_bytes};
 use super::sets::RedoHome;
+use super::space::ahead_bytes;
 use super::takeover::{
     bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
 };
@@ -126,10 +127,8 @@ pub(crate) fn open(
     };
     let mut brought_home = None;
     for log in live_logs(&writable, Some(&log_path))? {
-        let same_size = LogFile::peek(&log)?.is_some_and(|h| {
-            h.area_bytes.get() + afterimage_format::log::RECORDS_OFFSET
-                == log_file_bytes(options.log_max_bytes)
-        });
+        let same_size = LogFile::peek(&log)?
+            .is_some_and(|h| h.area_bytes.get() + RECORDS_OFFSET == log_file_bytes(options.log_max_bytes));
         if log == log_path && same_size && match_images(&log, &writable, Trust::Nothing)? == Match::Same {
             continue;
         }
@@ -153,7 +152,8 @@ pub(crate) fn open(
             create_medium(log, &homes, entries, names, uuid, draw_incarnation())
         };
         let bytes = log_file_bytes(options.log_max_bytes);
-        LogFile::create(&log_path, &writable, NewLog { bytes, fill: &fill })?
+        let written_bytes = RECORDS_OFFSET + ahead_bytes(bytes - RECORDS_OFFSET);
+        LogFile::create(&log_path, &writable, NewLog { bytes, written_bytes, fill: &fill })?
     };
     let (log_medium, homes) = below(&images, &log, options)?;
     #[cfg_attr(not(feature = "mutations"), allow(unused_mut))]
@@ -163,6 +163,7 @@ pub(crate) fn open(
         config.mutation = options.mutation;
     }
     let redo = Redo::open(config).map_err(|e| take_over_error(log.path(), &writable, e))?;
+    redo.log.written_out(log.written_bytes() - RECORDS_OFFSET);
     let replayed = redo.replayed().filter(|r| r.records > 0).or(brought_home);
     if let Some(Replayed { records, bytes, sequence, torn_tail }) = replayed {
         let log = log.path().display();

@@ -55,6 +55,8 @@ pub fn index_bytes_max(area_bytes: u64) -> u64 {
     records_max(area_bytes) as u64 * (RECORD_BYTES + RECORD_BYTES / 2 + size_of::<Placed>()) as u64
 }
 
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
 /// Whose records are appended: one process of many that may work on a log.
 pub(super) type Incarnation = u64;
 
@@ -114,6 +116,37 @@ impl RedoLog {
 
     pub(super) fn space(&self) -> MutexGuard<'_, Space> {
         self.space.lock()
+    }
+
+    /// The log is new, and only so many bytes of its area were written out.
+    pub fn written_out(&self, bytes: u64) {
+        self.space().written_out(bytes);
+    }
+
+    /// Writes a piece of a new log out, ahead of the head, where it is time to. Appends go on meanwhile.
+    ///
+    /// # Errors
+    /// The group has failed, or fails with this.
+    pub fn write_ahead(&self) -> Result<(), BlockError> {
+        self.board.health.check()?;
+        let claim = {
+            // Nothing that was admitted is still being written then.
+            let _append = self.append.lock();
+            self.space().claim()
+        };
+        let Some(claim) = claim else { return Ok(()) };
+        // In small writes: an append waits for the file system's lock of one of them at most.
+        let mut at = claim.start;
+        while at < claim.end {
+            let len = (claim.end - at).min(ZEROES.len() as u64);
+            self.area
+                .write(at, &ZEROES[..len as usize])
+                .map_err(|e| self.board.fail("writing the redo log", e))?;
+            at = at + len;
+        }
+        self.space().claim_is_written();
+        self.board.note_change();
+        Ok(())
     }
 
     pub(super) fn newest(&self, disk: LoggedDisk) -> &Index {

@@ -6,12 +6,18 @@
 //!  └─► oldest_durable, give_up       └◄─ seal, synced
 //! ```
 //!
+//! A new log's area is only reserved but for its begin, and a sync that covers blocks which were never written costs more: the file
+//! system has to note that they are now. So zeroes are written ahead of the head, a piece at a time, until it comes round: `claim`,
+//! `claim_is_written`.
+//!
 //! Invariants: tail ≤ durable ≤ head; whole pages from the tail's to the head's, and one reserved page, fit into the area; no
-//! position that a sync has covered lies on the page that the next record begins on; the tail never lies within a set.
+//! position that a sync has covered lies on the page that the next record begins on; the tail never lies within a set; nothing is
+//! admitted into a claim.
 //!
 //! Plain bookkeeping: no lock, no clock, no file.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use afterimage_format::log::PAGE_BYTES;
 
@@ -26,6 +32,11 @@ pub(super) const RESERVE_BYTES: u64 = PAGE_BYTES;
 /// of memory, so the log would be no bound for the memory of its index. Writes are never so small that they meet it.
 pub fn records_max(area_bytes: u64) -> usize {
     (area_bytes / 512).max(64) as usize
+}
+
+/// How far ahead of the head a new log is written out, in bytes.
+pub(super) fn ahead_bytes(area_bytes: u64) -> u64 {
+    (area_bytes / 8).clamp(PAGE_BYTES, 8 << 20) / PAGE_BYTES * PAGE_BYTES
 }
 
 /// Who asks for room.
@@ -53,6 +64,12 @@ pub(super) struct Space {
     records: VecDeque<Placed>,
     /// A set waits for room: no lane's batch is let in before it.
     set_waits: bool,
+    /// Nothing from here to the end of the area was ever written.
+    blank: LogPosition,
+    /// Where the head was when that was looked at last.
+    looked_at: LogPosition,
+    /// Where zeroes are being written.
+    claim: Option<Range<LogPosition>>,
     mistake: Mistake,
 }
 
@@ -67,8 +84,39 @@ impl Space {
             tail,
             records: VecDeque::from(scan.records.clone()),
             set_waits: false,
+            blank: LogPosition(scan.header.area_bytes.get()),
+            looked_at: scan.end.page_up(),
+            claim: None,
             mistake,
         }
+    }
+
+    /// The log is new, and only so many bytes of its area were written out.
+    pub(super) fn written_out(&mut self, bytes: u64) {
+        self.blank = LogPosition(bytes);
+    }
+
+    /// Where zeroes are to be written now; `None` where enough is written out, or so much was appended since this was asked last that
+    /// a sync more or less costs nothing beside it. While nothing that was admitted is being written.
+    pub(super) fn claim(&mut self) -> Option<Range<LogPosition>> {
+        let (ahead, head) = (ahead_bytes(self.area_bytes), self.head.page_up());
+        let piece = (ahead / 4).max(PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+        if head - std::mem::replace(&mut self.looked_at, head) > (piece / 4).max(PAGE_BYTES) {
+            return None;
+        }
+        // Not just before the head: an append that met it would wait.
+        let start = self.blank.max(head + piece);
+        let end = (start + piece).min(LogPosition(self.area_bytes));
+        if self.claim.is_some() || start >= end || start >= head + ahead {
+            return None;
+        }
+        self.claim = Some(start..end);
+        self.claim.clone()
+    }
+
+    /// The zeroes are there.
+    pub(super) fn claim_is_written(&mut self) {
+        self.blank = self.claim.take().map_or(self.blank, |claim| claim.end);
     }
 
     /// Where so many records of so many bytes in all may be written now; `None` where there is no room, or a set comes first.
@@ -86,7 +134,8 @@ impl Space {
     pub(super) fn has_room(&self, bytes: u64, records: usize) -> bool {
         let overrun = if self.mistake.is(Mutation::OverrunTail) { self.area_bytes / 2 } else { 0 };
         let end = (self.head + bytes).page_up() + RESERVE_BYTES;
-        end <= (self.tail + overrun).page_down() + self.area_bytes
+        self.claim.as_ref().is_none_or(|claim| end <= claim.start)
+            && end <= (self.tail + overrun).page_down() + self.area_bytes
             && self.records.len() + records <= records_max(self.area_bytes)
     }
 
@@ -209,6 +258,8 @@ mod tests {
         SetGivesUp,
         Seal,
         Synced,
+        Claim,
+        Claimed,
         Home {
             bytes_max: u64,
         },
@@ -220,6 +271,8 @@ mod tests {
             1 => Just(Step::SetGivesUp),
             2 => Just(Step::Seal),
             2 => Just(Step::Synced),
+            2 => Just(Step::Claim),
+            2 => Just(Step::Claimed),
             3 => (0u64..AREA_BYTES).prop_map(|bytes_max| Step::Home { bytes_max }),
         ]
     }
@@ -232,6 +285,8 @@ mod tests {
         Live(u64),
         /// As that, and a sync has covered all of it.
         Synced(u64),
+        /// Zeroes are being written there.
+        Zeroed,
     }
 
     /// The area as pages: nothing that is still needed is ever written over, and nothing that a sync has covered is written
@@ -257,6 +312,13 @@ mod tests {
             }
         }
 
+        fn zero(&mut self, from: LogPosition, to: LogPosition) {
+            for (at, page) in Self::range(from, to) {
+                let was = std::mem::replace(&mut self.0[at], Page::Zeroed);
+                assert_eq!(was, Page::Free, "page {page} is zeroed");
+            }
+        }
+
         fn free(&mut self, from: LogPosition, to: LogPosition) {
             for (at, _) in Self::range(from.page_down(), to.page_down()) {
                 self.0[at] = Page::Free;
@@ -266,8 +328,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_needed_is_written_over(steps in proptest::collection::vec(step(), 1..300)) {
+        fn nothing_needed_is_written_over(
+            steps in proptest::collection::vec(step(), 1..300),
+            written_out in 0..=AREA_BYTES,
+        ) {
             let mut space = empty();
+            space.written_out(written_out / PAGE_BYTES * PAGE_BYTES);
+            let mut claimed = None;
             let mut pages = Pages(vec![Page::Free; (AREA_BYTES / PAGE_BYTES) as usize]);
             let mut live: Vec<Placed> = Vec::new();
             let (mut sequence, mut sealed) = (0, None);
@@ -310,6 +377,19 @@ mod tests {
                     Step::SetGivesUp => {
                         prop_assert_eq!(space.set_is_over(), set_waits);
                         set_waits = false;
+                    }
+                    Step::Claim => {
+                        if let Some(claim) = space.claim() {
+                            prop_assert!(claim.end.0 <= AREA_BYTES && claim.start < claim.end);
+                            pages.zero(claim.start, claim.end);
+                            prop_assert_eq!(claimed.replace(claim), None);
+                        }
+                    }
+                    Step::Claimed => {
+                        if let Some(claim) = claimed.take() {
+                            space.claim_is_written();
+                            pages.free(claim.start, claim.end);
+                        }
                     }
                     Step::Seal => sealed = Some(space.seal()),
                     Step::Synced => {

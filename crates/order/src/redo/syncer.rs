@@ -135,6 +135,7 @@ impl Syncer {
         let Some(sync) = self.begin()? else { return Ok(false) };
         self.run(&sync)?;
         self.finish(&sync);
+        self.log.write_ahead()?;
         Ok(true)
     }
 

@@ -144,6 +144,8 @@ impl Run {
             tally: Tally::default(),
         };
         run.start()?;
+        let written_out = run.rng.random_range(0..=run.core().log.area_bytes() / 4096) * 4096;
+        run.core().log.written_out(written_out);
         Ok(run)
     }
 
@@ -229,7 +231,12 @@ impl Run {
                 }
                 Ok(())
             }
-            820..=879 => self.sync(),
+            820..=829 => {
+                // An error is the group's failure.
+                let _ = self.core().log.write_ahead();
+                Ok(())
+            }
+            830..=879 => self.sync(),
             880..=949 => self.round_home(),
             950..=969 => self.cuts_here(3),
             970..=979 => self.die(),

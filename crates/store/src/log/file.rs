@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afterimage_block::Medium;
-use afterimage_format::log::{ImageEntry, ImageName, LogHeader, NAMES_OFFSET, RECORDS_OFFSET};
+use afterimage_format::log::{ImageEntry, ImageName, LogHeader, NAMES_OFFSET};
 use afterimage_format::mark::{Mark, MarkedLog, MARK_PATH_BYTES_MAX};
 use afterimage_format::reference::Reference;
 use rustix::fs::{flock, FlockOperation};
@@ -23,8 +23,6 @@ use super::header::read_header;
 use super::names::{beside, real_path, sidecar_path};
 use crate::mark::{mark_of, remove_mark};
 use crate::{sync_directory, Attributes, FileMedium, Image};
-
-const ZERO_CHUNK_BYTES: usize = 1 << 20;
 
 /// What identifies an image in a header. Device nodes have no inode that lasts.
 fn image_entry(image: &dyn Image) -> Result<ImageEntry, LogError> {
@@ -38,6 +36,8 @@ pub type Fill<'a> = dyn Fn(&Arc<dyn Medium>, &[ImageEntry], &[Vec<u8>]) -> io::R
 pub struct NewLog<'a> {
     /// The file's size.
     pub bytes: u64,
+    /// As much from its begin on is written out, and the rest reserved.
+    pub written_bytes: u64,
     /// Writes and syncs its header and the names of its images into a file of zeroes.
     pub fill: &'a Fill<'a>,
 }
@@ -46,6 +46,7 @@ pub struct NewLog<'a> {
 pub struct LogFile {
     path: PathBuf,
     medium: Arc<FileMedium>,
+    written_bytes: u64,
 }
 
 impl LogFile {
@@ -65,10 +66,20 @@ impl LogFile {
             FlockOperation::NonBlockingLockExclusive
         };
         match flock(medium.file(), how) {
-            Ok(()) => Ok(Self { path: path.to_owned(), medium: Arc::new(medium) }),
+            Ok(()) => Ok(Self::of(path, medium)),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(LogError::LogInUse(path.to_owned())),
             Err(e) => Err(LogError::io("locking", path)(e.into())),
         }
+    }
+
+    fn of(path: &Path, medium: FileMedium) -> Self {
+        let written_bytes = medium.len();
+        Self { path: path.to_owned(), medium: Arc::new(medium), written_bytes }
+    }
+
+    /// How much of it, from its begin on, is written out, and not only reserved, as far as is known.
+    pub fn written_bytes(&self) -> u64 {
+        self.written_bytes
     }
 
     /// Where it is.
@@ -92,7 +103,7 @@ impl LogFile {
     /// It is not there.
     pub fn look(path: &Path) -> Result<Self, LogError> {
         let medium = FileMedium::open(path, true).map_err(LogError::io("opening", path))?;
-        Ok(Self { path: path.to_owned(), medium: Arc::new(medium) })
+        Ok(Self::of(path, medium))
     }
 
     /// The header of a log that may not be there. Takes no lock.
@@ -107,7 +118,7 @@ impl LogFile {
         }
     }
 
-    /// Creates a log, with its whole space written. It has its name when this returns, and not before.
+    /// Creates a log, with its whole space reserved. It has its name when this returns, and not before.
     ///
     /// # Errors
     /// There is no room, or storage failed: nothing is left then.
@@ -177,15 +188,13 @@ impl LogFile {
             _ => {}
         }
         let medium = FileMedium::create(draft, bytes).map_err(LogError::io("creating", draft))?;
-        let file = Self::lock(path, medium, false)?;
-        file.medium.preallocate().map_err(failed)?;
-        // Really written: otherwise the first lap's syncs would each pay for turning reserved blocks into written ones.
-        let zeroes = vec![0; ZERO_CHUNK_BYTES];
-        let mut at = RECORDS_OFFSET;
-        while at < bytes {
-            let n = (bytes - at).min(ZERO_CHUNK_BYTES as u64);
-            file.medium.write_at(&zeroes[..n as usize], at).map_err(failed)?;
-            at += n;
+        let mut file = Self::lock(path, medium, false)?;
+        if file.medium.preallocate().map_err(failed)? {
+            // Really written: otherwise the first syncs would each pay for turning reserved blocks into written ones. Whoever
+            // appends goes on with that.
+            file.written_bytes = new.written_bytes.min(bytes);
+            let zeroes = vec![0; file.written_bytes as usize];
+            file.medium.write_at(&zeroes, 0).map_err(failed)?;
         }
         // The times that are written down have to be on storage, or a power cut would make every image look like an
         // older copy.
