@@ -262,6 +262,9 @@ static int fm_set(struct inode *inode, int mode)
  */
 int fm_change_flag(struct inode *inode, int data)
 {
+	/* As the stock one. */
+	if (!EXT4_JOURNAL(inode))
+		return 0;
 	return fm_set(inode, data ? VEXT4_JOURNALING_DATA : VEXT4_JOURNALING_DEFAULT);
 }
 
