@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use afterimage_journal::arena::{Arena, ArenaIdentity, Budget, VolumeId, VolumeRecord, VOLUMES_MAX};
+use afterimage_journal::arena::{Arena, ArenaIdentity, Budget, Mark, VolumeId, VolumeRecord, VOLUMES_MAX};
 use afterimage_journal::{AreaBlock, JournalError, Tid, BLOCK_BYTES};
 use proptest::prelude::*;
 
@@ -93,11 +93,11 @@ fn compare(arena: &Arena, oracle: &Oracle) {
         held.sort_unstable();
         wanted.sort_unstable();
         assert_eq!(held, wanted);
-        assert_eq!(arena.volume(VolumeId(v)), oracle.records.get(&v).copied());
+        assert_eq!(arena.records.get(VolumeId(v)), oracle.records.get(&v).copied());
     }
     for ((v, b), (wanted, overwritten)) in &oracle.blocks {
         assert_eq!(value(arena, *v, *b), Some(*wanted));
-        assert_eq!(arena.is_overwritten(VolumeId(*v), AreaBlock(*b)), *overwritten);
+        assert_eq!(arena.mark(VolumeId(*v), AreaBlock(*b)) == Some(Mark::Overwritten), *overwritten);
     }
 }
 
@@ -129,19 +129,19 @@ proptest! {
                     prop_assert_eq!(arena.remove(VolumeId(v), AreaBlock(b)), was);
                 }
                 Step::Overwritten(v, b, overwritten) => {
-                    arena.set_overwritten(VolumeId(v), AreaBlock(b), overwritten);
+                    arena.set_mark(VolumeId(v), AreaBlock(b), overwritten.then_some(Mark::Overwritten));
                     if let Some(held) = oracle.blocks.get_mut(&(v, b)) {
                         held.1 = overwritten;
                     }
                 }
                 Step::Record(v, n) => {
-                    arena.set_volume(VolumeId(v), record(n));
+                    arena.records.set(VolumeId(v), record(n));
                     oracle.records.insert(v, record(n));
                 }
                 Step::Tail(v, tid, block) => {
                     if let Some(held) = oracle.records.get_mut(&v) {
                         held.tail = (Tid(tid), AreaBlock(block));
-                        arena.set_volume(VolumeId(v), *held);
+                        arena.records.set(VolumeId(v), *held);
                     }
                 }
                 Step::Clear(v) => {
@@ -297,8 +297,8 @@ fn sample(folder: &Path) -> PathBuf {
     for at in 0..200 {
         put(&mut arena, (at % 3) as u16, at, u64::from(at)).unwrap();
     }
-    arena.set_volume(VolumeId(0), record(2));
-    arena.set_volume(VolumeId(1), record(3));
+    arena.records.set(VolumeId(0), record(2));
+    arena.records.set(VolumeId(1), record(3));
     path
 }
 
@@ -375,7 +375,7 @@ proptest! {
             file.write_all_at(&value.to_ne_bytes(), at).unwrap();
         }
         if let Ok(mut arena) = Arena::open(&path, None) {
-            for (volume, _) in arena.volumes() {
+            for (volume, _) in arena.records.iter() {
                 for at in arena.blocks(volume) {
                     prop_assert!(arena.get(volume, at).is_some());
                 }

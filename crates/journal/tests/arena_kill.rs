@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use afterimage_journal::arena::{Arena, ArenaIdentity, VolumeId, VolumeRecord};
+use afterimage_journal::arena::{Arena, ArenaIdentity, Mark, VolumeId, VolumeRecord};
 use afterimage_journal::{AreaBlock, Tid};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -101,10 +101,11 @@ impl Held {
                 let block = arena.get(VolumeId(v), at).unwrap();
                 assert!(block.chunks_exact(8).all(|word| word == &block[..8]), "a mixture of two contents");
                 let value = u64::from_le_bytes(block[..8].try_into().unwrap());
-                held.blocks.insert((v, at.0), (value, arena.is_overwritten(VolumeId(v), at)));
+                held.blocks
+                    .insert((v, at.0), (value, arena.mark(VolumeId(v), at) == Some(Mark::Overwritten)));
             }
         }
-        for (v, found) in arena.volumes() {
+        for (v, found) in arena.records.iter() {
             let tail = found.tail.0 .0;
             assert_eq!(found, record(found.start_sector, tail), "a mixture of two records");
             held.records.insert(v.0, (found.start_sector, tail));
@@ -126,12 +127,12 @@ fn run(arena: &mut Arena, seed: u64, number: u64) {
             arena.remove(VolumeId(v), AreaBlock(b));
         }
         Step::Overwritten(v, b, overwritten) => {
-            arena.set_overwritten(VolumeId(v), AreaBlock(b), overwritten);
+            arena.set_mark(VolumeId(v), AreaBlock(b), overwritten.then_some(Mark::Overwritten));
         }
-        Step::Record(v) => arena.set_volume(VolumeId(v), record(number, number as u32)),
+        Step::Record(v) => arena.records.set(VolumeId(v), record(number, number as u32)),
         Step::Tail(v) => {
-            if let Some(old) = arena.volume(VolumeId(v)) {
-                arena.set_volume(VolumeId(v), record(old.start_sector, number as u32));
+            if let Some(old) = arena.records.get(VolumeId(v)) {
+                arena.records.set(VolumeId(v), record(old.start_sector, number as u32));
             }
         }
         Step::Clear(v) => arena.clear_volume(VolumeId(v)),

@@ -14,12 +14,13 @@ use afterimage_block::{
     Blocking, Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector,
     Token,
 };
-use afterimage_journal::arena::{Arena, ArenaIdentity};
+use afterimage_journal::arena::{Arena, ArenaIdentity, VolumeId};
 use afterimage_journal::ext4::Options;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::Layout;
 use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
 use afterimage_journal::log::LogGeometry;
+use afterimage_journal::versions::{Places, Room, Tuple, VersionState, Versions};
 use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, Tid, BLOCK_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
 use common::{ext4, journal_superblock, layouts, wait_for_home, Memory};
@@ -306,6 +307,47 @@ fn stops_nobody_else(by: By) {
     assert!(mounted.on_disk(3001) == escaped);
     assert!(mounted.on_disk(3002) == block(6));
     assert!(mounted.on_disk(2900) == block(19));
+}
+
+/// Memory only.
+#[derive(Debug)]
+struct Slots;
+
+impl Places for Slots {
+    fn sector_of(&self, _at: AreaBlock) -> Option<Sector> {
+        None
+    }
+}
+
+/// A client that has no journal, beside the guest's file system on the same disk.
+#[test]
+fn another_clients_set_is_waited_for_too() {
+    let mounted = &Mounted::new(true);
+    let client = VolumeId(9);
+    let tuple = Tuple { home: FsBlock(3000), at: AreaBlock(7), tid: Tid(1), escaped: false };
+    let commit = |versions: &mut Versions| {
+        let Layout { start, room_blocks: blocks, .. } = mounted.layout;
+        versions.init(client, Room { start, blocks, places: Arc::new(Slots) }).unwrap();
+        versions.store(client, tuple.at, &block(2)).unwrap();
+        versions.mprotect(client, &[tuple], &[], false).unwrap();
+        versions.send_home(client, &[tuple]).unwrap();
+    };
+    let (mut held, mut other) = (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
+    mounted.gate.set(true);
+    std::thread::scope(|scope| {
+        let acting = scope.spawn(|| mounted.disk.act_on_versions(commit).unwrap());
+        mounted.gate.wait_for_somebody();
+        held.submit(write(1, mounted.home(3000), &block(3)));
+        other.submit(write(2, mounted.home(2900), &block(5)));
+        let overtook = [&mut held, &mut other].map(|lane| completed(lane, Duration::from_millis(100)));
+        mounted.gate.set(false);
+        acting.join().unwrap();
+        assert_eq!(overtook, [vec![], vec![2]]);
+    });
+    assert_eq!(completed(&mut held, PATIENCE), [1]);
+    assert!(mounted.on_disk(3000) == block(3), "the guest's own write came behind the set");
+    let state = |versions: &mut Versions| versions.area().version(client, tuple.home).unwrap().state;
+    assert_eq!(mounted.disk.act_on_versions(state).unwrap(), VersionState::Overwritten);
 }
 
 /// Whoever wants everything home, or made complete, waits for the set that is under way, and finds it there.

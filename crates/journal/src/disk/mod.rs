@@ -17,6 +17,7 @@ use crate::ext4::{FileSystems, Options};
 use crate::mutation::Mistake;
 use crate::status::DiskStatus;
 use crate::versions::arena::Arena;
+use crate::versions::Versions;
 use shared::Shared;
 
 /// A disk whose guest's journals are retained. It stands between a frontend and the ordering layer.
@@ -107,6 +108,14 @@ impl RetainDisk {
         let goal_bytes = systems.room_goal_bytes();
         while self.act(&mut systems, |systems| systems.make_room(goal_bytes))? {}
         Ok(())
+    }
+
+    /// Acts on what is retained for a client that is no file system of the guest's; what becomes due by it is home when this returns.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn act_on_versions<T>(&self, act: impl FnOnce(&mut Versions) -> T) -> Result<T, JournalError> {
+        self.act(&mut self.shared.lock_idle(), |systems| Ok(act(systems.versions())))
     }
 
     /// Holds writes back and makes the image complete without the arena, but for a sync of the group.

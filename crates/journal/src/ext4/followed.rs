@@ -258,7 +258,7 @@ impl Log {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use afterimage_block::Sector;
     use proptest::prelude::*;
 
@@ -270,7 +270,7 @@ mod tests {
     const BLOCKS: u32 = 1030;
 
     /// A journal's superblock, of version 2 and without checksums.
-    fn superblock(sequence: u32, start: u32) -> JournalSuperblock {
+    pub(in crate::ext4) fn superblock(sequence: u32, start: u32) -> JournalSuperblock {
         let mut block = [0; BLOCK_BYTES];
         let mut put = |at: usize, value: u32| block[at..at + 4].copy_from_slice(&value.to_be_bytes());
         for (at, value) in
@@ -281,7 +281,7 @@ mod tests {
         JournalSuperblock::parse(&block).unwrap()
     }
 
-    fn log(tid: u32, start: u32) -> Log {
+    pub(in crate::ext4) fn log(tid: u32, start: u32) -> Log {
         let layout = Layout {
             start: Sector(0),
             uuid: [0; 16],
@@ -296,7 +296,7 @@ mod tests {
     }
 
     /// The next transaction of so many blocks.
-    fn next(log: &Log, blocks: u32) -> Transaction {
+    pub(in crate::ext4) fn next(log: &Log, blocks: u32) -> Transaction {
         let (tid, start) = log.head;
         let next = log.after(start, blocks);
         Transaction { tid, start, next, blocks, tags: Vec::new(), revokes: Vec::new(), commit_sec: 0 }

@@ -44,9 +44,10 @@ impl FileSystems {
         let id = set.client;
         let tuples = self.versions.set_ended(set, written.is_ok());
         let Self { volumes, versions, .. } = self;
-        let Some(v) = volumes.list.iter().position(|volume| volume.id == id) else { return Ok(()) };
-        match written {
-            Ok(()) => {
+        let v = volumes.list.iter().position(|volume| volume.id == id);
+        match (v, written) {
+            (None, Ok(())) => {}
+            (Some(v), Ok(())) => {
                 if has_superblock(&tuples) {
                     volumes.note_superblocks(versions, volumes.list[v].start, BLOCK_SECTORS)?;
                 }
@@ -54,13 +55,14 @@ impl FileSystems {
                     retained.log.release(versions, 1);
                 }
             }
-            Err(HomeError::Block(e)) => return Err(e.into()),
-            Err(e @ HomeError::TooLarge { .. }) => volumes.leave(v, versions, &e.to_string(), true)?,
+            (_, Err(HomeError::Block(e))) => return Err(e.into()),
+            (Some(v), Err(e)) => volumes.leave(v, versions, &e.to_string(), true)?,
+            (None, Err(e)) => return Err(JournalError::Unsupported(e.to_string())),
         }
         // Others wait where the set was made for want of memory, in the middle of their own commit.
         for other in 0..volumes.list.len() {
             volumes.with(other, versions, |retained, versions| {
-                let waits = other == v || retained.log.came_by.is_some() || retained.log.commit_seen;
+                let waits = Some(other) == v || retained.log.came_by.is_some() || retained.log.commit_seen;
                 match waits && versions.way.is_free() {
                     true => retained.follow_on(versions),
                     false => Ok(()),

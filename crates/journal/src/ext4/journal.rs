@@ -178,7 +178,7 @@ impl FileSystems {
             self.through_clamped(v, sector, newer, parts);
             return Ok(());
         }
-        debug_assert!(self.versions.arena.volume(id).is_some());
+        debug_assert!(self.versions.arena.records.get(id).is_some());
         if let Some(retained) = self.volumes.retained_mut(v) {
             retained.log.forget_passed(&mut self.versions.arena);
         }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use afterimage_block::{BlockError, Sector};
+use afterimage_block::Sector;
 
 use super::layout::superblock::JournalSuperblock;
 use super::layout::{self, AreaExtent, Layout};
@@ -19,7 +19,7 @@ use super::side;
 use super::stamp::Stamp;
 use super::volume::{Phase, Volume};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, BLOCK_BYTES, BLOCK_SECTORS};
+use crate::ids::{AreaBlock, Block, BLOCK_SECTORS};
 use crate::versions::arena::{Seen, VolumeId, VolumeRecord};
 use crate::versions::{Places, Versions};
 
@@ -27,6 +27,7 @@ use crate::versions::{Places, Versions};
 const SUPERBLOCK: std::ops::Range<usize> = 1024..2048;
 
 /// What is found where a journal was absorbed.
+#[derive(Debug, PartialEq)]
 pub(super) enum Left {
     /// The file system that is remembered.
     Sound,
@@ -36,9 +37,9 @@ pub(super) enum Left {
     Replaced,
 }
 
-/// The checksum of a file system's superblock as it is on the disk.
-pub(super) fn superblock_check(versions: &mut Versions, start: Sector) -> Result<u32, BlockError> {
-    Ok(crc32c::crc32c(&versions.below.read_block(start)?[SUPERBLOCK]))
+/// The checksum of a file system's superblock, which stands in this first block of it.
+pub(super) fn superblock_check(first: &Block) -> u32 {
+    crc32c::crc32c(&first[SUPERBLOCK])
 }
 
 /// Compares the disk with what the arena remembers of one file system. `here`: what is found in its place.
@@ -53,61 +54,169 @@ pub(super) fn left(
     record: &VolumeRecord,
 ) -> Result<Left, JournalError> {
     let start = Sector(record.start_sector);
-    let foreign = |what: &str| {
-        let uuid = uuid::Uuid::from_bytes(record.fs_uuid);
-        Err(JournalError::Foreign(format!("of the file system {uuid} at sector {} {what}", start.0)))
-    };
-    let room = disk_sectors.saturating_sub(start.0);
-    if room < BLOCK_SECTORS {
-        return foreign("nothing is there");
-    }
-    let seen = versions.arena.seen(id, Seen::FileSystem);
-    if seen.is_some() && seen != Some(superblock_check(versions, start)?) {
-        return foreign("the superblock is not the one that was written last");
-    }
-    let replaced =
-        layout::ext4_uuid(&versions.below.read_block(start)?).is_some_and(|uuid| uuid != record.fs_uuid);
+    let blocks = disk_sectors.saturating_sub(start.0) / BLOCK_SECTORS;
     let sound = here.and_then(Volume::layout).filter(|layout| layout.uuid == record.fs_uuid);
     let journal = side::journal(&versions.arena, id).or_else(|| Some(sound?.journal.clone()));
-    let blocks = room / BLOCK_SECTORS;
-    let fits = |journal: &Vec<AreaExtent>| {
-        journal.iter().all(|e| e.home.0.checked_add(e.blocks.into()).is_some_and(|end| end <= blocks))
-    };
-    let Some(journal) = journal.filter(fits) else {
-        return if replaced { Ok(Left::Replaced) } else { foreign("no journal is found") };
-    };
-    let layout = Layout {
-        start,
+    let layout = journal.and_then(|journal| remembered(start, record.fs_uuid, blocks, journal));
+    let known = Known {
         uuid: record.fs_uuid,
-        blocks,
-        room_blocks: blocks,
-        bitmaps: None,
-        journal,
-        watched: Vec::new(),
+        superblock: versions.arena.records.seen(id, Seen::FileSystem),
+        stamp: record.stamped.then(|| Stamp::of(&versions.arena, id)),
+        journal: versions.arena.records.seen(id, Seen::Journal),
+        unsound: match (sound, here.map(|v| &v.phase)) {
+            (Some(sound), _) if layout.as_ref().is_some_and(|l| l.journal == sound.journal) => None,
+            (_, Some(Phase::Passthrough { why })) => Some(why.clone()),
+            _ => Some("it is not where it was".to_owned()),
+        },
+        layout,
     };
-    let is_sound = sound.is_some_and(|sound| sound.journal == layout.journal);
-    let why = match here.map(|v| &v.phase) {
-        Some(Phase::Passthrough { why }) => why.clone(),
-        _ => "it is not where it was".to_owned(),
-    };
-    let block = match layout.sector_of(AreaBlock(0)) {
-        Some(sector) => versions.below.read_block(sector)?,
-        None => [0; BLOCK_BYTES],
-    };
-    let own = match (record.stamped, JournalSuperblock::parse(&block)) {
-        (true, _) => Stamp::of(&versions.arena, id).is_in(&block),
-        (false, Ok(journal)) => {
-            let seen = versions.arena.seen(id, Seen::Journal);
-            (journal.uuid() == record.fs_uuid || journal.is_v1())
-                && seen.is_none_or(|seen| seen == crc32c::crc32c(&block))
+    let at =
+        [Some(start).filter(|_| blocks > 0), known.layout.as_ref().and_then(|l| l.sector_of(AreaBlock(0)))];
+    let mut found = [None; 2];
+    for (found, sector) in found.iter_mut().zip(at) {
+        *found = sector.map(|sector| versions.below.read_block(sector)).transpose()?;
+    }
+    let [first, journal] = found;
+    known.judge(first.as_ref(), journal.as_ref()).map_err(|what| {
+        let uuid = uuid::Uuid::from_bytes(record.fs_uuid);
+        JournalError::Foreign(format!("of the file system {uuid} at sector {} {what}", start.0))
+    })
+}
+
+/// A journal where it lay, if there is room for it.
+fn remembered(start: Sector, uuid: [u8; 16], blocks: u64, journal: Vec<AreaExtent>) -> Option<Layout> {
+    let fits = |e: &AreaExtent| e.home.0.checked_add(e.blocks.into()).is_some_and(|end| end <= blocks);
+    let layout =
+        Layout { start, uuid, blocks, room_blocks: blocks, bitmaps: None, journal, watched: Vec::new() };
+    layout.journal.iter().all(fits).then_some(layout)
+}
+
+/// What is known of a file system that was retained.
+struct Known {
+    uuid: [u8; 16],
+    /// The checksum of its superblock, where no write of it was under way.
+    superblock: Option<u32>,
+    /// The journal superblock bears it, if there is one.
+    stamp: Option<Stamp>,
+    /// The checksum of one without a stamp, where that was seen.
+    journal: Option<u32>,
+    /// Where the journal lies, if that is known.
+    layout: Option<Layout>,
+    /// Why it cannot be retained as it is found, if it cannot.
+    unsound: Option<String>,
+}
+
+impl Known {
+    /// With what is there: its first block, and the one where its journal's superblock stood.
+    ///
+    /// # Errors
+    /// It is another disk, or was changed by somebody else: in what.
+    fn judge(self, first: Option<&Block>, journal: Option<&Block>) -> Result<Left, &'static str> {
+        let first = first.ok_or("nothing is there")?;
+        if self.superblock.is_some_and(|seen| seen != superblock_check(first)) {
+            return Err("the superblock is not the one that was written last");
         }
-        (false, Err(_)) => false,
-    };
-    match own {
-        true if is_sound => Ok(Left::Sound),
-        true => Ok(Left::Unsound(Arc::new(layout), why)),
-        // In the middle of making another file system.
-        false if replaced => Ok(Left::Replaced),
-        false => foreign("the journal's superblock is not the one that was written last"),
+        let own = journal.is_some_and(|journal| self.is_own(journal));
+        let replaced = layout::ext4_uuid(first).is_some_and(|uuid| uuid != self.uuid);
+        match self.layout {
+            Some(layout) if own => {
+                Ok(self.unsound.map_or(Left::Sound, |why| Left::Unsound(layout.into(), why)))
+            }
+            // Or in the middle of making another file system.
+            _ if replaced => Ok(Left::Replaced),
+            Some(_) => Err("the journal's superblock is not the one that was written last"),
+            None => Err("no journal is found"),
+        }
+    }
+
+    fn is_own(&self, journal: &Block) -> bool {
+        match (self.stamp, JournalSuperblock::parse(journal)) {
+            (Some(stamp), _) => stamp.is_in(journal),
+            (None, Ok(superblock)) => {
+                (superblock.uuid() == self.uuid || superblock.is_v1())
+                    && self.journal.is_none_or(|seen| seen == crc32c::crc32c(journal))
+            }
+            (None, Err(_)) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::followed::tests::superblock;
+    use super::*;
+    use crate::ids::{FsBlock, BLOCK_BYTES};
+
+    const OWN: [u8; 16] = [0; 16];
+
+    /// The first block of an ext4 with that UUID, as far as is looked at here.
+    fn first(uuid: [u8; 16]) -> Block {
+        let mut block = [0; BLOCK_BYTES];
+        block[1024 + 0x38..1024 + 0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
+        block[1024 + 0x68..1024 + 0x78].copy_from_slice(&uuid);
+        block
+    }
+
+    fn known(unsound: Option<&str>) -> Known {
+        let journal = vec![AreaExtent { at: AreaBlock(0), home: FsBlock(100), blocks: 1030 }];
+        Known {
+            uuid: OWN,
+            superblock: None,
+            stamp: None,
+            journal: None,
+            layout: remembered(Sector(8), OWN, 2000, journal),
+            unsound: unsound.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn the_same_disk_is_known_by_its_journal_and_anybody_elses_is_refused() {
+        let (own, other) = (first(OWN), first([9; 16]));
+        let journal = *superblock(7, 1).bytes();
+        let judge = |known: Known, first: &Block, journal: &Block| known.judge(Some(first), Some(journal));
+        assert_eq!(judge(known(None), &own, &journal), Ok(Left::Sound));
+        let unsound = judge(known(Some("odd")), &[0; BLOCK_BYTES], &journal);
+        assert!(
+            matches!(unsound, Ok(Left::Unsound(layout, why)) if why == "odd" && layout.start == Sector(8))
+        );
+        // The journal is not there any more: the guest made another file system, or somebody something.
+        let none = [0; BLOCK_BYTES];
+        assert_eq!(judge(known(None), &other, &none), Ok(Left::Replaced));
+        assert!(judge(known(None), &own, &none).unwrap_err().starts_with("the journal's superblock"));
+        // Its UUID was changed: still the same journal.
+        assert_eq!(judge(known(None), &other, &journal), Ok(Left::Sound));
+        assert!(known(None).judge(None, None).unwrap_err().starts_with("nothing"));
+        let lost = || Known { layout: None, ..known(None) };
+        assert_eq!(lost().judge(Some(&other), None), Ok(Left::Replaced));
+        assert!(lost().judge(Some(&own), None).unwrap_err().starts_with("no journal"));
+    }
+
+    #[test]
+    fn what_was_seen_last_has_to_be_there() {
+        let (own, journal) = (first(OWN), *superblock(7, 1).bytes());
+        let judge = |known: Known| known.judge(Some(&own), Some(&journal));
+        let seen = |superblock, journal| Known { superblock, journal, ..known(None) };
+        let (check, check_journal) = (superblock_check(&own), crc32c::crc32c(&journal));
+        assert_eq!(judge(seen(Some(check), Some(check_journal))), Ok(Left::Sound));
+        assert!(judge(seen(Some(check ^ 1), None)).unwrap_err().starts_with("the superblock"));
+        assert!(judge(seen(None, Some(check_journal ^ 1))).unwrap_err().starts_with("the journal's"));
+        // A stamp is this arena's, of this absorbing, or nobody's.
+        let stamp = Stamp { arena: [3; 16], generation: 4 };
+        let mut stamped = journal;
+        stamp.put(&mut stamped);
+        let judge = |stamp, journal: &Block| {
+            Known { stamp: Some(stamp), ..known(None) }.judge(Some(&own), Some(journal))
+        };
+        assert_eq!(judge(stamp, &stamped), Ok(Left::Sound));
+        assert!(judge(stamp, &journal).is_err());
+        assert!(judge(Stamp { generation: 5, ..stamp }, &stamped).is_err());
+    }
+
+    #[test]
+    fn a_journal_lies_where_there_is_room() {
+        let journal = |home| vec![AreaExtent { at: AreaBlock(0), home: FsBlock(home), blocks: 30 }];
+        assert!(remembered(Sector(0), OWN, 100, journal(70)).is_some());
+        assert!(remembered(Sector(0), OWN, 100, journal(71)).is_none());
+        assert!(remembered(Sector(0), OWN, 100, journal(u64::MAX - 3)).is_none());
     }
 }

@@ -51,7 +51,7 @@ impl Volume {
             being_read: false,
             stamped,
         };
-        versions.arena.set_volume(id, record);
+        versions.arena.records.set(id, record);
         versions.init(id, retained.place.room())?;
         let remembered = side::store_journal(&mut versions.arena, id, layout);
         if let Err(error) = remembered.and_then(|()| versions.store(id, AreaBlock(0), superblock.bytes())) {

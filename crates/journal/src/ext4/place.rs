@@ -11,7 +11,7 @@ use super::stamp::{set_stamped, Stamp};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid};
 use crate::mutation::Mutation;
-use crate::versions::arena::{Seen, VolumeId};
+use crate::versions::arena::{Mark, Seen, VolumeId};
 use crate::versions::{Places, Room, Versions, BATCH_BLOCKS};
 
 /// What stands there.
@@ -49,7 +49,7 @@ impl Place {
         let Some(sector) = self.layout.sector_of(AreaBlock(0)) else { return Ok(()) };
         let mut block = *superblock.with_tail(sequence, None).bytes();
         Stamp::of(&versions.arena, self.id).put(&mut block);
-        versions.arena.set_seen(self.id, Seen::Journal, None);
+        versions.arena.records.set_seen(self.id, Seen::Journal, None);
         versions.below.write(sector, &block)?;
         versions.below.sync()?;
         set_stamped(&mut versions.arena, self.id, true);
@@ -69,7 +69,7 @@ impl Place {
         versions.below.write(sector, superblock.bytes())?;
         versions.below.sync()?;
         let seen = crc32c::crc32c(superblock.bytes());
-        versions.arena.set_seen(self.id, Seen::Journal, Some(seen));
+        versions.arena.records.set_seen(self.id, Seen::Journal, Some(seen));
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl Place {
     /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
     /// written, and those of committed ones but for versions that must stay marked.
     pub(super) fn evict_idle(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
-        let marked = |at: AreaBlock| versions.arena.is_overwritten(self.id, at);
+        let marked = |at: AreaBlock| versions.arena.mark(self.id, at) == Some(Mark::Overwritten);
         let mut idle = versions.arena.blocks(self.id);
         idle.retain(|at| *at != AreaBlock(0) && !marked(*at));
         idle.sort_unstable();

@@ -11,14 +11,14 @@ const STAMP_MAGIC: [u8; 8] = *b"AIstamp\0";
 /// Who a journal superblock on the disk was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
-    arena: [u8; 16],
-    generation: u64,
+    pub(super) arena: [u8; 16],
+    pub(super) generation: u64,
 }
 
 impl Stamp {
     /// What names a volume's journal superblock on the disk.
     pub(super) fn of(arena: &Arena, id: VolumeId) -> Self {
-        Self { arena: arena.identity().uuid, generation: arena.generation(id) }
+        Self { arena: arena.identity().uuid, generation: arena.records.generation(id) }
     }
 
     /// Puts it into a journal superblock's block.
@@ -41,14 +41,14 @@ impl Stamp {
 
 /// Nothing is known of the superblocks on the disk.
 pub(super) fn forget(arena: &mut Arena, id: VolumeId) {
-    arena.set_seen(id, Seen::FileSystem, None);
-    arena.set_seen(id, Seen::Journal, None);
+    arena.records.set_seen(id, Seen::FileSystem, None);
+    arena.records.set_seen(id, Seen::Journal, None);
 }
 
 /// Remembers whether the journal superblock on the disk bears the stamp: after one with it was written, before one without
 /// it is.
 pub(super) fn set_stamped(arena: &mut Arena, id: VolumeId, stamped: bool) {
-    arena.set_seen(id, Seen::Journal, None);
-    let Some(record) = arena.volume(id).filter(|record| record.stamped != stamped) else { return };
-    arena.set_volume(id, VolumeRecord { stamped, ..record });
+    arena.records.set_seen(id, Seen::Journal, None);
+    let Some(record) = arena.records.get(id).filter(|record| record.stamped != stamped) else { return };
+    arena.records.set(id, VolumeRecord { stamped, ..record });
 }

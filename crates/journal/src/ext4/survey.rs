@@ -1,22 +1,15 @@
 //! What is on the disk, learnt at the beginning and whenever the guest changes what that rests on.
 
-use std::sync::Arc;
-
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
-use super::followed::Position;
-use super::layout::superblock::JournalSuperblock;
-use super::layout::{self, Found, Layout, Source};
-use super::volume::{byte_of, LeftJournal, Phase, Volume};
+use super::layout::{self, Found, Source};
+use super::volume::{byte_of, Volume};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, BLOCK_SECTORS};
-use crate::versions::{Below, Places};
+use crate::ids::BLOCK_SECTORS;
+use crate::versions::Below;
 
 /// Sectors in which the first partition table stands: the MBR, GPT's header and its entries.
 const TABLE_SECTORS: u64 = 34;
-
-/// Why a file system that could be retained is not yet.
-const WAITING: &str = "waiting for the next mount";
 
 /// What layouts rest on, as it was when the disk was last looked at.
 pub(super) struct Survey {
@@ -120,78 +113,6 @@ impl Survey {
         };
         look_again || self.places.iter().filter(blank).any(superblock)
     }
-}
-
-impl Volume {
-    /// A journal is found that nobody uses, as far as is known.
-    ///
-    /// # Errors
-    /// The disk cannot be read.
-    pub(super) fn wait_for_mount(
-        &mut self,
-        below: &mut Below,
-        layout: Arc<Layout>,
-    ) -> Result<(), BlockError> {
-        // While nothing was understood here, the journal may have become another one.
-        let known = matches!(self.phase, Phase::Armed { .. });
-        let clamp = match known && self.uuid == Some(layout.uuid) {
-            true => self.clamp,
-            false => tail_on_disk(below, &layout)?,
-        };
-        let why = match (&self.phase, clamp) {
-            (Phase::Armed { why, .. }, _) if self.uuid == Some(layout.uuid) => why.clone(),
-            (_, Some(_)) => "its journal is not empty: retention begins at the next mount".to_owned(),
-            _ => WAITING.to_owned(),
-        };
-        self.uuid = Some(layout.uuid);
-        self.clamp = clamp;
-        self.left = None;
-        self.phase = Phase::Armed { layout, why };
-        Ok(())
-    }
-
-    /// Nothing is retained at that place. `left`: the journal that its guest may go on with, and the tail there.
-    pub(super) fn pass_through(
-        &mut self,
-        uuid: Option<[u8; 16]>,
-        why: &str,
-        left: Option<(LeftJournal, Position)>,
-    ) {
-        if !matches!(&self.phase, Phase::Passthrough { why: before } if before == why) {
-            tracing::info!(start_sector = self.start.0, why, "a file system's journal is passed through");
-        }
-        self.clamp = left.map(|(_, tail)| tail);
-        self.left = left.map(|(left, _)| left);
-        self.uuid = uuid;
-        self.phase = Phase::Passthrough { why: why.to_owned() };
-    }
-
-    /// The journal that was known here, or is found, and still stands on the disk with a log in it, though nothing else may be understood
-    /// any more, and the tail there: what came before that is gone. Its guest may go on with it.
-    pub(super) fn left_journal(
-        &self,
-        below: &mut Below,
-        found: Option<Sector>,
-    ) -> Result<Option<(LeftJournal, Position)>, BlockError> {
-        let known = self.sector_of(AreaBlock(0)).map(|at| (at, None));
-        let left = self.left.map(|left| (left.at, Some(left.uuid)));
-        // After a daemon's death only the disk tells.
-        let Some((at, uuid)) = known.or(left).or(found.map(|at| (at, None))) else { return Ok(None) };
-        let Ok(superblock) = JournalSuperblock::parse(&below.read_block(at)?) else {
-            return Ok(None);
-        };
-        let same = uuid.is_none_or(|uuid| uuid == superblock.uuid());
-        let left = LeftJournal { at, uuid: superblock.uuid() };
-        Ok(superblock.start().filter(|_| same).map(|start| (left, (superblock.sequence(), start))))
-    }
-}
-
-/// The tail that the superblock on the disk names: an earlier daemon may have released what came before it.
-fn tail_on_disk(below: &mut Below, layout: &Layout) -> Result<Option<Position>, BlockError> {
-    let Some(sector) = layout.sector_of(AreaBlock(0)) else { return Ok(None) };
-    let block = below.read_block(sector)?;
-    let superblock = JournalSuperblock::parse(&block).ok();
-    Ok(superblock.and_then(|s| Some((s.sequence(), s.start()?))))
 }
 
 /// Where something that was found begins.

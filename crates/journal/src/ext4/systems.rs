@@ -114,7 +114,8 @@ impl FileSystems {
     /// neither is right.
     fn take_over(&mut self) -> Result<(), JournalError> {
         let mut unsound = false;
-        for (id, record) in self.versions.arena.volumes() {
+        let remembered: Vec<_> = self.versions.arena.records.iter().collect();
+        for (id, record) in remembered {
             let Self { volumes, versions, options, .. } = self;
             // Begun, and killed before the superblock was there: no guest was told.
             let begun = record.absorbing && versions.arena.get(id, AreaBlock(0)).is_some();
@@ -181,6 +182,11 @@ impl FileSystems {
         tracing::info!(start_sector, transactions, "went on with a retained journal");
         volumes.changed();
         Ok(())
+    }
+
+    /// What is retained, of other clients too.
+    pub fn versions(&mut self) -> &mut Versions {
+        &mut self.versions
     }
 
     /// Changes with [`FileSystems::ranges`].

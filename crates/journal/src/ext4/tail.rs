@@ -47,8 +47,8 @@ impl Log {
     /// The served superblock is read, or the guest has written one. The next daemon must know, too.
     pub(super) fn set_being_read(&mut self, versions: &mut Versions, being_read: bool) {
         if std::mem::replace(&mut self.being_read, being_read) != being_read {
-            let record = versions.arena.volume(self.id).unwrap_or_default();
-            versions.arena.set_volume(self.id, VolumeRecord { being_read, ..record });
+            let record = versions.arena.records.get(self.id).unwrap_or_default();
+            versions.arena.records.set(self.id, VolumeRecord { being_read, ..record });
         }
     }
 
@@ -80,8 +80,8 @@ impl Log {
         if versions.mistake.is(Mutation::ServeGuestsTail) {
             return;
         }
-        let record = versions.arena.volume(self.id).unwrap_or_default();
-        versions.arena.set_volume(self.id, VolumeRecord { tail, ..record });
+        let record = versions.arena.records.get(self.id).unwrap_or_default();
+        versions.arena.records.set(self.id, VolumeRecord { tail, ..record });
     }
 
     /// The guest's own tail: what is older is home or of no use to it. Says whether anything was passed.

@@ -1,20 +1,18 @@
 //! Which file systems are on a disk, and where their journals lie: looked at, at the beginning and whenever a guest changes what that
 //! rests on.
 
-use std::sync::Arc;
-
 use afterimage_block::{BlockError, Sector};
 
 use super::known::superblock_check;
-use super::layout::{Found, Layout};
+use super::layout::superblock::JournalSuperblock;
 use super::ranges::{Areas, Ranges};
 use super::retained::{Retained, Stop};
 use super::survey::{start_of, Survey};
-use super::volume::{Phase, Volume};
+use super::volume::{Next, Phase, Volume};
 use crate::error::JournalError;
-use crate::ids::BLOCK_SECTORS;
+use crate::ids::{AreaBlock, BLOCK_SECTORS};
 use crate::versions::arena::{Seen, VolumeId, VOLUMES_MAX};
-use crate::versions::{Carried, Track, Versions};
+use crate::versions::{Below, Carried, Places, Track, Versions};
 
 /// Why one that was there is passed through.
 const GONE: &str = "it is no longer there";
@@ -111,36 +109,20 @@ impl Volumes {
         let starts: Vec<Sector> = found.iter().map(start_of).collect();
         for v in (0..self.list.len()).rev() {
             if !starts.contains(&self.list[v].start) {
-                self.leave(v, versions, GONE, true)?;
                 // Its guest may go on with the journal, and its place be found again.
-                match self.list[v].left_journal(&mut versions.below, None)? {
-                    Some(left) if self.list.len() <= VOLUMES_MAX => {
-                        self.list[v].pass_through(None, GONE, Some(left))
-                    }
-                    _ => {
-                        let gone = self.list.remove(v);
-                        versions.classes.remove(&gone.id);
-                    }
+                let journal = self.list[v].journal_superblock();
+                self.leave(v, versions, GONE, true)?;
+                self.pass_through(v, versions, None, GONE, journal)?;
+                if self.list[v].left.is_none() || self.list.len() > VOLUMES_MAX {
+                    let gone = self.list.remove(v);
+                    versions.classes.remove(&gone.id);
                 }
-                self.changed();
             }
         }
         for found in found {
-            match found {
-                Found::FileSystem(layout) => self.found(versions, Arc::new(layout))?,
-                Found::Passthrough { start, uuid, why, journal } => {
-                    let v = self.at(versions, start);
-                    self.leave(v, versions, &why, uuid.is_some())?;
-                    // A UUID: it still is an ext4, whose guest may go on with the journal.
-                    let volume = &mut self.list[v];
-                    let left = if uuid.is_some() {
-                        volume.left_journal(&mut versions.below, journal)?
-                    } else {
-                        None
-                    };
-                    volume.pass_through(uuid, &why, left);
-                }
-            }
+            let v = self.at(versions, start_of(&found));
+            let next = self.list[v].next(found);
+            self.apply(v, versions, next)?;
         }
         self.changed();
         Ok(())
@@ -165,19 +147,45 @@ impl Volumes {
         suspended && !versions.in_flight.iter().any(|w| w.look_again)
     }
 
-    fn found(&mut self, versions: &mut Versions, layout: Arc<Layout>) -> Result<(), JournalError> {
-        let v = self.at(versions, layout.start);
-        if let Some(Retained { log, place, suspended, .. }) = self.retained_mut(v) {
-            if !place.layout.identity_changed(&layout) {
+    /// Brings what is known of a place in step with what was found there.
+    fn apply(&mut self, v: usize, versions: &mut Versions, next: Next) -> Result<(), JournalError> {
+        match next {
+            Next::Same(layout) => {
+                let Some(Retained { log, place, suspended, .. }) = self.retained_mut(v) else {
+                    return Ok(());
+                };
                 log.geometry.fs_blocks = layout.room_blocks;
                 place.layout = layout;
                 *suspended &= versions.in_flight.iter().any(|w| w.look_again);
                 versions.set_room(log.id, place.room());
-                return Ok(());
+                Ok(())
             }
-            self.leave(v, versions, "it became another file system", false)?;
+            Next::Waits(layout) => {
+                self.leave(v, versions, "it became another file system", false)?;
+                let volume = &mut self.list[v];
+                let at = layout.sector_of(AreaBlock(0)).filter(|_| !volume.waits_for(&layout));
+                let on_disk = read_superblock(&mut versions.below, at)?;
+                volume.wait_for_mount(layout, on_disk);
+                Ok(())
+            }
+            Next::Passed { uuid, why, journal } => {
+                self.leave(v, versions, &why, uuid.is_some())?;
+                self.pass_through(v, versions, uuid, &why, journal)
+            }
         }
-        Ok(self.list[v].wait_for_mount(&mut versions.below, layout)?)
+    }
+
+    fn pass_through(
+        &mut self,
+        v: usize,
+        versions: &mut Versions,
+        uuid: Option<[u8; 16]>,
+        why: &str,
+        journal: Option<Sector>,
+    ) -> Result<(), JournalError> {
+        let on_disk = journal.zip(read_superblock(&mut versions.below, journal)?);
+        self.list[v].pass_through(uuid, why, on_disk);
+        Ok(())
     }
 
     /// The volume that begins there, made where there is none.
@@ -185,14 +193,12 @@ impl Volumes {
         if let Some(v) = self.list.iter().position(|v| v.start == start) {
             return v;
         }
-        // Those of the arena that were not found again yet are taken, too.
-        let remembered = versions.arena.volumes();
-        let used =
-            |id: u16| self.list.iter().any(|v| v.id.0 == id) || remembered.iter().any(|(r, _)| r.0 == id);
-        let free = || VolumeId((0..u16::MAX).find(|id| !used(*id)).unwrap_or(u16::MAX));
-        let known = remembered.iter().find(|(_, record)| record.start_sector == start.0);
+        // Those of the arena that were not found again yet are taken, too, and those of other clients.
+        let used = |id| self.list.iter().any(|v| v.id == id) || versions.has(id);
+        let free = || (0..u16::MAX).map(VolumeId).find(|id| !used(*id)).unwrap_or(VolumeId(u16::MAX));
+        let known = versions.arena.records.iter().find(|(_, record)| record.start_sector == start.0);
         self.list.push(Volume {
-            id: known.map_or_else(free, |(id, _)| *id),
+            id: known.map_or_else(free, |(id, _)| id),
             start,
             uuid: None,
             phase: Phase::Passthrough { why: String::new() },
@@ -205,15 +211,7 @@ impl Volumes {
     /// Whether a change outside journals has to wait for a set.
     pub(super) fn waits_for_set(&self, versions: &Versions, sector: Sector, sectors: u64) -> bool {
         !versions.way.is_free()
-            && (self.goes_over(versions, sector, sectors) || self.survey.watches(&self.list, sector, sectors))
-    }
-
-    /// Whether a set has a block of a range.
-    fn goes_over(&self, versions: &Versions, sector: Sector, sectors: u64) -> bool {
-        self.list.iter().any(|volume| {
-            let (from, to) = volume.blocks_of(sector, sectors);
-            versions.way.has(volume.id, from, to)
-        })
+            && (versions.goes_over(sector, sectors) || self.survey.watches(&self.list, sector, sectors))
     }
 
     /// The journal superblock of a file system that waits for a mount, or is not understood any more, where a write
@@ -245,7 +243,7 @@ impl Volumes {
     pub(super) fn forget_superblocks(&self, versions: &mut Versions, sector: Sector, sectors: u64) {
         for volume in self.list.iter().filter(|v| v.retained().is_some()) {
             if volume.superblock_overlaps(sector, sectors) {
-                versions.arena.set_seen(volume.id, Seen::FileSystem, None);
+                versions.arena.records.set_seen(volume.id, Seen::FileSystem, None);
             }
         }
     }
@@ -259,12 +257,18 @@ impl Volumes {
     ) -> Result<(), BlockError> {
         for volume in self.list.iter().filter(|v| v.superblock_overlaps(sector, sectors)) {
             let (at, length) = volume.superblock_range();
-            let settled = !versions.in_flight.any(at, length) && !self.goes_over(versions, at, length);
+            let settled = !versions.in_flight.any(at, length) && !versions.goes_over(at, length);
             if volume.retained().is_some() && settled {
-                let seen = superblock_check(versions, volume.start)?;
-                versions.arena.set_seen(volume.id, Seen::FileSystem, Some(seen));
+                let seen = superblock_check(&versions.below.read_block(volume.start)?);
+                versions.arena.records.set_seen(volume.id, Seen::FileSystem, Some(seen));
             }
         }
         Ok(())
     }
+}
+
+/// The journal superblock that stands there, if one does.
+fn read_superblock(below: &mut Below, at: Option<Sector>) -> Result<Option<JournalSuperblock>, BlockError> {
+    let block = at.map(|at| below.read_block(at)).transpose()?;
+    Ok(block.and_then(|block| JournalSuperblock::parse(&block).ok()))
 }

@@ -3,7 +3,7 @@
 use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 
 use super::area::VersionState;
-use super::arena::VolumeId;
+use super::arena::{Mark, VolumeId};
 use super::inflight::{Flying, Match, Track};
 use super::places::{unescape, Reader};
 use super::store::Versions;
@@ -153,11 +153,13 @@ impl Versions {
     /// Moves a version, and what the arena remembers of it for the next daemon.
     pub(crate) fn set_state(&mut self, client: VolumeId, home: FsBlock, state: VersionState) {
         let Some(before) = self.area.set_state(client, home, state) else { return };
-        match state {
-            _ if before.state == state => {}
-            VersionState::Overwritten => self.arena.set_overwritten(client, before.at, true),
-            VersionState::Home => self.arena.set_home(client, before.at, true),
-            VersionState::Pending => self.arena.set_home(client, before.at, false),
+        let mark = match state {
+            VersionState::Overwritten => Some(Mark::Overwritten),
+            VersionState::Home => Some(Mark::Home),
+            VersionState::Pending => None,
+        };
+        if before.state != state {
+            self.arena.set_mark(client, before.at, mark);
         }
     }
 }

@@ -98,7 +98,7 @@ impl Versions {
     ///
     /// # Errors
     /// As [`Versions::make_set`].
-    pub(crate) fn send_home(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<(), SetError> {
+    pub fn send_home(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<(), SetError> {
         if self.way.is_free() {
             if let Some(set) = self.make_set(client, tuples)? {
                 let homes = set.tuples.iter().map(|tuple| tuple.home).collect();

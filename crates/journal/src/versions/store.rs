@@ -8,7 +8,7 @@ use afterimage_order::HomeWriter;
 use parking_lot::Mutex;
 
 use super::area::{JournalArea, Query, Tuple, VersionState};
-use super::arena::{Arena, VolumeId};
+use super::arena::{Arena, Mark, VolumeId};
 use super::below::{Below, OwnLane};
 use super::inflight::InFlight;
 use super::places::Places;
@@ -152,13 +152,14 @@ impl Versions {
             // The mark goes with the slot: of a block that was evicted nobody knows. Under `power-window` what is read again was
             // never home, and its commit not yet answered: no guest can have overwritten it (see `ext4::retained`).
             let unknown = again && self.arena.get(client, tuple.at).is_none();
-            if flies || unknown || self.arena.is_overwritten(client, tuple.at) {
+            let mark = self.arena.mark(client, tuple.at);
+            if flies || unknown || mark == Some(Mark::Overwritten) {
                 self.set_state(client, tuple.home, VersionState::Overwritten);
-                self.arena.set_overwritten(client, tuple.at, true);
+                self.arena.set_mark(client, tuple.at, Some(Mark::Overwritten));
                 if let Some(version) = self.area.version(client, tuple.home).filter(|_| flies) {
                     self.in_flight.outdated(sector, client, tuple.home, version.generation);
                 }
-            } else if again && self.arena.is_home(client, tuple.at) {
+            } else if again && mark == Some(Mark::Home) {
                 self.set_state(client, tuple.home, VersionState::Home);
             }
         }
@@ -195,6 +196,19 @@ impl Versions {
     /// What is known: which versions, of which blocks.
     pub fn area(&self) -> &JournalArea {
         &self.area
+    }
+
+    /// Whether there is such a client, or the arena remembers one.
+    pub(crate) fn has(&self, client: VolumeId) -> bool {
+        self.rooms.contains_key(&client) || self.arena.records.get(client).is_some()
+    }
+
+    /// Whether a set that is due or under way, of any client, has a block of a range.
+    pub(crate) fn goes_over(&self, sector: Sector, sectors: u64) -> bool {
+        self.rooms.iter().any(|(client, room)| {
+            let (from, to) = room.blocks_of(sector, sectors);
+            self.way.has(*client, from, to)
+        })
     }
 
     /// Versions known, of all clients.

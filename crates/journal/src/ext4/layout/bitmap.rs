@@ -56,12 +56,8 @@ impl Bitmaps {
         bitmap[bit / 8] >> (bit % 8) & 1 != 0
     }
 
-    /// Blocks in a group.
-    pub fn blocks_per_group(&self) -> u64 {
-        self.blocks_per_group.into()
-    }
-
-    fn group(&self, block: FsBlock) -> u64 {
+    /// The group that a block is in.
+    pub fn group(&self, block: FsBlock) -> u64 {
         block.0 / u64::from(self.blocks_per_group)
     }
 }

@@ -22,17 +22,17 @@ mod loan;
 mod map;
 mod open;
 mod pool;
+mod records;
 mod space;
 mod tags;
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, Tid};
+use crate::ids::{AreaBlock, Block};
 use map::{fence, Map, GROUP_SLOTS, PAGE};
 use pool::Pool;
 use tags::SlotTag;
@@ -41,6 +41,7 @@ pub use budget::Budget;
 pub use file::own_folder;
 pub(crate) use file::{place, remove};
 pub use loan::Loan;
+pub use records::{Records, Seen, VolumeRecord};
 
 /// Which of the arena's file systems, below [`VOLUMES_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,48 +64,13 @@ pub struct ArenaIdentity {
     pub size_bytes: u64,
 }
 
-/// What is remembered of one file system.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VolumeRecord {
-    /// First sector on the disk.
-    pub start_sector: u64,
-    /// File system UUID.
-    pub fs_uuid: [u8; 16],
-    /// The served tail: transaction id and block. Published in one store.
-    pub tail: (Tid, AreaBlock),
-    /// Journal-area writes are absorbed.
-    pub absorbing: bool,
-    /// The served superblock was read since the guest last wrote one: it may be in its own recovery.
-    pub being_read: bool,
-    /// The journal's superblock on the disk bears this arena's stamp.
-    pub stamped: bool,
-}
-
-/// What is remembered of the disk itself.
+/// Where a block stands on its way home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// ext4's superblock.
-    FileSystem,
-    /// The journal's superblock, where it bears no stamp.
-    Journal,
-}
-
-impl Seen {
-    fn word(self) -> usize {
-        tags::SEEN_WORD + self as usize
-    }
-}
-
-/// A file system as this process sees it.
-#[derive(Debug, Default)]
-struct Volume {
-    record: Option<VolumeRecord>,
-    /// Tags of a lower one were forgotten.
-    generation: u64,
-    /// Which copy of the record is valid.
-    copy: usize,
-    /// Hashed with a key: a guest chooses the blocks.
-    slots: HashMap<AreaBlock, u32>,
+pub enum Mark {
+    /// Its home was written with something else after it was committed.
+    Overwritten,
+    /// Its home holds it.
+    Home,
 }
 
 /// The arena of one disk.
@@ -118,7 +84,10 @@ pub struct Arena {
     budget: Option<Budget>,
     /// The next store's.
     sequence: u64,
-    volumes: Vec<Volume>,
+    /// What is remembered of file systems beside their blocks.
+    pub records: Records,
+    /// Of each file system: block → slot. Hashed with a key: a guest chooses the blocks.
+    slots: Vec<HashMap<AreaBlock, u32>>,
     /// With those that were given up while they were lent.
     used_slots: u32,
     lent: loan::Lent,
@@ -177,13 +146,13 @@ impl Arena {
         at: AreaBlock,
         fill: &mut dyn FnMut(&mut Block),
     ) -> Result<(), JournalError> {
-        let Some(of) = self.volumes.get(usize::from(volume.0)) else {
+        let Some(of) = self.slots.get(usize::from(volume.0)) else {
             return Err(JournalError::Unsupported(format!(
                 "file system {} of a disk: an arena holds {VOLUMES_MAX}",
                 volume.0
             )));
         };
-        let (old, generation) = (of.slots.get(&at).copied(), of.generation);
+        let (old, generation) = (of.get(&at).copied(), self.records.generation(volume));
         if old.is_none() && self.used_bytes() + PAGE > self.bytes_max {
             return Err(JournalError::Full { bytes_max: self.bytes_max });
         }
@@ -216,7 +185,7 @@ impl Arena {
         }
         self.map.tag(slot, 0).store(words[0], Ordering::Release);
         self.used_slots += 1;
-        self.volumes[usize::from(volume.0)].slots.insert(at, slot);
+        self.slots[usize::from(volume.0)].insert(at, slot);
         if let Some(old) = old {
             self.clear_slot(old);
         }
@@ -239,121 +208,47 @@ impl Arena {
 
     /// Frees a block's slot. Returns whether it was there.
     pub fn remove(&mut self, volume: VolumeId, at: AreaBlock) -> bool {
-        let Some(of) = self.volumes.get_mut(usize::from(volume.0)) else { return false };
-        let Some(slot) = of.slots.remove(&at) else { return false };
+        let of = self.slots.get_mut(usize::from(volume.0));
+        let Some(slot) = of.and_then(|of| of.remove(&at)) else { return false };
         self.clear_slot(slot);
         self.give(1);
         true
     }
 
-    /// Remembers that the block's home was written with something else after it was committed, so that it is not home; goes
-    /// with the slot.
-    pub fn set_overwritten(&mut self, volume: VolumeId, at: AreaBlock, overwritten: bool) {
+    /// Remembers where the block stands on its way home, or forgets it; goes with the slot.
+    pub fn set_mark(&mut self, volume: VolumeId, at: AreaBlock, mark: Option<Mark>) {
         let Some(slot) = self.slot_of(volume, at) else { return };
         let key = self.map.tag(slot, 1);
-        let value = key.load(Ordering::Relaxed);
-        let value = value & !tags::HOME;
-        let value = if overwritten { value | tags::OVERWRITTEN } else { value & !tags::OVERWRITTEN };
-        key.store(value, Ordering::Release);
+        let bits = match mark {
+            None => 0,
+            Some(Mark::Overwritten) => tags::OVERWRITTEN,
+            Some(Mark::Home) => tags::HOME,
+        };
+        let rest = key.load(Ordering::Relaxed) & !(tags::HOME | tags::OVERWRITTEN);
+        key.store(rest | bits, Ordering::Release);
     }
 
-    /// Remembers that the block is home, or is not any more, and takes the overwritten mark away; goes with the slot.
-    pub fn set_home(&mut self, volume: VolumeId, at: AreaBlock, home: bool) {
-        let Some(slot) = self.slot_of(volume, at) else { return };
-        let key = self.map.tag(slot, 1);
-        let value = key.load(Ordering::Relaxed) & !(tags::HOME | tags::OVERWRITTEN);
-        key.store(if home { value | tags::HOME } else { value }, Ordering::Release);
-    }
-
-    /// See [`Arena::set_home`].
-    pub fn is_home(&self, volume: VolumeId, at: AreaBlock) -> bool {
-        self.slot_of(volume, at)
-            .is_some_and(|slot| self.map.tag(slot, 1).load(Ordering::Relaxed) & tags::HOME != 0)
-    }
-
-    /// See [`Arena::set_overwritten`].
-    pub fn is_overwritten(&self, volume: VolumeId, at: AreaBlock) -> bool {
-        self.slot_of(volume, at)
-            .is_some_and(|slot| self.map.tag(slot, 1).load(Ordering::Relaxed) & tags::OVERWRITTEN != 0)
+    /// See [`Arena::set_mark`].
+    pub fn mark(&self, volume: VolumeId, at: AreaBlock) -> Option<Mark> {
+        let key = self.map.tag(self.slot_of(volume, at)?, 1).load(Ordering::Relaxed);
+        let is = |bit| key & bit != 0;
+        is(tags::OVERWRITTEN).then_some(Mark::Overwritten).or(is(tags::HOME).then_some(Mark::Home))
     }
 
     /// The blocks of a file system that are here, in no order.
     pub fn blocks(&self, volume: VolumeId) -> Vec<AreaBlock> {
-        self.volumes.get(usize::from(volume.0)).map_or_else(Vec::new, |v| v.slots.keys().copied().collect())
+        self.slots.get(usize::from(volume.0)).map_or_else(Vec::new, |slots| slots.keys().copied().collect())
     }
 
     /// How many blocks of a file system are here.
     pub fn blocks_held(&self, volume: VolumeId) -> usize {
-        self.volumes.get(usize::from(volume.0)).map_or(0, |v| v.slots.len())
-    }
-
-    /// What is remembered of a file system.
-    pub fn volume(&self, volume: VolumeId) -> Option<VolumeRecord> {
-        self.volumes.get(usize::from(volume.0))?.record
-    }
-
-    /// All file systems that are remembered.
-    pub fn volumes(&self) -> Vec<(VolumeId, VolumeRecord)> {
-        (0..).zip(&self.volumes).filter_map(|(i, v)| Some((VolumeId(i), v.record?))).collect()
-    }
-
-    /// Remembers a file system. A changed tail is published in one 8-byte store; whatever else changes, a kill leaves
-    /// the whole old record or the whole new one. Blocks that are here stay.
-    ///
-    /// # Panics
-    /// The volume is not below [`VOLUMES_MAX`].
-    pub fn set_volume(&mut self, volume: VolumeId, record: VolumeRecord) {
-        let index = usize::from(volume.0);
-        let of = &mut self.volumes[index];
-        let old = of.record.replace(record);
-        if old == Some(record) {
-            return;
-        }
-        if old.is_some_and(|old| VolumeRecord { tail: record.tail, ..old } == record) {
-            let word = tags::record_word(index, 1 + of.copy * tags::COPY_WORDS);
-            self.map.head(word).store(tags::tail_word(record.tail), Ordering::Release);
-            return;
-        }
-        of.copy = 1 - of.copy;
-        // The copy that is written was given up by an earlier state, whose store must not come after.
-        fence();
-        tags::put_copy(&self.map, index, of.copy, &tags::copy_words(&record, of.generation, self.salt));
-        let state = tags::state_word(of.generation, of.copy, true, self.salt);
-        self.map.head(tags::record_word(index, 0)).store(state, Ordering::Release);
-    }
-
-    /// How often what was remembered under this number was forgotten: with the arena's UUID, which absorbing it is.
-    pub fn generation(&self, volume: VolumeId) -> u64 {
-        self.volumes.get(usize::from(volume.0)).map_or(0, |v| v.generation)
-    }
-
-    /// The checksum of one of the file system's superblocks as it is on the disk; `None` where that is not known, as while a
-    /// write of it may be under way.
-    pub fn seen(&self, volume: VolumeId, what: Seen) -> Option<u32> {
-        self.volumes.get(usize::from(volume.0))?;
-        let word = self.map.head(tags::record_word(volume.0.into(), what.word())).load(Ordering::Acquire);
-        (word & tags::SEEN != 0).then_some(word as u32)
-    }
-
-    /// See [`Arena::seen`]. `None` is stored before such a write begins.
-    pub fn set_seen(&mut self, volume: VolumeId, what: Seen, seen: Option<u32>) {
-        if usize::from(volume.0) >= VOLUMES_MAX {
-            return;
-        }
-        let word = seen.map_or(0, |check| tags::SEEN | u64::from(check));
-        self.map.head(tags::record_word(volume.0.into(), what.word())).store(word, Ordering::Release);
-        fence();
+        self.slots.get(usize::from(volume.0)).map_or(0, HashMap::len)
     }
 
     /// Forgets a file system and its blocks, in one store, and frees their slots.
     pub fn clear_volume(&mut self, volume: VolumeId) {
-        let index = usize::from(volume.0);
-        let Some(of) = self.volumes.get_mut(index) else { return };
-        of.record = None;
-        of.generation += 1;
-        let state = tags::state_word(of.generation, of.copy, false, self.salt);
-        self.map.head(tags::record_word(index, 0)).store(state, Ordering::Release);
-        let slots = std::mem::take(&mut of.slots);
+        self.records.forget(volume);
+        let Some(slots) = self.slots.get_mut(usize::from(volume.0)).map(std::mem::take) else { return };
         self.give(slots.len() as u64);
         for slot in slots.into_values() {
             self.clear_slot(slot);
@@ -385,6 +280,7 @@ impl Arena {
             let failed = file::io_error(self.path(), "enlarging");
             self.pool.file().set_len(map::file_bytes(slots)).map_err(&failed)?;
             self.map = Arc::new(Map::new(self.pool.file(), slots).map_err(&failed)?);
+            self.records.map = Arc::clone(&self.map);
             self.pool.space().grow(old, slots - old);
         }
         self.bytes_max = bytes_max;
@@ -402,7 +298,7 @@ impl Arena {
     }
 
     fn slot_of(&self, volume: VolumeId, at: AreaBlock) -> Option<u32> {
-        self.volumes.get(usize::from(volume.0))?.slots.get(&at).copied()
+        self.slots.get(usize::from(volume.0))?.get(&at).copied()
     }
 
     /// Clears a slot's tag. What made that right was stored before.
@@ -442,46 +338,22 @@ impl Arena {
         let slots_max = self.bytes_max / PAGE + 1;
         // At least one, to replace a block while the bound is at or below what is held.
         let room = slots_max.saturating_sub(self.used_slots.into()).clamp(1, WARM_SLOTS.into()) as u32;
-        let Some(budget) = &self.budget else { return self.warm_up_to(room).map(|_| ()) };
-        let granted = match budget.take_memory(room) {
-            0 => {
+        let granted = match self.budget.as_ref().map(|budget| (budget, budget.take_memory(room))) {
+            None => room,
+            Some((budget, 0)) => {
                 budget.take_memory_anyway(1);
                 1
             }
-            granted => granted,
+            Some((_, granted)) => granted,
         };
-        let warmed = self.warm_up_to(granted);
-        budget.give_memory(granted - *warmed.as_ref().unwrap_or(&0));
-        warmed.map(|_| ())
-    }
-
-    /// Gives at most `want` cold slots memory. Says how many.
-    fn warm_up_to(&self, mut want: u32) -> Result<u32, JournalError> {
-        // Held until they are free slots like others, and while the memory comes: see `Pool`.
-        let mut space = self.pool.space();
-        while let Some((first, slots)) = space.coldest_run(want).filter(|run| run.1 > 0) {
-            match self.back(first, slots) {
-                Ok(()) => {
-                    space.warm(slots);
-                    return Ok(slots);
-                }
-                Err(e) if e.kind() == ErrorKind::StorageFull && slots > 1 => want = slots / 2,
-                Err(e) => return Err(file::io_error(self.path(), "getting memory for")(e)),
-            }
+        let warmed = self.pool.warm(&self.map, granted);
+        if let Some(budget) = &self.budget {
+            budget.give_memory(granted - *warmed.as_ref().unwrap_or(&0));
         }
-        Err(JournalError::Full { bytes_max: self.bytes_max })
-    }
-
-    /// Puts memory behind a run of slots and their tags.
-    fn back(&self, first: u32, slots: u32) -> std::io::Result<()> {
-        let tags_at = map::group_at(first);
-        let end = map::slot_at(first + slots - 1) + PAGE;
-        let at = if first % GROUP_SLOTS == 0 { tags_at } else { map::slot_at(first) };
-        if at != tags_at {
-            file::allocate(self.pool.file(), tags_at, PAGE)?;
+        match warmed.map_err(file::io_error(self.path(), "getting memory for"))? {
+            0 => Err(JournalError::Full { bytes_max: self.bytes_max }),
+            _ => Ok(()),
         }
-        file::allocate(self.pool.file(), at, end - at)?;
-        self.map.populate(at, end - at)
     }
 }
 

@@ -12,9 +12,10 @@ use super::file::{corrupt, io_error};
 use super::loan::Lent;
 use super::map::{group_at, Map, GROUP_SLOTS, HEAD, PAGE, TAG_WORDS};
 use super::pool::Pool;
+use super::records::{self, Record, Records};
 use super::space::{runs, Space};
 use super::tags::{self, Header, SlotTag};
-use super::{file, Arena, ArenaIdentity, Volume, VOLUMES_MAX};
+use super::{file, Arena, ArenaIdentity, VOLUMES_MAX};
 use crate::error::JournalError;
 use crate::ids::AreaBlock;
 
@@ -50,15 +51,17 @@ impl Arena {
             map.head(i).store(word, Ordering::Release);
         }
         let space = Space::cold(0..slots);
+        let (map, salt) = (Arc::new(map), tags::salt(&identity));
         Ok(Self {
             pool: Arc::new(Pool::new(path, file, space)),
-            map: Arc::new(map),
+            records: Records::none(&map, salt),
+            map,
             identity,
-            salt: tags::salt(&identity),
+            salt,
             bytes_max,
             budget: None,
             sequence: 1,
-            volumes: (0..VOLUMES_MAX).map(|_| Volume::default()).collect(),
+            slots: vec![HashMap::new(); VOLUMES_MAX],
             used_slots: 0,
             lent: Lent::default(),
         })
@@ -110,17 +113,18 @@ impl Arena {
             return Err(corrupt(path, format_args!("{bytes_max} bytes do not fit into {slots} slots")));
         }
         let salt = tags::salt(&found);
-        let mut volumes = read_volumes(path, &head, salt)?;
+        let records = records::read(path, &head, salt)?;
         let mut scan = Scan::default();
         let mut group = 0;
         while let Some(here) = file::next_group(&file, group, slots / GROUP_SLOTS).map_err(&failed)? {
             let mut words = [0; PAGE as usize / 8];
             file::read_words(&file, group_at(here * GROUP_SLOTS), &mut words).map_err(&failed)?;
-            scan.group(path, here, &words, &volumes, salt)?;
+            scan.group(path, here, &words, &records, salt)?;
             scan.groups.push(here);
             group = here + 1;
         }
-        let used = scan.finish(&mut volumes);
+        let mut held = vec![HashMap::new(); VOLUMES_MAX];
+        let used = scan.finish(&mut held);
         for (first, run) in groupwise(&used) {
             if !file::is_whole(&file, (first, run)).map_err(&failed)? {
                 return Err(corrupt(path, format_args!("content of slots {first}+{run} is missing")));
@@ -140,15 +144,17 @@ impl Arena {
             }
         }
         let space = Space::cold((0..slots).filter(|slot| !is_used(slot)));
+        let map = Arc::new(map);
         Ok(Self {
             pool: Arc::new(Pool::new(path, file, space)),
-            map: Arc::new(map),
+            records: Records::new(&map, salt, records),
+            map,
             identity: found,
             salt,
             bytes_max,
             budget: None,
             sequence: scan.sequence_max + 1,
-            volumes,
+            slots: held,
             used_slots: used.len() as u32,
             lent: Lent::default(),
         })
@@ -168,19 +174,6 @@ fn identity_in(path: &Path, head: &[u64]) -> Result<ArenaIdentity, JournalError>
     }
 }
 
-fn read_volumes(path: &Path, head: &[u64], salt: u32) -> Result<Vec<Volume>, JournalError> {
-    (0..VOLUMES_MAX)
-        .map(|volume| {
-            let at = tags::record_word(volume, 0);
-            let (generation, copy, record) = tags::read_record(&head[at..at + tags::RECORD_WORDS], salt)
-                .ok_or_else(|| {
-                    corrupt(path, format_args!("the record of file system {volume} is damaged"))
-                })?;
-            Ok(Volume { record, generation, copy, slots: HashMap::default() })
-        })
-        .collect()
-}
-
 impl Scan {
     /// Takes the tags of a group in.
     fn group(
@@ -188,7 +181,7 @@ impl Scan {
         path: &Path,
         group: u32,
         words: &[u64],
-        volumes: &[Volume],
+        records: &[Record],
         salt: u32,
     ) -> Result<(), JournalError> {
         for (slot, words) in (group * GROUP_SLOTS..).zip(words.chunks_exact(TAG_WORDS)) {
@@ -197,7 +190,7 @@ impl Scan {
             }
             let tag = SlotTag::read(words, slot, salt)
                 .ok_or_else(|| corrupt(path, format_args!("the tag of slot {slot} is damaged")))?;
-            let current = volumes[usize::from(tag.volume)].generation;
+            let current = records[usize::from(tag.volume)].generation;
             if tag.generation > current {
                 return Err(corrupt(path, format_args!("the tag of slot {slot} is from the future")));
             }
@@ -222,10 +215,10 @@ impl Scan {
     }
 
     /// Fills the index; returns the slots in use, ascending.
-    fn finish(&mut self, volumes: &mut [Volume]) -> Vec<u32> {
+    fn finish(&mut self, slots: &mut [HashMap<AreaBlock, u32>]) -> Vec<u32> {
         let mut used = Vec::with_capacity(self.blocks.len());
         for ((volume, block), held) in self.blocks.drain() {
-            volumes[usize::from(volume)].slots.insert(block, held.slot);
+            slots[usize::from(volume)].insert(block, held.slot);
             used.push(held.slot);
         }
         used.sort_unstable();

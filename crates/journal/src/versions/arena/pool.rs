@@ -4,11 +4,13 @@
 //! Nobody holds the locks of two pools at once, and nothing else is locked while one is held.
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::file;
+use super::map::{group_at, slot_at, Map, GROUP_SLOTS, PAGE};
 use super::space::Space;
 
 /// See the module.
@@ -32,9 +34,41 @@ impl Pool {
         &self.file
     }
 
-    /// Who is to give a slot memory holds this meanwhile: a run that is being filled must not be emptied.
+    /// Whoever gives a slot memory holds this meanwhile: a run that is being filled must not be emptied.
     pub(super) fn space(&self) -> MutexGuard<'_, Space> {
         self.space.lock()
+    }
+
+    /// Gives at most `want` cold slots memory. Says how many: none where no slot is cold.
+    ///
+    /// # Errors
+    /// There is no memory for one, or another error of the operating system.
+    pub(super) fn warm(&self, map: &Map, mut want: u32) -> io::Result<u32> {
+        // Held until they are free slots like others, and while the memory comes.
+        let mut space = self.space();
+        while let Some((first, slots)) = space.coldest_run(want).filter(|run| run.1 > 0) {
+            match self.back(map, first, slots) {
+                Ok(()) => {
+                    space.warm(slots);
+                    return Ok(slots);
+                }
+                Err(e) if e.kind() == ErrorKind::StorageFull && slots > 1 => want = slots / 2,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(0)
+    }
+
+    /// Puts memory behind a run of slots and their tags.
+    fn back(&self, map: &Map, first: u32, slots: u32) -> io::Result<()> {
+        let tags_at = group_at(first);
+        let end = slot_at(first + slots - 1) + PAGE;
+        let at = if first % GROUP_SLOTS == 0 { tags_at } else { slot_at(first) };
+        if at != tags_at {
+            file::allocate(&self.file, tags_at, PAGE)?;
+        }
+        file::allocate(&self.file, at, end - at)?;
+        map.populate(at, end - at)
     }
 
     /// Gives memory of free slots back but for `keep` of them. Says of how many.
