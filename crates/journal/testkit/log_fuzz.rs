@@ -119,7 +119,10 @@ fn judge(view: &mut Encoder, geometry: &LogGeometry, tail: AreaBlock, tid: Tid) 
             homes.remove(revoked);
         }
         let commit = if found.next == geometry.first { geometry.maxlen } else { found.next.0 } - 1;
-        assert!(view.blocks.get(&AreaBlock(commit)).is_some_and(|block| commit_tid(block) == Some(next)));
+        assert!(view
+            .blocks
+            .get(&AreaBlock(commit))
+            .is_some_and(|block| commit_tid(&block[..]) == Some(next)));
         walked += found.blocks;
         (at, next) = (found.next, next.next());
     }

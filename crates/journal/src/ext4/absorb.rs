@@ -17,6 +17,36 @@ pub(super) struct Piece {
     pub(super) bytes: Buffers,
 }
 
+/// A journal block as it is to be kept: a write of all of it is copied once, from where it was lent to its slot.
+pub(super) enum Content<'a> {
+    Whole(&'a Buffers),
+    Composed(Box<Block>),
+}
+
+impl Content<'_> {
+    pub(super) fn fill(&self, block: &mut Block) {
+        match self {
+            Self::Whole(bytes) => bytes.copy_to(0, block),
+            Self::Composed(composed) => *block = **composed,
+        }
+    }
+
+    pub(super) fn block(&self) -> Block {
+        let mut block = [0; BLOCK_BYTES];
+        self.fill(&mut block);
+        block
+    }
+
+    fn header(&self) -> [u8; log::HEADER_BYTES] {
+        let mut header = [0; log::HEADER_BYTES];
+        match self {
+            Self::Whole(bytes) => bytes.copy_to(0, &mut header),
+            Self::Composed(composed) => header.copy_from_slice(&composed[..log::HEADER_BYTES]),
+        }
+        header
+    }
+}
+
 impl Retained {
     /// A journal block as the guest is shown it, where it is not the disk's own.
     pub(super) fn content(&self, versions: &Versions, at: AreaBlock) -> Option<Block> {
@@ -32,14 +62,18 @@ impl Retained {
     }
 
     /// A journal block with a piece replaced.
-    pub(super) fn composed(&self, versions: &mut Versions, piece: &Piece) -> Result<Block, BlockError> {
+    pub(super) fn composed<'a>(
+        &self,
+        versions: &mut Versions,
+        piece: &'a Piece,
+    ) -> Result<Content<'a>, BlockError> {
         let Piece { at, within, bytes } = piece;
-        let mut block = match bytes.len() {
-            BLOCK_BYTES => [0; BLOCK_BYTES],
-            _ => self.content_or_below(versions, *at)?,
-        };
+        if bytes.len() == BLOCK_BYTES {
+            return Ok(Content::Whole(bytes));
+        }
+        let mut block = Box::new(self.content_or_below(versions, *at)?);
         bytes.copy_to(0, &mut block[*within..*within + bytes.len()]);
-        Ok(block)
+        Ok(Content::Composed(block))
     }
 
     /// Whether a write to an absorbed journal would say what cannot be true yet. A tail does not pass versions whose homes are
@@ -63,7 +97,7 @@ impl Retained {
             if !versions.way.is_free() {
                 return Ok(true);
             }
-            let block = self.composed(versions, piece)?;
+            let block = self.composed(versions, piece)?.block();
             if passes_flying(self, versions, &block) {
                 return Ok(true);
             }
@@ -72,18 +106,15 @@ impl Retained {
             }
             return Ok(!versions.way.is_free());
         }
-        let nothing_flies = !self.suspended && versions.in_flight.is_empty() && versions.way.is_free();
-        if nothing_flies || dropped {
+        let nothing_flies = !self.suspended && versions.in_flight.is_empty();
+        if dropped || (versions.way.is_free() && (nothing_flies || !versions.applies())) {
             return Ok(false);
         }
-        let block = self.composed(versions, piece)?;
-        let committed = log::commit_tid(&block);
+        let content = self.composed(versions, piece)?;
+        let committed = log::commit_tid(&content.header());
         let commit_seen = self.log.commit_seen;
         if !versions.way.is_free() {
             return Ok(committed.is_some() || commit_seen);
-        }
-        if !versions.applies() {
-            return Ok(false);
         }
         let is_next = committed.is_some_and(|tid| !self.log.head.0.is_after(tid));
         if (!commit_seen && !is_next) || versions.mistake.is(Mutation::CommitOverFlight) {
@@ -92,7 +123,7 @@ impl Retained {
         if self.suspended || self.waits_for.is_some_and(|track| versions.in_flight.holds(track)) {
             return Ok(true);
         }
-        self.waits_for = self.written_over(versions, piece.at, &block);
+        self.waits_for = self.written_over(versions, piece.at, &content.block());
         Ok(self.waits_for.is_some())
     }
 
@@ -127,10 +158,10 @@ impl Retained {
         &mut self,
         versions: &mut Versions,
         at: AreaBlock,
-        block: &Block,
+        content: &Content<'_>,
     ) -> Result<bool, Stop> {
         if self.log.holds(at) {
-            if self.content_or_below(versions, at)? == *block {
+            if self.content_or_below(versions, at)? == content.block() {
                 return Ok(false);
             }
             // Where the guest's own tail has not passed, no sound guest writes.
@@ -144,8 +175,8 @@ impl Retained {
     }
 
     /// A block is kept: whatever is complete with it is taken in.
-    pub(super) fn kept(&mut self, versions: &mut Versions, block: &Block) -> Result<(), Stop> {
-        let committed = log::commit_tid(block);
+    pub(super) fn kept(&mut self, versions: &mut Versions, content: &Content<'_>) -> Result<(), Stop> {
+        let committed = log::commit_tid(&content.header());
         if committed.is_none() && !self.log.commit_seen {
             return Ok(());
         }

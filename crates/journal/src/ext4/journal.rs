@@ -3,7 +3,7 @@
 
 use afterimage_block::{Buffers, ErrorKind, Sector, SECTOR_BYTES};
 
-use super::absorb::Piece;
+use super::absorb::{Content, Piece};
 use super::layout::superblock::JournalSuperblock;
 use super::retained::{Retained, Stop};
 use super::systems::FileSystems;
@@ -43,10 +43,10 @@ impl FileSystems {
             parts.push(Part::Done);
             return Ok(true);
         }
-        let block = retained.composed(versions, piece)?;
-        let accepts = retained.accepts(versions, at, &block);
+        let content = retained.composed(versions, piece)?;
+        let accepts = retained.accepts(versions, at, &content);
         let kept = match volumes.stopped(v, versions, accepts)? {
-            Some(true) => self.keep(v, at, &block)?,
+            Some(true) => self.keep(v, at, &content)?,
             Some(false) => {
                 parts.push(Part::Done);
                 return Ok(true);
@@ -58,22 +58,22 @@ impl FileSystems {
             Kept::Waits => return Ok(false),
             Kept::Left => {
                 let sector = self.volumes.list[v].sector_of(at);
-                sector.into_iter().for_each(|sector| self.through(sector, &block, false, parts));
+                sector.into_iter().for_each(|sector| self.through(sector, &content.block(), false, parts));
                 return Ok(true);
             }
         }
         self.versions.count(id).journal_absorbed_bytes += absorbed_bytes;
         parts.push(Part::Done);
-        self.volumes.with(v, &mut self.versions, |retained, versions| retained.kept(versions, &block))?;
+        self.volumes.with(v, &mut self.versions, |retained, versions| retained.kept(versions, &content))?;
         Ok(true)
     }
 
     /// Puts a journal block into the arena, making room where there is none; the last resort is its own place on the disk.
-    fn keep(&mut self, v: usize, at: AreaBlock, block: &Block) -> Result<Kept, JournalError> {
+    fn keep(&mut self, v: usize, at: AreaBlock, content: &Content<'_>) -> Result<Kept, JournalError> {
         let id = self.volumes.list[v].id;
         let mut made_room = false;
         loop {
-            let error = match self.versions.store(id, at, block) {
+            let error = match self.versions.store(id, at, &mut |slot| content.fill(slot)) {
                 Ok(()) => return Ok(Kept::Here),
                 Err(error) if is_full(&error) => error,
                 Err(error) => return Err(error),
@@ -101,7 +101,7 @@ impl FileSystems {
                     )));
                 }
                 let Retained { log, place, .. } = retained;
-                Ok(place.evict(versions, log, &[(at, *block)])?)
+                Ok(place.evict(versions, log, &[(at, content.block())])?)
             })?;
             return Ok(if evicted.is_some() { Kept::Here } else { Kept::Left });
         }
@@ -174,7 +174,7 @@ impl FileSystems {
         let truncated = moved == Ok(true);
         log.geometry.features = newer.features();
         log.superblock = newer.clone();
-        if let Kept::Left = self.keep(v, AreaBlock(0), &block)? {
+        if let Kept::Left = self.keep(v, AreaBlock(0), &Content::Composed(block.into()))? {
             self.through_clamped(v, sector, newer, parts);
             return Ok(());
         }

@@ -122,12 +122,17 @@ impl Versions {
         self.rooms.remove(&client);
     }
 
-    /// Puts a place's content into the arena, in place of an older one.
+    /// Puts a place's content into the arena, in place of an older one; see [`Arena::store`].
     ///
     /// # Errors
-    /// As [`Arena::store`].
-    pub fn store(&mut self, client: VolumeId, at: AreaBlock, block: &Block) -> Result<(), JournalError> {
-        self.arena.store(client, at, &mut |slot| slot.copy_from_slice(block))
+    /// As there.
+    pub fn store(
+        &mut self,
+        client: VolumeId,
+        at: AreaBlock,
+        fill: &mut dyn FnMut(&mut Block),
+    ) -> Result<(), JournalError> {
+        self.arena.store(client, at, fill)
     }
 
     /// LOG_OP_MPROTECT: a transaction's versions in, others out, all or nothing. Those whose home somebody is writing just now, or

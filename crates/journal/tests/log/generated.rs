@@ -170,7 +170,7 @@ proptest! {
                 expected.remove(revoked);
             }
             let commit = AreaBlock(if found.next == log.geometry.first { log.geometry.maxlen } else { found.next.0 } - 1);
-            prop_assert_eq!(commit_tid(&log.encoder.blocks[&commit]), Some(found.tid));
+            prop_assert_eq!(commit_tid(&log.encoder.blocks[&commit][..]), Some(found.tid));
         }
         prop_assert_eq!(end, log.encoder.at);
         prop_assert_eq!(&homes(&mut view, &found), &expected);

@@ -13,7 +13,7 @@ pub(super) const COMMIT: u32 = 2;
 /// JBD2_REVOKE_BLOCK.
 pub(super) const REVOKE: u32 = 5;
 /// `sizeof(journal_header_t)`.
-const HEADER: usize = 12;
+pub(super) const HEADER: usize = 12;
 /// `sizeof(jbd2_journal_revoke_header_t)`.
 pub(super) const REVOKE_HEADER: usize = 16;
 /// `sizeof(struct jbd2_journal_block_tail)`.
@@ -50,7 +50,7 @@ pub(super) enum Kind {
 }
 
 /// The kind of a block with the right magic that belongs to `tid`; `None` for any other block.
-pub(super) fn kind(block: &Block, tid: Tid) -> Option<Kind> {
+pub(super) fn kind(block: &[u8], tid: Tid) -> Option<Kind> {
     if be32(block, 0) != MAGIC || be32(block, 8) != tid.0 {
         return None;
     }

@@ -350,8 +350,11 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whose commit block a block is, by magic and type alone: cheap, to know when to [`parse`].
-pub fn commit_tid(block: &Block) -> Option<Tid> {
-    let tid = Tid(u32::from_be_bytes([block[8], block[9], block[10], block[11]]));
-    (block::kind(block, tid) == Some(Kind::Commit)).then_some(tid)
+/// Bytes that every block of a log but the logged ones begins with.
+pub const HEADER_BYTES: usize = block::HEADER;
+
+/// Whose commit block a block is, by its first [`HEADER_BYTES`] alone, magic and type: cheap, to know when to [`parse`].
+pub fn commit_tid(header: &[u8]) -> Option<Tid> {
+    let tid = Tid(u32::from_be_bytes([header[8], header[9], header[10], header[11]]));
+    (block::kind(header, tid) == Some(Kind::Commit)).then_some(tid)
 }
