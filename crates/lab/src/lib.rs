@@ -17,6 +17,7 @@ pub mod calm;
 pub mod channel;
 pub mod daemon;
 pub mod demo;
+pub mod device;
 pub mod error;
 mod evidence;
 pub mod fsck;

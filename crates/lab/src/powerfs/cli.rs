@@ -14,8 +14,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::core::Core;
 use super::fs::PowerFs;
-use super::model::{Model, ModelName};
-use super::shared::{Inside, Shared};
+use super::shared::{Inside, Shared, Timed};
+use crate::device::ModelName;
 use crate::error::{Context, Result};
 
 /// What `afterimage-lab fuse` takes.
@@ -67,7 +67,7 @@ pub fn run_fuse(options: &FuseOptions) -> Result<()> {
     core.sector_bytes = options.sector_bytes;
     let inside = Inside {
         core,
-        model: Model::new(options.model, Instant::now()),
+        model: Timed::new(options.model),
         next_seed: options.seed,
         torn_per_mille: options.torn_per_mille,
         kept_per_mille: None,

@@ -13,8 +13,8 @@ use serde_json::{json, Value};
 
 use super::core::{CutReport, Faults};
 use super::counters::FileCounters;
-use super::model::ModelName;
 use crate::ask::ask;
+use crate::device::ModelName;
 use crate::error::{Context, LabError, Result};
 use crate::locate;
 use crate::process::{quote, Group, Workdir};

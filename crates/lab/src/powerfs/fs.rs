@@ -13,7 +13,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -23,9 +23,9 @@ use fuser::{
 };
 
 use super::core::{Attributes, Core, NodeKind};
-use super::model::Place;
 use super::names::NodeId;
 use super::shared::{Inside, Shared};
+use crate::device::Place;
 
 /// Names and attributes are asked for every time: after a cut and restore the same name is another node.
 const NAME_LIFE: Duration = Duration::ZERO;
@@ -349,7 +349,7 @@ impl Filesystem for PowerFs {
         let result = Self::opened(&inside, ino, fh).and_then(|id| {
             let data = inside.core.read(id, offset, u64::from(size))?;
             let object = inside.core.node(id)?.object;
-            let due = inside.model.read(Instant::now(), Place::of(object, offset), data.len() as u64);
+            let due = inside.model.read(Place::of(object, offset), data.len() as u64);
             Ok((data, due, inside.core.epoch()))
         });
         drop(inside);
@@ -382,10 +382,9 @@ impl Filesystem for PowerFs {
             let (sequence, due_cut) = inside.core.write(id, offset, data)?;
             inside.cut_if(due_cut)?;
             let object = inside.core.node(id)?.object;
-            let now = Instant::now();
-            let mut due = inside.model.write(now, Place::of(object, offset), data.len() as u64);
+            let mut due = inside.model.write(Place::of(object, offset), data.len() as u64);
             if durable {
-                due = inside.model.flush(due);
+                due = inside.model.flush_at(due);
             }
             Ok((sequence, due, inside.core.epoch()))
         });
@@ -420,7 +419,7 @@ impl Filesystem for PowerFs {
         let result = Self::opened(&inside, ino, fh).and_then(|id| {
             let (sequence, due_cut) = inside.core.begin_sync(id)?;
             inside.cut_if(due_cut)?;
-            Ok((sequence, inside.model.flush(Instant::now()), inside.core.epoch()))
+            Ok((sequence, inside.model.flush(), inside.core.epoch()))
         });
         drop(inside);
         answer!(reply, result, begun => {
@@ -443,7 +442,7 @@ impl Filesystem for PowerFs {
         let id = NodeId(ino.0);
         let mut inside = self.shared.lock();
         let epoch = inside.core.epoch();
-        let due = inside.model.flush(Instant::now());
+        let due = inside.model.flush();
         drop(inside);
         self.shared.at(due, epoch, move |inside| {
             let result = inside.and_then(|inside| {

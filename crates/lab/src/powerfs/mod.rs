@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   daemon, its image and log ── kernel page cache ── FUSE ─► fs ─► core ─► content, names ─► backing folder
-//!                                                          └► model ─► clock (when to reply)
+//!                                                          └► device ─► clock (when to reply)
 //!   test ── control socket ─► cut, restore, arm, fault, counters
 //! ```
 //!
@@ -29,7 +29,6 @@ mod counters;
 mod dice;
 mod extended;
 mod fs;
-mod model;
 mod names;
 mod shared;
 mod stored;
@@ -39,4 +38,4 @@ pub use self::client::{Counters, Cut, MountOptions, PowerMount, Status};
 pub use self::content::CutTally;
 pub use self::core::{CutReport, Faults};
 pub use self::counters::FileCounters;
-pub use self::model::ModelName;
+pub use crate::device::ModelName;

@@ -2,19 +2,52 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::client::Cut;
 use super::clock::Clock;
 use super::core::Core;
-use super::model::Model;
+use crate::device::{Model, ModelName, Place};
+
+/// The model, asked in real time.
+pub(super) struct Timed {
+    model: Model,
+    origin: Instant,
+}
+
+impl Timed {
+    /// A device at rest.
+    pub fn new(name: ModelName) -> Timed {
+        Timed { model: Model::new(name, Duration::ZERO), origin: Instant::now() }
+    }
+
+    /// When a read that arrives now is done.
+    pub fn read(&mut self, place: Place, bytes: u64) -> Instant {
+        self.origin + self.model.read(self.origin.elapsed(), place, bytes)
+    }
+
+    /// When a write that arrives now is in the device's cache.
+    pub fn write(&mut self, place: Place, bytes: u64) -> Instant {
+        self.origin + self.model.write(self.origin.elapsed(), place, bytes)
+    }
+
+    /// When a flush that arrives now is done.
+    pub fn flush(&mut self) -> Instant {
+        self.flush_at(Instant::now())
+    }
+
+    /// The same, of one that arrives at that time.
+    pub fn flush_at(&mut self, at: Instant) -> Instant {
+        self.origin + self.model.flush(at.saturating_duration_since(self.origin))
+    }
+}
 
 /// Everything behind the mount.
 pub(super) struct Inside {
     pub core: Core,
-    pub model: Model,
+    pub model: Timed,
     /// The seed of the next cut that comes by itself, and its odds of torn sectors.
     pub next_seed: u64,
     pub torn_per_mille: u64,

@@ -1,25 +1,36 @@
-//! How long a request takes on the modelled device.
+//! How long a request takes on the modelled device, without a clock: times are given and answered as distances from any origin, so
+//! that the FUSE lab asks in real time ([`crate::powerfs`]) and guests in virtual time ask in theirs.
 //!
-//! All requests of the mount share one device. A model answers, for a request that arrives now, when it is
-//! done; the caller sleeps until then. Nothing burns a processor, and nothing depends on the machine but the
-//! sleeping itself (about 60 µs late on Linux, so the `nvme` figures are coarse).
+//! A model answers, for a request that arrives now, when it is done. All requests share one device, in the order in which they are
+//! asked about; nothing burns a processor, and nothing depends on the machine but how exactly a caller keeps the time. (Sleeping is
+//! about 60 µs late on Linux, so the figures of fast models are coarse in real time.)
 //!
-//! **`hdd15k`**, after the disk of the VMA paper: 4 ms seek, 2 ms rotational delay, 63 MB/s, one head.
-//! A *write* goes into the drive's volatile cache (16 MiB) over the interface (300 MB/s, 50 µs a request); when
+//! A **disk** has one head. A *write* goes into the drive's volatile cache over the interface (300 MB/s, 50 µs a request); when
 //! the cache is full it waits for the head to make room. A *read* that misses the cache costs seek, rotation
 //! and transfer, or transfer alone when it continues where the head is. A *flush* writes the cache out in
 //! elevator order (upwards from the head, then from the bottom): between two runs the head passes over a gap
 //! if that is quicker than seek and rotation; the first run costs a rotation when it is where the head is
 //! (the sector has just gone by), seek and rotation otherwise. After 5 ms without requests the drive writes
-//! its cache out by itself.
+//! its cache out by itself. A stream that has filled the cache loses a rotation with each request that waits for the head: at
+//! 1 MiB a request 10 % of `hdd15k`'s rate, a quarter of `hdd7200`'s.
 //!
-//! **`ssd`** (SATA, no power-loss protection): 90 µs a read, 30 µs a write into the cache (32 MiB), 500 MB/s
-//! interface, 4 reads at a time, the cache programmed at 400 MB/s in the background; a flush costs 1 ms and
-//! what is left to program.
+//! | model | like | seek | rotation | head | cache |
+//! |---|---|---|---|---|---|
+//! | `hdd15k` | the disk of the VMA paper | 4 ms | 2 ms | 63 MB/s | 16 MiB |
+//! | `hdd10k` | an enterprise 10,000 rpm SAS disk (vDrive, Fig. 4) | 4 ms | 3 ms | 90 MB/s | 16 MiB |
+//! | `hdd7200` | a nearline 7,200 rpm SATA disk (vDrive, Fig. 4) | 8.5 ms | 4.2 ms | 110 MB/s | 32 MiB |
 //!
-//! **`nvme`**: 75 µs, 12 µs, 64 MiB, 2.5 GB/s, 16 at a time, 1.2 GB/s, 250 µs.
+//! **Flash** behind a volatile cache, without power-loss protection: reads are sensed by so many dies at a time, writes are in the
+//! cache after their time, which is programmed in the background; a flush costs its time and what is left to program.
 //!
-//! **`none`**: no time at all.
+//! | model | read | write | flush | interface | programs | cache | dies |
+//! |---|---|---|---|---|---|---|---|
+//! | `ssd` (SATA) | 90 µs | 30 µs | 1 ms | 500 MB/s | 400 MB/s | 32 MiB | 4 |
+//! | `nvme` | 75 µs | 12 µs | 250 µs | 2.5 GB/s | 1.2 GB/s | 64 MiB | 16 |
+//! | `emmc` (no command queue) | 250 µs | 100 µs | 2 ms | 100 MB/s | 20 MB/s | 512 KiB | 1 |
+//!
+//! **`none`**: no time at all. The figures of `hdd15k` are the paper's; the others are typical of such drives' data sheets, and
+//! none is a drive that was measured.
 //!
 //! The time model's cache and the power model's are apart on purpose: what the drive has written out in time
 //! is still volatile to a cut until it is synced, because no drive promises otherwise.
@@ -29,7 +40,7 @@
 //! a loop-mounted image on it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Which model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
@@ -37,10 +48,16 @@ use std::time::{Duration, Instant};
 pub enum ModelName {
     /// A 15,000 rpm disk: VMA's.
     Hdd15k,
+    /// A 10,000 rpm disk.
+    Hdd10k,
+    /// A 7,200 rpm disk.
+    Hdd7200,
     /// A SATA solid-state drive without power-loss protection.
     Ssd,
     /// An NVMe drive without power-loss protection.
     Nvme,
+    /// Flash behind an eMMC controller.
+    Emmc,
     /// No delay.
     None,
 }
@@ -50,8 +67,11 @@ impl ModelName {
     pub fn as_str(self) -> &'static str {
         match self {
             ModelName::Hdd15k => "hdd15k",
+            ModelName::Hdd10k => "hdd10k",
+            ModelName::Hdd7200 => "hdd7200",
             ModelName::Ssd => "ssd",
             ModelName::Nvme => "nvme",
+            ModelName::Emmc => "emmc",
             ModelName::None => "none",
         }
     }
@@ -81,17 +101,20 @@ pub enum Model {
 
 impl Model {
     /// A device at rest.
-    pub fn new(name: ModelName, now: Instant) -> Model {
+    pub fn new(name: ModelName, now: Duration) -> Model {
         match name {
             ModelName::None => Model::None,
-            ModelName::Hdd15k => Model::Disk(Disk::new(now)),
+            ModelName::Hdd15k => Model::Disk(Disk::new(HDD_15K, now)),
+            ModelName::Hdd10k => Model::Disk(Disk::new(HDD_10K, now)),
+            ModelName::Hdd7200 => Model::Disk(Disk::new(HDD_7200, now)),
             ModelName::Ssd => Model::Flash(Flash::new(SSD, now)),
             ModelName::Nvme => Model::Flash(Flash::new(NVME, now)),
+            ModelName::Emmc => Model::Flash(Flash::new(EMMC, now)),
         }
     }
 
     /// When a read that arrives now is done.
-    pub fn read(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+    pub fn read(&mut self, now: Duration, place: Place, bytes: u64) -> Duration {
         match self {
             Model::None => now,
             Model::Disk(disk) => disk.read(now, place, bytes),
@@ -100,7 +123,7 @@ impl Model {
     }
 
     /// When a write that arrives now is in the device's cache.
-    pub fn write(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+    pub fn write(&mut self, now: Duration, place: Place, bytes: u64) -> Duration {
         match self {
             Model::None => now,
             Model::Disk(disk) => disk.write(now, place, bytes),
@@ -109,7 +132,7 @@ impl Model {
     }
 
     /// When a flush that arrives now is done.
-    pub fn flush(&mut self, now: Instant) -> Instant {
+    pub fn flush(&mut self, now: Duration) -> Duration {
         match self {
             Model::None => now,
             Model::Disk(disk) => disk.flush(now),
@@ -118,12 +141,38 @@ impl Model {
     }
 }
 
-const SEEK: Duration = Duration::from_millis(4);
-const ROTATION: Duration = Duration::from_millis(2);
-const HEAD_BYTES_PER_S: u64 = 63_000_000;
+/// The figures of a disk.
+#[derive(Clone, Copy, Debug)]
+struct DiskFigures {
+    seek: Duration,
+    rotation: Duration,
+    head_bytes_per_s: u64,
+    cache_bytes: u64,
+}
+
+const HDD_15K: DiskFigures = DiskFigures {
+    seek: Duration::from_millis(4),
+    rotation: Duration::from_millis(2),
+    head_bytes_per_s: 63_000_000,
+    cache_bytes: 16 << 20,
+};
+
+const HDD_10K: DiskFigures = DiskFigures {
+    seek: Duration::from_millis(4),
+    rotation: Duration::from_millis(3),
+    head_bytes_per_s: 90_000_000,
+    cache_bytes: 16 << 20,
+};
+
+const HDD_7200: DiskFigures = DiskFigures {
+    seek: Duration::from_micros(8500),
+    rotation: Duration::from_micros(4200),
+    head_bytes_per_s: 110_000_000,
+    cache_bytes: 32 << 20,
+};
+
 const DISK_INTERFACE_BYTES_PER_S: u64 = 300_000_000;
 const DISK_COMMAND: Duration = Duration::from_micros(50);
-const DISK_CACHE_BYTES: u64 = 16 << 20;
 const IDLE: Duration = Duration::from_millis(5);
 
 fn transfer(bytes: u64, bytes_per_s: u64) -> Duration {
@@ -133,18 +182,20 @@ fn transfer(bytes: u64, bytes_per_s: u64) -> Duration {
 /// A disk with one head.
 #[derive(Debug)]
 pub struct Disk {
+    figures: DiskFigures,
     head: u64,
-    head_free: Instant,
-    interface_free: Instant,
-    last_request: Instant,
+    head_free: Duration,
+    interface_free: Duration,
+    last_request: Duration,
     /// Start and length of runs in the cache that are not on the platters.
     dirty: BTreeMap<u64, u64>,
     dirty_bytes: u64,
 }
 
 impl Disk {
-    fn new(now: Instant) -> Disk {
+    fn new(figures: DiskFigures, now: Duration) -> Disk {
         Disk {
+            figures,
             head: 0,
             head_free: now,
             interface_free: now,
@@ -156,16 +207,16 @@ impl Disk {
 
     /// What it costs to get the head to `place`, in the middle of a batch.
     fn position(&self, place: u64) -> Duration {
-        let anywhere = SEEK + ROTATION;
+        let anywhere = self.figures.seek + self.figures.rotation;
         match place.checked_sub(self.head) {
-            Some(gap) => transfer(gap, HEAD_BYTES_PER_S).min(anywhere),
+            Some(gap) => transfer(gap, self.figures.head_bytes_per_s).min(anywhere),
             None => anywhere,
         }
     }
 
     /// What the first access of a batch costs: the sector under the head has just gone by.
     fn position_first(&self, place: u64) -> Duration {
-        self.position(place).max(ROTATION)
+        self.position(place).max(self.figures.rotation)
     }
 
     /// The next run upwards from the head, else the lowest.
@@ -177,17 +228,17 @@ impl Disk {
             .map(|(start, len)| (*start, *len))
     }
 
-    fn write_out_one(&mut self, from: Instant, first: bool) -> Option<Instant> {
+    fn write_out_one(&mut self, from: Duration, first: bool) -> Option<Duration> {
         let (start, bytes) = self.next_run()?;
         let reach = if first { self.position_first(start) } else { self.position(start) };
         self.dirty.remove(&start);
         self.dirty_bytes -= bytes;
         self.head = start + bytes;
-        Some(from + reach + transfer(bytes, HEAD_BYTES_PER_S))
+        Some(from + reach + transfer(bytes, self.figures.head_bytes_per_s))
     }
 
     /// Lets the drive use the time since the last request.
-    fn catch_up(&mut self, now: Instant) {
+    fn catch_up(&mut self, now: Duration) {
         let mut at = self.head_free.max(self.last_request + IDLE);
         let mut first = true;
         while at < now {
@@ -222,13 +273,13 @@ impl Disk {
         run.is_some_and(|(start, length)| start + length >= place + bytes)
     }
 
-    fn over_interface(&mut self, now: Instant, bytes: u64) -> Instant {
+    fn over_interface(&mut self, now: Duration, bytes: u64) -> Duration {
         let start = now.max(self.interface_free);
         self.interface_free = start + DISK_COMMAND + transfer(bytes, DISK_INTERFACE_BYTES_PER_S);
         self.interface_free
     }
 
-    fn read(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+    fn read(&mut self, now: Duration, place: Place, bytes: u64) -> Duration {
         self.catch_up(now);
         if self.is_cached(place.0, bytes) {
             return self.over_interface(now, bytes);
@@ -242,15 +293,15 @@ impl Disk {
             self.position_first(place.0)
         };
         self.head = place.0 + bytes;
-        self.head_free = start + reach + transfer(bytes, HEAD_BYTES_PER_S);
+        self.head_free = start + reach + transfer(bytes, self.figures.head_bytes_per_s);
         self.head_free
     }
 
-    fn write(&mut self, now: Instant, place: Place, bytes: u64) -> Instant {
+    fn write(&mut self, now: Duration, place: Place, bytes: u64) -> Duration {
         self.catch_up(now);
         let mut ready = now;
         let mut first = self.head_free < now;
-        while self.dirty_bytes + bytes > DISK_CACHE_BYTES {
+        while self.dirty_bytes + bytes > self.figures.cache_bytes {
             match self.write_out_one(self.head_free.max(now), first) {
                 Some(done) => {
                     self.head_free = done;
@@ -264,7 +315,7 @@ impl Disk {
         self.over_interface(ready, bytes)
     }
 
-    fn flush(&mut self, now: Instant) -> Instant {
+    fn flush(&mut self, now: Duration) -> Duration {
         self.catch_up(now);
         let mut at = now.max(self.head_free).max(self.interface_free);
         let mut first = true;
@@ -299,6 +350,16 @@ const SSD: FlashFigures = FlashFigures {
     dies: 4,
 };
 
+const EMMC: FlashFigures = FlashFigures {
+    read: Duration::from_micros(250),
+    write: Duration::from_micros(100),
+    flush: Duration::from_micros(2000),
+    interface_bytes_per_s: 100_000_000,
+    program_bytes_per_s: 20_000_000,
+    cache_bytes: 512 << 10,
+    dies: 1,
+};
+
 const NVME: FlashFigures = FlashFigures {
     read: Duration::from_micros(75),
     write: Duration::from_micros(12),
@@ -313,31 +374,31 @@ const NVME: FlashFigures = FlashFigures {
 #[derive(Debug)]
 pub struct Flash {
     figures: FlashFigures,
-    dies_free: Vec<Instant>,
-    interface_free: Instant,
+    dies_free: Vec<Duration>,
+    interface_free: Duration,
     /// When everything that is in the cache now will have been programmed.
-    programmed: Instant,
+    programmed: Duration,
 }
 
 impl Flash {
-    fn new(figures: FlashFigures, now: Instant) -> Flash {
+    fn new(figures: FlashFigures, now: Duration) -> Flash {
         Flash { figures, dies_free: vec![now; figures.dies], interface_free: now, programmed: now }
     }
 
-    fn over_interface(&mut self, from: Instant, bytes: u64) -> Instant {
+    fn over_interface(&mut self, from: Duration, bytes: u64) -> Duration {
         self.interface_free =
             from.max(self.interface_free) + transfer(bytes, self.figures.interface_bytes_per_s);
         self.interface_free
     }
 
-    fn read(&mut self, now: Instant, bytes: u64) -> Instant {
+    fn read(&mut self, now: Duration, bytes: u64) -> Duration {
         let Some(die) = self.dies_free.iter_mut().min() else { return now };
         let sensed = now.max(*die) + self.figures.read;
         *die = sensed;
         self.over_interface(sensed, bytes)
     }
 
-    fn write(&mut self, now: Instant, bytes: u64) -> Instant {
+    fn write(&mut self, now: Duration, bytes: u64) -> Duration {
         let programming = transfer(bytes, self.figures.program_bytes_per_s);
         self.programmed = self.programmed.max(now) + programming;
         // The cache is full when more is waiting than it holds: then the writer waits for the flash.
@@ -346,7 +407,7 @@ impl Flash {
         self.over_interface(room, bytes) + self.figures.write
     }
 
-    fn flush(&mut self, now: Instant) -> Instant {
+    fn flush(&mut self, now: Duration) -> Duration {
         self.programmed.max(now).max(self.interface_free) + self.figures.flush
     }
 }
@@ -355,13 +416,13 @@ impl Flash {
 mod tests {
     use super::*;
 
-    fn ms(from: Instant, to: Instant) -> f64 {
-        to.duration_since(from).as_secs_f64() * 1e3
+    fn ms(from: Duration, to: Duration) -> f64 {
+        (to - from).as_secs_f64() * 1e3
     }
 
     #[test]
     fn a_disks_random_read_costs_seek_and_rotation() {
-        let start = Instant::now();
+        let start = Duration::from_secs(7);
         let mut model = Model::new(ModelName::Hdd15k, start);
         let done = model.read(start, Place::of(3, 1 << 30), 4096);
         assert!((6.0..6.2).contains(&ms(start, done)), "{}", ms(start, done));
@@ -371,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_disks_flush_pays_for_what_the_cache_took() {
-        let start = Instant::now();
+        let start = Duration::from_secs(7);
         let mut model = Model::new(ModelName::Hdd15k, start);
         let mut now = start;
         for index in 0..10 {
@@ -386,7 +447,7 @@ mod tests {
 
     #[test]
     fn the_elevator_makes_neighbours_cheap() {
-        let start = Instant::now();
+        let start = Duration::from_secs(7);
         let mut model = Model::new(ModelName::Hdd15k, start);
         let mut now = start;
         for index in [5, 1, 4, 2, 3, 0] {
@@ -398,10 +459,13 @@ mod tests {
 
     #[test]
     fn a_full_cache_slows_the_writer_to_the_media() {
-        let start = Instant::now();
-        for (name, bytes_per_s) in
-            [(ModelName::Hdd15k, 63e6), (ModelName::Ssd, 400e6), (ModelName::Nvme, 1200e6)]
-        {
+        let start = Duration::from_secs(7);
+        for (name, bytes_per_s) in [
+            (ModelName::Hdd15k, 63e6),
+            (ModelName::Ssd, 400e6),
+            (ModelName::Nvme, 1200e6),
+            (ModelName::Emmc, 20e6),
+        ] {
             let mut model = Model::new(name, start);
             let mut now = start;
             let total = 512 << 20;
@@ -409,14 +473,14 @@ mod tests {
                 now = model.write(now, Place::of(2, index << 20), 1 << 20);
             }
             now = model.flush(now);
-            let rate = f64::from(total) / now.duration_since(start).as_secs_f64();
+            let rate = f64::from(total) / (now - start).as_secs_f64();
             assert!((0.85..1.05).contains(&(rate / bytes_per_s)), "{name:?}: {rate}");
         }
     }
 
     #[test]
     fn an_idle_disk_empties_its_cache() {
-        let start = Instant::now();
+        let start = Duration::from_secs(7);
         let mut model = Model::new(ModelName::Hdd15k, start);
         let now = model.write(start, Place::of(2, 1 << 30), 4096);
         let later = now + Duration::from_millis(100);
