@@ -28,7 +28,7 @@ impl From<Refused> for Error {
 
 const NOT_OFFERED: Error = Error::InvalidOperation("a message whose feature was not offered");
 
-fn map(memory: &GuestMemory, region: &VhostUserMemoryRegion, file: File) -> Result<GuestMemory> {
+pub(crate) fn map(memory: &GuestMemory, region: &VhostUserMemoryRegion, file: File) -> Result<GuestMemory> {
     let refuse = |reason: String| Error::from(Refused(reason));
     let len = usize::try_from(region.memory_size).map_err(|_| Error::InvalidParam)?;
     let mapping = Mapping::of_file(&file, region.mmap_offset, len)

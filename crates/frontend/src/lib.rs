@@ -28,6 +28,9 @@ mod error;
 #[path = "../testkit/fuzz.rs"]
 pub mod fuzz;
 mod handler;
+#[cfg(feature = "testkit")]
+#[path = "../testkit/inband.rs"]
+pub mod inband;
 mod inflight;
 pub mod keep;
 mod memory;

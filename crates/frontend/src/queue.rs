@@ -172,12 +172,11 @@ impl<'a> Queue<'a> {
                 Ok(false) => {}
                 Err(ended) => return ended,
             }
-            // A full queue takes nothing more, whatever the driver says: only an answer or the end wakes it.
-            let full = self.is_full();
-            if self.spin_found_work() || (!full && self.run.ring.enable_kicks()) {
-                self.run.ring.disable_kicks();
+            if !self.may_sleep() {
                 continue;
             }
+            // A full queue takes nothing more, whatever the driver says: only an answer or the end wakes it.
+            let full = self.is_full();
             let waited = match &self.run.kick {
                 _ if full => self.lane.wait(&[wake.fd()], None),
                 Some(kick) => self.lane.wait(&[kick.as_fd(), wake.fd()], None),
@@ -186,7 +185,7 @@ impl<'a> Queue<'a> {
             if let Err(error) = waited {
                 return Ended::Broken(format!("waiting for the disk failed: {error}"));
             }
-            self.run.ring.disable_kicks();
+            self.woken();
             self.lane.reap(&mut self.completions);
             // A wake-up by a completion alone leaves the kick descriptor alone: one system call less.
             let has_available = self.run.ring.has_available();
@@ -237,6 +236,20 @@ impl<'a> Queue<'a> {
         let reaped = !self.completions.is_empty();
         self.settle()?;
         Ok(fetched || reaped)
+    }
+
+    /// Whether there is nothing to do until a kick or a completion, which the driver is asked for from here on.
+    pub(crate) fn may_sleep(&mut self) -> bool {
+        if self.spin_found_work() || (!self.is_full() && self.run.ring.enable_kicks()) {
+            self.woken();
+            return false;
+        }
+        true
+    }
+
+    /// After [`Queue::may_sleep`]: no kicks, whatever it was that came.
+    pub(crate) fn woken(&mut self) {
+        self.run.ring.disable_kicks();
     }
 
     fn spin_found_work(&mut self) -> bool {

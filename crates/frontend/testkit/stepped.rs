@@ -8,7 +8,7 @@ use afterimage_block::{Disk, Lane};
 
 use crate::config::Features;
 use crate::device::go_on;
-use crate::inflight::{region_bytes, Region as InflightRegion};
+use crate::inflight::{region_bytes, Inflight, Region as InflightRegion};
 use crate::memory::{GuestAddress, GuestMemory, Mapping, Region, UserAddress, Window};
 use crate::notify::Call;
 use crate::queue::{CallSlot, Ended, Queue, Run};
@@ -86,6 +86,18 @@ pub struct Place {
     pub used: u64,
 }
 
+/// What a queue stands on.
+pub(crate) struct Setup {
+    pub index: u16,
+    pub ring: Ring,
+    pub base: u16,
+    pub memory: Arc<GuestMemory>,
+    pub inflight: Option<Inflight>,
+    pub call: CallSlot,
+    pub features: Features,
+    pub flushed: bool,
+}
+
 /// One virtqueue that is served by whoever steps it.
 pub struct Stepped<'a>(Queue<'a>);
 
@@ -110,25 +122,56 @@ impl<'a> Stepped<'a> {
             available: UserAddress(place.available),
             used: UserAddress(place.used),
         };
-        let mut ring = Ring::new(&guest.memory, &addresses, place.size, false).expect("inside the memory");
+        let ring = Ring::new(&guest.memory, &addresses, place.size, false).expect("inside the memory");
         let inflight = guest.region.queue(place.index, place.size);
-        let resubmit = go_on(&mut ring, inflight.as_ref(), 0).map_err(|e| e.to_string())?;
         let geometry = disk.geometry();
-        let run = Run {
-            name: format!("queue {}", place.index),
+        let setup = Setup {
+            index: place.index,
             ring,
+            base: 0,
             memory: Arc::clone(&guest.memory),
+            inflight,
+            call: Arc::clone(&guest.call),
+            features: Features::offered(&geometry),
+            flushed,
+        };
+        Self::of(setup, disk, lane, stats)
+    }
+
+    /// The same, of a queue that a guest has set up.
+    pub(crate) fn of(
+        setup: Setup,
+        disk: &dyn Disk,
+        lane: &'a mut dyn Lane,
+        stats: &'a QueueStats,
+    ) -> Result<Self, String> {
+        let Setup { index, mut ring, base, memory, inflight, call, features, flushed } = setup;
+        let resubmit = go_on(&mut ring, inflight.as_ref(), base).map_err(|e| e.to_string())?;
+        let run = Run {
+            name: format!("queue {index}"),
+            ring,
+            memory,
             inflight,
             resubmit,
             kick: None,
-            call: Arc::clone(&guest.call),
-            shape: Shape::new(geometry, Features::offered(&geometry), disk.serial()),
+            call,
+            shape: Shape::new(disk.geometry(), features, disk.serial()),
             flushed: Arc::new(AtomicBool::new(flushed)),
             spin: Duration::ZERO,
         };
         let mut queue = Queue::new(run, lane, stats);
         queue.begin_run().map_err(why)?;
         Ok(Self(queue))
+    }
+
+    /// What the queue's thread does from one sleep to the next: all there is to do, until it waits for a kick or a completion.
+    ///
+    /// # Errors
+    /// The queue broke.
+    pub fn run(&mut self) -> Result<(), String> {
+        self.0.woken();
+        while self.turn()? || !self.0.may_sleep() {}
+        Ok(())
     }
 
     /// What the queue's thread does in one turn: fetches, submits, reaps, answers. Whether there was anything to do.

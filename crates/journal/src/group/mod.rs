@@ -275,8 +275,9 @@ impl RetainGroup {
     }
 
     /// What the thread does that keeps room among what is retained, once; for a host that steps what is done in the background.
-    pub fn turn(&self) {
-        self.shared.turn(&self.shared.gate());
+    /// Says after how long to look again.
+    pub fn turn(&self) -> Duration {
+        self.shared.turn(&self.shared.gate())
     }
 
     /// As [`Group::subscribe`].

@@ -158,6 +158,11 @@ impl Redo {
         Ok(idle && self.log.bytes_used() == 0)
     }
 
+    /// Whether somebody has asked for a round since the last look: for a host that steps what is done in the background.
+    pub fn take_home_request(&self) -> bool {
+        self.going_home.wait_for_request(Duration::ZERO)
+    }
+
     /// Makes what is in the log durable where little of it is, and brings the older half of the log home.
     fn half_home(&self) -> Result<(), BlockError> {
         let (used, durable) = {

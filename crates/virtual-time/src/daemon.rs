@@ -1,0 +1,135 @@
+//! One guest's daemon: its queue, its group and its machine, stepped.
+
+use std::sync::Arc;
+
+use afterimage_block::{Disk, Geometry, Lane, Quiesced};
+use afterimage_frontend::inband::Peer;
+use afterimage_frontend::stepped::Stepped;
+use afterimage_frontend::QueueStats;
+use afterimage_journal::group::RetainGroup;
+
+use crate::calendar::Ns;
+use crate::machine::{ns, Machine};
+
+/// How long a kick is on its way to the daemon: what a guest may run on alone after it has asked for something, since nothing
+/// can be answered sooner. A wake-up on a machine of today takes as long.
+pub const KICK_NS: Ns = 5_000;
+
+/// See the module.
+pub struct Daemon<'a> {
+    machine: Arc<Machine>,
+    group: Arc<RetainGroup>,
+    disk: Arc<dyn Disk>,
+    stats: &'a QueueStats,
+    /// Until the queue has it.
+    lane: Option<&'a mut dyn Lane>,
+    queue: Option<Stepped<'a>>,
+    /// When a kick arrives.
+    kicked: Option<Ns>,
+    /// When the driver is to be interrupted.
+    rings: Option<Ns>,
+    /// When room among retained journals is looked at.
+    looks: Option<Ns>,
+}
+
+impl<'a> Daemon<'a> {
+    /// A daemon without a guest.
+    pub fn new(
+        machine: &Arc<Machine>,
+        group: &Arc<RetainGroup>,
+        disk: &Arc<dyn Disk>,
+        lane: &'a mut dyn Lane,
+        stats: &'a QueueStats,
+    ) -> Self {
+        let looks = group.disk_status(0).map(|_| 0);
+        Self {
+            machine: Arc::clone(machine),
+            group: Arc::clone(group),
+            disk: Arc::clone(disk),
+            stats,
+            lane: Some(lane),
+            queue: None,
+            kicked: None,
+            rings: None,
+            looks,
+        }
+    }
+
+    /// When it has something to do, or something happens to its guest. Nothing happens to the guest before that but what it asks for.
+    pub fn next(&self) -> Option<Ns> {
+        let now = self.machine.now_ns();
+        // Its thread may be busy until later; an interrupt that it has decided upon is not held up by that.
+        let busy = self.kicked.into_iter().chain(self.looks).map(|at| at.max(now));
+        busy.chain(self.rings).chain(self.machine.next()).min()
+    }
+
+    /// What its guest sees.
+    pub fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    /// The guest has made requests available, at that time of its own.
+    pub fn kick(&mut self, at: Ns) {
+        self.kicked.get_or_insert(at + KICK_NS);
+    }
+
+    /// The guest has set its queue up.
+    ///
+    /// # Errors
+    /// The queue cannot be served.
+    pub fn attach(&mut self, peer: &Peer, at: Ns) -> Result<(), String> {
+        self.machine.reach(at);
+        let lane = self.lane.take().ok_or("a queue that was stopped is started again")?;
+        self.group.guest_was_seen(0);
+        self.queue = Some(peer.serve(&*self.disk, lane, self.stats)?);
+        self.kick(at);
+        Ok(())
+    }
+
+    /// The guest has gone, or has disabled its queue: nothing of it is in flight afterwards.
+    ///
+    /// # Errors
+    /// The queue broke.
+    pub fn detach(&mut self, at: Ns) -> Result<(), String> {
+        self.machine.reach(at);
+        self.kicked = None;
+        self.rings = None;
+        if let Some(mut queue) = self.queue.take() {
+            queue.quiesce()?;
+            self.disk.quiesced(Quiesced::Disconnected);
+        }
+        Ok(())
+    }
+
+    /// Does what is due. Whether the driver is to be interrupted now.
+    ///
+    /// # Errors
+    /// The queue broke, or the group has failed.
+    pub fn step(&mut self, now: Ns, peer: Option<&Peer>) -> Result<bool, String> {
+        let rings = self.rings.take_if(|at| *at <= now).is_some();
+        if self.machine.now_ns() > now {
+            return Ok(rings);
+        }
+        self.machine.reach(now);
+        self.kicked.take_if(|at| *at <= now);
+        self.machine.turn().map_err(|e| e.to_string())?;
+        if self.looks.is_some_and(|at| at <= now) {
+            let (wait, until) = self.machine.apart(|| self.group.turn());
+            // "At once" is after what is to be done now.
+            self.looks = Some(until + ns(wait).max(KICK_NS));
+        }
+        let mut rung = false;
+        if let (Some(queue), Some(peer)) = (&mut self.queue, peer) {
+            queue.run()?;
+            rung = peer.has_rung();
+        }
+        self.machine.note();
+        let at = self.machine.now_ns();
+        if rung && at > now {
+            // It was busy until then.
+            self.rings = Some(self.rings.map_or(at, |earlier| earlier.min(at)));
+            rung = false;
+        }
+        Ok(rings || rung)
+    }
+}

@@ -1,0 +1,282 @@
+//! A daemon with a driver in the place of a guest: the same messages, memory and rings.
+
+use std::io::Write as _;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use afterimage_block::Lane;
+use afterimage_frontend::inband::{Heard, Peer};
+use afterimage_frontend::FrontendStats;
+use afterimage_lab::device::ModelName;
+use afterimage_order::Contract;
+use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
+use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::calendar::Ns;
+use crate::daemon::{Daemon, KICK_NS};
+use crate::guest::GuestOptions;
+use crate::machine::Storage;
+use crate::page_cache::DirtyLimits;
+use crate::trace::Trace;
+use crate::world::{RunOptions, Site};
+
+const MEMORY_BYTES: u64 = 1 << 20;
+const USER: u64 = 0x7000_0000_0000;
+const SIZE: u16 = 64;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const HEADERS: u64 = 0x3000;
+const DATA: u64 = 0x10000;
+const MS: Ns = 1_000_000;
+
+/// SET_FEATURES, SET_MEM_TABLE, SET_VRING_NUM, SET_VRING_ADDR, SET_VRING_ENABLE.
+const SET_UP: [u32; 5] = [2, 5, 8, 9, 18];
+const VRING_KICK: u32 = 35;
+
+fn options(contract: Contract, model: ModelName) -> RunOptions {
+    let guest = GuestOptions {
+        kernel: PathBuf::new(),
+        pin: PathBuf::new(),
+        memory_mib: 0,
+        seed: 1,
+        script: String::new(),
+        append: Vec::new(),
+    };
+    RunOptions {
+        guests: 1,
+        guest,
+        model,
+        limits: DirtyLimits::of_memory(1 << 30),
+        image_bytes: 8 << 20,
+        contract,
+        retain: false,
+        direct: true,
+        log_bytes: 16 << 20,
+        request_ns: 0,
+        limit: Duration::from_secs(60),
+    }
+}
+
+struct Driver {
+    socket: UnixStream,
+    memory: OwnedFd,
+    available: u16,
+    used: u16,
+}
+
+impl Driver {
+    fn new() -> (Self, UnixStream) {
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&memory, MEMORY_BYTES).unwrap();
+        let (socket, far) = UnixStream::pair().unwrap();
+        (Self { socket, memory, available: 0, used: 0 }, far)
+    }
+
+    fn send(&self, request: u32, body: &[u8], fd: Option<BorrowedFd<'_>>) {
+        let message =
+            [&request.to_ne_bytes(), &1u32.to_ne_bytes(), &(body.len() as u32).to_ne_bytes(), body].concat();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        let sent =
+            sendmsg(&self.socket, &[std::io::IoSlice::new(&message)], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(message.len()));
+    }
+
+    /// VERSION_1, FLUSH, and the vhost-user bit; one region; one queue.
+    fn set_up(&self) {
+        let longs = |longs: &[u64]| longs.iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>();
+        let bodies = [
+            longs(&[1 << 32 | 1 << 30 | 1 << 9]),
+            longs(&[1, 0, MEMORY_BYTES, USER, 0]),
+            longs(&[u64::from(SIZE) << 32]),
+            longs(&[0, USER, USER + USED, USER + AVAILABLE, 0]),
+            longs(&[1 << 32]),
+        ];
+        for (request, body) in SET_UP.into_iter().zip(&bodies) {
+            self.send(request, body, (request == 5).then(|| self.memory.as_fd()));
+        }
+    }
+
+    fn file(&self) -> std::fs::File {
+        self.memory.try_clone().unwrap().into()
+    }
+
+    /// Makes a request available: a write of 4 KiB of that byte, or a flush.
+    fn ask(&mut self, write: Option<(u64, u8)>) {
+        let file = self.file();
+        let slot = u64::from(self.available % (SIZE / 4));
+        let (header, data) = (HEADERS + slot * 32, DATA + slot * 4096);
+        let (kind, sector) = write.map_or((4u32, 0), |(sector, _)| (1, sector));
+        let mut head = [0; 16];
+        head[..4].copy_from_slice(&kind.to_le_bytes());
+        head[8..].copy_from_slice(&sector.to_le_bytes());
+        file.write_all_at(&head, header).unwrap();
+        file.write_all_at(&[0xff], header + 16).unwrap();
+        let mut parts = vec![(header, 16u32, 1u16)];
+        if let Some((_, byte)) = write {
+            file.write_all_at(&[byte; 4096], data).unwrap();
+            parts.push((data, 4096, 1));
+        }
+        parts.push((header + 16, 1, 2));
+        for (part, (address, len, flags)) in (0u64..).zip(parts) {
+            let index = slot * 4 + part;
+            let mut descriptor = Vec::new();
+            descriptor.write_all(&address.to_le_bytes()).unwrap();
+            descriptor.write_all(&len.to_le_bytes()).unwrap();
+            descriptor.write_all(&flags.to_le_bytes()).unwrap();
+            descriptor.write_all(&(index as u16 + 1).to_le_bytes()).unwrap();
+            file.write_all_at(&descriptor, index * 16).unwrap();
+        }
+        let at = AVAILABLE + 4 + 2 * u64::from(self.available % SIZE);
+        file.write_all_at(&(slot as u16 * 4).to_le_bytes(), at).unwrap();
+        self.available += 1;
+        file.write_all_at(&self.available.to_le_bytes(), AVAILABLE + 2).unwrap();
+    }
+
+    /// How many requests were answered since, all of them well.
+    fn answered(&mut self) -> u16 {
+        let file = self.file();
+        let mut index = [0; 2];
+        file.read_exact_at(&mut index, USED + 2).unwrap();
+        let index = u16::from_le_bytes(index);
+        for answer in self.used..index {
+            let mut head = [0; 2];
+            file.read_exact_at(&mut head, USED + 4 + 8 * u64::from(answer % SIZE)).unwrap();
+            let mut status = [0xff];
+            file.read_exact_at(&mut status, HEADERS + u64::from(u16::from_le_bytes(head) / 4) * 32 + 16)
+                .unwrap();
+            assert_eq!(status, [0], "request {answer}");
+        }
+        let answered = index - self.used;
+        self.used = index;
+        answered
+    }
+}
+
+/// One daemon and its driver.
+struct Rig<'a> {
+    driver: Driver,
+    peer: Peer,
+    daemon: Daemon<'a>,
+}
+
+impl Rig<'_> {
+    /// Asks, kicks at that time, and steps until that many are answered; when they are.
+    fn until(&mut self, at: Ns, asks: &[Option<(u64, u8)>]) -> Vec<Ns> {
+        for ask in asks {
+            self.driver.ask(*ask);
+        }
+        self.driver.send(VRING_KICK, &[0; 8], None);
+        assert_eq!(self.peer.hear().unwrap(), Some(Heard::Kick));
+        self.daemon.kick(at);
+        let mut answers = Vec::new();
+        while answers.len() < asks.len() {
+            let now = self.daemon.next().expect("it has something to do");
+            self.daemon.step(now, Some(&self.peer)).unwrap();
+            answers.extend((0..self.driver.answered()).map(|_| now));
+        }
+        answers
+    }
+}
+
+/// What a scenario answers, and the image after it.
+fn with(options: &RunOptions, scenario: impl Fn(&mut Rig<'_>) -> Vec<Ns>) -> (Vec<Ns>, Vec<u8>) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let storage = Storage::new(options.model, options.limits);
+    let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
+    let site = Site::open(0, options, folder.path(), &storage, &trace).unwrap();
+    storage.lock().start();
+    let stats = FrontendStats::new(1);
+    let mut lane = site.disk.open_lane().unwrap();
+    let lane: &mut dyn Lane = &mut *lane;
+    let mut daemon = Daemon::new(&site.machine, &site.group, &site.disk, lane, stats.queue(0).unwrap());
+    let (driver, far) = Driver::new();
+    let mut peer = Peer::new(far, site.disk.geometry()).unwrap();
+    driver.set_up();
+    for request in SET_UP {
+        let heard = if request == 18 { Heard::Enabled } else { Heard::SetUp };
+        assert_eq!(peer.hear().unwrap(), Some(heard), "message {request}");
+    }
+    assert_eq!(peer.hear().unwrap(), None);
+    daemon.attach(&peer, 0).unwrap();
+    daemon.step(KICK_NS, Some(&peer)).unwrap();
+    let mut rig = Rig { driver, peer, daemon };
+    let answers = scenario(&mut rig);
+    let Rig { mut daemon, .. } = rig;
+    daemon.detach(0).unwrap();
+    (answers, site.image.bytes())
+}
+
+#[test]
+fn under_power_a_flush_pays_the_device() {
+    let run = || {
+        with(&options(Contract::Power, ModelName::Hdd15k), |rig| {
+            let mut answers = rig.until(MS, &[Some((8, 0xa1)), Some((4096, 0xa2))]);
+            answers.extend(rig.until(2 * MS, &[None]));
+            answers
+        })
+    };
+    let (answers, image) = run();
+    let [first, second, flush] = answers[..] else { panic!("{answers:?}") };
+    // 50 µs a request, 4 KiB at 300 MB/s: one after another over the interface.
+    let write = 50_000 + 4096 * 1_000 / 300;
+    assert_eq!([first, second], [1, 2].map(|n| MS + KICK_NS + n * write));
+    // A rotation for what is near the head, seek and rotation for what is 2 MB away.
+    assert!((2 * MS + 8 * MS..2 * MS + 9 * MS).contains(&flush), "{flush}");
+    assert!(image[8 * 512..][..4096].iter().all(|byte| *byte == 0xa1));
+    assert!(image[4096 * 512..][..4096].iter().all(|byte| *byte == 0xa2));
+    assert_eq!(run(), (answers, image), "and again");
+}
+
+#[test]
+fn under_guest_crash_a_flush_costs_nothing() {
+    let (answers, image) =
+        with(&options(Contract::GuestCrash, ModelName::Hdd15k), |rig| rig.until(MS, &[Some((8, 1)), None]));
+    assert_eq!(answers, [MS + KICK_NS; 2], "a copy into the page cache");
+    assert_eq!(image[8 * 512], 1);
+}
+
+#[test]
+fn under_a_window_flushes_are_answered_at_once_until_the_window_is_over() {
+    let contract = Contract::PowerWindow { window: Duration::from_millis(20) };
+    let run = |model| {
+        with(&options(contract, model), |rig| {
+            let mut now = MS;
+            let mut waits = Vec::new();
+            // As a program that syncs all the time.
+            for index in 0..200 {
+                let answer = rig.until(now, &[Some((8 * index, index as u8))])[0];
+                let answer = rig.until(answer, &[None])[0];
+                waits.push(answer - now);
+                now = answer + 100_000;
+            }
+            waits
+        })
+    };
+    let (waits, _) = run(ModelName::Hdd15k);
+    let at_once = waits.iter().filter(|wait| **wait == 2 * KICK_NS).count();
+    assert!(at_once > 100, "{at_once} of 200 at once");
+    let slowest = waits.iter().max().copied().unwrap_or(0);
+    assert!(slowest < 30 * MS, "a flush waited {slowest} ns");
+    assert_eq!(run(ModelName::Hdd15k).0, waits, "and again");
+}
+
+#[test]
+fn a_charge_is_paid_for_each_request() {
+    let options = RunOptions { request_ns: 10_000, ..options(Contract::GuestCrash, ModelName::None) };
+    let (answers, _) = with(&options, |rig| rig.until(MS, &[Some((8, 1)), Some((16, 1))]));
+    assert!(answers.iter().all(|at| *at >= MS + KICK_NS), "{answers:?}");
+    let slow = RunOptions { request_ns: 10 * MS, ..options };
+    let (answers, _) = with(&slow, |rig| {
+        let first = rig.until(MS, &[Some((8, 1))])[0];
+        rig.until(first, &[Some((8, 2))])
+    });
+    assert!(answers[0] >= 11 * MS, "the second is not begun before the first is paid: {answers:?}");
+}

@@ -1,0 +1,203 @@
+//! An image of which the content is in memory and only the name is a file's: its lanes and its medium take the device's time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{
+    Admitted, BlockError, Completion, Disk, DiskIndex, Front, Geometry, Lane, Medium, MediumDisk, Operation,
+    Tap, SECTOR_BYTES,
+};
+use afterimage_block_conformance::Bytes;
+use afterimage_store::{Attributes, FileIdentity, Image};
+
+use crate::calendar::Ns;
+use crate::machine::{File, Io, Machine, TimedMedium};
+use crate::trace::Trace;
+
+/// See the module.
+pub struct VirtualImage {
+    machine: Arc<Machine>,
+    medium: Arc<TimedMedium>,
+    disk: MediumDisk,
+    path: PathBuf,
+}
+
+impl VirtualImage {
+    /// An image of a daemon's; `path` is a file of the same length.
+    pub fn new(machine: &Arc<Machine>, medium: TimedMedium, path: &Path) -> Arc<Self> {
+        let disk = MediumDisk::new(Arc::clone(medium.content()) as Arc<dyn Medium>);
+        Arc::new(Self { machine: Arc::clone(machine), medium: Arc::new(medium), disk, path: path.to_owned() })
+    }
+}
+
+impl Front for VirtualImage {
+    fn lower(&self) -> &dyn Disk {
+        &self.disk
+    }
+
+    fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
+        let (machine, file) = (Arc::clone(&self.machine), self.medium.file().clone());
+        Ok(Box::new(TimedLane { machine, file, lower, waiting: BTreeMap::new(), done: Vec::new() }))
+    }
+}
+
+impl Image for VirtualImage {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn is_device(&self) -> bool {
+        false
+    }
+
+    fn medium(&self) -> Arc<dyn Medium> {
+        Arc::clone(&self.medium) as Arc<dyn Medium>
+    }
+
+    fn as_disk(self: Arc<Self>) -> Arc<dyn Disk> {
+        self
+    }
+
+    fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::at(&self.path)?.0)
+    }
+
+    fn set_mark(&self, _mark: &[u8]) -> io::Result<Attributes> {
+        Ok(Attributes::Kept)
+    }
+
+    fn remove_mark(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn settle(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn note_settled(&self) {}
+}
+
+/// A queue of the image. A request takes effect when it is taken, and completes when the device says.
+struct TimedLane {
+    machine: Arc<Machine>,
+    file: File,
+    lower: Box<dyn Lane>,
+    waiting: BTreeMap<(Ns, u64), Completion>,
+    done: Vec<Completion>,
+}
+
+impl TimedLane {
+    fn ask(&self, request: &Admitted) -> Ns {
+        let (offset, bytes) = (request.sector.0 * SECTOR_BYTES, request.sectors * SECTOR_BYTES);
+        let io = match request.operation {
+            Operation::Read => Io::Read(offset, bytes),
+            Operation::Write { .. } => Io::Write(offset, bytes),
+            // A command, and no data.
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => Io::Write(offset, 0),
+            Operation::Flush(_) => Io::Sync,
+        };
+        let due = self.machine.serve(&self.file, io);
+        if !request.operation.is_flushed() {
+            return due;
+        }
+        let (synced, _) = self.machine.apart(|| {
+            self.machine.reach(due);
+            self.machine.serve(&self.file, Io::Sync)
+        });
+        synced
+    }
+
+    fn give(&mut self, due: (Ns, u64)) {
+        if let Some(completion) = self.waiting.remove(&due) {
+            self.machine.keep(due);
+            self.done.push(completion);
+        }
+    }
+}
+
+impl Lane for TimedLane {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        self.machine.charge();
+        let due = self.ask(&request);
+        let mut served = Vec::new();
+        self.lower.take(request);
+        self.lower.reap(&mut served);
+        for completion in served {
+            self.waiting.insert(self.machine.promise(due), completion);
+        }
+    }
+
+    fn dispatch(&mut self) {}
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        let now = self.machine.now_ns();
+        while let Some(due) = self.waiting.keys().next().copied().filter(|(at, _)| *at <= now) {
+            self.give(due);
+        }
+        completions.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.waiting.len() + self.done.len()
+    }
+
+    /// Sleeps until the next completion: only those wait here who have nothing else to do.
+    fn wait(&mut self, _also: &[BorrowedFd<'_>], _timeout: Option<Duration>) -> io::Result<()> {
+        if let Some(due) = self.waiting.keys().next().copied().filter(|_| self.done.is_empty()) {
+            self.machine.reach(due.0);
+            self.give(due);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for TimedLane {
+    fn drop(&mut self) {
+        for due in self.waiting.keys() {
+            self.machine.keep(*due);
+        }
+    }
+}
+
+/// Where a group's log is a file of the machine's, and its guest is listened to.
+#[derive(Debug)]
+pub struct Around {
+    /// The guest's number, for the trace.
+    pub guest: usize,
+    /// The daemon's machine.
+    pub machine: Arc<Machine>,
+    /// The log's content, and its file on the device.
+    pub log: (Arc<Bytes>, u64),
+    /// Who listens.
+    pub trace: Arc<Trace>,
+}
+
+impl Tap for Around {
+    fn log(&self, _log: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
+        Ok(Arc::new(TimedMedium::new(&self.log.0, self.log.1, false, &self.machine)))
+    }
+
+    fn home(&self, _index: DiskIndex, home: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
+        Ok(home)
+    }
+
+    fn lower(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        Ok(disk)
+    }
+
+    fn guest(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(self.trace.listen(self.guest, &self.machine, disk)))
+    }
+}

@@ -1,0 +1,35 @@
+//! Real guests on modelled disks in virtual time: stock Linux under User Mode Linux's time travel, our own layers between guest and
+//! device, one thread and one calendar (docs/virtual-time.md).
+//!
+//! ```text
+//!  guest (User Mode Linux) ── vhost-user, kicks and calls as messages ──► daemon: frontend queue ─► journal ─► order ─► image
+//!    │ the time: REQUEST, WAIT, GET, UPDATE                                │ stepped, on the machine's clock          │
+//!    ▼ RUN, FREE_UNTIL                                                     ▼                                          ▼
+//!  world ─► calendar: who is next ◄──────────────── the earliest of ── machine: what completes when,      storage: page cache,
+//!                                                                      syncs, going home                  device model
+//! ```
+//!
+//! A run is a function of its options: the same seed gives the same requests with the same content at the same nanoseconds, on any
+//! load. What computes takes no time unless it is charged for, so nothing here says how fast a processor is.
+//!
+//! A crate of its own, and no part of the lab: the lab runs the programs that ship as processes and links none of their layers; this
+//! one links them, with the front end's test kit, which no program that ships has.
+#![warn(missing_docs)]
+
+pub mod calendar;
+mod daemon;
+#[cfg(test)]
+mod daemon_tests;
+mod extents;
+mod guest;
+mod image;
+mod machine;
+mod page_cache;
+mod trace;
+mod world;
+
+pub use daemon::KICK_NS;
+pub use guest::GuestOptions;
+pub use page_cache::DirtyLimits;
+pub use trace::Counts;
+pub use world::{run, GuestReport, Report, RunError, RunOptions};

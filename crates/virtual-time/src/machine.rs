@@ -1,0 +1,403 @@
+//! The host: one device and one page cache for all, and of each daemon its clock, its files, and what its threads would do in the
+//! background.
+//!
+//! A daemon's clock stands at the calendar's time when its turn begins. What a thread would sleep for moves it: that daemon is then
+//! ahead, and takes its next turn no earlier. What another thread does meanwhile is done apart ([`Machine::apart`]): its requests
+//! reach the device in its own time, and the clock goes back.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{BlockError, Medium};
+use afterimage_block_conformance::Bytes;
+use afterimage_lab::device::{Model, ModelName, Place};
+use afterimage_order::redo::{LogSync, Redo};
+use afterimage_order::{Clock, Host, LogPosition};
+use parking_lot::Mutex;
+
+use crate::calendar::Ns;
+use crate::page_cache::{DirtyLimits, PageCache};
+
+/// How far somebody looks ahead who waits for what nobody has begun.
+const GLANCE: Duration = Duration::from_micros(100);
+
+/// What all daemons share: the device, and the host's page cache in front of it.
+#[derive(Debug)]
+pub struct Storage {
+    model: Model,
+    cache: PageCache,
+    /// Daemons are ready before time begins.
+    runs: bool,
+}
+
+/// What is done to a file.
+#[derive(Clone, Copy, Debug)]
+pub enum Io {
+    /// Reads so many bytes from there.
+    Read(u64, u64),
+    /// Writes so many bytes there.
+    Write(u64, u64),
+    /// Syncs.
+    Sync,
+}
+
+impl Storage {
+    /// A device at rest, which takes no time yet.
+    pub fn new(model: ModelName, limits: DirtyLimits) -> Arc<Mutex<Self>> {
+        let model = Model::new(model, Duration::ZERO);
+        Arc::new(Mutex::new(Self { model, cache: PageCache::new(limits), runs: false }))
+    }
+
+    /// Time begins.
+    pub fn start(&mut self) {
+        self.runs = true;
+    }
+
+    /// When something that is begun now is done.
+    fn serve(&mut self, now: Duration, file: &File, io: Io) -> Duration {
+        if !self.runs {
+            return now;
+        }
+        let (model, cache, id) = (&mut self.model, &mut self.cache, file.id);
+        match (io, file.direct) {
+            (Io::Read(offset, bytes), true) => model.read(now, Place::of(id, offset), bytes),
+            (Io::Write(offset, bytes), true) => model.write(now, Place::of(id, offset), bytes),
+            (Io::Sync, true) => model.flush(now),
+            (Io::Read(offset, bytes), false) => cache.read(model, now, id, offset, bytes),
+            (Io::Write(offset, bytes), false) => cache.write(model, now, id, offset, bytes),
+            (Io::Sync, false) => cache.sync(model, now, id),
+        }
+    }
+
+    /// When the host's flusher looks next.
+    pub fn next(&self) -> Option<Ns> {
+        self.cache.next_look().map(ns)
+    }
+
+    /// The flusher looks.
+    pub fn turn(&mut self, now: Ns) {
+        self.cache.look(&mut self.model, Duration::from_nanos(now));
+    }
+}
+
+/// One file of the host's.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Which, on the device.
+    id: u64,
+    /// Opened with O_DIRECT.
+    direct: bool,
+}
+
+/// One daemon's machine: see the module.
+#[derive(Debug)]
+pub struct Machine {
+    storage: Arc<Mutex<Storage>>,
+    now_ns: AtomicU64,
+    /// When requests in flight complete, each once.
+    due: Mutex<BTreeSet<(Ns, u64)>>,
+    order: AtomicU64,
+    /// What a request costs the daemon.
+    request_ns: Ns,
+    background: Mutex<Background>,
+}
+
+/// What is done in the background of a redo log.
+#[derive(Debug, Default)]
+struct Background {
+    redo: Option<Known>,
+    /// A sync of the log that runs, and when it ends.
+    syncing: Option<(LogSync, Ns)>,
+    /// When the log is to be synced, as the window says.
+    sync_at: Option<Ns>,
+    /// When writes that nobody flushed are synced.
+    unflushed_at: Option<Ns>,
+    /// When the log is looked at for going home, by itself.
+    home_at: Ns,
+    /// Somebody wants room.
+    home_wanted: bool,
+    /// The thread that brings records home is busy.
+    home_busy: bool,
+    home_busy_until: Ns,
+    seen: LogPosition,
+}
+
+struct Known(Arc<Redo>);
+
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a redo log")
+    }
+}
+
+/// As the redo log's own thread: writes that nobody flushes become durable after this time, a log to which nothing is appended is
+/// emptied after that.
+const UNFLUSHED_MAX: Ns = 1_000_000_000;
+const HOME_IDLE: Ns = 2_000_000_000;
+
+impl Machine {
+    /// A daemon's, whose requests cost it that each.
+    pub fn new(storage: &Arc<Mutex<Storage>>, request_ns: Ns) -> Arc<Self> {
+        Arc::new(Self {
+            storage: Arc::clone(storage),
+            now_ns: AtomicU64::new(0),
+            due: Mutex::default(),
+            order: AtomicU64::new(0),
+            request_ns,
+            background: Mutex::new(Background { home_at: HOME_IDLE, ..Background::default() }),
+        })
+    }
+
+    /// The daemon's own time.
+    pub fn now_ns(&self) -> Ns {
+        self.now_ns.load(Ordering::SeqCst)
+    }
+
+    /// Time is there, or later.
+    pub fn reach(&self, at: Ns) {
+        self.now_ns.fetch_max(at, Ordering::SeqCst);
+    }
+
+    /// What a request costs, whoever it is asked of.
+    pub fn charge(&self) {
+        self.reach(self.now_ns() + self.request_ns);
+    }
+
+    /// Does what another thread would do from now on, and returns when that is over.
+    pub fn apart<R>(&self, work: impl FnOnce() -> R) -> (R, Ns) {
+        let now = self.now_ns();
+        let result = work();
+        (result, self.now_ns.swap(now, Ordering::SeqCst))
+    }
+
+    /// When something that a file is asked now is done.
+    pub fn serve(&self, file: &File, io: Io) -> Ns {
+        ns(self.storage.lock().serve(self.now(), file, io))
+    }
+
+    /// A request will complete then.
+    pub fn promise(&self, due: Ns) -> (Ns, u64) {
+        let due = (due, self.order.fetch_add(1, Ordering::SeqCst));
+        self.due.lock().insert(due);
+        due
+    }
+
+    /// It has completed.
+    pub fn keep(&self, due: (Ns, u64)) {
+        self.due.lock().remove(&due);
+    }
+
+    /// When there is something for the daemon to do; not before its own time.
+    pub fn next(&self) -> Option<Ns> {
+        let background = self.background.lock();
+        let due = self.due.lock().first().map(|(at, _)| *at);
+        let next = due.into_iter().chain(background.next()).min()?;
+        Some(next.max(self.now_ns()))
+    }
+
+    /// What the redo log's threads do now.
+    ///
+    /// # Errors
+    /// The group has failed.
+    pub fn turn(&self) -> Result<(), BlockError> {
+        let Some(redo) = self.redo() else { return Ok(()) };
+        self.finish_sync(&redo);
+        let now = self.now_ns();
+        let unflushed_at = self.background.lock().unflushed_at;
+        let is_due = redo.syncer.next_at().map(ns).into_iter().chain(unflushed_at).any(|at| at <= now);
+        if is_due {
+            self.begin_sync(&redo)?;
+        }
+        let home_due = {
+            let background = self.background.lock();
+            background.home_busy_until <= now && (background.home_wanted || background.home_at <= now)
+        };
+        if home_due {
+            let (done, until) = self.apart(|| self.bring_home(&redo));
+            done?;
+            let mut background = self.background.lock();
+            background.home_busy_until = until;
+            background.home_at = until.max(now) + HOME_IDLE;
+        }
+        Ok(())
+    }
+
+    /// Looks when the redo log's threads have something to do, after a turn of whoever gives it to them.
+    pub fn note(&self) {
+        let Some(redo) = self.redo() else { return };
+        let next = redo.syncer.next_at().map(ns);
+        let sequence = &redo.board.sequence;
+        let unflushed = sequence.durable.get() < sequence.acknowledged.get();
+        let wanted = redo.take_home_request();
+        let now = self.now_ns();
+        let mut background = self.background.lock();
+        background.home_wanted |= wanted;
+        background.sync_at = next;
+        background.unflushed_at = match (next, unflushed) {
+            (None, true) => Some(background.unflushed_at.unwrap_or(now + UNFLUSHED_MAX)),
+            _ => None,
+        };
+    }
+
+    fn redo(&self) -> Option<Arc<Redo>> {
+        self.background.lock().redo.as_ref().map(|known| Arc::clone(&known.0))
+    }
+
+    fn begin_sync(&self, redo: &Redo) -> Result<(), BlockError> {
+        if self.background.lock().syncing.is_some() {
+            return Ok(());
+        }
+        let Some(sync) = redo.syncer.begin()? else { return Ok(()) };
+        let (run, until) = self.apart(|| redo.syncer.run(&sync));
+        run?;
+        self.background.lock().syncing = Some((sync, until));
+        Ok(())
+    }
+
+    fn finish_sync(&self, redo: &Redo) {
+        let now = self.now_ns();
+        let done = self.background.lock().syncing.take_if(|(_, until)| *until <= now);
+        if let Some((sync, _)) = done {
+            redo.syncer.finish(&sync);
+        }
+    }
+
+    fn bring_home(&self, redo: &Redo) -> Result<(), BlockError> {
+        let (wanted, mut seen) = {
+            let mut background = self.background.lock();
+            background.home_busy = true;
+            (std::mem::take(&mut background.home_wanted), background.seen)
+        };
+        let result = redo.turn_home(wanted, &mut seen);
+        let mut background = self.background.lock();
+        (background.seen, background.home_busy) = (seen, false);
+        result.map(drop)
+    }
+}
+
+impl Background {
+    fn next(&self) -> Option<Ns> {
+        self.redo.as_ref()?;
+        let sync = match &self.syncing {
+            Some((_, until)) => Some(*until),
+            None => self.sync_at.into_iter().chain(self.unflushed_at).min(),
+        };
+        let home = if self.home_wanted { 0 } else { self.home_at };
+        sync.into_iter().chain([home.max(self.home_busy_until)]).min()
+    }
+}
+
+impl Clock for Machine {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.now_ns())
+    }
+
+    /// Somebody of this daemon waits for what its other threads do.
+    fn pass(&self) -> bool {
+        let Some(redo) = self.redo() else {
+            self.reach(self.now_ns() + ns(GLANCE));
+            return true;
+        };
+        let syncing = self.background.lock().syncing.as_ref().map(|(_, until)| *until);
+        if let Some(until) = syncing {
+            self.reach(until);
+            self.finish_sync(&redo);
+        } else if let Some(at) = redo.syncer.next_at() {
+            self.reach(ns(at));
+            // An error is the group's failure, which everybody is told.
+            let _ = redo.syncer.sync();
+        } else if self.background.lock().home_busy {
+            self.reach(self.now_ns() + ns(GLANCE));
+        } else {
+            let busy_until = self.background.lock().home_busy_until;
+            self.reach(busy_until.max(self.now_ns() + ns(GLANCE)));
+            self.background.lock().home_wanted = true;
+            let _ = self.bring_home(&redo);
+        }
+        true
+    }
+}
+
+/// The machine as a group's host.
+#[derive(Debug)]
+pub struct OnMachine(pub Arc<Machine>);
+
+impl Host for OnMachine {
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.0) as Arc<dyn Clock>
+    }
+
+    fn is_stepped(&self) -> bool {
+        true
+    }
+
+    fn take(&self, redo: &Arc<Redo>) {
+        self.0.background.lock().redo = Some(Known(Arc::clone(redo)));
+    }
+}
+
+/// A file's content, and the time it takes: who asks sleeps.
+pub struct TimedMedium {
+    content: Arc<Bytes>,
+    file: File,
+    machine: Arc<Machine>,
+}
+
+impl TimedMedium {
+    /// A file of the machine's.
+    pub fn new(content: &Arc<Bytes>, id: u64, direct: bool, machine: &Arc<Machine>) -> Self {
+        Self { content: Arc::clone(content), file: File { id, direct }, machine: Arc::clone(machine) }
+    }
+
+    /// Which file it is.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The same bytes, in no time.
+    pub fn content(&self) -> &Arc<Bytes> {
+        &self.content
+    }
+
+    fn sleep(&self, io: Io) {
+        self.machine.reach(self.machine.serve(&self.file, io));
+    }
+}
+
+impl Medium for TimedMedium {
+    fn len(&self) -> u64 {
+        self.content.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.sleep(Io::Read(offset, buf.len() as u64));
+        self.content.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.sleep(Io::Write(offset, buf.len() as u64));
+        self.content.write_at(buf, offset)
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.sleep(Io::Write(offset, 0));
+        self.content.zero_at(offset, len, unmap)
+    }
+
+    fn rewrite_lost(&self, _offset: u64, _len: u64) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sleep(Io::Sync);
+        Ok(())
+    }
+}
+
+/// A time of a model's.
+pub fn ns(at: Duration) -> Ns {
+    at.as_nanos() as Ns
+}

@@ -1,0 +1,248 @@
+//! `afterimage-virtual`: guests in virtual time.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use afterimage_lab::device::ModelName;
+use afterimage_lab::process::Workdir;
+use afterimage_order::Contract;
+use afterimage_virtual_time::{run, DirtyLimits, GuestOptions, GuestReport, Report, RunOptions};
+use clap::{Args, Parser, Subcommand};
+
+/// Real guests on modelled disks in virtual time
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a script in guests, and say what came of it
+    Run(Box<Options>),
+    /// Run it twice and compare what the guests asked of their disks, to the nanosecond; and once more with another seed, which has to
+    /// be seen
+    Check(Box<Options>),
+}
+
+/// What is run
+#[derive(Args)]
+struct Options {
+    /// The folder with the guests' kernel and its library, as ./x virtual makes it
+    #[arg(long)]
+    kernel: PathBuf,
+    /// A shell script for inside: $GUEST is the guest's number, $SEED the seed, /dev/vda the disk, /mnt is memory (default: a small
+    /// file system, synced files, all of it read again)
+    #[arg(long)]
+    script: Option<PathBuf>,
+    /// How many guests share the device, each with a disk and a daemon of its own
+    #[arg(long, default_value_t = 1)]
+    guests: usize,
+    /// The modelled device
+    #[arg(long, value_enum, default_value = "hdd15k")]
+    model: ModelName,
+    /// What an acknowledged flush survives: power, power-window=MS ms, guest-crash
+    #[arg(long, default_value = "power")]
+    survives: Contract,
+    /// Retain guests' journals
+    #[arg(long)]
+    retain: bool,
+    /// Under power: use the host's page cache instead of O_DIRECT
+    #[arg(long)]
+    buffered: bool,
+    /// Each disk's size in MiB
+    #[arg(long, default_value_t = 64)]
+    size_mib: u64,
+    /// Each guest's memory in MiB
+    #[arg(long, default_value_t = 128)]
+    memory_mib: u32,
+    /// The host's memory that can be dirty, in MiB: 10 % of it in the background, 20 % before writers wait
+    #[arg(long, default_value_t = 8192)]
+    host_mib: u64,
+    /// Size of a redo log in MiB
+    #[arg(long, default_value_t = 64)]
+    log_mib: u64,
+    /// What a request costs the daemon in processor time, in nanoseconds (0: processor free)
+    #[arg(long, default_value_t = 0)]
+    request_ns: u64,
+    /// The seed of everything random inside
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Add to the guests' kernel's command line
+    #[arg(long)]
+    append: Vec<String>,
+    /// Keep the trace of requests there
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Real time that a run may take, in seconds
+    #[arg(long, default_value_t = 600)]
+    limit_s: u64,
+}
+
+/// Small, and everything that may differ from run to run: files, a journal, syncs, random numbers, clocks.
+const SCRIPT: &str = r#"
+set -e
+mkfs.ext4 -q -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda
+mount -t ext4 -o data=journal /dev/vda /mnt/disk
+i=0
+while [ $i -lt 40 ]; do
+    dd if=/dev/urandom of=/mnt/disk/$i bs=8k count=1 conv=fsync 2> /dev/null
+    i=$((i + 1))
+done
+{ date; cat /proc/uptime /proc/sys/kernel/random/uuid; } > /mnt/disk/about
+sync
+echo 3 > /proc/sys/vm/drop_caches
+find /mnt/disk -type f | sort | xargs cat | md5sum
+"#;
+
+impl Options {
+    fn run(&self, seed: u64, trace: &Path) -> Result<Report, String> {
+        let script = match &self.script {
+            None => SCRIPT.to_owned(),
+            Some(path) => {
+                std::fs::read_to_string(path).map_err(|e| format!("read {}: {e}", path.display()))?
+            }
+        };
+        let absolute = |name: &str| {
+            let path = self.kernel.join(name);
+            path.canonicalize()
+                .map_err(|e| format!("{}: {e}: build it with ./x virtual kernel", path.display()))
+        };
+        let guest = GuestOptions {
+            kernel: absolute("linux")?,
+            pin: absolute("pin.so")?,
+            memory_mib: self.memory_mib,
+            seed,
+            script,
+            append: self.append.clone(),
+        };
+        let options = RunOptions {
+            guests: self.guests,
+            guest,
+            model: self.model,
+            limits: DirtyLimits::of_memory(self.host_mib << 20),
+            image_bytes: self.size_mib << 20,
+            contract: self.survives,
+            retain: self.retain,
+            direct: !self.buffered,
+            log_bytes: self.log_mib << 20,
+            request_ns: self.request_ns,
+            limit: Duration::from_secs(self.limit_s),
+        };
+        let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;
+        run(&options, folder.path(), trace).map_err(|error| {
+            let mut said = error.to_string();
+            for guest in 0..self.guests {
+                let console = |kind| std::fs::read_to_string(folder.join(format!("guest{guest}.{kind}")));
+                for text in
+                    [console("out"), console("err")].into_iter().flatten().filter(|text| !text.is_empty())
+                {
+                    said.push_str(&format!("\n  guest {guest}:\n{text}"));
+                }
+            }
+            said
+        })
+    }
+
+    /// What every figure from here says of itself.
+    fn charged(&self) -> String {
+        match self.request_ns {
+            0 => "processor free".to_owned(),
+            ns => format!("charged {ns} ns a request"),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(options) => run_once(&options),
+        Command::Check(options) => check(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("afterimage-virtual: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn succeeded(guests: &[GuestReport]) -> Result<(), String> {
+    match guests.iter().enumerate().find(|(_, guest)| guest.exit != Some(0)) {
+        None => Ok(()),
+        Some((id, guest)) => {
+            Err(format!("guest {id}'s script ended with {:?}, and had said:\n{}", guest.exit, guest.output))
+        }
+    }
+}
+
+fn run_once(options: &Options) -> Result<(), String> {
+    let scratch = tempfile::tempdir().map_err(|e| format!("make a folder: {e}"))?;
+    let trace = options.trace.clone().unwrap_or_else(|| scratch.path().join("trace"));
+    let report = options.run(options.seed, &trace)?;
+    for (id, guest) in report.guests.iter().enumerate() {
+        print!("{}", guest.output);
+        let counts = guest.counts;
+        println!(
+            "guest {id}: {:.6} s, {} reads of {} KiB, {} writes of {} KiB, {} flushes, {} others; image {:016x}",
+            Duration::from_nanos(guest.ended).as_secs_f64(),
+            counts.reads,
+            counts.read_bytes >> 10,
+            counts.writes,
+            counts.written_bytes >> 10,
+            counts.flushes,
+            counts.others,
+            guest.image,
+        );
+    }
+    println!("{}", summary(&report, options));
+    succeeded(&report.guests)
+}
+
+fn summary(report: &Report, options: &Options) -> String {
+    format!(
+        "{:.6} s of virtual time ({}) in {:.1} s; {} messages; trace {:016x}",
+        report.virtual_time.as_secs_f64(),
+        options.charged(),
+        report.real_time.as_secs_f64(),
+        report.messages,
+        report.trace
+    )
+}
+
+fn check(options: &Options) -> Result<(), String> {
+    let scratch = tempfile::tempdir().map_err(|e| format!("make a folder: {e}"))?;
+    let traced = |name: &str, seed: u64| {
+        let path = scratch.path().join(name);
+        let report = options.run(seed, &path)?;
+        println!("{name}: {}", summary(&report, options));
+        succeeded(&report.guests)?;
+        let text = std::fs::read_to_string(&path).map_err(|e| format!("read the trace: {e}"))?;
+        Ok::<_, String>((report, text))
+    };
+    let (first, first_trace) = traced("first", options.seed)?;
+    let (second, second_trace) = traced("again", options.seed)?;
+    if first_trace != second_trace {
+        let mut lines = first_trace.lines().zip(second_trace.lines()).enumerate();
+        let difference = lines.find(|(_, (a, b))| a != b);
+        if let Some(path) = &options.trace {
+            let _ = std::fs::write(path, &first_trace);
+            let _ = std::fs::write(path.with_extension("again"), &second_trace);
+        }
+        return Err(match difference {
+            Some((line, (a, b))) => format!("the same seed gave two runs; line {}:\n  {a}\n  {b}", line + 1),
+            None => "the same seed gave two runs, one longer than the other".to_owned(),
+        });
+    }
+    if first.guests != second.guests {
+        return Err("the same requests, and guests that say other things or images that differ".to_owned());
+    }
+    let (_, other_trace) = traced("another seed", options.seed + 1)?;
+    if other_trace == first_trace {
+        return Err("another seed gave the same trace: nothing was compared".to_owned());
+    }
+    println!("the same seed gives the same {} requests, to the nanosecond", first_trace.lines().count());
+    Ok(())
+}

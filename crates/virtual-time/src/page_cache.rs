@@ -1,0 +1,257 @@
+//! The host's page cache in front of its device, without content: how long reads, writes and syncs of buffered files take
+//! (Linux 6.1: mm/page-writeback.c, fs/fs-writeback.c, mm/readahead.c; documented in admin-guide/sysctl/vm).
+//!
+//! A write is a copy, and takes no time, until more than the dirty limit waits to be written: then the writer waits for the
+//! device, as `balance_dirty_pages` has it wait. A sync writes what is dirty of its file, in order of place, and flushes the device; it
+//! pays for the whole burst. What is dirty for 30 s is written by the flusher, which looks every 5 s; so is everything while more than
+//! the background limit is dirty. A read finds what was read or written before; what it misses costs a read of the device, and a read
+//! that continues the last one reads ahead.
+//!
+//! Left out: nothing is ever dropped, as on a host whose memory is larger than its images; the host's own file system has no metadata,
+//! so a sync commits no journal of its own; a page is written at once and not half a second later.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use afterimage_lab::device::{Model, Place};
+
+use crate::extents::Extents;
+
+/// `dirty_expire_centisecs`, `dirty_writeback_centisecs`.
+const EXPIRES: Duration = Duration::from_secs(30);
+const LOOKS: Duration = Duration::from_secs(5);
+/// `read_ahead_kb`.
+const READ_AHEAD_BYTES: u64 = 128 << 10;
+/// The largest request to the device.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+const PAGE_BYTES: u64 = 4096;
+
+/// How much may be dirty.
+#[derive(Clone, Copy, Debug)]
+pub struct DirtyLimits {
+    /// Above it the flusher writes all there is, in bytes.
+    pub background_bytes: u64,
+    /// Above it writers wait, in bytes.
+    pub bytes: u64,
+}
+
+impl DirtyLimits {
+    /// Linux's, 10 and 20 %, on a host with this much memory that can be dirty.
+    pub fn of_memory(bytes: u64) -> Self {
+        Self { background_bytes: bytes / 10, bytes: bytes / 5 }
+    }
+}
+
+#[derive(Debug, Default)]
+struct File {
+    cached: Extents,
+    dirty: Extents,
+    /// Since when the oldest of it is dirty.
+    dirty_since: Option<Duration>,
+    /// Where the last read ended.
+    read_to: Option<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct PageCache {
+    limits: DirtyLimits,
+    files: BTreeMap<u64, File>,
+    dirty_bytes: u64,
+    next_look: Duration,
+}
+
+impl PageCache {
+    /// Nothing is cached.
+    pub fn new(limits: DirtyLimits) -> Self {
+        Self { limits, files: BTreeMap::new(), dirty_bytes: 0, next_look: LOOKS }
+    }
+
+    /// What waits to be written, in bytes.
+    #[cfg(test)]
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes
+    }
+
+    /// When a read that is asked for now is done.
+    pub fn read(
+        &mut self,
+        device: &mut Model,
+        now: Duration,
+        file: u64,
+        offset: u64,
+        bytes: u64,
+    ) -> Duration {
+        let state = self.files.entry(file).or_default();
+        let wanted = pages(offset, bytes);
+        let continues = state.read_to.replace(offset + bytes) == Some(offset);
+        let mut missing = state.cached.missing(wanted);
+        if let Some(last) = missing.last_mut().filter(|_| continues) {
+            let ahead = last.end..last.start + READ_AHEAD_BYTES.max(last.end - last.start);
+            last.end = state.cached.missing(ahead.clone()).first().map_or(last.end, |gap| {
+                if gap.start == ahead.start {
+                    gap.end
+                } else {
+                    last.end
+                }
+            });
+        }
+        let mut done = now;
+        for gap in missing {
+            state.cached.insert(gap.clone());
+            for part in parts(gap) {
+                done = done.max(device.read(now, Place::of(file, part.start), part.end - part.start));
+            }
+        }
+        done
+    }
+
+    /// When a write that is asked for now is in the cache.
+    pub fn write(
+        &mut self,
+        device: &mut Model,
+        now: Duration,
+        file: u64,
+        offset: u64,
+        bytes: u64,
+    ) -> Duration {
+        let state = self.files.entry(file).or_default();
+        let before = state.dirty.bytes();
+        state.cached.insert(pages(offset, bytes));
+        state.dirty.insert(pages(offset, bytes));
+        state.dirty_since.get_or_insert(now);
+        self.dirty_bytes += state.dirty.bytes() - before;
+        match self.dirty_bytes > self.limits.bytes {
+            true => self.write_out(device, now, file),
+            false => now,
+        }
+    }
+
+    /// When a sync of a file that is asked for now is done.
+    pub fn sync(&mut self, device: &mut Model, now: Duration, file: u64) -> Duration {
+        let written = self.write_out(device, now, file);
+        device.flush(written)
+    }
+
+    /// Writes what is dirty of a file; when the device has it.
+    fn write_out(&mut self, device: &mut Model, now: Duration, file: u64) -> Duration {
+        let Some(state) = self.files.get_mut(&file) else { return now };
+        let dirty = state.dirty.take();
+        state.dirty_since = None;
+        self.dirty_bytes -= dirty.bytes();
+        let mut done = now;
+        for part in dirty.iter().flat_map(parts) {
+            done = done.max(device.write(now, Place::of(file, part.start), part.end - part.start));
+        }
+        done
+    }
+
+    /// When the flusher looks next; `None` where nothing is dirty.
+    pub fn next_look(&self) -> Option<Duration> {
+        (self.dirty_bytes > 0).then_some(self.next_look)
+    }
+
+    /// The flusher looks. (To be called where [`PageCache::next_look`] says so, and before anything that comes later.)
+    pub fn look(&mut self, device: &mut Model, now: Duration) {
+        while self.next_look <= now {
+            self.next_look += LOOKS;
+        }
+        let all = self.dirty_bytes > self.limits.background_bytes;
+        let is_due = |file: &File| all || file.dirty_since.is_some_and(|since| now >= since + EXPIRES);
+        let due: Vec<u64> = self.files.iter().filter(|(_, file)| is_due(file)).map(|(id, _)| *id).collect();
+        for file in due {
+            self.write_out(device, now, file);
+        }
+    }
+}
+
+/// The pages that a range touches.
+fn pages(offset: u64, bytes: u64) -> Range<u64> {
+    offset / PAGE_BYTES * PAGE_BYTES..(offset + bytes).next_multiple_of(PAGE_BYTES)
+}
+
+fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range.step_by(REQUEST_BYTES_MAX as usize).map(move |start| start..end.min(start + REQUEST_BYTES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use afterimage_lab::device::ModelName;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn rig() -> (PageCache, Model) {
+        let limits = DirtyLimits { background_bytes: 1 << 20, bytes: 2 << 20 };
+        (PageCache::new(limits), Model::new(ModelName::Hdd15k, Duration::ZERO))
+    }
+
+    #[test]
+    fn writes_are_free_and_a_sync_pays_for_them() {
+        let (mut cache, mut device) = rig();
+        for index in 0..10 {
+            let now = index * MS;
+            assert_eq!(cache.write(&mut device, now, 1, u64::from(index) * (64 << 20), 4096), now);
+        }
+        assert_eq!(cache.dirty_bytes(), 10 * 4096);
+        let done = cache.sync(&mut device, 10 * MS, 1);
+        assert!((68 * MS..76 * MS).contains(&done), "ten seeks: {done:?}");
+        assert_eq!((cache.dirty_bytes(), cache.next_look()), (0, None));
+        let again = cache.sync(&mut device, done, 1);
+        assert!(again - done < MS, "nothing left");
+    }
+
+    #[test]
+    fn a_sync_is_of_one_file() {
+        let (mut cache, mut device) = rig();
+        cache.write(&mut device, MS, 1, 0, 4096);
+        cache.write(&mut device, MS, 2, 0, 8192);
+        cache.sync(&mut device, MS, 1);
+        assert_eq!(cache.dirty_bytes(), 8192);
+    }
+
+    #[test]
+    fn a_writer_waits_for_the_device_above_the_limit() {
+        let (mut cache, mut device) = rig();
+        let mut now = MS;
+        for index in 0..512 {
+            now = cache.write(&mut device, now, 1, index << 18, 1 << 18);
+        }
+        let rate = 512.0 * f64::from(1 << 18) / now.as_secs_f64();
+        assert!((50e6..120e6).contains(&rate), "{rate}");
+    }
+
+    #[test]
+    fn the_flusher_writes_what_is_old_or_too_much() {
+        let (mut cache, mut device) = rig();
+        cache.write(&mut device, MS, 1, 0, 4096);
+        let mut looks = 0;
+        while let Some(at) = cache.next_look() {
+            cache.look(&mut device, at);
+            looks += 1;
+        }
+        assert_eq!(looks, 7, "30 s are over at the seventh look");
+        let now = Duration::from_secs(100);
+        cache.write(&mut device, now, 1, 0, 1 << 20);
+        cache.write(&mut device, now, 2, 0, 4096);
+        assert!(cache.next_look().is_some_and(|at| at <= now + LOOKS));
+        cache.look(&mut device, now + LOOKS);
+        assert_eq!(cache.dirty_bytes(), 0);
+    }
+
+    #[test]
+    fn what_was_read_or_written_is_there_and_streams_read_ahead() {
+        let (mut cache, mut device) = rig();
+        let first = cache.read(&mut device, MS, 1, 1 << 30, 4096);
+        assert!(first > 5 * MS, "a seek");
+        assert_eq!(cache.read(&mut device, first, 1, 1 << 30, 4096), first);
+        let second = cache.read(&mut device, first, 1, (1 << 30) + 4096, 4096);
+        let second = cache.read(&mut device, second, 1, (1 << 30) + 8192, 4096);
+        assert_eq!(cache.read(&mut device, second, 1, (1 << 30) + 12288, 65536), second, "read ahead");
+        cache.write(&mut device, second, 1, 5 << 30, 4096);
+        assert_eq!(cache.read(&mut device, second, 1, 5 << 30, 4096), second);
+    }
+}
