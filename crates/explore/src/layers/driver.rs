@@ -275,8 +275,7 @@ impl<'a> Driver<'a> {
         let awaited = |late: &LateWrite| {
             late.disk == disk && overlap(&late.bytes, &bytes) || journals.in_superblock(&bytes) || flushed
         };
-        let may_be =
-            !flushed && journals.is_mounted() && !journals.in_log(&bytes) && matches!(op, Op::Write { .. });
+        let may_be = journals.is_checkpoint(op);
         let per_mille = retained.how.late;
         if self.late.as_ref().is_some_and(awaited) {
             self.end_late()?;

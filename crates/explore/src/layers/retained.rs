@@ -50,7 +50,7 @@ pub struct Retain {
     pub make_room: u32,
     /// The image is made complete without the arena, and the guest goes on.
     pub pause: u32,
-    /// Drawn at a write outside the journals: it is late, as long as a kernel would not wait for it.
+    /// Drawn at a write that brings home what a journal holds: it is late, as long as a kernel would not wait for it.
     pub late: u32,
     /// A planted fault: the home writes of a transaction are handed down one by one.
     pub split_sets: bool,

@@ -1,7 +1,9 @@
 //! Where a recorded guest has its journals.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
+use afterimage_format::payload_hash;
 use afterimage_trace::{EventKind, Op, Recording, TargetId};
 
 use super::side::{journal_ranges, Side};
@@ -12,6 +14,8 @@ pub(crate) struct Journals {
     logs: Vec<Range<u64>>,
     /// The journal that was written to last is in use. Programs that make or mend a file system wait for all their writes.
     mounted: bool,
+    /// What has been written into the logs: hashes of blocks, but for empty ones.
+    logged: HashSet<u32>,
 }
 
 /// Whether two ranges have anything in common.
@@ -46,6 +50,7 @@ impl Journals {
                 superblocks: superblocks.map(|(from, _)| superblock(from * 4096)).collect(),
                 logs,
                 mounted: false,
+                logged: HashSet::new(),
             }
         };
         disks.iter().map(of_disk).collect()
@@ -61,17 +66,30 @@ impl Journals {
                 self.mounted = start != [0; 4];
             }
         }
-    }
-
-    pub fn is_mounted(&self) -> bool {
-        self.mounted
+        if self.in_log(&(*offset..offset + data.len() as u64)) {
+            self.logged.extend(data.chunks(4096).filter_map(name));
+        }
     }
 
     pub fn in_log(&self, bytes: &Range<u64>) -> bool {
         self.logs.iter().any(|log| overlap(log, bytes))
     }
 
+    /// Whether a write brings home what was logged: nobody waits for it but who moves the journal's tail. For other data outside the
+    /// journal an fsync waits, or the commit before which it is ordered.
+    pub fn is_checkpoint(&self, op: &Op) -> bool {
+        let Op::Write { offset, data, flushed: false } = op else { return false };
+        self.mounted
+            && !self.in_log(&(*offset..offset + data.len() as u64))
+            && data.chunks(4096).all(|block| name(block).is_some_and(|name| self.logged.contains(&name)))
+    }
+
     pub fn in_superblock(&self, bytes: &Range<u64>) -> bool {
         self.superblocks.iter().any(|superblock| overlap(superblock, bytes))
     }
+}
+
+/// A block by its content; `None` for one that says nothing.
+fn name(block: &[u8]) -> Option<u32> {
+    (block.len() == 4096 && block.iter().any(|byte| *byte != 0)).then(|| payload_hash(block))
 }

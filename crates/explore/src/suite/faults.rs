@@ -21,7 +21,7 @@ use crate::setup::{Level, Setup};
 use crate::{runner, Result};
 
 /// For each fault: in the quick suite they are found within a few seconds; more is for busy machines.
-const BUDGET: Duration = Duration::from_secs(60);
+const BUDGET: Duration = Duration::from_secs(240);
 /// A small log wraps and checkpoints in a short recording, too.
 const LOG_AREA_BYTES: u64 = 64 * 4096;
 
