@@ -29,8 +29,8 @@ impl HomeWriter for Sets {
         }
     }
 
-    fn atomic_bytes_max(&self) -> u64 {
-        self.bytes_max
+    fn atomic_bytes_max(&self) -> Option<u64> {
+        Some(self.bytes_max)
     }
 }
 

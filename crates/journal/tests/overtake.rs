@@ -72,8 +72,8 @@ impl HomeWriter for Gate {
         Ok(())
     }
 
-    fn atomic_bytes_max(&self) -> u64 {
-        u64::MAX
+    fn atomic_bytes_max(&self) -> Option<u64> {
+        Some(u64::MAX)
     }
 }
 

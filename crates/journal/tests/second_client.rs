@@ -44,8 +44,8 @@ impl HomeWriter for Atomic {
         Ok(())
     }
 
-    fn atomic_bytes_max(&self) -> u64 {
-        1 << 20
+    fn atomic_bytes_max(&self) -> Option<u64> {
+        Some(1 << 20)
     }
 }
 

@@ -49,8 +49,9 @@ pub trait HomeWriter: Send + Sync {
     /// restart all of it may be there.
     fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError>;
 
-    /// The size of the largest set that is written at once, in bytes of its blocks, however they lie.
-    fn atomic_bytes_max(&self) -> u64;
+    /// The size of the largest set that is written at once, in bytes of its blocks, however they lie. `None` where a death may leave
+    /// any part of a set of any size.
+    fn atomic_bytes_max(&self) -> Option<u64>;
 }
 
 pub(crate) fn no_disk(disk: DiskIndex) -> BlockError {

@@ -16,13 +16,17 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 const IN_FLIGHT_BYTES_MAX: usize = 4 << 20;
 
 /// See the module.
-pub(crate) struct LaneHome {
+pub struct LaneHome {
     /// `None` after a failure of the lane itself.
     lane: Mutex<Option<Box<dyn Lane>>>,
 }
 
 impl LaneHome {
-    pub(crate) fn new(disk: &dyn Disk) -> Result<Self, BlockError> {
+    /// Writes through a lane of this disk.
+    ///
+    /// # Errors
+    /// The disk opens no lane.
+    pub fn new(disk: &dyn Disk) -> Result<Self, BlockError> {
         Ok(Self { lane: Mutex::new(Some(disk.open_lane()?)) })
     }
 }
@@ -61,8 +65,8 @@ impl HomeWriter for LaneHome {
         Ok(first_error?)
     }
 
-    fn atomic_bytes_max(&self) -> u64 {
-        u64::MAX
+    fn atomic_bytes_max(&self) -> Option<u64> {
+        None
     }
 }
 

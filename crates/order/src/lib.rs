@@ -40,6 +40,7 @@ pub use error::{OpenError, OpenErrorKind};
 pub use events::{Subscription, Unread};
 pub use group::Group;
 pub use home::{HomeError, HomeWriter};
+pub use home_lane::LaneHome;
 pub use host::{Host, Machine};
 pub use options::GroupOptions;
 pub use sequence::{LogPosition, LoggedDisk, Sequence, Watermark};

@@ -22,8 +22,9 @@ use afterimage_block::{
 
 use crate::core::Core;
 
-/// Bytes moved between two chances to answer; a single larger request is not split.
-const TURN_BYTES: u64 = 128 << 10;
+/// Bytes moved between two chances to answer; a single larger request is not split. Small beside a queue's depth: with all of 32 requests of
+/// 4 KiB in one turn guest and daemon worked by turns, at half the rate (bench/serve/README.md).
+const TURN_BYTES: u64 = 32 << 10;
 
 pub(crate) struct InlineLane {
     core: Arc<Core>,

@@ -25,8 +25,9 @@ pub const DISK_BYTES_MAX: usize = 80 << 20;
 /// How a disk's journals are retained.
 #[derive(Clone)]
 pub struct Options {
-    /// Where a transaction's home writes become one atomic part of the disk's history (`power-window`). Without it
-    /// versions wait for the guest's own home writes (`guest-crash`, the paper's setting).
+    /// Brings versions home. Where it makes a transaction's home writes one atomic part of the disk's history (`power-window`), each
+    /// transaction goes home at once; where it does not, versions wait for the guest's own home writes (`guest-crash`, the paper's
+    /// setting). `None`: a lane of the disk.
     pub home: Option<Arc<dyn HomeWriter>>,
     /// Journal writes are dropped, not retained: what retention is measured against. Loses data when a guest dies.
     pub drop_journal: bool,

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use afterimage_block::{Disk, DiskIndex, SequenceNumber};
-use afterimage_order::{Closing, Contract, Group, GroupStatus, HomeWriter, Subscription};
+use afterimage_order::{Closing, Contract, Group, GroupStatus, Subscription};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::RetainDisk;
@@ -457,12 +457,8 @@ fn join(
     contract: &Contract,
 ) -> Result<(Member, prepare::Fresh), RetainError> {
     let PreparedDisk { image, state_path, arena, state, mut fresh } = prepared;
-    let home: Option<Arc<dyn HomeWriter>> = match contract {
-        Contract::PowerWindow { .. } => Some(group.home_writer(DiskIndex(index as u16))?),
-        _ => None,
-    };
     let options = Options {
-        home,
+        home: Some(group.home_writer(DiskIndex(index as u16))?),
         drop_journal: journal.drop_journal,
         accept_loss: journal.accept_loss,
         vflush_at_truncation: journal.vflush_at_truncation,

@@ -1,8 +1,6 @@
 //! What is done to the disk below without a guest: looking, going home, writing through.
 
 use afterimage_block::{BlockError, Blocking, Disk, FlushKind, Sector, SECTOR_BYTES};
-use afterimage_order::{HomeError, HomeWriter};
-use parking_lot::Mutex;
 
 use crate::ids::{Block, BLOCK_BYTES};
 
@@ -63,18 +61,5 @@ impl Below {
         run.clear();
         self.run = run;
         Ok(())
-    }
-}
-
-/// Where no log decides what is durable a set is written like anything else, by a way of its own: whoever writes it may wait there.
-pub(super) struct OwnLane(pub(super) Mutex<Below>);
-
-impl HomeWriter for OwnLane {
-    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
-        Ok(self.0.lock().write_blocks(blocks.iter().copied())?)
-    }
-
-    fn atomic_bytes_max(&self) -> u64 {
-        u64::MAX
     }
 }

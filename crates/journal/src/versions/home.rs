@@ -65,8 +65,8 @@ impl Versions {
         if tuples.is_empty() {
             return Ok(None);
         }
-        let (bytes, max_bytes) = ((tuples.len() * BLOCK_BYTES) as u64, writer.atomic_bytes_max());
-        if bytes > max_bytes {
+        let bytes = (tuples.len() * BLOCK_BYTES) as u64;
+        if let Some(max_bytes) = writer.atomic_bytes_max().filter(|max_bytes| bytes > *max_bytes) {
             return Err(SetError::TooLarge(HomeError::TooLarge { bytes, max_bytes }));
         }
         let forgetful = self.mistake.is(Mutation::ForgetEscape);

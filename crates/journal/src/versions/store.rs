@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Sector};
-use afterimage_order::HomeWriter;
-use parking_lot::Mutex;
+use afterimage_order::{HomeWriter, LaneHome};
 
 use super::area::{JournalArea, Query, Tuple, VersionState};
 use super::arena::{Arena, Mark, VolumeId};
-use super::below::{Below, OwnLane};
+use super::below::Below;
 use super::inflight::InFlight;
 use super::places::Places;
 use super::way::Way;
@@ -52,7 +51,6 @@ pub struct Versions {
     /// Versions on their way home, at most one set a disk.
     pub(crate) way: Way,
     pub(super) writer: Arc<dyn HomeWriter>,
-    applies: bool,
     pub(super) rooms: BTreeMap<VolumeId, Room>,
     /// Of every client that there is or was.
     pub(crate) classes: BTreeMap<VolumeId, Classes>,
@@ -60,8 +58,8 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// Nothing is known yet; the arena may hold content. `home`: what takes a transaction's versions as one, where a log decides what
-    /// is durable. Without it they go home like a guest's writes.
+    /// Nothing is known yet; the arena may hold content. `home`: what brings a transaction's versions home; without it a lane of the
+    /// disk.
     ///
     /// # Errors
     /// No lane of the disk can be opened.
@@ -71,10 +69,9 @@ impl Versions {
         home: Option<Arc<dyn HomeWriter>>,
         mistake: Mistake,
     ) -> Result<Self, BlockError> {
-        let applies = home.is_some();
         let writer = match home {
             Some(home) => home,
-            None => Arc::new(OwnLane(Mutex::new(Below::new(disk)?))),
+            None => Arc::new(LaneHome::new(disk)?),
         };
         Ok(Self {
             arena,
@@ -83,7 +80,6 @@ impl Versions {
             in_flight: InFlight::default(),
             way: Way::default(),
             writer,
-            applies,
             rooms: BTreeMap::new(),
             classes: BTreeMap::new(),
             mistake,
@@ -92,7 +88,7 @@ impl Versions {
 
     /// Whether a log decides what is durable: all that is pending goes home as one set.
     pub fn applies(&self) -> bool {
-        self.applies
+        self.writer.atomic_bytes_max().is_some()
     }
 
     /// LOG_OP_INIT: a client begins. What the arena holds of it counts.

@@ -71,8 +71,8 @@ impl HomeWriter for Now {
         Ok(())
     }
 
-    fn atomic_bytes_max(&self) -> u64 {
-        u64::MAX
+    fn atomic_bytes_max(&self) -> Option<u64> {
+        Some(u64::MAX)
     }
 }
 

@@ -135,8 +135,8 @@ impl HomeWriter for RedoHome {
         self.redo.write_set(self.disk, blocks).map(|_| ())
     }
 
-    fn atomic_bytes_max(&self) -> u64 {
-        self.redo.set_bytes_max()
+    fn atomic_bytes_max(&self) -> Option<u64> {
+        Some(self.redo.set_bytes_max())
     }
 }
 
