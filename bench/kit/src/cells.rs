@@ -1,5 +1,7 @@
 //! Cells, one after the other.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afterimage_lab::calm;
@@ -81,6 +83,46 @@ pub fn run<B: Bench>(
     Ok(failed)
 }
 
+/// Measures cells that do not disturb each other, so many at once ([`crate::virtual_time`]); says on stderr what comes of each. `measure`
+/// keeps what came out, and says it in a few words. Those that failed are returned with the reason; they do not stop the others.
+pub fn run_at_once<C: Sync>(
+    cells: &[C],
+    kept: usize,
+    at_once: usize,
+    name: impl Fn(&C) -> String + Sync,
+    measure: impl Fn(&C) -> Result<String> + Sync,
+) -> Vec<Failure> {
+    if kept > 0 {
+        let all = kept + cells.len();
+        note(&format!("{kept} of {all} cells are finished already and are kept (--fresh runs them again)\n"));
+    }
+    let started = Instant::now();
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let failed = Mutex::new(Vec::new());
+    let worker = || {
+        while let Some(cell) = cells.get(next.fetch_add(1, Ordering::SeqCst)) {
+            let began = Instant::now();
+            let measured = measure(cell);
+            let done = done.fetch_add(1, Ordering::SeqCst) + 1;
+            let left = started.elapsed() / done as u32 * (cells.len() - done) as u32;
+            let head = format!("[{done}/{}, about {} left] {}", cells.len(), about(left), name(cell));
+            match measured {
+                Ok(words) => note(&format!("{head}: {words} ({:.0} s)\n", began.elapsed().as_secs_f64())),
+                Err(error) => {
+                    note(&format!("{head}: FAILED: {error}\n"));
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).push((name(cell), error));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..at_once.max(1)).for_each(|_| drop(scope.spawn(worker))));
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for (name, error) in &failed {
+        note(&format!("{name} failed: {error}\n"));
+    }
+    failed
+}
+
 /// Whether a pattern such as `varmail/*/window` chooses a path: each part a name or `*`, later parts may be left out.
 pub fn matches(pattern: &str, path: &str) -> bool {
     let mut parts = path.split('/');
@@ -123,6 +165,23 @@ mod tests {
         let failed = run(&mut bench, &[2, 3, 4], 0, Duration::ZERO).unwrap();
         assert_eq!(bench.kept, [20, 40]);
         assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["3"]);
+    }
+
+    #[test]
+    fn every_cell_is_measured_once_by_whoever_is_free() {
+        let seen = Mutex::new(Vec::new());
+        let cells: Vec<u32> = (0..50).collect();
+        let failed = run_at_once(&cells, 0, 3, u32::to_string, |cell| {
+            seen.lock().unwrap().push(*cell);
+            if *cell == 7 {
+                return Err(BenchError::Workload("seven".to_owned()));
+            }
+            Ok(String::new())
+        });
+        let mut seen = seen.into_inner().unwrap();
+        seen.sort_unstable();
+        assert_eq!(seen, cells);
+        assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["7"]);
     }
 
     #[test]

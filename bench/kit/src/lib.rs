@@ -14,8 +14,9 @@ mod outputs;
 pub mod process;
 mod program;
 mod store;
+pub mod virtual_time;
 
-pub use cells::{matches, run, Bench, Failure};
+pub use cells::{matches, run, run_at_once, Bench, Failure};
 pub use error::{BenchError, Context, Result};
 pub use options::{Common, Resume};
 pub use outputs::{insert, read, read_record, write_all, write_on_signals, write_record};

@@ -113,6 +113,12 @@ pub(crate) struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
+    /// What the device is from now on, for those who step it.
+    #[cfg(feature = "testkit")]
+    pub fn shape(&mut self) -> &mut Shape {
+        &mut self.run.shape
+    }
+
     pub fn new(run: Run, lane: &'a mut dyn Lane, stats: &'a QueueStats) -> Self {
         // A handle of its own, so that no two queues count references on one cache line.
         let memory = Arc::new(GuestMemory::clone(&run.memory));

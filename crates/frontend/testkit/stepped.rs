@@ -164,6 +164,12 @@ impl<'a> Stepped<'a> {
         Ok(Self(queue))
     }
 
+    /// What the driver is told from now on when it asks for the disk's serial number.
+    pub fn set_serial(&mut self, serial: &str) {
+        let shape = self.0.shape();
+        *shape = Shape::new(shape.geometry, shape.features, serial);
+    }
+
     /// What the queue's thread does from one sleep to the next: all there is to do, until it waits for a kick or a completion.
     ///
     /// # Errors

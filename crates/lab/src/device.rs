@@ -88,55 +88,90 @@ impl Place {
     }
 }
 
+/// What a device was asked, and what its head did for it, since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Read requests.
+    pub reads: u64,
+    /// And their bytes.
+    pub read_bytes: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// And their bytes.
+    pub write_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Times that the head was moved, for a read or to write the cache out; 0 where there is none.
+    pub seeks: u64,
+}
+
 /// A device's state in time.
 #[derive(Debug)]
-pub enum Model {
+pub struct Model {
+    kind: Kind,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Kind {
     /// Immediate.
     None,
     /// One head.
     Disk(Disk),
-    /// Flash behind a cache.
+    /// Behind a cache.
     Flash(Flash),
 }
 
 impl Model {
     /// A device at rest.
     pub fn new(name: ModelName, now: Duration) -> Model {
-        match name {
-            ModelName::None => Model::None,
-            ModelName::Hdd15k => Model::Disk(Disk::new(HDD_15K, now)),
-            ModelName::Hdd10k => Model::Disk(Disk::new(HDD_10K, now)),
-            ModelName::Hdd7200 => Model::Disk(Disk::new(HDD_7200, now)),
-            ModelName::Ssd => Model::Flash(Flash::new(SSD, now)),
-            ModelName::Nvme => Model::Flash(Flash::new(NVME, now)),
-            ModelName::Emmc => Model::Flash(Flash::new(EMMC, now)),
-        }
+        let kind = match name {
+            ModelName::None => Kind::None,
+            ModelName::Hdd15k => Kind::Disk(Disk::new(HDD_15K, now)),
+            ModelName::Hdd10k => Kind::Disk(Disk::new(HDD_10K, now)),
+            ModelName::Hdd7200 => Kind::Disk(Disk::new(HDD_7200, now)),
+            ModelName::Ssd => Kind::Flash(Flash::new(SSD, now)),
+            ModelName::Nvme => Kind::Flash(Flash::new(NVME, now)),
+            ModelName::Emmc => Kind::Flash(Flash::new(EMMC, now)),
+        };
+        Model { kind, work: Work::default() }
+    }
+
+    /// What it was asked so far.
+    pub fn work(&self) -> Work {
+        let seeks = if let Kind::Disk(disk) = &self.kind { disk.seeks } else { 0 };
+        Work { seeks, ..self.work }
     }
 
     /// When a read that arrives now is done.
     pub fn read(&mut self, now: Duration, place: Place, bytes: u64) -> Duration {
-        match self {
-            Model::None => now,
-            Model::Disk(disk) => disk.read(now, place, bytes),
-            Model::Flash(flash) => flash.read(now, bytes),
+        self.work.reads += 1;
+        self.work.read_bytes += bytes;
+        match &mut self.kind {
+            Kind::None => now,
+            Kind::Disk(disk) => disk.read(now, place, bytes),
+            Kind::Flash(flash) => flash.read(now, bytes),
         }
     }
 
     /// When a write that arrives now is in the device's cache.
     pub fn write(&mut self, now: Duration, place: Place, bytes: u64) -> Duration {
-        match self {
-            Model::None => now,
-            Model::Disk(disk) => disk.write(now, place, bytes),
-            Model::Flash(flash) => flash.write(now, bytes),
+        self.work.writes += 1;
+        self.work.write_bytes += bytes;
+        match &mut self.kind {
+            Kind::None => now,
+            Kind::Disk(disk) => disk.write(now, place, bytes),
+            Kind::Flash(flash) => flash.write(now, bytes),
         }
     }
 
     /// When a flush that arrives now is done.
     pub fn flush(&mut self, now: Duration) -> Duration {
-        match self {
-            Model::None => now,
-            Model::Disk(disk) => disk.flush(now),
-            Model::Flash(flash) => flash.flush(now),
+        self.work.flushes += 1;
+        match &mut self.kind {
+            Kind::None => now,
+            Kind::Disk(disk) => disk.flush(now),
+            Kind::Flash(flash) => flash.flush(now),
         }
     }
 }
@@ -181,8 +216,9 @@ fn transfer(bytes: u64, bytes_per_s: u64) -> Duration {
 
 /// A disk with one head.
 #[derive(Debug)]
-pub struct Disk {
+struct Disk {
     figures: DiskFigures,
+    seeks: u64,
     head: u64,
     head_free: Duration,
     interface_free: Duration,
@@ -196,6 +232,7 @@ impl Disk {
     fn new(figures: DiskFigures, now: Duration) -> Disk {
         Disk {
             figures,
+            seeks: 0,
             head: 0,
             head_free: now,
             interface_free: now,
@@ -212,6 +249,12 @@ impl Disk {
             Some(gap) => transfer(gap, self.figures.head_bytes_per_s).min(anywhere),
             None => anywhere,
         }
+    }
+
+    /// Moves the head there and over so many bytes. (Passing over a gap is no seek.)
+    fn move_head(&mut self, place: u64, bytes: u64) {
+        self.seeks += u64::from(self.position(place) >= self.figures.seek + self.figures.rotation);
+        self.head = place + bytes;
     }
 
     /// What the first access of a batch costs: the sector under the head has just gone by.
@@ -233,7 +276,7 @@ impl Disk {
         let reach = if first { self.position_first(start) } else { self.position(start) };
         self.dirty.remove(&start);
         self.dirty_bytes -= bytes;
-        self.head = start + bytes;
+        self.move_head(start, bytes);
         Some(from + reach + transfer(bytes, self.figures.head_bytes_per_s))
     }
 
@@ -292,7 +335,7 @@ impl Disk {
         } else {
             self.position_first(place.0)
         };
-        self.head = place.0 + bytes;
+        self.move_head(place.0, bytes);
         self.head_free = start + reach + transfer(bytes, self.figures.head_bytes_per_s);
         self.head_free
     }
@@ -372,7 +415,7 @@ const NVME: FlashFigures = FlashFigures {
 
 /// Flash behind a volatile cache.
 #[derive(Debug)]
-pub struct Flash {
+struct Flash {
     figures: FlashFigures,
     dies_free: Vec<Duration>,
     interface_free: Duration,
@@ -443,6 +486,8 @@ mod tests {
         assert!((58.0..64.0).contains(&ms(now, done)), "ten seeks: {}", ms(now, done));
         let again = model.flush(done);
         assert!(ms(done, again) < 1.0, "nothing left: {}", ms(done, again));
+        let work = Work { writes: 10, write_bytes: 40960, flushes: 2, seeks: 10, ..Work::default() };
+        assert_eq!(model.work(), work);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //!   daemon ─ status ──► ctl, lab, benchmarks, metrics
 //!   agent in a guest ─ report::Agent, report::Pool ──► lab, explorer, benchmarks
+//!   benchmarks ─ cell::Cell ──► afterimage-virtual ─ cell::Outcome ──► benchmarks
 //!   anybody ─ lines ──► files of JSON lines that outlive a killed writer
 //! ```
 //!
@@ -10,6 +11,7 @@
 //! member must be there, and none may be that is not known.
 #![warn(missing_docs)]
 
+pub mod cell;
 pub mod lines;
 pub mod report;
 pub mod status;

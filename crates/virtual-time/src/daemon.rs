@@ -5,11 +5,12 @@ use std::sync::Arc;
 use afterimage_block::{Disk, Geometry, Lane, Quiesced};
 use afterimage_frontend::inband::Peer;
 use afterimage_frontend::stepped::Stepped;
-use afterimage_frontend::QueueStats;
+use afterimage_frontend::{QueueStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
 
 use crate::calendar::Ns;
 use crate::machine::{ns, Machine};
+use crate::meeting::WAIT;
 
 /// How long a kick is on its way to the daemon: what a guest may run on alone after it has asked for something, since nothing
 /// can be answered sooner. A wake-up on a machine of today takes as long.
@@ -63,6 +64,19 @@ impl<'a> Daemon<'a> {
         busy.chain(self.rings).chain(self.machine.next()).min()
     }
 
+    /// How often its guest has asked for the disk's serial number.
+    pub fn asked(&self) -> u64 {
+        let all = self.stats.snapshot().operations;
+        all.iter().find(|o| o.kind == RequestKind::Other).map_or(0, |o| o.requests)
+    }
+
+    /// What its guest is told when it asks for the disk's serial number.
+    pub fn set_serial(&mut self, serial: &str) {
+        if let Some(queue) = &mut self.queue {
+            queue.set_serial(serial);
+        }
+    }
+
     /// What its guest sees.
     pub fn geometry(&self) -> Geometry {
         self.disk.geometry()
@@ -82,6 +96,7 @@ impl<'a> Daemon<'a> {
         let lane = self.lane.take().ok_or("a queue that was stopped is started again")?;
         self.group.guest_was_seen(0);
         self.queue = Some(peer.serve(&*self.disk, lane, self.stats)?);
+        self.set_serial(WAIT);
         self.kick(at);
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use afterimage_block::Lane;
 use afterimage_frontend::inband::{Heard, Peer};
 use afterimage_frontend::FrontendStats;
+use afterimage_journal::group::JournalOptions;
 use afterimage_lab::device::ModelName;
 use afterimage_order::Contract;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
@@ -51,11 +52,15 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         model,
         limits: DirtyLimits::of_memory(1 << 30),
         image_bytes: 8 << 20,
+        images: Vec::new(),
         contract,
-        retain: false,
+        journal: JournalOptions::passthrough(),
         direct: true,
         log_bytes: 16 << 20,
         request_ns: 0,
+        settle_meetings: 1,
+        sample: None,
+        kill: None,
         limit: Duration::from_secs(60),
     }
 }
@@ -191,7 +196,7 @@ fn with(options: &RunOptions, scenario: impl Fn(&mut Rig<'_>) -> Vec<Ns>) -> (Ve
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let storage = Storage::new(options.model, options.limits);
     let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
-    let site = Site::open(0, options, folder.path(), &storage, &trace).unwrap();
+    let site = Site::open(0, options, folder.path(), &storage, &trace, None).unwrap();
     storage.lock().start();
     let stats = FrontendStats::new(1);
     let mut lane = site.disk.open_lane().unwrap();

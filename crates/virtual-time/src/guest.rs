@@ -279,6 +279,12 @@ impl Guest {
         Ok(())
     }
 
+    /// Ends the process where it is.
+    pub fn kill(&mut self) {
+        self.process.kill();
+        self.peer = None;
+    }
+
     /// Waits for the end of the process, which has closed its sockets.
     pub fn finish(&mut self) {
         let ended = self.process.wait_for(Duration::from_secs(10));

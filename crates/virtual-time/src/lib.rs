@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 pub mod calendar;
+mod cell;
 mod daemon;
 #[cfg(test)]
 mod daemon_tests;
@@ -24,12 +25,14 @@ mod extents;
 mod guest;
 mod image;
 mod machine;
+mod meeting;
 mod page_cache;
 mod trace;
 mod world;
 
+pub use cell::{run_cell, CellError};
 pub use daemon::KICK_NS;
 pub use guest::GuestOptions;
 pub use page_cache::DirtyLimits;
 pub use trace::Counts;
-pub use world::{run, GuestReport, Report, RunError, RunOptions};
+pub use world::{run, End, GuestReport, Kill, Meeting, Report, RunError, RunOptions, Sample};

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use afterimage_block::{BlockError, Medium};
 use afterimage_block_conformance::Bytes;
-use afterimage_lab::device::{Model, ModelName, Place};
+use afterimage_lab::device::{Model, ModelName, Place, Work};
 use afterimage_order::redo::{LogSync, Redo};
 use afterimage_order::{Clock, Host, LogPosition};
 use parking_lot::Mutex;
@@ -29,6 +29,8 @@ const GLANCE: Duration = Duration::from_micros(100);
 pub struct Storage {
     model: Model,
     cache: PageCache,
+    /// What daemons have asked of their files.
+    asked: Work,
     /// Daemons are ready before time begins.
     runs: bool,
 }
@@ -48,7 +50,12 @@ impl Storage {
     /// A device at rest, which takes no time yet.
     pub fn new(model: ModelName, limits: DirtyLimits) -> Arc<Mutex<Self>> {
         let model = Model::new(model, Duration::ZERO);
-        Arc::new(Mutex::new(Self { model, cache: PageCache::new(limits), runs: false }))
+        Arc::new(Mutex::new(Self {
+            model,
+            cache: PageCache::new(limits),
+            asked: Work::default(),
+            runs: false,
+        }))
     }
 
     /// Time begins.
@@ -61,6 +68,17 @@ impl Storage {
         if !self.runs {
             return now;
         }
+        match io {
+            Io::Read(_, bytes) => {
+                self.asked.reads += 1;
+                self.asked.read_bytes += bytes;
+            }
+            Io::Write(_, bytes) => {
+                self.asked.writes += 1;
+                self.asked.write_bytes += bytes;
+            }
+            Io::Sync => self.asked.flushes += 1,
+        }
         let (model, cache, id) = (&mut self.model, &mut self.cache, file.id);
         match (io, file.direct) {
             (Io::Read(offset, bytes), true) => model.read(now, Place::of(id, offset), bytes),
@@ -70,6 +88,16 @@ impl Storage {
             (Io::Write(offset, bytes), false) => cache.write(model, now, id, offset, bytes),
             (Io::Sync, false) => cache.sync(model, now, id),
         }
+    }
+
+    /// What daemons have asked of their files, and what of it has reached the device so far.
+    pub fn work(&self) -> (Work, Work) {
+        (self.asked, self.model.work())
+    }
+
+    /// All that is cached goes to the device, and is forgotten; when that is done.
+    pub fn settle(&mut self, now: Ns) -> Ns {
+        ns(self.cache.settle(&mut self.model, Duration::from_nanos(now)))
     }
 
     /// When the host's flusher looks next.

@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use afterimage_journal::group::JournalOptions;
 use afterimage_lab::device::ModelName;
 use afterimage_lab::process::Workdir;
 use afterimage_order::Contract;
-use afterimage_virtual_time::{run, DirtyLimits, GuestOptions, GuestReport, Report, RunOptions};
+use afterimage_protocol::cell::Cell;
+use afterimage_virtual_time::{run, run_cell, DirtyLimits, GuestOptions, GuestReport, Report, RunOptions};
 use clap::{Args, Parser, Subcommand};
 
 /// Real guests on modelled disks in virtual time
@@ -25,6 +27,16 @@ enum Command {
     /// Run it twice and compare what the guests asked of their disks, to the nanosecond; and once more with another seed, which has to
     /// be seen
     Check(Box<Options>),
+    /// Run one cell of a benchmark: reads it as JSON from stdin, and writes what came of it to stdout
+    Cell(Kernel),
+}
+
+/// The guests' kernel
+#[derive(Args)]
+struct Kernel {
+    /// The folder with the guests' kernel and its library, as ./x virtual makes it
+    #[arg(long)]
+    kernel: PathBuf,
 }
 
 /// What is run
@@ -124,26 +136,19 @@ impl Options {
             model: self.model,
             limits: DirtyLimits::of_memory(self.host_mib << 20),
             image_bytes: self.size_mib << 20,
+            images: Vec::new(),
             contract: self.survives,
-            retain: self.retain,
+            journal: JournalOptions { retain: self.retain, ..JournalOptions::passthrough() },
             direct: !self.buffered,
             log_bytes: self.log_mib << 20,
             request_ns: self.request_ns,
+            settle_meetings: 1,
+            sample: None,
+            kill: None,
             limit: Duration::from_secs(self.limit_s),
         };
         let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;
-        run(&options, folder.path(), trace).map_err(|error| {
-            let mut said = error.to_string();
-            for guest in 0..self.guests {
-                let console = |kind| std::fs::read_to_string(folder.join(format!("guest{guest}.{kind}")));
-                for text in
-                    [console("out"), console("err")].into_iter().flatten().filter(|text| !text.is_empty())
-                {
-                    said.push_str(&format!("\n  guest {guest}:\n{text}"));
-                }
-            }
-            said
-        })
+        run(&options, folder.path(), trace).map_err(|error| said(&error, folder.path(), self.guests))
     }
 
     /// What every figure from here says of itself.
@@ -159,6 +164,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(options) => run_once(&options),
         Command::Check(options) => check(&options),
+        Command::Cell(options) => cell(&options.kernel),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -167,6 +173,29 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error, and what guests had said.
+fn said(error: &dyn std::error::Error, folder: &Path, guests: usize) -> String {
+    let mut said = error.to_string();
+    for folder in [folder.to_owned(), folder.join("next")] {
+        for guest in 0..guests {
+            let console = |kind| std::fs::read_to_string(folder.join(format!("guest{guest}.{kind}")));
+            for text in [console("out"), console("err")].into_iter().flatten().filter(|text| !text.is_empty())
+            {
+                said.push_str(&format!("\n  guest {guest}:\n{text}"));
+            }
+        }
+    }
+    said
+}
+
+fn cell(kernel: &Path) -> Result<(), String> {
+    let cell: Cell = serde_json::from_reader(std::io::stdin()).map_err(|e| format!("read the cell: {e}"))?;
+    let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;
+    let outcome = run_cell(&cell, kernel, folder.path())
+        .map_err(|error| said(&error, folder.path(), cell.guests as usize))?;
+    serde_json::to_writer(std::io::stdout(), &outcome).map_err(|e| format!("write the outcome: {e}"))
 }
 
 fn succeeded(guests: &[GuestReport]) -> Result<(), String> {

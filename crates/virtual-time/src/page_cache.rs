@@ -134,6 +134,14 @@ impl PageCache {
         device.flush(written)
     }
 
+    /// Writes and syncs everything, and forgets it: whoever reads next reads from the device. When the device has it.
+    pub fn settle(&mut self, device: &mut Model, now: Duration) -> Duration {
+        let files: Vec<u64> = self.files.keys().copied().collect();
+        let written = files.into_iter().map(|file| self.write_out(device, now, file)).max();
+        self.files.clear();
+        device.flush(written.unwrap_or(now))
+    }
+
     /// Writes what is dirty of a file; when the device has it.
     fn write_out(&mut self, device: &mut Model, now: Duration, file: u64) -> Duration {
         let Some(state) = self.files.get_mut(&file) else { return now };
@@ -202,6 +210,17 @@ mod tests {
         assert_eq!((cache.dirty_bytes(), cache.next_look()), (0, None));
         let again = cache.sync(&mut device, done, 1);
         assert!(again - done < MS, "nothing left");
+    }
+
+    #[test]
+    fn what_has_settled_is_read_from_the_device_again() {
+        let (mut cache, mut device) = rig();
+        cache.write(&mut device, MS, 1, 0, 4096);
+        cache.write(&mut device, MS, 2, 1 << 30, 4096);
+        let done = cache.settle(&mut device, MS);
+        assert!(done > 6 * MS, "{done:?}");
+        assert_eq!((cache.dirty_bytes(), device.work().writes), (0, 2));
+        assert!(cache.read(&mut device, done, 1, 0, 4096) > done + MS);
     }
 
     #[test]

@@ -1,0 +1,236 @@
+//! One cell of a benchmark: a run, and where guests were killed a second one on what they left.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::Medium;
+use afterimage_block_conformance::Bytes;
+use afterimage_journal::group::JournalOptions;
+use afterimage_journal::DiskStatus;
+use afterimage_lab::device::{ModelName, Work};
+use afterimage_protocol::cell::{
+    Cell, Counted, End, Guest, Journal, Meeting, Outcome, Requests, Retained, Sample,
+};
+use rustix::fs::{seek, SeekFrom};
+
+use crate::guest::GuestOptions;
+use crate::page_cache::DirtyLimits;
+use crate::world::{run, Kill, Report, RunError, RunOptions};
+
+/// Why a cell has no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum CellError {
+    /// What it asks for does not exist.
+    #[error("{0}")]
+    Unknown(String),
+    /// A file.
+    #[error("{what}: {source}")]
+    Io {
+        /// Which.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A run came to no end.
+    #[error(transparent)]
+    Run(Box<RunError>),
+}
+
+impl From<RunError> for CellError {
+    fn from(error: RunError) -> Self {
+        Self::Run(Box::new(error))
+    }
+}
+
+fn io_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> CellError {
+    let what = format!("{what} {}", path.display());
+    move |source| CellError::Io { what, source }
+}
+
+/// Runs a cell. `uml` is the folder of the guests' kernel and its library, `folder` an empty one for sockets and consoles, on a tmpfs.
+///
+/// # Errors
+/// It came to no end. What guests had said is in `folder`.
+pub fn run_cell(cell: &Cell, uml: &Path, folder: &Path) -> Result<Outcome, CellError> {
+    let mut options = options(cell, uml)?;
+    if let Some(path) = &cell.image {
+        options.images = images(path, cell.guests).map_err(io_error("read", path))?;
+    }
+    let scratch = folder.join("trace");
+    let report = run(&options, folder, cell.trace.as_deref().unwrap_or(&scratch))?;
+    let then = match &cell.kill {
+        Some(kill) if report.killed => {
+            let next = folder.join("next");
+            fs::create_dir(&next).map_err(io_error("make", &next))?;
+            options.guest.script.clone_from(&kill.then);
+            (options.kill, options.images) = (None, report.images.clone());
+            Some(run(&options, &next, &next.join("trace"))?)
+        }
+        _ => None,
+    };
+    if let Some(folder) = &cell.images {
+        let last = then.as_ref().unwrap_or(&report);
+        for (guest, image) in last.images.iter().enumerate() {
+            let path = folder.join(format!("disk{guest}.img"));
+            save(image, &path).map_err(io_error("write", &path))?;
+        }
+    }
+    let then = then.map(|report| Box::new(outcome(report, None)));
+    Ok(outcome(report, then))
+}
+
+fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
+    let absolute = |name: &str| {
+        let path = uml.join(name);
+        path.canonicalize().map_err(io_error("find (./x virtual kernel builds it)", &path))
+    };
+    let model = serde_json::from_value::<ModelName>(cell.model.clone().into());
+    let passthrough = JournalOptions::passthrough();
+    Ok(RunOptions {
+        guests: cell.guests as usize,
+        guest: GuestOptions {
+            kernel: absolute("linux")?,
+            pin: absolute("pin.so")?,
+            memory_mib: cell.memory_mib,
+            seed: cell.seed,
+            script: cell.script.clone(),
+            append: cell.append.clone(),
+        },
+        model: model.map_err(|_| CellError::Unknown(format!("there is no model {}", cell.model)))?,
+        limits: DirtyLimits { background_bytes: cell.dirty_background_bytes, bytes: cell.dirty_bytes },
+        image_bytes: cell.image_bytes,
+        images: Vec::new(),
+        contract: cell.contract.parse().map_err(|e| CellError::Unknown(format!("{}: {e}", cell.contract)))?,
+        journal: JournalOptions {
+            retain: cell.journal != Journal::Passthrough,
+            drop_journal: cell.journal == Journal::DropForBench,
+            retain_bytes_max: cell.retain_bytes_max.unwrap_or(passthrough.retain_bytes_max),
+            vflush_at_truncation: cell.vflush_at_truncation,
+            ..passthrough
+        },
+        direct: cell.direct,
+        log_bytes: cell.log_bytes,
+        request_ns: cell.request_ns,
+        settle_meetings: cell.settle_meetings as usize,
+        sample: cell.sample_ns,
+        kill: cell.kill.as_ref().map(|kill| Kill { after: kill.after_ns, daemons: kill.daemons }),
+        limit: Duration::from_secs(cell.limit_s),
+    })
+}
+
+/// What a file holds, so many times; its holes take no memory.
+fn images(path: &Path, count: u32) -> io::Result<Vec<Arc<Bytes>>> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let images: Vec<_> = (0..count).map(|_| Bytes::new(vec![0; bytes as usize])).collect();
+    let mut part = vec![0; 1 << 20];
+    let mut at = 0;
+    while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
+        at = seek(&file, SeekFrom::Hole(start))?;
+        for offset in (start..at).step_by(part.len()) {
+            let part = &mut part[..(1 << 20).min((at - offset) as usize)];
+            file.read_exact_at(part, offset)?;
+            images.iter().try_for_each(|image| image.write_at(part, offset))?;
+        }
+    }
+    Ok(images)
+}
+
+/// Zeroes become holes.
+fn save(image: &Bytes, path: &Path) -> io::Result<()> {
+    let file = File::create(path)?;
+    file.set_len(image.len())?;
+    let mut part = vec![0; 64 << 10];
+    for at in (0..image.len()).step_by(part.len()) {
+        let part = &mut part[..(64 << 10).min((image.len() - at) as usize)];
+        image.read_at(part, at)?;
+        if part.iter().any(|byte| *byte != 0) {
+            file.write_all_at(part, at)?;
+        }
+    }
+    Ok(())
+}
+
+fn outcome(report: Report, then: Option<Box<Outcome>>) -> Outcome {
+    let guests = report.guests.into_iter().map(|guest| Guest {
+        exit: guest.exit,
+        output: guest.output,
+        ended_ns: guest.ended,
+        asked: Requests {
+            reads: guest.counts.reads,
+            read_bytes: guest.counts.read_bytes,
+            writes: guest.counts.writes,
+            write_bytes: guest.counts.written_bytes,
+            flushes: guest.counts.flushes,
+            seeks: 0,
+        },
+        image: format!("{:016x}", guest.image),
+    });
+    let meetings = report.meetings.into_iter().map(|meeting| Meeting {
+        met_ns: meeting.met,
+        at_ns: meeting.at,
+        counted: counted(meeting.device, meeting.asked),
+        retained: retained(meeting.retained),
+    });
+    let samples = report.samples.into_iter();
+    let samples = samples.map(|sample| Sample { at_ns: sample.at, retained: retained(sample.retained) });
+    let end = report.end;
+    Outcome {
+        guests: guests.collect(),
+        meetings: meetings.collect(),
+        samples: samples.collect(),
+        end: End {
+            from_ns: end.from,
+            daemons_ns: end.daemons,
+            settled_ns: end.settled,
+            before: counted(end.device_before, end.asked_before),
+            counted: counted(end.device, end.asked),
+            retained: retained(end.retained),
+        },
+        killed: report.killed,
+        then,
+        trace: format!("{:016x}", report.trace),
+        real_s: report.real_time.as_secs_f64(),
+    }
+}
+
+fn counted(device: Work, daemons: Work) -> Counted {
+    Counted { device: requests(device), daemons: requests(daemons) }
+}
+
+fn requests(work: Work) -> Requests {
+    let Work { reads, read_bytes, writes, write_bytes, flushes, seeks } = work;
+    Requests { reads, read_bytes, writes, write_bytes, flushes, seeks }
+}
+
+fn retained(disks: Vec<Option<DiskStatus>>) -> Vec<Option<Retained>> {
+    let of = |disk: DiskStatus| Retained {
+        file_systems: disk.file_systems,
+        arena_used_bytes: disk.arena_used_bytes,
+    };
+    disks.into_iter().map(|disk| disk.map(of)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_come_and_go_with_their_holes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let file = File::create(&from).unwrap();
+        file.set_len(8 << 20).unwrap();
+        for offset in [0, (3 << 20) + 4096, (8 << 20) - 512] {
+            file.write_all_at(&[7; 512], offset).unwrap();
+        }
+        let loaded = images(&from, 2).unwrap();
+        assert_eq!(loaded[0].bytes(), loaded[1].bytes());
+        save(&loaded[1], &to).unwrap();
+        assert!(fs::read(&from).unwrap() == fs::read(&to).unwrap());
+    }
+}
