@@ -37,6 +37,12 @@ pub struct Cell {
     pub vflush_at_truncation: bool,
     /// Under `power`: whether the image is opened with O_DIRECT. (The other contracts use the page cache.)
     pub direct: bool,
+    /// Under `power`: each write is synced before it is answered.
+    pub write_through: bool,
+    /// A model of the host's file system below images and logs: `bare` for none, `ordered`, `ordered-nobarrier`, `journal`.
+    pub host_fs: String,
+    /// Ranges of each disk, in bytes, that have blocks there from the beginning, besides what is no hole in the image.
+    pub laid_out: Vec<[u64; 2]>,
     /// `--log-max` in bytes.
     pub log_bytes: u64,
     /// The device: a model of the lab's.
@@ -245,6 +251,9 @@ mod tests {
             retain_bytes_max: None,
             vflush_at_truncation: false,
             direct: true,
+            write_through: false,
+            host_fs: "bare".to_owned(),
+            laid_out: vec![[1, 2]],
             log_bytes: 1,
             model: "ssd".to_owned(),
             dirty_background_bytes: 2,

@@ -1,23 +1,20 @@
 //! One cell of a benchmark: a run, and where guests were killed a second one on what they left.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::Medium;
-use afterimage_block_conformance::Bytes;
 use afterimage_journal::group::JournalOptions;
 use afterimage_journal::DiskStatus;
 use afterimage_lab::device::{ModelName, Work};
 use afterimage_protocol::cell::{
     Cell, Counted, End, Guest, Journal, Meeting, Outcome, Requests, Retained, Sample,
 };
-use rustix::fs::{seek, SeekFrom};
 
+use crate::content::Content;
 use crate::guest::GuestOptions;
+use crate::host_fs::HostFs;
 use crate::page_cache::DirtyLimits;
 use crate::world::{run, Kill, Report, RunError, RunOptions};
 
@@ -58,7 +55,8 @@ fn io_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> CellError {
 pub fn run_cell(cell: &Cell, uml: &Path, folder: &Path) -> Result<Outcome, CellError> {
     let mut options = options(cell, uml)?;
     if let Some(path) = &cell.image {
-        options.images = images(path, cell.guests).map_err(io_error("read", path))?;
+        let images = (0..cell.guests).map(|_| Content::of_file(path));
+        options.images = images.collect::<io::Result<_>>().map_err(io_error("read", path))?;
     }
     let scratch = folder.join("trace");
     let report = run(&options, folder, cell.trace.as_deref().unwrap_or(&scratch))?;
@@ -76,7 +74,7 @@ pub fn run_cell(cell: &Cell, uml: &Path, folder: &Path) -> Result<Outcome, CellE
         let last = then.as_ref().unwrap_or(&report);
         for (guest, image) in last.images.iter().enumerate() {
             let path = folder.join(format!("disk{guest}.img"));
-            save(image, &path).map_err(io_error("write", &path))?;
+            image.save(&path).map_err(io_error("write", &path))?;
         }
     }
     let then = then.map(|report| Box::new(outcome(report, None)));
@@ -89,6 +87,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
         path.canonicalize().map_err(io_error("find (./x virtual kernel builds it)", &path))
     };
     let model = serde_json::from_value::<ModelName>(cell.model.clone().into());
+    let host_fs = serde_json::from_value::<HostFs>(cell.host_fs.clone().into());
     let passthrough = JournalOptions::passthrough();
     Ok(RunOptions {
         guests: cell.guests as usize,
@@ -101,6 +100,9 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
             append: cell.append.clone(),
         },
         model: model.map_err(|_| CellError::Unknown(format!("there is no model {}", cell.model)))?,
+        host_fs: host_fs
+            .map_err(|_| CellError::Unknown(format!("there is no host file system {}", cell.host_fs)))?,
+        laid_out: cell.laid_out.iter().map(|[from, to]| *from..*to).collect(),
         limits: DirtyLimits { background_bytes: cell.dirty_background_bytes, bytes: cell.dirty_bytes },
         image_bytes: cell.image_bytes,
         images: Vec::new(),
@@ -113,6 +115,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
             ..passthrough
         },
         direct: cell.direct,
+        write_through: cell.write_through,
         log_bytes: cell.log_bytes,
         request_ns: cell.request_ns,
         settle_meetings: cell.settle_meetings as usize,
@@ -120,39 +123,6 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
         kill: cell.kill.as_ref().map(|kill| Kill { after: kill.after_ns, daemons: kill.daemons }),
         limit: Duration::from_secs(cell.limit_s),
     })
-}
-
-/// What a file holds, so many times; its holes take no memory.
-fn images(path: &Path, count: u32) -> io::Result<Vec<Arc<Bytes>>> {
-    let file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    let images: Vec<_> = (0..count).map(|_| Bytes::new(vec![0; bytes as usize])).collect();
-    let mut part = vec![0; 1 << 20];
-    let mut at = 0;
-    while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
-        at = seek(&file, SeekFrom::Hole(start))?;
-        for offset in (start..at).step_by(part.len()) {
-            let part = &mut part[..(1 << 20).min((at - offset) as usize)];
-            file.read_exact_at(part, offset)?;
-            images.iter().try_for_each(|image| image.write_at(part, offset))?;
-        }
-    }
-    Ok(images)
-}
-
-/// Zeroes become holes.
-fn save(image: &Bytes, path: &Path) -> io::Result<()> {
-    let file = File::create(path)?;
-    file.set_len(image.len())?;
-    let mut part = vec![0; 64 << 10];
-    for at in (0..image.len()).step_by(part.len()) {
-        let part = &mut part[..(64 << 10).min((image.len() - at) as usize)];
-        image.read_at(part, at)?;
-        if part.iter().any(|byte| *byte != 0) {
-            file.write_all_at(part, at)?;
-        }
-    }
-    Ok(())
 }
 
 fn outcome(report: Report, then: Option<Box<Outcome>>) -> Outcome {
@@ -213,24 +183,4 @@ fn retained(disks: Vec<Option<DiskStatus>>) -> Vec<Option<Retained>> {
         arena_used_bytes: disk.arena_used_bytes,
     };
     disks.into_iter().map(|disk| disk.map(of)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn images_come_and_go_with_their_holes() {
-        let folder = tempfile::tempdir().unwrap();
-        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
-        let file = File::create(&from).unwrap();
-        file.set_len(8 << 20).unwrap();
-        for offset in [0, (3 << 20) + 4096, (8 << 20) - 512] {
-            file.write_all_at(&[7; 512], offset).unwrap();
-        }
-        let loaded = images(&from, 2).unwrap();
-        assert_eq!(loaded[0].bytes(), loaded[1].bytes());
-        save(&loaded[1], &to).unwrap();
-        assert!(fs::read(&from).unwrap() == fs::read(&to).unwrap());
-    }
 }

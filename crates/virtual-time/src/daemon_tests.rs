@@ -19,6 +19,7 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 use crate::calendar::Ns;
 use crate::daemon::{Daemon, KICK_NS};
 use crate::guest::GuestOptions;
+use crate::host_fs::HostFs;
 use crate::machine::Storage;
 use crate::page_cache::DirtyLimits;
 use crate::trace::Trace;
@@ -50,12 +51,15 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         guests: 1,
         guest,
         model,
+        host_fs: HostFs::Bare,
+        laid_out: Vec::new(),
         limits: DirtyLimits::of_memory(1 << 30),
         image_bytes: 8 << 20,
         images: Vec::new(),
         contract,
         journal: JournalOptions::passthrough(),
         direct: true,
+        write_through: false,
         log_bytes: 16 << 20,
         request_ns: 0,
         settle_meetings: 1,
@@ -194,7 +198,7 @@ impl Rig<'_> {
 /// What a scenario answers, and the image after it.
 fn with(options: &RunOptions, scenario: impl Fn(&mut Rig<'_>) -> Vec<Ns>) -> (Vec<Ns>, Vec<u8>) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let storage = Storage::new(options.model, options.limits);
+    let storage = Storage::new(options.model, options.limits, options.host_fs);
     let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
     let site = Site::open(0, options, folder.path(), &storage, &trace, None).unwrap();
     storage.lock().start();

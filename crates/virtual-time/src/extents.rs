@@ -17,6 +17,16 @@ impl Extents {
         self.bytes
     }
 
+    /// How many runs there are.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Where the last one ends; 0 where there is none.
+    pub fn end(&self) -> u64 {
+        self.runs.last_key_value().map_or(0, |(_, end)| *end)
+    }
+
     /// The runs, upwards.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.runs.iter().map(|(start, end)| *start..*end)

@@ -11,10 +11,10 @@ use afterimage_block::{
     Admitted, BlockError, Completion, Disk, DiskIndex, Front, Geometry, Lane, Medium, MediumDisk, Operation,
     Tap, SECTOR_BYTES,
 };
-use afterimage_block_conformance::Bytes;
 use afterimage_store::{Attributes, FileIdentity, Image};
 
 use crate::calendar::Ns;
+use crate::content::Content;
 use crate::machine::{File, Io, Machine, TimedMedium};
 use crate::trace::Trace;
 
@@ -101,7 +101,8 @@ impl TimedLane {
             Operation::Flush(_) => Io::Sync,
         };
         let due = self.machine.serve(&self.file, io);
-        if !request.operation.is_flushed() {
+        let is_written = !matches!(request.operation, Operation::Read | Operation::Flush(_));
+        if !request.operation.is_flushed() && !(is_written && self.file.write_through) {
             return due;
         }
         let (synced, _) = self.machine.apart(|| {
@@ -179,14 +180,14 @@ pub struct Around {
     /// The daemon's machine.
     pub machine: Arc<Machine>,
     /// The log's content, and its file on the device.
-    pub log: (Arc<Bytes>, u64),
+    pub log: (Arc<Content>, u64),
     /// Who listens.
     pub trace: Arc<Trace>,
 }
 
 impl Tap for Around {
     fn log(&self, _log: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
-        Ok(Arc::new(TimedMedium::new(&self.log.0, self.log.1, false, &self.machine)))
+        Ok(Arc::new(TimedMedium::new(&self.log.0, File::buffered(self.log.1), &self.machine)))
     }
 
     fn home(&self, _index: DiskIndex, home: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {

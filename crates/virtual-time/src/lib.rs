@@ -18,11 +18,13 @@
 
 pub mod calendar;
 mod cell;
+mod content;
 mod daemon;
 #[cfg(test)]
 mod daemon_tests;
 mod extents;
 mod guest;
+mod host_fs;
 mod image;
 mod machine;
 mod meeting;
@@ -33,6 +35,7 @@ mod world;
 pub use cell::{run_cell, CellError};
 pub use daemon::KICK_NS;
 pub use guest::GuestOptions;
+pub use host_fs::HostFs;
 pub use page_cache::DirtyLimits;
 pub use trace::Counts;
 pub use world::{run, End, GuestReport, Kill, Meeting, Report, RunError, RunOptions, Sample};

@@ -7,18 +7,20 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{BlockError, Medium};
-use afterimage_block_conformance::Bytes;
 use afterimage_lab::device::{Model, ModelName, Place, Work};
 use afterimage_order::redo::{LogSync, Redo};
 use afterimage_order::{Clock, Host, LogPosition};
 use parking_lot::Mutex;
 
 use crate::calendar::Ns;
+use crate::content::Content;
+use crate::host_fs::HostFs;
 use crate::page_cache::{DirtyLimits, PageCache};
 
 /// How far somebody looks ahead who waits for what nobody has begun.
@@ -48,11 +50,11 @@ pub enum Io {
 
 impl Storage {
     /// A device at rest, which takes no time yet.
-    pub fn new(model: ModelName, limits: DirtyLimits) -> Arc<Mutex<Self>> {
+    pub fn new(model: ModelName, limits: DirtyLimits, host: HostFs) -> Arc<Mutex<Self>> {
         let model = Model::new(model, Duration::ZERO);
         Arc::new(Mutex::new(Self {
             model,
-            cache: PageCache::new(limits),
+            cache: PageCache::new(limits, host),
             asked: Work::default(),
             runs: false,
         }))
@@ -82,11 +84,10 @@ impl Storage {
         let (model, cache, id) = (&mut self.model, &mut self.cache, file.id);
         match (io, file.direct) {
             (Io::Read(offset, bytes), true) => model.read(now, Place::of(id, offset), bytes),
-            (Io::Write(offset, bytes), true) => model.write(now, Place::of(id, offset), bytes),
-            (Io::Sync, true) => model.flush(now),
+            (Io::Write(offset, bytes), true) => cache.write_direct(model, now, id, offset, bytes),
             (Io::Read(offset, bytes), false) => cache.read(model, now, id, offset, bytes),
             (Io::Write(offset, bytes), false) => cache.write(model, now, id, offset, bytes),
-            (Io::Sync, false) => cache.sync(model, now, id),
+            (Io::Sync, _) => cache.sync(model, now, id),
         }
     }
 
@@ -98,6 +99,11 @@ impl Storage {
     /// All that is cached goes to the device, and is forgotten; when that is done.
     pub fn settle(&mut self, now: Ns) -> Ns {
         ns(self.cache.settle(&mut self.model, Duration::from_nanos(now)))
+    }
+
+    /// A range of a file has blocks on the host's file system from the beginning.
+    pub fn lay_out(&mut self, file: u64, range: Range<u64>) {
+        self.cache.lay_out(file, range);
     }
 
     /// When the host's flusher looks next.
@@ -115,9 +121,18 @@ impl Storage {
 #[derive(Clone, Debug)]
 pub struct File {
     /// Which, on the device.
-    id: u64,
+    pub id: u64,
     /// Opened with O_DIRECT.
-    direct: bool,
+    pub direct: bool,
+    /// Each write of a guest's is synced before it is answered.
+    pub write_through: bool,
+}
+
+impl File {
+    /// One that nothing special is done with.
+    pub fn buffered(id: u64) -> Self {
+        Self { id, direct: false, write_through: false }
+    }
 }
 
 /// One daemon's machine: see the module.
@@ -369,15 +384,15 @@ impl Host for OnMachine {
 
 /// A file's content, and the time it takes: who asks sleeps.
 pub struct TimedMedium {
-    content: Arc<Bytes>,
+    content: Arc<Content>,
     file: File,
     machine: Arc<Machine>,
 }
 
 impl TimedMedium {
     /// A file of the machine's.
-    pub fn new(content: &Arc<Bytes>, id: u64, direct: bool, machine: &Arc<Machine>) -> Self {
-        Self { content: Arc::clone(content), file: File { id, direct }, machine: Arc::clone(machine) }
+    pub fn new(content: &Arc<Content>, file: File, machine: &Arc<Machine>) -> Self {
+        Self { content: Arc::clone(content), file, machine: Arc::clone(machine) }
     }
 
     /// Which file it is.
@@ -386,7 +401,7 @@ impl TimedMedium {
     }
 
     /// The same bytes, in no time.
-    pub fn content(&self) -> &Arc<Bytes> {
+    pub fn content(&self) -> &Arc<Content> {
         &self.content
     }
 

@@ -9,7 +9,9 @@ use afterimage_lab::device::ModelName;
 use afterimage_lab::process::Workdir;
 use afterimage_order::Contract;
 use afterimage_protocol::cell::Cell;
-use afterimage_virtual_time::{run, run_cell, DirtyLimits, GuestOptions, GuestReport, Report, RunOptions};
+use afterimage_virtual_time::{
+    run, run_cell, DirtyLimits, GuestOptions, GuestReport, HostFs, Report, RunOptions,
+};
 use clap::{Args, Parser, Subcommand};
 
 /// Real guests on modelled disks in virtual time
@@ -55,6 +57,9 @@ struct Options {
     /// The modelled device
     #[arg(long, value_enum, default_value = "hdd15k")]
     model: ModelName,
+    /// A model of the host's file system below images and logs
+    #[arg(long, value_enum, default_value = "bare")]
+    host_fs: HostFs,
     /// What an acknowledged flush survives: power, power-window=MS ms, guest-crash
     #[arg(long, default_value = "power")]
     survives: Contract,
@@ -134,12 +139,15 @@ impl Options {
             guests: self.guests,
             guest,
             model: self.model,
+            host_fs: self.host_fs,
+            laid_out: Vec::new(),
             limits: DirtyLimits::of_memory(self.host_mib << 20),
             image_bytes: self.size_mib << 20,
             images: Vec::new(),
             contract: self.survives,
             journal: JournalOptions { retain: self.retain, ..JournalOptions::passthrough() },
             direct: !self.buffered,
+            write_through: false,
             log_bytes: self.log_mib << 20,
             request_ns: self.request_ns,
             settle_meetings: 1,

@@ -1,15 +1,14 @@
 //! Guests, their daemons and the host, one thread and one calendar.
 
 use std::fs;
-use std::hash::Hasher as _;
 use std::io;
+use std::ops::Range;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{BlockError, Disk, Lane, Medium};
-use afterimage_block_conformance::Bytes;
 use afterimage_compose::{ComposeError, Prepared};
 use afterimage_frontend::inband::Heard;
 use afterimage_frontend::FrontendStats;
@@ -21,13 +20,14 @@ use afterimage_order::redo::{create_medium, log_file_bytes};
 use afterimage_order::{Contract, GroupOptions};
 use afterimage_store::Image as _;
 use parking_lot::Mutex;
-use twox_hash::XxHash3_64;
 
 use crate::calendar::{Broken, Calendar, Go, GuestId, Next, Ns, Say};
+use crate::content::Content;
 use crate::daemon::Daemon;
 use crate::guest::{Guest, GuestOptions, Tell, EXIT};
+use crate::host_fs::HostFs;
 use crate::image::{Around, VirtualImage};
-use crate::machine::{Machine, OnMachine, Storage, TimedMedium};
+use crate::machine::{File, Machine, OnMachine, Storage, TimedMedium};
 use crate::meeting::{Meetings, GO, WAIT};
 use crate::page_cache::DirtyLimits;
 use crate::trace::{Counts, Trace};
@@ -41,18 +41,24 @@ pub struct RunOptions {
     pub guest: GuestOptions,
     /// The device.
     pub model: ModelName,
+    /// What of a host's file system lies on it, as a model.
+    pub host_fs: HostFs,
+    /// Ranges of each image that have blocks there from the beginning, besides what is no hole in it.
+    pub laid_out: Vec<Range<u64>>,
     /// The host's limits on what is dirty in its page cache.
     pub limits: DirtyLimits,
     /// Each image's size in bytes.
     pub image_bytes: u64,
     /// What the images hold, by guest; zeroes where there is none.
-    pub images: Vec<Arc<Bytes>>,
+    pub images: Vec<Arc<Content>>,
     /// The promise.
     pub contract: Contract,
     /// What becomes of the guests' journals. (Arenas are in the run's folder.)
     pub journal: JournalOptions,
     /// Under `power`: whether the image is opened with O_DIRECT. (The other contracts use the page cache.)
     pub direct: bool,
+    /// Under `power`: each write is synced before it is answered, as by a daemon that shows no write cache.
+    pub write_through: bool,
     /// Size of a redo log in bytes.
     pub log_bytes: u64,
     /// What a request costs the daemon.
@@ -150,7 +156,7 @@ pub struct Report {
     /// Guests were killed: not where they had ended before.
     pub killed: bool,
     /// What the images hold, by guest.
-    pub images: Vec<Arc<Bytes>>,
+    pub images: Vec<Arc<Content>>,
     /// Sum of the trace.
     pub trace: u64,
     /// How long it was in virtual time.
@@ -239,7 +245,7 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
     let begun = Instant::now();
     let trace =
         Trace::create(trace, options.guests).map_err(io_error(format!("create {}", trace.display())))?;
-    let storage = Storage::new(options.model, options.limits);
+    let storage = Storage::new(options.model, options.limits, options.host_fs);
     let mut sites = (0..options.guests)
         .map(|guest| Site::open(guest, options, folder, &storage, &trace, None))
         .collect::<Result<Vec<_>, _>>()?;
@@ -253,7 +259,7 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
         let output = String::from_utf8_lossy(&output).into_owned();
         let exit =
             output.lines().rev().find_map(|line| line.trim_end().strip_prefix(EXIT)?.trim().parse().ok());
-        let image = sum(&site.image).map_err(io_error("sum an image"))?;
+        let image = site.image.sum().map_err(io_error("sum an image"))?;
         Ok(GuestReport { exit, output, ended: *ended, counts: trace.counts(guest), image })
     });
     let guests = reports.collect::<Result<Vec<_>, RunError>>()?;
@@ -375,31 +381,19 @@ fn retained(sites: &[Site]) -> Vec<Option<DiskStatus>> {
 /// For how long a log may be brought home at the orderly end: until it is empty.
 const CLOSING_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Of an image of any size.
-fn sum(image: &Bytes) -> io::Result<u64> {
-    let mut sum = XxHash3_64::with_seed(0);
-    let mut part = vec![0; 1 << 20];
-    for at in (0..image.len()).step_by(part.len()) {
-        let bytes = part.len().min((image.len() - at) as usize);
-        image.read_at(&mut part[..bytes], at)?;
-        sum.write(&part[..bytes]);
-    }
-    Ok(sum.finish())
-}
-
 /// Where one guest's daemon is: its files, its machine, and its layers.
 pub(crate) struct Site {
     pub machine: Arc<Machine>,
-    pub image: Arc<Bytes>,
-    log: Arc<Bytes>,
+    pub image: Arc<Content>,
+    log: Arc<Content>,
     pub disk: Arc<dyn Disk>,
     pub group: Arc<RetainGroup>,
 }
 
 /// What is left of a daemon that died.
 pub(crate) struct Left {
-    image: Arc<Bytes>,
-    log: Arc<Bytes>,
+    image: Arc<Content>,
+    log: Arc<Content>,
     died: Ns,
 }
 
@@ -418,7 +412,7 @@ impl Site {
         let image = match (dead, options.images.get(guest)) {
             (Some(dead), _) => Arc::clone(&dead.image),
             (None, Some(image)) => Arc::clone(image),
-            (None, None) => Bytes::new(vec![0; options.image_bytes as usize]),
+            (None, None) => Content::new(options.image_bytes),
         };
         let path: PathBuf = folder.join(format!("image{guest}"));
         if dead.is_none() {
@@ -429,14 +423,26 @@ impl Site {
         let arenas = folder.join("arenas");
         fs::create_dir_all(&arenas).map_err(io_error(format!("make {}", arenas.display())))?;
         let (image_file, log_file) = (2 * guest as u64, 2 * guest as u64 + 1);
-        let direct = options.direct && options.contract == Contract::Power;
-        let medium = TimedMedium::new(&image, image_file, direct, &machine);
+        let under_power = options.contract == Contract::Power;
+        let file = File {
+            id: image_file,
+            direct: options.direct && under_power,
+            write_through: options.write_through && under_power,
+        };
+        let medium = TimedMedium::new(&image, file, &machine);
         let named = VirtualImage::new(&machine, medium, &path);
         let log = match dead {
             Some(dead) => Arc::clone(&dead.log),
             None => Self::log(options, &named, &image)
                 .map_err(io_error(format!("make the log of {}", path.display())))?,
         };
+        if dead.is_none() {
+            let mut storage = storage.lock();
+            let there = image.data().chain(options.laid_out.iter().cloned());
+            there.for_each(|range| storage.lay_out(image_file, range));
+            // A new log is written out before it is used.
+            storage.lay_out(log_file, 0..log.len());
+        }
         let host = Arc::new(OnMachine(Arc::clone(&machine)));
         let around = Around {
             guest,
@@ -458,11 +464,11 @@ impl Site {
     }
 
     /// The content of a log of which only the name is a file: empty.
-    fn log(options: &RunOptions, image: &VirtualImage, content: &Arc<Bytes>) -> io::Result<Arc<Bytes>> {
+    fn log(options: &RunOptions, image: &VirtualImage, content: &Arc<Content>) -> io::Result<Arc<Content>> {
         if !matches!(options.contract, Contract::PowerWindow { .. }) {
-            return Ok(Bytes::new(Vec::new()));
+            return Ok(Content::new(0));
         }
-        let log = Bytes::new(vec![0; log_file_bytes(options.log_bytes) as usize]);
+        let log = Content::new(log_file_bytes(options.log_bytes));
         let homes: [Arc<dyn Medium>; 1] = [Arc::clone(content) as _];
         let medium: Arc<dyn Medium> = Arc::clone(&log) as _;
         create_medium(&medium, &homes, &[image.log_entry()?], &[], [7; 16], options.guest.seed)?;

@@ -41,7 +41,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   fsync-bench FILE [--count N] [--size BYTES] [--name NAME]\n\
             latency of fsync after each write\n\
   workload-prepare NAME DIR [--files N] [--seed N]\n\
-  workload NAME DIR [--files N] [--seed N] [--seconds T] [--threads N]\n\
+  workload NAME DIR [--files N] [--seed N] [--choices N] [--seconds T] [--operations N] [--threads N]\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
   micro append|overwrite FILE --bytes N [--size BYTES] [--seed N]\n\
   micro create|delete DIR --files N [--directories N] [--median BYTES] [--threads N] [--seed N] [--fsync]\n\

@@ -13,6 +13,7 @@ mod personality;
 use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use afterimage_protocol::report::{self, Agent};
 use rand::{Rng as _, SeedableRng as _};
@@ -73,10 +74,13 @@ fn content(seed: u64) -> Vec<u8> {
     content
 }
 
-/// `workload`: runs a prepared personality for a time.
+/// `workload`: runs a prepared personality for a time, or until so many operations are done. The seed is
+/// that of the files; `--choices` another one for what threads choose.
 pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let plan = plan(&mut arguments)?;
     let seconds = arguments.number("seconds")?.unwrap_or(10);
+    let operations_max = arguments.number("operations")?.unwrap_or(u64::MAX);
+    let choices = arguments.number("choices")?.unwrap_or(plan.seed);
     let threads = arguments.number("threads")?.unwrap_or_else(|| plan.personality.threads()).max(1);
     let report = Report::open(&mut arguments)?;
     arguments.finish()?;
@@ -93,6 +97,8 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
 
     let start_ns = sys::monotonic_ns();
     let end_ns = start_ns.saturating_add(seconds.saturating_mul(1_000_000_000));
+    // Of whole passes.
+    let operations = AtomicU64::new(0);
     let mut total = Tally::default();
     let mut failure = None;
     std::thread::scope(|scope| {
@@ -101,15 +107,18 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
                 let mut worker = Worker {
                     set: &plan.set,
                     log: &log,
-                    random: ChaCha8Rng::seed_from_u64(plan.seed.wrapping_add((thread + 1) << 32)),
+                    random: ChaCha8Rng::seed_from_u64(choices.wrapping_add((thread + 1) << 32)),
                     content: &content,
                     buffer: vec![0; IO_BYTES],
                     tally: Tally::default(),
                 };
-                let personality = plan.personality;
+                let (personality, operations) = (plan.personality, &operations);
                 scope.spawn(move || {
-                    while sys::monotonic_ns() < end_ns {
+                    while sys::monotonic_ns() < end_ns && operations.load(Ordering::Relaxed) < operations_max
+                    {
+                        let before = worker.tally.operations;
                         worker.pass(personality)?;
+                        operations.fetch_add(worker.tally.operations - before, Ordering::Relaxed);
                     }
                     Ok::<Tally, io::Error>(worker.tally)
                 })
