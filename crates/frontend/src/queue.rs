@@ -13,6 +13,7 @@
 //! Outcomes of a crash: see [`crate::inflight`]. A request is marked before anything is done with it and unmarked
 //! only after the driver can see its answer.
 
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -97,10 +98,11 @@ struct Slot {
     since: Instant,
 }
 
-pub(crate) struct Queue<'a> {
+/// A queue at work on a lane, with counters: lent by a thread that outlives it, or its own.
+pub(crate) struct Queue<L, S> {
     run: Run,
-    lane: &'a mut dyn Lane,
-    stats: &'a QueueStats,
+    lane: L,
+    stats: S,
     slots: Vec<Slot>,
     chain: Chain,
     ranges: Vec<Range>,
@@ -112,14 +114,14 @@ pub(crate) struct Queue<'a> {
     load: usize,
 }
 
-impl<'a> Queue<'a> {
+impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
     /// What the device is from now on, for those who step it.
     #[cfg(feature = "testkit")]
     pub fn shape(&mut self) -> &mut Shape {
         &mut self.run.shape
     }
 
-    pub fn new(run: Run, lane: &'a mut dyn Lane, stats: &'a QueueStats) -> Self {
+    pub fn new(run: Run, lane: L, stats: S) -> Self {
         // A handle of its own, so that no two queues count references on one cache line.
         let memory = Arc::new(GuestMemory::clone(&run.memory));
         let idle = Slot {

@@ -221,12 +221,12 @@ impl Peer {
     ///
     /// # Errors
     /// The queue lies outside the memory, or what was in flight is damaged.
-    pub fn serve<'a>(
+    pub fn serve(
         &self,
         disk: &dyn Disk,
-        lane: &'a mut dyn Lane,
-        stats: &'a QueueStats,
-    ) -> Result<Stepped<'a>, String> {
+        lane: Box<dyn Lane>,
+        stats: &Arc<QueueStats>,
+    ) -> Result<Stepped, String> {
         let addresses = self.addresses.as_ref().ok_or("a queue without addresses")?;
         let ring = Ring::new(&self.memory, addresses, self.size, self.features.event_idx());
         let setup = Setup {
@@ -239,7 +239,7 @@ impl Peer {
             features: self.features,
             flushed: !self.features.flush(),
         };
-        Stepped::of(setup, disk, lane, stats)
+        Stepped::of(setup, disk, lane, Arc::clone(stats))
     }
 
     /// Whether the queue has notified the driver since the last look.

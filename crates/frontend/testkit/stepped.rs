@@ -1,5 +1,6 @@
 //! A guest's memory and queues without a VMM, threads or sockets: for simulations, which step them.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,10 +99,10 @@ pub(crate) struct Setup {
     pub flushed: bool,
 }
 
-/// One virtqueue that is served by whoever steps it.
-pub struct Stepped<'a>(Queue<'a>);
+/// One virtqueue that is served by whoever steps it, on a lane and with counters that are lent to it or its own.
+pub struct Stepped<L = Box<dyn Lane>, S = Arc<QueueStats>>(Queue<L, S>);
 
-impl<'a> Stepped<'a> {
+impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Stepped<L, S> {
     /// Begins to serve a queue, or goes on after another daemon's death. `flushed`: the guest has no write cache.
     ///
     /// # Errors
@@ -114,8 +115,8 @@ impl<'a> Stepped<'a> {
         place: Place,
         flushed: bool,
         disk: &dyn Disk,
-        lane: &'a mut dyn Lane,
-        stats: &'a QueueStats,
+        lane: L,
+        stats: S,
     ) -> Result<Self, String> {
         let addresses = RingAddresses {
             descriptors: UserAddress(place.descriptors),
@@ -139,12 +140,7 @@ impl<'a> Stepped<'a> {
     }
 
     /// The same, of a queue that a guest has set up.
-    pub(crate) fn of(
-        setup: Setup,
-        disk: &dyn Disk,
-        lane: &'a mut dyn Lane,
-        stats: &'a QueueStats,
-    ) -> Result<Self, String> {
+    pub(crate) fn of(setup: Setup, disk: &dyn Disk, lane: L, stats: S) -> Result<Self, String> {
         let Setup { index, mut ring, base, memory, inflight, call, features, flushed } = setup;
         let resubmit = go_on(&mut ring, inflight.as_ref(), base).map_err(|e| e.to_string())?;
         let run = Run {

@@ -190,6 +190,16 @@ impl Calendar {
         (guest.state, guest.wants, guest.clock) = (State::Ended, None, clock);
     }
 
+    /// A guest will say that it begins: one that has not been there, or boots again.
+    ///
+    /// # Panics
+    /// It is there.
+    pub fn comes(&mut self, id: GuestId) {
+        let guest = &mut self.guests[id.0];
+        assert!(matches!(guest.state, State::Absent | State::Ended), "guest {} is {:?}", id.0, guest.state);
+        *guest = Guest { state: State::Absent, wants: None, free_until: None, clock: self.now };
+    }
+
     /// What is next, where the earliest thing at the disks is at that time.
     pub fn next(&self, disk: Option<Ns>) -> Next {
         let wants = |guest: &Guest| match guest.state {
@@ -351,6 +361,23 @@ mod tests {
         let mut calendar = two();
         calendar.run(B, None);
         assert_eq!(calendar.hear(B, Say::GetTimeOfDay), Ok(Some(EPOCH + 50)));
+    }
+
+    #[test]
+    fn a_guest_that_boots_again_begins_now() {
+        let mut calendar = two();
+        calendar.run(B, None);
+        calendar.hear(B, Say::Wait).unwrap();
+        calendar.end(B);
+        calendar.reach(90);
+        calendar.comes(B);
+        calendar.hear(B, Say::Start).unwrap();
+        assert_eq!(calendar.next(None), Next::Guest(B));
+        assert_eq!(calendar.run(B, None), Go::Begin);
+        assert_eq!(calendar.hear(B, Say::Get), Ok(Some(90)));
+        calendar.hear(B, Say::Request(95)).unwrap();
+        calendar.hear(B, Say::Wait).unwrap();
+        assert_eq!(calendar.next(None), Next::Guest(B));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use afterimage_block::{Disk, Geometry, Lane, Quiesced};
+use afterimage_block::{Disk, Geometry, Quiesced};
 use afterimage_frontend::inband::Peer;
 use afterimage_frontend::stepped::Stepped;
 use afterimage_frontend::{QueueStats, RequestKind};
@@ -11,20 +11,19 @@ use afterimage_journal::group::RetainGroup;
 use crate::calendar::Ns;
 use crate::machine::{ns, Machine};
 use crate::meeting::WAIT;
+use crate::site::Site;
 
 /// How long a kick is on its way to the daemon: what a guest may run on alone after it has asked for something, since nothing
 /// can be answered sooner. A wake-up on a machine of today takes as long.
 pub const KICK_NS: Ns = 5_000;
 
 /// See the module.
-pub struct Daemon<'a> {
+pub struct Daemon {
     machine: Arc<Machine>,
     group: Arc<RetainGroup>,
     disk: Arc<dyn Disk>,
-    stats: &'a QueueStats,
-    /// Until the queue has it.
-    lane: Option<&'a mut dyn Lane>,
-    queue: Option<Stepped<'a>>,
+    stats: Arc<QueueStats>,
+    queue: Option<Stepped>,
     /// When a kick arrives.
     kicked: Option<Ns>,
     /// When the driver is to be interrupted.
@@ -33,26 +32,18 @@ pub struct Daemon<'a> {
     looks: Option<Ns>,
 }
 
-impl<'a> Daemon<'a> {
+impl Daemon {
     /// A daemon without a guest.
-    pub fn new(
-        machine: &Arc<Machine>,
-        group: &Arc<RetainGroup>,
-        disk: &Arc<dyn Disk>,
-        lane: &'a mut dyn Lane,
-        stats: &'a QueueStats,
-    ) -> Self {
-        let looks = group.disk_status(0).map(|_| 0);
+    pub fn new(site: &Site) -> Self {
         Self {
-            machine: Arc::clone(machine),
-            group: Arc::clone(group),
-            disk: Arc::clone(disk),
-            stats,
-            lane: Some(lane),
+            machine: Arc::clone(&site.machine),
+            group: Arc::clone(&site.group),
+            disk: Arc::clone(&site.disk),
+            stats: Arc::default(),
             queue: None,
             kicked: None,
             rings: None,
-            looks,
+            looks: site.group.disk_status(0).map(|_| 0),
         }
     }
 
@@ -93,9 +84,9 @@ impl<'a> Daemon<'a> {
     /// The queue cannot be served.
     pub fn attach(&mut self, peer: &Peer, at: Ns) -> Result<(), String> {
         self.machine.reach(at);
-        let lane = self.lane.take().ok_or("a queue that was stopped is started again")?;
+        let lane = self.disk.open_lane().map_err(|e| e.to_string())?;
         self.group.guest_was_seen(0);
-        self.queue = Some(peer.serve(&*self.disk, lane, self.stats)?);
+        self.queue = Some(peer.serve(&*self.disk, lane, &self.stats)?);
         self.set_serial(WAIT);
         self.kick(at);
         Ok(())
@@ -129,7 +120,7 @@ impl<'a> Daemon<'a> {
         self.kicked.take_if(|at| *at <= now);
         self.machine.turn().map_err(|e| e.to_string())?;
         if self.looks.is_some_and(|at| at <= now) {
-            let (wait, until) = self.machine.apart(|| self.group.turn());
+            let (wait, until) = self.machine.beside(|| self.group.turn());
             // "At once" is after what is to be done now.
             self.looks = Some(until + ns(wait).max(KICK_NS));
         }

@@ -7,9 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use afterimage_block::Lane;
 use afterimage_frontend::inband::{Heard, Peer};
-use afterimage_frontend::FrontendStats;
 use afterimage_journal::group::JournalOptions;
 use afterimage_lab::device::ModelName;
 use afterimage_order::Contract;
@@ -20,10 +18,11 @@ use crate::calendar::Ns;
 use crate::daemon::{Daemon, KICK_NS};
 use crate::guest::GuestOptions;
 use crate::host_fs::HostFs;
-use crate::machine::Storage;
+use crate::machine::{Machine, Storage};
 use crate::page_cache::DirtyLimits;
+use crate::site::{Files, Site};
 use crate::trace::Trace;
-use crate::world::{RunOptions, Site};
+use crate::world::RunOptions;
 
 const MEMORY_BYTES: u64 = 1 << 20;
 const USER: u64 = 0x7000_0000_0000;
@@ -65,6 +64,7 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         settle_meetings: 1,
         sample: None,
         kill: None,
+        crashes: false,
         limit: Duration::from_secs(60),
     }
 }
@@ -170,13 +170,13 @@ impl Driver {
 }
 
 /// One daemon and its driver.
-struct Rig<'a> {
+struct Rig {
     driver: Driver,
     peer: Peer,
-    daemon: Daemon<'a>,
+    daemon: Daemon,
 }
 
-impl Rig<'_> {
+impl Rig {
     /// Asks, kicks at that time, and steps until that many are answered; when they are.
     fn until(&mut self, at: Ns, asks: &[Option<(u64, u8)>]) -> Vec<Ns> {
         for ask in asks {
@@ -196,16 +196,14 @@ impl Rig<'_> {
 }
 
 /// What a scenario answers, and the image after it.
-fn with(options: &RunOptions, scenario: impl Fn(&mut Rig<'_>) -> Vec<Ns>) -> (Vec<Ns>, Vec<u8>) {
+fn with(options: &RunOptions, scenario: impl Fn(&mut Rig) -> Vec<Ns>) -> (Vec<Ns>, Vec<u8>) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let storage = Storage::new(options.model, options.limits, options.host_fs);
     let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
-    let site = Site::open(0, options, folder.path(), &storage, &trace, None).unwrap();
+    let files = Files::make(0, options, folder.path(), &storage).unwrap();
+    let site = Site::open(&files, options, &Machine::new(&storage, options.request_ns), &trace).unwrap();
     storage.lock().start();
-    let stats = FrontendStats::new(1);
-    let mut lane = site.disk.open_lane().unwrap();
-    let lane: &mut dyn Lane = &mut *lane;
-    let mut daemon = Daemon::new(&site.machine, &site.group, &site.disk, lane, stats.queue(0).unwrap());
+    let mut daemon = Daemon::new(&site);
     let (driver, far) = Driver::new();
     let mut peer = Peer::new(far, site.disk.geometry()).unwrap();
     driver.set_up();
@@ -220,7 +218,7 @@ fn with(options: &RunOptions, scenario: impl Fn(&mut Rig<'_>) -> Vec<Ns>) -> (Ve
     let answers = scenario(&mut rig);
     let Rig { mut daemon, .. } = rig;
     daemon.detach(0).unwrap();
-    (answers, site.image.bytes())
+    (answers, site.files.image.cached().bytes())
 }
 
 #[test]

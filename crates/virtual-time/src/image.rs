@@ -14,14 +14,14 @@ use afterimage_block::{
 use afterimage_store::{Attributes, FileIdentity, Image};
 
 use crate::calendar::Ns;
-use crate::content::Content;
 use crate::machine::{File, Io, Machine, TimedMedium};
 use crate::trace::Trace;
+use crate::volatile::Volatile;
 
 /// See the module.
 pub struct VirtualImage {
     machine: Arc<Machine>,
-    medium: Arc<TimedMedium>,
+    medium: TimedMedium,
     disk: MediumDisk,
     path: PathBuf,
 }
@@ -30,7 +30,7 @@ impl VirtualImage {
     /// An image of a daemon's; `path` is a file of the same length.
     pub fn new(machine: &Arc<Machine>, medium: TimedMedium, path: &Path) -> Arc<Self> {
         let disk = MediumDisk::new(Arc::clone(medium.content()) as Arc<dyn Medium>);
-        Arc::new(Self { machine: Arc::clone(machine), medium: Arc::new(medium), disk, path: path.to_owned() })
+        Arc::new(Self { machine: Arc::clone(machine), medium, disk, path: path.to_owned() })
     }
 }
 
@@ -40,8 +40,9 @@ impl Front for VirtualImage {
     }
 
     fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
-        let (machine, file) = (Arc::clone(&self.machine), self.medium.file().clone());
-        Ok(Box::new(TimedLane { machine, file, lower, waiting: BTreeMap::new(), done: Vec::new() }))
+        let (machine, content) = (Arc::clone(&self.machine), Arc::clone(self.medium.content()));
+        let file = self.medium.file().clone();
+        Ok(Box::new(TimedLane { machine, file, content, lower, waiting: BTreeMap::new(), done: Vec::new() }))
     }
 }
 
@@ -55,7 +56,7 @@ impl Image for VirtualImage {
     }
 
     fn medium(&self) -> Arc<dyn Medium> {
-        Arc::clone(&self.medium) as Arc<dyn Medium>
+        Arc::new(self.medium.of(self.disk.health()))
     }
 
     fn as_disk(self: Arc<Self>) -> Arc<dyn Disk> {
@@ -75,7 +76,12 @@ impl Image for VirtualImage {
     }
 
     fn settle(&self) -> io::Result<u64> {
-        Ok(0)
+        let medium = self.medium();
+        let bytes = medium.rewrite_lost(0, medium.len())?;
+        if bytes > 0 {
+            medium.sync()?;
+        }
+        Ok(bytes)
     }
 
     fn note_settled(&self) {}
@@ -85,13 +91,15 @@ impl Image for VirtualImage {
 struct TimedLane {
     machine: Arc<Machine>,
     file: File,
+    content: Arc<Volatile>,
     lower: Box<dyn Lane>,
     waiting: BTreeMap<(Ns, u64), Completion>,
     done: Vec<Completion>,
 }
 
 impl TimedLane {
-    fn ask(&self, request: &Admitted) -> Ns {
+    /// When the request is done, and the sync that belongs to it begins and ends.
+    fn ask(&self, request: &Admitted) -> (Ns, Option<(Ns, Ns)>) {
         let (offset, bytes) = (request.sector.0 * SECTOR_BYTES, request.sectors * SECTOR_BYTES);
         let io = match request.operation {
             Operation::Read => Io::Read(offset, bytes),
@@ -100,16 +108,20 @@ impl TimedLane {
             Operation::Discard { .. } | Operation::WriteZeroes { .. } => Io::Write(offset, 0),
             Operation::Flush(_) => Io::Sync,
         };
-        let due = self.machine.serve(&self.file, io);
-        let is_written = !matches!(request.operation, Operation::Read | Operation::Flush(_));
+        let (now, due) = (self.machine.now_ns(), self.machine.serve(&self.file, io));
+        if matches!(io, Io::Sync) {
+            return (due, Some((now, due)));
+        }
+        self.content.at(now, due);
+        let is_written = !matches!(request.operation, Operation::Read);
         if !request.operation.is_flushed() && !(is_written && self.file.write_through) {
-            return due;
+            return (due, None);
         }
         let (synced, _) = self.machine.apart(|| {
             self.machine.reach(due);
             self.machine.serve(&self.file, Io::Sync)
         });
-        synced
+        (synced, Some((due, synced)))
     }
 
     fn give(&mut self, due: (Ns, u64)) {
@@ -131,11 +143,18 @@ impl Lane for TimedLane {
 
     fn take(&mut self, request: Admitted) {
         self.machine.charge();
-        let due = self.ask(&request);
+        if let Err(error) = self.machine.lives() {
+            let result = Err(BlockError::io("reaching the image", error));
+            return self.done.push(Completion { token: request.token, result });
+        }
+        let (due, sync) = self.ask(&request);
         let mut served = Vec::new();
         self.lower.take(request);
         self.lower.reap(&mut served);
         for completion in served {
+            if let (Some((from, until)), Ok(())) = (sync, &completion.result) {
+                self.content.synced(from, until);
+            }
             self.waiting.insert(self.machine.promise(due), completion);
         }
     }
@@ -158,9 +177,10 @@ impl Lane for TimedLane {
     fn wait(&mut self, _also: &[BorrowedFd<'_>], _timeout: Option<Duration>) -> io::Result<()> {
         if let Some(due) = self.waiting.keys().next().copied().filter(|_| self.done.is_empty()) {
             self.machine.reach(due.0);
+            self.machine.lives()?;
             self.give(due);
         }
-        Ok(())
+        self.machine.lives()
     }
 }
 
@@ -180,7 +200,7 @@ pub struct Around {
     /// The daemon's machine.
     pub machine: Arc<Machine>,
     /// The log's content, and its file on the device.
-    pub log: (Arc<Content>, u64),
+    pub log: (Arc<Volatile>, u64),
     /// Who listens.
     pub trace: Arc<Trace>,
 }

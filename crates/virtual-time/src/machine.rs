@@ -4,27 +4,32 @@
 //! A daemon's clock stands at the calendar's time when its turn begins. What a thread would sleep for moves it: that daemon is then
 //! ahead, and takes its next turn no earlier. What another thread does meanwhile is done apart ([`Machine::apart`]): its requests
 //! reach the device in its own time, and the clock goes back.
+//!
+//! A daemon that may be killed ([`Machine::mortal`]) is one thread, but for syncs of its log: what it has in memory is then what it has
+//! done by its own clock, and it ends where that reaches the instant of its death, within whatever it does ([`Died`]).
 
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Medium};
+use afterimage_block::{BlockError, Health, Medium};
 use afterimage_lab::device::{Model, ModelName, Place, Work};
 use afterimage_order::redo::{LogSync, Redo};
 use afterimage_order::{Clock, Host, LogPosition};
 use parking_lot::Mutex;
 
 use crate::calendar::Ns;
-use crate::content::Content;
 use crate::host_fs::HostFs;
 use crate::page_cache::{DirtyLimits, PageCache};
+use crate::volatile::Volatile;
 
 /// How far somebody looks ahead who waits for what nobody has begun.
 const GLANCE: Duration = Duration::from_micros(100);
+const PAGE_BYTES: usize = 4096;
 
 /// What all daemons share: the device, and the host's page cache in front of it.
 #[derive(Debug)]
@@ -35,6 +40,8 @@ pub struct Storage {
     asked: Work,
     /// Daemons are ready before time begins.
     runs: bool,
+    /// The device answers nothing between these times, but later.
+    stalls: Option<(Duration, Duration)>,
 }
 
 /// What is done to a file.
@@ -57,12 +64,25 @@ impl Storage {
             cache: PageCache::new(limits, host),
             asked: Work::default(),
             runs: false,
+            stalls: None,
         }))
     }
 
     /// Time begins.
     pub fn start(&mut self) {
         self.runs = true;
+    }
+
+    /// The power failed: what was cached is gone, and the device is at rest.
+    pub fn restart(&mut self, model: ModelName, limits: DirtyLimits, host: HostFs, now: Ns) {
+        let now = Duration::from_nanos(now);
+        (self.model, self.cache) = (Model::new(model, now), PageCache::new(limits, host));
+        self.cache.begin(now);
+    }
+
+    /// The device answers nothing for a while.
+    pub fn stall(&mut self, from: Ns, until: Ns) {
+        self.stalls = Some((Duration::from_nanos(from), Duration::from_nanos(until)));
     }
 
     /// When something that is begun now is done.
@@ -81,6 +101,10 @@ impl Storage {
             }
             Io::Sync => self.asked.flushes += 1,
         }
+        let now = self
+            .stalls
+            .filter(|(from, until)| (*from..*until).contains(&now))
+            .map_or(now, |(_, until)| until);
         let (model, cache, id) = (&mut self.model, &mut self.cache, file.id);
         match (io, file.direct) {
             (Io::Read(offset, bytes), true) => model.read(now, Place::of(id, offset), bytes),
@@ -146,7 +170,16 @@ pub struct Machine {
     /// What a request costs the daemon.
     request_ns: Ns,
     background: Mutex<Background>,
+    /// Whether it may be killed.
+    mortal: bool,
+    dies_at: AtomicU64,
+    dead: AtomicBool,
+    /// Another thread's work is being done, which the daemon's death does not break off.
+    is_apart: AtomicBool,
 }
+
+/// The daemon has died: it unwinds from where it was, and nothing of it happens any more.
+pub struct Died;
 
 /// What is done in the background of a redo log.
 #[derive(Debug, Default)]
@@ -191,7 +224,57 @@ impl Machine {
             order: AtomicU64::new(0),
             request_ns,
             background: Mutex::new(Background { home_at: HOME_IDLE, ..Background::default() }),
+            mortal: false,
+            dies_at: AtomicU64::new(Ns::MAX),
+            dead: AtomicBool::new(false),
+            is_apart: AtomicBool::new(false),
         })
+    }
+
+    /// One of a daemon that begins at that time, and may be killed.
+    pub fn mortal(storage: &Arc<Mutex<Storage>>, request_ns: Ns, now: Ns) -> Arc<Self> {
+        let machine = Arc::into_inner(Self::new(storage, request_ns)).expect("nobody else has it yet");
+        machine.reach(now);
+        machine.background.lock().home_at = now + HOME_IDLE;
+        Arc::new(Self { mortal: true, ..machine })
+    }
+
+    /// Whether it may be killed.
+    pub fn is_mortal(&self) -> bool {
+        self.mortal
+    }
+
+    /// When it is to die.
+    pub fn die_at(&self, at: Ns) {
+        self.dies_at.fetch_min(at, Ordering::SeqCst);
+    }
+
+    /// It is dead: what is left of it is dropped, and reaches nothing.
+    pub fn bury(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+        *self.background.lock() = Background::default();
+    }
+
+    /// Whether it dies now. (Another thread's work is judged by its times, see [`Volatile::die`].)
+    fn is_dying(&self) -> bool {
+        self.mortal
+            && !self.is_apart.load(Ordering::SeqCst)
+            && !self.dead.load(Ordering::SeqCst)
+            && self.now_ns() >= self.dies_at.load(Ordering::SeqCst)
+    }
+
+    /// Breaks off where it dies.
+    ///
+    /// # Errors
+    /// It is dead.
+    pub fn lives(&self) -> io::Result<()> {
+        if self.dead.load(Ordering::SeqCst) {
+            return Err(io::Error::other("the process is dead"));
+        }
+        if self.is_dying() {
+            resume_unwind(Box::new(Died));
+        }
+        Ok(())
     }
 
     /// The daemon's own time.
@@ -212,8 +295,18 @@ impl Machine {
     /// Does what another thread would do from now on, and returns when that is over.
     pub fn apart<R>(&self, work: impl FnOnce() -> R) -> (R, Ns) {
         let now = self.now_ns();
+        let before = self.is_apart.swap(true, Ordering::SeqCst);
         let result = work();
+        self.is_apart.store(before, Ordering::SeqCst);
         (result, self.now_ns.swap(now, Ordering::SeqCst))
+    }
+
+    /// The same of what changes the daemon's memory: by the one thread of a daemon that may be killed.
+    pub fn beside<R>(&self, work: impl FnOnce() -> R) -> (R, Ns) {
+        match self.mortal {
+            true => (work(), self.now_ns()),
+            false => self.apart(work),
+        }
     }
 
     /// When something that a file is asked now is done.
@@ -247,19 +340,29 @@ impl Machine {
     /// The group has failed.
     pub fn turn(&self) -> Result<(), BlockError> {
         let Some(redo) = self.redo() else { return Ok(()) };
-        self.finish_sync(&redo);
+        let done = self.turn_of(&redo);
+        if done.is_err() && self.mortal {
+            // Its threads end, and its guest is told errors.
+            *self.background.lock() = Background::default();
+            return Ok(());
+        }
+        done
+    }
+
+    fn turn_of(&self, redo: &Redo) -> Result<(), BlockError> {
+        self.finish_sync(redo);
         let now = self.now_ns();
         let unflushed_at = self.background.lock().unflushed_at;
         let is_due = redo.syncer.next_at().map(ns).into_iter().chain(unflushed_at).any(|at| at <= now);
         if is_due {
-            self.begin_sync(&redo)?;
+            self.begin_sync(redo)?;
         }
         let home_due = {
             let background = self.background.lock();
             background.home_busy_until <= now && (background.home_wanted || background.home_at <= now)
         };
         if home_due {
-            let (done, until) = self.apart(|| self.bring_home(&redo));
+            let (done, until) = self.beside(|| self.bring_home(redo));
             done?;
             let mut background = self.background.lock();
             background.home_busy_until = until;
@@ -340,6 +443,8 @@ impl Clock for Machine {
 
     /// Somebody of this daemon waits for what its other threads do.
     fn pass(&self) -> bool {
+        // Of the dead somebody else's error says so.
+        let _ = self.lives();
         let Some(redo) = self.redo() else {
             self.reach(self.now_ns() + ns(GLANCE));
             return true;
@@ -384,15 +489,23 @@ impl Host for OnMachine {
 
 /// A file's content, and the time it takes: who asks sleeps.
 pub struct TimedMedium {
-    content: Arc<Content>,
+    content: Arc<Volatile>,
     file: File,
     machine: Arc<Machine>,
+    /// Of an image: a failed sync turns it read-only, whoever asked for it.
+    health: Option<Health>,
 }
 
 impl TimedMedium {
     /// A file of the machine's.
-    pub fn new(content: &Arc<Content>, file: File, machine: &Arc<Machine>) -> Self {
-        Self { content: Arc::clone(content), file, machine: Arc::clone(machine) }
+    pub fn new(content: &Arc<Volatile>, file: File, machine: &Arc<Machine>) -> Self {
+        Self { content: Arc::clone(content), file, machine: Arc::clone(machine), health: None }
+    }
+
+    /// The same file, and who is told when it fails.
+    pub fn of(&self, health: &Health) -> Self {
+        let (content, machine) = (Arc::clone(&self.content), Arc::clone(&self.machine));
+        Self { content, file: self.file.clone(), machine, health: Some(health.clone()) }
     }
 
     /// Which file it is.
@@ -401,12 +514,20 @@ impl TimedMedium {
     }
 
     /// The same bytes, in no time.
-    pub fn content(&self) -> &Arc<Content> {
+    pub fn content(&self) -> &Arc<Volatile> {
         &self.content
     }
 
-    fn sleep(&self, io: Io) {
+    fn sleep(&self, io: Io) -> io::Result<()> {
+        self.machine.lives()?;
         self.machine.reach(self.machine.serve(&self.file, io));
+        Ok(())
+    }
+
+    /// What is written next is there from now on.
+    fn note(&self) {
+        let now = self.machine.now_ns();
+        self.content.at(now, now);
     }
 }
 
@@ -416,27 +537,49 @@ impl Medium for TimedMedium {
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.sleep(Io::Read(offset, buf.len() as u64));
+        self.sleep(Io::Read(offset, buf.len() as u64))?;
+        self.machine.lives()?;
         self.content.read_at(buf, offset)
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.sleep(Io::Write(offset, buf.len() as u64));
+        self.sleep(Io::Write(offset, buf.len() as u64))?;
+        self.note();
+        if self.machine.is_dying() {
+            // Killed within the call: up to a page of the file, as the kernel stops copying then. Which, follows from the place.
+            let pages = (offset as usize / PAGE_BYTES) % (buf.len() / PAGE_BYTES + 1);
+            let end = (pages * PAGE_BYTES).saturating_sub(offset as usize % PAGE_BYTES).min(buf.len());
+            self.content.write_at(&buf[..end], offset)?;
+        }
+        self.machine.lives()?;
         self.content.write_at(buf, offset)
     }
 
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        self.sleep(Io::Write(offset, 0));
+        self.sleep(Io::Write(offset, 0))?;
+        self.machine.lives()?;
+        self.note();
         self.content.zero_at(offset, len, unmap)
     }
 
-    fn rewrite_lost(&self, _offset: u64, _len: u64) -> io::Result<u64> {
-        Ok(0)
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.machine.lives()?;
+        self.note();
+        self.content.rewrite_lost(offset, len)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.sleep(Io::Sync);
-        Ok(())
+        let from = self.machine.now_ns();
+        self.sleep(Io::Sync)?;
+        let until = self.machine.now_ns();
+        self.machine.lives()?;
+        let synced = self.content.sync();
+        match (&synced, &self.health) {
+            (Ok(()), _) => self.content.synced(from, until),
+            (Err(error), Some(health)) => drop(health.fail(format!("a sync failed: {error}"))),
+            (Err(_), None) => {}
+        }
+        synced
     }
 }
 

@@ -153,6 +153,7 @@ impl Options {
             settle_meetings: 1,
             sample: None,
             kill: None,
+            crashes: false,
             limit: Duration::from_secs(self.limit_s),
         };
         let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;

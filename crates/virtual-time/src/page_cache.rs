@@ -82,6 +82,11 @@ impl PageCache {
         }
     }
 
+    /// Time has begun before: the flusher looks from then on.
+    pub fn begin(&mut self, now: Duration) {
+        self.next_look = now + LOOKS;
+    }
+
     /// What waits to be written, in bytes.
     #[cfg(test)]
     pub fn dirty_bytes(&self) -> u64 {

@@ -3,33 +3,28 @@
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Disk, Lane, Medium};
-use afterimage_compose::{ComposeError, Prepared};
-use afterimage_frontend::inband::Heard;
-use afterimage_frontend::FrontendStats;
-use afterimage_journal::group::{Ending, JournalOptions, RetainError, RetainGroup};
+use afterimage_compose::ComposeError;
+use afterimage_journal::group::{Ending, JournalOptions, RetainError};
 use afterimage_journal::DiskStatus;
 use afterimage_lab::device::{ModelName, Work};
 use afterimage_lab::LabError;
-use afterimage_order::redo::{create_medium, log_file_bytes};
-use afterimage_order::{Contract, GroupOptions};
-use afterimage_store::Image as _;
+use afterimage_order::Contract;
 use parking_lot::Mutex;
 
-use crate::calendar::{Broken, Calendar, Go, GuestId, Next, Ns, Say};
+use crate::calendar::{Broken, Ns};
 use crate::content::Content;
+use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
-use crate::guest::{Guest, GuestOptions, Tell, EXIT};
+use crate::guest::{GuestOptions, EXIT};
 use crate::host_fs::HostFs;
-use crate::image::{Around, VirtualImage};
-use crate::machine::{File, Machine, OnMachine, Storage, TimedMedium};
+use crate::machine::{Machine, Storage};
 use crate::meeting::{Meetings, GO, WAIT};
 use crate::page_cache::DirtyLimits;
+use crate::site::{Files, Site};
 use crate::trace::{Counts, Trace};
 
 /// What is run.
@@ -69,6 +64,8 @@ pub struct RunOptions {
     pub sample: Option<Ns>,
     /// All guests die at their work.
     pub kill: Option<Kill>,
+    /// Crashes are to come: what a power cut may leave is known.
+    pub crashes: bool,
     /// How long all of it may take in real time.
     pub limit: Duration,
 }
@@ -184,14 +181,6 @@ pub enum RunError {
         /// Why.
         source: ComposeError,
     },
-    /// A daemon opens no lane.
-    #[error("daemon {guest}: {source}")]
-    Lane {
-        /// Whose.
-        guest: usize,
-        /// Why.
-        source: BlockError,
-    },
     /// A daemon broke.
     #[error("daemon {guest} at {now} ns: {what}")]
     Daemon {
@@ -231,7 +220,7 @@ pub enum RunError {
     },
 }
 
-fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
     let what = what.into();
     move |source| RunError::Io { what, source }
 }
@@ -247,11 +236,15 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
         Trace::create(trace, options.guests).map_err(io_error(format!("create {}", trace.display())))?;
     let storage = Storage::new(options.model, options.limits, options.host_fs);
     let mut sites = (0..options.guests)
-        .map(|guest| Site::open(guest, options, folder, &storage, &trace, None))
+        .map(|guest| {
+            let files = Files::make(guest, options, folder, &storage)?;
+            Site::open(&files, options, &Machine::new(&storage, options.request_ns), &trace)
+                .map_err(|source| RunError::Compose { guest, source })
+        })
         .collect::<Result<Vec<_>, _>>()?;
     storage.lock().start();
     let lived = live(options, folder, begun, &storage, &sites)?;
-    let end = close(options, folder, &lived, &storage, &trace, &mut sites)?;
+    let end = close(options, &lived, &storage, &trace, &mut sites)?;
     let traced = trace.finish().map_err(io_error("write the trace"))?;
     let reports = sites.iter().zip(&lived.ended).enumerate().map(|(guest, (site, ended))| {
         let path = folder.join(format!("guest{guest}.out"));
@@ -259,12 +252,12 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
         let output = String::from_utf8_lossy(&output).into_owned();
         let exit =
             output.lines().rev().find_map(|line| line.trim_end().strip_prefix(EXIT)?.trim().parse().ok());
-        let image = site.image.sum().map_err(io_error("sum an image"))?;
+        let image = site.files.image.cached().sum().map_err(io_error("sum an image"))?;
         Ok(GuestReport { exit, output, ended: *ended, counts: trace.counts(guest), image })
     });
     let guests = reports.collect::<Result<Vec<_>, RunError>>()?;
     let virtual_time = Duration::from_nanos(lived.ended.iter().copied().max().unwrap_or(0));
-    let images = sites.iter().map(|site| Arc::clone(&site.image)).collect();
+    let images = sites.iter().map(|site| Arc::clone(site.files.image.cached())).collect();
     let Lived { meetings, samples, killed, messages, .. } = lived;
     let real_time = begun.elapsed();
     Ok(Report {
@@ -298,26 +291,12 @@ fn live(
     storage: &Arc<Mutex<Storage>>,
     sites: &[Site],
 ) -> Result<Lived, RunError> {
-    let stats: Vec<FrontendStats> = sites.iter().map(|_| FrontendStats::new(1)).collect();
-    let mut lanes = Vec::new();
-    for (guest, site) in sites.iter().enumerate() {
-        lanes.push(site.disk.open_lane().map_err(|source| RunError::Lane { guest, source })?);
-    }
-    let daemons = sites.iter().zip(&mut lanes).zip(&stats).map(|((site, lane), stats)| {
-        let lane: &mut dyn Lane = &mut **lane;
-        Daemon::new(&site.machine, &site.group, &site.disk, lane, stats.queue(0).expect("one queue"))
-    });
-    let listener = UnixListener::bind(folder.join("calendar"))
-        .map_err(io_error(format!("listen in {}", folder.display())))?;
+    let daemons = sites.iter().map(Daemon::new).collect();
     let mut world = World {
         options,
-        begun,
-        calendar: Calendar::new(options.guests),
+        crowd: Crowd::new(folder, storage, daemons, begun, options.limit)?,
         storage: Arc::clone(storage),
         sites,
-        daemons: daemons.collect(),
-        guests: Vec::new(),
-        ended: vec![0; options.guests],
         place: Meetings::new(options.guests),
         asked: vec![0; options.guests],
         met: 0,
@@ -328,21 +307,18 @@ fn live(
         killed: false,
     };
     for guest in 0..options.guests {
-        let id = GuestId(guest);
         // One after another: who connects first is the first.
-        world.guests.push(Guest::start(id, &options.guest, &listener, folder)?);
-        world.calendar.hear(id, Say::Start)?;
+        world.crowd.boot(guest, &options.guest, folder)?;
     }
     while world.step()? {}
-    let World { guests, ended, meetings, samples, killed, .. } = world;
-    let messages = guests.iter().map(|guest| guest.messages).sum();
-    Ok(Lived { ended, meetings, samples, killed, messages })
+    let World { crowd, meetings, samples, killed, .. } = world;
+    let messages = crowd.guests.iter().map(|guest| guest.messages).sum();
+    Ok(Lived { ended: crowd.ended, meetings, samples, killed, messages })
 }
 
 /// The daemons end in order, all from the same time on, and what they leave goes to the device.
 fn close(
     options: &RunOptions,
-    folder: &Path,
     lived: &Lived,
     storage: &Arc<Mutex<Storage>>,
     trace: &Arc<Trace>,
@@ -360,8 +336,12 @@ fn close(
     for guest in 0..sites.len() {
         sites[guest].machine.reach(from);
         if killed.is_some_and(|kill| kill.daemons) {
-            let left = sites.remove(guest).die();
-            sites.insert(guest, Site::open(guest, options, folder, storage, trace, Some(&left))?);
+            let Site { files, machine: dead, .. } = sites.remove(guest);
+            let machine = Machine::new(storage, options.request_ns);
+            machine.reach(dead.now_ns());
+            let site = Site::open(&files, options, &machine, trace)
+                .map_err(|source| RunError::Compose { guest, source })?;
+            sites.insert(guest, site);
             // As `afterimage recover`, which is told that nobody is there.
             sites[guest].group.guest_was_seen(0);
         }
@@ -381,110 +361,11 @@ fn retained(sites: &[Site]) -> Vec<Option<DiskStatus>> {
 /// For how long a log may be brought home at the orderly end: until it is empty.
 const CLOSING_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Where one guest's daemon is: its files, its machine, and its layers.
-pub(crate) struct Site {
-    pub machine: Arc<Machine>,
-    pub image: Arc<Content>,
-    log: Arc<Content>,
-    pub disk: Arc<dyn Disk>,
-    pub group: Arc<RetainGroup>,
-}
-
-/// What is left of a daemon that died.
-pub(crate) struct Left {
-    image: Arc<Content>,
-    log: Arc<Content>,
-    died: Ns,
-}
-
-impl Site {
-    /// A daemon's. `dead`: of the one before it.
-    pub fn open(
-        guest: usize,
-        options: &RunOptions,
-        folder: &Path,
-        storage: &Arc<Mutex<Storage>>,
-        trace: &Arc<Trace>,
-        dead: Option<&Left>,
-    ) -> Result<Self, RunError> {
-        let machine = Machine::new(storage, options.request_ns);
-        machine.reach(dead.map_or(0, |dead| dead.died));
-        let image = match (dead, options.images.get(guest)) {
-            (Some(dead), _) => Arc::clone(&dead.image),
-            (None, Some(image)) => Arc::clone(image),
-            (None, None) => Content::new(options.image_bytes),
-        };
-        let path: PathBuf = folder.join(format!("image{guest}"));
-        if dead.is_none() {
-            // Of the image only the name is a file.
-            let name = fs::File::create(&path).and_then(|file| file.set_len(image.len()));
-            name.map_err(io_error(format!("make {}", path.display())))?;
-        }
-        let arenas = folder.join("arenas");
-        fs::create_dir_all(&arenas).map_err(io_error(format!("make {}", arenas.display())))?;
-        let (image_file, log_file) = (2 * guest as u64, 2 * guest as u64 + 1);
-        let under_power = options.contract == Contract::Power;
-        let file = File {
-            id: image_file,
-            direct: options.direct && under_power,
-            write_through: options.write_through && under_power,
-        };
-        let medium = TimedMedium::new(&image, file, &machine);
-        let named = VirtualImage::new(&machine, medium, &path);
-        let log = match dead {
-            Some(dead) => Arc::clone(&dead.log),
-            None => Self::log(options, &named, &image)
-                .map_err(io_error(format!("make the log of {}", path.display())))?,
-        };
-        if dead.is_none() {
-            let mut storage = storage.lock();
-            let there = image.data().chain(options.laid_out.iter().cloned());
-            there.for_each(|range| storage.lay_out(image_file, range));
-            // A new log is written out before it is used.
-            storage.lay_out(log_file, 0..log.len());
-        }
-        let host = Arc::new(OnMachine(Arc::clone(&machine)));
-        let around = Around {
-            guest,
-            machine: Arc::clone(&machine),
-            log: (Arc::clone(&log), log_file),
-            trace: Arc::clone(trace),
-        };
-        let group =
-            GroupOptions { log_max_bytes: options.log_bytes, host, ..GroupOptions::new(options.contract) };
-        let journal = JournalOptions { arena_folder: arenas, ..options.journal.clone() };
-        let opened = Prepared::of(vec![named], group, journal).and_then(|p| p.open(Some(Arc::new(around))));
-        let mut stack = opened.map_err(|source| RunError::Compose { guest, source })?;
-        Ok(Self { machine, image, log, disk: stack.disks.remove(0).disk, group: stack.group })
-    }
-
-    /// The daemon dies.
-    fn die(self) -> Left {
-        Left { image: self.image, log: self.log, died: self.machine.now_ns() }
-    }
-
-    /// The content of a log of which only the name is a file: empty.
-    fn log(options: &RunOptions, image: &VirtualImage, content: &Arc<Content>) -> io::Result<Arc<Content>> {
-        if !matches!(options.contract, Contract::PowerWindow { .. }) {
-            return Ok(Content::new(0));
-        }
-        let log = Content::new(log_file_bytes(options.log_bytes));
-        let homes: [Arc<dyn Medium>; 1] = [Arc::clone(content) as _];
-        let medium: Arc<dyn Medium> = Arc::clone(&log) as _;
-        create_medium(&medium, &homes, &[image.log_entry()?], &[], [7; 16], options.guest.seed)?;
-        Ok(log)
-    }
-}
-
 struct World<'a> {
     options: &'a RunOptions,
-    begun: Instant,
-    calendar: Calendar,
+    crowd: Crowd,
     storage: Arc<Mutex<Storage>>,
     sites: &'a [Site],
-    daemons: Vec<Daemon<'a>>,
-    guests: Vec<Guest>,
-    ended: Vec<Ns>,
     place: Meetings,
     /// How often each guest has asked whether it may go on.
     asked: Vec<u64>,
@@ -500,50 +381,25 @@ struct World<'a> {
 impl World<'_> {
     /// What is next. `false` when all is over.
     fn step(&mut self) -> Result<bool, RunError> {
-        let limit = self.options.limit;
-        if self.begun.elapsed() > limit {
-            return Err(RunError::Limit { limit, now: self.calendar.now() });
-        }
-        let daemons = self.daemons.iter().enumerate();
-        let daemon = daemons.filter_map(|(id, daemon)| Some((daemon.next()?, id))).min();
-        let host = self.storage.lock().next();
         let own = self.sample_at.into_iter().chain(self.kill_at).chain(self.place.next()).min();
-        let first = daemon.map(|(at, _)| at).into_iter().chain(host).chain(own).min();
-        match self.calendar.next(first) {
-            Next::Over => return Ok(false),
-            Next::Stuck => return Err(RunError::Stuck(self.calendar.now())),
-            Next::Guest(id) => self.run(id)?,
-            Next::Disk(at) => {
-                self.calendar.reach(at);
-                match (daemon, host) {
-                    _ if own == first => self.turn(at)?,
-                    (Some((when, id)), _) if Some(when) == first => self.serve(id)?,
-                    _ => self.storage.lock().turn(at),
+        let turn = self.crowd.turn(own)?;
+        match turn {
+            Turn::Own(at) => self.turn(at)?,
+            Turn::Rings(id) => {
+                let asked = self.crowd.daemons[id].asked();
+                if std::mem::replace(&mut self.asked[id], asked) < asked && self.place.asks(id) {
+                    self.crowd.daemons[id].set_serial(WAIT);
                 }
+                self.meet();
+                self.crowd.interrupt(id)?;
             }
+            Turn::Taken | Turn::Over => {}
         }
-        Ok(true)
-    }
-
-    fn daemon_error(&self, guest: usize) -> impl FnOnce(String) -> RunError {
-        let now = self.calendar.now();
-        move |what| RunError::Daemon { guest, now, what }
-    }
-
-    /// A daemon's turn.
-    fn serve(&mut self, id: usize) -> Result<(), RunError> {
-        let peer = self.guests.get(id).and_then(|guest| guest.peer.as_ref());
-        let stepped = self.daemons[id].step(self.calendar.now(), peer);
-        let rings = stepped.map_err(self.daemon_error(id))?;
-        if !rings || self.calendar.has_ended(GuestId(id)) {
-            return Ok(());
+        for id in self.crowd.take_gone() {
+            self.place.end(id);
+            self.meet();
         }
-        let asked = self.daemons[id].asked();
-        if std::mem::replace(&mut self.asked[id], asked) < asked && self.place.asks(id) {
-            self.daemons[id].set_serial(WAIT);
-        }
-        self.meet();
-        self.interrupt(GuestId(id))
+        Ok(turn != Turn::Over)
     }
 
     /// If everybody is there: when they may go on.
@@ -551,7 +407,7 @@ impl World<'_> {
         if !self.place.has_met() {
             return;
         }
-        let now = self.calendar.now();
+        let now = self.crowd.calendar.now();
         let settles = self.meetings.len() < self.options.settle_meetings;
         let at = if settles { self.storage.lock().settle(now) } else { now };
         self.met = now;
@@ -563,7 +419,7 @@ impl World<'_> {
         let due = |when: Option<Ns>| when.is_some_and(|when| when <= at);
         if due(self.place.next()) {
             for id in self.place.go() {
-                self.daemons[id].set_serial(GO);
+                self.crowd.daemons[id].set_serial(GO);
             }
             let (asked, device) = self.storage.lock().work();
             self.meetings.push(Meeting { met: self.met, at, device, asked, retained: retained(self.sites) });
@@ -579,118 +435,10 @@ impl World<'_> {
         }
         if due(self.kill_at) {
             self.kill_at = None;
-            for id in (0..self.guests.len()).map(GuestId) {
-                if !self.calendar.has_ended(id) {
-                    self.killed = true;
-                    self.guests[id.0].kill();
-                    self.end(id)?;
-                }
+            for id in 0..self.crowd.guests.len() {
+                self.killed |= self.crowd.kill(id)?;
             }
         }
-        Ok(())
-    }
-
-    /// A guest computes until it waits.
-    fn run(&mut self, id: GuestId) -> Result<(), RunError> {
-        let alone_until = self.daemons[id.0].next();
-        let gone = match self.calendar.run(id, alone_until) {
-            Go::Begin => {
-                self.guests[id.0].begin()?;
-                false
-            }
-            Go::Run { now, free_until } => {
-                let guest = &mut self.guests[id.0];
-                let hears = free_until.map_or(Ok(true), |until| guest.tell(Tell::FreeUntil(until)))?;
-                !(hears && guest.tell(Tell::Run(now))?)
-            }
-        };
-        if gone {
-            self.end(id)?;
-        }
-        while self.calendar.computes(id) {
-            let came = self.guests[id.0].wait(false)?;
-            // What was sent before it says that it waits is there by then.
-            while came.disk && self.hear_driver(id)? {}
-            if came.time {
-                self.hear(id)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn hear(&mut self, id: GuestId) -> Result<(), RunError> {
-        match self.guests[id.0].hear()? {
-            None => self.end(id),
-            Some((say, sequence)) => {
-                let answer = self.calendar.hear(id, say)?;
-                Ok(self.guests[id.0].answer(sequence, answer.unwrap_or(0))?)
-            }
-        }
-    }
-
-    /// A message of a guest's driver; `false` when there is none.
-    fn hear_driver(&mut self, id: GuestId) -> Result<bool, RunError> {
-        let (guest, daemon) = (&mut self.guests[id.0], &mut self.daemons[id.0]);
-        let clock = self.calendar.clock(id);
-        let Some(peer) = &mut guest.peer else {
-            guest.accept(daemon.geometry())?;
-            return Ok(true);
-        };
-        let heard = peer.hear().map_err(io_error(format!("guest {}'s disk", id.0)))?;
-        let done = match heard {
-            None => return Ok(false),
-            Some(Heard::SetUp) => Ok(()),
-            Some(Heard::Enabled) => daemon.attach(peer, clock),
-            Some(Heard::Disabled) => daemon.detach(clock),
-            Some(Heard::Closed) => {
-                guest.peer = None;
-                daemon.detach(clock)
-            }
-            Some(Heard::Kick) => {
-                daemon.kick(clock);
-                // It believes that it is alone for longer; it hears of this before it goes on.
-                let shorter = daemon.next().and_then(|at| self.calendar.shorten(id, at));
-                if let Some(until) = shorter {
-                    guest.tell(Tell::FreeUntil(until))?;
-                }
-                let peer = guest.peer.as_ref().expect("it is there");
-                peer.answer_kick().map_err(io_error(format!("guest {}'s disk", id.0)))?;
-                Ok(())
-            }
-        };
-        done.map_err(self.daemon_error(id.0))?;
-        Ok(!matches!(heard, Some(Heard::Closed)))
-    }
-
-    /// Interrupts a guest that waits: it asks for the time and for its turn before it answers.
-    fn interrupt(&mut self, id: GuestId) -> Result<(), RunError> {
-        let disk_of = || io_error(format!("interrupt guest {}", id.0));
-        let Some(peer) = &self.guests[id.0].peer else { return Ok(()) };
-        peer.call().map_err(disk_of())?;
-        loop {
-            let came = self.guests[id.0].wait(true)?;
-            if came.time {
-                self.hear(id)?;
-            }
-            if self.calendar.has_ended(id) {
-                return Ok(());
-            }
-            if came.call {
-                let Some(peer) = &self.guests[id.0].peer else { return Ok(()) };
-                return peer.take_call_answer().map_err(disk_of());
-            }
-        }
-    }
-
-    fn end(&mut self, id: GuestId) -> Result<(), RunError> {
-        self.calendar.end(id);
-        self.ended[id.0] = self.calendar.clock(id);
-        let at = self.ended[id.0].max(self.calendar.now());
-        self.daemons[id.0].detach(at).map_err(self.daemon_error(id.0))?;
-        self.guests[id.0].peer = None;
-        self.guests[id.0].finish();
-        self.place.end(id.0);
-        self.meet();
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use afterimage_block_conformance::sim::{CrashOptions, Fault, SimWorld};
 use afterimage_compose::{Prepared, Stack};
 use afterimage_format::log::RECORDS_OFFSET;
 use afterimage_frontend::stepped::Stepped;
-use afterimage_frontend::FrontendStats;
+use afterimage_frontend::{FrontendStats, QueueStats};
 use afterimage_journal::group::{JournalOptions, RetainGroup};
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::log::encode::{Draft, Encoder};
@@ -516,7 +516,7 @@ struct Turn<'a, 'p> {
     sim: &'a mut Sim<'p>,
     machine: &'a Arc<Machine>,
     group: &'a Arc<RetainGroup>,
-    queues: Vec<Stepped<'a>>,
+    queues: Vec<Stepped<&'a mut dyn Lane, &'a QueueStats>>,
     rng: ChaCha8Rng,
     /// What a read has found.
     read: Vec<u8>,
@@ -535,7 +535,8 @@ impl<'a, 'p> Turn<'a, 'p> {
         for (index, lane) in lanes.iter_mut().enumerate() {
             let (guest, flushed) = (&sim.driver.guest, sim.config.flushed);
             let stats = stats.queue(index as u16).expect("as many as there are queues");
-            queues.push(Stepped::start(guest, Driver::place(index), flushed, disk, &mut **lane, stats)?);
+            let lane: &mut dyn Lane = &mut **lane;
+            queues.push(Stepped::start(guest, Driver::place(index), flushed, disk, lane, stats)?);
         }
         let rng = ChaCha8Rng::seed_from_u64(sim.rng.random());
         Ok(Self { sim, machine, group, queues, rng, read: Vec::new() })

@@ -1,0 +1,148 @@
+//! Where one guest's daemon is: its files, which outlive it, its machine, and its layers.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use afterimage_block::{Disk, Medium};
+use afterimage_compose::{ComposeError, Prepared};
+use afterimage_journal::group::{JournalOptions, RetainGroup};
+use afterimage_order::redo::{create_medium, log_file_bytes};
+use afterimage_order::{Contract, GroupOptions};
+use afterimage_store::Image as _;
+use parking_lot::Mutex;
+
+use crate::content::Content;
+use crate::image::{Around, VirtualImage};
+use crate::machine::{File, Machine, OnMachine, Storage, TimedMedium};
+use crate::trace::Trace;
+use crate::volatile::Volatile;
+use crate::world::{io_error, RunError, RunOptions};
+
+/// What a daemon finds when it begins, and leaves when it dies.
+#[derive(Clone, Debug)]
+pub struct Files {
+    guest: usize,
+    /// Of the image; only the name is a file.
+    path: PathBuf,
+    /// Where arenas are.
+    pub arenas: PathBuf,
+    /// What the image holds.
+    pub image: Arc<Volatile>,
+    /// What the redo log holds; nothing where there is none.
+    pub log: Arc<Volatile>,
+}
+
+impl Files {
+    /// An image, an empty log, and a folder for arenas.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn make(
+        guest: usize,
+        options: &RunOptions,
+        folder: &Path,
+        storage: &Arc<Mutex<Storage>>,
+    ) -> Result<Self, RunError> {
+        let image = match options.images.get(guest) {
+            Some(image) => Volatile::new(image),
+            None if options.crashes => Volatile::zeroes(options.image_bytes),
+            None => Volatile::new(&Content::new(options.image_bytes)),
+        };
+        let path: PathBuf = folder.join(format!("image{guest}"));
+        let name = fs::File::create(&path).and_then(|file| file.set_len(image.len()));
+        name.map_err(io_error(format!("make {}", path.display())))?;
+        let arenas = folder.join(format!("arenas{guest}"));
+        fs::create_dir_all(&arenas).map_err(io_error(format!("make {}", arenas.display())))?;
+        let log = Self::log(options, &image, &path, storage)
+            .map_err(io_error(format!("make the log of {}", path.display())))?;
+        {
+            let mut storage = storage.lock();
+            let there = image.cached().data().chain(options.laid_out.iter().cloned());
+            there.for_each(|range| storage.lay_out(2 * guest as u64, range));
+            // A new log is written out before it is used.
+            storage.lay_out(2 * guest as u64 + 1, 0..log.len());
+        }
+        Ok(Self { guest, path, arenas, image, log })
+    }
+
+    /// The content of a log of which only the name is a file: empty.
+    fn log(
+        options: &RunOptions,
+        image: &Arc<Volatile>,
+        path: &Path,
+        storage: &Arc<Mutex<Storage>>,
+    ) -> io::Result<Arc<Volatile>> {
+        if !matches!(options.contract, Contract::PowerWindow { .. }) {
+            return Ok(Volatile::new(&Content::new(0)));
+        }
+        let bytes = log_file_bytes(options.log_bytes);
+        let log = match options.crashes {
+            true => Volatile::zeroes(bytes),
+            false => Volatile::new(&Content::new(bytes)),
+        };
+        let machine = Machine::new(storage, 0);
+        let named = VirtualImage::new(&machine, TimedMedium::new(image, File::buffered(0), &machine), path);
+        let homes: [Arc<dyn Medium>; 1] = [Arc::clone(image) as _];
+        let medium: Arc<dyn Medium> = Arc::clone(&log) as _;
+        create_medium(&medium, &homes, &[named.log_entry()?], &[], [7; 16], options.guest.seed)?;
+        log.synced(0, 0);
+        log.settle(0);
+        Ok(log)
+    }
+
+    /// The host's memory is lost.
+    ///
+    /// # Errors
+    /// The folder of arenas cannot be made anew.
+    pub fn forget_memory(&self) -> io::Result<()> {
+        fs::remove_dir_all(&self.arenas)?;
+        fs::create_dir(&self.arenas)
+    }
+}
+
+/// See the module.
+pub struct Site {
+    pub files: Files,
+    pub machine: Arc<Machine>,
+    pub disk: Arc<dyn Disk>,
+    pub group: Arc<RetainGroup>,
+}
+
+impl Site {
+    /// A daemon's, which goes on with what it finds.
+    ///
+    /// # Errors
+    /// The layers cannot be built.
+    pub fn open(
+        files: &Files,
+        options: &RunOptions,
+        machine: &Arc<Machine>,
+        trace: &Arc<Trace>,
+    ) -> Result<Self, ComposeError> {
+        let files = files.clone();
+        let (image_file, log_file) = (2 * files.guest as u64, 2 * files.guest as u64 + 1);
+        let under_power = options.contract == Contract::Power;
+        let file = File {
+            id: image_file,
+            direct: options.direct && under_power,
+            write_through: options.write_through && under_power,
+        };
+        let medium = TimedMedium::new(&files.image, file, machine);
+        let image = VirtualImage::new(machine, medium, &files.path);
+        let host = Arc::new(OnMachine(Arc::clone(machine)));
+        let around = Around {
+            guest: files.guest,
+            machine: Arc::clone(machine),
+            log: (Arc::clone(&files.log), log_file),
+            trace: Arc::clone(trace),
+        };
+        let group =
+            GroupOptions { log_max_bytes: options.log_bytes, host, ..GroupOptions::new(options.contract) };
+        let journal = JournalOptions { arena_folder: files.arenas.clone(), ..options.journal.clone() };
+        let prepared = Prepared::of(vec![image], group, journal)?;
+        let mut stack = prepared.open(Some(Arc::new(around)))?;
+        Ok(Self { files, machine: Arc::clone(machine), disk: stack.disks.remove(0).disk, group: stack.group })
+    }
+}

@@ -1,0 +1,475 @@
+//! A file between its readers' view of it and its device: where crashes are to come, what a power cut may leave of it.
+//!
+//! The fault model is the one of `afterimage_block_conformance::sim`, with times: a write is there from one time on and may be covered by
+//! a sync from another, a sync covers what was done when it began, and counts when it is over. Until then a cut leaves of each sector
+//! any of its versions, the last one torn. What a sync has covered is kept no more than once, so that the memory of a long run is that of its
+//! files and of what is not synced; what is too much of that is taken for written back, which a host may do at any time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use afterimage_block::Medium;
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use rand_chacha::ChaCha8Rng;
+
+use crate::calendar::Ns;
+use crate::content::Content;
+
+const SECTOR_BYTES: usize = 512;
+/// A device's smallest atomic unit when sectors tear.
+const TEAR_BYTES: usize = 8;
+/// How much may wait to be synced.
+const UNSYNCED_BYTES_MAX: usize = 24 << 20;
+
+/// What fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fails {
+    /// A read.
+    Read,
+    /// A write or zeroing.
+    Write,
+    /// A sync: what it was to cover looks clean, and is not all on the device.
+    Sync,
+}
+
+/// A device that breaks its word, so that it can be shown that somebody notices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Breaks {
+    /// It keeps it.
+    #[default]
+    Nothing,
+    /// It answers syncs at once, and nothing becomes durable by them.
+    Syncs,
+    /// Each power cut takes a page that had been synced last.
+    SyncedPage,
+    /// A process's death takes what it had written last, as if it had never been handed to the kernel.
+    LastWrites,
+}
+
+/// A write or zeroing that is not known to be on the device.
+struct Piece {
+    from: Ns,
+    done: Ns,
+    offset: usize,
+    len: usize,
+    /// `None`: zeroes.
+    data: Option<Vec<u8>>,
+    /// A sync of it has failed: it is in the cache only, and no sync writes it again.
+    lost: bool,
+}
+
+impl Piece {
+    /// Does what it does to a part of a content, which begins at `start`.
+    fn apply(&self, target: &mut [u8], start: usize) {
+        let (from, to) = (self.offset.max(start), (self.offset + self.len).min(start + target.len()));
+        if from >= to {
+            return;
+        }
+        match &self.data {
+            Some(data) => {
+                target[from - start..to - start].copy_from_slice(&data[from - self.offset..to - self.offset])
+            }
+            None => target[from - start..to - start].fill(0),
+        }
+    }
+
+    /// Does all of what it does.
+    fn do_to(&self, target: &Content) {
+        let done = match &self.data {
+            Some(data) => target.write_at(data, self.offset as u64),
+            None => target.zero_at(self.offset as u64, self.len as u64, true),
+        };
+        done.expect("memory");
+    }
+}
+
+/// Makes one content the same as another of the same length.
+fn copy(from: &Content, to: &Content) {
+    let mut part = vec![0; 1 << 20];
+    for at in (0..from.len()).step_by(part.len()) {
+        let part = &mut part[..(from.len() - at).min(1 << 20) as usize];
+        from.read_at(part, at).and_then(|()| to.write_at(part, at)).expect("memory");
+    }
+}
+
+#[derive(Default)]
+struct Inside {
+    /// What is durable, where crashes are to come.
+    base: Option<Arc<Content>>,
+    pieces: Vec<Piece>,
+    unsynced_bytes: usize,
+    /// When each sync began, and when it is over.
+    syncs: Vec<(Ns, Ns)>,
+    /// Of what is written next: from when on it is there, and when a sync may cover it.
+    moment: (Ns, Ns),
+    fails: Option<Fails>,
+    failed: u64,
+    breaks: Breaks,
+    /// Where the newest page is that was synced.
+    last_synced: Option<usize>,
+}
+
+/// See the module.
+pub struct Volatile {
+    cached: Arc<Content>,
+    inside: Mutex<Inside>,
+}
+
+impl std::fmt::Debug for Volatile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a file and what of it is durable")
+    }
+}
+
+impl Volatile {
+    /// A file of which no crash is to come.
+    pub fn new(cached: &Arc<Content>) -> Arc<Self> {
+        Arc::new(Self { cached: Arc::clone(cached), inside: Mutex::default() })
+    }
+
+    /// A file of zeroes, all of them durable.
+    pub fn zeroes(bytes: u64) -> Arc<Self> {
+        let inside = Mutex::new(Inside { base: Some(Content::new(bytes)), ..Inside::default() });
+        Arc::new(Self { cached: Content::new(bytes), inside })
+    }
+
+    /// What readers see.
+    pub fn cached(&self) -> &Arc<Content> {
+        &self.cached
+    }
+
+    /// A device that breaks its word.
+    pub fn break_word(&self, breaks: Breaks) {
+        self.inside.lock().breaks = breaks;
+    }
+
+    /// When what is written next is there, and when a sync may cover it.
+    pub fn at(&self, from: Ns, done: Ns) {
+        self.inside.lock().moment = (from, done);
+    }
+
+    /// A sync was asked for, and will be over then.
+    pub fn synced(&self, from: Ns, until: Ns) {
+        let mut inside = self.inside.lock();
+        if inside.base.is_some() && inside.breaks != Breaks::Syncs {
+            inside.syncs.push((from, until));
+        }
+    }
+
+    /// The next operation of that kind fails; `None`: none does any more.
+    pub fn fail(&self, fails: Option<Fails>) {
+        self.inside.lock().fails = fails;
+    }
+
+    /// How many operations have failed.
+    pub fn failed(&self) -> u64 {
+        self.inside.lock().failed
+    }
+
+    /// What was over by then need not be known any more.
+    pub fn settle(&self, now: Ns) {
+        let mut inside = self.inside.lock();
+        while let Some(at) = inside.syncs.iter().position(|(_, until)| *until <= now) {
+            let (from, _) = inside.syncs.remove(at);
+            inside.keep(|piece| piece.done <= from);
+        }
+        if inside.unsynced_bytes > UNSYNCED_BYTES_MAX {
+            let half = inside.pieces.len() / 2;
+            let written_back: Vec<Ns> = inside.pieces.iter().take(half).map(|piece| piece.done).collect();
+            let newest = written_back.into_iter().max().unwrap_or(0).min(now);
+            inside.keep(|piece| piece.done <= newest);
+        }
+    }
+
+    /// The process that wrote has died at that time: what it would have done later has not happened.
+    pub fn die(&self, at: Ns) {
+        self.settle(at);
+        let mut inside = self.inside.lock();
+        inside.syncs.clear();
+        let last = match inside.breaks {
+            Breaks::LastWrites => inside.pieces.iter().map(|piece| piece.from).max(),
+            _ => None,
+        };
+        let before = inside.pieces.len();
+        inside.pieces.retain(|piece| piece.from <= at && last != Some(piece.from));
+        if inside.pieces.len() < before {
+            let Inside { base, pieces, unsynced_bytes, .. } = &mut *inside;
+            copy(base.as_ref().expect("crashes are to come"), &self.cached);
+            pieces.iter().for_each(|piece| piece.do_to(&self.cached));
+            *unsynced_bytes = pieces.iter().map(|piece| piece.len).sum();
+        }
+        inside.fails = None;
+    }
+
+    /// The power fails at that time. Which of the possible contents is left, the generator decides.
+    pub fn cut(&self, at: Ns, rng: &mut ChaCha8Rng) {
+        self.die(at);
+        let mut inside = self.inside.lock();
+        let pieces = std::mem::take(&mut inside.pieces);
+        inside.unsynced_bytes = 0;
+        let base = Arc::clone(inside.base.as_ref().expect("crashes are to come"));
+        let mut bytes = [0; SECTOR_BYTES];
+        let mut versions: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (i, piece) in pieces.iter().enumerate().filter(|(_, piece)| !piece.lost) {
+            let sectors = piece.offset / SECTOR_BYTES..(piece.offset + piece.len).div_ceil(SECTOR_BYTES);
+            sectors.for_each(|sector| versions.entry(sector).or_default().push(i));
+        }
+        let keep_percent: u32 = [0, 10, 50, 90, 100, 100][rng.random_range(0..6)];
+        // Of each write either all, nothing, or a random part: whole survivors and holes between them matter most.
+        let fate: Vec<Option<bool>> = pieces
+            .iter()
+            .map(|_| (rng.random_range(0..3) == 0).then(|| rng.random_range(0..100) < keep_percent))
+            .collect();
+        for (sector, versions) in versions {
+            let keep = |i: &usize| fate[*i].unwrap_or_else(|| rng.random_range(0..100) < keep_percent);
+            let Some(newest) = versions.iter().rposition(keep) else { continue };
+            let start = sector * SECTOR_BYTES;
+            let target = &mut bytes[..(base.len() as usize - start).min(SECTOR_BYTES)];
+            base.read_at(target, start as u64).expect("memory");
+            let torn = rng.random_range(0..16) == 0;
+            let whole = newest + usize::from(!torn);
+            versions[..whole].iter().for_each(|i| pieces[*i].apply(target, start));
+            if torn && rng.random_ratio(1, 2) {
+                rng.fill(target);
+            } else if torn {
+                let part = (rng.random_range(1..SECTOR_BYTES / TEAR_BYTES) * TEAR_BYTES).min(target.len());
+                pieces[versions[newest]].apply(&mut target[..part], start);
+            }
+            base.write_at(target, start as u64).expect("memory");
+        }
+        if let (Breaks::SyncedPage, Some(page)) = (inside.breaks, inside.last_synced) {
+            let bytes = (base.len() - page as u64).min(4096);
+            base.zero_at(page as u64, bytes, true).expect("memory");
+        }
+        copy(&base, &self.cached);
+    }
+}
+
+impl Inside {
+    /// What is covered, and was not lost, is durable.
+    fn keep(&mut self, covered: impl Fn(&Piece) -> bool) {
+        let Self { base, pieces, unsynced_bytes, last_synced, .. } = self;
+        let Some(base) = base else { return };
+        pieces.retain(|piece| {
+            let keeps = !piece.lost && covered(piece);
+            if keeps {
+                piece.do_to(base);
+                *unsynced_bytes -= piece.len;
+                *last_synced = Some(piece.offset / 4096 * 4096);
+            }
+            !keeps
+        });
+    }
+
+    fn write(&mut self, offset: u64, len: u64, data: Option<&[u8]>) {
+        let (from, done) = self.moment;
+        let (offset, len) = (offset as usize, len as usize);
+        if self.base.is_some() {
+            self.unsynced_bytes += len;
+            self.pieces.push(Piece { from, done, offset, len, data: data.map(<[u8]>::to_vec), lost: false });
+        }
+    }
+
+    fn fault(&mut self, kind: Fails) -> io::Result<()> {
+        if self.fails.take_if(|fails| *fails == kind).is_none() {
+            return Ok(());
+        }
+        self.failed += 1;
+        if kind == Fails::Sync {
+            // Which, follows from where they are, so that a seed repeats.
+            for piece in &mut self.pieces {
+                piece.lost |= (piece.offset / SECTOR_BYTES + piece.len / SECTOR_BYTES) % 4 > 0;
+            }
+        }
+        Err(io::Error::other("the modelled device fails"))
+    }
+}
+
+impl Medium for Volatile {
+    fn len(&self) -> u64 {
+        self.cached.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.inside.lock().fault(Fails::Read)?;
+        self.cached.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let mut inside = self.inside.lock();
+        inside.fault(Fails::Write)?;
+        inside.write(offset, buf.len() as u64, Some(buf));
+        self.cached.write_at(buf, offset)
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        let mut inside = self.inside.lock();
+        inside.fault(Fails::Write)?;
+        inside.write(offset, len, None);
+        self.cached.zero_at(offset, len, unmap)
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        let mut inside = self.inside.lock();
+        let moment = inside.moment;
+        let range = offset as usize..(offset + len) as usize;
+        let mut bytes = 0;
+        for piece in inside.pieces.iter_mut().filter(|piece| piece.lost) {
+            if piece.offset < range.end && range.start < piece.offset + piece.len {
+                piece.lost = false;
+                piece.done = moment.1;
+                bytes += piece.len as u64;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Whether it fails: when it is over is told apart ([`Content::synced`]).
+    fn sync(&self) -> io::Result<()> {
+        self.inside.lock().fault(Fails::Sync)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use rand::SeedableRng as _;
+
+    use super::*;
+
+    fn bytes(content: &Volatile) -> Vec<u8> {
+        let mut bytes = vec![0; content.len() as usize];
+        content.read_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    /// Writes a sector of that byte.
+    fn write(content: &Volatile, at: Ns, sector: u64, byte: u8) {
+        content.at(at, at + 5);
+        content.write_at(&[byte; 512], sector * 512).unwrap();
+    }
+
+    fn rng(seed: u64) -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(seed)
+    }
+
+    /// What cuts at that time may leave of the first bytes of sectors, where a sector is whole.
+    fn left(at: Ns, make: impl Fn() -> Arc<Volatile>) -> BTreeSet<Vec<u8>> {
+        let mut found = BTreeSet::new();
+        for seed in 0..300 {
+            let content = make();
+            content.cut(at, &mut rng(seed));
+            let all = bytes(&content);
+            if all.chunks(512).all(|sector| sector.iter().all(|byte| *byte == sector[0])) {
+                found.insert(all.chunks(512).map(|sector| sector[0]).collect());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_sync_covers_what_was_done_before_it_and_counts_when_it_is_over() {
+        let make = || {
+            let content = Volatile::zeroes(1024);
+            write(&content, 10, 0, 1);
+            // Still on its way when the sync begins.
+            write(&content, 17, 1, 2);
+            content.synced(20, 30);
+            content
+        };
+        let one = |sectors: [u8; 2]| sectors.to_vec();
+        assert_eq!(left(29, make), [[0, 0], [0, 2], [1, 0], [1, 2]].map(one).into());
+        assert_eq!(left(30, make), [[1, 0], [1, 2]].map(one).into());
+        assert_eq!(left(12, make), [[0, 0], [1, 0]].map(one).into(), "nothing of what came later");
+    }
+
+    #[test]
+    fn a_cut_leaves_any_version_of_a_sector_and_torn_ones() {
+        let make = || {
+            let content = Volatile::zeroes(512);
+            (1..4).for_each(|n| write(&content, n, 0, n as u8));
+            content
+        };
+        assert_eq!(left(50, make), (0..4).map(|n| vec![n]).collect());
+        let torn = (0..300).any(|seed| {
+            let content = make();
+            content.cut(50, &mut rng(seed));
+            let all = bytes(&content);
+            all.iter().any(|byte| *byte != all[0])
+        });
+        assert!(torn);
+    }
+
+    #[test]
+    fn a_death_takes_only_what_had_not_happened() {
+        let content = Volatile::zeroes(1024);
+        write(&content, 10, 0, 1);
+        write(&content, 20, 1, 2);
+        content.die(15);
+        assert_eq!((bytes(&content)[0], bytes(&content)[512]), (1, 0));
+        content.cut(40, &mut rng(1));
+    }
+
+    #[test]
+    fn what_a_failed_sync_has_lost_is_in_the_cache_only() {
+        let content = Volatile::zeroes(4096);
+        write(&content, 1, 0, 1);
+        content.fail(Some(Fails::Sync));
+        assert!(content.sync().is_err());
+        assert_eq!(content.failed(), 1);
+        content.sync().unwrap();
+        content.synced(10, 20);
+        content.settle(30);
+        assert_eq!(bytes(&content)[0], 1);
+        let again = |rewrites: bool| {
+            let content = Volatile::zeroes(4096);
+            write(&content, 1, 0, 1);
+            content.fail(Some(Fails::Sync));
+            assert!(content.sync().is_err());
+            if rewrites {
+                content.at(40, 40);
+                assert_eq!(content.rewrite_lost(0, 4096).unwrap(), 512);
+            }
+            content.synced(50, 60);
+            content.cut(70, &mut rng(1));
+            bytes(&content)[0]
+        };
+        assert_eq!((again(false), again(true)), (0, 1));
+    }
+
+    #[test]
+    fn a_device_that_breaks_its_word_loses_what_it_promised() {
+        for (breaks, kept) in [(Breaks::Nothing, true), (Breaks::Syncs, false), (Breaks::SyncedPage, false)] {
+            let all_kept = (0..20).all(|seed| {
+                let content = Volatile::zeroes(4096);
+                content.break_word(breaks);
+                write(&content, 1, 0, 1);
+                content.synced(10, 20);
+                content.settle(25);
+                content.cut(30, &mut rng(seed));
+                bytes(&content)[..512] == [1; 512]
+            });
+            assert_eq!(all_kept, kept, "{breaks:?}");
+        }
+        let content = Volatile::zeroes(1024);
+        content.break_word(Breaks::LastWrites);
+        write(&content, 1, 0, 1);
+        write(&content, 2, 1, 2);
+        content.die(10);
+        assert_eq!((bytes(&content)[0], bytes(&content)[512]), (1, 0));
+    }
+
+    #[test]
+    fn what_is_unsynced_for_long_is_written_back() {
+        let content = Volatile::zeroes(1 << 20);
+        for at in 0..40 {
+            content.at(at, at);
+            content.write_at(&vec![1; 1 << 20], 0).unwrap();
+            content.settle(at);
+        }
+        assert!(content.inside.lock().unsynced_bytes <= UNSYNCED_BYTES_MAX);
+    }
+}
