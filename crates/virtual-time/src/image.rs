@@ -114,7 +114,7 @@ impl TimedLane {
         }
         self.content.at(now, due);
         let is_written = !matches!(request.operation, Operation::Read);
-        if !request.operation.is_flushed() && !(is_written && self.file.write_through) {
+        if !(request.operation.is_flushed() || is_written && self.file.write_through) {
             return (due, None);
         }
         let (synced, _) = self.machine.apart(|| {
