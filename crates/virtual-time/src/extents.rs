@@ -53,6 +53,9 @@ impl Extents {
     /// The parts of a range that are in none.
     pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut found = Vec::new();
+        if range.is_empty() {
+            return found;
+        }
         let mut at = range.start;
         let before = self.runs.range(..=range.start).next_back();
         for (from, to) in before.into_iter().chain(self.runs.range(range.start + 1..range.end)) {
@@ -102,5 +105,6 @@ mod tests {
         assert_eq!(extents.missing(12..18), []);
         assert_eq!(extents.missing(15..35), one(20..30));
         assert_eq!(extents.missing(20..30), one(20..30));
+        assert_eq!(extents.missing(25..25), []);
     }
 }
