@@ -5,6 +5,7 @@ use std::path::Path;
 
 use afterimage_lab::daemon::Daemon;
 use afterimage_lab::powerfs::Counters;
+use afterimage_protocol::cell::Requests;
 use rustix::fs::{fadvise, Advice};
 use serde::{Deserialize, Serialize};
 
@@ -41,13 +42,24 @@ pub struct StorageIo {
     pub write_bytes: u64,
     /// Flushes (fsync, fdatasync, durable writes).
     pub flushes: Option<u64>,
+    /// Times that a modelled disk's head was moved; counted in virtual time only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seeks: Option<u64>,
 }
 
 impl Default for StorageIo {
     /// Nothing, counted by somebody who can tell all.
     fn default() -> Self {
         let zero = Some(0);
-        Self { counted_by: None, reads: zero, read_bytes: zero, writes: zero, write_bytes: 0, flushes: zero }
+        Self {
+            counted_by: None,
+            reads: zero,
+            read_bytes: zero,
+            writes: zero,
+            write_bytes: 0,
+            flushes: zero,
+            seeks: None,
+        }
     }
 }
 
@@ -62,6 +74,20 @@ impl StorageIo {
             writes: Some(total.writes),
             write_bytes: total.write_bytes,
             flushes: Some(total.syncs + counters.directory_syncs),
+            seeks: None,
+        }
+    }
+
+    /// In virtual time.
+    pub fn of_requests(requests: &Requests) -> Self {
+        Self {
+            counted_by: None,
+            reads: Some(requests.reads),
+            read_bytes: Some(requests.read_bytes),
+            writes: Some(requests.writes),
+            write_bytes: requests.write_bytes,
+            flushes: Some(requests.flushes),
+            seeks: Some(requests.seeks),
         }
     }
 
@@ -78,6 +104,7 @@ impl StorageIo {
             writes: Some(disk.writes),
             write_bytes: disk.write_bytes + log.appended_bytes,
             flushes: Some(disk.syncs + log.syncs),
+            seeks: None,
         })
     }
 
@@ -96,6 +123,7 @@ impl StorageIo {
             writes: both(self.writes, other.writes),
             write_bytes: form(self.write_bytes, other.write_bytes),
             flushes: both(self.flushes, other.flushes),
+            seeks: both(self.seeks, other.seeks),
         }
     }
 

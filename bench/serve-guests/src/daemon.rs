@@ -82,5 +82,6 @@ pub fn storage(row: Row, daemon: &Daemon) -> Result<StorageIo> {
         writes: None,
         write_bytes: number("write_bytes")?,
         flushes: None,
+        seeks: None,
     })
 }

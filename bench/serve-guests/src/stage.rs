@@ -113,5 +113,6 @@ fn loop_storage(nested: &Nested) -> Result<StorageIo> {
         writes: Some(word(4)),
         write_bytes: word(6) * 512,
         flushes: Some(word(15)),
+        seeks: None,
     })
 }

@@ -88,7 +88,7 @@ impl Capture<'_> {
             traces: Some(&traces),
         };
         let template = self.templates.get(workload, mode, Setup::Plain)?;
-        let (record, _) = cell::run(&key, &bench, &template, None)?;
+        let (record, _) = cell::run(&key, &bench, &template)?;
         let at_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let captured = Captured { version: VERSION, at_ns, record };
         store.keep_traces(&fresh, &captured)?;

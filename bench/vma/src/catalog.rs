@@ -81,14 +81,12 @@ impl Device {
     pub fn description(self) -> &'static str {
         match self {
             Device::Hdd15k => {
-                "`hdd15k`, a model of the paper's disk (4 ms seek, 2 ms rotation, 63 MB/s, 16 MiB cache) in the lab's FUSE \
-                 file system"
+                "`hdd15k`, a model of the paper's disk (4 ms seek, 2 ms rotation, 63 MB/s, 16 MiB cache)"
             }
             Device::Ssd => {
-                "`ssd`, a model of a SATA drive (90 µs read, 30 µs cached write, 400 MB/s, 1 ms a flush) in the lab's FUSE \
-                 file system"
+                "`ssd`, a model of a SATA drive (90 µs read, 30 µs cached write, 400 MB/s, 1 ms a flush)"
             }
-            Device::Disk => "`disk`, the machine's own disk and file system, no model",
+            Device::Disk => "`disk`, the machine's own disk and file system, no model: **in real time**",
         }
     }
 }

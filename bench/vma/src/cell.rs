@@ -8,18 +8,17 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use afterimage_lab::daemon::Daemon;
 use afterimage_lab::guest::Guest;
 
 use crate::bench::{start, Bench};
-use crate::catalog::{JournalPolicy, Kind};
+use crate::catalog::JournalPolicy;
 use crate::outcome;
 use crate::record::{CellKey, Record, Sample};
-use crate::recovery;
 use crate::sampler::Sampler;
-use crate::script::run_script;
+use crate::script::{in_real_time, run_script};
 use crate::stage::{serve, written_by, Stage};
 use afterimage_bench_kit::io::{load_average, StorageIo};
 use afterimage_bench_kit::process::{groups_cpu_s, process_cpu_s};
@@ -30,16 +29,11 @@ pub fn trace_name(guest: usize) -> String {
     format!("guest{guest}.trace.zst")
 }
 
-/// Runs one cell. `half_s`: when the guest is to be killed, for cells that kill it.
+/// Runs one cell in real time. (Guests are killed in virtual time only.)
 ///
 /// # Errors
 /// Anything that keeps it from a result.
-pub fn run(
-    key: &CellKey,
-    bench: &Bench<'_>,
-    template: &Path,
-    half_s: Option<f64>,
-) -> Result<(Record, Vec<Sample>)> {
+pub fn run(key: &CellKey, bench: &Bench<'_>, template: &Path) -> Result<(Record, Vec<Sample>)> {
     let started = Instant::now();
     let load = load_average();
     let stage = Stage::new(key.device, key.guests, template, bench.scratch)?;
@@ -58,27 +52,22 @@ pub fn run(
         storage: StorageIo::default(),
         daemon_io: StorageIo::default(),
         absorbed_bytes: None,
-        guest_cpu_s: 0.0,
-        daemon_cpu_s: 0.0,
+        guest_cpu_s: None,
+        daemon_cpu_s: None,
+        trace: None,
         file_systems: Vec::new(),
         recovery: None,
         wall_s: 0.0,
         load,
     };
-    let mut samples = Vec::new();
-    if key.kind == Kind::Run {
-        samples = work(&mut record, bench, &stage, daemons, guests)?;
-    } else {
-        let half = Duration::from_secs_f64(half_s.unwrap_or(1.0));
-        record.recovery = Some(recovery::measure(key, bench, &stage, daemons, guests, half)?);
-    }
+    let samples = work(&mut record, bench, &stage, daemons, guests)?;
     record.wall_s = started.elapsed().as_secs_f64();
     Ok((record, samples))
 }
 
 /// Starts a guest for each daemon, and waits until all are ready.
 fn boot(key: &CellKey, bench: &Bench<'_>, daemons: &[Daemon]) -> Result<Vec<Guest>> {
-    let script = run_script(key.workload, key.mode, key.setup, bench.scale, bench.sources);
+    let script = in_real_time(&run_script(key.workload, key.mode, key.setup, bench.scale, bench.sources));
     let mut guests = Vec::new();
     for daemon in daemons {
         guests.push(start(key, daemon, bench, &script)?);
@@ -128,8 +117,8 @@ fn work(
         guest.channel().send("go")?;
     }
     wait_all(&record.key, bench, &guests, "end")?;
-    record.guest_cpu_s = groups_cpu_s(&machines)? - guest_before_s;
-    record.daemon_cpu_s = daemon_cpu_s(&daemons)? - daemon_before_s;
+    record.guest_cpu_s = Some(groups_cpu_s(&machines)? - guest_before_s);
+    record.daemon_cpu_s = Some(daemon_cpu_s(&daemons)? - daemon_before_s);
     record.storage_measured = stage.storage(&daemons)?.since(&storage_before);
     record.file_systems = daemons[0].disk()?.file_systems;
     let samples = sampler.map(Sampler::stop).transpose()?.unwrap_or_default();

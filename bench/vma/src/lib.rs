@@ -1,9 +1,9 @@
 //! VMA journaling's evaluation in real guests, in parts that other benchmarks use as well.
 //!
 //! ```text
-//!   figures × scale ─► plan ─► cell: template ─► stage ─► daemons ─► guests ─► outcome ─► cells/NAME.json
-//!                                                                                          │
-//!                                                   vma.json.zst, .md, .html ◄─ summary ─┘
+//!   figures × scale ─► plan ─┬► virtual_cell: template ─► afterimage-virtual ─────────────► outcome ─► cells/NAME.json
+//!                            └► cell (the machine's disk): stage ─► daemons ─► guests ──────┘            │
+//!                                                                    vma.json.zst, .md, .html ◄─ summary ─┘
 //! ```
 
 pub mod bench;
@@ -15,7 +15,6 @@ pub mod outcome;
 pub mod paper;
 pub mod plan;
 pub mod record;
-pub mod recovery;
 pub mod report;
 pub mod sampler;
 pub mod scale;
@@ -25,3 +24,4 @@ pub mod stage;
 pub mod summary;
 pub mod tables;
 pub mod template;
+pub mod virtual_cell;

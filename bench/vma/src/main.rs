@@ -1,7 +1,7 @@
 //! `afterimage-bench-vma`: the evaluation of VMA journaling (§ 5) in real guests.
 //!
 //! ```text
-//!   figures × scale ─► plan ─► cell: template ─► stage ─► daemons ─► guests ─► outcome ─► cells/NAME.json
+//!   figures × scale ─► plan ─► cell, in virtual time or on the machine's disk ─► outcome ─► cells/NAME.json
 //!                                                                                          │
 //!                              target/bench/vma/SCALE/{vma.json.zst,vma.md,vma.html} ◄─ summary┘
 //! ```
@@ -10,17 +10,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use afterimage_bench_kit::{insert, say, write_on_signals, Common, Result, Resume};
+use afterimage_bench_kit::virtual_time::Virtual;
+use afterimage_bench_kit::{insert, run_at_once, say, write_on_signals, Common, Result, Resume};
 use afterimage_bench_vma::bench::Bench;
-use afterimage_bench_vma::catalog::{Device, Figure, Mode, Workload};
-use afterimage_bench_vma::plan::{self, Run, Selection};
-use afterimage_bench_vma::record::Store;
+use afterimage_bench_vma::catalog::{Device, Figure, Kind, Mode, Workload};
+use afterimage_bench_vma::plan::{self, InRealTime, Run, Selection};
+use afterimage_bench_vma::record::{CellKey, Store};
 use afterimage_bench_vma::report;
 use afterimage_bench_vma::scale::Scale;
 use afterimage_bench_vma::source::Sources;
 use afterimage_bench_vma::template::Templates;
+use afterimage_bench_vma::virtual_cell::World;
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;
 use afterimage_report::note;
@@ -47,7 +50,7 @@ struct Options {
     /// Only these modes
     #[arg(long, value_enum, value_delimiter = ',')]
     modes: Vec<Mode>,
-    /// How many guests at once, as in 1,2,4,8 [default: 1,8; 1 with --quick]
+    /// How many guests at once, as in 1,2,4,8 [default: 1,2,4,8; 1 with --quick]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=32))]
     guests: Vec<u32>,
     /// What holds the images [default: all; hdd15k with --quick]
@@ -56,12 +59,21 @@ struct Options {
     /// Contracts, as in guest-crash,power-window=50ms
     #[arg(long, value_delimiter = ',', default_value = "guest-crash")]
     survives: Vec<String>,
-    /// How often each cell is run [default: 3; 1 with --quick]
+    /// How often each cell is run, with another seed each time [default: 5; 1 with --quick]
     #[arg(long)]
     rounds: Option<u32>,
-    /// Passed on to `serve --retain-max`
-    #[arg(long, value_name = "SIZE")]
-    retain_max: Option<String>,
+    /// Passed on to `serve --retain-max`, in MiB
+    #[arg(long, value_name = "MIB")]
+    retain_max: Option<u64>,
+    /// In virtual time: what a system call costs a guest; results are then "charged", and kept apart
+    #[arg(long, default_value_t = 0, value_name = "NANOSECONDS")]
+    syscall_ns: u64,
+    /// In virtual time: what a request costs a daemon
+    #[arg(long, default_value_t = 0, value_name = "NANOSECONDS")]
+    request_ns: u64,
+    /// How many cells in virtual time are run at once
+    #[arg(long, default_value_t = 2, value_name = "CELLS")]
+    at_once: usize,
     /// A guest that takes longer than this many seconds is killed, and its cell fails
     #[arg(long, default_value_t = 10_800, value_name = "SECONDS")]
     limit: u64,
@@ -85,6 +97,7 @@ fn run(options: &Options) -> Result<bool> {
         return say(&report::markdown(&scale, &store)).map(|()| true);
     }
     let scale = if common.quick { Scale::quick() } else { Scale::full() };
+    let scale = scale.charged(options.syscall_ns, options.request_ns);
     let folder = options.out.join(&scale.name);
     let cells_folder = folder.join("cells");
     let mut store = Store::open(&cells_folder, &scale)?;
@@ -112,22 +125,43 @@ fn run(options: &Options) -> Result<bool> {
     let sources = Sources::at(&locate::cache_folder(), &scale);
     // In memory: copying a template must not warm or wear the device under test.
     let templates_folder = Workdir::new_in(Path::new("/dev/shm"), "vma-templates")?;
+    let retain_max = options.retain_max.map(|mib| format!("{mib}M"));
     let bench = Bench {
         scale: &scale,
         sources: &sources,
         scratch: &folder.join("scratch"),
         evidence: &folder.join("evidence"),
-        retain_max: options.retain_max.as_deref(),
+        retain_max: retain_max.as_deref(),
         limit: Duration::from_secs(options.limit),
         traces: None,
     };
     let templates = Templates::new(templates_folder.path().to_owned(), scale.clone(), sources.clone());
-    let mut run = Run { bench, store, templates };
-    let kept = keys.len() - todo.len();
-    let failed = afterimage_bench_kit::run(&mut run, &todo, kept, Duration::from_secs(resume.calm))?;
-    say(&report::write(&folder, &scale, &run.store)?)?;
+    let (modelled, real): (Vec<CellKey>, Vec<CellKey>) =
+        todo.iter().cloned().partition(|key| key.device.is_model());
+    let machine = if modelled.is_empty() { None } else { Some(Virtual::find()?) };
+    let world = machine.as_ref().map(|machine| World {
+        machine,
+        scale: &scale,
+        sources: &sources,
+        retain_max_bytes: options.retain_max.map(|mib| mib << 20),
+        limit: bench.limit,
+    });
+    let run = Run { bench, world, store: Mutex::new(store), templates: Mutex::new(templates) };
+    // Those that are killed want to know how long the work takes.
+    let (whole, killed): (Vec<CellKey>, Vec<CellKey>) =
+        modelled.into_iter().partition(|key| key.kind == Kind::Run);
+    let mut kept = keys.len() - todo.len();
+    let mut failures = 0;
+    for cells in [whole, killed] {
+        let measure = |key: &CellKey| run.measure_and_keep(key);
+        failures += run_at_once(&cells, kept, options.at_once, plan::name, measure).len();
+        kept = 0;
+    }
+    let patience = Duration::from_secs(resume.calm);
+    failures += afterimage_bench_kit::run(&mut InRealTime(&run), &real, kept, patience)?.len();
+    say(&report::write(&folder, &scale, &run.store())?)?;
     note(&format!("results: {}\n", folder.join("vma.{json.zst,md,html}").display()));
-    Ok(failed.is_empty())
+    Ok(failures == 0)
 }
 
 fn selection(options: &Options) -> Selection {
@@ -137,7 +171,7 @@ fn selection(options: &Options) -> Selection {
     let quick = options.common.quick;
     let figures: &[Figure] = if quick { &[Figure::Main, Figure::Table3] } else { &Figure::ALL };
     let devices: &[Device] = if quick { &[Device::Hdd15k] } else { &Device::ALL };
-    let guests: &[u32] = if quick { &[1] } else { &[1, 8] };
+    let guests: &[u32] = if quick { &[1] } else { &[1, 2, 4, 8] };
     Selection {
         figures: or(&options.figures, figures),
         workloads: or(
@@ -148,7 +182,7 @@ fn selection(options: &Options) -> Selection {
         modes: or(&options.modes, &Mode::ALL),
         guests: or(&options.guests, guests),
         contracts: options.survives.clone(),
-        rounds: options.rounds.unwrap_or(if quick { 1 } else { 3 }),
+        rounds: options.rounds.unwrap_or(if quick { 1 } else { 5 }),
         only: options.only.clone(),
     }
 }

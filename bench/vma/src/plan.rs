@@ -1,9 +1,10 @@
 //! Which cells, in which order, with a word about how long it will take.
 //!
-//! The modes of one workload follow each other within a round, starting at another mode each round, so that a slow
-//! drift of the machine meets every mode alike. A figure that compares with a plain cell brings that cell along.
+//! A round of virtual time is a seed. In real time the modes of one workload follow each other within a round, starting at another mode
+//! each round, so that a slow drift of the machine meets every mode alike. A figure that compares with a plain cell brings that cell along.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::bench::Bench;
@@ -11,10 +12,11 @@ use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload,
 use crate::cell;
 use crate::record::{CellKey, Record, Sample, Store};
 use crate::template::Templates;
+use crate::virtual_cell::{self, World};
 use afterimage_bench_kit::{matches, BenchError, Result};
 use afterimage_report::number::MIB;
 
-/// What a cell with one guest takes before any like it has been measured: `--quick`, and the full sizes.
+/// What a cell with one guest takes in real time before any like it has been measured: `--quick`, and the full sizes.
 const GUESS: [Duration; 2] = [Duration::from_secs(12), Duration::from_secs(40)];
 
 /// Fig. 14's guests are large: no more than these at once, or they and their disks would not fit in a machine's memory.
@@ -122,7 +124,7 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
         Figure::Table3 => {
             for workload in [Workload::Postmark, Workload::Untar, Workload::Build] {
                 for mode in turned(&[&journaling[..], &[Mode::OrderedRetain]].concat()) {
-                    // Half of what time? Of this one's.
+                    // At a part of what time? Of this one's.
                     keys.push(run(workload, mode, 1, Setup::Plain));
                     keys.push(scene.key(Kind::KillGuest, workload, mode, 1, Setup::Plain));
                     if mode.policy() == JournalPolicy::Retain {
@@ -191,57 +193,26 @@ fn is_possible(key: &CellKey) -> bool {
 
 /// What is needed to run cells, and where they are kept.
 pub struct Run<'a> {
-    /// What all have in common.
+    /// Of those in real time.
     pub bench: Bench<'a>,
+    /// Of those in virtual time; `None` where none is to be run.
+    pub world: Option<World<'a>>,
     /// What is finished.
-    pub store: Store,
+    pub store: Mutex<Store>,
     /// Disks.
-    pub templates: Templates,
+    pub templates: Mutex<Templates>,
 }
 
-impl afterimage_bench_kit::Bench for Run<'_> {
-    type Cell = CellKey;
-    type Outcome = (Record, Vec<Sample>);
+/// At which part of the work's time a guest dies, by round: around the half, as in the paper, and never twice at the same.
+const KILLED_AT: [f64; 5] = [0.50, 0.40, 0.60, 0.45, 0.55];
 
-    fn name(&self, key: &CellKey) -> String {
-        format!("{} round {}", key.path(), key.round)
-    }
-
-    /// What cells like this one took.
-    fn estimate(&self, key: &CellKey) -> Option<Duration> {
-        let mean = |like: &dyn Fn(&CellKey) -> bool| {
-            let walls: Vec<f64> =
-                self.store.cells.records().filter(|r| like(&r.key)).map(|r| r.wall_s).collect();
-            (!walls.is_empty())
-                .then(|| Duration::from_secs_f64(walls.iter().sum::<f64>() / walls.len() as f64))
-        };
-        mean(&|other| other.without_round() == key.without_round())
-            .or_else(|| {
-                mean(&|other| {
-                    (other.workload, other.device, other.guests, other.kind)
-                        == (key.workload, key.device, key.guests, key.kind)
-                })
-            })
-            .or_else(|| mean(&|other| (other.workload, other.guests) == (key.workload, key.guests)))
-            .or(Some(GUESS[usize::from(self.bench.scale.name != "quick")] * key.guests))
-    }
-
-    fn measure(&mut self, key: &CellKey) -> Result<(Self::Outcome, String)> {
-        let half_s = match key.kind {
-            Kind::Run => None,
-            _ => {
-                let whole = self.store.elapsed_s(&CellKey { kind: Kind::Run, ..key.clone() });
-                let unknown = || BenchError::Workload("how long the work takes was not measured".to_owned());
-                Some(whole.ok_or_else(unknown)? / 2.0)
-            }
-        };
-        let template = self.templates.get(key.workload, key.mode, key.setup)?;
-        let mut outcome = cell::run(key, &self.bench, &template, half_s);
-        if matches!(outcome, Err(BenchError::TooLate { .. })) {
-            // It was measured on a busier machine.
-            outcome = cell::run(key, &self.bench, &template, half_s.map(|seconds| seconds / 2.0));
-        }
-        let (record, samples) = outcome?;
+impl Run<'_> {
+    /// Measures a cell, keeps it at once, and says in a few words what came out.
+    ///
+    /// # Errors
+    /// Anything that keeps it from a result.
+    pub fn measure_and_keep(&self, key: &CellKey) -> Result<String> {
+        let (record, samples) = self.cell(key)?;
         let words = match &record.recovery {
             Some(recovery) => format!(
                 "recovered in {:.2} s, {:.1} MiB moved",
@@ -254,12 +225,76 @@ impl afterimage_bench_kit::Bench for Run<'_> {
                 record.storage.write_bytes as f64 / MIB
             ),
         };
-        Ok(((record, samples), words))
+        self.store().add(record, samples)?;
+        Ok(words)
     }
 
-    fn keep(&mut self, (record, samples): Self::Outcome) -> Result<()> {
-        self.store.add(record, samples)
+    /// What is finished so far.
+    pub fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn cell(&self, key: &CellKey) -> Result<(Record, Vec<Sample>)> {
+        let template = {
+            let mut templates = self.templates.lock().unwrap_or_else(PoisonError::into_inner);
+            templates.get(key.workload, key.mode, key.setup)?
+        };
+        let Some(world) = self.world.as_ref().filter(|_| key.device.is_model()) else {
+            return cell::run(key, &self.bench, &template);
+        };
+        if key.kind == Kind::Run {
+            return virtual_cell::run(key, world, &template, None);
+        }
+        // Of the same seed's work: it goes on in the same way until it is killed.
+        let whole =
+            self.store().cells.get(&CellKey { kind: Kind::Run, ..key.clone() }).map(Record::elapsed_s);
+        let unknown = || BenchError::Workload("how long the work takes was not measured".to_owned());
+        let part = KILLED_AT[(key.round as usize - 1) % KILLED_AT.len()];
+        virtual_cell::run(key, world, &template, Some(whole.ok_or_else(unknown)? * part))
+    }
+}
+
+/// Cells in real time, one after the other.
+pub struct InRealTime<'a>(pub &'a Run<'a>);
+
+impl afterimage_bench_kit::Bench for InRealTime<'_> {
+    type Cell = CellKey;
+    type Outcome = ();
+
+    fn name(&self, key: &CellKey) -> String {
+        name(key)
+    }
+
+    /// What cells like this one took.
+    fn estimate(&self, key: &CellKey) -> Option<Duration> {
+        let store = self.0.store();
+        let mean = |like: &dyn Fn(&CellKey) -> bool| {
+            let walls: Vec<f64> = store.cells.records().filter(|r| like(&r.key)).map(|r| r.wall_s).collect();
+            (!walls.is_empty())
+                .then(|| Duration::from_secs_f64(walls.iter().sum::<f64>() / walls.len() as f64))
+        };
+        mean(&|other| other.without_round() == key.without_round())
+            .or_else(|| {
+                mean(&|other| {
+                    (other.workload, other.device, other.guests) == (key.workload, key.device, key.guests)
+                })
+            })
+            .or(Some(GUESS[usize::from(self.0.bench.scale.name != "quick")] * key.guests))
+    }
+
+    fn measure(&mut self, key: &CellKey) -> Result<((), String)> {
+        Ok(((), self.0.measure_and_keep(key)?))
+    }
+
+    /// It was kept when it was measured.
+    fn keep(&mut self, (): ()) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// For people.
+pub fn name(key: &CellKey) -> String {
+    format!("{} round {}", key.path(), key.round)
 }
 
 #[cfg(test)]

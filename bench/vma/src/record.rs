@@ -147,10 +147,12 @@ pub struct Record {
     pub daemon_io: StorageIo,
     /// Journal writes that all daemons kept from storage until after the unmounts; `None` where they do not say.
     pub absorbed_bytes: Option<u64>,
-    /// Processor time of all guests until the last program's end, in seconds.
-    pub guest_cpu_s: f64,
+    /// Processor time of all guests until the last program's end, in seconds; in real time only.
+    pub guest_cpu_s: Option<f64>,
     /// Processor time of all daemons, the same.
-    pub daemon_cpu_s: f64,
+    pub daemon_cpu_s: Option<f64>,
+    /// In virtual time: the sum of all guests' requests. The same cell gives the same.
+    pub trace: Option<String>,
     /// The first daemon's `file_systems` at the last program's end, as it said it.
     pub file_systems: Vec<FileSystemStatus>,
     /// After a kill.
@@ -195,7 +197,7 @@ pub struct Sample {
 
 impl afterimage_bench_kit::Record for Record {
     type Key = CellKey;
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
 
     fn key(&self) -> &CellKey {
         &self.key
@@ -233,13 +235,6 @@ impl Store {
         let (records, samples): (Vec<_>, _) =
             cells.map(|(record, samples)| (record.clone(), (record.key, samples))).unzip();
         Store { cells: afterimage_bench_kit::Store::of(records), samples }
-    }
-
-    /// The mean time of a cell over its rounds.
-    pub fn elapsed_s(&self, key: &CellKey) -> Option<f64> {
-        let rounds = self.cells.records().filter(|record| record.key.without_round() == key.without_round());
-        let times: Vec<f64> = rounds.map(Record::elapsed_s).collect();
-        (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64)
     }
 
     /// Keeps a cell, at once.

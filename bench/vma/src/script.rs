@@ -1,9 +1,10 @@
 //! The shell that runs inside the guest.
 //!
 //! ```text
-//!   run:      mount ─► set up ─► drop caches ─► "ready" ─► host ─► work ─► "end" ─► host ─► sync ─► unmount ─► "done"
-//!   recover:  "ready" ─► host ─► mount (the kernel replays what there is) ─► "mounted" ─► host ─► unmount ─► "done"
+//!   run:      mount ─► set up ─► drop caches ─► "ready" ─► meet ─► work ─► "end" ─► meet ─► sync ─► unmount ─► "done"
+//!   recover:  "ready" ─► meet ─► mount (the kernel replays what there is) ─► "mounted" ─► meet ─► unmount ─► "done"
 //! ```
+//! To meet is to wait until all guests have come: in real time the host says so, in virtual time the calendar's world.
 //! Each report carries `/sys/block/vda/stat`, the guest's own count of its requests, and jbd2's own figures.
 
 use std::path::Path;
@@ -23,6 +24,8 @@ tell() {
 }
 # Held open: the kernel forgets what has come when the last user of a serial line closes it.
 exec 5<> "$AFTERIMAGE_REPORT"
+meet() { read -r go <&5; }
+SEED=1
 "#;
 
 /// A mount's options.
@@ -43,11 +46,16 @@ fn ram_journal(setup: Setup) -> String {
         return String::new();
     }
     format!(
-        "busybox insmod /usr/lib/uml/modules/$(uname -r)/kernel/drivers/block/brd.ko rd_nr=1 rd_size={}\n\
+        "[ -b /dev/ram0 ] || busybox insmod /usr/lib/uml/modules/$(uname -r)/kernel/drivers/block/brd.ko rd_nr=1 rd_size={}\n\
          mke2fs -q -F -O journal_dev -b 4096 /dev/ram0\n\
          tune2fs -J device=/dev/ram0 /dev/vda > /dev/null\n",
         u64::from(RAM_JOURNAL_MIB) << 10
     )
+}
+
+/// A script for a guest in real time.
+pub fn in_real_time(script: &str) -> String {
+    format!("{PROLOGUE}{script}")
 }
 
 /// The script of a guest that works.
@@ -56,8 +64,8 @@ pub fn run_script(workload: Workload, mode: Mode, setup: Setup, scale: &Scale, s
     // The paper's caches are cold; but what file_delete deletes has just been made.
     let drop = if workload == Workload::FileDelete { "" } else { "\"$A\" drop-caches\n" };
     format!(
-        "{PROLOGUE}{}mount -t ext4 -o {} /dev/vda /mnt\n{set_up}\n{drop}tell ready\nread -r go <&5\n{work}\ntell end\n\
-         read -r go <&5\n\"$A\" timed sync -- sync\n\"$A\" timed umount -- umount /mnt\ntell done\n",
+        "{}mount -t ext4 -o {} /dev/vda /mnt\n{set_up}\n{drop}tell ready\nmeet\n{work}\ntell end\n\
+         meet\n\"$A\" timed sync -- sync\n\"$A\" timed umount -- umount /mnt\ntell done\n",
         ram_journal(setup),
         mount_options(mode, setup)
     )
@@ -66,8 +74,8 @@ pub fn run_script(workload: Workload, mode: Mode, setup: Setup, scale: &Scale, s
 /// The script of the guest that finds what a killed one has left.
 pub fn recover_script(mode: Mode, setup: Setup) -> String {
     format!(
-        "{PROLOGUE}tell ready\nread -r go <&5\n\"$A\" timed mount -- mount -t ext4 -o {} /dev/vda /mnt\n\
-         tell mounted\nread -r go <&5\numount /mnt\ntell done\n",
+        "tell ready\nmeet\n\"$A\" timed mount -- mount -t ext4 -o {} /dev/vda /mnt\n\
+         tell mounted\nmeet\numount /mnt\ntell done\n",
         mount_options(mode, setup)
     )
 }
@@ -80,10 +88,16 @@ fn parts(workload: Workload, scale: &Scale, sources: &Sources) -> (String, Strin
         ),
         Workload::RndWrite => (
             String::new(),
-            format!("\"$A\" micro overwrite /mnt/data --bytes {} --size 4096", scale.rnd_write_mib << 20),
+            format!(
+                "\"$A\" micro overwrite /mnt/data --bytes {} --size 4096 --seed \"$SEED\"",
+                scale.rnd_write_mib << 20
+            ),
         ),
         Workload::FileDelete => {
-            let files = format!("--files {} --directories {}", scale.delete_files, scale.delete_directories);
+            let files = format!(
+                "--files {} --directories {} --seed \"$SEED\"",
+                scale.delete_files, scale.delete_directories
+            );
             (
                 format!("\"$A\" micro create /mnt/files {files} --median 16384"),
                 format!("\"$A\" micro delete /mnt/files {files} --threads 16"),
@@ -92,7 +106,7 @@ fn parts(workload: Workload, scale: &Scale, sources: &Sources) -> (String, Strin
         Workload::Postmark => (
             format!(
                 "mkdir /mnt/mail\nprintf 'set location /mnt/mail\\nset number {}\\nset subdirectories {}\\n\
-                 set transactions {}\\nset seed 42\\nrun\\nquit\\n' > /run/postmark",
+                 set transactions {}\\nset seed %s\\nrun\\nquit\\n' $((SEED + 41)) > /run/postmark",
                 scale.postmark_files, scale.postmark_directories, scale.postmark_transactions
             ),
             "\"$A\" timed postmark -- sh -c 'postmark /run/postmark > /run/postmark.out'".to_owned(),

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use afterimage_bench_kit::io::StorageIo;
+use afterimage_report::number::{number, MIB};
 use afterimage_report::Spread;
 
 use crate::catalog::{Device, Kind, Mode, Setup};
@@ -124,11 +126,45 @@ pub struct Verdict {
     pub unit: &'static str,
     /// Whether the median is on the right side.
     pub met: bool,
+    /// What explains it: of both sides, what was counted.
+    pub counts: String,
+}
+
+/// What a cell and another one asked of the device, as medians: bytes, requests, seeks, flushes.
+pub fn counts(table: &Cells<'_>, key: &CellKey, base: &CellKey) -> String {
+    let of = |key: &CellKey, value: fn(&StorageIo) -> Option<f64>| {
+        table.spread(key, |record| {
+            let recovery = record.recovery.map(|r| r.daemon_io.and(&r.mount_io));
+            value(&recovery.unwrap_or(record.storage))
+        })
+    };
+    let pair = |name: &str, value: fn(&StorageIo) -> Option<f64>| {
+        let (ours, theirs) = (of(key, value)?, of(base, value)?);
+        Some(format!("{} / {} {name}", number(ours.median), number(theirs.median)))
+    };
+    let parts = [
+        pair("MiB", |io| Some(io.write_bytes as f64 / MIB)),
+        pair("writes", |io| Some(io.writes? as f64)),
+        pair("reads", |io| Some(io.reads? as f64)),
+        pair("seeks", |io| Some(io.seeks? as f64)),
+        pair("flushes", |io| Some(io.flushes? as f64)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// Cells that take less time than their bound A, with the sync after the work, and that bound's.
+pub fn beyond_bound(table: &Cells<'_>) -> Vec<(CellKey, CellKey)> {
+    let runs = table.keys().filter(|key| key.kind == Kind::Run);
+    let pairs = runs.filter_map(|key| Some((key.clone(), with_mode(key, key.mode.bound_a()?))));
+    pairs
+        .filter(|(key, bound)| table.ratio(key, bound, synced).is_some_and(|ratio| ratio.median < 0.995))
+        .collect()
 }
 
 fn judge(
+    table: &Cells<'_>,
     target: String,
-    key: &CellKey,
+    (key, base): (&CellKey, &CellKey),
     reached: Option<Spread>,
     wanted: f64,
     at_most: bool,
@@ -136,7 +172,8 @@ fn judge(
 ) -> Option<Verdict> {
     let reached = reached?;
     let met = if at_most { reached.median <= wanted } else { reached.median >= wanted };
-    Some(Verdict { target, cell: key.path(), reached, wanted, at_most, unit, met })
+    let counts = counts(table, key, base);
+    Some(Verdict { target, cell: key.path(), reached, wanted, at_most, unit, met, counts })
 }
 
 /// The targets, each where both sides were measured.
@@ -150,16 +187,18 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
                     // Exact, for it is of one run; the other compares two runs, in which the guest itself may have
                     // written more or less, as its timers fell.
                     verdicts.extend(judge(
+                        table,
                         "bytes stored ≤ 1.03 × the guests' writes outside their journals".to_owned(),
-                        key,
+                        (key, &journal),
                         table.spread(key, over_own_bound),
                         1.03,
                         true,
                         "×",
                     ));
                     verdicts.extend(judge(
+                        table,
                         "bytes stored ≤ 1.03 × bound A".to_owned(),
-                        key,
+                        (key, &with_mode(key, Mode::JournalDrop)),
                         table.ratio(key, &with_mode(key, Mode::JournalDrop), stored),
                         1.03,
                         true,
@@ -171,8 +210,9 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
                 }
                 if let Some((gain, _)) = paper::gain_over_journal(key.workload) {
                     verdicts.extend(judge(
+                        table,
                         format!("time at least {gain} % below journal (the paper's)"),
-                        key,
+                        (key, &journal),
                         table.gain(key, &journal, elapsed),
                         gain,
                         false,
@@ -180,8 +220,9 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
                     ));
                 }
                 verdicts.extend(judge(
+                    table,
                     "time ≤ 1.10 × ordered".to_owned(),
-                    key,
+                    (key, &with_mode(key, Mode::Ordered)),
                     table.ratio(key, &with_mode(key, Mode::Ordered), elapsed),
                     1.10,
                     true,
@@ -193,8 +234,9 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
             Kind::KillGuest => {
                 if let Some(gain) = paper::recovery_gain(key.workload) {
                     verdicts.extend(judge(
+                        table,
                         format!("recovery at least {gain} % quicker than journal (the paper's)"),
-                        key,
+                        (key, &journal),
                         table.gain(key, &journal, recovered),
                         gain,
                         false,
