@@ -1,17 +1,19 @@
-//! Every on-disk structure of Afterimage, declared once.
+//! Every on-disk and in-guest structure of Afterimage, declared once.
 //!
 //! ```text
 //! redo log    [header slot 0][header slot 1][image names][record area, circular ...]     log::*
 //! mark        [header, path of the log], an extended attribute of an image              mark::*
 //! sidecar     [reference], where there are no extended attributes                       reference::*
 //! recording   [file header][chunk header, compressed records] ...                       recording::*
+//! control     commands and answers of the control disk, a sector each                   control_disk::*
 //! ```
 //!
 //! All integers are little-endian whatever the machine; sizes are asserted when this compiles; golden bytes are in
-//! `tests/golden.rs`; the meaning is told in `docs/log-format.md` and `docs/recording-format.md`. Parsers take hostile bytes:
+//! `tests/`; the meaning is told in `docs/log-format.md`, `docs/recording-format.md` and `docs/control-disk.md`. Parsers take hostile bytes:
 //! they never panic, and allocate no more than the input's size allows.
 #![warn(missing_docs)]
 
+pub mod control_disk;
 mod error;
 pub mod log;
 pub mod mark;

@@ -10,7 +10,8 @@ use crate::backend::{too_late, Backend, Opened};
 use crate::board::Board;
 use crate::{direct, redo};
 use crate::{
-    Closing, Contract, Event, GroupOptions, GroupStatus, HomeWriter, Host, OpenError, Replayed, Subscription,
+    Closing, Contract, Event, GroupOptions, GroupStatus, HomeWriter, Host, OpenError, Replayed, Sequence,
+    Subscription,
 };
 
 /// A pause brings this part of the log home at once, and an end with a time limit that: so they notice that it is over.
@@ -100,6 +101,11 @@ impl Group {
         };
         self.backend.describe(&mut status);
         status
+    }
+
+    /// How far it has got, without a lock.
+    pub fn sequence(&self) -> &Sequence {
+        &self.board.sequence
     }
 
     /// Makes everything that has completed durable, on all disks (vDrive's *vflush*, § 4.1.1), and returns what is

@@ -39,8 +39,35 @@ pub struct StatusAnswer {
     pub sandbox: SandboxReport,
     /// A `keep` process holds the sockets.
     pub kept: bool,
+    /// The control disk.
+    #[serde(deserialize_with = "crate::required")]
+    pub control_disk: Option<ControlDiskStatus>,
     /// Each disk.
     pub disks: Vec<DiskStatus>,
+}
+
+/// The control disk, and how often its commands were answered since the start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ControlDiskStatus {
+    /// Where the guest connects.
+    pub socket: String,
+    /// A guest is connected.
+    pub attached: bool,
+    /// Connections since the start.
+    pub connections: u64,
+    /// Ordering points given.
+    pub vorders: u64,
+    /// Durability asked for, and reached.
+    pub vflushes: u64,
+    /// Points waited for, and durable.
+    pub waits: u64,
+    /// Points waited for, and not durable in time.
+    pub not_yet: u64,
+    /// What was no command, or none that there is.
+    pub refused: u64,
+    /// What the disks' failure prevented.
+    pub failed: u64,
 }
 
 /// The group's place in its history.
@@ -283,6 +310,17 @@ mod tests {
             paused: false,
             sandbox: SandboxReport::off(),
             kept: false,
+            control_disk: Some(ControlDiskStatus {
+                socket: "s".to_owned(),
+                attached: true,
+                connections: 1,
+                vorders: 2,
+                vflushes: 3,
+                waits: 4,
+                not_yet: 5,
+                refused: 6,
+                failed: 7,
+            }),
             disks: vec![DiskStatus {
                 file: "f".to_owned(),
                 socket: "s".to_owned(),

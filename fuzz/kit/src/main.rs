@@ -1,5 +1,5 @@
 //! Writes the seeds that are made by programs into a folder of corpora: a redo log with records of every kind, a recording, as a file and as what it decodes
-//! to, disks with an ext4 and its journal, block traces in every format, and guest memories whose ring offers every
+//! to, commands of the control disk, disks with an ext4 and its journal, block traces in every format, and guest memories whose ring offers every
 //! virtio-blk request, direct and indirect.
 //! `./x fuzz` runs it from the root, and adds those that were made by hand (`fuzz/seeds`).
 
@@ -7,9 +7,11 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
+use afterimage_format::control_disk::{Answer, Command, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT};
 use afterimage_fuzz_kit::recording::{sample_recording, sample_records};
 use afterimage_fuzz_kit::redo_log::sample_log;
 use afterimage_fuzz_kit::traces;
+use zerocopy::{FromZeros as _, IntoBytes as _};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -93,6 +95,14 @@ fn main() -> Outcome<()> {
     put("fuzz_log", "seed-log", &sample_log())?;
     put("fuzz_recording", "seed-file", &sample_recording().to_bytes()?)?;
     put("fuzz_recording", "seed-records", &sample_records())?;
+    for operation in [OPERATION_VORDER, OPERATION_VFLUSH, OPERATION_WAIT] {
+        let mut command = Command::new(operation, 7);
+        if operation == OPERATION_WAIT {
+            (command.instance, command.sequence, command.timeout_ms) = (1.into(), 2.into(), 3.into());
+        }
+        put("fuzz_control_disk", &format!("seed-{operation}"), command.seal().as_bytes())?;
+    }
+    put("fuzz_control_disk", "seed-answer", Answer::new_zeroed().seal("power: all").as_bytes())?;
     for (number, disk) in afterimage_journal::layout::fuzz::samples().iter().enumerate() {
         put("fuzz_layout", &format!("seed-{number}"), disk)?;
     }

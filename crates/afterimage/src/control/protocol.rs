@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use afterimage_protocol::status::{
-    ArenaStatus, Classes, DiskStatus, FileSystemStatus, LogStatus, OperationStatus, ReplayStatus,
-    SequenceStatus, StatusAnswer, StorageStatus,
+    ArenaStatus, Classes, ControlDiskStatus, DiskStatus, FileSystemStatus, LogStatus, OperationStatus,
+    ReplayStatus, SequenceStatus, StatusAnswer, StorageStatus,
 };
 
 /// Longest request line in bytes, without its newline.

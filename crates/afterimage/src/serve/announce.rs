@@ -19,6 +19,7 @@ struct Ready<'a> {
     journal: &'static str,
     disks: Vec<ReadyDisk>,
     control: Option<&'a Path>,
+    control_disk: Option<&'a Path>,
     metrics: Option<String>,
     sandbox: &'a SandboxReport,
 }
@@ -57,6 +58,7 @@ pub fn announce(
                 })
                 .collect(),
             control,
+            control_disk: daemon.control_disk.as_ref().map(|disk| disk.socket.as_path()),
             metrics,
             sandbox: &daemon.sandbox,
         };
@@ -79,6 +81,12 @@ pub fn announce(
     print_line(&format!(
         "{what} one consistency group; disks of other processes are not ordered against it"
     ))?;
+    if let Some(disk) = &daemon.control_disk {
+        print_line(&format!(
+            "control disk: {}: under every contract, what the guest's programs flush there survives a power cut",
+            disk.socket.display()
+        ))?;
+    }
     if let Some(path) = control {
         print_line(&format!("control: {}", path.display()))?;
     }

@@ -71,6 +71,10 @@ pub struct Args {
     /// Listen for `afterimage ctl` on this Unix socket, for this user only
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Serve a control disk on this Unix socket: a second vhost-user-blk device for the same guest, through which its programs
+    /// order, flush and wait for durability (afterimage-guest)
+    #[arg(long, value_name = "SOCKET")]
+    pub control_disk: Option<PathBuf>,
     /// Serve Prometheus metrics on this address, as in 127.0.0.1:9150
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,

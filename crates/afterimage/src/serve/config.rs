@@ -40,6 +40,8 @@ pub struct Config {
     pub vflush_at_truncation: bool,
     /// `--control`
     pub control: Option<PathBuf>,
+    /// `--control-disk`
+    pub control_disk: Option<PathBuf>,
     /// `--metrics`
     pub metrics: Option<String>,
     /// `--trace`
@@ -170,6 +172,7 @@ arena = "/tmp"
 accept-loss = true
 vflush-at-truncation = true
 control = "/run/c.sock"
+control-disk = "/run/cd.sock"
 [[disk]]
 file = "/a.img"
 socket = "/run/a.sock"
@@ -187,6 +190,7 @@ direct = "off"
         assert_eq!(config.retain_max.as_deref(), Some("1G"));
         assert_eq!(config.arena.as_deref(), Some(Path::new("/tmp")));
         assert!(config.accept_loss && config.vflush_at_truncation);
+        assert_eq!(config.control_disk.as_deref(), Some(Path::new("/run/cd.sock")));
         assert_eq!(config.disk.len(), 2);
         let spec = DiskSpec::from(config.disk[1].clone());
         assert!(spec.read_only);

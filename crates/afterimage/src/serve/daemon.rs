@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afterimage_block::Disk;
 use afterimage_compose::{folder_of, Plan, Prepared, Stack, StackDisk};
+use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
-use afterimage_journal::group::{Ending, RetainError};
+use afterimage_journal::group::{Ending, RetainError, RetainGroup};
 use afterimage_order::{Closing, Contract};
 use afterimage_store::{Image as _, OpenOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -18,14 +21,14 @@ use signal_hook::iterator::Signals;
 use super::announce::announce;
 use super::descriptors;
 use super::disk_spec::SocketSpec;
-use super::doors::{disk_name, Doors};
+use super::doors::{disk_name, Doors, CONTROL_DISK_NAME};
 use super::ends::{End, Ends};
 use super::memory;
 use super::metrics;
 use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
-use super::state::{Daemon, Readable, ServedDisk};
+use super::state::{Daemon, Readable, ServedControlDisk, ServedDisk};
 use super::trace::{TraceFile, Tracing};
 use crate::control;
 use crate::failure::Failure;
@@ -112,10 +115,13 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         }
     };
 
+    let control_disk = start_control_disk(settings, &group, doors.control_disk, keep.as_ref())?;
+    let (control_disk, control_server) = control_disk.unzip();
+
     let ends = Ends::watch(signals, keep.is_some())?;
     sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
     let kept = keep.is_some();
-    let daemon = Arc::new(Daemon { group, disks, sandbox, kept, started: Instant::now() });
+    let daemon = Arc::new(Daemon { group, disks, control_disk, sandbox, kept, started: Instant::now() });
     let (control, control_file) = doors.control.unzip();
     let control = control
         .map(|listener| control::server::start(listener, &daemon, ends.stop()))
@@ -151,6 +157,8 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     if let Some(control) = &control {
         control.end();
     }
+    // Nobody is kept from closing by a guest that waits.
+    drop(control_server);
     let closed = close(&daemon, servers, ending);
     // Whatever became of the disks, the trace is ended; what went wrong with them is said first.
     let traced = traced.map_or(Ok(()), |traced| traced.finish());
@@ -231,7 +239,11 @@ fn file_needs(settings: &Settings, prepared: &Prepared) -> Result<FileNeeds, Fai
         files: names.images,
         log_folders: names.folders,
         arenas: names.arenas,
-        socket_folders: sockets.chain(settings.control.as_deref()).map(folder_of).collect(),
+        socket_folders: sockets
+            .chain(settings.control.as_deref())
+            .chain(settings.control_disk.as_deref())
+            .map(folder_of)
+            .collect(),
     })
 }
 
@@ -280,6 +292,26 @@ fn start_servers(
             .map_err(|e| Failure::failed(format!("cannot serve {}: {e}", disk.settings.file.display())))
         })
         .collect()
+}
+
+fn start_control_disk(
+    settings: &Settings,
+    group: &Arc<RetainGroup>,
+    listener: Option<UnixListener>,
+    keep: Option<&KeepHandle>,
+) -> Result<Option<(ServedControlDisk, Server)>, Failure> {
+    let (Some(listener), Some(socket)) = (listener, settings.control_disk.clone()) else { return Ok(None) };
+    let promise = Promise { contract: group.status().contract, text: group.promise() };
+    let disk = ControlDisk::new(Arc::clone(group) as Arc<dyn Durability>, promise)
+        .map_err(|e| Failure::failed(format!("cannot make the control disk: {e}")))?;
+    let (disk, stats) = (Arc::new(disk), Arc::new(FrontendStats::new(1)));
+    // Its writes are commands: no guest has to flush them.
+    let options = ServeOptions { write_cache: false, keep: keep.cloned(), ..ServeOptions::default() };
+    let served = Arc::clone(&disk) as Arc<dyn Disk>;
+    let endpoint = Endpoint::Listen(listener);
+    let server = Server::start(CONTROL_DISK_NAME, served, endpoint, options, Arc::clone(&stats))
+        .map_err(|e| Failure::failed(format!("cannot serve the control disk: {e}")))?;
+    Ok(Some((ServedControlDisk { socket, disk, stats }, server)))
 }
 
 /// Says once of each file that it was deleted below the daemon: what is written to it is gone when the daemon is.

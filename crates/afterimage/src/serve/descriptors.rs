@@ -33,9 +33,10 @@ pub fn raise() -> Option<u64> {
 
 /// How many descriptors these disks may need at once. `kept`: what the keeper holds is taken over at the start, and is
 /// held by the keeper, whose limit is the same.
-fn needed(disks: u64, queues: u64, kept: bool) -> u64 {
+fn needed(disks: u64, queues: u64, kept: bool, control_disk: bool) -> u64 {
     let held = if kept { DISK_FDS_MAX as u64 } else { 0 };
-    PROCESS + disks * (DISK + held + (queues + 1) * QUEUE)
+    let of = |disks: u64, queues: u64| disks * (DISK + held + (queues + 1) * QUEUE);
+    PROCESS + of(disks, queues) + of(control_disk.into(), 1)
 }
 
 /// Raises the limit, and refuses what does not fit.
@@ -44,7 +45,7 @@ fn needed(disks: u64, queues: u64, kept: bool) -> u64 {
 /// Too many disks or queues.
 pub fn prepare(settings: &Settings, kept: bool) -> Result<(), Failure> {
     let (disks, queues) = (settings.disks.len() as u64, u64::from(settings.queues));
-    let needed = needed(disks, queues, kept);
+    let needed = needed(disks, queues, kept, settings.control_disk.is_some());
     match raise() {
         Some(limit) if limit < needed => Err(Failure::failed(format!(
             "{disks} disks of {queues} queues may need {needed} open files, and this process may have {limit}: raise the \
@@ -60,8 +61,8 @@ mod tests {
 
     #[test]
     fn one_disk_fits_into_the_usual_limit_and_many_do_not() {
-        assert!(needed(1, 1, true) <= 1024);
-        assert!(needed(4, 4, false) <= 1024);
-        assert!(needed(16, 64, true) > 4096);
+        assert!(needed(1, 1, true, false) <= 1024);
+        assert!(needed(4, 4, false, false) <= 1024 && needed(2, 4, false, true) <= 1024);
+        assert!(needed(16, 64, true, false) > 4096);
     }
 }

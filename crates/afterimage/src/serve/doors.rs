@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 
 use afterimage_frontend::{Endpoint, KeepHandle};
 
@@ -15,11 +16,15 @@ use crate::failure::Failure;
 pub(super) struct Doors {
     /// A disk each.
     pub disks: Vec<Endpoint>,
+    pub control_disk: Option<UnixListener>,
     /// The disks' socket files: removed at the end, unless they are left to the next daemon.
     pub files: Vec<SocketFile>,
     pub control: Option<(UnixListener, SocketFile)>,
     pub metrics: Option<TcpListener>,
 }
+
+/// The keeper's name for the control disk.
+pub(super) const CONTROL_DISK_NAME: &str = "control-disk";
 
 /// The keeper's name for a disk: its place in the group stays the same across restarts.
 pub(super) fn disk_name(index: usize) -> String {
@@ -45,24 +50,12 @@ impl Doors {
                 continue;
             };
             let what = format!("disk {}", disk.file.display());
-            let kept =
-                keep.map(|k| k.listener(&disk_name(index))).transpose().map_err(Failure::failed)?.flatten();
-            let listener = match (kept, keep) {
-                (Some(listener), _) => {
-                    files.extend(SocketFile::adopt(path));
-                    listener
-                }
-                (None, keep) => {
-                    let (listener, file) = sockets::listen(path, &what, false)?;
-                    files.push(file);
-                    if let Some(keep) = keep {
-                        keep.keep_listener(&disk_name(index), &listener).map_err(Failure::failed)?;
-                    }
-                    listener
-                }
-            };
-            disks.push(Endpoint::Listen(listener));
+            disks.push(Endpoint::Listen(listen(&disk_name(index), path, &what, keep, &mut files)?));
         }
+        let control_disk = settings.control_disk.as_deref();
+        let control_disk = control_disk
+            .map(|path| listen(CONTROL_DISK_NAME, path, "the control disk", keep, &mut files))
+            .transpose()?;
         let control = settings
             .control
             .as_deref()
@@ -78,6 +71,27 @@ impl Doors {
                 })
             })
             .transpose()?;
-        Ok(Self { disks, files, control, metrics })
+        Ok(Self { disks, control_disk, files, control, metrics })
     }
+}
+
+/// A listening socket that the keeper has, or a new one, which it gets.
+fn listen(
+    name: &str,
+    path: &Path,
+    what: &str,
+    keep: Option<&KeepHandle>,
+    files: &mut Vec<SocketFile>,
+) -> Result<UnixListener, Failure> {
+    let kept = keep.map(|k| k.listener(name)).transpose().map_err(Failure::failed)?.flatten();
+    if let Some(listener) = kept {
+        files.extend(SocketFile::adopt(path));
+        return Ok(listener);
+    }
+    let (listener, file) = sockets::listen(path, what, false)?;
+    files.push(file);
+    if let Some(keep) = keep {
+        keep.keep_listener(name, &listener).map_err(Failure::failed)?;
+    }
+    Ok(listener)
 }

@@ -23,6 +23,10 @@ const THREAD_BYTES: u64 = 1 << 20;
 /// The text trace: requests on their way, and the compressor.
 const TRACE_BYTES: u64 = (afterimage_trace::capture::QUEUED_BYTES_MAX as u64) + (8 << 20);
 
+/// The control disk: its session and queue, the thread that flushes, and commands that wait.
+const CONTROL_DISK_BYTES: u64 =
+    DISK_BYTES + 2 * THREAD_BYTES + afterimage_frontend::QUEUE_BYTES_MAX as u64 + (1 << 20);
+
 /// What the bound depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -36,6 +40,8 @@ pub struct Shape {
     pub retain_bytes_max: Option<u64>,
     /// Whether there is a `--trace`.
     pub trace: bool,
+    /// Whether there is a `--control-disk`.
+    pub control_disk: bool,
 }
 
 impl Shape {
@@ -49,6 +55,7 @@ impl Shape {
             log_bytes_max: window.then_some(settings.log_bytes_max),
             retain_bytes_max: retained,
             trace: settings.trace.is_some(),
+            control_disk: settings.control_disk.is_some(),
         }
     }
 
@@ -77,6 +84,7 @@ impl Shape {
             + index
             + retained
             + trace
+            + if self.control_disk { CONTROL_DISK_BYTES } else { 0 }
     }
 }
 
@@ -105,7 +113,14 @@ mod tests {
     #[test]
     fn the_documentation_gives_these_figures() {
         let document = include_str!("../../../../docs/operations.md");
-        let none = Shape { disks: 0, queues: 0, log_bytes_max: None, retain_bytes_max: None, trace: false };
+        let none = Shape {
+            disks: 0,
+            queues: 0,
+            log_bytes_max: None,
+            retain_bytes_max: None,
+            trace: false,
+            control_disk: false,
+        };
         let log = Shape { log_bytes_max: Some(256 << 20), ..none };
         let retain = Shape { retain_bytes_max: Some(256 << 20), ..none };
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
@@ -123,6 +138,7 @@ mod tests {
             ("the log's index, of `--log-max` 256M".to_owned(), mib(more(log))),
             ("retained journals, of `--retain-max` 256M".to_owned(), mib(more(retain))),
             ("`--trace`".to_owned(), mib(more(Shape { trace: true, ..none }))),
+            ("`--control-disk`".to_owned(), mib(more(Shape { control_disk: true, ..none }))),
         ] {
             let row = format!("| {part} | {bytes} MiB |");
             assert!(document.contains(&row), "docs/operations.md lacks: {row}");

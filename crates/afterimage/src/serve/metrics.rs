@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::http;
-use super::state::Daemon;
+use super::state::{Daemon, ServedControlDisk};
 use crate::control::protocol::{Classes, FileSystemStatus};
 use crate::control::retained;
 
@@ -110,6 +110,7 @@ impl Collector for GroupCollector {
         let mut families = Families(encoder);
         self.group(&mut families)?;
         self.guests(&mut families)?;
+        self.control_disk(&mut families)?;
         self.storage(&mut families)?;
         self.journals(&mut families)
     }
@@ -194,6 +195,31 @@ impl GroupCollector {
             families.counter(name, help, unit, &[(Vec::new(), value)])?;
         }
         Ok(())
+    }
+
+    fn control_disk(&self, families: &mut Families<'_>) -> fmt::Result {
+        let Some(disk) = self.0.control_disk.as_ref().map(ServedControlDisk::status) else { return Ok(()) };
+        let rows = [
+            ("vorder", disk.vorders),
+            ("vflush", disk.vflushes),
+            ("wait", disk.waits),
+            ("not_yet", disk.not_yet),
+            ("refused", disk.refused),
+            ("failed", disk.failed),
+        ];
+        families.counter(
+            "afterimage_control_disk_commands",
+            "Commands of the control disk answered",
+            None,
+            &rows.map(|(outcome, count)| (vec![("outcome", outcome)], count)),
+        )?;
+        let attached = f64::from(u8::from(disk.attached));
+        families.gauge(
+            "afterimage_control_disk_attached",
+            "1 while a guest is connected to the control disk",
+            None,
+            &[(Vec::new(), attached)],
+        )
     }
 
     fn guests(&self, families: &mut Families<'_>) -> fmt::Result {

@@ -42,6 +42,8 @@ pub struct Settings {
     pub journal: JournalOptions,
     /// The control socket.
     pub control: Option<PathBuf>,
+    /// The socket of the control disk.
+    pub control_disk: Option<PathBuf>,
     /// Where metrics are served.
     pub metrics: Option<SocketAddr>,
     /// Where requests that reach storage are noted.
@@ -145,6 +147,7 @@ impl Settings {
             log_bytes_max,
             log: args.log.clone().or(config.log),
             control: args.control.clone().or(config.control),
+            control_disk: args.control_disk.clone().or(config.control_disk),
             metrics,
             trace: args.trace.clone().or(config.trace),
             sandbox,
@@ -161,7 +164,9 @@ impl Settings {
             SocketSpec::Fd(_) => None,
         });
         let control = self.control.iter().map(|path| (path.as_path(), "the control socket".to_owned()));
-        for (path, what) in disk_sockets.chain(control) {
+        let control_disk =
+            self.control_disk.iter().map(|path| (path.as_path(), "the control disk".to_owned()));
+        for (path, what) in disk_sockets.chain(control).chain(control_disk) {
             if let Some((_, other)) = sockets.iter().find(|(p, _)| *p == path) {
                 return Err(Failure::usage(format!(
                     "{} is the socket of {other} and of {what}: give each its own path",
@@ -197,7 +202,8 @@ impl Settings {
         if trace.file_name().is_none() {
             return refuse("this is not the name of a file");
         }
-        let own = self.disks.iter().map(|d| &d.file).chain(&self.control).chain(&self.log);
+        let sockets = self.control.iter().chain(&self.control_disk);
+        let own = self.disks.iter().map(|d| &d.file).chain(sockets).chain(&self.log);
         if own.into_iter().any(|path| path == trace) {
             return refuse("this is an image, a log or a socket of the same daemon: name a file of its own");
         }

@@ -5,10 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
 use afterimage_block::Disk;
+use afterimage_control_disk::ControlDisk;
 use afterimage_frontend::{FrontendStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
 use afterimage_store::{Image as _, ImageStore};
@@ -16,8 +18,8 @@ use afterimage_store::{Image as _, ImageStore};
 use super::disk_spec::SocketSpec;
 use super::settings::DiskSettings;
 use crate::control::protocol::{
-    DiskStatus, ImageAnswer, LogStatus, OperationStatus, ReplayStatus, SequenceStatus, StatusAnswer,
-    StorageStatus,
+    ControlDiskStatus, DiskStatus, ImageAnswer, LogStatus, OperationStatus, ReplayStatus, SequenceStatus,
+    StatusAnswer, StorageStatus,
 };
 use crate::control::retained as journals;
 use crate::failure::Failure;
@@ -29,12 +31,43 @@ pub struct Daemon {
     pub group: Arc<RetainGroup>,
     /// Its disks.
     pub disks: Vec<ServedDisk>,
+    /// The control disk.
+    pub control_disk: Option<ServedControlDisk>,
     /// What locks the process in.
     pub sandbox: SandboxReport,
     /// A `keep` process holds the sockets.
     pub kept: bool,
     /// When it started.
     pub started: Instant,
+}
+
+/// The control disk of the daemon.
+pub struct ServedControlDisk {
+    /// Where the guest connects.
+    pub socket: PathBuf,
+    /// What the guest sees.
+    pub disk: Arc<ControlDisk>,
+    /// What the guest asked for.
+    pub stats: Arc<FrontendStats>,
+}
+
+impl ServedControlDisk {
+    /// How it is described on the control socket.
+    pub fn status(&self) -> ControlDiskStatus {
+        let (guest, commands) = (self.stats.snapshot(), self.disk.commands());
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ControlDiskStatus {
+            socket: self.socket.display().to_string(),
+            attached: guest.attached,
+            connections: guest.connections,
+            vorders: count(&commands.vorders),
+            vflushes: count(&commands.vflushes),
+            waits: count(&commands.waits),
+            not_yet: count(&commands.not_yet),
+            refused: count(&commands.refused),
+            failed: count(&commands.failed),
+        }
+    }
 }
 
 /// One disk of the daemon.
@@ -141,6 +174,7 @@ impl Daemon {
             paused: group.paused,
             sandbox: self.sandbox.clone(),
             kept: self.kept,
+            control_disk: self.control_disk.as_ref().map(ServedControlDisk::status),
             disks: self
                 .disks
                 .iter()

@@ -180,8 +180,14 @@ fn announced_blocks_cost_no_memory() {
         }
         guest.write(place(at), &header(2));
         guest.flush();
-        let bound =
-            Shape { disks: 1, queues: 1, log_bytes_max, retain_bytes_max: Some(1 << 20), trace: false };
+        let bound = Shape {
+            disks: 1,
+            queues: 1,
+            log_bytes_max,
+            retain_bytes_max: Some(1 << 20),
+            trace: false,
+            control_disk: false,
+        };
         let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
         let peak = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10;

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use afterimage_block::{Disk, DiskIndex, SequenceNumber};
-use afterimage_order::{Closing, Contract, Group, GroupStatus, Subscription};
+use afterimage_order::{Closing, Contract, Group, GroupStatus, Sequence, Subscription};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::RetainDisk;
@@ -243,6 +243,11 @@ impl RetainGroup {
     /// A snapshot of the group.
     pub fn status(&self) -> GroupStatus {
         self.group.status()
+    }
+
+    /// How far the group has got, without a lock.
+    pub fn sequence(&self) -> &Sequence {
+        self.group.sequence()
     }
 
     /// A snapshot of what is retained of a disk; `None` where its journals are passed through.

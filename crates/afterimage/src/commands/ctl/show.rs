@@ -56,6 +56,19 @@ pub fn status(status: &StatusAnswer) -> String {
     if let Some(failure) = &status.failure {
         line(format!("FAILED, no more writes: {failure}"));
     }
+    if let Some(disk) = &status.control_disk {
+        line(format!(
+            "control disk on {}, {}; {} ordering points, {} flushes, {} waits ({} not durable in time), {} refused, {} failed",
+            disk.socket,
+            if disk.attached { "guest connected" } else { "no guest" },
+            disk.vorders,
+            disk.vflushes,
+            disk.waits + disk.not_yet,
+            disk.not_yet,
+            disk.refused,
+            disk.failed
+        ));
+    }
     for disk in &status.disks {
         line(show_disk(disk));
         if let Some(arena) = &disk.arena {

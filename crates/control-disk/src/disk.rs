@@ -1,0 +1,434 @@
+//! The shell: a [`Disk`] whose writes are commands and whose reads are answers, and the thread that flushes.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use afterimage_block::{
+    wait_readable, Admitted, Bell, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Sector,
+    SequenceNumber, Token, SECTOR_BYTES,
+};
+use afterimage_format::control_disk::{
+    Answer, Command, CONTROL_SERIAL, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES,
+    STATUS_DONE, STATUS_FAILED, STATUS_MALFORMED, STATUS_NOT_YET, STATUS_UNSUPPORTED,
+};
+use afterimage_format::{mark, FormatError};
+use afterimage_journal::group::RetainGroup;
+use afterimage_order::{Contract, Subscription};
+use parking_lot::{Condvar, Mutex};
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+use crate::desk::{Desk, Place, Reached, Verdict};
+use crate::flights::Flights;
+
+const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
+/// What there is, a bit each.
+const OPERATIONS: u64 = 1 << OPERATION_VORDER | 1 << OPERATION_VFLUSH | 1 << OPERATION_WAIT;
+
+/// What the control disk asks of its group.
+pub trait Durability: Send + Sync {
+    /// How far it has got. Does not wait for storage.
+    fn reached(&self) -> Reached;
+
+    /// Makes everything that had completed before the call durable; see [`RetainGroup::flush`].
+    ///
+    /// # Errors
+    /// The group has failed, in one sentence.
+    fn flush(&self) -> Result<SequenceNumber, String>;
+
+    /// `wake` is called whenever [`Durability::reached`] has changed without a request, from any thread, and does not wait.
+    fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Option<Subscription>;
+}
+
+impl Durability for RetainGroup {
+    fn reached(&self) -> Reached {
+        let sequence = self.sequence();
+        // In this order: what is durable had been acknowledged.
+        let durable = sequence.durable.get();
+        let failure = self.disks().iter().find_map(|disk| disk.health().failure());
+        Reached { acknowledged: sequence.acknowledged.get(), durable, failure }
+    }
+
+    fn flush(&self) -> Result<SequenceNumber, String> {
+        RetainGroup::flush(self).map_err(|error| error.to_string())
+    }
+
+    fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
+        Some(RetainGroup::subscribe(self, wake))
+    }
+}
+
+/// What a guest reads of the contract in force.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    /// The contract.
+    pub contract: Contract,
+    /// In one sentence, with its loss bound.
+    pub text: String,
+}
+
+/// How often commands were answered, since the start.
+#[derive(Debug, Default)]
+pub struct Commands {
+    /// Ordering points given.
+    pub vorders: AtomicU64,
+    /// Durability that was asked for, and reached.
+    pub vflushes: AtomicU64,
+    /// Points that were waited for, and durable.
+    pub waits: AtomicU64,
+    /// Points that were waited for, and not durable in time.
+    pub not_yet: AtomicU64,
+    /// What was no command, or none that there is.
+    pub refused: AtomicU64,
+    /// What the disks' failure prevented.
+    pub failed: AtomicU64,
+}
+
+impl Commands {
+    fn count(&self, operation: u16, status: u16) {
+        let counter = match (status, operation) {
+            (STATUS_DONE, OPERATION_VORDER) => &self.vorders,
+            (STATUS_DONE, OPERATION_VFLUSH) => &self.vflushes,
+            (STATUS_DONE, _) => &self.waits,
+            (STATUS_NOT_YET, _) => &self.not_yet,
+            (STATUS_FAILED, _) => &self.failed,
+            _ => &self.refused,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Shared {
+    group: Arc<dyn Durability>,
+    promise: Promise,
+    instance: u64,
+    origin: Instant,
+    commands: Commands,
+    /// A slot's last answer.
+    answers: Mutex<Vec<Option<Answer>>>,
+    flushing: Mutex<Flushing>,
+    /// A flush is asked for, or the end.
+    wanted: Condvar,
+    bells: Arc<Bells>,
+}
+
+/// Of the lanes that there are.
+#[derive(Default)]
+struct Bells(Mutex<Vec<Weak<Bell>>>);
+
+impl Bells {
+    fn add(&self, bell: &Arc<Bell>) {
+        let mut bells = self.0.lock();
+        bells.retain(|bell| bell.strong_count() > 0);
+        bells.push(Arc::downgrade(bell));
+    }
+
+    fn ring(&self) {
+        self.0.lock().iter().filter_map(Weak::upgrade).for_each(|bell| bell.ring());
+    }
+}
+
+#[derive(Default)]
+struct Flushing {
+    flights: Flights,
+    end: bool,
+}
+
+/// See the module.
+pub struct ControlDisk {
+    shared: Arc<Shared>,
+    health: Health,
+    thread: Option<JoinHandle<()>>,
+    /// Kept: dropped, no bell would ring.
+    _events: Option<Subscription>,
+}
+
+impl std::fmt::Debug for ControlDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ControlDisk").field("commands", self.commands()).finish_non_exhaustive()
+    }
+}
+
+impl ControlDisk {
+    /// A control disk of a group. Starts the thread that flushes.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn new(group: Arc<dyn Durability>, promise: Promise) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            group,
+            promise,
+            instance: uuid::Uuid::new_v4().as_u64_pair().0 | 1,
+            origin: Instant::now(),
+            commands: Commands::default(),
+            answers: Mutex::new(vec![None; SLOTS as usize]),
+            flushing: Mutex::default(),
+            wanted: Condvar::new(),
+            bells: Arc::default(),
+        });
+        let woken = Arc::clone(&shared.bells);
+        let events = shared.group.subscribe(Box::new(move || woken.ring()));
+        let flusher = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("control-disk".to_owned());
+        let thread = Some(thread.spawn(move || flusher.flush_for_ever())?);
+        Ok(Self { shared, health: Health::default(), thread, _events: events })
+    }
+
+    /// What was asked so far.
+    pub fn commands(&self) -> &Commands {
+        &self.shared.commands
+    }
+}
+
+impl Drop for ControlDisk {
+    fn drop(&mut self) {
+        self.shared.flushing.lock().end = true;
+        self.shared.wanted.notify_all();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the control disk's thread panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn flush_for_ever(&self) {
+        let mut flushing = self.flushing.lock();
+        loop {
+            if flushing.flights.begin() {
+                drop(flushing);
+                let outcome = self.group.flush();
+                flushing = self.flushing.lock();
+                flushing.flights.end(outcome.map_err(Into::into));
+                self.bells.ring();
+            } else if flushing.end {
+                return;
+            } else {
+                self.wanted.wait(&mut flushing);
+            }
+        }
+    }
+
+    fn is_in_order(&self) -> bool {
+        matches!(self.promise.contract, Contract::PowerWindow { .. })
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    /// An answer with all that does not depend on the command.
+    fn blank(&self) -> Answer {
+        let (contract, window) = match self.promise.contract {
+            Contract::Power => (mark::CONTRACT_POWER, Duration::ZERO),
+            Contract::PowerWindow { window } => (mark::CONTRACT_POWER_WINDOW, window),
+            Contract::GuestCrash => (mark::CONTRACT_GUEST_CRASH, Duration::ZERO),
+        };
+        Answer {
+            contract: contract.into(),
+            window_us: u32::try_from(window.as_micros()).unwrap_or(u32::MAX).into(),
+            instance: self.instance.into(),
+            durable: self.group.reached().durable.0.into(),
+            operations: OPERATIONS.into(),
+            slots: SLOTS.into(),
+            slot_bytes: SLOT_BYTES.into(),
+            ..Answer::new_zeroed()
+        }
+    }
+
+    /// What is read where there was no command.
+    fn introduction(&self) -> Answer {
+        let sequence = self.group.reached().acknowledged.0.into();
+        Answer { sequence, ..self.blank() }.seal(&self.promise.text)
+    }
+
+    /// Leaves a command's answer in its slot; the completion of its write is the result.
+    fn conclude(&self, slot: usize, command: &Command, verdict: &Verdict) -> Result<(), BlockError> {
+        self.commands.count(command.operation.get(), verdict.status);
+        let answer = Answer {
+            operation: command.operation,
+            tag: command.tag,
+            status: verdict.status.into(),
+            sequence: verdict.sequence.0.into(),
+            ..self.blank()
+        };
+        if let Some(place) = self.answers.lock().get_mut(slot) {
+            *place = Some(answer.seal(&verdict.why));
+        }
+        let why = Arc::clone(&verdict.why);
+        match verdict.status {
+            STATUS_DONE | STATUS_NOT_YET => Ok(()),
+            STATUS_FAILED => Err(BlockError::Failed { reason: why }),
+            STATUS_UNSUPPORTED => Err(BlockError::Unsupported(why)),
+            _ => Err(BlockError::Corrupt(why)),
+        }
+    }
+
+    fn read(&self, request: &Admitted) {
+        request.buffers.fill_zero(0, request.buffers.len());
+        let (first, end) = (request.sector.0, request.sector.0 + request.sectors);
+        for slot in first.div_ceil(SLOT_SECTORS)..end.div_ceil(SLOT_SECTORS) {
+            let answer = self.answers.lock()[slot as usize].unwrap_or_else(|| self.introduction());
+            let at = (slot * SLOT_SECTORS - first) * SECTOR_BYTES;
+            request.buffers.copy_from(at as usize, answer.as_bytes());
+        }
+    }
+}
+
+impl Disk for ControlDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            sectors: u64::from(SLOTS) * SLOT_SECTORS,
+            logical_block_bytes: SECTOR_BYTES as u32,
+            physical_block_bytes: SECTOR_BYTES as u32,
+            discard_granularity_bytes: SECTOR_BYTES as u32,
+            read_only: false,
+        }
+    }
+
+    fn serial(&self) -> &str {
+        CONTROL_SERIAL
+    }
+
+    fn health(&self) -> &Health {
+        &self.health
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        let bell =
+            Bell::new().map_err(|error| BlockError::io("opening a lane of the control disk", error))?;
+        let bell = Arc::new(bell);
+        self.shared.bells.add(&bell);
+        Ok(Box::new(ControlLane {
+            geometry: self.geometry(),
+            desk: Desk::new(self.shared.is_in_order(), self.shared.instance),
+            shared: Arc::clone(&self.shared),
+            bell,
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct ControlLane {
+    geometry: Geometry,
+    shared: Arc<Shared>,
+    desk: Desk,
+    bell: Arc<Bell>,
+    done: Vec<Completion>,
+}
+
+impl ControlLane {
+    fn command(&mut self, request: &Admitted) -> Option<Result<(), BlockError>> {
+        let shared = Arc::clone(&self.shared);
+        let slot = (request.sector.0 / SLOT_SECTORS) as usize;
+        // One sector, and a byte more that says that there is more.
+        let mut bytes = [0; SECTOR_BYTES as usize + 1];
+        let length = bytes.len().min(request.buffers.len());
+        request.buffers.copy_to(0, &mut bytes[..length]);
+        let at_a_slot = request.sector == Sector(slot as u64 * SLOT_SECTORS) && slot > 0;
+        let parsed = match at_a_slot {
+            true => Command::parse(&bytes[..length]),
+            false => {
+                Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
+            }
+        };
+        let (command, verdict) = match parsed {
+            Ok(command) => {
+                let place = Place { token: request.token, slot };
+                let reached = shared.group.reached();
+                let mut flushing = shared.flushing.lock();
+                let verdict = self.desk.ask(shared.now(), place, command, &reached, &mut flushing.flights);
+                if verdict.is_none() {
+                    shared.wanted.notify_all();
+                }
+                (command, verdict?)
+            }
+            Err(error) => {
+                let status = match error {
+                    FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
+                    _ => STATUS_MALFORMED,
+                };
+                let why = error.to_string().into();
+                (Command::new_zeroed(), Verdict { status, sequence: SequenceNumber(0), why })
+            }
+        };
+        if !at_a_slot {
+            // Nobody looks for an answer there.
+            shared.commands.count(0, verdict.status);
+            return Some(Err(BlockError::Corrupt(verdict.why)));
+        }
+        Some(shared.conclude(slot, &command, &verdict))
+    }
+
+    fn look(&mut self) {
+        let shared = &self.shared;
+        if self.desk.pending() == 0 {
+            return;
+        }
+        // In this order: what a flush covers is durable when its end is seen.
+        let flushing = shared.flushing.lock();
+        let reached = shared.group.reached();
+        let done = &mut self.done;
+        self.desk.answer(shared.now(), &reached, &flushing.flights, |place, command, verdict| {
+            let result = shared.conclude(place.slot, &command, &verdict);
+            done.push(Completion { token: place.token, result });
+        });
+    }
+
+    fn finish(&mut self, token: Token, result: Result<(), BlockError>) {
+        self.done.push(Completion { token, result });
+    }
+}
+
+impl Lane for ControlLane {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn take(&mut self, request: Admitted) {
+        let result = match request.operation {
+            Operation::Read => {
+                self.shared.read(&request);
+                Some(Ok(()))
+            }
+            Operation::Write { .. } => self.command(&request),
+            // Nothing is kept here.
+            Operation::Flush(_) => Some(Ok(())),
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                Some(Err(BlockError::Unsupported("the control disk takes commands, and no more".into())))
+            }
+        };
+        if let Some(result) = result {
+            self.finish(request.token, result);
+        }
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn dispatch(&mut self) {}
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.look();
+        completions.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len() + self.desk.pending()
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.bell.drain();
+        self.look();
+        if !self.done.is_empty() {
+            return Ok(());
+        }
+        let left = self.desk.deadline().map(|until| until.saturating_sub(self.shared.now()));
+        let timeout = timeout.into_iter().chain(left).min();
+        let fds: Vec<BorrowedFd<'_>> = also.iter().copied().chain([self.bell.fd()]).collect();
+        wait_readable(&fds, timeout)
+    }
+}

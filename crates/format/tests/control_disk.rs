@@ -1,0 +1,194 @@
+//! The control disk's bytes, spelled out; the same in C; and a parser that takes anything.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+
+use afterimage_format::control_disk::*;
+use afterimage_format::{checksum, FormatError};
+use afterimage_testing::skip;
+use proptest::prelude::*;
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn command() -> Command {
+    let mut command = Command::new(OPERATION_WAIT, 0x0102_0304_0506_0708);
+    command.instance = 0x1112_1314_1516_1718.into();
+    command.sequence = 0x2122_2324_2526_2728.into();
+    command.timeout_ms = 999.into();
+    command.seal()
+}
+
+fn answer() -> Answer {
+    let answer = Answer {
+        operation: OPERATION_VFLUSH.into(),
+        tag: 0x0102_0304_0506_0708.into(),
+        status: STATUS_FAILED.into(),
+        contract: 2.into(),
+        window_us: 50_000.into(),
+        instance: 0x1112_1314_1516_1718.into(),
+        sequence: 0x2122_2324_2526_2728.into(),
+        durable: 0x3132_3334_3536_3738.into(),
+        operations: 0xe.into(),
+        slots: SLOTS.into(),
+        slot_bytes: SLOT_BYTES.into(),
+        ..Answer::new_zeroed()
+    };
+    answer.seal("no: broken")
+}
+
+#[test]
+fn a_command_and_an_answer_are_these_bytes() {
+    let bytes = command();
+    let golden = "414643544c430d0a01000300CRC0000008070605040302011817161514131211282726252423222\
+                  1e7030000";
+    assert_eq!(hex(&bytes.as_bytes()[..44]), golden.replace("CRC00000", &hex(&bytes.as_bytes()[12..16])));
+    assert!(bytes.as_bytes()[44..].iter().all(|byte| *byte == 0));
+    let mut unsealed = bytes.as_bytes().to_vec();
+    unsealed[12..16].fill(0);
+    assert_eq!(bytes.crc.get(), checksum(&unsealed));
+    assert_eq!(Command::parse(bytes.as_bytes()), Ok(bytes));
+
+    let bytes = answer();
+    let golden = "414643544c410d0a01000200CRC0000008070605040302010400020050c30000\
+                  1817161514131211282726252423222138373635343332310e00000000000000\
+                  40000000000010000a000000000000006e6f3a2062726f6b656e0000";
+    assert_eq!(hex(&bytes.as_bytes()[..92]), golden.replace("CRC00000", &hex(&bytes.as_bytes()[12..16])));
+    let parsed = Answer::parse(bytes.as_bytes()).unwrap();
+    assert_eq!((parsed.text().as_str(), parsed), ("no: broken", bytes));
+}
+
+/// What the C header's structures are when they are filled in with the same values.
+const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <endian.h>
+#include "afterimage_control_disk.h"
+int main(void)
+{
+    struct afterimage_command c;
+    struct afterimage_answer a;
+    memset(&c, 0, sizeof(c));
+    memset(&a, 0, sizeof(a));
+    memcpy(c.magic, AFTERIMAGE_COMMAND_MAGIC, 8);
+    c.version = htole16(AFTERIMAGE_CONTROL_VERSION);
+    c.operation = htole16(AFTERIMAGE_WAIT);
+    c.tag = htole64(0x0102030405060708);
+    c.instance = htole64(0x1112131415161718);
+    c.sequence = htole64(0x2122232425262728);
+    c.timeout_ms = htole32(AFTERIMAGE_WAIT_MS_MAX - 1);
+    memcpy(a.magic, AFTERIMAGE_ANSWER_MAGIC, 8);
+    a.version = htole16(AFTERIMAGE_CONTROL_VERSION);
+    a.operation = htole16(AFTERIMAGE_VFLUSH);
+    a.tag = htole64(0x0102030405060708);
+    a.status = htole16(AFTERIMAGE_FAILED);
+    a.contract = htole16(AFTERIMAGE_POWER_WINDOW);
+    a.window_us = htole32(50000);
+    a.instance = htole64(0x1112131415161718);
+    a.sequence = htole64(0x2122232425262728);
+    a.durable = htole64(0x3132333435363738);
+    a.operations = htole64(1 << AFTERIMAGE_VORDER | 1 << AFTERIMAGE_VFLUSH | 1 << AFTERIMAGE_WAIT);
+    a.slots = htole32(AFTERIMAGE_SLOTS);
+    a.slot_bytes = htole32(AFTERIMAGE_SLOT_BYTES);
+    a.text_len = htole16(10);
+    memcpy(a.text, "no: broken", 10);
+    fwrite(&c, 1, sizeof(c), stdout);
+    fwrite(&a, 1, sizeof(a), stdout);
+    fputs(AFTERIMAGE_CONTROL_SERIAL, stdout);
+    return sizeof(a.text) != AFTERIMAGE_TEXT_BYTES_MAX || sizeof(a) != AFTERIMAGE_SECTOR_BYTES;
+}
+"#;
+
+#[test]
+fn the_c_header_has_the_same_bytes() {
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/control");
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("control_disk_bytes");
+    let built = Process::new("cc")
+        .args(["-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Wpadded", "-Werror", "-xc", "-", "-I"])
+        .arg(&header)
+        .arg("-o")
+        .arg(&out)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match built {
+        Ok(child) => child,
+        Err(error) => return skip(format!("there is no C compiler: {error}")),
+    };
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), PROGRAM.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Process::new(&out).output().unwrap();
+    assert!(output.status.success(), "the sizes differ");
+
+    let (mut command, mut answer) = (command(), answer());
+    command.crc = 0.into();
+    answer.crc = 0.into();
+    let ours = [command.as_bytes(), answer.as_bytes(), CONTROL_SERIAL.as_bytes()].concat();
+    assert_eq!(hex(&output.stdout), hex(&ours));
+}
+
+#[test]
+fn what_is_no_command_is_refused() {
+    let refused = |change: fn(&mut Command)| {
+        let mut changed = command();
+        change(&mut changed);
+        Command::parse(changed.seal().as_bytes()).unwrap_err()
+    };
+    assert_eq!(refused(|c| c.magic[0] = 0), FormatError::Magic { what: "a command" });
+    assert_eq!(refused(|c| c.version = 2.into()), FormatError::Version { version: 2, known: 1 });
+    assert!(matches!(refused(|c| c.version = 0.into()), FormatError::Old { .. }));
+    for change in [
+        |c: &mut Command| c.reserved[467] = 1,
+        |c: &mut Command| c.timeout_ms = (WAIT_MS_MAX + 1).into(),
+        |c: &mut Command| c.instance = 0.into(),
+        |c: &mut Command| c.operation = OPERATION_VFLUSH.into(),
+    ] {
+        assert!(matches!(refused(change), FormatError::Corrupt(_)));
+    }
+    let bytes = command();
+    let longer = [bytes.as_bytes(), &[0; 512]].concat();
+    assert!(matches!(Command::parse(&longer), Err(FormatError::Corrupt(_))));
+    assert!(matches!(Command::parse(&bytes.as_bytes()[..511]), Err(FormatError::Corrupt(_))));
+    // An operation that nobody has is for the daemon to refuse.
+    assert!(Command::parse(Command::new(77, 1).seal().as_bytes()).is_ok());
+}
+
+#[test]
+fn a_long_text_is_cut_between_characters() {
+    let text = "ä".repeat(TEXT_BYTES_MAX);
+    let answer = Answer::new_zeroed().seal(&text[..2 * TEXT_BYTES_MAX - 2]);
+    assert_eq!(answer.text(), "ä".repeat(TEXT_BYTES_MAX / 2));
+    let odd = Answer::new_zeroed().seal(&format!("x{text}"));
+    assert_eq!(odd.text(), format!("x{}", "ä".repeat(TEXT_BYTES_MAX / 2 - 1)));
+}
+
+proptest! {
+    #[test]
+    fn one_wrong_bit_is_noticed(at in 0usize..512, bit in 0u32..8) {
+        let mut bytes = command().as_bytes().to_vec();
+        bytes[at] ^= 1 << bit;
+        prop_assert!(Command::parse(&bytes).is_err());
+        let mut bytes = answer().as_bytes().to_vec();
+        bytes[at] ^= 1 << bit;
+        prop_assert!(Answer::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn anything_may_come(bytes in proptest::collection::vec(any::<u8>(), 0..1100)) {
+        let _ = Command::parse(&bytes);
+        let _ = Answer::parse(&bytes);
+        // And behind a right magic, version and checksum.
+        let mut sector = [0; 512];
+        sector.iter_mut().zip(&bytes).for_each(|(to, from)| *to = *from);
+        let mut command: Command = zerocopy::transmute!(sector);
+        command.magic = COMMAND_MAGIC;
+        command.version = CONTROL_VERSION.into();
+        if let Ok(parsed) = Command::parse(command.seal().as_bytes()) {
+            prop_assert!(parsed.timeout_ms.get() <= WAIT_MS_MAX);
+            prop_assert_eq!(parsed, command.seal());
+        }
+    }
+}

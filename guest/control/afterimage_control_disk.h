@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0 */
+/*
+ * The control disk's commands and answers: crates/format/src/control_disk.rs in C, for programs and for kernels. A test of that
+ * crate compiles this file and compares the bytes. What they mean is in docs/control-disk.md.
+ */
+#ifndef AFTERIMAGE_CONTROL_DISK_H
+#define AFTERIMAGE_CONTROL_DISK_H
+
+#include <linux/types.h>
+
+#define AFTERIMAGE_CONTROL_SERIAL "afterimage-control"
+#define AFTERIMAGE_COMMAND_MAGIC "AFCTLC\r\n"
+#define AFTERIMAGE_ANSWER_MAGIC "AFCTLA\r\n"
+#define AFTERIMAGE_CONTROL_VERSION 1
+
+#define AFTERIMAGE_SECTOR_BYTES 512
+#define AFTERIMAGE_SLOTS 64
+#define AFTERIMAGE_SLOT_BYTES (1 << 20)
+#define AFTERIMAGE_WAIT_MS_MAX 1000
+#define AFTERIMAGE_TEXT_BYTES_MAX 432
+
+/* afterimage_command.operation */
+enum {
+	AFTERIMAGE_NONE,
+	AFTERIMAGE_VORDER,
+	AFTERIMAGE_VFLUSH,
+	AFTERIMAGE_WAIT
+};
+
+/* afterimage_answer.status */
+enum {
+	AFTERIMAGE_DONE,
+	AFTERIMAGE_NOT_YET,
+	AFTERIMAGE_MALFORMED,
+	AFTERIMAGE_UNSUPPORTED,
+	AFTERIMAGE_FAILED
+};
+
+/* afterimage_answer.contract */
+enum {
+	AFTERIMAGE_POWER = 1,
+	AFTERIMAGE_POWER_WINDOW,
+	AFTERIMAGE_GUEST_CRASH
+};
+
+/* Written to the beginning of a slot other than the first. Every field lies at a multiple of its size. */
+struct afterimage_command {
+	__u8 magic[8];
+	__le16 version;
+	__le16 operation;
+	__le32 crc;		/* CRC-32C of the sector with this field zero */
+	__le64 tag;		/* the sender's; the answer carries it */
+	__le64 instance;	/* AFTERIMAGE_WAIT: the point; 0: now */
+	__le64 sequence;
+	__le32 timeout_ms;	/* AFTERIMAGE_WAIT: at most AFTERIMAGE_WAIT_MS_MAX */
+	__u8 reserved[468];	/* zero */
+};
+
+/* Read from the beginning of a slot. */
+struct afterimage_answer {
+	__u8 magic[8];
+	__le16 version;
+	__le16 operation;
+	__le32 crc;		/* CRC-32C of the sector with this field zero */
+	__le64 tag;
+	__le16 status;
+	__le16 contract;
+	__le32 window_us;
+	__le64 instance;	/* the daemon that answers; with sequence: a point */
+	__le64 sequence;
+	__le64 durable;
+	__le64 operations;	/* a bit for each that there is */
+	__le32 slots;
+	__le32 slot_bytes;
+	__le16 text_len;
+	__u8 reserved[6];
+	__u8 text[AFTERIMAGE_TEXT_BYTES_MAX];
+};
+
+#endif
