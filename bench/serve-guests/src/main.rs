@@ -22,6 +22,7 @@ mod script;
 mod stage;
 mod summary;
 mod template;
+mod virtual_time;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,6 +38,7 @@ use plan::Run;
 use record::Store;
 use scale::Scale;
 use template::Templates;
+use virtual_time::Figure;
 
 /// Runs vDrive's workloads in real guests on qemu-storage-daemon and on each contract of afterimage
 #[derive(Debug, Parser)]
@@ -56,6 +58,19 @@ struct Options {
     /// How often each cell is run [default: 1 with --quick, else 2]
     #[arg(long)]
     rounds: Option<u32>,
+    /// Virtual time instead (docs/virtual-time.md): the paper's Figs. 3, 4 and 6 at its sizes, with models of its peers; hours. --only
+    /// takes work/model/arm, as in varmail/hdd10k/window
+    #[arg(long = "virtual", conflicts_with_all = ["quick", "device", "rounds"])]
+    in_virtual_time: bool,
+    /// With --virtual: these figures
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Figure::Three, Figure::Four, Figure::Six], requires = "in_virtual_time")]
+    figures: Vec<Figure>,
+    /// With --virtual: seeds 1 to this, all cells of one before the next
+    #[arg(long, default_value_t = 5, requires = "in_virtual_time")]
+    seeds: u64,
+    /// With --virtual: cells that run at once
+    #[arg(long, default_value_t = 2, requires = "in_virtual_time")]
+    at_once: usize,
     /// Where results go
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
@@ -74,6 +89,19 @@ fn say_with_paper(markdown: &str, store: &Store) -> Result<()> {
 /// Whether every cell came to a result.
 fn run(options: &Options) -> Result<bool> {
     let (common, resume, out) = (&options.common, &options.resume, &options.out);
+    if options.in_virtual_time {
+        if let Some(path) = &common.tables {
+            return say(&virtual_time::tables(path)?).map(|()| true);
+        }
+        return virtual_time::run(&virtual_time::Plan {
+            out,
+            figures: &options.figures,
+            only: &options.only,
+            seeds: options.seeds,
+            at_once: options.at_once,
+            resume,
+        });
+    }
     if let Some(path) = &common.tables {
         let (scale, store) = report::read(path)?;
         let lines = summary::lines(store.records());

@@ -86,7 +86,8 @@ struct Mark {
     stat: String,
 }
 
-fn agent_latency(said: &Latencies) -> Option<LatencySummary> {
+/// An agent's account of its fsyncs.
+pub fn agent_latency(said: &Latencies) -> Option<LatencySummary> {
     let Latencies { count, p50_us, p99_us, max_us, .. } = *said;
     (count > 0).then_some(LatencySummary { count, p50_us, p99_us, max_us })
 }
@@ -131,9 +132,14 @@ struct FioPercentiles {
     p99: f64,
 }
 
-type Numbers = (u64, f64, Option<LatencySummary>, Option<f64>);
+/// Operations, seconds, fsyncs, and a transaction's 99th percentile.
+pub type Numbers = (u64, f64, Option<LatencySummary>, Option<f64>);
 
-fn fio(output: &str) -> Result<Numbers> {
+/// What fio's JSON says.
+///
+/// # Errors
+/// It is none.
+pub fn fio(output: &str) -> Result<Numbers> {
     let text = output.find('{').map_or("", |at| &output[at..]);
     let unread =
         |error: &dyn std::fmt::Display| strange(format!("fio's JSON can not be read ({error}): {output}"));
@@ -155,7 +161,10 @@ fn fio(output: &str) -> Result<Numbers> {
 }
 
 /// The number that follows `label`.
-fn number_after(output: &str, label: &str) -> Result<f64> {
+///
+/// # Errors
+/// There is none.
+pub fn number_after(output: &str, label: &str) -> Result<f64> {
     let rest = output.split_once(label).map(|(_, rest)| rest.trim_start());
     let digits = rest.map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());

@@ -6,6 +6,8 @@ use crate::catalog::Workload;
 
 /// Bytes of the guest's disk. The paper's has 60 GB; the files that are touched matter, not this.
 pub const DISK_BYTES: u64 = 1 << 30;
+/// The same at the paper's sizes.
+const PAPER_DISK_BYTES: u64 = 16 << 30;
 /// `--log-max` of the row whose log is full all the time.
 pub const LOG_FULL: &str = "16M";
 
@@ -72,9 +74,41 @@ impl Scale {
         }
     }
 
+    /// The paper's sizes (§ 6.1; filebench's own for its personalities), for virtual time.
+    pub fn paper() -> Scale {
+        Scale {
+            name: "paper".to_owned(),
+            seconds: 60,
+            varmail_files: 1000,
+            fileserver_files: 10_000,
+            webserver_files: 1000,
+            oltp_rows: 1_000_000,
+            file_mib: 10 << 10,
+            writes_max: 200_000,
+            transactions_max: 40_000,
+            postmark_files: 4000,
+            postmark_transactions: 10_000,
+        }
+    }
+
+    /// Whether these are the paper's sizes.
+    pub fn is_paper(&self) -> bool {
+        self.name == "paper"
+    }
+
+    /// The guest's disk.
+    pub fn disk_bytes(&self) -> u64 {
+        if self.is_paper() {
+            PAPER_DISK_BYTES
+        } else {
+            DISK_BYTES
+        }
+    }
+
     /// The guest's memory, in MiB: small, so that files do not simply stay in it.
     pub fn memory_mib(&self, workload: Workload) -> u32 {
         match workload {
+            Workload::Oltp | Workload::Fileserver if self.is_paper() => 512,
             Workload::Oltp => 384,
             Workload::Postmark => 128,
             Workload::Fileserver => 192,

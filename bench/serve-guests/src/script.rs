@@ -7,6 +7,7 @@
 
 use crate::catalog::Workload;
 use crate::scale::Scale;
+use crate::virtual_time::{Arm, Shape, Work};
 
 const PROLOGUE: &str = r#"
 set -e
@@ -69,12 +70,62 @@ fn personality(name: &str, files: u32, seconds: u64) -> String {
 // `end_fsync` puts the last batch's sync into the measured time: a write that was never synced was not done.
 fn fio(kind: &str, scale: &Scale, fsync_every: u32) -> String {
     format!(
-        "fio --name=bench --filename=/mnt/data --size={}m --io_size={}k --rw={kind} --bs=4k --ioengine=psync \
-         --fsync={fsync_every} --end_fsync=1 --runtime={} --randrepeat=1 --fallocate=none --output-format=json \
-         --output=/run/fio.json > /dev/null\ntell end\ncat /run/fio.json",
-        scale.file_mib,
-        scale.writes_max * 4,
+        "{} --fsync={fsync_every} --end_fsync=1 --runtime={} --randrepeat=1 > /dev/null\ntell end\ncat /run/fio.json",
+        fio_writes(kind, scale),
         scale.seconds
+    )
+}
+
+fn fio_writes(kind: &str, scale: &Scale) -> String {
+    format!(
+        "fio --name=bench --filename=/mnt/data --size={}m --io_size={}k --rw={kind} --bs=4k --ioengine=psync \
+         --fallocate=none --output-format=json --output=/run/fio.json",
+        scale.file_mib,
+        scale.writes_max * 4
+    )
+}
+
+/// At most this many operations of filebench's: where nothing waits for a disk, a minute has millions.
+pub const OPERATIONS_MAX: u64 = 100_000;
+/// At most this many transactions.
+pub const TRANSACTIONS_MAX: u64 = 1000;
+
+/// The script of a cell in virtual time: what it measures is between two meetings ([`afterimage_bench_kit::virtual_time`]).
+pub fn virtual_script(work: Work, arm: Arm, scale: &Scale) -> String {
+    let workload = work.workload();
+    let (set_up, run, tear_down) = match work {
+        Work::Varmail | Work::Fileserver | Work::Webserver => {
+            let (_, run, _) = parts(workload, scale);
+            (String::new(), format!("{run} --choices $SEED --operations {OPERATIONS_MAX}"), String::new())
+        }
+        Work::Oltp => {
+            let (set_up, run, tear_down) = parts(workload, scale);
+            let run = run.replace("--rand-seed=1", &format!("--rand-seed=$SEED --events={TRANSACTIONS_MAX}"));
+            (format!("cat /mnt/my/sbtest/*.ibd > /dev/null\n{set_up}"), run, tear_down)
+        }
+        Work::Randwrite | Work::Seqwrite | Work::RandwriteFree | Work::SeqwriteFree => {
+            let kind = if workload == Workload::Randwrite { "randwrite" } else { "write" };
+            let syncs = match work {
+                Work::Randwrite | Work::Seqwrite => "--fsync=1000 --end_fsync=1",
+                _ => "",
+            };
+            // A processor's own counter is not virtual; content does not matter, and zeroes take no memory.
+            let run = format!(
+                "{} {syncs} --randseed=$SEED --clocksource=clock_gettime --zero_buffers > /dev/null",
+                fio_writes(kind, scale)
+            );
+            (String::new(), run, "printf 'fio-result: '; tr -d '\\n' < /run/fio.json; echo\n".to_owned())
+        }
+    };
+    let Shape { guest_flushes, write_through, .. } = arm.shape();
+    let barrier = if guest_flushes { "" } else { "-o nobarrier " };
+    let cache = if write_through { "echo 'write through' > /sys/block/vda/queue/write_cache\n" } else { "" };
+    // What the host has in its page cache; and what the guest has.
+    let host_warm = if work.host_is_warm() && work != Work::Oltp { WARM } else { "" };
+    let guest_warm = if work == Work::Varmail { WARM } else { "" };
+    format!(
+        "{cache}mount -t ext4 {barrier}/dev/vda /mnt\n{set_up}{host_warm}sync\necho 3 > /proc/sys/vm/drop_caches\n{guest_warm}\
+         sync\nmeet\ntell begin\n{run}\ntell end\nmeet\n{tear_down}sync\numount /mnt\ntell done\n"
     )
 }
 
@@ -139,6 +190,16 @@ fn oltp(scale: &Scale) -> (String, String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_script_in_virtual_time_is_shell() {
+        for (work, arm) in Work::ALL.into_iter().flat_map(|work| Arm::ALL.map(|arm| (work, arm))) {
+            let script = virtual_script(work, arm, &Scale::paper());
+            let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
+            assert!(status.success(), "{} {}", work.name(), arm.name());
+            assert_eq!(script.matches("\nmeet\n").count(), 2, "{script}");
+        }
+    }
 
     #[test]
     fn every_script_is_shell() {

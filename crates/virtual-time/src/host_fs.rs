@@ -205,7 +205,7 @@ fn inode_of(file: u64) -> u64 {
 }
 
 fn place(file: u64, kind: u64, number: u64) -> u64 {
-    (file + 1) << 32 | kind << 30 | number * BLOCK
+    ((file + 1) << 32) | (kind << 30) | (number * BLOCK)
 }
 
 fn leaf_of(file: u64, number: u64) -> u64 {
