@@ -42,6 +42,8 @@ pub struct ServeOptions {
     pub log_max: Option<String>,
     /// Under `afterimage keep --restart`, so that User Mode Linux survives the daemon's death.
     pub keep: bool,
+    /// With a control disk: its socket comes behind the images'.
+    pub control_disk: bool,
     /// More options, as the command line has them.
     pub extra: Vec<String>,
 }
@@ -55,6 +57,7 @@ impl ServeOptions {
             queues: 1,
             log_max: None,
             keep: false,
+            control_disk: false,
             extra: Vec::new(),
         }
     }
@@ -131,7 +134,8 @@ impl Daemon {
         let folder = Workdir::new("serve")?;
         let control = folder.join("control");
         let socket = |index| folder.join(format!("disk{index}.sock"));
-        let sockets: Vec<PathBuf> = (0..options.images.len()).map(socket).collect();
+        let mut sockets: Vec<PathBuf> = (0..options.images.len()).map(socket).collect();
+        sockets.extend(options.control_disk.then(|| folder.join("control-disk.sock")));
         let arguments = arguments(options, &sockets, &control);
         let program = locate::product()?;
         Daemon::start(
@@ -434,6 +438,9 @@ fn arguments(options: &ServeOptions, sockets: &[PathBuf], control: &Path) -> Vec
     arguments.extend(["--survives".to_owned(), options.survives.clone()]);
     arguments.extend(["--queues".to_owned(), options.queues.to_string()]);
     arguments.extend(["--control".to_owned(), control.display().to_string()]);
+    if let Some(socket) = sockets.get(options.images.len()) {
+        arguments.extend(["--control-disk".to_owned(), socket.display().to_string()]);
+    }
     if let Some(bound) = &options.log_max {
         arguments.extend(["--log-max".to_owned(), bound.clone()]);
     }

@@ -9,6 +9,7 @@
 //! Every case prints one line. One that fails keeps its folder of evidence and says which promise broke. The
 //! suite proves that it can fail, too: `canary-*` cases break a promise on purpose, and pass only if that shows.
 
+mod control_disk;
 mod crash;
 mod cut;
 mod kernel;
@@ -103,6 +104,7 @@ fn cases(seed: u64, quick: bool) -> Vec<Case> {
     let cut_seed = seed.wrapping_mul(1000) + 200;
     add("cut-changed-contract".to_owned(), false, Box::new(move |e| cut::changed_contract(e, cut_seed)));
     add("canary-guest-crash-cut".to_owned(), true, Box::new(cut::canary));
+    cases.extend(control_disk::cases(seed.wrapping_mul(1000) + 300));
     cases.extend(retain::cases(seed, quick));
     cases
 }
