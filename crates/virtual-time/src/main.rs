@@ -84,6 +84,9 @@ struct Options {
     /// What a request costs the daemon in processor time, in nanoseconds (0: processor free)
     #[arg(long, default_value_t = 0)]
     request_ns: u64,
+    /// What a system call costs a guest, in nanoseconds (0: processor free)
+    #[arg(long, default_value_t = 0)]
+    syscall_ns: u64,
     /// The seed of everything random inside
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -133,7 +136,7 @@ impl Options {
             memory_mib: self.memory_mib,
             seed,
             script,
-            append: self.append.clone(),
+            append: self.append.iter().cloned().chain(self.charge()).collect(),
         };
         let options = RunOptions {
             guests: self.guests,
@@ -162,10 +165,15 @@ impl Options {
 
     /// What every figure from here says of itself.
     fn charged(&self) -> String {
-        match self.request_ns {
-            0 => "processor free".to_owned(),
-            ns => format!("charged {ns} ns a request"),
+        match (self.syscall_ns, self.request_ns) {
+            (0, 0) => "processor free".to_owned(),
+            (call, request) => format!("charged {call} ns a system call, {request} ns a request"),
         }
+    }
+
+    /// The guests' kernel is told what it charges for.
+    fn charge(&self) -> Option<String> {
+        (self.syscall_ns > 0).then(|| format!("syscall_ns={}", self.syscall_ns))
     }
 }
 
