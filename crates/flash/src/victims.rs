@@ -12,7 +12,7 @@ use crate::geometry::Geometry;
 use crate::ids::Block;
 use crate::nand::{Flash, KINDS};
 use crate::queue::{take_out, Queue};
-use crate::table::{filled, prefetch};
+use crate::table::filled;
 
 /// Closed blocks by kind and live pages. The flash's records of the blocks say how many pages are live and who is beside
 /// whom, so that a death changes one record and its neighbours'. A free block is none of these, though it waits in a queue too.
@@ -123,12 +123,6 @@ impl Victims {
         self.changes(flash, at + 1);
         self.append(flash, block, at);
         self.lowest[kind] = self.lowest[kind].min(live);
-    }
-
-    /// What [`Victims::died`] will change here is asked for; the flash's part is [`Flash::expect_requeue`].
-    #[inline]
-    pub fn expect_death(&self, block: Block) {
-        prefetch(&self.since, block.index());
     }
 
     /// The live pages of the block of a kind that has the fewest; `None` when no candidate has a dead page (a full block

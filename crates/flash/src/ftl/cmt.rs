@@ -15,7 +15,7 @@
 
 use super::Split;
 use crate::ids::NONE;
-use crate::queue::{expect_take_out, take_out, Node, Queue, ALONE};
+use crate::queue::{take_out, Node, Queue, ALONE};
 use crate::table::{filled, prefetch};
 
 #[derive(Debug, Clone, Copy)]
@@ -186,16 +186,6 @@ impl Cmt {
         let Some(slot) = Self::slot_in(cell) else { return cell };
         prefetch(&self.entries, slot as usize);
         NONE
-    }
-
-    /// As [`Cmt::expect_near`], when that has come: what lies beside a cached entry in its queue. The page's place, and whether
-    /// it is in the cache.
-    #[inline]
-    pub fn expect_close(&self, lpn: u32) -> (u32, bool) {
-        let cell = self.cells[lpn as usize];
-        let Some(slot) = Self::slot_in(cell) else { return (cell, false) };
-        expect_take_out(&self.entries, slot);
-        (self.ppn(slot), true)
     }
 
     /// The page will be moved, and what [`Cmt::expect`] asked for has come.

@@ -309,17 +309,8 @@ impl Ftl for Dftl {
                     self.dev.flash.expect_death(Ppn(old));
                 }
             }
-            Ahead::Close => match self.cmt.expect_close(lpn.0) {
-                (NONE, _) => {}
-                (old, false) => {
-                    self.dev.flash.expect_requeue(Ppn(old));
-                    self.victims.expect_death(self.dev.flash.block_of(Ppn(old)));
-                }
-                // Only now is it known where a cached page is.
-                (old, true) => {
-                    self.dev.flash.expect_death(Ppn(old));
-                }
-            },
+            // Queues of blocks and of the cache are asked for together with their records.
+            Ahead::Close => {}
         }
     }
 

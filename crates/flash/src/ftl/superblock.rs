@@ -255,23 +255,11 @@ impl<F: Form> Ftl for Superblock<F> {
     #[inline]
     fn expect(&self, lpn: Lpn, ahead: Ahead) {
         let (sb, page) = self.maps.split(lpn.0);
-        match ahead {
-            Ahead::Far => {
-                prefetch(&self.supers, sb as usize);
-                self.cache.expect(self.maps.page_table_of(sb, page));
-                self.maps.expect(sb, page);
-            }
-            Ahead::Near => {
-                let old = self.maps.place(sb, page);
-                if old != NONE {
-                    self.dev.flash.expect_death(self.ppn(sb, old));
-                }
-                let s = &self.supers[sb as usize];
-                if let Some(open) = s.open() {
-                    self.dev.flash.expect_death(Ppn(s.block(open).0 * self.p));
-                }
-            }
-            Ahead::Close => {}
+        // What a write changes besides has come by its superblock's record as a rule.
+        if ahead == Ahead::Far {
+            prefetch(&self.supers, sb as usize);
+            self.cache.expect(self.maps.page_table_of(sb, page));
+            self.maps.expect(sb, page);
         }
     }
 
