@@ -126,6 +126,9 @@ int main(int argc, char **argv)
 		if (afterimage_open(&control, device)) {
 			if (!device && errno == ENODEV)
 				fputs("afterimage-guest: there is no control disk: serve one with --control-disk\n", stderr);
+			else if (errno == EPROTO)
+				fprintf(stderr, "afterimage-guest: %s is no control disk that this program knows\n",
+					device ? device : "the control disk");
 			else
 				complain(NULL, device ? device : "the control disk");
 			return 1;

@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use super::cut::torn_per_mille;
 use super::workload::{self, FileSystem, IMAGE_BYTES};
 use super::{Case, Evidence};
+use crate::channel::Arrival;
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
 use crate::guest::{Ended, Guest, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
-use crate::process::quote;
+use crate::process::{quote, Workdir};
 
 /// So long that a cut in a short life may lose all that was only ordered.
 const CONTRACT: &str = "power-window=60s";
@@ -24,9 +25,11 @@ pub(super) fn cases(seed: u64) -> Vec<Case> {
         quick,
         run: Box::new(move |evidence: &Evidence| run(evidence, vmm, seed, tool, records)),
     };
+    let restart = Case { name: "control-disk-restart-qemu".to_owned(), quick: true, run: Box::new(restart) };
     let canary = case("", true, Vmm::Uml, false, 100).run;
     let survived = "what was only ordered survived a cut within its window";
     vec![
+        restart,
         case("control-disk-cut-qemu", true, Vmm::Qemu, true, 25),
         case("control-disk-cut-uml", false, Vmm::Uml, true, 100),
         Case {
@@ -46,9 +49,18 @@ fn writing(program: &str, tool: bool) -> String {
          $G show\npoint=$($G order)\n$G wait -t 60 $($G flush)\n$G wait -t 60 \"$point\"\n\
          echo x > /mnt/x\nsync /mnt/x\npoint=$($G order /mnt/x)\n$G flush > /dev/null\n$G wait -t 0 \"$point\"\n\
          ! dd if=/dev/urandom of=/dev/vdb bs=4096 count=1 seek=512 oflag=direct 2> /dev/null\n\
-         i=0\nwhile :; do i=$((i+1)); echo record $i > /mnt/r$i; {flush} /mnt/r$i > /dev/null; echo {FLUSHED} $i; done\n",
+         {records}",
         make = FILE_SYSTEM.make(),
         mount = FILE_SYSTEM.mount(),
+        records = records(flush),
+    )
+}
+
+/// Writes records, up to number `$END` where there is such.
+fn records(flush: &str) -> String {
+    format!(
+        "i=0\nwhile :; do i=$((i+1)); echo record $i > /mnt/r$i; {flush} /mnt/r$i > /dev/null; \
+         echo {FLUSHED} $i; [ $i != \"${{END:-}}\" ] || break; done\n"
     )
 }
 
@@ -63,6 +75,53 @@ fn checking(records: usize) -> String {
         FILE_SYSTEM.check()
     );
     script
+}
+
+/// The daemon is killed this often under the running guest, each time after so many records more.
+const KILLS: usize = 3;
+const RECORDS_BETWEEN: usize = 8;
+
+fn wait_flushed(guest: &Guest, number: usize) -> Result<()> {
+    let last = format!("{FLUSHED} {number}");
+    let said = |said: &Arrival| (said.line.trim() == last).then_some(());
+    guest
+        .output_channel()
+        .wait_for(0, super::GUEST_LIMIT, &last, said)?
+        .ok_or_else(|| LabError::Guest(format!("the guest ended before it had {last}{}", guest.last_words())))
+}
+
+/// What was in flight is asked again by QEMU, answers that went with a daemon by the program: it notices nothing.
+fn restart(evidence: &Evidence) -> Result<String> {
+    let program = locate::own_program("afterimage-guest")?;
+    let folder = Workdir::new("control-disk")?;
+    let image = folder.join("disk.raw");
+    daemon::create_image(&image, IMAGE_BYTES)?;
+    let options =
+        ServeOptions { control_disk: true, ..ServeOptions::new(CONTRACT, std::slice::from_ref(&image)) };
+    let mut daemon = Daemon::serve(&options)?;
+    let end = (KILLS + 1) * RECORDS_BETWEEN;
+    let script = format!(
+        "set -e\nG={}\nEND={end}\n{}\n{mount}\npoint=$($G order)\n{}$G wait \"$point\"\n\
+         umount /mnt\n\"$AFTERIMAGE_AGENT\" drop-caches\n{}",
+        quote(&program.to_string_lossy()),
+        FILE_SYSTEM.make(),
+        records("$G flush"),
+        checking(end),
+        mount = FILE_SYSTEM.mount(),
+    );
+    let mut guest = workload::guest(Vmm::Qemu, &daemon).reconnect_s(1).start(&script)?;
+    let killed = (1..=KILLS).try_for_each(|turn| {
+        wait_flushed(&guest, turn * RECORDS_BETWEEN)?;
+        daemon.kill()?;
+        daemon.restart()
+    });
+    let ended = killed.and_then(|()| guest.wait_success());
+    evidence.guest(&guest, "guest");
+    evidence.daemon(&daemon, "daemon");
+    ended?;
+    drop(guest);
+    daemon.stop()?;
+    Ok(format!("{end} records flushed, the daemon killed {KILLS} times"))
 }
 
 fn flushed(guest: &Guest) -> usize {
@@ -80,15 +139,9 @@ fn run(evidence: &Evidence, vmm: Vmm, seed: u64, tool: bool, records: usize) -> 
     let mut daemon = Daemon::serve(&options)?;
     let script = writing(&quote(&program.to_string_lossy()), tool);
     let mut guest = workload::guest(vmm, &daemon).start(&script)?;
-    let last = format!("{FLUSHED} {records}");
-    let limit = super::GUEST_LIMIT;
-    let reached =
-        guest.output_channel().wait_for(0, limit, &last, |said| (said.line.trim() == last).then_some(()));
+    let reached = wait_flushed(&guest, records);
     let told = daemon.status()?.control_disk;
-    let cut = reached.and_then(|reached| match reached {
-        Some(()) => mount.cut_keeping(seed, 0, torn_per_mille(CONTRACT)),
-        None => Err(LabError::Guest(format!("the guest ended before it had {last}{}", guest.last_words()))),
-    });
+    let cut = reached.and_then(|()| mount.cut_keeping(seed, 0, torn_per_mille(CONTRACT)));
     guest.kill();
     daemon.kill()?;
     guest.wait()?;
