@@ -120,7 +120,8 @@ fn ratio(mine: &[&Record], base: &[&Record]) -> Option<Spread> {
 }
 
 fn show(spread: Option<Spread>) -> String {
-    or_dash(spread, |spread| spread.show(|value| format!("{value:.2}")))
+    let digits = |value: f64| if value < 0.095 { format!("{value:.4}") } else { format!("{value:.2}") };
+    or_dash(spread, |spread| spread.show(digits))
 }
 
 fn rows(
