@@ -174,6 +174,11 @@ impl Record {
         self.mean(|guest| guest.elapsed_s + guest.sync_s)
     }
 
+    /// The mean of the work, the sync after it and the unmount after that.
+    pub fn unmounted_s(&self) -> f64 {
+        self.mean(|guest| guest.elapsed_s + guest.sync_s + guest.umount_s)
+    }
+
     /// What all guests wrote outside their journals: bound A of this very run.
     pub fn outside_journal_bytes(&self) -> Option<u64> {
         let written: u64 = self.guests.iter().map(|guest| guest.whole.write_bytes).sum();

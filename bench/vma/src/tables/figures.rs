@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use afterimage_protocol::status::FileSystemStatus;
-use afterimage_report::number::{number, MIB};
-use afterimage_report::or_dash;
+use afterimage_report::number::MIB;
 
 use super::{count, median, percent, section, show};
 use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
-use crate::memory::{moments, peak};
+use crate::memory::{moments, peak, Moment};
 use crate::paper;
 use crate::record::{CellKey, Store};
 use crate::scale::{Scale, ROOMY_MIB};
@@ -17,38 +16,36 @@ use crate::summary::{elapsed, stored, synced, with_mode, Cells};
 pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: &Cells<'_>) {
     let mut rows = Vec::new();
     for key in table.keys().filter(|key| key.kind == Kind::Run && key.setup == Setup::Plain) {
-        for record in table.rounds(key) {
-            let moments = moments(store.samples(&record.key));
-            if moments.is_empty() {
-                continue;
-            }
-            let counted = |count: fn(&FileSystemStatus) -> u64| {
-                or_dash(record.file_systems.first(), |found| count(found).to_string())
-            };
-            rows.push(vec![
-                key.device.name().to_owned(),
-                key.workload.name().to_owned(),
-                key.mode.title().to_owned(),
-                record.key.round.to_string(),
-                number(peak(&moments, |m| m.information_bytes) / 1024.0),
-                number(peak(&moments, |m| m.data_bytes) / MIB),
-                moments.len().to_string(),
-                counted(|f| f.classes.journal_commits),
-                counted(|f| f.classes.releases),
-                counted(|f| f.classes.checkpoints),
-                counted(|f| f.classes.journal_truncations),
-                counted(|f| f.classes.page_writebacks),
-            ]);
-        }
+        let most = |value: fn(&Moment) -> f64| {
+            table.spread(key, |record| {
+                let moments = moments(store.samples(&record.key));
+                (!moments.is_empty()).then(|| peak(&moments, value))
+            })
+        };
+        let Some(information) = most(|m| m.information_bytes / 1024.0) else { continue };
+        let counted = |count_of: fn(&FileSystemStatus) -> u64| {
+            count(table.spread(key, |record| record.file_systems.first().map(|found| count_of(found) as f64)))
+        };
+        rows.push(vec![
+            key.device.name().to_owned(),
+            key.workload.name().to_owned(),
+            key.mode.title().to_owned(),
+            show(Some(information)),
+            show(most(|m| m.data_bytes / MIB)),
+            counted(|f| f.classes.journal_commits),
+            counted(|f| f.classes.releases),
+            counted(|f| f.classes.checkpoints),
+            counted(|f| f.classes.journal_truncations),
+            counted(|f| f.classes.page_writebacks),
+        ]);
     }
     section(
         text,
         "Fig. 17: what is retained",
-        "device|workload|mode|round|information KiB, peak|data MiB, peak|samples|commits\
-            |releases|checkpoints|tail moves|home writes",
+        "device|workload|mode|information KiB, peak|data MiB, peak|commits|releases|checkpoints|tail moves|home writes",
         rows,
         &format!(
-            "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report.",
+            "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report. Counts are medians.",
             paper::FIG17
         ),
     );
