@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use crate::replay::{Ask, Step, Tape};
 use hdrhistogram::Histogram;
 use virtio_driver::{
     ByteValued, EventFd, QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
@@ -52,12 +53,17 @@ pub struct Reached {
 
 /// A connection to a server, with its queues and their memory.
 pub struct Connection {
+    plugged: Plugged,
+    load: Load,
+}
+
+/// A device with its queues, and memory that it maps too.
+pub struct Plugged {
     // Queues before the transport: they point into its memory.
     queues: Vec<QueueEnd>,
     _transport: Box<VirtioBlkTransport>,
     memory: Shared,
     capacity: u64,
-    load: Load,
 }
 
 struct QueueEnd {
@@ -66,27 +72,27 @@ struct QueueEnd {
     called: Arc<EventFd>,
 }
 
-/// A request in flight: its slot of memory, and since when.
+/// A request in flight: its slot of memory or its number, and since when.
 type Tag = (usize, Instant);
 
 // SAFETY: a queue end is moved to one thread at a time; the pointers in it lead into the transport's shared mapping, which
 // `Connection` keeps, and the notifier holds a reference-counted eventfd.
 unsafe impl Send for QueueEnd {}
 
-impl Connection {
-    /// Connects and sets the queues up, with memory for `load`, touched beforehand.
-    pub fn new(socket: &Path, load: Load) -> io::Result<Self> {
+impl Plugged {
+    /// Connects and sets the queues up, with so many bytes of memory, touched beforehand.
+    pub fn new(socket: &Path, queues: usize, memory_bytes: usize) -> io::Result<Self> {
         let features = VirtioFeatureFlags::VERSION_1
             | VirtioFeatureFlags::RING_EVENT_IDX
             | VirtioFeatureFlags::RING_INDIRECT_DESC;
-        // VIRTIO_BLK_F_MQ, FLUSH, CONFIG_WCE, SEG_MAX.
-        let wanted = features.bits() | 1 << 12 | 1 << 9 | 1 << 11 | 1 << 2;
+        // VIRTIO_BLK_F_MQ, FLUSH, CONFIG_WCE, SEG_MAX, DISCARD, WRITE_ZEROES.
+        let wanted = features.bits() | 1 << 12 | 1 << 9 | 1 << 11 | 1 << 2 | 1 << 13 | 1 << 14;
         let path = socket.to_str().ok_or_else(|| io::Error::other("a socket's path must be text"))?;
         let mut transport: Box<VirtioBlkTransport> = Box::new(connect(path, wanted)?);
         let config = transport.get_config()?;
         let capacity = u64::from(config.capacity) * 512;
-        let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), load.queues, QUEUE_SIZE)?;
-        let memory = Shared::new(load.queues * load.depth * load.bytes)?;
+        let queues = VirtioBlkQueue::setup_queues(transport.as_mut(), queues, QUEUE_SIZE)?;
+        let memory = Shared::new(memory_bytes)?;
         transport.map_mem_region(memory.base as usize, memory.len, memory.file.as_raw_fd(), 0)?;
         let queues = queues
             .into_iter()
@@ -97,16 +103,24 @@ impl Connection {
                 called: transport.get_completion_fd(n),
             })
             .collect();
-        Ok(Self { queues, _transport: transport, memory, capacity, load })
+        Ok(Self { queues, _transport: transport, memory, capacity })
+    }
+}
+
+impl Connection {
+    /// Connects and sets the queues up, with memory for `load`, touched beforehand.
+    pub fn new(socket: &Path, load: Load) -> io::Result<Self> {
+        let plugged = Plugged::new(socket, load.queues, load.queues * load.depth * load.bytes)?;
+        Ok(Self { plugged, load })
     }
 
     /// Keeps the load up for `time` and reports.
     pub fn run(&mut self, time: Duration, seed: u64) -> io::Result<Reached> {
         let barrier = Barrier::new(self.load.queues);
-        let (load, capacity, base) = (self.load, self.capacity, self.memory.base as usize);
+        let Plugged { queues, memory, capacity, .. } = &mut self.plugged;
+        let (load, capacity, base) = (self.load, *capacity, memory.base as usize);
         let ends = std::thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .queues
+            let threads: Vec<_> = queues
                 .iter_mut()
                 .enumerate()
                 .map(|(n, end)| {
@@ -129,6 +143,48 @@ impl Connection {
             sum.latency_ns.add(&end.latency_ns).map_err(io::Error::other)?;
         }
         Ok(sum)
+    }
+}
+
+impl Plugged {
+    /// Puts what a tape writes where [`Plugged::replay`] writes it from.
+    pub fn load(&mut self, tape: &Tape) {
+        self.memory.fill(&tape.data);
+    }
+
+    /// Gives the device what a guest asked for, as soon as everything is answered that was answered before it then.
+    pub fn replay(&mut self, tape: &Tape) -> io::Result<()> {
+        let end = self.queues.first_mut().ok_or_else(|| io::Error::other("the device has no queue"))?;
+        let mut answered = vec![false; tape.requests];
+        let mut finished = Vec::new();
+        let (mut request, now) = (0, Instant::now());
+        for step in &tape.steps {
+            match step {
+                Step::Ask(ask) => {
+                    match *ask {
+                        Ask::Write { offset, at, len } => {
+                            let buffer = self.memory.base.wrapping_add(at);
+                            // SAFETY: the tape's bytes are in the shared memory, which outlives the connection, and nobody
+                            // writes to them again.
+                            unsafe { end.queue.write_raw(offset, buffer, len, (request, now))? };
+                        }
+                        Ask::Zero { offset, len, unmap } => {
+                            end.queue.write_zeroes(offset, len, unmap, (request, now))?;
+                        }
+                        Ask::Flush => end.queue.flush((request, now))?,
+                    }
+                    request += 1;
+                }
+                Step::Answered(earlier) => {
+                    while !answered[*earlier] {
+                        end.kick()?;
+                        end.wait(&mut finished)?;
+                        finished.drain(..).for_each(|(request, _)| answered[request] = true);
+                    }
+                }
+            }
+        }
+        end.kick()
     }
 }
 
@@ -163,23 +219,13 @@ impl QueueEnd {
                     }
                     flying += 1;
                 }
-                if refilled && self.queue.avail_notif_needed() {
-                    self.notifier.notify()?;
+                if refilled {
+                    self.kick()?;
                 }
             } else if flying == 0 {
                 return Ok(Reached { requests, wall: now - start, latency_ns });
             }
-            self.take(&mut finished)?;
-            if finished.is_empty() {
-                // Ask for an interrupt, look once more, sleep.
-                self.queue.set_used_notif_enabled(true);
-                self.take(&mut finished)?;
-                if finished.is_empty() {
-                    sleep(&self.called)?;
-                }
-                self.queue.set_used_notif_enabled(false);
-                self.take(&mut finished)?;
-            }
+            self.wait(&mut finished)?;
             now = Instant::now();
             for (slot, since) in finished.drain(..) {
                 latency_ns.saturating_record((now - since).as_nanos() as u64);
@@ -188,6 +234,29 @@ impl QueueEnd {
                 free.push(slot);
             }
         }
+    }
+
+    fn kick(&mut self) -> io::Result<()> {
+        if self.queue.avail_notif_needed() {
+            self.notifier.notify()?;
+        }
+        Ok(())
+    }
+
+    /// Takes what is answered; sleeps once where nothing is.
+    fn wait(&mut self, finished: &mut Vec<Tag>) -> io::Result<()> {
+        self.take(finished)?;
+        if finished.is_empty() {
+            // Ask for an interrupt, look once more, sleep.
+            self.queue.set_used_notif_enabled(true);
+            self.take(finished)?;
+            if finished.is_empty() {
+                sleep(&self.called)?;
+            }
+            self.queue.set_used_notif_enabled(false);
+            self.take(finished)?;
+        }
+        Ok(())
     }
 
     fn take(&mut self, finished: &mut Vec<Tag>) -> io::Result<()> {
@@ -303,6 +372,13 @@ impl Shared {
             unsafe { base.cast::<u64>().add(n).write(random) };
         }
         Ok(Self { file, base, len })
+    }
+
+    /// Puts bytes at the beginning.
+    fn fill(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len, "the memory was made for them");
+        // SAFETY: inside the mapping, which nobody else writes to while it is borrowed.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base, bytes.len()) };
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod cells;
 mod driver;
+mod replay;
 mod report;
 mod servers;
 
@@ -51,6 +52,8 @@ enum Do {
         /// How many queues.
         queues: u16,
     },
+    /// Replay a recording with the journal passed through and retained, and compare the daemon's processor time.
+    Replay(replay::Options),
 }
 
 #[derive(Args)]
@@ -98,6 +101,10 @@ struct Options {
 fn main() -> ExitCode {
     afterimage_bench_kit::main("afterimage-bench-serve", |cli: &Cli| match &cli.command {
         Some(Do::Server { image, socket, queues }) => serve(image, socket, *queues).map(|()| true),
+        Some(Do::Replay(options)) => {
+            let program = our_program(options.program.as_deref())?;
+            replay::run(options, program).map(|()| true)
+        }
         None => bench(&cli.options),
     })
 }
@@ -201,15 +208,20 @@ fn our_kind(options: &Options) -> Result<Kind> {
     if options.bare {
         return Ok(Kind::Bare);
     }
-    let program = match &options.program {
-        Some(program) => program.clone(),
+    let program = our_program(options.program.as_deref())?;
+    Ok(Kind::program(&program, &options.survives))
+}
+
+fn our_program(named: Option<&Path>) -> Result<PathBuf> {
+    let program = match named {
+        Some(program) => program.to_owned(),
         None => std::env::current_exe()?.with_file_name("afterimage"),
     };
     if !program.exists() {
         let sentence = format!("{} does not exist: build it, or name it with --program", program.display());
         return Err(BenchError::Usage(sentence));
     }
-    Ok(Kind::program(&program, &options.survives))
+    Ok(program)
 }
 
 fn first_line(command: &mut Command) -> Result<String> {

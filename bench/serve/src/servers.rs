@@ -21,6 +21,8 @@ pub enum Kind {
         program: PathBuf,
         /// What `--survives` says.
         survives: String,
+        /// `--journal retain`.
+        retain: bool,
     },
     /// This program's own `server` command: frontend and store, and nothing between them.
     Bare,
@@ -38,7 +40,7 @@ pub enum Kind {
 impl Kind {
     /// `afterimage serve` of this program, with what `--survives` says.
     pub fn program(program: &Path, survives: &str) -> Self {
-        Self::Program { program: program.to_owned(), survives: survives.to_owned() }
+        Self::Program { program: program.to_owned(), survives: survives.to_owned(), retain: false }
     }
 
     /// Every way of running qemu-storage-daemon on a file; `buffered` allows those through the page cache.
@@ -63,7 +65,9 @@ impl Kind {
     /// A short name.
     pub fn name(&self) -> String {
         match self {
-            Self::Program { survives, .. } => format!("afterimage {survives}"),
+            Self::Program { survives, retain, .. } => {
+                format!("afterimage {survives}{}", if *retain { ", retain" } else { "" })
+            }
             Self::Bare => "frontend + store".into(),
             Self::Qemu { aio, direct, iothread } => format!(
                 "{aio}{}{}",
@@ -76,7 +80,7 @@ impl Kind {
     fn command(&self, image: &Path, socket: &Path, queues: usize) -> io::Result<Command> {
         let (image, socket) = (image.display(), socket.display());
         Ok(match self {
-            Self::Program { program, survives } => {
+            Self::Program { program, survives, retain } => {
                 let mut command = ends_with_us(program);
                 command.arg("serve").args(["--disk", &format!("{image},socket={socket}")]).args([
                     "--survives",
@@ -84,6 +88,9 @@ impl Kind {
                     "--queues",
                     &queues.to_string(),
                 ]);
+                if *retain {
+                    command.args(["--journal", "retain"]);
+                }
                 command
             }
             Self::Bare => {
