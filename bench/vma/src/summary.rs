@@ -104,6 +104,14 @@ pub fn over_own_bound(record: &Record) -> Option<f64> {
     Some(stored(record)? / record.outside_journal_bytes().filter(|bytes| *bytes > 0)? as f64)
 }
 
+/// Work that is shorter than this, in seconds, says nothing: what is done in memory alone takes no time where processors are free.
+const LEAST_S: f64 = 0.1;
+
+/// Whether times may be held against this cell's.
+pub fn takes_time(table: &Cells<'_>, key: &CellKey) -> bool {
+    table.spread(key, elapsed).is_some_and(|time| time.median >= LEAST_S)
+}
+
 /// The recovery's time.
 pub fn recovered(record: &Record) -> Option<f64> {
     Some(record.recovery?.total_s())
@@ -181,9 +189,6 @@ fn judge(
     Some(Verdict { target, cell: key.path(), reached, wanted, at_most, unit, met, counts })
 }
 
-/// Less than this has the journal mode's work to take, in seconds, if times are to be held against it.
-const LEAST_S: f64 = 0.1;
-
 /// The targets, each where both sides were measured.
 pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
@@ -216,8 +221,7 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
                 if key.device != Device::Hdd15k || key.contract != "guest-crash" {
                     continue;
                 }
-                // Work that is done in memory alone takes no time where processors are free.
-                if table.spread(&journal, elapsed).is_none_or(|time| time.median < LEAST_S) {
+                if !takes_time(table, &journal) {
                     continue;
                 }
                 if let Some((gain, _)) = paper::gain_over_journal(key.workload) {

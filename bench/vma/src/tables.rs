@@ -13,8 +13,8 @@ use crate::paper;
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::summary::{
-    beyond_bound, counts, elapsed, over_own_bound, recovered, stored, synced, unmounted, verdicts, with_mode,
-    Cells, Verdict,
+    beyond_bound, counts, elapsed, over_own_bound, recovered, stored, synced, takes_time, unmounted,
+    verdicts, with_mode, Cells, Verdict,
 };
 
 /// Everything that has been measured, with the scale's sentence before every table.
@@ -23,8 +23,8 @@ pub fn all(scale: &Scale, store: &Store, table: &Cells<'_>) -> String {
     let rounds = store.cells.records().map(|record| record.key.round).max().unwrap_or(0);
     let _ = writeln!(
         text,
-        "Up to {rounds} interleaved rounds; `a (b–c)` is the median and the spread over the rounds, ratios and percentages \
-         are formed within one round. Times are the mean over the guests of what the programs measured themselves."
+        "Up to {rounds} rounds, each with another seed; `a (b–c)` is the median and the spread over them, ratios and percentages \
+         are formed within one. Times are the mean over the guests of what the programs measured themselves."
     );
     let note = scale.note();
     for scene in scenes(table) {
@@ -87,6 +87,7 @@ pub fn scenes(table: &Cells<'_>) -> Vec<Scene> {
 }
 
 fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
+    let model = scene.device.is_model();
     let mut rows = Vec::new();
     for workload in Workload::ALL {
         for mode in Mode::ALL {
@@ -94,20 +95,21 @@ fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
             if !table.has(&key) {
                 continue;
             }
-            let journal = with_mode(&key, Mode::Journal);
+            let (journal, ordered) = (with_mode(&key, Mode::Journal), with_mode(&key, Mode::Ordered));
             let value = |value: fn(&Record) -> Option<f64>| table.spread(&key, value);
             let bound = mode.bound_a().and_then(|bound| table.ratio(&key, &with_mode(&key, bound), stored));
-            rows.push(vec![
+            let mut row = vec![
                 workload.name().to_owned(),
                 mode.title().to_owned(),
+                table.rounds(&key).len().to_string(),
                 show(table.spread(&key, elapsed)),
                 show(table.spread(&key, synced)),
-                if mode == Mode::Journal {
+                if mode == Mode::Journal || !takes_time(table, &journal) {
                     NONE.to_owned()
                 } else {
                     percent(table.gain(&key, &journal, elapsed))
                 },
-                show(table.ratio(&key, &with_mode(&key, Mode::Ordered), elapsed)),
+                show(table.ratio(&key, &ordered, elapsed).filter(|_| takes_time(table, &ordered))),
                 median(table.spread(&key, |record| Some(stored(record)? / MIB))),
                 if mode == Mode::Journal {
                     NONE.to_owned()
@@ -119,31 +121,32 @@ fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
                 count(value(|record| Some(record.storage.writes? as f64))),
                 count(value(|record| Some(record.storage.flushes? as f64))),
                 count(value(|record| Some(record.storage.seeks? as f64))),
-                median(value(|record| record.guest_cpu_s)),
-                median(value(|record| record.daemon_cpu_s)),
-                if mode == Mode::JournalRetain { paper::words(workload).to_owned() } else { String::new() },
-            ]);
+            ];
+            if !model {
+                row.push(median(value(|record| record.guest_cpu_s)));
+                row.push(median(value(|record| record.daemon_cpu_s)));
+            }
+            let words = if mode == Mode::JournalRetain { paper::words(workload) } else { "" };
+            row.push(words.to_owned());
+            rows.push(row);
         }
     }
     let _ = writeln!(
         text,
         "\n### {}\n\n{note} The device: {}. Bytes, write requests and flushes are those that reached storage from the \
          begin of the work until everything was on the device{}; `× outside journal` is over what the guests wrote outside \
-         their journals in the same run; processor seconds, in real time only, are all guests' and all daemons' during the work.\n",
+         their journals in the same run{}.\n",
         scene.title(),
         scene.device.description(),
-        if scene.device.is_model() { ", counted below the host's page cache" } else { ", as the daemons count them" }
+        if model { ", counted below the host's page cache" } else { ", as the daemons count them" },
+        if model { "" } else { "; processor seconds are all guests' and all daemons' during the work" }
     );
-    text.push_str(
-        &Table::new(
-            "workload|mode|time s|with sync s|less than journal|× ordered|MiB stored\
-            |less than journal|× bound A|× outside journal|writes|flushes|seeks|guest CPU s|daemon CPU s\
-            |the paper, VMA"
-                .split('|'),
-        )
-        .with(rows)
-        .markdown(),
+    let heads = format!(
+        "workload|mode|seeds|time s|with sync s|less than journal|× ordered|MiB stored\
+         |less than journal|× bound A|× outside journal|writes|flushes|seeks{}|the paper, VMA",
+        if model { "" } else { "|guest CPU s|daemon CPU s" }
     );
+    text.push_str(&Table::new(heads.split('|')).with(rows).markdown());
 }
 
 fn recovery_table(text: &mut String, note: &str, table: &Cells<'_>) {
@@ -165,6 +168,7 @@ fn recovery_table(text: &mut String, note: &str, table: &Cells<'_>) {
                     _ => "guest",
                 }
                 .to_owned(),
+                table.rounds(key).len().to_string(),
                 show(table.spread(key, recovered)),
                 if *key == base { NONE.to_owned() } else { percent(table.gain(key, &base, recovered)) },
                 part(|r| r.daemon_s + r.settle_s),
@@ -178,14 +182,14 @@ fn recovery_table(text: &mut String, note: &str, table: &Cells<'_>) {
         .collect();
     section(
         text,
-        "Table III: recovery after a kill at half of the work's time",
-        "device|workload|mode|killed|recovery s|less than journal|daemon s|mount s\
+        "Table III: recovery after a kill around half of the work's time",
+        "device|workload|mode|killed|seeds|recovery s|less than journal|daemon s|mount s\
          |MiB moved|of it read|e2fsck clean|the paper",
         rows,
         &format!(
             "{note} From the kill to a mounted file system whose repaired state is on the device: the daemon's part (what \
              it retained goes home, and to the device), then the next guest's mount with the kernel's own replay (and that \
-             to the device). The host's page cache was written out and dropped before the kill."
+             to the device). What the host had cached goes to the device before; each seed is killed at another instant."
         ),
     );
 }

@@ -30,6 +30,7 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
             key.device.name().to_owned(),
             key.workload.name().to_owned(),
             key.mode.title().to_owned(),
+            table.rounds(key).len().to_string(),
             show(Some(information)),
             show(most(|m| m.data_bytes / MIB)),
             counted(|f| f.classes.journal_commits),
@@ -42,7 +43,7 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
     section(
         text,
         "Fig. 17: what is retained",
-        "device|workload|mode|information KiB, peak|data MiB, peak|commits|releases|checkpoints|tail moves|home writes",
+        "device|workload|mode|seeds|information KiB, peak|data MiB, peak|commits|releases|checkpoints|tail moves|home writes",
         rows,
         &format!(
             "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report. Counts are medians.",
