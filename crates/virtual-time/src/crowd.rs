@@ -182,10 +182,17 @@ impl Crowd {
         let done = match heard {
             None => return Ok(false),
             Some(Heard::SetUp) => Ok(()),
-            Some(Heard::Enabled) => daemon.attach(peer, clock),
-            Some(Heard::Disabled) => daemon.detach(clock),
+            Some(Heard::Enabled) => {
+                guest.enabled = true;
+                daemon.attach(peer, clock)
+            }
+            Some(Heard::Disabled) => {
+                guest.enabled = false;
+                daemon.detach(clock)
+            }
             Some(Heard::Closed) => {
                 guest.peer = None;
+                guest.enabled = false;
                 daemon.detach(clock)
             }
             Some(Heard::Kick) => {
@@ -202,6 +209,20 @@ impl Crowd {
         };
         done.map_err(self.daemon_error(id.0))?;
         Ok(!matches!(heard, Some(Heard::Closed)))
+    }
+
+    /// Another daemon goes on with a guest whose queue is set up.
+    ///
+    /// # Errors
+    /// The queue cannot be served.
+    pub fn attach(&mut self, id: usize) -> Result<(), RunError> {
+        let attached = match &self.guests[id] {
+            Guest { peer: Some(peer), enabled: true, .. } => {
+                self.daemons[id].attach(peer, self.calendar.now())
+            }
+            _ => Ok(()),
+        };
+        attached.map_err(self.daemon_error(id))
     }
 
     /// Interrupts a guest that waits: it asks for the time and for its turn before it answers.

@@ -1,5 +1,6 @@
 //! One guest's daemon: its queue, its group and its machine, stepped.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use afterimage_block::{Disk, Geometry, Quiesced};
@@ -9,7 +10,7 @@ use afterimage_frontend::{QueueStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
 
 use crate::calendar::Ns;
-use crate::machine::{ns, Machine};
+use crate::machine::{ns, Died, Machine};
 use crate::meeting::WAIT;
 use crate::site::Site;
 
@@ -20,8 +21,9 @@ pub const KICK_NS: Ns = 5_000;
 /// See the module.
 pub struct Daemon {
     machine: Arc<Machine>,
-    group: Arc<RetainGroup>,
-    disk: Arc<dyn Disk>,
+    /// Until it is dead.
+    layers: Option<Layers>,
+    geometry: Geometry,
     stats: Arc<QueueStats>,
     queue: Option<Stepped>,
     /// When a kick arrives.
@@ -32,13 +34,19 @@ pub struct Daemon {
     looks: Option<Ns>,
 }
 
+#[derive(Clone)]
+struct Layers {
+    group: Arc<RetainGroup>,
+    disk: Arc<dyn Disk>,
+}
+
 impl Daemon {
     /// A daemon without a guest.
     pub fn new(site: &Site) -> Self {
         Self {
             machine: Arc::clone(&site.machine),
-            group: Arc::clone(&site.group),
-            disk: Arc::clone(&site.disk),
+            layers: Some(Layers { group: Arc::clone(&site.group), disk: Arc::clone(&site.disk) }),
+            geometry: site.disk.geometry(),
             stats: Arc::default(),
             queue: None,
             kicked: None,
@@ -49,6 +57,9 @@ impl Daemon {
 
     /// When it has something to do, or something happens to its guest. Nothing happens to the guest before that but what it asks for.
     pub fn next(&self) -> Option<Ns> {
+        if !self.lives() {
+            return self.rings;
+        }
         let now = self.machine.now_ns();
         // Its thread may be busy until later; an interrupt that it has decided upon is not held up by that.
         let busy = self.kicked.into_iter().chain(self.looks).map(|at| at.max(now));
@@ -70,12 +81,54 @@ impl Daemon {
 
     /// What its guest sees.
     pub fn geometry(&self) -> Geometry {
-        self.disk.geometry()
+        self.geometry
+    }
+
+    /// Its machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Whether it is there.
+    pub fn lives(&self) -> bool {
+        self.layers.is_some()
+    }
+
+    /// It dies here, if it has not yet: what it had in memory is lost.
+    pub fn die(&mut self) {
+        self.machine.bury();
+        (self.queue, self.layers) = (None, None);
+        (self.kicked, self.looks) = (None, None);
+    }
+
+    /// Does something, in which a daemon that may be killed may die. `None`: it is dead.
+    fn mortally<R>(
+        &mut self,
+        work: impl FnOnce(&mut Self, Layers) -> Result<R, String>,
+    ) -> Result<Option<R>, String> {
+        let Some(layers) = self.layers.clone() else { return Ok(None) };
+        if !self.machine.is_mortal() {
+            return work(self, layers).map(Some);
+        }
+        match catch_unwind(AssertUnwindSafe(|| work(self, layers))) {
+            Ok(done) => done.map(Some),
+            Err(panic) if panic.is::<Died>() => {
+                self.die();
+                Ok(None)
+            }
+            Err(panic) => {
+                let said = panic.downcast_ref::<String>().map(String::as_str);
+                let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+                Err(format!("a panic: {}", said.unwrap_or("of a kind of its own")))
+            }
+        }
     }
 
     /// The guest has made requests available, at that time of its own.
     pub fn kick(&mut self, at: Ns) {
-        self.kicked.get_or_insert(at + KICK_NS);
+        if self.lives() {
+            self.kicked.get_or_insert(at + KICK_NS);
+        }
     }
 
     /// The guest has set its queue up.
@@ -83,13 +136,16 @@ impl Daemon {
     /// # Errors
     /// The queue cannot be served.
     pub fn attach(&mut self, peer: &Peer, at: Ns) -> Result<(), String> {
-        self.machine.reach(at);
-        let lane = self.disk.open_lane().map_err(|e| e.to_string())?;
-        self.group.guest_was_seen(0);
-        self.queue = Some(peer.serve(&*self.disk, lane, &self.stats)?);
-        self.set_serial(WAIT);
-        self.kick(at);
-        Ok(())
+        let attached = self.mortally(|daemon, Layers { group, disk }| {
+            daemon.machine.reach(at);
+            let lane = disk.open_lane().map_err(|e| e.to_string())?;
+            group.guest_was_seen(0);
+            daemon.queue = Some(peer.serve(&*disk, lane, &daemon.stats)?);
+            daemon.set_serial(WAIT);
+            daemon.kick(at);
+            Ok(())
+        });
+        attached.map(drop)
     }
 
     /// The guest has gone, or has disabled its queue: nothing of it is in flight afterwards.
@@ -97,14 +153,17 @@ impl Daemon {
     /// # Errors
     /// The queue broke.
     pub fn detach(&mut self, at: Ns) -> Result<(), String> {
-        self.machine.reach(at);
         self.kicked = None;
         self.rings = None;
-        if let Some(mut queue) = self.queue.take() {
-            queue.quiesce()?;
-            self.disk.quiesced(Quiesced::Disconnected);
-        }
-        Ok(())
+        let detached = self.mortally(|daemon, Layers { disk, .. }| {
+            daemon.machine.reach(at);
+            if let Some(mut queue) = daemon.queue.take() {
+                queue.quiesce()?;
+                disk.quiesced(Quiesced::Disconnected);
+            }
+            Ok(())
+        });
+        detached.map(drop)
     }
 
     /// Does what is due. Whether the driver is to be interrupted now.
@@ -116,11 +175,16 @@ impl Daemon {
         if self.machine.now_ns() > now {
             return Ok(rings);
         }
+        let rung = self.mortally(|daemon, Layers { group, .. }| daemon.work(now, &group, peer))?;
+        Ok(rings || rung.unwrap_or(false))
+    }
+
+    fn work(&mut self, now: Ns, group: &RetainGroup, peer: Option<&Peer>) -> Result<bool, String> {
         self.machine.reach(now);
         self.kicked.take_if(|at| *at <= now);
         self.machine.turn().map_err(|e| e.to_string())?;
         if self.looks.is_some_and(|at| at <= now) {
-            let (wait, until) = self.machine.beside(|| self.group.turn());
+            let (wait, until) = self.machine.beside(|| group.turn());
             // "At once" is after what is to be done now.
             self.looks = Some(until + ns(wait).max(KICK_NS));
         }
@@ -136,6 +200,6 @@ impl Daemon {
             self.rings = Some(self.rings.map_or(at, |earlier| earlier.min(at)));
             rung = false;
         }
-        Ok(rings || rung)
+        Ok(rung)
     }
 }

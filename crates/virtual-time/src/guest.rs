@@ -93,6 +93,8 @@ pub struct Guest {
     disk: UnixListener,
     /// Its disk's connection.
     pub peer: Option<Peer>,
+    /// Its driver has a queue to be served.
+    pub enabled: bool,
     /// Of our own messages.
     sequence: u32,
     /// Of its START.
@@ -126,8 +128,10 @@ impl Guest {
     ) -> Result<Self> {
         let init = init(&options.script)?;
         let number = id.0;
-        let disk = UnixListener::bind(folder.join(format!("disk{number}")))
-            .context(|| format!("listen in {}", folder.display()))?;
+        let socket = folder.join(format!("disk{number}"));
+        // Of an earlier life.
+        let _ = fs::remove_file(&socket);
+        let disk = UnixListener::bind(socket).context(|| format!("listen in {}", folder.display()))?;
         let console = File::create(folder.join(format!("guest{number}.out")))
             .context(|| "make a console".to_owned())?;
         let errors = File::create(folder.join(format!("guest{number}.err")))
@@ -163,7 +167,8 @@ impl Guest {
             }
         }
         let (time, _) = calendar.accept().context(|| "accept a guest".to_owned())?;
-        let mut guest = Self { id, process, time, disk, peer: None, sequence: 0, start: 0, messages: 0 };
+        let mut guest =
+            Self { id, process, time, disk, peer: None, enabled: false, sequence: 0, start: 0, messages: 0 };
         match guest.read()? {
             Some(Message { op: START, sequence, time }) if time == number as u64 => guest.start = sequence,
             other => return Err(guest.strange(&format!("began with {other:?}"))),

@@ -27,15 +27,12 @@ mod extents;
 mod guest;
 mod host_fs;
 mod image;
-#[allow(dead_code, reason = "crashes are drawn by what comes next")]
 mod machine;
 mod meeting;
-#[allow(dead_code, reason = "crashes are drawn by what comes next")]
 mod page_cache;
-#[allow(dead_code, reason = "crashes are drawn by what comes next")]
+mod simulate;
 mod site;
 mod trace;
-#[allow(dead_code, reason = "crashes are drawn by what comes next")]
 mod volatile;
 mod world;
 
@@ -44,5 +41,6 @@ pub use daemon::KICK_NS;
 pub use guest::GuestOptions;
 pub use host_fs::HostFs;
 pub use page_cache::DirtyLimits;
+pub use simulate::{simulate, Breaks, SimulateOptions, Simulated, Tally};
 pub use trace::Counts;
 pub use world::{run, End, GuestReport, Kill, Meeting, Report, RunError, RunOptions, Sample};

@@ -10,7 +10,8 @@ use afterimage_lab::process::Workdir;
 use afterimage_order::Contract;
 use afterimage_protocol::cell::Cell;
 use afterimage_virtual_time::{
-    run, run_cell, DirtyLimits, GuestOptions, GuestReport, HostFs, Report, RunOptions,
+    run, run_cell, simulate, Breaks, DirtyLimits, GuestOptions, GuestReport, HostFs, Report, RunOptions,
+    SimulateOptions, Simulated, Tally,
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -29,6 +30,9 @@ enum Command {
     /// Run it twice and compare what the guests asked of their disks, to the nanosecond; and once more with another seed, which has to
     /// be seen
     Check(Box<Options>),
+    /// Whole systems from seeds: guests with databases, daemons and power that die at any instant, lost interrupts, slow and failing
+    /// devices; what was acknowledged is looked for
+    Simulate(Box<SimulateArgs>),
     /// Run one cell of a benchmark: reads it as JSON from stdin, and writes what came of it to stdout
     Cell(Kernel),
 }
@@ -39,6 +43,52 @@ struct Kernel {
     /// The folder with the guests' kernel and its library, as ./x virtual makes it
     #[arg(long)]
     kernel: PathBuf,
+}
+
+/// What is simulated
+#[derive(Args)]
+struct SimulateArgs {
+    #[command(flatten)]
+    kernel: Kernel,
+    /// The program that works inside the guests
+    #[arg(long)]
+    agent: PathBuf,
+    /// The seeds, from A up to but without B
+    #[arg(long, value_name = "A..B", value_parser = seeds, default_value = "1..11")]
+    seeds: std::ops::Range<u64>,
+    /// End after the seed that is being run then
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// No more guests than so many share the device
+    #[arg(long, default_value_t = 3)]
+    guests_max: usize,
+    /// Run each seed twice, and compare
+    #[arg(long)]
+    twice: bool,
+    /// A device that breaks its word: succeed when that is found, by one of the seeds
+    #[arg(long, value_enum, default_value = "nothing")]
+    broken: Breaks,
+    /// One line of JSON for each seed, and one for all
+    #[arg(long)]
+    json: bool,
+    /// Keep the last seed's trace of requests and of what went wrong there
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Real time that a seed may take, in seconds
+    #[arg(long, default_value_t = 900)]
+    limit_s: u64,
+    /// The first of the seeds, in this process
+    #[arg(long, hide = true)]
+    here: bool,
+}
+
+fn seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let wrong = || format!("{text} is no range of seeds: 1..11 is ten of them, and 7 is one");
+    let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
+    match text.split_once("..") {
+        None => number(text).map(|seed| seed..seed + 1),
+        Some((from, to)) => Ok(number(from)?..number(to)?),
+    }
 }
 
 /// What is run
@@ -181,6 +231,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(options) => run_once(&options),
         Command::Check(options) => check(&options),
+        Command::Simulate(args) => run_seeds(&args),
         Command::Cell(options) => cell(&options.kernel),
     };
     match done {
@@ -245,6 +296,156 @@ fn run_once(options: &Options) -> Result<(), String> {
     }
     println!("{}", summary(&report, options));
     succeeded(&report.guests)
+}
+
+/// The seeds, one after another.
+fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
+    let absolute = |path: PathBuf| {
+        path.canonicalize().map_err(|e| format!("{}: {e}: ./x simulate builds what it needs", path.display()))
+    };
+    let options = SimulateOptions {
+        kernel: absolute(args.kernel.kernel.join("linux"))?,
+        pin: absolute(args.kernel.kernel.join("pin.so"))?,
+        agent: absolute(args.agent.clone())?,
+        guests_max: args.guests_max.max(1),
+        breaks: args.broken,
+        limit: Duration::from_secs(args.limit_s),
+    };
+    let scratch = tempfile::tempdir().map_err(|e| format!("make a folder: {e}"))?;
+    let trace = args.trace.clone().unwrap_or_else(|| scratch.path().join("trace"));
+    if args.here {
+        return run_seed_here(args, &options, &trace);
+    }
+    let once = |seed: u64| run_seed(args, seed, &options.pin, &trace);
+    let begun = std::time::Instant::now();
+    let (mut all, mut broken) = (Tally::default(), Vec::new());
+    for seed in args.seeds.clone() {
+        if args.minutes.is_some_and(|minutes| begun.elapsed() >= Duration::from_secs(60 * minutes)) {
+            break;
+        }
+        let from = std::time::Instant::now();
+        let mut simulated = once(seed)?;
+        if args.twice {
+            let again = once(seed)?;
+            if simulated.broken.is_none() && again.trace != simulated.trace {
+                simulated.broken = Some("a second run of the same seed was another one".to_owned());
+            }
+        }
+        all.add(&simulated.tally);
+        say_seed(args, seed, &simulated, from.elapsed());
+        if simulated.broken.is_some() {
+            broken.push(seed);
+        }
+        if args.broken != Breaks::Nothing && !broken.is_empty() {
+            break;
+        }
+    }
+    say_all(args, &all, &broken, begun.elapsed());
+    match (args.broken, broken.as_slice()) {
+        (Breaks::Nothing, []) => Ok(()),
+        (Breaks::Nothing, broken) => {
+            Err(format!("{} of {} seeds broke a promise: {broken:?}", broken.len(), all.runs))
+        }
+        (_, []) => Err(format!("a device that breaks its word was not noticed by {} seeds", all.runs)),
+        (_, _) => Ok(()),
+    }
+}
+
+/// A seed in a process of its own, whose random numbers are pinned.
+fn run_seed(args: &SimulateArgs, seed: u64, pin: &Path, trace: &Path) -> Result<Simulated, String> {
+    let failed = |what: &str| format!("seed {seed}: {what}");
+    let program = std::env::current_exe().map_err(|e| failed(&format!("find this program: {e}")))?;
+    let broken = clap::ValueEnum::to_possible_value(&args.broken).ok_or("a breakage without a name")?;
+    let output = std::process::Command::new(program)
+        .args(["simulate", "--here", "--seeds", &seed.to_string(), "--broken", broken.get_name()])
+        .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
+        .arg("--kernel")
+        .arg(&args.kernel.kernel)
+        .arg("--agent")
+        .arg(&args.agent)
+        .arg("--trace")
+        .arg(trace)
+        .env("LD_PRELOAD", pin)
+        .env("AFTERIMAGE_GUEST_SEED", seed.to_string())
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .map_err(|e| failed(&format!("run this program: {e}")))?;
+    if !output.status.success() {
+        return Err(failed(&format!("{}; again: ./x simulate --seeds {seed}", output.status)));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| failed(&format!("its report cannot be read: {e}")))
+}
+
+/// The first seed; the report goes to stdout.
+fn run_seed_here(args: &SimulateArgs, options: &SimulateOptions, trace: &Path) -> Result<(), String> {
+    // Whoever asked for it is gone: nobody reads the report.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|e| format!("ask to end with whoever asked: {e}"))?;
+    let folder = Workdir::new_in(Path::new("/dev/shm"), "simulate").map_err(|e| e.to_string())?;
+    let simulated = simulate(args.seeds.start, options, folder.path(), trace).map_err(|e| e.to_string())?;
+    println!("{}", serde_json::to_string(&simulated).map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+fn say_seed(args: &SimulateArgs, seed: u64, simulated: &Simulated, took: Duration) {
+    let Simulated { plan, tally, trace, broken } = simulated;
+    if args.json {
+        let line = serde_json::json!({
+            "seed": seed, "plan": plan, "trace": format!("{trace:016x}"), "real_s": took.as_secs_f64(),
+            "tally": tally, "broken": broken,
+        });
+        return println!("{line}");
+    }
+    println!(
+        "seed {seed}: {plan}: {:.1} guest-s in {:.1} s, {} boots, {} daemon kills, {} guest kills, {} cuts, {} calls lost, \
+         {} I/O errors; {} acknowledged, {} lost within a window; trace {trace:016x}",
+        tally.guest_s,
+        took.as_secs_f64(),
+        tally.boots,
+        tally.daemon_kills,
+        tally.guest_kills,
+        tally.power_cuts,
+        tally.calls_lost,
+        tally.io_errors,
+        tally.acknowledged,
+        tally.lost_within_window,
+    );
+    if let Some(what) = broken {
+        let guests = match args.guests_max {
+            3 => String::new(),
+            max => format!(" --guests-max {max}"),
+        };
+        println!("BROKEN by seed {seed}: {what}\n  again: ./x simulate --seeds {seed}{guests} --trace OUT");
+    }
+}
+
+fn say_all(args: &SimulateArgs, all: &Tally, broken: &[u64], took: Duration) {
+    if args.json {
+        let line = serde_json::json!({ "all": all, "broken": broken, "real_s": took.as_secs_f64() });
+        return println!("{line}");
+    }
+    println!(
+        "{} seeds, {:.3} guest-hours of virtual time in {:.0} min: {} boots, {} daemons killed ({} while they recovered), \
+         {} begun again, {} guests killed, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
+         transactions acknowledged, {} of them lost within a window; judged {} times, {} clean file systems; {} broken",
+        all.runs,
+        all.guest_s / 3600.0,
+        took.as_secs_f64() / 60.0,
+        all.boots,
+        all.daemon_kills,
+        all.kills_in_recovery,
+        all.restarts,
+        all.guest_kills,
+        all.power_cuts,
+        all.calls_lost,
+        all.stalls,
+        all.io_errors,
+        all.acknowledged,
+        all.lost_within_window,
+        all.judged,
+        all.checks,
+        broken.len(),
+    );
 }
 
 fn summary(report: &Report, options: &Options) -> String {

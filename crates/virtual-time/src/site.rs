@@ -92,6 +92,16 @@ impl Files {
         Ok(log)
     }
 
+    /// Whose.
+    pub fn guest(&self) -> usize {
+        self.guest
+    }
+
+    /// Size of the log.
+    pub fn log_bytes(&self) -> u64 {
+        self.log.len()
+    }
+
     /// The host's memory is lost.
     ///
     /// # Errors

@@ -83,6 +83,11 @@ impl Trace {
         self.0.lock().counts[guest]
     }
 
+    /// Something else happens, which is a part of the trace: a comment.
+    pub fn say(&self, at: Ns, what: &str) {
+        self.0.lock().write(&format!("# {at} {what}\n"));
+    }
+
     /// All of it is in the file; its sum.
     ///
     /// # Errors
@@ -98,7 +103,6 @@ impl Trace {
     }
 
     fn note(&self, guest: usize, asked: &Asked, answered: Ns, failed: bool) {
-        use std::hash::Hasher;
         let mut inside = self.0.lock();
         let bytes = asked.sectors * SECTOR_BYTES;
         let counts = &mut inside.counts[guest];
@@ -128,9 +132,16 @@ impl Trace {
         let failed = if failed { " error" } else { "" };
         let line =
             format!("{} {guest} {name} {sector} {sectors} {content:016x} {answered}{failed}\n", asked.at);
-        inside.sum.write(line.as_bytes());
-        if let Err(error) = inside.out.write_all(line.as_bytes()) {
-            inside.failed.get_or_insert(error);
+        inside.write(&line);
+    }
+}
+
+impl Inside {
+    fn write(&mut self, line: &str) {
+        use std::hash::Hasher;
+        self.sum.write(line.as_bytes());
+        if let Err(error) = self.out.write_all(line.as_bytes()) {
+            self.failed.get_or_insert(error);
         }
     }
 }

@@ -35,7 +35,7 @@ pub enum Fails {
 }
 
 /// A device that breaks its word, so that it can be shown that somebody notices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Breaks {
     /// It keeps it.
     #[default]
@@ -207,9 +207,10 @@ impl Volatile {
     pub fn cut(&self, at: Ns, rng: &mut ChaCha8Rng) {
         self.die(at);
         let mut inside = self.inside.lock();
+        // A file of no length has nothing to lose.
+        let Some(base) = inside.base.clone() else { return };
         let pieces = std::mem::take(&mut inside.pieces);
         inside.unsynced_bytes = 0;
-        let base = Arc::clone(inside.base.as_ref().expect("crashes are to come"));
         let mut bytes = [0; SECTOR_BYTES];
         let mut versions: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (i, piece) in pieces.iter().enumerate().filter(|(_, piece)| !piece.lost) {

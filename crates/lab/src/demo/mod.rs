@@ -26,15 +26,23 @@ mod sql;
 mod survivors;
 mod table;
 
+// How acknowledged work is judged, for others who crash guests.
+pub use self::judge::judge;
+pub use self::ledger::{Ack, Ledger, Stream};
+pub use self::plan::Allowance;
+pub use self::report::{Check, StreamReport};
+pub use self::sql::{state, transactions, Journal};
+pub use self::survivors::{Bank, Survivors};
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use afterimage_report::say;
 
 use self::interrupt::Interrupt;
-use self::plan::{Allowance, Contract, Event, Scenario};
+use self::plan::{Contract, Event, Scenario};
 use self::progress::Progress;
-use self::report::{Check, Machine, Outcome, Report, ScenarioReport, SCHEMA};
+use self::report::{Machine, Outcome, Report, ScenarioReport, SCHEMA};
 use self::scenario::{Findings, Setting};
 use crate::error::{Context, LabError, Result};
 use crate::evidence::Evidence;

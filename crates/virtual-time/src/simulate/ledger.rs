@@ -1,0 +1,233 @@
+//! What one guest was promised, boot by boot, and what later boots find of it.
+
+use std::collections::BTreeMap;
+
+use afterimage_lab::channel::Arrival;
+use afterimage_lab::demo::{judge, Allowance, Journal, Ledger, Survivors};
+use afterimage_order::Contract;
+
+use super::script::{CHECKED, FOLDER, LOOKED, READY, REFUSED};
+
+/// What one boot was promised.
+struct Boot {
+    ledger: Ledger,
+    /// The power was cut since it began.
+    cut: bool,
+    /// How often it was found as it has to be.
+    found: u32,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Promises {
+    boots: BTreeMap<u32, Boot>,
+    /// A boot came as far as to work: from then on there is a file system.
+    pub was_ready: bool,
+    /// Work that was acknowledged, in all.
+    pub acknowledged: u64,
+    /// Of these lost as the contract allows.
+    pub lost: u64,
+    /// Times that a boot's work was looked at.
+    pub looks: u64,
+    /// Checks of the file system.
+    pub checks: u64,
+}
+
+/// A boot's work is looked at so often before it is removed.
+const LOOKS: u32 = 2;
+
+/// How a boot ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was killed, or what it asked of its disk failed.
+    Killed,
+    /// By itself, as the last one does.
+    Itself,
+}
+
+impl Promises {
+    /// The boots whose work is looked at next, and those whose is removed.
+    pub fn next(&mut self) -> (Vec<u32>, Vec<u32>) {
+        let done = self.boots.iter().filter(|(_, boot)| boot.found >= LOOKS).map(|(id, _)| *id);
+        let done: Vec<u32> = done.collect();
+        done.iter().for_each(|id| drop(self.boots.remove(id)));
+        (self.boots.keys().copied().collect(), done)
+    }
+
+    /// The power was cut.
+    pub fn cut(&mut self) {
+        self.boots.values_mut().for_each(|boot| boot.cut = true);
+    }
+
+    /// A boot has ended; what it had said. `cut`: by a power cut.
+    ///
+    /// # Errors
+    /// The promise that is broken.
+    pub fn hear(
+        &mut self,
+        boot: u32,
+        console: &str,
+        end: End,
+        failing: bool,
+        cut: bool,
+        contract: Contract,
+    ) -> Result<(), String> {
+        // A line that was not said to its end was not said.
+        let whole = &console[..console.rfind('\n').map_or(0, |at| at + 1)];
+        let lines: Vec<&str> = whole.lines().map(str::trim_end).collect();
+        for line in &lines {
+            let number = |word: &str| line.strip_prefix(word)?.trim().parse::<u32>().ok();
+            if let Some(what) = line.strip_prefix(REFUSED) {
+                // Where the device fails, so may they.
+                if !failing {
+                    return Err(format!("boot {boot}: the guest's{what} failed"));
+                }
+            }
+            match number(CHECKED) {
+                Some(0) => self.checks += 1,
+                Some(code) if !failing => {
+                    return Err(format!("boot {boot}: e2fsck -fn ended with status {code}"))
+                }
+                _ => {}
+            }
+            if let Some(earlier) = number(LOOKED) {
+                let from = lines.iter().position(|line| *line == format!("{FOLDER} {earlier}"));
+                let to = lines.iter().position(|l| l == line).unwrap_or(lines.len());
+                // What fails to be read is not lost.
+                if !failing {
+                    self.look(earlier, &lines[from.unwrap_or(to)..to], contract)
+                        .map_err(|what| format!("boot {boot} looks at boot {earlier}: {what}"))?;
+                }
+            }
+        }
+        if end == End::Itself && !lines.iter().any(|line| line.starts_with(CHECKED)) && !failing {
+            return Err(format!("boot {boot} ended by itself"));
+        }
+        let ready = lines.iter().position(|line| *line == READY);
+        let Some(ready) = ready else { return Ok(()) };
+        self.was_ready = true;
+        let acks = |line: &&&str| {
+            line.starts_with("{\"agent\":\"ack\"") || line.starts_with("{\"sqlite\":\"commit\"")
+        };
+        let acks: Vec<Arrival> = lines[ready..].iter().filter(acks).map(arrival).collect();
+        let ledger = Ledger::read(&acks, None).map_err(|e| format!("boot {boot}: {e}"))?;
+        self.acknowledged += acks.len() as u64;
+        self.boots.insert(boot, Boot { ledger, cut, found: 0 });
+        Ok(())
+    }
+
+    /// What is found of an earlier boot's work.
+    fn look(&mut self, earlier: u32, lines: &[&str], contract: Contract) -> Result<(), String> {
+        let Some(boot) = self.boots.get_mut(&earlier) else { return Ok(()) };
+        let reports: Vec<Arrival> = lines.iter().filter(|line| line.starts_with('{')).map(arrival).collect();
+        let mut found = Survivors::read(&reports).map_err(|e| e.to_string())?;
+        // The file system is judged by those who look.
+        (found.mounted, found.e2fsck, found.postmark) = (Some(true), Some(0), Some(0));
+        let allowance = match contract {
+            Contract::PowerWindow { window } if boot.cut => Allowance::Window(window),
+            _ => Allowance::Nothing,
+        };
+        let (streams, checks) = judge(&boot.ledger, &found, allowance);
+        // A database of which nothing has to be left may be in the middle of being made.
+        let unmade = |promise: &str| {
+            Journal::ALL.iter().zip(&streams[1..]).any(|(journal, stream)| {
+                let all_lost = allowance != Allowance::Nothing && stream.lost == stream.acknowledged;
+                promise.starts_with(&format!("SQLite ({})", journal.name()))
+                    && (stream.acknowledged == 0 || all_lost)
+            })
+        };
+        if let Some(check) = checks.iter().find(|check| !check.held && !unmade(&check.promise)) {
+            return Err(format!("broken: {} ({})", check.promise, check.detail));
+        }
+        self.looks += 1;
+        self.lost += streams.iter().map(|stream| stream.lost).sum::<u64>();
+        // What is there once, is there for good, but for what a later cut may still take.
+        let records = found.records.take().unwrap_or_default();
+        boot.found += 1;
+        for (at, stream) in boot.ledger.streams.iter_mut().enumerate() {
+            let newest = at.checked_sub(1).and_then(|at| Some(found.banks[at].as_ref()?.newest));
+            stream.acks.retain(|ack| match at {
+                0 => records.contains(&ack.number),
+                _ => newest.is_some_and(|newest| ack.number <= newest),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn arrival(line: &&str) -> Arrival {
+    Arrival { at_ns: 0, line: (*line).to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const WINDOW: Contract = Contract::PowerWindow { window: Duration::from_millis(20) };
+
+    fn ack(n: u64) -> String {
+        let at = n * 10_000_000;
+        format!("{{\"agent\":\"ack\",\"n\":{n},\"thread\":0,\"slot\":{},\"floor\":{},\"ns\":{at},\"fsync_ns\":1000}}\r\n", n - 1, n - 1)
+    }
+
+    fn worked(count: u64) -> String {
+        let acks: String = (1..=count).map(ack).collect();
+        format!("noise\n{READY}\r\n{acks}{{\"agent\":\"ack\",\"n\":99")
+    }
+
+    fn looked(count: u64, code: u32) -> String {
+        format!(
+            "{FOLDER} 1\r\n{{\"agent\":\"verify-file\",\"thread\":0,\"size\":4096,\"bytes\":0,\"empty\":0,\"present\":[[0,1,{count}]],\"torn\":[]}}\r\n\
+             {{\"agent\":\"verify\",\"files\":1,\"intact\":{count},\"torn\":0,\"order_violations\":0,\"shown\":[]}}\r\n{LOOKED} 1\r\n{CHECKED} {code}\r\n"
+        )
+    }
+
+    /// A first boot's work, and what the next one finds.
+    fn then(
+        acks: u64,
+        cut: bool,
+        contract: Contract,
+        found: &str,
+        failing: bool,
+    ) -> Result<Promises, String> {
+        let mut promises = Promises::default();
+        promises.hear(1, &worked(acks), End::Killed, false, cut, contract)?;
+        assert_eq!(promises.next().0, [1]);
+        promises.hear(2, found, End::Killed, failing, false, contract)?;
+        Ok(promises)
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_looked_for() {
+        let kept = then(5, true, Contract::Power, &looked(5, 0), false).unwrap();
+        assert_eq!((kept.acknowledged, kept.lost, kept.looks, kept.checks), (5, 0, 1, 1));
+        let broken = then(5, true, Contract::Power, &looked(4, 0), false).err().unwrap();
+        assert!(broken.contains("records: nothing acknowledged is lost"), "{broken}");
+        let broken = then(5, false, Contract::Power, &looked(5, 4), false).err().unwrap();
+        assert!(broken.contains("status 4"), "{broken}");
+        then(5, false, Contract::Power, &looked(4, 4), true).unwrap();
+        let broken = then(5, false, Contract::Power, &format!("{REFUSED} mount\n"), false).err().unwrap();
+        assert!(broken.contains("mount"), "{broken}");
+    }
+
+    #[test]
+    fn a_window_may_be_lost_by_a_cut_and_by_nothing_else() {
+        assert_eq!(then(5, true, WINDOW, &looked(3, 0), false).unwrap().lost, 2);
+        assert!(then(5, false, WINDOW, &looked(3, 0), false).is_err());
+        assert!(then(9, true, WINDOW, &looked(3, 0), false).is_err());
+        // Found once, it may not go later.
+        let mut promises = then(5, true, WINDOW, &looked(4, 0), false).unwrap();
+        promises.boots.get_mut(&1).unwrap().cut = false;
+        assert!(promises.hear(3, &looked(3, 0), End::Killed, false, false, WINDOW).is_err());
+    }
+
+    #[test]
+    fn a_boot_that_ends_by_itself_without_a_check_is_no_end() {
+        let mut promises = Promises::default();
+        assert!(promises.hear(1, "Kernel panic\n", End::Itself, false, false, WINDOW).is_err());
+        promises.hear(1, &format!("{CHECKED} 0\n"), End::Itself, false, false, WINDOW).unwrap();
+        assert!(!promises.was_ready);
+    }
+}
