@@ -19,8 +19,11 @@ use virtio_driver::{
     ByteValued, EventFd, QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-/// Descriptors in each queue: enough for the deepest cell at three a request.
+/// Descriptors in each queue: enough for the deepest cell.
 const QUEUE_SIZE: u16 = 256;
+
+/// Descriptors that a request takes at most.
+const DESCRIPTORS: usize = 3;
 
 /// Silence for this long is a lost request or a lost interrupt, in milliseconds.
 const STALLED_MS: i32 = 5000;
@@ -152,15 +155,22 @@ impl Plugged {
         self.memory.fill(&tape.data);
     }
 
-    /// Gives the device what a guest asked for, as soon as everything is answered that was answered before it then.
+    /// Gives the device what a guest asked for, as soon as everything is answered that was answered before it then
+    /// and the queue has room.
     pub fn replay(&mut self, tape: &Tape) -> io::Result<()> {
         let end = self.queues.first_mut().ok_or_else(|| io::Error::other("the device has no queue"))?;
         let mut answered = vec![false; tape.requests];
         let mut finished = Vec::new();
-        let (mut request, now) = (0, Instant::now());
+        let (mut request, mut flying, now) = (0, 0, Instant::now());
         for step in &tape.steps {
             match step {
                 Step::Ask(ask) => {
+                    while flying == usize::from(QUEUE_SIZE) / DESCRIPTORS {
+                        end.kick()?;
+                        end.wait(&mut finished)?;
+                        flying -= finished.len();
+                        finished.drain(..).for_each(|(request, _)| answered[request] = true);
+                    }
                     match *ask {
                         Ask::Write { offset, at, len } => {
                             let buffer = self.memory.base.wrapping_add(at);
@@ -174,11 +184,13 @@ impl Plugged {
                         Ask::Flush => end.queue.flush((request, now))?,
                     }
                     request += 1;
+                    flying += 1;
                 }
                 Step::Answered(earlier) => {
                     while !answered[*earlier] {
                         end.kick()?;
                         end.wait(&mut finished)?;
+                        flying -= finished.len();
                         finished.drain(..).for_each(|(request, _)| answered[request] = true);
                     }
                 }
