@@ -183,8 +183,10 @@ impl Buffers {
 }
 
 /// A page-aligned allocation.
+/// Zeroes, page-aligned by hand: of memory that is asked for aligned, the allocator would write every byte.
 struct OwnedMemory {
     base: *mut u8,
+    start: *mut u8,
     layout: std::alloc::Layout,
 }
 
@@ -195,20 +197,23 @@ unsafe impl Sync for OwnedMemory {}
 
 impl OwnedMemory {
     fn new(len: usize) -> Self {
-        let layout = std::alloc::Layout::from_size_align(len.max(1), 4096).expect("a buffer fits in memory");
+        const PAGE: usize = 4096;
+        let layout = std::alloc::Layout::array::<u8>(len + PAGE).expect("a buffer fits in memory");
         // SAFETY: the layout's size is not zero.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
-        if base.is_null() {
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        if start.is_null() {
             std::alloc::handle_alloc_error(layout);
         }
-        Self { base, layout }
+        // SAFETY: at most a page further, which was asked for besides.
+        let base = unsafe { start.add(start.align_offset(PAGE)) };
+        Self { base, start, layout }
     }
 }
 
 impl Drop for OwnedMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, freed once.
-        unsafe { std::alloc::dealloc(self.base, self.layout) };
+        unsafe { std::alloc::dealloc(self.start, self.layout) };
     }
 }
 

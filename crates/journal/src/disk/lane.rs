@@ -26,7 +26,7 @@ use afterimage_block::{
 };
 use slab::Slab;
 
-use super::lend::{self, Lender};
+use super::lend::{self, Lender, Lent};
 use super::shared::Shared;
 use crate::error::JournalError;
 use crate::ext4::{Change, Part, Ranges, ReadPart};
@@ -74,7 +74,7 @@ impl Whole {
 struct Piece {
     whole: usize,
     parts_left: usize,
-    lent: Option<Buffers>,
+    lent: Option<Lent>,
 }
 
 /// What is below.
@@ -279,8 +279,7 @@ impl RetainLane {
                 lent.into_iter().for_each(|piece| self.lender.take_back(piece));
                 return false;
             }
-            let content = lent.as_ref().map(|piece| piece.slice(0, ((to - from) * SECTOR_BYTES) as usize));
-            let change = content.as_ref().map_or(Change::Clear, Change::Write);
+            let change = lent.as_ref().map_or(Change::Clear, |piece| Change::Write(piece));
             let taken = systems.submit(change, Sector(from), to - from, parts);
             wrote_set = systems.is_due();
             let home = self.shared.write_sets(&mut systems).map_err(JournalError::into_block);
@@ -299,7 +298,7 @@ impl RetainLane {
         to: u64,
         result: Result<(), BlockError>,
         parts: &mut Vec<Part>,
-        lent: Option<Buffers>,
+        lent: Option<Lent>,
     ) {
         let Some(whole) = self.wholes.get_mut(index) else { return };
         let from = std::mem::replace(&mut whole.next, to);
