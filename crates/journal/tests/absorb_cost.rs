@@ -118,7 +118,12 @@ fn what_a_journal_block_costs() {
     for _ in 0..ROUNDS {
         let begun = Instant::now();
         for at in (0..256).map(AreaBlock) {
-            arena.store(id, at, &mut |slot| slot.copy_from_slice(&block)).unwrap();
+            arena
+                .store(id, at, &mut |slot| {
+                    slot.copy_from_slice(&block);
+                    None
+                })
+                .unwrap();
         }
         stores.push(begun.elapsed() / 256);
         assert!((0..256).all(|at| arena.remove(id, AreaBlock(at))));

@@ -34,12 +34,16 @@ fn put(arena: &mut Arena, volume: u16, at: u32, value: u64) -> Result<(), Journa
         for word in block.chunks_exact_mut(8) {
             word.copy_from_slice(&value.to_le_bytes());
         }
+        Some(value as u32)
     })
 }
 
 /// The value of a whole block; panics on a mixture.
 fn value(arena: &Arena, volume: u16, at: u32) -> Option<u64> {
     let block = arena.get(VolumeId(volume), AreaBlock(at))?;
+    if let Some(note) = arena.note(VolumeId(volume), AreaBlock(at)) {
+        assert_eq!(note.to_le_bytes(), block[..4], "another content's note");
+    }
     let first = &block[..8];
     assert!(block.chunks_exact(8).all(|word| word == first), "a mixture");
     Some(u64::from_le_bytes(first.try_into().unwrap()))

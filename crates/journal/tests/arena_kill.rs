@@ -121,6 +121,7 @@ fn run(arena: &mut Arena, seed: u64, number: u64) {
                 for word in block.chunks_exact_mut(8) {
                     word.copy_from_slice(&number.to_le_bytes());
                 }
+                None
             })
             .unwrap(),
         Step::Remove(v, b) => {

@@ -328,7 +328,12 @@ fn another_clients_set_is_waited_for_too() {
     let commit = |versions: &mut Versions| {
         let Layout { start, room_blocks: blocks, .. } = mounted.layout;
         versions.init(client, Room { start, blocks, places: Arc::new(Slots) }).unwrap();
-        versions.store(client, tuple.at, &mut |slot| *slot = block(2)).unwrap();
+        versions
+            .store(client, tuple.at, &mut |slot| {
+                *slot = block(2);
+                None
+            })
+            .unwrap();
         versions.mprotect(client, &[tuple], &[], false).unwrap();
         versions.send_home(client, &[tuple]).unwrap();
     };

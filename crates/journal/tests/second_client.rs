@@ -69,7 +69,12 @@ impl Client {
         let mut slots = Vec::new();
         for (home, content) in blocks {
             let at = AreaBlock(self.next_slot);
-            versions.store(CLIENT, at, &mut |slot| *slot = *content).unwrap();
+            versions
+                .store(CLIENT, at, &mut |slot| {
+                    *slot = *content;
+                    None
+                })
+                .unwrap();
             slots.push((*home, at));
             self.next_slot += 1;
         }

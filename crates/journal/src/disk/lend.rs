@@ -38,8 +38,10 @@ impl Lender {
         let pages = len.div_ceil(PAGE).max(1);
         let ends = std::iter::once(0).chain(self.lent.iter().map(|l| l.end));
         let starts = self.lent.iter().map(|l| l.start).chain([BYTES_MAX / PAGE]);
-        let (index, first) =
-            ends.zip(starts).enumerate().find_map(|(n, (end, start))| (start - end >= pages).then_some((n, end)))?;
+        let (index, first) = ends
+            .zip(starts)
+            .enumerate()
+            .find_map(|(n, (end, start))| (start - end >= pages).then_some((n, end)))?;
         self.lent.insert(index, first..first + pages);
         let memory = self.memory.get_or_insert_with(|| Buffers::allocate(BYTES_MAX));
         Some(Lent { buffers: memory.slice(first * PAGE, len), first })
@@ -81,7 +83,8 @@ mod tests {
             } else if let Some(piece) = lender.lend(1 + number % (1 << 20)) {
                 lent.push(piece);
             }
-            let mut ranges: Vec<_> = lent.iter().map(|l| (l.first * PAGE, l.first * PAGE + l.len())).collect();
+            let mut ranges: Vec<_> =
+                lent.iter().map(|l| (l.first * PAGE, l.first * PAGE + l.len())).collect();
             ranges.sort_unstable();
             assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
             assert!(ranges.last().is_none_or(|last| last.1 <= BYTES_MAX));

@@ -24,7 +24,13 @@ pub(super) enum Content<'a> {
 }
 
 impl Content<'_> {
-    pub(super) fn fill(&self, block: &mut Block) {
+    /// Puts it there. Says its checksum where it is `signed`: see [`AreaView::sum`].
+    pub(super) fn store(&self, block: &mut Block, signed: bool) -> Option<u32> {
+        self.fill(block);
+        signed.then(|| log::sum(block))
+    }
+
+    fn fill(&self, block: &mut Block) {
         match self {
             Self::Whole(bytes) => bytes.copy_to(0, block),
             Self::Composed(composed) => *block = **composed,
@@ -203,5 +209,12 @@ impl AreaView for With<'_, '_> {
             return Ok(self.block);
         }
         self.reader.get(at, scratch)
+    }
+
+    fn sum(&self, at: AreaBlock) -> Option<u32> {
+        if at == self.at {
+            return None;
+        }
+        self.reader.note(at)
     }
 }

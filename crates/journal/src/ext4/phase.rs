@@ -54,9 +54,12 @@ impl Volume {
         versions.arena.records.set(id, record);
         versions.init(id, retained.place.room())?;
         let remembered = side::store_journal(&mut versions.arena, id, layout);
-        if let Err(error) = remembered
-            .and_then(|()| versions.store(id, AreaBlock(0), &mut |slot| *slot = *superblock.bytes()))
-        {
+        if let Err(error) = remembered.and_then(|()| {
+            versions.store(id, AreaBlock(0), &mut |slot| {
+                *slot = *superblock.bytes();
+                None
+            })
+        }) {
             // No memory for even one block, or more file systems than an arena takes.
             versions.cleanup(id);
             *why = format!("nothing can be retained: {error}");

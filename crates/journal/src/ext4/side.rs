@@ -36,7 +36,10 @@ pub(super) fn store_journal(arena: &mut Arena, id: VolumeId, layout: &Layout) ->
             bytes[..8].copy_from_slice(&extent.home.0.to_le_bytes());
             bytes[8..12].copy_from_slice(&extent.blocks.to_le_bytes());
         }
-        arena.store(id, AreaBlock(n), &mut |slot| slot.copy_from_slice(&block))?;
+        arena.store(id, AreaBlock(n), &mut |slot| {
+            slot.copy_from_slice(&block);
+            None
+        })?;
     }
     Ok(())
 }
@@ -74,7 +77,12 @@ pub(super) fn reserve(arena: &mut Arena, id: VolumeId, journal_blocks: u32, tid:
     let at = page_of(tid);
     journal_blocks > STARTS_AT
         || arena.get(id, at).is_some()
-        || arena.store(id, at, &mut |page| page.fill(NOTHING)).is_ok()
+        || arena
+            .store(id, at, &mut |page| {
+                page.fill(NOTHING);
+                None
+            })
+            .is_ok()
 }
 
 /// Remembers where a transaction begins. `false`: there is no room.

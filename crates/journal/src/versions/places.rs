@@ -35,6 +35,11 @@ impl Reader<'_> {
         }
         Ok(scratch)
     }
+
+    /// See [`Arena::note`]; `None` where the place is not in the arena.
+    pub fn note(&self, at: AreaBlock) -> Option<u32> {
+        self.arena.note(self.client, at)
+    }
 }
 
 /// jbd2 zeroes a logged block's first four bytes where they are its own magic, JBD2_MAGIC_NUMBER (JBD2_FLAG_ESCAPE): gives them

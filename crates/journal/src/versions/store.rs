@@ -126,7 +126,7 @@ impl Versions {
         &mut self,
         client: VolumeId,
         at: AreaBlock,
-        fill: &mut dyn FnMut(&mut Block),
+        fill: &mut dyn FnMut(&mut Block) -> Option<u32>,
     ) -> Result<(), JournalError> {
         self.arena.store(client, at, fill)
     }

@@ -125,10 +125,14 @@ impl Shape {
         crc32c(crc, &block[at + 4..]) == be32(block, at)
     }
 
-    /// Whether a logged block agrees with its tag. The checksum is of the block as it stands in the log, escaped.
-    pub(super) fn content_agrees(&self, tag: &RawTag, tid: Tid, content: &Block) -> bool {
-        let Some(seed) = self.seed else { return true };
-        let crc = crc32c(crc32c(seed, &tid.0.to_be_bytes()), content);
+    /// What comes before a logged block in its tag's checksum, which is of the journal's UUID, the transaction and the block as it stands in
+    /// the log, escaped. A checksum is linear: it is this value, which is as if the block were zeroes, xor the block's own from zero.
+    pub(super) fn before_content(&self, tid: Tid) -> Option<u32> {
+        self.seed.map(|seed| crc32c(crc32c(seed, &tid.0.to_be_bytes()), &[0; BLOCK_BYTES]))
+    }
+
+    /// Whether a logged block of that checksum agrees with its tag.
+    pub(super) fn content_agrees(&self, tag: &RawTag, crc: u32) -> bool {
         tag.checksum == if self.v3 { crc } else { crc & 0xffff }
     }
 

@@ -47,12 +47,27 @@ pub trait AreaView {
     /// # Errors
     /// The disk below could not be read.
     fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError>;
+
+    /// The kernel's `crc32c` of the block's content, from zero, where it is known already.
+    fn sum(&self, at: AreaBlock) -> Option<u32> {
+        let _ = at;
+        None
+    }
 }
 
 impl AreaView for Reader<'_> {
     fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
         self.get(at, scratch)
     }
+
+    fn sum(&self, at: AreaBlock) -> Option<u32> {
+        self.note(at)
+    }
+}
+
+/// A block's part in its tag's checksum: see [`AreaView::sum`].
+pub fn sum(block: &Block) -> u32 {
+    checksum::crc32c(0, block)
 }
 
 /// What a reader of the log must know.
@@ -87,6 +102,11 @@ impl LogGeometry {
             fs_blocks: layout.room_blocks,
             forbidden,
         }
+    }
+
+    /// Whether the journal's tags have checksums of what they log.
+    pub fn is_signed(&self) -> bool {
+        self.features.csum_v2 || self.features.csum_v3
     }
 
     /// Blocks that the log can hold.
@@ -223,6 +243,8 @@ struct Walk<'a> {
     read: Transaction,
     /// JBD2_FEATURE_COMPAT_CHECKSUM: CRC-32 of descriptors and logged blocks.
     crc: u32,
+    /// [`Shape::before_content`].
+    before: Option<u32>,
     /// A descriptor or revoke block whose checksum is wrong.
     unsigned: Option<String>,
     /// The first contradiction.
@@ -242,7 +264,18 @@ impl<'a> Walk<'a> {
             revokes: Vec::new(),
             commit_sec: 0,
         };
-        Self { geometry, shape, next: start, read, crc: !0, unsigned: None, wrong: None, mismatch: None }
+        let before = shape.before_content(tid);
+        Self {
+            geometry,
+            shape,
+            next: start,
+            read,
+            crc: !0,
+            before,
+            unsigned: None,
+            wrong: None,
+            mismatch: None,
+        }
     }
 
     /// The next block of the transaction. `None`: what said that there is one was never this journal's.
@@ -291,14 +324,17 @@ impl<'a> Walk<'a> {
         if !self.geometry.is_home(home) {
             self.wrong.get_or_insert_with(|| format!("block {home} can be nobody's home"));
         }
-        if self.shape.is_signed() || self.geometry.features.checksum {
-            let content = view.block(at, scratch)?;
-            if !self.shape.content_agrees(&tag, self.read.tid, content) {
+        if let Some(before) = self.before {
+            let sum = match view.sum(at) {
+                Some(sum) => sum,
+                None => sum(view.block(at, scratch)?),
+            };
+            if !self.shape.content_agrees(&tag, before ^ sum) {
                 self.mismatch.get_or_insert_with(|| format!("the checksum of block {home} at {at} is wrong"));
             }
-            if self.geometry.features.checksum {
-                self.crc = checksum::crc32_be(self.crc, content);
-            }
+        }
+        if self.geometry.features.checksum {
+            self.crc = checksum::crc32_be(self.crc, view.block(at, scratch)?);
         }
         self.read.tags.push(Tag { home, at, escaped: tag.escaped });
         Ok(())

@@ -117,7 +117,12 @@ mod tests {
         let mut arena = Arena::create(&path, ArenaIdentity::default(), 64 << 12).expect("an arena");
         let id = VolumeId(0);
         let store = |arena: &mut Arena, at: u32, byte: u8| {
-            arena.store(id, AreaBlock(at), &mut |block| block.fill(byte)).expect("room");
+            arena
+                .store(id, AreaBlock(at), &mut |block| {
+                    block.fill(byte);
+                    None
+                })
+                .expect("room");
         };
         (0..8).for_each(|at| store(&mut arena, at, at as u8));
         let loan = arena.lend(id, [5, 99, 2, 3].map(AreaBlock).into_iter());

@@ -86,11 +86,19 @@ pub struct Arena {
     sequence: u64,
     /// What is remembered of file systems beside their blocks.
     pub records: Records,
-    /// Of each file system: block → slot. Hashed with a key: a guest chooses the blocks.
-    slots: Vec<HashMap<AreaBlock, u32>>,
+    /// Of each file system: block → where it is. Hashed with a key: a guest chooses the blocks.
+    slots: Vec<HashMap<AreaBlock, Held>>,
     /// With those that were given up while they were lent.
     used_slots: u32,
     lent: loan::Lent,
+}
+
+/// A block that is here.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    slot: u32,
+    /// See [`Arena::note`].
+    note: Option<u32>,
 }
 
 /// Bytes taken from a budget, given back unless the store is carried through.
@@ -133,8 +141,8 @@ impl Arena {
         self.budget = Some(budget);
     }
 
-    /// Puts a block's content into a free slot (`fill` gets memory that is faulted in, with any content), publishes it
-    /// and frees the slot of its older content. The overwritten mark is not carried over. Replacing a block never fails
+    /// Puts a block's content into a free slot (`fill` gets memory that is faulted in, with any content, and says what is to be
+    /// noted of what it puts there: see [`Arena::note`]), publishes it and frees the slot of its older content. The overwritten mark is not carried over. Replacing a block never fails
     /// for want of room, unless the tmpfs is full.
     ///
     /// # Errors
@@ -144,7 +152,7 @@ impl Arena {
         &mut self,
         volume: VolumeId,
         at: AreaBlock,
-        fill: &mut dyn FnMut(&mut Block),
+        fill: &mut dyn FnMut(&mut Block) -> Option<u32>,
     ) -> Result<(), JournalError> {
         let Some(of) = self.slots.get(usize::from(volume.0)) else {
             return Err(JournalError::Unsupported(format!(
@@ -152,7 +160,7 @@ impl Arena {
                 volume.0
             )));
         };
-        let (old, generation) = (of.get(&at).copied(), self.records.generation(volume));
+        let (old, generation) = (of.get(&at).map(|held| held.slot), self.records.generation(volume));
         if old.is_none() && self.used_bytes() + PAGE > self.bytes_max {
             return Err(JournalError::Full { bytes_max: self.bytes_max });
         }
@@ -167,7 +175,7 @@ impl Arena {
         let slot = self.free_slot()?;
         // The slot's tag was cleared before anything is stored into the slot.
         fence();
-        fill(loan::free_slot_mut(&mut self.map, &self.lent, slot));
+        let note = fill(loan::free_slot_mut(&mut self.map, &self.lent, slot));
         taken.0 = None;
         drop(taken);
         let tag = SlotTag {
@@ -185,7 +193,7 @@ impl Arena {
         }
         self.map.tag(slot, 0).store(words[0], Ordering::Release);
         self.used_slots += 1;
-        self.slots[usize::from(volume.0)].insert(at, slot);
+        self.slots[usize::from(volume.0)].insert(at, Held { slot, note });
         if let Some(old) = old {
             self.clear_slot(old);
         }
@@ -197,20 +205,27 @@ impl Arena {
         Some(loan::slot(self, self.slot_of(volume, at)?))
     }
 
+    /// What was noted of a block's content when it was stored: a checksum, made while the processor's caches held it. Forgotten
+    /// when the content changes, and with the daemon.
+    pub fn note(&self, volume: VolumeId, at: AreaBlock) -> Option<u32> {
+        self.slots.get(usize::from(volume.0))?.get(&at)?.note
+    }
+
     /// A block's content, to be changed in place: a kill leaves any part of the change.
     ///
     /// # Panics
     /// The block is lent.
     pub(crate) fn get_mut(&mut self, volume: VolumeId, at: AreaBlock) -> Option<&mut Block> {
-        let slot = self.slot_of(volume, at)?;
-        Some(loan::free_slot_mut(&mut self.map, &self.lent, slot))
+        let held = self.slots.get_mut(usize::from(volume.0))?.get_mut(&at)?;
+        held.note = None;
+        Some(loan::free_slot_mut(&mut self.map, &self.lent, held.slot))
     }
 
     /// Frees a block's slot. Returns whether it was there.
     pub fn remove(&mut self, volume: VolumeId, at: AreaBlock) -> bool {
         let of = self.slots.get_mut(usize::from(volume.0));
-        let Some(slot) = of.and_then(|of| of.remove(&at)) else { return false };
-        self.clear_slot(slot);
+        let Some(held) = of.and_then(|of| of.remove(&at)) else { return false };
+        self.clear_slot(held.slot);
         self.give(1);
         true
     }
@@ -250,8 +265,8 @@ impl Arena {
         self.records.forget(volume);
         let Some(slots) = self.slots.get_mut(usize::from(volume.0)).map(std::mem::take) else { return };
         self.give(slots.len() as u64);
-        for slot in slots.into_values() {
-            self.clear_slot(slot);
+        for held in slots.into_values() {
+            self.clear_slot(held.slot);
         }
     }
 
@@ -298,7 +313,7 @@ impl Arena {
     }
 
     fn slot_of(&self, volume: VolumeId, at: AreaBlock) -> Option<u32> {
-        self.slots.get(usize::from(volume.0))?.get(&at).copied()
+        self.slots.get(usize::from(volume.0))?.get(&at).map(|held| held.slot)
     }
 
     /// Clears a slot's tag. What made that right was stored before.

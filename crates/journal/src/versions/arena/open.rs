@@ -215,10 +215,10 @@ impl Scan {
     }
 
     /// Fills the index; returns the slots in use, ascending.
-    fn finish(&mut self, slots: &mut [HashMap<AreaBlock, u32>]) -> Vec<u32> {
+    fn finish(&mut self, slots: &mut [HashMap<AreaBlock, super::Held>]) -> Vec<u32> {
         let mut used = Vec::with_capacity(self.blocks.len());
         for ((volume, block), held) in self.blocks.drain() {
-            slots[usize::from(volume)].insert(block, held.slot);
+            slots[usize::from(volume)].insert(block, super::Held { slot: held.slot, note: None });
             used.push(held.slot);
         }
         used.sort_unstable();
