@@ -107,15 +107,8 @@ fn run(options: &Options) -> Result<bool> {
         return resume.into.as_ref().map_or(Ok(true), |path| insert(path, scale.name, &text).map(|()| true));
     }
     let keys = plan::keys(scale, options.seeds.unwrap_or(if common.quick { 1 } else { 5 }), &options.only)?;
-    if resume.list {
-        let state = |key| if store.get(key).is_some() { "finished" } else { "to do" };
-        let lines = keys.iter().map(|key| format!("{} seed {}: {}\n", key.path(), key.seed, state(key)));
-        return say(&lines.collect::<String>()).map(|()| true);
-    }
-    if resume.fresh {
-        store.forget(&keys)?;
-    }
-    let todo = store.missing(&keys);
+    let name = |key: &plan::Key| format!("{} seed {}", key.path(), key.seed);
+    let Some(todo) = store.to_run(&keys, resume, name)? else { return Ok(true) };
     let (out_then, cells_then) = (out.clone(), cells.clone());
     write_on_signals(move || {
         let store = Store::open(&cells_then, wanted)?;
@@ -137,18 +130,12 @@ fn run(options: &Options) -> Result<bool> {
     let disks = disks(folder.path())?;
     let kept = keys.len() - todo.len();
     let store = Mutex::new(store);
-    let failed = run_at_once(
-        &todo,
-        kept,
-        options.at_once,
-        |key| format!("{} seed {}", key.path(), key.seed),
-        |key| {
-            let record = record::measure(key, scale, &disks[&key.arm.is_bare()], &tools, &machine)?;
-            let words = record.words();
-            store.lock().unwrap_or_else(PoisonError::into_inner).add(record)?;
-            Ok(words)
-        },
-    );
+    let failed = run_at_once(&todo, kept, options.at_once, name, |key| {
+        let record = record::measure(key, scale, &disks[&key.arm.is_bare()], &tools, &machine)?;
+        let words = record.words();
+        store.lock().unwrap_or_else(PoisonError::into_inner).add(record)?;
+        Ok(words)
+    });
     say(&write(out, scale, &store.into_inner().unwrap_or_else(PoisonError::into_inner))?)?;
     Ok(failed.is_empty())
 }

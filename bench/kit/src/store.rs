@@ -8,7 +8,9 @@ use serde::de::DeserializeOwned;
 use serde::Serialize;
 
 use crate::error::{Context, Result};
+use crate::options::Resume;
 use crate::outputs::{read_record, write_record};
+use crate::program::say;
 
 /// What one cell leaves; its JSON has a member `version`.
 pub trait Record: Serialize + DeserializeOwned + Clone {
@@ -69,6 +71,27 @@ impl<R: Record> Store<R> {
     /// One.
     pub fn get(&self, key: &R::Key) -> Option<&R> {
         self.records.get(key)
+    }
+
+    /// Which of these are to be run, as `--list` and `--fresh` ask for it: `None` where they are listed, and nothing else is wanted.
+    ///
+    /// # Errors
+    /// What is to be forgotten can not be removed, or nothing can be said.
+    pub fn to_run(
+        &mut self,
+        keys: &[R::Key],
+        resume: &Resume,
+        name: impl Fn(&R::Key) -> String,
+    ) -> Result<Option<Vec<R::Key>>> {
+        if resume.list {
+            let state = |key| if self.get(key).is_some() { "finished" } else { "to do" };
+            let lines = keys.iter().map(|key| format!("{}: {}\n", name(key), state(key)));
+            return say(&lines.collect::<String>()).map(|()| None);
+        }
+        if resume.fresh {
+            self.forget(keys)?;
+        }
+        Ok(Some(self.missing(keys)))
     }
 
     /// Those of these that are not finished.

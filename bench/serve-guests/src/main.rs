@@ -35,7 +35,7 @@ use clap::Parser;
 
 use catalog::Device;
 use plan::Run;
-use record::Store;
+use record::{CellKey, Store};
 use scale::Scale;
 use template::Templates;
 use virtual_time::Figure;
@@ -123,15 +123,8 @@ fn run(options: &Options) -> Result<bool> {
     };
     let rounds = options.rounds.unwrap_or(if common.quick { 1 } else { 2 });
     let keys = plan::cells(&devices, rounds, &options.only)?;
-    if resume.list {
-        let state = |key| if store.get(key).is_some() { "finished" } else { "to do" };
-        let lines = keys.iter().map(|key| format!("{} round {}: {}\n", key.path(), key.round, state(key)));
-        return say(&lines.collect::<String>()).map(|()| true);
-    }
-    if resume.fresh {
-        store.forget(&keys)?;
-    }
-    let todo = store.missing(&keys);
+    let name = |key: &CellKey| format!("{} round {}", key.path(), key.round);
+    let Some(todo) = store.to_run(&keys, resume, name)? else { return Ok(true) };
     let (out_then, cells_then, scale_then) = (out.clone(), cells, scale.clone());
     write_on_signals(move || {
         let store = Store::open(&cells_then, |record| record.scale == scale_then)?;

@@ -112,33 +112,20 @@ pub fn run(plan: &Plan<'_>) -> Result<bool> {
         return resume.into.as_ref().map_or(Ok(true), |path| insert(path, "virtual", &text).map(|()| true));
     }
     let keys = keys(plan)?;
-    if resume.list {
-        let state = |key| if store.get(key).is_some() { "finished" } else { "to do" };
-        let lines = keys.iter().map(|key| format!("{} seed {}: {}\n", key.path(), key.seed, state(key)));
-        return say(&lines.collect::<String>()).map(|()| true);
-    }
-    if resume.fresh {
-        store.forget(&keys)?;
-    }
-    let todo = store.missing(&keys);
+    let name = |key: &Key| format!("{} seed {}", key.path(), key.seed);
+    let Some(todo) = store.to_run(&keys, resume, name)? else { return Ok(true) };
     let (out_then, folder_then) = (out.to_owned(), folder);
     write_on_signals(move || write(&out_then, &Store::open(&folder_then, |_| true)?).map(drop))?;
     let virtual_time = Virtual::find()?;
     let images = Images::new(out.join(format!("{NAME}.images")))?;
     let kept = keys.len() - todo.len();
     let store = Mutex::new(store);
-    let failed = run_at_once(
-        &todo,
-        kept,
-        plan.at_once,
-        |key| format!("{} seed {}", key.path(), key.seed),
-        |key| {
-            let record = cell::measure(key, &images.get(key.work)?, &virtual_time)?;
-            let words = record.words();
-            store.lock().unwrap_or_else(PoisonError::into_inner).add(record)?;
-            Ok(words)
-        },
-    );
+    let failed = run_at_once(&todo, kept, plan.at_once, name, |key| {
+        let record = cell::measure(key, &images.get(key.work)?, &virtual_time)?;
+        let words = record.words();
+        store.lock().unwrap_or_else(PoisonError::into_inner).add(record)?;
+        Ok(words)
+    });
     say(&write(out, &store.into_inner().unwrap_or_else(PoisonError::into_inner))?)?;
     note(&format!("results: {}\n", out.join(format!("{NAME}.{{json.zst,md,html}}")).display()));
     Ok(failed.is_empty())

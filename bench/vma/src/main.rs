@@ -107,15 +107,7 @@ fn run(options: &Options) -> Result<bool> {
         return resume.into.as_ref().map_or(Ok(true), |path| insert(path, &scale.name, &text).map(|()| true));
     }
     let keys = plan::cells(&selection(options))?;
-    if resume.list {
-        let state = |key| if store.cells.get(key).is_some() { "finished" } else { "to do" };
-        let lines = keys.iter().map(|key| format!("{} round {}: {}\n", key.path(), key.round, state(key)));
-        return say(&lines.collect::<String>()).map(|()| true);
-    }
-    if resume.fresh {
-        store.cells.forget(&keys)?;
-    }
-    let todo = store.cells.missing(&keys);
+    let Some(todo) = store.cells.to_run(&keys, resume, plan::name)? else { return Ok(true) };
     let (of_signal, scale_then) = (folder.clone(), scale.clone());
     write_on_signals(move || {
         let store = Store::open(&cells_folder, &scale_then)?;
