@@ -43,23 +43,7 @@ pub fn run(key: &CellKey, bench: &Bench<'_>, template: &Path) -> Result<(Record,
         daemons.push(serve(key, image, bench.retain_max, trace.as_deref())?);
     }
     let guests = boot(key, bench, &daemons)?;
-    let mut record = Record {
-        version: Record::VERSION,
-        scale: bench.scale.clone(),
-        key: key.clone(),
-        guests: Vec::new(),
-        storage_measured: StorageIo::default(),
-        storage: StorageIo::default(),
-        daemon_io: StorageIo::default(),
-        absorbed_bytes: None,
-        guest_cpu_s: None,
-        daemon_cpu_s: None,
-        trace: None,
-        file_systems: Vec::new(),
-        recovery: None,
-        wall_s: 0.0,
-        load,
-    };
+    let mut record = Record::empty(key, bench.scale, load);
     let samples = work(&mut record, bench, &stage, daemons, guests)?;
     record.wall_s = started.elapsed().as_secs_f64();
     Ok((record, samples))

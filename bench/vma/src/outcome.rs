@@ -1,10 +1,10 @@
 //! What a guest said, as numbers.
 
 use afterimage_lab::channel::Arrival;
-use afterimage_protocol::report::{Agent, Micro, Timed};
+use afterimage_protocol::report::{Agent, Integrity, Micro, Timed};
 use serde::Deserialize;
 
-use crate::record::{GuestResult, Jbd2};
+use crate::record::{GuestResult, Jbd2, Records};
 use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::{BenchError, Result};
 
@@ -95,6 +95,21 @@ pub fn read(reports: &[Arrival]) -> Result<GuestResult> {
         whole: GuestIo::of_stat(&done.stat)?.since(&from),
         jbd2: jbd2(&end.jbd2)?,
     })
+}
+
+/// What a guest found of records.
+///
+/// # Errors
+/// It did not say.
+pub fn verified(reports: &[Arrival]) -> Result<Records> {
+    for arrival in reports {
+        if let Some(Agent::Integrity(Integrity::Verified { updated, mixed, foreign_blocks, .. })) =
+            arrival.agent()?
+        {
+            return Ok(Records { updated, mixed, foreign_blocks });
+        }
+    }
+    Err(strange("the guest verified nothing"))
 }
 
 /// `1070 transactions (1065 requested), each up to 8192 blocks; … 20 logged blocks per transaction`, its lines and

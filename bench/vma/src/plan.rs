@@ -8,7 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::bench::Bench;
-use crate::catalog::{Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
+use crate::catalog::{
+    Device, Figure, JournalPolicy, Kind, Mode, Setup, Workload, RECORDS_KIB, ROOMY_JOURNALS_MIB,
+};
 use crate::cell;
 use crate::record::{CellKey, Record, Sample, Store};
 use crate::template::Templates;
@@ -85,7 +87,7 @@ pub fn cells(selection: &Selection) -> Result<Vec<CellKey>> {
     let mut seen = BTreeSet::new();
     keys.retain(|key| {
         is_possible(key)
-            && selection.workloads.contains(&key.workload)
+            && (key.workload == Workload::Records || selection.workloads.contains(&key.workload))
             && selection.modes.contains(&key.mode)
             && (selection.only.is_empty()
                 || selection.only.iter().any(|pattern| matches(pattern, &key.path())))
@@ -169,6 +171,14 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
                 keys.push(run(workload, Mode::Journal, most, Setup::RamJournal));
             }
         }
+        Figure::Fig19 => {
+            // What is asked is which blocks are there, and not how soon: one device says it.
+            for kib in RECORDS_KIB.into_iter().filter(|_| scene.device == Device::Hdd15k) {
+                for mode in [&journaling[..], &[Mode::OrderedRetain]].concat() {
+                    keys.push(scene.key(Kind::KillGuest, Workload::Records, mode, 1, Setup::Records(kib)));
+                }
+            }
+        }
         Figure::Vflush => {
             for workload in Workload::ALL {
                 for setup in [Setup::Plain, Setup::Vflush] {
@@ -214,6 +224,10 @@ impl Run<'_> {
     pub fn measure_and_keep(&self, key: &CellKey) -> Result<String> {
         let (record, samples) = self.cell(key)?;
         let words = match &record.recovery {
+            _ if !record.records.is_empty() => {
+                let mixed = record.records.iter().filter(|found| found.mixed > 0).count();
+                format!("{mixed} of {} left records in pieces", record.records.len())
+            }
             Some(recovery) => format!(
                 "recovered in {:.2} s, {:.1} MiB moved",
                 recovery.total_s(),
@@ -242,7 +256,7 @@ impl Run<'_> {
         let Some(world) = self.world.as_ref().filter(|_| key.device.is_model()) else {
             return cell::run(key, &self.bench, &template);
         };
-        if key.kind == Kind::Run {
+        if key.kind == Kind::Run || key.workload == Workload::Records {
             return virtual_cell::run(key, world, &template, None);
         }
         // Of the same seed's work: it goes on in the same way until it is killed.
@@ -331,6 +345,19 @@ mod tests {
             let base = CellKey { kind: Kind::Run, ..key.clone() };
             assert!(keys[..at].contains(&base), "{}", key.path());
         }
+    }
+
+    #[test]
+    fn records_are_killed_on_one_device_whatever_workloads_are_asked_for() {
+        let keys = cells(&Selection {
+            figures: vec![Figure::Fig19],
+            workloads: vec![Workload::Untar],
+            ..selection()
+        })
+        .unwrap();
+        assert_eq!(keys.len(), 2 * RECORDS_KIB.len() * 5);
+        assert!(keys.iter().all(|key| key.device == Device::Hdd15k && key.kind == Kind::KillGuest));
+        assert!(!keys.iter().any(|key| key.mode.policy() == JournalPolicy::Drop));
     }
 
     #[test]

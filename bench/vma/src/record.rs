@@ -127,6 +127,18 @@ impl Recovery {
     }
 }
 
+/// What a guest that died left of the records that it updated (Fig. 19).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Records {
+    /// Of which there is an update.
+    pub updated: u64,
+    /// That mix versions.
+    pub mixed: u64,
+    /// Blocks that are no record's at all.
+    pub foreign_blocks: u64,
+}
+
 /// One finished cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -157,6 +169,9 @@ pub struct Record {
     pub file_systems: Vec<FileSystemStatus>,
     /// After a kill.
     pub recovery: Option<Recovery>,
+    /// Of Fig. 19: one of each guest that was killed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<Records>,
     /// The whole cell, in seconds.
     pub wall_s: f64,
     /// The machine's load average (1 min) when the cell began.
@@ -164,6 +179,28 @@ pub struct Record {
 }
 
 impl Record {
+    /// One of a cell that begins now.
+    pub fn empty(key: &CellKey, scale: &Scale, load: f64) -> Record {
+        Record {
+            version: <Record as afterimage_bench_kit::Record>::VERSION,
+            scale: scale.clone(),
+            key: key.clone(),
+            guests: Vec::new(),
+            storage_measured: StorageIo::default(),
+            storage: StorageIo::default(),
+            daemon_io: StorageIo::default(),
+            absorbed_bytes: None,
+            guest_cpu_s: None,
+            daemon_cpu_s: None,
+            trace: None,
+            file_systems: Vec::new(),
+            recovery: None,
+            records: Vec::new(),
+            wall_s: 0.0,
+            load,
+        }
+    }
+
     /// The mean over the guests, as the paper reports it.
     pub fn elapsed_s(&self) -> f64 {
         self.mean(|guest| guest.elapsed_s)

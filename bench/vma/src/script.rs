@@ -11,7 +11,7 @@ use std::path::Path;
 
 use afterimage_lab::process::quote;
 
-use crate::catalog::{Mode, Setup, Workload, RAM_JOURNAL_MIB};
+use crate::catalog::{Mode, Setup, Workload, RAM_JOURNAL_MIB, RECORDS_BYTES};
 use crate::scale::Scale;
 use crate::source::Sources;
 
@@ -80,6 +80,27 @@ pub fn recover_script(mode: Mode, setup: Setup) -> String {
     )
 }
 
+/// The script of a guest that updates records until it is killed. Commits and write-back after one second and not after five and thirty:
+/// as in `afterimage-lab integrity`.
+pub fn update_script(mode: Mode, setup: Setup, kib: u32) -> String {
+    format!(
+        "mount -t ext4 -o {},commit=1 /dev/vda /mnt\necho 100 > /proc/sys/vm/dirty_expire_centisecs\n\
+         echo 50 > /proc/sys/vm/dirty_writeback_centisecs\ntell ready\nmeet\n{} --seed \"$SEED\"\n",
+        mount_options(mode, setup),
+        records("update", kib)
+    )
+}
+
+/// The script of the guest that looks at what is left of them.
+pub fn verify_script(mode: Mode, setup: Setup, kib: u32) -> String {
+    let options = mount_options(mode, setup);
+    format!("mount -t ext4 -o {options} /dev/vda /mnt\n{}\numount /mnt\n", records("verify", kib))
+}
+
+fn records(what: &str, kib: u32) -> String {
+    format!("\"$A\" integrity {what} /mnt/database --size {} --bytes {RECORDS_BYTES}", kib << 10)
+}
+
 fn parts(workload: Workload, scale: &Scale, sources: &Sources) -> (String, String) {
     match workload {
         Workload::SeqWrite => (
@@ -123,6 +144,7 @@ fn parts(workload: Workload, scale: &Scale, sources: &Sources) -> (String, Strin
                 scale.build_target
             ),
         ),
+        Workload::Records => (String::new(), String::new()),
     }
 }
 
@@ -147,6 +169,8 @@ mod tests {
             }
         }
         is_shell(&recover_script(Mode::Journal, Setup::CommitS(1)));
+        is_shell(&update_script(Mode::Ordered, Setup::Records(8), 8));
+        is_shell(&verify_script(Mode::JournalRetain, Setup::Records(8), 8));
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub fn all(scale: &Scale, store: &Store, table: &Cells<'_>) -> String {
     figures::vflush_table(&mut text, &note, table);
     figures::contract_table(&mut text, &note, table);
     figures::ram_table(&mut text, &note, table);
+    figures::records_table(&mut text, &note, table);
     bound_table(&mut text, &note, table);
     target_table(&mut text, &note, &verdicts(table));
     text
@@ -150,7 +151,7 @@ fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
 }
 
 fn recovery_table(text: &mut String, note: &str, table: &Cells<'_>) {
-    let keys = table.keys().filter(|key| key.kind != Kind::Run);
+    let keys = table.keys().filter(|key| key.kind != Kind::Run && key.workload != Workload::Records);
     let rows: Vec<Vec<String>> = keys
         .map(|key| {
             let part = |value: fn(&crate::record::Recovery) -> f64| {

@@ -11,10 +11,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use afterimage_lab::locate::own_program;
 use afterimage_lab::process::{quote, Cleanup};
 use rustix::fs::{fallocate, statvfs, FallocateFlags};
 
-use crate::catalog::{Mode, Setup, Workload};
+use crate::catalog::{Mode, Setup, Workload, RECORDS_BYTES};
 use crate::scale::{Scale, DISK_BYTES};
 use crate::source::Sources;
 use afterimage_bench_kit::process::{copy_sparse, run};
@@ -27,6 +28,18 @@ const AGED_LAYOUT: f64 = 0.1;
 const BLOCK_BYTES: u64 = 4096;
 /// The UUID of every template's file system, and the seed of its hashes.
 const IDENTITY: &str = "5f3a1e0c-7d42-4b86-9a15-c2e8d0b7f964";
+
+/// What is on a disk before the work begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    Empty,
+    /// rnd_write's file.
+    Data,
+    /// A configured folder to build in.
+    Build,
+    /// A file of records of so many KiB.
+    Records(u32),
+}
 
 /// Makes and keeps them, in a folder in memory.
 #[derive(Debug)]
@@ -49,10 +62,11 @@ impl Templates {
     /// A program is missing or failed.
     pub fn get(&mut self, workload: Workload, mode: Mode, setup: Setup) -> Result<PathBuf> {
         self.sources.prepare(workload, &self.scale)?;
-        let content = match workload {
-            Workload::RndWrite => "data",
-            Workload::Build => "build",
-            _ => "empty",
+        let content = match setup {
+            Setup::Records(kib) => Content::Records(kib),
+            _ if workload == Workload::RndWrite => Content::Data,
+            _ if workload == Workload::Build => Content::Build,
+            _ => Content::Empty,
         };
         let journal = match (mode, setup) {
             (Mode::NoJournal, _) | (_, Setup::RamJournal) => None,
@@ -60,7 +74,7 @@ impl Templates {
         };
         let aged = setup == Setup::Aged;
         let name = format!(
-            "{content}-{}{}",
+            "{content:?}-{}{}",
             journal.map_or("bare".to_owned(), |mib| format!("j{mib}")),
             if aged { "-aged" } else { "" }
         );
@@ -72,11 +86,13 @@ impl Templates {
         Ok(path)
     }
 
-    fn make(&self, name: &str, content: &str, journal: Option<u32>, aged: bool) -> Result<PathBuf> {
+    fn make(&self, name: &str, content: Content, journal: Option<u32>, aged: bool) -> Result<PathBuf> {
         let tree = self.folder.join(format!("tree-{name}"));
         fs::create_dir_all(&tree).context(|| format!("make {}", tree.display()))?;
-        if content == "build" {
-            self.configure(&tree)?;
+        match content {
+            Content::Build => self.configure(&tree)?,
+            Content::Records(kib) => prepare_records(&tree, kib)?,
+            Content::Data | Content::Empty => {}
         }
         let rough = self.folder.join(format!("{name}.rough"));
         let mut mke2fs = Command::new("mke2fs");
@@ -92,9 +108,9 @@ impl Templates {
         mke2fs.arg("-d").args([&tree, &rough]).arg(format!("{}k", DISK_BYTES >> 10));
         run(&mut mke2fs)?;
         fs::remove_dir_all(&tree).context(|| format!("remove {}", tree.display()))?;
-        if content == "data" || aged {
+        if content == Content::Data || aged {
             let mounted = LoopMount::new(&rough, &self.folder.join(format!("mnt-{name}")))?;
-            if content == "data" {
+            if content == Content::Data {
                 // Written, not reserved: overwriting must not change an extent.
                 run(Command::new("dd")
                     .args(["if=/dev/zero", "bs=1M", "conv=fsync", "status=none"])
@@ -123,6 +139,15 @@ impl Templates {
         );
         run(Command::new("unshare").args(["-m", "sh", "-c", &script]))
     }
+}
+
+/// Records in their first version.
+fn prepare_records(tree: &Path, kib: u32) -> Result<()> {
+    let mut agent = Command::new(own_program("afterimage-agent")?);
+    agent.args(["integrity", "prepare"]).arg(tree.join("database"));
+    agent.args(["--size", &(kib << 10).to_string(), "--bytes", &RECORDS_BYTES.to_string()]);
+    // It reports to nobody.
+    run(agent.env("AFTERIMAGE_REPORT", "/dev/null"))
 }
 
 /// Fills the file system, then frees single blocks and short runs all over it until it is as full as it should be:

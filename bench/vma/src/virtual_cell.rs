@@ -17,15 +17,15 @@ use std::time::{Duration, Instant};
 use afterimage_bench_kit::io::{load_average, StorageIo};
 use afterimage_bench_kit::process::run as run_program;
 use afterimage_bench_kit::virtual_time::{plain_cell, reports, with_prologue, Virtual};
-use afterimage_bench_kit::{BenchError, Record as _, Result};
+use afterimage_bench_kit::{BenchError, Result};
 use afterimage_lab::process::Workdir;
-use afterimage_protocol::cell::{Cell, Journal, Kill, Outcome, Requests, Retained};
+use afterimage_protocol::cell::{Cell, Journal, Kill, KillAt, Outcome, Requests, Retained};
 
-use crate::catalog::{JournalPolicy, Kind, Setup, RAM_JOURNAL_MIB};
+use crate::catalog::{JournalPolicy, Kind, Setup, RAM_JOURNAL_MIB, RECORD_KILLS};
 use crate::outcome::{self, timed_s};
-use crate::record::{CellKey, Record, Recovery, Sample};
+use crate::record::{CellKey, Record, Records, Recovery, Sample};
 use crate::scale::{Scale, HOST_DIRTY_BYTES};
-use crate::script::{recover_script, run_script};
+use crate::script::{recover_script, run_script, update_script, verify_script};
 use crate::source::Sources;
 
 /// How often is looked at what a daemon retains (Fig. 17).
@@ -57,11 +57,17 @@ pub fn run(
     kill_s: Option<f64>,
 ) -> Result<(Record, Vec<Sample>)> {
     let (started, load) = (Instant::now(), load_average());
+    if let Setup::Records(kib) = key.setup {
+        let mut record = Record::empty(key, world.scale, load);
+        record.records = kills(key, world, template, kib)?;
+        record.wall_s = started.elapsed().as_secs_f64();
+        return Ok((record, Vec::new()));
+    }
     let folder = Workdir::new_in(Path::new("/dev/shm"), "vma-cell")?;
     let mut cell = cell(key, world, template)?;
     if let Some(kill_s) = kill_s {
         cell.kill = Some(Kill {
-            after_ns: (kill_s * 1e9) as u64,
+            at: KillAt::Ns((kill_s * 1e9) as u64),
             daemons: key.kind == Kind::KillBoth,
             then: with_prologue(&recover_script(key.mode, key.setup))?,
         });
@@ -72,23 +78,8 @@ pub fn run(
     let [begin, end] = [0, 1].map(|meeting| outcome.meetings.get(meeting));
     let begin = begin.ok_or_else(|| BenchError::Workload("guests never began".to_owned()))?;
     let since = |now: &Requests, then: &Requests| StorageIo::of_requests(&now.since(then));
-    let mut record = Record {
-        version: Record::VERSION,
-        scale: world.scale.clone(),
-        key: key.clone(),
-        guests: Vec::new(),
-        storage_measured: StorageIo::default(),
-        storage: StorageIo::default(),
-        daemon_io: StorageIo::default(),
-        absorbed_bytes: None,
-        guest_cpu_s: None,
-        daemon_cpu_s: None,
-        trace: Some(outcome.trace.clone()),
-        file_systems: Vec::new(),
-        recovery: None,
-        wall_s: 0.0,
-        load,
-    };
+    let mut record = Record::empty(key, world.scale, load);
+    record.trace = Some(outcome.trace.clone());
     let mut samples = Vec::new();
     if let Some(kill_s) = kill_s {
         let mut recovery = recovery(&outcome, kill_s)?;
@@ -116,6 +107,34 @@ pub fn run(
     }
     record.wall_s = started.elapsed().as_secs_f64();
     Ok((record, samples))
+}
+
+/// What a guest may have written when it dies (§ 5.5), and a page more each time: at the same byte always it would die at the same place
+/// of a record.
+const SUBMITTED_BYTES: u64 = 4 << 20;
+const SUBMITTED_MORE_BYTES: u64 = 4 << 10;
+/// What an update costs a guest at least, about what a processor needs for 64 KiB: where it costs nothing, no time passes, and nothing is
+/// ever written back.
+pub const UPDATE_NS: u64 = 100_000;
+
+/// Fig. 19: guests that update records and die, each on a disk of its own, and what the next one finds there.
+fn kills(key: &CellKey, world: &World<'_>, template: &Path, kib: u32) -> Result<Vec<Records>> {
+    let mut world = world.clone();
+    let scale = Scale { syscall_ns: world.scale.syscall_ns.max(UPDATE_NS), ..world.scale.clone() };
+    world.scale = &scale;
+    let kill = |number| {
+        let mut cell = cell(key, &world, template)?;
+        cell.seed = u64::from(key.round - 1) * RECORD_KILLS + number;
+        cell.script = with_prologue(&update_script(key.mode, key.setup, kib))?;
+        let then = with_prologue(&verify_script(key.mode, key.setup, kib))?;
+        let at = KillAt::WrittenBytes(SUBMITTED_BYTES + number * SUBMITTED_MORE_BYTES);
+        cell.kill = Some(Kill { at, daemons: false, then });
+        let outcome = world.machine.run(&cell)?;
+        let next = outcome.then.as_ref().and_then(|next| next.guests.first());
+        let next = next.ok_or_else(|| BenchError::Workload("the guest was not killed".to_owned()))?;
+        outcome::verified(&reports(next))
+    };
+    (1..=RECORD_KILLS).map(kill).collect()
 }
 
 fn cell(key: &CellKey, world: &World<'_>, template: &Path) -> Result<Cell> {

@@ -89,12 +89,22 @@ pub enum Journal {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kill {
-    /// So long after their first meeting.
-    pub after_ns: u64,
+    /// When.
+    pub at: KillAt,
     /// Their daemons as well; others take over what these left, and end in order.
     pub daemons: bool,
     /// What the next guests run on the same disks, in a world of their own.
     pub then: String,
+}
+
+/// When guests die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KillAt {
+    /// So many nanoseconds after their first meeting.
+    Ns(u64),
+    /// When they have written so many bytes, together, since then.
+    WrittenBytes(u64),
 }
 
 /// Requests to storage.
@@ -262,7 +272,7 @@ mod tests {
             request_ns: 5,
             settle_meetings: 1,
             sample_ns: Some(6),
-            kill: Some(Kill { after_ns: 7, daemons: true, then: "false".to_owned() }),
+            kill: Some(Kill { at: KillAt::WrittenBytes(7), daemons: true, then: "false".to_owned() }),
             trace: None,
             images: None,
             limit_s: 8,

@@ -120,7 +120,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
         request_ns: cell.request_ns,
         settle_meetings: cell.settle_meetings as usize,
         sample: cell.sample_ns,
-        kill: cell.kill.as_ref().map(|kill| Kill { after: kill.after_ns, daemons: kill.daemons }),
+        kill: cell.kill.as_ref().map(|kill| Kill { at: kill.at, daemons: kill.daemons }),
         crashes: false,
         limit: Duration::from_secs(cell.limit_s),
     })

@@ -5,6 +5,8 @@
 //! ```
 //!
 //! Content is the xxh3 sum of what was written or read. Two runs were the same if their traces are.
+//!
+//! Guests that are to die at a byte die here: what they send after it reaches nobody.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +24,9 @@ use twox_hash::XxHash3_64;
 
 use crate::calendar::Ns;
 use crate::machine::Machine;
+
+/// What of a request is whole, whenever its guest dies.
+const PAGE_BYTES: u64 = 4096;
 
 /// What a guest has asked for in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +49,8 @@ struct Inside {
     out: io::BufWriter<std::fs::File>,
     sum: XxHash3_64,
     counts: Vec<Counts>,
+    /// How many bytes guests may still write, all together, if they are to die of it.
+    left_bytes: Option<u64>,
     /// A write of the trace failed.
     failed: Option<io::Error>,
 }
@@ -68,6 +75,7 @@ impl Trace {
             out,
             sum: XxHash3_64::with_seed(0),
             counts: vec![Counts::default(); guests],
+            left_bytes: None,
             failed: None,
         };
         Ok(Arc::new(Self(Mutex::new(inside))))
@@ -86,6 +94,30 @@ impl Trace {
     /// Something else happens, which is a part of the trace: a comment.
     pub fn say(&self, at: Ns, what: &str) {
         self.0.lock().write(&format!("# {at} {what}\n"));
+    }
+
+    /// Guests die when they have written so many more bytes: of the request that reaches beyond it whole pages are written up to there.
+    pub fn die_after(&self, bytes: u64) {
+        self.0.lock().left_bytes = Some(bytes);
+    }
+
+    /// Whether they have.
+    pub fn are_dead(&self) -> bool {
+        self.0.lock().left_bytes == Some(0)
+    }
+
+    /// How many sectors of a request are still sent; `None` where nothing is.
+    fn still_sent(&self, operation: Operation, sectors: u64) -> Option<u64> {
+        let mut inside = self.0.lock();
+        let Some(left) = &mut inside.left_bytes else { return Some(sectors) };
+        let bytes = match operation {
+            _ if *left == 0 => return None,
+            Operation::Write { .. } => sectors * SECTOR_BYTES,
+            _ => return Some(sectors),
+        };
+        let sent = if bytes < *left { bytes } else { *left / PAGE_BYTES * PAGE_BYTES };
+        *left = left.saturating_sub(bytes);
+        Some(sent / SECTOR_BYTES).filter(|sectors| *sectors > 0)
     }
 
     /// All of it is in the file; its sum.
@@ -211,6 +243,12 @@ impl Lane for Listener {
     }
 
     fn take(&mut self, request: Admitted) {
+        let request = match self.trace.still_sent(request.operation, request.sectors) {
+            Some(sectors) if sectors == request.sectors => request,
+            Some(sectors) => request.part(request.token, request.sector, sectors),
+            // The guest will not hear of it.
+            None => return self.refuse(Completion { token: request.token, result: Ok(()) }),
+        };
         let content = match request.operation {
             Operation::Write { .. } => self.sum(&request.buffers),
             _ => 0,
@@ -253,5 +291,28 @@ impl Lane for Listener {
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         self.lower.wait(also, timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_die_at_a_byte() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
+        let write = Operation::Write { flushed: false };
+        assert_eq!(trace.still_sent(write, 1 << 20), Some(1 << 20), "unless they are to live");
+        trace.die_after(5 * PAGE_BYTES + 512);
+        assert_eq!(trace.still_sent(write, 3 * 8), Some(3 * 8));
+        assert_eq!(trace.still_sent(Operation::Read, 64), Some(64));
+        assert!(!trace.are_dead());
+        assert_eq!(trace.still_sent(write, 4 * 8), Some(2 * 8), "whole pages up to there");
+        assert!(trace.are_dead());
+        assert_eq!(trace.still_sent(Operation::Read, 8), None);
+        trace.die_after(PAGE_BYTES);
+        assert_eq!(trace.still_sent(write, 8), Some(8), "just enough");
+        assert!(trace.are_dead());
     }
 }

@@ -13,6 +13,7 @@ use afterimage_journal::DiskStatus;
 use afterimage_lab::device::{ModelName, Work};
 use afterimage_lab::LabError;
 use afterimage_order::Contract;
+use afterimage_protocol::cell::KillAt;
 use parking_lot::Mutex;
 
 use crate::calendar::{Broken, Ns};
@@ -73,8 +74,8 @@ pub struct RunOptions {
 /// All guests die.
 #[derive(Clone, Copy, Debug)]
 pub struct Kill {
-    /// So long after their first meeting.
-    pub after: Ns,
+    /// When.
+    pub at: KillAt,
     /// Their daemons as well; other ones take over what they left.
     pub daemons: bool,
 }
@@ -243,7 +244,7 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
         })
         .collect::<Result<Vec<_>, _>>()?;
     storage.lock().start();
-    let lived = live(options, folder, begun, &storage, &sites)?;
+    let lived = live(options, folder, begun, &storage, &trace, &sites)?;
     let end = close(options, &lived, &storage, &trace, &mut sites)?;
     let traced = trace.finish().map_err(io_error("write the trace"))?;
     let reports = sites.iter().zip(&lived.ended).enumerate().map(|(guest, (site, ended))| {
@@ -289,6 +290,7 @@ fn live(
     folder: &Path,
     begun: Instant,
     storage: &Arc<Mutex<Storage>>,
+    trace: &Trace,
     sites: &[Site],
 ) -> Result<Lived, RunError> {
     let daemons = sites.iter().map(Daemon::new).collect();
@@ -304,6 +306,7 @@ fn live(
         samples: Vec::new(),
         sample_at: None,
         kill_at: None,
+        trace,
         killed: false,
     };
     for guest in 0..options.guests {
@@ -375,6 +378,8 @@ struct World<'a> {
     samples: Vec<Sample>,
     sample_at: Option<Ns>,
     kill_at: Option<Ns>,
+    /// Knows when they die of what they have written.
+    trace: &'a Trace,
     killed: bool,
 }
 
@@ -394,6 +399,9 @@ impl World<'_> {
                 self.crowd.interrupt(id)?;
             }
             Turn::Taken | Turn::Over => {}
+        }
+        if !self.killed && self.trace.are_dead() {
+            self.kill()?;
         }
         for id in self.crowd.take_gone() {
             self.place.end(id);
@@ -425,8 +433,10 @@ impl World<'_> {
             self.meetings.push(Meeting { met: self.met, at, device, asked, retained: retained(self.sites) });
             let is_first = self.meetings.len() == 1;
             self.sample_at = self.options.sample.filter(|_| is_first).map(|every| at + every);
-            if let Some(kill) = self.options.kill.filter(|_| is_first) {
-                self.kill_at = Some(at + kill.after);
+            match self.options.kill.filter(|_| is_first).map(|kill| kill.at) {
+                Some(KillAt::Ns(after)) => self.kill_at = Some(at + after),
+                Some(KillAt::WrittenBytes(bytes)) => self.trace.die_after(bytes),
+                None => {}
             }
         }
         if due(self.sample_at) {
@@ -435,9 +445,14 @@ impl World<'_> {
         }
         if due(self.kill_at) {
             self.kill_at = None;
-            for id in 0..self.crowd.guests.len() {
-                self.killed |= self.crowd.kill(id)?;
-            }
+            self.kill()?;
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self) -> Result<(), RunError> {
+        for id in 0..self.crowd.guests.len() {
+            self.killed |= self.crowd.kill(id)?;
         }
         Ok(())
     }

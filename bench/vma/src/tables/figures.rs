@@ -6,12 +6,15 @@ use afterimage_protocol::status::FileSystemStatus;
 use afterimage_report::number::MIB;
 
 use super::{count, median, percent, section, show};
-use crate::catalog::{Kind, Mode, Setup, Workload, ROOMY_JOURNALS_MIB};
+use crate::catalog::{Kind, Mode, Setup, Workload, RECORD_KILLS, ROOMY_JOURNALS_MIB};
 use crate::memory::{moments, peak, Moment};
 use crate::paper;
-use crate::record::{CellKey, Store};
+use crate::record::{CellKey, Records, Store};
 use crate::scale::{Scale, ROOMY_MIB};
 use crate::summary::{elapsed, stored, synced, with_mode, Cells};
+use crate::virtual_cell::UPDATE_NS;
+
+const UPDATE_US: u64 = UPDATE_NS / 1000;
 
 pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: &Cells<'_>) {
     let mut rows = Vec::new();
@@ -179,6 +182,40 @@ pub(super) fn ram_table(text: &mut String, note: &str, table: &Cells<'_>) {
             |RAM disk × retained|RAM disk × on disk|the paper on the RAM disk",
         rows,
         &format!("{note} A RAM disk of 40 MiB, taken from the guest's 128 MiB, holds the journal."),
+    );
+}
+
+/// Every kill is one of the paper's iterations.
+pub(super) fn records_table(text: &mut String, note: &str, table: &Cells<'_>) {
+    let rows = table.keys().filter_map(|key| {
+        let Setup::Records(kib) = key.setup else { return None };
+        let found: Vec<Records> =
+            table.rounds(key).iter().flat_map(|record| record.records.iter().copied()).collect();
+        let kills = |wanted: fn(&Records) -> bool| found.iter().filter(|one| wanted(one)).count();
+        let sum = |count: fn(&Records) -> u64| found.iter().map(count).sum::<u64>().to_string();
+        let mixed = kills(|one| one.mixed > 0);
+        Some(vec![
+            kib.to_string(),
+            key.mode.title().to_owned(),
+            found.len().to_string(),
+            mixed.to_string(),
+            format!("{:.0} %", 100.0 * mixed as f64 / found.len().max(1) as f64),
+            kills(|one| one.updated > 0).to_string(),
+            sum(|one| one.updated),
+            sum(|one| one.mixed),
+            sum(|one| one.foreign_blocks),
+        ])
+    });
+    section(
+        text,
+        "Fig. 19: records in pieces after a guest has died",
+        "record KiB|mode|kills|with a record in pieces|of all|with updates|records updated|in pieces|blocks of none",
+        rows.collect::<Vec<_>>(),
+        &format!(
+            "{note} Each update is one `write(2)` of {UPDATE_US} µs at least; nothing is synced; the guest dies when it has written 4 MiB \
+             to its disk, and one to {RECORD_KILLS} pages, and the next one looks at all records. The paper: {}.",
+            paper::FIG19
+        ),
     );
 }
 
