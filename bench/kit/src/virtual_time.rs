@@ -20,9 +20,6 @@ use afterimage_protocol::cell::{Cell, Guest, Journal, Outcome};
 
 use crate::error::{BenchError, Context, Result};
 
-/// Names the folder of the guests' kernel; `./x` sets it.
-const KERNEL: &str = "AFTERIMAGE_VIRTUAL_KERNEL";
-
 /// Where the program and its guests' kernel are.
 #[derive(Clone, Debug)]
 pub struct Virtual {
@@ -36,13 +33,7 @@ impl Virtual {
     /// # Errors
     /// One is not there, or nobody says where.
     pub fn find() -> Result<Self> {
-        let kernel =
-            std::env::var_os(KERNEL).map(PathBuf::from).filter(|folder| folder.join("linux").is_file());
-        let kernel = kernel.ok_or_else(|| {
-            BenchError::Usage(format!(
-                "{KERNEL} names no folder with the kernel of guests in virtual time: run ./x bench"
-            ))
-        })?;
+        let kernel = locate::virtual_kernel()?;
         Ok(Self { program: locate::own_program("afterimage-virtual")?, kernel })
     }
 

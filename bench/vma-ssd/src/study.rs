@@ -84,7 +84,7 @@ pub fn family(workload: Workload) -> Family {
     match workload {
         Workload::SeqWrite | Workload::RndWrite => Family::Micro,
         Workload::Postmark | Workload::Untar | Workload::Build => Family::Macro,
-        Workload::FileDelete => Family::Other,
+        Workload::FileDelete | Workload::Records => Family::Other,
     }
 }
 

@@ -12,8 +12,11 @@
 //! that covers the last acknowledgement is there; then the guest is killed without unmounting. The group is closed after
 //! the recorder has stopped listening: the orderly end is no part of the workload.
 //!
+//! In virtual time ([`RecordOptions::virtual_time`]) another program does the same with a guest whose time is a number: `aside`.
+//!
 //! Images and log are files in memory (`/dev/shm`): what a sync costs is not what is looked at. They go when this returns.
 
+mod aside;
 mod rig;
 mod script;
 mod summary;
@@ -26,6 +29,7 @@ use afterimage_lab::channel::Arrival;
 use afterimage_lab::guest::{fetch_kernel, Guest, Said, Vmm};
 use afterimage_lab::{locate, LabError};
 use afterimage_order::Contract;
+use afterimage_protocol::recording::End;
 use afterimage_protocol::report::Mark;
 use serde_json::{Map, Value};
 
@@ -64,6 +68,8 @@ pub struct RecordOptions {
     pub mount_options: String,
     /// Which machine runs the guest.
     pub vmm: Vmm,
+    /// The guest runs in virtual time (docs/virtual-time.md), by itself: from one seed the same recording, byte for byte.
+    pub virtual_time: bool,
     /// Shell that runs before the recording's part that is explored; nothing where empty.
     pub setup: String,
     /// Shell that is explored.
@@ -76,7 +82,7 @@ pub struct RecordOptions {
     pub limit: Duration,
     /// Where the file system is mounted in the guest.
     pub mount_point: String,
-    /// For the command, as `$AFTERIMAGE_SEED`.
+    /// For the command, as `$AFTERIMAGE_SEED`; in virtual time of everything random.
     pub seed: u64,
     /// A folder for the disks as the guest sees them at the end of the recording (`guest-0.img`, …), the images
     /// (`image-0.img`, …) and the log (`log.img`). What is not home yet is brought home first, on the recording.
@@ -97,6 +103,7 @@ impl RecordOptions {
             mkfs: "mkfs.ext4 -q -F -b 4096".to_owned(),
             mount_options: String::new(),
             vmm: Vmm::Uml,
+            virtual_time: false,
             setup: String::new(),
             command,
             check: None,
@@ -125,6 +132,12 @@ impl RecordOptions {
         if self.retain && self.contract == Contract::Power {
             return wrong(
                 "a retained journal does not go with `power`: record under power-window=50ms or guest-crash"
+                    .to_owned(),
+            );
+        }
+        if self.virtual_time && (self.disks != 1 || self.vmm != Vmm::Uml || self.snapshot.is_some()) {
+            return wrong(
+                "in virtual time a guest is User Mode Linux with one disk, of which no snapshot is made"
                     .to_owned(),
             );
         }
@@ -161,7 +174,7 @@ impl RecordOptions {
         }
         say("memory_mib", self.memory_mib.into());
         say("seed", self.seed.into());
-        say("kernel", kernel(self.vmm)?.into());
+        say("kernel", if self.virtual_time { aside::kernel()? } else { kernel(self.vmm)? }.into());
         say("recorder", concat!("afterimage ", env!("CARGO_PKG_VERSION")).into());
         Ok(about)
     }
@@ -190,16 +203,11 @@ fn kernel(vmm: Vmm) -> Result<String> {
 
 /// Why the guest is not waited for any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// Not the end: the setup is done, and the guest waits for its data to be home.
+enum Stop {
+    /// The setup is done, and the guest waits for its data to be home.
     SetUp,
-    /// The command has ended well.
-    Done,
-    /// The guest has ended: make file system, mount, setup or command failed with this status.
-    Failed(Option<i64>),
-    /// Somebody asked for the end.
-    Interrupted,
-    OutOfTime,
+    /// The end.
+    For(End),
 }
 
 /// Records.
@@ -221,6 +229,9 @@ pub fn record_with(
     say: &mut dyn FnMut(&str),
 ) -> Result<Summary> {
     options.check()?;
+    if options.virtual_time {
+        return aside::record(options, interrupt);
+    }
     let began = Instant::now();
     let mut rig = Rig::start(options)?;
     let mut builder = Guest::builder(options.vmm)
@@ -233,7 +244,7 @@ pub fn record_with(
     for (name, value) in script::environment(options)? {
         builder = builder.environment(name, &value);
     }
-    let mut guest = builder.start(&script::script(options))?;
+    let mut guest = builder.start(&script::script(options, script::TELL_AND_WAIT))?;
     let mut listener = Listener { marks_seen: 0, lines_said: 0, states: Vec::new() };
     let mut end = listener.listen(&guest, &rig, interrupt, None, say)?;
     if end == End::Done {
@@ -244,24 +255,27 @@ pub fn record_with(
     let words = guest.last_words();
     guest.kill();
     let finished = rig.finish(options)?;
-    let out = options.out.display();
-    let left = format!("{out} holds what was recorded until then");
+    judge(options, end, &guest.output(), &words)?;
+    Ok(Summary::new(options, &finished, listener.states, began.elapsed(), end == End::Interrupted))
+}
+
+/// Whether the recording came to its end. `output`: what the guest said; `words`: what its kernel did.
+fn judge(options: &RecordOptions, end: End, output: &str, words: &str) -> Result<()> {
+    let left = format!("{} holds what was recorded until then", options.out.display());
     let failed = |text: String| Err(ExploreError::Lab(LabError::Guest(text)));
     match end {
-        End::Done | End::Interrupted => {
-            Ok(Summary::new(options, &finished, listener.states, began.elapsed(), end == End::Interrupted))
-        }
+        End::Done | End::Interrupted => Ok(()),
         End::OutOfTime => failed(format!(
             "the command did not end within {} s, the limit; {left}{words}",
             options.limit.as_secs_f32()
         )),
         // What the command printed says why; the kernel has nothing to add.
-        End::Failed(Some(code)) => {
-            let lines: Vec<String> = guest.output().lines().map(|line| format!("\n  | {line}")).collect();
+        End::Failed(code) => {
+            let lines: Vec<String> = output.lines().map(|line| format!("\n  | {line}")).collect();
             let last = lines[lines.len().saturating_sub(12)..].concat();
             failed(format!("the guest's script ended with status {code} before the mark `end`; {left}{last}"))
         }
-        End::Failed(None) | End::SetUp => failed(format!("the guest died; {left}{words}")),
+        End::Died => failed(format!("the guest died; {left}{words}")),
     }
 }
 
@@ -292,12 +306,12 @@ impl Listener {
             self.print(guest, say);
             match heard {
                 Ok(Some(Err(error))) => return Err(error.into()),
-                Ok(Some(Ok(End::SetUp))) => {
+                Ok(Some(Ok(Stop::SetUp))) => {
                     rig.bring_home()?;
                     guest.channel().send("go")?;
                 }
-                Ok(Some(Ok(end))) => return Ok(end),
-                Ok(None) => return Ok(End::Failed(None)),
+                Ok(Some(Ok(Stop::For(end)))) => return Ok(end),
+                Ok(None) => return Ok(End::Died),
                 Err(_) if interrupt.load(Ordering::SeqCst) => return Ok(End::Interrupted),
                 Err(_) if until.is_some_and(|until| Instant::now() >= until) => return Ok(End::Done),
                 Err(_) if guest.out_of_time() => return Ok(End::OutOfTime),
@@ -306,18 +320,18 @@ impl Listener {
         }
     }
 
-    fn hear(&mut self, arrival: &Arrival, rig: &Rig) -> std::result::Result<Option<End>, LabError> {
+    fn hear(&mut self, arrival: &Arrival, rig: &Rig) -> std::result::Result<Option<Stop>, LabError> {
         self.marks_seen += 1;
         // A line about the guest is for the recorder; a state may be called so.
         match arrival.report("guest")? {
-            Some(Said::Exit { code }) => return Ok(Some(End::Failed(Some(i64::from(code))))),
-            Some(Said::SetUp {}) => return Ok(Some(End::SetUp)),
+            Some(Said::Exit { code }) => return Ok(Some(Stop::For(End::Failed(code)))),
+            Some(Said::SetUp {}) => return Ok(Some(Stop::SetUp)),
             Some(Said::Ready {}) => return Ok(None),
             None => rig.recorder().mark(&arrival.line),
         }
         let Some(Mark { mark }) = arrival.report("mark")? else { return Ok(None) };
         match mark.as_str() {
-            "end" => return Ok(Some(End::Done)),
+            "end" => return Ok(Some(Stop::For(End::Done))),
             "begin" => {}
             _ => self.states.push(mark),
         }
@@ -353,6 +367,7 @@ mod tests {
             RecordOptions { disks: 0, ..options() },
             RecordOptions { command: " ".to_owned(), ..options() },
             RecordOptions { retain: true, ..options() },
+            RecordOptions { virtual_time: true, disks: 2, ..options() },
         ];
         for options in wrong {
             assert!(matches!(record(&options), Err(ExploreError::Usage(_))), "{options:?}");

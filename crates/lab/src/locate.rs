@@ -47,6 +47,21 @@ pub fn product() -> Result<PathBuf> {
     )))
 }
 
+/// The folder with the kernel of guests in virtual time, and the library that pins its random numbers:
+/// `$AFTERIMAGE_VIRTUAL_KERNEL`, which `./x` sets.
+///
+/// # Errors
+/// [`LabError::Missing`], which says how to have it set.
+pub fn virtual_kernel() -> Result<PathBuf> {
+    const NAME: &str = "AFTERIMAGE_VIRTUAL_KERNEL";
+    let folder = env::var_os(NAME).map(PathBuf::from).filter(|folder| folder.join("linux").is_file());
+    folder.ok_or_else(|| {
+        LabError::Missing(format!(
+            "{NAME} names no folder with the kernel of guests in virtual time: run ./x virtual kernel, and set it to what that says"
+        ))
+    })
+}
+
 /// Finds a program of the system.
 ///
 /// # Errors

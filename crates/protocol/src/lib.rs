@@ -4,6 +4,7 @@
 //!   daemon ─ status ──► ctl, lab, benchmarks, metrics
 //!   agent in a guest ─ report::Agent, report::Pool ──► lab, explorer, benchmarks
 //!   benchmarks ─ cell::Cell ──► afterimage-virtual ─ cell::Outcome ──► benchmarks
+//!   explorer ─ recording::Order ──► afterimage-virtual ─ recording::Recorded ──► explorer
 //!   anybody ─ lines ──► files of JSON lines that outlive a killed writer
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 pub mod cell;
 pub mod lines;
+pub mod recording;
 pub mod report;
 pub mod status;
 

@@ -46,7 +46,7 @@ pub struct Recorder {
     shared: Arc<Shared>,
     recording: AtomicBool,
     path: PathBuf,
-    begin: Instant,
+    now: Box<dyn Fn() -> u64 + Send + Sync>,
     thread: Mutex<Option<Writing>>,
 }
 
@@ -66,6 +66,7 @@ struct State {
     queued_bytes: usize,
     targets: Vec<(Layer, Arc<Sparse>)>,
     next_id: u64,
+    last_ns: u64,
     tally: Tally,
     ending: bool,
     /// Nobody takes from the queue any more.
@@ -99,11 +100,31 @@ impl Recorder {
     /// # Errors
     /// The file or the thread cannot be made.
     pub fn create(path: &Path, about: &About) -> Result<Arc<Self>> {
-        let file = File::create(path).map_err(TraceError::io(format!("creating {}", path.display())))?;
-        Self::over(file, path, about)
+        let begin = Instant::now();
+        Self::over(create(path)?, path, about, Some(IDLE), move || begin.elapsed().as_nanos() as u64)
     }
 
-    fn over(file: File, path: &Path, about: &About) -> Result<Arc<Self>> {
+    /// As [`Recorder::create`], by somebody's own clock, in nanoseconds. How quickly it is written leaves nothing in the file: the same
+    /// events at the same times are the same bytes. (So a crash costs a whole chunk, however long ago that was begun.)
+    ///
+    /// # Errors
+    /// As [`Recorder::create`].
+    pub fn create_timed(
+        path: &Path,
+        about: &About,
+        now: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Result<Arc<Self>> {
+        Self::over(create(path)?, path, about, None, now)
+    }
+
+    /// `idle`: a chunk is written at least this often.
+    fn over(
+        file: File,
+        path: &Path,
+        about: &About,
+        idle: Option<Duration>,
+        now: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Result<Arc<Self>> {
         let what = path.display().to_string();
         let mut writer = RecordWriter::new(file, what.clone(), u64::MAX)?;
         writer.about(about)?;
@@ -113,14 +134,14 @@ impl Recorder {
             .name("recorder".to_owned())
             .spawn(move || {
                 let _last = Last(&theirs);
-                write_all(&theirs, writer)
+                write_all(&theirs, writer, idle)
             })
             .map_err(TraceError::io(format!("starting the thread that writes {what}")))?;
         Ok(Arc::new(Self {
             shared,
             recording: AtomicBool::new(true),
             path: path.to_owned(),
-            begin: Instant::now(),
+            now: Box::new(now),
             thread: Mutex::new(Some(thread)),
         }))
     }
@@ -191,7 +212,7 @@ impl Recorder {
         state
     }
 
-    /// The time is taken under the lock, so that it never decreases.
+    /// The time is taken under the lock, and never decreases.
     fn event(&self, state: &mut State, kind: EventKind, data_bytes: usize) {
         if !self.is_recording() || state.ending {
             return;
@@ -202,7 +223,8 @@ impl Recorder {
         };
         let layer = target.and_then(|t| state.targets.get(usize::from(t.0))).map(|(layer, _)| *layer);
         state.tally.count(layer, &kind);
-        let at_ns = self.begin.elapsed().as_nanos() as u64;
+        state.last_ns = state.last_ns.max((self.now)());
+        let at_ns = state.last_ns;
         self.push(state, Item::Event(Event { at_ns, kind }), data_bytes);
     }
 
@@ -259,13 +281,21 @@ impl Drop for Last<'_> {
     }
 }
 
+fn create(path: &Path) -> Result<File> {
+    File::create(path).map_err(TraceError::io(format!("creating {}", path.display())))
+}
+
 /// Until the recorder ends.
-fn write_all(shared: &Shared, mut writer: RecordWriter<File>) -> Result<(Written, File)> {
+fn write_all(
+    shared: &Shared,
+    mut writer: RecordWriter<File>,
+    idle: Option<Duration>,
+) -> Result<(Written, File)> {
     let mut chunk_closed = Instant::now();
     loop {
         let mut state = shared.state.lock();
-        let idle = |state: &mut State| state.queue.is_empty() && !state.ending;
-        shared.news.wait_while_for(&mut state, idle, IDLE);
+        let is_idle = |state: &mut State| state.queue.is_empty() && !state.ending;
+        shared.news.wait_while_for(&mut state, is_idle, IDLE);
         let items = std::mem::take(&mut state.queue);
         let ending = state.ending;
         state.queued_bytes = 0;
@@ -281,7 +311,7 @@ fn write_all(shared: &Shared, mut writer: RecordWriter<File>) -> Result<(Written
         if ending {
             break;
         }
-        if chunk_closed.elapsed() >= IDLE {
+        if idle.is_some_and(|idle| chunk_closed.elapsed() >= idle) {
             writer.close_chunk()?;
             chunk_closed = Instant::now();
         }
@@ -299,10 +329,37 @@ mod tests {
     use super::*;
 
     #[test]
+    fn by_a_clock_of_its_own_the_same_events_are_the_same_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let record = |name: &str, pause: Duration| {
+            let path = folder.path().join(name);
+            let times = Mutex::new([5, 9, 8, 20].into_iter());
+            let now = move || times.lock().next().expect("four events");
+            let recorder = Recorder::create_timed(&path, &About::new(), now).expect("a recorder");
+            let target =
+                recorder.target(Layer::Guest, Role::Disk(0), Base::Own(Arc::new(Sparse::new(1 << 20))));
+            let data: Arc<[u8]> = Arc::from(vec![3; 4096]);
+            let id = recorder.submit(target, Op::Write { offset: 0, data, flushed: false });
+            std::thread::sleep(pause);
+            recorder.complete(target, id, true);
+            recorder.mark("said");
+            recorder.submit(target, Op::Flush);
+            recorder.finish().expect("written");
+            std::fs::read(path).expect("it is there")
+        };
+        let bytes = record("first", Duration::ZERO);
+        assert_eq!(bytes, record("second", IDLE + Duration::from_millis(100)));
+        let recording = crate::Recording::load(&folder.path().join("first")).expect("readable");
+        let times: Vec<u64> = recording.events.iter().map(|event| event.at_ns).collect();
+        assert_eq!(times, [5, 9, 9, 20], "a clock that goes back is not followed");
+    }
+
+    #[test]
     fn a_file_that_takes_no_more_is_told_at_the_end_and_stops_nobody() {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let file = File::from(OwnedFd::from(ours));
-        let recorder = Recorder::over(file, Path::new("gone.afrec"), &About::new()).expect("a recorder");
+        let recorder =
+            Recorder::over(file, Path::new("gone.afrec"), &About::new(), None, || 7).expect("a recorder");
         let base = Base::Own(Arc::new(Sparse::new(1 << 20)));
         let target = recorder.target(Layer::Guest, Role::Disk(0), base);
         drop(theirs);

@@ -12,6 +12,7 @@ use afterimage_protocol::cell::{
     Cell, Counted, End, Guest, Journal, Meeting, Outcome, Requests, Retained, Sample,
 };
 
+use crate::canary::Canary;
 use crate::content::Content;
 use crate::guest::GuestOptions;
 use crate::host_fs::HostFs;
@@ -98,6 +99,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
             seed: cell.seed,
             script: cell.script.clone(),
             append: cell.append.clone(),
+            reports: false,
         },
         model: model.map_err(|_| CellError::Unknown(format!("there is no model {}", cell.model)))?,
         host_fs: host_fs
@@ -122,6 +124,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
         sample: cell.sample_ns,
         kill: cell.kill.as_ref().map(|kill| Kill { at: kill.at, daemons: kill.daemons }),
         crashes: false,
+        canary: Canary::default(),
         limit: Duration::from_secs(cell.limit_s),
     })
 }

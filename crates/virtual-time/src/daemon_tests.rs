@@ -15,6 +15,7 @@ use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::calendar::Ns;
+use crate::canary::Canary;
 use crate::daemon::{Daemon, KICK_NS};
 use crate::guest::GuestOptions;
 use crate::host_fs::HostFs;
@@ -45,6 +46,7 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         seed: 1,
         script: String::new(),
         append: Vec::new(),
+        reports: false,
     };
     RunOptions {
         guests: 1,
@@ -65,6 +67,7 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         sample: None,
         kill: None,
         crashes: false,
+        canary: Canary::default(),
         limit: Duration::from_secs(60),
     }
 }
@@ -201,7 +204,11 @@ fn with(options: &RunOptions, scenario: impl Fn(&mut Rig) -> Vec<Ns>) -> (Vec<Ns
     let storage = Storage::new(options.model, options.limits, options.host_fs);
     let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
     let files = Files::make(0, options, folder.path(), &storage).unwrap();
-    let site = Site::open(&files, options, &Machine::new(&storage, options.request_ns), &trace).unwrap();
+    let machine = match options.crashes {
+        true => Machine::mortal(&storage, options.request_ns, 0),
+        false => Machine::new(&storage, options.request_ns),
+    };
+    let site = Site::open(&files, options, &machine, &trace).unwrap();
     storage.lock().start();
     let mut daemon = Daemon::new(&site);
     let (driver, far) = Driver::new();
@@ -273,6 +280,26 @@ fn under_a_window_flushes_are_answered_at_once_until_the_window_is_over() {
     let slowest = waits.iter().max().copied().unwrap_or(0);
     assert!(slowest < 30 * MS, "a flush waited {slowest} ns");
     assert_eq!(run(ModelName::Hdd15k).0, waits, "and again");
+}
+
+/// A flush is held back, and what holds it will never end: seed 1004 of `./x simulate` stood still there.
+#[test]
+fn a_dead_daemon_waits_for_nobody() {
+    let contract = Contract::PowerWindow { window: Duration::from_millis(20) };
+    let journal = JournalOptions { retain: true, ..JournalOptions::passthrough() };
+    let options = RunOptions { journal, crashes: true, ..options(contract, ModelName::Hdd15k) };
+    with(&options, |rig| {
+        rig.until(MS, &[Some((8, 1)), None]);
+        rig.driver.ask(Some((16, 2)));
+        rig.driver.ask(None);
+        rig.driver.send(VRING_KICK, &[0; 8], None);
+        assert_eq!(rig.peer.hear().unwrap(), Some(Heard::Kick));
+        rig.daemon.kick(30 * MS);
+        rig.daemon.step(30 * MS + KICK_NS, Some(&rig.peer)).unwrap();
+        assert_eq!(rig.driver.answered(), 1, "the flush is held");
+        rig.daemon.die();
+        Vec::new()
+    });
 }
 
 #[test]

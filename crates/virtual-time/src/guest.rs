@@ -32,7 +32,12 @@ pub struct GuestOptions {
     pub script: String,
     /// More for the kernel's command line.
     pub append: Vec<String>,
+    /// It has a channel for reports besides its console: /dev/ttyS0.
+    pub reports: bool,
 }
+
+/// The kind of file that reports are in, as `out` is the console's.
+pub const REPORTS: &str = "report";
 
 /// `enum um_timetravel_ops`.
 const ACK: u32 = 0;
@@ -132,10 +137,12 @@ impl Guest {
         // Of an earlier life.
         let _ = fs::remove_file(&socket);
         let disk = UnixListener::bind(socket).context(|| format!("listen in {}", folder.display()))?;
-        let console = File::create(folder.join(format!("guest{number}.out")))
-            .context(|| "make a console".to_owned())?;
-        let errors = File::create(folder.join(format!("guest{number}.err")))
-            .context(|| "make a console".to_owned())?;
+        let file = |kind: &str| {
+            let made = File::create(folder.join(format!("guest{number}.{kind}")));
+            made.context(|| "make a console".to_owned())
+        };
+        let (console, errors) = (file("out")?, file("err")?);
+        let reports = options.reports.then(|| file(REPORTS).map(|file| (file.into(), 3))).transpose()?;
         let mut command = Command::new(locate::system_program("setarch", "util-linux")?);
         command
             .arg("-R")
@@ -143,6 +150,7 @@ impl Guest {
             .arg(format!("mem={}M", options.memory_mib))
             .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", "panic=-1"])
             .args(["norandmaps", "random.trust_cpu=off", "con=null", "con0=null,fd:1", "ssl=null"])
+            .args(options.reports.then_some("ssl0=null,fd:3"))
             .arg(format!("init={}", init.display()))
             .arg(format!("time-travel=ext:{number}:calendar"))
             .arg(format!("virtio_uml.device=disk{number}:2"))
@@ -158,7 +166,8 @@ impl Guest {
             .stdin(Stdio::null())
             .stdout(console)
             .stderr(errors);
-        let mut process = Group::spawn("a guest in virtual time", &mut command, Vec::new(), "")?;
+        let mut process =
+            Group::spawn("a guest in virtual time", &mut command, reports.into_iter().collect(), "")?;
         let end = std::time::Instant::now() + BOOT;
         while !readable([Some(calendar.as_fd())], Duration::from_millis(100))?[0] {
             if process.try_status().is_some() || std::time::Instant::now() > end {

@@ -63,8 +63,10 @@ impl Image for VirtualImage {
         self
     }
 
+    /// That of a file on a machine of its own: a log names it, and is the same in every run.
     fn identity(&self) -> io::Result<FileIdentity> {
-        Ok(FileIdentity::at(&self.path)?.0)
+        let (ino, size_bytes) = (self.medium.file().id, self.medium.len());
+        Ok(FileIdentity { dev: 1, ino, size_bytes, mtime_ns: 0, ctime_ns: 0 })
     }
 
     fn set_mark(&self, _mark: &[u8]) -> io::Result<Attributes> {
@@ -203,22 +205,38 @@ pub struct Around {
     pub log: (Arc<Volatile>, u64),
     /// Who listens.
     pub trace: Arc<Trace>,
+    /// And who else.
+    pub also: Option<Arc<dyn Tap>>,
 }
 
 impl Tap for Around {
     fn log(&self, _log: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
-        Ok(Arc::new(TimedMedium::new(&self.log.0, File::buffered(self.log.1), &self.machine)))
+        let log = Arc::new(TimedMedium::new(&self.log.0, File::buffered(self.log.1), &self.machine));
+        match &self.also {
+            Some(also) => also.log(log),
+            None => Ok(log),
+        }
     }
 
-    fn home(&self, _index: DiskIndex, home: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
-        Ok(home)
+    fn home(&self, index: DiskIndex, home: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
+        match &self.also {
+            Some(also) => also.home(index, home),
+            None => Ok(home),
+        }
     }
 
-    fn lower(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
-        Ok(disk)
+    fn lower(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        match &self.also {
+            Some(also) => also.lower(index, disk),
+            None => Ok(disk),
+        }
     }
 
-    fn guest(&self, _index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(self.trace.listen(self.guest, &self.machine, disk)))
+    fn guest(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        let heard = match &self.also {
+            Some(also) => also.guest(index, disk)?,
+            None => disk,
+        };
+        Ok(Arc::new(self.trace.listen(self.guest, &self.machine, heard)))
     }
 }

@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 pub mod calendar;
+mod canary;
 mod cell;
 mod content;
 mod crowd;
@@ -30,17 +31,20 @@ mod image;
 mod machine;
 mod meeting;
 mod page_cache;
+mod record;
 mod simulate;
 mod site;
 mod trace;
 mod volatile;
 mod world;
 
+pub use canary::Canary;
 pub use cell::{run_cell, CellError};
 pub use daemon::KICK_NS;
 pub use guest::GuestOptions;
 pub use host_fs::HostFs;
 pub use page_cache::DirtyLimits;
-pub use simulate::{simulate, Breaks, SimulateOptions, Simulated, Tally};
+pub use record::{record, RecordError};
+pub use simulate::{simulate, SimulateOptions, Simulated, Tally};
 pub use trace::Counts;
 pub use world::{run, End, GuestReport, Kill, Meeting, Report, RunError, RunOptions, Sample};

@@ -176,6 +176,8 @@ pub struct Machine {
     dead: AtomicBool,
     /// Another thread's work is being done, which the daemon's death does not break off.
     is_apart: AtomicBool,
+    /// Since when, by the daemon's own clock.
+    apart_from: AtomicU64,
 }
 
 /// The daemon has died: it unwinds from where it was, and nothing of it happens any more.
@@ -228,6 +230,7 @@ impl Machine {
             dies_at: AtomicU64::new(Ns::MAX),
             dead: AtomicBool::new(false),
             is_apart: AtomicBool::new(false),
+            apart_from: AtomicU64::new(0),
         })
     }
 
@@ -282,6 +285,14 @@ impl Machine {
         self.now_ns.load(Ordering::SeqCst)
     }
 
+    /// The same, but for another thread's work: when that was begun.
+    pub fn outside_ns(&self) -> Ns {
+        match self.is_apart.load(Ordering::SeqCst) {
+            true => self.apart_from.load(Ordering::SeqCst),
+            false => self.now_ns(),
+        }
+    }
+
     /// Time is there, or later.
     pub fn reach(&self, at: Ns) {
         self.now_ns.fetch_max(at, Ordering::SeqCst);
@@ -296,6 +307,9 @@ impl Machine {
     pub fn apart<R>(&self, work: impl FnOnce() -> R) -> (R, Ns) {
         let now = self.now_ns();
         let before = self.is_apart.swap(true, Ordering::SeqCst);
+        if !before {
+            self.apart_from.store(now, Ordering::SeqCst);
+        }
         let result = work();
         self.is_apart.store(before, Ordering::SeqCst);
         (result, self.now_ns.swap(now, Ordering::SeqCst))
@@ -443,8 +457,10 @@ impl Clock for Machine {
 
     /// Somebody of this daemon waits for what its other threads do.
     fn pass(&self) -> bool {
-        // Of the dead somebody else's error says so.
-        let _ = self.lives();
+        // Whoever waits for the dead is told by the files' errors.
+        if self.lives().is_err() {
+            return false;
+        }
         let Some(redo) = self.redo() else {
             self.reach(self.now_ns() + ns(GLANCE));
             return true;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_journal::group::JournalOptions;
@@ -9,9 +11,10 @@ use afterimage_lab::device::ModelName;
 use afterimage_lab::process::Workdir;
 use afterimage_order::Contract;
 use afterimage_protocol::cell::Cell;
+use afterimage_protocol::recording::Order;
 use afterimage_virtual_time::{
-    run, run_cell, simulate, Breaks, DirtyLimits, GuestOptions, GuestReport, HostFs, Report, RunOptions,
-    SimulateOptions, Simulated, Tally,
+    record, run, run_cell, simulate, Canary, DirtyLimits, GuestOptions, GuestReport, HostFs, Report,
+    RunOptions, SimulateOptions, Simulated, Tally,
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -35,6 +38,9 @@ enum Command {
     Simulate(Box<SimulateArgs>),
     /// Run one cell of a benchmark: reads it as JSON from stdin, and writes what came of it to stdout
     Cell(Kernel),
+    /// Record what a guest makes of its disk: reads the order as a line of JSON from stdin, whose end is the request to end early, and
+    /// writes what came of it to stdout; for afterimage explore record --virtual
+    Record(Kernel),
 }
 
 /// The guests' kernel
@@ -65,9 +71,10 @@ struct SimulateArgs {
     /// Run each seed twice, and compare
     #[arg(long)]
     twice: bool,
-    /// A device that breaks its word: succeed when that is found, by one of the seeds
-    #[arg(long, value_enum, default_value = "nothing")]
-    broken: Breaks,
+    /// Something is broken on purpose: succeed when one of the seeds finds it. A device that breaks its word (syncs, synced-page,
+    /// last-writes), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
+    #[arg(long, value_name = "NAME", default_value = "nothing")]
+    canary: Canary,
     /// One line of JSON for each seed, and one for all
     #[arg(long)]
     json: bool,
@@ -187,6 +194,7 @@ impl Options {
             seed,
             script,
             append: self.append.iter().cloned().chain(self.charge()).collect(),
+            reports: false,
         };
         let options = RunOptions {
             guests: self.guests,
@@ -207,6 +215,7 @@ impl Options {
             sample: None,
             kill: None,
             crashes: false,
+            canary: Canary::default(),
             limit: Duration::from_secs(self.limit_s),
         };
         let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;
@@ -233,6 +242,7 @@ fn main() -> ExitCode {
         Command::Check(options) => check(&options),
         Command::Simulate(args) => run_seeds(&args),
         Command::Cell(options) => cell(&options.kernel),
+        Command::Record(options) => record_order(&options.kernel),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -264,6 +274,23 @@ fn cell(kernel: &Path) -> Result<(), String> {
     let outcome = run_cell(&cell, kernel, folder.path())
         .map_err(|error| said(&error, folder.path(), cell.guests as usize))?;
     serde_json::to_writer(std::io::stdout(), &outcome).map_err(|e| format!("write the outcome: {e}"))
+}
+
+fn record_order(kernel: &Path) -> Result<(), String> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).map_err(|e| format!("read the order: {e}"))?;
+    let order: Order = serde_json::from_str(&line).map_err(|e| format!("read the order: {e}"))?;
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let theirs = Arc::clone(&interrupt);
+    std::thread::spawn(move || {
+        // Nothing else comes: this waits for the end.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        theirs.store(true, Ordering::SeqCst);
+    });
+    let folder = Workdir::new_in(Path::new("/dev/shm"), "record").map_err(|e| e.to_string())?;
+    let recorded = record(&order, kernel, folder.path(), &interrupt, &mut |line| eprintln!("{line}"))
+        .map_err(|error| said(&error, folder.path(), 1))?;
+    serde_json::to_writer(std::io::stdout(), &recorded).map_err(|e| format!("write what came of it: {e}"))
 }
 
 fn succeeded(guests: &[GuestReport]) -> Result<(), String> {
@@ -308,7 +335,7 @@ fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
         pin: absolute(args.kernel.kernel.join("pin.so"))?,
         agent: absolute(args.agent.clone())?,
         guests_max: args.guests_max.max(1),
-        breaks: args.broken,
+        canary: args.canary,
         limit: Duration::from_secs(args.limit_s),
     };
     let scratch = tempfile::tempdir().map_err(|e| format!("make a folder: {e}"))?;
@@ -324,11 +351,13 @@ fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
             break;
         }
         let from = std::time::Instant::now();
-        let mut simulated = once(seed)?;
+        let simulated = once(seed)?;
         if args.twice {
             let again = once(seed)?;
-            if simulated.broken.is_none() && again.trace != simulated.trace {
-                simulated.broken = Some("a second run of the same seed was another one".to_owned());
+            if (again.trace, &again.broken) != (simulated.trace, &simulated.broken) {
+                return Err(format!(
+                    "seed {seed} was another run the second time: {again:?} after {simulated:?}"
+                ));
             }
         }
         all.add(&simulated.tally);
@@ -336,18 +365,16 @@ fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
         if simulated.broken.is_some() {
             broken.push(seed);
         }
-        if args.broken != Breaks::Nothing && !broken.is_empty() {
+        if args.canary != Canary::default() && !broken.is_empty() {
             break;
         }
     }
     say_all(args, &all, &broken, begun.elapsed());
-    match (args.broken, broken.as_slice()) {
-        (Breaks::Nothing, []) => Ok(()),
-        (Breaks::Nothing, broken) => {
-            Err(format!("{} of {} seeds broke a promise: {broken:?}", broken.len(), all.runs))
-        }
-        (_, []) => Err(format!("a device that breaks its word was not noticed by {} seeds", all.runs)),
-        (_, _) => Ok(()),
+    match (args.canary == Canary::default(), broken.as_slice()) {
+        (true, []) => Ok(()),
+        (true, broken) => Err(format!("{} of {} seeds broke a promise: {broken:?}", broken.len(), all.runs)),
+        (false, []) => Err(format!("{} was not noticed by {} seeds", args.canary, all.runs)),
+        (false, _) => Ok(()),
     }
 }
 
@@ -355,9 +382,10 @@ fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
 fn run_seed(args: &SimulateArgs, seed: u64, pin: &Path, trace: &Path) -> Result<Simulated, String> {
     let failed = |what: &str| format!("seed {seed}: {what}");
     let program = std::env::current_exe().map_err(|e| failed(&format!("find this program: {e}")))?;
-    let broken = clap::ValueEnum::to_possible_value(&args.broken).ok_or("a breakage without a name")?;
-    let output = std::process::Command::new(program)
-        .args(["simulate", "--here", "--seeds", &seed.to_string(), "--broken", broken.get_name()])
+    let report = tempfile::NamedTempFile::new().map_err(|e| failed(&format!("make its report: {e}")))?;
+    let out = report.reopen().map_err(|e| failed(&format!("make its report: {e}")))?;
+    let mut child = std::process::Command::new(program)
+        .args(["simulate", "--here", "--seeds", &seed.to_string(), "--canary", &args.canary.to_string()])
         .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
         .arg("--kernel")
         .arg(&args.kernel.kernel)
@@ -367,13 +395,37 @@ fn run_seed(args: &SimulateArgs, seed: u64, pin: &Path, trace: &Path) -> Result<
         .arg(trace)
         .env("LD_PRELOAD", pin)
         .env("AFTERIMAGE_GUEST_SEED", seed.to_string())
-        .stderr(std::process::Stdio::inherit())
-        .output()
+        .stdout(out)
+        .spawn()
         .map_err(|e| failed(&format!("run this program: {e}")))?;
-    if !output.status.success() {
-        return Err(failed(&format!("{}; again: ./x simulate --seeds {seed}", output.status)));
+    // It looks at its limit between turns: one that never ends is a finding, too.
+    let end = std::time::Instant::now() + Duration::from_secs(args.limit_s + 60);
+    let status = loop {
+        let ended = child.try_wait().map_err(|e| failed(&format!("wait for it: {e}")))?;
+        match ended {
+            Some(status) => break status,
+            None if std::time::Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let broken = format!(
+                    "within {} s of real time it did not end, nor come to its next turn",
+                    args.limit_s
+                );
+                return Ok(Simulated {
+                    plan: "?".to_owned(),
+                    tally: Tally::default(),
+                    trace: 0,
+                    broken: Some(broken),
+                });
+            }
+        }
+    };
+    if !status.success() {
+        return Err(failed(&format!("{status}; again: ./x simulate --seeds {seed}")));
     }
-    serde_json::from_slice(&output.stdout).map_err(|e| failed(&format!("its report cannot be read: {e}")))
+    let report = std::fs::read(report.path()).map_err(|e| failed(&format!("read its report: {e}")))?;
+    serde_json::from_slice(&report).map_err(|e| failed(&format!("its report cannot be read: {e}")))
 }
 
 /// The first seed; the report goes to stdout.
@@ -411,11 +463,14 @@ fn say_seed(args: &SimulateArgs, seed: u64, simulated: &Simulated, took: Duratio
         tally.lost_within_window,
     );
     if let Some(what) = broken {
-        let guests = match args.guests_max {
-            3 => String::new(),
-            max => format!(" --guests-max {max}"),
-        };
-        println!("BROKEN by seed {seed}: {what}\n  again: ./x simulate --seeds {seed}{guests} --trace OUT");
+        let mut with = String::new();
+        if args.guests_max != 3 {
+            with.push_str(&format!(" --guests-max {}", args.guests_max));
+        }
+        if args.canary != Canary::default() {
+            with.push_str(&format!(" --canary {}", args.canary));
+        }
+        println!("BROKEN by seed {seed}: {what}\n  again: ./x simulate --seeds {seed}{with} --trace OUT");
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use afterimage_block::{Disk, Medium};
+use afterimage_block::{Disk, Medium, Tap};
 use afterimage_compose::{ComposeError, Prepared};
 use afterimage_journal::group::{JournalOptions, RetainGroup};
 use afterimage_order::redo::{create_medium, log_file_bytes};
@@ -131,6 +131,20 @@ impl Site {
         machine: &Arc<Machine>,
         trace: &Arc<Trace>,
     ) -> Result<Self, ComposeError> {
+        Self::open_heard(files, options, machine, trace, None)
+    }
+
+    /// As [`Site::open`], where somebody else listens to the layers, too.
+    ///
+    /// # Errors
+    /// As [`Site::open`].
+    pub fn open_heard(
+        files: &Files,
+        options: &RunOptions,
+        machine: &Arc<Machine>,
+        trace: &Arc<Trace>,
+        also: Option<Arc<dyn Tap>>,
+    ) -> Result<Self, ComposeError> {
         let files = files.clone();
         let (image_file, log_file) = (2 * files.guest as u64, 2 * files.guest as u64 + 1);
         let under_power = options.contract == Contract::Power;
@@ -147,10 +161,12 @@ impl Site {
             machine: Arc::clone(machine),
             log: (Arc::clone(&files.log), log_file),
             trace: Arc::clone(trace),
+            also,
         };
-        let group =
+        let mut group =
             GroupOptions { log_max_bytes: options.log_bytes, host, ..GroupOptions::new(options.contract) };
-        let journal = JournalOptions { arena_folder: files.arenas.clone(), ..options.journal.clone() };
+        let mut journal = JournalOptions { arena_folder: files.arenas.clone(), ..options.journal.clone() };
+        options.canary.plant(&mut group, &mut journal);
         let prepared = Prepared::of(vec![image], group, journal)?;
         let mut stack = prepared.open(Some(Arc::new(around)))?;
         Ok(Self { files, machine: Arc::clone(machine), disk: stack.disks.remove(0).disk, group: stack.group })

@@ -17,6 +17,7 @@ use afterimage_protocol::cell::KillAt;
 use parking_lot::Mutex;
 
 use crate::calendar::{Broken, Ns};
+use crate::canary::Canary;
 use crate::content::Content;
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
@@ -67,6 +68,8 @@ pub struct RunOptions {
     pub kill: Option<Kill>,
     /// Crashes are to come: what a power cut may leave is known.
     pub crashes: bool,
+    /// What is broken on purpose.
+    pub canary: Canary,
     /// How long all of it may take in real time.
     pub limit: Duration,
 }

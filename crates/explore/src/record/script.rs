@@ -61,8 +61,17 @@ pub(super) fn environment(options: &RecordOptions) -> Result<Vec<(&'static str, 
     ])
 }
 
+/// Tells the recorder that the setup is done, and waits until everything is home.
+pub(super) const TELL_AND_WAIT: &str = "\
+    # The channel stays open meanwhile: its last closing would throw an early answer away. QEMU's is opened once at a time.\n\
+    exec 9<> \"$AFTERIMAGE_REPORT\"\n\
+    echo '{\"guest\":\"set-up\"}' >&9\n\
+    read -r answer <&9\n\
+    exec 9>&-\n";
+
 /// Setup and command run in shells of their own, in the folder where the file system is mounted; they may leave it and unmount.
-pub(super) fn script(options: &RecordOptions) -> String {
+/// `bring_home` waits until the recorder has brought everything home.
+pub(super) fn script(options: &RecordOptions, bring_home: &str) -> String {
     let mount = quote(&options.mount_point);
     let mount_options = match options.mount_options.as_str() {
         "" => String::new(),
@@ -76,11 +85,7 @@ pub(super) fn script(options: &RecordOptions) -> String {
          (cd {mount} && exec sh -e -c {})\n\
          sync\n\
          # The recorder brings everything home: what the setup wrote would be recovered again in every state.\n\
-         # The channel stays open meanwhile: its last closing would throw an early answer away. QEMU's is opened once at a time.\n\
-         exec 9<> \"$AFTERIMAGE_REPORT\"\n\
-         echo '{{\"guest\":\"set-up\"}}' >&9\n\
-         read -r answer <&9\n\
-         exec 9>&-\n\
+         {bring_home}\
          \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"begin\"}}'\n\
          (cd {mount} && exec sh -c {})\n\
          \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"end\"}}'\n\

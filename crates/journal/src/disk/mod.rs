@@ -49,7 +49,8 @@ impl RetainDisk {
         Self::open_with(lower, arena, options, Mistake::of(mutation))
     }
 
-    fn open_with(
+    /// As [`RetainDisk::open`], with a mistake or none.
+    pub(crate) fn open_with(
         lower: Arc<dyn Disk>,
         arena: Arena,
         options: Options,

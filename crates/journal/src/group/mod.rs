@@ -28,6 +28,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::disk::RetainDisk;
 use crate::error::JournalError;
 use crate::ext4::Options;
+use crate::mutation::Mistake;
 use crate::state_file::{self, State};
 use crate::status::DiskStatus;
 use crate::versions::arena::{Arena, Budget};
@@ -59,6 +60,9 @@ pub struct JournalOptions {
     pub vflush_at_truncation: bool,
     /// See [`Options::drop_journal`].
     pub drop_journal: bool,
+    /// A mistake that is to be made; only with the feature `mutations`.
+    #[cfg(feature = "mutations")]
+    pub mutation: Option<crate::Mutation>,
 }
 
 impl JournalOptions {
@@ -78,7 +82,17 @@ impl JournalOptions {
             accept_loss: false,
             vflush_at_truncation: false,
             drop_journal: false,
+            #[cfg(feature = "mutations")]
+            mutation: None,
         }
+    }
+
+    pub(crate) fn mistake(&self) -> Mistake {
+        #[cfg(feature = "mutations")]
+        if let Some(mutation) = self.mutation {
+            return Mistake::of(mutation);
+        }
+        Mistake::default()
     }
 
     /// As `--journal` spells it.
@@ -476,7 +490,8 @@ fn join(
         wanted.write(&state_path)?;
     }
     let named = |error| RetainError::of(error, &image, &wanted.arena);
-    let disk = Arc::new(RetainDisk::open(Arc::clone(lower), arena, options).map_err(named)?);
+    let disk =
+        Arc::new(RetainDisk::open_with(Arc::clone(lower), arena, options, journal.mistake()).map_err(named)?);
     if later {
         // Opening settled what an earlier daemon left.
         group.flush()?;

@@ -53,6 +53,10 @@ pub struct Args {
     /// Which virtual machine monitor runs the guest
     #[arg(long, value_enum, default_value = "uml")]
     vmm: VmmChoice,
+    /// Run the guest in virtual time: the same seed gives the same recording, byte for byte, as long as the programs and files that it
+    /// uses are the same (./x virtual record builds what that needs, and calls this)
+    #[arg(long = "virtual", conflicts_with = "vmm")]
+    virtual_time: bool,
     /// Shell that runs before COMMAND, and is not explored
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     setup: String,
@@ -65,7 +69,7 @@ pub struct Args {
     /// Give up after this long, boot included
     #[arg(long, value_name = "TIME", default_value = "120s", value_parser = parse_duration)]
     limit: Duration,
-    /// A number for COMMAND, as $AFTERIMAGE_SEED
+    /// A number for COMMAND, as $AFTERIMAGE_SEED; with --virtual the seed of everything random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Answer as JSON; what the guest prints goes to stderr in any case
@@ -103,6 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         mkfs: args.mkfs.clone(),
         mount_options: args.mount.clone(),
         vmm: args.vmm.vmm(),
+        virtual_time: args.virtual_time,
         setup: args.setup.clone(),
         check: args.check.clone(),
         memory_mib,

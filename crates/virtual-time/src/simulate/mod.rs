@@ -31,6 +31,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::calendar::Ns;
+use crate::canary::Canary;
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
 use crate::guest::GuestOptions;
@@ -42,8 +43,6 @@ use crate::trace::Trace;
 use crate::world::{io_error, RunError, RunOptions};
 use ledger::{End, Promises};
 use plan::{Fault, Plan};
-
-pub use crate::volatile::Breaks;
 
 const MS: Ns = 1_000_000;
 const IMAGE_BYTES: u64 = 64 << 20;
@@ -62,8 +61,8 @@ pub struct SimulateOptions {
     pub agent: PathBuf,
     /// No more guests than so many.
     pub guests_max: usize,
-    /// A device that breaks its word.
-    pub breaks: Breaks,
+    /// What is broken on purpose.
+    pub canary: Canary,
     /// How long one seed may take in real time.
     pub limit: Duration,
 }
@@ -161,6 +160,8 @@ pub fn simulate(
             error => return Err(error),
         },
     };
+    // Where it ran is no part of what was found: the next run of the seed is in another folder.
+    let broken = broken.map(|what| what.replace(&format!("{}/", folder.display()), ""));
     let mut tally = world.tally.clone();
     tally.runs = 1;
     tally.guest_s = world.crowd.calendar.now() as f64 / 1e9 * plan.guests as f64;
@@ -193,6 +194,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
             format!("THREADS={}", plan.threads),
             format!("SIZE={}", plan.record_bytes),
         ],
+        reports: false,
     };
     RunOptions {
         guests: plan.guests,
@@ -213,6 +215,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
         sample: None,
         kill: None,
         crashes: true,
+        canary: options.canary,
         limit: options.limit,
     }
 }
@@ -292,8 +295,8 @@ impl<'a> World<'a> {
         let (mut daemons, mut guests) = (Vec::new(), Vec::new());
         for guest in 0..plan.guests {
             let files = Files::make(guest, run, folder, &storage)?;
-            files.image.break_word(options.breaks);
-            files.log.break_word(options.breaks);
+            files.image.break_word(options.canary.device());
+            files.log.break_word(options.canary.device());
             let machine = Machine::mortal(&storage, run.request_ns, 0);
             let site = Site::open(&files, run, &machine, trace)
                 .map_err(|source| RunError::Compose { guest, source })?;
@@ -621,7 +624,10 @@ impl<'a> World<'a> {
         for id in 0..self.guests.len() {
             self.kill(id, false)?;
             self.start(id, None, at)?;
-            self.boot(id)?;
+            // Who never came as far as a file system has nothing to look at, and would begin to work.
+            if self.guests[id].promises.was_ready {
+                self.boot(id)?;
+            }
         }
         Ok(())
     }
