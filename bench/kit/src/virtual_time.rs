@@ -106,6 +106,7 @@ pub fn plain_cell(script: &str) -> Result<Cell> {
         sample_ns: None,
         kill: None,
         trace: None,
+        storage_traces: None,
         images: None,
         limit_s: 3600,
     })

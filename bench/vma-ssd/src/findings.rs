@@ -5,21 +5,32 @@ use std::collections::BTreeMap;
 use afterimage_bench_vma::catalog::{Device, Workload};
 use afterimage_bench_vma::scale::Scale;
 use afterimage_flash::FtlKind;
+use serde::{Deserialize, Serialize};
 
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::simulate::Drives;
 use crate::study::{Family, Variant};
 use afterimage_bench_kit::Result;
 
-/// Every finished simulation of a store.
-#[derive(Debug)]
-pub struct Findings {
+/// How traces came about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Setting {
     /// Sizes.
     pub scale: Scale,
     /// At once.
     pub guests: u32,
     /// Below the daemons.
     pub device: Device,
+    /// Of everything random in the guests.
+    pub seed: u32,
+}
+
+/// Every finished simulation of a store.
+#[derive(Debug)]
+pub struct Findings {
+    /// Of their traces.
+    pub setting: Setting,
     /// FTLs that were asked for.
     pub ftls: Vec<FtlKind>,
     results: BTreeMap<(Workload, Variant, FtlKind, Age), Simulated>,
@@ -35,14 +46,7 @@ impl Findings {
     ///
     /// # Errors
     /// One cannot be read.
-    pub fn read(
-        store: &Store,
-        scale: &Scale,
-        guests: u32,
-        device: Device,
-        ftls: &[FtlKind],
-        drives: &[Drives],
-    ) -> Result<Self> {
+    pub fn read(store: &Store, setting: Setting, ftls: &[FtlKind], drives: &[Drives]) -> Result<Self> {
         let mut results = BTreeMap::new();
         for drive in drives {
             for key in drive.keys() {
@@ -51,20 +55,14 @@ impl Findings {
                 }
             }
         }
-        Ok(Self { scale: scale.clone(), guests, device, ftls: ftls.to_vec(), results })
+        Ok(Self { setting, ftls: ftls.to_vec(), results })
     }
 
     /// Of results that were read elsewhere.
-    pub fn of(
-        scale: &Scale,
-        guests: u32,
-        device: Device,
-        ftls: &[FtlKind],
-        simulated: Vec<Simulated>,
-    ) -> Self {
+    pub fn of(setting: Setting, ftls: &[FtlKind], simulated: Vec<Simulated>) -> Self {
         let key = |found: &Simulated| (found.key.workload, found.key.variant, found.key.ftl, found.key.age);
         let results = simulated.into_iter().map(|found| (key(&found), found)).collect();
-        Self { scale: scale.clone(), guests, device, ftls: ftls.to_vec(), results }
+        Self { setting, ftls: ftls.to_vec(), results }
     }
 
     /// One.

@@ -1,7 +1,7 @@
 //! `afterimage-bench-vma-ssd`: the study of VMA journaling on SSDs, with our guests, our retention and our simulator.
 //!
 //! ```text
-//!   guests (cells of bench/vma), daemons with --trace ─► traces/WORKLOAD_MODE ─► simulator: FTLs × ways to age
+//!   guests in virtual time (cells of bench/vma), traced ─► traces/WORKLOAD_MODE ─► simulator: FTLs × ways to age
 //!                                                                                        │
 //!                          target/bench/vma-ssd/SCALE/{vma-ssd.json.zst,vma-ssd.md,vma-ssd.html} ◄─ results/NAME.json
 //! ```
@@ -19,15 +19,18 @@ mod tables;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Mutex;
 use std::time::Duration;
 
+use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    insert, say, write_all, write_on_signals, BenchError, Common, Context, Result, Resume,
+    insert, run_at_once, say, write_all, write_on_signals, BenchError, Common, Context, Result, Resume,
 };
 use afterimage_bench_vma::catalog::{Device, Mode, Workload};
 use afterimage_bench_vma::scale::Scale;
 use afterimage_bench_vma::source::Sources;
 use afterimage_bench_vma::template::Templates;
+use afterimage_bench_vma::virtual_cell::World;
 use afterimage_flash::control::Control;
 use afterimage_flash::FtlKind;
 use afterimage_lab::locate;
@@ -37,7 +40,7 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 
 use capture::Capture;
-use findings::Findings;
+use findings::{Findings, Setting};
 use record::{Age, Captured, Simulated, Store};
 use simulate::Drives;
 use study::Variant;
@@ -66,10 +69,16 @@ struct Options {
     /// How many guests at once [default: 8; 4 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=32))]
     guests: Option<u32>,
-    /// What holds the images while guests are traced
+    /// The model that holds the images while guests are traced
     #[arg(long, value_enum, default_value = "hdd15k")]
     device: Device,
-    /// A guest that takes longer than this many seconds is killed, and its trace fails
+    /// Of everything random in the guests; results of one seed are kept apart from another's
+    #[arg(long, default_value_t = 1)]
+    seed: u32,
+    /// How many workloads are traced at once
+    #[arg(long, default_value_t = 2, value_name = "CELLS")]
+    at_once: usize,
+    /// Guests that take longer than this many seconds of real time are killed, and their traces fail
     #[arg(long, default_value_t = 10_800, value_name = "SECONDS")]
     limit: u64,
     /// Where traces and results go
@@ -87,6 +96,7 @@ struct Chosen {
     scale: Scale,
     guests: u32,
     device: Device,
+    seed: u32,
     workloads: Vec<Workload>,
     modes: Vec<Mode>,
     ftls: Vec<FtlKind>,
@@ -105,11 +115,16 @@ impl Chosen {
                 other.name()
             )));
         }
+        if !options.device.is_model() {
+            let sentence = "--device disk: guests are traced in virtual time, where only models are";
+            return Err(BenchError::Usage(sentence.to_owned()));
+        }
         let quick: Vec<Workload> = Workload::ALL.into_iter().filter(|w| *w != Workload::Build).collect();
         Ok(Self {
             scale: if options.common.quick { Scale::quick() } else { Scale::full() },
             guests: options.guests.unwrap_or(if options.common.quick { 4 } else { 8 }),
             device: options.device,
+            seed: options.seed,
             workloads: or(&options.workloads, if options.common.quick { &quick } else { &Workload::ALL }),
             modes,
             ftls: or(&options.ftls, &[FtlKind::Fast, FtlKind::Superblock, FtlKind::Dftl]),
@@ -118,7 +133,7 @@ impl Chosen {
     }
 
     fn store(&self, out: &Path) -> Store {
-        Store::new(out, &self.scale, self.guests, self.device)
+        Store::new(out, &self.scale, self.guests, self.device, self.seed)
     }
 
     fn cells(&self) -> Vec<(Workload, Mode)> {
@@ -148,9 +163,13 @@ impl Chosen {
         Ok(all)
     }
 
+    fn setting(&self) -> Setting {
+        Setting { scale: self.scale.clone(), guests: self.guests, device: self.device, seed: self.seed }
+    }
+
     fn findings(&self, store: &Store) -> Result<Findings> {
         let drives = self.drives(store)?;
-        Findings::read(store, &self.scale, self.guests, self.device, &self.ftls, &drives)
+        Findings::read(store, self.setting(), &self.ftls, &drives)
     }
 }
 
@@ -158,9 +177,8 @@ impl Chosen {
 fn run(options: &Options) -> Result<bool> {
     let resume = &options.resume;
     if let Some(path) = &options.common.tables {
-        let Results { scale, guests, device, ftls, simulated, .. } =
-            afterimage_bench_kit::read(path, "vma-ssd")?;
-        return say(&tables::all(&Findings::of(&scale, guests, device, &ftls, simulated))).map(|()| true);
+        let Results { setting, ftls, simulated, .. } = afterimage_bench_kit::read(path, "vma-ssd")?;
+        return say(&tables::all(&Findings::of(setting, &ftls, simulated))).map(|()| true);
     }
     let chosen = Chosen::new(options)?;
     let store = chosen.store(&options.out);
@@ -184,7 +202,7 @@ fn run(options: &Options) -> Result<bool> {
         write(&chosen_then.findings(&store)?, &store).map(drop)
     })?;
     let mut failed = Vec::new();
-    if !resume.report {
+    if !resume.report && (!todo.is_empty() || resume.fresh) {
         if resume.fresh {
             for (workload, mode) in &cells {
                 let folder = store.trace_folder(*workload, *mode);
@@ -198,17 +216,25 @@ fn run(options: &Options) -> Result<bool> {
         // In memory: copying a template must not warm or wear the device under test.
         let templates_folder = Workdir::new_in(Path::new("/dev/shm"), "vma-ssd-templates")?;
         let folder = templates_folder.path().to_owned();
-        let mut capture = Capture {
-            scale: &chosen.scale,
+        let machine = Virtual::find()?;
+        let capture = Capture {
             guests: chosen.guests,
             device: chosen.device,
-            limit: Duration::from_secs(options.limit),
+            seed: chosen.seed,
+            world: World {
+                machine: &machine,
+                scale: &chosen.scale,
+                sources: &sources,
+                retain_max_bytes: None,
+                traces: None,
+                limit: Duration::from_secs(options.limit),
+            },
             store: &store,
-            templates: Templates::new(folder, chosen.scale.clone(), sources.clone()),
-            sources: &sources,
+            templates: Mutex::new(Templates::new(folder, chosen.scale.clone(), sources.clone())),
         };
-        let (kept, patience) = (cells.len() - todo.len(), Duration::from_secs(resume.calm));
-        failed = afterimage_bench_kit::run(&mut capture, &todo, kept, patience)?;
+        let kept = cells.len() - todo.len();
+        let (name, trace) = (|cell: &_| capture.name(cell), |cell: &_| capture.trace(cell));
+        failed = run_at_once(&todo, kept, options.at_once, name, trace);
     }
     let control = Control::default();
     for drives in chosen.drives(&store)? {
@@ -227,9 +253,7 @@ fn run(options: &Options) -> Result<bool> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Results {
-    scale: Scale,
-    guests: u32,
-    device: Device,
+    setting: Setting,
     ftls: Vec<FtlKind>,
     spare: f64,
     captured: Vec<Captured>,
@@ -246,9 +270,7 @@ fn write(findings: &Findings, store: &Store) -> Result<String> {
         }
     }
     let results = Results {
-        scale: findings.scale.clone(),
-        guests: findings.guests,
-        device: findings.device,
+        setting: findings.setting.clone(),
         ftls: findings.ftls.clone(),
         spare: simulate::SPARE,
         captured,

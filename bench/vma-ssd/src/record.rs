@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::study::Variant;
 
 /// Raised when what an older program left would mean something else.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// How a drive is aged before a trace (`docs/flash.md`).
 #[derive(
@@ -137,13 +137,14 @@ pub struct Store {
     scale: Scale,
     guests: u32,
     device: Device,
+    seed: u32,
 }
 
 impl Store {
     /// The folder is made when something is put into it.
-    pub fn new(out: &Path, scale: &Scale, guests: u32, device: Device) -> Self {
-        let folder = out.join(format!("{}-x{guests}-{}", scale.name, device.name()));
-        Self { folder, scale: scale.clone(), guests, device }
+    pub fn new(out: &Path, scale: &Scale, guests: u32, device: Device, seed: u32) -> Self {
+        let folder = out.join(format!("{}-x{guests}-{}-s{seed}", scale.name, device.name()));
+        Self { folder, scale: scale.clone(), guests, device, seed }
     }
 
     /// Where everything is.
@@ -160,7 +161,7 @@ impl Store {
     pub fn trace_files(&self, workload: Workload, mode: Mode) -> Vec<PathBuf> {
         let folder = self.trace_folder(workload, mode);
         (0..self.guests as usize)
-            .map(|guest| folder.join(afterimage_bench_vma::cell::trace_name(guest)))
+            .map(|guest| folder.join(afterimage_bench_vma::virtual_cell::trace_name(guest)))
             .collect()
     }
 
@@ -176,7 +177,7 @@ impl Store {
         };
         let key = &found.record.key;
         let fits = found.record.scale == self.scale
-            && (key.guests, key.device) == (self.guests, self.device)
+            && (key.guests, key.device, key.round) == (self.guests, self.device, self.seed)
             && self.trace_files(workload, mode).iter().all(|file| file.is_file());
         Ok(fits.then_some(found))
     }

@@ -29,11 +29,11 @@ pub fn setting(findings: &Findings) -> String {
     format!(
         "{} {} guest{} at once, each on a disk of 4 GiB with a journal of {} MiB, on `{}`, `guest-crash`; each mode once. The study: \
          eight guests, its full sizes, Linux 2.6.11 with ext3.",
-        findings.scale.note(),
-        findings.guests,
-        if findings.guests == 1 { "" } else { "s" },
-        findings.scale.journal_mib,
-        findings.device.name()
+        findings.setting.scale.note(),
+        findings.setting.guests,
+        if findings.setting.guests == 1 { "" } else { "s" },
+        findings.setting.scale.journal_mib,
+        findings.setting.device.name()
     )
 }
 
@@ -48,9 +48,9 @@ pub fn age_words(findings: &Findings, age: Age) -> String {
         Age::Drive => format!(
             "Aged as a *whole drive*: the flash holds the {} virtual disks, filled sequentially before, and {:.0} % spare ({} \
              blocks of 64 pages of 2 KB in all).",
-            findings.guests,
+            findings.setting.guests,
             SPARE * 100.0,
-            thousands(u64::from(crate::simulate::whole_drive(findings.guests).blocks))
+            thousands(u64::from(crate::simulate::whole_drive(findings.setting.guests).blocks))
         ),
     }
 }

@@ -26,8 +26,6 @@ pub struct Bench<'a> {
     pub retain_max: Option<&'a str>,
     /// A guest that takes longer than this is killed.
     pub limit: Duration,
-    /// An existing folder in which each daemon writes a trace of what reaches its image; see [`trace_name`].
-    pub traces: Option<&'a Path>,
 }
 
 /// Starts one guest.

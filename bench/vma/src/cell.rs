@@ -24,11 +24,6 @@ use afterimage_bench_kit::io::{load_average, StorageIo};
 use afterimage_bench_kit::process::{groups_cpu_s, process_cpu_s};
 use afterimage_bench_kit::{Context, Record as _, Result};
 
-/// The trace of a guest's daemon.
-pub fn trace_name(guest: usize) -> String {
-    format!("guest{guest}.trace.zst")
-}
-
 /// Runs one cell in real time. (Guests are killed in virtual time only.)
 ///
 /// # Errors
@@ -38,9 +33,8 @@ pub fn run(key: &CellKey, bench: &Bench<'_>, template: &Path) -> Result<(Record,
     let load = load_average();
     let stage = Stage::new(key.device, key.guests, template, bench.scratch)?;
     let mut daemons = Vec::new();
-    for (guest, image) in stage.images().iter().enumerate() {
-        let trace = bench.traces.map(|folder| folder.join(trace_name(guest)));
-        daemons.push(serve(key, image, bench.retain_max, trace.as_deref())?);
+    for image in stage.images() {
+        daemons.push(serve(key, image, bench.retain_max)?);
     }
     let guests = boot(key, bench, &daemons)?;
     let mut record = Record::empty(key, bench.scale, load);

@@ -125,7 +125,6 @@ fn run(options: &Options) -> Result<bool> {
         evidence: &folder.join("evidence"),
         retain_max: retain_max.as_deref(),
         limit: Duration::from_secs(options.limit),
-        traces: None,
     };
     let templates = Templates::new(templates_folder.path().to_owned(), scale.clone(), sources.clone());
     let (modelled, real): (Vec<CellKey>, Vec<CellKey>) =
@@ -136,6 +135,7 @@ fn run(options: &Options) -> Result<bool> {
         scale: &scale,
         sources: &sources,
         retain_max_bytes: options.retain_max.map(|mib| mib << 20),
+        traces: None,
         limit: bench.limit,
     });
     let run = Run { bench, world, store: Mutex::new(store), templates: Mutex::new(templates) };

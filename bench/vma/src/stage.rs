@@ -100,11 +100,11 @@ pub fn written_by(daemons: &[Daemon]) -> Result<StorageIo> {
     daemons.iter().try_fold(StorageIo::default(), add)
 }
 
-/// Starts a daemon on an image. `trace`: a new file for what reaches the image.
+/// Starts a daemon on an image.
 ///
 /// # Errors
 /// It would not start.
-pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>, trace: Option<&Path>) -> Result<Daemon> {
+pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>) -> Result<Daemon> {
     let mut options = ServeOptions::new(&key.contract, &[image.to_owned()]);
     let mut extra: Vec<&str> = match key.mode.policy() {
         JournalPolicy::Passthrough => Vec::new(),
@@ -118,9 +118,6 @@ pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>, trace: Optio
         extra.push("--vflush-at-truncation");
     }
     options.extra = extra.into_iter().map(str::to_owned).collect();
-    if let Some(trace) = trace {
-        options.extra.extend(["--trace".to_owned(), trace.display().to_string()]);
-    }
     Ok(Daemon::serve(&options)?)
 }
 

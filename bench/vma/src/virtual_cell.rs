@@ -42,8 +42,15 @@ pub struct World<'a> {
     pub sources: &'a Sources,
     /// `--retain-max`, if not its default.
     pub retain_max_bytes: Option<u64>,
+    /// An existing folder in which each guest's daemon leaves a trace of what reaches its image; see [`trace_name`].
+    pub traces: Option<&'a Path>,
     /// Real time that one may take.
     pub limit: Duration,
+}
+
+/// The trace of a guest's daemon.
+pub fn trace_name(guest: usize) -> String {
+    format!("guest{guest}.trace.zst")
 }
 
 /// Runs one cell. `kill_s`: when the guest is to be killed, for cells that kill it.
@@ -166,6 +173,7 @@ fn cell(key: &CellKey, world: &World<'_>, template: &Path) -> Result<Cell> {
         dirty_bytes: HOST_DIRTY_BYTES,
         seed: u64::from(key.round),
         request_ns: world.scale.request_ns,
+        storage_traces: world.traces.map(Path::to_owned),
         sample_ns: (retains && key.guests == 1 && key.kind == Kind::Run).then_some(SAMPLE.as_nanos() as u64),
         limit_s: world.limit.as_secs(),
         ..plain_cell(&script)?

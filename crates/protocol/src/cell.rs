@@ -66,6 +66,10 @@ pub struct Cell {
     /// A file for the trace of requests (crates/virtual-time/src/trace.rs).
     #[serde(deserialize_with = "crate::required")]
     pub trace: Option<PathBuf>,
+    /// An existing folder for what each daemon asks of its files, as `serve --trace` writes it (docs/trace-format.md): `guest0.trace.zst` and so on. Not of
+    /// guests that are killed.
+    #[serde(deserialize_with = "crate::required")]
+    pub storage_traces: Option<PathBuf>,
     /// A folder for what the disks hold at last: `disk0.img` and so on.
     #[serde(deserialize_with = "crate::required")]
     pub images: Option<PathBuf>,
@@ -274,6 +278,7 @@ mod tests {
             sample_ns: Some(6),
             kill: Some(Kill { at: KillAt::WrittenBytes(7), daemons: true, then: "false".to_owned() }),
             trace: None,
+            storage_traces: None,
             images: None,
             limit_s: 8,
         });

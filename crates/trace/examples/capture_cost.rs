@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use afterimage_trace::capture::{Capture, CaptureOp, Class, Classify, FileId, Seen, TracedFile};
+use afterimage_trace::capture::{Capture, CaptureOp, Class, Classify, FileId, Listen as _, Seen, TracedFile};
 
 const REQUESTS: u64 = 2_000_000;
 

@@ -55,6 +55,10 @@ fn io_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> CellError {
 /// It came to no end. What guests had said is in `folder`.
 pub fn run_cell(cell: &Cell, uml: &Path, folder: &Path) -> Result<Outcome, CellError> {
     let mut options = options(cell, uml)?;
+    if cell.kill.is_some() && cell.storage_traces.is_some() {
+        let sentence = "what daemons ask of their files is not written down where guests are killed";
+        return Err(CellError::Unknown(sentence.to_owned()));
+    }
     if let Some(path) = &cell.image {
         let images = (0..cell.guests).map(|_| Content::of_file(path));
         options.images = images.collect::<io::Result<_>>().map_err(io_error("read", path))?;
@@ -125,6 +129,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
         kill: cell.kill.as_ref().map(|kill| Kill { at: kill.at, daemons: kill.daemons }),
         crashes: false,
         canary: Canary::default(),
+        storage_traces: cell.storage_traces.clone(),
         limit: Duration::from_secs(cell.limit_s),
     })
 }

@@ -68,6 +68,7 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         kill: None,
         crashes: false,
         canary: Canary::default(),
+        storage_traces: None,
         limit: Duration::from_secs(60),
     }
 }
@@ -200,6 +201,12 @@ impl Rig {
 
 /// What a scenario answers, and the image after it.
 fn with(options: &RunOptions, scenario: impl Fn(&mut Rig) -> Vec<Ns>) -> (Vec<Ns>, Vec<u8>) {
+    let (answers, site) = on_a_site(options, scenario);
+    (answers, site.files.image.cached().bytes())
+}
+
+/// What a scenario answers, and where it was.
+fn on_a_site(options: &RunOptions, scenario: impl Fn(&mut Rig) -> Vec<Ns>) -> (Vec<Ns>, Site) {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let storage = Storage::new(options.model, options.limits, options.host_fs);
     let trace = Trace::create(&folder.path().join("trace"), 1).unwrap();
@@ -225,7 +232,7 @@ fn with(options: &RunOptions, scenario: impl Fn(&mut Rig) -> Vec<Ns>) -> (Vec<Ns
     let answers = scenario(&mut rig);
     let Rig { mut daemon, .. } = rig;
     daemon.detach(0).unwrap();
-    (answers, site.files.image.cached().bytes())
+    (answers, site)
 }
 
 #[test]
@@ -300,6 +307,31 @@ fn a_dead_daemon_waits_for_nobody() {
         rig.daemon.die();
         Vec::new()
     });
+}
+
+#[test]
+fn what_reaches_the_files_is_traced_on_the_calendars_clock() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join("guest0.trace");
+    let traced = |contract| {
+        let storage_traces = Some(folder.path().to_owned());
+        let options = RunOptions { storage_traces, ..options(contract, ModelName::Hdd15k) };
+        let (_, site) = on_a_site(&options, |rig| rig.until(MS, &[Some((8, 1)), None]));
+        site.below.unwrap().write(&path, "by a test", 8 << 20, 1 << 20).unwrap();
+        std::fs::read_to_string(&path).unwrap()
+    };
+    let text = traced(Contract::GuestCrash);
+    assert!(text.contains("\n# begun 0 ns since 1970\n# file disk0 8388608 disk0\n# file log 1048576 log\n"));
+    // Noted when the kick has arrived; this contract hands no flush on.
+    let requests =
+        |text: &str| text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
+    let lines: Vec<String> = requests(&text);
+    assert_eq!(lines.last().unwrap(), &format!("{} disk0 write 4096 4096 home", MS + KICK_NS));
+    assert_eq!(text.lines().last().unwrap(), format!("# end {} requests, 0 dropped", lines.len()));
+    assert_eq!(traced(Contract::GuestCrash), text, "and again");
+    let window = Contract::PowerWindow { window: Duration::from_millis(20) };
+    let lines: Vec<String> = requests(&traced(window));
+    assert!(lines.iter().any(|line| line.contains(" log write ") && line.ends_with(" log")), "{lines:?}");
 }
 
 #[test]

@@ -232,6 +232,13 @@ impl Tap for Around {
         }
     }
 
+    fn only_read(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
+        match &self.also {
+            Some(also) => also.only_read(index, disk),
+            None => Ok(disk),
+        }
+    }
+
     fn guest(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
         let heard = match &self.also {
             Some(also) => also.guest(index, disk)?,

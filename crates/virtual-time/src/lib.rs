@@ -34,6 +34,7 @@ mod page_cache;
 mod record;
 mod simulate;
 mod site;
+mod storage_trace;
 mod trace;
 mod volatile;
 mod world;

@@ -216,6 +216,7 @@ impl Options {
             kill: None,
             crashes: false,
             canary: Canary::default(),
+            storage_traces: None,
             limit: Duration::from_secs(self.limit_s),
         };
         let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;
@@ -261,11 +262,18 @@ fn said(error: &dyn std::error::Error, folder: &Path, guests: usize) -> String {
             let console = |kind| std::fs::read_to_string(folder.join(format!("guest{guest}.{kind}")));
             for text in [console("out"), console("err")].into_iter().flatten().filter(|text| !text.is_empty())
             {
-                said.push_str(&format!("\n  guest {guest}:\n{text}"));
+                said.push_str(&format!("\n  guest {guest}:\n{}", last_lines(&text)));
             }
         }
     }
     said
+}
+
+/// The end of what a guest said: the rest may be a line for each of its files.
+fn last_lines(text: &str) -> &str {
+    const LINES: usize = 40;
+    let text = text.trim_end();
+    text.rmatch_indices('\n').nth(LINES - 1).map_or(text, |(at, _)| &text[at + 1..])
 }
 
 fn cell(kernel: &Path) -> Result<(), String> {
@@ -547,4 +555,17 @@ fn check(options: &Options) -> Result<(), String> {
     }
     println!("the same seed gives the same {} requests, to the nanosecond", first_trace.lines().count());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_a_guest_said_the_end_is_kept() {
+        let lines = |from: u32, to: u32| (from..to).map(|n| format!("{n}\n")).collect::<String>();
+        assert_eq!(last_lines("one\n"), "one");
+        assert_eq!(last_lines(&lines(0, 40)), lines(0, 40).trim_end());
+        assert_eq!(last_lines(&lines(0, 1000)), lines(960, 1000).trim_end());
+    }
 }

@@ -184,6 +184,7 @@ fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> 
         sample: None,
         kill: None,
         crashes: false,
+        storage_traces: None,
         canary: Canary::default(),
         limit: Duration::from_secs(order.limit_s),
     })

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::content::Content;
 use crate::image::{Around, VirtualImage};
 use crate::machine::{File, Machine, OnMachine, Storage, TimedMedium};
+use crate::storage_trace::StorageTrace;
 use crate::trace::Trace;
 use crate::volatile::Volatile;
 use crate::world::{io_error, RunError, RunOptions};
@@ -118,6 +119,8 @@ pub struct Site {
     pub machine: Arc<Machine>,
     pub disk: Arc<dyn Disk>,
     pub group: Arc<RetainGroup>,
+    /// What the daemon asks of its files, where that is asked for.
+    pub below: Option<Arc<StorageTrace>>,
 }
 
 impl Site {
@@ -131,7 +134,12 @@ impl Site {
         machine: &Arc<Machine>,
         trace: &Arc<Trace>,
     ) -> Result<Self, ComposeError> {
-        Self::open_heard(files, options, machine, trace, None)
+        let listens = options.storage_traces.is_some();
+        let below = listens.then(|| StorageTrace::new(machine, Arc::clone(&files.image) as _)).transpose();
+        let unread = |e| ComposeError::Tap { disk: 0, source: io::Error::other(e) };
+        let below = below.map_err(unread)?;
+        let tap = below.as_ref().map(|below| below.tap() as Arc<dyn Tap>);
+        Ok(Self { below, ..Self::open_heard(files, options, machine, trace, tap)? })
     }
 
     /// As [`Site::open`], where somebody else listens to the layers, too.
@@ -169,6 +177,7 @@ impl Site {
         options.canary.plant(&mut group, &mut journal);
         let prepared = Prepared::of(vec![image], group, journal)?;
         let mut stack = prepared.open(Some(Arc::new(around)))?;
-        Ok(Self { files, machine: Arc::clone(machine), disk: stack.disks.remove(0).disk, group: stack.group })
+        let disk = stack.disks.remove(0).disk;
+        Ok(Self { files, machine: Arc::clone(machine), disk, group: stack.group, below: None })
     }
 }

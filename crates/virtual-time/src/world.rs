@@ -3,10 +3,11 @@
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afterimage_block::Medium as _;
 use afterimage_compose::ComposeError;
 use afterimage_journal::group::{Ending, JournalOptions, RetainError};
 use afterimage_journal::DiskStatus;
@@ -70,6 +71,8 @@ pub struct RunOptions {
     pub crashes: bool,
     /// What is broken on purpose.
     pub canary: Canary,
+    /// An existing folder for what each daemon asks of its files: `guestN.trace.zst` (docs/trace-format.md). Not of daemons that die.
+    pub storage_traces: Option<PathBuf>,
     /// How long all of it may take in real time.
     pub limit: Duration,
 }
@@ -249,6 +252,7 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
     storage.lock().start();
     let lived = live(options, folder, begun, &storage, &trace, &sites)?;
     let end = close(options, &lived, &storage, &trace, &mut sites)?;
+    write_storage_traces(options, &sites)?;
     let traced = trace.finish().map_err(io_error("write the trace"))?;
     let reports = sites.iter().zip(&lived.ended).enumerate().map(|(guest, (site, ended))| {
         let path = folder.join(format!("guest{guest}.out"));
@@ -276,6 +280,23 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
         real_time,
         messages,
     })
+}
+
+fn write_storage_traces(options: &RunOptions, sites: &[Site]) -> Result<(), RunError> {
+    let Some(folder) = &options.storage_traces else { return Ok(()) };
+    let journals = if options.journal.retain { "retain" } else { "passthrough" };
+    let about = format!(
+        "by afterimage {} in virtual time: --survives {} --journal {journals}",
+        env!("CARGO_PKG_VERSION"),
+        options.contract,
+    );
+    for (guest, site) in sites.iter().enumerate() {
+        let Some(below) = &site.below else { continue };
+        let path = folder.join(format!("guest{guest}.trace.zst"));
+        let (image, log) = (site.files.image.len(), site.files.log.len());
+        below.write(&path, &about, image, log).map_err(io_error(format!("write {}", path.display())))?;
+    }
+    Ok(())
 }
 
 /// What is known when all guests have ended.

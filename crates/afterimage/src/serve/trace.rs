@@ -8,13 +8,13 @@
 //! A start that fails leaves no file. `docs/trace-format.md` describes the lines.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{advice, BlockError, Disk as _, Medium, Sector, Tap, SECTOR_BYTES};
-use afterimage_journal::layout::{find, places, Found, Source};
-use afterimage_journal::BLOCK_BYTES;
+use afterimage_block::{advice, Disk as _, Medium, Tap, SECTOR_BYTES};
+use afterimage_journal::layout::{find, journal_ranges, places};
 use afterimage_order::Contract;
 use afterimage_store::{log_beside, Image as _, ImageStore};
 use afterimage_trace::capture::{Capture, CaptureOp, CaptureTap, Class, Classify, FileId, Seen, TracedFile};
@@ -78,7 +78,7 @@ impl TraceFile {
         let capture = Capture::start(file, &self.path, &about, &files, Box::new(classes)).map_err(failed)?;
         self.file = None;
         let disks = u16::try_from(images.len()).unwrap_or(u16::MAX);
-        Ok(Tracing { tap: CaptureTap::new(Arc::clone(&capture), disks), capture })
+        Ok(Tracing { tap: CaptureTap::new(Arc::clone(&capture) as _, disks), capture })
     }
 }
 
@@ -168,7 +168,7 @@ impl Classify for Classes {
 struct Journals {
     image: Arc<dyn Medium>,
     /// Byte ranges of journals, in order.
-    journals: Vec<(u64, u64)>,
+    journals: Vec<Range<u64>>,
     /// Where volumes begin, in bytes.
     starts: Vec<u64>,
     /// When to look again.
@@ -184,14 +184,13 @@ impl Journals {
 
     fn look(&mut self) {
         self.due = None;
-        let mut source = MediumSource(Arc::clone(&self.image));
         let sectors = self.image.len() / SECTOR_BYTES;
-        let seen = find(&mut source, sectors).and_then(|found| Ok((found, places(&mut source, sectors)?)));
+        let image = &mut self.image;
+        let seen = find(image, sectors).and_then(|found| Ok((found, places(image, sectors)?)));
         match seen {
             Ok((found, places)) => {
                 self.starts = std::iter::once(0).chain(places.iter().map(|s| s.0 * SECTOR_BYTES)).collect();
-                self.journals = found.iter().flat_map(ranges).collect();
-                self.journals.sort_unstable();
+                self.journals = journal_ranges(&found);
             }
             // What was known stays: a class is a remark, not a promise.
             Err(error) => tracing::debug!(%error, "where journals are could not be looked up for the trace"),
@@ -208,32 +207,6 @@ impl Journals {
         if changes && self.due.is_none() && self.starts.iter().any(head) {
             self.due = Some(Instant::now() + SETTLED);
         }
-        let before = self.journals.partition_point(|(start, _)| *start <= seen.offset);
-        let inside = before.checked_sub(1).is_some_and(|at| seen.offset < self.journals[at].1);
-        if inside && seen.op != CaptureOp::Flush {
-            Class::Journal
-        } else {
-            Class::Home
-        }
-    }
-}
-
-fn ranges(found: &Found) -> Vec<(u64, u64)> {
-    let Found::FileSystem(layout) = found else { return Vec::new() };
-    let block = BLOCK_BYTES as u64;
-    let start = layout.start.0 * SECTOR_BYTES;
-    layout
-        .journal
-        .iter()
-        .map(|e| (start + e.home.0 * block, start + (e.home.0 + u64::from(e.blocks)) * block))
-        .collect()
-}
-
-struct MediumSource(Arc<dyn Medium>);
-
-impl Source for MediumSource {
-    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
-        let offset = sector.0.saturating_mul(SECTOR_BYTES);
-        self.0.read_at(buf, offset).map_err(|e| BlockError::io(format!("reading at byte {offset}"), e))
+        Class::on_image(seen, &self.journals)
     }
 }

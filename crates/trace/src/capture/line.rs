@@ -2,10 +2,15 @@
 //!
 //! No class is the beginning of another one, so a line that was cut off is never a shorter whole one.
 
+use std::ops::Range;
+
 use super::{Captured, FileId, TracedFile};
 
 /// The first line of a trace; the number is the format's version.
 pub const MAGIC: &str = "# afterimage-trace 1";
+
+/// What lines call a file that the header does not have.
+pub const OTHER: &str = "other";
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +52,16 @@ pub enum Class {
 }
 
 impl Class {
+    /// Of a request to an image whose journals lie there, in the image's order: that of its first byte.
+    pub fn on_image(seen: &Seen, journals: &[Range<u64>]) -> Self {
+        let before = journals.partition_point(|journal| journal.start <= seen.offset);
+        let inside = before.checked_sub(1).is_some_and(|at| seen.offset < journals[at].end);
+        match inside && seen.op != CaptureOp::Flush {
+            true => Self::Journal,
+            false => Self::Home,
+        }
+    }
+
     /// As lines spell it.
     pub fn name(self) -> &'static str {
         match self {
@@ -148,6 +163,18 @@ mod tests {
             String::from_utf8(text).unwrap(),
             "1203944 disk0 flush 4096 0 home\n18446744073709551615 log zero 0 8192 log\n"
         );
+    }
+
+    #[test]
+    fn a_journal_is_where_its_image_has_it() {
+        let at = |offset, op| {
+            let seen = Seen { at_ns: 0, offset, length: 4096, file: FileId(0), op };
+            Class::on_image(&seen, &[4096..8192, 16384..20480])
+        };
+        let journal = [4096, 8191, 16384, 20479];
+        assert!(journal.iter().all(|offset| at(*offset, CaptureOp::Write) == Class::Journal));
+        assert!([0, 8192, 16383, 20480].iter().all(|offset| at(*offset, CaptureOp::Write) == Class::Home));
+        assert_eq!(at(4096, CaptureOp::Flush), Class::Home);
     }
 
     #[test]

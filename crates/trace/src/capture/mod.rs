@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! order ─► CaptureTap's disks and media ─► store        one line a request, in the order of their submission
-//!               │ 32 bytes, a short lock
+//!               │ Listen: 32 bytes, a short lock
 //!               ▼
-//!          Queue (bounded) ─► thread: class, text, zstd ─► file
+//!          Queue (bounded) ─► thread: class, text, zstd ─► file       (on a clock of one's own: one's own list ─► write ─► file)
 //! ```
 //!
 //! What the study of VMA journaling on SSDs did in Xen's backend driver: a trace of requests where storage gets them, for
@@ -64,6 +64,12 @@ pub trait Classify: Send {
     fn class(&mut self, seen: &Seen) -> Class;
 }
 
+/// Told of each request before it is made.
+pub trait Listen: std::fmt::Debug + Send + Sync {
+    /// A request of so many bytes from `offset` on, to a file of the trace.
+    fn note(&self, file: FileId, op: CaptureOp, offset: u64, length: u64);
+}
+
 /// How a capture went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
@@ -94,7 +100,7 @@ impl Capture {
         files: &[TracedFile],
         classify: Box<dyn Classify>,
     ) -> io::Result<Arc<Self>> {
-        let sink = Sink::new(file, path.extension().is_some_and(|e| e == "zst"))?;
+        let sink = Sink::new(file, is_compressed(path))?;
         // Only for people and for traces that are played together: times in the lines are of a clock that never goes back.
         let begun = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let header = line::header(about, begun.as_nanos(), files);
@@ -114,12 +120,6 @@ impl Capture {
         Ok(Arc::new(Self { queue, path: path.to_owned(), thread: Mutex::new(Some(thread)) }))
     }
 
-    /// Notes a request that is about to be made.
-    #[inline]
-    pub fn note(&self, file: FileId, op: CaptureOp, offset: u64, length: u64) {
-        self.queue.note(file, op, offset, length);
-    }
-
     /// Where the trace is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -136,6 +136,43 @@ impl Capture {
         let Some(thread) = thread else { return Ok(Captured::default()) };
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")))
     }
+}
+
+impl Listen for Capture {
+    #[inline]
+    fn note(&self, file: FileId, op: CaptureOp, offset: u64, length: u64) {
+        self.queue.note(file, op, offset, length);
+    }
+}
+
+/// Writes a whole trace into an open file, of requests that whoever has a clock of their own has noted; compressed where the name ends in
+/// `.zst`. The same requests make the same file. It begins with 1970, so that traces of one clock are merged by it.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write(
+    file: File,
+    path: &Path,
+    about: &str,
+    files: &[TracedFile],
+    requests: impl Iterator<Item = Seen>,
+    classify: &mut dyn Classify,
+) -> io::Result<Captured> {
+    let mut sink = Sink::new(file, is_compressed(path))?;
+    let mut text = line::header(about, 0, files).into_bytes();
+    let mut captured = Captured::default();
+    for seen in requests {
+        let name = files.get(usize::from(seen.file.0)).map_or(line::OTHER, |file| &file.name);
+        line::push(&mut text, &seen, name, classify.class(&seen));
+        captured.lines += 1;
+        sink.write_some(&mut text)?;
+    }
+    sink.finish(text, captured)?;
+    Ok(captured)
+}
+
+fn is_compressed(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "zst")
 }
 
 impl Drop for Capture {

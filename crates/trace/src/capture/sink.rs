@@ -31,6 +31,21 @@ impl Sink {
         })
     }
 
+    /// Hands text on when there is much.
+    pub fn write_some(&mut self, text: &mut Vec<u8>) -> io::Result<()> {
+        if text.len() >= TEXT_BYTES {
+            self.write(text)?;
+        }
+        Ok(())
+    }
+
+    /// The rest, and the last line; then it is on the disk.
+    pub fn finish(mut self, mut text: Vec<u8>, captured: Captured) -> io::Result<()> {
+        text.extend_from_slice(line::end(captured).as_bytes());
+        self.write(&mut text)?;
+        self.end()
+    }
+
     fn write(&mut self, text: &mut Vec<u8>) -> io::Result<()> {
         let written = match self {
             Self::Plain(file) => file.write_all(text),
@@ -77,7 +92,7 @@ pub fn write_all(
             for item in chunk.drain(..) {
                 match item {
                     Item::Seen(seen) => {
-                        let name = names.get(usize::from(seen.file.0)).map_or("other", String::as_str);
+                        let name = names.get(usize::from(seen.file.0)).map_or(line::OTHER, String::as_str);
                         line::push(&mut text, &seen, name, classify.class(&seen));
                         captured.lines += 1;
                     }
@@ -86,9 +101,7 @@ pub fn write_all(
                         captured.dropped += requests;
                     }
                 }
-                if text.len() >= TEXT_BYTES {
-                    sink.write(&mut text)?;
-                }
+                sink.write_some(&mut text)?;
             }
             used.push(chunk);
         }
@@ -101,9 +114,7 @@ pub fn write_all(
             (dirty, flushed) = (false, Instant::now());
         }
     }
-    text.extend_from_slice(line::end(captured).as_bytes());
-    sink.write(&mut text)?;
-    sink.end()?;
+    sink.finish(text, captured)?;
     if captured.dropped > 0 {
         tracing::warn!(
             dropped = captured.dropped,

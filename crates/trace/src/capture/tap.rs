@@ -1,7 +1,7 @@
 //! Disks and media that are listened to, put where [`Tap`] has them.
 //!
 //! ```text
-//! submit, read_at, ... ─► Capture::note ─► lower
+//! submit, read_at, ... ─► Listen::note ─► lower
 //! ```
 
 use std::io;
@@ -15,28 +15,28 @@ use afterimage_block::{
 };
 
 use super::line::CaptureOp;
-use super::{Capture, FileId};
+use super::{FileId, Listen};
 
 /// Listens to everything that a group does to its files. The disks are the files 0, 1, ... of the trace's header, by
 /// their index in the group, and the log is the one behind them.
 #[derive(Debug)]
 pub struct CaptureTap {
-    capture: Arc<Capture>,
+    listener: Arc<dyn Listen>,
     disks: u16,
 }
 
 impl CaptureTap {
     /// For a group of so many disks.
-    pub fn new(capture: Arc<Capture>, disks: u16) -> Arc<Self> {
-        Arc::new(Self { capture, disks })
+    pub fn new(listener: Arc<dyn Listen>, disks: u16) -> Arc<Self> {
+        Arc::new(Self { listener, disks })
     }
 
     fn medium(&self, file: FileId, lower: Arc<dyn Medium>) -> Arc<dyn Medium> {
-        Arc::new(CaptureMedium { lower, capture: Arc::clone(&self.capture), file })
+        Arc::new(CaptureMedium { lower, listener: Arc::clone(&self.listener), file })
     }
 
     fn disk(&self, index: DiskIndex, lower: Arc<dyn Disk>) -> Arc<dyn Disk> {
-        Arc::new(CaptureDisk { lower, capture: Arc::clone(&self.capture), file: FileId(index.0) })
+        Arc::new(CaptureDisk { lower, listener: Arc::clone(&self.listener), file: FileId(index.0) })
     }
 }
 
@@ -60,7 +60,7 @@ impl Tap for CaptureTap {
 
 struct CaptureDisk {
     lower: Arc<dyn Disk>,
-    capture: Arc<Capture>,
+    listener: Arc<dyn Listen>,
     file: FileId,
 }
 
@@ -70,13 +70,13 @@ impl Front for CaptureDisk {
     }
 
     fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
-        Ok(Box::new(CaptureLane { lower, capture: Arc::clone(&self.capture), file: self.file }))
+        Ok(Box::new(CaptureLane { lower, listener: Arc::clone(&self.listener), file: self.file }))
     }
 }
 
 struct CaptureLane {
     lower: Box<dyn Lane>,
-    capture: Arc<Capture>,
+    listener: Arc<dyn Listen>,
     file: FileId,
 }
 
@@ -90,13 +90,13 @@ impl CaptureLane {
             Operation::Flush(_) => CaptureOp::Flush,
         };
         if op == CaptureOp::Flush {
-            self.capture.note(self.file, op, 0, 0);
+            self.listener.note(self.file, op, 0, 0);
             return;
         }
         let offset = request.sector.0.saturating_mul(SECTOR_BYTES);
-        self.capture.note(self.file, op, offset, request.sectors.saturating_mul(SECTOR_BYTES));
+        self.listener.note(self.file, op, offset, request.sectors.saturating_mul(SECTOR_BYTES));
         if request.operation.is_flushed() {
-            self.capture.note(self.file, CaptureOp::Flush, 0, 0);
+            self.listener.note(self.file, CaptureOp::Flush, 0, 0);
         }
     }
 }
@@ -134,14 +134,14 @@ impl Lane for CaptureLane {
 
 struct CaptureMedium {
     lower: Arc<dyn Medium>,
-    capture: Arc<Capture>,
+    listener: Arc<dyn Listen>,
     file: FileId,
 }
 
 impl CaptureMedium {
     fn note(&self, op: CaptureOp, offset: u64, length: u64) {
         if length > 0 && offset.checked_add(length).is_some_and(|end| end <= self.lower.len()) {
-            self.capture.note(self.file, op, offset, length);
+            self.listener.note(self.file, op, offset, length);
         }
     }
 }
@@ -175,7 +175,7 @@ impl Medium for CaptureMedium {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.capture.note(self.file, CaptureOp::Flush, 0, 0);
+        self.listener.note(self.file, CaptureOp::Flush, 0, 0);
         self.lower.sync()
     }
 }

@@ -216,6 +216,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
         kill: None,
         crashes: true,
         canary: options.canary,
+        storage_traces: None,
         limit: options.limit,
     }
 }

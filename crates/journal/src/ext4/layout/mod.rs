@@ -14,7 +14,10 @@
 //! the bit that says that the journal needs recovery; the file system's size ([`Layout::blocks`]), which an online
 //! `resize2fs` changes while all of the journal stays where it is. Everything else is in [`Layout::watched`].
 
-use afterimage_block::{BlockError, Sector};
+use std::ops::Range;
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Medium, Sector, SECTOR_BYTES};
 
 use crate::ids::{AreaBlock, Block, FsBlock};
 use crate::versions::Places;
@@ -40,6 +43,13 @@ pub trait Source {
     /// # Errors
     /// The disk cannot be read.
     fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError>;
+}
+
+impl Source for Arc<dyn Medium> {
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
+        let offset = sector.0.saturating_mul(SECTOR_BYTES);
+        self.read_at(buf, offset).map_err(|e| BlockError::io(format!("reading at byte {offset}"), e))
+    }
 }
 
 /// A run of journal blocks on the disk.
@@ -165,6 +175,20 @@ pub enum Found {
         /// Where the superblock of an ext4's journal is, if that is found all the same: its guest may be using it.
         journal: Option<Sector>,
     },
+}
+
+/// Where the journals among them lie on the disk, in bytes and in its order.
+pub fn journal_ranges(found: &[Found]) -> Vec<Range<u64>> {
+    let mut ranges = Vec::new();
+    for layout in found.iter().filter_map(|found| match found {
+        Found::FileSystem(layout) => Some(layout),
+        Found::Passthrough { .. } => None,
+    }) {
+        let byte = |block: u64| FsBlock(block).sector(layout.start).0 * SECTOR_BYTES;
+        ranges.extend(layout.journal.iter().map(|e| byte(e.home.0)..byte(e.home.0 + u64::from(e.blocks))));
+    }
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges
 }
 
 /// Findings of one disk that are reported; a hostile partition table must not cost more.
