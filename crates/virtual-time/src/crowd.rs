@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::calendar::{Calendar, Go, GuestId, Next, Ns, Say};
 use crate::daemon::Daemon;
-use crate::guest::{Guest, GuestOptions, Tell};
+use crate::guest::{Came, Guest, GuestOptions, Tell};
 use crate::machine::Storage;
 use crate::world::{io_error, RunError};
 
@@ -96,9 +96,7 @@ impl Crowd {
     /// # Errors
     /// A guest or a daemon broke, nothing will ever happen again, or it takes too long.
     pub fn turn(&mut self, own: Option<Ns>) -> Result<Turn, RunError> {
-        if self.begun.elapsed() > self.limit {
-            return Err(RunError::Limit { limit: self.limit, now: self.calendar.now() });
-        }
+        self.left()?;
         let daemons = self.daemons.iter().enumerate();
         let daemon = daemons.filter_map(|(id, daemon)| Some((daemon.next()?, id))).min();
         let host = self.storage.lock().next();
@@ -117,6 +115,21 @@ impl Crowd {
             }
         }
         Ok(Turn::Taken)
+    }
+
+    /// How long all may go on.
+    fn left(&self) -> Result<Duration, RunError> {
+        let over = || RunError::Limit { limit: self.limit, now: self.calendar.now() };
+        self.limit.checked_sub(self.begun.elapsed()).ok_or_else(over)
+    }
+
+    /// Waits for something from a guest.
+    fn wait(&self, id: usize, for_call: bool) -> Result<Came, RunError> {
+        loop {
+            if let Some(came) = self.guests[id].wait(for_call, self.left()?)? {
+                return Ok(came);
+            }
+        }
     }
 
     fn daemon_error(&self, guest: usize) -> impl FnOnce(String) -> RunError {
@@ -150,7 +163,7 @@ impl Crowd {
             self.end(id.0)?;
         }
         while self.calendar.computes(id) {
-            let came = self.guests[id.0].wait(false)?;
+            let came = self.wait(id.0, false)?;
             // What was sent before it says that it waits is there by then.
             while came.disk && self.hear_driver(id)? {}
             if came.time {
@@ -234,7 +247,7 @@ impl Crowd {
         let Some(peer) = &self.guests[id].peer else { return Ok(()) };
         peer.call().map_err(disk_of())?;
         loop {
-            let came = self.guests[id].wait(true)?;
+            let came = self.wait(id, true)?;
             if came.time {
                 self.hear(GuestId(id))?;
             }
