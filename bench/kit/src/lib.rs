@@ -9,6 +9,7 @@
 mod cells;
 mod error;
 pub mod io;
+mod large_file;
 mod options;
 mod outputs;
 pub mod process;
@@ -18,6 +19,7 @@ pub mod virtual_time;
 
 pub use cells::{matches, run, run_at_once, Bench, Failure};
 pub use error::{BenchError, Context, Result};
+pub use large_file::large_file;
 pub use options::{Common, Resume};
 pub use outputs::{insert, read, read_record, write_all, write_on_signals, write_record};
 pub use program::{main, say};

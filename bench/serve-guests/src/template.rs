@@ -12,29 +12,7 @@ use crate::catalog::Workload;
 use crate::scale::Scale;
 use crate::script::MARIADB;
 use afterimage_bench_kit::process::run;
-use afterimage_bench_kit::{BenchError, Context, Result};
-
-/// mke2fs's own defaults of 1.47, and its way to make a large file that is not written (mke2fs.conf(5), `make_hugefiles`).
-const LARGE_FILE: &str = "[defaults]
-    base_features = sparse_super,large_file,filetype,resize_inode,dir_index,ext_attr
-    default_mntopts = acl,user_xattr
-    blocksize = 4096
-    inode_size = 256
-    inode_ratio = 16384
-[fs_types]
-    ext4 = {
-        features = has_journal,extent,huge_file,flex_bg,metadata_csum,64bit,dir_nlink,extra_isize
-    }
-    data = {
-        make_hugefiles = true
-        hugefiles_dir = /
-        hugefiles_name = data
-        hugefiles_digits = 0
-        hugefiles_size = SIZE
-        num_hugefiles = 1
-        zero_hugefiles = false
-    }
-";
+use afterimage_bench_kit::{large_file, BenchError, Context, Result};
 
 /// Makes and keeps them, in a folder in memory.
 pub struct Templates {
@@ -96,12 +74,10 @@ impl Templates {
 
     /// A file of the paper's size: blocks that are there and count as written, and no byte of them.
     fn large(&self, mke2fs: &Path, image: &Path) -> Result<()> {
-        let config = self.folder.join("mke2fs.conf");
-        let text = LARGE_FILE.replace("SIZE", &format!("{}M", self.scale.file_mib));
-        fs::write(&config, text).context(|| format!("write {}", config.display()))?;
-        run(Command::new(mke2fs)
-            .env("MKE2FS_CONFIG", &config)
-            .args(["-q", "-F", "-t", "ext4", "-T", "data"])
+        let mut mke2fs = Command::new(mke2fs);
+        large_file(&mut mke2fs, &self.folder.join("mke2fs.conf"), u64::from(self.scale.file_mib))?;
+        run(mke2fs
+            .args(["-q", "-F", "-t", "ext4"])
             .args(["-E", "lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0"])
             .arg(image)
             .arg(format!("{}k", self.scale.disk_bytes() >> 10)))

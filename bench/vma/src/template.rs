@@ -1,10 +1,11 @@
 //! Prepared disks: made once on the host, so that no cell pays for setting them up.
 //!
 //! ```text
-//!   folder ─► mke2fs -d ─► (loop mount: a file for rnd_write, a full and fragmented disk) ─► sparse copy
+//!   folder ─► mke2fs, with a file for rnd_write ─► (loop mount: a full and fragmented disk) ─► sparse copy
 //! ```
 //! What is in the files before the work begins is zeroes, and zeroes are holes in the image: the guest's file system
-//! has its blocks allocated and written, and a copy of the 4 GiB costs a few megabytes.
+//! has its blocks allocated and written, and a copy of the 4 GiB costs a few megabytes. A disk that was never mounted is the same, to the
+//! byte, whenever it is made, but for times of files in it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use crate::catalog::{Mode, Setup, Workload, RECORDS_BYTES};
 use crate::scale::{Scale, DISK_BYTES};
 use crate::source::Sources;
 use afterimage_bench_kit::process::{copy_sparse, run};
-use afterimage_bench_kit::{Context, Result};
+use afterimage_bench_kit::{large_file, Context, Result};
 
 /// How full § 5.2.6's disks are.
 const AGED_FULL: f64 = 0.77;
@@ -105,21 +106,15 @@ impl Templates {
             Some(mib) => mke2fs.args(["-J", &format!("size={mib}")]),
             None => mke2fs.args(["-O", "^has_journal"]),
         };
+        if content == Content::Data {
+            large_file(&mut mke2fs, &self.folder.join("mke2fs.conf"), self.scale.rnd_file_mib)?;
+        }
         mke2fs.arg("-d").args([&tree, &rough]).arg(format!("{}k", DISK_BYTES >> 10));
         run(&mut mke2fs)?;
         fs::remove_dir_all(&tree).context(|| format!("remove {}", tree.display()))?;
-        if content == Content::Data || aged {
+        if aged {
             let mounted = LoopMount::new(&rough, &self.folder.join(format!("mnt-{name}")))?;
-            if content == Content::Data {
-                // Written, not reserved: overwriting must not change an extent.
-                run(Command::new("dd")
-                    .args(["if=/dev/zero", "bs=1M", "conv=fsync", "status=none"])
-                    .arg(format!("of={}", mounted.path.join("data").display()))
-                    .arg(format!("count={}", self.scale.rnd_file_mib)))?;
-            }
-            if aged {
-                age(&mounted.path)?;
-            }
+            age(&mounted.path)?;
             mounted.unmount()?;
         }
         let image = self.folder.join(format!("{name}.img"));
@@ -229,5 +224,38 @@ impl Drop for LoopMount {
             let _ = run(Command::new("umount").arg("-l").arg(&self.path));
             cleanup.dismiss();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use afterimage_lab::process::Workdir;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_with_a_file_is_the_same_whenever_it_is_made() {
+        if Command::new("mke2fs").arg("-V").output().is_err() {
+            return afterimage_testing::skip("there is no mke2fs (package e2fsprogs)");
+        }
+        let made: Vec<Workdir> = (0..2)
+            .map(|_| {
+                let folder = Workdir::new_in(Path::new("/dev/shm"), "templates").unwrap();
+                let sources = Sources::at(folder.path(), &Scale::quick());
+                let mut templates = Templates::new(folder.path().to_owned(), Scale::quick(), sources);
+                templates.get(Workload::RndWrite, Mode::Journal, Setup::Plain).unwrap();
+                // Times in seconds, if there were any of now.
+                std::thread::sleep(std::time::Duration::from_millis(1100));
+                folder
+            })
+            .collect();
+        let [first, again] = [0, 1].map(|at| made[at].path().join("Data-j64.img"));
+        assert!(fs::metadata(&first).unwrap().blocks() * 512 < 16 << 20, "no byte of the file");
+        run(Command::new("cmp").args([&first, &again])).unwrap();
+        let stat = Command::new("debugfs").args(["-R", "stat data"]).arg(&first).output().unwrap();
+        let text = String::from_utf8_lossy(&stat.stdout).into_owned();
+        assert!(text.contains("Size: 268435456") && !text.contains("[u]"), "written, not reserved: {text}");
     }
 }
