@@ -109,9 +109,10 @@ pub fn virtual_script(work: Work, arm: Arm, scale: &Scale) -> String {
                 Work::Randwrite | Work::Seqwrite => "--fsync=1000 --end_fsync=1",
                 _ => "",
             };
-            // A processor's own counter is not virtual; content does not matter, and zeroes take no memory.
+            // A processor's own counter is not virtual; content does not matter, and zeroes take no memory. With its default randrepeat=1 fio
+            // draws every seed's offsets from one seed of its own (init.c, td_fill_rand_seeds_internal).
             let run = format!(
-                "{} {syncs} --randseed=$SEED --clocksource=clock_gettime --zero_buffers > /dev/null",
+                "{} {syncs} --randseed=$SEED --randrepeat=0 --clocksource=clock_gettime --zero_buffers > /dev/null",
                 fio_writes(kind, scale)
             );
             (String::new(), run, "printf 'fio-result: '; tr -d '\\n' < /run/fio.json; echo\n".to_owned())
@@ -198,6 +199,8 @@ mod tests {
             let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
             assert!(status.success(), "{} {}", work.name(), arm.name());
             assert_eq!(script.matches("\nmeet\n").count(), 2, "{script}");
+            let drawn = ["--choices $SEED ", "--rand-seed=$SEED ", "--randseed=$SEED --randrepeat=0 "];
+            assert_eq!(drawn.iter().filter(|words| script.contains(**words)).count(), 1, "{script}");
         }
     }
 
