@@ -12,7 +12,8 @@
 	begun = 1
 }
 { print }
-begun && /PT_REGS_SET_SYSCALL_RETURN\(regs, ret\);/ {
+# Newer 6.1 sources, and older ones.
+begun && (/PT_REGS_SET_SYSCALL_RETURN\(regs, ret\);/ || /EXECUTE_SYSCALL\(syscall, regs\)\);/) {
 	print "\t\tif (syscall_ns && time_travel_mode == TT_MODE_EXTERNAL)"
 	print "\t\t\ttime_travel_ndelay(syscall_ns);"
 	charged++
