@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use afterimage_bench_kit::{matches, BenchError, Result};
+use afterimage_bench_kit::{check_only, is_chosen, Result};
 
 /// What protects the database's own transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -184,15 +184,9 @@ pub fn keys(scale: Scale, seeds: u64, only: &[String]) -> Result<Vec<Key>> {
             }
         }
     }
-    for pattern in only {
-        if !keys.iter().any(|key| matches(pattern, &key.path())) {
-            let sentence = format!(
-                "--only {pattern} matches no cell: write log/operations/model/arm, as in wal/1/ssd/adaptive"
-            );
-            return Err(BenchError::Usage(sentence));
-        }
-    }
-    keys.retain(|key| only.is_empty() || only.iter().any(|pattern| matches(pattern, &key.path())));
+    let paths: Vec<String> = keys.iter().map(Key::path).collect();
+    check_only(only, &paths, "log/operations/model/arm, as in wal/1/ssd/adaptive")?;
+    keys.retain(|key| is_chosen(only, &key.path()));
     Ok(keys)
 }
 

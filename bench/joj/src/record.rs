@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use afterimage_bench_kit::io::GuestIo;
-use afterimage_bench_kit::virtual_time::{plain_cell, with_prologue, Virtual};
+use afterimage_bench_kit::virtual_time::{plain_cell, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS};
 use afterimage_bench_kit::{BenchError, Result};
 use afterimage_protocol::cell::{Cell, Outcome, Requests};
 use serde::{Deserialize, Serialize};
@@ -11,10 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::plan::{Key, Scale};
 use crate::script::{script, Tools};
 
-/// What each request costs its daemon in processor time, as in the other benchmarks in virtual time that are charged.
-pub const REQUEST_NS: u64 = 10_000;
-/// What each system call costs its guest.
-pub const SYSCALL_NS: u64 = 5000;
 const MEMORY_MIB: u32 = 512;
 const LIMIT_S: u64 = 1800;
 

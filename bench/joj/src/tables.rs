@@ -1,11 +1,12 @@
 //! The figures' tables, and the paper's numbers beside ours.
 
+use afterimage_bench_kit::virtual_time::{REQUEST_NS, SYSCALL_NS};
 use afterimage_report::number::number;
 use afterimage_report::{or_dash, page, Spread, Table};
 use maud::html;
 
 use crate::plan::{Arm, Log, MODELS, SIZES};
-use crate::record::{Phase, Record, REQUEST_NS, SYSCALL_NS};
+use crate::record::{Phase, Record};
 
 /// A test case of the paper's: one bar of each arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

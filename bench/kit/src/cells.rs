@@ -52,10 +52,7 @@ pub fn run<B: Bench>(
     kept: usize,
     patience: Duration,
 ) -> Result<Vec<Failure>> {
-    if kept > 0 {
-        let all = kept + cells.len();
-        note(&format!("{kept} of {all} cells are finished already and are kept (--fresh runs them again)\n"));
-    }
+    say_kept(kept, cells.len());
     let started = Instant::now();
     let mut failed = Vec::new();
     for (at, cell) in cells.iter().enumerate() {
@@ -77,10 +74,22 @@ pub fn run<B: Bench>(
             }
         }
     }
-    for (name, error) in &failed {
+    say_failed(&failed);
+    Ok(failed)
+}
+
+fn say_kept(kept: usize, to_do: usize) {
+    if kept > 0 {
+        let all = kept + to_do;
+        note(&format!("{kept} of {all} cells are finished already and are kept (--fresh runs them again)\n"));
+    }
+}
+
+/// Again, at the end, where people look.
+fn say_failed(failed: &[Failure]) {
+    for (name, error) in failed {
         note(&format!("{name} failed: {error}\n"));
     }
-    Ok(failed)
 }
 
 /// Measures cells that do not disturb each other, so many at once ([`crate::virtual_time`]); says on stderr what comes of each. `measure`
@@ -92,10 +101,7 @@ pub fn run_at_once<C: Sync>(
     name: impl Fn(&C) -> String + Sync,
     measure: impl Fn(&C) -> Result<String> + Sync,
 ) -> Vec<Failure> {
-    if kept > 0 {
-        let all = kept + cells.len();
-        note(&format!("{kept} of {all} cells are finished already and are kept (--fresh runs them again)\n"));
-    }
+    say_kept(kept, cells.len());
     let started = Instant::now();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let failed = Mutex::new(Vec::new());
@@ -117,14 +123,28 @@ pub fn run_at_once<C: Sync>(
     };
     std::thread::scope(|scope| (0..at_once.max(1)).for_each(|_| drop(scope.spawn(worker))));
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for (name, error) in &failed {
-        note(&format!("{name} failed: {error}\n"));
-    }
+    say_failed(&failed);
     failed
 }
 
+/// Whether `--only` chooses a cell of that path: no pattern at all does.
+pub fn is_chosen(only: &[String], path: &str) -> bool {
+    only.is_empty() || only.iter().any(|pattern| matches(pattern, path))
+}
+
+/// Each pattern of `--only` has to choose one of these paths. `shape`: how a pattern is written, and an example.
+///
+/// # Errors
+/// One chooses nothing.
+pub fn check_only(only: &[String], paths: &[String], shape: &str) -> Result<()> {
+    match only.iter().find(|pattern| !paths.iter().any(|path| matches(pattern, path))) {
+        None => Ok(()),
+        Some(pattern) => Err(BenchError::Usage(format!("--only {pattern} matches no cell: write {shape}"))),
+    }
+}
+
 /// Whether a pattern such as `varmail/*/window` chooses a path: each part a name or `*`, later parts may be left out.
-pub fn matches(pattern: &str, path: &str) -> bool {
+fn matches(pattern: &str, path: &str) -> bool {
     let mut parts = path.split('/');
     pattern.split('/').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
 }

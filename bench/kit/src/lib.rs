@@ -17,7 +17,7 @@ mod program;
 mod store;
 pub mod virtual_time;
 
-pub use cells::{matches, run, run_at_once, Bench, Failure};
+pub use cells::{check_only, is_chosen, run, run_at_once, Bench, Failure};
 pub use error::{BenchError, Context, Result};
 pub use large_file::large_file;
 pub use options::{Common, Resume};

@@ -20,6 +20,12 @@ use afterimage_protocol::cell::{Cell, Guest, Journal, Outcome};
 
 use crate::error::{BenchError, Context, Result};
 
+/// What each request costs its daemon in processor time, where a benchmark is always charged: as long as one takes that waits for nothing.
+/// Without it arms that wait for no disk would be as quick as one likes.
+pub const REQUEST_NS: u64 = 10_000;
+/// And what each system call costs its guest.
+pub const SYSCALL_NS: u64 = 5000;
+
 /// Where the program and its guests' kernel are.
 #[derive(Clone, Debug)]
 pub struct Virtual {

@@ -10,20 +10,15 @@ use crate::cell;
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::template::Templates;
-use afterimage_bench_kit::{matches, Bench, BenchError, Result};
+use afterimage_bench_kit::{check_only, is_chosen, Bench, Result};
 
 /// The cells in order.
 ///
 /// # Errors
 /// A pattern matches nothing.
 pub fn cells(devices: &[Device], rounds: u32, only: &[String]) -> Result<Vec<CellKey>> {
-    for pattern in only {
-        if !all(&Device::ALL, 1).iter().any(|key| matches(pattern, &key.path())) {
-            return Err(BenchError::Usage(format!(
-                "--only {pattern} matches no cell: write workload/device/row, as in varmail/hdd15k/window"
-            )));
-        }
-    }
+    let paths: Vec<String> = all(&Device::ALL, 1).iter().map(CellKey::path).collect();
+    check_only(only, &paths, "workload/device/row, as in varmail/hdd15k/window")?;
     // A pattern that names a device asks for that device.
     let named: Vec<Device> = Device::ALL
         .into_iter()
@@ -32,7 +27,7 @@ pub fn cells(devices: &[Device], rounds: u32, only: &[String]) -> Result<Vec<Cel
         })
         .collect();
     let mut keys = all(&named, rounds);
-    keys.retain(|key| only.is_empty() || only.iter().any(|pattern| matches(pattern, &key.path())));
+    keys.retain(|key| is_chosen(only, &key.path()));
     Ok(keys)
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    insert, matches, read, run_at_once, say, write_all, write_on_signals, BenchError, Result, Resume,
+    check_only, insert, is_chosen, read, run_at_once, say, write_all, write_on_signals, Result, Resume,
 };
 use afterimage_report::note;
 use serde::{Deserialize, Serialize};
@@ -79,15 +79,9 @@ fn keys(plan: &Plan<'_>) -> Result<Vec<Key>> {
             }
         }
     }
-    for pattern in plan.only {
-        if !keys.iter().any(|key| matches(pattern, &key.path())) {
-            let sentence = format!(
-                "--only {pattern} matches no cell: write work/model/arm, as in varmail/hdd10k/window"
-            );
-            return Err(BenchError::Usage(sentence));
-        }
-    }
-    keys.retain(|key| plan.only.is_empty() || plan.only.iter().any(|pattern| matches(pattern, &key.path())));
+    let paths: Vec<String> = keys.iter().map(Key::path).collect();
+    check_only(plan.only, &paths, "work/model/arm, as in varmail/hdd10k/window")?;
+    keys.retain(|key| is_chosen(plan.only, &key.path()));
     Ok(keys)
 }
 

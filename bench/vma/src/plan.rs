@@ -15,7 +15,7 @@ use crate::cell;
 use crate::record::{CellKey, Record, Sample, Store};
 use crate::template::Templates;
 use crate::virtual_cell::{self, World};
-use afterimage_bench_kit::{matches, BenchError, Result};
+use afterimage_bench_kit::{is_chosen, BenchError, Result};
 use afterimage_report::number::MIB;
 
 /// What a cell with one guest takes in real time before any like it has been measured: `--quick`, and the full sizes.
@@ -89,8 +89,7 @@ pub fn cells(selection: &Selection) -> Result<Vec<CellKey>> {
         is_possible(key)
             && (key.workload == Workload::Records || selection.workloads.contains(&key.workload))
             && selection.modes.contains(&key.mode)
-            && (selection.only.is_empty()
-                || selection.only.iter().any(|pattern| matches(pattern, &key.path())))
+            && is_chosen(&selection.only, &key.path())
             && seen.insert(key.clone())
     });
     if keys.is_empty() {

@@ -182,8 +182,7 @@ impl Buffers {
     }
 }
 
-/// A page-aligned allocation.
-/// Zeroes, page-aligned by hand: of memory that is asked for aligned, the allocator would write every byte.
+/// An allocation of zeroes, page-aligned by hand: of memory that is asked for aligned, the allocator would write every byte.
 struct OwnedMemory {
     base: *mut u8,
     start: *mut u8,

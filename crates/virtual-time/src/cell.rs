@@ -12,9 +12,8 @@ use afterimage_protocol::cell::{
     Cell, Counted, End, Guest, Journal, Meeting, Outcome, Requests, Retained, Sample,
 };
 
-use crate::canary::Canary;
 use crate::content::Content;
-use crate::guest::GuestOptions;
+use crate::guest::{GuestKernel, GuestOptions};
 use crate::host_fs::HostFs;
 use crate::page_cache::DirtyLimits;
 use crate::world::{run, Kill, Report, RunError, RunOptions};
@@ -87,31 +86,25 @@ pub fn run_cell(cell: &Cell, uml: &Path, folder: &Path) -> Result<Outcome, CellE
 }
 
 fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
-    let absolute = |name: &str| {
-        let path = uml.join(name);
-        path.canonicalize().map_err(io_error("find (./x virtual kernel builds it)", &path))
-    };
     let model = serde_json::from_value::<ModelName>(cell.model.clone().into());
     let host_fs = serde_json::from_value::<HostFs>(cell.host_fs.clone().into());
     let passthrough = JournalOptions::passthrough();
+    let guest = GuestOptions {
+        kernel: GuestKernel::of(uml).map_err(RunError::from)?,
+        memory_mib: cell.memory_mib,
+        seed: cell.seed,
+        script: cell.script.clone(),
+        append: cell.append.clone(),
+        reports: false,
+    };
     Ok(RunOptions {
         guests: cell.guests as usize,
-        guest: GuestOptions {
-            kernel: absolute("linux")?,
-            pin: absolute("pin.so")?,
-            memory_mib: cell.memory_mib,
-            seed: cell.seed,
-            script: cell.script.clone(),
-            append: cell.append.clone(),
-            reports: false,
-        },
         model: model.map_err(|_| CellError::Unknown(format!("there is no model {}", cell.model)))?,
         host_fs: host_fs
             .map_err(|_| CellError::Unknown(format!("there is no host file system {}", cell.host_fs)))?,
         laid_out: cell.laid_out.iter().map(|[from, to]| *from..*to).collect(),
         limits: DirtyLimits { background_bytes: cell.dirty_background_bytes, bytes: cell.dirty_bytes },
         image_bytes: cell.image_bytes,
-        images: Vec::new(),
         contract: cell.contract.parse().map_err(|e| CellError::Unknown(format!("{}: {e}", cell.contract)))?,
         journal: JournalOptions {
             retain: cell.journal != Journal::Passthrough,
@@ -127,10 +120,9 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
         settle_meetings: cell.settle_meetings as usize,
         sample: cell.sample_ns,
         kill: cell.kill.as_ref().map(|kill| Kill { at: kill.at, daemons: kill.daemons }),
-        crashes: false,
-        canary: Canary::default(),
         storage_traces: cell.storage_traces.clone(),
         limit: Duration::from_secs(cell.limit_s),
+        ..RunOptions::of(guest)
     })
 }
 

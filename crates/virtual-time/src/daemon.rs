@@ -1,5 +1,6 @@
 //! One guest's daemon: its queue, its group and its machine, stepped.
 
+use std::any::Any;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
@@ -17,6 +18,12 @@ use crate::site::Site;
 /// How long a kick is on its way to the daemon: what a guest may run on alone after it has asked for something, since nothing
 /// can be answered sooner. A wake-up on a machine of today takes as long.
 pub const KICK_NS: Ns = 5_000;
+
+/// What a panic has said.
+pub fn panic_said(panic: &(dyn Any + Send)) -> &str {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("of a kind of its own")
+}
 
 /// See the module.
 pub struct Daemon {
@@ -116,11 +123,7 @@ impl Daemon {
                 self.die();
                 Ok(None)
             }
-            Err(panic) => {
-                let said = panic.downcast_ref::<String>().map(String::as_str);
-                let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-                Err(format!("a panic: {}", said.unwrap_or("of a kind of its own")))
-            }
+            Err(panic) => Err(format!("a panic: {}", panic_said(&*panic))),
         }
     }
 

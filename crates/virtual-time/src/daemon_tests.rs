@@ -15,10 +15,8 @@ use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::calendar::Ns;
-use crate::canary::Canary;
 use crate::daemon::{Daemon, KICK_NS};
-use crate::guest::GuestOptions;
-use crate::host_fs::HostFs;
+use crate::guest::{GuestKernel, GuestOptions};
 use crate::machine::{Machine, Storage};
 use crate::page_cache::DirtyLimits;
 use crate::site::{Files, Site};
@@ -40,8 +38,7 @@ const VRING_KICK: u32 = 35;
 
 fn options(contract: Contract, model: ModelName) -> RunOptions {
     let guest = GuestOptions {
-        kernel: PathBuf::new(),
-        pin: PathBuf::new(),
+        kernel: GuestKernel { linux: PathBuf::new(), pin: PathBuf::new() },
         memory_mib: 0,
         seed: 1,
         script: String::new(),
@@ -49,27 +46,15 @@ fn options(contract: Contract, model: ModelName) -> RunOptions {
         reports: false,
     };
     RunOptions {
-        guests: 1,
-        guest,
         model,
-        host_fs: HostFs::Bare,
-        laid_out: Vec::new(),
         limits: DirtyLimits::of_memory(1 << 30),
         image_bytes: 8 << 20,
-        images: Vec::new(),
         contract,
-        journal: JournalOptions::passthrough(),
         direct: true,
-        write_through: false,
         log_bytes: 16 << 20,
-        request_ns: 0,
         settle_meetings: 1,
-        sample: None,
-        kill: None,
-        crashes: false,
-        canary: Canary::default(),
-        storage_traces: None,
         limit: Duration::from_secs(60),
+        ..RunOptions::of(guest)
     }
 }
 

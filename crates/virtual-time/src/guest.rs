@@ -17,13 +17,34 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use crate::calendar::{GuestId, Ns, Say};
 
+/// What guests run on.
+#[derive(Clone, Debug)]
+pub struct GuestKernel {
+    /// The kernel, with time travel.
+    pub linux: PathBuf,
+    /// The library that pins its host's random numbers.
+    pub pin: PathBuf,
+}
+
+impl GuestKernel {
+    /// The one in that folder, as `./x virtual kernel` makes it.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn of(folder: &Path) -> Result<Self> {
+        let absolute = |name: &str| {
+            let path = folder.join(name);
+            path.canonicalize().context(|| format!("find {} (./x virtual kernel builds it)", path.display()))
+        };
+        Ok(Self { linux: absolute("linux")?, pin: absolute("pin.so")? })
+    }
+}
+
 /// What a guest is.
 #[derive(Clone, Debug)]
 pub struct GuestOptions {
-    /// The kernel, with time travel.
-    pub kernel: PathBuf,
-    /// The library that pins its host's random numbers.
-    pub pin: PathBuf,
+    /// What it runs on.
+    pub kernel: GuestKernel,
     /// Its memory in MiB.
     pub memory_mib: u32,
     /// The seed of all guests.
@@ -144,7 +165,7 @@ impl Guest {
         let mut command = Command::new(locate::system_program("setarch", "util-linux")?);
         command
             .arg("-R")
-            .arg(&options.kernel)
+            .arg(&options.kernel.linux)
             .arg(format!("mem={}M", options.memory_mib))
             .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", "panic=-1"])
             .args(["norandmaps", "random.trust_cpu=off", "con=null", "con0=null,fd:1", "ssl=null"])
@@ -159,7 +180,7 @@ impl Guest {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", folder)
             .env("TMPDIR", "/dev/shm")
-            .env("LD_PRELOAD", &options.pin)
+            .env("LD_PRELOAD", &options.kernel.pin)
             .env("AFTERIMAGE_GUEST_SEED", (options.seed.wrapping_mul(1000) + number as u64).to_string())
             .stdin(Stdio::null())
             .stdout(console)
@@ -347,7 +368,12 @@ fn init(script: &str) -> Result<PathBuf> {
 }
 
 /// The word before the script's exit status on the console.
-pub const EXIT: &str = "afterimage-exit:";
+const EXIT: &str = "afterimage-exit:";
+
+/// The script's exit status in what a guest has said; `None` where it did not get that far.
+pub fn exit_status(said: &str) -> Option<i32> {
+    said.lines().rev().find_map(|line| line.trim_end().strip_prefix(EXIT)?.trim().parse().ok())
+}
 
 /// The host's root, read-only, and memory where programs write.
 const INIT: &str = r#"#!/bin/sh

@@ -42,7 +42,7 @@ mod world;
 pub use canary::Canary;
 pub use cell::{run_cell, CellError};
 pub use daemon::KICK_NS;
-pub use guest::GuestOptions;
+pub use guest::{GuestKernel, GuestOptions};
 pub use host_fs::HostFs;
 pub use page_cache::DirtyLimits;
 pub use record::{record, RecordError};

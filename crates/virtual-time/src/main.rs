@@ -13,8 +13,8 @@ use afterimage_order::Contract;
 use afterimage_protocol::cell::Cell;
 use afterimage_protocol::recording::Order;
 use afterimage_virtual_time::{
-    record, run, run_cell, simulate, Canary, DirtyLimits, GuestOptions, GuestReport, HostFs, Report,
-    RunOptions, SimulateOptions, Simulated, Tally,
+    record, run, run_cell, simulate, Canary, DirtyLimits, GuestKernel, GuestOptions, GuestReport, HostFs,
+    Report, RunOptions, SimulateOptions, Simulated, Tally,
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -182,14 +182,8 @@ impl Options {
                 std::fs::read_to_string(path).map_err(|e| format!("read {}: {e}", path.display()))?
             }
         };
-        let absolute = |name: &str| {
-            let path = self.kernel.join(name);
-            path.canonicalize()
-                .map_err(|e| format!("{}: {e}: build it with ./x virtual kernel", path.display()))
-        };
         let guest = GuestOptions {
-            kernel: absolute("linux")?,
-            pin: absolute("pin.so")?,
+            kernel: GuestKernel::of(&self.kernel).map_err(|e| e.to_string())?,
             memory_mib: self.memory_mib,
             seed,
             script,
@@ -198,26 +192,18 @@ impl Options {
         };
         let options = RunOptions {
             guests: self.guests,
-            guest,
             model: self.model,
             host_fs: self.host_fs,
-            laid_out: Vec::new(),
             limits: DirtyLimits::of_memory(self.host_mib << 20),
             image_bytes: self.size_mib << 20,
-            images: Vec::new(),
             contract: self.survives,
             journal: JournalOptions { retain: self.retain, ..JournalOptions::passthrough() },
             direct: !self.buffered,
-            write_through: false,
             log_bytes: self.log_mib << 20,
             request_ns: self.request_ns,
             settle_meetings: 1,
-            sample: None,
-            kill: None,
-            crashes: false,
-            canary: Canary::default(),
-            storage_traces: None,
             limit: Duration::from_secs(self.limit_s),
+            ..RunOptions::of(guest)
         };
         let folder = Workdir::new_in(Path::new("/dev/shm"), "virtual").map_err(|e| e.to_string())?;
         run(&options, folder.path(), trace).map_err(|error| said(&error, folder.path(), self.guests))
@@ -335,13 +321,10 @@ fn run_once(options: &Options) -> Result<(), String> {
 
 /// The seeds, one after another.
 fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
-    let absolute = |path: PathBuf| {
-        path.canonicalize().map_err(|e| format!("{}: {e}: ./x simulate builds what it needs", path.display()))
-    };
+    let agent = args.agent.canonicalize();
     let options = SimulateOptions {
-        kernel: absolute(args.kernel.kernel.join("linux"))?,
-        pin: absolute(args.kernel.kernel.join("pin.so"))?,
-        agent: absolute(args.agent.clone())?,
+        kernel: GuestKernel::of(&args.kernel.kernel).map_err(|e| e.to_string())?,
+        agent: agent.map_err(|e| format!("{}: {e}: ./x simulate builds it", args.agent.display()))?,
         guests_max: args.guests_max.max(1),
         canary: args.canary,
         limit: Duration::from_secs(args.limit_s),
@@ -351,7 +334,7 @@ fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
     if args.here {
         return run_seed_here(args, &options, &trace);
     }
-    let once = |seed: u64| run_seed(args, seed, &options.pin, &trace);
+    let once = |seed: u64| run_seed(args, seed, &options.kernel.pin, &trace);
     let begun = std::time::Instant::now();
     let (mut all, mut broken) = (Tally::default(), Vec::new());
     for seed in args.seeds.clone() {

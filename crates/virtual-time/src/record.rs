@@ -26,11 +26,9 @@ use afterimage_protocol::report::Mark;
 use afterimage_trace::{Finished, LayerTally, Recorder, Taps};
 
 use crate::calendar::{GuestId, Ns};
-use crate::canary::Canary;
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
-use crate::guest::{GuestOptions, EXIT, REPORTS};
-use crate::host_fs::HostFs;
+use crate::guest::{exit_status, GuestKernel, GuestOptions, REPORTS};
 use crate::machine::{Machine, Storage};
 use crate::meeting::GO;
 use crate::page_cache::DirtyLimits;
@@ -148,45 +146,27 @@ fn recorded(
 }
 
 fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> {
-    let absolute = |name: &str| {
-        let path = kernel.join(name);
-        path.canonicalize().map_err(|e| {
-            RecordError::Order(format!("{}: {e}: build it with ./x virtual kernel", path.display()))
-        })
-    };
     let contract =
         order.contract.parse().map_err(|e| RecordError::Order(format!("{}: {e}", order.contract)))?;
+    let guest = GuestOptions {
+        kernel: GuestKernel::of(kernel).map_err(RunError::from)?,
+        memory_mib: order.memory_mib,
+        seed: order.seed,
+        script: order.script.clone(),
+        append: Vec::new(),
+        reports: true,
+    };
     Ok(RunOptions {
-        guests: 1,
-        guest: GuestOptions {
-            kernel: absolute("linux")?,
-            pin: absolute("pin.so")?,
-            memory_mib: order.memory_mib,
-            seed: order.seed,
-            script: order.script.clone(),
-            append: Vec::new(),
-            reports: true,
-        },
         model: MODEL,
-        host_fs: HostFs::Bare,
-        laid_out: Vec::new(),
         limits: DirtyLimits::of_memory(HOST_BYTES),
         image_bytes: order.disk_bytes,
-        images: Vec::new(),
         contract,
         journal: JournalOptions { retain: order.retain, ..JournalOptions::passthrough() },
         // As the recorder in real time: contracts with a process rule need it.
         direct: false,
-        write_through: false,
         log_bytes: order.log_bytes,
-        request_ns: 0,
-        settle_meetings: 0,
-        sample: None,
-        kill: None,
-        crashes: false,
-        storage_traces: None,
-        canary: Canary::default(),
         limit: Duration::from_secs(order.limit_s),
+        ..RunOptions::of(guest)
     })
 }
 
@@ -234,9 +214,7 @@ impl Recording<'_> {
                 until = Some(self.crowd.calendar.now() + settle);
             }
         }
-        let said = String::from_utf8_lossy(&self.console.all);
-        let code =
-            said.lines().rev().find_map(|line| line.trim_end().strip_prefix(EXIT)?.trim().parse().ok());
+        let code = exit_status(&String::from_utf8_lossy(&self.console.all));
         Ok(code.map_or(End::Died, End::Failed))
     }
 

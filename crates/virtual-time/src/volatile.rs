@@ -327,7 +327,7 @@ impl Medium for Volatile {
         Ok(bytes)
     }
 
-    /// Whether it fails: when it is over is told apart ([`Content::synced`]).
+    /// Whether it fails: when it is over is told apart ([`Volatile::synced`]).
     fn sync(&self) -> io::Result<()> {
         self.inside.lock().fault(Fails::Sync)
     }

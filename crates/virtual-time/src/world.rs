@@ -22,7 +22,7 @@ use crate::canary::Canary;
 use crate::content::Content;
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
-use crate::guest::{GuestOptions, EXIT};
+use crate::guest::{exit_status, GuestOptions};
 use crate::host_fs::HostFs;
 use crate::machine::{Machine, Storage};
 use crate::meeting::{Meetings, GO, WAIT};
@@ -75,6 +75,35 @@ pub struct RunOptions {
     pub storage_traces: Option<PathBuf>,
     /// How long all of it may take in real time.
     pub limit: Duration,
+}
+
+impl RunOptions {
+    /// One guest with a disk of 64 MiB on the paper's device, all of its host's memory for its daemon's files, and nothing special.
+    pub fn of(guest: GuestOptions) -> Self {
+        Self {
+            guests: 1,
+            guest,
+            model: ModelName::Hdd15k,
+            host_fs: HostFs::Bare,
+            laid_out: Vec::new(),
+            limits: DirtyLimits::of_memory(8 << 30),
+            image_bytes: 64 << 20,
+            images: Vec::new(),
+            contract: Contract::Power,
+            journal: JournalOptions::passthrough(),
+            direct: false,
+            write_through: false,
+            log_bytes: 64 << 20,
+            request_ns: 0,
+            settle_meetings: 0,
+            sample: None,
+            kill: None,
+            crashes: false,
+            canary: Canary::default(),
+            storage_traces: None,
+            limit: Duration::from_secs(600),
+        }
+    }
 }
 
 /// All guests die.
@@ -258,8 +287,7 @@ pub fn run(options: &RunOptions, folder: &Path, trace: &Path) -> Result<Report, 
         let path = folder.join(format!("guest{guest}.out"));
         let output = fs::read(&path).map_err(io_error(format!("read {}", path.display())))?;
         let output = String::from_utf8_lossy(&output).into_owned();
-        let exit =
-            output.lines().rev().find_map(|line| line.trim_end().strip_prefix(EXIT)?.trim().parse().ok());
+        let exit = exit_status(&output);
         let image = site.files.image.cached().sum().map_err(io_error("sum an image"))?;
         Ok(GuestReport { exit, output, ended: *ended, counts: trace.counts(guest), image })
     });

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use afterimage_bench_kit::io::GuestIo;
-use afterimage_bench_kit::virtual_time::{plain_cell, reports, with_prologue, Virtual};
+use afterimage_bench_kit::virtual_time::{
+    plain_cell, reports, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS,
+};
 use afterimage_bench_kit::{BenchError, Context, Result};
 use afterimage_lab::locate;
 use afterimage_protocol::cell::{Cell, Counted, Outcome, Requests};
@@ -18,11 +20,6 @@ use crate::record::LatencySummary;
 use crate::scale::Scale;
 use crate::script::virtual_script;
 
-/// What each request costs its daemon in processor time: as long as one takes that waits for nothing. Without it arms that wait for no
-/// disk would be as quick as one likes.
-pub const REQUEST_NS: u64 = 10_000;
-/// What each system call costs its guest.
-pub const SYSCALL_NS: u64 = 5000;
 /// The host's memory is the paper's: 10 and 20 % of 24 GB may be dirty.
 const DIRTY_BACKGROUND_BYTES: u64 = 2400 << 20;
 const DIRTY_BYTES: u64 = 4800 << 20;

@@ -1,11 +1,12 @@
 //! The figures' tables, and the paper's numbers beside ours.
 
+use afterimage_bench_kit::virtual_time::{REQUEST_NS, SYSCALL_NS};
 use afterimage_report::number::{number, MIB};
 use afterimage_report::{or_dash, page, Spread, Table};
 use maud::html;
 
 use super::arm::Arm;
-use super::cell::{Record, REQUEST_NS, SYSCALL_NS};
+use super::cell::Record;
 use super::work::{Figure, Work, DISK};
 
 /// A ratio of two arms in one figure, as the paper has it.

@@ -71,8 +71,9 @@ impl FileSystems {
     /// Puts a journal block into the arena, making room where there is none; the last resort is its own place on the disk.
     fn keep(&mut self, v: usize, at: AreaBlock, content: &Content<'_>) -> Result<Kept, JournalError> {
         let id = self.volumes.list[v].id;
-        let signed =
-            self.volumes.list[v].retained().is_some_and(|retained| retained.log.geometry.is_signed());
+        let signed = self.volumes.list[v]
+            .retained()
+            .is_some_and(|retained| retained.log.geometry.features.checksummed());
         let mut made_room = false;
         loop {
             let error = match self.versions.store(id, at, &mut |slot| content.store(slot, signed)) {

@@ -33,9 +33,8 @@ use serde::{Deserialize, Serialize};
 use crate::calendar::Ns;
 use crate::canary::Canary;
 use crate::crowd::{Crowd, Turn};
-use crate::daemon::Daemon;
-use crate::guest::GuestOptions;
-use crate::host_fs::HostFs;
+use crate::daemon::{panic_said, Daemon};
+use crate::guest::{GuestKernel, GuestOptions};
 use crate::machine::{Died, Machine, Storage};
 use crate::page_cache::DirtyLimits;
 use crate::site::{Files, Site};
@@ -54,9 +53,7 @@ const PATIENCE: Ns = 500 * MS;
 #[derive(Clone, Debug)]
 pub struct SimulateOptions {
     /// The guests' kernel.
-    pub kernel: PathBuf,
-    /// The library that pins its host's random numbers.
-    pub pin: PathBuf,
+    pub kernel: GuestKernel,
     /// The program that works inside.
     pub agent: PathBuf,
     /// No more guests than so many.
@@ -184,7 +181,6 @@ pub fn simulate(
 fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
     let guest = GuestOptions {
         kernel: options.kernel.clone(),
-        pin: options.pin.clone(),
         memory_mib: MEMORY_MIB,
         seed: plan.seed,
         script: script::script(),
@@ -198,26 +194,18 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
     };
     RunOptions {
         guests: plan.guests,
-        guest,
         model: plan.model,
-        host_fs: HostFs::Bare,
-        laid_out: Vec::new(),
         limits: DirtyLimits::of_memory(plan.host_bytes),
         image_bytes: IMAGE_BYTES,
-        images: Vec::new(),
         contract: plan.contract,
         journal: plan.journal.clone(),
         direct: plan.direct,
-        write_through: false,
         log_bytes: plan.log_bytes(),
         request_ns: plan.request_ns,
-        settle_meetings: 0,
-        sample: None,
-        kill: None,
         crashes: true,
         canary: options.canary,
-        storage_traces: None,
         limit: options.limit,
+        ..RunOptions::of(guest)
     }
 }
 
@@ -527,7 +515,7 @@ impl<'a> World<'a> {
                 self.tally.kills_in_recovery += 1;
             }
             Err(panic) => {
-                let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                let said = panic_said(&*panic);
                 return Err(Ended::Broken(format!("daemon {id} panics while it starts: {said}")));
             }
         }

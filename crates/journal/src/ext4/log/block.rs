@@ -83,7 +83,7 @@ pub(super) struct RawTag {
 
 impl Shape {
     pub(super) fn new(features: Features, uuid: &[u8; 16]) -> Self {
-        let signed = features.csum_v2 || features.csum_v3;
+        let signed = features.checksummed();
         // `journal_tag_bytes`. A v2 tag is two bytes longer than its fields: the kernel's sum counts the checksum twice.
         let tag_bytes = match (features.csum_v3, features.bits64) {
             (true, _) => 16,

@@ -31,7 +31,7 @@ fn header(kind: u32, tid: Tid) -> Block {
 }
 
 fn sign(geometry: &LogGeometry, block: &mut Block, at: usize) {
-    if geometry.features.csum_v2 || geometry.features.csum_v3 {
+    if geometry.features.checksummed() {
         let crc = crc32c(uuid_seed(&geometry.uuid), block);
         block[at..at + 4].copy_from_slice(&crc.to_be_bytes());
     }

@@ -104,11 +104,6 @@ impl LogGeometry {
         }
     }
 
-    /// Whether the journal's tags have checksums of what they log.
-    pub fn is_signed(&self) -> bool {
-        self.features.csum_v2 || self.features.csum_v3
-    }
-
     /// Blocks that the log can hold.
     pub fn log_blocks(&self) -> u32 {
         self.maxlen.saturating_sub(self.first.0)
