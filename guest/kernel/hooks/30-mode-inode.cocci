@@ -2,7 +2,6 @@
 // place: fs/ext4/ext4.h ext4_inode_info 1 i_fm_ordered
 // place: fs/ext4/super.c ext4_alloc_inode 1 i_fm_ordered
 // place: fs/ext4/inode.c __ext4_iget 1 fm_load
-// place: fs/ext4/inode.c ext4_writepages 1 fm_written
 @@ @@
  struct ext4_inode_info {
  ...
@@ -34,15 +33,4 @@ statement S;
  ext4_set_aops(inode);
  } else S
  ...>
- }
-
-@@
-identifier mapping, wbc, inode;
-@@
- ext4_writepages(struct address_space *mapping, struct writeback_control *wbc)
- {
- ...
- struct inode *inode = mapping->host;
-+fm_written(inode);
- ...
  }

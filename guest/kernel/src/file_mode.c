@@ -28,6 +28,7 @@
 #include "ext4_jbd2.h"
 #include "xattr.h"
 #include "file_mode.h"
+#include "series.h"
 
 #define FM_XATTR_INDEX EXT4_XATTR_INDEX_SYSTEM
 #define FM_XATTR_NAME "journaling"
@@ -83,6 +84,19 @@ static int fm_mode(struct inode *inode)
 static bool fm_stored(struct inode *inode)
 {
 	return ext4_xattr_ibody_get(inode, FM_XATTR_INDEX, FM_XATTR_NAME, NULL, 0) >= 0;
+}
+
+/**
+ * fm_refuses_swap - must a file keep its blocks?
+ * @inode: a file that is to exchange them with the boot loader's inode, locked
+ *
+ * The stock kernel asks for the attribute alone. An ordered file would get blocks whose content a mount with
+ * data=journal has in the journal, and replay would put it over what the file writes there.
+ */
+bool fm_refuses_swap(struct inode *inode)
+{
+	return ext4_test_inode_flag(inode, EXT4_INODE_JOURNAL_DATA) ||
+	       (READ_ONCE(EXT4_I(inode)->i_fm_ordered) && !sio_without(SIO_PART_SWAP_RULE));
 }
 
 /**
@@ -219,7 +233,7 @@ static int fm_record(struct inode *inode)
 	if (IS_ERR(handle))
 		return PTR_ERR(handle);
 	ext4_fc_mark_ineligible(inode->i_sb, EXT4_FC_REASON_JOURNAL_FLAG_CHANGE, handle);
-	inode->i_ctime = current_time(inode);
+	series_touch(inode);
 	err = ext4_mark_inode_dirty(handle, inode);
 	ext4_journal_stop(handle);
 	return err;
@@ -298,7 +312,7 @@ long fm_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 		return fm_mode(inode);
 	if (arg >= VEXT4_JOURNALING_MODES)
 		return -EINVAL;
-	if (!inode_owner_or_capable(file_mnt_user_ns(filp), inode))
+	if (!series_owner_or_capable(filp, inode))
 		return -EPERM;
 	err = mnt_want_write_file(filp);
 	if (err)

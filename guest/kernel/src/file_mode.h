@@ -14,6 +14,7 @@ struct inode;
 bool fm_ordered(struct inode *inode);
 bool fm_journals_data(struct inode *inode);
 bool fm_revokes(struct inode *inode, int is_metadata);
+bool fm_refuses_swap(struct inode *inode);
 void fm_load(struct inode *inode);
 int fm_inherit_credits(struct inode *dir);
 void fm_inherit(handle_t *handle, struct inode *dir, struct inode *inode);

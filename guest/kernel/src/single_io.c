@@ -33,7 +33,7 @@
 
 #if SIO_FAULTS
 static char *panic_at = "";
-module_param(panic_at, charp, 0444);
+module_param(panic_at, charp, 0644);
 static atomic_t panic_after = ATOMIC_INIT(1);
 static int panic_after_set(const char *value, const struct kernel_param *param)
 {
@@ -47,6 +47,47 @@ static int panic_after_set(const char *value, const struct kernel_param *param)
 
 static const struct kernel_param_ops panic_after_ops = { .set = panic_after_set };
 module_param_cb(panic_after, &panic_after_ops, NULL, 0200);
+
+static char *plant = "";
+module_param(plant, charp, 0644);
+static DEFINE_MUTEX(plant_first);
+static DEFINE_MUTEX(plant_second);
+static DEFINE_SPINLOCK(plant_spin);
+
+/* A mistake of a kind that a debugging kernel has to see, once. */
+static void sio_plant(void)
+{
+	static atomic_t planted = ATOMIC_INIT(0);
+	char *bytes;
+
+	if (!*plant || atomic_xchg(&planted, 1))
+		return;
+	bytes = kmalloc(128, GFP_NOFS);
+	if (!bytes)
+		return;
+	/* The compiler is to take what follows as it is. */
+	OPTIMIZER_HIDE_VAR(bytes);
+	if (!strcmp(plant, "leak"))
+		return;
+	kfree(bytes);
+	OPTIMIZER_HIDE_VAR(bytes);
+	if (!strcmp(plant, "use-after-free")) {
+		pr_info("planted: %d\n", READ_ONCE(*bytes));
+	} else if (!strcmp(plant, "inversion")) {
+		mutex_lock(&plant_first);
+		mutex_lock(&plant_second);
+		mutex_unlock(&plant_second);
+		mutex_unlock(&plant_first);
+		mutex_lock(&plant_second);
+		mutex_lock(&plant_first);
+		mutex_unlock(&plant_first);
+		mutex_unlock(&plant_second);
+	} else if (!strcmp(plant, "sleep")) {
+		spin_lock(&plant_spin);
+		might_sleep();
+		spin_unlock(&plant_spin);
+	}
+}
 
 /**
  * sio_fault - a place where the kernel may be told to panic
@@ -64,13 +105,15 @@ void sio_fault(enum sio_fault point)
 		[SIO_FAULT_SWITCH_FLUSHED] = "switch_flushed",
 	};
 
+	if (point == SIO_FAULT_CONTENT)
+		sio_plant();
 	if (!strcmp(panic_at, names[point]) && atomic_dec_return(&panic_after) == 0)
 		panic("injected at %s", panic_at);
 }
 EXPORT_SYMBOL(sio_fault);
 
 static char *without = "";
-module_param(without, charp, 0444);
+module_param(without, charp, 0644);
 
 /**
  * sio_without - a part that may have been left out
@@ -85,6 +128,7 @@ bool sio_without(enum sio_part part)
 		[SIO_PART_REVOKE_RULE] = "revoke-rule",
 		[SIO_PART_SWITCH_FLUSH] = "switch-flush",
 		[SIO_PART_REVOKE] = "revoke",
+		[SIO_PART_SWAP_RULE] = "swap-rule",
 	};
 
 	return !strcmp(without, names[part]);

@@ -8,7 +8,10 @@
 #include <linux/atomic.h>
 #include <linux/types.h>
 
-/* Built for tests: the modules panic where vjbd2.panic_at says, and do without what vjbd2.without names. */
+/*
+ * Built for tests: the modules panic where vjbd2.panic_at says, do without what vjbd2.without names, and make a mistake
+ * that vjbd2.plant names: leak, use-after-free, inversion (of two locks) or sleep (under a spinlock).
+ */
 #ifndef SIO_FAULTS
 #define SIO_FAULTS 0
 #endif
@@ -35,6 +38,7 @@ enum sio_part {
 	SIO_PART_REVOKE_RULE,
 	SIO_PART_SWITCH_FLUSH,
 	SIO_PART_REVOKE,
+	SIO_PART_SWAP_RULE,
 	SIO_PARTS
 };
 

@@ -13,6 +13,7 @@
 #include <linux/pagemap.h>
 #include <linux/writeback.h>
 #include "ext4_jbd2.h"
+#include "series.h"
 #include "single_io_fs.h"
 
 /**
@@ -23,38 +24,6 @@ bool sio_syncs_by_commit(struct inode *inode)
 {
 	return EXT4_SB(inode->i_sb)->s_journal && test_opt(inode->i_sb, JOURNAL_ASYNC_COMMIT) &&
 	       ext4_should_journal_data(inode);
-}
-
-static int sio_journal_page(struct page *page, struct writeback_control *wbc, void *data)
-{
-	struct sio_journal *sio = data;
-
-	if (!PageChecked(page)) {
-		/* It is committed, and goes home when the time comes. */
-		redirty_page_for_writepage(wbc, page);
-		unlock_page(page);
-		return 0;
-	}
-	atomic64_inc(&sio->mapped_pages);
-	return ext4_writepage(page, wbc);
-}
-
-/* Brings what mappings have changed into the running transaction. */
-static int sio_journal_mapped(struct inode *inode, loff_t start, loff_t end)
-{
-	struct writeback_control wbc = {
-		.sync_mode = WB_SYNC_ALL,
-		.nr_to_write = LONG_MAX,
-		.range_start = start,
-		.range_end = end,
-	};
-	int ctx, ret;
-
-	ctx = ext4_writepages_down_read(inode->i_sb);
-	ret = write_cache_pages(inode->i_mapping, &wbc, sio_journal_page,
-				&EXT4_SB(inode->i_sb)->s_journal->j_sio);
-	ext4_writepages_up_read(inode->i_sb, ctx);
-	return ret;
 }
 
 /**
@@ -77,7 +46,7 @@ int sio_sync(struct inode *inode, loff_t start, loff_t end)
 			WRITE_ONCE(*mapped, false);
 		/* Pairs with the release in sio_dirty_mapped(). */
 		smp_mb();
-		ret = sio_journal_mapped(inode, start, end);
+		ret = series_journal_mapped(inode, start, end);
 		if (ret) {
 			WRITE_ONCE(*mapped, true);
 			return ret;
@@ -90,15 +59,17 @@ int sio_sync(struct inode *inode, loff_t start, loff_t end)
 /**
  * sio_dirty_mapped - a page of journaled data becomes dirty in another way than by write(2)
  * @mapping: the file's
- * @folio: the page, marked already
+ * @folio: the page, marked where it is not in the journal
  *
  * Return: whether it was clean.
  */
 bool sio_dirty_mapped(struct address_space *mapping, struct folio *folio)
 {
+	bool marked = folio_test_checked(folio);
 	bool newly = filemap_dirty_folio(mapping, folio);
 
-	/* Set last: a sync that clears it before this has seen the page dirty, or leaves it to the next. */
-	smp_store_release(&EXT4_I(mapping->host)->i_sio_mapped, true);
+	if (marked)
+		/* Set last: a sync that clears it before this has seen the page dirty, or leaves it to the next. */
+		smp_store_release(&EXT4_I(mapping->host)->i_sio_mapped, true);
 	return newly;
 }

@@ -9,8 +9,6 @@
 #include <linux/fscrypt.h>
 #include "ext4_jbd2.h"
 
-int ext4_writepage(struct page *page, struct writeback_control *wbc);
-
 bool sio_syncs_by_commit(struct inode *inode);
 int sio_sync(struct inode *inode, loff_t start, loff_t end);
 bool sio_dirty_mapped(struct address_space *mapping, struct folio *folio);

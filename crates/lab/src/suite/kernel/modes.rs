@@ -24,6 +24,7 @@ fn script(build: &Build, body: &str) -> String {
 unset AFTERIMAGE_REPORT
 J={journaling}; SCRAMBLE={scramble}
 broken() {{ echo "broken: $*"; exit {BROKEN}; }}
+swap() {{ perl -e 'open F, "+<", $ARGV[0] or die; ioctl F, 0x6611, 0 or exit 1' "$1"; }}
 is() {{ wanted=$1; shift; for path; do
     [ "$($J get "$path")" = "$wanted" ] || broken "$path is $($J get "$path"), not $wanted"; done; }}
 counted() {{ sed -n "s/^$1 //p" /proc/fs/vjbd2/vda-*/single_io; }}
@@ -74,6 +75,10 @@ write() {{ dd if=$1 of=$2 bs=100k count=$3 conv=notrunc,fsync 2>/dev/null; }}
 # One file, switched between the two.
 : > /mnt/one; $J set data /mnt/one; write /a /mnt/one 1
 $J set ordered /mnt/one; is ordered /mnt/one; write /b /mnt/one 1
+# The boot loader's file, between the two. Where an ordered one is refused, it keeps its own blocks.
+write /a /mnt/boot 1; swap /mnt/boot || broken "a file without a mode is not swapped"
+: > /mnt/swapped; $J set ordered /mnt/swapped; write /b /mnt/swapped 1
+swap /mnt/swapped && echo "an ordered file was swapped"; write /b /mnt/swapped 1
 # Two files, and a folder and a file, one after the other in the only free blocks.
 fallocate -l 1M /mnt/hole
 fallocate -l $((($(stat -f -c %a /mnt) - 16) * 4096)) /mnt/rest
@@ -85,6 +90,7 @@ rm -r /mnt/first /mnt/names; sync
 : > /mnt/second; $J set ordered /mnt/second; write /b /mnt/second 8
 replay
 head -c 102400 /b | cmp - /mnt/one || broken "what was journaled is back in a file that was switched"
+head -c 102400 /b | cmp - /mnt/swapped || broken "what was journaled is back in a file that has the boot loader's blocks"
 cmp /b /mnt/second || broken "what was journaled is back in the block of another file""#
     );
     run(evidence, &script(build, &body))?;
@@ -116,7 +122,9 @@ echo more >> swap; sync swap; chattr -j swap; is default swap
 chown nobody swap
 setpriv --reuid=65534 --clear-groups $J set data swap; is data swap
 if setpriv --reuid=65534 --clear-groups $J set data file 2>/dev/null; then broken "another user's file was switched"; fi
-$J set ordered swap; cd /; umount /mnt
+$J set ordered swap
+for file in d/file o/file; do if swap $file; then broken "$file was swapped with the boot loader's"; fi; done
+cd /; umount /mnt
 mount -t ext4 /dev/vda /mnt; echo by the other driver >> /mnt/o/file; umount /mnt; e2fsck -fn /dev/vda
 mount -t vext4 -o {mount} /dev/vda /mnt; cd /mnt
 is ordered o o/file o/in swap; is data d d/file d/in; is default file; : > o/new; is ordered o/new
