@@ -45,6 +45,22 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long the guest lives on after its command's end where no window says how long.
 const SETTLE_MIN: Duration = Duration::from_millis(100);
 
+/// What is below a guest in virtual time (docs/virtual-time.md): models, by their names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelledHost {
+    /// The device.
+    pub device: String,
+    /// Its file system: `bare` is none.
+    pub file_system: String,
+}
+
+impl Default for ModelledHost {
+    /// An SSD on which image and log lie bare.
+    fn default() -> Self {
+        Self { device: "ssd".to_owned(), file_system: "bare".to_owned() }
+    }
+}
+
 /// What to record, and how.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
@@ -68,8 +84,8 @@ pub struct RecordOptions {
     pub mount_options: String,
     /// Which machine runs the guest.
     pub vmm: Vmm,
-    /// The guest runs in virtual time (docs/virtual-time.md), by itself: from one seed the same recording, byte for byte.
-    pub virtual_time: bool,
+    /// The guest runs in virtual time, by itself, on this: from one seed the same recording, byte for byte.
+    pub virtual_time: Option<ModelledHost>,
     /// Shell that runs before the recording's part that is explored; nothing where empty.
     pub setup: String,
     /// Shell that is explored.
@@ -103,7 +119,7 @@ impl RecordOptions {
             mkfs: "mkfs.ext4 -q -F -b 4096".to_owned(),
             mount_options: String::new(),
             vmm: Vmm::Uml,
-            virtual_time: false,
+            virtual_time: None,
             setup: String::new(),
             command,
             check: None,
@@ -135,7 +151,8 @@ impl RecordOptions {
                     .to_owned(),
             );
         }
-        if self.virtual_time && (self.disks != 1 || self.vmm != Vmm::Uml || self.snapshot.is_some()) {
+        if self.virtual_time.is_some() && (self.disks != 1 || self.vmm != Vmm::Uml || self.snapshot.is_some())
+        {
             return wrong(
                 "in virtual time a guest is User Mode Linux with one disk, of which no snapshot is made"
                     .to_owned(),
@@ -174,7 +191,12 @@ impl RecordOptions {
         }
         say("memory_mib", self.memory_mib.into());
         say("seed", self.seed.into());
-        say("kernel", if self.virtual_time { aside::kernel()? } else { kernel(self.vmm)? }.into());
+        if let Some(ModelledHost { device, file_system }) = &self.virtual_time {
+            say("kernel", aside::kernel()?.into());
+            say("host", format!("{device}, {file_system}").into());
+        } else {
+            say("kernel", kernel(self.vmm)?.into());
+        }
         say("recorder", concat!("afterimage ", env!("CARGO_PKG_VERSION")).into());
         Ok(about)
     }
@@ -229,8 +251,8 @@ pub fn record_with(
     say: &mut dyn FnMut(&str),
 ) -> Result<Summary> {
     options.check()?;
-    if options.virtual_time {
-        return aside::record(options, interrupt);
+    if let Some(host) = &options.virtual_time {
+        return aside::record(options, host, interrupt);
     }
     let began = Instant::now();
     let mut rig = Rig::start(options)?;
@@ -367,7 +389,7 @@ mod tests {
             RecordOptions { disks: 0, ..options() },
             RecordOptions { command: " ".to_owned(), ..options() },
             RecordOptions { retain: true, ..options() },
-            RecordOptions { virtual_time: true, disks: 2, ..options() },
+            RecordOptions { virtual_time: Some(ModelledHost::default()), disks: 2, ..options() },
         ];
         for options in wrong {
             assert!(matches!(record(&options), Err(ExploreError::Usage(_))), "{options:?}");

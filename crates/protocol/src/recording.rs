@@ -26,6 +26,10 @@ pub struct Order {
     pub disk_bytes: u64,
     /// Size of the redo log in bytes.
     pub log_bytes: u64,
+    /// The device below image and log.
+    pub model: String,
+    /// The host's file system between: `bare` or a model of one.
+    pub host_fs: String,
     /// `mem=` in MiB.
     pub memory_mib: u32,
     /// The seed of everything random.
@@ -107,6 +111,8 @@ mod tests {
             retain: false,
             disk_bytes: 1 << 20,
             log_bytes: 1 << 24,
+            model: "ssd".to_owned(),
+            host_fs: "bare".to_owned(),
             memory_mib: 128,
             seed: 3,
             settle_ns: 1,

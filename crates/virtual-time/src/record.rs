@@ -29,6 +29,7 @@ use crate::calendar::{GuestId, Ns};
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
 use crate::guest::{exit_status, GuestKernel, GuestOptions, REPORTS};
+use crate::host_fs::HostFs;
 use crate::machine::{Machine, Storage};
 use crate::meeting::GO;
 use crate::page_cache::DirtyLimits;
@@ -36,12 +37,12 @@ use crate::site::{Files, Site};
 use crate::trace::Trace;
 use crate::world::{io_error, RunError, RunOptions};
 
-/// What a sync costs is not what is looked at, but what happens meanwhile is.
-const MODEL: ModelName = ModelName::Ssd;
 /// How long everything that a setup wrote may take to go home.
 const HOME_LIMIT: Duration = Duration::from_secs(3600);
 /// How long the last acknowledgement may take to become durable.
 const DURABLE_LIMIT: Duration = Duration::from_secs(60);
+/// How late a mark may be: a guest that nobody waits for sleeps and computes on without a word to the calendar.
+const HEARD_NS: Ns = 1_000_000;
 /// Dirty memory of a host that writes nothing back by itself.
 const HOST_BYTES: u64 = 64 << 30;
 
@@ -146,6 +147,8 @@ fn recorded(
 }
 
 fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> {
+    let model = serde_json::from_value::<ModelName>(order.model.clone().into());
+    let host_fs = serde_json::from_value::<HostFs>(order.host_fs.clone().into());
     let contract =
         order.contract.parse().map_err(|e| RecordError::Order(format!("{}: {e}", order.contract)))?;
     let guest = GuestOptions {
@@ -157,7 +160,9 @@ fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> 
         reports: true,
     };
     Ok(RunOptions {
-        model: MODEL,
+        model: model.map_err(|_| RecordError::Order(format!("there is no model {}", order.model)))?,
+        host_fs: host_fs
+            .map_err(|_| RecordError::Order(format!("there is no host file system {}", order.host_fs)))?,
         limits: DirtyLimits::of_memory(HOST_BYTES),
         image_bytes: order.disk_bytes,
         contract,
@@ -190,22 +195,28 @@ impl Recording<'_> {
         interrupt: &AtomicBool,
         say: &mut dyn FnMut(&str),
     ) -> Result<End, RunError> {
-        let mut until = None;
+        let (mut until, mut home_at, mut look_at) = (None, None, None);
         let mut is_home = false;
         loop {
             if interrupt.load(Ordering::SeqCst) {
                 return Ok(End::Interrupted);
             }
-            match self.crowd.turn(until)? {
+            match self.crowd.turn([until, home_at, look_at].into_iter().flatten().min())? {
                 Turn::Taken => {}
                 Turn::Rings(id) => {
                     if !is_home && self.crowd.daemons[id].asked() > 0 {
                         is_home = true;
-                        self.bring_home()?;
+                        home_at = Some(self.bring_home()?);
                     }
                     self.crowd.interrupt(id)?;
                 }
-                Turn::Own(_) => return Ok(End::Done),
+                Turn::Own(at) if until.is_some_and(|until| until <= at) => return Ok(End::Done),
+                Turn::Own(at) => {
+                    if home_at.take_if(|home_at| *home_at <= at).is_some() {
+                        self.crowd.daemons[0].set_serial(GO);
+                    }
+                    look_at = Some(at + HEARD_NS);
+                }
                 Turn::Over => break,
             }
             self.hear()?;
@@ -239,14 +250,14 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// What the setup wrote goes home, on the recording: it would be recovered again in every state.
-    fn bring_home(&mut self) -> Result<(), RunError> {
+    /// What the setup wrote goes home, on the recording: it would be recovered again in every state. Until when that takes: the guest
+    /// waits for it, or its first events would all be the daemon's clock's.
+    fn bring_home(&mut self) -> Result<Ns, RunError> {
         let failed = |what: String| RunError::Daemon { guest: 0, now: self.crowd.calendar.now(), what };
         self.site.machine.reach(self.crowd.calendar.now());
         self.site.group.pause(Some(HOME_LIMIT)).map_err(|e| failed(e.to_string()))?;
         self.site.group.resume();
-        self.crowd.daemons[0].set_serial(GO);
-        Ok(())
+        Ok(self.site.machine.now_ns())
     }
 
     /// The last window ends on the recording.

@@ -15,7 +15,7 @@ use afterimage_lab::LabError;
 use afterimage_protocol::recording::{End, Order, Passed, Recorded};
 use afterimage_trace::{Finished, LayerTally, Tally, Written};
 
-use super::{script, RecordOptions, Summary, LOOK};
+use super::{script, ModelledHost, RecordOptions, Summary, LOOK};
 use crate::{ExploreError, Result};
 
 /// How long it may go on after its own limit, or after it was asked to end.
@@ -30,7 +30,11 @@ pub(super) fn kernel() -> Result<String> {
 }
 
 /// Records.
-pub(super) fn record(options: &RecordOptions, interrupt: &AtomicBool) -> Result<Summary> {
+pub(super) fn record(
+    options: &RecordOptions,
+    host: &ModelledHost,
+    interrupt: &AtomicBool,
+) -> Result<Summary> {
     let began = Instant::now();
     let kernel = locate::virtual_kernel()?;
     let folder = Workdir::new_in(Path::new("/dev/shm"), "order")?;
@@ -44,7 +48,7 @@ pub(super) fn record(options: &RecordOptions, interrupt: &AtomicBool) -> Result<
     command.stdin(Stdio::from(OwnedFd::from(asked))).stdout(File::create(&answered).map_err(make)?);
     let mut process = Group::spawn("afterimage-virtual", &mut command, Vec::new(), "")?;
     drop(command);
-    let mut order = serde_json::to_vec(&order(options)?).map_err(|e| make(e.into()))?;
+    let mut order = serde_json::to_vec(&order(options, host)?).map_err(|e| make(e.into()))?;
     order.push(b'\n');
     // One that has died at once says so by its status.
     let _ = asks.write_all(&order);
@@ -88,7 +92,7 @@ fn finished(answer: &Recorded) -> Finished {
     }
 }
 
-fn order(options: &RecordOptions) -> Result<Order> {
+fn order(options: &RecordOptions, host: &ModelledHost) -> Result<Order> {
     let absolute = |path: &Path| -> Result<PathBuf> {
         std::path::absolute(path).map_err(ExploreError::io(format!("naming {}", path.display())))
     };
@@ -110,6 +114,8 @@ fn order(options: &RecordOptions) -> Result<Order> {
         retain: options.retain,
         disk_bytes: options.disk_bytes,
         log_bytes: options.log_bytes_max,
+        model: host.device.clone(),
+        host_fs: host.file_system.clone(),
         memory_mib: options.memory_mib,
         seed: options.seed,
         settle_ns: options.settle().as_nanos() as u64,

@@ -55,6 +55,8 @@ pub struct SuiteOptions {
     pub only: Option<String>,
     /// States of each case study, in the long suite; 0: none.
     pub case_states: u64,
+    /// Case studies come again in virtual time, on models of the paper's disk and of a host's ext4 on it.
+    pub case_on_models: bool,
 }
 
 impl SuiteOptions {

@@ -9,7 +9,7 @@ use afterimage_trace::Recording;
 
 use super::workloads::Workload;
 use crate::marks::reached_end;
-use crate::record::{record, RecordOptions};
+use crate::record::{record, ModelledHost, RecordOptions};
 use crate::{ExploreError, Result};
 
 /// The smallest redo log: recovery reads all of it for every state.
@@ -32,7 +32,18 @@ impl Recordings {
 
     /// The recording of a workload under a contract.
     pub fn get(&mut self, workload: &Workload, contract: &str) -> Result<Arc<Recording>> {
-        let path = super::folder(&self.folder, &format!("{} {contract}.afrec", workload.name));
+        self.get_on(workload, contract, None)
+    }
+
+    /// The same in virtual time, on a modelled host, where there is one.
+    pub fn get_on(
+        &mut self,
+        workload: &Workload,
+        contract: &str,
+        host: Option<&ModelledHost>,
+    ) -> Result<Arc<Recording>> {
+        let below = host.map_or_else(String::new, |host| format!(" {} {}", host.device, host.file_system));
+        let path = super::folder(&self.folder, &format!("{} {contract}{below}.afrec", workload.name));
         if let Some(recording) = self.made.get(&path) {
             return Ok(Arc::clone(recording));
         }
@@ -58,6 +69,7 @@ impl Recordings {
                 setup: workload.app.setup.clone(),
                 check: Some(workload.app.check.to_text()),
                 limit: LIMIT,
+                virtual_time: host.cloned(),
                 ..plain
             })?;
         }

@@ -133,7 +133,7 @@ impl Summary {
             let whose = if row.contract == "power" { "nested" } else { "vDrive" };
             table.row([
                 study.name.to_string(),
-                row.contract.to_string(),
+                if row.on_models { format!("{}, on models", row.contract) } else { row.contract.clone() },
                 grouped(row.points),
                 grouped(row.old),
                 grouped(row.new),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use afterimage_explore::record::{record_with, RecordOptions};
+use afterimage_explore::record::{record_with, ModelledHost, RecordOptions};
 use afterimage_lab::guest::VmmChoice;
 use afterimage_lab::process::quote;
 use afterimage_order::Contract;
@@ -57,6 +57,12 @@ pub struct Args {
     /// uses are the same (./x virtual record builds what that needs, and calls this)
     #[arg(long = "virtual", conflicts_with = "vmm")]
     virtual_time: bool,
+    /// With --virtual: the modelled device below image and log, as afterimage-virtual knows them
+    #[arg(long, value_name = "MODEL", default_value = "ssd", requires = "virtual_time")]
+    device: String,
+    /// With --virtual: a model of the host's file system between: bare (none), ordered, ordered-nobarrier, journal
+    #[arg(long, value_name = "MODEL", default_value = "bare", requires = "virtual_time")]
+    host_fs: String,
     /// Shell that runs before COMMAND, and is not explored
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     setup: String,
@@ -107,7 +113,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         mkfs: args.mkfs.clone(),
         mount_options: args.mount.clone(),
         vmm: args.vmm.vmm(),
-        virtual_time: args.virtual_time,
+        virtual_time: args
+            .virtual_time
+            .then(|| ModelledHost { device: args.device.clone(), file_system: args.host_fs.clone() }),
         setup: args.setup.clone(),
         check: args.check.clone(),
         memory_mib,

@@ -27,6 +27,10 @@ pub struct Args {
     /// faults and case studies come on top
     #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = parse_duration)]
     budget: Option<Duration>,
+    /// With --budget: vDrive's case studies also in virtual time, on a model of nested journaling (./x virtual kernel builds what that needs,
+    /// and says what AFTERIMAGE_VIRTUAL_KERNEL is to be)
+    #[arg(long = "virtual", conflicts_with = "quick")]
+    case_on_models: bool,
     /// Seed of all draws
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -111,6 +115,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         resume: args.resume,
         only: args.only.clone(),
         case_states: if args.quick { 0 } else { CASE_STATES },
+        case_on_models: args.case_on_models,
     };
     let stop = interrupt::flag()?;
     let mut console = Console { json: args.json, line: None };
