@@ -15,7 +15,9 @@ static const char usage[] =
 	"afterimage-guest [-d DEVICE] show                       the promise in force, and how far it has got\n"
 	"afterimage-guest [-d DEVICE] order [FILE...]            an ordering point behind FILEs (else: behind everything)\n"
 	"afterimage-guest [-d DEVICE] flush [FILE...]            FILEs (else: everything) survive a power cut now\n"
-	"afterimage-guest [-d DEVICE] wait [-t SECONDS] [POINT]  until everything before POINT (else: now) does\n";
+	"afterimage-guest [-d DEVICE] wait [-t SECONDS] [POINT]  until everything before POINT (else: now) does\n"
+	"afterimage-guest [-d DEVICE] query UUID                 what the daemon retains of a file system's journal\n"
+	"afterimage-guest [-d DEVICE] recover UUID               the same, after what is committed has gone home\n";
 
 static int complain(struct afterimage *control, const char *what)
 {
@@ -90,6 +92,40 @@ static int wait_for(struct afterimage *control, int argc, char **argv)
 	return errno == ETIMEDOUT ? 3 : 1;
 }
 
+/* 0: a UUID; 2: none. */
+static int parse_uuid(const char *text, unsigned char *uuid)
+{
+	int digit, at = 0;
+	char one[2] = "";
+	char *end;
+
+	for (; *text; text++) {
+		if (*text == '-')
+			continue;
+		one[0] = *text;
+		digit = strtol(one, &end, 16);
+		if (*end || at == 32)
+			return 2;
+		uuid[at / 2] = uuid[at / 2] << 4 | digit;
+		at++;
+	}
+	return at == 32 ? 0 : 2;
+}
+
+static int retained(struct afterimage *control, const char *text, int bring_home)
+{
+	unsigned char uuid[16] = "";
+	struct afterimage_retained now;
+
+	if (parse_uuid(text, uuid))
+		return 2;
+	if (afterimage_retained(control, uuid, bring_home, &now))
+		return complain(control, afterimage_device(control));
+	printf("versions %" PRIu64 "\npending %" PRIu64 "\ndata_bytes %" PRIu64 "\ninformation_bytes %" PRIu64 "\n", now.versions,
+	       now.pending, now.data_bytes, now.information_bytes);
+	return 0;
+}
+
 static int run(struct afterimage *control, int argc, char **argv)
 {
 	struct afterimage_point point;
@@ -99,6 +135,8 @@ static int run(struct afterimage *control, int argc, char **argv)
 		return show(control);
 	if (!strcmp(argv[0], "wait"))
 		return wait_for(control, argc - 1, argv + 1);
+	if (argc == 2 && (!strcmp(argv[0], "query") || !strcmp(argv[0], "recover")))
+		return retained(control, argv[1], *argv[0] == 'r');
 	if (!orders && strcmp(argv[0], "flush"))
 		return 2;
 	if (sync_files(argc - 1, argv + 1))

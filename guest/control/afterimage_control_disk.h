@@ -16,15 +16,23 @@
 #define AFTERIMAGE_SECTOR_BYTES 512
 #define AFTERIMAGE_SLOTS 64
 #define AFTERIMAGE_SLOT_BYTES (1 << 20)
+#define AFTERIMAGE_FILE_SYSTEM_SLOTS 8	/* the last: no program's */
 #define AFTERIMAGE_WAIT_MS_MAX 1000
-#define AFTERIMAGE_TEXT_BYTES_MAX 432
+#define AFTERIMAGE_BLOCK_BYTES 4096
+#define AFTERIMAGE_BLOCKS_MAX 255
+#define AFTERIMAGE_TEXT_BYTES_MAX 400
 
 /* afterimage_command.operation */
 enum {
 	AFTERIMAGE_NONE,
 	AFTERIMAGE_VORDER,
 	AFTERIMAGE_VFLUSH,
-	AFTERIMAGE_WAIT
+	AFTERIMAGE_WAIT,
+	AFTERIMAGE_INIT = 16,
+	AFTERIMAGE_CLEANUP,
+	AFTERIMAGE_MPROTECT,
+	AFTERIMAGE_QUERY,
+	AFTERIMAGE_RECOVER
 };
 
 /* afterimage_answer.status */
@@ -43,17 +51,31 @@ enum {
 	AFTERIMAGE_GUEST_CRASH
 };
 
-/* Written to the beginning of a slot other than the first. Every field lies at a multiple of its size. */
+/*
+ * Written to the beginning of a slot other than the first; AFTERIMAGE_MPROTECT with its blocks behind it in the same request. Every
+ * field lies at a multiple of its size.
+ */
 struct afterimage_command {
 	__u8 magic[8];
 	__le16 version;
 	__le16 operation;
 	__le32 crc;		/* CRC-32C of the sector with this field zero */
 	__le64 tag;		/* the sender's; the answer carries it */
-	__le64 instance;	/* AFTERIMAGE_WAIT: the point; 0: now */
+	__le64 instance;	/* AFTERIMAGE_WAIT: the point; 0: now. AFTERIMAGE_MPROTECT: as INIT was answered */
 	__le64 sequence;
 	__le32 timeout_ms;	/* AFTERIMAGE_WAIT: at most AFTERIMAGE_WAIT_MS_MAX */
-	__u8 reserved[468];	/* zero */
+	__le32 blocks;		/* AFTERIMAGE_MPROTECT: how many follow */
+	__u8 file_system[16];	/* from AFTERIMAGE_INIT on: its UUID */
+	__le64 block;		/* AFTERIMAGE_MPROTECT: the file system's, where they would stand */
+	__u8 reserved[440];	/* zero */
+};
+
+/* What is retained of a file system. */
+struct afterimage_held {
+	__le64 versions;	/* blocks of which a committed version is known */
+	__le64 pending;		/* those whose home has not been written since */
+	__le64 data_bytes;
+	__le64 information_bytes;
 };
 
 /* Read from the beginning of a slot. */
@@ -75,6 +97,7 @@ struct afterimage_answer {
 	__le16 text_len;
 	__u8 reserved[6];
 	__u8 text[AFTERIMAGE_TEXT_BYTES_MAX];
+	struct afterimage_held held;
 };
 
 #endif

@@ -87,14 +87,15 @@ static int find(char *device, size_t length)
 /* A slot of our own, as far as everybody locks: the tag tells answers apart where somebody does not. */
 static int take_slot(struct afterimage *control)
 {
-	unsigned int first = now_ns() / 1000 % (AFTERIMAGE_SLOTS - 1), n;
+	const unsigned int slots = AFTERIMAGE_SLOTS - 1 - AFTERIMAGE_FILE_SYSTEM_SLOTS;
+	unsigned int first = now_ns() / 1000 % slots, n;
 	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = AFTERIMAGE_SECTOR_BYTES };
 
-	for (n = 0; n < AFTERIMAGE_SLOTS; n++) {
-		control->slot = (off_t)(1 + (first + n) % (AFTERIMAGE_SLOTS - 1)) * AFTERIMAGE_SLOT_BYTES;
+	for (n = 0; n <= slots; n++) {
+		control->slot = (off_t)(1 + (first + n) % slots) * AFTERIMAGE_SLOT_BYTES;
 		lock.l_start = control->slot;
 		/* All are taken: wait for the last one that was tried. */
-		if (!fcntl(control->fd, n < AFTERIMAGE_SLOTS - 1 ? F_OFD_SETLK : F_OFD_SETLKW, &lock))
+		if (!fcntl(control->fd, n < slots ? F_OFD_SETLK : F_OFD_SETLKW, &lock))
 			return 0;
 		if (errno != EAGAIN && errno != EACCES)
 			return -1;
@@ -174,7 +175,8 @@ failed:
 	return -1;
 }
 
-static int command(struct afterimage *control, int operation, const struct afterimage_point *point, int timeout_ms)
+static int command(struct afterimage *control, int operation, const struct afterimage_point *point, int timeout_ms,
+		   const unsigned char *file_system)
 {
 	struct afterimage_command *sent = (struct afterimage_command *)control->sector;
 	struct afterimage_answer *answer = control->sector;
@@ -192,6 +194,8 @@ static int command(struct afterimage *control, int operation, const struct after
 			sent->sequence = htole64(point->sequence);
 		}
 		sent->timeout_ms = htole32(timeout_ms);
+		if (file_system)
+			memcpy(sent->file_system, file_system, sizeof(sent->file_system));
 		sent->crc = htole32(checksum(sent, sizeof(*sent)));
 		put = pwrite(control->fd, sent, sizeof(*sent), control->slot);
 		error = put < 0 ? errno : put == sizeof(*sent) ? 0 : EIO;
@@ -227,7 +231,7 @@ static int command(struct afterimage *control, int operation, const struct after
 
 static int point_of(struct afterimage *control, int operation, struct afterimage_point *point)
 {
-	if (command(control, operation, NULL, 0))
+	if (command(control, operation, NULL, 0, NULL))
 		return -1;
 	if (point) {
 		point->instance = le64toh(control->sector->instance);
@@ -280,11 +284,25 @@ int afterimage_wait(struct afterimage *control, const struct afterimage_point *p
 		part = AFTERIMAGE_WAIT_MS_MAX;
 		if (timeout_ms >= 0 && until < now + part * 1000000ull)
 			part = until > now ? (until - now + 999999) / 1000000 : 0;
-		if (!command(control, AFTERIMAGE_WAIT, point, part))
+		if (!command(control, AFTERIMAGE_WAIT, point, part, NULL))
 			return 0;
 		if (errno != ETIMEDOUT || (timeout_ms >= 0 && now_ns() >= until))
 			return -1;
 	}
+}
+
+int afterimage_retained(struct afterimage *control, const unsigned char file_system[16], int bring_home,
+			struct afterimage_retained *retained)
+{
+	const struct afterimage_held *held = &control->sector->held;
+
+	if (command(control, bring_home ? AFTERIMAGE_RECOVER : AFTERIMAGE_QUERY, NULL, 0, file_system))
+		return -1;
+	retained->versions = le64toh(held->versions);
+	retained->pending = le64toh(held->pending);
+	retained->data_bytes = le64toh(held->data_bytes);
+	retained->information_bytes = le64toh(held->information_bytes);
+	return 0;
 }
 
 const char *afterimage_text(const struct afterimage *control)

@@ -37,6 +37,18 @@ int afterimage_wait(struct afterimage *control, const struct afterimage_point *p
 /* The newest point, and the one up to which everything survives a power cut. Either may be NULL. */
 int afterimage_look(struct afterimage *control, struct afterimage_point *newest, struct afterimage_point *durable);
 
+/* What the daemon retains of a file system's journal. */
+struct afterimage_retained {
+	uint64_t versions;		/* blocks of which a committed version is known */
+	uint64_t pending;		/* those whose home has not been written since */
+	uint64_t data_bytes;
+	uint64_t information_bytes;	/* what is known about them */
+};
+
+/* The same of the file system with this UUID, with bring_home after what is committed has gone home, durably. */
+int afterimage_retained(struct afterimage *control, const unsigned char file_system[16], int bring_home,
+			struct afterimage_retained *retained);
+
 /* One sentence: what was wrong with the last call; after afterimage_look, the promise in force. */
 const char *afterimage_text(const struct afterimage *control);
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use afterimage_block::{SequenceNumber, Token};
 use afterimage_format::control_disk::{
-    Command, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, STATUS_DONE, STATUS_FAILED, STATUS_NOT_YET,
-    STATUS_UNSUPPORTED,
+    Command, OPERATION_RECOVER, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, STATUS_DONE,
+    STATUS_FAILED, STATUS_NOT_YET, STATUS_UNSUPPORTED,
 };
 
 use crate::flights::{Flights, Ticket};
@@ -43,8 +43,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn done(sequence: SequenceNumber) -> Self {
+    pub(crate) fn done(sequence: SequenceNumber) -> Self {
         Self { status: STATUS_DONE, sequence, why: "".into() }
+    }
+
+    pub(crate) fn not(status: u16, why: impl Into<Arc<str>>) -> Self {
+        Self { status, sequence: SequenceNumber(0), why: why.into() }
     }
 
     fn failed(why: &Arc<str>) -> Self {
@@ -104,10 +108,11 @@ impl Desk {
             }
             // A point of an earlier daemon is part of what a flush covers now; so is any, where a commit may be retained without a
             // number of its own.
-            OPERATION_VORDER | OPERATION_VFLUSH | OPERATION_WAIT => Wait::Flush(flights.join()),
+            OPERATION_VORDER | OPERATION_VFLUSH | OPERATION_WAIT | OPERATION_RECOVER => {
+                Wait::Flush(flights.join())
+            }
             operation => {
-                let why = format!("there is no operation {operation}").into();
-                return Some(Verdict { status: STATUS_UNSUPPORTED, sequence: SequenceNumber(0), why });
+                return Some(Verdict::not(STATUS_UNSUPPORTED, format!("there is no operation {operation}")));
             }
         };
         let pending = Pending { place, command, wait };

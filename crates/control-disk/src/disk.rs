@@ -12,21 +12,32 @@ use afterimage_block::{
     SequenceNumber, Token, SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{
-    Answer, Command, CONTROL_SERIAL, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES,
-    STATUS_DONE, STATUS_FAILED, STATUS_MALFORMED, STATUS_NOT_YET, STATUS_UNSUPPORTED,
+    is_of_a_file_system, Answer, Command, Held, BLOCK_BYTES, CONTROL_SERIAL, OPERATION_CLEANUP,
+    OPERATION_INIT, OPERATION_MPROTECT, OPERATION_QUERY, OPERATION_RECOVER, OPERATION_VFLUSH,
+    OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE, STATUS_FAILED, STATUS_MALFORMED,
+    STATUS_NOT_YET, STATUS_UNSUPPORTED,
 };
 use afterimage_format::{mark, FormatError};
 use afterimage_journal::group::RetainGroup;
+use afterimage_journal::{FsBlock, RetainDisk};
 use afterimage_order::{Contract, Subscription};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use crate::desk::{Desk, Place, Reached, Verdict};
 use crate::flights::Flights;
+use crate::hand::{HandOver, Handing, Over};
 
 const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
 /// What there is, a bit each.
-const OPERATIONS: u64 = 1 << OPERATION_VORDER | 1 << OPERATION_VFLUSH | 1 << OPERATION_WAIT;
+const OPERATIONS: u64 = 1 << OPERATION_VORDER
+    | 1 << OPERATION_VFLUSH
+    | 1 << OPERATION_WAIT
+    | 1 << OPERATION_INIT
+    | 1 << OPERATION_CLEANUP
+    | 1 << OPERATION_MPROTECT
+    | 1 << OPERATION_QUERY
+    | 1 << OPERATION_RECOVER;
 
 /// What the control disk asks of its group.
 pub trait Durability: Send + Sync {
@@ -41,6 +52,20 @@ pub trait Durability: Send + Sync {
 
     /// `wake` is called whenever [`Durability::reached`] has changed without a request, from any thread, and does not wait.
     fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Option<Subscription>;
+
+    /// The disk that holds a file system whose journal is retained, and what is retained of it.
+    ///
+    /// # Errors
+    /// There is none, or more than one: in a sentence.
+    fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String>;
+
+    /// As [`RetainGroup::journal_sector`].
+    fn journal_sector(
+        &self,
+        uuid: [u8; 16],
+        block: FsBlock,
+        blocks: u32,
+    ) -> Option<(Arc<RetainDisk>, Sector)>;
 }
 
 impl Durability for RetainGroup {
@@ -58,6 +83,26 @@ impl Durability for RetainGroup {
 
     fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
         Some(RetainGroup::subscribe(self, wake))
+    }
+
+    fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
+        let (disk, system) = RetainGroup::file_system(self, uuid)?;
+        let held = Held {
+            versions: system.versions.into(),
+            pending: system.versions_pending.into(),
+            data_bytes: system.data_bytes.into(),
+            information_bytes: system.information_bytes.into(),
+        };
+        Ok((disk, held))
+    }
+
+    fn journal_sector(
+        &self,
+        uuid: [u8; 16],
+        block: FsBlock,
+        blocks: u32,
+    ) -> Option<(Arc<RetainDisk>, Sector)> {
+        RetainGroup::journal_sector(self, uuid, block, blocks)
     }
 }
 
@@ -81,6 +126,12 @@ pub struct Commands {
     pub waits: AtomicU64,
     /// Points that were waited for, and not durable in time.
     pub not_yet: AtomicU64,
+    /// Blocks of commits that were handed over.
+    pub handed_over_blocks: AtomicU64,
+    /// Requests with such blocks.
+    pub mprotects: AtomicU64,
+    /// What was asked or told of file systems besides.
+    pub file_systems: AtomicU64,
     /// What was no command, or none that there is.
     pub refused: AtomicU64,
     /// What the disks' failure prevented.
@@ -88,10 +139,15 @@ pub struct Commands {
 }
 
 impl Commands {
-    fn count(&self, operation: u16, status: u16) {
-        let counter = match (status, operation) {
+    fn count(&self, command: &Command, status: u16) {
+        let counter = match (status, command.operation.get()) {
             (STATUS_DONE, OPERATION_VORDER) => &self.vorders,
             (STATUS_DONE, OPERATION_VFLUSH) => &self.vflushes,
+            (STATUS_DONE, OPERATION_MPROTECT) => {
+                self.handed_over_blocks.fetch_add(command.blocks.get().into(), Ordering::Relaxed);
+                &self.mprotects
+            }
+            (STATUS_DONE | STATUS_NOT_YET, operation) if is_of_a_file_system(operation) => &self.file_systems,
             (STATUS_DONE, _) => &self.waits,
             (STATUS_NOT_YET, _) => &self.not_yet,
             (STATUS_FAILED, _) => &self.failed,
@@ -238,6 +294,46 @@ impl Shared {
         }
     }
 
+    /// What is to be said of a file system at once: all but that everything is home.
+    fn of_a_file_system(&self, command: &Command) -> Option<Verdict> {
+        let (disk, held) = match self.group.file_system(command.file_system) {
+            Ok(found) => found,
+            Err(why) => return Some(Verdict::not(STATUS_UNSUPPORTED, why)),
+        };
+        match command.operation.get() {
+            OPERATION_RECOVER => None,
+            // A commit names the guest whose it is.
+            OPERATION_INIT => Some(Verdict::done(SequenceNumber(disk.hands().guest()))),
+            OPERATION_CLEANUP if held.versions.get() > 0 => {
+                let why = format!(
+                    "{} versions are retained of it: it is mounted, or its journal is not empty",
+                    held.versions
+                );
+                Some(Verdict::not(STATUS_NOT_YET, why))
+            }
+            _ => Some(Verdict::done(SequenceNumber(0))),
+        }
+    }
+
+    /// Blocks of a commit, and where they belong.
+    fn hand_over(&self, place: Place, command: Command, request: &Admitted) -> Result<HandOver, Verdict> {
+        let (block, blocks) = (command.block.get(), command.blocks.get());
+        let Some((disk, sector)) = self.group.journal_sector(command.file_system, FsBlock(block), blocks)
+        else {
+            let why = format!("{blocks} blocks from {block} on are not in a journal that is retained, of one file system alone");
+            return Err(Verdict::not(STATUS_UNSUPPORTED, why));
+        };
+        // To a daemon that was started since, the guest that it names is the first.
+        let here = command.instance.get() == self.instance;
+        let guest = if here { command.sequence.get() } else { 0 };
+        let Some(hand) = disk.hands().begin(guest) else {
+            return Err(Verdict::not(STATUS_UNSUPPORTED, "the guest whose commit this is has left the disk"));
+        };
+        let bytes = blocks as usize * BLOCK_BYTES as usize;
+        let buffers = request.buffers.slice(SECTOR_BYTES as usize, bytes);
+        Ok(HandOver { place, command, buffers, disk, sector, hand })
+    }
+
     /// What is read where there was no command.
     fn introduction(&self) -> Answer {
         let sequence = self.group.reached().acknowledged.0.into();
@@ -246,8 +342,12 @@ impl Shared {
 
     /// Leaves a command's answer in its slot; the completion of its write is the result.
     fn conclude(&self, slot: usize, command: &Command, verdict: &Verdict) -> Result<(), BlockError> {
-        self.commands.count(command.operation.get(), verdict.status);
+        self.commands.count(command, verdict.status);
+        let asks =
+            is_of_a_file_system(command.operation.get()) && command.operation.get() != OPERATION_MPROTECT;
+        let system = asks.then(|| self.group.file_system(command.file_system).ok()).flatten();
         let answer = Answer {
+            held: system.map_or_else(Held::default, |(_, held)| held),
             operation: command.operation,
             tag: command.tag,
             status: verdict.status.into(),
@@ -306,6 +406,8 @@ impl Disk for ControlDisk {
             desk: Desk::new(self.shared.is_in_order(), self.shared.instance),
             shared: Arc::clone(&self.shared),
             bell,
+            handing: Handing::default(),
+            over: Vec::new(),
             done: Vec::new(),
         }))
     }
@@ -316,6 +418,8 @@ struct ControlLane {
     shared: Arc<Shared>,
     desk: Desk,
     bell: Arc<Bell>,
+    handing: Handing,
+    over: Vec<Over>,
     done: Vec<Completion>,
 }
 
@@ -323,13 +427,12 @@ impl ControlLane {
     fn command(&mut self, request: &Admitted) -> Option<Result<(), BlockError>> {
         let shared = Arc::clone(&self.shared);
         let slot = (request.sector.0 / SLOT_SECTORS) as usize;
-        // One sector, and a byte more that says that there is more.
-        let mut bytes = [0; SECTOR_BYTES as usize + 1];
+        let mut bytes = [0; SECTOR_BYTES as usize];
         let length = bytes.len().min(request.buffers.len());
         request.buffers.copy_to(0, &mut bytes[..length]);
         let at_a_slot = request.sector == Sector(slot as u64 * SLOT_SECTORS) && slot > 0;
         let parsed = match at_a_slot {
-            true => Command::parse(&bytes[..length]),
+            true => Command::parse(&bytes[..length], request.buffers.len()),
             false => {
                 Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
             }
@@ -337,6 +440,21 @@ impl ControlLane {
         let (command, verdict) = match parsed {
             Ok(command) => {
                 let place = Place { token: request.token, slot };
+                if command.operation.get() == OPERATION_MPROTECT {
+                    return match shared.hand_over(place, command, request) {
+                        Ok(over) => {
+                            self.handing.take(over);
+                            self.hand();
+                            None
+                        }
+                        Err(verdict) => Some(shared.conclude(slot, &command, &verdict)),
+                    };
+                }
+                let told =
+                    is_of_a_file_system(command.operation.get()).then(|| shared.of_a_file_system(&command));
+                if let Some(verdict) = told.flatten() {
+                    return Some(shared.conclude(slot, &command, &verdict));
+                }
                 let reached = shared.group.reached();
                 let mut flushing = shared.flushing.lock();
                 let verdict = self.desk.ask(shared.now(), place, command, &reached, &mut flushing.flights);
@@ -350,13 +468,12 @@ impl ControlLane {
                     FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
                     _ => STATUS_MALFORMED,
                 };
-                let why = error.to_string().into();
-                (Command::new_zeroed(), Verdict { status, sequence: SequenceNumber(0), why })
+                (Command::new_zeroed(), Verdict::not(status, error.to_string()))
             }
         };
         if !at_a_slot {
             // Nobody looks for an answer there.
-            shared.commands.count(0, verdict.status);
+            shared.commands.count(&Command::new_zeroed(), verdict.status);
             return Some(Err(BlockError::Corrupt(verdict.why)));
         }
         Some(shared.conclude(slot, &command, &verdict))
@@ -375,6 +492,20 @@ impl ControlLane {
             let result = shared.conclude(place.slot, &command, &verdict);
             done.push(Completion { token: place.token, result });
         });
+    }
+
+    /// Goes on with what was handed over.
+    fn hand(&mut self) {
+        self.handing.go_on(&mut self.over);
+        for (place, command, result) in self.over.drain(..) {
+            let verdict = match result {
+                // Asked now: what it covers is before the point.
+                Ok(()) => Verdict::done(self.shared.group.reached().acknowledged),
+                Err(error) => Verdict::not(STATUS_FAILED, error.to_string()),
+            };
+            let result = self.shared.conclude(place.slot, &command, &verdict);
+            self.done.push(Completion { token: place.token, result });
+        }
     }
 
     fn finish(&mut self, token: Token, result: Result<(), BlockError>) {
@@ -413,22 +544,24 @@ impl Lane for ControlLane {
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.look();
+        self.hand();
         completions.append(&mut self.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.done.len() + self.desk.pending()
+        self.done.len() + self.desk.pending() + self.handing.in_flight()
     }
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         self.bell.drain();
         self.look();
+        self.hand();
         if !self.done.is_empty() {
             return Ok(());
         }
         let left = self.desk.deadline().map(|until| until.saturating_sub(self.shared.now()));
         let timeout = timeout.into_iter().chain(left).min();
         let fds: Vec<BorrowedFd<'_>> = also.iter().copied().chain([self.bell.fd()]).collect();
-        wait_readable(&fds, timeout)
+        self.handing.wait(&fds, timeout).unwrap_or_else(|| wait_readable(&fds, timeout))
     }
 }

@@ -8,6 +8,7 @@ use afterimage_block::{Buffers, Disk, FlushKind, Operation, Request, Sector, Seq
 use afterimage_control_disk::desk::Reached;
 use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_format::control_disk::*;
+use afterimage_journal::{FsBlock, RetainDisk};
 use afterimage_order::{Contract, Subscription};
 use parking_lot::Mutex;
 use rand::{Rng, RngExt, SeedableRng};
@@ -45,6 +46,14 @@ impl Durability for Group {
 
     fn subscribe(&self, wake: Wake) -> Option<Subscription> {
         *self.wake.lock() = Some(wake);
+        None
+    }
+
+    fn file_system(&self, _uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
+        Err("journals are not retained".to_owned())
+    }
+
+    fn journal_sector(&self, _: [u8; 16], _: FsBlock, _: u32) -> Option<(Arc<RetainDisk>, Sector)> {
         None
     }
 }
@@ -103,7 +112,7 @@ fn a_disk_introduces_itself() {
     for at in [1024 * 512, 3072 * 512] {
         let answer = Answer::parse(&bytes[at..at + 512]).unwrap();
         assert_eq!((answer.operation.get(), answer.contract.get(), answer.window_us.get()), (0, 2, 50_000));
-        assert_eq!((answer.slots.get(), answer.operations.get()), (64, 0b1110));
+        assert_eq!((answer.slots.get(), answer.operations.get()), (64, 0b11111 << 16 | 0b1110));
         assert!(answer.text().starts_with("power-window=50ms: "), "{}", answer.text());
     }
     assert!(bytes[..1024 * 512].iter().chain(&bytes[1025 * 512..3072 * 512]).all(|byte| *byte == 0));
@@ -221,7 +230,16 @@ fn a_guest_may_send_anything() {
                 _ => rng.random(),
             };
             let mut bytes = vec![0; 512 * rng.random_range(1..20)];
-            let mut command = Command::new(rng.random_range(0..6), token);
+            let mut command = Command::new(rng.random_range(0..22), token);
+            if is_of_a_file_system(command.operation.get()) {
+                command.file_system = [rng.random_range(0..2); 16];
+            }
+            if command.operation.get() == OPERATION_MPROTECT && rng.random() {
+                command.blocks = rng.random_range(0..3).into();
+                command.block = rng.random_range(0..2000).into();
+                command.instance = rng.random_range(0..2).into();
+                bytes.resize(512 + command.blocks.get() as usize * 4096, 7);
+            }
             if rng.random_bool(0.5) {
                 command.timeout_ms = rng.random_range(0..30).into();
                 command.instance = rng.random_range(0..2).into();

@@ -6,7 +6,8 @@
 //! read  at the beginning of a slot:   an [`Answer`], to the slot's last command; in slot 0, and before the first command, to none
 //! ```
 //!
-//! A command is far shorter than a slot, so no block layer ever joins two of them into one request. A command may be executed twice (the
+//! A commit that is handed over ([`OPERATION_MPROTECT`]) has its blocks behind the command, in the same request; every other command is
+//! one sector. No command is as long as a slot, so no block layer ever joins two of them into one request. A command may be executed twice (the
 //! daemon died before its completion was seen): each means the same then. `guest/control/afterimage_control_disk.h` says the same in C;
 //! `tests/control_disk.rs` compares the two.
 
@@ -30,8 +31,12 @@ pub const SLOTS: u32 = 64;
 pub const SLOT_BYTES: u32 = 1 << 20;
 /// The longest time that [`OPERATION_WAIT`] waits, in milliseconds: a device that is stopped waits for it.
 pub const WAIT_MS_MAX: u32 = 1000;
+/// A block that is handed over, in bytes.
+pub const BLOCK_BYTES: u32 = 4096;
+/// The most blocks that one command hands over: what is left of a slot.
+pub const BLOCKS_MAX: u32 = (SLOT_BYTES - 512) / BLOCK_BYTES;
 /// Bytes of an answer's text.
-pub const TEXT_BYTES_MAX: usize = 432;
+pub const TEXT_BYTES_MAX: usize = 400;
 
 /// `Answer::operation` where there was no command.
 pub const OPERATION_NONE: u16 = 0;
@@ -41,6 +46,21 @@ pub const OPERATION_VORDER: u16 = 1;
 pub const OPERATION_VFLUSH: u16 = 2;
 /// vDrive's *aio-notify* (§ 4.1.2): a point is durable. Forces nothing where durability comes by itself.
 pub const OPERATION_WAIT: u16 = 3;
+/// VMA's *init* (Table I): whether a file system's commits may be handed over. The answer's point is what [`OPERATION_MPROTECT`] names.
+pub const OPERATION_INIT: u16 = 16;
+/// VMA's *cleanup*: the file system is unmounted; done where nothing is retained of it.
+pub const OPERATION_CLEANUP: u16 = 17;
+/// VMA's *mprotect*: blocks of a transaction, as they would stand in the journal.
+pub const OPERATION_MPROTECT: u16 = 18;
+/// VMA's *query*: what is retained of a file system.
+pub const OPERATION_QUERY: u16 = 19;
+/// VMA's *recover*: whatever is committed goes home, durably.
+pub const OPERATION_RECOVER: u16 = 20;
+
+/// Whether an operation is about one file system.
+pub fn is_of_a_file_system(operation: u16) -> bool {
+    (OPERATION_INIT..=OPERATION_RECOVER).contains(&operation)
+}
 
 /// `Answer::status`: done.
 pub const STATUS_DONE: u16 = 0;
@@ -67,17 +87,39 @@ pub struct Command {
     pub crc: U32,
     /// Whatever the sender likes: the answer carries it back, so that it knows its own.
     pub tag: U64,
-    /// [`OPERATION_WAIT`]: which daemon's the point is, as an answer said; 0: now.
+    /// [`OPERATION_WAIT`]: which daemon's the point is, as an answer said; 0: now. [`OPERATION_MPROTECT`]: as [`OPERATION_INIT`] was answered.
     pub instance: U64,
-    /// [`OPERATION_WAIT`]: the point.
+    /// [`OPERATION_WAIT`]: the point. [`OPERATION_MPROTECT`]: as [`OPERATION_INIT`] was answered.
     pub sequence: U64,
     /// [`OPERATION_WAIT`]: at most [`WAIT_MS_MAX`].
     pub timeout_ms: U32,
+    /// [`OPERATION_MPROTECT`]: how many blocks follow, 1 to [`BLOCKS_MAX`].
+    pub blocks: U32,
+    /// Which file system an [operation](is_of_a_file_system) is about.
+    pub file_system: [u8; 16],
+    /// [`OPERATION_MPROTECT`]: the block of the file system at which they would stand, one behind the other.
+    pub block: U64,
     /// Zero.
-    pub reserved: [u8; 468],
+    pub reserved: [u8; 440],
 }
 
 const _: () = assert!(size_of::<Command>() == 512);
+
+/// What is retained of a file system.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Held {
+    /// Blocks of which a committed version is known.
+    pub versions: U64,
+    /// Those whose home has not been written since.
+    pub pending: U64,
+    /// Bytes of their content.
+    pub data_bytes: U64,
+    /// Bytes of what is known about them (the paper's journal information).
+    pub information_bytes: U64,
+}
 
 /// An answer, one sector. A *point* is an instance and a sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -117,6 +159,8 @@ pub struct Answer {
     pub reserved: [u8; 6],
     /// One sentence in UTF-8: why not; without a command, the promise in force.
     pub text: [u8; TEXT_BYTES_MAX],
+    /// What is retained of the file system that the command was about.
+    pub held: Held,
 }
 
 const _: () = assert!(size_of::<Answer>() == 512);
@@ -153,26 +197,38 @@ impl Command {
         self
     }
 
-    /// Reads a command. Whether there is such an operation is not judged; one that there is says what it should.
+    /// Reads a command from the first sector of a request of `length` bytes. Whether there is such an operation is not judged; one that there is
+    /// says what it should.
     ///
     /// # Errors
     /// Not a command, one of a later version, or one whose length, checksum or fields are wrong.
-    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let (command, rest) =
+    pub fn parse(bytes: &[u8], length: usize) -> Result<Self, FormatError> {
+        let (command, _) =
             Self::read_from_prefix(bytes).map_err(|_| FormatError::Corrupt("the command is cut short"))?;
         check(command.magic, COMMAND_MAGIC, "a command", command.version.get())?;
-        if !rest.is_empty() {
-            return Err(FormatError::Corrupt("the command is longer than its sector"));
+        let (operation, blocks) = (command.operation.get(), command.blocks.get());
+        let hands_over = operation == OPERATION_MPROTECT;
+        if blocks > BLOCKS_MAX || length != 512 + (blocks * BLOCK_BYTES) as usize {
+            return Err(FormatError::Corrupt("the request is not as long as its command says"));
         }
         if command.seal().crc != command.crc {
             return Err(FormatError::Corrupt("the command's checksum does not match"));
         }
-        let waits = command.operation.get() == OPERATION_WAIT;
+        let waits = operation == OPERATION_WAIT;
         let point = command.instance.get() != 0 || command.sequence.get() != 0;
+        let named = command.file_system != [0; 16];
         if command.reserved.iter().any(|byte| *byte != 0)
-            || (!waits && (point || command.timeout_ms.get() != 0))
+            || (!waits && !hands_over && point)
+            || (!waits && command.timeout_ms.get() != 0)
+            || (!hands_over && (blocks != 0 || command.block.get() != 0))
+            || (!is_of_a_file_system(operation) && named)
         {
             return Err(FormatError::Corrupt("the command says more than its operation takes"));
+        }
+        if hands_over && (blocks == 0 || command.instance.get() == 0) {
+            return Err(FormatError::Corrupt(
+                "the command hands nothing over, or does not say by which right",
+            ));
         }
         if command.timeout_ms.get() > WAIT_MS_MAX {
             return Err(FormatError::Corrupt("the command waits for longer than a second"));

@@ -21,6 +21,14 @@ fn command() -> Command {
     command.seal()
 }
 
+fn hand_over() -> Command {
+    let mut command = Command::new(OPERATION_MPROTECT, 0x0102_0304_0506_0708);
+    (command.instance, command.sequence) = (0x1112_1314_1516_1718.into(), 0x2122_2324_2526_2728.into());
+    (command.blocks, command.block) = (0x3132.into(), 0x4142_4344_4546_4748.into());
+    command.file_system = std::array::from_fn(|i| i as u8 + 0x51);
+    command.seal()
+}
+
 fn answer() -> Answer {
     let answer = Answer {
         operation: OPERATION_VFLUSH.into(),
@@ -34,6 +42,12 @@ fn answer() -> Answer {
         operations: 0xe.into(),
         slots: SLOTS.into(),
         slot_bytes: SLOT_BYTES.into(),
+        held: Held {
+            versions: 1.into(),
+            pending: 2.into(),
+            data_bytes: 3.into(),
+            information_bytes: 4.into(),
+        },
         ..Answer::new_zeroed()
     };
     answer.seal("no: broken")
@@ -49,13 +63,21 @@ fn a_command_and_an_answer_are_these_bytes() {
     let mut unsealed = bytes.as_bytes().to_vec();
     unsealed[12..16].fill(0);
     assert_eq!(bytes.crc.get(), checksum(&unsealed));
-    assert_eq!(Command::parse(bytes.as_bytes()), Ok(bytes));
+    assert_eq!(Command::parse(bytes.as_bytes(), 512), Ok(bytes));
+
+    let bytes = hand_over();
+    let golden = "414643544c430d0a01001200CRC0000008070605040302011817161514131211282726252423222100000000\
+                  323100005152535455565758595a5b5c5d5e5f604847464544434241";
+    assert_eq!(hex(&bytes.as_bytes()[..72]), golden.replace("CRC00000", &hex(&bytes.as_bytes()[12..16])));
+    assert!(bytes.as_bytes()[72..].iter().all(|byte| *byte == 0));
 
     let bytes = answer();
     let golden = "414643544c410d0a01000200CRC0000008070605040302010400020050c30000\
                   1817161514131211282726252423222138373635343332310e00000000000000\
                   40000000000010000a000000000000006e6f3a2062726f6b656e0000";
     assert_eq!(hex(&bytes.as_bytes()[..92]), golden.replace("CRC00000", &hex(&bytes.as_bytes()[12..16])));
+    let held = "0100000000000000020000000000000003000000000000000400000000000000";
+    assert_eq!(hex(&bytes.as_bytes()[480..]), held);
     let parsed = Answer::parse(bytes.as_bytes()).unwrap();
     assert_eq!((parsed.text().as_str(), parsed), ("no: broken", bytes));
 }
@@ -68,9 +90,10 @@ const PROGRAM: &str = r#"
 #include "afterimage_control_disk.h"
 int main(void)
 {
-    struct afterimage_command c;
+    struct afterimage_command c, h;
     struct afterimage_answer a;
     memset(&c, 0, sizeof(c));
+    memset(&h, 0, sizeof(h));
     memset(&a, 0, sizeof(a));
     memcpy(c.magic, AFTERIMAGE_COMMAND_MAGIC, 8);
     c.version = htole16(AFTERIMAGE_CONTROL_VERSION);
@@ -79,6 +102,13 @@ int main(void)
     c.instance = htole64(0x1112131415161718);
     c.sequence = htole64(0x2122232425262728);
     c.timeout_ms = htole32(AFTERIMAGE_WAIT_MS_MAX - 1);
+    memcpy(&h, &c, sizeof(h));
+    h.operation = htole16(AFTERIMAGE_MPROTECT);
+    h.timeout_ms = 0;
+    h.blocks = htole32(0x3132);
+    h.block = htole64(0x4142434445464748);
+    for (int i = 0; i < 16; i++)
+        h.file_system[i] = i + 0x51;
     memcpy(a.magic, AFTERIMAGE_ANSWER_MAGIC, 8);
     a.version = htole16(AFTERIMAGE_CONTROL_VERSION);
     a.operation = htole16(AFTERIMAGE_VFLUSH);
@@ -94,9 +124,15 @@ int main(void)
     a.slot_bytes = htole32(AFTERIMAGE_SLOT_BYTES);
     a.text_len = htole16(10);
     memcpy(a.text, "no: broken", 10);
+    a.held.versions = htole64(1);
+    a.held.pending = htole64(2);
+    a.held.data_bytes = htole64(3);
+    a.held.information_bytes = htole64(4);
     fwrite(&c, 1, sizeof(c), stdout);
+    fwrite(&h, 1, sizeof(h), stdout);
     fwrite(&a, 1, sizeof(a), stdout);
     fputs(AFTERIMAGE_CONTROL_SERIAL, stdout);
+    printf("%d %d", AFTERIMAGE_RECOVER, AFTERIMAGE_BLOCKS_MAX);
     return sizeof(a.text) != AFTERIMAGE_TEXT_BYTES_MAX || sizeof(a) != AFTERIMAGE_SECTOR_BYTES;
 }
 "#;
@@ -123,10 +159,10 @@ fn the_c_header_has_the_same_bytes() {
     let output = Process::new(&out).output().unwrap();
     assert!(output.status.success(), "the sizes differ");
 
-    let (mut command, mut answer) = (command(), answer());
-    command.crc = 0.into();
-    answer.crc = 0.into();
-    let ours = [command.as_bytes(), answer.as_bytes(), CONTROL_SERIAL.as_bytes()].concat();
+    let (mut command, mut hand_over, mut answer) = (command(), hand_over(), answer());
+    (command.crc, hand_over.crc, answer.crc) = (0.into(), 0.into(), 0.into());
+    let numbers = format!("{CONTROL_SERIAL}{OPERATION_RECOVER} {BLOCKS_MAX}");
+    let ours = [command.as_bytes(), hand_over.as_bytes(), answer.as_bytes(), numbers.as_bytes()].concat();
     assert_eq!(hex(&output.stdout), hex(&ours));
 }
 
@@ -135,25 +171,49 @@ fn what_is_no_command_is_refused() {
     let refused = |change: fn(&mut Command)| {
         let mut changed = command();
         change(&mut changed);
-        Command::parse(changed.seal().as_bytes()).unwrap_err()
+        Command::parse(changed.seal().as_bytes(), 512).unwrap_err()
     };
     assert_eq!(refused(|c| c.magic[0] = 0), FormatError::Magic { what: "a command" });
     assert_eq!(refused(|c| c.version = 2.into()), FormatError::Version { version: 2, known: 1 });
     assert!(matches!(refused(|c| c.version = 0.into()), FormatError::Old { .. }));
     for change in [
-        |c: &mut Command| c.reserved[467] = 1,
+        |c: &mut Command| c.reserved[439] = 1,
         |c: &mut Command| c.timeout_ms = (WAIT_MS_MAX + 1).into(),
         |c: &mut Command| c.instance = 0.into(),
         |c: &mut Command| c.operation = OPERATION_VFLUSH.into(),
+        |c: &mut Command| c.operation = OPERATION_QUERY.into(),
+        |c: &mut Command| c.file_system = [1; 16],
+        |c: &mut Command| c.blocks = 1.into(),
+        |c: &mut Command| c.block = 1.into(),
     ] {
         assert!(matches!(refused(change), FormatError::Corrupt(_)));
     }
     let bytes = command();
     let longer = [bytes.as_bytes(), &[0; 512]].concat();
-    assert!(matches!(Command::parse(&longer), Err(FormatError::Corrupt(_))));
-    assert!(matches!(Command::parse(&bytes.as_bytes()[..511]), Err(FormatError::Corrupt(_))));
+    assert!(matches!(Command::parse(&longer, longer.len()), Err(FormatError::Corrupt(_))));
+    assert!(matches!(Command::parse(&bytes.as_bytes()[..511], 511), Err(FormatError::Corrupt(_))));
+    // A commit says by which right, and brings as many blocks as it says.
+    let handed = |change: fn(&mut Command), length: usize| {
+        let mut changed = hand_over();
+        changed.blocks = 2.into();
+        change(&mut changed);
+        Command::parse(changed.seal().as_bytes(), length)
+    };
+    assert!(handed(|_| {}, 512 + 2 * 4096).is_ok());
+    for (change, length) in [
+        (|_: &mut Command| {}, 512 + 4096),
+        (|_| {}, 512 + 3 * 4096),
+        (|c| c.blocks = 0.into(), 512),
+        (|c| c.instance = 0.into(), 512 + 2 * 4096),
+        (|c| c.timeout_ms = 1.into(), 512 + 2 * 4096),
+        (|c| c.blocks = (BLOCKS_MAX + 1).into(), 512 + 256 * 4096),
+        (|c| c.blocks = (1 << 20).into(), 512),
+    ] as [(fn(&mut Command), usize); 7]
+    {
+        assert!(matches!(handed(change, length), Err(FormatError::Corrupt(_))));
+    }
     // An operation that nobody has is for the daemon to refuse.
-    assert!(Command::parse(Command::new(77, 1).seal().as_bytes()).is_ok());
+    assert!(Command::parse(Command::new(77, 1).seal().as_bytes(), 512).is_ok());
 }
 
 #[test]
@@ -170,7 +230,7 @@ proptest! {
     fn one_wrong_bit_is_noticed(at in 0usize..512, bit in 0u32..8) {
         let mut bytes = command().as_bytes().to_vec();
         bytes[at] ^= 1 << bit;
-        prop_assert!(Command::parse(&bytes).is_err());
+        prop_assert!(Command::parse(&bytes, 512).is_err());
         let mut bytes = answer().as_bytes().to_vec();
         bytes[at] ^= 1 << bit;
         prop_assert!(Answer::parse(&bytes).is_err());
@@ -178,7 +238,7 @@ proptest! {
 
     #[test]
     fn anything_may_come(bytes in proptest::collection::vec(any::<u8>(), 0..1100)) {
-        let _ = Command::parse(&bytes);
+        let _ = Command::parse(&bytes, bytes.len());
         let _ = Answer::parse(&bytes);
         // And behind a right magic, version and checksum.
         let mut sector = [0; 512];
@@ -186,7 +246,9 @@ proptest! {
         let mut command: Command = zerocopy::transmute!(sector);
         command.magic = COMMAND_MAGIC;
         command.version = CONTROL_VERSION.into();
-        if let Ok(parsed) = Command::parse(command.seal().as_bytes()) {
+        let length = 512 + command.blocks.get().min(BLOCKS_MAX) as usize * 4096;
+        if let Ok(parsed) = Command::parse(command.seal().as_bytes(), length) {
+            prop_assert_eq!(parsed.operation.get() == OPERATION_MPROTECT, parsed.blocks.get() > 0);
             prop_assert!(parsed.timeout_ms.get() <= WAIT_MS_MAX);
             prop_assert_eq!(parsed, command.seal());
         }

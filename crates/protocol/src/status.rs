@@ -64,6 +64,12 @@ pub struct ControlDiskStatus {
     pub waits: u64,
     /// Points waited for, and not durable in time.
     pub not_yet: u64,
+    /// Requests with which file systems handed commits over.
+    pub mprotects: u64,
+    /// Blocks that they handed over.
+    pub handed_over_blocks: u64,
+    /// What was asked or told of file systems besides.
+    pub file_systems: u64,
     /// What was no command, or none that there is.
     pub refused: u64,
     /// What the disks' failure prevented.
@@ -318,8 +324,11 @@ mod tests {
                 vflushes: 3,
                 waits: 4,
                 not_yet: 5,
-                refused: 6,
-                failed: 7,
+                mprotects: 6,
+                handed_over_blocks: 7,
+                file_systems: 8,
+                refused: 9,
+                failed: 10,
             }),
             disks: vec![DiskStatus {
                 file: "f".to_owned(),

@@ -157,7 +157,8 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     if let Some(control) = &control {
         control.end();
     }
-    // Nobody is kept from closing by a guest that waits.
+    // Nobody is kept from closing by a guest that waits; what it handed over may wait for the end of a pause.
+    daemon.group.resume();
     drop(control_server);
     let closed = close(&daemon, servers, ending);
     // Whatever became of the disks, the trace is ended; what went wrong with them is said first.

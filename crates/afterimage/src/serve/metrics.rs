@@ -204,6 +204,8 @@ impl GroupCollector {
             ("vflush", disk.vflushes),
             ("wait", disk.waits),
             ("not_yet", disk.not_yet),
+            ("mprotect", disk.mprotects),
+            ("file_system", disk.file_systems),
             ("refused", disk.refused),
             ("failed", disk.failed),
         ];

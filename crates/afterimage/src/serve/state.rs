@@ -64,6 +64,9 @@ impl ServedControlDisk {
             vflushes: count(&commands.vflushes),
             waits: count(&commands.waits),
             not_yet: count(&commands.not_yet),
+            mprotects: count(&commands.mprotects),
+            handed_over_blocks: count(&commands.handed_over_blocks),
+            file_systems: count(&commands.file_systems),
             refused: count(&commands.refused),
             failed: count(&commands.failed),
         }

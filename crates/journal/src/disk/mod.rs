@@ -1,19 +1,22 @@
 //! The disk that a frontend serves when journals are retained.
 
+mod hands;
 mod lane;
 mod lend;
 mod shared;
 
+pub use hands::{Hand, Hands};
 pub use lane::LANE_BYTES_MAX;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced};
+use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced, Sector};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::JournalError;
 use crate::ext4::{FileSystems, Options};
+use crate::ids::FsBlock;
 use crate::mutation::Mistake;
 use crate::status::DiskStatus;
 use crate::versions::arena::Arena;
@@ -24,6 +27,7 @@ use shared::Shared;
 pub struct RetainDisk {
     lower: Arc<dyn Disk>,
     shared: Arc<Shared>,
+    hands: Arc<Hands>,
 }
 
 impl RetainDisk {
@@ -65,12 +69,22 @@ impl RetainDisk {
             paused: AtomicBool::new(false),
             left: AtomicBool::new(false),
         };
-        Ok(Self { lower, shared: Arc::new(shared) })
+        Ok(Self { lower, shared: Arc::new(shared), hands: Arc::default() })
     }
 
     /// A snapshot.
     pub fn status(&self) -> DiskStatus {
         self.shared.lock().status()
+    }
+
+    /// Who may hand over commits of its guest's.
+    pub fn hands(&self) -> &Arc<Hands> {
+        &self.hands
+    }
+
+    /// See [`FileSystems::journal_sector`].
+    pub fn journal_sector(&self, uuid: [u8; 16], block: FsBlock, blocks: u32) -> (usize, Option<Sector>) {
+        self.shared.lock().journal_sector(uuid, block, blocks)
     }
 
     /// The guest may be dead: what is committed goes home. See [`FileSystems::settle_all`].
@@ -197,9 +211,11 @@ impl Disk for RetainDisk {
         )))
     }
 
-    /// Whoever asks waits, perhaps a VMM's main loop: the work is left to [`RetainDisk::settle_after_guest`].
+    /// Whoever asks waits, perhaps a VMM's main loop: only for what is under way, as for the queues' own requests. The work is left to
+    /// [`RetainDisk::settle_after_guest`].
     fn quiesced(&self, why: Quiesced) {
         tracing::debug!(?why, "no request is in flight: what is committed will go home");
+        self.hands.stopped(why == Quiesced::Disconnected);
         self.shared.left.store(true, Ordering::SeqCst);
     }
 }

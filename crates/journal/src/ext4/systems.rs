@@ -12,7 +12,7 @@ use super::report::file_system;
 use super::volume::Phase;
 use super::volumes::Volumes;
 use crate::error::JournalError;
-use crate::ids::AreaBlock;
+use crate::ids::{AreaBlock, FsBlock};
 use crate::mutation::{Mistake, Mutation};
 use crate::status::DiskStatus;
 use crate::versions::arena::{Arena, VolumeId, VolumeRecord};
@@ -243,6 +243,19 @@ impl FileSystems {
             at = piece_end;
         }
         Ok(())
+    }
+
+    /// How many file systems have that UUID, and where blocks of one lie on the disk that are all its journal's, and not the journal's
+    /// superblock.
+    pub fn journal_sector(&self, uuid: [u8; 16], block: FsBlock, blocks: u32) -> (usize, Option<Sector>) {
+        let (mut systems, mut sector) = (0, None);
+        for volume in self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)) {
+            systems += 1;
+            let first = volume.layout().and_then(|layout| layout.area_run(block, blocks));
+            sector =
+                first.filter(|first| *first > AreaBlock(0)).map(|_| block.sector(volume.start)).or(sector);
+        }
+        (systems, sector)
     }
 
     /// A snapshot.

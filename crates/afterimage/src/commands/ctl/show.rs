@@ -58,13 +58,16 @@ pub fn status(status: &StatusAnswer) -> String {
     }
     if let Some(disk) = &status.control_disk {
         line(format!(
-            "control disk on {}, {}; {} ordering points, {} flushes, {} waits ({} not durable in time), {} refused, {} failed",
+            "control disk on {}, {}; {} ordering points, {} flushes, {} waits ({} not durable in time), {} blocks handed over \
+             in {} requests, {} refused, {} failed",
             disk.socket,
             if disk.attached { "guest connected" } else { "no guest" },
             disk.vorders,
             disk.vflushes,
             disk.waits + disk.not_yet,
             disk.not_yet,
+            disk.handed_over_blocks,
+            disk.mprotects,
             disk.refused,
             disk.failed
         ));

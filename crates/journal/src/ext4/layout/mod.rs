@@ -152,6 +152,23 @@ impl Layout {
             .map(|e| AreaBlock(e.at.0 + (block.0 - e.home.0) as u32))
     }
 
+    /// Which journal block the first of these is, if they follow each other in the journal as they do in the file system.
+    pub fn area_run(&self, block: FsBlock, blocks: u32) -> Option<AreaBlock> {
+        let first = self.area_of(block)?;
+        let mut done = 0;
+        while done < blocks {
+            let at = FsBlock(block.0.checked_add(done.into())?);
+            let extent =
+                self.journal.iter().find(|e| (e.home.0..e.home.0 + u64::from(e.blocks)).contains(&at.0))?;
+            let within = (at.0 - extent.home.0) as u32;
+            if extent.at.0 + within != first.0 + done {
+                return None;
+            }
+            done += extent.blocks - within;
+        }
+        Some(first)
+    }
+
     /// Whether a newer look found another file system or another journal, rather than this one with other sizes or
     /// features (`resize2fs`, `tune2fs`). What was retained of the older one must not go home then.
     pub fn identity_changed(&self, newer: &Self) -> bool {

@@ -1,0 +1,113 @@
+//! Commits that a guest's file system hands over: each becomes a write of its journal, beside the queues of its disk.
+//!
+//! What is handed over are blocks as they would stand in the journal, and to the layer below they come as if they were written there, as far
+//! as a flush: what reads a guest's journal, keeps it, brings it home and gives it back to a recovery is the same for both, and so is what
+//! the guest falls back to. One is under way at a time on each queue; the next waits.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{BlockError, Buffers, Completion, Disk as _, Lane, Operation, Request, Sector, Token};
+use afterimage_format::control_disk::{Command, BLOCK_BYTES};
+use afterimage_journal::{Hand, RetainDisk};
+
+use crate::desk::Place;
+
+const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / 512;
+
+/// Blocks that were handed over, and where they belong.
+pub(crate) struct HandOver {
+    pub place: Place,
+    pub command: Command,
+    pub buffers: Buffers,
+    pub disk: Arc<RetainDisk>,
+    pub sector: Sector,
+    pub hand: Hand,
+}
+
+/// Those of one queue.
+#[derive(Default)]
+pub(crate) struct Handing {
+    /// A lane of each disk that something was handed over for.
+    lanes: Vec<(Arc<RetainDisk>, Box<dyn Lane>)>,
+    under_way: Option<UnderWay>,
+    next: VecDeque<HandOver>,
+    done: Vec<Completion>,
+}
+
+struct UnderWay {
+    lane: usize,
+    place: Place,
+    command: Command,
+    _hand: Hand,
+}
+
+/// A hand-over that is over.
+pub(crate) type Over = (Place, Command, Result<(), BlockError>);
+
+impl Handing {
+    pub(crate) fn in_flight(&self) -> usize {
+        self.next.len() + usize::from(self.under_way.is_some())
+    }
+
+    pub(crate) fn take(&mut self, over: HandOver) {
+        self.next.push_back(over);
+    }
+
+    /// Begins the next one where none is under way, and says which are over.
+    pub(crate) fn go_on(&mut self, over: &mut Vec<Over>) {
+        loop {
+            if let Some(UnderWay { lane, .. }) = &self.under_way {
+                self.lanes[*lane].1.reap(&mut self.done);
+                let Some(completion) = self.done.pop() else { return };
+                if let Some(UnderWay { place, command, .. }) = self.under_way.take() {
+                    over.push((place, command, completion.result));
+                }
+            }
+            let Some(HandOver { place, command, buffers, disk, sector, hand }) = self.next.pop_front() else {
+                return;
+            };
+            let lane = match self.lane(&disk) {
+                Ok(lane) => lane,
+                Err(error) => {
+                    over.push((place, command, Err(error)));
+                    continue;
+                }
+            };
+            let sectors = u64::from(command.blocks.get()) * BLOCK_SECTORS;
+            let operation = Operation::Write { flushed: true };
+            let way_in = &mut self.lanes[lane].1;
+            way_in.submit(Request { token: Token(0), operation, sector, sectors, buffers });
+            way_in.dispatch();
+            self.under_way = Some(UnderWay { lane, place, command, _hand: hand });
+        }
+    }
+
+    /// Blocks until the one that is under way may be over; `None` where none is.
+    pub(crate) fn wait(
+        &mut self,
+        also: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Option<io::Result<()>> {
+        let lane = self.under_way.as_ref()?.lane;
+        Some(self.lanes[lane].1.wait(also, timeout))
+    }
+
+    fn lane(&mut self, disk: &Arc<RetainDisk>) -> Result<usize, BlockError> {
+        if let Some(lane) = self.lanes.iter().position(|(known, _)| Arc::ptr_eq(known, disk)) {
+            return Ok(lane);
+        }
+        self.lanes.push((Arc::clone(disk), disk.open_lane()?));
+        Ok(self.lanes.len() - 1)
+    }
+}
+
+impl Drop for Handing {
+    /// The way in first: it waits for what is below, and until then the guest has not left.
+    fn drop(&mut self) {
+        self.lanes.clear();
+    }
+}
