@@ -8,8 +8,8 @@ while [ $i -lt 40 ]; do
     dd if=/dev/urandom of=/mnt/disk/$i bs=8k count=1 conv=fsync 2> /dev/null
     i=$((i + 1))
 done
-cat /proc/fs/vjbd2/vda-8/single_io
-[ "$(sed -n 's/^single //p' /proc/fs/vjbd2/vda-8/single_io)" -ge 40 ]
+cat /proc/fs/vjbd2/*/single_io
+[ "$(sed -n 's/^single //p' /proc/fs/vjbd2/*/single_io)" -ge 40 ]
 sums() { find /mnt/disk -type f | sort | xargs cat | md5sum; }
 written=$(sums)
 umount /mnt/disk

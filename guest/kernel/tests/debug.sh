@@ -1,0 +1,102 @@
+# For kernels that look at their locks and memory (./x guest-kernel debug): all that vext4 does more than ext4, several things at a time. Then the kernel
+# is asked: kmemleak, and each line of what it has said. Ends with 65 where vext4 is wrong, and with 66 where the kernel has found something.
+set -e
+J=$TESTS/journaling
+broken() { echo "broken: $*"; exit 65; }
+leaks() { sleep 6; echo scan >/sys/kernel/debug/kmemleak; }
+ioctl() { perl -e 'open F, "+<", $ARGV[0] or die; $at = pack "L", 1; ioctl F, hex $ARGV[1], $at or exit 1' "$1" "$2"; }
+crash() { perl -e 'open F, "<", $ARGV[0] or die; $how = pack "L", 1; ioctl F, 0x8004587d, $how or exit 1' /mnt/disk; }
+counted() { sed -n "s/^$1 //p" /proc/fs/vjbd2/*/single_io; }
+locks() { [ ! -e /proc/lockdep_stats ] || grep -q 'debug_locks: *1' /proc/lockdep_stats; }
+
+uname -r
+# What the kernel says before it has anything to do with vext4 is its own (User Mode Linux itself is not free of it).
+dmesg | sed -n 's/.*\(BUG:\|WARNING:\)/at boot: \1/p' | sort | uniq -c
+[ -z "$BOOT" ] || dmesg
+dmesg -C
+locks || broken "nobody looks at locks"
+[ ! -e /sys/kernel/debug/kmemleak ] || { leaks; echo clear >/sys/kernel/debug/kmemleak; }
+
+sh "$(dirname "$0")/uml.sh"
+# Data that is moved and freed beside commits, stores through mappings, switches of modes; in a model, too.
+seed=0
+for options in data=journal,journal_async_commit data=ordered,journal_async_commit data=ordered data=journal; do
+    seed=$((seed + 1))
+    mkfs.ext4 -q -F -b 4096 -J size=8 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda 200M
+    mount -t vext4 -o $options /dev/vda /mnt/disk
+    $TESTS/synced write /mnt/disk/synced 80
+    [ "$($TESTS/synced check /mnt/disk/synced)" = "op 80" ] || broken "synced"
+    mkdir /mnt/disk/data /mnt/disk/ordered
+    $J set data /mnt/disk/data; $J set ordered /mnt/disk/ordered
+    (cp -r /usr/share/doc/bash /usr/share/doc/e2fsprogs /mnt/disk/data; cp -r /mnt/disk/data/bash /mnt/disk/ordered; rm -r /mnt/disk/data/bash
+        mv /mnt/disk/data/e2fsprogs /mnt/disk/ordered; rm -r /mnt/disk/ordered/e2fsprogs) &
+    beside=$!
+    $TESTS/scramble /mnt/disk/data/file /tmp/copy1 ${seed}1 $OPERATIONS &
+    first=$!
+    $TESTS/scramble /mnt/disk/ordered/file /tmp/copy2 ${seed}2 $OPERATIONS &
+    second=$!
+    $TESTS/scramble /mnt/disk/file /tmp/copy3 ${seed}3 $OPERATIONS || broken "$options: random operations"
+    for each in $beside $first $second; do wait $each || broken "$options: beside each other"; done
+    # The boot loader's file takes what has no mode of its own.
+    echo boot >/mnt/disk/boot; $J set ordered /mnt/disk/boot
+    if ioctl /mnt/disk/boot 6611; then broken "$options: an ordered file was swapped"; fi
+    $J set default /mnt/disk/boot; ioctl /mnt/disk/boot 6611 || broken "$options: a file was not swapped"
+    # Direct I/O, unwritten extents, attributes, remounts.
+    dd if=/dev/zero of=/mnt/disk/direct bs=64k count=8 oflag=direct 2>/dev/null; fallocate -l 4M /mnt/disk/space
+    dd if=/dev/zero of=/mnt/disk/space bs=4k count=64 conv=notrunc,fsync 2>/dev/null
+    chattr +j /mnt/disk/space; echo more >>/mnt/disk/space; sync /mnt/disk/space; chattr -j /mnt/disk/space
+    mount -o remount,ro /mnt/disk; mount -o remount,rw /mnt/disk
+    cat /proc/fs/vjbd2/*/single_io >/tmp/counters
+    umount /mnt/disk
+    e2fsck -fn /dev/vda >/tmp/said 2>&1 || { cat /tmp/said; broken "$options: e2fsck"; }
+    # A crash while it goes on; either driver replays.
+    mount -t vext4 -o $options /dev/vda /mnt/disk
+    for at in data ordered; do for n in 1 2 3 4; do $TESTS/synced write /mnt/disk/$at/s$n 40 & done; done
+    $TESTS/scramble /mnt/disk/file /tmp/copy3 ${seed}4 $OPERATIONS || broken "$options: random operations"
+    crash; wait || true
+    umount /mnt/disk
+    driver=ext4; [ $((seed % 2)) = 0 ] || driver=vext4
+    mount -t $driver -o data=journal /dev/vda /mnt/disk
+    cmp /tmp/copy1 /mnt/disk/data/file && cmp /tmp/copy2 /mnt/disk/ordered/file && cmp /tmp/copy3 /mnt/disk/file ||
+        broken "$options: after a replay by $driver"
+    umount /mnt/disk
+    e2fsck -fn /dev/vda >/tmp/said 2>&1 || { cat /tmp/said; broken "$options: e2fsck after a replay"; }
+    echo "$options: as in the model, also after a replay by $driver; $(tr '\n' ' ' </tmp/counters)"
+    [ -n "$ALL" ] || break
+done
+
+found=0
+if [ -e /sys/kernel/debug/kmemleak ]; then
+    # It looks at nothing that is younger than five seconds, and what it finds once may be on its way. In User Mode Linux with KASAN it also tells
+    # of memory that is in use or was freed, with the stock ext4 and before any: what counts is what our own code allocated itself.
+    leaks; leaks
+    awk '
+        function judge() { all += known; theirs += fs; if (mine) { found++; printf "%s", text } known = fs = mine = by = 0; text = "" }
+        /^unreferenced/ { judge(); known = 1 }
+        { text = text $0 "\n" }
+        /^    \[/ {
+            name = $2; sub(/[+.].*/, "", name)
+            if (name ~ /^v(ext4|jbd2)_/) fs = 1
+            if (!by && name !~ /^(save_stack_trace|stack_trace_save|set_track_prepare|__create_object|slab_post_alloc_hook)$|alloc/) {
+                by = 1; mine = name ~ /^(sio|fm|series)_/
+            }
+        }
+        END { judge(); printf "kmemleak: tells of %d objects, %d of them below vext4 and vjbd2, %d allocated by what is ours\n", all, theirs, found; exit found > 0 }
+    ' /sys/kernel/debug/kmemleak || found=1
+else
+    echo "kmemleak: not in this kernel"
+fi
+dmesg >/tmp/said
+if grep -E 'BUG:|WARNING:|KASAN|INFO: |possible |scheduling while|leaked|Oops|Call Trace|EXT4-fs (error|warning)|VEXT4-fs (error|warning)' /tmp/said; then
+    found=1
+    head -n 80 /tmp/said
+else
+    echo "the kernel's messages: nothing of locks, memory or errors"
+fi
+if [ -e /proc/lockdep_stats ]; then
+    locks || { found=1; echo "lockdep: it has stopped looking"; }
+    echo "lockdep: $(sed -n 's/^ *\(lock-classes\|direct dependencies\|dependency chains\):* */\1 /p' /proc/lockdep_stats | sed 's/  */ /g' | paste -sd, )"
+else
+    echo "lockdep: not in this kernel"
+fi
+[ $found = 0 ] || exit 66
