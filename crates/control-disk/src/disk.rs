@@ -53,6 +53,9 @@ pub trait Durability: Send + Sync {
     /// `wake` is called whenever [`Durability::reached`] has changed without a request, from any thread, and does not wait.
     fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Option<Subscription>;
 
+    /// Those for which commits may be handed over: always the same.
+    fn retained_disks(&self) -> Vec<Arc<RetainDisk>>;
+
     /// The disk that holds a file system whose journal is retained, and what is retained of it.
     ///
     /// # Errors
@@ -83,6 +86,10 @@ impl Durability for RetainGroup {
 
     fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
         Some(RetainGroup::subscribe(self, wake))
+    }
+
+    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
+        RetainGroup::retained_disks(self)
     }
 
     fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
@@ -406,7 +413,7 @@ impl Disk for ControlDisk {
             desk: Desk::new(self.shared.is_in_order(), self.shared.instance),
             shared: Arc::clone(&self.shared),
             bell,
-            handing: Handing::default(),
+            handing: Handing::new(self.shared.group.retained_disks())?,
             over: Vec::new(),
             done: Vec::new(),
         }))

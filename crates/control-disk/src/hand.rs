@@ -29,9 +29,8 @@ pub(crate) struct HandOver {
 }
 
 /// Those of one queue.
-#[derive(Default)]
 pub(crate) struct Handing {
-    /// A lane of each disk that something was handed over for.
+    /// A lane of each disk.
     lanes: Vec<(Arc<RetainDisk>, Box<dyn Lane>)>,
     under_way: Option<UnderWay>,
     next: VecDeque<HandOver>,
@@ -49,6 +48,13 @@ struct UnderWay {
 pub(crate) type Over = (Place, Command, Result<(), BlockError>);
 
 impl Handing {
+    /// Opens the ways in at once: later the sandbox may keep what they need from them.
+    pub(crate) fn new(disks: Vec<Arc<RetainDisk>>) -> Result<Self, BlockError> {
+        let open = |disk: Arc<RetainDisk>| disk.open_lane().map(|lane| (disk, lane));
+        let lanes = disks.into_iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Self { lanes, under_way: None, next: VecDeque::new(), done: Vec::new() })
+    }
+
     pub(crate) fn in_flight(&self) -> usize {
         self.next.len() + usize::from(self.under_way.is_some())
     }
@@ -70,12 +76,13 @@ impl Handing {
             let Some(HandOver { place, command, buffers, disk, sector, hand }) = self.next.pop_front() else {
                 return;
             };
-            let lane = match self.lane(&disk) {
-                Ok(lane) => lane,
-                Err(error) => {
-                    over.push((place, command, Err(error)));
-                    continue;
-                }
+            let Some(lane) = self.lanes.iter().position(|(known, _)| Arc::ptr_eq(known, &disk)) else {
+                over.push((
+                    place,
+                    command,
+                    Err(BlockError::Unsupported("the disk is not of this group".into())),
+                ));
+                continue;
             };
             let sectors = u64::from(command.blocks.get()) * BLOCK_SECTORS;
             let operation = Operation::Write { flushed: true };
@@ -94,14 +101,6 @@ impl Handing {
     ) -> Option<io::Result<()>> {
         let lane = self.under_way.as_ref()?.lane;
         Some(self.lanes[lane].1.wait(also, timeout))
-    }
-
-    fn lane(&mut self, disk: &Arc<RetainDisk>) -> Result<usize, BlockError> {
-        if let Some(lane) = self.lanes.iter().position(|(known, _)| Arc::ptr_eq(known, disk)) {
-            return Ok(lane);
-        }
-        self.lanes.push((Arc::clone(disk), disk.open_lane()?));
-        Ok(self.lanes.len() - 1)
     }
 }
 

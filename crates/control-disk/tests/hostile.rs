@@ -49,6 +49,10 @@ impl Durability for Group {
         None
     }
 
+    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
+        Vec::new()
+    }
+
     fn file_system(&self, _uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
         Err("journals are not retained".to_owned())
     }

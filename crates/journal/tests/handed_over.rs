@@ -38,6 +38,10 @@ impl Durability for Group {
         None
     }
 
+    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
+        self.0.clone()
+    }
+
     fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
         let name = format!("{:032x}", u128::from_be_bytes(uuid));
         let disk = Arc::clone(&self.0[0]);

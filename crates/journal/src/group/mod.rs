@@ -270,6 +270,11 @@ impl RetainGroup {
         self.shared.members.iter().find(|m| m.index == index).map(|m| m.disk.status())
     }
 
+    /// Those whose journals are retained.
+    pub fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
+        self.shared.members.iter().map(|member| Arc::clone(&member.disk)).collect()
+    }
+
     /// The disk that holds the file system of that UUID, and what is retained of it.
     ///
     /// # Errors
