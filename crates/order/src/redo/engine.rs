@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::sequence::{LogPosition, Sequence};
 use crate::Replayed;
 
-/// A log to which nothing was appended for this time is emptied.
+/// A log to which nothing was appended for this time, and of which no sync is owed, is emptied.
 const IDLE: Duration = Duration::from_secs(2);
 
 /// What a redo log is opened with.
@@ -150,8 +150,8 @@ impl Redo {
         };
         let idle = std::mem::replace(seen, appended) == appended;
         // A request that was made while the last round ran may have been met by it: what is left can still grow
-        // together.
-        let idle = idle && self.log.bytes_used() > 0;
+        // together. And who waits for a slow device's sync appends nothing either: home writes would only keep it from its end.
+        let idle = idle && self.log.bytes_used() > 0 && self.syncer.ages().0.is_none();
         if (wanted && half_full) || idle {
             self.half_home()?;
         }

@@ -10,7 +10,7 @@ use afterimage_block::{
 use afterimage_block_conformance::sim::SimWorld;
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, Config, Redo, RedoDisk};
-use afterimage_order::{Clock, LoggedDisk, VirtualClock};
+use afterimage_order::{Clock, LogPosition, LoggedDisk, VirtualClock};
 
 const DISK_BYTES: usize = 16 << 10;
 
@@ -84,6 +84,30 @@ impl Setup {
     fn pass(&self, millis: u64) {
         self.clock.advance(Duration::from_millis(millis));
     }
+}
+
+/// Where a device is slow, a guest may append nothing for long because it waits for the log's sync.
+#[test]
+fn who_waits_for_a_sync_is_not_idle() {
+    let mut s = setup(64);
+    let mut seen = LogPosition::default();
+    s.write();
+    assert!(s.flush());
+    assert!(s.core.syncer.sync().expect("healthy"));
+    s.write();
+    assert!(s.flush());
+    for _ in 0..3 {
+        assert!(!s.core.turn_home(false, &mut seen).expect("healthy"));
+    }
+    assert_eq!(
+        s.world.cached(1),
+        vec![0; DISK_BYTES],
+        "the second flush is not durable, and nothing went home"
+    );
+    assert!(s.core.syncer.sync().expect("healthy"));
+    assert!(!s.core.turn_home(false, &mut seen).expect("healthy"), "the log has been sealed");
+    assert!(s.core.turn_home(false, &mut seen).expect("healthy"), "all of it");
+    assert_eq!(s.world.cached(1)[0], 3, "the newest write");
 }
 
 #[test]
