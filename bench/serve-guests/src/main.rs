@@ -63,7 +63,7 @@ struct Options {
     #[arg(long = "virtual", conflicts_with_all = ["quick", "device", "rounds"])]
     in_virtual_time: bool,
     /// With --virtual: these figures
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Figure::Three, Figure::Four, Figure::Six], requires = "in_virtual_time")]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Figure::ALL, requires = "in_virtual_time")]
     figures: Vec<Figure>,
     /// With --virtual: seeds 1 to this, all cells of one before the next
     #[arg(long, default_value_t = 5, requires = "in_virtual_time")]

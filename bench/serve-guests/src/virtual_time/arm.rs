@@ -32,6 +32,8 @@ pub enum Arm {
     Window,
     /// The same with a log so small that it is full all the time.
     WindowFull,
+    /// The same with a log of 4 GiB, which never is.
+    WindowLarge,
     /// Afterimage, `guest-crash`.
     GuestCrash,
 }
@@ -56,7 +58,7 @@ pub struct Shape {
 impl Arm {
     /// All.
     #[cfg(test)]
-    pub const ALL: [Arm; 12] = [
+    pub const ALL: [Arm; 13] = [
         Arm::Nested,
         Arm::Guest,
         Arm::Host,
@@ -68,6 +70,7 @@ impl Arm {
         Arm::Power,
         Arm::Window,
         Arm::WindowFull,
+        Arm::WindowLarge,
         Arm::GuestCrash,
     ];
 
@@ -85,6 +88,7 @@ impl Arm {
             Arm::Power => "power",
             Arm::Window => "window",
             Arm::WindowFull => "window-full",
+            Arm::WindowLarge => "window-large",
             Arm::GuestCrash => "guest-crash",
         }
     }
@@ -103,6 +107,7 @@ impl Arm {
             Arm::Power => "power",
             Arm::Window => "power-window=50ms",
             Arm::WindowFull => "power-window=50ms, log full",
+            Arm::WindowLarge => "power-window=50ms, log of 4 GiB",
             Arm::GuestCrash => "guest-crash",
         }
     }
@@ -128,6 +133,7 @@ impl Arm {
             Arm::Unsafe | Arm::GuestCrash => Shape { contract: "guest-crash", ..writeback },
             Arm::Window => Shape { contract: "power-window=50ms", ..writeback },
             Arm::WindowFull => Shape { contract: "power-window=50ms", log_bytes: 16 << 20, ..writeback },
+            Arm::WindowLarge => Shape { contract: "power-window=50ms", log_bytes: 4 << 30, ..writeback },
         }
     }
 }

@@ -23,8 +23,14 @@ struct Claim {
 
 const WRITES: &[Work] = &[Work::Varmail, Work::Oltp, Work::Randwrite, Work::Seqwrite];
 
-const CLAIMS: [Claim; 13] = {
-    use Figure::{Four, Six, Three};
+const CLAIMS: [Claim; 19] = {
+    use Figure::{Four, Six, Streams, Three};
+    const fn stream(model: &'static str) -> Claim {
+        Claim {
+            target: Some(1.0),
+            ..claim(Streams, &[Work::Stream], model, Arm::WindowLarge, Arm::Nested, "–")
+        }
+    }
     const fn claim(
         figure: Figure,
         works: &'static [Work],
@@ -65,6 +71,12 @@ const CLAIMS: [Claim; 13] = {
             ..claim(Six, WRITES, DISK, Arm::WindowFull, Arm::Nested, "vDrive 1.47–2.42, without a log")
         },
         claim(Six, &[Work::Fileserver, Work::Webserver], DISK, Arm::Neither, Arm::Nested, "1.08–1.11"),
+        stream("hdd15k"),
+        stream(DISK),
+        stream("hdd7200"),
+        stream("ssd"),
+        stream("nvme"),
+        stream("emmc"),
     ]
 };
 
@@ -104,6 +116,7 @@ fn title(figure: Figure) -> &'static str {
         Figure::Three => "Fig. 3: cache modes, `hdd10k`",
         Figure::Four => "Fig. 4: devices, varmail",
         Figure::Six => "Fig. 6: applications, `hdd10k`",
+        Figure::Streams => "Streams",
     }
 }
 
@@ -205,6 +218,7 @@ fn claims(records: &[Record]) -> Table {
                 Figure::Three => "3",
                 Figure::Four => "4",
                 Figure::Six => "6",
+                Figure::Streams => "–",
             };
             rows.push(vec![
                 figure.to_owned(),
