@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 use afterimage_bench_kit::process::run as run_program;
 use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    insert, read, run_at_once, say, write_all, write_on_signals, BenchError, Common, Result, Resume,
+    insert, read, run_at_once, say, write_all, write_on_signals, BenchError, Common, Earlier, Result, Resume,
 };
 use afterimage_lab::process::Workdir;
 use clap::Parser;
@@ -49,6 +49,8 @@ struct Options {
     common: Common,
     #[command(flatten)]
     resume: Resume,
+    #[command(flatten)]
+    earlier: Earlier,
     /// 500 records instead of 10 000 where each has a transaction of its own; results are kept apart
     #[arg(long, conflicts_with = "quick")]
     part: bool,
@@ -101,6 +103,9 @@ fn run(options: &Options) -> Result<bool> {
     let wanted =
         move |record: &Record| record.records == scale.records(record.key.log, record.key.operations);
     let mut store = Store::open(&cells, wanted)?;
+    if let Some(path) = &options.earlier.from {
+        store.adopt(read::<Results>(path, NAME)?.records.into_iter().filter(wanted))?;
+    }
     if resume.report {
         let text = write(out, scale, &store)?;
         say(&text)?;

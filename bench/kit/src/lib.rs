@@ -20,7 +20,7 @@ pub mod virtual_time;
 pub use cells::{check_only, is_chosen, run, run_at_once, Bench, Failure};
 pub use error::{BenchError, Context, Result};
 pub use large_file::large_file;
-pub use options::{Common, Resume};
+pub use options::{Common, Earlier, Resume};
 pub use outputs::{insert, read, read_record, write_all, write_on_signals, write_record};
 pub use program::{main, say};
 pub use store::{Record, Store};

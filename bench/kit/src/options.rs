@@ -35,3 +35,11 @@ pub struct Resume {
     #[arg(long, value_name = "FILE", requires = "report")]
     pub into: Option<PathBuf>,
 }
+
+/// Of those whose raw results hold every cell as it was kept.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Earlier {
+    /// Go on from these raw results: what they hold, and is not finished here, counts as finished here
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+}

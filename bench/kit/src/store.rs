@@ -109,6 +109,17 @@ impl<R: Record> Store<R> {
         Ok(())
     }
 
+    /// Keeps those of these records whose cells are not finished here.
+    ///
+    /// # Errors
+    /// One can not be written.
+    pub fn adopt(&mut self, records: impl IntoIterator<Item = R>) -> Result<()> {
+        records.into_iter().try_for_each(|record| match self.get(record.key()) {
+            Some(_) => Ok(()),
+            None => self.add(record),
+        })
+    }
+
     /// Forgets cells, so that they are run again.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use afterimage_bench_kit::{insert, say, write_on_signals, Common, Result, Resume};
+use afterimage_bench_kit::{insert, say, write_on_signals, Common, Earlier, Result, Resume};
 use afterimage_lab::process::Workdir;
 use afterimage_report::note;
 use clap::Parser;
@@ -49,6 +49,8 @@ struct Options {
     common: Common,
     #[command(flatten)]
     resume: Resume,
+    #[command(flatten)]
+    earlier: Earlier,
     /// Only these cells: workload/device/row, each part a name or *, later parts may be left out
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -100,6 +102,7 @@ fn run(options: &Options) -> Result<bool> {
             seeds: options.seeds,
             at_once: options.at_once,
             resume,
+            earlier: &options.earlier,
         });
     }
     if let Some(path) = &common.tables {
@@ -111,6 +114,10 @@ fn run(options: &Options) -> Result<bool> {
     let scale = if common.quick { Scale::quick() } else { Scale::full() };
     let cells = out.join("serve-guests.cells").join(&scale.name);
     let mut store = Store::open(&cells, |record| record.scale == scale)?;
+    if let Some(path) = &options.earlier.from {
+        let (_, earlier) = report::read(path)?;
+        store.adopt(earlier.records().filter(|record| record.scale == scale).cloned())?;
+    }
     if resume.report {
         let text = report::write(out, &scale, &store)?;
         say_with_paper(&text, &store)?;

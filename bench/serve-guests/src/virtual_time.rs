@@ -12,7 +12,8 @@ use std::sync::{Mutex, PoisonError};
 
 use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    check_only, insert, is_chosen, read, run_at_once, say, write_all, write_on_signals, Result, Resume,
+    check_only, insert, is_chosen, read, run_at_once, say, write_all, write_on_signals, Earlier, Result,
+    Resume,
 };
 use afterimage_report::note;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,8 @@ pub struct Plan<'a> {
     pub at_once: usize,
     /// What every benchmark that resumes has.
     pub resume: &'a Resume,
+    /// From where it goes on.
+    pub earlier: &'a Earlier,
 }
 
 /// The raw results, as they are committed.
@@ -100,6 +103,9 @@ pub fn run(plan: &Plan<'_>) -> Result<bool> {
     let (out, resume) = (plan.out, plan.resume);
     let folder = out.join(format!("{NAME}.cells"));
     let mut store = Store::open(&folder, |_| true)?;
+    if let Some(path) = &plan.earlier.from {
+        store.adopt(read::<Results>(path, NAME)?.records)?;
+    }
     if resume.report {
         let text = write(out, &store)?;
         say(&text)?;
@@ -163,7 +169,15 @@ mod tests {
     fn cells_of_several_figures_are_run_once_and_seed_by_seed() {
         let resume = Resume { calm: 0, fresh: false, list: false, report: false, into: None };
         let plan = |figures: &'static [Figure], only: &'static [String]| {
-            let plan = Plan { out: Path::new(""), figures, only, seeds: 2, at_once: 1, resume: &resume };
+            let plan = Plan {
+                out: Path::new(""),
+                figures,
+                only,
+                seeds: 2,
+                at_once: 1,
+                resume: &resume,
+                earlier: &Earlier::default(),
+            };
             keys(&plan).map(|keys| keys.len())
         };
         assert_eq!(plan(&[Figure::Four], &[]).unwrap(), 2 * 12);

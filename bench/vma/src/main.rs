@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use afterimage_bench_kit::virtual_time::Virtual;
-use afterimage_bench_kit::{insert, run_at_once, say, write_on_signals, Common, Result, Resume};
+use afterimage_bench_kit::{insert, run_at_once, say, write_on_signals, Common, Earlier, Result, Resume};
 use afterimage_bench_vma::bench::Bench;
 use afterimage_bench_vma::catalog::{Device, Figure, Kind, Mode, Workload};
 use afterimage_bench_vma::plan::{self, InRealTime, Run, Selection};
@@ -38,6 +38,8 @@ struct Options {
     common: Common,
     #[command(flatten)]
     resume: Resume,
+    #[command(flatten)]
+    earlier: Earlier,
     /// Which parts of the paper's evaluation [default: all; main and table3 with --quick]
     #[arg(long, value_enum, value_delimiter = ',')]
     figures: Vec<Figure>,
@@ -101,6 +103,9 @@ fn run(options: &Options) -> Result<bool> {
     let folder = options.out.join(&scale.name);
     let cells_folder = folder.join("cells");
     let mut store = Store::open(&cells_folder, &scale)?;
+    if let Some(path) = &options.earlier.from {
+        store.adopt(&report::read(path)?.1, &scale)?;
+    }
     if resume.report {
         let text = report::write(&folder, &scale, &store)?;
         say(&text)?;

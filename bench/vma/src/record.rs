@@ -294,6 +294,19 @@ impl Store {
         self.cells.add(record)
     }
 
+    /// Keeps what another store holds of this scale, and this one does not.
+    ///
+    /// # Errors
+    /// A cell can not be written.
+    pub fn adopt(&mut self, other: &Store, scale: &Scale) -> Result<()> {
+        let missing = |record: &&Record| record.scale == *scale && self.cells.get(&record.key).is_none();
+        let missing: Vec<Record> = other.cells.records().filter(missing).cloned().collect();
+        missing.into_iter().try_for_each(|record| {
+            let samples = other.samples(&record.key).to_vec();
+            self.add(record, samples)
+        })
+    }
+
     /// What was sampled during a cell: nothing of most.
     pub fn samples(&self, key: &CellKey) -> &[Sample] {
         self.samples.get(key).map_or(&[], Vec::as_slice)

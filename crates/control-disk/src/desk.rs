@@ -52,7 +52,7 @@ impl Verdict {
     }
 
     fn failed(why: &Arc<str>) -> Self {
-        Self { status: STATUS_FAILED, sequence: SequenceNumber(0), why: Arc::clone(why) }
+        Self::not(STATUS_FAILED, Arc::clone(why))
     }
 }
 

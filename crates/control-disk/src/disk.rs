@@ -19,7 +19,7 @@ use afterimage_format::control_disk::{
 };
 use afterimage_format::{mark, FormatError};
 use afterimage_journal::group::RetainGroup;
-use afterimage_journal::{FsBlock, RetainDisk};
+use afterimage_journal::{by_uuid, FsBlock, RetainDisk};
 use afterimage_order::{Contract, Subscription};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -55,20 +55,6 @@ pub trait Durability: Send + Sync {
 
     /// Those for which commits may be handed over: always the same.
     fn retained_disks(&self) -> Vec<Arc<RetainDisk>>;
-
-    /// The disk that holds a file system whose journal is retained, and what is retained of it.
-    ///
-    /// # Errors
-    /// There is none, or more than one: in a sentence.
-    fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String>;
-
-    /// As [`RetainGroup::journal_sector`].
-    fn journal_sector(
-        &self,
-        uuid: [u8; 16],
-        block: FsBlock,
-        blocks: u32,
-    ) -> Option<(Arc<RetainDisk>, Sector)>;
 }
 
 impl Durability for RetainGroup {
@@ -90,26 +76,6 @@ impl Durability for RetainGroup {
 
     fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
         RetainGroup::retained_disks(self)
-    }
-
-    fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
-        let (disk, system) = RetainGroup::file_system(self, uuid)?;
-        let held = Held {
-            versions: system.versions.into(),
-            pending: system.versions_pending.into(),
-            data_bytes: system.data_bytes.into(),
-            information_bytes: system.information_bytes.into(),
-        };
-        Ok((disk, held))
-    }
-
-    fn journal_sector(
-        &self,
-        uuid: [u8; 16],
-        block: FsBlock,
-        blocks: u32,
-    ) -> Option<(Arc<RetainDisk>, Sector)> {
-        RetainGroup::journal_sector(self, uuid, block, blocks)
     }
 }
 
@@ -166,6 +132,7 @@ impl Commands {
 
 struct Shared {
     group: Arc<dyn Durability>,
+    disks: Vec<Arc<RetainDisk>>,
     promise: Promise,
     instance: u64,
     origin: Instant,
@@ -222,6 +189,7 @@ impl ControlDisk {
     /// No thread is left.
     pub fn new(group: Arc<dyn Durability>, promise: Promise) -> io::Result<Self> {
         let shared = Arc::new(Shared {
+            disks: group.retained_disks(),
             group,
             promise,
             instance: uuid::Uuid::new_v4().as_u64_pair().0 | 1,
@@ -301,9 +269,21 @@ impl Shared {
         }
     }
 
+    /// The disk that holds a file system whose journal is retained, and what is retained of it; see [`by_uuid::file_system`].
+    fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
+        let (disk, system) = by_uuid::file_system(&self.disks, uuid)?;
+        let held = Held {
+            versions: system.versions.into(),
+            pending: system.versions_pending.into(),
+            data_bytes: system.data_bytes.into(),
+            information_bytes: system.information_bytes.into(),
+        };
+        Ok((disk, held))
+    }
+
     /// What is to be said of a file system at once: all but that everything is home.
     fn of_a_file_system(&self, command: &Command) -> Option<Verdict> {
-        let (disk, held) = match self.group.file_system(command.file_system) {
+        let (disk, held) = match self.file_system(command.file_system) {
             Ok(found) => found,
             Err(why) => return Some(Verdict::not(STATUS_UNSUPPORTED, why)),
         };
@@ -325,7 +305,8 @@ impl Shared {
     /// Blocks of a commit, and where they belong.
     fn hand_over(&self, place: Place, command: Command, request: &Admitted) -> Result<HandOver, Verdict> {
         let (block, blocks) = (command.block.get(), command.blocks.get());
-        let Some((disk, sector)) = self.group.journal_sector(command.file_system, FsBlock(block), blocks)
+        let Some((disk, sector)) =
+            by_uuid::journal_sector(&self.disks, command.file_system, FsBlock(block), blocks)
         else {
             let why = format!("{blocks} blocks from {block} on are not in a journal that is retained, of one file system alone");
             return Err(Verdict::not(STATUS_UNSUPPORTED, why));
@@ -352,7 +333,7 @@ impl Shared {
         self.commands.count(command, verdict.status);
         let asks =
             is_of_a_file_system(command.operation.get()) && command.operation.get() != OPERATION_MPROTECT;
-        let system = asks.then(|| self.group.file_system(command.file_system).ok()).flatten();
+        let system = asks.then(|| self.file_system(command.file_system).ok()).flatten();
         let answer = Answer {
             held: system.map_or_else(Held::default, |(_, held)| held),
             operation: command.operation,

@@ -8,7 +8,7 @@ use afterimage_block::{Buffers, Disk, FlushKind, Operation, Request, Sector, Seq
 use afterimage_control_disk::desk::Reached;
 use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_format::control_disk::*;
-use afterimage_journal::{FsBlock, RetainDisk};
+use afterimage_journal::RetainDisk;
 use afterimage_order::{Contract, Subscription};
 use parking_lot::Mutex;
 use rand::{Rng, RngExt, SeedableRng};
@@ -51,14 +51,6 @@ impl Durability for Group {
 
     fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
         Vec::new()
-    }
-
-    fn file_system(&self, _uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
-        Err("journals are not retained".to_owned())
-    }
-
-    fn journal_sector(&self, _: [u8; 16], _: FsBlock, _: u32) -> Option<(Arc<RetainDisk>, Sector)> {
-        None
     }
 }
 

@@ -41,35 +41,6 @@ impl Durability for Group {
     fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
         self.0.clone()
     }
-
-    fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, Held), String> {
-        let name = format!("{:032x}", u128::from_be_bytes(uuid));
-        let disk = Arc::clone(&self.0[0]);
-        let systems = disk.status().file_systems;
-        let system =
-            systems.into_iter().find(|s| s.uuid.as_ref().is_some_and(|u| u.replace('-', "") == name));
-        let system = system.ok_or("there is none")?;
-        let held = Held {
-            versions: system.versions.into(),
-            pending: system.versions_pending.into(),
-            ..Held::default()
-        };
-        Ok((disk, held))
-    }
-
-    fn journal_sector(
-        &self,
-        uuid: [u8; 16],
-        block: FsBlock,
-        blocks: u32,
-    ) -> Option<(Arc<RetainDisk>, Sector)> {
-        let found = self.0.iter().map(|disk| (disk, disk.journal_sector(uuid, block, blocks)));
-        let found: Vec<_> = found.filter(|(_, (systems, _))| *systems > 0).collect();
-        match &found[..] {
-            [(disk, (1, Some(sector)))] => Some((Arc::clone(disk), *sector)),
-            _ => None,
-        }
-    }
 }
 
 /// A guest's side of a control disk.
@@ -246,7 +217,10 @@ fn only_a_journals_blocks_are_handed_over_and_only_by_its_guest() {
     let served = Served::new(base.clone(), 1 << 20, wait_for_home());
     let mut control = Control::of(&served);
     let none = control.about(OPERATION_INIT, [9; 16]);
-    assert_eq!((none.status.get(), none.text().as_str()), (STATUS_UNSUPPORTED, "there is none"));
+    assert_eq!(
+        (none.status.get(), none.text().as_str()),
+        (STATUS_UNSUPPORTED, "no disk has a file system 09090909-0909-0909-0909-090909090909")
+    );
     control.init(layout.uuid);
     let blocks = layout.journal_blocks();
     let behind = FsBlock(journal.0 + u64::from(layout.journal[0].blocks));

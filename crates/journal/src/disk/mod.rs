@@ -1,5 +1,6 @@
 //! The disk that a frontend serves when journals are retained.
 
+pub mod by_uuid;
 mod hands;
 mod lane;
 mod lend;

@@ -21,17 +21,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use afterimage_block::{Disk, DiskIndex, Sector, SequenceNumber};
+use afterimage_block::{Disk, DiskIndex, SequenceNumber};
 use afterimage_order::{Closing, Contract, Group, GroupStatus, Sequence, Subscription};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::RetainDisk;
 use crate::error::JournalError;
 use crate::ext4::Options;
-use crate::ids::FsBlock;
 use crate::mutation::Mistake;
 use crate::state_file::{self, State};
-use crate::status::{DiskStatus, FileSystemStatus};
+use crate::status::DiskStatus;
 use crate::versions::arena::{Arena, Budget};
 
 pub use error::RetainError;
@@ -273,47 +272,6 @@ impl RetainGroup {
     /// Those whose journals are retained.
     pub fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
         self.shared.members.iter().map(|member| Arc::clone(&member.disk)).collect()
-    }
-
-    /// The disk that holds the file system of that UUID, and what is retained of it.
-    ///
-    /// # Errors
-    /// None of which journals are retained, or more than one: in a sentence.
-    pub fn file_system(&self, uuid: [u8; 16]) -> Result<(Arc<RetainDisk>, FileSystemStatus), String> {
-        let name = uuid::Uuid::from_bytes(uuid).to_string();
-        let mut found = Vec::new();
-        for member in &self.shared.members {
-            let systems = member.disk.status().file_systems;
-            let systems = systems.into_iter().filter(|system| system.uuid.as_ref() == Some(&name));
-            found.extend(systems.map(|system| (Arc::clone(&member.disk), system)));
-        }
-        match (found.pop(), found.is_empty()) {
-            (Some(_), false) => Err(format!("there is more than one file system {name}")),
-            (Some((_, FileSystemStatus { mode, why, .. })), true) if mode == "passthrough" => {
-                Err(format!("the journal of {name} is not retained: {}", why.unwrap_or_default()))
-            }
-            (Some(found), true) => Ok(found),
-            (None, _) if self.shared.members.is_empty() => {
-                Err("journals are not retained (--journal retain)".to_owned())
-            }
-            (None, _) => Err(format!("no disk has a file system {name}")),
-        }
-    }
-
-    /// Where blocks of a file system's journal lie, if there is one file system of that UUID, and they are all its journal's.
-    pub fn journal_sector(
-        &self,
-        uuid: [u8; 16],
-        block: FsBlock,
-        blocks: u32,
-    ) -> Option<(Arc<RetainDisk>, Sector)> {
-        let (mut systems, mut found) = (0, None);
-        for member in &self.shared.members {
-            let (here, sector) = member.disk.journal_sector(uuid, block, blocks);
-            systems += here;
-            found = sector.map(|sector| (Arc::clone(&member.disk), sector)).or(found);
-        }
-        found.filter(|_| systems == 1)
     }
 
     /// Makes everything that has completed, and is committed, durable on all disks; returns what is covered.

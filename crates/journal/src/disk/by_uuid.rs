@@ -1,0 +1,51 @@
+//! File systems found by their UUID, on all disks of a group: what is asked of one of two with the same (a clone) is asked of neither.
+
+use std::sync::Arc;
+
+use afterimage_block::Sector;
+
+use super::RetainDisk;
+use crate::ids::FsBlock;
+use crate::status::FileSystemStatus;
+
+/// The disk that holds the file system of that UUID, and what is retained of it.
+///
+/// # Errors
+/// None of which journals are retained, or more than one: in a sentence.
+pub fn file_system(
+    disks: &[Arc<RetainDisk>],
+    uuid: [u8; 16],
+) -> Result<(Arc<RetainDisk>, FileSystemStatus), String> {
+    let name = uuid::Uuid::from_bytes(uuid).to_string();
+    let mut found = Vec::new();
+    for disk in disks {
+        let systems = disk.status().file_systems;
+        let systems = systems.into_iter().filter(|system| system.uuid.as_ref() == Some(&name));
+        found.extend(systems.map(|system| (Arc::clone(disk), system)));
+    }
+    match (found.pop(), found.is_empty()) {
+        (Some(_), false) => Err(format!("there is more than one file system {name}")),
+        (Some((_, FileSystemStatus { mode, why, .. })), true) if mode == "passthrough" => {
+            Err(format!("the journal of {name} is not retained: {}", why.unwrap_or_default()))
+        }
+        (Some(found), true) => Ok(found),
+        (None, _) if disks.is_empty() => Err("journals are not retained (--journal retain)".to_owned()),
+        (None, _) => Err(format!("no disk has a file system {name}")),
+    }
+}
+
+/// Where blocks of a file system's journal lie, if there is one file system of that UUID, and they are all its journal's.
+pub fn journal_sector(
+    disks: &[Arc<RetainDisk>],
+    uuid: [u8; 16],
+    block: FsBlock,
+    blocks: u32,
+) -> Option<(Arc<RetainDisk>, Sector)> {
+    let (mut systems, mut found) = (0, None);
+    for disk in disks {
+        let (here, sector) = disk.journal_sector(uuid, block, blocks);
+        systems += here;
+        found = sector.map(|sector| (Arc::clone(disk), sector)).or(found);
+    }
+    found.filter(|_| systems == 1)
+}
