@@ -49,13 +49,13 @@ struct Options {
     /// Only these workloads [default: all; all but build with --quick]
     #[arg(long, value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
-    /// Only these modes
+    /// Only these modes [default: all; with several guests at once the bounds are left out]
     #[arg(long, value_enum, value_delimiter = ',')]
     modes: Vec<Mode>,
     /// How many guests at once, as in 1,2,4,8 [default: 1,2,4,8; 1 with --quick]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=32))]
     guests: Vec<u32>,
-    /// What holds the images [default: all; hdd15k with --quick]
+    /// What holds the images [default: hdd15k, a model of the paper's disk]
     #[arg(long, value_enum, value_delimiter = ',')]
     devices: Vec<Device>,
     /// Contracts, as in guest-crash,power-window=50ms
@@ -167,7 +167,6 @@ fn selection(options: &Options) -> Selection {
     }
     let quick = options.common.quick;
     let figures: &[Figure] = if quick { &[Figure::Main, Figure::Table3] } else { &Figure::ALL };
-    let devices: &[Device] = if quick { &[Device::Hdd15k] } else { &Device::ALL };
     let guests: &[u32] = if quick { &[1] } else { &[1, 2, 4, 8] };
     Selection {
         figures: or(&options.figures, figures),
@@ -175,8 +174,8 @@ fn selection(options: &Options) -> Selection {
             &options.workloads,
             if quick { &Workload::ALL[..QUICK_WORKLOADS] } else { &Workload::ALL },
         ),
-        devices: or(&options.devices, devices),
-        modes: or(&options.modes, &Mode::ALL),
+        devices: or(&options.devices, &[Device::Hdd15k]),
+        modes: options.modes.clone(),
         guests: or(&options.guests, guests),
         contracts: options.survives.clone(),
         rounds: options.rounds.unwrap_or(if quick { 1 } else { 5 }),
