@@ -6,15 +6,17 @@
 //! sidecar     [reference], where there are no extended attributes                       reference::*
 //! recording   [file header][chunk header, compressed records] ...                       recording::*
 //! control     commands and answers of the control disk, a sector each                   control_disk::*
+//! ijournal    what an fsync under iJournaling writes, in a file of the guest's           ijournal::*
 //! ```
 //!
 //! All integers are little-endian whatever the machine; sizes are asserted when this compiles; golden bytes are in
-//! `tests/`; the meaning is told in `docs/log-format.md`, `docs/recording-format.md` and `docs/control-disk.md`. Parsers take hostile bytes:
+//! `tests/`; the meaning is told in `docs/log-format.md`, `docs/recording-format.md`, `docs/control-disk.md` and `docs/ijournaling.md`. Parsers take hostile bytes:
 //! they never panic, and allocate no more than the input's size allows.
 #![warn(missing_docs)]
 
 pub mod control_disk;
 mod error;
+pub mod ijournal;
 pub mod log;
 pub mod mark;
 mod payload;
