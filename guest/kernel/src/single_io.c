@@ -27,6 +27,7 @@
 #include <linux/part_stat.h>
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
+#include <linux/vma_journal.h>
 
 /* A disk does not tear a sector, and has none that is smaller. */
 #define SIO_SECTOR_BYTES 512
@@ -103,6 +104,11 @@ void sio_fault(enum sio_fault point)
 		[SIO_FAULT_FLUSHED] = "flushed",
 		[SIO_FAULT_SWITCH] = "switch",
 		[SIO_FAULT_SWITCH_FLUSHED] = "switch_flushed",
+		[SIO_FAULT_VMA_GATHERED] = "vma_gathered",
+		[SIO_FAULT_VMA_COMMIT] = "vma_commit",
+		[SIO_FAULT_VMA_ANSWERED] = "vma_answered",
+		[SIO_FAULT_VMA_REFUSED] = "vma_refused",
+		[SIO_FAULT_VMA_REWRITTEN] = "vma_rewritten",
 	};
 
 	if (point == SIO_FAULT_CONTENT)
@@ -129,6 +135,7 @@ bool sio_without(enum sio_part part)
 		[SIO_PART_SWITCH_FLUSH] = "switch-flush",
 		[SIO_PART_REVOKE] = "revoke",
 		[SIO_PART_SWAP_RULE] = "swap-rule",
+		[SIO_PART_VMA_REWRITE] = "vma-rewrite",
 	};
 
 	return !strcmp(without, names[part]);
@@ -176,6 +183,9 @@ bool sio_commit_at_once(journal_t *journal, transaction_t *transaction)
 		atomic64_inc(&sio->commits[kind]);
 	}
 	sio->long_revoke = false;
+	/* One that is handed over is handed over as a whole. */
+	if (transaction->t_vma)
+		transaction->t_sio = true;
 	return transaction->t_sio;
 }
 
@@ -192,7 +202,8 @@ int sio_flush_committed(journal_t *journal, transaction_t *transaction, int err)
 	int flushed;
 
 	sio_fault(SIO_FAULT_COMMIT_BLOCK);
-	if (sio_without(SIO_PART_FLUSH) || !transaction->t_sio || !(journal->j_flags & JBD2_BARRIER))
+	if (sio_without(SIO_PART_FLUSH) || !transaction->t_sio || transaction->t_vma ||
+	    !(journal->j_flags & JBD2_BARRIER))
 		return err;
 	flushed = blkdev_issue_flush(journal->j_dev);
 	sio_fault(SIO_FAULT_FLUSHED);
@@ -219,7 +230,7 @@ void sio_revoke_block(journal_t *journal, int used)
  */
 bool sio_copies(journal_t *journal)
 {
-	return jbd2_has_feature_async_commit(journal);
+	return jbd2_has_feature_async_commit(journal) || vmaj_hands_over(journal);
 }
 
 /**

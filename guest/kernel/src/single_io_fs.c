@@ -7,7 +7,7 @@
  * was changed through a mapping is not in the journal yet: its pages are marked (PG_checked) when they become dirty,
  * and enter the running transaction before the commit.
  *
- * It is switched on by the mount option journal_async_commit.
+ * It is switched on by the mount option journal_async_commit, and by data=vma.
  */
 
 #include <linux/pagemap.h>
@@ -15,6 +15,7 @@
 #include "ext4_jbd2.h"
 #include "series.h"
 #include "single_io_fs.h"
+#include "vma_fs.h"
 
 /**
  * sio_syncs_by_commit - is a commit all that a sync of this file needs?
@@ -22,8 +23,8 @@
  */
 bool sio_syncs_by_commit(struct inode *inode)
 {
-	return EXT4_SB(inode->i_sb)->s_journal && test_opt(inode->i_sb, JOURNAL_ASYNC_COMMIT) &&
-	       ext4_should_journal_data(inode);
+	return EXT4_SB(inode->i_sb)->s_journal && ext4_should_journal_data(inode) &&
+	       (test_opt(inode->i_sb, JOURNAL_ASYNC_COMMIT) || vmaj_mounted(inode->i_sb));
 }
 
 /**

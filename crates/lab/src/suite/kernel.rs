@@ -6,6 +6,7 @@
 //! ```
 
 mod modes;
+mod vma;
 
 use std::fs;
 use std::path::PathBuf;
@@ -159,6 +160,7 @@ pub fn run(options: &KernelOptions) -> Result<bool> {
         let build = build.clone();
         add(format!("vext4-cut-{round}"), round == 0, Box::new(move |e| power_cut(e, &build, seed)));
     }
+    cases.extend(vma::cases(options, &build)?);
     run_cases(cases, &options.suite)
 }
 

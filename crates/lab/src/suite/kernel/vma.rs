@@ -1,0 +1,437 @@
+//! `data=vma`: commits that are handed over to the control disk, and every death that may come between.
+//!
+//! ```text
+//!   vext4 -o data=vma ─► commits ─► VMM, daemon, kernel die, the control disk refuses or goes ─► a stock kernel mounts, e2fsck -fn
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{guest, switching, Build, KernelOptions, BROKEN};
+use crate::acks::{Allowance, Ledger, Remains};
+use crate::daemon::{self, Daemon, ServeOptions};
+use crate::error::{LabError, Result};
+use crate::evidence::Evidence;
+use crate::fsck;
+use crate::guest::{Ended, Guest};
+use crate::process::Workdir;
+use crate::suite::workload::{self, FileSystem, IMAGE_BYTES};
+use crate::suite::{Case, Run};
+
+const MOUNT: &str = "mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt";
+
+/// Those under which a journal is retained, and a death without a power cut loses nothing.
+const CONTRACTS: [&str; 2] = ["guest-crash", "power-window=50ms"];
+
+/// QEMU looks for its daemon once a second.
+const RECONNECT_S: u32 = 1;
+
+/// Where a build with faults can panic in a commit that is handed over, and whether a command has to be refused before.
+const FAULTS: [(&str, bool); 5] = [
+    ("vma_gathered", false),
+    ("vma_commit", false),
+    ("vma_answered", false),
+    ("vma_refused", true),
+    ("vma_rewritten", true),
+];
+
+/// What dies.
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    /// The VMM.
+    Vmm,
+    /// The daemon, again and again under a running guest; then the VMM.
+    Daemon,
+    /// VMM and daemon.
+    Both,
+    /// The kernel, which reboots within the same VMM.
+    Reboot,
+}
+
+impl Death {
+    const ALL: [Death; 4] = [Death::Vmm, Death::Daemon, Death::Both, Death::Reboot];
+
+    fn name(self) -> &'static str {
+        match self {
+            Death::Vmm => "vmm",
+            Death::Daemon => "daemon",
+            Death::Both => "both",
+            Death::Reboot => "reboot",
+        }
+    }
+}
+
+/// What makes the control disk refuse in the middle of it.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    /// The next daemon does not retain the journal.
+    Passthrough,
+    /// The guest loses the device.
+    Removed,
+    /// One command names a guest that is not there (a build with faults).
+    Spoilt,
+}
+
+impl Refusal {
+    fn name(self) -> &'static str {
+        match self {
+            Refusal::Passthrough => "passthrough",
+            Refusal::Removed => "removed",
+            Refusal::Spoilt => "spoilt",
+        }
+    }
+}
+
+/// The cases.
+pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let mut add = |name: String, quick: bool, run: Run| cases.push(Case { name, quick, run });
+    let own = build.clone();
+    add("vext4-vma-mounted".to_owned(), true, Box::new(move |e| mounted(e, &own)));
+    for (at, death) in Death::ALL.into_iter().enumerate() {
+        for (by, contract) in CONTRACTS.into_iter().enumerate() {
+            for keep in [false, true] {
+                for round in 0..options.kills.div_ceil(4) {
+                    let (own, acknowledged) = (build.clone(), 80 + 37 * (round % 8));
+                    let run =
+                        Box::new(move |e: &Evidence| died(e, &own, (contract, keep, death), acknowledged));
+                    let name = format!(
+                        "vext4-vma-{}-{contract}{}-{round}",
+                        death.name(),
+                        if keep { "-keep" } else { "" }
+                    );
+                    // Quick: each death once.
+                    add(name, round == 0 && by == at % 2 && keep == (at % 2 == 1), run);
+                }
+            }
+        }
+    }
+    for (by, refusal) in [Refusal::Passthrough, Refusal::Removed].into_iter().enumerate() {
+        for (to, contract) in CONTRACTS.into_iter().enumerate() {
+            let own = build.clone();
+            let run = Box::new(move |e: &Evidence| refused(e, &own, (contract, refusal), 60));
+            add(format!("vext4-vma-{}-{contract}", refusal.name()), by == to, run);
+        }
+    }
+    if let Some(folder) = &options.faults {
+        let build = Build::of(folder)?;
+        for fault in FAULTS {
+            for round in 0..options.panics {
+                let (build, after) = (build.clone(), 40 + 31 * round);
+                let run = Box::new(move |e: &Evidence| panicked(e, &build, fault, after));
+                add(format!("vext4-vma-panicked-{}-{round}", fault.0), round == 0, run);
+            }
+        }
+        for contract in CONTRACTS {
+            let own = build.clone();
+            let run = Box::new(move |e: &Evidence| refused(e, &own, (contract, Refusal::Spoilt), 60));
+            add(format!("vext4-vma-spoilt-{contract}"), true, run);
+        }
+        let build = Build { parameters: "without=vma-rewrite".to_owned(), ..build };
+        add("canary-vext4-vma-rewrite".to_owned(), true, Box::new(move |e| without_rewrite(e, &build)));
+    }
+    Ok(cases)
+}
+
+/// A disk whose journal is retained, and its control disk.
+struct Rig {
+    image: PathBuf,
+    options: ServeOptions,
+    daemon: Daemon,
+    // Declared last: the folders go after the daemon.
+    _folders: [Workdir; 2],
+}
+
+impl Rig {
+    fn new(contract: &str, keep: bool) -> Result<Rig> {
+        let (folder, memory) = (Workdir::new("vma")?, Workdir::new_in(Path::new("/dev/shm"), "arena")?);
+        let image = folder.join("disk.raw");
+        daemon::create_image(&image, IMAGE_BYTES)?;
+        let arena = memory.path().display().to_string();
+        let extra = ["--journal", "retain", "--arena", &arena].map(str::to_owned).to_vec();
+        let options = ServeOptions {
+            keep,
+            control_disk: true,
+            extra,
+            ..ServeOptions::new(contract, std::slice::from_ref(&image))
+        };
+        let daemon = Daemon::serve(&options)?;
+        Ok(Rig { image, options, daemon, _folders: [folder, memory] })
+    }
+
+    /// Blocks that this daemon was handed over.
+    fn handed_over(&self) -> Result<u64> {
+        Ok(self.daemon.status()?.control_disk.map_or(0, |told| told.handed_over_blocks))
+    }
+
+    /// A stock kernel finds everything; and so does e2fsck when the daemon has ended.
+    fn judge(self, evidence: &Evidence, ledger: &Ledger) -> Result<String> {
+        let Rig { image, daemon, _folders, .. } = self;
+        let stock = FileSystem::Ext4Journal;
+        let outcome = workload::remains(evidence, &daemon, stock.mount(), stock.check())
+            .and_then(|remains| workload::judge(evidence, ledger, &remains, Allowance::Nothing));
+        if outcome.is_err() {
+            evidence.daemon(&daemon, "daemon");
+        }
+        let told = outcome?;
+        daemon.stop()?;
+        fsck::clean(&image, 0)?;
+        Ok(told)
+    }
+}
+
+fn writing(build: &Build, mount: &str) -> String {
+    workload::writing(&format!("{}\nmkfs.ext4 -q -F -b 4096 /dev/vda", build.load()), mount)
+}
+
+/// The counters, one of which must not be 0 in a case that is about it.
+fn counted(said: &str, name: &str) -> u64 {
+    let prefix = format!("{name} ");
+    said.lines().rev().find_map(|line| line.strip_prefix(&prefix)?.trim().parse().ok()).unwrap_or(0)
+}
+
+/// What a mount takes and refuses; commits that write no journal; an orderly end.
+fn mounted(evidence: &Evidence, build: &Build) -> Result<String> {
+    let script = format!(
+        r#"set -e
+{load}
+unset AFTERIMAGE_REPORT
+broken() {{ echo "broken: $*"; exit {BROKEN}; }}
+refused() {{ words=$1; shift; dmesg -C; if "$@" 2>/dev/null; then broken "not refused: $*"; fi
+    dmesg | grep -q "$words" || broken "refused without '$words': $* ($(dmesg | tail -n 3))"; }}
+mkfs.ext4 -q -F -b 4096 /dev/vda
+refused 'is no control disk that takes commits' mount -t vext4 -o data=vma,vma_disk=/dev/vda /dev/vda /mnt
+refused 'there is no control disk at' mount -t vext4 -o data=vma /dev/vda /mnt
+refused 'vma_disk= is for data=vma' mount -t vext4 -o data=journal,vma_disk=/dev/vdb /dev/vda /mnt
+refused 'no use for journal_async_commit' mount -t vext4 -o data=vma,vma_disk=/dev/vdb,journal_async_commit /dev/vda /mnt
+mkfs.ext4 -q -F -b 1024 /dev/vda
+refused 'in blocks of 4096 bytes' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
+mkfs.ext4 -q -F -b 4096 /dev/vda
+{MOUNT}
+grep -q ' /mnt vext4 .*data=vma' /proc/mounts || broken "$(grep /mnt /proc/mounts)"
+refused 'Cannot change data mode' mount -o remount,data=journal /mnt
+mount -o remount,data=vma /mnt
+# Lazily initialized tables go home beside it, and their transactions are handed over as well.
+i=0; while [ $i -lt 100 ]; do i=$((i+1)); dd if=/bin/busybox of=/mnt/f$i bs=4k count=3 conv=fsync 2>/dev/null; done
+dd if=/bin/busybox of=/mnt/mapped bs=64k 2>/dev/null; sync
+{synced} write /mnt/msync 20 msync
+cp -r /usr/share/doc/e2fsprogs /mnt; sync; rm -r /mnt/e2fsprogs; sync
+cat /proc/fs/vjbd2/vda-*/vma
+umount /mnt
+dmesg | grep 'did not take' && broken "a commit was refused"
+e2fsck -fn /dev/vda || broken e2fsck
+mount -t ext4 /dev/vda /mnt
+i=0; while [ $i -lt 100 ]; do i=$((i+1)); head -c 12288 /bin/busybox | cmp - /mnt/f$i || broken "file $i"; done
+umount /mnt
+"#,
+        load = build.load(),
+        synced = build.program("synced"),
+    );
+    let rig = Rig::new(CONTRACTS[0], false)?;
+    let mut guest = guest(&rig.daemon).limit(super::EXCHANGE_LIMIT).start(&script)?;
+    let ended = guest.wait();
+    evidence.guest(&guest, "guest");
+    let said = guest.output();
+    if let (Ended::Exited(BROKEN), Some(what)) =
+        (ended?, said.lines().find(|line| line.starts_with("broken: ")))
+    {
+        return Err(LabError::Broken(what.to_owned()));
+    }
+    guest.wait_success()?;
+    let (commits, blocks) = (counted(&said, "handed_over"), counted(&said, "handed_over_blocks"));
+    let received = rig.handed_over()?;
+    if commits < 120 || blocks > received || counted(&said, "fallbacks") != 0 {
+        return Err(LabError::Broken(format!(
+            "{commits} commits with {blocks} blocks were handed over, and the daemon was given {received}"
+        )));
+    }
+    let Rig { image, daemon, _folders, .. } = rig;
+    daemon.stop()?;
+    fsck::clean(&image, 0)?;
+    Ok(format!(
+        "{commits} commits with {blocks} blocks handed over; 6 mounts refused, each with its sentence"
+    ))
+}
+
+/// A death among commits that are handed over.
+fn died(
+    evidence: &Evidence,
+    build: &Build,
+    (contract, keep, death): (&str, bool, Death),
+    acknowledged: u64,
+) -> Result<String> {
+    let mut rig = Rig::new(contract, keep)?;
+    if matches!(death, Death::Reboot) {
+        return rebooted(evidence, build, rig, acknowledged);
+    }
+    let mut builder = guest(&rig.daemon);
+    if matches!(death, Death::Daemon) && !keep {
+        builder = builder.reconnect_s(RECONNECT_S);
+    }
+    let mut guest = builder.start(&writing(build, MOUNT))?;
+    let lived = live(&mut rig, &guest, death, acknowledged);
+    let handed_over = lived.and_then(|()| rig.handed_over());
+    guest.kill();
+    if matches!(death, Death::Both) {
+        rig.daemon.kill()?;
+    }
+    guest.wait()?;
+    evidence.guest(&guest, "first");
+    let handed_over = handed_over?;
+    expect_handed_over(handed_over)?;
+    let ledger = Ledger::of(guest.channel())?;
+    if matches!(death, Death::Both) {
+        rig.daemon.restart()?;
+    }
+    drop(guest);
+    rig.judge(evidence, &ledger)
+}
+
+fn expect_handed_over(blocks: u64) -> Result<()> {
+    match blocks {
+        0 => Err(LabError::Broken("no commit was handed over to this daemon".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+fn live(rig: &mut Rig, guest: &Guest, death: Death, acknowledged: u64) -> Result<()> {
+    guest.wait_acknowledged(acknowledged)?;
+    if matches!(death, Death::Daemon) {
+        for turn in 1..=3 {
+            rig.daemon.kill()?;
+            rig.daemon.restart()?;
+            guest.wait_acknowledged(acknowledged + turn * acknowledged / 2)?;
+        }
+    }
+    Ok(())
+}
+
+/// A panic, a reboot within the VMM, a mount by vext4 as before it, and everything is there.
+fn rebooted(evidence: &Evidence, build: &Build, rig: Rig, acknowledged: u64) -> Result<String> {
+    let script = format!(
+        "if dumpe2fs -h /dev/vda 2>/dev/null | grep -q 'volume name:   *first'; then\n\
+         {}\n{}\n{}exit 0\nfi\n{}",
+        build.load(),
+        "echo again",
+        workload::checking(MOUNT, "e2fsck -fn /dev/vda"),
+        workload::writing(&format!("{}\nmkfs.ext4 -q -F -b 4096 -L first /dev/vda", build.load()), MOUNT),
+    );
+    let mut guest = guest(&rig.daemon).limit(super::EXCHANGE_LIMIT).start(&script)?;
+    let begun = guest.wait_acknowledged(acknowledged).and_then(|()| rig.handed_over()).and_then(|blocks| {
+        expect_handed_over(blocks)?;
+        let mut qmp = guest.qmp()?;
+        qmp.execute("set-action", Some(json!({ "reboot": "reset", "panic": "none" })))?;
+        qmp.execute("inject-nmi", None).map(drop)
+    });
+    let ended = begun.and_then(|()| guest.wait());
+    evidence.guest(&guest, "guest");
+    match ended? {
+        Ended::Exited(0) => {}
+        Ended::Exited(61..=64) => return Err(LabError::Broken(guest.last_words())),
+        other => {
+            return Err(LabError::Guest(format!("the guest ended with {other:?}{}", guest.last_words())))
+        }
+    }
+    let (ledger, remains) = (Ledger::of(guest.channel())?, Remains::of(guest.channel())?);
+    let told = workload::judge(evidence, &ledger, &remains, Allowance::Nothing)?;
+    drop(guest);
+    rig.judge(evidence, &ledger)?;
+    Ok(told)
+}
+
+/// The kernel panics at a place of a commit.
+fn panicked(
+    evidence: &Evidence,
+    build: &Build,
+    (point, refused): (&str, bool),
+    after: u64,
+) -> Result<String> {
+    let mut rig = Rig::new(CONTRACTS[after as usize % CONTRACTS.len()], false)?;
+    // Transactions take several commands.
+    let mut parameters = format!("panic_at={point} vma_blocks=3");
+    parameters += &match refused {
+        true => format!(" panic_after=1 vma_refuse_after={}", 4 * after),
+        false => format!(" panic_after={after}"),
+    };
+    let build = Build { parameters, ..build.clone() };
+    let mut guest = guest(&rig.daemon).start(&writing(&build, MOUNT))?;
+    let ended = guest.wait();
+    evidence.guest(&guest, "first");
+    if ended? != Ended::Panicked || !guest.console().contains("injected at") {
+        return Err(LabError::Guest(format!("the guest did not panic at {point}{}", guest.last_words())));
+    }
+    expect_handed_over(rig.handed_over()?)?;
+    let ledger = Ledger::of(guest.channel())?;
+    drop(guest);
+    // Every other time what was retained is the next daemon's.
+    if after % 2 == 1 {
+        rig.daemon.kill()?;
+        rig.daemon.restart()?;
+    }
+    rig.judge(evidence, &ledger)
+}
+
+/// The control disk takes no more, in the middle of it: the journal is on the disk from then on.
+fn refused(
+    evidence: &Evidence,
+    build: &Build,
+    (contract, refusal): (&str, Refusal),
+    acknowledged: u64,
+) -> Result<String> {
+    let mut rig = Rig::new(contract, false)?;
+    let mount = match refusal {
+        Refusal::Passthrough => MOUNT.to_owned(),
+        Refusal::Removed => format!(
+            "{MOUNT}\n(until [ -e /mnt/acks ] && [ \"$(sed -n 's/^handed_over //p' /proc/fs/vjbd2/vda-*/vma)\" -gt {acknowledged} ]; \
+             do sleep 0.2; done; echo 1 > $(readlink -f /sys/block/vdb/device)/../remove) &"
+        ),
+        Refusal::Spoilt => format!("{MOUNT}\n{}", switching(build)),
+    };
+    let said = "(until dmesg | grep 'did not take'; do sleep 0.3; done) &\n";
+    let build = match refusal {
+        Refusal::Spoilt => Build {
+            parameters: format!("{} vma_blocks=5 vma_refuse_after={}", build.parameters, acknowledged * 2),
+            ..build.clone()
+        },
+        _ => build.clone(),
+    };
+    let mut guest =
+        guest(&rig.daemon).reconnect_s(RECONNECT_S).start(&writing(&build, &format!("{mount}\n{said}")))?;
+    let lived = fall_back(&mut rig, &guest, refusal, acknowledged);
+    guest.kill();
+    guest.wait()?;
+    evidence.guest(&guest, "first");
+    lived?;
+    let ledger = Ledger::of(guest.channel())?;
+    drop(guest);
+    rig.judge(evidence, &ledger)
+}
+
+/// Until the journal is written to the disk, and some more.
+fn fall_back(rig: &mut Rig, guest: &Guest, refusal: Refusal, acknowledged: u64) -> Result<()> {
+    guest.wait_acknowledged(acknowledged)?;
+    if matches!(refusal, Refusal::Passthrough) {
+        expect_handed_over(rig.handed_over()?)?;
+        rig.daemon.end()?;
+        let passing = ServeOptions {
+            extra: ["--journal", "passthrough"].map(str::to_owned).to_vec(),
+            ..rig.options.clone()
+        };
+        rig.daemon.restart_as(&passing)?;
+    }
+    let heard = |arrival: &crate::channel::Arrival| arrival.line.contains("did not take").then_some(());
+    let told = guest.output_channel().wait_for(0, Duration::from_secs(100), "the fallback", heard)?;
+    told.ok_or_else(|| {
+        LabError::Guest(format!("the guest ended before it fell back{}", guest.last_words()))
+    })?;
+    let so_far = Ledger::of(guest.channel())?.acks.len() as u64;
+    guest.wait_acknowledged(so_far + 60)
+}
+
+/// A fallback that does not write the transaction that was refused: whatever comes behind it is lost.
+fn without_rewrite(evidence: &Evidence, build: &Build) -> Result<String> {
+    let outcome = refused(evidence, build, (CONTRACTS[0], Refusal::Spoilt), 60);
+    workload::canary(outcome, "a transaction that was refused and not written is not missed")
+}
