@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{guest, switching, Build, KernelOptions, BROKEN};
+use super::{switching, Build, KernelOptions, BROKEN};
 use crate::acks::{Allowance, Ledger, Remains};
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
 use crate::fsck;
-use crate::guest::{Ended, Guest};
+use crate::guest::{Ended, Guest, GuestBuilder};
 use crate::process::Workdir;
 use crate::suite::workload::{self, FileSystem, IMAGE_BYTES};
 use crate::suite::{Case, Run};
@@ -182,6 +182,11 @@ impl Rig {
     }
 }
 
+/// Everything here is emulated, and waits for several lives of a daemon.
+fn guest(daemon: &Daemon) -> GuestBuilder {
+    super::guest(daemon).limit(super::EXCHANGE_LIMIT)
+}
+
 fn writing(build: &Build, mount: &str) -> String {
     workload::writing(&format!("{}\nmkfs.ext4 -q -F -b 4096 /dev/vda", build.load()), mount)
 }
@@ -230,7 +235,7 @@ umount /mnt
         synced = build.program("synced"),
     );
     let rig = Rig::new(CONTRACTS[0], false)?;
-    let mut guest = guest(&rig.daemon).limit(super::EXCHANGE_LIMIT).start(&script)?;
+    let mut guest = guest(&rig.daemon).start(&script)?;
     let ended = guest.wait();
     evidence.guest(&guest, "guest");
     let said = guest.output();
@@ -318,7 +323,7 @@ fn rebooted(evidence: &Evidence, build: &Build, rig: Rig, acknowledged: u64) -> 
         workload::checking(MOUNT, "e2fsck -fn /dev/vda"),
         workload::writing(&format!("{}\nmkfs.ext4 -q -F -b 4096 -L first /dev/vda", build.load()), MOUNT),
     );
-    let mut guest = guest(&rig.daemon).limit(super::EXCHANGE_LIMIT).start(&script)?;
+    let mut guest = guest(&rig.daemon).start(&script)?;
     let begun = guest.wait_acknowledged(acknowledged).and_then(|()| rig.handed_over()).and_then(|blocks| {
         expect_handed_over(blocks)?;
         let mut qmp = guest.qmp()?;
