@@ -20,7 +20,8 @@ use std::sync::{Mutex, PoisonError};
 use afterimage_bench_kit::process::run as run_program;
 use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    insert, read, run_at_once, say, write_all, write_on_signals, BenchError, Common, Earlier, Result, Resume,
+    insert, mke2fs, read, run_at_once, say, write_all, write_on_signals, BenchError, Common, Earlier, Result,
+    Resume,
 };
 use afterimage_lab::process::Workdir;
 use clap::Parser;
@@ -37,8 +38,6 @@ const NAME: &str = "joj";
 const EXTENSION: &str = "AFTERIMAGE_SQLITE_JOURNALING";
 const DISK_BYTES: u64 = 4 << 30;
 const JOURNAL_MIB: u32 = 128;
-/// The UUID of every disk's file system, and the seed of its hashes.
-const IDENTITY: &str = "5f3a1e0c-7d42-4b86-9a15-c2e8d0b7f964";
 
 /// SQLite on ext4's journaling modes and on vext4's, in virtual time: Journaling of Journal, Figs. 2 to 4
 #[derive(Debug, Parser)]
@@ -160,14 +159,7 @@ fn disks(folder: &Path) -> Result<BTreeMap<bool, PathBuf>> {
     for bare in [false, true] {
         let path = folder.join(if bare { "bare.img" } else { "journal.img" });
         File::create(&path)?.set_len(PARTITION + DISK_BYTES)?;
-        let mut mke2fs = Command::new("mke2fs");
-        mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-U", IDENTITY]);
-        // Everything initialised at once: a guest's lazy initialisation would run through the measurement.
-        mke2fs.arg("-E").arg(format!(
-            "offset={PARTITION},lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0,hash_seed={IDENTITY}"
-        ));
-        // The same disk in every run: what it is hashes names and goes into checksums.
-        mke2fs.env("E2FSPROGS_FAKE_TIME", "1700000000");
+        let mut mke2fs = mke2fs(Some(&format!("offset={PARTITION}")));
         if bare {
             mke2fs.args(["-O", "^has_journal"]);
         } else {

@@ -20,15 +20,13 @@ use crate::catalog::{Mode, Setup, Workload, RECORDS_BYTES};
 use crate::scale::{Scale, DISK_BYTES};
 use crate::source::Sources;
 use afterimage_bench_kit::process::{copy_sparse, run};
-use afterimage_bench_kit::{large_file, Context, Result};
+use afterimage_bench_kit::{large_file, mke2fs, Context, Result};
 
 /// How full § 5.2.6's disks are.
 const AGED_FULL: f64 = 0.77;
 /// Its layout score: how often a file's next block is its neighbour.
 const AGED_LAYOUT: f64 = 0.1;
 const BLOCK_BYTES: u64 = 4096;
-/// The UUID of every template's file system, and the seed of its hashes.
-const IDENTITY: &str = "5f3a1e0c-7d42-4b86-9a15-c2e8d0b7f964";
 
 /// What is on a disk before the work begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +94,7 @@ impl Templates {
             Content::Data | Content::Empty => {}
         }
         let rough = self.folder.join(format!("{name}.rough"));
-        let mut mke2fs = Command::new("mke2fs");
-        mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096"]);
-        // Everything initialised at once: a guest's lazy initialisation would run through the measurement.
-        let extended = format!("lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0,hash_seed={IDENTITY}");
-        // The same disk in every run: what it is hashes names and goes into checksums.
-        mke2fs.args(["-E", &extended, "-U", IDENTITY]).env("E2FSPROGS_FAKE_TIME", "1700000000");
+        let mut mke2fs = mke2fs(None);
         match journal {
             Some(mib) => mke2fs.args(["-J", &format!("size={mib}")]),
             None => mke2fs.args(["-O", "^has_journal"]),

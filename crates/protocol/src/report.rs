@@ -45,6 +45,8 @@ pub enum Agent {
     Verify(Verify),
     /// `fsync-bench`
     FsyncBench(FsyncBench),
+    /// `sync-times`
+    SyncTimes(SyncTimes),
     /// `workload`
     Workload(Workload),
     /// `micro`
@@ -192,6 +194,16 @@ pub struct FsyncBench {
     pub elapsed_ns: u64,
     /// Each fsync.
     pub fsync: Latencies,
+}
+
+/// Each fsync of one file, in its order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SyncTimes {
+    /// How long it took.
+    pub ns: Vec<u64>,
+    /// What the disk wrote from its begin to its end, of whomever.
+    pub disk_bytes: Vec<u64>,
 }
 
 /// One of filebench's personalities.
@@ -399,6 +411,7 @@ mod tests {
                 elapsed_ns: 8,
                 fsync: latencies,
             }),
+            Agent::SyncTimes(SyncTimes { ns: vec![1, 2], disk_bytes: vec![3, 4] }),
             Agent::Micro(Micro { name: name(), operations: 1, elapsed_ns: 2 }),
             Agent::Timed(Timed { name: name(), elapsed_ns: 2, success: true }),
             Agent::Integrity(Integrity::Updating {}),

@@ -15,6 +15,7 @@
 mod ack;
 mod args;
 mod bench;
+mod beside;
 mod churn;
 mod editor;
 mod found;
@@ -40,6 +41,10 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   verify DIR                          which records are present, intact, torn, out of order\n\
   fsync-bench FILE [--count N] [--size BYTES] [--name NAME]\n\
             latency of fsync after each write\n\
+  sync-times FILE [--size BYTES] [--pause-ms N] [--seconds T] [--stat FILE]\n\
+            append, pause, fsync: how long each fsync took, and what the disk wrote meanwhile\n\
+  stream DIR --bytes-per-s N [--file-bytes N] [--seconds T]\n\
+            write files one after the other, at that rate, without a sync\n\
   workload-prepare NAME DIR [--files N] [--seed N]\n\
   workload NAME DIR [--files N] [--seed N] [--choices N] [--seconds T] [--operations N] [--threads N]\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
@@ -78,6 +83,8 @@ fn main() -> ExitCode {
         Some("ack-write") => ack::run(arguments),
         Some("verify") => verify::run(arguments),
         Some("fsync-bench") => bench::run(arguments),
+        Some("sync-times") => beside::sync_times(arguments),
+        Some("stream") => beside::stream(arguments),
         Some("workload-prepare") => workload::prepare(arguments),
         Some("workload") => workload::run(arguments),
         Some("micro") => workload::micro::run(arguments),

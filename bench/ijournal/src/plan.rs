@@ -1,0 +1,139 @@
+//! What is measured: how the file is synced, what runs beside it, on which device.
+
+use serde::{Deserialize, Serialize};
+
+use afterimage_bench_kit::{check_only, is_chosen, Result};
+
+/// How the file system journals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arm {
+    /// Stock ext4, `data=ordered`.
+    Normal,
+    /// The same with the paper's *boosting*, as a user of today has it: mq-deadline, and who syncs (and jbd2) in its real-time class.
+    Boosted,
+    /// The same without delayed allocation, as the paper runs its logical logging; that itself exists nowhere.
+    Nodelalloc,
+    /// Stock ext4 with the feature `fast_commit`: logical logging as there is today.
+    FastCommit,
+}
+
+impl Arm {
+    /// All.
+    pub const ALL: [Arm; 4] = [Arm::Normal, Arm::Boosted, Arm::Nodelalloc, Arm::FastCommit];
+
+    /// The name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arm::Normal => "normal",
+            Arm::Boosted => "boosted",
+            Arm::Nodelalloc => "nodelalloc",
+            Arm::FastCommit => "fast-commit",
+        }
+    }
+
+    /// What is mounted: type, options.
+    pub fn mount(self) -> (&'static str, &'static str) {
+        match self {
+            Arm::Normal | Arm::FastCommit => ("ext4", "noatime,data=ordered"),
+            Arm::Boosted => ("ext4", "noatime,data=ordered,journal_ioprio=0"),
+            Arm::Nodelalloc => ("ext4", "noatime,data=ordered,nodelalloc"),
+        }
+    }
+}
+
+/// A device, and the streams beside which files are synced on it, in megabytes a second.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    /// A model of the lab's.
+    pub name: &'static str,
+    /// What it writes in sequence, in megabytes a second.
+    pub mb_per_s: u32,
+    /// Fig. 7's streams.
+    pub streams_mb_per_s: &'static [u32],
+}
+
+/// Like the paper's desktop (Samsung 850 Pro: some 520 MB/s, streams up to 500) and its phone (streams up to 50).
+pub const MODELS: [Model; 2] = [
+    Model { name: "ssd", mb_per_s: 400, streams_mb_per_s: &[0, 100, 200, 300, 400] },
+    Model { name: "emmc", mb_per_s: 20, streams_mb_per_s: &[0, 5, 10, 15, 20] },
+];
+
+/// Which cell.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
+    /// The device.
+    pub model: String,
+    /// What is written beside it, in megabytes a second.
+    pub stream_mb_per_s: u32,
+    /// The file system's.
+    pub arm: Arm,
+    /// Of everything random in the guest.
+    pub seed: u64,
+}
+
+impl Key {
+    /// `model/stream/arm`
+    pub fn path(&self) -> String {
+        format!("{}/{}/{}", self.model, self.stream_mb_per_s, self.arm.name())
+    }
+}
+
+/// How much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scale {
+    /// `full` or `quick`
+    pub name: &'static str,
+    /// How long files are synced.
+    pub seconds: u32,
+}
+
+impl Scale {
+    /// For figures.
+    pub const FULL: Scale = Scale { name: "full", seconds: 30 };
+    /// A look.
+    pub const QUICK: Scale = Scale { name: "quick", seconds: 5 };
+}
+
+/// The cells, all of one seed before the next: whatever has to be broken off has every row. The patterns are of [`Key::path`].
+///
+/// # Errors
+/// A pattern matches no cell.
+pub fn keys(scale: Scale, seeds: u64, only: &[String]) -> Result<Vec<Key>> {
+    let models = if scale == Scale::QUICK { &MODELS[..1] } else { &MODELS };
+    let mut keys = Vec::new();
+    for seed in 1..=seeds {
+        for model in models {
+            for stream in model.streams_mb_per_s {
+                let key = |arm| Key { model: model.name.to_owned(), stream_mb_per_s: *stream, arm, seed };
+                keys.extend(Arm::ALL.map(key));
+            }
+        }
+    }
+    let paths: Vec<String> = keys.iter().map(Key::path).collect();
+    check_only(only, &paths, "model/stream/arm, as in ssd/300/normal")?;
+    keys.retain(|key| is_chosen(only, &key.path()));
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_one_seed_come_before_the_next() {
+        let all = keys(Scale::FULL, 2, &[]).unwrap();
+        assert_eq!(all.len(), 2 * 2 * 5 * 4);
+        assert!(all.iter().map(|key| key.seed).is_sorted());
+        assert_eq!(keys(Scale::QUICK, 1, &["*/300".to_owned()]).unwrap().len(), 4);
+        assert!(keys(Scale::QUICK, 1, &["emmc".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn names_are_those_of_results() {
+        for arm in Arm::ALL {
+            assert_eq!(serde_json::to_string(&arm).unwrap(), format!("\"{}\"", arm.name()));
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! One cell, and what it leaves.
+//!
+//! ```text
+//!   mount ─► "ready" ─► meet ─► stream &  one file: 80 KiB ─► 0.1 s ─► fsync, timed ─► ... ─► "end" ─► meet ─► unmount
+//! ```
+
+use std::path::Path;
+
+use afterimage_bench_kit::io::GuestIo;
+use afterimage_bench_kit::virtual_time::{
+    plain_cell, reports, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS,
+};
+use afterimage_bench_kit::{BenchError, Result};
+use afterimage_protocol::cell::{Cell, Outcome};
+use afterimage_protocol::report::{Agent, SyncTimes};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Arm, Key, Scale};
+
+/// A quarter of the paper's desktop.
+const MEMORY_MIB: u32 = 4096;
+/// Half of what may be dirty there (10 and 20 % of 16 GB): the disk, of which everything is in memory, holds no more.
+const DIRTY_BACKGROUND_BYTES: u64 = 800 << 20;
+const DIRTY_BYTES: u64 = 1600 << 20;
+const LIMIT_S: u64 = 3600;
+
+/// A finished cell. All but `real_s` is the same whenever it is run again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// [`afterimage_bench_kit::Record::VERSION`]
+    pub version: u32,
+    /// Which one.
+    pub key: Key,
+    /// How long files were synced.
+    pub seconds: u32,
+    /// What a request was charged.
+    pub request_ns: u64,
+    /// And a guest's system call.
+    pub syscall_ns: u64,
+    /// Each fsync.
+    pub syncs: SyncTimes,
+    /// What the guest asked of its disk meanwhile.
+    pub guest: GuestIo,
+    /// Sum of the trace of all requests.
+    pub trace: String,
+    /// How long it took in real time.
+    pub real_s: f64,
+}
+
+impl Record {
+    /// The time within which so many of a thousand fsyncs were done, in milliseconds.
+    pub fn within_ms(&self, per_mille: usize) -> f64 {
+        let mut ns = self.syncs.ns.clone();
+        ns.sort_unstable();
+        let last = ns.len().saturating_sub(1);
+        ns.get(last * per_mille / 1000).map_or(f64::NAN, |ns| *ns as f64 / 1e6)
+    }
+
+    /// The mean, in milliseconds.
+    pub fn mean_ms(&self) -> f64 {
+        self.syncs.ns.iter().sum::<u64>() as f64 / self.syncs.ns.len() as f64 / 1e6
+    }
+
+    /// What the disk wrote during an fsync: the mean and the most, in MiB.
+    pub fn flushed_mib(&self) -> (f64, f64) {
+        let bytes = &self.syncs.disk_bytes;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        (
+            mib(bytes.iter().sum::<u64>()) / bytes.len() as f64,
+            mib(bytes.iter().copied().max().unwrap_or_default()),
+        )
+    }
+
+    /// What is said of it while others run.
+    pub fn words(&self) -> String {
+        format!(
+            "{} fsyncs, mean {:.1} ms, p95 {:.1} ms, max {:.1} ms",
+            self.syncs.ns.len(),
+            self.mean_ms(),
+            self.within_ms(950),
+            self.within_ms(1000)
+        )
+    }
+}
+
+impl afterimage_bench_kit::Record for Record {
+    type Key = Key;
+    const VERSION: u32 = 1;
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn file_name(key: &Key) -> String {
+        format!("{}.s{}", key.path().replace('/', "_"), key.seed)
+    }
+}
+
+/// The script of a cell.
+fn script(key: &Key, scale: Scale) -> String {
+    let (kind, options) = key.arm.mount();
+    let seconds = scale.seconds;
+    let stream = match key.stream_mb_per_s {
+        0 => String::new(),
+        rate => {
+            format!("\"$A\" stream /mnt/disk/beside --bytes-per-s {}000000 --seconds {seconds} &\n", rate)
+        }
+    };
+    let boost = if key.arm == Arm::Boosted { "ionice -c 1 -n 0 " } else { "" };
+    format!(
+        "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
+         echo {DIRTY_BACKGROUND_BYTES} > /proc/sys/vm/dirty_background_bytes\n\
+         echo {DIRTY_BYTES} > /proc/sys/vm/dirty_bytes\n\
+         mount -t {kind} -o {options} /dev/vda /mnt/disk\nmkdir /mnt/disk/beside\nsync\ntell ready\nmeet\n{stream}\
+         {boost}\"$A\" sync-times /mnt/disk/file --seconds {seconds} --stat /sys/block/vda/stat\n\
+         tell end\nwait\nmeet\numount /mnt/disk\n"
+    )
+}
+
+/// Runs a cell.
+///
+/// # Errors
+/// It comes to no end, or the guest does not say what it has to.
+pub fn measure(key: &Key, scale: Scale, image: &Path, machine: &Virtual) -> Result<Record> {
+    let cell = Cell {
+        memory_mib: MEMORY_MIB,
+        script: with_prologue(&script(key, scale))?,
+        image: Some(image.to_owned()),
+        // The disk's own flushes and writes are what is compared: each request goes to the device as it is.
+        contract: "power".to_owned(),
+        model: key.model.clone(),
+        seed: key.seed,
+        append: vec![format!("syscall_ns={SYSCALL_NS}")],
+        request_ns: REQUEST_NS,
+        limit_s: LIMIT_S,
+        ..plain_cell("")?
+    };
+    record(key, scale, &machine.run(&cell)?)
+}
+
+#[derive(Debug, Deserialize)]
+struct Mark {
+    bench: String,
+    stat: String,
+}
+
+fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
+    let strange =
+        |what: &str| BenchError::Workload(format!("{}: the guest did not report {what}", key.path()));
+    let guest = outcome.guests.first().ok_or_else(|| strange("anything"))?;
+    let (mut syncs, mut marks) = (None, Vec::new());
+    for arrival in reports(guest) {
+        if let Some(mark) = arrival.report::<Mark>("bench")? {
+            marks.push((mark.bench, GuestIo::of_stat(&mark.stat)?));
+        } else if let Some(Agent::SyncTimes(times)) = arrival.agent()? {
+            syncs = Some(times);
+        }
+    }
+    let stat = |name: &str| {
+        let found = marks.iter().find(|(mark, _)| mark == name);
+        found.map(|(_, io)| *io).ok_or_else(|| strange(name))
+    };
+    let syncs = syncs.filter(|times| !times.ns.is_empty()).ok_or_else(|| strange("a single fsync"))?;
+    Ok(Record {
+        version: <Record as afterimage_bench_kit::Record>::VERSION,
+        key: key.clone(),
+        seconds: scale.seconds,
+        request_ns: REQUEST_NS,
+        syscall_ns: SYSCALL_NS,
+        guest: stat("end")?.since(&stat("ready")?),
+        syncs,
+        trace: outcome.trace.clone(),
+        real_s: outcome.real_s,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan;
+
+    #[test]
+    fn every_script_is_shell() {
+        for key in plan::keys(Scale::QUICK, 1, &[]).unwrap() {
+            let script = script(&key, Scale::QUICK);
+            let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
+            assert!(status.success(), "{script}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_fsyncs_is_so_quick() {
+        let key = plan::keys(Scale::QUICK, 1, &[]).unwrap().remove(0);
+        let syncs = SyncTimes {
+            ns: (1..=101).rev().map(|ms| ms * 1_000_000).collect(),
+            disk_bytes: [vec![0; 100], vec![101 << 20]].concat(),
+        };
+        let record = Record {
+            version: 1,
+            key,
+            seconds: 5,
+            request_ns: 0,
+            syscall_ns: 0,
+            syncs,
+            guest: GuestIo::default(),
+            trace: String::new(),
+            real_s: 0.0,
+        };
+        assert_eq!(
+            (record.within_ms(500), record.within_ms(950), record.within_ms(1000)),
+            (51.0, 96.0, 101.0)
+        );
+        assert_eq!((record.mean_ms(), record.flushed_mib()), (51.0, (1.0, 101.0)));
+    }
+}
