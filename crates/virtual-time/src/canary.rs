@@ -15,6 +15,8 @@ use crate::volatile::Breaks;
 pub enum Canary {
     /// The device; [`Breaks::Nothing`]: nothing is broken.
     Device(Breaks),
+    /// A part that the guests' `vext4` does without.
+    Guest(&'static str),
     /// The redo log.
     #[cfg(feature = "canaries")]
     Order(afterimage_order::redo::Mutation),
@@ -22,6 +24,10 @@ pub enum Canary {
     #[cfg(feature = "canaries")]
     Journal(afterimage_journal::Mutation),
 }
+
+/// What a build of `vext4` with faults can do without.
+const PARTS: [&str; 7] =
+    ["flush", "checksum", "home-rule", "revoke-rule", "switch-flush", "revoke", "swap-rule"];
 
 impl Default for Canary {
     fn default() -> Self {
@@ -34,8 +40,17 @@ impl Canary {
     pub fn device(self) -> Breaks {
         match self {
             Self::Device(breaks) => breaks,
+            Self::Guest(_) => Breaks::Nothing,
             #[cfg(feature = "canaries")]
             Self::Order(_) | Self::Journal(_) => Breaks::Nothing,
+        }
+    }
+
+    /// What `vjbd2.without` is in guests.
+    pub fn guest(self) -> Option<&'static str> {
+        match self {
+            Self::Guest(part) => Some(part),
+            _ => None,
         }
     }
 
@@ -43,7 +58,7 @@ impl Canary {
     #[cfg_attr(not(feature = "canaries"), allow(unused_variables))]
     pub fn plant(self, group: &mut GroupOptions, journal: &mut JournalOptions) {
         match self {
-            Self::Device(_) => {}
+            Self::Device(_) | Self::Guest(_) => {}
             #[cfg(feature = "canaries")]
             Self::Order(mutation) => group.mutation = Some(mutation),
             #[cfg(feature = "canaries")]
@@ -54,6 +69,7 @@ impl Canary {
     /// All that this program can break.
     pub fn all() -> Vec<Self> {
         let devices = Breaks::value_variants().iter().copied().map(Self::Device);
+        let devices = devices.chain(PARTS.map(Self::Guest));
         #[cfg(feature = "canaries")]
         {
             use afterimage_journal::Mutation;
@@ -72,6 +88,7 @@ impl fmt::Display for Canary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, name) = match self {
             Self::Device(breaks) => ("", format!("{breaks:?}")),
+            Self::Guest(part) => ("vext4-", (*part).to_owned()),
             #[cfg(feature = "canaries")]
             Self::Order(mutation) => ("order-", format!("{mutation:?}")),
             #[cfg(feature = "canaries")]
@@ -109,6 +126,7 @@ mod tests {
             assert_eq!(canary.to_string().parse(), Ok(canary));
         }
         assert_eq!("synced-page".parse(), Ok(Canary::Device(Breaks::SyncedPage)));
+        assert_eq!("vext4-home-rule".parse(), Ok(Canary::Guest("home-rule")));
         assert_eq!(Canary::default().to_string(), "nothing");
         let error = "seagull".parse::<Canary>().unwrap_err();
         assert!(error.contains("last-writes"), "{error}");

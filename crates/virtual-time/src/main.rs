@@ -75,6 +75,9 @@ struct SimulateArgs {
     /// last-writes), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
     #[arg(long, value_name = "NAME", default_value = "nothing")]
     canary: Canary,
+    /// Guests have vext4; the kernel is the build of it that can fail
+    #[arg(long)]
+    vext4: bool,
     /// One line of JSON for each seed, and one for all
     #[arg(long)]
     json: bool,
@@ -327,8 +330,12 @@ fn run_seeds(args: &SimulateArgs) -> Result<(), String> {
         agent: agent.map_err(|e| format!("{}: {e}: ./x simulate builds it", args.agent.display()))?,
         guests_max: args.guests_max.max(1),
         canary: args.canary,
+        vext4: args.vext4.then(|| args.kernel.kernel.clone()),
         limit: Duration::from_secs(args.limit_s),
     };
+    if args.canary.guest().is_some() && !args.vext4 {
+        return Err(format!("{} is a canary for --vext4", args.canary));
+    }
     let scratch = tempfile::tempdir().map_err(|e| format!("make a folder: {e}"))?;
     let trace = args.trace.clone().unwrap_or_else(|| scratch.path().join("trace"));
     if args.here {
@@ -378,6 +385,7 @@ fn run_seed(args: &SimulateArgs, seed: u64, pin: &Path, trace: &Path) -> Result<
     let mut child = std::process::Command::new(program)
         .args(["simulate", "--here", "--seeds", &seed.to_string(), "--canary", &args.canary.to_string()])
         .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
+        .args(args.vext4.then_some("--vext4"))
         .arg("--kernel")
         .arg(&args.kernel.kernel)
         .arg("--agent")
@@ -440,13 +448,14 @@ fn say_seed(args: &SimulateArgs, seed: u64, simulated: &Simulated, took: Duratio
         return println!("{line}");
     }
     println!(
-        "seed {seed}: {plan}: {:.1} guest-s in {:.1} s, {} boots, {} daemon kills, {} guest kills, {} cuts, {} calls lost, \
+        "seed {seed}: {plan}: {:.1} guest-s in {:.1} s, {} boots, {} daemon kills, {} guest kills, {} panics, {} cuts, {} calls lost, \
          {} I/O errors; {} acknowledged, {} lost within a window; trace {trace:016x}",
         tally.guest_s,
         took.as_secs_f64(),
         tally.boots,
         tally.daemon_kills,
         tally.guest_kills,
+        tally.panics,
         tally.power_cuts,
         tally.calls_lost,
         tally.io_errors,
@@ -454,7 +463,7 @@ fn say_seed(args: &SimulateArgs, seed: u64, simulated: &Simulated, took: Duratio
         tally.lost_within_window,
     );
     if let Some(what) = broken {
-        let mut with = String::new();
+        let mut with = if args.vext4 { " --vext4".to_owned() } else { String::new() };
         if args.guests_max != 3 {
             with.push_str(&format!(" --guests-max {}", args.guests_max));
         }
@@ -472,7 +481,7 @@ fn say_all(args: &SimulateArgs, all: &Tally, broken: &[u64], took: Duration) {
     }
     println!(
         "{} seeds, {:.3} guest-hours of virtual time in {:.0} min: {} boots, {} daemons killed ({} while they recovered), \
-         {} begun again, {} guests killed, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
+         {} begun again, {} guests killed, {} panics, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
          transactions acknowledged, {} of them lost within a window; judged {} times, {} clean file systems; {} broken",
         all.runs,
         all.guest_s / 3600.0,
@@ -482,6 +491,7 @@ fn say_all(args: &SimulateArgs, all: &Tally, broken: &[u64], took: Duration) {
         all.kills_in_recovery,
         all.restarts,
         all.guest_kills,
+        all.panics,
         all.power_cuts,
         all.calls_lost,
         all.stalls,

@@ -107,6 +107,8 @@ struct Inside {
     fails: Option<Fails>,
     failed: u64,
     breaks: Breaks,
+    /// A cut tears no sector.
+    whole: bool,
     /// Where the newest page is that was synced.
     last_synced: Option<usize>,
 }
@@ -143,6 +145,11 @@ impl Volatile {
     /// A device that breaks its word.
     pub fn break_word(&self, breaks: Breaks) {
         self.inside.lock().breaks = breaks;
+    }
+
+    /// No sector is torn by a cut, as disks are.
+    pub fn keep_sectors_whole(&self) {
+        self.inside.lock().whole = true;
     }
 
     /// When what is written next is there, and when a sync may cover it.
@@ -229,7 +236,7 @@ impl Volatile {
             let start = sector * SECTOR_BYTES;
             let target = &mut bytes[..(base.len() as usize - start).min(SECTOR_BYTES)];
             base.read_at(target, start as u64).expect("memory");
-            let torn = rng.random_range(0..16) == 0;
+            let torn = rng.random_range(0..16) == 0 && !inside.whole;
             let whole = newest + usize::from(!torn);
             versions[..whole].iter().for_each(|i| pieces[*i].apply(target, start));
             if torn && rng.random_ratio(1, 2) {
@@ -395,13 +402,18 @@ mod tests {
             content
         };
         assert_eq!(left(50, make), (0..4).map(|n| vec![n]).collect());
-        let torn = (0..300).any(|seed| {
-            let content = make();
-            content.cut(50, &mut rng(seed));
-            let all = bytes(&content);
-            all.iter().any(|byte| *byte != all[0])
-        });
-        assert!(torn);
+        let torn = |whole: bool| {
+            (0..300).any(|seed| {
+                let content = make();
+                if whole {
+                    content.keep_sectors_whole();
+                }
+                content.cut(50, &mut rng(seed));
+                let all = bytes(&content);
+                all.iter().any(|byte| *byte != all[0])
+            })
+        };
+        assert!(torn(false) && !torn(true));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!   vext4 writes ─► unmount, shutdown, VMM and daemon killed, power cut ─► a stock kernel replays, reads, e2fsck -fn
 //! ```
 
+mod encrypted;
 mod modes;
 mod vma;
 
@@ -82,9 +83,10 @@ impl Build {
 /// What a script exits with where something is broken, and not only the test.
 const BROKEN: i32 = 65;
 
-/// A guest of this suite: a busy emulated machine may find no working timer at boot (`setup_IO_APIC`).
+/// A guest of this suite, which can encrypt: a busy emulated machine may find no working timer at boot (`setup_IO_APIC`).
 fn guest(daemon: &Daemon) -> GuestBuilder {
-    workload::guest(Vmm::Qemu, daemon).kernel_argument("no_timer_check")
+    let guest = workload::guest(Vmm::Qemu, daemon).kernel_argument("no_timer_check");
+    encrypted::MODULES.iter().fold(guest, |guest, module| guest.module(module))
 }
 
 /// Journaled data and commits in one write.
@@ -129,6 +131,8 @@ pub fn run(options: &KernelOptions) -> Result<bool> {
             add(format!("vext4-scrambled-{mount}-{round}"), round == 0, run);
         }
     }
+    let (own, seed) = (build.clone(), options.suite.seed);
+    add("vext4-encrypted".to_owned(), true, Box::new(move |e| encrypted::kept(e, &own, seed)));
     if let Some(extension) = &options.sqlite {
         let extension =
             extension.canonicalize().context(|| format!("the extension {}", extension.display()))?;
@@ -148,6 +152,14 @@ pub fn run(options: &KernelOptions) -> Result<bool> {
             let build = Build { parameters: format!("without={part}"), ..build.clone() };
             add(format!("canary-vext4-{part}"), true, Box::new(move |e| canary(e, &build, part)));
         }
+        let build = Build { parameters: "without=revoke".to_owned(), ..build.clone() };
+        let missed = move |e: &Evidence| {
+            workload::canary(
+                encrypted::kept(e, &build, seed),
+                "what was left out of the modules is not missed",
+            )
+        };
+        add("canary-vext4-encrypted-revoke".to_owned(), true, Box::new(missed));
     }
     for round in 0..options.kills {
         // Every other one with files whose modes change all the time.

@@ -6,11 +6,13 @@ use afterimage_lab::channel::Arrival;
 use afterimage_lab::demo::{judge, Allowance, Journal, Ledger, Survivors};
 use afterimage_order::Contract;
 
-use super::script::{CHECKED, FOLDER, LOOKED, READY, REFUSED};
+use super::script::{CHECKED, FOLDER, LOOKED, READY, REFUSED, SYNCED};
 
 /// What one boot was promised.
 struct Boot {
     ledger: Ledger,
+    /// The last operation that `synced` was told is durable (vext4).
+    synced: u64,
     /// The power was cut since it began.
     cut: bool,
     /// How often it was found as it has to be.
@@ -111,8 +113,12 @@ impl Promises {
         };
         let acks: Vec<Arrival> = lines[ready..].iter().filter(acks).map(arrival).collect();
         let ledger = Ledger::read(&acks, None).map_err(|e| format!("boot {boot}: {e}"))?;
-        self.acknowledged += acks.len() as u64;
-        self.boots.insert(boot, Boot { ledger, cut, found: 0 });
+        let synced = lines[ready..]
+            .iter()
+            .filter_map(|line| line.strip_prefix("{\"mark\":\"op ")?.strip_suffix("\"}")?.parse().ok());
+        let synced = synced.max().unwrap_or(0);
+        self.acknowledged += acks.len() as u64 + synced;
+        self.boots.insert(boot, Boot { ledger, synced, cut, found: 0 });
         Ok(())
     }
 
@@ -139,6 +145,16 @@ impl Promises {
         if let Some(check) = checks.iter().find(|check| !check.held && !unmade(&check.promise)) {
             return Err(format!("broken: {} ({})", check.promise, check.detail));
         }
+        let synced = lines.iter().find_map(|line| line.strip_prefix(SYNCED)).map_or("nothing", str::trim);
+        let ops = synced.strip_prefix("op ").and_then(|ops| ops.parse().ok()).unwrap_or(0);
+        if synced == "broken" || (ops < boot.synced && allowance == Allowance::Nothing) {
+            return Err(format!(
+                "broken: {} operations were synced, and what is there is {synced}",
+                boot.synced
+            ));
+        }
+        self.lost += boot.synced.saturating_sub(ops);
+        boot.synced = ops.min(boot.synced);
         self.looks += 1;
         self.lost += streams.iter().map(|stream| stream.lost).sum::<u64>();
         // What is there once, is there for good, but for what a later cut may still take.
@@ -221,6 +237,23 @@ mod tests {
         let mut promises = then(5, true, WINDOW, &looked(4, 0), false).unwrap();
         promises.boots.get_mut(&1).unwrap().cut = false;
         assert!(promises.hear(3, &looked(3, 0), End::Killed, false, false, WINDOW).is_err());
+    }
+
+    #[test]
+    fn synced_operations_are_looked_for() {
+        let found = |said: &str, contract| {
+            let mut promises = Promises::default();
+            let work = format!("{READY}\n{{\"mark\":\"op 6\"}}\n{{\"mark\":\"op 7\"}}\n");
+            promises.hear(1, &work, End::Killed, false, true, contract)?;
+            let looked = looked(0, 0).replace(LOOKED, &format!("{SYNCED} {said}\n{LOOKED}"));
+            promises.hear(2, &looked, End::Killed, false, false, contract).map(|()| promises.lost)
+        };
+        assert_eq!(found("op 7", Contract::Power), Ok(0));
+        assert_eq!(found("op 8", Contract::Power), Ok(0));
+        assert_eq!(found("op 5", WINDOW), Ok(2));
+        for (said, contract) in [("op 6", Contract::Power), ("", Contract::Power), ("broken", WINDOW)] {
+            assert!(found(said, contract).unwrap_err().contains("7 operations were synced"));
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@
 mod ledger;
 mod plan;
 mod script;
+mod vext4;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,8 +26,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_frontend::inband::Peer;
+use afterimage_order::Contract;
 use parking_lot::Mutex;
-use rand::SeedableRng as _;
+use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +44,7 @@ use crate::trace::Trace;
 use crate::world::{io_error, RunError, RunOptions};
 use ledger::{End, Promises};
 use plan::{Fault, Plan};
+use vext4::Vext4;
 
 const MS: Ns = 1_000_000;
 const IMAGE_BYTES: u64 = 64 << 20;
@@ -60,6 +63,8 @@ pub struct SimulateOptions {
     pub guests_max: usize,
     /// What is broken on purpose.
     pub canary: Canary,
+    /// Guests have `vext4`: the folder with the tests' programs.
+    pub vext4: Option<PathBuf>,
     /// How long one seed may take in real time.
     pub limit: Duration,
 }
@@ -79,6 +84,9 @@ pub struct Tally {
     pub kills_in_recovery: u64,
     /// Guests that were killed.
     pub guest_kills: u64,
+    /// Guests whose kernel panicked where it was told to.
+    #[serde(default)]
+    pub panics: u64,
     /// Power cuts.
     pub power_cuts: u64,
     /// Daemons that began after another one's death.
@@ -108,6 +116,7 @@ impl Tally {
         self.daemon_kills += other.daemon_kills;
         self.kills_in_recovery += other.kills_in_recovery;
         self.guest_kills += other.guest_kills;
+        self.panics += other.panics;
         self.power_cuts += other.power_cuts;
         self.restarts += other.restarts;
         self.calls_lost += other.calls_lost;
@@ -143,7 +152,7 @@ pub fn simulate(
     folder: &Path,
     trace: &Path,
 ) -> Result<Simulated, RunError> {
-    let plan = Plan::draw(seed, options.guests_max);
+    let plan = Plan::draw(seed, options.guests_max, options.vext4.is_some());
     let run = run_options(&plan, options);
     let trace = Trace::create(trace, plan.guests).map_err(io_error("make the trace"))?;
     let mut world = World::new(&plan, &run, options, folder, &trace)?;
@@ -179,17 +188,22 @@ pub fn simulate(
 }
 
 fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
+    let mut append = vec![
+        format!("AGENT={}", options.agent.display()),
+        format!("DATA={}", plan.data),
+        format!("THREADS={}", plan.threads),
+        format!("SIZE={}", plan.record_bytes),
+    ];
+    if let (Some(vext4), Some(programs)) = (&plan.vext4, &options.vext4) {
+        append.extend(vext4.append(programs));
+    }
+    append.extend(options.canary.guest().map(|part| format!("vjbd2.without={part}")));
     let guest = GuestOptions {
         kernel: options.kernel.clone(),
         memory_mib: MEMORY_MIB,
         seed: plan.seed,
-        script: script::script(),
-        append: vec![
-            format!("AGENT={}", options.agent.display()),
-            format!("DATA={}", plan.data),
-            format!("THREADS={}", plan.threads),
-            format!("SIZE={}", plan.record_bytes),
-        ],
+        script: script::script(plan.vext4.is_some()),
+        append,
         reports: false,
     };
     RunOptions {
@@ -286,6 +300,11 @@ impl<'a> World<'a> {
             let files = Files::make(guest, run, folder, &storage)?;
             files.image.break_word(options.canary.device());
             files.log.break_word(options.canary.device());
+            // Here nothing of ours is there to mend a torn sector, and a file system cannot: its journal's superblock, which each emptying of the
+            // journal writes, is there once.
+            if plan.vext4.is_some() && plan.contract == Contract::Power {
+                files.image.keep_sectors_whole();
+            }
             let machine = Machine::mortal(&storage, run.request_ns, 0);
             let site = Site::open(&files, run, &machine, trace)
                 .map_err(|source| RunError::Compose { guest, source })?;
@@ -541,6 +560,9 @@ impl<'a> World<'a> {
             format!("LOOK={}", list(look)),
             format!("REMOVE={}", list(remove)),
         ]);
+        if self.plan.vext4.is_some() {
+            options.append.extend(Vext4::append_to_boot(&mut self.rng, self.finishing));
+        }
         self.crowd.boot(id, &options, self.folder)
     }
 
@@ -557,6 +579,18 @@ impl<'a> World<'a> {
     fn gone(&mut self, id: usize, end: End, cut: bool) -> Result<(), Ended> {
         let console = self.console(&self.guests[id]);
         let contract = self.plan.contract;
+        // Where it was told to, which is a death like any other.
+        let end = match end {
+            End::Itself if self.plan.vext4.is_some() && console.contains(vext4::PANICKED) => {
+                self.tally.panics += 1;
+                let down = self.rng.random_range(MS / 10..1000 * MS);
+                let now = self.crowd.calendar.now();
+                self.note(now, &format!("guest {id} panicked"));
+                self.schedule(now + down, Event::Boot(id));
+                End::Killed
+            }
+            end => end,
+        };
         let guest = &mut self.guests[id];
         (guest.up, guest.loses) = (false, false);
         let (boot, failing) = (guest.boot, guest.failing);

@@ -8,6 +8,7 @@ use afterimage_order::{Contract, GroupOptions};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
+use super::vext4::Vext4;
 use crate::calendar::Ns;
 use crate::volatile::Fails;
 
@@ -44,8 +45,10 @@ pub struct Plan {
     pub host_bytes: u64,
     /// What a request costs the daemon.
     pub request_ns: Ns,
-    /// ext4's `data=`.
+    /// The stock ext4's `data=`.
     pub data: &'static str,
+    /// Guests have `vext4` instead.
+    pub vext4: Option<Vext4>,
     /// Threads that write records, and a record's bytes.
     pub threads: u32,
     pub record_bytes: u32,
@@ -54,8 +57,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Draws it. `guests_max`: no more than so many.
-    pub fn draw(seed: u64, guests_max: usize) -> Self {
+    /// Draws it. `guests_max`: no more than so many. With `vext4` a seed is otherwise the same.
+    pub fn draw(seed: u64, guests_max: usize, vext4: bool) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let guests = [1, 1, 1, 2, 2, 3][rng.random_range(0..6)].min(guests_max);
         let window = Duration::from_millis([20, 50, 100, 200][rng.random_range(0..4)]);
@@ -83,6 +86,7 @@ impl Plan {
             host_bytes: [64 << 20, 1 << 30][rng.random_range(0..2)],
             request_ns: [50_000, 500_000, 2 * MS][rng.random_range(0..3)],
             data: if rng.random_ratio(1, 2) { "ordered" } else { "journal" },
+            vext4: vext4.then(|| Vext4::draw(seed)),
             threads: rng.random_range(1..4),
             record_bytes: [512, 1024, 4096][rng.random_range(0..3)],
             faults: (0..count).map(|_| (gap(&mut rng), fault(&mut rng, guests, contract))).collect(),
@@ -101,12 +105,13 @@ impl Plan {
             false => "passthrough".to_owned(),
         };
         let direct = if self.direct && self.contract == Contract::Power { ", direct" } else { "" };
+        let data = format!("data={}", self.data);
+        let data = self.vext4.as_ref().map_or(data, Vext4::describe);
         format!(
-            "{} guests, {}, {journal}, {}{direct}, data={}, {} threads of {} bytes, {} us a request, {} faults",
+            "{} guests, {}, {journal}, {}{direct}, {data}, {} threads of {} bytes, {} us a request, {} faults",
             self.guests,
             self.contract,
             self.model.as_str(),
-            self.data,
             self.threads,
             self.record_bytes,
             self.request_ns / 1000,
@@ -153,14 +158,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_plan_and_another_one_is_another() {
-        let text = |seed| format!("{:?}", Plan::draw(seed, 3));
+        let text = |seed| format!("{:?}", Plan::draw(seed, 3, false));
         assert_eq!(text(7), text(7));
         assert_ne!(text(7), text(8));
     }
 
     #[test]
     fn everything_is_drawn_and_nothing_that_is_not_promised() {
-        let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3)).collect();
+        let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3, false)).collect();
         let any = |is: &dyn Fn(&Plan) -> bool| plans.iter().any(is);
         let has = |is: &dyn Fn(&Fault) -> bool| plans.iter().any(|p| p.faults.iter().any(|(_, f)| is(f)));
         for guests in 1..4 {
@@ -181,6 +186,8 @@ mod tests {
         let cut = |p: &Plan| p.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { .. }));
         assert!(plans.iter().all(|p| p.contract != Contract::GuestCrash || !cut(p)));
         assert!(plans.iter().all(|p| p.faults.iter().all(|(gap, _)| *gap < 5_000 * MS)));
-        assert_eq!(Plan::draw(5, 1).guests, 1);
+        assert_eq!(Plan::draw(5, 1, false).guests, 1);
+        let (stock, ours) = (Plan::draw(5, 3, false), Plan::draw(5, 3, true));
+        assert!(ours.vext4.is_some() && stock.vext4.is_none() && ours.faults == stock.faults);
     }
 }

@@ -9,6 +9,8 @@ use afterimage_lab::demo::{state, transactions, Journal};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
+use super::vext4;
+
 /// How many transactions a boot commits at most, in each of SQLite's journal modes.
 const TRANSACTIONS: u32 = 300;
 
@@ -17,6 +19,7 @@ pub const READY: &str = "simulate: ready";
 pub const FOLDER: &str = "simulate: folder";
 pub const LOOKED: &str = "simulate: looked";
 pub const CHECKED: &str = "simulate: e2fsck";
+pub const SYNCED: &str = "simulate: synced";
 pub const REFUSED: &str = "simulate: refused";
 
 const BEGIN: &str = r#"
@@ -28,18 +31,18 @@ refuse() {
 top=/mnt/disk
 if [ "$FRESH" = 1 ]; then
     mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda || refuse mkfs
-    mount -t ext4 -o data=$DATA /dev/vda $top || refuse mount
+    @MOUNT@ || refuse mount
     sync
     # Until it is durable under every contract.
     sleep 2
 else
-    mount -t ext4 -o data=$DATA /dev/vda $top || refuse mount
+    @LOOK@ || refuse mount
     for boot in $(echo "$LOOK" | tr , ' '); do
         echo "simulate: folder $boot"
         "$AGENT" verify $top/$boot/records
         for mode in wal rollback; do
             [ -e $top/$boot/$mode/bank ] && sqlite3 -batch $top/$boot/$mode/bank < /run/$mode-state.sql
-        done
+        done@LOOKS@
         echo "simulate: looked $boot"
     done
     for boot in $(echo "$REMOVE" | tr , ' '); do rm -rf $top/$boot; done
@@ -49,22 +52,22 @@ else
     [ $code = 0 ] || cat /run/e2fsck.out
     echo "simulate: e2fsck $code"
     [ "$FINAL" = 1 ] && exit 0
-    mount -t ext4 -o data=$DATA /dev/vda $top || refuse mount
+    @MOUNT@ || refuse mount
 fi
 mkdir -p $top/$BOOT/wal $top/$BOOT/rollback $top/$BOOT/records || refuse mkdir
 sync || refuse sync
 echo "simulate: ready"
-for mode in wal rollback; do
+@BESIDE@for mode in wal rollback; do
     sqlite3 -batch $top/$BOOT/$mode/bank < /run/$mode.sql &
 done
 "$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE &
-wait
+@WAIT@
 sync
 sleep 1000000
 "#;
 
-/// The script.
-pub fn script() -> String {
+/// The script; with what is done on vext4, or for the stock file system.
+pub fn script(on_vext4: bool) -> String {
     let mut text = String::new();
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for journal in Journal::ALL {
@@ -74,6 +77,21 @@ pub fn script() -> String {
         let _ = write!(text, "cat > /run/{name}.sql << 'END'\n{work}END\n");
         let _ = write!(text, "cat > /run/{name}-state.sql << 'END'\n{state}\nEND\n");
     }
-    text.push_str(BEGIN);
+    let stock = "mount -t ext4 -o data=$DATA /dev/vda $top";
+    let parts = match on_vext4 {
+        false => [("LOOKS", ""), ("LOOK", stock), ("MOUNT", stock), ("BESIDE", ""), ("WAIT", "wait")],
+        true => [
+            ("LOOKS", vext4::LOOKS),
+            ("LOOK", vext4::LOOK),
+            ("MOUNT", vext4::MOUNT),
+            ("BESIDE", vext4::BESIDE),
+            ("WAIT", vext4::WAIT),
+        ],
+    };
+    let mut begin = BEGIN.to_owned();
+    for (name, part) in parts {
+        begin = begin.replace(&format!("@{name}@"), part);
+    }
+    text.push_str(&begin);
     text
 }

@@ -16,7 +16,7 @@ pub(super) const MOUNTS: [&str; 2] =
     ["data=journal,journal_async_commit", "data=ordered,journal_async_commit"];
 
 /// What the scripts share. A shutdown leaves the disk as a crash does, with the journal to be replayed by a stock kernel.
-fn script(build: &Build, body: &str) -> String {
+pub(super) fn script(build: &Build, body: &str) -> String {
     let (load, journaling, scramble) = (build.load(), build.program("journaling"), build.program("scramble"));
     format!(
         r#"set -e
@@ -38,7 +38,7 @@ e2fsck -fn /dev/vda || broken e2fsck
 }
 
 /// Runs a script to its end in a guest with one disk.
-fn run(evidence: &Evidence, script: &str) -> Result<String> {
+pub(super) fn run(evidence: &Evidence, script: &str) -> Result<String> {
     let folder = Workdir::new("modes")?;
     let image = folder.join("disk.raw");
     daemon::create_image(&image, IMAGE_BYTES / 2)?;
