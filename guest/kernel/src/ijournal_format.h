@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0 */
 /*
- * iJournaling's areas and i-transactions: crates/format/src/ijournal.rs in C. A test of that crate compiles this file and compares the
- * bytes. What they mean is in docs/ijournaling.md. Every field lies at a multiple of its size.
+ * iJournaling's areas and i-transactions: crates/format/src/ijournal.rs in C. A test of that crate compiles this
+ * file and compares the bytes. What they mean is in docs/ijournaling.md. Every field lies at a multiple of its size.
  */
 #ifndef _IJOURNAL_FORMAT_H
 #define _IJOURNAL_FORMAT_H
