@@ -109,6 +109,9 @@ void sio_fault(enum sio_fault point)
 		[SIO_FAULT_VMA_ANSWERED] = "vma_answered",
 		[SIO_FAULT_VMA_REFUSED] = "vma_refused",
 		[SIO_FAULT_VMA_REWRITTEN] = "vma_rewritten",
+		[SIO_FAULT_IJOURNAL] = "ijournal",
+		[SIO_FAULT_IJOURNAL_WAY] = "ijournal_way",
+		[SIO_FAULT_IJOURNAL_WRITTEN] = "ijournal_written",
 	};
 
 	if (point == SIO_FAULT_CONTENT)
@@ -136,6 +139,8 @@ bool sio_without(enum sio_part part)
 		[SIO_PART_REVOKE] = "revoke",
 		[SIO_PART_SWAP_RULE] = "swap-rule",
 		[SIO_PART_VMA_REWRITE] = "vma-rewrite",
+		[SIO_PART_IJOURNAL_ORDER] = "ijournal-order",
+		[SIO_PART_IJOURNAL_DIRECTORY] = "ijournal-directory",
 	};
 
 	return !strcmp(without, names[part]);

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: GPL-2.0
+// place: fs/ext4/fsync.c ext4_fsync_journal 1 ij_syncs
+@@
+identifier inode, datasync, needs_barrier, journal, tid;
+@@
+ ext4_fsync_journal(struct inode *inode, bool datasync, bool *needs_barrier)
+ {
+ ...
++if (ij_syncs(inode, datasync))
++	return 0;
+ if (journal->j_flags & JBD2_BARRIER &&
+	!jbd2_trans_will_send_data_barrier(journal, tid))
+	*needs_barrier = true;
+ ...
+ }

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * iJournaling: what its own parts share. See ijournal.h.
+ */
+#ifndef _IJOURNAL_FS_H
+#define _IJOURNAL_FS_H
+
+#include <linux/hashtable.h>
+#include "ext4_jbd2.h"
+#include "ijournal_format.h"
+
+/* Runs of one fsync: directories from the topmost down, and the file. */
+#define IJ_RUNS_MAX 17
+/* Writes of one area whose blocks are not told apart any more when there are more. */
+#define IJ_MARKS 32
+#define IJ_GONE_MAX 65536
+
+/* One run of an fsync, as it will be written. */
+struct ij_run {
+	unsigned int block;
+	unsigned int blocks;
+	u32 tid;
+};
+
+/* All runs of an fsync, one behind the other. */
+struct ij_batch {
+	u8 *bytes;
+	unsigned int blocks;
+	unsigned int count;
+	struct ij_run runs[IJ_RUNS_MAX];
+};
+
+/* Blocks of an area that are free again when a transaction is committed and their write has ended. */
+struct ij_mark {
+	u32 tid;
+	unsigned int blocks;
+	unsigned int writing;
+};
+
+/**
+ * struct ij_area - a circular area, of every so many CPUs
+ * @lock: protects all of it
+ * @head: the next block
+ * @used: blocks before it that may be needed
+ * @oldest: the first mark
+ * @marks_count: how many there are
+ * @marks: what the used blocks are, in order
+ * @sub_id: for tests: a sub-transaction id of its own
+ */
+struct ij_area {
+	spinlock_t lock; /* all of it */
+	unsigned int head;
+	unsigned int used;
+	unsigned int oldest;
+	unsigned int marks_count;
+	struct ij_mark marks[IJ_MARKS];
+	atomic64_t sub_id;
+} ____cacheline_aligned_in_smp;
+
+/* A name or an inode number that was given up by a transaction: whoever gets it next is not replayed. */
+struct ij_gone {
+	struct hlist_node node;
+	u64 key;
+	u32 tid;
+};
+
+/**
+ * struct ij_fs - a mounted file system with iJournaling
+ * @sb: the file system
+ * @file: the areas' file
+ * @blocks: where its blocks are
+ * @areas: how many
+ * @area_blocks: blocks of each
+ * @area: each
+ * @epoch: whose runs are valid
+ * @first_tid: the transaction that was running when it began
+ * @sub_id: the last sub-transaction id
+ * @exchanged: blocks were exchanged between files
+ * @gone_lock: protects what follows
+ * @gone: names and inode numbers that are not free yet
+ * @gone_count: how many
+ * @outcomes: fsyncs by how they were served
+ * @runs: runs that were written
+ * @run_blocks: their blocks
+ */
+struct ij_fs {
+	struct super_block *sb;
+	struct inode *file;
+	u64 *blocks;
+	unsigned int areas;
+	unsigned int area_blocks;
+	struct ij_area *area;
+	u8 epoch[16];
+	u32 first_tid;
+	atomic64_t sub_id ____cacheline_aligned_in_smp;
+	struct ij_stamp exchanged;
+	spinlock_t gone_lock; /* names, numbers, and what was exchanged */
+	DECLARE_HASHTABLE(gone, 10);
+	unsigned int gone_count;
+	atomic64_t outcomes[IJ_OUTCOMES];
+	atomic64_t runs;
+	atomic64_t run_blocks;
+};
+
+static inline u32 ij_committed(struct super_block *sb)
+{
+	return READ_ONCE(EXT4_SB(sb)->s_journal->j_commit_sequence);
+}
+
+/* Is something not durable by commits up to that one? */
+static inline bool ij_open(struct ij_stamp stamp, u32 committed)
+{
+	return stamp.set && tid_gt(stamp.tid, committed);
+}
+
+enum ij_outcome ij_allows(struct inode *inode, u32 committed);
+bool ij_write(struct ij_fs *ij, struct ij_batch *batch, struct ij_area *area, enum ij_outcome *outcome);
+
+#endif
