@@ -15,13 +15,8 @@ use afterimage_protocol::cell::{Cell, Outcome};
 use afterimage_protocol::report::{Agent, SyncTimes};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Arm, Key, Scale};
+use crate::plan::{Arm, Key, Model, Scale};
 
-/// A quarter of the paper's desktop.
-const MEMORY_MIB: u32 = 4096;
-/// Half of what may be dirty there (10 and 20 % of 16 GB): the disk, of which everything is in memory, holds no more.
-const DIRTY_BACKGROUND_BYTES: u64 = 800 << 20;
-const DIRTY_BYTES: u64 = 1600 << 20;
 const LIMIT_S: u64 = 3600;
 
 /// A finished cell. All but `real_s` is the same whenever it is run again.
@@ -98,8 +93,10 @@ impl afterimage_bench_kit::Record for Record {
 }
 
 /// The script of a cell.
-fn script(key: &Key, scale: Scale) -> String {
+fn script(key: &Key, model: Model, scale: Scale) -> String {
     let (kind, options) = key.arm.mount();
+    let background = u64::from(model.dirty_background_mib) << 20;
+    let most = 2 * background;
     let seconds = scale.seconds;
     let stream = match key.stream_mb_per_s {
         0 => String::new(),
@@ -110,8 +107,8 @@ fn script(key: &Key, scale: Scale) -> String {
     let boost = if key.arm == Arm::Boosted { "ionice -c 1 -n 0 " } else { "" };
     format!(
         "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
-         echo {DIRTY_BACKGROUND_BYTES} > /proc/sys/vm/dirty_background_bytes\n\
-         echo {DIRTY_BYTES} > /proc/sys/vm/dirty_bytes\n\
+         echo {background} > /proc/sys/vm/dirty_background_bytes\n\
+         echo {most} > /proc/sys/vm/dirty_bytes\n\
          mount -t {kind} -o {options} /dev/vda /mnt/disk\nmkdir /mnt/disk/beside\nsync\ntell ready\nmeet\n{stream}\
          {boost}\"$A\" sync-times /mnt/disk/file --seconds {seconds} --stat /sys/block/vda/stat\n\
          tell end\nwait\nmeet\numount /mnt/disk\n"
@@ -123,9 +120,10 @@ fn script(key: &Key, scale: Scale) -> String {
 /// # Errors
 /// It comes to no end, or the guest does not say what it has to.
 pub fn measure(key: &Key, scale: Scale, image: &Path, machine: &Virtual) -> Result<Record> {
+    let model = key.model()?;
     let cell = Cell {
-        memory_mib: MEMORY_MIB,
-        script: with_prologue(&script(key, scale))?,
+        memory_mib: model.memory_mib,
+        script: with_prologue(&script(key, model, scale))?,
         image: Some(image.to_owned()),
         // The disk's own flushes and writes are what is compared: each request goes to the device as it is.
         contract: "power".to_owned(),
@@ -183,7 +181,7 @@ mod tests {
     #[test]
     fn every_script_is_shell() {
         for key in plan::keys(Scale::QUICK, 1, &[]).unwrap() {
-            let script = script(&key, Scale::QUICK);
+            let script = script(&key, key.model().unwrap(), Scale::QUICK);
             let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
             assert!(status.success(), "{script}");
         }
