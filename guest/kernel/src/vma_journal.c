@@ -322,8 +322,10 @@ static void vmaj_fall_back(transaction_t *transaction, int slot)
 	journal_t *journal = transaction->t_journal;
 	struct vma_journal *vma = journal->j_vma;
 	int err = blk_status_to_errno(vma->sent[slot].status);
+	const struct afterimage_command *command = page_address(vma->commands) + slot * AFTERIMAGE_SECTOR_BYTES;
 	struct afterimage_answer *answer = vmaj_read(vma, VMAJ_FIRST_SLOT + slot);
-	bool said = !IS_ERR(answer);
+	/* It may be another file system's by now. */
+	bool said = !IS_ERR(answer) && answer->tag == command->tag;
 
 	WRITE_ONCE(vma->refused, true);
 	atomic64_inc(&vma->fallbacks);

@@ -5,7 +5,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -24,6 +24,12 @@ const MOUNT: &str = "mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt"
 
 /// Those under which a journal is retained, and a death without a power cut loses nothing.
 const CONTRACTS: [&str; 2] = ["guest-crash", "power-window=50ms"];
+
+/// What the kernel says when it writes its journal to the disk.
+const FELL_BACK: &str = "the control disk did not take";
+
+/// How long it may take to say so.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// QEMU looks for its daemon once a second.
 const RECONNECT_S: u32 = 1;
@@ -284,8 +290,13 @@ fn died(
     }
     guest.wait()?;
     evidence.guest(&guest, "first");
-    let handed_over = handed_over?;
-    expect_handed_over(handed_over)?;
+    expect_handed_over(handed_over?)?;
+    if guest.console().contains(FELL_BACK) {
+        return Err(LabError::Broken(format!(
+            "a control disk that was there was given up{}",
+            guest.last_words()
+        )));
+    }
     let ledger = Ledger::of(guest.channel())?;
     if matches!(death, Death::Both) {
         rig.daemon.restart()?;
@@ -394,7 +405,6 @@ fn refused(
         ),
         Refusal::Spoilt => format!("{MOUNT}\n{}", switching(build)),
     };
-    let said = "(until dmesg | grep 'did not take'; do sleep 0.3; done) &\n";
     let build = match refusal {
         Refusal::Spoilt => Build {
             parameters: format!("{} vma_blocks=5 vma_refuse_after={}", build.parameters, acknowledged * 2),
@@ -402,8 +412,7 @@ fn refused(
         },
         _ => build.clone(),
     };
-    let mut guest =
-        guest(&rig.daemon).reconnect_s(RECONNECT_S).start(&writing(&build, &format!("{mount}\n{said}")))?;
+    let mut guest = guest(&rig.daemon).reconnect_s(RECONNECT_S).start(&writing(&build, &mount))?;
     let lived = fall_back(&mut rig, &guest, refusal, acknowledged);
     guest.kill();
     guest.wait()?;
@@ -426,11 +435,13 @@ fn fall_back(rig: &mut Rig, guest: &Guest, refusal: Refusal, acknowledged: u64) 
         };
         rig.daemon.restart_as(&passing)?;
     }
-    let heard = |arrival: &crate::channel::Arrival| arrival.line.contains("did not take").then_some(());
-    let told = guest.output_channel().wait_for(0, Duration::from_secs(100), "the fallback", heard)?;
-    told.ok_or_else(|| {
-        LabError::Guest(format!("the guest ended before it fell back{}", guest.last_words()))
-    })?;
+    let end = Instant::now() + PATIENCE;
+    while !guest.console().contains(FELL_BACK) {
+        if Instant::now() >= end {
+            return Err(LabError::Guest(format!("the journal did not go to the disk{}", guest.last_words())));
+        }
+        std::thread::sleep(PATIENCE / 400);
+    }
     let so_far = Ledger::of(guest.channel())?.acks.len() as u64;
     guest.wait_acknowledged(so_far + 60)
 }
