@@ -55,12 +55,15 @@ pub enum Arm {
     /// vext4, `data=ordered,journal_async_commit`, and SQLite's extension: database and rollback journal are journaled, the
     /// write-ahead log is ordered.
     Adaptive,
+    /// vext4, `data=vma`, above a daemon that retains the journal: commits are handed over to memory. It promises less than the
+    /// others, and as much as VMA: the host's power is trusted.
+    Vma,
 }
 
 impl Arm {
     /// All.
-    pub const ALL: [Arm; 6] =
-        [Arm::NoJournal, Arm::Unflushed, Arm::Ordered, Arm::Data, Arm::SingleIo, Arm::Adaptive];
+    pub const ALL: [Arm; 7] =
+        [Arm::NoJournal, Arm::Unflushed, Arm::Ordered, Arm::Data, Arm::SingleIo, Arm::Adaptive, Arm::Vma];
 
     /// The name in results.
     pub fn name(self) -> &'static str {
@@ -71,6 +74,7 @@ impl Arm {
             Arm::Data => "data",
             Arm::SingleIo => "single-io",
             Arm::Adaptive => "adaptive",
+            Arm::Vma => "vma",
         }
     }
 
@@ -87,6 +91,7 @@ impl Arm {
             Arm::Data => ("ext4", "noatime,nodiratime,barrier=1,data=journal,journal_async_commit"),
             Arm::SingleIo => ("vext4", "noatime,nodiratime,barrier=1,data=journal,journal_async_commit"),
             Arm::Adaptive => ("vext4", "noatime,nodiratime,barrier=1,data=ordered,journal_async_commit"),
+            Arm::Vma => ("vext4", "noatime,nodiratime,barrier=1,data=vma,vma_disk=/dev/vda9"),
         }
     }
 }
@@ -197,7 +202,7 @@ mod tests {
     #[test]
     fn all_of_one_seed_come_before_the_next() {
         let all = keys(Scale::FULL, 2, &[]).unwrap();
-        assert_eq!(all.len(), 2 * 3 * (4 * 6 + 5 + 2));
+        assert_eq!(all.len(), 2 * 3 * (4 * 7 + 6 + 2));
         assert!(all.iter().map(|key| key.seed).is_sorted_by_key(|seed| seed));
         let quick = keys(Scale::QUICK, 1, &["*/*/*/data".to_owned()]).unwrap();
         assert_eq!(quick.len(), 5);

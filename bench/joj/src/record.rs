@@ -5,10 +5,10 @@ use std::path::Path;
 use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{plain_cell, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS};
 use afterimage_bench_kit::{BenchError, Result};
-use afterimage_protocol::cell::{Cell, Outcome, Requests};
+use afterimage_protocol::cell::{Cell, Journal, Outcome, Requests};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Key, Scale};
+use crate::plan::{Arm, Key, Scale};
 use crate::script::{script, Tools};
 
 const MEMORY_MIB: u32 = 512;
@@ -139,12 +139,15 @@ impl afterimage_bench_kit::Record for Record {
 /// # Errors
 /// It comes to no end, or the guest does not say what it has to.
 pub fn measure(key: &Key, scale: Scale, image: &Path, tools: &Tools, machine: &Virtual) -> Result<Record> {
-    // The disk's own flushes and writes are what is compared: each request goes to the device as it is.
+    let hands_over = key.arm == Arm::Vma;
+    // The disk's own flushes and writes are what is compared: each request goes to the device as it is, but for those of who hands over.
     let cell = Cell {
         memory_mib: MEMORY_MIB,
         script: with_prologue(&script(key, scale, tools))?,
         image: Some(image.to_owned()),
-        contract: "power".to_owned(),
+        contract: if hands_over { "guest-crash" } else { "power" }.to_owned(),
+        journal: if hands_over { Journal::Retain } else { Journal::Passthrough },
+        control_disk: hands_over,
         model: key.model.clone(),
         seed: key.seed,
         append: vec![format!("syscall_ns={SYSCALL_NS}")],

@@ -67,8 +67,13 @@ pub struct Tools {
 pub fn script(key: &Key, scale: Scale, tools: &Tools) -> String {
     let (kind, options) = key.arm.mount();
     let work = if key.log == Log::File { files(key, scale) } else { sqlite(key, scale, tools) };
+    // Where a cell in virtual time has its control disk.
+    let control = match key.arm {
+        Arm::Vma => "addpart /dev/vda 9 $(($(blockdev --getsz /dev/vda) - 131072)) 131072\n",
+        _ => "",
+    };
     format!(
-        "{MARK}{}mount -t {kind} -o {options} /dev/vda1 /mnt/disk\ntell ready\nmeet\n{}\ncat /run/marks\nmeet\numount /mnt/disk\n",
+        "{MARK}{}{control}mount -t {kind} -o {options} /dev/vda1 /mnt/disk\ntell ready\nmeet\n{}\ncat /run/marks\nmeet\numount /mnt/disk\n",
         work.0, work.1
     )
 }

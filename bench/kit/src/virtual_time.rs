@@ -98,6 +98,7 @@ pub fn plain_cell(script: &str) -> Result<Cell> {
         journal: Journal::Passthrough,
         retain_bytes_max: None,
         vflush_at_truncation: false,
+        control_disk: false,
         direct: true,
         write_through: false,
         host_fs: "bare".to_owned(),

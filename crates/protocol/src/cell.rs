@@ -35,6 +35,8 @@ pub struct Cell {
     pub retain_bytes_max: Option<u64>,
     /// `--vflush-at-truncation`
     pub vflush_at_truncation: bool,
+    /// Each guest has a control disk: what lies behind the end of its disk.
+    pub control_disk: bool,
     /// Under `power`: whether the image is opened with O_DIRECT. (The other contracts use the page cache.)
     pub direct: bool,
     /// Under `power`: each write is synced before it is answered.
@@ -264,6 +266,7 @@ mod tests {
             journal: Journal::DropForBench,
             retain_bytes_max: None,
             vflush_at_truncation: false,
+            control_disk: true,
             direct: true,
             write_through: false,
             host_fs: "bare".to_owned(),

@@ -113,6 +113,7 @@ fn options(cell: &Cell, uml: &Path) -> Result<RunOptions, CellError> {
             vflush_at_truncation: cell.vflush_at_truncation,
             ..passthrough
         },
+        control_disk: cell.control_disk,
         direct: cell.direct,
         write_through: cell.write_through,
         log_bytes: cell.log_bytes,

@@ -16,6 +16,7 @@
 //! one links them, with the front end's test kit, which no program that ships has.
 #![warn(missing_docs)]
 
+mod beside;
 pub mod calendar;
 mod canary;
 mod cell;

@@ -126,6 +126,9 @@ struct Options {
     /// Retain guests' journals
     #[arg(long)]
     retain: bool,
+    /// Each guest has a control disk: the last 64 MiB of its disk, behind the image's end
+    #[arg(long)]
+    control_disk: bool,
     /// Under power: use the host's page cache instead of O_DIRECT
     #[arg(long)]
     buffered: bool,
@@ -201,6 +204,7 @@ impl Options {
             image_bytes: self.size_mib << 20,
             contract: self.survives,
             journal: JournalOptions { retain: self.retain, ..JournalOptions::passthrough() },
+            control_disk: self.control_disk,
             direct: !self.buffered,
             log_bytes: self.log_mib << 20,
             request_ns: self.request_ns,

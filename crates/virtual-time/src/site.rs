@@ -13,6 +13,7 @@ use afterimage_order::{Contract, GroupOptions};
 use afterimage_store::Image as _;
 use parking_lot::Mutex;
 
+use crate::beside::Beside;
 use crate::content::Content;
 use crate::image::{Around, VirtualImage};
 use crate::machine::{File, Machine, OnMachine, Storage, TimedMedium};
@@ -177,7 +178,11 @@ impl Site {
         options.canary.plant(&mut group, &mut journal);
         let prepared = Prepared::of(vec![image], group, journal)?;
         let mut stack = prepared.open(Some(Arc::new(around)))?;
-        let disk = stack.disks.remove(0).disk;
+        let mut disk = stack.disks.remove(0).disk;
+        if options.control_disk {
+            let beside = Beside::new(disk, &stack.group, options.contract, machine);
+            disk = Arc::new(beside.map_err(|source| ComposeError::Tap { disk: 0, source })?);
+        }
         Ok(Self { files, machine: Arc::clone(machine), disk, group: stack.group, below: None })
     }
 }

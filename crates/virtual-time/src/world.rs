@@ -53,6 +53,8 @@ pub struct RunOptions {
     pub contract: Contract,
     /// What becomes of the guests' journals. (Arenas are in the run's folder.)
     pub journal: JournalOptions,
+    /// Each guest has a control disk: what lies behind the end of its disk.
+    pub control_disk: bool,
     /// Under `power`: whether the image is opened with O_DIRECT. (The other contracts use the page cache.)
     pub direct: bool,
     /// Under `power`: each write is synced before it is answered, as by a daemon that shows no write cache.
@@ -91,6 +93,7 @@ impl RunOptions {
             images: Vec::new(),
             contract: Contract::Power,
             journal: JournalOptions::passthrough(),
+            control_disk: false,
             direct: false,
             write_through: false,
             log_bytes: 64 << 20,

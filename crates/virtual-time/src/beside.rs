@@ -1,0 +1,127 @@
+//! A guest's control disk, in virtual time: a guest here has one device, and its control disk is what lies behind the end of its disk.
+//! Inside, `addpart` makes a device of it.
+//!
+//! ```text
+//!   /dev/vda   0 ───────────── the image ───────────── end ───── 64 MiB ─────►
+//!                                                      └ ControlDisk: commands, answers
+//! ```
+//!
+//! One queue serves both, which changes nothing: nobody's processor is modelled, and a command is charged as any request is.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{
+    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Quiesced, Request, Sector,
+};
+use afterimage_control_disk::{ControlDisk, Promise};
+use afterimage_journal::group::RetainGroup;
+use afterimage_order::Contract;
+
+use crate::machine::Machine;
+
+/// See the module.
+pub struct Beside {
+    disk: Arc<dyn Disk>,
+    control: ControlDisk,
+    machine: Arc<Machine>,
+}
+
+impl Beside {
+    /// A disk with the control disk of its group behind it.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        group: &Arc<RetainGroup>,
+        contract: Contract,
+        machine: &Arc<Machine>,
+    ) -> io::Result<Self> {
+        let promise = Promise { contract, text: contract.to_string() };
+        let control = ControlDisk::new(Arc::clone(group) as _, promise)?;
+        Ok(Self { disk, control, machine: Arc::clone(machine) })
+    }
+}
+
+impl Disk for Beside {
+    fn geometry(&self) -> Geometry {
+        let own = self.disk.geometry();
+        Geometry { sectors: own.sectors + self.control.geometry().sectors, ..own }
+    }
+
+    fn serial(&self) -> &str {
+        self.disk.serial()
+    }
+
+    fn health(&self) -> &Health {
+        self.disk.health()
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        Ok(Box::new(BesideLane {
+            geometry: self.geometry(),
+            end: Sector(self.disk.geometry().sectors),
+            disk: self.disk.open_lane()?,
+            control: self.control.open_lane()?,
+            machine: Arc::clone(&self.machine),
+        }))
+    }
+
+    fn quiesced(&self, why: Quiesced) {
+        self.disk.quiesced(why);
+    }
+}
+
+struct BesideLane {
+    geometry: Geometry,
+    /// Of the disk.
+    end: Sector,
+    disk: Box<dyn Lane>,
+    control: Box<dyn Lane>,
+    machine: Arc<Machine>,
+}
+
+impl Lane for BesideLane {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn take(&mut self, request: Admitted) {
+        if matches!(request.operation, Operation::Flush(_)) || request.sector < self.end {
+            // Admitted again: it must not cross the end.
+            return self.disk.submit(request.into_request());
+        }
+        self.machine.charge();
+        let request = request.into_request();
+        self.control.submit(Request { sector: Sector(request.sector.0 - self.end.0), ..request });
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.disk.refuse(refusal);
+    }
+
+    fn dispatch(&mut self) {
+        self.disk.dispatch();
+        self.control.dispatch();
+    }
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.disk.reap(completions);
+        self.control.reap(completions);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.disk.in_flight() + self.control.in_flight()
+    }
+
+    /// What is handed over goes to memory, and waits for no disk.
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        if self.disk.in_flight() == 0 {
+            return self.control.wait(also, timeout);
+        }
+        self.disk.wait(also, timeout)
+    }
+}
