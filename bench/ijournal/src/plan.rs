@@ -16,11 +16,16 @@ pub enum Arm {
     Nodelalloc,
     /// Stock ext4 with the feature `fast_commit`: logical logging as there is today.
     FastCommit,
+    /// vext4 with the mount option `ijournal`.
+    Ijournal,
+    /// The same, boosted.
+    IjournalBoosted,
 }
 
 impl Arm {
     /// All.
-    pub const ALL: [Arm; 4] = [Arm::Normal, Arm::Boosted, Arm::Nodelalloc, Arm::FastCommit];
+    pub const ALL: [Arm; 6] =
+        [Arm::Normal, Arm::Boosted, Arm::Nodelalloc, Arm::FastCommit, Arm::Ijournal, Arm::IjournalBoosted];
 
     /// The name in results.
     pub fn name(self) -> &'static str {
@@ -29,6 +34,8 @@ impl Arm {
             Arm::Boosted => "boosted",
             Arm::Nodelalloc => "nodelalloc",
             Arm::FastCommit => "fast-commit",
+            Arm::Ijournal => "ijournal",
+            Arm::IjournalBoosted => "ijournal-boosted",
         }
     }
 
@@ -38,7 +45,14 @@ impl Arm {
             Arm::Normal | Arm::FastCommit => ("ext4", "noatime,data=ordered"),
             Arm::Boosted => ("ext4", "noatime,data=ordered,journal_ioprio=0"),
             Arm::Nodelalloc => ("ext4", "noatime,data=ordered,nodelalloc"),
+            Arm::Ijournal => ("vext4", "noatime,data=ordered,ijournal"),
+            Arm::IjournalBoosted => ("vext4", "noatime,data=ordered,ijournal,journal_ioprio=0"),
         }
+    }
+
+    /// Whether whoever syncs is in the real-time class.
+    pub fn is_boosted(self) -> bool {
+        matches!(self, Arm::Boosted | Arm::IjournalBoosted)
     }
 }
 
@@ -150,9 +164,9 @@ mod tests {
     #[test]
     fn all_of_one_seed_come_before_the_next() {
         let all = keys(Scale::FULL, 2, &[]).unwrap();
-        assert_eq!(all.len(), 2 * 2 * 5 * 4);
+        assert_eq!(all.len(), 2 * 2 * 5 * 6);
         assert!(all.iter().map(|key| key.seed).is_sorted());
-        assert_eq!(keys(Scale::QUICK, 1, &["*/300".to_owned()]).unwrap().len(), 4);
+        assert_eq!(keys(Scale::QUICK, 1, &["*/300".to_owned()]).unwrap().len(), 6);
         assert!(keys(Scale::QUICK, 1, &["emmc".to_owned()]).is_err());
     }
 

@@ -4,20 +4,33 @@
 //!   mount ─► "ready" ─► meet ─► stream &  one file: 80 KiB ─► 0.1 s ─► fsync, timed ─► ... ─► "end" ─► meet ─► unmount
 //! ```
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{
     plain_cell, reports, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS,
 };
-use afterimage_bench_kit::{BenchError, Result};
+use afterimage_bench_kit::{BenchError, Jbd2, Result};
+use afterimage_lab::process::quote;
 use afterimage_protocol::cell::{Cell, Outcome};
 use afterimage_protocol::report::{Agent, SyncTimes};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Arm, Key, Model, Scale};
+use crate::plan::{Key, Model, Scale};
 
 const LIMIT_S: u64 = 3600;
+/// 16 MiB for the guest's one processor.
+const AREA_BLOCKS: u32 = 4096;
+const BLOCK_BYTES: f64 = 4096.0;
+/// What journals count: jbd2's, a fast commit's, vext4's.
+const COUNTS: &str = r#"counts() {
+    cat /proc/fs/jbd2/*/info | tr '\n\t' ';;' | sed "s/^/ijournal: $1 jbd2 /; s/\$/\n/" 2> /dev/null || :
+    cat /proc/fs/ext4/*/fc_info 2> /dev/null | sed "s/^/ijournal: $1 fast /"
+    cat /proc/fs/vjbd2/*/single_io 2> /dev/null | sed "s/^/ijournal: $1 normal /"
+    cat /proc/fs/vjbd2/*/ijournal 2> /dev/null | sed "s/^/ijournal: $1 own /"
+}
+"#;
 
 /// A finished cell. All but `real_s` is the same whenever it is run again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +50,11 @@ pub struct Record {
     pub syncs: SyncTimes,
     /// What the guest asked of its disk meanwhile.
     pub guest: GuestIo,
+    /// Bytes that its journals were written meanwhile, where they count them.
+    pub journal_bytes: Option<f64>,
+    /// How iJournaling served the fsyncs: its counters that are not 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outcomes: BTreeMap<String, u64>,
     /// Sum of the trace of all requests.
     pub trace: String,
     /// How long it took in real time.
@@ -67,6 +85,11 @@ impl Record {
         )
     }
 
+    /// KiB that journals were written for each fsync.
+    pub fn journal_kib(&self) -> Option<f64> {
+        self.journal_bytes.map(|bytes| bytes / 1024.0 / self.syncs.ns.len() as f64)
+    }
+
     /// What is said of it while others run.
     pub fn words(&self) -> String {
         format!(
@@ -93,7 +116,7 @@ impl afterimage_bench_kit::Record for Record {
 }
 
 /// The script of a cell.
-fn script(key: &Key, model: Model, scale: Scale) -> String {
+fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String {
     let (kind, options) = key.arm.mount();
     let background = u64::from(model.dirty_background_mib) << 20;
     let most = 2 * background;
@@ -104,14 +127,18 @@ fn script(key: &Key, model: Model, scale: Scale) -> String {
             format!("\"$A\" stream /mnt/disk/beside --bytes-per-s {}000000 --seconds {seconds} &\n", rate)
         }
     };
-    let boost = if key.arm == Arm::Boosted { "ionice -c 1 -n 0 " } else { "" };
+    let boost = if key.arm.is_boosted() { "ionice -c 1 -n 0 " } else { "" };
+    let areas = areas.map_or(String::new(), |program| {
+        let program = quote(&program.to_string_lossy());
+        format!("mount -t ext4 /dev/vda /mnt/disk\n{program} /mnt/disk 1 {AREA_BLOCKS}\numount /mnt/disk\n")
+    });
     format!(
         "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
          echo {background} > /proc/sys/vm/dirty_background_bytes\n\
          echo {most} > /proc/sys/vm/dirty_bytes\n\
-         mount -t {kind} -o {options} /dev/vda /mnt/disk\nmkdir /mnt/disk/beside\nsync\ntell ready\nmeet\n{stream}\
+         {areas}mount -t {kind} -o {options} /dev/vda /mnt/disk\nmkdir /mnt/disk/beside\nsync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
          {boost}\"$A\" sync-times /mnt/disk/file --seconds {seconds} --stat /sys/block/vda/stat\n\
-         tell end\nwait\nmeet\numount /mnt/disk\n"
+         tell end\ncounts end\nwait\nmeet\numount /mnt/disk\n"
     )
 }
 
@@ -121,9 +148,10 @@ fn script(key: &Key, model: Model, scale: Scale) -> String {
 /// It comes to no end, or the guest does not say what it has to.
 pub fn measure(key: &Key, scale: Scale, image: &Path, machine: &Virtual) -> Result<Record> {
     let model = key.model()?;
+    let areas = (key.arm.mount().0 == "vext4").then(|| machine.with_kernel("areas")).transpose()?;
     let cell = Cell {
         memory_mib: model.memory_mib,
-        script: with_prologue(&script(key, model, scale))?,
+        script: with_prologue(&script(key, model, scale, areas.as_deref()))?,
         image: Some(image.to_owned()),
         // The disk's own flushes and writes are what is compared: each request goes to the device as it is.
         contract: "power".to_owned(),
@@ -135,6 +163,55 @@ pub fn measure(key: &Key, scale: Scale, image: &Path, machine: &Virtual) -> Resu
         ..plain_cell("")?
     };
     record(key, scale, &machine.run(&cell)?)
+}
+
+/// What journals counted up to a moment.
+#[derive(Debug, Default)]
+struct Counts {
+    jbd2: String,
+    /// Blocks of fast commits.
+    fast_blocks: Option<u64>,
+    /// Bytes of vext4's journal.
+    normal_bytes: Option<u64>,
+    /// iJournaling's.
+    own: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    fn of(output: &str, moment: &str) -> Self {
+        let mut counts = Self::default();
+        for line in output.lines() {
+            let Some(rest) = line.trim_end().strip_prefix("ijournal: ") else { continue };
+            let Some((kind, text)) =
+                rest.strip_prefix(moment).and_then(|rest| rest.trim_start().split_once(' '))
+            else {
+                continue;
+            };
+            let number = |name: &str| text.trim().strip_prefix(name)?.trim().parse().ok();
+            match kind {
+                "jbd2" => text.clone_into(&mut counts.jbd2),
+                "fast" => {
+                    counts.fast_blocks =
+                        counts.fast_blocks.or_else(|| text.trim().strip_suffix(" numblks")?.parse().ok())
+                }
+                "normal" => counts.normal_bytes = counts.normal_bytes.or_else(|| number("journal_bytes ")),
+                "own" => counts.own.extend(
+                    text.split_once(' ')
+                        .and_then(|(name, n)| Some((name.to_owned(), n.trim().parse().ok()?))),
+                ),
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    fn bytes(&self) -> Result<Option<f64>> {
+        let stock = Jbd2::of_info(&self.jbd2)?.map(|jbd2| BLOCK_BYTES * jbd2.blocks());
+        let normal = stock.or(self.normal_bytes.map(|bytes| bytes as f64));
+        let beside = BLOCK_BYTES * self.fast_blocks.unwrap_or(0) as f64
+            + self.own.get("bytes").copied().unwrap_or(0) as f64;
+        Ok(normal.map(|bytes| bytes + beside))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -160,6 +237,7 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
         found.map(|(_, io)| *io).ok_or_else(|| strange(name))
     };
     let syncs = syncs.filter(|times| !times.ns.is_empty()).ok_or_else(|| strange("a single fsync"))?;
+    let (ready, end) = (Counts::of(&guest.output, "ready"), Counts::of(&guest.output, "end"));
     Ok(Record {
         version: <Record as afterimage_bench_kit::Record>::VERSION,
         key: key.clone(),
@@ -167,6 +245,15 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
         request_ns: REQUEST_NS,
         syscall_ns: SYSCALL_NS,
         guest: stat("end")?.since(&stat("ready")?),
+        journal_bytes: end.bytes()?.zip(ready.bytes()?).map(|(end, ready)| end - ready),
+        outcomes: end
+            .own
+            .iter()
+            .filter_map(|(name, n)| {
+                let before = ready.own.get(name).copied().unwrap_or_default();
+                (*n > before).then(|| (name.clone(), n - before))
+            })
+            .collect(),
         syncs,
         trace: outcome.trace.clone(),
         real_s: outcome.real_s,
@@ -181,10 +268,21 @@ mod tests {
     #[test]
     fn every_script_is_shell() {
         for key in plan::keys(Scale::QUICK, 1, &[]).unwrap() {
-            let script = script(&key, key.model().unwrap(), Scale::QUICK);
+            let script = script(&key, key.model().unwrap(), Scale::QUICK, Some(Path::new("/a b/areas")));
             let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
             assert!(status.success(), "{script}");
         }
+    }
+
+    #[test]
+    fn journals_counts_are_read() {
+        let text = "ijournal: ready jbd2 3 transactions (2 requested), each up to 8 blocks;average: ;  5 logged blocks per transaction;\r\n\
+                    ijournal: ready fast 7 numblks\nijournal: end normal single 3\nijournal: end normal journal_bytes 8192\n\
+                    ijournal: end own written 4\nijournal: end own bytes 4096\n";
+        let (ready, end) = (Counts::of(text, "ready"), Counts::of(text, "end"));
+        assert_eq!(ready.bytes().unwrap(), Some(4096.0 * 22.0));
+        assert_eq!((end.bytes().unwrap(), end.own["written"]), (Some(12_288.0), 4));
+        assert_eq!(Counts::of(text, "other").bytes().unwrap(), None);
     }
 
     #[test]
@@ -202,6 +300,8 @@ mod tests {
             syscall_ns: 0,
             syncs,
             guest: GuestIo::default(),
+            journal_bytes: None,
+            outcomes: BTreeMap::new(),
             trace: String::new(),
             real_s: 0.0,
         };

@@ -32,7 +32,7 @@ pub fn markdown(records: &[Record]) -> String {
     );
     for model in MODELS {
         let mut table = Table::new(
-            "stream, MB/s|journaling|seeds|fsyncs|mean, ms|median|p95|p99|max|MiB the disk wrote in an fsync: mean|most|fsyncs above 1 s".split('|'),
+            "stream, MB/s|journaling|seeds|fsyncs|mean, ms|median|p95|p99|max|journal KiB an fsync|MiB the disk wrote in an fsync: mean|most|fsyncs above 1 s".split('|'),
         );
         for stream in model.streams_mb_per_s {
             for arm in Arm::ALL {
@@ -50,6 +50,9 @@ pub fn markdown(records: &[Record]) -> String {
                     show(&rows, |record| record.within_ms(950)),
                     show(&rows, |record| record.within_ms(990)),
                     show(&rows, |record| record.within_ms(1000)),
+                    or_dash(Spread::of(rows.iter().filter_map(|record| record.journal_kib())), |spread| {
+                        spread.show(number)
+                    }),
                     show(&rows, |record| record.flushed_mib().0),
                     show(&rows, |record| record.flushed_mib().1),
                     show(&rows, |record| {

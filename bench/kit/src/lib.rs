@@ -9,6 +9,7 @@
 mod cells;
 mod error;
 pub mod io;
+mod jbd2;
 mod large_file;
 mod mke2fs;
 mod options;
@@ -20,6 +21,7 @@ pub mod virtual_time;
 
 pub use cells::{check_only, is_chosen, run, run_at_once, Bench, Failure};
 pub use error::{BenchError, Context, Result};
+pub use jbd2::Jbd2;
 pub use large_file::large_file;
 pub use mke2fs::mke2fs;
 pub use options::{Common, Earlier, Resume};

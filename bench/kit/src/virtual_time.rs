@@ -43,6 +43,21 @@ impl Virtual {
         Ok(Self { program: locate::own_program("afterimage-virtual")?, kernel })
     }
 
+    /// A program for tests that was built with the guests' kernel. Guests have it under the same path.
+    ///
+    /// # Errors
+    /// That kernel has none.
+    pub fn with_kernel(&self, name: &str) -> Result<PathBuf> {
+        let path = self.kernel.join(name);
+        if path.is_file() {
+            return path.canonicalize().context(|| format!("find {}", path.display()));
+        }
+        let sentence = format!(
+            "the guests' kernel has no program {name} beside it: ./x guest-kernel uml builds one that has"
+        );
+        Err(BenchError::Usage(sentence))
+    }
+
     /// Runs a cell. It ends with this program, however that ends.
     ///
     /// # Errors

@@ -4,9 +4,9 @@ use afterimage_lab::channel::Arrival;
 use afterimage_protocol::report::{Agent, Integrity, Micro, Timed};
 use serde::Deserialize;
 
-use crate::record::{GuestResult, Jbd2, Records};
+use crate::record::{GuestResult, Records};
 use afterimage_bench_kit::io::GuestIo;
-use afterimage_bench_kit::{BenchError, Result};
+use afterimage_bench_kit::{BenchError, Jbd2, Result};
 
 fn strange(what: impl Into<String>) -> BenchError {
     BenchError::Workload(what.into())
@@ -93,7 +93,7 @@ pub fn read(reports: &[Arrival]) -> Result<GuestResult> {
         umount_s: timed(&lines, "umount")?,
         measured: GuestIo::of_stat(&end.stat)?.since(&from),
         whole: GuestIo::of_stat(&done.stat)?.since(&from),
-        jbd2: jbd2(&end.jbd2)?,
+        jbd2: Jbd2::of_info(&end.jbd2)?,
     })
 }
 
@@ -110,28 +110,6 @@ pub fn verified(reports: &[Arrival]) -> Result<Records> {
         }
     }
     Err(strange("the guest verified nothing"))
-}
-
-/// `1070 transactions (1065 requested), each up to 8192 blocks; … 20 logged blocks per transaction`, its lines and
-/// tabs made semicolons. A guest that mounted twice is not expected. `None` where nothing is said: there is no journal.
-fn jbd2(text: &str) -> Result<Option<Jbd2>> {
-    if text.trim().is_empty() {
-        return Ok(None);
-    }
-    let before = |label: &str| -> Option<f64> {
-        let (head, _) = text.split_once(label)?;
-        head.rsplit([' ', ';']).find(|word| !word.is_empty())?.parse().ok()
-    };
-    let Some(transactions) = before(" transactions (") else {
-        return Err(strange(format!("jbd2 counts no transactions: {text}")));
-    };
-    // It says the averages only where there was a transaction.
-    let logged_blocks = match before(" logged blocks per transaction") {
-        Some(blocks) => blocks,
-        None if transactions == 0.0 => 0.0,
-        None => return Err(strange(format!("jbd2 counts no logged blocks: {text}"))),
-    };
-    Ok(Some(Jbd2 { transactions: transactions as u64, logged_blocks }))
 }
 
 #[cfg(test)]
@@ -175,11 +153,5 @@ mod tests {
             let renamed: Vec<&str> = renamed.iter().map(String::as_str).collect();
             assert!(read(&reports(&renamed)).is_err(), "{to}");
         }
-    }
-
-    #[test]
-    fn without_a_journal_there_are_no_figures_of_it() {
-        assert_eq!(jbd2("").unwrap(), None);
-        assert!(jbd2("3 transaktions (2 requested)").is_err());
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalog::{Device, Kind, Mode, Setup, Workload};
 use crate::scale::Scale;
 use afterimage_bench_kit::io::{GuestIo, StorageIo};
-use afterimage_bench_kit::{BenchError, Context, Result};
+use afterimage_bench_kit::{BenchError, Context, Jbd2, Result};
 
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -58,16 +58,6 @@ impl CellKey {
     pub fn without_round(&self) -> CellKey {
         CellKey { round: 0, ..self.clone() }
     }
-}
-
-/// What jbd2 says of itself (`/proc/fs/jbd2/*/info`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Jbd2 {
-    /// Transactions since the mount.
-    pub transactions: u64,
-    /// Blocks logged in each, on average.
-    pub logged_blocks: f64,
 }
 
 /// One guest's part.

@@ -64,7 +64,7 @@ pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: 
     });
     let with_bases = with_plain(&keys);
     let rows = with_bases.iter().filter(|key| table.has(key)).map(|key| {
-        let jbd2 = |value: fn(&crate::record::Jbd2) -> f64| {
+        let jbd2 = |value: fn(&afterimage_bench_kit::Jbd2) -> f64| {
             count(table.spread(key, |record| record.guests.first()?.jbd2.as_ref().map(value)))
         };
         let mts = (key.setup.journal_mib(scale) / 4).to_string();
