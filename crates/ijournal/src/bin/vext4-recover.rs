@@ -1,0 +1,103 @@
+//! For a guest's initramfs, before `mount -t vext4`: a static program that recovers what fsyncs wrote under iJournaling, and makes the areas
+//! that they write to.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use afterimage_format::ijournal::{Areas, AREAS_MAX, AREA_BLOCKS_MIN, BLOCK_BYTES, FILE_NAME};
+use afterimage_ijournal::{is_needed, recover, FileStorage};
+use clap::{Parser, Subcommand};
+use rustix::fs::{ioctl_getflags, ioctl_setflags, IFlags};
+use zerocopy::IntoBytes as _;
+
+/// What is left out was no promise of ours, and is told.
+const REFUSED: u8 = 1;
+const FAILED: u8 = 2;
+
+/// Recovers an ext4 with iJournaling: its journal first, then its i-transactions; after that any ext4 mounts it. One without any is as
+/// a journal's replay leaves it. Exit status: 0 recovered, 1 recovered but for i-transactions that it names, 2 not.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+struct Options {
+    /// The image, or the block device, that the file system is on.
+    target: Option<PathBuf>,
+    /// Where it begins, in bytes.
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    offset: u64,
+    /// Say whether recovery has to come before a mount, and change nothing: 0 no, 1 yes.
+    #[arg(long)]
+    check: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make the file that holds the areas, once, while the file system is mounted.
+    Areas {
+        /// Where it is mounted.
+        mount_point: PathBuf,
+        /// How many areas; one for each CPU is best.
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(AREAS_MAX)))]
+        areas: u32,
+        /// Blocks of each, of 4 KiB.
+        #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(i64::from(AREA_BLOCKS_MIN)..=1 << 20))]
+        blocks: u32,
+    },
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let result = match (options.command, options.target) {
+        (Some(Command::Areas { mount_point, areas, blocks }), _) => make_areas(&mount_point, areas, blocks)
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|e| format!("{}/{FILE_NAME}: {e}", mount_point.display())),
+        (None, Some(target)) => {
+            work(&target, options.offset, options.check).map_err(|e| format!("{}: {e}", target.display()))
+        }
+        (None, None) => Err("nothing to do".into()),
+    };
+    result.unwrap_or_else(|why| {
+        eprintln!("vext4-recover: {why}");
+        ExitCode::from(FAILED)
+    })
+}
+
+fn work(target: &Path, offset: u64, check: bool) -> Result<ExitCode, String> {
+    let mut storage = FileStorage::open(target).map_err(|e| e.to_string())?;
+    if check {
+        let needed = is_needed(&mut storage, offset).map_err(|e| e.to_string())?;
+        return Ok(ExitCode::from(u8::from(needed)));
+    }
+    let report = recover(&mut storage, offset).map_err(|e| e.to_string())?;
+    println!("{report}");
+    Ok(if report.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
+}
+
+/// Every block is written, so that the file's map never changes and a run never waits for an allocation.
+fn make_areas(mount_point: &Path, areas: u32, blocks: u32) -> io::Result<()> {
+    let path = mount_point.join(FILE_NAME);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+    let header = Areas::new(areas, blocks, [0; 16], 0);
+    let written = (|| {
+        file.write_all(header.as_bytes())?;
+        let zeroes = vec![0; BLOCK_BYTES * 64];
+        let mut left = (header.blocks() - 1) * BLOCK_BYTES as u64;
+        while left > 0 {
+            let now = left.min(zeroes.len() as u64) as usize;
+            file.write_all(&zeroes[..now])?;
+            left -= now as u64;
+        }
+        file.sync_all()?;
+        let flags = ioctl_getflags(&file)?;
+        ioctl_setflags(&file, flags | IFlags::IMMUTABLE)?;
+        file.sync_all()
+    })();
+    if written.is_err() {
+        // Half a file is none; that it was not made is what is told.
+        let _ = std::fs::remove_file(&path);
+    }
+    written
+}

@@ -1,0 +1,52 @@
+//! An image or a block device as storage.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::{flock, FlockOperation, OFlags};
+
+use crate::Storage;
+
+/// See the module.
+#[derive(Debug)]
+pub struct FileStorage {
+    file: File,
+    bytes: u64,
+}
+
+impl FileStorage {
+    /// Opens it for nobody else: a device that is mounted, or an image that is locked, is refused.
+    ///
+    /// # Errors
+    /// It cannot be opened, or is in use.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let is_device = path.metadata()?.file_type().is_block_device();
+        let flags = if is_device { OFlags::EXCL.bits() as i32 } else { 0 };
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        let bytes = file.seek(SeekFrom::End(0))?;
+        Ok(Self { file, bytes })
+    }
+}
+
+impl Storage for FileStorage {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+
+    fn write_at(&mut self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(buf, offset)
+    }
+
+    // No image that a daemon serves: nothing counts here, and tests inject their faults behind the trait.
+    #[allow(clippy::disallowed_methods)]
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}

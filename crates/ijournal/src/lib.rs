@@ -1,0 +1,167 @@
+//! Recovery of iJournaling: what fsyncs wrote beside an ext4's own journal becomes a transaction of that journal.
+//!
+//! ```text
+//! log        replay: what the journal holds goes home                                          written
+//! scan       the areas, run by run ─► plan: which runs count
+//! apply      judge, reach, files, folders, free ─► image: changed blocks                       in memory
+//! log        commit: all of them as one transaction, numbered as the newest run's, replayed    written
+//! ```
+//!
+//! **What a cut may leave.** Until the journal's superblock names recovery's own transaction, which is durable by then, the file system is as the
+//! replay left it: the same is found again and the same done. From then on the journal has one more transaction; it makes every
+//! run invalid by the ordinary rule (its number is as large as the largest of theirs), and replaying it can be done again. So
+//! wherever recovery is cut off, and however often, it ends with the same bytes. The rules are in `docs/ijournaling.md`.
+#![warn(missing_docs)]
+
+mod apply;
+mod bytes;
+mod directory;
+mod error;
+mod file;
+mod groups;
+mod hash;
+mod htree;
+mod image;
+mod inode;
+mod log;
+mod mutation;
+mod plan;
+mod report;
+mod scan;
+mod superblock;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::io;
+
+use afterimage_block::{Sector, SECTOR_BYTES};
+use afterimage_journal::layout::{self, Found, Source as _};
+use afterimage_journal::BLOCK_BYTES;
+
+pub use error::Error;
+pub use file::FileStorage;
+pub use mutation::Mistake;
+pub use report::{Refused, Report};
+
+/// Where a file system is: an image, a device, a disk that is served.
+pub trait Storage {
+    /// Its size in bytes.
+    fn len(&self) -> u64;
+
+    /// Whether there is nothing.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads; never past the end.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn read_at(&mut self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Writes; whole blocks only.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    fn write_at(&mut self, buf: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    /// It cannot be made so.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// Whether an ext4 that begins at a byte of the storage says that it may have i-transactions.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_needed(storage: &mut dyn Storage, start: u64) -> Result<bool, Error> {
+    if storage.len() < start.saturating_add(BLOCK_BYTES as u64) {
+        return Ok(false);
+    }
+    let mut block = [0; BLOCK_BYTES];
+    let read = storage.read_at(&mut block, start);
+    read.map_err(|source| Error::Io { what: "reading the superblock".into(), source })?;
+    Ok(layout::ext4_uuid(&block).is_some() && superblock::has_bit(&block))
+}
+
+/// Recovers the ext4 that begins at a byte of the storage: journal first, then i-transactions. One without any is as a journal's
+/// replay leaves it.
+///
+/// # Errors
+/// See [`Error`].
+pub fn recover(storage: &mut dyn Storage, start: u64) -> Result<Report, Error> {
+    recover_mistaken(storage, start, Mistake::None)
+}
+
+/// [`recover`], done wrong on purpose.
+///
+/// # Errors
+/// As it.
+#[cfg(feature = "mutations")]
+pub fn recover_with(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> Result<Report, Error> {
+    recover_mistaken(storage, start, mistake)
+}
+
+fn recover_mistaken(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> Result<Report, Error> {
+    let layout = find(storage, start)?;
+    let mut image = image::Image { storage, start, blocks: layout.blocks, changed: BTreeMap::new() };
+    let mut log = log::Log::open(&mut image, layout)?;
+    let replayed = log.replay(&mut image)?;
+    let mut report =
+        Report { transactions: replayed.transactions, blocks: replayed.blocks, ..Report::default() };
+
+    if superblock::has_bit(&*image.get(0)?) {
+        report.had_bit = true;
+        let tid = plan_and_apply(&mut image, replayed.committed, mistake, &mut report)?;
+        report.changed_blocks = image.changed.len() as u64;
+        log.commit(&mut image, tid, mistake)?;
+    }
+    let mut first = image.get(0)?;
+    if superblock::needs_recovery(&first) {
+        superblock::at_rest(&mut first);
+        image.write(0, &first)?;
+        image.sync()?;
+    }
+    Ok(report)
+}
+
+/// Makes the changes, in memory; the number of the transaction that they are to be.
+fn plan_and_apply(
+    image: &mut image::Image<'_>,
+    committed: afterimage_journal::Tid,
+    mistake: Mistake,
+    report: &mut Report,
+) -> Result<afterimage_journal::Tid, Error> {
+    let geometry = superblock::Geometry::new(&*image.get(0)?)?;
+    let groups = groups::Groups::new(&geometry);
+    let Some(areas) = scan::find(image, &geometry, &groups)? else {
+        return error::corrupt("the file system says that it has i-transactions, and has no areas for them");
+    };
+    let mut plan = plan::Plan::default();
+    let scanned = areas.scan(image, committed, mistake, &mut plan)?;
+    (report.valid, report.committed, report.torn) = (scanned.valid, scanned.committed, scanned.torn);
+    let tid = plan.newest_tid.unwrap_or(committed.next());
+    let mut geometry = geometry;
+    geometry.own.push(areas.ino);
+    apply::Apply::new(image, &geometry, groups, &plan, report, mistake).run()?;
+    Ok(tid)
+}
+
+/// The file system and its journal.
+fn find(storage: &mut dyn Storage, start: u64) -> Result<layout::Layout, Error> {
+    let sectors = storage.len().saturating_sub(start) / SECTOR_BYTES;
+    let mut source = image::WithoutBit { storage, start };
+    // The search reads what it needs; a first look keeps a disk that cannot be read apart from one that has nothing.
+    let mut head = [0; SECTOR_BYTES as usize];
+    if sectors == 0 || start % SECTOR_BYTES != 0 {
+        return error::corrupt("there is no file system");
+    }
+    source.read(Sector(start / SECTOR_BYTES), &mut head)?;
+    match layout::look(&mut source, Sector(start / SECTOR_BYTES), sectors)? {
+        Some(Found::FileSystem(layout)) => Ok(layout),
+        Some(Found::Passthrough { why, .. }) => error::unsupported(why),
+        None => error::corrupt("there is no ext4"),
+    }
+}

@@ -1,0 +1,282 @@
+//! Recovery of what debugfs did to real file systems, checked by e2fsck and debugfs.
+
+mod common;
+
+use afterimage_format::ijournal::*;
+use afterimage_ijournal::{recover, recover_with, Mistake, Report};
+use common::*;
+
+const OPTIONS: [(&str, &[&str]); 6] = [
+    ("with unsigned hashes", &["unsigned"]),
+    ("as mke2fs makes it", &[]),
+    ("without checksums", &["-O", "^metadata_csum,^64bit"]),
+    ("with checksums of descriptors", &["-O", "^metadata_csum,uninit_bg,^64bit"]),
+    ("with small inodes, without flex_bg", &["-I", "128", "-O", "^flex_bg", "-g", "8192"]),
+    (
+        "with a seed, two backups, and TEA",
+        &["-O", "metadata_csum_seed,sparse_super2", "tune2fs", "-E", "hash_alg=tea"],
+    ),
+];
+
+fn base(options: &[&str]) -> Disk {
+    let mut files = vec![("kept", pattern(1, 30_000)), ("folder/old", pattern(2, 100_000))];
+    files.push(("folder/deep/leaf", pattern(3, 5)));
+    Disk::mkfs(24, options, &files)
+}
+
+/// A new file with that content, in debugfs's words.
+fn write(disk: &mut Disk, path: &str, content: &[u8]) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    disk.debugfs(&[format!("write {} /{path}", file.path().display())]);
+}
+
+fn recovered(disk: &Disk) -> (Disk, Report) {
+    let mut disk = disk.clone();
+    let report = recover(&mut disk, 0).unwrap();
+    assert_eq!(report.refused, []);
+    (disk.checked("recovered"), report)
+}
+
+/// What was fsynced is there, and nothing else is different.
+#[track_caller]
+fn assert_recovers(writer: &Writer, committed: &Disk, running: &Disk, fsynced: &[&str]) -> Report {
+    let (disk, report) = recovered(&writer.disk);
+    let (expected, found) = (expected(committed, running, fsynced), disk.tree());
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    assert!(found == expected, "content differs");
+    let mut again = disk.clone();
+    assert!(!recover(&mut again, 0).unwrap().had_bit);
+    assert!(again == disk, "a second recovery changes something");
+    report
+}
+
+#[test]
+fn what_was_fsynced_is_there_and_nothing_else_changes() {
+    for (name, options) in OPTIONS {
+        let committed = base(options);
+        let mut running = committed.clone();
+        running.debugfs(&["mkdir /new".into(), "mkdir /new/sub".into(), "mkdir /lost".into()]);
+        for (i, path) in ["a", "new/sub/b", "lost/c", "folder/deep/d", "folder/e"].iter().enumerate() {
+            write(&mut running, path, &pattern(10 + i as u64, 3000 * (i + 1)));
+        }
+        let mut writer = Writer::new(committed.clone());
+        for (i, path) in ["a", "new/sub/b", "folder/deep/d"].iter().enumerate() {
+            writer.fsync(&running, path, true, 1, i as u32 % AREAS);
+        }
+        let report = assert_recovers(&writer, &committed, &running, &["a", "new/sub/b", "folder/deep/d"]);
+        let counts = (report.valid, report.created, report.directories, report.entries);
+        assert_eq!(counts, (8, 3, 2, 5), "{name}: {report}");
+    }
+}
+
+/// The paper's first scenario: 1000 files, of which the odd ones are fsynced, here in a directory with an index that has to be split.
+#[test]
+fn odd_ones_of_many_files() {
+    for (name, options) in OPTIONS {
+        let old: Vec<(String, Vec<u8>)> =
+            (0..600).map(|i| (format!("many/old file with a long name {i}"), vec![i as u8; 10])).collect();
+        let files: Vec<(&str, Vec<u8>)> =
+            old.iter().map(|(name, content)| (name.as_str(), content.clone())).collect();
+        let committed = Disk::mkfs(24, options, &files);
+        let mut running = committed.clone();
+        let content = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(content.path(), b"some content").unwrap();
+        let names: Vec<String> = (0..120).map(|i| format!("many/fr\u{e9}sh one {i}")).collect();
+        let words: Vec<String> =
+            names.iter().map(|name| format!("write {} \"/{name}\"", content.path().display())).collect();
+        running.debugfs(&words);
+        let mut writer = Writer::new(committed.clone());
+        let directory = running.ino("many");
+        let mut fsynced = Vec::new();
+        // One run has the entries of all: an area of the tests is small.
+        let (id, mut inos) = (writer.id(), Vec::new());
+        let mut run = RunBuilder::new(KIND_DIRECTORY, directory, running.inode(directory), 1, id);
+        let said = running.ask("ls -p /many");
+        for name in names.iter().skip(1).step_by(2) {
+            let file = name.strip_prefix("many/").unwrap();
+            let line = said.lines().find(|line| line.contains(&format!("/{file}/"))).unwrap();
+            let ino: u32 = line.split('/').nth(1).unwrap().parse().unwrap();
+            run = run.entry(ino, u32_at(running.inode(ino), 100), 1, file.as_bytes());
+            inos.push(ino);
+            fsynced.push(name.as_str());
+        }
+        writer.put(run, 0);
+        for (i, ino) in inos.into_iter().enumerate() {
+            let data = u32_at(running.inode(ino), 0x28 + 12 + 8) as usize * 4096;
+            writer.disk.0[data..data + 4096].copy_from_slice(&running.0[data..data + 4096]);
+            let run = writer.file_run(&running, ino, 1);
+            writer.put(run, i as u32 % AREAS);
+        }
+        let report = assert_recovers(&writer, &committed, &running, &fsynced);
+        assert_eq!((report.created, report.entries), (60, 60), "{name}");
+    }
+}
+
+/// The second: external extent blocks, some of which are committed and some not; truncated ones, too.
+#[test]
+fn extent_blocks_that_came_and_went() {
+    for (name, options) in OPTIONS {
+        let mut committed =
+            Disk::mkfs(24, options, &[("large", pattern(1, 3_000_000)), ("small", pattern(2, 40_960))]);
+        let punch = |path: &str, range: std::ops::Range<u32>| -> Vec<String> {
+            range.step_by(2).map(|block| format!("punch /{path} {block} {block}")).collect()
+        };
+        committed.debugfs(&punch("large", 0..700));
+        let committed = committed.checked("with holes");
+        let mut running = committed.clone();
+        // Nothing is freed before something is taken: what this transaction frees nobody gets from it.
+        let mut words = vec!["fallocate /large 733 900".to_owned()];
+        words.extend(punch("small", 1..9));
+        words.push("punch /large 0 400".into());
+        running.debugfs(&words);
+        let mut writer = Writer::new(committed.clone());
+        writer.fsync(&running, "large", false, 1, 0);
+        writer.fsync(&running, "small", false, 1, 1);
+        let report = assert_recovers(&writer, &committed, &running, &["large", "small"]);
+        assert_eq!(report.updated, 2, "{name}");
+    }
+}
+
+fn two_versions() -> (Disk, Disk, Disk, Writer) {
+    let committed = base(&[]);
+    let mut older = committed.clone();
+    older.debugfs(&["punch /folder/old 20 24".into()]);
+    let mut newer = older.clone();
+    newer.debugfs(&["punch /folder/old 3 9".into(), "fallocate /folder/old 30 40".into()]);
+    // The newer one is in the area that is read first.
+    let mut writer = Writer::new(committed.clone());
+    let ino = newer.ino("folder/old");
+    let (first, second) = (writer.file_run(&older, ino, 1), writer.file_run(&newer, ino, 1));
+    writer.put(second, 0);
+    writer.put(first, 1);
+    (committed, older, newer, writer)
+}
+
+#[test]
+fn the_newest_run_of_an_inode_counts_wherever_it_is() {
+    let (committed, _, newer, writer) = two_versions();
+    assert_recovers(&writer, &committed, &newer, &["folder/old"]);
+    let mut wrong = writer.disk;
+    recover_with(&mut wrong, 0, Mistake::OrderDropped).unwrap();
+    assert!(wrong.tree() != expected(&committed, &newer, &["folder/old"]), "the canary lives");
+}
+
+#[test]
+fn a_torn_run_and_one_of_another_epoch_never_happened() {
+    let (committed, older, newer, mut writer) = two_versions();
+    let ino = newer.ino("folder/old");
+    let mut stale = writer.clone();
+    let run = stale.file_run(&committed, ino, 1);
+    let home = stale.put(run, 0);
+    let at = home as usize * 4096;
+    stale.disk.0[at + 20] ^= 1;
+    let (disk, report) = recovered(&stale.disk);
+    assert_eq!((report.valid, report.torn), (2, 0), "another epoch");
+    assert!(disk.tree() == expected(&committed, &newer, &["folder/old"]));
+
+    let run = writer.file_run(&older, ino, 1);
+    let home = writer.put(run, 0);
+    let at = home as usize * 4096;
+    writer.disk.0[at + 3000] ^= 1;
+    let (disk, report) = recovered(&writer.disk);
+    assert_eq!((report.valid, report.torn), (2, 1));
+    assert!(disk.tree() == expected(&committed, &newer, &["folder/old"]));
+    recover_with(&mut writer.disk, 0, Mistake::ChecksumIgnored).unwrap();
+    assert!(writer.disk.tree() != expected(&committed, &newer, &["folder/old"]), "the canary lives");
+}
+
+#[test]
+fn without_a_directorys_run_its_file_is_not_found() {
+    let committed = base(&[]);
+    let mut running = committed.clone();
+    running.debugfs(&["mkdir /new".into()]);
+    write(&mut running, "new/file", &pattern(7, 9000));
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "new/file", true, 1, 0);
+    assert_recovers(&writer, &committed, &running, &["new/file"]);
+    let mut wrong = writer.disk.clone();
+    recover_with(&mut wrong, 0, Mistake::DirectorySkipped).unwrap();
+    assert!(wrong.tree() == committed.tree(), "the canary lives");
+    let mut wrong = writer.disk;
+    recover_with(&mut wrong, 0, Mistake::BitmapsStale).unwrap();
+    assert!(wrong.check().is_err(), "the canary lives");
+}
+
+/// Transactions are compared modulo 2^32, and those that the journal holds are left alone.
+#[test]
+fn what_the_journal_holds_is_not_done_again() {
+    let (committed, _, newer, writer) = two_versions();
+    let ino = newer.ino("folder/old");
+    for (sequence, tid, valid) in
+        [(5, 4, 0), (5, 5, 1), (5, 6, 1), (u32::MAX, 0, 1), (0, u32::MAX, 0), (2, u32::MAX, 0)]
+    {
+        let mut writer = writer.clone();
+        writer.next = [0; 2];
+        for area in 0..AREAS {
+            // Over the two that were there.
+            let run = writer.file_run(&newer, ino, tid);
+            writer.put(run, area);
+        }
+        let first = Areas::new(AREAS, AREA_BLOCKS, EPOCH, tid.min(sequence).wrapping_sub(1000));
+        set_first(&mut writer.disk, &first);
+        set_sequence(&mut writer.disk, sequence);
+        let (disk, report) = recovered(&writer.disk);
+        assert_eq!(report.valid, 2 * valid, "sequence {sequence}, tid {tid}");
+        let fsynced: &[&str] = if valid == 1 { &["folder/old"] } else { &[] };
+        assert!(disk.tree() == expected(&committed, &newer, fsynced), "sequence {sequence}, tid {tid}");
+    }
+}
+
+fn set_first(disk: &mut Disk, areas: &Areas) {
+    use zerocopy::IntoBytes as _;
+    let at = disk.0.chunks(4096).position(|block| block.starts_with(&AREAS_MAGIC)).unwrap() * 4096;
+    disk.0[at..at + 4096].copy_from_slice(areas.as_bytes());
+}
+
+/// `s_sequence` of an empty journal.
+fn set_sequence(disk: &mut Disk, sequence: u32) {
+    let magic = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4];
+    let at = disk.0.chunks(4096).position(|block| block.starts_with(&magic)).unwrap() * 4096;
+    let sb = &mut disk.0[at..at + 1024];
+    sb[0x18..0x1C].copy_from_slice(&sequence.to_be_bytes());
+    if sb[0x2B] & 0x18 != 0 {
+        sb[0xFC..0x100].fill(0);
+        let sum = !crc32c::crc32c_append(0, sb);
+        sb[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+/// A file that was fsynced and removed, and another one in its place under the same number.
+#[test]
+fn a_number_that_was_given_out_again() {
+    let committed = base(&[]);
+    let mut running = committed.clone();
+    write(&mut running, "first", &pattern(1, 9000));
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "first", true, 1, 0);
+    let ino = running.ino("first");
+    running.debugfs(&["rm /first".into()]);
+    write(&mut running, "second", &pattern(2, 5000));
+    assert_eq!(running.ino("second"), ino, "debugfs takes the first that is free");
+    running.debugfs(&[format!("sif <{ino}> generation 0x12345678")]);
+    writer.fsync(&running, "second", true, 1, 1);
+    let (disk, report) = recovered(&writer.disk);
+    assert_eq!((report.created, report.unreachable), (1, 1));
+    assert!(disk.tree() == expected(&committed, &running, &["second"]));
+}
+
+/// e2fsck does not touch a file system that has i-transactions.
+#[test]
+fn e2fsck_refuses_the_bit() {
+    let (_, _, _, writer) = two_versions();
+    let said = writer.disk.check().unwrap_err();
+    let mut disk = writer.disk.clone();
+    disk.as_file(|image| {
+        let output = std::process::Command::new("e2fsck").args(["-fy", image]).output().unwrap();
+        assert_eq!(output.status.code(), Some(8), "{said}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("has unsupported feature(s): FEATURE_I30"), "{said}");
+    });
+    assert!(disk == writer.disk);
+}
