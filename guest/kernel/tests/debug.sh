@@ -74,8 +74,9 @@ if [ -e /sys/kernel/debug/kmemleak ]; then
         function judge() { all += known; theirs += fs; if (mine) { found++; printf "%s", text } known = fs = mine = by = 0; text = "" }
         /^unreferenced/ { judge(); known = 1 }
         { text = text $0 "\n" }
-        /^    \[/ {
-            name = $2; sub(/[+.].*/, "", name)
+        # With an address in front in 6.1, without one in 6.12.
+        /^    .*[+]0x[0-9a-f]+\/0x/ {
+            name = $0; sub(/^ *(\[<[^>]*>\] )?/, "", name); sub(/[+.].*/, "", name)
             if (name ~ /^v(ext4|jbd2)_/) fs = 1
             if (!by && name !~ /^(save_stack_trace|stack_trace_save|set_track_prepare|__create_object|slab_post_alloc_hook)$|alloc/) {
                 by = 1; mine = name ~ /^(sio|fm|series)_/
