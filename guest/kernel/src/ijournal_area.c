@@ -194,6 +194,16 @@ static int ij_show(struct seq_file *seq, void *v)
 	return 0;
 }
 
+/* Whether the mount names files of quotas, which may be switched on later. */
+static bool ij_has_quota_files(struct super_block *sb)
+{
+#ifdef CONFIG_QUOTA
+	return EXT4_SB(sb)->s_jquota_fmt;
+#else
+	return false;
+#endif
+}
+
 /* Why a file system cannot have it, or NULL. */
 static const char *ij_refuses(struct super_block *sb)
 {
@@ -212,7 +222,7 @@ static const char *ij_refuses(struct super_block *sb)
 		return "it has a feature that recovery does not know (docs/ijournaling.md)";
 	if (test_opt(sb, DATA_FLAGS) != EXT4_MOUNT_ORDERED_DATA || !test_opt(sb, DELALLOC) ||
 	    !test_opt(sb, DIOREAD_NOLOCK) || test_opt(sb, JOURNAL_ASYNC_COMMIT) || test_opt(sb, DAX_ALWAYS) ||
-	    sb_any_quota_loaded(sb) || sbi->s_jquota_fmt)
+	    sb_any_quota_loaded(sb) || ij_has_quota_files(sb))
 		return "it needs data=ordered,delalloc,dioread_nolock, and no quotas, DAX or journal_async_commit";
 	return NULL;
 }
