@@ -25,6 +25,8 @@ use crate::superblock::{self, Geometry};
 use crate::tree::{without, Tree, NODE_SUM};
 
 const ROOT_INO: u32 = 2;
+/// The longest file that extents map: logical blocks have 32 bits.
+const SIZE_MAX: u64 = ((1 << 32) - 1) * 4096;
 
 /// A run that counts, judged.
 struct Judged {
@@ -166,6 +168,9 @@ impl<'a, 'b> Apply<'a, 'b> {
                 Err(Error::Corrupt(why)) => return Ok(Err(why)),
                 Err(other) => return Err(other),
             };
+            if inode.size() > SIZE_MAX {
+                return refuse("it is longer than extents can map");
+            }
             if inode.size() < tree.written_end().saturating_sub(1) * 4096 {
                 return refuse("it has data behind its end");
             }

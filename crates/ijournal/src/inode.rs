@@ -19,6 +19,7 @@ const BLOCK: usize = 0x28;
 const GENERATION: usize = 0x64;
 const FILE_ACL_LO: usize = 0x68;
 const SIZE_HIGH: usize = 0x6C;
+const OBSO_FADDR: usize = 0x70;
 const BLOCKS_HIGH: usize = 0x74;
 const FILE_ACL_HIGH: usize = 0x76;
 const CHECKSUM_LO: usize = 0x7C;
@@ -134,6 +135,8 @@ impl Inode {
 
     /// Keeps what only the committed inode knows: its place on the list of orphans.
     pub(crate) fn keep_orphan(&mut self, committed: Option<&Self>) {
+        // Obsolete, and e2fsck wants it empty.
+        put32(&mut self.raw, OBSO_FADDR, 0);
         put32(&mut self.raw, DTIME, committed.map_or(0, |inode| u32_at(&inode.raw, DTIME)));
     }
 

@@ -16,8 +16,12 @@
 mod apply;
 mod bytes;
 mod directory;
+mod disk;
 mod error;
 mod file;
+#[cfg(feature = "testkit")]
+#[path = "../testkit/fuzz.rs"]
+pub mod fuzz;
 mod groups;
 mod hash;
 mod htree;
@@ -35,9 +39,10 @@ use std::collections::BTreeMap;
 use std::io;
 
 use afterimage_block::{Sector, SECTOR_BYTES};
-use afterimage_journal::layout::{self, Found, Source as _};
+use afterimage_journal::layout::{self, Found};
 use afterimage_journal::BLOCK_BYTES;
 
+pub use disk::{DiskStorage, DryRun};
 pub use error::Error;
 pub use file::FileStorage;
 pub use mutation::Mistake;
@@ -93,6 +98,25 @@ pub fn is_needed(storage: &mut dyn Storage, start: u64) -> Result<bool, Error> {
 /// See [`Error`].
 pub fn recover(storage: &mut dyn Storage, start: u64) -> Result<Report, Error> {
     recover_mistaken(storage, start, Mistake::None)
+}
+
+/// Recovers every ext4 of a disk, in a partition or without, that says that it may have i-transactions: where each begins, and what was
+/// done.
+///
+/// # Errors
+/// See [`Error`]; those before it are recovered.
+pub fn recover_disk(storage: &mut dyn Storage) -> Result<Vec<(u64, Report)>, Error> {
+    let sectors = storage.len() / SECTOR_BYTES;
+    let mut starts = vec![0];
+    let places = layout::places(&mut image::WithoutBit { storage, start: 0 }, sectors)?;
+    starts.extend(places.iter().map(|sector| sector.0 * SECTOR_BYTES));
+    let mut done = Vec::new();
+    for start in starts {
+        if is_needed(storage, start)? {
+            done.push((start, recover(storage, start)?));
+        }
+    }
+    Ok(done)
 }
 
 /// [`recover`], done wrong on purpose.
@@ -153,12 +177,9 @@ fn plan_and_apply(
 fn find(storage: &mut dyn Storage, start: u64) -> Result<layout::Layout, Error> {
     let sectors = storage.len().saturating_sub(start) / SECTOR_BYTES;
     let mut source = image::WithoutBit { storage, start };
-    // The search reads what it needs; a first look keeps a disk that cannot be read apart from one that has nothing.
-    let mut head = [0; SECTOR_BYTES as usize];
     if sectors == 0 || start % SECTOR_BYTES != 0 {
         return error::corrupt("there is no file system");
     }
-    source.read(Sector(start / SECTOR_BYTES), &mut head)?;
     match layout::look(&mut source, Sector(start / SECTOR_BYTES), sectors)? {
         Some(Found::FileSystem(layout)) => Ok(layout),
         Some(Found::Passthrough { why, .. }) => error::unsupported(why),

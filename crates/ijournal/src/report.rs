@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// An i-transaction that no kernel should have written here: left out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
     /// Whose inode.
     pub ino: u32,
@@ -14,7 +16,7 @@ pub struct Refused {
 }
 
 /// What a recovery found and did. Counts are of what was to be done; done twice, it finds nothing the second time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Transactions of the file system's journal that were replayed.
     pub transactions: u64,

@@ -43,6 +43,7 @@ fn fields_of_ext4() {
     let edits: &[Edit] = &[
         (0x60, |bits| bits | 0x1, "unknown features (incompat 0x1)"),
         (0x60, |bits| bits | 0x1000, "unknown features (incompat 0x1000)"),
+        (0x60, |bits| bits | 0x4000_0000, "iJournaling"),
         (0x60, |bits| bits | 0x8000_0000, "unknown features (incompat 0x80000000)"),
         (0x64, |bits| bits | 0x80, "unknown features (ro_compat 0x80)"),
         (0x64, |bits| bits | 0x10, "two kinds of group checksums"),
