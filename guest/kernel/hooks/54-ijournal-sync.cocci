@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
+// place: fs/ext4/fsync.c ext4_sync_file 1 ij_counts
 // place: fs/ext4/fsync.c ext4_fsync_journal 1 ij_syncs
 @@
 identifier inode, datasync, needs_barrier, journal, tid;
@@ -12,4 +13,15 @@ identifier inode, datasync, needs_barrier, journal, tid;
 	!jbd2_trans_will_send_data_barrier(journal, tid))
 	*needs_barrier = true;
  ...
+ }
+
+@@
+identifier file, start, end, datasync;
+@@
+ ext4_sync_file(struct file *file, loff_t start, loff_t end, int datasync)
+ {
+ <...
+ trace_ext4_sync_file_enter(file, datasync);
++ij_counts(inode);
+ ...>
  }

@@ -107,6 +107,7 @@ void ij_xattr_changes(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_exchanges(struct super_block *sb, struct jbd2_journal_handle *handle);
 
 /* ijournal_sync.c */
+void ij_counts(struct inode *inode);
 bool ij_syncs(struct inode *inode, bool datasync);
 
 /* ijournal_area.c */

@@ -382,8 +382,10 @@ static const char *ij_open_areas(struct ij_fs *ij)
 		why = ij_map(ij, header);
 	if (!why) {
 		ij->area = kvcalloc(ij->areas, sizeof(*ij->area), GFP_KERNEL);
-		for (at = 0; ij->area && at < ij->areas; at++)
+		for (at = 0; ij->area && at < ij->areas; at++) {
 			spin_lock_init(&ij->area[at].lock);
+			atomic64_set(&ij->area[at].sub_id, (s64)at << 32);
+		}
 		why = ij->area ? ij_begin(ij, header) : "there is no memory for the areas";
 	}
 	free_page((unsigned long)header);

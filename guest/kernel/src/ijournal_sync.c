@@ -389,12 +389,8 @@ static enum ij_outcome ij_try(struct ij_fs *ij, struct inode *inode)
 /* What no state has to tell. */
 static enum ij_outcome ij_kind(struct ij_fs *ij, struct inode *inode, u32 tid)
 {
-	if (!S_ISREG(inode->i_mode))
-		return IJ_DIRECTORY;
 	if (!tid_gt(tid, ij_committed(inode->i_sb)))
 		return IJ_COMMITTED;
-	if (ext4_should_journal_data(inode))
-		return IJ_JOURNALED_DATA;
 	if (!ext4_should_dioread_nolock(inode) || ext4_has_inline_data(inode) || IS_ENCRYPTED(inode) ||
 	    IS_VERITY(inode) || IS_DAX(inode))
 		return IJ_LAYOUT;
@@ -402,6 +398,22 @@ static enum ij_outcome ij_kind(struct ij_fs *ij, struct inode *inode, u32 tid)
 	if (tid - ij->first_tid > 1U << 30)
 		return IJ_EPOCH;
 	return IJ_WRITTEN;
+}
+
+/**
+ * ij_counts - an fsync begins; some are a commit without further questions
+ * @inode: of what
+ */
+void ij_counts(struct inode *inode)
+{
+	struct ij_fs *ij = EXT4_SB(inode->i_sb)->s_ij;
+
+	if (!ij)
+		return;
+	if (!S_ISREG(inode->i_mode))
+		atomic64_inc(&ij->outcomes[IJ_DIRECTORY]);
+	else if (ext4_should_journal_data(inode))
+		atomic64_inc(&ij->outcomes[IJ_JOURNALED_DATA]);
 }
 
 /**
@@ -417,7 +429,7 @@ bool ij_syncs(struct inode *inode, bool datasync)
 	journal_t *journal = EXT4_SB(inode->i_sb)->s_journal;
 	enum ij_outcome outcome;
 
-	if (!ij || is_journal_aborted(journal))
+	if (!ij || is_journal_aborted(journal) || !S_ISREG(inode->i_mode) || ext4_should_journal_data(inode))
 		return false;
 	outcome = ij_kind(ij, inode, datasync ? EXT4_I(inode)->i_datasync_tid : EXT4_I(inode)->i_sync_tid);
 	if (outcome == IJ_WRITTEN)

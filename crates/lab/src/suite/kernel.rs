@@ -6,6 +6,7 @@
 //! ```
 
 mod encrypted;
+mod ijournal;
 mod modes;
 mod vma;
 
@@ -173,6 +174,7 @@ pub fn run(options: &KernelOptions) -> Result<bool> {
         add(format!("vext4-cut-{round}"), round == 0, Box::new(move |e| power_cut(e, &build, seed)));
     }
     cases.extend(vma::cases(options, &build)?);
+    cases.extend(ijournal::cases(options, &build)?);
     run_cases(cases, &options.suite)
 }
 
