@@ -66,7 +66,13 @@ impl Groups {
 
     fn descriptor(&self, image: &mut Image<'_>, group: u64) -> Result<Vec<u8>, Error> {
         let (block, range) = self.place(group);
-        Ok(image.get(block)?[range].to_vec())
+        let descriptor = image.get(block)?[range].to_vec();
+        let metadata = 1 + self.geometry.descriptor_blocks()..self.geometry.blocks;
+        let places = [BLOCK_BITMAP, INODE_BITMAP, INODE_TABLE];
+        if places.iter().any(|&place| !metadata.contains(&wide(&descriptor, place))) {
+            return corrupt(format!("group {group}'s bitmaps or inodes would be elsewhere"));
+        }
+        Ok(descriptor)
     }
 
     fn edit<T>(

@@ -122,6 +122,9 @@ impl Log {
     /// Commits what is to change as one transaction of an empty journal, and writes it home: see [`crate`] for what a cut leaves.
     pub(crate) fn commit(&mut self, image: &mut Image<'_>, tid: Tid, mistake: Mistake) -> Result<(), Error> {
         let changed = std::mem::take(&mut image.changed);
+        if let Some(home) = changed.keys().find(|home| self.layout.area_of(FsBlock(**home)).is_some()) {
+            return corrupt(format!("block {home}, which is to be changed, belongs to the journal"));
+        }
         let encoded = self.encode(tid, &changed);
         if encoded.len() as u64 > u64::from(self.geometry.log_blocks()) {
             return unsupported(format!(

@@ -79,3 +79,24 @@ fn the_fuzzers_seed_has_runs() {
     assert_eq!((report.valid, report.created, report.directories, report.updated), (6, 2, 1, 1), "{report}");
     fuzz_recover(&seed);
 }
+
+/// A few of the fuzzer's rounds in every test run: anything may be damaged, the file system, too.
+#[test]
+fn damage_anywhere_is_an_error_or_is_left_out() {
+    let seed = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/seeds/fuzz_ijournal/crashed"))
+        .unwrap();
+    for round in 0..2000 {
+        let mut random = ChaCha8Rng::seed_from_u64(round);
+        let mut input = seed.clone();
+        for _ in 0..random.random_range(1..12) {
+            let at = random.random_range(1..input.len());
+            input[at] = match random.random_range(0..3) {
+                0 => random.random(),
+                1 => input[at] ^ 1 << random.random_range(0..8),
+                _ => 0xFF,
+            };
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| fuzz_recover(&input)));
+        assert!(outcome.is_ok(), "round {round}");
+    }
+}

@@ -4,6 +4,7 @@ pub mod arenas;
 pub mod check;
 pub mod create;
 pub mod ctl;
+mod ijournal;
 pub mod inspect;
 pub mod keep;
 pub mod man;

@@ -12,7 +12,8 @@ use crate::failure::Failure;
 /// Bring an image to its last consistent state, offline, and remove its redo log and its retained journals
 ///
 /// Complete records of the log go home, a torn end is dropped. Then what the guest had committed to retained journals
-/// goes home, and its journals are empty. `serve` does the same by itself; this is for using the image with other tools.
+/// goes home, and its journals are empty. Then each ext4 of it that a guest used with iJournaling and did not unmount is
+/// recovered: its journal is replayed, and what its i-transactions say becomes a part of it. `serve` does the same by itself; this is for using the image with other tools.
 /// The image must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -40,14 +41,17 @@ struct Report {
     log: RecoverReport,
     /// Per image with retained journals.
     retained: Vec<offline::RecoverReport>,
+    /// Per file system with iJournaling.
+    ijournal: Vec<super::ijournal::Recovered>,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.log.log.is_some() || self.retained.is_empty() {
+        if self.log.log.is_some() || self.retained.is_empty() && self.ijournal.is_empty() {
             writeln!(f, "{}", self.log)?;
         }
-        self.retained.iter().try_for_each(|retained| writeln!(f, "{retained}"))
+        self.retained.iter().try_for_each(|retained| writeln!(f, "{retained}"))?;
+        self.ijournal.iter().try_for_each(|recovered| writeln!(f, "{recovered}"))
     }
 }
 
@@ -62,9 +66,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         trust_image: args.trust_image,
     };
     let log = afterimage_order::offline::recover(&args.file, &options).map_err(Failure::failed)?;
-    let mut retained = Vec::new();
+    let (mut retained, mut ijournal) = (Vec::new(), Vec::new());
     for image in super::images_of(&args.file, log.images.iter()) {
         retained.extend(offline::recover(image, args.dry_run, args.accept_loss).map_err(Failure::failed)?);
+        ijournal.extend(super::ijournal::recover(image, args.dry_run)?);
     }
-    super::print_report(&Report { log, retained }, args.json)
+    super::print_report(&Report { log, retained, ijournal }, args.json)
 }

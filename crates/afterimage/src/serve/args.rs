@@ -65,6 +65,10 @@ pub struct Args {
     /// Make everything durable whenever the guest truncates its journal (vDrive's vflush; slower)
     #[arg(long)]
     pub vflush_at_truncation: bool,
+    /// Before anybody is served, recover each ext4 that a guest used with iJournaling and did not unmount. Only where that guest
+    /// is gone for good: one that lives and reconnects would not know what happened to its disk
+    #[arg(long)]
+    pub recover_ijournal: bool,
     /// Read settings from a TOML file; the command line wins
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

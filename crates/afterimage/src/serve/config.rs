@@ -38,6 +38,9 @@ pub struct Config {
     /// `--vflush-at-truncation`
     #[serde(default)]
     pub vflush_at_truncation: bool,
+    /// `--recover-ijournal`
+    #[serde(default)]
+    pub recover_ijournal: bool,
     /// `--control`
     pub control: Option<PathBuf>,
     /// `--control-disk`

@@ -12,6 +12,7 @@ use afterimage_block::Disk;
 use afterimage_compose::{folder_of, Plan, Prepared, Stack, StackDisk};
 use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
+use afterimage_ijournal::{recover_disk, DiskStorage};
 use afterimage_journal::group::{Ending, RetainError, RetainGroup};
 use afterimage_order::{Closing, Contract};
 use afterimage_store::{Image as _, OpenOptions};
@@ -61,6 +62,11 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let notifier = Notifier::from_environment();
     abort_on_panic();
     refuse_same_image(&settings.disks)?;
+    if settings.recover_ijournal && keep.is_some() {
+        return Err(Failure::usage(
+            "--recover-ijournal does not go with `keep`, which keeps the sessions of guests that live",
+        ));
+    }
     descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
     let doors = Doors::open(settings, keep.as_ref())?;
@@ -79,13 +85,21 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     // thread, too.
     let early = matches!(settings.contract, Contract::PowerWindow { .. })
         || !needs.arenas.is_empty()
-        || trace.is_some();
+        || trace.is_some()
+        // Lanes may have threads.
+        || settings.recover_ijournal;
     let mut sandbox = SandboxReport::off();
     if early {
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
     }
     let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
     let Stack { group, disks } = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
+    if settings.recover_ijournal {
+        if let Err(failure) = recover_ijournal(settings, &disks) {
+            drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
+            return Err(failure);
+        }
+    }
     if !early {
         let later = FileNeeds { socket_folders: needs.socket_folders.clone(), ..FileNeeds::default() };
         sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
@@ -313,6 +327,23 @@ fn start_control_disk(
     let server = Server::start(CONTROL_DISK_NAME, served, endpoint, options, Arc::clone(&stats))
         .map_err(|e| Failure::failed(format!("cannot serve the control disk: {e}")))?;
     Ok(Some((ServedControlDisk { socket, disk, stats }, server)))
+}
+
+/// What fsyncs of a guest that is gone wrote beside its journal becomes part of its file systems, under the contract like any write.
+fn recover_ijournal(settings: &Settings, disks: &[StackDisk]) -> Result<(), Failure> {
+    for (disk_settings, disk) in settings.disks.iter().zip(disks) {
+        if disk.disk.geometry().read_only {
+            continue;
+        }
+        let file = disk_settings.file.display();
+        let failed =
+            |e: &dyn std::fmt::Display| Failure::failed(format!("{file}: iJournaling's recovery: {e}"));
+        let mut storage = DiskStorage::open(&*disk.disk).map_err(|e| failed(&e))?;
+        for (start, report) in recover_disk(&mut storage).map_err(|e| failed(&e))? {
+            tracing::info!("{file}, file system at byte {start}: {report}");
+        }
+    }
+    Ok(())
 }
 
 /// Says once of each file that it was deleted below the daemon: what is written to it is gone when the daemon is.

@@ -40,6 +40,8 @@ pub struct Settings {
     pub log: Option<PathBuf>,
     /// What becomes of the guest's journals.
     pub journal: JournalOptions,
+    /// Whether file systems with iJournaling are recovered before anybody is served.
+    pub recover_ijournal: bool,
     /// The control socket.
     pub control: Option<PathBuf>,
     /// The socket of the control disk.
@@ -147,6 +149,7 @@ impl Settings {
             log_bytes_max,
             log: args.log.clone().or(config.log),
             control: args.control.clone().or(config.control),
+            recover_ijournal: args.recover_ijournal || config.recover_ijournal,
             control_disk: args.control_disk.clone().or(config.control_disk),
             metrics,
             trace: args.trace.clone().or(config.trace),

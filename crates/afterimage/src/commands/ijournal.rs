@@ -1,0 +1,53 @@
+//! What fsyncs wrote under iJournaling, recovered offline.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use afterimage_ijournal::{recover_disk, DiskStorage, DryRun};
+use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_store::{DirectMode, ImageStore, OpenOptions};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// One file system.
+#[derive(Serialize)]
+pub(super) struct Recovered {
+    image: PathBuf,
+    /// Where it begins, in bytes.
+    start: u64,
+    #[serde(flatten)]
+    report: afterimage_ijournal::Report,
+}
+
+impl fmt::Display for Recovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, file system at byte {}: {}", self.image.display(), self.start, self.report)
+    }
+}
+
+/// Recovers the file systems of an image that need it. A redo log and retained journals went home before; in a dry run they have not,
+/// and what is said is of the image without them.
+///
+/// # Errors
+/// One cannot be recovered; it is as a crash leaves it.
+pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Vec<Recovered>, Failure> {
+    let failed = |e: &dyn fmt::Display| Failure::failed(format!("{}: {e}", image.display()));
+    let options = OpenOptions {
+        read_only: dry_run,
+        direct: DirectMode::Off,
+        any_content: true,
+        ..OpenOptions::new(image)
+    };
+    let store: Arc<ImageStore> = ImageStore::open(&options).map_err(Failure::failed)?;
+    let group = Group::open(vec![store], GroupOptions::new(Contract::GuestCrash)).map_err(Failure::failed)?;
+    let done = {
+        let mut storage = DiskStorage::open(&*group.disks()[0]).map_err(|e| failed(&e))?;
+        let done =
+            if dry_run { recover_disk(&mut DryRun::new(&mut storage)) } else { recover_disk(&mut storage) };
+        done.map_err(|e| failed(&e))?
+    };
+    group.close().map_err(|e| failed(&e))?;
+    Ok(done.into_iter().map(|(start, report)| Recovered { image: image.to_owned(), start, report }).collect())
+}
