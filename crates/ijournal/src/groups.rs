@@ -150,7 +150,7 @@ impl Groups {
 
     /// Whether nothing uses any of these blocks.
     pub(crate) fn are_free(&self, image: &mut Image<'_>, range: Range<u64>) -> Result<bool, Error> {
-        if range.end > self.geometry.blocks {
+        if range.end > self.geometry.blocks || range.start <= self.geometry.descriptor_blocks() {
             return Ok(false);
         }
         for (group, bits) in self.split(range) {
@@ -164,11 +164,8 @@ impl Groups {
 
     /// Marks blocks as used or free, each of which was the other.
     pub(crate) fn mark(&mut self, image: &mut Image<'_>, range: Range<u64>, used: bool) -> Result<(), Error> {
-        if range.end > self.geometry.blocks {
-            return corrupt(format!(
-                "blocks up to {} are marked in a file system of {}",
-                range.end, self.geometry.blocks
-            ));
+        if range.end > self.geometry.blocks || range.start <= self.geometry.descriptor_blocks() {
+            return corrupt(format!("blocks {}..{} can be nobody's", range.start, range.end));
         }
         for (group, bits) in self.split(range) {
             let (home, mut bitmap) = self.initialised(image, group)?;
