@@ -65,6 +65,39 @@ for options in data=journal,journal_async_commit data=ordered,journal_async_comm
     [ -n "$ALL" ] || break
 done
 
+# iJournaling: fsyncs of five threads beside random operations in two more files, with commits among them; what ends runs, and begins them again.
+mkfs.ext4 -q -F -b 4096 -J size=8 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda 200M
+mount -t vext4 /dev/vda /mnt/disk
+$TESTS/areas /mnt/disk 2 128
+umount /mnt/disk
+mount -t vext4 -o ijournal,commit=1 /dev/vda /mnt/disk
+mkdir /mnt/disk/fsynced
+$TESTS/fsynced write /mnt/disk/fsynced 7 & beside=$!
+$TESTS/scramble /mnt/disk/file1 /tmp/copy1 71 $OPERATIONS & first=$!
+(cp -r /usr/share/doc/bash /mnt/disk/bash; rm -r /mnt/disk/bash) & second=$!
+$TESTS/scramble /mnt/disk/file2 /tmp/copy2 72 $OPERATIONS || broken "ijournal: random operations"
+for each in $first $second; do wait $each || broken "ijournal: beside each other"; done
+fsfreeze -f /mnt/disk; fsfreeze -u /mnt/disk
+kill $beside; wait $beside || true
+mount -o remount,ro /mnt/disk; mount -o remount,rw /mnt/disk
+# An inode that was read again, a long tree, a range that moves, a link, a rename.
+perl -e 'open F, ">", $ARGV[0] or die; for (0..499) { sysseek F, $_ * 8192, 0; syswrite F, "x" or die }' /mnt/disk/tree
+sync /mnt/disk/tree; fallocate -c -o 8192 -l 8192 /mnt/disk/tree; sync /mnt/disk/tree
+echo 2 >/proc/sys/vm/drop_caches; echo more >>/mnt/disk/tree; sync /mnt/disk/tree
+ln /mnt/disk/tree /mnt/disk/link; mv /mnt/disk/link /mnt/disk/other; sync /mnt/disk/other; rm /mnt/disk/other; sync /mnt/disk/tree
+[ "$(sed -n 's/^written //p' /proc/fs/vjbd2/*/ijournal)" -gt 0 ] || broken "ijournal: nothing was logged"
+grep -v ' 0$' /proc/fs/vjbd2/*/ijournal >/tmp/counters
+cmp /tmp/copy1 /mnt/disk/file1 && cmp /tmp/copy2 /mnt/disk/file2 || broken "ijournal: not as in the model"
+umount /mnt/disk
+e2fsck -fn /dev/vda >/tmp/said 2>&1 || { cat /tmp/said; broken "ijournal: e2fsck"; }
+# One that ends in the middle of it is not mounted again.
+mount -t vext4 -o ijournal /dev/vda /mnt/disk
+echo one >/mnt/disk/last; sync /mnt/disk/last
+crash
+umount /mnt/disk
+if mount -t vext4 /dev/vda /mnt/disk 2>/dev/null || mount -t ext4 /dev/vda /mnt/disk 2>/dev/null; then broken "ijournal: mounted before its recovery"; fi
+echo "ijournal: as in the model; $(tr '\n' ' ' </tmp/counters)"
+
 found=0
 if [ -e /sys/kernel/debug/kmemleak ]; then
     # It looks at nothing that is younger than five seconds, and what it finds once may be on its way. In User Mode Linux with KASAN it also tells
@@ -79,7 +112,7 @@ if [ -e /sys/kernel/debug/kmemleak ]; then
             name = $0; sub(/^ *(\[<[^>]*>\] )?/, "", name); sub(/[+.].*/, "", name)
             if (name ~ /^v(ext4|jbd2)_/) fs = 1
             if (!by && name !~ /^(save_stack_trace|stack_trace_save|set_track_prepare|__create_object|slab_post_alloc_hook)$|alloc/) {
-                by = 1; mine = name ~ /^(sio|fm|series)_/
+                by = 1; mine = name ~ /^(sio|fm|series|ij)_/
             }
         }
         END { judge(); printf "kmemleak: tells of %d objects, %d of them below vext4 and vjbd2, %d allocated by what is ours\n", all, theirs, found; exit found > 0 }

@@ -273,7 +273,12 @@ fn recovered(
     evidence.guest(&guest, "second");
     match ended? {
         Ended::Exited(0) => {}
-        Ended::Exited(BROKEN | 61) => return Err(LabError::Broken(guest.last_words())),
+        Ended::Exited(BROKEN | 61) => {
+            let output = guest.output();
+            let first =
+                output.lines().find(|line| line.starts_with("broken")).unwrap_or("no mount").to_owned();
+            return Err(LabError::Broken(first + &guest.last_words()));
+        }
         other => {
             return Err(LabError::Guest(format!(
                 "the second guest ended with {other:?}{}",
