@@ -346,6 +346,15 @@ bool vmaj_hands_over(journal_t *journal)
 }
 
 /**
+ * vmaj_handed_over_blocks - how many blocks of the journal were not written
+ * @journal: the journal
+ */
+s64 vmaj_handed_over_blocks(journal_t *journal)
+{
+	return journal->j_vma ? atomic64_read(&journal->j_vma->handed_over_blocks) : 0;
+}
+
+/**
  * vmaj_begin - a transaction is about to be written
  * @transaction: the one that is being committed
  */
