@@ -52,7 +52,7 @@ struct Folder {
 pub(crate) struct Apply<'a, 'b> {
     image: &'a mut Image<'b>,
     geometry: &'a Geometry,
-    groups: Groups,
+    groups: Groups<'a>,
     plan: &'a Plan,
     report: &'a mut Report,
     mistake: Mistake,
@@ -67,12 +67,12 @@ impl<'a, 'b> Apply<'a, 'b> {
     pub(crate) fn new(
         image: &'a mut Image<'b>,
         geometry: &'a Geometry,
-        groups: Groups,
         plan: &'a Plan,
         report: &'a mut Report,
         mistake: Mistake,
     ) -> Self {
         let (judged, links, folders) = Default::default();
+        let groups = Groups::new(geometry);
         Self { image, geometry, groups, plan, report, mistake, judged, links, folders }
     }
 
@@ -130,8 +130,8 @@ impl<'a, 'b> Apply<'a, 'b> {
     ) -> Result<Result<Judged, String>, Error> {
         let refuse = |why: &str| Ok(Err(why.to_owned()));
         let kind = if run.directory { Kind::Directory } else { Kind::File };
-        let own = ino < self.geometry.first_ino && !(ino == ROOT_INO && run.directory);
-        if own || ino > self.geometry.inodes || self.geometry.own.contains(&ino) {
+        let root = ino == ROOT_INO && run.directory;
+        if ino > self.geometry.inodes || self.geometry.is_own(ino) && !root {
             return refuse("the inode is the file system's own");
         }
         let mut inode = Inode { ino, raw: run.inode.clone() };
@@ -163,7 +163,7 @@ impl<'a, 'b> Apply<'a, 'b> {
                 None if before.nodes.contains(&home) => Ok(self.image.get(home)?.to_vec()),
                 None => corrupt(format!("block {home} of its tree is neither in the run nor committed")),
             };
-            tree = match Tree::read(inode.root(), self.geometry.blocks, &mut fetch) {
+            tree = match Tree::read(inode.root(), &self.geometry.room, &mut fetch) {
                 Ok(tree) => tree,
                 Err(Error::Corrupt(why)) => return Ok(Err(why)),
                 Err(other) => return Err(other),
@@ -250,7 +250,7 @@ impl<'a, 'b> Apply<'a, 'b> {
             return Ok(None);
         };
         let again = kind == Kind::Directory && (committed || self.links.contains_key(&ino));
-        if found != kind || again {
+        if found != kind || again || self.geometry.is_own(ino) {
             self.refuse(ino, sub_id, "its entry names it as what it is not");
             return Ok(None);
         }

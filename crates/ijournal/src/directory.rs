@@ -126,7 +126,7 @@ impl Directory {
     pub(crate) fn create(
         image: &mut Image<'_>,
         geometry: &Geometry,
-        groups: &mut Groups,
+        groups: &mut Groups<'_>,
         mut inode: Inode,
         parent: u32,
     ) -> Result<Self, Error> {
@@ -192,7 +192,7 @@ impl Directory {
     pub(crate) fn append(
         &mut self,
         image: &mut Image<'_>,
-        groups: &mut Groups,
+        groups: &mut Groups<'_>,
         goal: u64,
     ) -> Result<u64, Error> {
         let home = groups.allocate(image, self.blocks.last().map_or(goal, |last| last + 1))?;
@@ -209,7 +209,7 @@ impl Directory {
         &mut self,
         image: &mut Image<'_>,
         geometry: &Geometry,
-        groups: &mut Groups,
+        groups: &mut Groups<'_>,
         added: &Added,
     ) -> Result<(), Error> {
         if self.inode.is_indexed() {
@@ -240,7 +240,7 @@ impl Directory {
         mut self,
         image: &mut Image<'_>,
         geometry: &Geometry,
-        groups: &mut Groups,
+        groups: &mut Groups<'_>,
     ) -> Result<(Inode, Vec<u64>), Error> {
         let extents = tree::extents_of(&self.blocks);
         let Some(needed) = tree::nodes_needed(extents.len()) else {

@@ -9,6 +9,7 @@ use afterimage_journal::BLOCK_BYTES;
 use crate::bytes::{crc16, crc32c, put16, u16_at, u32_at};
 use crate::error::{corrupt, unsupported, Error};
 use crate::image::{Block, Image};
+use crate::room::Room;
 use crate::superblock::{put_halves, Geometry};
 
 const BLOCK_BITMAP: (usize, usize) = (0x0, 0x20);
@@ -27,8 +28,8 @@ const INODE_UNINIT: u16 = 0x1;
 const BLOCK_UNINIT: u16 = 0x2;
 
 /// See the module.
-pub(crate) struct Groups {
-    geometry: Geometry,
+pub(crate) struct Groups<'a> {
+    geometry: &'a Geometry,
     touched: BTreeSet<u64>,
 }
 
@@ -47,9 +48,59 @@ fn bit(bitmap: &Block, at: usize) -> bool {
     bitmap[at / 8] >> (at % 8) & 1 != 0
 }
 
-impl Groups {
-    pub(crate) fn new(geometry: &Geometry) -> Self {
-        Self { geometry: geometry.clone(), touched: BTreeSet::new() }
+impl<'a> Groups<'a> {
+    pub(crate) fn new(geometry: &'a Geometry) -> Self {
+        Self { geometry, touched: BTreeSet::new() }
+    }
+
+    /// What is left of the file system when superblocks, descriptors, bitmaps and inode tables have taken theirs
+    /// (`ext4_setup_system_zone`).
+    ///
+    /// # Errors
+    /// *Corrupt* where two are in one place, or a descriptor does not agree with its checksum.
+    pub(crate) fn room(&self, image: &mut Image<'_>) -> Result<Room, Error> {
+        let mut room = Room::new(self.geometry.blocks);
+        for group in 0..self.geometry.groups() {
+            let descriptor = self.descriptor(image, group)?;
+            if self.sum(group, &descriptor).is_some_and(|sum| sum != u16_at(&descriptor, CHECKSUM)) {
+                return corrupt(format!("group {group}'s descriptor does not agree with its checksum"));
+            }
+            if self.geometry.has_backup(group) {
+                let (first, blocks) = self.blocks_of(group);
+                let len = (1 + self.geometry.descriptor_blocks()).min(blocks as u64);
+                room.take(first..first + len, &format!("group {group}'s superblock and descriptors"))?;
+            }
+            for (place, len, what) in [
+                (BLOCK_BITMAP, 1, "block bitmap"),
+                (INODE_BITMAP, 1, "inode bitmap"),
+                (INODE_TABLE, self.table_blocks(), "inode table"),
+            ] {
+                let at = wide(&descriptor, place);
+                room.take(at..at.saturating_add(len), &format!("group {group}'s {what}"))?;
+            }
+        }
+        Ok(room)
+    }
+
+    /// A descriptor's checksum, where it has one.
+    fn sum(&self, group: u64, descriptor: &[u8]) -> Option<u16> {
+        let number = (group as u32).to_le_bytes();
+        let (before, behind) = (&descriptor[..CHECKSUM], &descriptor[CHECKSUM + 2..]);
+        match self.geometry.checksum_seed {
+            Some(seed) => {
+                let sum = crc32c(crc32c(seed, &number), before);
+                Some(crc32c(crc32c(sum, &[0; 2]), behind) as u16)
+            }
+            None => self.geometry.gdt_csum.then(|| {
+                let sum = crc16(crc16(crc16(!0, &self.geometry.uuid), &number), before);
+                crc16(sum, behind)
+            }),
+        }
+    }
+
+    fn table_blocks(&self) -> u64 {
+        let bytes = self.geometry.inodes_per_group as usize * self.geometry.inode_bytes;
+        bytes.div_ceil(BLOCK_BYTES) as u64
     }
 
     fn has_flags(&self) -> bool {
@@ -66,13 +117,7 @@ impl Groups {
 
     fn descriptor(&self, image: &mut Image<'_>, group: u64) -> Result<Vec<u8>, Error> {
         let (block, range) = self.place(group);
-        let descriptor = image.get(block)?[range].to_vec();
-        let metadata = 1 + self.geometry.descriptor_blocks()..self.geometry.blocks;
-        let places = [BLOCK_BITMAP, INODE_BITMAP, INODE_TABLE];
-        if places.iter().any(|&place| !metadata.contains(&wide(&descriptor, place))) {
-            return corrupt(format!("group {group}'s bitmaps or inodes would be elsewhere"));
-        }
-        Ok(descriptor)
+        Ok(image.get(block)?[range].to_vec())
     }
 
     fn edit<T>(
@@ -101,17 +146,35 @@ impl Groups {
         (first, (self.geometry.blocks - first).min(per_group) as usize)
     }
 
+    /// Whether bytes of a bitmap agree with the checksum that the descriptor has of them.
+    fn agrees(&self, descriptor: &[u8], place: (usize, usize), counted: &[u8]) -> bool {
+        let Some(seed) = self.geometry.checksum_seed else { return true };
+        let whole = descriptor.len() >= place.1 + 2;
+        let sum = crc32c(seed, counted) & if whole { u32::MAX } else { 0xFFFF };
+        count(descriptor, place) == sum
+    }
+
+    /// A group's inode bitmap, which was written before.
+    fn inode_bitmap(&self, image: &mut Image<'_>, group: u64) -> Result<Box<Block>, Error> {
+        let descriptor = self.descriptor(image, group)?;
+        let home = wide(&descriptor, INODE_BITMAP);
+        let bitmap = image.get(home)?;
+        let counted = &bitmap[..self.geometry.inodes_per_group as usize / 8];
+        if !image.changed.contains_key(&home) && !self.agrees(&descriptor, INODE_BITMAP_SUM, counted) {
+            return corrupt(format!("group {group}'s inode bitmap does not agree with its checksum"));
+        }
+        Ok(bitmap)
+    }
+
     /// A group's block bitmap; one that was never written is what it would be.
     fn block_bitmap(&self, image: &mut Image<'_>, group: u64) -> Result<(u64, Box<Block>), Error> {
         let descriptor = self.descriptor(image, group)?;
         let home = wide(&descriptor, BLOCK_BITMAP);
         if self.flags(&descriptor) & BLOCK_UNINIT == 0 {
             let bitmap = image.get(home)?;
-            if let Some(seed) = self.geometry.checksum_seed.filter(|_| !image.changed.contains_key(&home)) {
-                let sum = crc32c(seed, &bitmap[..self.geometry.blocks_per_group as usize / 8]);
-                if sum as u16 != u16_at(&descriptor, BLOCK_BITMAP_SUM.0) {
-                    return corrupt(format!("group {group}'s block bitmap does not agree with its checksum"));
-                }
+            let counted = &bitmap[..self.geometry.blocks_per_group as usize / 8];
+            if !image.changed.contains_key(&home) && !self.agrees(&descriptor, BLOCK_BITMAP_SUM, counted) {
+                return corrupt(format!("group {group}'s block bitmap does not agree with its checksum"));
             }
             return Ok((home, bitmap));
         }
@@ -122,11 +185,8 @@ impl Groups {
             let behind = 1 + self.geometry.descriptor_blocks() + u64::from(self.geometry.reserved_gdt_blocks);
             (0..behind.min(blocks as u64) as usize).for_each(&mut set);
         }
-        let table_blocks = (self.geometry.inodes_per_group as usize * self.geometry.inode_bytes)
-            .div_ceil(BLOCK_BYTES) as u64;
-        for (at, len) in
-            [(home, 1), (wide(&descriptor, INODE_BITMAP), 1), (wide(&descriptor, INODE_TABLE), table_blocks)]
-        {
+        let table = (wide(&descriptor, INODE_TABLE), self.table_blocks());
+        for (at, len) in [(home, 1), (wide(&descriptor, INODE_BITMAP), 1), table] {
             let within = at.max(first)..at.saturating_add(len).min(first + blocks as u64);
             within.for_each(|block| set((block - first) as usize));
         }
@@ -150,7 +210,7 @@ impl Groups {
 
     /// Whether nothing uses any of these blocks.
     pub(crate) fn are_free(&self, image: &mut Image<'_>, range: Range<u64>) -> Result<bool, Error> {
-        if range.end > self.geometry.blocks || range.start <= self.geometry.descriptor_blocks() {
+        if !self.geometry.room.has(&range) {
             return Ok(false);
         }
         for (group, bits) in self.split(range) {
@@ -164,7 +224,7 @@ impl Groups {
 
     /// Marks blocks as used or free, each of which was the other.
     pub(crate) fn mark(&mut self, image: &mut Image<'_>, range: Range<u64>, used: bool) -> Result<(), Error> {
-        if range.end > self.geometry.blocks || range.start <= self.geometry.descriptor_blocks() {
+        if !self.geometry.room.has(&range) {
             return corrupt(format!("blocks {}..{} can be nobody's", range.start, range.end));
         }
         for (group, bits) in self.split(range) {
@@ -271,7 +331,7 @@ impl Groups {
         if index >= self.table_used(&descriptor) {
             return Ok(false);
         }
-        Ok(bit(&*image.get(wide(&descriptor, INODE_BITMAP))?, index as usize))
+        Ok(bit(&*self.inode_bitmap(image, group)?, index as usize))
     }
 
     /// Takes an inode that is free. What of its table counts as used from now on is zeroes.
@@ -296,9 +356,14 @@ impl Groups {
         for fresh in used..=index.max(used.saturating_sub(1)) {
             let (block, range) = self.slot(wide(&descriptor, INODE_TABLE), fresh);
             if fresh >= used {
+                let fresh = group as u32 * per_group + fresh + 1;
+                if self.geometry.is_own(fresh) {
+                    return corrupt(format!("inode {fresh}, the file system's own, was never used"));
+                }
                 image.edit(block)?[range].fill(0);
             }
         }
+        self.inode_bitmap(image, group)?;
         let at = index as usize;
         let bitmap = image.edit(home)?;
         if bit(bitmap, at) {
@@ -324,14 +389,13 @@ impl Groups {
 
     /// Checksums of all that was changed; then free blocks and inodes of the file system.
     pub(crate) fn finish(mut self, image: &mut Image<'_>) -> Result<(u64, u32), Error> {
-        let geometry = self.geometry.clone();
+        let geometry = self.geometry;
         for group in std::mem::take(&mut self.touched) {
             let descriptor = self.descriptor(image, group)?;
             let blocks = image.get(wide(&descriptor, BLOCK_BITMAP))?;
             let inodes = image.get(wide(&descriptor, INODE_BITMAP))?;
             let flags = self.flags(&descriptor);
             self.edit(image, group, |descriptor| {
-                let number = (group as u32).to_le_bytes();
                 if let Some(seed) = geometry.checksum_seed {
                     if flags & BLOCK_UNINIT == 0 {
                         let sum = crc32c(seed, &blocks[..geometry.blocks_per_group as usize / 8]);
@@ -341,15 +405,12 @@ impl Groups {
                         let sum = crc32c(seed, &inodes[..geometry.inodes_per_group as usize / 8]);
                         put_halves(descriptor, INODE_BITMAP_SUM.0, INODE_BITMAP_SUM.1, sum);
                     }
-                    let sum = crc32c(crc32c(seed, &number), &descriptor[..CHECKSUM]);
-                    let sum = crc32c(crc32c(sum, &[0; 2]), &descriptor[CHECKSUM + 2..]);
-                    put16(descriptor, CHECKSUM, sum as u16);
-                } else if geometry.gdt_csum {
-                    let sum = crc16(crc16(crc16(!0, &geometry.uuid), &number), &descriptor[..CHECKSUM]);
-                    let sum = crc16(sum, &descriptor[CHECKSUM + 2..]);
-                    put16(descriptor, CHECKSUM, sum);
                 }
             })?;
+            let descriptor = self.descriptor(image, group)?;
+            if let Some(sum) = self.sum(group, &descriptor) {
+                self.edit(image, group, |descriptor| put16(descriptor, CHECKSUM, sum))?;
+            }
         }
         let (mut free_blocks, mut free_inodes) = (0, 0u32);
         for group in 0..geometry.groups() {

@@ -94,7 +94,7 @@ pub(crate) fn add(
     directory: &mut Directory,
     image: &mut Image<'_>,
     geometry: &Geometry,
-    groups: &mut Groups,
+    groups: &mut Groups<'_>,
     added: &Added,
 ) -> Result<bool, Error> {
     let (kind, levels) = directory.index(image)?;

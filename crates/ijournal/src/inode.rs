@@ -54,7 +54,7 @@ pub(crate) struct Inode {
 
 impl Inode {
     /// One of the file system's.
-    pub(crate) fn load(image: &mut Image<'_>, groups: &Groups, ino: u32) -> Result<Self, Error> {
+    pub(crate) fn load(image: &mut Image<'_>, groups: &Groups<'_>, ino: u32) -> Result<Self, Error> {
         let (block, range) = groups.inode_place(image, ino)?;
         Ok(Self { ino, raw: image.get(block)?[range].to_vec() })
     }
@@ -62,7 +62,7 @@ impl Inode {
     pub(crate) fn store(
         mut self,
         image: &mut Image<'_>,
-        groups: &Groups,
+        groups: &Groups<'_>,
         geometry: &Geometry,
     ) -> Result<(), Error> {
         if let Some(seed) = geometry.checksum_seed {
@@ -195,7 +195,7 @@ impl Inode {
     /// Its tree, which is the file system's own.
     pub(crate) fn tree(&self, image: &mut Image<'_>, geometry: &Geometry) -> Result<Tree, Error> {
         let seed = self.seed(geometry);
-        let tree = Tree::read(self.root(), geometry.blocks, &mut |block| {
+        let tree = Tree::read(self.root(), &geometry.room, &mut |block| {
             let content = image.get(block)?;
             if seed.is_some_and(|seed| crc32c(seed, &content[..NODE_SUM]) != u32_at(&content[..], NODE_SUM)) {
                 return corrupt(format!("the extents in block {block} do not agree with their checksum"));

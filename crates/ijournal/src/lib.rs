@@ -31,6 +31,7 @@ mod log;
 mod mutation;
 mod plan;
 mod report;
+mod room;
 mod scan;
 mod superblock;
 mod tree;
@@ -133,6 +134,12 @@ fn recover_mistaken(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> 
     let mut image = image::Image { storage, start, blocks: layout.blocks, changed: BTreeMap::new() };
     let mut log = log::Log::open(&mut image, layout)?;
     let replayed = log.replay(&mut image)?;
+    // What was replayed may have changed what the layout rests on.
+    let again = find(image.storage, start)?;
+    if log.is_elsewhere(&again) {
+        return error::corrupt("the journal, when it was replayed, put another in its place");
+    }
+    image.blocks = again.blocks;
     let mut report =
         Report { transactions: replayed.transactions, blocks: replayed.blocks, ..Report::default() };
 
@@ -158,18 +165,26 @@ fn plan_and_apply(
     mistake: Mistake,
     report: &mut Report,
 ) -> Result<afterimage_journal::Tid, Error> {
-    let geometry = superblock::Geometry::new(&*image.get(0)?)?;
+    let mut geometry = superblock::Geometry::new(&*image.get(0)?)?;
     let groups = groups::Groups::new(&geometry);
-    let Some(areas) = scan::find(image, &geometry, &groups)? else {
+    let room = groups.room(image)?;
+    let journal = inode::Inode::load(image, &groups, geometry.journal_ino)?;
+    geometry.room = room;
+    for range in journal.tree(image, &geometry)?.ranges() {
+        geometry.room.take(range, "the journal")?;
+    }
+    let Some(areas) = scan::find(image, &geometry)? else {
         return error::corrupt("the file system says that it has i-transactions, and has no areas for them");
     };
     let mut plan = plan::Plan::default();
     let scanned = areas.scan(image, committed, mistake, &mut plan)?;
     (report.valid, report.committed, report.torn) = (scanned.valid, scanned.committed, scanned.torn);
     let tid = plan.newest_tid.unwrap_or(committed.next());
-    let mut geometry = geometry;
     geometry.own.push(areas.ino);
-    apply::Apply::new(image, &geometry, groups, &plan, report, mistake).run()?;
+    for range in areas.ranges() {
+        geometry.room.take(range, "the areas of i-transactions")?;
+    }
+    apply::Apply::new(image, &geometry, &plan, report, mistake).run()?;
     Ok(tid)
 }
 

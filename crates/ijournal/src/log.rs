@@ -61,6 +61,11 @@ impl Log {
         Ok(Self { layout, geometry, superblock })
     }
 
+    /// Whether a newer look found another journal or file system.
+    pub(crate) fn is_elsewhere(&self, newer: &Layout) -> bool {
+        self.layout.identity_changed(newer)
+    }
+
     fn home(&self, at: AreaBlock) -> Result<u64, Error> {
         match self.layout.home_of(at) {
             Some(FsBlock(home)) => Ok(home),

@@ -1,6 +1,7 @@
 //! The areas: found by their name, read run by run.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use afterimage_format::ijournal::{Areas, Header, Run, FILE_NAME};
 use afterimage_format::FormatError;
@@ -14,6 +15,7 @@ use crate::inode::{Inode, Kind};
 use crate::mutation::Mistake;
 use crate::plan::Plan;
 use crate::superblock::Geometry;
+use crate::tree::Tree;
 
 const ROOT_INO: u32 = 2;
 
@@ -21,32 +23,30 @@ const ROOT_INO: u32 = 2;
 pub(crate) struct Found {
     pub(crate) ino: u32,
     areas: Areas,
+    tree: Tree,
     blocks: Vec<u64>,
 }
 
 /// Finds the areas; `None` where there is no such file.
-pub(crate) fn find(
-    image: &mut Image<'_>,
-    geometry: &Geometry,
-    groups: &Groups,
-) -> Result<Option<Found>, Error> {
-    let root = Inode::load(image, groups, ROOT_INO)?;
+pub(crate) fn find(image: &mut Image<'_>, geometry: &Geometry) -> Result<Option<Found>, Error> {
+    let groups = Groups::new(geometry);
+    let root = Inode::load(image, &groups, ROOT_INO)?;
     let root = Directory::load(image, geometry, root)?;
     let name = FILE_NAME.as_bytes();
     let Some(&ino) = root.lookup(image, &BTreeSet::from([name]))?.get(name) else { return Ok(None) };
-    let inode = Inode::load(image, groups, ino)?;
+    let inode = Inode::load(image, &groups, ino)?;
     if inode.kind() != Kind::File || !inode.is_plain() {
         return corrupt(format!("{FILE_NAME} is not a regular file mapped by extents"));
     }
-    let blocks = inode.tree(image, geometry)?.mapped();
-    let Some(blocks) = blocks.filter(|blocks| !blocks.is_empty()) else {
+    let tree = inode.tree(image, geometry)?;
+    let Some(blocks) = tree.mapped().filter(|blocks| !blocks.is_empty()) else {
         return corrupt(format!("{FILE_NAME} has holes, or blocks that were never written"));
     };
     let areas = Areas::parse(&image.get(blocks[0])?[..]).map_err(|e| format_error(&e))?;
     if areas.blocks() > blocks.len() as u64 {
         return corrupt(format!("{FILE_NAME} has {} blocks, and says {}", blocks.len(), areas.blocks()));
     }
-    Ok(Some(Found { ino, areas, blocks }))
+    Ok(Some(Found { ino, areas, tree, blocks }))
 }
 
 fn format_error(error: &FormatError) -> Error {
@@ -67,6 +67,11 @@ pub(crate) struct Scanned {
 }
 
 impl Found {
+    /// All blocks of the file.
+    pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
+        self.tree.ranges()
+    }
+
     /// Reads all runs of the epoch; those that the journal's last transaction does not hold become part of the plan.
     pub(crate) fn scan(
         &self,

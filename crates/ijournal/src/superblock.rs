@@ -6,6 +6,7 @@ use afterimage_journal::BLOCK_BYTES;
 
 use crate::bytes::{crc32c, put16, put32, u16_at, u32_at};
 use crate::error::{unsupported, Error};
+use crate::room::Room;
 
 /// Where it stands in block 0.
 pub(crate) const AT: usize = 1024;
@@ -78,8 +79,11 @@ pub(crate) struct Geometry {
     pub(crate) filetype: bool,
     pub(crate) hash_seed: [u32; 4],
     pub(crate) unsigned_hash: bool,
+    pub(crate) journal_ino: u32,
     /// Inodes that are the file system's own beside those below `first_ino`.
     pub(crate) own: Vec<u32>,
+    /// What is nobody's own.
+    pub(crate) room: Room,
     sparse_super: bool,
     backups: Option<[u32; 2]>,
 }
@@ -112,8 +116,9 @@ impl Geometry {
             true => u32_at(sb, CHECKSUM_SEED),
             false => crc32c(!0, &uuid),
         };
+        let blocks = hi(BLOCKS_HI) | u64::from(u32_at(sb, BLOCKS_LO));
         let geometry = Self {
-            blocks: hi(BLOCKS_HI) | u64::from(u32_at(sb, BLOCKS_LO)),
+            blocks,
             inodes: u32_at(sb, INODES),
             blocks_per_group: u32_at(sb, BLOCKS_PER_GROUP),
             inodes_per_group: u32_at(sb, INODES_PER_GROUP),
@@ -129,6 +134,8 @@ impl Geometry {
             filetype: incompat & INCOMPAT_FILETYPE != 0,
             hash_seed: std::array::from_fn(|i| u32_at(sb, HASH_SEED + 4 * i)),
             unsigned_hash: u32_at(sb, FLAGS) & FLAG_UNSIGNED_HASH != 0,
+            journal_ino: u32_at(sb, JOURNAL_INUM),
+            room: Room::new(blocks),
             own: vec![u32_at(sb, JOURNAL_INUM), u32_at(sb, ORPHAN_FILE_INUM)],
             sparse_super: ro & RO_SPARSE_SUPER != 0,
             backups: (compat & COMPAT_SPARSE_SUPER2 != 0)
@@ -136,7 +143,9 @@ impl Geometry {
         };
         if geometry.first_ino < 11
             || geometry.inode_bytes < 128
-            || geometry.blocks_per_group as usize > 8 * BLOCK_BYTES
+            || !(1..=8 * BLOCK_BYTES).contains(&(geometry.blocks_per_group as usize))
+            || !(1..=8 * BLOCK_BYTES).contains(&(geometry.inodes_per_group as usize))
+            || u64::from(geometry.inodes) != geometry.groups() * u64::from(geometry.inodes_per_group)
         {
             return Err(Error::Corrupt("the superblock's sizes cannot be".into()));
         }
@@ -145,6 +154,11 @@ impl Geometry {
 
     pub(crate) fn groups(&self) -> u64 {
         self.blocks.div_ceil(self.blocks_per_group.into())
+    }
+
+    /// Whether an inode is none of a user's; the root is one.
+    pub(crate) fn is_own(&self, ino: u32) -> bool {
+        ino < self.first_ino || self.own.contains(&ino)
     }
 
     /// Blocks of descriptors.

@@ -8,6 +8,7 @@ use afterimage_journal::BLOCK_BYTES;
 use crate::bytes::{put16, put32, u16_at, u32_at};
 use crate::error::{corrupt, Error};
 use crate::image::Block;
+use crate::room::Room;
 
 const MAGIC: u16 = 0xF30A;
 const ENTRY: usize = 12;
@@ -42,13 +43,13 @@ impl Tree {
     /// Reads a tree from its root. `node` has a block of it: as many bytes as it likes, behind the entries that it says it has.
     ///
     /// # Errors
-    /// *Corrupt*: no tree, or one that names a block twice or outside of a file system of so many. What `node` says.
+    /// *Corrupt*: no tree, or one that names a block twice or where no file's can be. What `node` says.
     pub(crate) fn read(
         root: &[u8],
-        blocks: u64,
+        room: &Room,
         node: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
     ) -> Result<Self, Error> {
-        let mut walk = Walk { tree: Self::default(), seen: BTreeSet::new(), blocks, node };
+        let mut walk = Walk { tree: Self::default(), seen: BTreeSet::new(), room, node };
         let depth = u16_at(root, 6);
         if depth > DEPTH_MAX {
             return corrupt(format!("an extent tree is {depth} levels deep"));
@@ -97,7 +98,7 @@ impl Tree {
 struct Walk<'a> {
     tree: Tree,
     seen: BTreeSet<u64>,
-    blocks: u64,
+    room: &'a Room,
     node: &'a mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
 }
 
@@ -146,8 +147,8 @@ impl Walk<'_> {
         let len = if unwritten { raw - LEN_MAX } else { raw };
         let logical = u32_at(entry, 0);
         let physical = u64::from(u16_at(entry, 6)) << 32 | u64::from(u32_at(entry, 8));
-        if len == 0 || physical == 0 || physical + u64::from(len) > self.blocks {
-            return corrupt(format!("an extent of {len} blocks at {physical} of {}", self.blocks));
+        if !self.room.has(&(physical..physical + u64::from(len))) {
+            return corrupt(format!("an extent of {len} blocks at {physical}, where no file's can be"));
         }
         self.tree.extents.push(Extent { logical, len, physical, unwritten });
         Ok(u64::from(logical) + u64::from(len))
@@ -155,7 +156,7 @@ impl Walk<'_> {
 
     fn child(&mut self, entry: &[u8], depth: u16, logical: Range<u64>) -> Result<(), Error> {
         let block = u64::from(u16_at(entry, 8)) << 32 | u64::from(u32_at(entry, 4));
-        if block == 0 || block >= self.blocks || !self.seen.insert(block) {
+        if !self.room.has(&(block..block + 1)) || !self.seen.insert(block) {
             return corrupt(format!("block {block} is in an extent tree twice, or cannot be"));
         }
         self.tree.nodes.push(block);
@@ -265,7 +266,7 @@ mod tests {
             let extents = extents_of(&blocks);
             let nodes: Vec<u64> = (0..nodes_needed(extents.len()).unwrap() as u64).map(|i| 10 + i).collect();
             let (root, content) = build(&extents, &nodes);
-            let tree = Tree::read(&root, 1 << 20, &mut |block| {
+            let tree = Tree::read(&root, &Room::new(1 << 20), &mut |block| {
                 Ok(content.iter().find(|(home, _)| *home == block).unwrap().1.to_vec())
             });
             let tree = tree.unwrap();

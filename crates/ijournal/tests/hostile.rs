@@ -80,6 +80,34 @@ fn the_fuzzers_seed_has_runs() {
     fuzz_recover(&seed);
 }
 
+/// What the fuzzer found once.
+#[test]
+fn what_failed_once_does_not() {
+    let seeds =
+        std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/seeds/fuzz_ijournal")).unwrap();
+    let seeds: Vec<_> = seeds.map(|seed| std::fs::read(seed.unwrap().path()).unwrap()).collect();
+    assert!(seeds.len() > 1, "{}", seeds.len());
+    seeds.iter().for_each(|seed| fuzz_recover(seed));
+}
+
+/// A bitmap that says so does not make the file system's own blocks a directory's.
+#[test]
+fn metadata_is_not_free() {
+    let committed = Disk::mkfs(16, &["-O", "^metadata_csum"], &[("kept", pattern(1, 30_000))]);
+    let mut running = committed.clone();
+    running.debugfs(&["mkdir /new".into(), "write /etc/hostname /new/a".into()]);
+    let mut writer = Writer::new(committed);
+    writer.fsync(&running, "new/a", true, 1, 0);
+    let mut disk = writer.disk;
+    let descriptor = disk.block(1);
+    let (bitmap, table) = (u32_at(descriptor, 0) as usize, u32_at(descriptor, 8) as usize);
+    disk.0[bitmap * 4096 + table / 8] &= !(1 << (table % 8));
+    let before = disk.clone();
+    let error = recover(&mut disk, 0).unwrap_err();
+    assert!(matches!(error, afterimage_ijournal::Error::Corrupt(_)), "{error}");
+    assert!(disk.block(table as u64) == before.block(table as u64));
+}
+
 /// A few of the fuzzer's rounds in every test run: anything may be damaged, the file system, too.
 #[test]
 fn damage_anywhere_is_an_error_or_is_left_out() {
