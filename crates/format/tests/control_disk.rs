@@ -1,17 +1,12 @@
 //! The control disk's bytes, spelled out; the same in C; and a parser that takes anything.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command as Process, Stdio};
+mod common;
 
 use afterimage_format::control_disk::*;
 use afterimage_format::{checksum, FormatError};
-use afterimage_testing::skip;
+use common::{hex, printed_by_c};
 use proptest::prelude::*;
 use zerocopy::{FromZeros as _, IntoBytes as _};
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
 
 fn command() -> Command {
     let mut command = Command::new(OPERATION_WAIT, 0x0102_0304_0506_0708);
@@ -139,31 +134,13 @@ int main(void)
 
 #[test]
 fn the_c_header_has_the_same_bytes() {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/control");
-    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("control_disk_bytes");
-    let built = Process::new("cc")
-        .args(["-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Wpadded", "-Werror", "-xc", "-", "-I"])
-        .arg(&header)
-        .arg("-o")
-        .arg(&out)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = match built {
-        Ok(child) => child,
-        Err(error) => return skip(format!("there is no C compiler: {error}")),
-    };
-    std::io::Write::write_all(&mut child.stdin.take().unwrap(), PROGRAM.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = Process::new(&out).output().unwrap();
-    assert!(output.status.success(), "the sizes differ");
+    let Some(printed) = printed_by_c("control_disk_bytes", "guest/control", PROGRAM) else { return };
 
     let (mut command, mut hand_over, mut answer) = (command(), hand_over(), answer());
     (command.crc, hand_over.crc, answer.crc) = (0.into(), 0.into(), 0.into());
     let numbers = format!("{CONTROL_SERIAL}{OPERATION_RECOVER} {BLOCKS_MAX}");
     let ours = [command.as_bytes(), hand_over.as_bytes(), answer.as_bytes(), numbers.as_bytes()].concat();
-    assert_eq!(hex(&output.stdout), hex(&ours));
+    assert_eq!(hex(&printed), hex(&ours));
 }
 
 #[test]

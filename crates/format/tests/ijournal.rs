@@ -1,19 +1,14 @@
 //! iJournaling's bytes, spelled out; the same in C; and a parser that takes anything.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+mod common;
 
 use afterimage_format::ijournal::*;
 use afterimage_format::{checksum, FormatError};
-use afterimage_testing::skip;
+use common::{hex, printed_by_c};
 use proptest::prelude::*;
 use zerocopy::IntoBytes as _;
 
 const EPOCH: [u8; 16] = *b"0123456789abcdef";
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
 
 fn inode(bytes: usize) -> Vec<u8> {
     let mut inode: Vec<u8> = (0..bytes).map(|i| i as u8).collect();
@@ -154,24 +149,7 @@ int main(void)
 
 #[test]
 fn the_c_header_has_the_same_bytes() {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/kernel/src");
-    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("ijournal_bytes");
-    let built = Command::new("cc")
-        .args(["-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Wpadded", "-Werror", "-xc", "-", "-I"])
-        .arg(&header)
-        .arg("-o")
-        .arg(&out)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = match built {
-        Ok(child) => child,
-        Err(error) => return skip(format!("there is no C compiler: {error}")),
-    };
-    std::io::Write::write_all(&mut child.stdin.take().unwrap(), PROGRAM.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = Command::new(&out).output().unwrap();
+    let Some(printed) = printed_by_c("ijournal_bytes", "guest/kernel/src", PROGRAM) else { return };
 
     let run = directory().seal(EPOCH, 3, 17);
     let mut areas = Areas::new(4, 1024, EPOCH, 0x0102_0304);
@@ -192,7 +170,7 @@ fn the_c_header_has_the_same_bytes() {
         numbers.as_bytes(),
         lengths.as_bytes(),
     ];
-    assert_eq!(hex(&output.stdout), hex(&ours.concat()));
+    assert_eq!(hex(&printed), hex(&ours.concat()));
 }
 
 /// The run with something changed and its checksum right again.
