@@ -109,6 +109,8 @@ pub enum Mode {
     JournalRetain,
     /// `data=ordered` with `serve --journal retain`.
     OrderedRetain,
+    /// vext4's `data=vma` with `serve --journal retain` and a control disk: the paper's mode in its own form, commits are handed over.
+    Vma,
     /// Bound A: `data=journal`, what is written to the journal is dropped. Unsafe.
     JournalDrop,
     /// Bound A of `data=ordered`.
@@ -130,12 +132,13 @@ pub enum JournalPolicy {
 
 impl Mode {
     /// All, baselines first.
-    pub const ALL: [Mode; 8] = [
+    pub const ALL: [Mode; 9] = [
         Mode::Writeback,
         Mode::Ordered,
         Mode::Journal,
         Mode::JournalRetain,
         Mode::OrderedRetain,
+        Mode::Vma,
         Mode::JournalDrop,
         Mode::OrderedDrop,
         Mode::NoJournal,
@@ -149,6 +152,7 @@ impl Mode {
             Mode::Journal => "journal",
             Mode::JournalRetain => "journal-retain",
             Mode::OrderedRetain => "ordered-retain",
+            Mode::Vma => "vma",
             Mode::JournalDrop => "journal-drop",
             Mode::OrderedDrop => "ordered-drop",
             Mode::NoJournal => "no-journal",
@@ -163,6 +167,7 @@ impl Mode {
             Mode::Journal => "journal",
             Mode::JournalRetain => "**journal+retain**",
             Mode::OrderedRetain => "**ordered+retain**",
+            Mode::Vma => "**vext4 vma**",
             Mode::JournalDrop => "bound A (journal)",
             Mode::OrderedDrop => "bound A (ordered)",
             Mode::NoJournal => "bound B (no journal)",
@@ -180,6 +185,7 @@ impl Mode {
             Mode::Writeback => Some("writeback"),
             Mode::Ordered | Mode::OrderedRetain | Mode::OrderedDrop => Some("ordered"),
             Mode::Journal | Mode::JournalRetain | Mode::JournalDrop => Some("journal"),
+            Mode::Vma => Some("vma"),
             Mode::NoJournal => None,
         }
     }
@@ -187,16 +193,21 @@ impl Mode {
     /// What the daemon does with the journal.
     pub fn policy(self) -> JournalPolicy {
         match self {
-            Mode::JournalRetain | Mode::OrderedRetain => JournalPolicy::Retain,
+            Mode::JournalRetain | Mode::OrderedRetain | Mode::Vma => JournalPolicy::Retain,
             Mode::JournalDrop | Mode::OrderedDrop => JournalPolicy::Drop,
             Mode::Writeback | Mode::Ordered | Mode::Journal | Mode::NoJournal => JournalPolicy::Passthrough,
         }
     }
 
+    /// Whether the guest hands its commits over: with the file system and the control disk for it.
+    pub fn hands_over(self) -> bool {
+        self == Mode::Vma
+    }
+
     /// The mode that shows what this one could reach at best.
     pub fn bound_a(self) -> Option<Mode> {
         match self {
-            Mode::JournalRetain => Some(Mode::JournalDrop),
+            Mode::JournalRetain | Mode::Vma => Some(Mode::JournalDrop),
             Mode::OrderedRetain => Some(Mode::OrderedDrop),
             _ => None,
         }

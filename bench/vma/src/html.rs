@@ -20,6 +20,7 @@ fn colour(mode: Mode) -> &'static str {
         Mode::Journal => "#c44e52",
         Mode::JournalRetain => "#2c7fb8",
         Mode::OrderedRetain => "#7fcdbb",
+        Mode::Vma => "#1b9e77",
         Mode::JournalDrop => "#e7ba52",
         Mode::OrderedDrop => "#f3dfa2",
         Mode::NoJournal => "#9467bd",

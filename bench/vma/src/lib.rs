@@ -9,6 +9,7 @@
 pub mod bench;
 pub mod catalog;
 pub mod cell;
+pub mod handed_over;
 pub mod html;
 pub mod memory;
 pub mod outcome;

@@ -4,6 +4,7 @@ use afterimage_lab::channel::Arrival;
 use afterimage_protocol::report::{Agent, Integrity, Micro, Timed};
 use serde::Deserialize;
 
+use crate::handed_over::HandedOver;
 use crate::record::{GuestResult, Records};
 use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::{BenchError, Jbd2, Result};
@@ -21,6 +22,8 @@ struct Mark {
     stat: String,
     /// `/proc/fs/jbd2/*/info`
     jbd2: String,
+    /// `/proc/fs/vjbd2/*/vma`, where the file system hands its commits over.
+    vma: Option<String>,
 }
 
 /// A guest's lines.
@@ -87,7 +90,17 @@ pub fn read(reports: &[Arrival]) -> Result<GuestResult> {
     if elapsed_s <= 0.0 {
         return Err(strange("the workload did not report how long it took"));
     }
+    let handed_over = match (&ready.vma, &end.vma) {
+        (Some(ready), Some(end)) => {
+            let (ready, end) = HandedOver::of(ready).zip(HandedOver::of(end)).ok_or_else(|| {
+                strange(format!("not every commit was handed over, or nobody counted them: {end}"))
+            })?;
+            Some(end.since(&ready))
+        }
+        _ => None,
+    };
     Ok(GuestResult {
+        handed_over,
         elapsed_s,
         sync_s: timed(&lines, "sync")?,
         umount_s: timed(&lines, "umount")?,

@@ -111,7 +111,7 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
         modes.rotate_left((scene.round as usize - 1) % count);
         modes
     };
-    let journaling = [Mode::Writeback, Mode::Ordered, Mode::Journal, Mode::JournalRetain];
+    let journaling = [Mode::Writeback, Mode::Ordered, Mode::Journal, Mode::JournalRetain, Mode::Vma];
     match figure {
         Figure::Main => {
             for guests in &selection.guests {
@@ -141,7 +141,7 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
             let sizes = [16, 32, 128].map(Setup::JournalMib);
             let commits = [1, 15, 30].map(Setup::CommitS);
             for workload in [Workload::Postmark, Workload::Untar] {
-                for mode in turned(&[Mode::Journal, Mode::JournalRetain]) {
+                for mode in turned(&[Mode::Journal, Mode::JournalRetain, Mode::Vma]) {
                     for setup in [Setup::Plain].iter().chain(&sizes).chain(&commits) {
                         keys.push(run(workload, mode, 1, *setup));
                     }
@@ -192,14 +192,14 @@ fn figure_cells(figure: Figure, scene: &Scene<'_>, selection: &Selection) -> Vec
 }
 
 /// `power` and retention do not go together, and dropping the journal has no contract but `guest-crash`'s.
-/// On the machine's own disk nobody counts what a dying daemon still writes.
+/// On the machine's own disk nobody counts what a dying daemon still writes, and guests have no vext4.
 fn is_possible(key: &CellKey) -> bool {
     let contract = match key.mode.policy() {
         JournalPolicy::Passthrough => true,
         JournalPolicy::Retain => key.contract != "power",
         JournalPolicy::Drop => key.contract == "guest-crash",
     };
-    contract && (key.kind == Kind::Run || key.device.is_model())
+    contract && (key.device.is_model() || (key.kind == Kind::Run && !key.mode.hands_over()))
 }
 
 /// What is needed to run cells, and where they are kept.
@@ -334,10 +334,11 @@ mod tests {
         let keys = cells(&selection()).unwrap();
         assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
         let main = |key: &&CellKey| key.kind == Kind::Run && key.setup == Setup::Plain;
-        assert_eq!(keys.iter().filter(main).count(), 2 * 3 * 2 * 6 * 8);
+        // On the machine's disk nothing is handed over.
+        assert_eq!(keys.iter().filter(main).count(), 2 * (3 * 9 - 1) * 2 * 6);
         // What nobody named is what the figures have.
         let keys = cells(&Selection { modes: Vec::new(), ..selection() }).unwrap();
-        assert_eq!(keys.iter().filter(main).count(), 2 * 3 * (8 + 4) * 6);
+        assert_eq!(keys.iter().filter(main).count(), 2 * (3 * (9 + 5) - 2) * 6);
         let first = |round| keys.iter().find(|key| key.round == round).map(|key| key.mode);
         assert_eq!((first(1), first(2)), (Some(Mode::Writeback), Some(Mode::Ordered)));
     }
@@ -359,7 +360,7 @@ mod tests {
             ..selection()
         })
         .unwrap();
-        assert_eq!(keys.len(), 2 * RECORDS_KIB.len() * 5);
+        assert_eq!(keys.len(), 2 * RECORDS_KIB.len() * 6);
         assert!(keys.iter().all(|key| key.device == Device::Hdd15k && key.kind == Kind::KillGuest));
         assert!(!keys.iter().any(|key| key.mode.policy() == JournalPolicy::Drop));
     }

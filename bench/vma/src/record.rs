@@ -8,6 +8,7 @@ use afterimage_protocol::status::FileSystemStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::{Device, Kind, Mode, Setup, Workload};
+use crate::handed_over::HandedOver;
 use crate::scale::Scale;
 use afterimage_bench_kit::io::{GuestIo, StorageIo};
 use afterimage_bench_kit::{BenchError, Context, Jbd2, Result};
@@ -61,7 +62,7 @@ impl CellKey {
 }
 
 /// One guest's part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestResult {
     /// What the workload's program took, in seconds.
@@ -76,6 +77,9 @@ pub struct GuestResult {
     pub whole: GuestIo,
     /// At the program's end.
     pub jbd2: Option<Jbd2>,
+    /// During the work; of `data=vma` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handed_over: Option<HandedOver>,
 }
 
 /// What a recovery took (Table III).

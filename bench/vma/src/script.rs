@@ -28,11 +28,39 @@ meet() { read -r go <&5; }
 SEED=1
 "#;
 
+/// Where commits are handed over the control disk lies behind the disk's end (a cell in virtual time has one device for both); two partitions,
+/// for the driver's sake, tell them apart. And the journal's own counts are vext4's.
+const CONTROL_DISK: &str = r#"
+disk=$(($(blockdev --getsz /dev/vda) - 131072))
+addpart /dev/vda 1 0 $disk
+addpart /dev/vda 9 $disk 131072
+tell() {
+    j=$(cat /proc/fs/vjbd2/*/info 2>/dev/null | tr '\n\t' ';;' || :)
+    v=$(cat /proc/fs/vjbd2/*/vma 2>/dev/null | tr '\n' ';' || :)
+    "$A" say "{\"bench\":\"$1\",\"stat\":\"$(cat /sys/block/vda/stat)\",\"jbd2\":\"$j\",\"vma\":\"$v\"}"
+}
+"#;
+
+/// What comes before a mount.
+fn before_mount(mode: Mode, setup: Setup) -> String {
+    let control_disk = if mode.hands_over() { CONTROL_DISK } else { "" };
+    format!("{}{control_disk}", ram_journal(setup))
+}
+
+/// The mount, with these options besides.
+fn mount(mode: Mode, setup: Setup, more: &str) -> String {
+    let (kind, disk) = if mode.hands_over() { ("vext4", "/dev/vda1") } else { ("ext4", "/dev/vda") };
+    format!("mount -t {kind} -o {}{more} {disk} /mnt", mount_options(mode, setup))
+}
+
 /// A mount's options.
 fn mount_options(mode: Mode, setup: Setup) -> String {
     let mut options = vec!["noatime".to_owned()];
     if let Some(data) = mode.data() {
         options.push(format!("data={data}"));
+        if mode.hands_over() {
+            options.push("vma_disk=/dev/vda9".to_owned());
+        }
         if let Setup::CommitS(seconds) = setup {
             options.push(format!("commit={seconds}"));
         }
@@ -64,19 +92,19 @@ pub fn run_script(workload: Workload, mode: Mode, setup: Setup, scale: &Scale, s
     // The paper's caches are cold; but what file_delete deletes has just been made.
     let drop = if workload == Workload::FileDelete { "" } else { "\"$A\" drop-caches\n" };
     format!(
-        "{}mount -t ext4 -o {} /dev/vda /mnt\n{set_up}\n{drop}tell ready\nmeet\n{work}\ntell end\n\
+        "{}{}\n{set_up}\n{drop}tell ready\nmeet\n{work}\ntell end\n\
          meet\n\"$A\" timed sync -- sync\n\"$A\" timed umount -- umount /mnt\ntell done\n",
-        ram_journal(setup),
-        mount_options(mode, setup)
+        before_mount(mode, setup),
+        mount(mode, setup, "")
     )
 }
 
 /// The script of the guest that finds what a killed one has left.
 pub fn recover_script(mode: Mode, setup: Setup) -> String {
     format!(
-        "tell ready\nmeet\n\"$A\" timed mount -- mount -t ext4 -o {} /dev/vda /mnt\n\
-         tell mounted\nmeet\numount /mnt\ntell done\n",
-        mount_options(mode, setup)
+        "{}tell ready\nmeet\n\"$A\" timed mount -- {}\ntell mounted\nmeet\numount /mnt\ntell done\n",
+        if mode.hands_over() { CONTROL_DISK } else { "" },
+        mount(mode, setup, "")
     )
 }
 
@@ -84,17 +112,18 @@ pub fn recover_script(mode: Mode, setup: Setup) -> String {
 /// as in `afterimage-lab integrity`.
 pub fn update_script(mode: Mode, setup: Setup, kib: u32) -> String {
     format!(
-        "mount -t ext4 -o {},commit=1 /dev/vda /mnt\necho 100 > /proc/sys/vm/dirty_expire_centisecs\n\
+        "{}{}\necho 100 > /proc/sys/vm/dirty_expire_centisecs\n\
          echo 50 > /proc/sys/vm/dirty_writeback_centisecs\ntell ready\nmeet\n{} --seed \"$SEED\"\n",
-        mount_options(mode, setup),
+        before_mount(mode, setup),
+        mount(mode, setup, ",commit=1"),
         records("update", kib)
     )
 }
 
 /// The script of the guest that looks at what is left of them.
 pub fn verify_script(mode: Mode, setup: Setup, kib: u32) -> String {
-    let options = mount_options(mode, setup);
-    format!("mount -t ext4 -o {options} /dev/vda /mnt\n{}\numount /mnt\n", records("verify", kib))
+    let (before, mount) = (before_mount(mode, setup), mount(mode, setup, ""));
+    format!("{before}{mount}\n{}\numount /mnt\n", records("verify", kib))
 }
 
 fn records(what: &str, kib: u32) -> String {
@@ -177,5 +206,7 @@ mod tests {
     fn a_file_system_without_a_journal_gets_no_journal_options() {
         assert_eq!(mount_options(Mode::NoJournal, Setup::CommitS(1)), "noatime");
         assert_eq!(mount_options(Mode::JournalRetain, Setup::CommitS(1)), "noatime,data=journal,commit=1");
+        let vma = mount(Mode::Vma, Setup::Plain, ",commit=1");
+        assert_eq!(vma, "mount -t vext4 -o noatime,data=vma,vma_disk=/dev/vda9,commit=1 /dev/vda1 /mnt");
     }
 }

@@ -192,7 +192,8 @@ fn judge(
 /// The targets, each where both sides were measured.
 pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    for key in table.keys().filter(|key| key.mode == Mode::JournalRetain && key.setup == Setup::Plain) {
+    let ours = |key: &&CellKey| matches!(key.mode, Mode::JournalRetain | Mode::Vma);
+    for key in table.keys().filter(ours).filter(|key| key.setup == Setup::Plain) {
         let journal = with_mode(key, Mode::Journal);
         match key.kind {
             Kind::Run => {

@@ -32,6 +32,8 @@ pub fn all(scale: &Scale, store: &Store, table: &Cells<'_>) -> String {
     }
     recovery_table(&mut text, &note, table);
     figures::memory_table(&mut text, &note, store, table);
+    figures::handed_over_table(&mut text, &note, scale, table);
+    figures::copies_table(&mut text, &note, table);
     figures::commit_table(&mut text, &note, scale, table);
     figures::checkpoint_table(&mut text, &note, table);
     figures::aged_table(&mut text, &note, table);
@@ -127,7 +129,8 @@ fn main_table(text: &mut String, note: &str, table: &Cells<'_>, scene: &Scene) {
                 row.push(median(value(|record| record.guest_cpu_s)));
                 row.push(median(value(|record| record.daemon_cpu_s)));
             }
-            let words = if mode == Mode::JournalRetain { paper::words(workload) } else { "" };
+            let words =
+                if matches!(mode, Mode::JournalRetain | Mode::Vma) { paper::words(workload) } else { "" };
             row.push(words.to_owned());
             rows.push(row);
         }

@@ -167,6 +167,7 @@ fn cell(key: &CellKey, world: &World<'_>, template: &Path) -> Result<Cell> {
         },
         retain_bytes_max: world.retain_max_bytes.filter(|_| retains),
         vflush_at_truncation: key.setup == Setup::Vflush,
+        control_disk: key.mode.hands_over(),
         model: key.device.name().to_owned(),
         // A strict limit's background half, as `/sys/class/bdi/*/strict_limit` has it.
         dirty_background_bytes: HOST_DIRTY_BYTES / 2,

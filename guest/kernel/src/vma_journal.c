@@ -28,6 +28,7 @@
 #include <linux/crc32.h>
 #include <linux/fs.h>
 #include <linux/jbd2.h>
+#include <linux/log2.h>
 #include <linux/module.h>
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
@@ -40,12 +41,21 @@
 #define VMAJ_SLOT_SECTORS (AFTERIMAGE_SLOT_BYTES / AFTERIMAGE_SECTOR_BYTES)
 /* Another file system of this guest may have had its answer in our slot: how often a question is asked. */
 #define VMAJ_TRIES 16
+/* Commits are counted by their size: the last takes 32768 blocks and more. */
+#define VMAJ_BATCHES 16
 #define VMAJ_NEEDED (BIT_ULL(AFTERIMAGE_INIT) | BIT_ULL(AFTERIMAGE_CLEANUP) | BIT_ULL(AFTERIMAGE_MPROTECT))
 
 /* A command that is on its way. */
 struct vmaj_sent {
 	struct vma_journal *vma;
 	blk_status_t status;
+};
+
+/* Transactions of so many blocks, and fewer than twice as many. */
+struct vmaj_batch {
+	atomic64_t commits;
+	atomic64_t blocks;
+	atomic64_t ns;
 };
 
 /**
@@ -71,6 +81,8 @@ struct vmaj_sent {
  * @fallbacks: transactions that it did not take
  * @too_long: transactions that were not handed over, because there was no room
  * @ns: from the first command to the last answer, all together
+ * @copied_max: blocks of the longest transaction, which were copied for it
+ * @batches: the same, by the binary logarithm of their blocks
  */
 struct vma_journal {
 	struct vmaj_disk disk;
@@ -94,6 +106,8 @@ struct vma_journal {
 	atomic64_t fallbacks;
 	atomic64_t too_long;
 	atomic64_t ns;
+	unsigned int copied_max;
+	struct vmaj_batch batches[VMAJ_BATCHES];
 };
 
 #if SIO_FAULTS
@@ -419,6 +433,19 @@ void vmaj_write_revoke(journal_t *journal, struct buffer_head *bh, blk_opf_t fla
 	vmaj_submit_bh(transaction, REQ_OP_WRITE | flags, bh);
 }
 
+static void vmaj_count(struct vma_journal *vma, u64 ns)
+{
+	struct vmaj_batch *batch = &vma->batches[min(ilog2(vma->gathered), VMAJ_BATCHES - 1)];
+
+	atomic64_inc(&vma->handed_over);
+	atomic64_add(vma->gathered, &vma->handed_over_blocks);
+	atomic64_add(ns, &vma->ns);
+	WRITE_ONCE(vma->copied_max, max(vma->copied_max, vma->gathered));
+	atomic64_inc(&batch->commits);
+	atomic64_add(vma->gathered, &batch->blocks);
+	atomic64_add(ns, &batch->ns);
+}
+
 /**
  * vmaj_commit - hand a transaction over
  * @transaction: the one that is being committed, all of it gathered, with the commit block last
@@ -441,9 +468,7 @@ void vmaj_commit(transaction_t *transaction)
 		refused = vmaj_hand_over(vma);
 		if (refused < 0) {
 			sio_fault(SIO_FAULT_VMA_ANSWERED);
-			atomic64_inc(&vma->handed_over);
-			atomic64_add(vma->gathered, &vma->handed_over_blocks);
-			atomic64_add(ktime_get_ns() - begun, &vma->ns);
+			vmaj_count(vma, ktime_get_ns() - begun);
 		}
 	}
 	if (refused >= 0) {
@@ -457,6 +482,7 @@ void vmaj_commit(transaction_t *transaction)
 static int vmaj_show(struct seq_file *seq, void *v)
 {
 	struct vma_journal *vma = ((journal_t *)seq->private)->j_vma;
+	unsigned int i;
 
 	seq_printf(seq, "handed_over %lld\n", atomic64_read(&vma->handed_over));
 	seq_printf(seq, "handed_over_blocks %lld\n", atomic64_read(&vma->handed_over_blocks));
@@ -465,6 +491,15 @@ static int vmaj_show(struct seq_file *seq, void *v)
 	seq_printf(seq, "fallbacks %lld\n", atomic64_read(&vma->fallbacks));
 	seq_printf(seq, "too_long %lld\n", atomic64_read(&vma->too_long));
 	seq_printf(seq, "blocks_a_command %u\n", vmaj_blocks(vma));
+	seq_printf(seq, "copied_blocks_max %u\n", READ_ONCE(vma->copied_max));
+	for (i = 0; i < VMAJ_BATCHES; i++) {
+		const struct vmaj_batch *batch = &vma->batches[i];
+
+		if (atomic64_read(&batch->commits))
+			seq_printf(seq, "batch %u commits %lld blocks %lld ns %lld\n", 1U << i,
+				   atomic64_read(&batch->commits), atomic64_read(&batch->blocks),
+				   atomic64_read(&batch->ns));
+	}
 	return 0;
 }
 

@@ -1,15 +1,17 @@
 //! The tables of single figures: commits, checkpoints, aged disks, RAM-disk journals, memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use afterimage_protocol::status::FileSystemStatus;
-use afterimage_report::number::MIB;
+use afterimage_report::number::{number, MIB};
+use afterimage_report::Spread;
 
 use super::{count, median, percent, section, show};
 use crate::catalog::{Kind, Mode, Setup, Workload, RECORD_KILLS, ROOMY_JOURNALS_MIB};
+use crate::handed_over::{Batch, HandedOver, BLOCK_BYTES};
 use crate::memory::{moments, peak, Moment};
 use crate::paper;
-use crate::record::{CellKey, Records, Store};
+use crate::record::{CellKey, GuestResult, Record, Records, Store};
 use crate::scale::{Scale, ROOMY_MIB};
 use crate::summary::{elapsed, stored, synced, with_mode, Cells};
 use crate::virtual_cell::UPDATE_NS;
@@ -55,11 +57,85 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
     );
 }
 
+/// Every commit that a single guest has handed over in one of the scale's cells, by its size.
+pub(super) fn handed_over_table(text: &mut String, note: &str, scale: &Scale, table: &Cells<'_>) {
+    let keys = runs(table, |key| key.mode.hands_over() && key.guests == 1);
+    let records: Vec<&Record> = keys.iter().flat_map(|key| table.rounds(key).iter().copied()).collect();
+    let batches = |record: &Record| -> Vec<Batch> {
+        let of = |guest: &GuestResult| {
+            guest.handed_over.iter().flat_map(|h| h.batches.clone()).collect::<Vec<_>>()
+        };
+        record.guests.iter().flat_map(of).collect()
+    };
+    let mut by_size: BTreeMap<u64, Vec<Batch>> = BTreeMap::new();
+    for batch in records.iter().flat_map(|record| batches(record)) {
+        by_size.entry(batch.blocks_min).or_default().push(batch);
+    }
+    let rows = by_size.iter().map(|(size, found)| {
+        let sum = |value: fn(&Batch) -> u64| found.iter().map(value).sum::<u64>();
+        let each = |batch: &Batch| batch.ns as f64 / 1000.0 / batch.blocks as f64;
+        vec![
+            format!("{size}–{}", 2 * size - 1),
+            number(*size as f64 * BLOCK_BYTES as f64 / MIB),
+            found.len().to_string(),
+            sum(|batch| batch.commits).to_string(),
+            number(sum(|batch| batch.blocks) as f64 / sum(|batch| batch.commits) as f64),
+            show(Spread::of(found.iter().map(each))),
+        ]
+    });
+    let words = match (scale.syscall_ns, scale.request_ns) {
+        (_, 0) => "Where processors are free a command costs nothing, and what is left is waiting for the layers below.",
+        _ => "Of it a command is charged what any request is; the copy is not.",
+    };
+    section(
+        text,
+        "Fig. 13: a commit that is handed over, by its size",
+        "blocks|MiB, from|cells|commits|blocks each|µs a block",
+        rows,
+        &format!(
+            "{note} From a commit's first command to its last answer, as the guest's file system counts it (`/proc/fs/vjbd2/*/vma`), in all \
+             cells of `data=vma` with one guest; the spread is over cells. {words} What a daemon's processor really takes is below. The paper: {}.",
+            paper::FIG13
+        ),
+    );
+}
+
+/// Blocks are copied for as long as a commit is under way.
+pub(super) fn copies_table(text: &mut String, note: &str, table: &Cells<'_>) {
+    let keys = runs(table, |key| key.mode.hands_over() && key.setup == Setup::Plain);
+    let rows = keys.iter().map(|key| {
+        let counted = |value: fn(&HandedOver) -> f64| {
+            table.spread(key, |record| record.guests.first()?.handed_over.as_ref().map(value))
+        };
+        vec![
+            key.device.name().to_owned(),
+            key.guests.to_string(),
+            key.workload.name().to_owned(),
+            table.rounds(key).len().to_string(),
+            count(counted(|h| h.commits() as f64)),
+            count(counted(|h| h.commands as f64)),
+            show(counted(|h| (h.copied_blocks_max * BLOCK_BYTES) as f64 / MIB)),
+        ]
+    });
+    section(
+        text,
+        "Fig. 18: copies in the guest",
+        "device|guests|workload|seeds|commits|commands|copies MiB, peak",
+        rows,
+        &format!(
+            "{note} `data=vma` copies every block of a transaction in the guest, and lets the copies go when the commit is answered: the peak is \
+             the largest transaction (a quarter of the journal at most). What the paper copies on a write stays until its next commit; what \
+             the host keeps is in Fig. 17's table. The paper: {}.",
+            paper::FIG18
+        ),
+    );
+}
+
 pub(super) fn commit_table(text: &mut String, note: &str, scale: &Scale, table: &Cells<'_>) {
     let keys = runs(table, |key| {
         key.guests == 1
             && matches!(key.workload, Workload::Postmark | Workload::Untar)
-            && matches!(key.mode, Mode::Journal | Mode::JournalRetain)
+            && matches!(key.mode, Mode::Journal | Mode::JournalRetain | Mode::Vma)
             && matches!(key.setup, Setup::JournalMib(_) | Setup::CommitS(_))
     });
     let with_bases = with_plain(&keys);
