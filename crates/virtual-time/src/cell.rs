@@ -13,10 +13,13 @@ use afterimage_protocol::cell::{
 };
 
 use crate::content::Content;
+use crate::error::RunError;
 use crate::guest::{GuestKernel, GuestOptions};
 use crate::host_fs::HostFs;
+use crate::options::{Kill, RunOptions};
 use crate::page_cache::DirtyLimits;
-use crate::world::{run, Kill, Report, RunError, RunOptions};
+use crate::report::Report;
+use crate::world::run;
 
 /// Why a cell has no outcome.
 #[derive(Debug, thiserror::Error)]

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 
 use crate::calendar::{Calendar, Go, GuestId, Next, Ns, Say};
 use crate::daemon::Daemon;
+use crate::error::{io_error, RunError};
 use crate::guest::{Came, Guest, GuestOptions, Tell};
-use crate::machine::Storage;
-use crate::world::{io_error, RunError};
+use crate::storage::Storage;
 
 /// What came of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,10 @@ use afterimage_frontend::{QueueStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
 
 use crate::calendar::Ns;
-use crate::machine::{ns, Died, Machine};
+use crate::machine::{Died, Machine};
 use crate::meeting::WAIT;
 use crate::site::Site;
+use crate::storage::ns;
 
 /// How long a kick is on its way to the daemon: what a guest may run on alone after it has asked for something, since nothing
 /// can be answered sooner. A wake-up on a machine of today takes as long.

@@ -17,11 +17,12 @@ use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags}
 use crate::calendar::Ns;
 use crate::daemon::{Daemon, KICK_NS};
 use crate::guest::{GuestKernel, GuestOptions};
-use crate::machine::{Machine, Storage};
+use crate::machine::Machine;
+use crate::options::RunOptions;
 use crate::page_cache::DirtyLimits;
 use crate::site::{Files, Site};
+use crate::storage::Storage;
 use crate::trace::Trace;
-use crate::world::RunOptions;
 
 const MEMORY_BYTES: u64 = 1 << 20;
 const USER: u64 = 0x7000_0000_0000;

@@ -14,7 +14,9 @@ use afterimage_block::{
 use afterimage_store::{Attributes, FileIdentity, Image};
 
 use crate::calendar::Ns;
-use crate::machine::{File, Io, Machine, TimedMedium};
+use crate::machine::Machine;
+use crate::storage::{File, Io};
+use crate::timed::TimedMedium;
 use crate::trace::Trace;
 use crate::volatile::Volatile;
 

@@ -1,5 +1,4 @@
-//! The host: one device and one page cache for all, and of each daemon its clock, its files, and what its threads would do in the
-//! background.
+//! Of each daemon its clock, and what its threads would do in the background.
 //!
 //! A daemon's clock stands at the calendar's time when its turn begins. What a thread would sleep for moves it: that daemon is then
 //! ahead, and takes its next turn no earlier. What another thread does meanwhile is done apart ([`Machine::apart`]): its requests
@@ -10,154 +9,21 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Health, Medium};
-use afterimage_lab::device::{Model, ModelName, Place, Work};
+use afterimage_block::BlockError;
 use afterimage_order::redo::{LogSync, Redo};
 use afterimage_order::{Clock, Host, LogPosition};
 use parking_lot::Mutex;
 
 use crate::calendar::Ns;
-use crate::host_fs::HostFs;
-use crate::page_cache::{DirtyLimits, PageCache};
-use crate::volatile::Volatile;
+use crate::storage::{ns, File, Io, Storage};
 
 /// How far somebody looks ahead who waits for what nobody has begun.
 const GLANCE: Duration = Duration::from_micros(100);
-const PAGE_BYTES: usize = 4096;
-
-/// What all daemons share: the device, and the host's page cache in front of it.
-#[derive(Debug)]
-pub struct Storage {
-    model: Model,
-    cache: PageCache,
-    /// What daemons have asked of their files.
-    asked: Work,
-    /// Daemons are ready before time begins.
-    runs: bool,
-    /// The device answers nothing between these times, but later.
-    stalls: Option<(Duration, Duration)>,
-}
-
-/// What is done to a file.
-#[derive(Clone, Copy, Debug)]
-pub enum Io {
-    /// Reads so many bytes from there.
-    Read(u64, u64),
-    /// Writes so many bytes there.
-    Write(u64, u64),
-    /// Syncs.
-    Sync,
-}
-
-impl Storage {
-    /// A device at rest, which takes no time yet.
-    pub fn new(model: ModelName, limits: DirtyLimits, host: HostFs) -> Arc<Mutex<Self>> {
-        let model = Model::new(model, Duration::ZERO);
-        Arc::new(Mutex::new(Self {
-            model,
-            cache: PageCache::new(limits, host),
-            asked: Work::default(),
-            runs: false,
-            stalls: None,
-        }))
-    }
-
-    /// Time begins.
-    pub fn start(&mut self) {
-        self.runs = true;
-    }
-
-    /// The power failed: what was cached is gone, and the device is at rest.
-    pub fn restart(&mut self, model: ModelName, limits: DirtyLimits, host: HostFs, now: Ns) {
-        let now = Duration::from_nanos(now);
-        (self.model, self.cache) = (Model::new(model, now), PageCache::new(limits, host));
-        self.cache.begin(now);
-    }
-
-    /// The device answers nothing for a while.
-    pub fn stall(&mut self, from: Ns, until: Ns) {
-        self.stalls = Some((Duration::from_nanos(from), Duration::from_nanos(until)));
-    }
-
-    /// When something that is begun now is done.
-    fn serve(&mut self, now: Duration, file: &File, io: Io) -> Duration {
-        if !self.runs {
-            return now;
-        }
-        match io {
-            Io::Read(_, bytes) => {
-                self.asked.reads += 1;
-                self.asked.read_bytes += bytes;
-            }
-            Io::Write(_, bytes) => {
-                self.asked.writes += 1;
-                self.asked.write_bytes += bytes;
-            }
-            Io::Sync => self.asked.flushes += 1,
-        }
-        let now = self
-            .stalls
-            .filter(|(from, until)| (*from..*until).contains(&now))
-            .map_or(now, |(_, until)| until);
-        let (model, cache, id) = (&mut self.model, &mut self.cache, file.id);
-        match (io, file.direct) {
-            (Io::Read(offset, bytes), true) => model.read(now, Place::of(id, offset), bytes),
-            (Io::Write(offset, bytes), true) => cache.write_direct(model, now, id, offset, bytes),
-            (Io::Read(offset, bytes), false) => cache.read(model, now, id, offset, bytes),
-            (Io::Write(offset, bytes), false) => cache.write(model, now, id, offset, bytes),
-            (Io::Sync, _) => cache.sync(model, now, id),
-        }
-    }
-
-    /// What daemons have asked of their files, and what of it has reached the device so far.
-    pub fn work(&self) -> (Work, Work) {
-        (self.asked, self.model.work())
-    }
-
-    /// All that is cached goes to the device, and is forgotten; when that is done.
-    pub fn settle(&mut self, now: Ns) -> Ns {
-        ns(self.cache.settle(&mut self.model, Duration::from_nanos(now)))
-    }
-
-    /// A range of a file has blocks on the host's file system from the beginning.
-    pub fn lay_out(&mut self, file: u64, range: Range<u64>) {
-        self.cache.lay_out(file, range);
-    }
-
-    /// When the host's flusher looks next.
-    pub fn next(&self) -> Option<Ns> {
-        self.cache.next_look().map(ns)
-    }
-
-    /// The flusher looks.
-    pub fn turn(&mut self, now: Ns) {
-        self.cache.look(&mut self.model, Duration::from_nanos(now));
-    }
-}
-
-/// One file of the host's.
-#[derive(Clone, Debug)]
-pub struct File {
-    /// Which, on the device.
-    pub id: u64,
-    /// Opened with O_DIRECT.
-    pub direct: bool,
-    /// Each write of a guest's is synced before it is answered.
-    pub write_through: bool,
-}
-
-impl File {
-    /// One that nothing special is done with.
-    pub fn buffered(id: u64) -> Self {
-        Self { id, direct: false, write_through: false }
-    }
-}
 
 /// One daemon's machine: see the module.
 #[derive(Debug)]
@@ -259,7 +125,7 @@ impl Machine {
     }
 
     /// Whether it dies now. (Another thread's work is judged by its times, see [`Volatile::die`].)
-    fn is_dying(&self) -> bool {
+    pub fn is_dying(&self) -> bool {
         self.mortal
             && !self.is_apart.load(Ordering::SeqCst)
             && !self.dead.load(Ordering::SeqCst)
@@ -501,105 +367,4 @@ impl Host for OnMachine {
     fn take(&self, redo: &Arc<Redo>) {
         self.0.background.lock().redo = Some(Known(Arc::clone(redo)));
     }
-}
-
-/// A file's content, and the time it takes: who asks sleeps.
-pub struct TimedMedium {
-    content: Arc<Volatile>,
-    file: File,
-    machine: Arc<Machine>,
-    /// Of an image: a failed sync turns it read-only, whoever asked for it.
-    health: Option<Health>,
-}
-
-impl TimedMedium {
-    /// A file of the machine's.
-    pub fn new(content: &Arc<Volatile>, file: File, machine: &Arc<Machine>) -> Self {
-        Self { content: Arc::clone(content), file, machine: Arc::clone(machine), health: None }
-    }
-
-    /// The same file, and who is told when it fails.
-    pub fn of(&self, health: &Health) -> Self {
-        let (content, machine) = (Arc::clone(&self.content), Arc::clone(&self.machine));
-        Self { content, file: self.file.clone(), machine, health: Some(health.clone()) }
-    }
-
-    /// Which file it is.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// The same bytes, in no time.
-    pub fn content(&self) -> &Arc<Volatile> {
-        &self.content
-    }
-
-    fn sleep(&self, io: Io) -> io::Result<()> {
-        self.machine.lives()?;
-        self.machine.reach(self.machine.serve(&self.file, io));
-        Ok(())
-    }
-
-    /// What is written next is there from now on.
-    fn note(&self) {
-        let now = self.machine.now_ns();
-        self.content.at(now, now);
-    }
-}
-
-impl Medium for TimedMedium {
-    fn len(&self) -> u64 {
-        self.content.len()
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.sleep(Io::Read(offset, buf.len() as u64))?;
-        self.machine.lives()?;
-        self.content.read_at(buf, offset)
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.sleep(Io::Write(offset, buf.len() as u64))?;
-        self.note();
-        if self.machine.is_dying() {
-            // Killed within the call: up to a page of the file, as the kernel stops copying then. Which, follows from the place.
-            let pages = (offset as usize / PAGE_BYTES) % (buf.len() / PAGE_BYTES + 1);
-            let end = (pages * PAGE_BYTES).saturating_sub(offset as usize % PAGE_BYTES).min(buf.len());
-            self.content.write_at(&buf[..end], offset)?;
-        }
-        self.machine.lives()?;
-        self.content.write_at(buf, offset)
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        self.sleep(Io::Write(offset, 0))?;
-        self.machine.lives()?;
-        self.note();
-        self.content.zero_at(offset, len, unmap)
-    }
-
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.machine.lives()?;
-        self.note();
-        self.content.rewrite_lost(offset, len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        let from = self.machine.now_ns();
-        self.sleep(Io::Sync)?;
-        let until = self.machine.now_ns();
-        self.machine.lives()?;
-        let synced = self.content.sync();
-        match (&synced, &self.health) {
-            (Ok(()), _) => self.content.synced(from, until),
-            (Err(error), Some(health)) => drop(health.fail(format!("a sync failed: {error}"))),
-            (Err(_), None) => {}
-        }
-        synced
-    }
-}
-
-/// A time of a model's.
-pub fn ns(at: Duration) -> Ns {
-    at.as_nanos() as Ns
 }

@@ -28,14 +28,16 @@ use afterimage_trace::{Finished, LayerTally, Recorder, Taps};
 use crate::calendar::{GuestId, Ns};
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
+use crate::error::{io_error, RunError};
 use crate::guest::{exit_status, GuestKernel, GuestOptions, REPORTS};
 use crate::host_fs::HostFs;
-use crate::machine::{Machine, Storage};
+use crate::machine::Machine;
 use crate::meeting::GO;
+use crate::options::RunOptions;
 use crate::page_cache::DirtyLimits;
 use crate::site::{Files, Site};
+use crate::storage::Storage;
 use crate::trace::Trace;
-use crate::world::{io_error, RunError, RunOptions};
 
 /// How long everything that a setup wrote may take to go home.
 const HOME_LIMIT: Duration = Duration::from_secs(3600);

@@ -15,12 +15,15 @@ use parking_lot::Mutex;
 
 use crate::beside::Beside;
 use crate::content::Content;
+use crate::error::{io_error, RunError};
 use crate::image::{Around, VirtualImage};
-use crate::machine::{File, Machine, OnMachine, Storage, TimedMedium};
+use crate::machine::{Machine, OnMachine};
+use crate::options::RunOptions;
+use crate::storage::{File, Storage};
 use crate::storage_trace::StorageTrace;
+use crate::timed::TimedMedium;
 use crate::trace::Trace;
 use crate::volatile::Volatile;
-use crate::world::{io_error, RunError, RunOptions};
 
 /// What a daemon finds when it begins, and leaves when it dies.
 #[derive(Clone, Debug)]

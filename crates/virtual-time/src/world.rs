@@ -1,268 +1,28 @@
 //! Guests, their daemons and the host, one thread and one calendar.
 
 use std::fs;
-use std::io;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::Medium as _;
-use afterimage_compose::ComposeError;
-use afterimage_journal::group::{Ending, JournalOptions, RetainError};
+use afterimage_journal::group::Ending;
 use afterimage_journal::DiskStatus;
-use afterimage_lab::device::{ModelName, Work};
-use afterimage_lab::LabError;
-use afterimage_order::Contract;
 use afterimage_protocol::cell::KillAt;
 use parking_lot::Mutex;
 
-use crate::calendar::{Broken, Ns};
-use crate::canary::Canary;
-use crate::content::Content;
+use crate::calendar::Ns;
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
-use crate::guest::{exit_status, GuestOptions};
-use crate::host_fs::HostFs;
-use crate::machine::{Machine, Storage};
+use crate::error::{io_error, RunError};
+use crate::guest::exit_status;
+use crate::machine::Machine;
 use crate::meeting::{Meetings, GO, WAIT};
-use crate::page_cache::DirtyLimits;
+use crate::options::RunOptions;
+use crate::report::{End, GuestReport, Meeting, Report, Sample};
 use crate::site::{Files, Site};
-use crate::trace::{Counts, Trace};
-
-/// What is run.
-#[derive(Clone, Debug)]
-pub struct RunOptions {
-    /// How many guests, each with its own daemon and image, on one device.
-    pub guests: usize,
-    /// What each guest is.
-    pub guest: GuestOptions,
-    /// The device.
-    pub model: ModelName,
-    /// What of a host's file system lies on it, as a model.
-    pub host_fs: HostFs,
-    /// Ranges of each image that have blocks there from the beginning, besides what is no hole in it.
-    pub laid_out: Vec<Range<u64>>,
-    /// The host's limits on what is dirty in its page cache.
-    pub limits: DirtyLimits,
-    /// Each image's size in bytes.
-    pub image_bytes: u64,
-    /// What the images hold, by guest; zeroes where there is none.
-    pub images: Vec<Arc<Content>>,
-    /// The promise.
-    pub contract: Contract,
-    /// What becomes of the guests' journals. (Arenas are in the run's folder.)
-    pub journal: JournalOptions,
-    /// Each guest has a control disk: what lies behind the end of its disk.
-    pub control_disk: bool,
-    /// Under `power`: whether the image is opened with O_DIRECT. (The other contracts use the page cache.)
-    pub direct: bool,
-    /// Under `power`: each write is synced before it is answered, as by a daemon that shows no write cache.
-    pub write_through: bool,
-    /// Size of a redo log in bytes.
-    pub log_bytes: u64,
-    /// What a request costs the daemon.
-    pub request_ns: Ns,
-    /// At so many meetings, from the first on, all that is cached goes to the device and is forgotten before anybody goes on.
-    pub settle_meetings: usize,
-    /// How often is looked at what the daemons retain, from the first meeting to the second.
-    pub sample: Option<Ns>,
-    /// All guests die at their work.
-    pub kill: Option<Kill>,
-    /// Crashes are to come: what a power cut may leave is known.
-    pub crashes: bool,
-    /// What is broken on purpose.
-    pub canary: Canary,
-    /// An existing folder for what each daemon asks of its files: `guestN.trace.zst` (docs/trace-format.md). Not of daemons that die.
-    pub storage_traces: Option<PathBuf>,
-    /// How long all of it may take in real time.
-    pub limit: Duration,
-}
-
-impl RunOptions {
-    /// One guest with a disk of 64 MiB on the paper's device, all of its host's memory for its daemon's files, and nothing special.
-    pub fn of(guest: GuestOptions) -> Self {
-        Self {
-            guests: 1,
-            guest,
-            model: ModelName::Hdd15k,
-            host_fs: HostFs::Bare,
-            laid_out: Vec::new(),
-            limits: DirtyLimits::of_memory(8 << 30),
-            image_bytes: 64 << 20,
-            images: Vec::new(),
-            contract: Contract::Power,
-            journal: JournalOptions::passthrough(),
-            control_disk: false,
-            direct: false,
-            write_through: false,
-            log_bytes: 64 << 20,
-            request_ns: 0,
-            settle_meetings: 0,
-            sample: None,
-            kill: None,
-            crashes: false,
-            canary: Canary::default(),
-            storage_traces: None,
-            limit: Duration::from_secs(600),
-        }
-    }
-}
-
-/// All guests die.
-#[derive(Clone, Copy, Debug)]
-pub struct Kill {
-    /// When.
-    pub at: KillAt,
-    /// Their daemons as well; other ones take over what they left.
-    pub daemons: bool,
-}
-
-/// Guests have waited for each other, and go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meeting {
-    /// When the last one came.
-    pub met: Ns,
-    /// When they went on.
-    pub at: Ns,
-    /// What the device had been asked by then.
-    pub device: Work,
-    /// What daemons had asked of their files.
-    pub asked: Work,
-    /// What is retained, by guest, where anything is.
-    pub retained: Vec<Option<DiskStatus>>,
-}
-
-/// What is retained at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// When.
-    pub at: Ns,
-    /// By guest, where anything is.
-    pub retained: Vec<Option<DiskStatus>>,
-}
-
-/// The daemons' orderly end, after the guests'.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
-    /// When the last guest had ended; of guests that were killed, when all that was cached was on the device.
-    pub from: Ns,
-    /// When the daemons had ended.
-    pub daemons: Ns,
-    /// When all of it was on the device.
-    pub settled: Ns,
-    /// What the device had been asked when it began.
-    pub device_before: Work,
-    /// And at last.
-    pub device: Work,
-    /// What daemons had asked of their files when it began.
-    pub asked_before: Work,
-    /// And at last.
-    pub asked: Work,
-    /// What was retained when it began, by guest.
-    pub retained: Vec<Option<DiskStatus>>,
-}
-
-/// What came of one guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GuestReport {
-    /// The script's exit status; `None` where it did not get that far.
-    pub exit: Option<i32>,
-    /// What it said.
-    pub output: String,
-    /// When it ended.
-    pub ended: Ns,
-    /// What it asked of its disk.
-    pub counts: Counts,
-    /// Sum of its image.
-    pub image: u64,
-}
-
-/// What came of a run.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// By guest.
-    pub guests: Vec<GuestReport>,
-    /// Guests have waited for each other.
-    pub meetings: Vec<Meeting>,
-    /// What was retained meanwhile.
-    pub samples: Vec<Sample>,
-    /// The daemons' end.
-    pub end: End,
-    /// Guests were killed: not where they had ended before.
-    pub killed: bool,
-    /// What the images hold, by guest.
-    pub images: Vec<Arc<Content>>,
-    /// Sum of the trace.
-    pub trace: u64,
-    /// How long it was in virtual time.
-    pub virtual_time: Duration,
-    /// And in real time.
-    pub real_time: Duration,
-    /// Messages that guests sent to the calendar.
-    pub messages: u64,
-}
-
-/// Why a run came to no end.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The lab: a guest did not start, or broke its protocol.
-    #[error(transparent)]
-    Lab(#[from] LabError),
-    /// A guest broke the calendar's rules.
-    #[error(transparent)]
-    Calendar(#[from] Broken),
-    /// A daemon's layers cannot be built.
-    #[error("daemon {guest}: {source}")]
-    Compose {
-        /// Whose.
-        guest: usize,
-        /// Why.
-        source: ComposeError,
-    },
-    /// A daemon broke.
-    #[error("daemon {guest} at {now} ns: {what}")]
-    Daemon {
-        /// Whose.
-        guest: usize,
-        /// When.
-        now: Ns,
-        /// Why.
-        what: String,
-    },
-    /// A daemon cannot end in order.
-    #[error("daemon {guest}: {source}")]
-    End {
-        /// Whose.
-        guest: usize,
-        /// Why.
-        source: RetainError,
-    },
-    /// A file or socket of the run's.
-    #[error("{what}: {source}")]
-    Io {
-        /// Which.
-        what: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// Every guest waits for something that will not come.
-    #[error("at {0} ns every guest waits, and nothing will happen")]
-    Stuck(Ns),
-    /// It takes too long.
-    #[error("the run took longer than {} s of real time, and was at {now} ns", limit.as_secs())]
-    Limit {
-        /// How long it might.
-        limit: Duration,
-        /// How far it came.
-        now: Ns,
-    },
-}
-
-pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
-    let what = what.into();
-    move |source| RunError::Io { what, source }
-}
+use crate::storage::Storage;
+use crate::trace::Trace;
 
 /// Runs guests to their end. `folder` is for sockets, consoles and names of images, best on a tmpfs; the trace goes to a file of its
 /// own.

@@ -1,0 +1,242 @@
+//! Simulations: seed by seed, each in a process of its own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use afterimage_lab::process::Workdir;
+use afterimage_virtual_time::{simulate, Canary, GuestKernel, SimulateOptions, Simulated, Tally};
+use clap::Args;
+
+use crate::Kernel;
+
+/// What is simulated
+#[derive(Args)]
+pub struct Seeds {
+    #[command(flatten)]
+    kernel: Kernel,
+    /// The program that works inside the guests
+    #[arg(long)]
+    agent: PathBuf,
+    /// The seeds, from A up to but without B
+    #[arg(long, value_name = "A..B", value_parser = seeds, default_value = "1..11")]
+    seeds: std::ops::Range<u64>,
+    /// End after the seed that is being run then
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// No more guests than so many share the device
+    #[arg(long, default_value_t = 3)]
+    guests_max: usize,
+    /// Run each seed twice, and compare
+    #[arg(long)]
+    twice: bool,
+    /// Something is broken on purpose: succeed when one of the seeds finds it. A device that breaks its word (syncs, synced-page,
+    /// last-writes), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
+    #[arg(long, value_name = "NAME", default_value = "nothing")]
+    canary: Canary,
+    /// Guests have vext4; the kernel is the build of it that can fail
+    #[arg(long)]
+    vext4: bool,
+    /// One line of JSON for each seed, and one for all
+    #[arg(long)]
+    json: bool,
+    /// Keep the last seed's trace of requests and of what went wrong there
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Real time that a seed may take, in seconds
+    #[arg(long, default_value_t = 900)]
+    limit_s: u64,
+    /// The first of the seeds, in this process
+    #[arg(long, hide = true)]
+    here: bool,
+}
+
+fn seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let wrong = || format!("{text} is no range of seeds: 1..11 is ten of them, and 7 is one");
+    let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
+    match text.split_once("..") {
+        None => number(text).map(|seed| seed..seed + 1),
+        Some((from, to)) => Ok(number(from)?..number(to)?),
+    }
+}
+
+/// The seeds, one after another.
+pub fn run(args: &Seeds) -> Result<(), String> {
+    let agent = args.agent.canonicalize();
+    let options = SimulateOptions {
+        kernel: GuestKernel::of(&args.kernel.kernel).map_err(|e| e.to_string())?,
+        agent: agent.map_err(|e| format!("{}: {e}: ./x simulate builds it", args.agent.display()))?,
+        guests_max: args.guests_max.max(1),
+        canary: args.canary,
+        vext4: args.vext4.then(|| args.kernel.kernel.clone()),
+        limit: Duration::from_secs(args.limit_s),
+    };
+    if args.canary.guest().is_some() && !args.vext4 {
+        return Err(format!("{} is a canary for --vext4", args.canary));
+    }
+    let scratch = tempfile::tempdir().map_err(|e| format!("make a folder: {e}"))?;
+    let trace = args.trace.clone().unwrap_or_else(|| scratch.path().join("trace"));
+    if args.here {
+        return run_seed_here(args, &options, &trace);
+    }
+    let once = |seed: u64| run_seed(args, seed, &options.kernel.pin, &trace);
+    let begun = std::time::Instant::now();
+    let (mut all, mut broken) = (Tally::default(), Vec::new());
+    for seed in args.seeds.clone() {
+        if args.minutes.is_some_and(|minutes| begun.elapsed() >= Duration::from_secs(60 * minutes)) {
+            break;
+        }
+        let from = std::time::Instant::now();
+        let simulated = once(seed)?;
+        if args.twice {
+            let again = once(seed)?;
+            if (again.trace, &again.broken) != (simulated.trace, &simulated.broken) {
+                return Err(format!(
+                    "seed {seed} was another run the second time: {again:?} after {simulated:?}"
+                ));
+            }
+        }
+        all.add(&simulated.tally);
+        say_seed(args, seed, &simulated, from.elapsed());
+        if simulated.broken.is_some() {
+            broken.push(seed);
+        }
+        if args.canary != Canary::default() && !broken.is_empty() {
+            break;
+        }
+    }
+    say_all(args, &all, &broken, begun.elapsed());
+    match (args.canary == Canary::default(), broken.as_slice()) {
+        (true, []) => Ok(()),
+        (true, broken) => Err(format!("{} of {} seeds broke a promise: {broken:?}", broken.len(), all.runs)),
+        (false, []) => Err(format!("{} was not noticed by {} seeds", args.canary, all.runs)),
+        (false, _) => Ok(()),
+    }
+}
+
+/// A seed in a process of its own, whose random numbers are pinned.
+fn run_seed(args: &Seeds, seed: u64, pin: &Path, trace: &Path) -> Result<Simulated, String> {
+    let failed = |what: &str| format!("seed {seed}: {what}");
+    let program = std::env::current_exe().map_err(|e| failed(&format!("find this program: {e}")))?;
+    let report = tempfile::NamedTempFile::new().map_err(|e| failed(&format!("make its report: {e}")))?;
+    let out = report.reopen().map_err(|e| failed(&format!("make its report: {e}")))?;
+    let mut child = std::process::Command::new(program)
+        .args(["simulate", "--here", "--seeds", &seed.to_string(), "--canary", &args.canary.to_string()])
+        .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
+        .args(args.vext4.then_some("--vext4"))
+        .arg("--kernel")
+        .arg(&args.kernel.kernel)
+        .arg("--agent")
+        .arg(&args.agent)
+        .arg("--trace")
+        .arg(trace)
+        .env("LD_PRELOAD", pin)
+        .env("AFTERIMAGE_GUEST_SEED", seed.to_string())
+        .stdout(out)
+        .spawn()
+        .map_err(|e| failed(&format!("run this program: {e}")))?;
+    // It looks at its limit between turns: one that never ends is a finding, too.
+    let end = std::time::Instant::now() + Duration::from_secs(args.limit_s + 60);
+    let status = loop {
+        let ended = child.try_wait().map_err(|e| failed(&format!("wait for it: {e}")))?;
+        match ended {
+            Some(status) => break status,
+            None if std::time::Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let broken = format!(
+                    "within {} s of real time it did not end, nor come to its next turn",
+                    args.limit_s
+                );
+                return Ok(Simulated {
+                    plan: "?".to_owned(),
+                    tally: Tally::default(),
+                    trace: 0,
+                    broken: Some(broken),
+                });
+            }
+        }
+    };
+    if !status.success() {
+        return Err(failed(&format!("{status}; again: ./x simulate --seeds {seed}")));
+    }
+    let report = std::fs::read(report.path()).map_err(|e| failed(&format!("read its report: {e}")))?;
+    serde_json::from_slice(&report).map_err(|e| failed(&format!("its report cannot be read: {e}")))
+}
+
+/// The first seed; the report goes to stdout.
+fn run_seed_here(args: &Seeds, options: &SimulateOptions, trace: &Path) -> Result<(), String> {
+    // Whoever asked for it is gone: nobody reads the report.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|e| format!("ask to end with whoever asked: {e}"))?;
+    let folder = Workdir::new_in(Path::new("/dev/shm"), "simulate").map_err(|e| e.to_string())?;
+    let simulated = simulate(args.seeds.start, options, folder.path(), trace).map_err(|e| e.to_string())?;
+    println!("{}", serde_json::to_string(&simulated).map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+fn say_seed(args: &Seeds, seed: u64, simulated: &Simulated, took: Duration) {
+    let Simulated { plan, tally, trace, broken } = simulated;
+    if args.json {
+        let line = serde_json::json!({
+            "seed": seed, "plan": plan, "trace": format!("{trace:016x}"), "real_s": took.as_secs_f64(),
+            "tally": tally, "broken": broken,
+        });
+        return println!("{line}");
+    }
+    println!(
+        "seed {seed}: {plan}: {:.1} guest-s in {:.1} s, {} boots, {} daemon kills, {} guest kills, {} panics, {} cuts, {} calls lost, \
+         {} I/O errors; {} acknowledged, {} lost within a window; trace {trace:016x}",
+        tally.guest_s,
+        took.as_secs_f64(),
+        tally.boots,
+        tally.daemon_kills,
+        tally.guest_kills,
+        tally.panics,
+        tally.power_cuts,
+        tally.calls_lost,
+        tally.io_errors,
+        tally.acknowledged,
+        tally.lost_within_window,
+    );
+    if let Some(what) = broken {
+        let mut with = if args.vext4 { " --vext4".to_owned() } else { String::new() };
+        if args.guests_max != 3 {
+            with.push_str(&format!(" --guests-max {}", args.guests_max));
+        }
+        if args.canary != Canary::default() {
+            with.push_str(&format!(" --canary {}", args.canary));
+        }
+        println!("BROKEN by seed {seed}: {what}\n  again: ./x simulate --seeds {seed}{with} --trace OUT");
+    }
+}
+
+fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
+    if args.json {
+        let line = serde_json::json!({ "all": all, "broken": broken, "real_s": took.as_secs_f64() });
+        return println!("{line}");
+    }
+    println!(
+        "{} seeds, {:.3} guest-hours of virtual time in {:.0} min: {} boots, {} daemons killed ({} while they recovered), \
+         {} begun again, {} guests killed, {} panics, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
+         transactions acknowledged, {} of them lost within a window; judged {} times, {} clean file systems; {} broken",
+        all.runs,
+        all.guest_s / 3600.0,
+        took.as_secs_f64() / 60.0,
+        all.boots,
+        all.daemon_kills,
+        all.kills_in_recovery,
+        all.restarts,
+        all.guest_kills,
+        all.panics,
+        all.power_cuts,
+        all.calls_lost,
+        all.stalls,
+        all.io_errors,
+        all.acknowledged,
+        all.lost_within_window,
+        all.judged,
+        all.checks,
+        broken.len(),
+    );
+}
