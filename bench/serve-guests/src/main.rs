@@ -38,7 +38,7 @@ use plan::Run;
 use record::{CellKey, Store};
 use scale::Scale;
 use template::Templates;
-use virtual_time::Figure;
+use virtual_time::work::Figure;
 
 /// Runs vDrive's workloads in real guests on qemu-storage-daemon and on each contract of afterimage
 #[derive(Debug, Parser)]

@@ -7,7 +7,8 @@
 
 use crate::catalog::Workload;
 use crate::scale::Scale;
-use crate::virtual_time::{Arm, Shape, Work};
+use crate::virtual_time::arm::{Arm, Shape};
+use crate::virtual_time::work::Work;
 
 const PROLOGUE: &str = r#"
 set -e

@@ -1,10 +1,10 @@
 //! The paper's figures in virtual time, at its sizes (docs/virtual-time.md): each cell is one guest on the host's disk of the paper, a
 //! function of its seed. Cells do not disturb each other, so two run at once; a finished one is a file.
 
-mod arm;
+pub mod arm;
 mod cell;
 mod tables;
-mod work;
+pub mod work;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,10 @@ use afterimage_bench_kit::{
 use afterimage_report::note;
 use serde::{Deserialize, Serialize};
 
-pub use arm::{Arm, Shape};
-pub use work::{Figure, Work};
-
 use crate::scale::Scale;
 use crate::template::Templates;
 use cell::{Image, Key, Record};
+use work::{Figure, Work};
 
 /// The name of its results.
 const NAME: &str = "serve-guests-virtual";

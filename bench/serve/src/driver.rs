@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use crate::replay::{Ask, Step, Tape};
+use crate::tape::{Ask, Step, Tape};
 use hdrhistogram::Histogram;
 use virtio_driver::{
     ByteValued, EventFd, QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,

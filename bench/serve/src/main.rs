@@ -13,6 +13,7 @@ mod driver;
 mod replay;
 mod report;
 mod servers;
+mod tape;
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
