@@ -12,12 +12,13 @@ use clap::{Parser, Subcommand};
 use rustix::fs::{ioctl_getflags, ioctl_setflags, IFlags};
 use zerocopy::IntoBytes as _;
 
-/// What is left out was no promise of ours, and is told.
-const REFUSED: u8 = 1;
-const FAILED: u8 = 2;
+/// 2 is for usage.
+const FAILED: u8 = 1;
+/// Recovered, but for i-transactions that no kernel of ours has written; asked with --check: recovery has to come first.
+const NOT_PLAIN: u8 = 3;
 
 /// Recovers an ext4 with iJournaling: its journal first, then its i-transactions; after that any ext4 mounts it. One without any is as
-/// a journal's replay leaves it. Exit status: 0 recovered, 1 recovered but for i-transactions that it names, 2 not.
+/// a journal's replay leaves it. Exit status: 0 recovered, 3 recovered but for i-transactions that it names, 1 not.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 struct Options {
@@ -26,7 +27,7 @@ struct Options {
     /// Where it begins, in bytes.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     offset: u64,
-    /// Say whether recovery has to come before a mount, and change nothing: 0 no, 1 yes.
+    /// Say whether recovery has to come before a mount, and change nothing: exit status 0 no, 3 yes.
     #[arg(long)]
     check: bool,
     #[command(subcommand)]
@@ -69,11 +70,11 @@ fn work(target: &Path, offset: u64, check: bool) -> Result<ExitCode, String> {
     let mut storage = FileStorage::open(target).map_err(|e| e.to_string())?;
     if check {
         let needed = is_needed(&mut storage, offset).map_err(|e| e.to_string())?;
-        return Ok(ExitCode::from(u8::from(needed)));
+        return Ok(if needed { ExitCode::from(NOT_PLAIN) } else { ExitCode::SUCCESS });
     }
     let report = recover(&mut storage, offset).map_err(|e| e.to_string())?;
     println!("{report}");
-    Ok(if report.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
+    Ok(if report.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(NOT_PLAIN) })
 }
 
 /// Every block is written, so that the file's map never changes and a run never waits for an allocation.

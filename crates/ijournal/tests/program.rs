@@ -1,0 +1,39 @@
+//! `vext4-recover` as a program.
+
+mod common;
+
+use std::process::{Command, Output};
+
+use common::*;
+
+fn recover(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vext4-recover")).args(arguments).output().unwrap()
+}
+
+#[test]
+fn exit_statuses_tell_what_became_of_it() {
+    let committed = Disk::mkfs(16, &[], &[("kept", pattern(1, 30_000))]);
+    let mut running = committed.clone();
+    running.debugfs(&["write /etc/passwd /a".into()]);
+    let mut writer = Writer::new(committed);
+    writer.fsync(&running, "a", true, 1, 0);
+    let mut disk = writer.disk;
+    disk.as_file(|image| {
+        for (arguments, status) in [
+            (vec!["--check", image], 3),
+            (vec![image], 0),
+            (vec!["--check", image], 0),
+            (vec![image], 0),
+            (vec!["--offset", "4096", image], 1),
+            (vec!["/nowhere/at/all"], 1),
+            (vec!["--offset", "half", image], 2),
+            (vec![], 2),
+        ] {
+            let output = recover(&arguments);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
+            assert_eq!(said.is_empty(), status % 3 == 0, "{arguments:?}: {said}");
+        }
+    });
+    disk.checked("after the program");
+}
