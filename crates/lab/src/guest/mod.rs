@@ -17,6 +17,7 @@ mod cli;
 mod initramfs;
 mod kernel;
 mod mconsole;
+mod patience;
 mod probe;
 mod qemu;
 mod qmp;
@@ -25,7 +26,7 @@ mod uml;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use cli::{run_cli, RunOptions, VmmChoice};
 pub use kernel::fetch_kernel;
@@ -35,6 +36,7 @@ pub use qmp::Qmp;
 use afterimage_protocol::report::Agent;
 use serde::Deserialize;
 
+use self::patience::Patience;
 use crate::channel::Channel;
 use crate::error::{Context, LabError, Result};
 use crate::process::{Group, Workdir};
@@ -148,21 +150,12 @@ impl GuestBuilder {
         script::write_scripts(&self, workdir.path(), script)?;
         let (channel, report_end) = Channel::open()?;
         let (output, output_end) = Channel::open()?;
-        let started = Instant::now();
+        let patience = Patience::new(self.limit);
         let machine = match self.vmm {
             Vmm::Uml => uml::start(&self, workdir.path(), report_end, output_end)?,
             Vmm::Qemu => qemu::start(&self, workdir.path(), report_end, output_end)?,
         };
-        Ok(Guest {
-            vmm: self.vmm,
-            limit: self.limit,
-            started,
-            channel,
-            output,
-            machine,
-            workdir: Some(workdir),
-            killed: false,
-        })
+        Ok(Guest { vmm: self.vmm, patience, channel, output, machine, workdir: Some(workdir), killed: false })
     }
 }
 
@@ -197,8 +190,7 @@ pub enum Ended {
 /// A guest.
 pub struct Guest {
     vmm: Vmm,
-    limit: Duration,
-    started: Instant,
+    patience: Patience,
     channel: Channel,
     output: Channel,
     machine: Group,
@@ -263,12 +255,22 @@ impl Guest {
     }
 
     fn left(&self) -> Duration {
-        self.limit.saturating_sub(self.started.elapsed())
+        self.patience.left(self.machine.pid())
     }
 
     /// Whether the guest has run past its limit.
     pub fn out_of_time(&self) -> bool {
         self.left().is_zero()
+    }
+
+    /// Asks again while it has waited for the host since the last look.
+    fn patiently<T>(&self, mut found: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+        loop {
+            match found() {
+                Err(LabError::Deadline { .. }) if !self.out_of_time() => {}
+                found => return found,
+            }
+        }
     }
 
     /// Waits for the script's first line of report that has `key` = `value`.
@@ -278,8 +280,8 @@ impl Guest {
     pub fn wait_report(&self, key: &str, value: &str) -> Result<()> {
         let what = format!("the guest's report {key}={value}");
         let found =
-            self.channel.wait_for(0, self.left(), &what, |arrival| arrival.says(key, value).then_some(()));
-        match found {
+            || self.channel.wait_for(0, self.left(), &what, |arrival| arrival.says(key, value).then_some(()));
+        match self.patiently(found) {
             Ok(Some(())) => Ok(()),
             Ok(None) => Err(LabError::Guest(format!("the guest ended before {what}{}", self.last_words()))),
             Err(LabError::Deadline { what, limit }) => {
@@ -295,12 +297,15 @@ impl Guest {
     /// As [`Guest::wait_report`].
     pub fn wait_acknowledged(&self, count: u64) -> Result<()> {
         let mut seen = 0;
-        let found = self.channel.wait_for(0, self.left(), "acknowledgements", |arrival| {
-            match arrival.agent() {
-                Ok(said) => seen += u64::from(matches!(said, Some(Agent::Ack(_)))),
-                Err(error) => return Some(Err(error)),
-            }
-            (seen >= count).then_some(Ok(()))
+        let found = self.patiently(|| {
+            seen = 0;
+            self.channel.wait_for(0, self.left(), "acknowledgements", |arrival| {
+                match arrival.agent() {
+                    Ok(said) => seen += u64::from(matches!(said, Some(Agent::Ack(_)))),
+                    Err(error) => return Some(Err(error)),
+                }
+                (seen >= count).then_some(Ok(()))
+            })
         })?;
         found.unwrap_or_else(|| {
             Err(LabError::Guest(format!(
@@ -397,14 +402,17 @@ impl Guest {
     /// # Errors
     /// It had to be killed at its limit.
     pub fn wait(&mut self) -> Result<Ended> {
-        let status = self.machine.wait_for(self.left())?;
+        let mut status = self.machine.wait_for(self.left())?;
+        while status.is_none() && !self.out_of_time() {
+            status = self.machine.wait_for(self.left())?;
+        }
         self.machine.kill();
         self.channel.wait_closed(Duration::from_secs(2));
         self.output.wait_closed(Duration::from_secs(2));
         if status.is_none() {
             return Err(LabError::Guest(format!(
-                "the guest ran longer than its {} s and was killed{}",
-                self.limit.as_secs(),
+                "the guest ran longer than its {} s, not counting what it waited for the host, and was killed{}",
+                self.patience.limit().as_secs(),
                 self.last_words()
             )));
         }
