@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use afterimage_ijournal::fuzz::disk_of;
+use common::guest::Guest;
 use common::journal::e2fs;
 use common::{json, refused, succeeds, Daemon};
 
@@ -45,6 +46,24 @@ fn recover_and_serve_leave_the_same_bytes() {
     crashed(dir.path());
     Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
     assert!(fs::read(&image).unwrap() == before);
+}
+
+/// What a log holds comes home before anybody looks for i-transactions: a dry run leaves it there, says so, and is no failure.
+#[test]
+fn a_log_comes_home_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = crashed(dir.path());
+    let last = before.len() as u64 - 4096;
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power-window=50ms"]);
+    Guest::connect(&dir.path().join("a.img.sock")).write(last, &[7; 4096]);
+    daemon.kill();
+    let words = succeeds(dir.path(), &["recover", "--dry-run", "a.img"]);
+    assert!(words.contains("a.img: i-transactions are looked for when the log is home"), "{words}");
+    let would = json(dir.path(), &["recover", "--dry-run", "--json", "a.img"]);
+    assert_eq!(would["ijournal_unknown"].as_array().map(Vec::len), Some(1), "{would}");
+    assert!(succeeds(dir.path(), &["recover", "a.img"]).contains("6 valid"));
+    e2fs("e2fsck", &["-fn"], &dir.path().join("a.img"));
+    assert_eq!(fs::read(dir.path().join("a.img")).unwrap()[last as usize..], [7; 4096]);
 }
 
 /// Such a file system is served with `--journal retain`, and its journal left alone: recovered before, it is an ordinary one.

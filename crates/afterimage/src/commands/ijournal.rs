@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afterimage_ijournal::{recover_disk, DiskStorage, DryRun};
-use afterimage_order::{Contract, Group, GroupOptions};
+use afterimage_order::{Contract, Group, GroupOptions, OpenError};
 use afterimage_store::{DirectMode, ImageStore, OpenOptions};
 use serde::Serialize;
 
@@ -27,12 +27,12 @@ impl fmt::Display for Recovered {
     }
 }
 
-/// Recovers the file systems of an image that need it. A redo log and retained journals went home before; in a dry run they have not,
-/// and what is said is of the image without them.
+/// Recovers the file systems of an image that need it. A redo log and retained journals went home before. In a dry run they have not:
+/// what is said is of the image without what is retained, and with a log that holds newer content nothing can be said (`None`).
 ///
 /// # Errors
 /// One cannot be recovered; it is as a crash leaves it.
-pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Vec<Recovered>, Failure> {
+pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Option<Vec<Recovered>>, Failure> {
     let failed = |e: &dyn fmt::Display| Failure::failed(format!("{}: {e}", image.display()));
     let options = OpenOptions {
         read_only: dry_run,
@@ -41,7 +41,11 @@ pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Vec<Recovered>, Fai
         ..OpenOptions::new(image)
     };
     let store: Arc<ImageStore> = ImageStore::open(&options).map_err(Failure::failed)?;
-    let group = Group::open(vec![store], GroupOptions::new(Contract::GuestCrash)).map_err(Failure::failed)?;
+    let group = match Group::open(vec![store], GroupOptions::new(Contract::GuestCrash)) {
+        Ok(group) => group,
+        Err(OpenError::ReadOnlyWithLog { .. }) if dry_run => return Ok(None),
+        Err(error) => return Err(Failure::failed(error)),
+    };
     let done = {
         let mut storage = DiskStorage::open(&*group.disks()[0]).map_err(|e| failed(&e))?;
         let done =
@@ -49,5 +53,6 @@ pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Vec<Recovered>, Fai
         done.map_err(|e| failed(&e))?
     };
     group.close().map_err(|e| failed(&e))?;
-    Ok(done.into_iter().map(|(start, report)| Recovered { image: image.to_owned(), start, report }).collect())
+    let named = |(start, report)| Recovered { image: image.to_owned(), start, report };
+    Ok(Some(done.into_iter().map(named).collect()))
 }

@@ -13,8 +13,8 @@ use crate::failure::Failure;
 ///
 /// Complete records of the log go home, a torn end is dropped. Then what the guest had committed to retained journals
 /// goes home, and its journals are empty. Then each ext4 of it that a guest used with iJournaling and did not unmount is
-/// recovered: its journal is replayed, and what its i-transactions say becomes a part of it. `serve` does the same by itself; this is for using the image with other tools.
-/// The image must not be served meanwhile.
+/// recovered: its journal is replayed, and what its i-transactions say becomes a part of it. `serve` does the same by itself, the last of it
+/// with --recover-ijournal; this is for using the image with other tools. The image must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
@@ -43,6 +43,8 @@ struct Report {
     retained: Vec<offline::RecoverReport>,
     /// Per file system with iJournaling.
     ijournal: Vec<super::ijournal::Recovered>,
+    /// Images in which iJournaling was not looked for: a dry run leaves newer content in their log.
+    ijournal_unknown: Vec<PathBuf>,
 }
 
 impl fmt::Display for Report {
@@ -51,7 +53,10 @@ impl fmt::Display for Report {
             writeln!(f, "{}", self.log)?;
         }
         self.retained.iter().try_for_each(|retained| writeln!(f, "{retained}"))?;
-        self.ijournal.iter().try_for_each(|recovered| writeln!(f, "{recovered}"))
+        self.ijournal.iter().try_for_each(|recovered| writeln!(f, "{recovered}"))?;
+        self.ijournal_unknown.iter().try_for_each(|image| {
+            writeln!(f, "{}: i-transactions are looked for when the log is home", image.display())
+        })
     }
 }
 
@@ -66,10 +71,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         trust_image: args.trust_image,
     };
     let log = afterimage_order::offline::recover(&args.file, &options).map_err(Failure::failed)?;
-    let (mut retained, mut ijournal) = (Vec::new(), Vec::new());
+    let (mut retained, mut ijournal, mut ijournal_unknown) = (Vec::new(), Vec::new(), Vec::new());
     for image in super::images_of(&args.file, log.images.iter()) {
         retained.extend(offline::recover(image, args.dry_run, args.accept_loss).map_err(Failure::failed)?);
-        ijournal.extend(super::ijournal::recover(image, args.dry_run)?);
+        match super::ijournal::recover(image, args.dry_run)? {
+            Some(recovered) => ijournal.extend(recovered),
+            None => ijournal_unknown.push(image.to_owned()),
+        }
     }
-    super::print_report(&Report { log, retained, ijournal }, args.json)
+    super::print_report(&Report { log, retained, ijournal, ijournal_unknown }, args.json)
 }
