@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::check::{Checker, Observation};
+use crate::guest_recovery;
 use crate::judge::{Class, Expectation, Judge, Verdict};
 use crate::model::state_digest;
 use crate::own::{OwnRecovery, Recovered};
@@ -158,11 +159,15 @@ impl Evaluator {
     fn check(&mut self, images: &[Image]) -> Result<Checks> {
         self.work.checked += 1;
         let mut checks = Vec::new();
+        let recovered = match guest_recovery::recover(images)? {
+            Ok(recovered) => recovered,
+            Err(broken) => return Ok(Arc::new(vec![(guest_recovery::NAME, broken)])),
+        };
         for checker in &mut self.checkers {
             self.work.checks += 1;
             // A copy each: what one checker repairs must not help the next.
             let disks: Vec<Arc<Scratch>> =
-                images.iter().map(|image| Arc::new(Scratch::new(image.clone()))).collect();
+                recovered.iter().map(|image| Arc::new(Scratch::new(image.clone()))).collect();
             let found = checker.check(&disks)?;
             let broken = matches!(found, Observation::Inconsistent { .. });
             checks.push((checker.name(), found));

@@ -6,7 +6,7 @@
 //!              own recovery (redo log) ◄────────────────────────────┘
 //!                  │ exactly a prefix? within the window?
 //!                  ▼ same bytes on what recovery reads: pruned
-//!              guest's recovery: e2fsck │ mount in a pool of guests ─► application's checker
+//!              guest's recovery: i-transactions ─► e2fsck │ mount in a pool of guests ─► application's checker
 //!                  ▼
 //!              outcome ─► counts │ first failure minimised, saved, replayable
 //! ```
@@ -19,6 +19,7 @@ pub mod enumerate;
 mod error;
 pub mod evaluate;
 pub mod fault;
+mod guest_recovery;
 mod hash;
 pub mod judge;
 pub mod layers;

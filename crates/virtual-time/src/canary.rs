@@ -26,8 +26,17 @@ pub enum Canary {
 }
 
 /// What a build of `vext4` with faults can do without.
-const PARTS: [&str; 7] =
-    ["flush", "checksum", "home-rule", "revoke-rule", "switch-flush", "revoke", "swap-rule"];
+const PARTS: [&str; 9] = [
+    "flush",
+    "checksum",
+    "home-rule",
+    "revoke-rule",
+    "switch-flush",
+    "revoke",
+    "swap-rule",
+    "ijournal-directory",
+    "ijournal-flush",
+];
 
 impl Default for Canary {
     fn default() -> Self {

@@ -35,7 +35,7 @@ static int ij_write_blocks(struct ij_fs *ij, u8 *bytes, unsigned int first, unsi
 	struct bio *bio;
 	int err;
 
-	if (test_opt(ij->sb, BARRIER))
+	if (test_opt(ij->sb, BARRIER) && !sio_without(SIO_PART_IJOURNAL_FLUSH))
 		flags |= REQ_PREFLUSH | REQ_FUA;
 	while (at < count) {
 		for (piece = 1; at + piece < count && piece < BIO_MAX_VECS; piece++)
@@ -191,6 +191,9 @@ static int ij_show(struct seq_file *seq, void *v)
 		seq_printf(seq, "%s %lld\n", names[outcome], atomic64_read(&ij->outcomes[outcome]));
 	seq_printf(seq, "runs %lld\n", atomic64_read(&ij->runs));
 	seq_printf(seq, "bytes %lld\n", atomic64_read(&ij->run_blocks) * IJOURNAL_BLOCK_BYTES);
+	if (SIO_FAULTS)
+		seq_printf(seq, "directory_runs %lld\nuncommitted_directory_blocks %lld\n",
+			   atomic64_read(&ij->dir_runs), atomic64_read(&ij->dir_blocks));
 	return 0;
 }
 

@@ -82,6 +82,8 @@ struct ij_gone {
  * @outcomes: fsyncs by how they were served
  * @runs: runs that were written
  * @run_blocks: their blocks
+ * @dir_runs: for tests: those of directories
+ * @dir_blocks: for tests: blocks of directories that were not committed then
  */
 struct ij_fs {
 	struct super_block *sb;
@@ -100,6 +102,8 @@ struct ij_fs {
 	atomic64_t outcomes[IJ_OUTCOMES];
 	atomic64_t runs;
 	atomic64_t run_blocks;
+	atomic64_t dir_runs;
+	atomic64_t dir_blocks;
 };
 
 static inline u32 ij_committed(struct super_block *sb)

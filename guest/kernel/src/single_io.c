@@ -141,6 +141,7 @@ bool sio_without(enum sio_part part)
 		[SIO_PART_VMA_REWRITE] = "vma-rewrite",
 		[SIO_PART_IJOURNAL_ORDER] = "ijournal-order",
 		[SIO_PART_IJOURNAL_DIRECTORY] = "ijournal-directory",
+		[SIO_PART_IJOURNAL_FLUSH] = "ijournal-flush",
 	};
 
 	return !strcmp(without, names[part]);

@@ -51,6 +51,8 @@ pub struct SimulateOptions {
     pub canary: Canary,
     /// Guests have `vext4`: the folder with the tests' programs.
     pub vext4: Option<PathBuf>,
+    /// And mount it with `ijournal`: the folder with `vext4-recover`.
+    pub ijournal: Option<PathBuf>,
     /// How long one seed may take in real time.
     pub limit: Duration,
 }
@@ -78,7 +80,7 @@ pub fn simulate(
     folder: &Path,
     trace: &Path,
 ) -> Result<Simulated, RunError> {
-    let plan = Plan::draw(seed, options.guests_max, options.vext4.is_some());
+    let plan = Plan::draw(seed, options.guests_max, options.vext4.is_some(), options.ijournal.is_some());
     let run = run_options(&plan, options);
     let trace = Trace::create(trace, plan.guests).map_err(io_error("make the trace"))?;
     let mut world = World::new(&plan, &run, options, folder, &trace)?;
@@ -107,7 +109,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
         format!("SIZE={}", plan.record_bytes),
     ];
     if let (Some(vext4), Some(programs)) = (&plan.vext4, &options.vext4) {
-        append.extend(vext4.append(programs));
+        append.extend(vext4.append(programs, options.ijournal.as_deref().unwrap_or(Path::new(""))));
     }
     append.extend(options.canary.guest().map(|part| format!("vjbd2.without={part}")));
     let guest = GuestOptions {

@@ -58,7 +58,7 @@ pub struct Plan {
 
 impl Plan {
     /// Draws it. `guests_max`: no more than so many. With `vext4` a seed is otherwise the same.
-    pub fn draw(seed: u64, guests_max: usize, vext4: bool) -> Self {
+    pub fn draw(seed: u64, guests_max: usize, vext4: bool, ijournal: bool) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let guests = [1, 1, 1, 2, 2, 3][rng.random_range(0..6)].min(guests_max);
         let window = Duration::from_millis([20, 50, 100, 200][rng.random_range(0..4)]);
@@ -86,7 +86,7 @@ impl Plan {
             host_bytes: [64 << 20, 1 << 30][rng.random_range(0..2)],
             request_ns: [50_000, 500_000, 2 * MS][rng.random_range(0..3)],
             data: if rng.random_ratio(1, 2) { "ordered" } else { "journal" },
-            vext4: vext4.then(|| Vext4::draw(seed)),
+            vext4: vext4.then(|| Vext4::draw(seed, ijournal)),
             threads: rng.random_range(1..4),
             record_bytes: [512, 1024, 4096][rng.random_range(0..3)],
             faults: (0..count).map(|_| (gap(&mut rng), fault(&mut rng, guests, contract))).collect(),
@@ -158,14 +158,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_plan_and_another_one_is_another() {
-        let text = |seed| format!("{:?}", Plan::draw(seed, 3, false));
+        let text = |seed| format!("{:?}", Plan::draw(seed, 3, false, false));
         assert_eq!(text(7), text(7));
         assert_ne!(text(7), text(8));
     }
 
     #[test]
     fn everything_is_drawn_and_nothing_that_is_not_promised() {
-        let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3, false)).collect();
+        let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3, false, false)).collect();
         let any = |is: &dyn Fn(&Plan) -> bool| plans.iter().any(is);
         let has = |is: &dyn Fn(&Fault) -> bool| plans.iter().any(|p| p.faults.iter().any(|(_, f)| is(f)));
         for guests in 1..4 {
@@ -186,8 +186,8 @@ mod tests {
         let cut = |p: &Plan| p.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { .. }));
         assert!(plans.iter().all(|p| p.contract != Contract::GuestCrash || !cut(p)));
         assert!(plans.iter().all(|p| p.faults.iter().all(|(gap, _)| *gap < 5_000 * MS)));
-        assert_eq!(Plan::draw(5, 1, false).guests, 1);
-        let (stock, ours) = (Plan::draw(5, 3, false), Plan::draw(5, 3, true));
+        assert_eq!(Plan::draw(5, 1, false, false).guests, 1);
+        let (stock, ours) = (Plan::draw(5, 3, false, false), Plan::draw(5, 3, true, false));
         assert!(ours.vext4.is_some() && stock.vext4.is_none() && ours.faults == stock.faults);
     }
 }

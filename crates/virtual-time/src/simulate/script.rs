@@ -31,7 +31,7 @@ refuse() {
 top=/mnt/disk
 if [ "$FRESH" = 1 ]; then
     mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda || refuse mkfs
-    @MOUNT@ || refuse mount
+@MAKE@    @MOUNT@ || refuse mount
     sync
     # Until it is durable under every contract.
     sleep 2
@@ -79,8 +79,11 @@ pub fn script(on_vext4: bool) -> String {
     }
     let stock = "mount -t ext4 -o data=$DATA /dev/vda $top";
     let parts = match on_vext4 {
-        false => [("LOOKS", ""), ("LOOK", stock), ("MOUNT", stock), ("BESIDE", ""), ("WAIT", "wait")],
+        false => {
+            [("MAKE", ""), ("LOOKS", ""), ("LOOK", stock), ("MOUNT", stock), ("BESIDE", ""), ("WAIT", "wait")]
+        }
         true => [
+            ("MAKE", vext4::MAKE),
             ("LOOKS", vext4::LOOKS),
             ("LOOK", vext4::LOOK),
             ("MOUNT", vext4::MOUNT),

@@ -16,7 +16,6 @@ use rand_chacha::ChaCha8Rng;
 use super::ledger::{End, Promises};
 use super::plan::{Fault, Plan};
 use super::tally::Tally;
-use super::vext4::Vext4;
 use super::{script, vext4, SimulateOptions};
 use crate::calendar::Ns;
 use crate::crowd::{Crowd, Turn};
@@ -385,8 +384,8 @@ impl<'a> World<'a> {
             format!("LOOK={}", list(look)),
             format!("REMOVE={}", list(remove)),
         ]);
-        if self.plan.vext4.is_some() {
-            options.append.extend(Vext4::append_to_boot(&mut self.rng, self.finishing));
+        if let Some(vext4) = &self.plan.vext4 {
+            options.append.extend(vext4.append_to_boot(&mut self.rng, self.finishing));
         }
         self.crowd.boot(id, &options, self.folder)
     }

@@ -1,12 +1,12 @@
 //! iJournaling: what was fsynced is there after a guest's death, by way of its i-transactions.
 //!
 //! ```text
-//!   vext4 -o ijournal ─► fsyncs ─► VMM and daemon die, the kernel panics ─► vext4-recover ─► e2fsck -fn, a stock kernel reads
+//!   vext4 -o ijournal ─► fsyncs ─► VMM and daemon die, the kernel panics, the power goes ─► vext4-recover ─► e2fsck -fn, a stock kernel reads
 //! ```
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,9 @@ use crate::error::{Context, LabError, Result};
 use crate::evidence::Evidence;
 use crate::fsck;
 use crate::guest::{Ended, Guest, Vmm};
+use crate::powerfs::{ModelName, MountOptions, PowerMount};
 use crate::process::{self, Workdir};
+use crate::suite::cut;
 use crate::suite::workload::{self, IMAGE_BYTES};
 use crate::suite::{Case, Run, GUEST_LIMIT};
 
@@ -29,11 +31,17 @@ const FAULTS: [(&str, u64); 3] = [("ijournal", 90), ("ijournal_way", 12), ("ijou
 /// Fsyncs that have been said to be done before a guest is killed.
 const FSYNCS: usize = 150;
 
+/// So many threads of random operations the paper had.
+const THREADS: u32 = 10;
+
 /// One area for each, and one CPU each time for the file that is appended to.
 const CPUS: u32 = 2;
 
 /// Seconds from commit to commit.
 const COMMITS_S: [u32; 3] = [1, 5, 300];
+
+/// Thousands of fsyncs in an emulated guest.
+const DEATH_LIMIT: Duration = Duration::from_secs(900);
 
 /// For a daemon that has ended to let go of its image.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -45,21 +53,105 @@ enum End {
     Killed(usize),
     /// Its kernel panics.
     Panicked,
+    /// The power goes after so many fsyncs; what is durable then comes from a seed.
+    Cut { fsyncs: usize, seed: u64 },
 }
 
-/// What a guest does: see `guest/kernel/tests/fsynced.c`.
+impl End {
+    fn fsyncs(self) -> Option<usize> {
+        match self {
+            End::Killed(fsyncs) | End::Cut { fsyncs, .. } => Some(fsyncs),
+            End::Panicked => None,
+        }
+    }
+}
+
+/// What a guest does.
 #[derive(Clone, Copy, Debug)]
-struct Work {
-    seed: u64,
-    /// Nothing that would commit, and nothing beside it.
-    plain: bool,
+enum Work {
+    /// Threads of random operations (`guest/kernel/tests/fsynced.c`). Plain: nothing that would commit, and nothing beside it.
+    Random { seed: u64, plain: bool, threads: u32 },
+    /// One of the paper's scenarios, or of ours beside them (`scenarios.c`), in so many steps.
+    Scenario { name: &'static str, steps: u64 },
 }
 
 impl Work {
+    fn random(seed: u64, plain: bool) -> Self {
+        Self::Random { seed, plain, threads: 4 }
+    }
+
+    fn write(self, build: &Build) -> String {
+        match self {
+            Work::Random { .. } => {
+                format!("{} write /mnt/fsynced {}", build.program("fsynced"), self.argument())
+            }
+            // It may come to its end, and then it is the kill that ends it.
+            Work::Scenario { .. } => {
+                format!("{} write /mnt/fsynced {}; sleep 1000", build.program("scenarios"), self.argument())
+            }
+        }
+    }
+
     fn argument(self) -> String {
-        format!("{}{}", self.seed, if self.plain { "p" } else { "" })
+        match self {
+            Work::Random { seed, plain, threads } => {
+                format!("{seed}{}@{threads}", if plain { "p" } else { "" })
+            }
+            Work::Scenario { name, steps } => format!("{name} {steps}"),
+        }
+    }
+
+    /// The command that looks at what is left; a scenario's says the last step that is there.
+    fn check(self, build: &Build, promised: &BTreeMap<u64, u64>) -> String {
+        match self {
+            Work::Random { .. } => {
+                let promises: Vec<String> =
+                    promised.iter().map(|(thread, operation)| format!("{thread}:{operation}")).collect();
+                format!(
+                    "{} check /mnt/fsynced {} {}",
+                    build.program("fsynced"),
+                    self.argument(),
+                    promises.join(" ")
+                )
+            }
+            Work::Scenario { .. } => {
+                format!("{} state /mnt/fsynced {}", build.program("scenarios"), self.argument())
+            }
+        }
+    }
+
+    /// Seconds from commit to commit: now and then some come in between, and sometimes none at all.
+    fn commit_s(self) -> u32 {
+        match self {
+            Work::Random { seed, .. } => COMMITS_S[seed as usize % COMMITS_S.len()],
+            Work::Scenario { .. } => 300,
+        }
+    }
+
+    fn is_alone(self) -> bool {
+        !matches!(self, Work::Random { plain: false, .. })
+    }
+
+    /// A file system with room for it; one that is full is what `reuse` is about.
+    fn image_bytes(self) -> u64 {
+        match self {
+            Work::Scenario { name: "big", steps } => IMAGE_BYTES + steps * 600_000,
+            Work::Scenario { name: "reuse", .. } => IMAGE_BYTES / 4,
+            _ => IMAGE_BYTES,
+        }
     }
 }
+
+/// The paper's first three scenarios (§ 6.4; the fourth is `threads`), hard links, and blocks that are used again: steps, quick and full. The
+/// paper's second one appends 4 KiB and an fsync up to 1 GB: here that is two, many fsyncs and a large file.
+const SCENARIOS: [(&str, u64, u64); 6] = [
+    ("thousand", 200, 1000),
+    ("append", 400, 4000),
+    ("big", 40, 2100),
+    ("deep", 22, 100),
+    ("links", 60, 300),
+    ("reuse", 6, 12),
+];
 
 /// The cases.
 pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>> {
@@ -70,8 +162,34 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
     for round in 0..options.kills {
         let (own, seed, plain) = (build.clone(), options.suite.seed * 1000 + round, round % 2 == 1);
         let end = End::Killed(FSYNCS + 61 * (round as usize % 7));
-        let run = Box::new(move |e: &Evidence| died(e, &own, Work { seed, plain }, end));
+        let run = Box::new(move |e: &Evidence| died(e, &own, Work::random(seed, plain), end));
         add(format!("vext4-ijournal-killed-{round}"), round < 2, run);
+    }
+    for round in 0..options.cuts {
+        let (own, seed, plain) = (build.clone(), options.suite.seed * 1000 + 700 + round, round % 2 == 1);
+        let end = End::Cut { fsyncs: FSYNCS + 61 * (round as usize % 7), seed };
+        let run = Box::new(move |e: &Evidence| died(e, &own, Work::random(seed, plain), end));
+        add(format!("vext4-ijournal-cut-{round}"), round == 0, run);
+    }
+    for (at, (name, quick, full)) in SCENARIOS.into_iter().enumerate() {
+        let work = Work::Scenario { name, steps: if options.suite.quick { quick } else { full } };
+        // Of a thousand files every other one is fsynced.
+        let Work::Scenario { steps, .. } = work else { continue };
+        let fsyncs = if name == "thousand" { steps / 2 } else { steps } as usize * 9 / 10;
+        let seed = options.suite.seed * 1000 + 800 + at as u64;
+        for (how, end) in [("killed", End::Killed(fsyncs)), ("cut", End::Cut { fsyncs, seed })] {
+            let own = build.clone();
+            let run = Box::new(move |e: &Evidence| died(e, &own, work, end));
+            add(format!("vext4-ijournal-{name}-{how}"), how == "killed", run);
+        }
+    }
+    for (how, round) in [("killed", 0), ("cut", 1)] {
+        let (own, seed) = (build.clone(), options.suite.seed * 1000 + 850 + round);
+        let work = Work::Random { seed, plain: false, threads: THREADS };
+        let fsyncs = if options.suite.quick { FSYNCS } else { 4 * FSYNCS };
+        let end = if round == 0 { End::Killed(fsyncs) } else { End::Cut { fsyncs, seed } };
+        let run = Box::new(move |e: &Evidence| died(e, &own, work, end));
+        add(format!("vext4-ijournal-threads-{how}"), round == 0, run);
     }
     if let Some(folder) = &options.faults {
         let build = Build::of(folder)?;
@@ -80,7 +198,7 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
                 let parameters = format!("panic_at={point} panic_after={}", first + 37 * round);
                 let (own, seed) =
                     (Build { parameters, ..build.clone() }, options.suite.seed * 1000 + 500 + round);
-                let work = Work { seed, plain: false };
+                let work = Work::random(seed, false);
                 let run = Box::new(move |e: &Evidence| died(e, &own, work, End::Panicked));
                 add(format!("vext4-ijournal-panicked-{point}-{round}"), round == 0, run);
             }
@@ -91,7 +209,7 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
             let seed =
                 (options.suite.seed * 1000 + 900) / COMMITS_S.len() as u64 * COMMITS_S.len() as u64 + 2;
             let run = Box::new(move |e: &Evidence| {
-                let outcome = died(e, &own, Work { seed, plain: true }, End::Killed(FSYNCS));
+                let outcome = died(e, &own, Work::random(seed, true), End::Killed(FSYNCS));
                 workload::canary(outcome, "what was left out of the modules is not missed")
             });
             add(format!("canary-vext4-{part}"), true, run);
@@ -168,46 +286,79 @@ dmesg | grep -q 'ijournal: the areas are not as long as their header says' || br
     Ok("runs and commits as documented; refused where they must be; e2fsck before and after".to_owned())
 }
 
+/// Where the image is.
+enum Place {
+    Folder(Workdir),
+    /// What was not synced can be lost.
+    Power(PowerMount),
+}
+
+impl Place {
+    fn of(end: End) -> Result<Self> {
+        let End::Cut { seed, .. } = end else { return Workdir::new("ijournal").map(Place::Folder) };
+        let options =
+            MountOptions { model: ModelName::Ssd, seed, sector_bytes: 4096, ..MountOptions::default() };
+        PowerMount::mount(&options).map(Place::Power)
+    }
+
+    fn image(&self, bytes: u64) -> Result<PathBuf> {
+        let image = match self {
+            Place::Folder(folder) => folder.join("disk.raw"),
+            Place::Power(mount) => mount.join("disk.raw"),
+        };
+        daemon::create_image(&image, bytes)?;
+        // It was there long before the guest.
+        if let Place::Power(mount) = self {
+            mount.request(&serde_json::json!({ "command": "settle" }))?;
+        }
+        Ok(image)
+    }
+}
+
 /// A guest dies among fsyncs; its i-transactions are recovered, and everything that it has fsynced is there.
 fn died(evidence: &Evidence, build: &Build, work: Work, end: End) -> Result<String> {
-    let folder = Workdir::new("ijournal")?;
-    let image = folder.join("disk.raw");
-    daemon::create_image(&image, IMAGE_BYTES)?;
+    let place = Place::of(end)?;
+    let image = place.image(work.image_bytes())?;
     let mut daemon = Daemon::serve(&ServeOptions::new("power", std::slice::from_ref(&image)))?;
-    // Now and then commits come in between, and sometimes none at all.
-    let commit = COMMITS_S[work.seed as usize % COMMITS_S.len()];
     let script = format!(
         "set -e\n{}mkdir /mnt/noise /mnt/fsynced\nsync\n{}\
          (while sleep 2; do grep -v ' 0$' /proc/fs/vjbd2/vda-8/ijournal | tr '\\n' ' '; echo; done) &\n\
-         {} write /mnt/fsynced {}\n",
-        made(build, &format!(",commit={commit}")),
-        if work.plain { "" } else { workload::NOISE },
-        build.program("fsynced"),
-        work.argument(),
+         {}\n",
+        made(build, &format!(",commit={}", work.commit_s())),
+        if work.is_alone() { "" } else { workload::NOISE },
+        work.write(build),
     );
-    let mut guest = guest(&daemon).cpus(CPUS).start(&script)?;
-    match end {
-        End::Killed(fsyncs) => {
-            let mut said = 0;
-            let begun = guest.channel().wait_for(0, GUEST_LIMIT, "fsyncs", |line| {
-                said += usize::from(mark(line).is_some());
-                (said >= fsyncs).then_some(())
-            });
-            guest.kill();
-            daemon.kill()?;
-            guest.wait()?;
-            evidence.guest(&guest, "first");
-            if begun?.is_none() {
-                return Err(LabError::Guest(format!("it ended by itself{}", guest.last_words())));
-            }
-            daemon.restart()?;
+    let mut guest = guest(&daemon).cpus(CPUS).limit(DEATH_LIMIT).start(&script)?;
+    if let Some(fsyncs) = end.fsyncs() {
+        let mut said = 0;
+        let begun = guest.channel().wait_for(0, DEATH_LIMIT, "fsyncs", |line| {
+            said += usize::from(mark(line).is_some());
+            (said >= fsyncs).then_some(())
+        });
+        if let (Place::Power(mount), End::Cut { seed, .. }, Ok(Some(()))) = (&place, end, &begun) {
+            let done = cut::cut_in_the_act(mount, seed, 0)?;
+            evidence.text("cut.txt", &format!("{done:#?}"));
         }
-        End::Panicked => {
-            let ended = guest.wait();
-            evidence.guest(&guest, "first");
-            if ended? != Ended::Panicked || !guest.console().contains("injected at") {
-                return Err(LabError::Guest(format!("the guest did not panic{}", guest.last_words())));
+        guest.kill();
+        daemon.kill()?;
+        guest.wait()?;
+        evidence.guest(&guest, "first");
+        if begun?.is_none() {
+            return Err(LabError::Guest(format!("it ended by itself{}", guest.last_words())));
+        }
+        match &place {
+            Place::Power(mount) => {
+                drop(daemon);
+                mount.restore()?;
+                daemon = Daemon::serve(&ServeOptions::new("power", std::slice::from_ref(&image)))?;
             }
+            Place::Folder(_) => daemon.restart()?,
+        }
+    } else {
+        let ended = guest.wait();
+        evidence.guest(&guest, "first");
+        if ended? != Ended::Panicked || !guest.console().contains("injected at") {
+            return Err(LabError::Guest(format!("the guest did not panic{}", guest.last_words())));
         }
     }
     daemon.stop()?;
@@ -256,13 +407,9 @@ fn recovered(
     evidence.text("recovery", &said);
     fsck::clean(image, 0)?;
     let daemon = Daemon::serve(&ServeOptions::new("power", &[image.to_path_buf()]))?;
-    let promises: Vec<String> =
-        promised.iter().map(|(thread, operation)| format!("{thread}:{operation}")).collect();
     let script = format!(
-        "mount -t ext4 /dev/vda /mnt || exit 61\n{} check /mnt/fsynced {} {} || exit {BROKEN}\numount /mnt\n",
-        build.program("fsynced"),
-        work.argument(),
-        promises.join(" "),
+        "mount -t ext4 /dev/vda /mnt || exit 61\n{} || exit {BROKEN}\numount /mnt\n",
+        work.check(build, promised),
     );
     let mut guest = daemon
         .sockets()
@@ -288,6 +435,14 @@ fn recovered(
     }
     daemon.stop()?;
     fsck::clean(image, 0)?;
-    let files = guest.output().lines().last().unwrap_or_default().to_owned();
-    Ok(format!("{files}; {}", said.trim()))
+    let mut found = guest.output().lines().last().unwrap_or_default().to_owned();
+    if let Work::Scenario { .. } = work {
+        let step = found.strip_prefix("0 ").and_then(|step| step.parse().ok()).unwrap_or(0u64);
+        let promised = promised.get(&0).copied().unwrap_or(0);
+        if step < promised {
+            return Err(LabError::Broken(format!("step {promised} had been promised, and {step} is there")));
+        }
+        found = format!("step {step} is there, {promised} was promised");
+    }
+    Ok(format!("{found}; {}", said.trim()))
 }

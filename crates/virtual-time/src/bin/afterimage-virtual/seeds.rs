@@ -36,6 +36,9 @@ pub struct Seeds {
     /// Guests have vext4; the kernel is the build of it that can fail
     #[arg(long)]
     vext4: bool,
+    /// Mounted with ijournal, and recovered by vext4-recover, which lies beside this program
+    #[arg(long, requires = "vext4")]
+    ijournal: bool,
     /// One line of JSON for each seed, and one for all
     #[arg(long)]
     json: bool,
@@ -68,6 +71,7 @@ pub fn run(args: &Seeds) -> Result<(), String> {
         guests_max: args.guests_max.max(1),
         canary: args.canary,
         vext4: args.vext4.then(|| args.kernel.kernel.clone()),
+        ijournal: args.ijournal.then(recovery).transpose()?,
         limit: Duration::from_secs(args.limit_s),
     };
     if args.canary.guest().is_some() && !args.vext4 {
@@ -113,6 +117,12 @@ pub fn run(args: &Seeds) -> Result<(), String> {
     }
 }
 
+/// The folder with `vext4-recover`.
+fn recovery() -> Result<PathBuf, String> {
+    let program = afterimage_lab::locate::own_program("vext4-recover").map_err(|e| e.to_string())?;
+    Ok(program.parent().map(Path::to_path_buf).unwrap_or_default())
+}
+
 /// A seed in a process of its own, whose random numbers are pinned.
 fn run_seed(args: &Seeds, seed: u64, pin: &Path, trace: &Path) -> Result<Simulated, String> {
     let failed = |what: &str| format!("seed {seed}: {what}");
@@ -123,6 +133,7 @@ fn run_seed(args: &Seeds, seed: u64, pin: &Path, trace: &Path) -> Result<Simulat
         .args(["simulate", "--here", "--seeds", &seed.to_string(), "--canary", &args.canary.to_string()])
         .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
         .args(args.vext4.then_some("--vext4"))
+        .args(args.ijournal.then_some("--ijournal"))
         .arg("--kernel")
         .arg(&args.kernel.kernel)
         .arg("--agent")
@@ -201,6 +212,9 @@ fn say_seed(args: &Seeds, seed: u64, simulated: &Simulated, took: Duration) {
     );
     if let Some(what) = broken {
         let mut with = if args.vext4 { " --vext4".to_owned() } else { String::new() };
+        if args.ijournal {
+            with.push_str(" --ijournal");
+        }
         if args.guests_max != 3 {
             with.push_str(&format!(" --guests-max {}", args.guests_max));
         }
