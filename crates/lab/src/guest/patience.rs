@@ -80,10 +80,11 @@ mod tests {
             );
         }
         let hog = || {
-            let set = |cpus: &mut rustix::thread::CpuSet| cpus.set(0);
-            let mut cpus = rustix::thread::CpuSet::new();
-            set(&mut cpus);
-            rustix::thread::sched_setaffinity(None, &cpus).unwrap();
+            // The first that there is for this process.
+            let all = rustix::thread::sched_getaffinity(None).unwrap();
+            let mut one = rustix::thread::CpuSet::new();
+            one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
             let began = Instant::now();
             while began.elapsed() < Duration::from_millis(500) {}
         };
