@@ -276,17 +276,26 @@ static void step(struct thread *t)
 		do_unlink(t, f);
 }
 
-static struct thread *begin(const char *base, uint64_t seed, int number, int execute)
+static void begin_at(struct thread *t, const char *base, uint64_t seed, int number, int execute)
 {
-	struct thread *t = calloc(1, sizeof(*t));
 	int at;
 
+	memset(t, 0, sizeof(*t));
 	t->number = number;
 	t->execute = execute;
 	t->random = (seed * 1000 + number + 1) * 0x9e3779b97f4a7c15ULL;
 	snprintf(t->base, sizeof(t->base), "%s", base);
 	for (at = 1; at < FOLDERS; at++)
 		t->parent[at] = -1;
+}
+
+static struct thread *begin(const char *base, uint64_t seed, int number, int execute)
+{
+	struct thread *t = malloc(sizeof(*t));
+
+	if (!t)
+		die("malloc");
+	begin_at(t, base, seed, number, execute);
 	return t;
 }
 
