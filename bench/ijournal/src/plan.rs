@@ -63,6 +63,10 @@ pub struct Model {
     pub name: &'static str,
     /// What it writes in sequence, in megabytes a second.
     pub mb_per_s: u32,
+    /// How many requests it takes at once; the rest waits in the guest, where a scheduler can put others first.
+    pub queue_depth: u32,
+    /// How many the scheduler may hold: as Linux has it for such a device, whose driver takes more than the device does.
+    pub scheduler_requests: u32,
     /// Fig. 7's streams.
     pub streams_mb_per_s: &'static [u32],
     /// The guest's memory.
@@ -77,6 +81,9 @@ pub const MODELS: [Model; 2] = [
     Model {
         name: "ssd",
         mb_per_s: 400,
+        // SATA's.
+        queue_depth: 32,
+        scheduler_requests: 64,
         streams_mb_per_s: &[0, 100, 200, 300, 400],
         memory_mib: 4096,
         dirty_background_mib: 800,
@@ -84,6 +91,9 @@ pub const MODELS: [Model; 2] = [
     Model {
         name: "emmc",
         mb_per_s: 20,
+        // Before eMMC 5.1 it had no queue.
+        queue_depth: 1,
+        scheduler_requests: 128,
         streams_mb_per_s: &[0, 5, 10, 15, 20],
         memory_mib: 1024,
         dirty_background_mib: 200,

@@ -120,7 +120,7 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String
     let (kind, options) = key.arm.mount();
     let background = u64::from(model.dirty_background_mib) << 20;
     let most = 2 * background;
-    let seconds = scale.seconds;
+    let (seconds, requests) = (scale.seconds, model.scheduler_requests);
     let stream = match key.stream_mb_per_s {
         0 => String::new(),
         rate => {
@@ -134,6 +134,7 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String
     });
     format!(
         "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
+         echo {requests} > /sys/block/vda/queue/nr_requests\n\
          echo {background} > /proc/sys/vm/dirty_background_bytes\n\
          echo {most} > /proc/sys/vm/dirty_bytes\n\
          {areas}mount -t {kind} -o {options} /dev/vda /mnt/disk\nmkdir /mnt/disk/beside\nsync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
@@ -157,7 +158,10 @@ pub fn measure(key: &Key, scale: Scale, image: &Path, machine: &Virtual) -> Resu
         contract: "power".to_owned(),
         model: key.model.clone(),
         seed: key.seed,
-        append: vec![format!("syscall_ns={SYSCALL_NS}")],
+        append: vec![
+            format!("syscall_ns={SYSCALL_NS}"),
+            format!("virtio_blk.queue_depth={}", model.queue_depth),
+        ],
         request_ns: REQUEST_NS,
         limit_s: LIMIT_S,
         ..plain_cell("")?
