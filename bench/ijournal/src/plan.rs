@@ -42,11 +42,9 @@ impl Arm {
     /// What is mounted: type, options.
     pub fn mount(self) -> (&'static str, &'static str) {
         match self {
-            Arm::Normal | Arm::FastCommit => ("ext4", "noatime,data=ordered"),
-            Arm::Boosted => ("ext4", "noatime,data=ordered,journal_ioprio=0"),
+            Arm::Normal | Arm::Boosted | Arm::FastCommit => ("ext4", "noatime,data=ordered"),
             Arm::Nodelalloc => ("ext4", "noatime,data=ordered,nodelalloc"),
-            Arm::Ijournal => ("vext4", "noatime,data=ordered,ijournal"),
-            Arm::IjournalBoosted => ("vext4", "noatime,data=ordered,ijournal,journal_ioprio=0"),
+            Arm::Ijournal | Arm::IjournalBoosted => ("vext4", "noatime,data=ordered,ijournal"),
         }
     }
 
@@ -67,6 +65,8 @@ pub struct Model {
     pub queue_depth: u32,
     /// How many the scheduler may hold: as Linux has it for such a device, whose driver takes more than the device does.
     pub scheduler_requests: u32,
+    /// The longest request: Linux's own limit, and that of most eMMC hosts.
+    pub request_kib: u32,
     /// Fig. 7's streams.
     pub streams_mb_per_s: &'static [u32],
     /// The guest's memory.
@@ -84,6 +84,7 @@ pub const MODELS: [Model; 2] = [
         // SATA's.
         queue_depth: 32,
         scheduler_requests: 64,
+        request_kib: 1280,
         streams_mb_per_s: &[0, 100, 200, 300, 400],
         memory_mib: 4096,
         dirty_background_mib: 800,
@@ -94,6 +95,7 @@ pub const MODELS: [Model; 2] = [
         // Before eMMC 5.1 it had no queue.
         queue_depth: 1,
         scheduler_requests: 128,
+        request_kib: 512,
         streams_mb_per_s: &[0, 5, 10, 15, 20],
         memory_mib: 1024,
         dirty_background_mib: 200,

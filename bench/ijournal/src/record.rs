@@ -120,7 +120,7 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String
     let (kind, options) = key.arm.mount();
     let background = u64::from(model.dirty_background_mib) << 20;
     let most = 2 * background;
-    let (seconds, requests) = (scale.seconds, model.scheduler_requests);
+    let (seconds, requests, request_kib) = (scale.seconds, model.scheduler_requests, model.request_kib);
     let stream = match key.stream_mb_per_s {
         0 => String::new(),
         rate => {
@@ -128,6 +128,11 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String
         }
     };
     let boost = if key.arm.is_boosted() { "ionice -c 1 -n 0 " } else { "" };
+    // The mount option `journal_ioprio` knows no real-time class.
+    let boost_jbd2 = match key.arm.is_boosted() {
+        true => "J=; for P in /proc/[0-9]*; do case $(cat $P/comm) in *jbd2/*) ionice -c 1 -n 0 -p ${P#/proc/}; J=$P ;; esac; done; [ -n \"$J\" ]\n",
+        false => "",
+    };
     let areas = areas.map_or(String::new(), |program| {
         let program = quote(&program.to_string_lossy());
         format!("mount -t ext4 /dev/vda /mnt/disk\n{program} /mnt/disk 1 {AREA_BLOCKS}\numount /mnt/disk\n")
@@ -135,9 +140,10 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String
     format!(
         "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
          echo {requests} > /sys/block/vda/queue/nr_requests\n\
+         echo {request_kib} > /sys/block/vda/queue/max_sectors_kb\n\
          echo {background} > /proc/sys/vm/dirty_background_bytes\n\
          echo {most} > /proc/sys/vm/dirty_bytes\n\
-         {areas}mount -t {kind} -o {options} /dev/vda /mnt/disk\nmkdir /mnt/disk/beside\nsync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
+         {areas}mount -t {kind} -o {options} /dev/vda /mnt/disk\n{boost_jbd2}mkdir /mnt/disk/beside\nsync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
          {boost}\"$A\" sync-times /mnt/disk/file --seconds {seconds} --stat /sys/block/vda/stat\n\
          tell end\ncounts end\nwait\nmeet\numount /mnt/disk\n"
     )
