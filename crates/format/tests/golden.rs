@@ -1,5 +1,7 @@
 //! The bytes on disk, spelled out: a change here is a new format version.
 
+mod common;
+
 use afterimage_format::log::{
     ImageEntry, ImageName, LogHeader, RecordHeader, RecordKind, WitnessEntry, FEATURE_SETS, KIND_MORE,
     RECORD_MAGIC, STATE_CLEAN,
@@ -11,12 +13,9 @@ use afterimage_format::recording::{
 };
 use afterimage_format::reference::Reference;
 use afterimage_format::{checksum, FormatError};
+use common::hex;
 use proptest::prelude::*;
 use zerocopy::{FromZeros as _, IntoBytes as _};
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
 
 fn header() -> LogHeader {
     let mut uuid = [0; 16];

@@ -173,17 +173,13 @@ fn plan_and_apply(
     for range in journal.tree(image, &geometry)?.ranges() {
         geometry.room.take(range, "the journal")?;
     }
-    let Some(areas) = scan::find(image, &geometry)? else {
+    let Some(areas) = scan::find(image, &mut geometry)? else {
         return error::corrupt("the file system says that it has i-transactions, and has no areas for them");
     };
     let mut plan = plan::Plan::default();
     let scanned = areas.scan(image, committed, mistake, &mut plan)?;
     (report.valid, report.committed, report.torn) = (scanned.valid, scanned.committed, scanned.torn);
     let tid = plan.newest_tid.unwrap_or(committed.next());
-    geometry.own.push(areas.ino);
-    for range in areas.ranges() {
-        geometry.room.take(range, "the areas of i-transactions")?;
-    }
     apply::Apply::new(image, &geometry, &plan, report, mistake).run()?;
     Ok(tid)
 }

@@ -1,7 +1,6 @@
 //! The areas: found by their name, read run by run.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use afterimage_format::ijournal::{Areas, Header, Run, FILE_NAME};
 use afterimage_format::FormatError;
@@ -15,20 +14,17 @@ use crate::inode::{Inode, Kind};
 use crate::mutation::Mistake;
 use crate::plan::Plan;
 use crate::superblock::Geometry;
-use crate::tree::Tree;
 
 const ROOT_INO: u32 = 2;
 
 /// The areas' file.
 pub(crate) struct Found {
-    pub(crate) ino: u32,
     areas: Areas,
-    tree: Tree,
     blocks: Vec<u64>,
 }
 
-/// Finds the areas; `None` where there is no such file.
-pub(crate) fn find(image: &mut Image<'_>, geometry: &Geometry) -> Result<Option<Found>, Error> {
+/// Finds the areas, which are the file system's own from then on; `None` where there is no such file.
+pub(crate) fn find(image: &mut Image<'_>, geometry: &mut Geometry) -> Result<Option<Found>, Error> {
     let groups = Groups::new(geometry);
     let root = Inode::load(image, &groups, ROOT_INO)?;
     let root = Directory::load(image, geometry, root)?;
@@ -46,7 +42,11 @@ pub(crate) fn find(image: &mut Image<'_>, geometry: &Geometry) -> Result<Option<
     if areas.blocks() > blocks.len() as u64 {
         return corrupt(format!("{FILE_NAME} has {} blocks, and says {}", blocks.len(), areas.blocks()));
     }
-    Ok(Some(Found { ino, areas, tree, blocks }))
+    geometry.own.push(ino);
+    for range in tree.ranges() {
+        geometry.room.take(range, "the areas of i-transactions")?;
+    }
+    Ok(Some(Found { areas, blocks }))
 }
 
 fn format_error(error: &FormatError) -> Error {
@@ -67,11 +67,6 @@ pub(crate) struct Scanned {
 }
 
 impl Found {
-    /// All blocks of the file.
-    pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
-        self.tree.ranges()
-    }
-
     /// Reads all runs of the epoch; those that the journal's last transaction does not hold become part of the plan.
     pub(crate) fn scan(
         &self,

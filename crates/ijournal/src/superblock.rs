@@ -80,7 +80,7 @@ pub(crate) struct Geometry {
     pub(crate) hash_seed: [u32; 4],
     pub(crate) unsigned_hash: bool,
     pub(crate) journal_ino: u32,
-    /// Inodes that are the file system's own beside those below `first_ino`.
+    /// Inodes that are the file system's own beside the journal's and those below `first_ino`.
     pub(crate) own: Vec<u32>,
     /// What is nobody's own.
     pub(crate) room: Room,
@@ -136,7 +136,7 @@ impl Geometry {
             unsigned_hash: u32_at(sb, FLAGS) & FLAG_UNSIGNED_HASH != 0,
             journal_ino: u32_at(sb, JOURNAL_INUM),
             room: Room::new(blocks),
-            own: vec![u32_at(sb, JOURNAL_INUM), u32_at(sb, ORPHAN_FILE_INUM)],
+            own: vec![u32_at(sb, ORPHAN_FILE_INUM)],
             sparse_super: ro & RO_SPARSE_SUPER != 0,
             backups: (compat & COMPAT_SPARSE_SUPER2 != 0)
                 .then(|| [u32_at(sb, BACKUP_BGS), u32_at(sb, BACKUP_BGS + 4)]),
@@ -158,7 +158,7 @@ impl Geometry {
 
     /// Whether an inode is none of a user's; the root is one.
     pub(crate) fn is_own(&self, ino: u32) -> bool {
-        ino < self.first_ino || self.own.contains(&ino)
+        ino < self.first_ino || ino == self.journal_ino || self.own.contains(&ino)
     }
 
     /// Blocks of descriptors.

@@ -22,7 +22,7 @@ use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, FsBlock, RetainDisk, Tid, BLOCK_BYTES};
 use afterimage_order::{Contract, Subscription};
-use common::{journal_superblock, layouts, wait_for_home, Memory};
+use common::{ext4_of, journal_superblock, layouts, wait_for_home, Memory};
 use rustix::time::{clock_gettime, ClockId};
 use zerocopy::IntoBytes as _;
 
@@ -52,19 +52,6 @@ impl Durability for One {
     fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
         vec![Arc::clone(&self.0)]
     }
-}
-
-/// A disk whose journal takes several commits of 40 MiB.
-fn disk() -> Vec<u8> {
-    let image = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
-    image.as_file().set_len(512 << 20).unwrap();
-    let made = std::process::Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-b", "4096", "-J", "size=192"])
-        .arg(image.path())
-        .status()
-        .unwrap();
-    assert!(made.success());
-    std::fs::read(image.path()).unwrap()
 }
 
 fn cpu_us() -> f64 {
@@ -165,7 +152,8 @@ fn measure(base: &[u8], logged: usize) -> Vec<[f64; 2]> {
 #[test]
 #[ignore = "a measurement"]
 fn what_a_handed_over_block_costs() {
-    let base = disk();
+    // Its journal takes several commits of 40 MiB.
+    let base = ext4_of(512, 192);
     println!("logged blocks   commits   µs a block: handed over, median (least–most)   and let go");
     for logged in [1, 8, 32, 125, 256, 1024, 2560, 10240] {
         let times = measure(&base, logged);

@@ -1,4 +1,6 @@
 //! What tests of several formats need.
+// Not every test needs all of it.
+#![allow(dead_code)]
 
 use std::io::Write as _;
 use std::path::Path;

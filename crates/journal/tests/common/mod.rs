@@ -113,10 +113,15 @@ pub fn differences(a: &[u8], b: &[u8]) -> Vec<u64> {
 
 /// A disk with an ext4 of 4 KiB blocks and a journal of 4 MiB.
 pub fn ext4() -> Vec<u8> {
+    ext4_of(16, 4)
+}
+
+/// A disk of so many MiB with an ext4 of 4 KiB blocks and a journal of so many.
+pub fn ext4_of(mib: u64, journal_mib: u32) -> Vec<u8> {
     let image = tempfile::NamedTempFile::new().unwrap();
-    image.as_file().set_len(16 << 20).unwrap();
+    image.as_file().set_len(mib << 20).unwrap();
     let made = std::process::Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-b", "4096", "-J", "size=4"])
+        .args(["-q", "-F", "-b", "4096", "-J", &format!("size={journal_mib}")])
         .arg(image.path())
         .status()
         .unwrap();
