@@ -5,6 +5,7 @@
 //!                                          target/bench/joj.{json.zst,md,html} ◄─ tables ┘
 //! ```
 
+mod flash;
 mod plan;
 mod record;
 mod script;

@@ -5,10 +5,12 @@ use std::path::Path;
 use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{plain_cell, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS};
 use afterimage_bench_kit::{BenchError, Result};
+use afterimage_lab::process::Workdir;
 use afterimage_protocol::cell::{Cell, Journal, Outcome, Requests};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Arm, Key, Scale};
+use crate::flash::{wear, Wear};
+use crate::plan::{Arm, Key, Log, Scale};
 use crate::script::{script, Tools};
 
 const MEMORY_MIB: u32 = 512;
@@ -107,6 +109,9 @@ pub struct Record {
     pub phases: Vec<Phase>,
     /// What reached the device from the first mark's moment until after the unmount.
     pub device_whole: Requests,
+    /// What the round costs simulated drives; databases on `ssd` only, and not in results that are older than this.
+    #[serde(default)]
+    pub flash: Vec<Wear>,
     /// Sum of the trace of all requests.
     pub trace: String,
     /// How long it took in real time.
@@ -140,6 +145,9 @@ impl afterimage_bench_kit::Record for Record {
 /// It comes to no end, or the guest does not say what it has to.
 pub fn measure(key: &Key, scale: Scale, image: &Path, tools: &Tools, machine: &Virtual) -> Result<Record> {
     let hands_over = key.arm == Arm::Vma;
+    let traces = (key.model == "ssd" && key.log != Log::File)
+        .then(|| Workdir::new_in(Path::new("/dev/shm"), "joj-trace"))
+        .transpose()?;
     // The disk's own flushes and writes are what is compared: each request goes to the device as it is, but for those of who hands over.
     let cell = Cell {
         memory_mib: MEMORY_MIB,
@@ -153,9 +161,14 @@ pub fn measure(key: &Key, scale: Scale, image: &Path, tools: &Tools, machine: &V
         append: vec![format!("syscall_ns={SYSCALL_NS}")],
         request_ns: REQUEST_NS,
         limit_s: LIMIT_S,
+        storage_traces: traces.as_ref().map(|folder| folder.path().to_owned()),
         ..plain_cell("")?
     };
-    record(key, scale, &machine.run(&cell)?)
+    let mut record = record(key, scale, &machine.run(&cell)?)?;
+    if let Some(traces) = traces {
+        record.flash = wear(&traces.join("guest0.trace.zst"), std::fs::metadata(image)?.len())?;
+    }
+    Ok(record)
 }
 
 /// A mark.
@@ -221,6 +234,7 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
         syscall_ns: SYSCALL_NS,
         phases,
         device_whole: outcome.end.counted.device.since(&begin.counted.device),
+        flash: Vec::new(),
         trace: outcome.trace.clone(),
         real_s: outcome.real_s,
     })

@@ -1,6 +1,7 @@
 //! The figures' tables, and the paper's numbers beside ours.
 
 use afterimage_bench_kit::virtual_time::{REQUEST_NS, SYSCALL_NS};
+use afterimage_flash::FtlKind;
 use afterimage_report::number::number;
 use afterimage_report::{or_dash, page, Spread, Table};
 use maud::html;
@@ -124,6 +125,11 @@ pub fn markdown(records: &[Record]) -> String {
         "Fig. 4: what protection costs",
         "Times over no protection (no log of SQLite's, no journal, nothing synced). With processors free, as here, no protection \
          costs its system calls only: the paper's ratios, of real processors, are below ours where little is written.",
+    ));
+    text.push_str(&erases(records).section(
+        "Erases",
+        "Blocks erased (and pages programmed for each that was written) by a whole round, its table's first filling included: what the \
+         daemon asked of `ssd`'s image, played by `afterimage flash` on a drive as large, whose pages were all written once. Medians.",
     ));
     text.push_str(&claims(records).section("The paper beside", ""));
     text
@@ -249,6 +255,39 @@ fn protection(records: &[Record]) -> Table {
                     over(Arm::NoJournal),
                     over(Arm::Adaptive),
                 ]);
+            }
+        }
+    }
+    table
+}
+
+fn erases(records: &[Record]) -> Table {
+    let mut table = Table::new(heads("log|operations|FTL"));
+    for operations in SIZES {
+        for log in [Log::Wal, Log::Rollback] {
+            for ftl in FtlKind::ALL {
+                let on = |arm| {
+                    let of = move |record: &&Record| {
+                        let key = &record.key;
+                        (key.log, key.operations, key.arm) == (log, operations, arm)
+                    };
+                    let wear = records.iter().filter(of).flat_map(|record| &record.flash);
+                    wear.filter(|wear| wear.ftl == ftl).collect::<Vec<_>>()
+                };
+                let cells = Arm::ALL.map(|arm| {
+                    let erases = Spread::of(on(arm).iter().map(|wear| wear.erases as f64));
+                    let amplification =
+                        Spread::of(on(arm).iter().filter_map(|wear| wear.write_amplification));
+                    let shown = erases.map(|erases| number(erases.median));
+                    shown.map(|erases| {
+                        format!("{erases} ({})", or_dash(amplification, |each| format!("{:.2}", each.median)))
+                    })
+                });
+                if cells.iter().any(Option::is_some) {
+                    let mut row = vec![log.name().to_owned(), operations.to_string(), ftl.name().to_owned()];
+                    row.extend(cells.map(|cell| cell.unwrap_or_else(|| "–".to_owned())));
+                    table.row(row);
+                }
             }
         }
     }
@@ -390,6 +429,7 @@ mod tests {
             request_ns: 0,
             syscall_ns: 0,
             device_whole: Requests::default(),
+            flash: Vec::new(),
             trace: String::new(),
             real_s: 0.0,
         }

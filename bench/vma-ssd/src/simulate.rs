@@ -25,9 +25,6 @@ use parking_lot::Mutex;
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::study::Variant;
 
-/// The study's page and block (Table II).
-const PAGE_BYTES: u64 = 2048;
-const BLOCK_PAGES: u64 = 64;
 /// Flash beyond what is logical, as a share. The study does not say; the DFTL paper's log share is 3 %.
 pub const SPARE: f64 = 0.03;
 
@@ -148,16 +145,9 @@ fn simulate(
     sim::run(&config, key.ftl, union, trace, &options, control)
 }
 
-/// Flash whose logical part holds all virtual disks: eight of them are the study's 262 144 blocks, and the spare share is
-/// on top.
+/// The drive that holds all virtual disks: eight of them are the study's 262 144 blocks, and the spare share is on top.
 pub fn whole_drive(guests: u32) -> Geometry {
-    let logical = u64::from(guests) * DISK_BYTES / (PAGE_BYTES * BLOCK_PAGES);
-    let mut blocks = (logical as f64 / (1.0 - SPARE)).ceil() as u32;
-    // Rounding must not take a block away.
-    while ((f64::from(blocks) * (1.0 - SPARE)).floor() as u64) < logical {
-        blocks += 1;
-    }
-    Geometry { blocks, ..Geometry::default() }
+    Config::for_drive_of(u64::from(guests) * DISK_BYTES).geometry
 }
 
 #[cfg(test)]

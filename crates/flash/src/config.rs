@@ -213,6 +213,19 @@ impl Default for Config {
 pub struct ConfigError(pub String);
 
 impl Config {
+    /// The study's flash, of as many blocks as a whole drive for `logical_bytes` takes.
+    pub fn for_drive_of(logical_bytes: u64) -> Self {
+        let mut config = Self::default();
+        let Geometry { pages_per_block, page_bytes, .. } = config.geometry;
+        let logical = logical_bytes.div_ceil(u64::from(pages_per_block) * u64::from(page_bytes));
+        config.geometry.blocks = (logical as f64 / (1.0 - config.spare)).ceil() as u32;
+        // Rounding must not take a block away.
+        while u64::from(config.drive_blocks()) < logical {
+            config.geometry.blocks += 1;
+        }
+        config
+    }
+
     /// The erased flash with its allocator.
     pub(crate) fn device(&self) -> Device {
         Device::new(Flash::new(self.geometry, self.timing, self.in_order), self.static_wear)
