@@ -24,6 +24,9 @@ pub enum Mutation {
     DropUnsound,
     /// Transactions are given up while the guest may be in its own recovery.
     ReleaseInRecovery,
+    /// The guest is not in its own recovery before it reads its journal's superblock, whatever it has read until then. Guests that read first
+    /// find it, recorded and hostile ones.
+    ReleaseUnderReader,
     /// A commit under `power-window` does not wait for what is being written home.
     CommitOverFlight,
     /// What was committed while an older content was in flight never goes home by itself, and the guest's tail passes it.

@@ -163,21 +163,37 @@ fn hostile_guests_harm_themselves_alone() {
 }
 
 /// The guest mounts after a crash, and reads its journal while somebody flushes, pauses or restarts the daemon: what it
-/// has begun to read stays there until it has begun its journal anew.
+/// has begun to read stays there until it has begun its journal anew. `first`: it has read a part of its file system before.
+fn recoveries(seed: u64, first: bool, mutation: Option<Mutation>) {
+    let mut guest = Guest::with(2000 + seed, sizes(seed / 4), seed % 3 == 0, mutation);
+    guest.mount();
+    for _ in 0..3 {
+        (0..12).for_each(|_| guest.commit());
+        guest.write_back();
+        match first {
+            true => guest.read_and_recover([10, 40, 300][seed as usize % 3]),
+            false => guest.recover(300),
+        }
+        assert!(guest.retained(), "seed {seed}: {:?}", guest.world.status());
+    }
+    guest.commit();
+    guest.world.check_end("after recoveries");
+}
+
 #[test]
 fn a_guest_recovers_whatever_the_daemon_does_meanwhile() {
-    for seed in seeds(12) {
-        let mut guest = Guest::new(2000 + seed, sizes(seed / 4), seed % 3 == 0);
-        guest.mount();
-        for _ in 0..3 {
-            (0..12).for_each(|_| guest.commit());
-            guest.write_back();
-            guest.recover(300);
-            assert!(guest.retained(), "seed {seed}: {:?}", guest.world.status());
-        }
-        guest.commit();
-        guest.world.check_end("after recoveries");
-    }
+    seeds(12).for_each(|seed| recoveries(seed, false, None));
+}
+
+#[test]
+fn a_guest_that_reads_before_it_recovers_has_one_version() {
+    seeds(12).for_each(|seed| recoveries(seed, true, None));
+    // Under `power-window` nothing is pending when it dies.
+    let mut pending = (0..12).filter(|seed| seed % 3 != 0);
+    let found = |seed| {
+        std::panic::catch_unwind(|| recoveries(seed, true, Some(Mutation::ReleaseUnderReader))).is_err()
+    };
+    assert!(pending.any(found), "a daemon that gives up what was read too early was not found out");
 }
 
 /// A transaction of a block of which an older content is on its way home, for long.

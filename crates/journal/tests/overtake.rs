@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    Blocking, Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Request, Sector,
-    Token,
+    Blocking, Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Quiesced, Request,
+    Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity, VolumeId};
 use afterimage_journal::ext4::Options;
@@ -307,6 +307,41 @@ fn stops_nobody_else(by: By) {
     assert!(mounted.on_disk(3001) == escaped);
     assert!(mounted.on_disk(3002) == block(6));
     assert!(mounted.on_disk(2900) == block(19));
+}
+
+/// Another guest mounts while a set is under way: what it reads of it comes too early, and is in the journal that it reads then.
+#[test]
+fn what_is_read_before_a_set_has_ended_stays_in_the_journal() {
+    for by in [By::Commit, By::Settle, By::Room] {
+        let mut mounted = Mounted::new(by == By::Commit);
+        let tail = mounted.next;
+        let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
+        let (commit, rest) = blocks.split_last().unwrap();
+        let mut lane = mounted.lane();
+        let before = if by == By::Commit { rest } else { &blocks[..] };
+        before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+        mounted.gate.set(true);
+        let mounted = &mounted;
+        let mut found = block(0);
+        std::thread::scope(|scope| {
+            let acting = scope.spawn(|| by.act(mounted, commit));
+            mounted.gate.wait_for_somebody();
+            lane.read(mounted.home(3000), &mut found).unwrap();
+            mounted.gate.set(false);
+            acting.join().unwrap();
+        });
+        assert!(found == block(0), "it is not home yet");
+        mounted.disk.quiesced(Quiesced::Disconnected);
+        while mounted.disk.settle_after_guest().unwrap() {}
+        lane.read(mounted.sector_of(AreaBlock(0)), &mut found).unwrap();
+        let served = JournalSuperblock::parse(&found).unwrap();
+        assert_eq!((served.sequence(), served.start()), (tail.0, Some(tail.1)));
+        for (sector, written) in &blocks {
+            lane.read(*sector, &mut found).unwrap();
+            assert!(found == *written);
+        }
+        assert!(mounted.on_disk(3000) == block(2), "it is home all the same");
+    }
 }
 
 /// Memory only.

@@ -13,12 +13,14 @@ mod queues;
 
 use std::sync::Arc;
 
-use afterimage_block::Disk;
+use afterimage_block::{Disk, Quiesced, Sector};
 use afterimage_journal::ext4::Options;
+use afterimage_journal::Mutation;
 use common::stream::{load, recordings, Plain, Stream};
 use common::{at_commit, recovered, wait_for_home, Memory, Served};
 use disk::{DelayedDisk, Faults};
 use queues::{Journals, Queues};
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -39,12 +41,55 @@ fn judge(served: &Served, plain: &Plain, step: usize) -> u32 {
     transactions
 }
 
+/// The guest dies at a step, and another one mounts its file system: what it reads outside the journal it reads at any instant before,
+/// during and after the daemon's own recovery, whatever else becomes of the daemon, and the journal last. What it has then is of
+/// one version, and its own recovery makes of it what it makes of any disk.
+fn mount_meanwhile(served: &mut Served, plain: &Plain, step: usize, rng: &mut ChaCha8Rng) {
+    /// What is read at once, in bytes.
+    const PIECE: usize = 64 << 10;
+    // A file system that is shut down and mounted again by the same kernel: nobody is told.
+    let told = rng.random_ratio(3, 4);
+    if told {
+        served.disk().quiesced(Quiesced::Disconnected);
+    }
+    let mut memory = vec![0; plain.disk.len()];
+    let logs = common::journal_ranges(&plain.disk);
+    let in_journal = |piece: &usize| logs.iter().any(|log| log.start < piece + PIECE && *piece < log.end);
+    let (journal, mut others): (Vec<usize>, Vec<usize>) =
+        (0..memory.len()).step_by(PIECE).partition(in_journal);
+    others.shuffle(rng);
+    let mut acts: Vec<usize> = (0..4).map(|_| rng.random_range(0..others.len())).collect();
+    acts.sort_unstable();
+    for (i, piece) in others.into_iter().chain(journal).enumerate() {
+        for _ in acts.iter().filter(|at| **at == i) {
+            match rng.random_range(0..12) {
+                0 => served.disk().make_room().unwrap(),
+                1 => served.restart(),
+                2 => {
+                    served.disk().pause().unwrap();
+                    served.disk().resume();
+                }
+                3 => served.disk().settle().unwrap(),
+                _ if told => drop(served.disk().settle_after_guest().unwrap()),
+                _ => served.disk().settle().unwrap(),
+            }
+        }
+        let end = memory.len().min(piece + PIECE);
+        served.lane().read(Sector(piece as u64 / 512), &mut memory[piece..end]).unwrap();
+    }
+    plain.assert_same(&recovered(memory).disk, "a mount while the daemon recovers", step);
+    while served.disk().settle_after_guest().unwrap() {}
+}
+
 struct Walk {
     options: fn() -> Options,
     seed: u64,
     bytes_max: u64,
     restarts: bool,
     judged: u32,
+    /// Of a thousand steps: another guest mounts.
+    mounts: u32,
+    mutation: Option<Mutation>,
 }
 
 fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
@@ -57,7 +102,7 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
         Arc::new(DelayedDisk::new(memory, seed, Arc::clone(&faults)))
     };
     let (base, options) = (stream.base.clone(), (how.options)());
-    let mut served = Served::over(base, how.bytes_max, options, Arc::new(over), None);
+    let mut served = Served::over(base, how.bytes_max, options, Arc::new(over), how.mutation);
     let mut queues = Queues::new(served.disk());
     let mut replayed = 0;
     for (i, step) in stream.steps.iter().enumerate() {
@@ -83,6 +128,12 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
                 _ => {}
             }
         }
+        if rng.random_ratio(how.mounts, 1000) {
+            queues.detach();
+            mount_meanwhile(&mut served, &plain, i, &mut rng);
+            // It only looked dead, too.
+            queues.attach(served.disk());
+        }
         if rng.random_ratio(how.judged, 1000) {
             queues.drain();
             replayed += judge(&served, &plain, i);
@@ -107,7 +158,15 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
 fn a_guest_may_die_anywhere() {
     for path in recordings() {
         let stream = load(&path);
-        let how = Walk { options: wait_for_home, seed: 1, bytes_max: 64 << 20, restarts: false, judged: 60 };
+        let how = Walk {
+            options: wait_for_home,
+            seed: 1,
+            bytes_max: 64 << 20,
+            restarts: false,
+            judged: 60,
+            mounts: 0,
+            mutation: None,
+        };
         let (replayed, status) = walk(&stream, &how);
         assert!(replayed > 0, "{}: nothing was ever in the journal", path.display());
         let classes = status.file_systems[0].classes;
@@ -124,7 +183,15 @@ fn daemons_die_and_guests_seem_to() {
         for seed in 0..2 {
             walk(
                 &stream,
-                &Walk { options: wait_for_home, seed, bytes_max: 64 << 20, restarts: true, judged: 20 },
+                &Walk {
+                    options: wait_for_home,
+                    seed,
+                    bytes_max: 64 << 20,
+                    restarts: true,
+                    judged: 20,
+                    mounts: 0,
+                    mutation: None,
+                },
             );
         }
     }
@@ -135,11 +202,40 @@ fn memory_is_short() {
     for path in recordings() {
         let stream = load(&path);
         for (seed, bytes_max) in [(10, 64 << 10), (11, 256 << 10), (12, 1 << 20)] {
-            let how = Walk { options: wait_for_home, seed, bytes_max, restarts: true, judged: 20 };
+            let how = Walk {
+                options: wait_for_home,
+                seed,
+                bytes_max,
+                restarts: true,
+                judged: 20,
+                mounts: 0,
+                mutation: None,
+            };
             let (_, status) = walk(&stream, &how);
             assert!(status.arena_used_bytes <= bytes_max);
         }
     }
+}
+
+type Promise = fn() -> Options;
+
+/// Guests that mount while the daemon recovers: the seed, the contract, memory.
+const MOUNTS: [(u64, Promise, u64); 3] =
+    [(30, wait_for_home, 64 << 20), (31, wait_for_home, 256 << 10), (32, at_commit, 64 << 20)];
+
+fn mounts(stream: &Stream, mutation: Option<Mutation>) {
+    for (seed, options, bytes_max) in MOUNTS {
+        walk(stream, &Walk { options, seed, bytes_max, restarts: false, judged: 0, mounts: 20, mutation });
+    }
+}
+
+#[test]
+fn another_guest_mounts_while_the_daemon_recovers() {
+    recordings().iter().for_each(|path| mounts(&load(path), None));
+    // What is read before the journal's superblock counted for nothing once.
+    let found = |path| std::panic::catch_unwind(|| mounts(&load(path), Some(Mutation::ReleaseUnderReader)));
+    let missed = recordings().iter().filter(|path| found(path).is_ok()).count();
+    assert!(missed < recordings().len(), "a daemon that gives up what was read too early was not found out");
 }
 
 /// Seeds, whether daemons die and pause, and memory, under `power-window`.
@@ -150,7 +246,8 @@ fn what_is_committed_goes_home_at_once() {
     for path in recordings() {
         let stream = load(&path);
         for (seed, restarts, bytes_max) in APPLIED {
-            let how = Walk { options: at_commit, seed, bytes_max, restarts, judged: 20 };
+            let how =
+                Walk { options: at_commit, seed, bytes_max, restarts, judged: 20, mounts: 0, mutation: None };
             let (_, status) = walk(&stream, &how);
             let classes = status.file_systems[0].classes;
             assert!(restarts || classes.page_writeback_elided_bytes > 0, "{classes:?}");

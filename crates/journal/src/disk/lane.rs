@@ -353,6 +353,9 @@ impl RetainLane {
 
     fn serve(&mut self, request: Admitted) {
         self.refresh();
+        if request.operation == Operation::Read {
+            self.look_at_read(request.sector, request.sectors);
+        }
         match request.operation {
             Operation::Read if self.ranges.touch_area(request.sector, request.sectors) => {
                 let index = self.whole(request);
@@ -379,6 +382,14 @@ impl RetainLane {
                 }
             }
             _ => self.pass(request),
+        }
+    }
+
+    /// A read is handed down only when nothing that it may find too early can be given up. Looked at without the lock: a version
+    /// that is home is so before this read begins.
+    fn look_at_read(&self, sector: Sector, sectors: u64) {
+        if self.ranges.may_find_older(&self.shared.known, sector, sectors) {
+            self.shared.lock().reads_older(sector, sectors);
         }
     }
 

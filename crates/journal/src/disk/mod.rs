@@ -61,10 +61,11 @@ impl RetainDisk {
         options: Options,
         mistake: Mistake,
     ) -> Result<Self, JournalError> {
-        let systems = FileSystems::open(&*lower, arena, options, mistake)?;
+        let mut systems = FileSystems::open(&*lower, arena, options, mistake)?;
         let shared = Shared {
             version: AtomicU64::new(systems.version()),
             ranges: Mutex::new(Arc::new(systems.ranges())),
+            known: systems.versions().known_to_all(),
             systems: Mutex::new(systems),
             idle: Condvar::new(),
             paused: AtomicBool::new(false),
@@ -102,15 +103,15 @@ impl RetainDisk {
     /// # Errors
     /// The disk below failed.
     pub fn settle_after_guest(&self) -> Result<bool, JournalError> {
-        if !self.shared.left.load(Ordering::SeqCst) {
+        if !self.shared.left.swap(false, Ordering::SeqCst) {
             return Ok(false);
         }
         let more = self.act(&mut self.shared.lock_idle(), |systems| match systems.due()? {
             true => Ok(true),
             false => systems.settle_gone().map(|()| false),
         });
-        if !matches!(more, Ok(true)) {
-            self.shared.left.store(false, Ordering::SeqCst);
+        if matches!(more, Ok(true)) {
+            self.shared.left.store(true, Ordering::SeqCst);
         }
         more
     }

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::BlockError;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::error::JournalError;
 use crate::ext4::{FileSystems, Ranges};
+use crate::versions::area::JournalArea;
 
 /// What all lanes of a disk share.
 pub(super) struct Shared {
@@ -18,6 +19,8 @@ pub(super) struct Shared {
     /// [`FileSystems::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
     pub(super) version: AtomicU64,
     pub(super) ranges: Mutex<Arc<Ranges>>,
+    /// What is known of versions: looked at without the lock above.
+    pub(super) known: Arc<RwLock<JournalArea>>,
     /// Writes are held back.
     pub(super) paused: AtomicBool,
     /// The guest may be gone, and nobody has looked after what it left.

@@ -44,9 +44,9 @@ pub(super) struct Log {
     pub(super) commit_seen: bool,
     /// A commit block that came by, and the transaction that was expected then: see [`Log::judge`].
     pub(super) came_by: Option<(Tid, Tid)>,
-    /// The served superblock was read since the guest last wrote one. It may be in its own recovery, which reads the log from
-    /// that tail on in as many requests as it likes: nothing of it is given up until the guest begins its journal anew
-    /// or moves its tail.
+    /// The served superblock was read since the guest last wrote one, or a block whose version was not home then. It may be in its own
+    /// recovery, or on the way to it: that reads the log from the served tail on, in as many requests as it likes, and has to find in it
+    /// whatever was read too early. Nothing is given up until the guest begins its journal anew or moves its tail.
     pub(super) being_read: bool,
 }
 

@@ -7,13 +7,15 @@
 //! ```
 //!
 //! A state machine: events in (a write, a completion, a read, "the guest may be gone"), parts of requests and sets of home writes
-//! out. It has no threads, and no clock. Everything here happens under one lock per disk, but for what goes home: sets are written
-//! without it, see [`crate::versions`].
+//! out. It has no threads, and no clock. Everything here happens under one lock per disk, but for what goes home (sets are written
+//! without it, see [`crate::versions`]) and for most reads: whether one may find something older than what was committed is looked
+//! at without it.
 //!
 //! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the served
 //! tail: nothing else is needed, and what was completed towards the guest is in the arena or below. A guest that dies
 //! at any instant leaves a served journal whose replay is its own recovery; [`FileSystems::settle_all`] does that replay's
-//! work ahead, as far as a guest that only looked dead can be sure not to notice.
+//! work ahead, as far as a guest that only looked dead can be sure not to notice. Whoever reads meanwhile finds either all of it
+//! home, or the rest in the journal ([`FileSystems::reads_older`]).
 
 mod absorb;
 mod errors;

@@ -1,9 +1,13 @@
 //! Which parts of a disk are looked at: found by halving, for a guest may lay its journal out in single blocks.
 
 use afterimage_block::Sector;
+use parking_lot::RwLock;
 
 use super::volume::{area_ranges, Volume};
 use crate::ids::{AreaBlock, BLOCK_SECTORS};
+use crate::versions::area::JournalArea;
+use crate::versions::arena::VolumeId;
+use crate::versions::blocks_of;
 
 /// Ranges of a disk that cannot simply be handed through. Each list ascends, and its ranges neither touch nor overlap.
 #[derive(Clone, Debug, Default)]
@@ -12,18 +16,33 @@ pub struct Ranges {
     areas: Vec<(Sector, u64)>,
     /// File systems whose writes must be looked at, and the sectors on which layouts rest.
     writes: Vec<(Sector, u64)>,
+    /// File systems whose journals are absorbed: where they begin, and how many blocks they have.
+    rooms: Vec<(VolumeId, Sector, u64)>,
     /// Whether a flush has to be told of: see [`super::systems::FileSystems::flushes`].
     pub flushes: bool,
 }
 
 impl Ranges {
-    pub(super) fn new(areas: Vec<(Sector, u64)>, writes: Vec<(Sector, u64)>, flushes: bool) -> Self {
-        Self { areas: merged(areas), writes: merged(writes), flushes }
+    pub(super) fn new(
+        areas: Vec<(Sector, u64)>,
+        writes: Vec<(Sector, u64)>,
+        rooms: Vec<(VolumeId, Sector, u64)>,
+        flushes: bool,
+    ) -> Self {
+        Self { areas: merged(areas), writes: merged(writes), rooms, flushes }
     }
 
     /// Whether a read touches an absorbed journal.
     pub fn touch_area(&self, sector: Sector, sectors: u64) -> bool {
         touch(&self.areas, sector, sectors)
+    }
+
+    /// Whether a read may find something older than what was committed: [`super::systems::FileSystems::reads_older`] is to be told first.
+    pub fn may_find_older(&self, known: &RwLock<JournalArea>, sector: Sector, sectors: u64) -> bool {
+        self.rooms.iter().any(|(id, start, blocks)| {
+            let (from, to) = blocks_of(*start, *blocks, sector, sectors);
+            from < to && known.read().any_open(*id, from, to)
+        })
     }
 
     /// Whether a write has to be looked at.
@@ -115,7 +134,7 @@ mod tests {
     #[test]
     fn ranges_are_found_whatever_their_order() {
         let list = vec![(Sector(40), 8), (Sector(8), 8), (Sector(0), 34), (Sector(48), 2), (Sector(100), 1)];
-        let ranges = Ranges::new(Vec::new(), list.clone(), false);
+        let ranges = Ranges::new(Vec::new(), list.clone(), Vec::new(), false);
         for sector in 0..110 {
             for sectors in 1..30 {
                 let naive = list.iter().any(|(s, n)| s.0 < sector + sectors && sector < s.0 + n);

@@ -200,6 +200,20 @@ impl FileSystems {
         self.volumes.ranges()
     }
 
+    /// Somebody is about to read what may be older than what was committed. A guest that is mounted has such blocks in its memory, so
+    /// it is one whose own recovery is still to come: it has begun.
+    pub fn reads_older(&mut self, sector: Sector, sectors: u64) {
+        if self.versions.mistake.is(Mutation::ReleaseUnderReader) {
+            return;
+        }
+        for volume in &mut self.volumes.list {
+            let Some(retained) = volume.retained_mut() else { continue };
+            if self.versions.reads_older(retained.log.id, sector, sectors) {
+                retained.log.set_being_read(&mut self.versions, true);
+            }
+        }
+    }
+
     /// Serves the parts of a read that lie in absorbed journals; says what is left.
     ///
     /// # Errors

@@ -42,7 +42,9 @@ impl Volumes {
             // While it waits for a mount, too: what is under way then may land behind what is committed after it.
             writes.extend(volume.layout().map(|l| (volume.start, l.room_blocks * BLOCK_SECTORS)));
         }
-        Ranges::new(self.areas.ranges(), writes, self.survey.look_at_flush)
+        let absorbed = self.list.iter().filter(|volume| volume.retained().is_some());
+        let rooms = absorbed.filter_map(|v| Some((v.id, v.start, v.layout()?.room_blocks))).collect();
+        Ranges::new(self.areas.ranges(), writes, rooms, self.survey.look_at_flush)
     }
 
     /// What has to be looked at is no longer the same.

@@ -230,6 +230,18 @@ impl JournalArea {
         control.versions.iter().filter(|(home, _)| inside(home)).map(|(h, v)| (*h, *v)).collect()
     }
 
+    /// Whether any block of a range has a version that is not home.
+    pub fn any_open(&self, volume: VolumeId, from: FsBlock, to: FsBlock) -> bool {
+        let Some(control) = self.blocks.get(&volume).filter(|control| control.pending > 0) else {
+            return false;
+        };
+        let open = |version: &Version| version.state != VersionState::Home;
+        if to.0.saturating_sub(from.0) <= control.versions.len() as u64 {
+            return (from.0..to.0).any(|b| control.versions.get(&FsBlock(b)).is_some_and(open));
+        }
+        control.versions.iter().any(|(home, version)| (from.0..to.0).contains(&home.0) && open(version))
+    }
+
     /// Moves a version on its way. Returns what it was, where there is one.
     pub fn set_state(&mut self, volume: VolumeId, home: FsBlock, state: VersionState) -> Option<Version> {
         let control = self.blocks.get_mut(&volume)?;
@@ -288,6 +300,7 @@ mod tests {
             let mut found: Vec<u64> =
                 area.versions_in(FS, FsBlock(from), FsBlock(to)).iter().map(|(h, _)| h.0).collect();
             found.sort_unstable();
+            assert_eq!(area.any_open(FS, FsBlock(from), FsBlock(to)), !found.is_empty());
             let expected: Vec<u64> = (0..20).map(|i| i * 10).filter(|h| (from..to).contains(h)).collect();
             assert_eq!(found, expected);
         }

@@ -22,9 +22,10 @@ pub struct Carried {
 impl Versions {
     /// Whether any block of a range has a version.
     pub fn touches(&self, sector: Sector, sectors: u64) -> bool {
+        let area = self.area.read();
         self.rooms.iter().any(|(client, room)| {
             let (from, to) = room.blocks_of(sector, sectors);
-            (from.0..to.0).any(|b| self.area.version(*client, FsBlock(b)).is_some())
+            (from.0..to.0).any(|b| area.version(*client, FsBlock(b)).is_some())
         })
     }
 
@@ -44,12 +45,13 @@ impl Versions {
         let mut home_blocks = 0;
         let (mut written, mut scratch) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
         let mut others = Vec::new();
+        let area = self.area.read();
         for (client, room) in &self.rooms {
             let client = *client;
             let (from, to) = room.blocks_of(sector, sectors);
             let classes = self.classes.entry(client).or_default();
             for home in (from.0..to.0).map(FsBlock) {
-                let Some(version) = self.area.version(client, home) else { continue };
+                let Some(version) = area.version(client, home) else { continue };
                 classes.page_writebacks += 1;
                 let start = home.sector(room.start);
                 let covered = start >= sector && start.0 + BLOCK_SECTORS <= sector.0 + sectors;
@@ -77,6 +79,7 @@ impl Versions {
                 }
             }
         }
+        drop(area);
         for (client, home) in others {
             self.set_state(client, home, VersionState::Overwritten);
         }
@@ -99,7 +102,7 @@ impl Versions {
             .iter()
             .flat_map(|(client, room)| {
                 let (from, to) = room.blocks_of(sector, sectors);
-                self.area.versions_in(*client, from, to).into_iter().map(|(home, _)| (*client, home))
+                self.area.read().versions_in(*client, from, to).into_iter().map(|(home, _)| (*client, home))
             })
             .collect();
         for (client, home) in found {
@@ -121,7 +124,7 @@ impl Versions {
         }
         for version in &flying.older_than {
             let Some(room) = self.rooms.get(&version.volume) else { continue };
-            let current = self.area.version(version.volume, version.home);
+            let current = self.area.read().version(version.volume, version.home);
             if current.is_some_and(|c| c.generation == version.generation)
                 && !self.in_flight.any(version.home.sector(room.start), BLOCK_SECTORS)
             {
@@ -135,7 +138,7 @@ impl Versions {
     pub fn arrived(&mut self, flying: &Flying) -> Vec<VolumeId> {
         for matched in &flying.matches {
             let Some(room) = self.rooms.get(&matched.volume) else { continue };
-            let current = self.area.version(matched.volume, matched.home);
+            let current = self.area.read().version(matched.volume, matched.home);
             if current.is_none_or(|c| c.generation != matched.generation) {
                 continue;
             }
@@ -152,7 +155,8 @@ impl Versions {
 
     /// Moves a version, and what the arena remembers of it for the next daemon.
     pub(crate) fn set_state(&mut self, client: VolumeId, home: FsBlock, state: VersionState) {
-        let Some(before) = self.area.set_state(client, home, state) else { return };
+        let before = self.area.write().set_state(client, home, state);
+        let Some(before) = before else { return };
         let mark = match state {
             VersionState::Overwritten => Some(Mark::Overwritten),
             VersionState::Home => Some(Mark::Home),

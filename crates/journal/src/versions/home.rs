@@ -40,8 +40,9 @@ pub enum SetError {
 impl Versions {
     /// Those of some versions that are still the newest and pending, in the order of the disk.
     pub(crate) fn pending_of(&self, client: VolumeId, tuples: &[Tuple]) -> Vec<Tuple> {
+        let area = self.area.read();
         let pending = |t: &&Tuple| {
-            let version = self.area.version(client, t.home);
+            let version = area.version(client, t.home);
             version.is_some_and(|v| v.tid == t.tid && v.state == VersionState::Pending)
         };
         let mut tuples: Vec<Tuple> = tuples.iter().filter(pending).copied().collect();

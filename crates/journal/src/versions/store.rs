@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Sector};
 use afterimage_order::{HomeWriter, LaneHome};
+use parking_lot::{RwLock, RwLockReadGuard};
 
-use super::area::{JournalArea, Query, Tuple, VersionState};
+use super::area::{JournalArea, Query, Tuple, Version, VersionState};
 use super::arena::{Arena, Mark, VolumeId};
 use super::below::Below;
 use super::inflight::InFlight;
@@ -46,7 +47,8 @@ pub struct Versions {
     /// Clients keep records and pages of their own there, too.
     pub(crate) arena: Arena,
     pub(crate) below: Below,
-    pub(super) area: JournalArea,
+    /// Changed under the disk's lock alone; queues look at it without.
+    pub(super) area: Arc<RwLock<JournalArea>>,
     pub(crate) in_flight: InFlight,
     /// Versions on their way home, at most one set a disk.
     pub(crate) way: Way,
@@ -76,7 +78,7 @@ impl Versions {
         Ok(Self {
             arena,
             below: Below::new(disk)?,
-            area: JournalArea::default(),
+            area: Arc::default(),
             in_flight: InFlight::default(),
             way: Way::default(),
             writer,
@@ -96,7 +98,7 @@ impl Versions {
     /// # Errors
     /// As [`JournalArea::init`].
     pub fn init(&mut self, client: VolumeId, room: Room) -> Result<(), JournalError> {
-        self.area.init(client, BLOCK_BYTES)?;
+        self.area.write().init(client, BLOCK_BYTES)?;
         self.rooms.insert(client, room);
         Ok(())
     }
@@ -114,7 +116,7 @@ impl Versions {
             self.set_ended(set, false);
         }
         self.arena.clear_volume(client);
-        self.area.cleanup(client);
+        self.area.write().cleanup(client);
         self.rooms.remove(&client);
     }
 
@@ -144,7 +146,7 @@ impl Versions {
         unprotect: &[FsBlock],
         again: bool,
     ) -> Result<(), JournalError> {
-        self.area.mprotect(client, protect, unprotect)?;
+        self.area.write().mprotect(client, protect, unprotect)?;
         let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
         let anything_flies = !self.in_flight.is_empty();
         for tuple in protect {
@@ -157,7 +159,8 @@ impl Versions {
             if flies || unknown || mark == Some(Mark::Overwritten) {
                 self.set_state(client, tuple.home, VersionState::Overwritten);
                 self.arena.set_mark(client, tuple.at, Some(Mark::Overwritten));
-                if let Some(version) = self.area.version(client, tuple.home).filter(|_| flies) {
+                let version = self.area.read().version(client, tuple.home);
+                if let Some(version) = version.filter(|_| flies) {
                     self.in_flight.outdated(sector, client, tuple.home, version.generation);
                 }
             } else if again && mark == Some(Mark::Home) {
@@ -175,10 +178,12 @@ impl Versions {
         homes: &[FsBlock],
         places: impl Iterator<Item = AreaBlock>,
     ) {
-        let newest = |home: &FsBlock| self.area.version(client, *home).is_some_and(|v| v.tid == tid);
+        let mut area = self.area.write();
+        let newest = |home: &FsBlock| area.version(client, *home).is_some_and(|v| v.tid == tid);
         let homes: Vec<FsBlock> = homes.iter().copied().filter(newest).collect();
         // It is initialised: it has versions.
-        drop(self.area.mprotect(client, &[], &homes));
+        drop(area.mprotect(client, &[], &homes));
+        drop(area);
         for at in places {
             self.arena.remove(client, at);
         }
@@ -186,17 +191,35 @@ impl Versions {
 
     /// LOG_OP_QUERY: how much is retained of a client.
     pub fn query(&self, client: VolumeId) -> Query {
-        self.area.query(client)
+        self.area.read().query(client)
     }
 
     /// LOG_OP_RECOVER: what has to go home; see [`JournalArea::recover`].
     pub fn recover(&self, client: VolumeId, overwritten: bool) -> Vec<Tuple> {
-        self.area.recover(client, overwritten)
+        self.area.read().recover(client, overwritten)
     }
 
     /// What is known: which versions, of which blocks.
-    pub fn area(&self) -> &JournalArea {
-        &self.area
+    pub fn area(&self) -> RwLockReadGuard<'_, JournalArea> {
+        self.area.read()
+    }
+
+    /// The same, for those who look at it without the disk's lock.
+    pub(crate) fn known_to_all(&self) -> Arc<RwLock<JournalArea>> {
+        Arc::clone(&self.area)
+    }
+
+    /// Whether a read of a range may find something older than a client's newest version: one that is pending, or to whose home a write
+    /// is on its way.
+    pub(crate) fn reads_older(&self, client: VolumeId, sector: Sector, sectors: u64) -> bool {
+        let Some(room) = self.rooms.get(&client) else { return false };
+        let (from, to) = room.blocks_of(sector, sectors);
+        let older = |(home, version): &(FsBlock, Version)| match version.state {
+            VersionState::Pending => true,
+            VersionState::Overwritten => self.in_flight.any(home.sector(room.start), BLOCK_SECTORS),
+            VersionState::Home => false,
+        };
+        self.area.read().versions_in(client, from, to).iter().any(older)
     }
 
     /// Whether there is such a client, or the arena remembers one.
@@ -214,7 +237,8 @@ impl Versions {
 
     /// Versions known, of all clients.
     pub(crate) fn known(&self) -> u64 {
-        self.rooms.keys().map(|client| self.area.query(*client).versions).sum()
+        let area = self.area.read();
+        self.rooms.keys().map(|client| area.query(*client).versions).sum()
     }
 
     /// A client's counters.
@@ -227,7 +251,7 @@ impl Versions {
         let Some(room) = self.rooms.get(&client) else { return false };
         self.in_flight.iter().any(|write| {
             let (from, to) = room.blocks_of(write.sector, write.sectors);
-            let mut versions = self.area.versions_in(client, from, to).into_iter();
+            let mut versions = self.area.read().versions_in(client, from, to).into_iter();
             versions.any(|(_, version)| version.state != VersionState::Home && passed(version.tid))
         })
     }

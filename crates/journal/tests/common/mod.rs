@@ -55,6 +55,19 @@ pub fn layouts(disk: &[u8]) -> Vec<Layout> {
         .collect()
 }
 
+/// Where the journals of a disk's file systems lie, in bytes.
+pub fn journal_ranges(disk: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let of = |l: &Layout| {
+        let start = l.start;
+        let range = move |e: &layout::AreaExtent| {
+            let at = e.home.sector(start).0 as usize * 512;
+            at..at + e.blocks as usize * BLOCK_BYTES
+        };
+        l.journal.iter().map(range).collect::<Vec<_>>()
+    };
+    layouts(disk).iter().flat_map(of).collect()
+}
+
 pub fn journal_superblock(disk: &[u8], layout: &Layout) -> Option<JournalSuperblock> {
     let mut scratch = [0; BLOCK_BYTES];
     let mut view = On(disk, layout);

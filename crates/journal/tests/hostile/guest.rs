@@ -12,6 +12,7 @@ use afterimage_journal::log::oracle::replay;
 use afterimage_journal::log::{AreaView, LogGeometry};
 use afterimage_journal::Mutation;
 use afterimage_journal::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
+use rand::seq::SliceRandom;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -444,9 +445,25 @@ impl Guest {
     /// what it says is written, and the journal begins anew with the id that the walk ended at. Between any two of these
     /// requests the daemon may do what it does to a disk that rests: in `meddling` of a thousand cases it does.
     pub fn recover(&mut self, meddling: u32) {
+        self.recover_behind(meddling, &[]);
+    }
+
+    /// The same of a mount that has a part of its file system in memory before it looks at the journal.
+    pub fn read_and_recover(&mut self, meddling: u32) {
+        let mut homes: Vec<FsBlock> = self.newest.keys().copied().collect();
+        homes.shuffle(&mut self.rng);
+        self.recover_behind(meddling, &homes);
+    }
+
+    fn recover_behind(&mut self, meddling: u32, homes: &[FsBlock]) {
         self.world.drain();
         let mut recovery =
             Recovery { world: &mut self.world, rng: &mut self.rng, layout: self.layout.clone(), meddling };
+        let mut memory = BTreeMap::new();
+        for home in homes {
+            memory.insert(*home, recovery.world.read(START + home.0 * 8, 8));
+            recovery.meddle();
+        }
         let mut block = [0; BLOCK_BYTES];
         recovery.block(AreaBlock(0), &mut block).unwrap();
         let found = JournalSuperblock::parse(&block).expect("a guest is served a sound superblock");
@@ -458,12 +475,16 @@ impl Guest {
             assert!(replayed.damaged.is_empty(), "seed {}: {:?}", recovery.world.seed, replayed.damaged);
             for (home, content) in &replayed.writes {
                 recovery.world.write(START + home.0 * 8, &content[..]);
+                memory.entry(*home).and_modify(|block| block.copy_from_slice(&content[..]));
                 recovery.meddle();
             }
             end = replayed.end;
         }
         recovery.world.flush();
         recovery.meddle();
+        for (home, block) in &memory {
+            self.world.judge_floor(START / 8 + home.0, block, "in memory after the guest's own recovery");
+        }
         self.world.judge_recovered("after the guest's own recovery");
         // As the kernel has it, whatever the log was before.
         self.tid = end.next();
