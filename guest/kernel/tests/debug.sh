@@ -118,11 +118,11 @@ ijournal() {
 
 found=0
 if [ -e /sys/kernel/debug/kmemleak ]; then
-    # It looks at nothing that is younger than five seconds, and what it finds once may be on its way. In User Mode Linux with KASAN it also tells
-    # of memory that is in use or was freed, with the stock ext4 and before any: what counts is what our own code allocated itself.
+    # It looks at nothing that is younger than five seconds, and what it finds once may be on its way. What was there before any file system was
+    # cleared; what counts is what was allocated below vext4 and vjbd2, by us or by what is renamed.
     leaks; leaks
     awk '
-        function judge() { all += known; theirs += fs; if (mine) { found++; printf "%s", text } known = fs = mine = by = 0; text = "" }
+        function judge() { all += known; theirs += fs; own += mine; if (mine || fs) { found++; printf "%s", text } known = fs = mine = by = 0; text = "" }
         /^unreferenced/ { judge(); known = 1 }
         { text = text $0 "\n" }
         # With an address in front in 6.1, without one in 6.12.
@@ -133,7 +133,7 @@ if [ -e /sys/kernel/debug/kmemleak ]; then
                 by = 1; mine = name ~ /^(sio|fm|series|ij|vmaj)_/
             }
         }
-        END { judge(); printf "kmemleak: tells of %d objects, %d of them below vext4 and vjbd2, %d allocated by what is ours\n", all, theirs, found; exit found > 0 }
+        END { judge(); printf "kmemleak: tells of %d objects, %d of them below vext4 and vjbd2, %d allocated by what is ours\n", all, theirs, own; exit found > 0 }
     ' /sys/kernel/debug/kmemleak || found=1
 else
     echo "kmemleak: not in this kernel"
