@@ -110,7 +110,7 @@ impl<'a> World<'a> {
             files.log.break_word(options.canary.device());
             // Here nothing of ours is there to mend a torn sector, and a file system cannot: its journal's superblock, which each emptying of the
             // journal writes, is there once.
-            if plan.vext4.is_some() && plan.contract == Contract::Power {
+            if plan.contract == Contract::Power {
                 files.image.keep_sectors_whole();
             }
             let machine = Machine::mortal(&storage, run.request_ns, 0);
