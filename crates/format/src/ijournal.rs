@@ -78,7 +78,7 @@ pub struct Areas {
     pub area_blocks: U32,
     /// [`BLOCK_BYTES`].
     pub block_bytes: U32,
-    /// The running transaction when the epoch began: no run of it has an older one's identity.
+    /// The first transaction that was not committed when the epoch began: no run of it has an older one's identity.
     pub first_tid: U32,
     /// Zero.
     pub reserved_48: [u8; 4048],

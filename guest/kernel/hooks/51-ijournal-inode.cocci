@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 // place: fs/ext4/inode.c ext4_do_update_inode 1 ij_changes
 // place: fs/ext4/ialloc.c __ext4_new_inode 1 ij_born
+// place: fs/ext4/ialloc.c find_inode_bit 1 ij_number_is_gone
 // place: fs/ext4/ialloc.c ext4_free_inode 1 ij_inode_freed
 // place: fs/ext4/orphan.c ext4_orphan_add 1 ij_orphan_added
 // place: fs/ext4/orphan.c ext4_orphan_del 1 ij_orphan_removed
@@ -25,6 +26,18 @@ identifier inode;
  <...
  ext4_set_inode_state(inode, EXT4_STATE_NEW);
 +ij_born(handle, inode);
+ ...>
+ }
+
+@@
+typedef ext4_group_t;
+identifier sb, group, ino, check;
+@@
+ find_inode_bit(struct super_block *sb, ext4_group_t group, ..., unsigned long *ino)
+ {
+ <...
+-check && recently_deleted(sb, group, *ino)
++(check && recently_deleted(sb, group, *ino)) || ij_number_is_gone(sb, group, *ino)
  ...>
  }
 

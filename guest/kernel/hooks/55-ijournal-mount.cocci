@@ -9,6 +9,7 @@
 // place: fs/ext4/super.c ext4_freeze 1 ij_clear_bit
 // place: fs/ext4/super.c ext4_unfreeze 1 ij_set_bit
 // place: fs/ext4/super.c __ext4_remount 1 ij_may_remount
+// place: fs/ext4/super.c __ext4_remount 1 ij_bit_is_left
 // place: fs/ext4/super.c ext4_feature_set_ok 1 ij_explain
 // place: fs/ext4/resize.c ext4_resize_begin 1 IJOURNAL
 @@
@@ -115,6 +116,20 @@ identifier sb, sbi, old_opts;
  if ((sbi->s_mount_opt ^ old_opts.s_mount_opt) & EXT4_MOUNT_NO_MBCACHE) {
  ...
  }
+ ...>
+ }
+
+@@
+identifier sb, sbi, err;
+@@
+ __ext4_remount(..., struct super_block *sb)
+ {
+ <...
+ if (!ext4_has_feature_mmp(sb) || sb_rdonly(sb))
+	ext4_stop_mmpd(sbi);
++if (ij_bit_is_left(sb))
++	ext4_mark_recovery_complete(sb, sbi->s_es);
+ return err;
  ...>
  }
 

@@ -4,7 +4,9 @@
  *
  *   ijournal_state.c   what of an inode is not committed, and what replay could not reproduce
  *   ijournal_sync.c    an fsync: what is captured of an inode and of the way to it, in which order
- *   ijournal_area.c    the areas: checked at mount, and where a run is written
+ *   ijournal_logged.c  an fsync whose last run has all of it
+ *   ijournal_area.c    the areas: where a run is written, and epochs
+ *   ijournal_mount.c   what a mount needs, the incompatible feature's bit, counters
  */
 #ifndef _IJOURNAL_H
 #define _IJOURNAL_H
@@ -24,10 +26,14 @@ struct super_block;
 /* In s_mount_opt2. */
 #define EXT4_MOUNT2_IJOURNAL 0x10000000
 
-/* How an fsync was served: by an i-transaction; with nothing there to commit; else by a normal commit, and why. */
+/*
+ * How an fsync was served: by an i-transaction; with nothing there to commit; with nothing that the last i-transaction
+ * has not; else by a normal commit, and why.
+ */
 enum ij_outcome {
 	IJ_WRITTEN,
 	IJ_COMMITTED,
+	IJ_LOGGED,
 	IJ_DIRECTORY,
 	IJ_HARD_LINK,
 	IJ_RENAME,
@@ -74,6 +80,13 @@ struct ij_extent {
  * @extents: external extent blocks that may not be committed
  * @extents_count: how many
  * @extents_room: for how many there is room
+ * @tree_changes: how often one of them was changed or freed
+ * @captured: the newest run of the inode that was captured: its sub-transaction id
+ * @captured_tree: tree_changes then
+ * @logged_run: the newest one that was captured, if it is durable and @body is known
+ * @logged_tid: its transaction
+ * @logged_epoch: its epoch: ij_fs.epochs
+ * @body: the inode as it has it, or NULL
  */
 struct ij_inode {
 	spinlock_t lock; /* all of it */
@@ -87,6 +100,13 @@ struct ij_inode {
 	struct ij_extent *extents;
 	unsigned int extents_count;
 	unsigned int extents_room;
+	u64 tree_changes;
+	u64 captured;
+	u64 captured_tree;
+	u64 logged_run;
+	u32 logged_tid;
+	u64 logged_epoch;
+	u8 *body;
 };
 
 /* Called by hooks: ijournal_state.c */
@@ -100,6 +120,7 @@ void ij_entry_removed(struct jbd2_journal_handle *handle, struct inode *dir, str
 void ij_renamed(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_metadata_dirty(struct jbd2_journal_handle *handle, struct inode *inode, struct buffer_head *bh);
 void ij_block_freed(struct inode *inode, u64 block);
+bool ij_number_is_gone(struct super_block *sb, u32 group, unsigned long bit);
 void ij_inode_freed(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_orphan_added(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_orphan_removed(struct jbd2_journal_handle *handle, struct inode *inode);
@@ -108,15 +129,17 @@ void ij_exchanges(struct super_block *sb, struct jbd2_journal_handle *handle);
 
 /* ijournal_sync.c */
 void ij_counts(struct inode *inode);
-bool ij_syncs(struct inode *inode, bool datasync);
+bool ij_is_unchanged(struct inode *inode);
+bool ij_syncs(struct inode *inode, bool datasync, bool *needs_barrier);
 
-/* ijournal_area.c */
+/* ijournal_mount.c */
 bool ij_is_option(const char *key);
 int ij_start(struct super_block *sb);
 void ij_stop(struct super_block *sb);
 void ij_clear_bit(struct super_block *sb);
 void ij_set_bit(struct super_block *sb);
 bool ij_may_remount(struct super_block *sb);
+bool ij_bit_is_left(struct super_block *sb);
 void ij_explain(struct super_block *sb);
 
 #endif

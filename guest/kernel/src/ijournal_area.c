@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * iJournaling's areas: checked at mount, written by fsyncs.
+ * iJournaling's areas: written by fsyncs, in epochs.
  *
  * What a crash may leave of a write: each run of it, whole or not at all. All of them are durable, with everything that
  * was written before, when the write has ended: it goes behind a flush and through the drive's cache.
  *
  * A block is given out again when the transaction that its run is of is committed, and nobody is writing it any more.
+ *
+ * An epoch is over when its transactions are too many to be told apart for certain: no more runs are written, fsyncs
+ * commit. When that has made all runs invalid and none is being written, the next epoch begins with the header's write.
+ * What a crash may leave of it: the old epoch, of which no run is valid, or the new one, of which there is none.
  */
 
-#include <linux/namei.h>
-#include <linux/proc_fs.h>
-#include <linux/quotaops.h>
+#include <linux/module.h>
 #include <linux/random.h>
-#include <linux/seq_file.h>
 #include "ext4_jbd2.h"
 #include "ijournal.h"
 #include "ijournal_fs.h"
 
-/**
- * ij_is_option - is it ours?
- * @key: a mount option
- */
-bool ij_is_option(const char *key)
-{
-	return !strcmp(key, "ijournal");
-}
+/* Numbers of transactions are compared modulo 2^32: an old run's must not come to look new. */
+#if SIO_FAULTS
+static uint epoch_transactions = 1U << 30;
+module_param(epoch_transactions, uint, 0644);
+#else
+static const uint epoch_transactions = 1U << 30;
+#endif
 
 /* Write blocks of the areas' file, in as few requests as they lie in pieces, each of them durable when it ends. */
 static int ij_write_blocks(struct ij_fs *ij, u8 *bytes, unsigned int first, unsigned int count)
@@ -160,94 +160,6 @@ bool ij_write(struct ij_fs *ij, struct ij_batch *batch, struct ij_area *area, en
 	return !err;
 }
 
-static int ij_show(struct seq_file *seq, void *v)
-{
-	static const char * const names[IJ_OUTCOMES] = {
-		[IJ_WRITTEN] = "written",
-		[IJ_COMMITTED] = "committed",
-		[IJ_DIRECTORY] = "directory",
-		[IJ_HARD_LINK] = "hard_link",
-		[IJ_RENAME] = "rename",
-		[IJ_NAME_REUSE] = "name_reuse",
-		[IJ_INODE_REUSE] = "inode_reuse",
-		[IJ_UNLINKED] = "unlinked",
-		[IJ_XATTR_BLOCK] = "xattr_block",
-		[IJ_JOURNALED_DATA] = "journaled_data",
-		[IJ_LAYOUT] = "layout",
-		[IJ_ORPHAN] = "orphan",
-		[IJ_EXCHANGED] = "exchanged",
-		[IJ_READ_BACK] = "read_back",
-		[IJ_NO_NAME] = "no_name",
-		[IJ_LARGE] = "large",
-		[IJ_AREA_FULL] = "area_full",
-		[IJ_EPOCH] = "epoch",
-		[IJ_NO_MEMORY] = "no_memory",
-		[IJ_ERROR] = "error",
-	};
-	struct ij_fs *ij = seq->private;
-	int outcome;
-
-	for (outcome = 0; outcome < IJ_OUTCOMES; outcome++)
-		seq_printf(seq, "%s %lld\n", names[outcome], atomic64_read(&ij->outcomes[outcome]));
-	seq_printf(seq, "runs %lld\n", atomic64_read(&ij->runs));
-	seq_printf(seq, "bytes %lld\n", atomic64_read(&ij->run_blocks) * IJOURNAL_BLOCK_BYTES);
-	if (SIO_FAULTS)
-		seq_printf(seq, "directory_runs %lld\nuncommitted_directory_blocks %lld\n",
-			   atomic64_read(&ij->dir_runs), atomic64_read(&ij->dir_blocks));
-	return 0;
-}
-
-/* Whether the mount names files of quotas, which may be switched on later. */
-static bool ij_has_quota_files(struct super_block *sb)
-{
-#ifdef CONFIG_QUOTA
-	return EXT4_SB(sb)->s_jquota_fmt;
-#else
-	return false;
-#endif
-}
-
-/* Why a file system cannot have it, or NULL. */
-static const char *ij_refuses(struct super_block *sb)
-{
-	struct ext4_sb_info *sbi = EXT4_SB(sb);
-
-	if (!sbi->s_journal || sbi->s_journal->j_dev != sb->s_bdev)
-		return "it has no journal on its own device";
-	if (sb->s_blocksize != IJOURNAL_BLOCK_BYTES || PAGE_SIZE != IJOURNAL_BLOCK_BYTES)
-		return "its blocks, or this machine's pages, are not of 4 KiB";
-	if (EXT4_INODE_SIZE(sb) < IJOURNAL_INODE_BYTES_MIN || EXT4_INODE_SIZE(sb) > IJOURNAL_INODE_BYTES_MAX)
-		return "its inodes are of more than 256 bytes";
-	if (ext4_has_feature_bigalloc(sb) || ext4_has_feature_meta_bg(sb) || ext4_has_feature_inline_data(sb) ||
-	    ext4_has_feature_quota(sb) || ext4_has_feature_project(sb) || ext4_has_feature_casefold(sb) ||
-	    ext4_has_feature_encrypt(sb) || ext4_has_feature_ea_inode(sb) ||
-	    ext4_has_feature_fast_commit(sb))
-		return "it has a feature that recovery does not know (docs/ijournaling.md)";
-	if (test_opt(sb, DATA_FLAGS) != EXT4_MOUNT_ORDERED_DATA || !test_opt(sb, DELALLOC) ||
-	    !test_opt(sb, DIOREAD_NOLOCK) || test_opt(sb, JOURNAL_ASYNC_COMMIT) || test_opt(sb, DAX_ALWAYS) ||
-	    sb_any_quota_loaded(sb) || ij_has_quota_files(sb))
-		return "it needs data=ordered,delalloc,dioread_nolock, and no quotas, DAX or journal_async_commit";
-	return NULL;
-}
-
-/**
- * ij_may_remount - may a mount get these options?
- * @sb: the file system, with the new options
- */
-bool ij_may_remount(struct super_block *sb)
-{
-	const char *why;
-
-	if (!test_opt2(sb, IJOURNAL))
-		return true;
-	why = ij_refuses(sb);
-	if (!why && !EXT4_SB(sb)->s_ij && !sb_rdonly(sb))
-		why = "it cannot be switched on while the file system is writable";
-	if (why)
-		ext4_msg(sb, KERN_ERR, "ijournal: %s", why);
-	return !why;
-}
-
 /* One block of the areas' file, read or written. */
 static int ij_header_io(struct ij_fs *ij, void *block, blk_opf_t flags)
 {
@@ -272,9 +184,15 @@ static u32 ij_header_crc(struct ij_fs *ij, struct ijournal_areas *header)
 	return found;
 }
 
-/* What is said of the areas fits, and they are all there. */
-static const char *ij_map(struct ij_fs *ij, struct ijournal_areas *header)
+/**
+ * ij_read_areas - where the areas are
+ * @ij: the file system, the areas' file opened
+ *
+ * Return: NULL where what the header says of them fits, and they are all there; else what is wrong.
+ */
+const char *ij_read_areas(struct ij_fs *ij)
 {
+	struct ijournal_areas *header = ij->header;
 	struct ext4_map_blocks map = { .m_len = 1 };
 	u64 blocks = (u64)i_size_read(ij->file) >> ij->sb->s_blocksize_bits;
 	u64 *grown;
@@ -311,170 +229,80 @@ static const char *ij_map(struct ij_fs *ij, struct ijournal_areas *header)
 	return NULL;
 }
 
-/* A new epoch: what is in the areas means nothing from now on. */
-static const char *ij_begin(struct ij_fs *ij, struct ijournal_areas *header)
+/**
+ * ij_begin_epoch - what is in the areas means nothing from now on
+ * @ij: the file system, in which nobody writes a run
+ *
+ * Return: NULL, or why not.
+ */
+const char *ij_begin_epoch(struct ij_fs *ij)
 {
-	journal_t *journal = EXT4_SB(ij->sb)->s_journal;
+	struct ijournal_areas *header = ij->header;
+	u32 first = ij_committed(ij->sb) + 1;
 
-	get_random_bytes(ij->epoch, sizeof(ij->epoch));
-	read_lock(&journal->j_state_lock);
-	ij->first_tid = journal->j_transaction_sequence;
-	read_unlock(&journal->j_state_lock);
-	memcpy(header->epoch, ij->epoch, sizeof(header->epoch));
-	header->first_tid = cpu_to_le32(ij->first_tid);
+	get_random_bytes(header->epoch, sizeof(header->epoch));
+	header->first_tid = cpu_to_le32(first);
 	header->crc = cpu_to_le32(ij_header_crc(ij, header));
 	if (ij_header_io(ij, header, REQ_OP_WRITE | REQ_SYNC | REQ_META | REQ_PREFLUSH | REQ_FUA))
 		return "the areas' header cannot be written";
+	memcpy(ij->epoch, header->epoch, sizeof(ij->epoch));
+	ij->first_tid = first;
+	atomic64_set(&ij->sub_id, 0);
+	WRITE_ONCE(ij->epochs, ij->epochs + 1);
 	return NULL;
-}
-
-static const char *ij_find_file(struct ij_fs *ij)
-{
-	struct dentry *root = ij->sb->s_root, *dentry;
-
-	inode_lock(d_inode(root));
-	dentry = lookup_one_len(IJOURNAL_FILE_NAME, root, strlen(IJOURNAL_FILE_NAME));
-	inode_unlock(d_inode(root));
-	if (IS_ERR(dentry))
-		return "the areas' file cannot be looked up";
-	if (d_is_positive(dentry) && S_ISREG(d_inode(dentry)->i_mode))
-		ij->file = igrab(d_inode(dentry));
-	/* A mount that fails leaves no dentries behind. */
-	d_drop(dentry);
-	dput(dentry);
-	if (!ij->file)
-		return "it has no areas: there is no file " IJOURNAL_FILE_NAME;
-	if (!ext4_test_inode_flag(ij->file, EXT4_INODE_EXTENTS) || ext4_should_journal_data(ij->file))
-		return "the areas' file is not mapped by extents, or its data is journaled";
-	/* Nobody writes, moves or removes it as long as this is mounted. */
-	inode_lock(ij->file);
-	ij->file->i_flags |= S_SWAPFILE;
-	inode_unlock(ij->file);
-	return NULL;
-}
-
-static void ij_free(struct ij_fs *ij)
-{
-	struct hlist_node *next;
-	struct ij_gone *gone;
-	int bucket;
-
-	if (ij->file) {
-		inode_lock(ij->file);
-		ij->file->i_flags &= ~S_SWAPFILE;
-		inode_unlock(ij->file);
-		iput(ij->file);
-	}
-	hash_for_each_safe(ij->gone, bucket, next, gone, node)
-		kfree(gone);
-	kvfree(ij->blocks);
-	kvfree(ij->area);
-	kfree(ij);
-}
-
-static const char *ij_open_areas(struct ij_fs *ij)
-{
-	void *header = (void *)__get_free_page(GFP_KERNEL);
-	const char *why;
-	unsigned int at;
-
-	if (!header)
-		return "there is no memory";
-	why = ij_find_file(ij);
-	if (!why)
-		why = ij_map(ij, header);
-	if (!why) {
-		ij->area = kvcalloc(ij->areas, sizeof(*ij->area), GFP_KERNEL);
-		for (at = 0; ij->area && at < ij->areas; at++) {
-			spin_lock_init(&ij->area[at].lock);
-			atomic64_set(&ij->area[at].sub_id, (s64)at << 32);
-		}
-		why = ij->area ? ij_begin(ij, header) : "there is no memory for the areas";
-	}
-	free_page((unsigned long)header);
-	return why;
 }
 
 /**
- * ij_start - a file system becomes writable
- * @sb: the file system, its journal loaded and its root known
+ * ij_epoch_is_over - may a transaction have no runs in this epoch any more?
+ * @ij: the file system
+ * @tid: the transaction, not committed
+ */
+bool ij_epoch_is_over(struct ij_fs *ij, u32 tid)
+{
+	return tid - ij->first_tid > READ_ONCE(epoch_transactions);
+}
+
+/* No run is valid, and none is being written. */
+static bool ij_runs_are_past(struct ij_fs *ij)
+{
+	unsigned int at, mark;
+	bool past = true;
+
+	for (at = 0; at < ij->areas && past; at++) {
+		struct ij_area *area = &ij->area[at];
+		u32 committed = ij_committed(ij->sb);
+
+		spin_lock(&area->lock);
+		for (mark = 0; mark < area->marks_count; mark++) {
+			struct ij_mark *each = &area->marks[(area->oldest + mark) % IJ_MARKS];
+
+			if (each->writing || tid_gt(each->tid, committed))
+				past = false;
+		}
+		spin_unlock(&area->lock);
+	}
+	return past;
+}
+
+/**
+ * ij_renew_epoch - the next epoch, as soon as it may begin
+ * @ij: the file system, whose epoch was over a moment ago
  *
- * Return: 0, or an error, and then a message that says why.
+ * Return: whether there is a new one.
  */
-int ij_start(struct super_block *sb)
+bool ij_renew_epoch(struct ij_fs *ij)
 {
-	struct ext4_sb_info *sbi = EXT4_SB(sb);
-	const char *why;
-	struct ij_fs *ij;
+	u64 before = READ_ONCE(ij->epochs);
+	const char *why = NULL;
 
-	if (!test_opt2(sb, IJOURNAL))
-		return 0;
-	why = ij_refuses(sb);
-	if (why) {
-		ext4_msg(sb, KERN_ERR, "ijournal: %s", why);
-		return -EINVAL;
-	}
-	if (!sbi->s_ij) {
-		ij = kzalloc(sizeof(*ij), GFP_KERNEL);
-		if (!ij)
-			return -ENOMEM;
-		ij->sb = sb;
-		spin_lock_init(&ij->gone_lock);
-		hash_init(ij->gone);
-		why = ij_open_areas(ij);
-		if (why) {
-			ext4_msg(sb, KERN_ERR, "ijournal: %s", why);
-			ij_free(ij);
-			return -EINVAL;
-		}
-		proc_create_single_data("ijournal", 0444, sbi->s_journal->j_proc_entry, ij_show, ij);
-		sbi->s_ij = ij;
-	}
-	ij_set_bit(sb);
-	return 0;
-}
-
-/**
- * ij_stop - a file system is unmounted, or its mount has failed
- * @sb: the file system
- */
-void ij_stop(struct super_block *sb)
-{
-	struct ext4_sb_info *sbi = EXT4_SB(sb);
-	struct ij_fs *ij = sbi->s_ij;
-
-	if (!ij)
-		return;
-	sbi->s_ij = NULL;
-	remove_proc_entry("ijournal", sbi->s_journal->j_proc_entry);
-	ij_free(ij);
-}
-
-/**
- * ij_set_bit - there may be valid i-transactions from now on
- * @sb: the file system; its superblock is written next
- */
-void ij_set_bit(struct super_block *sb)
-{
-	if (EXT4_SB(sb)->s_ij)
-		EXT4_SB(sb)->s_es->s_feature_incompat |= cpu_to_le32(IJOURNAL_INCOMPAT);
-}
-
-/**
- * ij_clear_bit - there are none: all is committed, and written home
- * @sb: the file system; its superblock is written next
- */
-void ij_clear_bit(struct super_block *sb)
-{
-	EXT4_SB(sb)->s_es->s_feature_incompat &= cpu_to_le32(~IJOURNAL_INCOMPAT);
-}
-
-/**
- * ij_explain - say what is wrong with a file system that has to be recovered
- * @sb: the file system
- */
-void ij_explain(struct super_block *sb)
-{
-	if (EXT4_SB(sb)->s_es->s_feature_incompat & cpu_to_le32(IJOURNAL_INCOMPAT))
-		ext4_msg(sb, KERN_ERR, "ijournal: there may be i-transactions: recover them first");
+	if (!ij_runs_are_past(ij))
+		return false;
+	/* Whoever is between its first look at the epoch and the end of its write is waited for. */
+	percpu_down_write(&ij->epoch_lock);
+	if (ij->epochs == before && ij_runs_are_past(ij))
+		why = ij_begin_epoch(ij);
+	percpu_up_write(&ij->epoch_lock);
+	if (why)
+		ext4_msg(ij->sb, KERN_ERR, "ijournal: %s", why);
+	return READ_ONCE(ij->epochs) != before;
 }

@@ -46,7 +46,7 @@ struct ijournal_areas {
 	__le32 areas;
 	__le32 area_blocks;
 	__le32 block_bytes;
-	__le32 first_tid;	/* the running transaction when the epoch began */
+	__le32 first_tid;	/* the first that was not committed when the epoch began */
 	__u8 reserved_48[4048];
 };
 

@@ -6,6 +6,7 @@
 #define _IJOURNAL_FS_H
 
 #include <linux/hashtable.h>
+#include <linux/percpu-rwsem.h>
 #include "ext4_jbd2.h"
 #include "ijournal_format.h"
 
@@ -72,8 +73,11 @@ struct ij_gone {
  * @areas: how many
  * @area_blocks: blocks of each
  * @area: each
+ * @header: the areas' header
+ * @epoch_lock: held by whoever writes runs of an epoch, and alone to begin another one
  * @epoch: whose runs are valid
- * @first_tid: the transaction that was running when it began
+ * @epochs: how many there were in this mount
+ * @first_tid: the first transaction that was not committed when it began
  * @sub_id: the last sub-transaction id
  * @exchanged: blocks were exchanged between files
  * @gone_lock: protects what follows
@@ -92,7 +96,10 @@ struct ij_fs {
 	unsigned int areas;
 	unsigned int area_blocks;
 	struct ij_area *area;
+	struct ijournal_areas *header;
+	struct percpu_rw_semaphore epoch_lock;
 	u8 epoch[16];
+	u64 epochs;
 	u32 first_tid;
 	atomic64_t sub_id ____cacheline_aligned_in_smp;
 	struct ij_stamp exchanged;
@@ -117,7 +124,19 @@ static inline bool ij_open(struct ij_stamp stamp, u32 committed)
 	return stamp.set && tid_gt(stamp.tid, committed);
 }
 
+/* ijournal_state.c */
 enum ij_outcome ij_allows(struct inode *inode, u32 committed);
+
+/* ijournal_logged.c */
+void ij_captured(struct inode *inode, u64 sub_id);
+void ij_logged(struct inode *inode, struct ij_batch *batch);
+bool ij_is_logged(struct inode *inode, bool datasync);
+
+/* ijournal_area.c */
+const char *ij_read_areas(struct ij_fs *ij);
+const char *ij_begin_epoch(struct ij_fs *ij);
+bool ij_epoch_is_over(struct ij_fs *ij, u32 tid);
+bool ij_renew_epoch(struct ij_fs *ij);
 bool ij_write(struct ij_fs *ij, struct ij_batch *batch, struct ij_area *area, enum ij_outcome *outcome);
 
 #endif

@@ -164,6 +164,7 @@ void ij_init_inode(struct ij_inode *state)
 void ij_destroy_inode(struct ij_inode *state)
 {
 	kfree(state->extents);
+	kfree(state->body);
 }
 
 /**
@@ -201,6 +202,21 @@ void ij_born(handle_t *handle, struct inode *inode)
 	ij_set(&ij_of(inode)->born, tid);
 	if (ij_is_gone(ij, inode->i_ino))
 		ij_normal(inode, tid, IJ_INODE_REUSE);
+}
+
+/**
+ * ij_number_is_gone - was an inode's number given up by a transaction that is not committed?
+ * @sb: the file system
+ * @group: its group
+ * @bit: which of the group's
+ *
+ * Whoever got it could not be logged: so it is given out last.
+ */
+bool ij_number_is_gone(struct super_block *sb, u32 group, unsigned long bit)
+{
+	struct ij_fs *ij = EXT4_SB(sb)->s_ij;
+
+	return ij && ij_is_gone(ij, (u64)group * EXT4_INODES_PER_GROUP(sb) + bit + 1);
 }
 
 /**
@@ -416,6 +432,7 @@ void ij_metadata_dirty(handle_t *handle, struct inode *inode, struct buffer_head
 		state->extents[at].block = bh->b_blocknr;
 	}
 	state->extents[at].tid = tid;
+	state->tree_changes++;
 out:
 	spin_unlock(&state->lock);
 }
@@ -433,6 +450,7 @@ void ij_block_freed(struct inode *inode, u64 block)
 	if (!READ_ONCE(state->extents_count))
 		return;
 	spin_lock(&state->lock);
+	state->tree_changes++;
 	for (at = 0; at < state->extents_count; at++)
 		if (state->extents[at].block == block)
 			state->extents[at--] = state->extents[--state->extents_count];

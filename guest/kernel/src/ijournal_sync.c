@@ -104,6 +104,7 @@ static void ij_capture_raw(struct ij_cursor *cursor, struct inode *inode, struct
 		tid = ij_later(tid, ei->i_ij.raw.tid);
 	header->sub_id = cpu_to_le64(atomic64_inc_return(sio_without(SIO_PART_IJOURNAL_ORDER) ? &area->sub_id :
 							 &ij->sub_id));
+	ij_captured(inode, le64_to_cpu(header->sub_id));
 	spin_unlock(&ei->i_raw_lock);
 	memcpy(header->magic, IJOURNAL_RUN_MAGIC, sizeof(header->magic));
 	header->version = cpu_to_le16(IJOURNAL_VERSION);
@@ -361,7 +362,8 @@ static int ij_write_ordered(struct inode *inode)
 	return filemap_write_and_wait(inode->i_mapping);
 }
 
-static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, struct ij_way *way, struct ij_batch *batch)
+static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, bool datasync, struct ij_way *way,
+			      struct ij_batch *batch)
 {
 	u32 committed = ij_committed(inode->i_sb);
 	struct ij_area *area = &ij->area[raw_smp_processor_id() % ij->areas];
@@ -371,6 +373,8 @@ static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, struct ij_w
 	outcome = ij_allows(inode, committed);
 	if (outcome == IJ_WRITTEN)
 		outcome = ij_find_way(way, inode, committed);
+	if (outcome == IJ_WRITTEN && !way->count && ij_is_logged(inode, datasync))
+		return ij_write_ordered(inode) ? IJ_ERROR : IJ_LOGGED;
 	for (at = way->count; at && outcome == IJ_WRITTEN; at--)
 		if (at != way->count || !sio_without(SIO_PART_IJOURNAL_DIRECTORY))
 			outcome = ij_capture_dir(batch, &way->step[at - 1], area);
@@ -385,11 +389,12 @@ static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, struct ij_w
 	sio_fault(SIO_FAULT_IJOURNAL);
 	if (!ij_write(ij, batch, area, &outcome))
 		return outcome;
+	ij_logged(inode, batch);
 	sio_fault(SIO_FAULT_IJOURNAL_WRITTEN);
 	return IJ_WRITTEN;
 }
 
-static enum ij_outcome ij_try(struct ij_fs *ij, struct inode *inode)
+static enum ij_outcome ij_try(struct ij_fs *ij, struct inode *inode, bool datasync)
 {
 	struct ij_batch batch = { };
 	enum ij_outcome outcome;
@@ -399,7 +404,7 @@ static enum ij_outcome ij_try(struct ij_fs *ij, struct inode *inode)
 	if (!way)
 		return IJ_NO_MEMORY;
 	way->count = 0;
-	outcome = ij_log(ij, inode, way, &batch);
+	outcome = ij_log(ij, inode, datasync, way, &batch);
 	ij_drop_way(way, outcome == IJ_WRITTEN);
 	kfree(way);
 	kvfree(batch.bytes);
@@ -414,10 +419,27 @@ static enum ij_outcome ij_kind(struct ij_fs *ij, struct inode *inode, u32 tid)
 	if (!ext4_should_dioread_nolock(inode) || ext4_has_inline_data(inode) || IS_ENCRYPTED(inode) ||
 	    IS_VERITY(inode) || IS_DAX(inode))
 		return IJ_LAYOUT;
-	/* Numbers of transactions are compared modulo 2^32: an old run's must not come to look new. */
-	if (tid - ij->first_tid > 1U << 30)
-		return IJ_EPOCH;
-	return IJ_WRITTEN;
+	return ij_epoch_is_over(ij, tid) ? IJ_EPOCH : IJ_WRITTEN;
+}
+
+static enum ij_outcome ij_serve(struct ij_fs *ij, struct inode *inode, bool datasync)
+{
+	enum ij_outcome outcome;
+
+	percpu_down_read(&ij->epoch_lock);
+	outcome = ij_kind(ij, inode, datasync ? EXT4_I(inode)->i_datasync_tid : EXT4_I(inode)->i_sync_tid);
+	if (outcome == IJ_WRITTEN)
+		outcome = ij_try(ij, inode, datasync);
+	percpu_up_read(&ij->epoch_lock);
+	return outcome;
+}
+
+/* Where fsyncs write runs, and the journal is whole. */
+static struct ij_fs *ij_writes(struct super_block *sb)
+{
+	struct ij_fs *ij = EXT4_SB(sb)->s_ij;
+
+	return ij && test_opt2(sb, IJOURNAL) && !is_journal_aborted(EXT4_SB(sb)->s_journal) ? ij : NULL;
 }
 
 /**
@@ -428,33 +450,52 @@ void ij_counts(struct inode *inode)
 {
 	struct ij_fs *ij = EXT4_SB(inode->i_sb)->s_ij;
 
-	if (!ij)
-		return;
-	if (!S_ISREG(inode->i_mode))
-		atomic64_inc(&ij->outcomes[IJ_DIRECTORY]);
-	else if (ext4_should_journal_data(inode))
+	if (ij && S_ISREG(inode->i_mode) && ext4_should_journal_data(inode))
 		atomic64_inc(&ij->outcomes[IJ_JOURNALED_DATA]);
+}
+
+/**
+ * ij_is_unchanged - has a directory nothing that is not committed?
+ * @inode: what is synced
+ *
+ * Return: whether it is durable: its entries are in no other place than the journal, whose commit was. The stock kernel
+ * commits whatever is running, which here is everything that fsyncs have left alone.
+ */
+bool ij_is_unchanged(struct inode *inode)
+{
+	struct ij_fs *ij = ij_writes(inode->i_sb);
+	bool committed;
+
+	if (!ij || S_ISREG(inode->i_mode))
+		return false;
+	committed = S_ISDIR(inode->i_mode) &&
+		    !tid_gt(READ_ONCE(EXT4_I(inode)->i_sync_tid), ij_committed(inode->i_sb));
+	atomic64_inc(&ij->outcomes[committed ? IJ_COMMITTED : IJ_DIRECTORY]);
+	return committed;
 }
 
 /**
  * ij_syncs - make a file durable by an i-transaction
  * @inode: the file, its data written and waited for
  * @datasync: only what its data needs
+ * @needs_barrier: set where a flush is all that is missing
  *
- * Return: whether it is durable now; else a normal commit is needed.
+ * Return: whether it is durable now, or behind that flush; else a normal commit is needed.
  */
-bool ij_syncs(struct inode *inode, bool datasync)
+bool ij_syncs(struct inode *inode, bool datasync, bool *needs_barrier)
 {
-	struct ij_fs *ij = EXT4_SB(inode->i_sb)->s_ij;
+	struct ij_fs *ij = ij_writes(inode->i_sb);
 	journal_t *journal = EXT4_SB(inode->i_sb)->s_journal;
 	enum ij_outcome outcome;
 
-	if (!ij || is_journal_aborted(journal) || !S_ISREG(inode->i_mode) || ext4_should_journal_data(inode))
+	if (!ij || !S_ISREG(inode->i_mode) || ext4_should_journal_data(inode))
 		return false;
-	outcome = ij_kind(ij, inode, datasync ? EXT4_I(inode)->i_datasync_tid : EXT4_I(inode)->i_sync_tid);
-	if (outcome == IJ_WRITTEN)
-		outcome = ij_try(ij, inode);
+	outcome = ij_serve(ij, inode, datasync);
+	if (outcome == IJ_EPOCH && ij_renew_epoch(ij))
+		outcome = ij_serve(ij, inode, datasync);
 	atomic64_inc(&ij->outcomes[outcome]);
+	if (outcome == IJ_LOGGED && journal->j_flags & JBD2_BARRIER)
+		*needs_barrier = true;
 	/* A journal that was aborted meanwhile has an error to tell. */
-	return outcome == IJ_WRITTEN && !is_journal_aborted(journal);
+	return (outcome == IJ_WRITTEN || outcome == IJ_LOGGED) && !is_journal_aborted(journal);
 }

@@ -142,6 +142,7 @@ bool sio_without(enum sio_part part)
 		[SIO_PART_IJOURNAL_ORDER] = "ijournal-order",
 		[SIO_PART_IJOURNAL_DIRECTORY] = "ijournal-directory",
 		[SIO_PART_IJOURNAL_FLUSH] = "ijournal-flush",
+		[SIO_PART_IJOURNAL_LOGGED] = "ijournal-logged",
 	};
 
 	return !strcmp(without, names[part]);

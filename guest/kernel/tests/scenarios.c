@@ -11,6 +11,7 @@
  *   deep        a tree of folders each time, 2 to 12 deep, with others beside it; the file in the innermost is fsynced
  *   links       a file gets a second name, is written, loses its first: fsynced each time (three steps)
  *   reuse       a file is made in the space of an older one that is deleted, again and again: four of them would not fit
+ *   data        blocks of a file are written again with an fdatasync each, mostly nothing else; now and then it becomes longer or shorter
  *
  * A block says which file it is of, and where in it. "thousand" wants that nothing else commits: nothing that was not fsynced may be there. In
  * "deep" a transaction may have become so large that it was committed; what was not fsynced is there up to some step then, and not behind it.
@@ -382,6 +383,82 @@ static uint64_t reuse_state(void)
 	return newest;
 }
 
+/* Blocks of the file after a step: it grows, shrinks, and mostly does neither. */
+static uint64_t data_blocks(uint64_t step)
+{
+	return 8 + (step + 5) / 8 * 2 - (step + 2) / 8;
+}
+
+#define DATA_WRITTEN 4
+#define DATA_FILE (1ULL << 40)
+
+static void data_write(void)
+{
+	uint64_t step, blocks, before = data_blocks(0);
+	char path[512];
+	int fd;
+
+	path_of(path, "data", 1);
+	fd = open_at(path, O_WRONLY | O_CREAT | O_EXCL);
+	put(fd, DATA_FILE, 0, before);
+	if (fsync(fd))
+		die("fsync");
+	for (step = 1; step <= steps; step++) {
+		blocks = data_blocks(step);
+		if (blocks > before)
+			put(fd, DATA_FILE, before, blocks - before);
+		else if (blocks < before && ftruncate(fd, (off_t)blocks * BLOCK_BYTES))
+			die("truncate");
+		before = blocks;
+		put(fd, step, step % DATA_WRITTEN, 1);
+		if (fdatasync(fd))
+			die("fdatasync");
+		report(0, step);
+	}
+	close(fd);
+}
+
+/* Data is home before what says how long the file is: of the step after the newest that is promised there may be either. */
+static uint64_t data_state(void)
+{
+	uint64_t block[WORDS], at, word, blocks, newest = 0, written[DATA_WRITTEN] = { 0 }, zeroes = 0;
+	char path[512];
+	ssize_t length;
+	int fd;
+
+	path_of(path, "data", 1);
+	fd = open(path, O_RDONLY);
+	if (fd < 0)
+		return 0;
+	for (at = 0; (length = read(fd, block, sizeof(block))) > 0; at++) {
+		if (length != sizeof(block))
+			broken("a block is cut", path);
+		for (word = 0; word < WORDS; word += 2)
+			if (block[word] != block[0] || (block[word] && block[word + 1] != at))
+				broken("a block is not of one piece", path);
+		if (at < DATA_WRITTEN && block[0] != DATA_FILE)
+			written[at] = block[0];
+		else if (block[0] != DATA_FILE)
+			zeroes++;
+		if (at < DATA_WRITTEN && written[at] > newest)
+			newest = written[at];
+	}
+	if (length < 0)
+		die(path);
+	close(fd);
+	blocks = at;
+	if (!newest)
+		return 0;
+	for (at = 0; at < DATA_WRITTEN; at++)
+		if (newest > at && written[(newest - at) % DATA_WRITTEN] != newest - at)
+			broken("an older block", path);
+	if (blocks != data_blocks(newest) && blocks != data_blocks(newest - 1) && blocks != data_blocks(newest + 1))
+		broken("it is not as long as it was synced", path);
+	if (zeroes && blocks == data_blocks(newest) && blocks == data_blocks(newest - 1))
+		broken("zeroes", path);
+	return blocks == data_blocks(newest) || blocks != data_blocks(newest - 1) ? newest : newest - 1;
+}
+
 static const struct {
 	const char *name;
 	void (*write)(void);
@@ -393,6 +470,7 @@ static const struct {
 	{ "deep", deep_write, deep_state },
 	{ "links", links_write, links_state },
 	{ "reuse", reuse_write, reuse_state },
+	{ "data", data_write, data_state },
 };
 
 int main(int argc, char **argv)

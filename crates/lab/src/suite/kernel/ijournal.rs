@@ -144,13 +144,14 @@ impl Work {
 
 /// The paper's first three scenarios (§ 6.4; the fourth is `threads`), hard links, and blocks that are used again: steps, quick and full. The
 /// paper's second one appends 4 KiB and an fsync up to 1 GB: here that is two, many fsyncs and a large file.
-const SCENARIOS: [(&str, u64, u64); 6] = [
+const SCENARIOS: [(&str, u64, u64); 7] = [
     ("thousand", 200, 1000),
     ("append", 400, 4000),
     ("big", 40, 2100),
     ("deep", 22, 100),
     ("links", 60, 300),
     ("reuse", 6, 12),
+    ("data", 200, 2000),
 ];
 
 /// The cases.
@@ -246,9 +247,13 @@ what written 'echo 1 >/mnt/new; sync /mnt/new'
 what written 'echo 2 >>/mnt/new; sync -d /mnt/new'
 what written 'mkdir -p /mnt/a/b/c; echo 1 >/mnt/a/b/c/deep; sync /mnt/a/b/c/deep'
 [ $(counted runs) = 8 ] || broken "runs: $(counted runs)"
+echo 1 >/mnt/gone
 what committed 'sync /mnt/new; sync -f /mnt; sync /mnt/new'
 what written 'echo 3 >>/mnt/new; sync /mnt/new'
+what logged 'printf 1 1<>/mnt/new; sync -d /mnt/new'
 what directory 'echo 1 >/mnt/other; sync /mnt'
+what committed 'sync /mnt'
+what written 'rm /mnt/gone; echo 1 >/mnt/made; sync /mnt/made'
 what hard_link 'ln /mnt/new /mnt/link; sync /mnt/new'
 what rename 'mv /mnt/other /mnt/moved; sync /mnt/moved'
 what name_reuse 'rm /mnt/link; echo 1 >/mnt/link; sync /mnt/link'
@@ -267,8 +272,18 @@ mount -t vext4 /dev/vda /mnt; chattr -i /mnt/.vext4-ijournal; truncate -s 1M /mn
 mount -t vext4 -o ijournal /dev/vda /mnt 2>/dev/null && broken "mounted with areas that are too short"
 mount -t ext4 /dev/vda /mnt; [ "$(tr -d '\n' </mnt/new)" = 1234 ] || broken "contents"; umount /mnt
 dmesg | grep -q 'ijournal: the areas are not as long as their header says' || broken "no message: $(dmesg | tail)"
+# A remount that fails when the bit is set: the block that tells of other mounts is no such block any more.
+mkfs.ext4 -q -F -b 4096 -O mmp -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda
+mount -t vext4 /dev/vda /mnt; {areas} /mnt {CPUS} 512; umount /mnt
+mount -t vext4 -o ro,ijournal /dev/vda /mnt
+block=$(dumpe2fs -h /dev/vda 2>/dev/null | sed -n 's/^MMP block number: *//p')
+dd if=/dev/zero of=/dev/vda bs=4096 seek=$block count=1 conv=notrunc,fsync status=none
+mount -o remount,rw /mnt 2>/dev/null && broken "remounted without a block for other mounts"
+[ $((0x$(od -An -t x4 -j 1120 -N 4 /dev/vda | tr -d ' ') & 0x40000000)) = 0 ] || broken "a remount that failed has left the bit"
+umount /mnt; mkfs.ext4 -q -F /dev/vda
 "#,
         made = made(build, ",commit=300"),
+        areas = build.program("areas"),
         journaling = build.program("journaling"),
     );
     let mut guest = guest(&daemon).start(&script)?;
