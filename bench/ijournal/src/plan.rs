@@ -1,8 +1,38 @@
-//! What is measured: how the file is synced, what runs beside it, on which device.
+//! What is measured: who syncs and how, what runs beside it, on which device.
 
 use serde::{Deserialize, Serialize};
 
 use afterimage_bench_kit::{check_only, is_chosen, BenchError, Result};
+
+use crate::task::Task;
+
+/// The paper's figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Figures {
+    /// Figs. 6 to 8: how long an fsync takes beside a stream.
+    #[value(name = "6-8")]
+    Sixth,
+    /// Fig. 10: SQLite, beside the paper's 30 MB/s.
+    #[value(name = "10")]
+    Tenth,
+    /// Fig. 11: applications, beside as much; varmail and YCSB beside 200 MB/s.
+    #[value(name = "11")]
+    Eleventh,
+}
+
+impl Figures {
+    /// All.
+    pub const ALL: [Figures; 3] = [Figures::Sixth, Figures::Tenth, Figures::Eleventh];
+
+    /// What is run for them.
+    pub fn tasks(self) -> &'static [Task] {
+        match self {
+            Figures::Sixth => &[Task::Append],
+            Figures::Tenth => &[Task::SqliteRollback, Task::SqliteWal],
+            Figures::Eleventh => &[Task::Photos, Task::Install, Task::Ycsb, Task::Varmail],
+        }
+    }
+}
 
 /// How the file system journals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -69,6 +99,10 @@ pub struct Model {
     pub request_kib: u32,
     /// Fig. 7's streams.
     pub streams_mb_per_s: &'static [u32],
+    /// What runs beside a phone's applications.
+    pub phone_mb_per_s: u32,
+    /// What runs beside a desktop's.
+    pub desktop_mb_per_s: u32,
     /// The guest's memory.
     pub memory_mib: u32,
     /// So much of it may be dirty before the kernel writes: Linux's tenth. Above twice as much writers wait.
@@ -86,6 +120,8 @@ pub const MODELS: [Model; 2] = [
         scheduler_requests: 64,
         request_kib: 1280,
         streams_mb_per_s: &[0, 100, 200, 300, 400],
+        phone_mb_per_s: 30,
+        desktop_mb_per_s: 200,
         memory_mib: 4096,
         dirty_background_mib: 800,
     },
@@ -97,15 +133,32 @@ pub const MODELS: [Model; 2] = [
         scheduler_requests: 128,
         request_kib: 512,
         streams_mb_per_s: &[0, 5, 10, 15, 20],
+        // As 30 is to the phone's 50.
+        phone_mb_per_s: 12,
+        desktop_mb_per_s: 12,
         memory_mib: 1024,
         dirty_background_mib: 200,
     },
 ];
 
+impl Model {
+    /// The streams beside which a task runs.
+    pub fn streams(&self, task: Task) -> Vec<u32> {
+        match task {
+            Task::Append => self.streams_mb_per_s.to_vec(),
+            Task::Ycsb | Task::Varmail => vec![0, self.desktop_mb_per_s],
+            _ => vec![0, self.phone_mb_per_s],
+        }
+    }
+}
+
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
+    /// Who syncs.
+    #[serde(default, skip_serializing_if = "Task::is_append")]
+    pub task: Task,
     /// The device.
     pub model: String,
     /// What is written beside it, in megabytes a second.
@@ -126,9 +179,10 @@ impl Key {
         found.ok_or_else(|| BenchError::Usage(format!("there is no device {}", self.model)))
     }
 
-    /// `model/stream/arm`
+    /// `model/stream/arm`, and the task in front but for Figs. 6 to 8.
     pub fn path(&self) -> String {
-        format!("{}/{}/{}", self.model, self.stream_mb_per_s, self.arm.name())
+        let task = if self.task.is_append() { String::new() } else { format!("{}/", self.task.name()) };
+        format!("{task}{}/{}/{}", self.model, self.stream_mb_per_s, self.arm.name())
     }
 }
 
@@ -137,34 +191,37 @@ impl Key {
 pub struct Scale {
     /// `full` or `quick`
     pub name: &'static str,
-    /// How long files are synced.
+    /// How long files are synced, where no task says when it has ended.
     pub seconds: u32,
+    /// Transactions of a database.
+    pub transactions: u32,
 }
 
 impl Scale {
     /// For figures.
-    pub const FULL: Scale = Scale { name: "full", seconds: 30 };
+    pub const FULL: Scale = Scale { name: "full", seconds: 30, transactions: 1000 };
     /// A look.
-    pub const QUICK: Scale = Scale { name: "quick", seconds: 5 };
+    pub const QUICK: Scale = Scale { name: "quick", seconds: 5, transactions: 100 };
 }
 
 /// The cells, all of one seed before the next: whatever has to be broken off has every row. The patterns are of [`Key::path`].
 ///
 /// # Errors
 /// A pattern matches no cell.
-pub fn keys(scale: Scale, seeds: u64, only: &[String]) -> Result<Vec<Key>> {
+pub fn keys(scale: Scale, figures: &[Figures], seeds: u64, only: &[String]) -> Result<Vec<Key>> {
     let models = if scale == Scale::QUICK { &MODELS[..1] } else { &MODELS };
+    let tasks = || figures.iter().flat_map(|figures| figures.tasks());
     let mut keys = Vec::new();
     for seed in 1..=seeds {
-        for model in models {
-            for stream in model.streams_mb_per_s {
-                let key = |arm| Key { model: model.name.to_owned(), stream_mb_per_s: *stream, arm, seed };
+        for (task, model) in tasks().flat_map(|task| models.iter().map(|model| (*task, model))) {
+            for stream_mb_per_s in model.streams(task) {
+                let key = |arm| Key { task, model: model.name.to_owned(), stream_mb_per_s, arm, seed };
                 keys.extend(Arm::ALL.map(key));
             }
         }
     }
     let paths: Vec<String> = keys.iter().map(Key::path).collect();
-    check_only(only, &paths, "model/stream/arm, as in ssd/300/normal")?;
+    check_only(only, &paths, "model/stream/arm, as in ssd/300/normal, or task/model/stream/arm")?;
     keys.retain(|key| is_chosen(only, &key.path()));
     Ok(keys)
 }
@@ -175,11 +232,20 @@ mod tests {
 
     #[test]
     fn all_of_one_seed_come_before_the_next() {
-        let all = keys(Scale::FULL, 2, &[]).unwrap();
-        assert_eq!(all.len(), 2 * 2 * 5 * 6);
+        let all = keys(Scale::FULL, &Figures::ALL, 2, &[]).unwrap();
+        assert_eq!(all.len(), 2 * 2 * (5 + 6 * 2) * 6);
         assert!(all.iter().map(|key| key.seed).is_sorted());
-        assert_eq!(keys(Scale::QUICK, 1, &["*/300".to_owned()]).unwrap().len(), 6);
-        assert!(keys(Scale::QUICK, 1, &["emmc".to_owned()]).is_err());
+        assert_eq!(keys(Scale::FULL, &[Figures::Tenth], 1, &[]).unwrap().len(), 2 * 2 * 2 * 6);
+        assert_eq!(keys(Scale::QUICK, &[Figures::Sixth], 1, &["*/300".to_owned()]).unwrap().len(), 6);
+        assert!(keys(Scale::QUICK, &Figures::ALL, 1, &["emmc".to_owned()]).is_err());
+    }
+
+    // Raw results of Figs. 6 to 8 were there before there were tasks.
+    #[test]
+    fn a_key_without_a_task_is_of_the_first_figures() {
+        let text = r#"{"model":"ssd","stream_mb_per_s":0,"arm":"normal","seed":1}"#;
+        let key: Key = serde_json::from_str(text).unwrap();
+        assert_eq!((key.task, serde_json::to_string(&key).unwrap().as_str()), (Task::Append, text));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One cell, and what it leaves.
 //!
 //! ```text
-//!   mount ─► "ready" ─► meet ─► stream &  one file: 80 KiB ─► 0.1 s ─► fsync, timed ─► ... ─► "end" ─► meet ─► unmount
+//!   mount ─► set up ─► "ready" ─► meet ─► stream &  the task, its fsyncs timed ─► "end" ─► meet ─► unmount
 //! ```
 
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use afterimage_protocol::report::{Agent, SyncTimes};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Key, Model, Scale};
+use crate::task::Tools;
 
 const LIMIT_S: u64 = 3600;
 /// 16 MiB for the guest's one processor.
@@ -46,8 +47,11 @@ pub struct Record {
     pub request_ns: u64,
     /// And a guest's system call.
     pub syscall_ns: u64,
-    /// Each fsync.
+    /// Each fsync; what the disk wrote meanwhile is known in Figs. 6 to 8 only.
     pub syncs: SyncTimes,
+    /// How long the task took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elapsed_ns: Option<u64>,
     /// What the guest asked of its disk meanwhile.
     pub guest: GuestIo,
     /// Bytes that its journals were written meanwhile, where they count them.
@@ -116,16 +120,25 @@ impl afterimage_bench_kit::Record for Record {
 }
 
 /// The script of a cell.
-fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String {
+fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>, tools: &Tools) -> String {
     let (kind, options) = key.arm.mount();
+    // The paper's applications run with online discard.
+    let discard = if key.task.is_append() { "" } else { ",discard" };
     let background = u64::from(model.dirty_background_mib) << 20;
     let most = 2 * background;
-    let (seconds, requests, request_kib) = (scale.seconds, model.scheduler_requests, model.request_kib);
+    let (requests, request_kib) = (model.scheduler_requests, model.request_kib);
     let stream = match key.stream_mb_per_s {
         0 => String::new(),
-        rate => {
-            format!("\"$A\" stream /mnt/disk/beside --bytes-per-s {}000000 --seconds {seconds} &\n", rate)
-        }
+        // Whoever says when it has ended ends it.
+        rate => format!(
+            "\"$A\" stream /mnt/disk/beside --bytes-per-s {rate}000000 --seconds {} &\nstream=$!\n",
+            if key.task.is_append() { u64::from(scale.seconds) } else { LIMIT_S }
+        ),
+    };
+    let end_stream = match (key.stream_mb_per_s, key.task.is_append()) {
+        (0, _) => "",
+        (_, true) => "wait\n",
+        (_, false) => "kill $stream\nwait $stream || :\n",
     };
     let boost = if key.arm.is_boosted() { "ionice -c 1 -n 0 " } else { "" };
     // The mount option `journal_ioprio` knows no real-time class.
@@ -137,28 +150,38 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>) -> String
         let program = quote(&program.to_string_lossy());
         format!("mount -t ext4 /dev/vda /mnt/disk\n{program} /mnt/disk 1 {AREA_BLOCKS}\numount /mnt/disk\n")
     });
+    let (set_up, work) = key.task.script(scale, key.seed, tools);
     format!(
         "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
          echo {requests} > /sys/block/vda/queue/nr_requests\n\
          echo {request_kib} > /sys/block/vda/queue/max_sectors_kb\n\
          echo {background} > /proc/sys/vm/dirty_background_bytes\n\
          echo {most} > /proc/sys/vm/dirty_bytes\n\
-         {areas}mount -t {kind} -o {options} /dev/vda /mnt/disk\n{boost_jbd2}mkdir /mnt/disk/beside\nsync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
-         {boost}\"$A\" sync-times /mnt/disk/file --seconds {seconds} --stat /sys/block/vda/stat\n\
-         tell end\ncounts end\nwait\nmeet\numount /mnt/disk\n"
+         {areas}mount -t {kind} -o {options}{discard} /dev/vda /mnt/disk\n{boost_jbd2}mkdir /mnt/disk/beside\n\
+         {set_up}\ncat > /run/task << 'END'\nset -e\n{work}\nEND\n\
+         sync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
+         began=$(date +%s%N)\nA=\"$A\" {boost}sh /run/task\nended=$(date +%s%N)\n\
+         tell end\ncounts end\n{end_stream}echo \"ijournal: elapsed $((ended - began))\"\n{SYNCS}meet\numount /mnt/disk\n"
     )
 }
+
+/// What `syncs.c` has noted.
+const SYNCS: &str = r#"if [ -f /run/syncs ]; then
+    n=$(od -An -v -t u8 -N 8 /run/syncs)
+    od -An -v -t u8 -w64 -j 8 -N $((8 * n)) /run/syncs | sed "s/^/ijournal: syncs /"
+fi
+"#;
 
 /// Runs a cell.
 ///
 /// # Errors
 /// It comes to no end, or the guest does not say what it has to.
-pub fn measure(key: &Key, scale: Scale, image: &Path, machine: &Virtual) -> Result<Record> {
+pub fn measure(key: &Key, scale: Scale, image: &Path, tools: &Tools, machine: &Virtual) -> Result<Record> {
     let model = key.model()?;
     let areas = (key.arm.mount().0 == "vext4").then(|| machine.with_kernel("areas")).transpose()?;
     let cell = Cell {
         memory_mib: model.memory_mib,
-        script: with_prologue(&script(key, model, scale, areas.as_deref()))?,
+        script: with_prologue(&script(key, model, scale, areas.as_deref(), tools))?,
         image: Some(image.to_owned()),
         // The disk's own flushes and writes are what is compared: each request goes to the device as it is.
         contract: "power".to_owned(),
@@ -230,6 +253,13 @@ struct Mark {
     stat: String,
 }
 
+/// The numbers on a script's lines of that name.
+fn numbers(output: &str, name: &str) -> Vec<u64> {
+    let lines = output.lines().filter_map(|line| line.trim_end().strip_prefix("ijournal: "));
+    let words = lines.filter_map(|line| line.strip_prefix(name)).flat_map(str::split_whitespace);
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
 fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
     let strange =
         |what: &str| BenchError::Workload(format!("{}: the guest did not report {what}", key.path()));
@@ -246,7 +276,11 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
         let found = marks.iter().find(|(mark, _)| mark == name);
         found.map(|(_, io)| *io).ok_or_else(|| strange(name))
     };
-    let syncs = syncs.filter(|times| !times.ns.is_empty()).ok_or_else(|| strange("a single fsync"))?;
+    let noted = SyncTimes { ns: numbers(&guest.output, "syncs"), disk_bytes: Vec::new() };
+    let syncs = syncs
+        .or(Some(noted))
+        .filter(|times| !times.ns.is_empty())
+        .ok_or_else(|| strange("a single fsync"))?;
     let (ready, end) = (Counts::of(&guest.output, "ready"), Counts::of(&guest.output, "end"));
     Ok(Record {
         version: <Record as afterimage_bench_kit::Record>::VERSION,
@@ -265,6 +299,7 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
             })
             .collect(),
         syncs,
+        elapsed_ns: numbers(&guest.output, "elapsed").first().copied().filter(|_| !key.task.is_append()),
         trace: outcome.trace.clone(),
         real_s: outcome.real_s,
     })
@@ -273,12 +308,14 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan;
+    use crate::plan::{self, Figures};
 
     #[test]
     fn every_script_is_shell() {
-        for key in plan::keys(Scale::QUICK, 1, &[]).unwrap() {
-            let script = script(&key, key.model().unwrap(), Scale::QUICK, Some(Path::new("/a b/areas")));
+        let tools = Tools { syncs: "/a b/syncs.so".into(), package: "/a b/it's.deb".into() };
+        for key in plan::keys(Scale::QUICK, &Figures::ALL, 1, &[]).unwrap() {
+            let areas = Some(Path::new("/a b/areas"));
+            let script = script(&key, key.model().unwrap(), Scale::QUICK, areas, &tools);
             let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
             assert!(status.success(), "{script}");
         }
@@ -293,11 +330,13 @@ mod tests {
         assert_eq!(ready.bytes().unwrap(), Some(4096.0 * 22.0));
         assert_eq!((end.bytes().unwrap(), end.own["written"]), (Some(12_288.0), 4));
         assert_eq!(Counts::of(text, "other").bytes().unwrap(), None);
+        let text = "ijournal: syncs  1  2\r\nijournal: syncs 3\nijournal: elapsed 4\nsyncs 5\n";
+        assert_eq!((numbers(text, "syncs"), numbers(text, "elapsed")), (vec![1, 2, 3], vec![4]));
     }
 
     #[test]
     fn a_part_of_the_fsyncs_is_so_quick() {
-        let key = plan::keys(Scale::QUICK, 1, &[]).unwrap().remove(0);
+        let key = plan::keys(Scale::QUICK, &Figures::ALL, 1, &[]).unwrap().remove(0);
         let syncs = SyncTimes {
             ns: (1..=101).rev().map(|ms| ms * 1_000_000).collect(),
             disk_bytes: [vec![0; 100], vec![101 << 20]].concat(),
@@ -309,6 +348,7 @@ mod tests {
             request_ns: 0,
             syscall_ns: 0,
             syncs,
+            elapsed_ns: None,
             guest: GuestIo::default(),
             journal_bytes: None,
             outcomes: BTreeMap::new(),

@@ -5,13 +5,14 @@ use afterimage_report::number::number;
 use afterimage_report::{or_dash, page, Spread, Table};
 use maud::html;
 
-use crate::plan::{Arm, Model, MODELS};
+use crate::plan::{Arm, Figures, Model, MODELS};
 use crate::record::Record;
+use crate::task::Task;
 
-fn of(records: &[Record], model: Model, stream: u32, arm: Arm) -> Vec<&Record> {
+fn of(records: &[Record], task: Task, model: Model, stream: u32, arm: Arm) -> Vec<&Record> {
     let is = |record: &&Record| {
         let key = &record.key;
-        (key.model.as_str(), key.stream_mb_per_s, key.arm) == (model.name, stream, arm)
+        (key.task, key.model.as_str(), key.stream_mb_per_s, key.arm) == (task, model.name, stream, arm)
     };
     records.iter().filter(is).collect()
 }
@@ -36,7 +37,7 @@ pub fn markdown(records: &[Record]) -> String {
         );
         for stream in model.streams_mb_per_s {
             for arm in Arm::ALL {
-                let rows = of(records, model, *stream, arm);
+                let rows = of(records, Task::Append, model, *stream, arm);
                 if rows.is_empty() {
                     continue;
                 }
@@ -67,7 +68,56 @@ pub fn markdown(records: &[Record]) -> String {
         );
         text.push_str(&table.section(&format!("`{}`: Figs. 6, 7 and 8", model.name), &words));
     }
+    for model in MODELS {
+        for (figures, name) in [(Figures::Tenth, "Fig. 10"), (Figures::Eleventh, "Fig. 11")] {
+            text.push_str(&tasks(records, model, figures, name));
+        }
+    }
     text
+}
+
+/// Programs up to their end, with online discard.
+fn tasks(records: &[Record], model: Model, figures: Figures, name: &str) -> String {
+    let mut table = Table::new(
+        "task|stream, MB/s|journaling|seeds|time, s|fsyncs|fsyncs a second|mean, ms|median|p95|p99|max|journal KiB an fsync"
+            .split('|'),
+    );
+    let mut found = false;
+    for task in figures.tasks() {
+        for stream in model.streams(*task) {
+            for arm in Arm::ALL {
+                let rows = of(records, *task, model, stream, arm);
+                if rows.is_empty() {
+                    continue;
+                }
+                found = true;
+                let seconds = |record: &Record| record.elapsed_ns.unwrap_or_default() as f64 / 1e9;
+                let fsyncs = |record: &Record| record.syncs.ns.len() as f64;
+                table.row([
+                    task.name().to_owned(),
+                    stream.to_string(),
+                    arm.name().to_owned(),
+                    rows.len().to_string(),
+                    show(&rows, seconds),
+                    show(&rows, fsyncs),
+                    show(&rows, |record| fsyncs(record) / seconds(record)),
+                    show(&rows, Record::mean_ms),
+                    show(&rows, |record| record.within_ms(500)),
+                    show(&rows, |record| record.within_ms(950)),
+                    show(&rows, |record| record.within_ms(990)),
+                    show(&rows, |record| record.within_ms(1000)),
+                    or_dash(Spread::of(rows.iter().filter_map(|record| record.journal_kib())), |spread| {
+                        spread.show(number)
+                    }),
+                ]);
+            }
+        }
+    }
+    if !found {
+        return String::new();
+    }
+    let words = "With online discard. Varmail runs for a time, and what counts is how many fsyncs it comes to; the others run to their end.";
+    table.section(&format!("`{}`: {name}", model.name), words)
 }
 
 /// The same as a page.

@@ -16,6 +16,7 @@ mod options;
 mod outputs;
 pub mod process;
 mod program;
+pub mod seeded;
 mod store;
 pub mod virtual_time;
 

@@ -46,7 +46,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   stream DIR --bytes-per-s N [--file-bytes N] [--seconds T]\n\
             write files one after the other, at that rate, without a sync\n\
   workload-prepare NAME DIR [--files N] [--seed N]\n\
-  workload NAME DIR [--files N] [--seed N] [--choices N] [--seconds T] [--operations N] [--threads N]\n\
+  workload NAME DIR [--files N] [--seed N] [--choices N] [--seconds T] [--operations N] [--threads N] [--sync-times]\n\
             filebench's varmail, fileserver or webserver on the prepared files\n\
   micro append|overwrite FILE --bytes N [--size BYTES] [--seed N]\n\
   micro create|delete DIR --files N [--directories N] [--median BYTES] [--threads N] [--seed N] [--fsync]\n\

@@ -79,6 +79,11 @@ impl Latencies {
         self.ns.extend(other.ns);
     }
 
+    /// Each, as they came.
+    pub fn all_ns(&self) -> &[u64] {
+        &self.ns
+    }
+
     /// What is reported of them; all 0 where there is none.
     pub fn summary(&mut self) -> report::Latencies {
         self.ns.sort_unstable();

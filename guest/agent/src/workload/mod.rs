@@ -75,13 +75,14 @@ fn content(seed: u64) -> Vec<u8> {
 }
 
 /// `workload`: runs a prepared personality for a time, or until so many operations are done. The seed is
-/// that of the files; `--choices` another one for what threads choose.
+/// that of the files; `--choices` another one for what threads choose. `--sync-times`: each fsync's time, too.
 pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let plan = plan(&mut arguments)?;
     let seconds = arguments.number("seconds")?.unwrap_or(10);
     let operations_max = arguments.number("operations")?.unwrap_or(u64::MAX);
     let choices = arguments.number("choices")?.unwrap_or(plan.seed);
     let threads = arguments.number("threads")?.unwrap_or_else(|| plan.personality.threads()).max(1);
+    let each = arguments.flag("sync-times")?;
     let report = Report::open(&mut arguments)?;
     arguments.finish()?;
     if plan.set.present() <= threads as usize {
@@ -136,6 +137,10 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         return Err(error);
     }
     let elapsed_ns = sys::monotonic_ns() - start_ns;
+    if each {
+        let ns = total.fsyncs.all_ns().to_vec();
+        report.say(&Agent::SyncTimes(report::SyncTimes { ns, disk_bytes: Vec::new() }))?;
+    }
     report.say(&Agent::Workload(report::Workload {
         name: plan.name,
         threads,
