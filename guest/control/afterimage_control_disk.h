@@ -21,6 +21,9 @@
 #define AFTERIMAGE_BLOCK_BYTES 4096
 #define AFTERIMAGE_BLOCKS_MAX 255
 #define AFTERIMAGE_TEXT_BYTES_MAX 400
+#define AFTERIMAGE_LENT_MAGIC "AFCTLM\r\n"
+#define AFTERIMAGE_LENT_MS_MAX 100
+#define AFTERIMAGE_PUBLISHED_US_MAX 10000
 
 /* afterimage_command.operation */
 enum {
@@ -32,7 +35,8 @@ enum {
 	AFTERIMAGE_CLEANUP,
 	AFTERIMAGE_MPROTECT,
 	AFTERIMAGE_QUERY,
-	AFTERIMAGE_RECOVER
+	AFTERIMAGE_RECOVER,
+	AFTERIMAGE_LEND		/* no command: struct afterimage_lent may be */
 };
 
 /* afterimage_answer.status */
@@ -98,6 +102,43 @@ struct afterimage_answer {
 	__u8 reserved[6];
 	__u8 text[AFTERIMAGE_TEXT_BYTES_MAX];
 	struct afterimage_held held;
+};
+
+/* afterimage_lent.state */
+enum {
+	AFTERIMAGE_OFFERED,
+	AFTERIMAGE_OPEN,
+	AFTERIMAGE_CLOSED,	/* looks once more; then the read ends */
+	AFTERIMAGE_REFUSED	/* does not look, and not again */
+};
+
+/*
+ * The first block of the memory of a read of several blocks, at the beginning of one of the last slots; the read ends after at most
+ * AFTERIMAGE_LENT_MS_MAX. What would be an AFTERIMAGE_MPROTECT is published there: the blocks behind this one, .blocks and .block,
+ * then .published (release), then a full barrier; and if .state says AFTERIMAGE_OPEN then, it is committed. The next one waits until
+ * .taken has its number, or the read has ended without: then it is sent as a command.
+ */
+struct afterimage_lent {
+	__u8 magic[8];
+	__le16 version;
+	__le16 reserved;
+	__le32 crc;		/* CRC-32C of the first 64 bytes with this field zero */
+	__le64 instance;	/* with sequence: as INIT was answered */
+	__le64 sequence;
+	__u8 file_system[16];
+	__u8 reserved_more[16];
+	/* The guest's. */
+	__le32 published;	/* the number of the newest publication */
+	__le32 blocks;		/* how many blocks it has, one behind the other after this one */
+	__le32 back;		/* the guest wants its memory back */
+	__u8 reserved_guest[52];
+	/* The daemon's, from the read's begin to its end. */
+	__le32 state;
+	__le32 taken;		/* the number of the newest publication that was taken */
+	__u8 reserved_daemon[56];
+	/* The guest's: where each block would stand. */
+	__le64 block[AFTERIMAGE_BLOCKS_MAX];
+	__u8 rest[1864];
 };
 
 #endif

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::any::Any;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -157,6 +158,34 @@ impl Buffers {
         }
     }
 
+    /// A word (little-endian) that whoever shares the memory changes: read at once, and before whatever is read after it. `None` where it does
+    /// not lie aligned in one segment.
+    ///
+    /// # Panics
+    /// Where the range lies outside.
+    pub fn load_u32(&self, offset: usize) -> Option<u32> {
+        // SAFETY: `word` says that it is mapped and aligned, and nobody makes a reference to the memory.
+        self.word(offset).map(|at| u32::from_le(unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire)))
+    }
+
+    /// Changes such a word, at once and after whatever was written before it. Whether it could be.
+    ///
+    /// # Panics
+    /// Where the range lies outside.
+    pub fn store_u32(&self, offset: usize, value: u32) -> bool {
+        let Some(at) = self.word(offset) else { return false };
+        // SAFETY: as in `load_u32`; the memory of a read request is writable.
+        unsafe { AtomicU32::from_ptr(at) }.store(value.to_le(), Ordering::Release);
+        true
+    }
+
+    fn word(&self, offset: usize) -> Option<*mut u32> {
+        const BYTES: usize = size_of::<u32>();
+        let (at, len) = self.ranges(offset, BYTES).next()?;
+        let at = at.cast::<u32>();
+        (len == BYTES && at.is_aligned()).then_some(at)
+    }
+
     /// The whole content as a vector.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -241,6 +270,21 @@ mod tests {
         let other = unsafe { Buffers::from_raw(segments, None) };
         joined.copy_between(2, &other, 1, 8);
         assert_eq!(other.to_vec(), b".cdefXYi\0.");
+    }
+
+    #[test]
+    fn words_are_aligned_and_in_one_piece() {
+        let (a, b) = (Buffers::allocate(8), Buffers::allocate(8));
+        // SAFETY: `a` and `b` outlive the joined view.
+        let joined = unsafe { Buffers::from_raw(a.segments().iter().chain(b.segments()).copied(), None) };
+        assert!(joined.store_u32(8, 0x0102_0304) && joined.store_u32(4, 7));
+        assert_eq!(b.to_vec(), [4, 3, 2, 1, 0, 0, 0, 0]);
+        assert_eq!(
+            (joined.load_u32(8), joined.load_u32(4), joined.load_u32(0)),
+            (Some(0x0102_0304), Some(7), Some(0))
+        );
+        assert_eq!((joined.load_u32(6), joined.load_u32(9)), (None, None), "in two pieces, and not aligned");
+        assert!(!joined.store_u32(10, 1));
     }
 
     #[test]

@@ -1,34 +1,34 @@
 //! The shell: a [`Disk`] whose writes are commands and whose reads are answers, and the thread that flushes.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    wait_readable, Admitted, Bell, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Sector,
-    SequenceNumber, Token, SECTOR_BYTES,
+    Admitted, Bell, BlockError, Disk, Geometry, Health, Lane, SequenceNumber, SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{
-    is_of_a_file_system, Answer, Command, Held, BLOCK_BYTES, CONTROL_SERIAL, OPERATION_CLEANUP,
-    OPERATION_INIT, OPERATION_MPROTECT, OPERATION_QUERY, OPERATION_RECOVER, OPERATION_VFLUSH,
-    OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE, STATUS_FAILED, STATUS_MALFORMED,
-    STATUS_NOT_YET, STATUS_UNSUPPORTED,
+    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, CONTROL_SERIAL, OPERATION_CLEANUP,
+    OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT, OPERATION_QUERY, OPERATION_RECOVER, OPERATION_VFLUSH,
+    OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE, STATUS_FAILED, STATUS_NOT_YET,
+    STATUS_UNSUPPORTED,
 };
-use afterimage_format::{mark, FormatError};
+use afterimage_format::mark;
 use afterimage_journal::group::RetainGroup;
 use afterimage_journal::{by_uuid, FsBlock, RetainDisk};
 use afterimage_order::{Contract, Subscription};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-use crate::desk::{Desk, Place, Reached, Verdict};
+use crate::desk::{Place, Reached, Verdict};
 use crate::flights::Flights;
-use crate::hand::{HandOver, Handing, Over};
+use crate::hand::{Brought, HandOver, Way};
+use crate::lane::{Borrowed, ControlLane};
+use crate::lent::Loan;
 
-const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
+pub(crate) const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
 /// What there is, a bit each.
 const OPERATIONS: u64 = 1 << OPERATION_VORDER
     | 1 << OPERATION_VFLUSH
@@ -86,6 +86,8 @@ pub struct Promise {
     pub contract: Contract,
     /// In one sentence, with its loss bound.
     pub text: String,
+    /// Memory may be lent, in which commits are published. Then a thread looks there when nobody wakes it, which does not fit where time is a calendar's.
+    pub lends: bool,
 }
 
 /// How often commands were answered, since the start.
@@ -103,6 +105,10 @@ pub struct Commands {
     pub handed_over_blocks: AtomicU64,
     /// Requests with such blocks.
     pub mprotects: AtomicU64,
+    /// Commits that were published in memory which was lent, and taken.
+    pub published: AtomicU64,
+    /// Their blocks.
+    pub published_blocks: AtomicU64,
     /// What was asked or told of file systems besides.
     pub file_systems: AtomicU64,
     /// What was no command, or none that there is.
@@ -112,7 +118,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    fn count(&self, command: &Command, status: u16) {
+    pub(crate) fn count(&self, command: &Command, status: u16) {
         let counter = match (status, command.operation.get()) {
             (STATUS_DONE, OPERATION_VORDER) => &self.vorders,
             (STATUS_DONE, OPERATION_VFLUSH) => &self.vflushes,
@@ -130,18 +136,18 @@ impl Commands {
     }
 }
 
-struct Shared {
-    group: Arc<dyn Durability>,
+pub(crate) struct Shared {
+    pub(crate) group: Arc<dyn Durability>,
     disks: Vec<Arc<RetainDisk>>,
     promise: Promise,
-    instance: u64,
+    pub(crate) instance: u64,
     origin: Instant,
-    commands: Commands,
+    pub(crate) commands: Commands,
     /// A slot's last answer.
     answers: Mutex<Vec<Option<Answer>>>,
-    flushing: Mutex<Flushing>,
+    pub(crate) flushing: Mutex<Flushing>,
     /// A flush is asked for, or the end.
-    wanted: Condvar,
+    pub(crate) wanted: Condvar,
     bells: Arc<Bells>,
 }
 
@@ -162,8 +168,8 @@ impl Bells {
 }
 
 #[derive(Default)]
-struct Flushing {
-    flights: Flights,
+pub(crate) struct Flushing {
+    pub(crate) flights: Flights,
     end: bool,
 }
 
@@ -242,11 +248,11 @@ impl Shared {
         }
     }
 
-    fn is_in_order(&self) -> bool {
+    pub(crate) fn is_in_order(&self) -> bool {
         matches!(self.promise.contract, Contract::PowerWindow { .. })
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.origin.elapsed()
     }
 
@@ -262,7 +268,7 @@ impl Shared {
             window_us: u32::try_from(window.as_micros()).unwrap_or(u32::MAX).into(),
             instance: self.instance.into(),
             durable: self.group.reached().durable.0.into(),
-            operations: OPERATIONS.into(),
+            operations: (OPERATIONS | u64::from(self.promise.lends) << OPERATION_LEND).into(),
             slots: SLOTS.into(),
             slot_bytes: SLOT_BYTES.into(),
             ..Answer::new_zeroed()
@@ -282,7 +288,7 @@ impl Shared {
     }
 
     /// What is to be said of a file system at once: all but that everything is home.
-    fn of_a_file_system(&self, command: &Command) -> Option<Verdict> {
+    pub(crate) fn of_a_file_system(&self, command: &Command) -> Option<Verdict> {
         let (disk, held) = match self.file_system(command.file_system) {
             Ok(found) => found,
             Err(why) => return Some(Verdict::not(STATUS_UNSUPPORTED, why)),
@@ -303,7 +309,12 @@ impl Shared {
     }
 
     /// Blocks of a commit, and where they belong.
-    fn hand_over(&self, place: Place, command: Command, request: &Admitted) -> Result<HandOver, Verdict> {
+    pub(crate) fn hand_over(
+        &self,
+        place: Place,
+        command: Command,
+        request: &Admitted,
+    ) -> Result<HandOver, Verdict> {
         let (block, blocks) = (command.block.get(), command.blocks.get());
         let Some((disk, sector)) =
             by_uuid::journal_sector(&self.disks, command.file_system, FsBlock(block), blocks)
@@ -319,7 +330,39 @@ impl Shared {
         };
         let bytes = blocks as usize * BLOCK_BYTES as usize;
         let buffers = request.buffers.slice(SECTOR_BYTES as usize, bytes);
-        Ok(HandOver { place, command, buffers, disk, sector, hand })
+        Ok(HandOver { way: Way::Command(Box::new(Brought { place, command, hand })), buffers, disk, sector })
+    }
+
+    /// Memory that is lent, by which right.
+    pub(crate) fn borrow(
+        &self,
+        lent: &Lent,
+        request: &Admitted,
+        bell: &Arc<Bell>,
+    ) -> Result<Borrowed, String> {
+        if !self.promise.lends {
+            return Err("no memory may be lent here".to_owned());
+        }
+        let Some((disk, journal)) = by_uuid::journal_layout(&self.disks, lent.file_system) else {
+            return Err("there is not one file system of this name whose journal is retained".to_owned());
+        };
+        let here = lent.instance.get() == self.instance;
+        let guest = if here { lent.sequence.get() } else { 0 };
+        let bell = Arc::clone(bell);
+        let Some(lending) = disk.hands().lend(guest, Box::new(move || bell.ring())) else {
+            return Err("the guest whose commits these are has left the disk".to_owned());
+        };
+        let loan = Loan::open(self.now(), request.token, request.buffers.share(), lent, journal)?;
+        let slot = (request.sector.0 / SLOT_SECTORS) as usize;
+        Ok(Borrowed { loan, slot, disk, lending })
+    }
+
+    /// Leaves in a slot why nothing is taken of what is published.
+    pub(crate) fn refuse_loan(&self, slot: usize, why: &str) {
+        tracing::warn!("the control disk takes nothing of what is published in memory that was lent: {why}");
+        let verdict = Verdict::not(STATUS_UNSUPPORTED, why);
+        // Said where it is looked for; the read itself went well.
+        let _ = self.conclude(slot, &Command::new(OPERATION_LEND, 0), &verdict);
     }
 
     /// What is read where there was no command.
@@ -329,7 +372,12 @@ impl Shared {
     }
 
     /// Leaves a command's answer in its slot; the completion of its write is the result.
-    fn conclude(&self, slot: usize, command: &Command, verdict: &Verdict) -> Result<(), BlockError> {
+    pub(crate) fn conclude(
+        &self,
+        slot: usize,
+        command: &Command,
+        verdict: &Verdict,
+    ) -> Result<(), BlockError> {
         self.commands.count(command, verdict.status);
         let asks =
             is_of_a_file_system(command.operation.get()) && command.operation.get() != OPERATION_MPROTECT;
@@ -354,7 +402,7 @@ impl Shared {
         }
     }
 
-    fn read(&self, request: &Admitted) {
+    pub(crate) fn read(&self, request: &Admitted) {
         request.buffers.fill_zero(0, request.buffers.len());
         let (first, end) = (request.sector.0, request.sector.0 + request.sectors);
         for slot in first.div_ceil(SLOT_SECTORS)..end.div_ceil(SLOT_SECTORS) {
@@ -389,167 +437,6 @@ impl Disk for ControlDisk {
             Bell::new().map_err(|error| BlockError::io("opening a lane of the control disk", error))?;
         let bell = Arc::new(bell);
         self.shared.bells.add(&bell);
-        Ok(Box::new(ControlLane {
-            geometry: self.geometry(),
-            desk: Desk::new(self.shared.is_in_order(), self.shared.instance),
-            shared: Arc::clone(&self.shared),
-            bell,
-            handing: Handing::new(self.shared.group.retained_disks())?,
-            over: Vec::new(),
-            done: Vec::new(),
-        }))
-    }
-}
-
-struct ControlLane {
-    geometry: Geometry,
-    shared: Arc<Shared>,
-    desk: Desk,
-    bell: Arc<Bell>,
-    handing: Handing,
-    over: Vec<Over>,
-    done: Vec<Completion>,
-}
-
-impl ControlLane {
-    fn command(&mut self, request: &Admitted) -> Option<Result<(), BlockError>> {
-        let shared = Arc::clone(&self.shared);
-        let slot = (request.sector.0 / SLOT_SECTORS) as usize;
-        let mut bytes = [0; SECTOR_BYTES as usize];
-        let length = bytes.len().min(request.buffers.len());
-        request.buffers.copy_to(0, &mut bytes[..length]);
-        let at_a_slot = request.sector == Sector(slot as u64 * SLOT_SECTORS) && slot > 0;
-        let parsed = match at_a_slot {
-            true => Command::parse(&bytes[..length], request.buffers.len()),
-            false => {
-                Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
-            }
-        };
-        let (command, verdict) = match parsed {
-            Ok(command) => {
-                let place = Place { token: request.token, slot };
-                if command.operation.get() == OPERATION_MPROTECT {
-                    return match shared.hand_over(place, command, request) {
-                        Ok(over) => {
-                            self.handing.take(over);
-                            self.hand();
-                            None
-                        }
-                        Err(verdict) => Some(shared.conclude(slot, &command, &verdict)),
-                    };
-                }
-                let told =
-                    is_of_a_file_system(command.operation.get()).then(|| shared.of_a_file_system(&command));
-                if let Some(verdict) = told.flatten() {
-                    return Some(shared.conclude(slot, &command, &verdict));
-                }
-                let reached = shared.group.reached();
-                let mut flushing = shared.flushing.lock();
-                let verdict = self.desk.ask(shared.now(), place, command, &reached, &mut flushing.flights);
-                if verdict.is_none() {
-                    shared.wanted.notify_all();
-                }
-                (command, verdict?)
-            }
-            Err(error) => {
-                let status = match error {
-                    FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
-                    _ => STATUS_MALFORMED,
-                };
-                (Command::new_zeroed(), Verdict::not(status, error.to_string()))
-            }
-        };
-        if !at_a_slot {
-            // Nobody looks for an answer there.
-            shared.commands.count(&Command::new_zeroed(), verdict.status);
-            return Some(Err(BlockError::Corrupt(verdict.why)));
-        }
-        Some(shared.conclude(slot, &command, &verdict))
-    }
-
-    fn look(&mut self) {
-        let shared = &self.shared;
-        if self.desk.pending() == 0 {
-            return;
-        }
-        // In this order: what a flush covers is durable when its end is seen.
-        let flushing = shared.flushing.lock();
-        let reached = shared.group.reached();
-        let done = &mut self.done;
-        self.desk.answer(shared.now(), &reached, &flushing.flights, |place, command, verdict| {
-            let result = shared.conclude(place.slot, &command, &verdict);
-            done.push(Completion { token: place.token, result });
-        });
-    }
-
-    /// Goes on with what was handed over.
-    fn hand(&mut self) {
-        self.handing.go_on(&mut self.over);
-        for (place, command, result) in self.over.drain(..) {
-            let verdict = match result {
-                // Asked now: what it covers is before the point.
-                Ok(()) => Verdict::done(self.shared.group.reached().acknowledged),
-                Err(error) => Verdict::not(STATUS_FAILED, error.to_string()),
-            };
-            let result = self.shared.conclude(place.slot, &command, &verdict);
-            self.done.push(Completion { token: place.token, result });
-        }
-    }
-
-    fn finish(&mut self, token: Token, result: Result<(), BlockError>) {
-        self.done.push(Completion { token, result });
-    }
-}
-
-impl Lane for ControlLane {
-    fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
-    fn take(&mut self, request: Admitted) {
-        let result = match request.operation {
-            Operation::Read => {
-                self.shared.read(&request);
-                Some(Ok(()))
-            }
-            Operation::Write { .. } => self.command(&request),
-            // Nothing is kept here.
-            Operation::Flush(_) => Some(Ok(())),
-            Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
-                Some(Err(BlockError::Unsupported("the control disk takes commands, and no more".into())))
-            }
-        };
-        if let Some(result) = result {
-            self.finish(request.token, result);
-        }
-    }
-
-    fn refuse(&mut self, refusal: Completion) {
-        self.done.push(refusal);
-    }
-
-    fn dispatch(&mut self) {}
-
-    fn reap(&mut self, completions: &mut Vec<Completion>) {
-        self.look();
-        self.hand();
-        completions.append(&mut self.done);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.done.len() + self.desk.pending() + self.handing.in_flight()
-    }
-
-    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
-        self.bell.drain();
-        self.look();
-        self.hand();
-        if !self.done.is_empty() {
-            return Ok(());
-        }
-        let left = self.desk.deadline().map(|until| until.saturating_sub(self.shared.now()));
-        let timeout = timeout.into_iter().chain(left).min();
-        let fds: Vec<BorrowedFd<'_>> = also.iter().copied().chain([self.bell.fd()]).collect();
-        self.handing.wait(&fds, timeout).unwrap_or_else(|| wait_readable(&fds, timeout))
+        Ok(Box::new(ControlLane::new(self.geometry(), Arc::clone(&self.shared), bell)?))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What is handed over are blocks as they would stand in the journal, and to the layer below they come as if they were written there, as far
 //! as a flush: what reads a guest's journal, keeps it, brings it home and gives it back to a recovery is the same for both, and so is what
-//! the guest falls back to. One is under way at a time on each queue; the next waits.
+//! the guest falls back to. So do runs of blocks that it has published in memory which it lent. One is under way at a time on each queue; the next waits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,22 +10,36 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{BlockError, Buffers, Completion, Disk as _, Lane, Operation, Request, Sector, Token};
-use afterimage_format::control_disk::{Command, BLOCK_BYTES};
+use afterimage_block::{
+    BlockError, Buffers, Completion, Disk as _, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
+};
+use afterimage_format::control_disk::Command;
 use afterimage_journal::{Hand, RetainDisk};
 
 use crate::desk::Place;
 
-const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / 512;
+/// A command that brought blocks.
+pub(crate) struct Brought {
+    pub place: Place,
+    pub command: Command,
+    /// Held until they are where they belong.
+    pub hand: Hand,
+}
+
+/// How blocks came.
+pub(crate) enum Way {
+    /// With a command.
+    Command(Box<Brought>),
+    /// Published in the memory of that read.
+    Lent(Token),
+}
 
 /// Blocks that were handed over, and where they belong.
 pub(crate) struct HandOver {
-    pub place: Place,
-    pub command: Command,
+    pub way: Way,
     pub buffers: Buffers,
     pub disk: Arc<RetainDisk>,
     pub sector: Sector,
-    pub hand: Hand,
 }
 
 /// Those of one queue.
@@ -39,13 +53,11 @@ pub(crate) struct Handing {
 
 struct UnderWay {
     lane: usize,
-    place: Place,
-    command: Command,
-    _hand: Hand,
+    way: Way,
 }
 
 /// A hand-over that is over.
-pub(crate) type Over = (Place, Command, Result<(), BlockError>);
+pub(crate) type Over = (Way, Result<(), BlockError>);
 
 impl Handing {
     /// Opens the ways in at once: later the sandbox may keep what they need from them.
@@ -55,8 +67,11 @@ impl Handing {
         Ok(Self { lanes, under_way: None, next: VecDeque::new(), done: Vec::new() })
     }
 
-    pub(crate) fn in_flight(&self) -> usize {
-        self.next.len() + usize::from(self.under_way.is_some())
+    /// Commands of which no part is over; what was published is its read's.
+    pub(crate) fn commands(&self) -> usize {
+        let under_way = self.under_way.iter().map(|under_way| &under_way.way);
+        let all = self.next.iter().map(|next| &next.way).chain(under_way);
+        all.filter(|way| matches!(way, Way::Command(_))).count()
     }
 
     pub(crate) fn take(&mut self, over: HandOver) {
@@ -69,27 +84,21 @@ impl Handing {
             if let Some(UnderWay { lane, .. }) = &self.under_way {
                 self.lanes[*lane].1.reap(&mut self.done);
                 let Some(completion) = self.done.pop() else { return };
-                if let Some(UnderWay { place, command, .. }) = self.under_way.take() {
-                    over.push((place, command, completion.result));
+                if let Some(UnderWay { way, .. }) = self.under_way.take() {
+                    over.push((way, completion.result));
                 }
             }
-            let Some(HandOver { place, command, buffers, disk, sector, hand }) = self.next.pop_front() else {
-                return;
-            };
+            let Some(HandOver { way, buffers, disk, sector }) = self.next.pop_front() else { return };
             let Some(lane) = self.lanes.iter().position(|(known, _)| Arc::ptr_eq(known, &disk)) else {
-                over.push((
-                    place,
-                    command,
-                    Err(BlockError::Unsupported("the disk is not of this group".into())),
-                ));
+                over.push((way, Err(BlockError::Unsupported("the disk is not of this group".into()))));
                 continue;
             };
-            let sectors = u64::from(command.blocks.get()) * BLOCK_SECTORS;
+            let sectors = buffers.len() as u64 / SECTOR_BYTES;
             let operation = Operation::Write { flushed: true };
             let way_in = &mut self.lanes[lane].1;
             way_in.submit(Request { token: Token(0), operation, sector, sectors, buffers });
             way_in.dispatch();
-            self.under_way = Some(UnderWay { lane, place, command, _hand: hand });
+            self.under_way = Some(UnderWay { lane, way });
         }
     }
 

@@ -6,11 +6,12 @@
 //! guest ─ write, slot ─► frontend ─► ControlDisk's lane ─► Desk ──── Flights ──► one thread: Group::flush
 //!       ◄ read, answer ─                  ▲    (what is asked, what waits; rules)    │
 //!                                 │       └───────────── bell ◄──────────────────────┴── durability events
-//!                                 └─ blocks of a commit ─► Handing ─► a lane of the disk whose journal they belong to
+//!                                 ├─ blocks of a commit ─► Handing ─► a lane of the disk whose journal they belong to
+//!                                 └─ a read, held: Loan ──published──┘
 //! ```
 //!
-//! Commands and answers are declared in `afterimage-format`, their meaning is told in `docs/control-disk.md`. [`desk`] and [`flights`] hold the
-//! rules, without a clock, a thread or a lock; the lane and the thread in [`disk`] are their shell.
+//! Commands and answers are declared in `afterimage-format`, their meaning is told in `docs/control-disk.md`. [`desk`], [`flights`] and [`lent`] hold the
+//! rules, without a clock, a thread or a lock; the queue's lane and the thread in [`disk`] are their shell.
 //!
 //! Outcomes. A command is answered when what it promises holds, not before: a flush that serves it began after it came. Nothing
 //! that is written here touches a byte of any image, but for commits that are handed over, which are what the file system would write there itself. A command that is executed twice means the same: an answer's point covers whatever had
@@ -21,5 +22,8 @@ pub mod desk;
 mod disk;
 pub mod flights;
 mod hand;
+mod lane;
+pub mod lent;
 
+pub use afterimage_format::control_disk::PUBLISHED_US_MAX;
 pub use disk::{Commands, ControlDisk, Durability, Promise};

@@ -6,7 +6,8 @@
 //! read  at the beginning of a slot:   an [`Answer`], to the slot's last command; in slot 0, and before the first command, to none
 //! ```
 //!
-//! A commit that is handed over ([`OPERATION_MPROTECT`]) has its blocks behind the command, in the same request; every other command is
+//! A read of several blocks at the beginning of one of the last slots lends its memory to the daemon, if it begins with a [`Lent`]: what the
+//! guest publishes there needs no request. A commit that is handed over ([`OPERATION_MPROTECT`]) has its blocks behind the command, in the same request; every other command is
 //! one sector. No command is as long as a slot, so no block layer ever joins two of them into one request. A command may be executed twice (the
 //! daemon died before its completion was seen): each means the same then. `guest/control/afterimage_control_disk.h` says the same in C;
 //! `tests/control_disk.rs` compares the two.
@@ -35,6 +36,13 @@ pub const WAIT_MS_MAX: u32 = 1000;
 pub const BLOCK_BYTES: u32 = 4096;
 /// The most blocks that one command hands over: what is left of a slot.
 pub const BLOCKS_MAX: u32 = (SLOT_BYTES - 512) / BLOCK_BYTES;
+/// The last slots: the file systems', and no program's.
+pub const FILE_SYSTEM_SLOTS: u32 = 8;
+/// How long a read that lends memory ([`Lent`]) is held at most, in milliseconds: a device that is stopped waits for it.
+pub const LENT_MS_MAX: u32 = 100;
+/// What may be lost of commits that are published ([`Lent`]) where the VMM and the daemon die together, in microseconds: whoever publishes
+/// says *committed* for so long, while the daemon has not taken what it says it of.
+pub const PUBLISHED_US_MAX: u32 = 10_000;
 /// Bytes of an answer's text.
 pub const TEXT_BYTES_MAX: usize = 400;
 
@@ -56,6 +64,8 @@ pub const OPERATION_MPROTECT: u16 = 18;
 pub const OPERATION_QUERY: u16 = 19;
 /// VMA's *recover*: whatever is committed goes home, durably.
 pub const OPERATION_RECOVER: u16 = 20;
+/// A bit in `Answer::operations`, and no command: memory may be lent ([`Lent`]).
+pub const OPERATION_LEND: u16 = 21;
 
 /// Whether an operation is about one file system.
 pub fn is_of_a_file_system(operation: u16) -> bool {
@@ -119,6 +129,118 @@ pub struct Held {
     pub data_bytes: U64,
     /// Bytes of what is known about them (the paper's journal information).
     pub information_bytes: U64,
+}
+
+/// Magic of memory that is lent: "AFCTLM\r\n".
+pub const LENT_MAGIC: [u8; 8] = *b"AFCTLM\r\n";
+
+/// [`Lent::state`]: nobody has looked at it yet.
+pub const LENT_OFFERED: u32 = 0;
+/// [`Lent::state`]: the daemon looks for what is published.
+pub const LENT_OPEN: u32 = 1;
+/// [`Lent::state`]: it will look once more, and then the read ends.
+pub const LENT_CLOSED: u32 = 2;
+/// [`Lent::state`]: it does not look (any more), and nothing is to be lent again.
+pub const LENT_REFUSED: u32 = 3;
+
+/// The first block of memory that a file system lends to the daemon, as the buffer of a read that the daemon holds for at most
+/// [`LENT_MS_MAX`]: what would be an [`OPERATION_MPROTECT`] is published there by one store, and no request is sent.
+///
+/// ```text
+/// guest    content behind this block ─► blocks, block ─► published (release) ─► full barrier ─► state: OPEN? then it is committed
+/// daemon   state: CLOSED ─► full barrier ─► published (acquire) ─► content, as one more MPROTECT ─► taken (release)
+/// ```
+///
+/// Numbers of publications follow each other; the next one waits until the one before was taken. So either the guest sees that it is
+/// over, or the daemon sees what was published. Each side's words lie on cache lines of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Lent {
+    /// [`LENT_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`CONTROL_VERSION`].
+    pub version: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// CRC-32C of the first 64 bytes with this field zero.
+    pub crc: U32,
+    /// By which right commits are handed over: what [`OPERATION_INIT`] was answered.
+    pub instance: U64,
+    /// See [`Lent::instance`].
+    pub sequence: U64,
+    /// Whose they are.
+    pub file_system: [u8; 16],
+    /// Zero.
+    pub reserved_more: [u8; 16],
+    /// The guest's: the number of the newest publication.
+    pub published: U32,
+    /// The guest's: how many blocks it has, which lie one behind the other after this one.
+    pub blocks: U32,
+    /// The guest's: not 0 where it wants its memory back.
+    pub back: U32,
+    /// The guest's.
+    pub reserved_guest: [u8; 52],
+    /// The daemon's: [`LENT_OPEN`] and its like.
+    pub state: U32,
+    /// The daemon's: the number of the newest publication that it has taken; the guest's before the read.
+    pub taken: U32,
+    /// The daemon's.
+    pub reserved_daemon: [u8; 56],
+    /// The guest's: the block of the file system at which each of them would stand.
+    pub block: [U64; BLOCKS_MAX as usize],
+    /// Nobody's.
+    pub rest: [u8; 1864],
+}
+
+const _: () = assert!(size_of::<Lent>() == BLOCK_BYTES as usize);
+
+impl Lent {
+    /// Where [`Lent::published`] lies.
+    pub const PUBLISHED_AT: usize = std::mem::offset_of!(Self, published);
+    /// Where [`Lent::back`] lies.
+    pub const BACK_AT: usize = std::mem::offset_of!(Self, back);
+    /// Where [`Lent::state`] lies.
+    pub const STATE_AT: usize = std::mem::offset_of!(Self, state);
+    /// Where [`Lent::taken`] lies.
+    pub const TAKEN_AT: usize = std::mem::offset_of!(Self, taken);
+    const SEALED_BYTES: usize = std::mem::offset_of!(Self, published);
+
+    /// Nothing was published yet.
+    pub fn new(file_system: [u8; 16], instance: u64, sequence: u64) -> Self {
+        let mut lent = Self {
+            magic: LENT_MAGIC,
+            version: CONTROL_VERSION.into(),
+            instance: instance.into(),
+            sequence: sequence.into(),
+            file_system,
+            ..Self::new_zeroed()
+        };
+        lent.crc = lent.checksum().into();
+        lent
+    }
+
+    fn checksum(&self) -> u32 {
+        let mut unsealed = *self;
+        unsealed.crc = 0.into();
+        checksum(&unsealed.as_bytes()[..Self::SEALED_BYTES])
+    }
+
+    /// Reads what stands at the beginning of a read's memory, which may be anything.
+    ///
+    /// # Errors
+    /// Nothing is lent, or by a later version; or its checksum or fields are wrong.
+    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        let lent = Self::read_from_bytes(bytes)
+            .map_err(|_| FormatError::Corrupt("memory is lent in blocks of 4096 bytes"))?;
+        check(lent.magic, LENT_MAGIC, "memory that is lent", lent.version.get())?;
+        if lent.checksum() != lent.crc.get() {
+            return Err(FormatError::Corrupt("the checksum of what is lent does not match"));
+        }
+        if lent.instance.get() == 0 || lent.reserved.get() != 0 || lent.reserved_more != [0; 16] {
+            return Err(FormatError::Corrupt("what is lent says too much, or not by which right"));
+        }
+        Ok(lent)
+    }
 }
 
 /// An answer, one sector. A *point* is an instance and a sequence number.

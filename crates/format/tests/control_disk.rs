@@ -48,6 +48,41 @@ fn answer() -> Answer {
     answer.seal("no: broken")
 }
 
+fn lent() -> Lent {
+    let file_system = std::array::from_fn(|i| i as u8 + 0x51);
+    let mut lent = Lent::new(file_system, 0x1112_1314_1516_1718, 0x2122_2324_2526_2728);
+    (lent.published, lent.blocks, lent.back) = (0x6162_6364.into(), 0x7172_7374.into(), 1.into());
+    (lent.state, lent.taken) = (LENT_CLOSED.into(), 0x8182_8384.into());
+    lent.block[0] = 0x4142_4344_4546_4748.into();
+    lent.block[BLOCKS_MAX as usize - 1] = 0x3132_3334_3536_3738.into();
+    lent
+}
+
+#[test]
+fn memory_that_is_lent_begins_with_these_bytes() {
+    let bytes = lent();
+    let golden = "414643544c4d0d0a01000000CRC0000018171615141312112827262524232221\
+                  5152535455565758595a5b5c5d5e5f6000000000000000000000000000000000";
+    assert_eq!(hex(&bytes.as_bytes()[..64]), golden.replace("CRC00000", &hex(&bytes.as_bytes()[12..16])));
+    assert_eq!(hex(&bytes.as_bytes()[64..80]), "64636261747372710100000000000000");
+    assert_eq!(hex(&bytes.as_bytes()[128..136]), "0200000084838281");
+    assert_eq!(hex(&bytes.as_bytes()[192..200]), "4847464544434241");
+    assert_eq!(hex(&bytes.as_bytes()[2224..2240]), "38373635343332310000000000000000");
+    let mut unsealed = bytes.as_bytes()[..64].to_vec();
+    unsealed[12..16].fill(0);
+    assert_eq!(bytes.crc.get(), checksum(&unsealed));
+    // What both sides change meanwhile is not judged.
+    assert_eq!(Lent::parse(bytes.as_bytes()), Ok(bytes));
+    assert_eq!((Lent::PUBLISHED_AT, Lent::BACK_AT, Lent::STATE_AT, Lent::TAKEN_AT), (64, 72, 128, 132));
+    for at in 0..64 {
+        let mut wrong = bytes.as_bytes().to_vec();
+        wrong[at] ^= 4;
+        assert!(Lent::parse(&wrong).is_err(), "byte {at}");
+    }
+    assert!(Lent::parse(&bytes.as_bytes()[..4095]).is_err());
+    assert!(Lent::parse(Lent::new([1; 16], 0, 7).as_bytes()).is_err(), "by no right");
+}
+
 #[test]
 fn a_command_and_an_answer_are_these_bytes() {
     let bytes = command();
@@ -87,6 +122,8 @@ int main(void)
 {
     struct afterimage_command c, h;
     struct afterimage_answer a;
+    struct afterimage_lent l;
+    memset(&l, 0, sizeof(l));
     memset(&c, 0, sizeof(c));
     memset(&h, 0, sizeof(h));
     memset(&a, 0, sizeof(a));
@@ -123,11 +160,25 @@ int main(void)
     a.held.pending = htole64(2);
     a.held.data_bytes = htole64(3);
     a.held.information_bytes = htole64(4);
+    memcpy(l.magic, AFTERIMAGE_LENT_MAGIC, 8);
+    l.version = c.version;
+    l.instance = c.instance;
+    l.sequence = c.sequence;
+    memcpy(l.file_system, h.file_system, 16);
+    l.published = htole32(0x61626364);
+    l.blocks = htole32(0x71727374);
+    l.back = htole32(1);
+    l.state = htole32(AFTERIMAGE_CLOSED);
+    l.taken = htole32(0x81828384);
+    l.block[0] = h.block;
+    l.block[AFTERIMAGE_BLOCKS_MAX - 1] = htole64(0x3132333435363738);
     fwrite(&c, 1, sizeof(c), stdout);
     fwrite(&h, 1, sizeof(h), stdout);
     fwrite(&a, 1, sizeof(a), stdout);
+    fwrite(&l, 1, sizeof(l), stdout);
     fputs(AFTERIMAGE_CONTROL_SERIAL, stdout);
-    printf("%d %d", AFTERIMAGE_RECOVER, AFTERIMAGE_BLOCKS_MAX);
+    printf("%d %d %d", AFTERIMAGE_LEND, AFTERIMAGE_BLOCKS_MAX, AFTERIMAGE_FILE_SYSTEM_SLOTS);
+    printf(" %d %d %d", AFTERIMAGE_REFUSED, AFTERIMAGE_LENT_MS_MAX, AFTERIMAGE_PUBLISHED_US_MAX);
     return sizeof(a.text) != AFTERIMAGE_TEXT_BYTES_MAX || sizeof(a) != AFTERIMAGE_SECTOR_BYTES;
 }
 "#;
@@ -138,8 +189,13 @@ fn the_c_header_has_the_same_bytes() {
 
     let (mut command, mut hand_over, mut answer) = (command(), hand_over(), answer());
     (command.crc, hand_over.crc, answer.crc) = (0.into(), 0.into(), 0.into());
-    let numbers = format!("{CONTROL_SERIAL}{OPERATION_RECOVER} {BLOCKS_MAX}");
-    let ours = [command.as_bytes(), hand_over.as_bytes(), answer.as_bytes(), numbers.as_bytes()].concat();
+    let lent = Lent { crc: 0.into(), ..lent() };
+    let numbers = format!(
+        "{CONTROL_SERIAL}{OPERATION_LEND} {BLOCKS_MAX} {FILE_SYSTEM_SLOTS} {LENT_REFUSED} {LENT_MS_MAX} {PUBLISHED_US_MAX}"
+    );
+    let parts: [&[u8]; 5] =
+        [command.as_bytes(), hand_over.as_bytes(), answer.as_bytes(), lent.as_bytes(), numbers.as_bytes()];
+    let ours = parts.concat();
     assert_eq!(hex(&printed), hex(&ours));
 }
 

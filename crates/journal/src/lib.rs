@@ -22,7 +22,7 @@ pub mod state_file;
 mod status;
 pub mod versions;
 
-pub use disk::{by_uuid, Hand, Hands, RetainDisk, LANE_BYTES_MAX};
+pub use disk::{by_uuid, Hand, Hands, Lending, RetainDisk, LANE_BYTES_MAX};
 pub use error::JournalError;
 pub use ext4::{layout, log, DISK_BYTES_MAX};
 pub use ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};

@@ -82,7 +82,7 @@ fn measure(base: &[u8], logged: usize) -> Vec<[f64; 2]> {
     let below = Arc::new(MediumDisk::new(Memory::new(base.to_vec()) as Arc<dyn Medium>));
     let disk = Arc::new(RetainDisk::open(below, arena, wait_for_home()).unwrap());
     let contract: Contract = "guest-crash".parse().unwrap();
-    let promise = Promise { text: contract.promise(), contract };
+    let promise = Promise { text: contract.promise(), contract, lends: true };
     let control = ControlDisk::new(Arc::new(One(Arc::clone(&disk))), promise).unwrap();
     let (mut lane, mut hand) = (disk.open_lane().unwrap(), control.open_lane().unwrap());
     let about = Command { file_system: layout.uuid, ..Command::new(OPERATION_INIT, 1) };

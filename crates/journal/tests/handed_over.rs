@@ -54,7 +54,7 @@ struct Control {
 impl Control {
     fn new(group: Vec<Arc<RetainDisk>>) -> Self {
         let contract: Contract = "guest-crash".parse().unwrap();
-        let promise = Promise { text: contract.promise(), contract };
+        let promise = Promise { text: contract.promise(), contract, lends: true };
         let disk = ControlDisk::new(Arc::new(Group(group)), promise).unwrap();
         let lane = disk.open_lane().unwrap();
         Self { disk, lane, right: (1, 0) }

@@ -68,6 +68,10 @@ pub struct ControlDiskStatus {
     pub mprotects: u64,
     /// Blocks that they handed over.
     pub handed_over_blocks: u64,
+    /// Commits that file systems published in memory which they had lent.
+    pub published: u64,
+    /// Blocks of these.
+    pub published_blocks: u64,
     /// What was asked or told of file systems besides.
     pub file_systems: u64,
     /// What was no command, or none that there is.
@@ -326,6 +330,8 @@ mod tests {
                 not_yet: 5,
                 mprotects: 6,
                 handed_over_blocks: 7,
+                published: 11,
+                published_blocks: 12,
                 file_systems: 8,
                 refused: 9,
                 failed: 10,

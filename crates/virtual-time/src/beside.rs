@@ -40,7 +40,7 @@ impl Beside {
         contract: Contract,
         machine: &Arc<Machine>,
     ) -> io::Result<Self> {
-        let promise = Promise { contract, text: contract.to_string() };
+        let promise = Promise { contract, text: contract.to_string(), lends: false };
         let control = ControlDisk::new(Arc::clone(group) as _, promise)?;
         Ok(Self { disk, control, machine: Arc::clone(machine) })
     }

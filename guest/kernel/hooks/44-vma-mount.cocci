@@ -3,7 +3,7 @@
 // place: fs/ext4/super.c ext4_parse_param 1 vmaj_parse_param
 // place: fs/ext4/super.c ext4_check_opt_consistency 1 vmaj_mounted
 // place: fs/ext4/super.c ext4_load_and_init_journal 1 vmaj_mount
-// place: fs/ext4/super.c _ext4_show_options 1 vmaj_mounted
+// place: fs/ext4/super.c _ext4_show_options 1 vmaj_shown
 @@ @@
  struct ext4_fs_context {
  ...
@@ -48,7 +48,7 @@ identifier fc, param, token;
  {
  <...
 -SEQ_OPTS_PUTS("data=journal");
-+SEQ_OPTS_PRINT("data=%s", vmaj_mounted(sb) ? "vma" : "journal");
++SEQ_OPTS_PRINT("data=%s", vmaj_shown(sb));
  ...>
  }
 

@@ -54,6 +54,8 @@ int sio_sync(struct inode *inode, loff_t start, loff_t end)
 		}
 		sio_fault(SIO_FAULT_MAPPED);
 	}
+	if (vmaj_mounted(inode->i_sb) && !sb_rdonly(inode->i_sb))
+		return vmaj_force_commit(EXT4_SB(inode->i_sb)->s_journal);
 	return ext4_force_commit(inode->i_sb);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * VMA's mode, the file system's half: the mount options data=vma and vma_disk=.
+ * VMA's mode, the file system's half: the mount options data=vma, vma_disk= and vma_exitless.
  *
  * For everything above the journal it is data=journal; what differs is where commits go (vma_journal.c).
  */
@@ -23,6 +23,10 @@ int vmaj_parse_param(struct vma_options *options, struct fs_parameter *param)
 {
 	char *mode;
 
+	if (param->type == fs_value_is_flag && !strcmp(param->key, "vma_exitless")) {
+		options->exitless = true;
+		return 1;
+	}
 	if (param->type != fs_value_is_string)
 		return 0;
 	if (!strcmp(param->key, "vma_disk"))
@@ -56,11 +60,16 @@ int vmaj_mount(struct super_block *sb, const struct vma_options *options)
 		ext4_msg(sb, KERN_ERR, "vma_disk= is for data=vma");
 		return -EINVAL;
 	}
+	if (!options->wanted && options->exitless) {
+		ext4_msg(sb, KERN_ERR, "vma_exitless is for data=vma");
+		return -EINVAL;
+	}
 	if (!options->wanted)
 		return 0;
 	if (test_opt(sb, JOURNAL_ASYNC_COMMIT)) {
 		ext4_msg(sb, KERN_ERR, "data=vma has no use for journal_async_commit");
 		return -EINVAL;
 	}
-	return vmaj_start(sbi->s_journal, *options->disk ? options->disk : VMAJ_DISK, sbi->s_es->s_uuid);
+	return vmaj_start(sbi->s_journal, *options->disk ? options->disk : VMAJ_DISK, sbi->s_es->s_uuid,
+			  options->exitless);
 }

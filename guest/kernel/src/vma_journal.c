@@ -6,6 +6,7 @@
  * counts its room. But what it would write is gathered, and handed over to a control disk, behind which the host keeps
  * what the guest writes to its journal in memory: runs of blocks, each with the place where it would stand
  * (afterimage_control_disk.h). The last command brings the commit block, when all the others have been answered.
+ * Where the mount wants it, a transaction that is short enough is not sent, but published (vma_lent.c).
  * There is no flush: what had completed on the file system's disk is before the commit for that host, which is what a
  * flush in front of a commit block is for. Tails, checkpoints and the journal's superblock are jbd2's.
  *
@@ -34,6 +35,7 @@
 #include <linux/seq_file.h>
 #include <linux/vma_journal.h>
 #include "afterimage_control_disk.h"
+#include "vma_lent.h"
 #include "vma_series.h"
 
 #define VMAJ_SLOTS AFTERIMAGE_FILE_SYSTEM_SLOTS
@@ -75,14 +77,14 @@ struct vmaj_batch {
  * @blocks: what the transaction that is being committed would have written, locked
  * @gathered: how many
  * @gathered_max: and how many there is room for
- * @handed_over: transactions that the control disk took
- * @handed_over_blocks: their blocks
- * @commands_sent: and the commands for them
+ * @commands_sent: for transactions
  * @fallbacks: transactions that it did not take
  * @too_long: transactions that were not handed over, because there was no room
- * @ns: from the first command to the last answer, all together
  * @copied_max: blocks of the longest transaction, which were copied for it
- * @batches: the same, by the binary logarithm of their blocks
+ * @batches: those that the control disk took, by the binary logarithm of their blocks
+ * @lent: memory in which transactions are published, or NULL
+ * @published: transactions that the control disk took there, in the same way
+ * @sent_again: transactions that were published, and it did not take
  */
 struct vma_journal {
 	struct vmaj_disk disk;
@@ -100,14 +102,14 @@ struct vma_journal {
 	struct buffer_head **blocks;
 	unsigned int gathered;
 	unsigned int gathered_max;
-	atomic64_t handed_over;
-	atomic64_t handed_over_blocks;
 	atomic64_t commands_sent;
 	atomic64_t fallbacks;
 	atomic64_t too_long;
-	atomic64_t ns;
 	unsigned int copied_max;
 	struct vmaj_batch batches[VMAJ_BATCHES];
+	struct vmaj_lent *lent;
+	struct vmaj_batch published[VMAJ_BATCHES];
+	atomic64_t sent_again;
 };
 
 #if SIO_FAULTS
@@ -350,6 +352,26 @@ static void vmaj_fall_back(transaction_t *transaction, int slot)
 	vmaj_rewrite(journal);
 }
 
+/* Of commits of all sizes. */
+struct vmaj_all {
+	s64 commits;
+	s64 blocks;
+	s64 ns;
+};
+
+static struct vmaj_all vmaj_all(struct vmaj_batch *batches)
+{
+	struct vmaj_all all = {};
+	unsigned int i;
+
+	for (i = 0; i < VMAJ_BATCHES; i++) {
+		all.commits += atomic64_read(&batches[i].commits);
+		all.blocks += atomic64_read(&batches[i].blocks);
+		all.ns += atomic64_read(&batches[i].ns);
+	}
+	return all;
+}
+
 /**
  * vmaj_hands_over - are commits handed over?
  * @journal: their journal
@@ -365,7 +387,9 @@ bool vmaj_hands_over(journal_t *journal)
  */
 s64 vmaj_handed_over_blocks(journal_t *journal)
 {
-	return journal->j_vma ? atomic64_read(&journal->j_vma->handed_over_blocks) : 0;
+	struct vma_journal *vma = journal->j_vma;
+
+	return vma ? vmaj_all(vma->batches).blocks + vmaj_all(vma->published).blocks : 0;
 }
 
 /**
@@ -377,8 +401,11 @@ void vmaj_begin(transaction_t *transaction)
 	journal_t *journal = transaction->t_journal;
 
 	transaction->t_vma = vmaj_hands_over(journal);
-	if (transaction->t_vma)
-		journal->j_vma->gathered = 0;
+	if (!transaction->t_vma)
+		return;
+	journal->j_vma->gathered = 0;
+	if (journal->j_vma->lent)
+		vmaj_lent_offer(journal->j_vma->lent, journal->j_devname);
 }
 
 /* No room: what there is goes the classic way, and the rest behind it. */
@@ -433,18 +460,80 @@ void vmaj_write_revoke(journal_t *journal, struct buffer_head *bh, blk_opf_t fla
 	vmaj_submit_bh(transaction, REQ_OP_WRITE | flags, bh);
 }
 
-static void vmaj_count(struct vma_journal *vma, u64 ns)
+static void vmaj_count(struct vma_journal *vma, struct vmaj_batch *batches, u64 ns)
 {
-	struct vmaj_batch *batch = &vma->batches[min(ilog2(vma->gathered), VMAJ_BATCHES - 1)];
+	struct vmaj_batch *batch = &batches[min(ilog2(vma->gathered), VMAJ_BATCHES - 1)];
 
-	atomic64_inc(&vma->handed_over);
-	atomic64_add(vma->gathered, &vma->handed_over_blocks);
-	atomic64_add(ns, &vma->ns);
 	WRITE_ONCE(vma->copied_max, max(vma->copied_max, vma->gathered));
 	atomic64_inc(&batch->commits);
 	atomic64_add(vma->gathered, &batch->blocks);
 	atomic64_add(ns, &batch->ns);
 }
+
+/* Whether a transaction was published, and taken. */
+static bool vmaj_publish(transaction_t *transaction, u64 begun)
+{
+	journal_t *journal = transaction->t_journal;
+	struct vma_journal *vma = journal->j_vma;
+	u64 ns;
+
+	if (!vma->lent || !vmaj_lent_publish(vma->lent, transaction->t_tid, vma->blocks, vma->gathered))
+		return false;
+	ns = ktime_get_ns() - begun;
+	wake_up(&journal->j_wait_done_commit);
+	sio_fault(SIO_FAULT_VMA_PUBLISHED);
+	if (!vmaj_lent_wait(vma->lent)) {
+		atomic64_inc(&vma->sent_again);
+		return false;
+	}
+	vmaj_count(vma, vma->published, ns);
+	return true;
+}
+
+static bool vmaj_is_committed(journal_t *journal, tid_t tid)
+{
+	/* In this order: what is not published any more is committed. */
+	return vmaj_lent_committed(journal->j_vma->lent, tid) || tid_geq(READ_ONCE(journal->j_commit_sequence), tid) ||
+	       is_journal_aborted(journal);
+}
+
+/**
+ * vmaj_force_commit - commit what a sync needs
+ * @journal: the journal
+ *
+ * A transaction that is published is enough; everybody else who waits for a commit waits until it is taken.
+ *
+ * Return: 0, or an error.
+ */
+int vmaj_force_commit(journal_t *journal)
+{
+	transaction_t *transaction;
+	tid_t tid = 0;
+
+	if (!journal->j_vma || !journal->j_vma->lent)
+		return jbd2_journal_force_commit(journal);
+	read_lock(&journal->j_state_lock);
+	transaction = journal->j_running_transaction ?: journal->j_committing_transaction;
+	if (transaction)
+		tid = transaction->t_tid;
+	read_unlock(&journal->j_state_lock);
+	if (transaction) {
+		jbd2_log_start_commit(journal, tid);
+		wait_event(journal->j_wait_done_commit, vmaj_is_committed(journal, tid));
+	}
+	return is_journal_aborted(journal) ? -EIO : 0;
+}
+EXPORT_SYMBOL(vmaj_force_commit);
+
+/**
+ * vmaj_publishes - may commits be published?
+ * @journal: their journal
+ */
+bool vmaj_publishes(journal_t *journal)
+{
+	return journal->j_vma && journal->j_vma->lent;
+}
+EXPORT_SYMBOL(vmaj_publishes);
 
 /**
  * vmaj_commit - hand a transaction over
@@ -465,10 +554,12 @@ void vmaj_commit(transaction_t *transaction)
 	/* A journal that was aborted gets no commit block. */
 	if (!is_journal_aborted(journal)) {
 		sio_fault(SIO_FAULT_VMA_GATHERED);
-		refused = vmaj_hand_over(vma);
-		if (refused < 0) {
-			sio_fault(SIO_FAULT_VMA_ANSWERED);
-			vmaj_count(vma, ktime_get_ns() - begun);
+		if (!vmaj_publish(transaction, begun)) {
+			refused = vmaj_hand_over(vma);
+			if (refused < 0) {
+				sio_fault(SIO_FAULT_VMA_ANSWERED);
+				vmaj_count(vma, vma->batches, ktime_get_ns() - begun);
+			}
 		}
 	}
 	if (refused >= 0) {
@@ -479,32 +570,47 @@ void vmaj_commit(transaction_t *transaction)
 		vmaj_end(vma->blocks[i], true);
 }
 
+static void vmaj_show_batches(struct seq_file *seq, const char *name, struct vmaj_batch *batches)
+{
+	unsigned int i;
+
+	for (i = 0; i < VMAJ_BATCHES; i++) {
+		if (atomic64_read(&batches[i].commits))
+			seq_printf(seq, "%s %u commits %lld blocks %lld ns %lld\n", name, 1U << i,
+				   atomic64_read(&batches[i].commits), atomic64_read(&batches[i].blocks),
+				   atomic64_read(&batches[i].ns));
+	}
+}
+
 static int vmaj_show(struct seq_file *seq, void *v)
 {
 	struct vma_journal *vma = ((journal_t *)seq->private)->j_vma;
-	unsigned int i;
+	struct vmaj_all sent = vmaj_all(vma->batches);
+	struct vmaj_all published = vmaj_all(vma->published);
 
-	seq_printf(seq, "handed_over %lld\n", atomic64_read(&vma->handed_over));
-	seq_printf(seq, "handed_over_blocks %lld\n", atomic64_read(&vma->handed_over_blocks));
-	seq_printf(seq, "handed_over_ns %lld\n", atomic64_read(&vma->ns));
+	seq_printf(seq, "handed_over %lld\n", sent.commits + published.commits);
+	seq_printf(seq, "handed_over_blocks %lld\n", sent.blocks + published.blocks);
+	seq_printf(seq, "handed_over_ns %lld\n", sent.ns);
 	seq_printf(seq, "commands %lld\n", atomic64_read(&vma->commands_sent));
 	seq_printf(seq, "fallbacks %lld\n", atomic64_read(&vma->fallbacks));
 	seq_printf(seq, "too_long %lld\n", atomic64_read(&vma->too_long));
 	seq_printf(seq, "blocks_a_command %u\n", vmaj_blocks(vma));
 	seq_printf(seq, "copied_blocks_max %u\n", READ_ONCE(vma->copied_max));
-	for (i = 0; i < VMAJ_BATCHES; i++) {
-		const struct vmaj_batch *batch = &vma->batches[i];
-
-		if (atomic64_read(&batch->commits))
-			seq_printf(seq, "batch %u commits %lld blocks %lld ns %lld\n", 1U << i,
-				   atomic64_read(&batch->commits), atomic64_read(&batch->blocks),
-				   atomic64_read(&batch->ns));
+	if (vma->lent) {
+		seq_printf(seq, "published %lld\n", published.commits);
+		seq_printf(seq, "published_ns %lld\n", published.ns);
+		seq_printf(seq, "sent_again %lld\n", atomic64_read(&vma->sent_again));
 	}
+	vmaj_show_batches(seq, "batch", vma->batches);
+	vmaj_show_batches(seq, "published_batch", vma->published);
 	return 0;
 }
 
 static void vmaj_free(struct vma_journal *vma)
 {
+	/* What is lent is the disk's until then. */
+	if (vma->lent)
+		vmaj_lent_free(vma->lent);
 	vmaj_disk_close(&vma->disk);
 	if (vma->commands)
 		__free_page(vma->commands);
@@ -515,7 +621,7 @@ static void vmaj_free(struct vma_journal *vma)
 }
 
 /* Whether what was opened is a control disk that takes commits, and takes those of this journal. */
-static int vmaj_introduce(journal_t *journal, struct vma_journal *vma, const char *path)
+static int vmaj_introduce(journal_t *journal, struct vma_journal *vma, const char *path, bool exitless)
 {
 	struct request_queue *queue = bdev_get_queue(vma->disk.bdev);
 	struct afterimage_answer *answer = vmaj_read(vma, 0);
@@ -523,6 +629,10 @@ static int vmaj_introduce(journal_t *journal, struct vma_journal *vma, const cha
 	if (IS_ERR(answer) || (le64_to_cpu(answer->operations) & VMAJ_NEEDED) != VMAJ_NEEDED) {
 		pr_err("%s: data=vma: %s is no control disk that takes commits\n", journal->j_devname, path);
 		return -ENODEV;
+	}
+	if (exitless && !(le64_to_cpu(answer->operations) & BIT_ULL(AFTERIMAGE_LEND))) {
+		pr_err("%s: vma_exitless: %s takes no commits that are published\n", journal->j_devname, path);
+		return -EOPNOTSUPP;
 	}
 	/* A command and its blocks are one request. */
 	vma->blocks_max = min3((unsigned int)AFTERIMAGE_BLOCKS_MAX, queue_max_segments(queue) - 1U,
@@ -539,6 +649,13 @@ static int vmaj_introduce(journal_t *journal, struct vma_journal *vma, const cha
 	}
 	vma->instance = le64_to_cpu(answer->instance);
 	vma->sequence = le64_to_cpu(answer->sequence);
+	if (!exitless)
+		return 0;
+	/* So is the read by which memory is lent. */
+	vma->lent = vmaj_lent_alloc(vma->disk.bdev, VMAJ_FIRST_SLOT * VMAJ_SLOT_SECTORS, vma->blocks_max);
+	if (!vma->lent)
+		return -ENOMEM;
+	vmaj_lent_name(vma->lent, vma->file_system, vma->instance, vma->sequence);
 	return 0;
 }
 
@@ -547,10 +664,11 @@ static int vmaj_introduce(journal_t *journal, struct vma_journal *vma, const cha
  * @journal: a journal that was loaded, and has no transaction yet
  * @path: the control disk
  * @file_system: its UUID
+ * @exitless: those that are short enough are published
  *
  * Return: 0, or an error, which has been told in a sentence.
  */
-int vmaj_start(journal_t *journal, const char *path, const u8 *file_system)
+int vmaj_start(journal_t *journal, const char *path, const u8 *file_system, bool exitless)
 {
 	struct vma_journal *vma;
 	int err;
@@ -579,7 +697,7 @@ int vmaj_start(journal_t *journal, const char *path, const u8 *file_system)
 		       journal->j_devname, path, err);
 		goto failed;
 	}
-	err = vmaj_introduce(journal, vma, path);
+	err = vmaj_introduce(journal, vma, path, exitless);
 	if (err)
 		goto failed;
 	journal->j_vma = vma;

@@ -12,9 +12,11 @@ struct buffer_head;
 struct journal_s;
 struct transaction_s;
 
-int vmaj_start(struct journal_s *journal, const char *path, const u8 *file_system);
+int vmaj_start(struct journal_s *journal, const char *path, const u8 *file_system, bool exitless);
 void vmaj_stop(struct journal_s *journal);
 bool vmaj_hands_over(struct journal_s *journal);
+bool vmaj_publishes(struct journal_s *journal);
+int vmaj_force_commit(struct journal_s *journal);
 s64 vmaj_handed_over_blocks(struct journal_s *journal);
 void vmaj_begin(struct transaction_s *transaction);
 void vmaj_submit_bh(struct transaction_s *transaction, blk_opf_t opf, struct buffer_head *bh);

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::state::{show_socket, Daemon};
 use crate::commands::print_line;
+use crate::control::published_promise;
 use crate::failure::Failure;
 use crate::sandbox::SandboxReport;
 
@@ -86,6 +87,9 @@ pub fn announce(
             "control disk: {}: under every contract, what the guest's programs flush there survives a power cut",
             disk.socket.display()
         ))?;
+        if !daemon.group.retained_disks().is_empty() {
+            print_line(&published_promise())?;
+        }
     }
     if let Some(path) = control {
         print_line(&format!("control: {}", path.display()))?;

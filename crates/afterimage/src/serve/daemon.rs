@@ -316,7 +316,7 @@ fn start_control_disk(
     keep: Option<&KeepHandle>,
 ) -> Result<Option<(ServedControlDisk, Server)>, Failure> {
     let (Some(listener), Some(socket)) = (listener, settings.control_disk.clone()) else { return Ok(None) };
-    let promise = Promise { contract: group.status().contract, text: group.promise() };
+    let promise = Promise { contract: group.status().contract, text: group.promise(), lends: true };
     let disk = ControlDisk::new(Arc::clone(group) as Arc<dyn Durability>, promise)
         .map_err(|e| Failure::failed(format!("cannot make the control disk: {e}")))?;
     let (disk, stats) = (Arc::new(disk), Arc::new(FrontendStats::new(1)));

@@ -205,6 +205,7 @@ impl GroupCollector {
             ("wait", disk.waits),
             ("not_yet", disk.not_yet),
             ("mprotect", disk.mprotects),
+            ("published", disk.published),
             ("file_system", disk.file_systems),
             ("refused", disk.refused),
             ("failed", disk.failed),

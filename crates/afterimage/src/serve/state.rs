@@ -66,6 +66,8 @@ impl ServedControlDisk {
             not_yet: count(&commands.not_yet),
             mprotects: count(&commands.mprotects),
             handed_over_blocks: count(&commands.handed_over_blocks),
+            published: count(&commands.published),
+            published_blocks: count(&commands.published_blocks),
             file_systems: count(&commands.file_systems),
             refused: count(&commands.refused),
             failed: count(&commands.failed),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use afterimage_block::Sector;
 
 use super::RetainDisk;
+use crate::ext4::layout::Layout;
 use crate::ids::FsBlock;
 use crate::status::FileSystemStatus;
 
@@ -46,6 +47,17 @@ pub fn journal_sector(
         let (here, sector) = disk.journal_sector(uuid, block, blocks);
         systems += here;
         found = sector.map(|sector| (Arc::clone(disk), sector)).or(found);
+    }
+    found.filter(|_| systems == 1)
+}
+
+/// The journal of the file system of that UUID, if there is one of it, and its journal is retained or will be.
+pub fn journal_layout(disks: &[Arc<RetainDisk>], uuid: [u8; 16]) -> Option<(Arc<RetainDisk>, Arc<Layout>)> {
+    let (mut systems, mut found) = (0, None);
+    for disk in disks {
+        let (here, layout) = disk.journal_layout(uuid);
+        systems += here;
+        found = layout.map(|layout| (Arc::clone(disk), layout)).or(found);
     }
     found.filter(|_| systems == 1)
 }

@@ -3,7 +3,12 @@
 //! What comes over the queues of a disk ends with their connection. A commit that is handed over comes over another one, of which nobody
 //! knows whether it ends before or after: one that were taken when the guest has left could be written into the journal of the next. So a guest
 //! has a number, a hand-over names it, and who has left is told only when the last one that had begun is over.
+//!
+//! A guest may also *lend* memory in which it publishes its commits. Nobody is told of each: whoever looks there has to look once more before
+//! the guest counts as gone, or before another kernel may run in that memory. So queues that stop ask for what is lent and wait until it is
+//! given back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
@@ -19,11 +24,54 @@ pub struct Hands {
 struct State {
     guest: u64,
     under_way: usize,
+    lent: Vec<Arc<Lent>>,
+}
+
+impl State {
+    fn is_asked_for(&self) -> bool {
+        self.lent.iter().any(|lent| lent.asked.load(Ordering::Acquire))
+    }
+}
+
+/// Called when memory is asked back: from any thread, and does not wait.
+type Wake = Box<dyn Fn() + Send + Sync>;
+
+struct Lent {
+    asked: AtomicBool,
+    wake: Wake,
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lent").field("asked", &self.asked).finish_non_exhaustive()
+    }
 }
 
 /// A hand-over that is under way. Dropped when no part of it is.
 #[derive(Debug)]
 pub struct Hand(Arc<Hands>);
+
+/// Memory that a guest has lent: what it publishes there until this is dropped is handed over by its right.
+#[derive(Debug)]
+pub struct Lending {
+    hands: Arc<Hands>,
+    lent: Arc<Lent>,
+}
+
+impl Lending {
+    /// Whether somebody waits for its end: what is published by now is still to be taken.
+    pub fn is_asked_back(&self) -> bool {
+        self.lent.asked.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Lending {
+    fn drop(&mut self) {
+        let mut state = self.hands.state.lock();
+        state.lent.retain(|lent| !Arc::ptr_eq(lent, &self.lent));
+        self.hands.idle.notify_all();
+    }
+}
 
 impl Hands {
     /// The guest that there is, or that comes next.
@@ -40,12 +88,29 @@ impl Hands {
         })
     }
 
-    /// The disk's queues are stopped, perhaps because another kernel was started: none is under way when this returns. Where the guest has
-    /// `left`, none of its hand-overs begins any more.
+    /// That guest lends memory; `None` where it has left. `wake` is called when it is asked back.
+    pub fn lend(self: &Arc<Self>, guest: u64, wake: Wake) -> Option<Lending> {
+        let mut state = self.state.lock();
+        (state.guest == guest).then(|| {
+            let lent = Arc::new(Lent { asked: AtomicBool::new(false), wake });
+            state.lent.push(Arc::clone(&lent));
+            Lending { hands: Arc::clone(self), lent }
+        })
+    }
+
+    /// The disk's queues are stopped, perhaps because another kernel was started: no hand-over is under way when this returns, and what was
+    /// published before it was called is over. Where the guest has `left`, none of its hand-overs begins any more.
     pub(super) fn stopped(&self, left: bool) {
         let mut state = self.state.lock();
         state.guest += u64::from(left);
-        self.idle.wait_while(&mut state, |state| state.under_way > 0);
+        let lent = state.lent.clone();
+        parking_lot::MutexGuard::unlocked(&mut state, || {
+            for lent in lent {
+                lent.asked.store(true, Ordering::Release);
+                (lent.wake)();
+            }
+        });
+        self.idle.wait_while(&mut state, |state| state.under_way > 0 || state.is_asked_for());
     }
 }
 
@@ -89,5 +154,30 @@ mod tests {
         let stays = hands.guest();
         hands.stopped(false);
         assert_eq!(hands.guest(), stays);
+    }
+
+    #[test]
+    fn what_was_lent_is_given_back_before_queues_count_as_stopped() {
+        let hands = Arc::new(Hands::default());
+        assert!(hands.lend(hands.guest() + 1, Box::new(|| ())).is_none(), "nobody's");
+        for left in [false, true] {
+            let (asked, waits) = std::sync::mpsc::channel();
+            let lending = hands.lend(hands.guest(), Box::new(move || asked.send(()).unwrap())).unwrap();
+            assert!(!lending.is_asked_back());
+            let (given, stopped) = (Arc::new(AtomicBool::new(false)), Arc::clone(&hands));
+            let back = Arc::clone(&given);
+            let stopping = std::thread::spawn(move || {
+                stopped.stopped(left);
+                assert!(back.load(Ordering::SeqCst), "it was lent still");
+            });
+            waits.recv().unwrap();
+            assert!(lending.is_asked_back());
+            // The guest that stays may lend again meanwhile, and nobody waits for that.
+            let next = hands.lend(hands.guest(), Box::new(|| ())).unwrap();
+            given.store(true, Ordering::SeqCst);
+            drop(lending);
+            stopping.join().unwrap();
+            drop(next);
+        }
     }
 }

@@ -6,7 +6,7 @@ mod lane;
 mod lend;
 mod shared;
 
-pub use hands::{Hand, Hands};
+pub use hands::{Hand, Hands, Lending};
 pub use lane::LANE_BYTES_MAX;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced, Secto
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::JournalError;
+use crate::ext4::layout::Layout;
 use crate::ext4::{FileSystems, Options};
 use crate::ids::FsBlock;
 use crate::mutation::Mistake;
@@ -87,6 +88,11 @@ impl RetainDisk {
     /// See [`FileSystems::journal_sector`].
     pub fn journal_sector(&self, uuid: [u8; 16], block: FsBlock, blocks: u32) -> (usize, Option<Sector>) {
         self.shared.lock().journal_sector(uuid, block, blocks)
+    }
+
+    /// See [`FileSystems::journal_layout`].
+    pub fn journal_layout(&self, uuid: [u8; 16]) -> (usize, Option<Arc<Layout>>) {
+        self.shared.lock().journal_layout(uuid)
     }
 
     /// The guest may be dead: what is committed goes home. See [`FileSystems::settle_all`].

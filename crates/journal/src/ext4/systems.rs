@@ -7,6 +7,7 @@ use afterimage_order::HomeWriter;
 
 use super::known::{left, Left};
 use super::layout::superblock::JournalSuperblock;
+use super::layout::Layout;
 use super::ranges::Ranges;
 use super::report::file_system;
 use super::volume::Phase;
@@ -270,6 +271,12 @@ impl FileSystems {
                 first.filter(|first| *first > AreaBlock(0)).map(|_| block.sector(volume.start)).or(sector);
         }
         (systems, sector)
+    }
+
+    /// How many file systems have that UUID, and where the journal of one lies that is retained, or will be.
+    pub fn journal_layout(&self, uuid: [u8; 16]) -> (usize, Option<Arc<Layout>>) {
+        let of_it: Vec<_> = self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)).collect();
+        (of_it.len(), of_it.iter().find_map(|volume| volume.layout()).map(Arc::clone))
     }
 
     /// A snapshot.

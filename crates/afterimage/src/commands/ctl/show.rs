@@ -59,7 +59,7 @@ pub fn status(status: &StatusAnswer) -> String {
     if let Some(disk) = &status.control_disk {
         line(format!(
             "control disk on {}, {}; {} ordering points, {} flushes, {} waits ({} not durable in time), {} blocks handed over \
-             in {} requests, {} refused, {} failed",
+             in {} requests, {} in {} commits that were published, {} refused, {} failed",
             disk.socket,
             if disk.attached { "guest connected" } else { "no guest" },
             disk.vorders,
@@ -68,9 +68,14 @@ pub fn status(status: &StatusAnswer) -> String {
             disk.not_yet,
             disk.handed_over_blocks,
             disk.mprotects,
+            disk.published_blocks,
+            disk.published,
             disk.refused,
             disk.failed
         ));
+        if disk.published > 0 {
+            line(format!("  {}", crate::control::published_promise()));
+        }
     }
     for disk in &status.disks {
         line(show_disk(disk));

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use super::{Build, KernelOptions, BROKEN};
@@ -20,7 +21,35 @@ use crate::process::Workdir;
 use crate::suite::workload::{self, FileSystem, IMAGE_BYTES};
 use crate::suite::{Case, Run};
 
-const MOUNT: &str = "mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt";
+/// How commits get there.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    /// Of cases' names.
+    name: &'static str,
+    mount: &'static str,
+    published: bool,
+}
+
+const SENT: Way = Way {
+    name: "vma",
+    mount: "mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt",
+    published: false,
+};
+const PUBLISHED: Way = Way {
+    name: "vma-exitless",
+    mount: "mount -t vext4 -o data=vma,vma_exitless,vma_disk=/dev/vdb /dev/vda /mnt",
+    published: true,
+};
+const MOUNT: &str = SENT.mount;
+
+/// What may be lost of what was published where VMM and daemon die together: as `serve` prints it.
+const PUBLISHED_LOSS: Allowance = Allowance::Window { window_ms: 10.0 };
+
+/// Syncs of each size whose median is taken.
+const COST_ROUNDS: u32 = 400;
+
+/// How long a daemon stands still before it dies with the VMM, and then for how long nothing may be acknowledged.
+const STALLED: Duration = Duration::from_secs(2);
 
 /// Those under which a journal is retained, and a death without a power cut loses nothing.
 const CONTRACTS: [&str; 2] = ["guest-crash", "power-window=50ms"];
@@ -35,12 +64,13 @@ const PATIENCE: Duration = Duration::from_secs(100);
 const RECONNECT_S: u32 = 1;
 
 /// Where a build with faults can panic in a commit that is handed over, and whether a command has to be refused before.
-const FAULTS: [(&str, bool); 5] = [
+const FAULTS: [(&str, bool); 6] = [
     ("vma_gathered", false),
     ("vma_commit", false),
     ("vma_answered", false),
     ("vma_refused", true),
     ("vma_rewritten", true),
+    ("vma_published", false),
 ];
 
 /// What dies.
@@ -96,29 +126,31 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
     let mut add = |name: String, quick: bool, run: Run| cases.push(Case { name, quick, run });
     let own = build.clone();
     add("vext4-vma-mounted".to_owned(), true, Box::new(move |e| mounted(e, &own)));
-    for (at, death) in Death::ALL.into_iter().enumerate() {
-        for (by, contract) in CONTRACTS.into_iter().enumerate() {
-            for keep in [false, true] {
-                for round in 0..options.kills.div_ceil(4) {
-                    let (own, acknowledged) = (build.clone(), 80 + 37 * (round % 8));
-                    let run =
-                        Box::new(move |e: &Evidence| died(e, &own, (contract, keep, death), acknowledged));
-                    let name = format!(
-                        "vext4-vma-{}-{contract}{}-{round}",
-                        death.name(),
-                        if keep { "-keep" } else { "" }
-                    );
-                    // Quick: each death once.
-                    add(name, round == 0 && by == at % 2 && keep == (at % 2 == 1), run);
+    let own = build.clone();
+    add("vext4-vma-cost".to_owned(), false, Box::new(move |e| cost(e, &own)));
+    for way in [SENT, PUBLISHED] {
+        for (at, death) in Death::ALL.into_iter().enumerate() {
+            for (by, contract) in CONTRACTS.into_iter().enumerate() {
+                for keep in [false, true] {
+                    for round in 0..options.kills.div_ceil(4) {
+                        let (own, acknowledged) = (build.clone(), 80 + 37 * (round % 8));
+                        let death = (contract, keep, death);
+                        let run = Box::new(move |e: &Evidence| died(e, &own, way, death, acknowledged));
+                        let (way, death) = (way.name, death.2.name());
+                        let keeps = if keep { "-keep" } else { "" };
+                        let name = format!("vext4-{way}-{death}-{contract}{keeps}-{round}");
+                        // Quick: each death once.
+                        add(name, round == 0 && by == at % 2 && keep == (at % 2 == 1), run);
+                    }
                 }
             }
         }
-    }
-    for (by, refusal) in [Refusal::Passthrough, Refusal::Removed].into_iter().enumerate() {
-        for (to, contract) in CONTRACTS.into_iter().enumerate() {
-            let own = build.clone();
-            let run = Box::new(move |e: &Evidence| refused(e, &own, (contract, refusal), 60));
-            add(format!("vext4-vma-{}-{contract}", refusal.name()), by == to, run);
+        for (by, refusal) in [Refusal::Passthrough, Refusal::Removed].into_iter().enumerate() {
+            for (to, contract) in CONTRACTS.into_iter().enumerate() {
+                let own = build.clone();
+                let run = Box::new(move |e: &Evidence| refused(e, &own, way, (contract, refusal), 60));
+                add(format!("vext4-{}-{}-{contract}", way.name, refusal.name()), by == to, run);
+            }
         }
     }
     if let Some(folder) = &options.faults {
@@ -132,9 +164,11 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
         }
         for contract in CONTRACTS {
             let own = build.clone();
-            let run = Box::new(move |e: &Evidence| refused(e, &own, (contract, Refusal::Spoilt), 60));
+            let run = Box::new(move |e: &Evidence| refused(e, &own, SENT, (contract, Refusal::Spoilt), 60));
             add(format!("vext4-vma-spoilt-{contract}"), true, run);
         }
+        let early = Build { parameters: "without=vma-publish".to_owned(), ..build.clone() };
+        add("canary-vext4-vma-publish".to_owned(), true, Box::new(move |e| without_publication(e, &early)));
         let build = Build { parameters: "without=vma-rewrite".to_owned(), ..build };
         add("canary-vext4-vma-rewrite".to_owned(), true, Box::new(move |e| without_rewrite(e, &build)));
     }
@@ -169,15 +203,30 @@ impl Rig {
 
     /// Blocks that this daemon was handed over.
     fn handed_over(&self) -> Result<u64> {
-        Ok(self.daemon.status()?.control_disk.map_or(0, |told| told.handed_over_blocks))
+        let told = self.daemon.status()?.control_disk;
+        Ok(told.map_or(0, |told| told.handed_over_blocks + told.published_blocks))
+    }
+
+    /// Commits that came in the way that they should.
+    fn expect_commits(&self, way: Way) -> Result<()> {
+        let told = self.daemon.status()?.control_disk;
+        match told.map_or(0, |told| if way.published { told.published } else { told.mprotects }) {
+            0 => Err(LabError::Broken("no commit was handed over to this daemon".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     /// A stock kernel finds everything; and so does e2fsck when the daemon has ended.
     fn judge(self, evidence: &Evidence, ledger: &Ledger) -> Result<String> {
+        self.judge_but_for(evidence, ledger, Allowance::Nothing)
+    }
+
+    /// The same, but for what may be lost.
+    fn judge_but_for(self, evidence: &Evidence, ledger: &Ledger, lost: Allowance) -> Result<String> {
         let Rig { image, daemon, _folders, .. } = self;
         let stock = FileSystem::Ext4Journal;
         let outcome = workload::remains(evidence, &daemon, stock.mount(), stock.check())
-            .and_then(|remains| workload::judge(evidence, ledger, &remains, Allowance::Nothing));
+            .and_then(|remains| workload::judge(evidence, ledger, &remains, lost));
         if outcome.is_err() {
             evidence.daemon(&daemon, "daemon");
         }
@@ -217,6 +266,7 @@ refused 'is no control disk that takes commits' mount -t vext4 -o data=vma,vma_d
 refused 'there is no control disk at' mount -t vext4 -o data=vma /dev/vda /mnt
 refused 'vma_disk= is for data=vma' mount -t vext4 -o data=journal,vma_disk=/dev/vdb /dev/vda /mnt
 refused 'no use for journal_async_commit' mount -t vext4 -o data=vma,vma_disk=/dev/vdb,journal_async_commit /dev/vda /mnt
+refused 'vma_exitless is for data=vma' mount -t vext4 -o data=journal,vma_exitless /dev/vda /mnt
 mkfs.ext4 -q -F -b 1024 /dev/vda
 refused 'in blocks of 4096 bytes' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
 mkfs.ext4 -q -F -b 4096 /dev/vda
@@ -262,7 +312,7 @@ umount /mnt
     daemon.stop()?;
     fsck::clean(&image, 0)?;
     Ok(format!(
-        "{commits} commits with {blocks} blocks handed over; 6 mounts refused, each with its sentence"
+        "{commits} commits with {blocks} blocks handed over; 7 mounts refused, each with its sentence"
     ))
 }
 
@@ -270,27 +320,29 @@ umount /mnt
 fn died(
     evidence: &Evidence,
     build: &Build,
+    way: Way,
     (contract, keep, death): (&str, bool, Death),
     acknowledged: u64,
 ) -> Result<String> {
     let mut rig = Rig::new(contract, keep)?;
     if matches!(death, Death::Reboot) {
-        return rebooted(evidence, build, rig, acknowledged);
+        return rebooted(evidence, build, rig, way, acknowledged);
     }
     let mut builder = guest(&rig.daemon);
     if matches!(death, Death::Daemon) && !keep {
         builder = builder.reconnect_s(RECONNECT_S);
     }
-    let mut guest = builder.start(&writing(build, MOUNT))?;
-    let lived = live(&mut rig, &guest, death, acknowledged);
-    let handed_over = lived.and_then(|()| rig.handed_over());
+    let mut guest = builder.start(&writing(build, way.mount))?;
+    let lived = live(&mut rig, &guest, death, acknowledged).and_then(|()| rig.expect_commits(way));
+    let stalls = way.published && matches!(death, Death::Both) && !keep;
+    let lived = lived.and_then(|()| if stalls { stall(&rig, &guest) } else { Ok(()) });
     guest.kill();
     if matches!(death, Death::Both) {
         rig.daemon.kill()?;
     }
     guest.wait()?;
     evidence.guest(&guest, "first");
-    expect_handed_over(handed_over?)?;
+    lived?;
     if guest.console().contains(FELL_BACK) {
         return Err(LabError::Broken(format!(
             "a control disk that was there was given up{}",
@@ -302,7 +354,22 @@ fn died(
         rig.daemon.restart()?;
     }
     drop(guest);
-    rig.judge(evidence, &ledger)
+    match death {
+        Death::Both if way.published => rig.judge_but_for(evidence, &ledger, PUBLISHED_LOSS),
+        _ => rig.judge(evidence, &ledger),
+    }
+}
+
+/// The daemon stands still: what is published is not taken, and soon nothing is acknowledged.
+fn stall(rig: &Rig, guest: &Guest) -> Result<()> {
+    rig.daemon.signal(Signal::STOP)?;
+    std::thread::sleep(STALLED);
+    let so_far = Ledger::of(guest.channel())?.acks.len();
+    std::thread::sleep(STALLED);
+    match Ledger::of(guest.channel())?.acks.len() - so_far {
+        0 => Ok(()),
+        more => Err(LabError::Broken(format!("{more} acknowledged while nobody takes what is published"))),
+    }
 }
 
 fn expect_handed_over(blocks: u64) -> Result<()> {
@@ -325,18 +392,18 @@ fn live(rig: &mut Rig, guest: &Guest, death: Death, acknowledged: u64) -> Result
 }
 
 /// A panic, a reboot within the VMM, a mount by vext4 as before it, and everything is there.
-fn rebooted(evidence: &Evidence, build: &Build, rig: Rig, acknowledged: u64) -> Result<String> {
+fn rebooted(evidence: &Evidence, build: &Build, rig: Rig, way: Way, acknowledged: u64) -> Result<String> {
     let script = format!(
         "if dumpe2fs -h /dev/vda 2>/dev/null | grep -q 'volume name:   *first'; then\n\
          {}\n{}\n{}exit 0\nfi\n{}",
         build.load(),
         "echo again",
-        workload::checking(MOUNT, "e2fsck -fn /dev/vda"),
-        workload::writing(&format!("{}\nmkfs.ext4 -q -F -b 4096 -L first /dev/vda", build.load()), MOUNT),
+        workload::checking(way.mount, "e2fsck -fn /dev/vda"),
+        workload::writing(&format!("{}\nmkfs.ext4 -q -F -b 4096 -L first /dev/vda", build.load()), way.mount),
     );
     let mut guest = guest(&rig.daemon).start(&script)?;
-    let begun = guest.wait_acknowledged(acknowledged).and_then(|()| rig.handed_over()).and_then(|blocks| {
-        expect_handed_over(blocks)?;
+    let begun = guest.wait_acknowledged(acknowledged).and_then(|()| {
+        rig.expect_commits(way)?;
         let mut qmp = guest.qmp()?;
         qmp.execute("set-action", Some(json!({ "reboot": "reset", "panic": "none" })))?;
         qmp.execute("inject-nmi", None).map(drop)
@@ -372,7 +439,8 @@ fn panicked(
         false => format!(" panic_after={after}"),
     };
     let build = Build { parameters, ..build.clone() };
-    let mut guest = guest(&rig.daemon).start(&writing(&build, MOUNT))?;
+    let way = if point == "vma_published" { PUBLISHED } else { SENT };
+    let mut guest = guest(&rig.daemon).start(&writing(&build, way.mount))?;
     let ended = guest.wait();
     evidence.guest(&guest, "first");
     if ended? != Ended::Panicked || !guest.console().contains("injected at") {
@@ -393,15 +461,17 @@ fn panicked(
 fn refused(
     evidence: &Evidence,
     build: &Build,
+    way: Way,
     (contract, refusal): (&str, Refusal),
     acknowledged: u64,
 ) -> Result<String> {
     let mut rig = Rig::new(contract, false)?;
+    let mount = way.mount;
     let mount = match refusal {
         // Nothing may empty the journal meanwhile: a transaction that is missing there would not be missed.
-        Refusal::Passthrough | Refusal::Spoilt => MOUNT.to_owned(),
+        Refusal::Passthrough | Refusal::Spoilt => mount.to_owned(),
         Refusal::Removed => format!(
-            "{MOUNT}\n(until [ -e /mnt/acks ] && [ \"$(sed -n 's/^handed_over //p' /proc/fs/vjbd2/vda-*/vma)\" -gt {acknowledged} ]; \
+            "{mount}\n(until [ -e /mnt/acks ] && [ \"$(sed -n 's/^handed_over //p' /proc/fs/vjbd2/vda-*/vma)\" -gt {acknowledged} ]; \
              do sleep 0.2; done; echo 1 > $(readlink -f /sys/block/vdb/device)/../remove) &"
         ),
     };
@@ -448,6 +518,46 @@ fn fall_back(rig: &mut Rig, guest: &Guest, refusal: Refusal, acknowledged: u64) 
 
 /// A fallback that does not write the transaction that was refused: whatever comes behind it is lost.
 fn without_rewrite(evidence: &Evidence, build: &Build) -> Result<String> {
-    let outcome = refused(evidence, build, (CONTRACTS[0], Refusal::Spoilt), 60);
+    let outcome = refused(evidence, build, SENT, (CONTRACTS[0], Refusal::Spoilt), 60);
     workload::canary(outcome, "a transaction that was refused and not written is not missed")
+}
+
+/// A transaction that counts as committed before its store: whoever dies before it is sent in another way takes it along.
+fn without_publication(evidence: &Evidence, build: &Build) -> Result<String> {
+    let mut rig = Rig::new(CONTRACTS[0], false)?;
+    let mut guest = guest(&rig.daemon).start(&writing(build, PUBLISHED.mount))?;
+    let lived = live(&mut rig, &guest, Death::Vmm, 80);
+    guest.kill();
+    guest.wait()?;
+    evidence.guest(&guest, "first");
+    lived?;
+    let ledger = Ledger::of(guest.channel())?;
+    drop(guest);
+    workload::canary(rig.judge(evidence, &ledger), "a commit that was told and not published is not missed")
+}
+
+/// How long an fsync takes, by the pages that were written: a measurement, in which nothing is judged but that each commit went its way.
+fn cost(evidence: &Evidence, build: &Build) -> Result<String> {
+    let journal = "mount -t vext4 -o data=journal /dev/vda /mnt";
+    let single = "mount -t vext4 -o data=journal,journal_async_commit /dev/vda /mnt";
+    let mut script = format!("set -e\n{}\nunset AFTERIMAGE_REPORT\n", build.load());
+    for (name, mount) in
+        [("journal", journal), ("single", single), ("sent", SENT.mount), ("published", PUBLISHED.mount)]
+    {
+        script += &format!(
+            "mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda\n{mount}\n\
+             for pages in 1 8 64; do echo \"{name} $({} /mnt/file $pages {COST_ROUNDS})\"; done\n\
+             [ ! -e /proc/fs/vjbd2/vda-*/vma ] || sed 's/^/{name}: /' /proc/fs/vjbd2/vda-*/vma\numount /mnt\n",
+            build.program("sync_cost"),
+        );
+    }
+    let rig = Rig::new(CONTRACTS[0], false)?;
+    let mut guest = guest(&rig.daemon).start(&script)?;
+    let ended = guest.wait_success();
+    evidence.guest(&guest, "guest");
+    ended?;
+    rig.expect_commits(PUBLISHED)?;
+    let said = guest.output();
+    let lines = said.lines().filter(|line| line.contains(" fsync_us ") || line.contains("published "));
+    Ok(lines.collect::<Vec<_>>().join("; "))
 }

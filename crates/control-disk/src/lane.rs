@@ -1,0 +1,328 @@
+//! One queue of the control disk: commands are carried out or wait, reads are answered or held.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afterimage_block::{
+    wait_readable, Admitted, Bell, BlockError, Completion, Geometry, Lane, Operation, Sector, Token,
+    SECTOR_BYTES,
+};
+use afterimage_format::control_disk::{
+    is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_MPROTECT, SLOTS, STATUS_FAILED,
+    STATUS_MALFORMED, STATUS_UNSUPPORTED,
+};
+use afterimage_format::FormatError;
+use afterimage_journal::{Lending, RetainDisk};
+use zerocopy::FromZeros as _;
+
+use crate::desk::{Desk, Place, Verdict};
+use crate::disk::{Shared, SLOT_SECTORS};
+use crate::hand::{Brought, HandOver, Handing, Over, Way};
+use crate::lent::{self, Loan, Next};
+
+/// Memory that is lent, for as long as its read is held.
+pub(crate) struct Borrowed {
+    pub(crate) loan: Loan,
+    pub(crate) slot: usize,
+    pub(crate) disk: Arc<RetainDisk>,
+    pub(crate) lending: Lending,
+}
+
+/// A command, and what had been published when it came: by the read and its number. Its sender may have been told that this is committed.
+struct Behind {
+    request: Admitted,
+    published: Vec<(Token, u32)>,
+}
+
+/// See the module.
+pub(crate) struct ControlLane {
+    geometry: Geometry,
+    shared: Arc<Shared>,
+    desk: Desk,
+    bell: Arc<Bell>,
+    handing: Handing,
+    borrowed: Vec<Borrowed>,
+    /// In the order in which they came.
+    behind: VecDeque<Behind>,
+    over: Vec<Over>,
+    done: Vec<Completion>,
+}
+
+impl ControlLane {
+    /// Nothing was asked, and nothing is lent.
+    pub(crate) fn new(geometry: Geometry, shared: Arc<Shared>, bell: Arc<Bell>) -> Result<Self, BlockError> {
+        Ok(Self {
+            geometry,
+            desk: Desk::new(shared.is_in_order(), shared.instance),
+            handing: Handing::new(shared.group.retained_disks())?,
+            shared,
+            bell,
+            borrowed: Vec::new(),
+            behind: VecDeque::new(),
+            over: Vec::new(),
+            done: Vec::new(),
+        })
+    }
+
+    fn command(&mut self, request: &Admitted) -> Option<Result<(), BlockError>> {
+        let shared = Arc::clone(&self.shared);
+        let slot = (request.sector.0 / SLOT_SECTORS) as usize;
+        let mut bytes = [0; SECTOR_BYTES as usize];
+        let length = bytes.len().min(request.buffers.len());
+        request.buffers.copy_to(0, &mut bytes[..length]);
+        let at_a_slot = request.sector == Sector(slot as u64 * SLOT_SECTORS) && slot > 0;
+        let parsed = match at_a_slot {
+            true => Command::parse(&bytes[..length], request.buffers.len()),
+            false => {
+                Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
+            }
+        };
+        let (command, verdict) = match parsed {
+            Ok(command) => {
+                let place = Place { token: request.token, slot };
+                if command.operation.get() == OPERATION_MPROTECT {
+                    return match shared.hand_over(place, command, request) {
+                        Ok(over) => {
+                            self.handing.take(over);
+                            self.hand();
+                            None
+                        }
+                        Err(verdict) => Some(shared.conclude(slot, &command, &verdict)),
+                    };
+                }
+                let told =
+                    is_of_a_file_system(command.operation.get()).then(|| shared.of_a_file_system(&command));
+                if let Some(verdict) = told.flatten() {
+                    return Some(shared.conclude(slot, &command, &verdict));
+                }
+                let reached = shared.group.reached();
+                let mut flushing = shared.flushing.lock();
+                let verdict = self.desk.ask(shared.now(), place, command, &reached, &mut flushing.flights);
+                if verdict.is_none() {
+                    shared.wanted.notify_all();
+                }
+                (command, verdict?)
+            }
+            Err(error) => {
+                let status = match error {
+                    FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
+                    _ => STATUS_MALFORMED,
+                };
+                (Command::new_zeroed(), Verdict::not(status, error.to_string()))
+            }
+        };
+        if !at_a_slot {
+            // Nobody looks for an answer there.
+            shared.commands.count(&Command::new_zeroed(), verdict.status);
+            return Some(Err(BlockError::Corrupt(verdict.why)));
+        }
+        Some(shared.conclude(slot, &command, &verdict))
+    }
+
+    /// Holds a read by which memory is lent; any other one is given back.
+    fn lend(&mut self, request: Admitted) -> Option<Admitted> {
+        let (sector, first_slot) = (request.sector.0, u64::from(SLOTS - FILE_SYSTEM_SLOTS));
+        if sector % SLOT_SECTORS != 0 || sector / SLOT_SECTORS < first_slot {
+            return Some(request);
+        }
+        let Ok(lent) = lent::offered(&request.buffers) else { return Some(request) };
+        let borrowed = match self.borrowed.len() < FILE_SYSTEM_SLOTS as usize {
+            true => self.shared.borrow(&lent, &request, &self.bell),
+            false => Err("more memory is lent than file systems may have".to_owned()),
+        };
+        match borrowed {
+            Ok(borrowed) => self.borrowed.push(borrowed),
+            Err(why) => {
+                lent::refuse(&request.buffers);
+                self.shared.refuse_loan((sector / SLOT_SECTORS) as usize, &why);
+                self.finish(request.token, Ok(()));
+            }
+        }
+        None
+    }
+
+    /// A command is carried out when what had been published before it came is taken; what is handed over need not wait for that.
+    fn order(&mut self, request: Admitted) {
+        let mut sector = [0; SECTOR_BYTES as usize];
+        let length = sector.len().min(request.buffers.len());
+        request.buffers.copy_to(0, &mut sector[..length]);
+        let hands_over = Command::parse(&sector[..length], request.buffers.len())
+            .is_ok_and(|command| command.operation.get() == OPERATION_MPROTECT);
+        let published: Vec<(Token, u32)> = match hands_over {
+            true => Vec::new(),
+            false => self.borrowed.iter().map(|b| (b.loan.token, b.loan.published())).collect(),
+        };
+        if hands_over || self.is_taken(&published) && self.behind.is_empty() {
+            return self.carry_out(&request);
+        }
+        self.behind.push_back(Behind { request, published });
+        self.hand();
+    }
+
+    fn is_taken(&self, published: &[(Token, u32)]) -> bool {
+        published.iter().all(|(token, published)| {
+            let read = self.borrowed.iter().find(|borrowed| borrowed.loan.token == *token);
+            read.is_none_or(|borrowed| borrowed.loan.has_taken(*published))
+        })
+    }
+
+    fn carry_out(&mut self, request: &Admitted) {
+        if let Some(result) = self.command(request) {
+            self.finish(request.token, result);
+        }
+    }
+
+    /// Looks at memory that is lent. Whether anything came of it.
+    fn look_at_loans(&mut self) -> bool {
+        let (mut moved, now) = (false, self.shared.now());
+        let mut at = 0;
+        while let Some(Borrowed { loan, slot, disk, lending }) = self.borrowed.get_mut(at) {
+            let token = loan.token;
+            let waited_for = self.behind.iter().any(|b| b.published.iter().any(|(of, _)| *of == token));
+            let next = loan.next(now, lending.is_asked_back(), waited_for);
+            let (taken, commands) = (loan.count(), &self.shared.commands);
+            commands.published.fetch_add(taken.commits, Ordering::Relaxed);
+            commands.published_blocks.fetch_add(taken.blocks, Ordering::Relaxed);
+            moved |= taken.commits > 0;
+            match next {
+                Next::HandOver(sector, buffers) => {
+                    let disk = Arc::clone(disk);
+                    self.handing.take(HandOver { way: Way::Lent(token), buffers, disk, sector });
+                    moved = true;
+                }
+                Next::Over(why) => {
+                    if let Some(why) = why {
+                        self.shared.refuse_loan(*slot, why);
+                    }
+                    // Its lending ends behind the last look, and before the guest hears that the read is over.
+                    self.borrowed.remove(at);
+                    self.finish(token, Ok(()));
+                    moved = true;
+                    continue;
+                }
+                Next::Wait | Next::Look(_) => {}
+            }
+            at += 1;
+        }
+        moved
+    }
+
+    fn look(&mut self) {
+        let shared = &self.shared;
+        if self.desk.pending() == 0 {
+            return;
+        }
+        // In this order: what a flush covers is durable when its end is seen.
+        let flushing = shared.flushing.lock();
+        let reached = shared.group.reached();
+        let done = &mut self.done;
+        self.desk.answer(shared.now(), &reached, &flushing.flights, |place, command, verdict| {
+            let result = shared.conclude(place.slot, &command, &verdict);
+            done.push(Completion { token: place.token, result });
+        });
+    }
+
+    /// Goes on with what was handed over, and with what waits behind it.
+    fn hand(&mut self) {
+        loop {
+            let moved = self.look_at_loans();
+            self.handing.go_on(&mut self.over);
+            if !moved && self.over.is_empty() {
+                break;
+            }
+            for (way, result) in std::mem::take(&mut self.over) {
+                self.handed_over(way, result);
+            }
+        }
+        while self.behind.front().is_some_and(|behind| self.is_taken(&behind.published)) {
+            if let Some(Behind { request, .. }) = self.behind.pop_front() {
+                self.carry_out(&request);
+            }
+        }
+    }
+
+    fn handed_over(&mut self, way: Way, result: Result<(), BlockError>) {
+        match way {
+            Way::Command(brought) => {
+                let Brought { place, command, hand } = *brought;
+                let verdict = match result {
+                    // Asked now: what it covers is before the point.
+                    Ok(()) => Verdict::done(self.shared.group.reached().acknowledged),
+                    Err(error) => Verdict::not(STATUS_FAILED, error.to_string()),
+                };
+                let result = self.shared.conclude(place.slot, &command, &verdict);
+                drop(hand);
+                self.done.push(Completion { token: place.token, result });
+            }
+            Way::Lent(token) => {
+                let borrowed = self.borrowed.iter_mut().find(|borrowed| borrowed.loan.token == token);
+                if let Some(borrowed) = borrowed {
+                    borrowed.loan.handed_over(result.is_ok());
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, token: Token, result: Result<(), BlockError>) {
+        self.done.push(Completion { token, result });
+    }
+}
+
+impl Lane for ControlLane {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn take(&mut self, request: Admitted) {
+        let result = match request.operation {
+            Operation::Read => {
+                let Some(request) = self.lend(request) else { return };
+                self.shared.read(&request);
+                return self.finish(request.token, Ok(()));
+            }
+            Operation::Write { .. } => return self.order(request),
+            // Nothing is kept here.
+            Operation::Flush(_) => Ok(()),
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                Err(BlockError::Unsupported("the control disk takes commands, and no more".into()))
+            }
+        };
+        self.finish(request.token, result);
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn dispatch(&mut self) {}
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.look();
+        self.hand();
+        completions.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        let lent = self.borrowed.len() + self.behind.len();
+        self.done.len() + self.desk.pending() + self.handing.commands() + lent
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.bell.drain();
+        self.look();
+        self.hand();
+        if !self.done.is_empty() {
+            return Ok(());
+        }
+        let looks = self.borrowed.iter().filter_map(|borrowed| borrowed.loan.deadline());
+        let next = self.desk.deadline().into_iter().chain(looks).min();
+        let left = next.map(|until| until.saturating_sub(self.shared.now()));
+        let timeout = timeout.into_iter().chain(left).min();
+        let fds: Vec<BorrowedFd<'_>> = also.iter().copied().chain([self.bell.fd()]).collect();
+        self.handing.wait(&fds, timeout).unwrap_or_else(|| wait_readable(&fds, timeout))
+    }
+}
