@@ -21,7 +21,7 @@ use afterimage_journal::layout::Layout;
 use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::versions::{Places, Room, Tuple, VersionState, Versions};
-use afterimage_journal::{AreaBlock, Block, FsBlock, RetainDisk, Tid, BLOCK_BYTES};
+use afterimage_journal::{AreaBlock, Block, FsBlock, Mutation, RetainDisk, Tid, BLOCK_BYTES};
 use afterimage_order::{HomeError, HomeWriter};
 use common::{ext4, journal_superblock, layouts, wait_for_home, Memory};
 use rand::{Rng, RngExt, SeedableRng};
@@ -126,6 +126,11 @@ struct Mounted {
 
 impl Mounted {
     fn new(applies: bool) -> Self {
+        Self::with(applies, None)
+    }
+
+    /// With a daemon that makes a mistake.
+    fn with(applies: bool, mutation: Option<Mutation>) -> Self {
         let base = ext4();
         let layout = layouts(&base).remove(0);
         let superblock = journal_superblock(&base, &layout).unwrap();
@@ -144,7 +149,11 @@ impl Mounted {
             false => Arc::new(gated),
         };
         let below = Arc::new(MediumDisk::new(medium));
-        let disk = Arc::new(RetainDisk::open(below, arena, options).unwrap());
+        let disk = match mutation {
+            Some(mutation) => RetainDisk::open_mutated(below, arena, options, mutation),
+            None => RetainDisk::open(below, arena, options),
+        };
+        let disk = Arc::new(disk.unwrap());
         let next = (superblock.sequence(), superblock.first());
         let geometry = LogGeometry::new(&superblock, &layout);
         let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, _folder: folder };
@@ -313,35 +322,42 @@ fn stops_nobody_else(by: By) {
 #[test]
 fn what_is_read_before_a_set_has_ended_stays_in_the_journal() {
     for by in [By::Commit, By::Settle, By::Room] {
-        let mut mounted = Mounted::new(by == By::Commit);
-        let tail = mounted.next;
-        let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
-        let (commit, rest) = blocks.split_last().unwrap();
-        let mut lane = mounted.lane();
-        let before = if by == By::Commit { rest } else { &blocks[..] };
-        before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
-        mounted.gate.set(true);
-        let mounted = &mounted;
-        let mut found = block(0);
-        std::thread::scope(|scope| {
-            let acting = scope.spawn(|| by.act(mounted, commit));
-            mounted.gate.wait_for_somebody();
-            lane.read(mounted.home(3000), &mut found).unwrap();
-            mounted.gate.set(false);
-            acting.join().unwrap();
-        });
-        assert!(found == block(0), "it is not home yet");
-        mounted.disk.quiesced(Quiesced::Disconnected);
-        while mounted.disk.settle_after_guest().unwrap() {}
-        lane.read(mounted.sector_of(AreaBlock(0)), &mut found).unwrap();
-        let served = JournalSuperblock::parse(&found).unwrap();
-        assert_eq!((served.sequence(), served.start()), (tail.0, Some(tail.1)));
-        for (sector, written) in &blocks {
-            lane.read(*sector, &mut found).unwrap();
-            assert!(found == *written);
-        }
-        assert!(mounted.on_disk(3000) == block(2), "it is home all the same");
+        assert!(is_served_after_a_set(by, None));
+        assert!(!is_served_after_a_set(by, Some(Mutation::ReleaseUnderReader)), "that was not noticed");
     }
+}
+
+/// Whether what was read before a set had ended is in the journal behind it.
+fn is_served_after_a_set(by: By, mutation: Option<Mutation>) -> bool {
+    let mut mounted = Mounted::with(by == By::Commit, mutation);
+    let tail = mounted.next;
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
+    let (commit, rest) = blocks.split_last().unwrap();
+    let mut lane = mounted.lane();
+    let before = if by == By::Commit { rest } else { &blocks[..] };
+    before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    mounted.gate.set(true);
+    let mounted = &mounted;
+    let mut found = block(0);
+    std::thread::scope(|scope| {
+        let acting = scope.spawn(|| by.act(mounted, commit));
+        mounted.gate.wait_for_somebody();
+        lane.read(mounted.home(3000), &mut found).unwrap();
+        mounted.gate.set(false);
+        acting.join().unwrap();
+    });
+    assert!(found == block(0), "it is not home yet");
+    mounted.disk.quiesced(Quiesced::Disconnected);
+    while mounted.disk.settle_after_guest().unwrap() {}
+    lane.read(mounted.sector_of(AreaBlock(0)), &mut found).unwrap();
+    let served = JournalSuperblock::parse(&found).unwrap();
+    assert!(mounted.on_disk(3000) == block(2), "it is home all the same");
+    let mut all_there = (served.sequence(), served.start()) == (tail.0, Some(tail.1));
+    for (sector, written) in &blocks {
+        lane.read(*sector, &mut found).unwrap();
+        all_there &= found == *written;
+    }
+    all_there
 }
 
 /// Memory only.
