@@ -26,7 +26,7 @@ pub enum Canary {
 }
 
 /// What a build of `vext4` with faults can do without.
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "flush",
     "checksum",
     "home-rule",
@@ -34,6 +34,7 @@ const PARTS: [&str; 9] = [
     "switch-flush",
     "revoke",
     "swap-rule",
+    "vma-rewrite",
     "ijournal-directory",
     "ijournal-flush",
 ];
@@ -83,8 +84,10 @@ impl Canary {
         {
             use afterimage_journal::Mutation;
             let order = afterimage_order::redo::Mutation::ALL.map(Self::Order);
-            let journal =
-                Mutation::ALL.into_iter().chain(Mutation::CONCURRENT).chain([Mutation::DropUnsound]);
+            let journal = Mutation::ALL
+                .into_iter()
+                .chain(Mutation::CONCURRENT)
+                .chain([Mutation::DropUnsound, Mutation::ReleaseUnderReader]);
             devices.chain(order).chain(journal.map(Self::Journal)).collect()
         }
         #[cfg(not(feature = "canaries"))]

@@ -33,6 +33,7 @@ use crate::page_cache::DirtyLimits;
 use crate::trace::Trace;
 use plan::Plan;
 pub use tally::Tally;
+use vext4::Mount;
 use world::{Ended, World};
 
 const IMAGE_BYTES: u64 = 64 << 20;
@@ -53,8 +54,21 @@ pub struct SimulateOptions {
     pub vext4: Option<PathBuf>,
     /// And mount it with `ijournal`: the folder with `vext4-recover`.
     pub ijournal: Option<PathBuf>,
+    /// Or with `data=vma`.
+    pub vma: bool,
     /// How long one seed may take in real time.
     pub limit: Duration,
+}
+
+impl SimulateOptions {
+    /// What guests with `vext4` mount.
+    fn mount(&self) -> Option<Mount> {
+        self.vext4.as_ref().map(|_| match self.ijournal {
+            Some(_) => Mount::Ijournal,
+            None if self.vma => Mount::Vma,
+            None => Mount::Own,
+        })
+    }
 }
 
 /// What came of a seed.
@@ -80,7 +94,7 @@ pub fn simulate(
     folder: &Path,
     trace: &Path,
 ) -> Result<Simulated, RunError> {
-    let plan = Plan::draw(seed, options.guests_max, options.vext4.is_some(), options.ijournal.is_some());
+    let plan = Plan::draw(seed, options.guests_max, options.mount());
     let run = run_options(&plan, options);
     let trace = Trace::create(trace, plan.guests).map_err(io_error("make the trace"))?;
     let mut world = World::new(&plan, &run, options, folder, &trace)?;
@@ -116,7 +130,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
         kernel: options.kernel.clone(),
         memory_mib: MEMORY_MIB,
         seed: plan.seed,
-        script: script::script(plan.vext4.is_some()),
+        script: script::script(options.mount()),
         append,
         reports: false,
     };
@@ -130,6 +144,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
         direct: plan.direct,
         log_bytes: plan.log_bytes(),
         request_ns: plan.request_ns,
+        control_disk: options.mount() == Some(Mount::Vma),
         crashes: true,
         canary: options.canary,
         limit: options.limit,

@@ -8,7 +8,7 @@ use afterimage_order::{Contract, GroupOptions};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::vext4::Vext4;
+use super::vext4::{Mount, Vext4};
 use crate::calendar::Ns;
 use crate::volatile::Fails;
 
@@ -57,14 +57,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Draws it. `guests_max`: no more than so many. With `vext4` a seed is otherwise the same.
-    pub fn draw(seed: u64, guests_max: usize, vext4: bool, ijournal: bool) -> Self {
+    /// Draws it. `guests_max`: no more than so many. With `vext4` a seed is otherwise the same; commits are handed over where journals
+    /// are retained, and nowhere else.
+    pub fn draw(seed: u64, guests_max: usize, vext4: Option<Mount>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let guests = [1, 1, 1, 2, 2, 3][rng.random_range(0..6)].min(guests_max);
         let window = Duration::from_millis([20, 50, 100, 200][rng.random_range(0..4)]);
-        let contract = [Contract::Power, Contract::GuestCrash, Contract::PowerWindow { window }]
+        let hands_over = vext4 == Some(Mount::Vma);
+        let mut contract = [Contract::Power, Contract::GuestCrash, Contract::PowerWindow { window }]
             [rng.random_range(0..8).min(5) % 3];
-        let retain = contract != Contract::Power && rng.random_ratio(1, 2);
+        let mut retain = contract != Contract::Power && rng.random_ratio(1, 2);
+        if hands_over {
+            retain = true;
+            if contract == Contract::Power {
+                contract = Contract::GuestCrash;
+            }
+        }
         let retain_bytes_max = [1 << 20, 4 << 20, 64 << 20][rng.random_range(0..3)];
         let journal = JournalOptions { retain, retain_bytes_max, ..JournalOptions::passthrough() };
         let models = [
@@ -86,7 +94,7 @@ impl Plan {
             host_bytes: [64 << 20, 1 << 30][rng.random_range(0..2)],
             request_ns: [50_000, 500_000, 2 * MS][rng.random_range(0..3)],
             data: if rng.random_ratio(1, 2) { "ordered" } else { "journal" },
-            vext4: vext4.then(|| Vext4::draw(seed, ijournal)),
+            vext4: vext4.map(|mount| Vext4::draw(seed, mount)),
             threads: rng.random_range(1..4),
             record_bytes: [512, 1024, 4096][rng.random_range(0..3)],
             faults: (0..count).map(|_| (gap(&mut rng), fault(&mut rng, guests, contract))).collect(),
@@ -158,14 +166,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_plan_and_another_one_is_another() {
-        let text = |seed| format!("{:?}", Plan::draw(seed, 3, false, false));
+        let text = |seed| format!("{:?}", Plan::draw(seed, 3, None));
         assert_eq!(text(7), text(7));
         assert_ne!(text(7), text(8));
     }
 
     #[test]
     fn everything_is_drawn_and_nothing_that_is_not_promised() {
-        let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3, false, false)).collect();
+        let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3, None)).collect();
         let any = |is: &dyn Fn(&Plan) -> bool| plans.iter().any(is);
         let has = |is: &dyn Fn(&Fault) -> bool| plans.iter().any(|p| p.faults.iter().any(|(_, f)| is(f)));
         for guests in 1..4 {
@@ -186,8 +194,12 @@ mod tests {
         let cut = |p: &Plan| p.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { .. }));
         assert!(plans.iter().all(|p| p.contract != Contract::GuestCrash || !cut(p)));
         assert!(plans.iter().all(|p| p.faults.iter().all(|(gap, _)| *gap < 5_000 * MS)));
-        assert_eq!(Plan::draw(5, 1, false, false).guests, 1);
-        let (stock, ours) = (Plan::draw(5, 3, false, false), Plan::draw(5, 3, true, false));
+        assert_eq!(Plan::draw(5, 1, None).guests, 1);
+        let (stock, ours) = (Plan::draw(5, 3, None), Plan::draw(5, 3, Some(Mount::Own)));
         assert!(ours.vext4.is_some() && stock.vext4.is_none() && ours.faults == stock.faults);
+        let vma: Vec<Plan> = (0..100).map(|seed| Plan::draw(seed, 3, Some(Mount::Vma))).collect();
+        assert!(vma.iter().all(|p| p.journal.retain && p.contract != Contract::Power));
+        assert!(vma.iter().any(|p| p.contract == Contract::GuestCrash));
+        assert!(vma.iter().any(cut) && vma.iter().all(|p| p.contract != Contract::GuestCrash || !cut(p)));
     }
 }

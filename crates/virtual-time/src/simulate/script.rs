@@ -9,7 +9,7 @@ use afterimage_lab::demo::{state, transactions, Journal};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::vext4;
+use super::vext4::{self, Mount};
 
 /// How many transactions a boot commits at most, in each of SQLite's journal modes.
 const TRANSACTIONS: u32 = 300;
@@ -28,9 +28,9 @@ refuse() {
     dmesg | tail -n 30
     exit 9
 }
-top=/mnt/disk
+@BEGIN@top=/mnt/disk
 if [ "$FRESH" = 1 ]; then
-    mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard /dev/vda || refuse mkfs
+    mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0,nodiscard @DEVICE@ || refuse mkfs
 @MAKE@    @MOUNT@ || refuse mount
     sync
     # Until it is durable under every contract.
@@ -47,7 +47,7 @@ else
     done
     for boot in $(echo "$REMOVE" | tr , ' '); do rm -rf $top/$boot; done
     umount $top || refuse umount
-    e2fsck -fn /dev/vda > /run/e2fsck.out 2>&1
+    e2fsck -fn @DEVICE@ > /run/e2fsck.out 2>&1
     code=$?
     [ $code = 0 ] || cat /run/e2fsck.out
     echo "simulate: e2fsck $code"
@@ -67,7 +67,7 @@ sleep 1000000
 "#;
 
 /// The script; with what is done on vext4, or for the stock file system.
-pub fn script(on_vext4: bool) -> String {
+pub fn script(on_vext4: Option<Mount>) -> String {
     let mut text = String::new();
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for journal in Journal::ALL {
@@ -77,12 +77,12 @@ pub fn script(on_vext4: bool) -> String {
         let _ = write!(text, "cat > /run/{name}.sql << 'END'\n{work}END\n");
         let _ = write!(text, "cat > /run/{name}-state.sql << 'END'\n{state}\nEND\n");
     }
-    let stock = "mount -t ext4 -o data=$DATA /dev/vda $top";
+    let stock = "mount -t ext4 -o data=$DATA @DEVICE@ $top";
     let parts = match on_vext4 {
-        false => {
+        None => {
             [("MAKE", ""), ("LOOKS", ""), ("LOOK", stock), ("MOUNT", stock), ("BESIDE", ""), ("WAIT", "wait")]
         }
-        true => [
+        Some(_) => [
             ("MAKE", vext4::MAKE),
             ("LOOKS", vext4::LOOKS),
             ("LOOK", vext4::LOOK),
@@ -95,6 +95,8 @@ pub fn script(on_vext4: bool) -> String {
     for (name, part) in parts {
         begin = begin.replace(&format!("@{name}@"), part);
     }
+    let mount = on_vext4.unwrap_or(Mount::Own);
+    begin = begin.replace("@BEGIN@", mount.begin()).replace("@DEVICE@", mount.device());
     text.push_str(&begin);
     text
 }

@@ -20,6 +20,9 @@ pub struct Tally {
     /// Guests whose kernel panicked where it was told to.
     #[serde(default)]
     pub panics: u64,
+    /// Boots in which a command of a commit that was handed over was refused.
+    #[serde(default)]
+    pub refusals: u64,
     /// Power cuts.
     pub power_cuts: u64,
     /// Daemons that began after another one's death.
@@ -50,6 +53,7 @@ impl Tally {
         self.kills_in_recovery += other.kills_in_recovery;
         self.guest_kills += other.guest_kills;
         self.panics += other.panics;
+        self.refusals += other.refusals;
         self.power_cuts += other.power_cuts;
         self.restarts += other.restarts;
         self.calls_lost += other.calls_lost;

@@ -403,6 +403,7 @@ impl<'a> World<'a> {
     fn gone(&mut self, id: usize, end: End, cut: bool) -> Result<(), Ended> {
         let console = self.console(&self.guests[id]);
         let contract = self.plan.contract;
+        self.tally.refusals += u64::from(console.contains(vext4::REFUSED));
         // Where it was told to, which is a death like any other.
         let end = match end {
             End::Itself if self.plan.vext4.is_some() && console.contains(vext4::PANICKED) => {

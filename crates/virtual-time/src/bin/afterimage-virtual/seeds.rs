@@ -39,6 +39,9 @@ pub struct Seeds {
     /// Mounted with ijournal, and recovered by vext4-recover, which lies beside this program
     #[arg(long, requires = "vext4")]
     ijournal: bool,
+    /// Mounted with data=vma: commits are handed over to a control disk
+    #[arg(long, requires = "vext4", conflicts_with = "ijournal")]
+    vma: bool,
     /// One line of JSON for each seed, and one for all
     #[arg(long)]
     json: bool,
@@ -72,6 +75,7 @@ pub fn run(args: &Seeds) -> Result<(), String> {
         canary: args.canary,
         vext4: args.vext4.then(|| args.kernel.kernel.clone()),
         ijournal: args.ijournal.then(recovery).transpose()?,
+        vma: args.vma,
         limit: Duration::from_secs(args.limit_s),
     };
     if args.canary.guest().is_some() && !args.vext4 {
@@ -134,6 +138,7 @@ fn run_seed(args: &Seeds, seed: u64, pin: &Path, trace: &Path) -> Result<Simulat
         .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
         .args(args.vext4.then_some("--vext4"))
         .args(args.ijournal.then_some("--ijournal"))
+        .args(args.vma.then_some("--vma"))
         .arg("--kernel")
         .arg(&args.kernel.kernel)
         .arg("--agent")
@@ -196,7 +201,7 @@ fn say_seed(args: &Seeds, seed: u64, simulated: &Simulated, took: Duration) {
         return println!("{line}");
     }
     println!(
-        "seed {seed}: {plan}: {:.1} guest-s in {:.1} s, {} boots, {} daemon kills, {} guest kills, {} panics, {} cuts, {} calls lost, \
+        "seed {seed}: {plan}: {:.1} guest-s in {:.1} s, {} boots, {} daemon kills, {} guest kills, {} panics, {} refusals, {} cuts, {} calls lost, \
          {} I/O errors; {} acknowledged, {} lost within a window; trace {trace:016x}",
         tally.guest_s,
         took.as_secs_f64(),
@@ -204,6 +209,7 @@ fn say_seed(args: &Seeds, seed: u64, simulated: &Simulated, took: Duration) {
         tally.daemon_kills,
         tally.guest_kills,
         tally.panics,
+        tally.refusals,
         tally.power_cuts,
         tally.calls_lost,
         tally.io_errors,
@@ -214,6 +220,9 @@ fn say_seed(args: &Seeds, seed: u64, simulated: &Simulated, took: Duration) {
         let mut with = if args.vext4 { " --vext4".to_owned() } else { String::new() };
         if args.ijournal {
             with.push_str(" --ijournal");
+        }
+        if args.vma {
+            with.push_str(" --vma");
         }
         if args.guests_max != 3 {
             with.push_str(&format!(" --guests-max {}", args.guests_max));
@@ -232,7 +241,7 @@ fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
     }
     println!(
         "{} seeds, {:.3} guest-hours of virtual time in {:.0} min: {} boots, {} daemons killed ({} while they recovered), \
-         {} begun again, {} guests killed, {} panics, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
+         {} begun again, {} guests killed, {} panics, {} refusals, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
          transactions acknowledged, {} of them lost within a window; judged {} times, {} clean file systems; {} broken",
         all.runs,
         all.guest_s / 3600.0,
@@ -243,6 +252,7 @@ fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
         all.restarts,
         all.guest_kills,
         all.panics,
+        all.refusals,
         all.power_cuts,
         all.calls_lost,
         all.stalls,
