@@ -12,16 +12,14 @@ mod common;
 use std::sync::Arc;
 
 use afterimage_block::{
-    Blocking, Buffers, Disk, Lane, Medium, MediumDisk, Operation, Request, Sector, SequenceNumber, Token,
+    Blocking, Buffers, Disk, Lane, Medium, MediumDisk, Operation, Request, Sector, Token,
 };
-use afterimage_control_disk::desk::Reached;
-use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_format::control_disk::{Answer, Command, OPERATION_INIT, OPERATION_MPROTECT, STATUS_DONE};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, FsBlock, RetainDisk, Tid, BLOCK_BYTES};
-use afterimage_order::{Contract, Subscription};
+use common::control::control_disk;
 use common::{ext4_of, journal_superblock, layouts, wait_for_home, Memory};
 use rustix::time::{clock_gettime, ClockId};
 use zerocopy::IntoBytes as _;
@@ -33,26 +31,6 @@ const ARENA_BYTES: u64 = 128 << 20;
 /// Blocks that are written for each size, at least; and commits.
 const BLOCKS_LEAST: usize = 20_000;
 const COMMITS_LEAST: usize = 7;
-
-struct One(Arc<RetainDisk>);
-
-impl Durability for One {
-    fn reached(&self) -> Reached {
-        Reached { acknowledged: SequenceNumber(9), durable: SequenceNumber(9), failure: None }
-    }
-
-    fn flush(&self) -> Result<SequenceNumber, String> {
-        Ok(SequenceNumber(9))
-    }
-
-    fn subscribe(&self, _: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
-        None
-    }
-
-    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
-        vec![Arc::clone(&self.0)]
-    }
-}
 
 fn cpu_us() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -81,10 +59,8 @@ fn measure(base: &[u8], logged: usize) -> Vec<[f64; 2]> {
     let arena = Arena::create(&folder.path().join("a.arena"), identity, ARENA_BYTES).unwrap();
     let below = Arc::new(MediumDisk::new(Memory::new(base.to_vec()) as Arc<dyn Medium>));
     let disk = Arc::new(RetainDisk::open(below, arena, wait_for_home()).unwrap());
-    let contract: Contract = "guest-crash".parse().unwrap();
-    let promise = Promise { text: contract.promise(), contract, lends: true };
-    let control = ControlDisk::new(Arc::new(One(Arc::clone(&disk))), promise).unwrap();
-    let (mut lane, mut hand) = (disk.open_lane().unwrap(), control.open_lane().unwrap());
+    let (control, mut hand) = control_disk(vec![Arc::clone(&disk)]);
+    let mut lane = disk.open_lane().unwrap();
     let about = Command { file_system: layout.uuid, ..Command::new(OPERATION_INIT, 1) };
     let geometry = LogGeometry::new(&superblock, &layout);
     let home = |at| layout.home_of(at).unwrap();

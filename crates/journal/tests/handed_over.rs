@@ -5,43 +5,17 @@ mod common;
 
 use std::sync::Arc;
 
-use afterimage_block::{
-    Blocking, Buffers, Disk as _, Lane, Operation, Quiesced, Request, Sector, SequenceNumber, Token,
-};
-use afterimage_control_disk::desk::Reached;
-use afterimage_control_disk::{ControlDisk, Durability, Promise};
+use afterimage_block::{Blocking, Buffers, Disk as _, Lane, Operation, Quiesced, Request, Sector, Token};
+use afterimage_control_disk::ControlDisk;
 use afterimage_format::control_disk::*;
-use afterimage_journal::layout::Layout;
-use afterimage_journal::{AreaBlock, FsBlock, RetainDisk};
-use afterimage_order::{Contract, Subscription};
+use afterimage_journal::{FsBlock, RetainDisk};
 use afterimage_trace::Op;
+use common::control::{control_disk, in_journal};
 use common::stream::{load, recordings, send, Plain, Stream};
 use common::{at_commit, ext4, layouts, recovered, wait_for_home, Served};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use zerocopy::IntoBytes as _;
-
-/// A group of that one disk, or of two.
-struct Group(Vec<Arc<RetainDisk>>);
-
-impl Durability for Group {
-    fn reached(&self) -> Reached {
-        Reached { acknowledged: SequenceNumber(9), durable: SequenceNumber(9), failure: None }
-    }
-
-    fn flush(&self) -> Result<SequenceNumber, String> {
-        self.0.iter().try_for_each(|disk| disk.settle()).map_err(|error| error.to_string())?;
-        Ok(SequenceNumber(9))
-    }
-
-    fn subscribe(&self, _: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
-        None
-    }
-
-    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
-        self.0.clone()
-    }
-}
 
 /// A guest's side of a control disk.
 struct Control {
@@ -53,10 +27,7 @@ struct Control {
 
 impl Control {
     fn new(group: Vec<Arc<RetainDisk>>) -> Self {
-        let contract: Contract = "guest-crash".parse().unwrap();
-        let promise = Promise { text: contract.promise(), contract, lends: true };
-        let disk = ControlDisk::new(Arc::new(Group(group)), promise).unwrap();
-        let lane = disk.open_lane().unwrap();
+        let (disk, lane) = control_disk(group);
         Self { disk, lane, right: (1, 0) }
     }
 
@@ -118,16 +89,6 @@ impl Control {
 }
 
 /// The journal block at which a write begins that is nothing but blocks of the journal, its superblock not among them.
-fn in_journal(layout: &Layout, op: &Op) -> Option<FsBlock> {
-    let Op::Write { offset, data, .. } = op else { return None };
-    let from = offset.checked_sub(layout.start.0 * 512)?;
-    if from % 4096 != 0 || data.len() % 4096 != 0 {
-        return None;
-    }
-    let block = FsBlock(from / 4096);
-    layout.area_run(block, data.len() as u32 / 4096).filter(|first| *first > AreaBlock(0)).map(|_| block)
-}
-
 fn judge(served: &Served, plain: &Plain, step: usize) {
     let mut copy = served.copy();
     copy.disk().settle().unwrap();

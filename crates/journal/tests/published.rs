@@ -7,16 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    Blocking, Buffers, Completion, Disk as _, Lane, Operation, Quiesced, Request, Sector, SequenceNumber,
-    Token,
+    Blocking, Buffers, Completion, Disk as _, Lane, Operation, Quiesced, Request, Sector, Token,
 };
-use afterimage_control_disk::desk::Reached;
-use afterimage_control_disk::{ControlDisk, Durability, Promise};
+use afterimage_control_disk::ControlDisk;
 use afterimage_format::control_disk::*;
 use afterimage_journal::layout::Layout;
-use afterimage_journal::{AreaBlock, FsBlock, RetainDisk};
-use afterimage_order::{Contract, Subscription};
+use afterimage_journal::{FsBlock, RetainDisk};
 use afterimage_trace::Op;
+use common::control::{control_disk, in_journal};
 use common::stream::{load, recordings, send, Plain, Stream};
 use common::{at_commit, ext4, layouts, recovered, wait_for_home, Served};
 use rand::{Rng, RngExt, SeedableRng};
@@ -27,27 +25,6 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 const SLOT: Sector = Sector(60 * 2048);
 /// Content that is lent: as much as a stock guest's request holds.
 const CONTENT_BLOCKS: usize = 125;
-
-struct Group(Vec<Arc<RetainDisk>>);
-
-impl Durability for Group {
-    fn reached(&self) -> Reached {
-        Reached { acknowledged: SequenceNumber(9), durable: SequenceNumber(9), failure: None }
-    }
-
-    fn flush(&self) -> Result<SequenceNumber, String> {
-        self.0.iter().try_for_each(|disk| disk.settle()).map_err(|error| error.to_string())?;
-        Ok(SequenceNumber(9))
-    }
-
-    fn subscribe(&self, _: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
-        None
-    }
-
-    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
-        self.0.clone()
-    }
-}
 
 /// A daemon's control disk, and the lane of the queue over which its guest comes.
 struct Control {
@@ -61,10 +38,7 @@ const COMMAND: u64 = 2;
 
 impl Control {
     fn of(disk: &Arc<RetainDisk>) -> Self {
-        let contract: Contract = "guest-crash".parse().unwrap();
-        let promise = Promise { text: contract.promise(), contract, lends: true };
-        let disk = ControlDisk::new(Arc::new(Group(vec![Arc::clone(disk)])), promise).unwrap();
-        let lane = disk.open_lane().unwrap();
+        let (disk, lane) = control_disk(vec![Arc::clone(disk)]);
         Self { disk, lane, done: Vec::new() }
     }
 
@@ -162,16 +136,6 @@ impl Guest {
         }
         self.is_taken()
     }
-}
-
-fn in_journal(layout: &Layout, op: &Op) -> Option<FsBlock> {
-    let Op::Write { offset, data, .. } = op else { return None };
-    let from = offset.checked_sub(layout.start.0 * 512)?;
-    if from % 4096 != 0 || data.len() % 4096 != 0 {
-        return None;
-    }
-    let block = FsBlock(from / 4096);
-    layout.area_run(block, data.len() as u32 / 4096).filter(|first| *first > AreaBlock(0)).map(|_| block)
 }
 
 fn judge(served: &Served, plain: &Plain, step: usize) {

@@ -1,6 +1,7 @@
 //! A guest's disk twice: as any disk would have it, and with its journal retained.
 #![allow(dead_code)]
 
+pub mod control;
 pub mod stream;
 
 use std::collections::BTreeMap;
