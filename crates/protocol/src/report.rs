@@ -272,6 +272,9 @@ pub enum Integrity {
         mixed: u64,
         /// Blocks that are no record's at all.
         foreign_blocks: u64,
+        /// Blocks that are not as any moment of the updates had left them, where their seed is known.
+        #[serde(deserialize_with = "crate::required")]
+        out_of_order_blocks: Option<u64>,
     },
 }
 
@@ -415,7 +418,13 @@ mod tests {
             Agent::Micro(Micro { name: name(), operations: 1, elapsed_ns: 2 }),
             Agent::Timed(Timed { name: name(), elapsed_ns: 2, success: true }),
             Agent::Integrity(Integrity::Updating {}),
-            Agent::Integrity(Integrity::Verified { records: 1, updated: 2, mixed: 3, foreign_blocks: 4 }),
+            Agent::Integrity(Integrity::Verified {
+                records: 1,
+                updated: 2,
+                mixed: 3,
+                foreign_blocks: 4,
+                out_of_order_blocks: Some(5),
+            }),
             Agent::Churn(Churn::Busy {}),
             Agent::Churn(Churn::Done { steps: 1, full: 2 }),
             Agent::ChurnVerify(ChurnVerify { files: 1, blocks: 2, wrong: 3 }),

@@ -4,7 +4,11 @@
 //!   prepare ─► every record in version 0, synced
 //!   update  ─► record, chosen at random, in its next version: one pwrite ─► ... until the guest is killed
 //!   verify  ─► every block of a record in the same version? a record that mixes versions is corrupted
+//!              and, with the updates' seed: is it what some moment of them had left?
 //! ```
+//!
+//! A `write(2)` is not atomic for ext4, which starts a handle for every page of it: with `data=journal` a transaction may end within a record. What
+//! holds there is the order: what is left is all that was written up to some page, and nothing after it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,7 +26,7 @@ struct Plan {
     path: String,
     record_blocks: u64,
     records: u64,
-    seed: u64,
+    seed: Option<u64>,
 }
 
 impl Plan {
@@ -30,7 +34,7 @@ impl Plan {
         let path = arguments.word("the database file")?;
         let size = arguments.number("size")?.unwrap_or(4096);
         let bytes = arguments.number("bytes")?.unwrap_or(16 << 20);
-        let seed = arguments.number("seed")?.unwrap_or(1);
+        let seed = arguments.number("seed")?;
         if size == 0 || size % BLOCK_BYTES as u64 != 0 || bytes < size {
             return Err(invalid(format!("--size wants a multiple of {BLOCK_BYTES}, not more than --bytes")));
         }
@@ -80,20 +84,46 @@ fn prepare(plan: &Plan) -> io::Result<()> {
 fn update(plan: &Plan, report: &Report) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(&plan.path)?;
     let mut versions = vec![0u64; plan.records as usize];
-    let mut random = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut buffer = vec![0; plan.record_bytes()];
     report.say(&Agent::Integrity(Integrity::Updating {}))?;
-    loop {
-        let record = random.random_range(0..plan.records);
+    for record in updated(plan.seed.unwrap_or(1), plan.records) {
         versions[record as usize] += 1;
         plan.put(&file, record, versions[record as usize], &mut buffer)?;
     }
+    Ok(())
+}
+
+/// The records that are updated, one after the other, without end.
+fn updated(seed: u64, records: u64) -> impl Iterator<Item = u64> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    std::iter::repeat_with(move || random.random_range(0..records))
+}
+
+/// How many blocks are not what they were at the moment of the updates that the file looks most like: behind some page of one of them.
+/// `found`: the version of each block, record by record.
+fn out_of_order(seed: u64, record_blocks: u64, found: &[u64]) -> u64 {
+    let records = found.chunks(record_blocks as usize);
+    let begun: u64 = records.clone().map(|record| record[0]).sum();
+    let mut versions = vec![0u64; records.len()];
+    let mut last = None;
+    // More than these nobody has begun: a block that is no record's has no version.
+    for record in updated(seed, versions.len() as u64).take(begun.min(1 << 24) as usize) {
+        versions[record as usize] += 1;
+        last = Some(record as usize);
+    }
+    let wrong = |(number, (record, newest)): (usize, (&[u64], &u64))| {
+        let whole = record.iter().take_while(|version| *version == newest).count();
+        let older = if last == Some(number) { newest - 1 } else { *newest };
+        record[whole..].iter().filter(|version| **version != older).count() as u64
+    };
+    records.zip(&versions).enumerate().map(wrong).sum()
 }
 
 fn verify(plan: &Plan, report: &Report) -> io::Result<()> {
     let file = File::open(&plan.path)?;
     let mut buffer = vec![0; plan.record_bytes()];
     let (mut updated, mut mixed, mut foreign) = (0u64, 0u64, 0u64);
+    let mut found = Vec::new();
     for record in 0..plan.records {
         file.read_exact_at(&mut buffer, record * plan.record_bytes() as u64)?;
         let mut versions = Vec::new();
@@ -101,8 +131,12 @@ fn verify(plan: &Plan, report: &Report) -> io::Result<()> {
             match Stamp::read(block) {
                 Content::Whole(stamp) if stamp.owner == record && stamp.index == index => {
                     versions.push(stamp.version);
+                    found.push(stamp.version.saturating_sub(1));
                 }
-                _ => foreign += 1,
+                _ => {
+                    foreign += 1;
+                    found.push(0);
+                }
             }
         }
         versions.dedup();
@@ -114,5 +148,45 @@ fn verify(plan: &Plan, report: &Report) -> io::Result<()> {
         updated,
         mixed,
         foreign_blocks: foreign,
+        out_of_order_blocks: plan.seed.map(|seed| out_of_order(seed, plan.record_blocks, &found)),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORDS: u64 = 7;
+    const BLOCKS: u64 = 4;
+
+    /// What is left behind so many pages.
+    fn left(seed: u64, pages: u64) -> Vec<u64> {
+        let mut found = vec![0; (RECORDS * BLOCKS) as usize];
+        for (page, record) in
+            (0..pages).zip(updated(seed, RECORDS).flat_map(|record| [record; BLOCKS as usize]))
+        {
+            found[(record * BLOCKS + page % BLOCKS) as usize] += 1;
+        }
+        found
+    }
+
+    #[test]
+    fn whatever_a_moment_leaves_is_in_order_and_nothing_else() {
+        for pages in 0..200 {
+            let found = left(3, pages);
+            assert_eq!(out_of_order(3, BLOCKS, &found), 0, "{pages}");
+            // A block is older or newer than it can be, though a record mixes versions only where it is the one under way.
+            for block in 0..found.len() {
+                let mut other = found.clone();
+                other[block] += 1;
+                let next = left(3, pages + 1);
+                assert_eq!(out_of_order(3, BLOCKS, &other) == 0, other == next, "{pages} {block}");
+            }
+        }
+        // An update is there and one before it is not.
+        let mut found = left(3, 40);
+        let record = updated(3, RECORDS).nth(5).unwrap() as usize;
+        found[record * BLOCKS as usize..][..BLOCKS as usize].iter_mut().for_each(|version| *version -= 1);
+        assert!(out_of_order(3, BLOCKS, &found) > 0);
+    }
 }

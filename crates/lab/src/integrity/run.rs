@@ -84,7 +84,11 @@ impl Cell {
         text.push_str(if first { "mkfs.ext4 -q -F -b 4096 -J size=96 /dev/vda\n" } else { "" });
         text.push_str(&mount);
         if !first {
-            text.push_str(&format!("{}\n", agent.replace("%s", "verify")));
+            text.push_str(&format!(
+                "{} --seed {}\n",
+                agent.replace("%s", "verify"),
+                self.updates(number - 1)
+            ));
         }
         if works {
             text.push_str(&format!(
@@ -92,10 +96,15 @@ impl Cell {
                  {}\nsync\nexec {} --seed {}\n",
                 agent.replace("%s", "prepare"),
                 agent.replace("%s", "update"),
-                self.seed.wrapping_mul(1_000_003).wrapping_add(number)
+                self.updates(number)
             ));
         }
         text
+    }
+
+    /// The seed of an iteration's updates.
+    fn updates(&self, number: u64) -> u64 {
+        self.seed.wrapping_mul(1_000_003).wrapping_add(number)
     }
 
     /// Returns what the guest had submitted.
@@ -127,9 +136,14 @@ impl Cell {
     ) -> Result<()> {
         let Some((number, submitted_bytes)) = last else { return Ok(()) };
         for line in guest.channel().lines() {
-            if let Some(Agent::Integrity(Integrity::Verified { records, updated, mixed, foreign_blocks })) =
-                line.agent()?
-            {
+            if let Some(Agent::Integrity(verified)) = line.agent()? {
+                let Integrity::Verified { records, updated, mixed, foreign_blocks, out_of_order_blocks } =
+                    verified
+                else {
+                    continue;
+                };
+                let out_of_order_blocks = out_of_order_blocks
+                    .ok_or_else(|| LabError::Guest("the guest did not look at the order".to_owned()))?;
                 return finished(Iteration {
                     mode: self.name(),
                     size_bytes: self.size_bytes,
@@ -138,6 +152,7 @@ impl Cell {
                     updated,
                     mixed,
                     foreign_blocks,
+                    out_of_order_blocks,
                     submitted_bytes,
                 });
             }
