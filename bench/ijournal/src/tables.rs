@@ -21,6 +21,19 @@ fn show(records: &[&Record], value: impl Fn(&Record) -> f64) -> String {
     or_dash(Spread::of(records.iter().map(|record| value(record))), |spread| spread.show(number))
 }
 
+/// How long fsyncs took (the mean, the median, of a hundred the 95th and the 99th, the longest), and what journals were written for each.
+fn waits(records: &[&Record]) -> [String; 6] {
+    let journal = Spread::of(records.iter().filter_map(|record| record.journal_kib()));
+    [
+        show(records, Record::mean_ms),
+        show(records, |record| record.within_ms(500)),
+        show(records, |record| record.within_ms(950)),
+        show(records, |record| record.within_ms(990)),
+        show(records, |record| record.within_ms(1000)),
+        or_dash(journal, |spread| spread.show(number)),
+    ]
+}
+
 /// All tables of what there is.
 pub fn markdown(records: &[Record]) -> String {
     let seeds = records.iter().map(|record| record.key.seed).max().unwrap_or(0);
@@ -41,25 +54,20 @@ pub fn markdown(records: &[Record]) -> String {
                 if rows.is_empty() {
                     continue;
                 }
-                table.row([
+                let first = [
                     stream.to_string(),
                     arm.name().to_owned(),
                     rows.len().to_string(),
                     show(&rows, |record| record.syncs.ns.len() as f64),
-                    show(&rows, Record::mean_ms),
-                    show(&rows, |record| record.within_ms(500)),
-                    show(&rows, |record| record.within_ms(950)),
-                    show(&rows, |record| record.within_ms(990)),
-                    show(&rows, |record| record.within_ms(1000)),
-                    or_dash(Spread::of(rows.iter().filter_map(|record| record.journal_kib())), |spread| {
-                        spread.show(number)
-                    }),
+                ];
+                let last = [
                     show(&rows, |record| record.flushed_mib().0),
                     show(&rows, |record| record.flushed_mib().1),
                     show(&rows, |record| {
                         record.syncs.ns.iter().filter(|ns| **ns > 1_000_000_000).count() as f64
                     }),
-                ]);
+                ];
+                table.row(first.into_iter().chain(waits(&rows)).chain(last));
             }
         }
         let words = format!(
@@ -93,7 +101,7 @@ fn tasks(records: &[Record], model: Model, figures: Figures, name: &str) -> Stri
                 found = true;
                 let seconds = |record: &Record| record.elapsed_ns.unwrap_or_default() as f64 / 1e9;
                 let fsyncs = |record: &Record| record.syncs.ns.len() as f64;
-                table.row([
+                let first = [
                     task.name().to_owned(),
                     stream.to_string(),
                     arm.name().to_owned(),
@@ -101,15 +109,8 @@ fn tasks(records: &[Record], model: Model, figures: Figures, name: &str) -> Stri
                     show(&rows, seconds),
                     show(&rows, fsyncs),
                     show(&rows, |record| fsyncs(record) / seconds(record)),
-                    show(&rows, Record::mean_ms),
-                    show(&rows, |record| record.within_ms(500)),
-                    show(&rows, |record| record.within_ms(950)),
-                    show(&rows, |record| record.within_ms(990)),
-                    show(&rows, |record| record.within_ms(1000)),
-                    or_dash(Spread::of(rows.iter().filter_map(|record| record.journal_kib())), |spread| {
-                        spread.show(number)
-                    }),
-                ]);
+                ];
+                table.row(first.into_iter().chain(waits(&rows)));
             }
         }
     }

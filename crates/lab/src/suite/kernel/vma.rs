@@ -482,15 +482,19 @@ fn refused(
         },
         _ => build.clone(),
     };
-    let mut guest = guest(&rig.daemon).reconnect_s(RECONNECT_S).start(&writing(&build, &mount))?;
+    let guest = guest(&rig.daemon).reconnect_s(RECONNECT_S).start(&writing(&build, &mount))?;
     let lived = fall_back(&mut rig, &guest, refusal, acknowledged);
+    let ledger = killed(evidence, guest, lived)?;
+    rig.judge(evidence, &ledger)
+}
+
+/// Ends a guest, whatever became of it, and says what it had been promised if it has lived as it should.
+fn killed(evidence: &Evidence, mut guest: Guest, lived: Result<()>) -> Result<Ledger> {
     guest.kill();
     guest.wait()?;
     evidence.guest(&guest, "first");
     lived?;
-    let ledger = Ledger::of(guest.channel())?;
-    drop(guest);
-    rig.judge(evidence, &ledger)
+    Ledger::of(guest.channel())
 }
 
 /// Until the journal is written to the disk, and some more.
@@ -525,14 +529,9 @@ fn without_rewrite(evidence: &Evidence, build: &Build) -> Result<String> {
 /// A transaction that counts as committed before its store: whoever dies before it is sent in another way takes it along.
 fn without_publication(evidence: &Evidence, build: &Build) -> Result<String> {
     let mut rig = Rig::new(CONTRACTS[0], false)?;
-    let mut guest = guest(&rig.daemon).start(&writing(build, PUBLISHED.mount))?;
+    let guest = guest(&rig.daemon).start(&writing(build, PUBLISHED.mount))?;
     let lived = live(&mut rig, &guest, Death::Vmm, 80);
-    guest.kill();
-    guest.wait()?;
-    evidence.guest(&guest, "first");
-    lived?;
-    let ledger = Ledger::of(guest.channel())?;
-    drop(guest);
+    let ledger = killed(evidence, guest, lived)?;
     workload::canary(rig.judge(evidence, &ledger), "a commit that was told and not published is not missed")
 }
 
