@@ -5,30 +5,28 @@
 //!                                      target/bench/ijournal.{json.zst,md,html} ◄─ tables ┘
 //! ```
 
+mod disks;
 mod plan;
 mod record;
 mod tables;
 mod task;
+mod tpcc;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-use afterimage_bench_kit::process::run as run_program;
 use afterimage_bench_kit::seeded::{show, Seeded, SeededOptions};
 use afterimage_bench_kit::virtual_time::Virtual;
-use afterimage_bench_kit::{mke2fs, Result};
+use afterimage_bench_kit::Result;
 use afterimage_lab::process::Workdir;
 use clap::Parser;
 
-use crate::plan::{Arm, Figures, Key, Scale};
+use crate::disks::Disks;
+use crate::plan::{Figures, Key, Scale};
 use crate::record::Record;
 use crate::task::Tools;
 
 const NAME: &str = "ijournal";
-const DISK_BYTES: u64 = 4 << 30;
-/// mke2fs's for a disk of the paper's size.
-const JOURNAL_MIB: u32 = 128;
 
 /// How long an fsync takes beside a stream of other files' data, in virtual time: iJournaling, Figs. 6 to 8, 10 and 11
 ///
@@ -52,16 +50,15 @@ fn main() -> ExitCode {
 struct Begun {
     machine: Virtual,
     tools: Tools,
-    disks: BTreeMap<bool, PathBuf>,
-    _folder: Workdir,
+    disks: Disks,
 }
 
-fn begin(out: &Path) -> Result<Begun> {
+fn begin(scale: Scale, out: &Path) -> Result<Begun> {
     let machine = Virtual::find()?;
     // Guests have folders in memory of their own: what they read of the host's lies elsewhere.
     let tools = Tools::make(&out.canonicalize()?.join("tools"))?;
-    let folder = Workdir::new_in(Path::new("/dev/shm"), "ijournal-disks")?;
-    Ok(Begun { machine, tools, disks: disks(folder.path())?, _folder: folder })
+    let disks = Disks::new(Workdir::new_in(Path::new("/dev/shm"), "ijournal-disks")?, scale, &tools.tpcc);
+    Ok(Begun { machine, tools, disks })
 }
 
 /// Whether every cell came to a result.
@@ -86,28 +83,12 @@ fn run(options: &Options) -> Result<bool> {
         seeded,
         || plan::keys(scale, figures, seeded.seeds(), &seeded.only),
         |key: &Key| format!("{} seed {}", key.path(), key.seed),
-        || begin(&out),
+        || begin(scale, &out),
         |begun, key| {
-            let image = &begun.disks[&(key.arm == Arm::FastCommit)];
-            let record = record::measure(key, scale, image, &begun.tools, &begun.machine)?;
+            let image = begun.disks.get(key)?;
+            let record = record::measure(key, scale, &image, &begun.tools, &begun.machine)?;
             let words = record.words();
             Ok((record, words))
         },
     )
-}
-
-/// Disks with an empty file system: `true` is the one with `fast_commit`.
-fn disks(folder: &Path) -> Result<BTreeMap<bool, PathBuf>> {
-    let mut disks = BTreeMap::new();
-    for fast in [false, true] {
-        let path = folder.join(if fast { "fast.img" } else { "normal.img" });
-        let mut mke2fs = mke2fs(None);
-        mke2fs.args(["-J", &format!("size={JOURNAL_MIB}")]);
-        if fast {
-            mke2fs.args(["-O", "fast_commit"]);
-        }
-        run_program(mke2fs.arg(&path).arg(format!("{}k", DISK_BYTES >> 10)))?;
-        disks.insert(fast, path);
-    }
-    Ok(disks)
 }

@@ -15,7 +15,7 @@ pub enum Figures {
     /// Fig. 10: SQLite, beside the paper's 30 MB/s.
     #[value(name = "10")]
     Tenth,
-    /// Fig. 11: applications, beside as much; varmail and YCSB beside 200 MB/s.
+    /// Fig. 11: applications, beside as much; TPC-C, YCSB and varmail beside 200 MB/s.
     #[value(name = "11")]
     Eleventh,
 }
@@ -29,7 +29,7 @@ impl Figures {
         match self {
             Figures::Sixth => &[Task::Append],
             Figures::Tenth => &[Task::SqliteRollback, Task::SqliteWal],
-            Figures::Eleventh => &[Task::Photos, Task::Install, Task::Ycsb, Task::Varmail],
+            Figures::Eleventh => &[Task::Photos, Task::Install, Task::Tpcc, Task::Ycsb, Task::Varmail],
         }
     }
 }
@@ -146,7 +146,7 @@ impl Model {
     pub fn streams(&self, task: Task) -> Vec<u32> {
         match task {
             Task::Append => self.streams_mb_per_s.to_vec(),
-            Task::Ycsb | Task::Varmail => vec![0, self.desktop_mb_per_s],
+            Task::Tpcc | Task::Ycsb | Task::Varmail => vec![0, self.desktop_mb_per_s],
             _ => vec![0, self.phone_mb_per_s],
         }
     }
@@ -195,13 +195,15 @@ pub struct Scale {
     pub seconds: u32,
     /// Transactions of a database.
     pub transactions: u32,
+    /// TPC-C's warehouses.
+    pub warehouses: u32,
 }
 
 impl Scale {
     /// For figures.
-    pub const FULL: Scale = Scale { name: "full", seconds: 30, transactions: 1000 };
+    pub const FULL: Scale = Scale { name: "full", seconds: 30, transactions: 1000, warehouses: 10 };
     /// A look.
-    pub const QUICK: Scale = Scale { name: "quick", seconds: 5, transactions: 100 };
+    pub const QUICK: Scale = Scale { name: "quick", seconds: 5, transactions: 100, warehouses: 1 };
 }
 
 /// The cells, all of one seed before the next: whatever has to be broken off has every row. The patterns are of [`Key::path`].
@@ -233,7 +235,7 @@ mod tests {
     #[test]
     fn all_of_one_seed_come_before_the_next() {
         let all = keys(Scale::FULL, &Figures::ALL, 2, &[]).unwrap();
-        assert_eq!(all.len(), 2 * 2 * (5 + 6 * 2) * 6);
+        assert_eq!(all.len(), 2 * 2 * (5 + 7 * 2) * 6);
         assert!(all.iter().map(|key| key.seed).is_sorted());
         assert_eq!(keys(Scale::FULL, &[Figures::Tenth], 1, &[]).unwrap().len(), 2 * 2 * 2 * 6);
         assert_eq!(keys(Scale::QUICK, &[Figures::Sixth], 1, &["*/300".to_owned()]).unwrap().len(), 6);

@@ -18,7 +18,7 @@ use afterimage_protocol::report::{Agent, SyncTimes};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Key, Model, Scale};
-use crate::task::Tools;
+use crate::task::{Script, Tools};
 
 const LIMIT_S: u64 = 3600;
 /// 16 MiB for the guest's one processor.
@@ -140,7 +140,7 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>, tools: &T
         (_, true) => "wait\n",
         (_, false) => "kill $stream\nwait $stream || :\n",
     };
-    let boost = if key.arm.is_boosted() { "ionice -c 1 -n 0 " } else { "" };
+    let boost = if key.arm.is_boosted() { "'ionice -c 1 -n 0'" } else { "" };
     // The mount option `journal_ioprio` knows no real-time class.
     let boost_jbd2 = match key.arm.is_boosted() {
         true => "J=; for P in /proc/[0-9]*; do case $(cat $P/comm) in *jbd2/*) ionice -c 1 -n 0 -p ${P#/proc/}; J=$P ;; esac; done; [ -n \"$J\" ]\n",
@@ -150,7 +150,7 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>, tools: &T
         let program = quote(&program.to_string_lossy());
         format!("mount -t ext4 /dev/vda /mnt/disk\n{program} /mnt/disk 1 {AREA_BLOCKS}\numount /mnt/disk\n")
     });
-    let (set_up, work) = key.task.script(scale, key.seed, tools);
+    let Script { set_up, work, tear_down } = key.task.script(scale, key.seed, tools);
     format!(
         "echo mq-deadline > /sys/block/vda/queue/scheduler\n\
          echo {requests} > /sys/block/vda/queue/nr_requests\n\
@@ -158,10 +158,10 @@ fn script(key: &Key, model: Model, scale: Scale, areas: Option<&Path>, tools: &T
          echo {background} > /proc/sys/vm/dirty_background_bytes\n\
          echo {most} > /proc/sys/vm/dirty_bytes\n\
          {areas}mount -t {kind} -o {options}{discard} /dev/vda /mnt/disk\n{boost_jbd2}mkdir /mnt/disk/beside\n\
-         {set_up}\ncat > /run/task << 'END'\nset -e\n{work}\nEND\n\
+         BOOST={boost}\n{set_up}\ncat > /run/task << 'END'\nset -e\n{work}\nEND\n\
          sync\n{COUNTS}tell ready\ncounts ready\nmeet\n{stream}\
-         began=$(date +%s%N)\nA=\"$A\" {boost}sh /run/task\nended=$(date +%s%N)\n\
-         tell end\ncounts end\n{end_stream}echo \"ijournal: elapsed $((ended - began))\"\n{SYNCS}meet\numount /mnt/disk\n"
+         began=$(date +%s%N)\nA=\"$A\" $BOOST sh /run/task\nended=$(date +%s%N)\n\
+         tell end\ncounts end\n{end_stream}echo \"ijournal: elapsed $((ended - began))\"\n{SYNCS}meet\n{tear_down}umount /mnt/disk\n"
     )
 }
 
@@ -312,7 +312,11 @@ mod tests {
 
     #[test]
     fn every_script_is_shell() {
-        let tools = Tools { syncs: "/a b/syncs.so".into(), package: "/a b/it's.deb".into() };
+        let tools = Tools {
+            syncs: "/a b/syncs.so".into(),
+            package: "/a b/it's.deb".into(),
+            tpcc: "/a b/tpcc.lua".into(),
+        };
         for key in plan::keys(Scale::QUICK, &Figures::ALL, 1, &[]).unwrap() {
             let areas = Some(Path::new("/a b/areas"));
             let script = script(&key, key.model().unwrap(), Scale::QUICK, areas, &tools);

@@ -14,6 +14,7 @@ use afterimage_lab::process::quote;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Scale;
+use crate::tpcc;
 
 /// Photographs of a burst, as the paper's.
 const PHOTOS: u32 = 20;
@@ -24,8 +25,8 @@ const YCSB_ROWS: u32 = 10_000;
 const PACKAGE_FILES: u32 = 200;
 /// Filebench's.
 const MAIL_FILES: u32 = 1000;
-/// So many fsyncs fit in the file of their times.
-const SYNCS_MAX: u32 = 1 << 17;
+/// Makes the file of fsyncs' times, for 131 072 of them.
+pub const SYNCS_FILE: &str = "truncate -s 1048584 /run/syncs";
 
 /// Which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,8 +45,21 @@ pub enum Task {
     Install,
     /// YCSB's workload A on SQLite with a write-ahead log: half reads, half updates, rows drawn by Zipf's law.
     Ycsb,
+    /// TPC-C on MariaDB, sixteen clients (`tpcc.lua`).
+    Tpcc,
     /// Filebench's.
     Varmail,
+}
+
+/// A task's shell.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// Before the measurement.
+    pub set_up: String,
+    /// What is measured.
+    pub work: String,
+    /// Behind it.
+    pub tear_down: String,
 }
 
 impl Task {
@@ -63,28 +77,29 @@ impl Task {
             Task::Photos => "photos",
             Task::Install => "install",
             Task::Ycsb => "ycsb",
+            Task::Tpcc => "tpcc",
             Task::Varmail => "varmail",
         }
     }
 
-    /// The shell before the measurement, and that of the program.
-    pub fn script(self, scale: Scale, seed: u64, tools: &Tools) -> (String, String) {
-        let timed = format!(
-            "export LD_PRELOAD={} AFTERIMAGE_SYNCS=/run/syncs\n",
-            quote(&tools.syncs.to_string_lossy())
-        );
+    /// Its shell. `work` runs under `$BOOST`; whoever else syncs has to. Fsyncs are noted in `/run/syncs`, but by those who report their times themselves.
+    pub fn script(self, scale: Scale, seed: u64, tools: &Tools) -> Script {
+        let timed =
+            format!("LD_PRELOAD={} AFTERIMAGE_SYNCS=/run/syncs", quote(&tools.syncs.to_string_lossy()));
         let (set_up, work) = match self {
             Task::Append => {
                 let work = format!("\"$A\" sync-times /mnt/disk/file --seconds {} --stat /sys/block/vda/stat", scale.seconds);
-                return (String::new(), work);
+                return Script { work, ..Script::default() };
             }
             Task::Varmail => {
                 let files = format!("varmail /mnt/disk/mail --files {MAIL_FILES} --seed {seed}");
-                return (
-                    format!("\"$A\" workload-prepare {files}"),
-                    format!("\"$A\" workload {files} --seconds {} --sync-times", scale.seconds),
-                );
+                return Script {
+                    set_up: format!("\"$A\" workload-prepare {files}"),
+                    work: format!("\"$A\" workload {files} --seconds {} --sync-times", scale.seconds),
+                    ..Script::default()
+                };
             }
+            Task::Tpcc => return tpcc::script(scale, seed, &timed, &tools.tpcc),
             Task::SqliteRollback => sqlite("truncate", scale.transactions, seed),
             Task::SqliteWal => sqlite("wal", scale.transactions, seed),
             Task::Ycsb => ycsb(scale.transactions, seed),
@@ -102,7 +117,11 @@ impl Task {
                 ),
             ),
         };
-        (format!("{set_up}\ntruncate -s {} /run/syncs", 8 * (SYNCS_MAX + 1)), format!("{timed}{work}"))
+        Script {
+            set_up: format!("{set_up}\n{SYNCS_FILE}"),
+            work: format!("export {timed}\n{work}"),
+            tear_down: String::new(),
+        }
     }
 }
 
@@ -164,6 +183,8 @@ pub struct Tools {
     pub syncs: PathBuf,
     /// A package of Debian's format.
     pub package: PathBuf,
+    /// `tpcc.lua`
+    pub tpcc: PathBuf,
 }
 
 impl Tools {
@@ -173,7 +194,12 @@ impl Tools {
     /// A program that makes them fails.
     pub fn make(folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
-        let tools = Self { syncs: folder.join("syncs.so"), package: folder.join("package.deb") };
+        let tools = Self {
+            syncs: folder.join("syncs.so"),
+            package: folder.join("package.deb"),
+            tpcc: folder.join("tpcc.lua"),
+        };
+        std::fs::write(&tools.tpcc, include_str!("tpcc.lua"))?;
         let source = folder.join("syncs.c");
         std::fs::write(&source, include_str!("syncs.c"))?;
         run_program(

@@ -11,6 +11,7 @@ mod error;
 pub mod io;
 mod jbd2;
 mod large_file;
+pub mod mariadb;
 mod mke2fs;
 mod options;
 mod outputs;

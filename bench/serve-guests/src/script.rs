@@ -5,6 +5,8 @@
 //! ```
 //! Each report carries `/sys/block/vda/stat`, the guest's own count of its requests and flushes.
 
+use afterimage_bench_kit::mariadb;
+
 use crate::catalog::Workload;
 use crate::scale::Scale;
 use crate::virtual_time::arm::{Arm, Shape};
@@ -35,11 +37,12 @@ umount /mnt
 tell done
 "#;
 
-/// MariaDB's options: durable at every commit, small, nothing but InnoDB on the disk under test.
-pub const MARIADB: &str = "--no-defaults --user=root --skip-networking --skip-grant-tables --skip-log-bin \
-    --performance-schema=OFF --innodb-flush-log-at-trx-commit=1 --innodb-log-file-size=24M \
-    --innodb-buffer-pool-size=32M --loose-innodb-buffer-pool-size-max=32M \
-    --innodb-data-file-path=ibdata1:12M:autoextend --loose-wsrep-on=OFF";
+/// What MariaDB has beside [`mariadb::OPTIONS`]: as little memory as the guest.
+pub const MARIADB: [&str; 3] = [
+    "--innodb-log-file-size=24M",
+    "--innodb-buffer-pool-size=32M",
+    "--loose-innodb-buffer-pool-size-max=32M",
+];
 
 /// The script for one workload.
 pub fn guest_script(workload: Workload, scale: &Scale) -> String {
@@ -180,12 +183,14 @@ fn postmark(scale: &Scale) -> (String, String, String) {
 fn oltp(scale: &Scale) -> (String, String, String) {
     (
         format!(
-            "mariadbd {MARIADB} --datadir=/mnt/my --socket=/run/my.sock --pid-file=/run/my.pid \
+            "mariadbd {} {} --datadir=/mnt/my --socket=/run/my.sock --pid-file=/run/my.pid \
              > /run/my.log 2>&1 &\n\
              server=$!\n\
              tries=0; while ! [ -S /run/my.sock ]; do\n\
              sleep 0.1; tries=$((tries+1)); [ $tries -lt 600 ] || {{ tail -5 /run/my.log; exit 1; }}\n\
-             done\n"
+             done\n",
+            mariadb::OPTIONS,
+            MARIADB.join(" ")
         ),
         format!(
             "sysbench oltp_read_write --db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root --tables=1 \

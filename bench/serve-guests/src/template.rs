@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use afterimage_lab::locate;
 
@@ -12,7 +11,7 @@ use crate::catalog::Workload;
 use crate::scale::Scale;
 use crate::script::MARIADB;
 use afterimage_bench_kit::process::run;
-use afterimage_bench_kit::{large_file, BenchError, Context, Result};
+use afterimage_bench_kit::{large_file, mariadb, Context, Result};
 
 /// Makes and keeps them, in a folder in memory.
 pub struct Templates {
@@ -105,82 +104,15 @@ impl Templates {
     }
 
     /// MariaDB's data, with sysbench's table.
-    fn database(&self, folder: &Path) -> Result<()> {
-        fs::create_dir_all(folder).context(|| format!("make {}", folder.display()))?;
-        let install = locate::system_program("mariadb-install-db", "mariadb-server")?;
-        run(Command::new(install)
-            .args([
-                "--no-defaults",
-                "--auth-root-authentication-method=normal",
-                "--skip-test-db",
-                "--user=root",
-            ])
-            .args(["--innodb-log-file-size=24M", "--innodb-data-file-path=ibdata1:12M:autoextend"])
-            .arg(format!("--datadir={}", folder.display())))?;
-        let socket = self.folder.join("my.sock");
-        let mut server = Server::start(folder, &socket, &self.folder.join("my.log"))?;
-        let mut client = Command::new(locate::system_program("mariadb", "mariadb-client")?);
-        client
-            .args(["--no-defaults", "-S"])
-            .arg(&socket)
-            .args(["-e", "create database if not exists sbtest"]);
-        let mut sysbench = Command::new(locate::system_program("sysbench", "sysbench")?);
-        sysbench
-            .args(["oltp_read_write", "--db-driver=mysql", "--mysql-user=root", "--tables=1"])
-            .arg(format!("--mysql-socket={}", socket.display()))
-            .arg(format!("--table-size={}", self.scale.oltp_rows))
-            .arg("prepare");
-        run(&mut client)?;
-        run(&mut sysbench)?;
+    fn database(&self, data: &Path) -> Result<()> {
+        mariadb::install(data, &MARIADB[..1])?;
+        let server = mariadb::Server::start(data, &self.folder, &MARIADB)?;
+        run(server.sysbench("oltp_read_write")?.args([
+            "--tables=1",
+            &format!("--table-size={}", self.scale.oltp_rows),
+            "prepare",
+        ]))?;
         server.stop()
-    }
-}
-
-/// A database server on the host, ended when dropped.
-struct Server {
-    child: Child,
-}
-
-impl Server {
-    fn start(data: &Path, socket: &Path, log: &Path) -> Result<Server> {
-        let program = locate::system_program("mariadbd", "mariadb-server")?;
-        let log_file = fs::File::create(log).context(|| format!("create {}", log.display()))?;
-        let errors = log_file.try_clone().context(|| "duplicate a descriptor".to_owned())?;
-        let child = Command::new(program)
-            .args(MARIADB.split_whitespace())
-            .arg(format!("--datadir={}", data.display()))
-            .arg(format!("--socket={}", socket.display()))
-            .arg(format!("--pid-file={}.pid", socket.display()))
-            .stdin(Stdio::null())
-            .stdout(log_file)
-            .stderr(errors)
-            .spawn()
-            .context(|| "start mariadbd".to_owned())?;
-        let mut server = Server { child };
-        let end = Instant::now() + Duration::from_secs(60);
-        while !socket.exists() {
-            let ended = server.child.try_wait().context(|| "wait for mariadbd".to_owned())?;
-            if ended.is_some() || Instant::now() > end {
-                let text = fs::read_to_string(log).unwrap_or_default();
-                let last = text.lines().last().unwrap_or("it said nothing").to_owned();
-                return Err(BenchError::Workload(format!("mariadbd did not start on the host: {last}")));
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(server)
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        run(Command::new("kill").arg(self.child.id().to_string()))?;
-        self.child.wait().context(|| "wait for mariadbd".to_owned()).map(drop)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Already ended is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
