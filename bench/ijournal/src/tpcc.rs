@@ -64,6 +64,7 @@ pub fn script(scale: Scale, seed: u64, timed: &str, tpcc: &Path) -> Script {
             "sysbench {tpcc} --db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root --warehouses={warehouses} \
              --threads={CLIENTS} --events={transactions} --time=0 --rand-seed={seed} run > /run/said || {{ cat /run/said; exit 1; }}"
         ),
-        tear_down: "kill -9 $server\nwait $server || :\n".to_owned(),
+        // Cleanly: one that is killed leaves its last requests under way, and the file system busy.
+        tear_down: "kill $server\nwait $server\n".to_owned(),
     }
 }
