@@ -13,6 +13,7 @@ mod control_disk;
 mod crash;
 mod cut;
 mod kernel;
+mod kexec;
 mod live;
 mod peer;
 mod retain;

@@ -18,6 +18,7 @@ use crate::acks::{Allowance, Ledger, Remains, Verdict};
 use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
 use crate::guest::{Guest, Vmm};
+use crate::suite::kexec;
 
 /// What happens in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +77,7 @@ fn disturbed(
         builder = builder.reconnect_s(1);
     }
     if disturbance == Disturbance::Kexec {
-        builder = rig::with_kernel(builder)?.memory_mib(512);
+        builder = kexec::with_kernel(builder)?.memory_mib(512);
     }
     let mut guest = builder.start(&script(plan, disturbance))?;
     let lived = go_through(rig, &mut guest, disturbance);
@@ -154,7 +155,7 @@ fn script(plan: &Plan, disturbance: Disturbance) -> String {
             "if grep -q afterimage.second /proc/cmdline; then\nset -e\n{}\nexit 0\nfi\n{begin}{work} &\nset +e\nsleep 3\n\
              {}",
             again(device),
-            rig::kexec("afterimage.second")
+            kexec::script("afterimage.second")
         ),
         // The host's files are out of reach afterwards: 9p has no way back from a reset.
         Disturbance::Suspended => format!(

@@ -26,6 +26,7 @@ use crate::error::{LabError, Result};
 use crate::evidence::Evidence;
 use crate::guest::{Guest, Vmm};
 use crate::powerfs::ModelName;
+use crate::suite::kexec;
 
 /// A journal that holds all of a cycle.
 const MAKE: [(&str, &str); 2] = [("csum", "-J size=64"), ("plain", "-O ^metadata_csum,^64bit -J size=64")];
@@ -199,7 +200,7 @@ fn start(plan: &Plan, rig: &Rig, first: u64) -> Result<Guest> {
             rig.guest(Vmm::Uml).memory_mib(GUEST_MEMORY_MIB).limit(limit).start(&script(plan, first))
         }
         Next::Kexec => {
-            let guest = rig::with_kernel(rig.guest(Vmm::Qemu))?;
+            let guest = kexec::with_kernel(rig.guest(Vmm::Qemu))?;
             let guest = guest.memory_mib(2 * GUEST_MEMORY_MIB).limit(limit * plan.guests as u32);
             guest.start(&scripts_by_kernel(plan))
         }
@@ -356,7 +357,7 @@ fn script(plan: &Plan, number: u64) -> String {
                 Next::Machine => text.push_str(&format!("exec {work}\n")),
                 Next::Kexec => text.push_str(&format!(
                     "{work} &\nsleep 3\n{}",
-                    rig::kexec(&format!("{NUMBER}={}", number + 1))
+                    kexec::script(&format!("{NUMBER}={}", number + 1))
                 )),
             }
         } else {

@@ -14,7 +14,7 @@ use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{Context, LabError, Result};
 use crate::evidence::Evidence;
 use crate::fsck;
-use crate::guest::{fetch_kernel, Ended, Guest, GuestBuilder, Vmm};
+use crate::guest::{Ended, Guest, GuestBuilder, Vmm};
 use crate::locate;
 use crate::powerfs::{ModelName, MountOptions, PowerMount};
 use crate::process::{self, Workdir};
@@ -418,20 +418,6 @@ pub(super) fn extract(from: &Path, to: &Path, format: Format) -> Result<()> {
 /// Overwrites a file in place: it stays the same inode.
 fn copy_into(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).map(drop).context(|| format!("put {} back", to.display()))
-}
-
-/// A guest whose script can do [`kexec`].
-pub(super) fn with_kernel(builder: GuestBuilder) -> Result<GuestBuilder> {
-    Ok(builder.environment("KERNEL", &fetch_kernel()?.image.to_string_lossy()))
-}
-
-/// The end of a script that starts the same kernel again from the running one, with one more word on its command line.
-pub(super) fn kexec(word: &str) -> String {
-    format!(
-        "run=$(sed 's/.*afterimage.run=\\([^ ]*\\).*/\\1/' /proc/cmdline)\n\
-         \"$AFTERIMAGE_AGENT\" kexec $KERNEL $run/initramfs --arguments \"$(cat /proc/cmdline) {word}\"\n\
-         echo 'kexec failed'\nexit 1\n"
-    )
 }
 
 /// What a guest's script says with its exit status.
