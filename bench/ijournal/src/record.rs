@@ -282,6 +282,10 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
         .filter(|times| !times.ns.is_empty())
         .ok_or_else(|| strange("a single fsync"))?;
     let (ready, end) = (Counts::of(&guest.output, "ready"), Counts::of(&guest.output, "end"));
+    let elapsed_ns = match key.task.is_append() {
+        true => None,
+        false => Some(*numbers(&guest.output, "elapsed").first().ok_or_else(|| strange("how long it took"))?),
+    };
     Ok(Record {
         version: <Record as afterimage_bench_kit::Record>::VERSION,
         key: key.clone(),
@@ -299,7 +303,7 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
             })
             .collect(),
         syncs,
-        elapsed_ns: numbers(&guest.output, "elapsed").first().copied().filter(|_| !key.task.is_append()),
+        elapsed_ns,
         trace: outcome.trace.clone(),
         real_s: outcome.real_s,
     })

@@ -99,7 +99,7 @@ fn tasks(records: &[Record], model: Model, figures: Figures, name: &str) -> Stri
                     continue;
                 }
                 found = true;
-                let seconds = |record: &Record| record.elapsed_ns.unwrap_or_default() as f64 / 1e9;
+                let seconds = |record: &Record| record.elapsed_ns.map_or(f64::NAN, |ns| ns as f64 / 1e9);
                 let fsyncs = |record: &Record| record.syncs.ns.len() as f64;
                 let first = [
                     task.name().to_owned(),

@@ -2,28 +2,30 @@
 //!
 //! ```text
 //!   plan ─► script ─► afterimage-virtual, a guest whose kernel has vext4 ─► record ─► joj.cells/SCALE/NAME.json
+//!              └────► machine: the same guest in real time ───────────────────┘
 //!                                          target/bench/joj.{json.zst,md,html} ◄─ tables ┘
 //! ```
 
+mod disks;
 mod flash;
+mod machine;
 mod plan;
 mod record;
 mod script;
 mod tables;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use afterimage_bench_kit::process::run as run_program;
 use afterimage_bench_kit::seeded::{show, Seeded, SeededOptions};
 use afterimage_bench_kit::virtual_time::Virtual;
-use afterimage_bench_kit::{mke2fs, BenchError, Result};
+use afterimage_bench_kit::{BenchError, Result};
 use afterimage_lab::process::Workdir;
 use clap::Parser;
 
+use crate::machine::Machine;
 use crate::plan::{Key, Scale};
 use crate::record::Record;
 use crate::script::Tools;
@@ -31,10 +33,8 @@ use crate::script::Tools;
 const NAME: &str = "joj";
 /// Names SQLite's extension; `./x` sets it.
 const EXTENSION: &str = "AFTERIMAGE_SQLITE_JOURNALING";
-const DISK_BYTES: u64 = 4 << 30;
-const JOURNAL_MIB: u32 = 128;
 
-/// SQLite on ext4's journaling modes and on vext4's, in virtual time: Journaling of Journal, Figs. 2 to 4
+/// SQLite on ext4's journaling modes and on vext4's, in virtual time or on the machine's disk: Journaling of Journal, Figs. 2 to 4
 ///
 /// Cells are log/operations/model/journaling.
 #[derive(Debug, Parser)]
@@ -46,6 +46,9 @@ struct Options {
     /// 500 records instead of 10 000 where each has a transaction of its own; results are kept apart
     #[arg(long, conflicts_with = "quick")]
     part: bool,
+    /// In real time, on the disk that this folder is on, one cell at a time; results are kept apart
+    #[arg(long, value_name = "FOLDER")]
+    machine: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -54,14 +57,22 @@ fn main() -> ExitCode {
 
 /// What all cells share.
 struct Begun {
-    machine: Virtual,
+    place: Place,
     tools: Tools,
-    disks: BTreeMap<bool, PathBuf>,
-    _folder: Workdir,
 }
 
-fn begin(out: &Path, cells: &Path) -> Result<Begun> {
-    let machine = Virtual::find()?;
+/// Where they run.
+enum Place {
+    /// In virtual time, on modelled devices.
+    Virtual {
+        machine: Virtual,
+        disks: BTreeMap<bool, PathBuf>,
+        _folder: Workdir,
+    },
+    Machine(Machine),
+}
+
+fn begin(out: &Path, cells: &Path, machine: Option<&Path>) -> Result<Begun> {
     let extension = std::env::var_os(EXTENSION).map(PathBuf::from).filter(|path| path.is_file());
     let extension = extension
         .ok_or_else(|| BenchError::Usage(format!("{EXTENSION} names no file: run ./x bench joj")))?;
@@ -73,8 +84,14 @@ fn begin(out: &Path, cells: &Path) -> Result<Begun> {
             .args([&flush, &flush_source(cells)?]),
     )?;
     let tools = Tools { extension: extension.canonicalize()?, flush };
-    let folder = Workdir::new_in(Path::new("/dev/shm"), "joj-disks")?;
-    Ok(Begun { machine, tools, disks: disks(folder.path())?, _folder: folder })
+    let place = match machine {
+        Some(folder) => Place::Machine(Machine::new(folder)?),
+        None => {
+            let folder = Workdir::new_in(Path::new("/dev/shm"), "joj-disks")?;
+            Place::Virtual { machine: Virtual::find()?, disks: disks::make(folder.path())?, _folder: folder }
+        }
+    };
+    Ok(Begun { place, tools })
 }
 
 /// Whether every cell came to a result.
@@ -88,24 +105,32 @@ fn run(options: &Options) -> Result<bool> {
         (_, true) => Scale::PART,
         _ => Scale::FULL,
     };
-    let cells = seeded.out.join("joj.cells").join(scale.name);
+    let machine = options.machine.as_deref();
+    let name = if machine.is_some() { scale.machine_name } else { scale.name };
+    let cells = seeded.out.join("joj.cells").join(name);
     let bench = Seeded {
         name: NAME,
-        scale: scale.name,
+        scale: name,
         cells: cells.clone(),
-        reports: if scale == Scale::FULL { seeded.out.clone() } else { cells.clone() },
+        reports: if name == Scale::FULL.name { seeded.out.clone() } else { cells.clone() },
         wanted: move |record: &Record| record.records == scale.records(record.key.log, record.key.operations),
         markdown: tables::markdown,
         page: tables::page,
     };
+    // Real time is for one at a time.
+    let at_once = if machine.is_some() { 1 } else { seeded.at_once };
     bench.run(
-        seeded,
-        || plan::keys(scale, seeded.seeds(), &seeded.only),
+        &SeededOptions { at_once, ..seeded.clone() },
+        || plan::keys(scale, machine.is_some(), seeded.seeds(), &seeded.only),
         |key: &Key| format!("{} seed {}", key.path(), key.seed),
-        || begin(&seeded.out, &cells),
+        || begin(&seeded.out, &cells, machine),
         |begun, key| {
-            let image = &begun.disks[&key.arm.is_bare()];
-            let record = record::measure(key, scale, image, &begun.tools, &begun.machine)?;
+            let record = match &begun.place {
+                Place::Virtual { machine, disks, .. } => {
+                    record::measure(key, scale, &disks[&key.arm.is_bare()], &begun.tools, machine)?
+                }
+                Place::Machine(machine) => machine.measure(key, scale, &begun.tools)?,
+            };
             let words = record.words();
             Ok((record, words))
         },
@@ -116,39 +141,4 @@ fn flush_source(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("flush.c");
     std::fs::write(&path, include_str!("flush.c"))?;
     Ok(path)
-}
-
-/// Where the file system begins, in bytes.
-const PARTITION: u64 = 1 << 20;
-
-/// Disks with one partition and an empty file system: `true` is the one without a journal.
-fn disks(folder: &Path) -> Result<BTreeMap<bool, PathBuf>> {
-    let mut disks = BTreeMap::new();
-    for bare in [false, true] {
-        let path = folder.join(if bare { "bare.img" } else { "journal.img" });
-        File::create(&path)?.set_len(PARTITION + DISK_BYTES)?;
-        let mut mke2fs = mke2fs(Some(&format!("offset={PARTITION}")));
-        if bare {
-            mke2fs.args(["-O", "^has_journal"]);
-        } else {
-            mke2fs.args(["-J", &format!("size={JOURNAL_MIB}")]);
-        }
-        run_program(mke2fs.arg(&path).arg(format!("{}k", DISK_BYTES >> 10)))?;
-        File::options().write(true).open(&path)?.write_all_at(&partition_table(), 446)?;
-        disks.insert(bare, path);
-    }
-    Ok(disks)
-}
-
-/// The end of a master boot record: one partition of Linux's, three unused ones, the signature.
-fn partition_table() -> [u8; 66] {
-    const SECTOR: u64 = 512;
-    let mut table = [0; 66];
-    table[4] = 0x83;
-    for (at, bytes) in [(8, PARTITION), (12, DISK_BYTES)] {
-        let sectors = u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX);
-        table[at..at + 4].copy_from_slice(&sectors.to_le_bytes());
-    }
-    table[64..].copy_from_slice(&[0x55, 0xaa]);
-    table
 }

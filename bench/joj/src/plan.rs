@@ -91,7 +91,7 @@ impl Arm {
             Arm::Data => ("ext4", "noatime,nodiratime,barrier=1,data=journal,journal_async_commit"),
             Arm::SingleIo => ("vext4", "noatime,nodiratime,barrier=1,data=journal,journal_async_commit"),
             Arm::Adaptive => ("vext4", "noatime,nodiratime,barrier=1,data=ordered,journal_async_commit"),
-            Arm::Vma => ("vext4", "noatime,nodiratime,barrier=1,data=vma,vma_disk=/dev/vda9"),
+            Arm::Vma => ("vext4", "noatime,nodiratime,barrier=1,data=vma"),
         }
     }
 }
@@ -100,12 +100,16 @@ impl Arm {
 pub const SIZES: [u32; 2] = [1, 1000];
 /// The devices: like the paper's tablet, like its SSD, and the disk that its discussion asks about.
 pub const MODELS: [&str; 3] = ["emmc", "ssd", "hdd15k"];
+/// A disk of the machine's, in real time.
+pub const MACHINE: [&str; 1] = ["machine"];
 
 /// How much of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
     /// `full`, `part` or `quick`
     pub name: &'static str,
+    /// The same on a disk of the machine's.
+    pub machine_name: &'static str,
     /// Records in the table.
     many: u32,
     /// The same where each has a transaction of its own.
@@ -116,11 +120,14 @@ pub struct Scale {
 
 impl Scale {
     /// The paper's.
-    pub const FULL: Scale = Scale { name: "full", many: 10_000, single: 10_000, file_writes: 1000 };
+    pub const FULL: Scale =
+        Scale { name: "full", machine_name: "full-machine", many: 10_000, single: 10_000, file_writes: 1000 };
     /// A twentieth of the transactions of one operation, which take most of the time.
-    pub const PART: Scale = Scale { name: "part", many: 10_000, single: 500, file_writes: 1000 };
+    pub const PART: Scale =
+        Scale { name: "part", machine_name: "part-machine", many: 10_000, single: 500, file_writes: 1000 };
     /// A look.
-    pub const QUICK: Scale = Scale { name: "quick", many: 1000, single: 200, file_writes: 100 };
+    pub const QUICK: Scale =
+        Scale { name: "quick", machine_name: "quick-machine", many: 1000, single: 200, file_writes: 100 };
 
     /// Records in the table, or writes to the file.
     pub fn records(self, log: Log, operations: u32) -> u32 {
@@ -140,7 +147,7 @@ pub struct Key {
     pub log: Log,
     /// In each transaction.
     pub operations: u32,
-    /// The device.
+    /// The device: a model, or [`MACHINE`].
     pub model: String,
     /// The file system's.
     pub arm: Arm,
@@ -159,8 +166,12 @@ impl Key {
 ///
 /// # Errors
 /// A pattern matches no cell.
-pub fn keys(scale: Scale, seeds: u64, only: &[String]) -> Result<Vec<Key>> {
-    let models = if scale == Scale::QUICK { &MODELS[1..2] } else { &MODELS };
+pub fn keys(scale: Scale, on_machine: bool, seeds: u64, only: &[String]) -> Result<Vec<Key>> {
+    let models = match (on_machine, scale == Scale::QUICK) {
+        (true, _) => &MACHINE[..],
+        (_, true) => &MODELS[1..2],
+        _ => &MODELS,
+    };
     let mut keys = Vec::new();
     for seed in 1..=seeds {
         for (log, operations) in [
@@ -201,12 +212,14 @@ mod tests {
 
     #[test]
     fn all_of_one_seed_come_before_the_next() {
-        let all = keys(Scale::FULL, 2, &[]).unwrap();
+        let all = keys(Scale::FULL, false, 2, &[]).unwrap();
         assert_eq!(all.len(), 2 * 3 * (4 * 7 + 6 + 2));
         assert!(all.iter().map(|key| key.seed).is_sorted_by_key(|seed| seed));
-        let quick = keys(Scale::QUICK, 1, &["*/*/*/data".to_owned()]).unwrap();
+        let quick = keys(Scale::QUICK, false, 1, &["*/*/*/data".to_owned()]).unwrap();
         assert_eq!(quick.len(), 5);
-        assert!(keys(Scale::QUICK, 1, &["*/*/emmc".to_owned()]).is_err());
+        let machine = keys(Scale::QUICK, true, 1, &[]).unwrap();
+        assert!(machine.len() == 4 * 7 + 6 + 2 && machine.iter().all(|key| key.model == MACHINE[0]));
+        assert!(keys(Scale::QUICK, false, 1, &["*/*/emmc".to_owned()]).is_err());
     }
 
     #[test]

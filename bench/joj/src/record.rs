@@ -6,15 +6,17 @@ use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{plain_cell, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS};
 use afterimage_bench_kit::{BenchError, Result};
 use afterimage_lab::process::Workdir;
-use afterimage_protocol::cell::{Cell, Journal, Outcome, Requests};
+use afterimage_protocol::cell::{Cell, Journal, Requests};
 use serde::{Deserialize, Serialize};
 
 use crate::flash::{wear, Wear};
 use crate::plan::{Arm, Key, Log, Scale};
-use crate::script::{script, Tools};
+use crate::script::{script, Control, Tools};
 
-const MEMORY_MIB: u32 = 512;
-const LIMIT_S: u64 = 1800;
+/// The guest's memory.
+pub const MEMORY_MIB: u32 = 512;
+/// How long a cell may take.
+pub const LIMIT_S: u64 = 1800;
 
 /// What vext4 has counted (docs/guest-kernel.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +73,7 @@ pub struct Phase {
     pub name: String,
     /// How many transactions, or synced writes.
     pub transactions: u64,
-    /// In how long, in seconds of virtual time.
+    /// In how long, in seconds of the cell's time.
     pub elapsed_s: f64,
     /// What the guest asked of its disk meanwhile: the device was asked the same.
     pub guest: GuestIo,
@@ -91,7 +93,7 @@ impl Phase {
     }
 }
 
-/// A finished cell. All but `real_s` is the same whenever it is run again.
+/// A finished cell. In virtual time all but `real_s` is the same whenever it is run again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -101,18 +103,18 @@ pub struct Record {
     pub key: Key,
     /// Records in the table, or writes to the file.
     pub records: u32,
-    /// What a request was charged.
+    /// What a request was charged; nothing is in real time.
     pub request_ns: u64,
     /// And a guest's system call.
     pub syscall_ns: u64,
     /// In their order.
     pub phases: Vec<Phase>,
-    /// What reached the device from the first mark's moment until after the unmount.
+    /// What reached the device from the first mark's moment until after the unmount; not counted in real time.
     pub device_whole: Requests,
     /// What the round costs simulated drives; databases on `ssd` only, and not in results that are older than this.
     #[serde(default)]
     pub flash: Vec<Wear>,
-    /// Sum of the trace of all requests.
+    /// Sum of the trace of all requests, in virtual time.
     pub trace: String,
     /// How long it took in real time.
     pub real_s: f64,
@@ -151,7 +153,7 @@ pub fn measure(key: &Key, scale: Scale, image: &Path, tools: &Tools, machine: &V
     // The disk's own flushes and writes are what is compared: each request goes to the device as it is, but for those of who hands over.
     let cell = Cell {
         memory_mib: MEMORY_MIB,
-        script: with_prologue(&script(key, scale, tools))?,
+        script: with_prologue(&script(key, scale, tools, Control::Behind))?,
         image: Some(image.to_owned()),
         contract: if hands_over { "guest-crash" } else { "power" }.to_owned(),
         journal: if hands_over { Journal::Retain } else { Journal::Passthrough },
@@ -164,7 +166,17 @@ pub fn measure(key: &Key, scale: Scale, image: &Path, tools: &Tools, machine: &V
         storage_traces: traces.as_ref().map(|folder| folder.path().to_owned()),
         ..plain_cell("")?
     };
-    let mut record = record(key, scale, &machine.run(&cell)?)?;
+    let outcome = machine.run(&cell)?;
+    let strange = |what: &str| said_not(key, what);
+    let guest = outcome.guests.first().ok_or_else(|| strange("anything"))?;
+    let begin = outcome.meetings.first().ok_or_else(|| strange("a meeting"))?;
+    let mut record = Record {
+        request_ns: REQUEST_NS,
+        syscall_ns: SYSCALL_NS,
+        device_whole: outcome.end.counted.device.since(&begin.counted.device),
+        trace: outcome.trace.clone(),
+        ..record(key, scale, &guest.output, outcome.real_s)?
+    };
     if let Some(traces) = traces {
         record.flash = wear(&traces.join("guest0.trace.zst"), std::fs::metadata(image)?.len())?;
     }
@@ -201,11 +213,17 @@ fn marks(output: &str) -> Option<Vec<Mark<'_>>> {
     Some(marks)
 }
 
-fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
-    let strange =
-        |what: &str| BenchError::Workload(format!("{}: the guest did not report {what}", key.path()));
-    let guest = outcome.guests.first().ok_or_else(|| strange("anything"))?;
-    let marks = marks(&guest.output).ok_or_else(|| strange("marks that can be read"))?;
+fn said_not(key: &Key, what: &str) -> BenchError {
+    BenchError::Workload(format!("{}: the guest did not report {what}", key.path()))
+}
+
+/// What the guest has said of a cell, and nothing of its device.
+///
+/// # Errors
+/// It did not say what it has to.
+pub fn record(key: &Key, scale: Scale, output: &str, real_s: f64) -> Result<Record> {
+    let strange = |what: &str| said_not(key, what);
+    let marks = marks(output).ok_or_else(|| strange("marks that can be read"))?;
     let names: Vec<&str> = marks.iter().skip(1).map(|mark| mark.phase).collect();
     if names != key.log.phases() {
         return Err(strange(&format!("its phases, but {names:?}")));
@@ -225,18 +243,17 @@ fn record(key: &Key, scale: Scale, outcome: &Outcome) -> Result<Record> {
             vext4: vext4.map(|(after, before)| after.since(&before)),
         });
     }
-    let begin = outcome.meetings.first().ok_or_else(|| strange("a meeting"))?;
     Ok(Record {
         version: <Record as afterimage_bench_kit::Record>::VERSION,
         key: key.clone(),
         records,
-        request_ns: REQUEST_NS,
-        syscall_ns: SYSCALL_NS,
+        request_ns: 0,
+        syscall_ns: 0,
         phases,
-        device_whole: outcome.end.counted.device.since(&begin.counted.device),
+        device_whole: Requests::default(),
         flash: Vec::new(),
-        trace: outcome.trace.clone(),
-        real_s: outcome.real_s,
+        trace: String::new(),
+        real_s,
     })
 }
 

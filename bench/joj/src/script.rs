@@ -63,17 +63,28 @@ pub struct Tools {
     pub flush: PathBuf,
 }
 
+/// Where the control disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Behind the end of the disk, as in virtual time.
+    Behind,
+    /// A device of its own.
+    Device,
+}
+
 /// The script of one round.
-pub fn script(key: &Key, scale: Scale, tools: &Tools) -> String {
+pub fn script(key: &Key, scale: Scale, tools: &Tools, control: Control) -> String {
     let (kind, options) = key.arm.mount();
     let work = if key.log == Log::File { files(key, scale) } else { sqlite(key, scale, tools) };
-    // Where a cell in virtual time has its control disk.
-    let control = match key.arm {
-        Arm::Vma => "addpart /dev/vda 9 $(($(blockdev --getsz /dev/vda) - 131072)) 131072\n",
-        _ => "",
+    let (control, vma_disk) = match (key.arm, control) {
+        (Arm::Vma, Control::Behind) => {
+            ("addpart /dev/vda 9 $(($(blockdev --getsz /dev/vda) - 131072)) 131072\n", ",vma_disk=/dev/vda9")
+        }
+        (Arm::Vma, Control::Device) => ("", ",vma_disk=/dev/vdb"),
+        _ => ("", ""),
     };
     format!(
-        "{MARK}{}{control}mount -t {kind} -o {options} /dev/vda1 /mnt/disk\ntell ready\nmeet\n{}\ncat /run/marks\nmeet\numount /mnt/disk\n",
+        "{MARK}{}{control}mount -t {kind} -o {options}{vma_disk} /dev/vda1 /mnt/disk\ntell ready\nmeet\n{}\ncat /run/marks\nmeet\numount /mnt/disk\n",
         work.0, work.1
     )
 }
@@ -128,9 +139,12 @@ mod tests {
 
     #[test]
     fn every_script_is_shell() {
-        for key in plan::keys(Scale::QUICK, 1, &[]).unwrap() {
+        for (key, on_machine) in [false, true].into_iter().flat_map(|on| {
+            plan::keys(Scale::QUICK, on, 1, &[]).unwrap().into_iter().map(move |key| (key, on))
+        }) {
             let tools = Tools { extension: "/a b/it's.so".into(), flush: "/a b/flush.so".into() };
-            let script = script(&key, Scale::QUICK, &tools);
+            let control = if on_machine { Control::Device } else { Control::Behind };
+            let script = script(&key, Scale::QUICK, &tools, control);
             let status = std::process::Command::new("/bin/sh").args(["-n", "-c", &script]).status().unwrap();
             assert!(status.success(), "{script}");
         }

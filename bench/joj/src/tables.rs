@@ -6,7 +6,7 @@ use afterimage_report::number::number;
 use afterimage_report::{or_dash, page, Spread, Table};
 use maud::html;
 
-use crate::plan::{Arm, Log, MODELS, SIZES};
+use crate::plan::{Arm, Log, MACHINE, MODELS, SIZES};
 use crate::record::{Phase, Record};
 
 /// A test case of the paper's: one bar of each arm.
@@ -42,6 +42,20 @@ impl Case {
 
     fn name(self) -> String {
         format!("{} {}", self.model, self.words().join(" "))
+    }
+}
+
+/// Whether these are of a disk of the machine's, in real time.
+fn is_machine(records: &[Record]) -> bool {
+    records.iter().any(|record| record.key.model == MACHINE[0])
+}
+
+/// The devices that these are of.
+fn models(records: &[Record]) -> &'static [&'static str] {
+    if is_machine(records) {
+        &MACHINE
+    } else {
+        &MODELS
     }
 }
 
@@ -86,18 +100,24 @@ pub fn markdown(records: &[Record]) -> String {
             .filter(move |record| record.key.log != Log::File && record.key.operations == operations)
     };
     let size = |operations| of(operations).map(|record| record.records).max().unwrap_or(0);
+    let time = if is_machine(records) {
+        "Real time, on a disk of the machine's own, one cell at a time: nothing is charged, and whatever else the machine does shows".to_owned()
+    } else {
+        format!(
+            "Virtual time; **charged** {} µs a request and {} µs a guest's system call, all other computing free: no figure here says anything about processors",
+            REQUEST_NS / 1000,
+            SYSCALL_NS / 1000
+        )
+    };
     let mut text = format!(
-        "{} records; {} where each has a transaction of its own. Virtual time; **charged** {} µs a request and {} µs a guest's system call, all other computing free: no \
-         figure here says anything about processors. *No journal* sends a flush with each of SQLite's syncs; *as it is*, Linux 6.1 sends none \
+        "{} records; {} where each has a transaction of its own. {time}. *No journal* sends a flush with each of SQLite's syncs; *as it is*, Linux 6.1 sends none \
          where only data was written. `a (b–c)` is the median and the spread over the rounds, each a seed of its own, up to \
          {seeds}; per cent are against no journal with its flushes, within one seed. *vma* is `data=vma` under `guest-crash`, which survives no \
          power cut, and all others are under `power`; its commands count among its writes.\n",
         size(SIZES[1]),
         size(SIZES[0]),
-        REQUEST_NS / 1000,
-        SYSCALL_NS / 1000
     );
-    for model in MODELS {
+    for model in models(records).iter().copied() {
         let cases = Case::sqlite(model);
         let times = times(records, &cases);
         if times.is_empty() {
@@ -117,7 +137,7 @@ pub fn markdown(records: &[Record]) -> String {
         );
     }
     let files: Vec<Case> =
-        MODELS.iter().flat_map(|model| Case::all(model, &[Log::File], &SIZES[..1])).collect();
+        models(records).iter().flat_map(|model| Case::all(model, &[Log::File], &SIZES[..1])).collect();
     let words = "4 KiB a write, each synced (O_SYNC), one after the other.";
     text.push_str(&times_of(records, &files, true).section("A sync: milliseconds", words));
     text.push_str(&vext4(records).section("Inside vext4's journal", "Medians."));
@@ -206,7 +226,7 @@ fn vext4(records: &[Record]) -> Table {
     let heads = "device|log|operations||mode|commits a transaction|of them one write and one flush|journal KiB a commit\
                  |journal KiB a transaction|home KiB a transaction|home writes cancelled: overwritten|freed";
     let mut table = Table::new(heads.split('|'));
-    for model in MODELS {
+    for model in models(records).iter().copied() {
         for case in Case::sqlite(model).into_iter().chain(Case::all(model, &[Log::File], &SIZES[..1])) {
             for arm in [Arm::SingleIo, Arm::Adaptive] {
                 let mine = phases(records, case, arm);
@@ -241,7 +261,7 @@ fn vext4(records: &[Record]) -> Table {
 fn protection(records: &[Record]) -> Table {
     let mut table =
         Table::new("device|operations||no protection, ms|write-ahead log: ×|and file-adaptive: ×".split('|'));
-    for model in MODELS {
+    for model in models(records).iter().copied() {
         for case in Case::all(model, &[Log::Off], &SIZES) {
             let none = phases(records, case, Arm::Unflushed);
             let logged = Case { log: Log::Wal, ..case };
@@ -321,20 +341,20 @@ fn claims(records: &[Record]) -> Table {
         (Arm::Adaptive, ["up to +6 %, one +14 %", "up to +6 %"]),
     ];
     for (arm, paper) in worst {
-        for (at, model) in MODELS.into_iter().enumerate() {
+        for (at, model) in models(records).iter().copied().enumerate() {
             let found = slowdowns(records, &[model], arm);
             if let Some((ratio, case)) = found.first() {
                 table.row([
                     format!("{}: the worst of {} cases", arm.name(), found.len()),
                     model.to_owned(),
-                    paper.get(at).map_or("–", |words| *words).to_owned(),
+                    paper.get(at).filter(|_| !is_machine(records)).map_or("–", |words| *words).to_owned(),
                     format!("{} ({case})", percent(*ratio)),
                     "–".to_owned(),
                 ]);
             }
         }
     }
-    let adaptive = slowdowns(records, &MODELS, Arm::Adaptive);
+    let adaptive = slowdowns(records, models(records), Arm::Adaptive);
     if !adaptive.is_empty() {
         let above: Vec<String> = adaptive
             .iter()
@@ -346,10 +366,10 @@ fn claims(records: &[Record]) -> Table {
             "all".to_owned(),
             "1 of 24".to_owned(),
             format!("{} of {}: {}", above.len(), adaptive.len(), above.join(", ")),
-            format!("all but one: {}", met(above.len() <= 1, adaptive.len(), 12 * MODELS.len())),
+            format!("all but one: {}", met(above.len() <= 1, adaptive.len(), 12 * models(records).len())),
         ]);
     }
-    for (at, model) in MODELS.into_iter().enumerate() {
+    for (at, model) in models(records).iter().copied().enumerate() {
         let found = slowdowns(records, &[model], Arm::Adaptive);
         if found.is_empty() {
             continue;
@@ -358,12 +378,12 @@ fn claims(records: &[Record]) -> Table {
         table.row([
             "adaptive: the mean of all cases".to_owned(),
             model.to_owned(),
-            ["-4 %", "-9 %"].get(at).map_or("–", |words| *words).to_owned(),
+            ["-4 %", "-9 %"].get(at).filter(|_| !is_machine(records)).map_or("–", |words| *words).to_owned(),
             percent(mean),
             format!("faster: {}", met(mean < 1.0, found.len(), 12)),
         ]);
     }
-    for model in MODELS {
+    for model in models(records).iter().copied() {
         let cases = Case::all(model, &[Log::File], &SIZES[..1]);
         let slower = |case: &Case| {
             let spread =
@@ -382,7 +402,7 @@ fn claims(records: &[Record]) -> Table {
             ]);
         }
     }
-    for model in MODELS {
+    for model in models(records).iter().copied() {
         let update = Case { model, log: Log::Rollback, operations: 1, phase: "update" };
         let mine = phases(records, update, Arm::Adaptive);
         if let Some(commit) =

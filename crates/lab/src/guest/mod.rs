@@ -65,6 +65,7 @@ pub struct GuestBuilder {
     pub(crate) write_back: bool,
     pub(crate) environment: Vec<(String, String)>,
     pub(crate) accelerator: Option<Accelerator>,
+    pub(crate) kernel: Option<PathBuf>,
 }
 
 impl GuestBuilder {
@@ -135,6 +136,12 @@ impl GuestBuilder {
     /// Forces QEMU's accelerator instead of asking the probe.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = Some(accelerator);
+        self
+    }
+
+    /// Another kernel than the package's (User Mode Linux only), which has all that it needs built in.
+    pub fn kernel(mut self, path: impl Into<PathBuf>) -> Self {
+        self.kernel = Some(path.into());
         self
     }
 
@@ -215,6 +222,7 @@ impl Guest {
             write_back: true,
             environment: Vec::new(),
             accelerator: None,
+            kernel: None,
         }
     }
 

@@ -17,10 +17,14 @@ pub(super) fn start(
     report: OwnedFd,
     output: OwnedFd,
 ) -> Result<Group> {
-    let program = locate::system_program("linux.uml", "user-mode-linux")?;
+    let program = match &builder.kernel {
+        Some(path) => path.clone(),
+        None => locate::system_program("linux.uml", "user-mode-linux")?,
+    };
     locate::system_program("busybox", "busybox-static")?;
     let init = folder.join("init");
-    fs::write(&init, first_stage(folder)).context(|| format!("write {}", init.display()))?;
+    fs::write(&init, first_stage(builder.kernel.is_none(), folder))
+        .context(|| format!("write {}", init.display()))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))
         .context(|| format!("make {} executable", init.display()))?;
     let uml_folder = folder.join("uml");
@@ -49,7 +53,7 @@ pub(super) fn start(
     Group::spawn("User Mode Linux", &mut command, vec![(report, 3), (output, 4)], "")
 }
 
-fn first_stage(folder: &Path) -> String {
+fn first_stage(of_package: bool, folder: &Path) -> String {
     let mut text = String::from(
         "#!/bin/sh\n\
          export PATH=/usr/sbin:/usr/bin:/sbin:/bin\n\
@@ -57,13 +61,17 @@ fn first_stage(folder: &Path) -> String {
          OFF=off\n\
          off() { echo o > /proc/sysrq-trigger; sleep 10; }\n\
          mount -t proc proc /proc\n\
-         mount -t tmpfs run /run\n\
-         M=/usr/lib/uml/modules/$(uname -r)/kernel\n\
-         busybox insmod $M/fs/overlayfs/overlay.ko\n\
-         busybox insmod $M/fs/quota/quota_tree.ko\n\
-         busybox insmod $M/fs/quota/quota_v2.ko\n\
-         busybox insmod $M/drivers/block/virtio_blk.ko\n",
+         mount -t tmpfs run /run\n",
     );
+    if of_package {
+        text.push_str(
+            "M=/usr/lib/uml/modules/$(uname -r)/kernel\n\
+             busybox insmod $M/fs/overlayfs/overlay.ko\n\
+             busybox insmod $M/fs/quota/quota_tree.ko\n\
+             busybox insmod $M/fs/quota/quota_v2.ko\n\
+             busybox insmod $M/drivers/block/virtio_blk.ko\n",
+        );
+    }
     text.push_str(script::ENTER);
     text.push_str(&format!("chroot $R /bin/sh {}/inside.sh\noff\n", quote(&folder.to_string_lossy())));
     text
