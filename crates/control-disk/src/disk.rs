@@ -139,6 +139,8 @@ impl Commands {
 pub(crate) struct Shared {
     pub(crate) group: Arc<dyn Durability>,
     disks: Vec<Arc<RetainDisk>>,
+    /// The way in to each of them for what is handed over.
+    ways_in: Vec<Arc<dyn Disk>>,
     promise: Promise,
     pub(crate) instance: u64,
     origin: Instant,
@@ -194,8 +196,23 @@ impl ControlDisk {
     /// # Errors
     /// No thread is left.
     pub fn new(group: Arc<dyn Durability>, promise: Promise) -> io::Result<Self> {
+        let ways_in = group.retained_disks().into_iter().map(|disk| disk as Arc<dyn Disk>).collect();
+        Self::heard(group, promise, ways_in)
+    }
+
+    /// As [`ControlDisk::new`], for somebody who listens to the disks: what is handed over goes through `ways_in`, one for each of
+    /// [`Durability::retained_disks`], in that order. A way in leads to its disk, and to nothing else.
+    ///
+    /// # Errors
+    /// As [`ControlDisk::new`].
+    pub fn heard(
+        group: Arc<dyn Durability>,
+        promise: Promise,
+        ways_in: Vec<Arc<dyn Disk>>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             disks: group.retained_disks(),
+            ways_in,
             group,
             promise,
             instance: uuid::Uuid::new_v4().as_u64_pair().0 | 1,
@@ -246,6 +263,11 @@ impl Shared {
                 self.wanted.wait(&mut flushing);
             }
         }
+    }
+
+    /// The disks whose commits may be handed over, each with the way in for them.
+    pub(crate) fn ways_in(&self) -> impl Iterator<Item = (&Arc<RetainDisk>, &dyn Disk)> {
+        self.disks.iter().zip(self.ways_in.iter().map(|way_in| &**way_in))
     }
 
     pub(crate) fn is_in_order(&self) -> bool {

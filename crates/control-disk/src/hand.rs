@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Buffers, Completion, Disk as _, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
+    BlockError, Buffers, Completion, Disk, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
 };
 use afterimage_format::control_disk::Command;
 use afterimage_journal::{Hand, RetainDisk};
@@ -61,9 +61,12 @@ pub(crate) type Over = (Way, Result<(), BlockError>);
 
 impl Handing {
     /// Opens the ways in at once: later the sandbox may keep what they need from them.
-    pub(crate) fn new(disks: Vec<Arc<RetainDisk>>) -> Result<Self, BlockError> {
-        let open = |disk: Arc<RetainDisk>| disk.open_lane().map(|lane| (disk, lane));
-        let lanes = disks.into_iter().map(open).collect::<Result<_, _>>()?;
+    pub(crate) fn new<'a>(
+        ways_in: impl Iterator<Item = (&'a Arc<RetainDisk>, &'a dyn Disk)>,
+    ) -> Result<Self, BlockError> {
+        let open =
+            |(disk, way_in): (&Arc<RetainDisk>, &dyn Disk)| Ok((Arc::clone(disk), way_in.open_lane()?));
+        let lanes = ways_in.map(open).collect::<Result<_, BlockError>>()?;
         Ok(Self { lanes, under_way: None, next: VecDeque::new(), done: Vec::new() })
     }
 

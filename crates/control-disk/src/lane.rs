@@ -58,7 +58,7 @@ impl ControlLane {
         Ok(Self {
             geometry,
             desk: Desk::new(shared.is_in_order(), shared.instance),
-            handing: Handing::new(shared.group.retained_disks())?,
+            handing: Handing::new(shared.ways_in())?,
             shared,
             bell,
             borrowed: Vec::new(),

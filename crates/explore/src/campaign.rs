@@ -129,7 +129,7 @@ pub fn run(
     let source = Mutex::new(Source { schedule, chunk: 0, left, exhausted: false });
     let merge = Mutex::new(Merge { progress: from, early: BTreeMap::new(), next: 0 });
     let known = Arc::new(Known::default());
-    let judge = Arc::new(Judge::new(&subject.stream));
+    let judge = Arc::new(Judge::new(&subject.stream.marks));
     let enough = AtomicBool::new(false);
     let halt = || stop.load(Ordering::Relaxed) || enough.load(Ordering::Relaxed);
     let outcome: Result<()> = std::thread::scope(|scope| {

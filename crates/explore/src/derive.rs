@@ -3,7 +3,7 @@
 use afterimage_order::Contract;
 use afterimage_trace::Recording;
 
-use crate::layers::{direct, replay, LayersOptions, Retain};
+use crate::layers::{direct, hands_over, replay, LayersOptions, Retain, JOURNAL, RETAIN};
 use crate::{ExploreError, Result};
 
 /// A recording of both layers, as if it had been made under `contract`, with the guest's journal retained where `retain`.
@@ -18,22 +18,34 @@ pub fn under(
     log_bytes: u64,
     seed: u64,
 ) -> Result<Recording> {
-    let retain = retain.then(Retain::default);
     let parsed: Contract =
         contract.parse().map_err(|e| ExploreError::Usage(format!("{contract} is no contract: {e}")))?;
+    if hands_over(recording) && !retain {
+        return Err(ExploreError::Usage(
+            "the guest handed its commits over, and only a retained journal takes them: add --journal retain"
+                .to_owned(),
+        ));
+    }
     let mut derived = match parsed {
         Contract::PowerWindow { window } => {
+            let retain = retain.then(Retain::default);
             let options =
                 LayersOptions { window, log_area_bytes: log_bytes, seed, retain, ..LayersOptions::default() };
             replay(recording, &options)?
         }
-        _ if retain.is_some() => {
-            return Err(ExploreError::Usage(format!(
-                "with a retained journal {contract} promises nothing for a power cut: use power-window"
-            )))
+        Contract::Power if retain => {
+            return Err(ExploreError::Usage(
+                "a retained journal does not go with power: use power-window or guest-crash".to_owned(),
+            ))
         }
         other => direct(recording, other)?,
     };
+    // Whatever was done with them when it was recorded.
+    if retain {
+        derived.about.insert(JOURNAL.to_owned(), RETAIN.into());
+    } else {
+        derived.about.remove(JOURNAL);
+    }
     derived.about.insert("derived".to_owned(), true.into());
     Ok(derived)
 }

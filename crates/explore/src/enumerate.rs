@@ -106,10 +106,10 @@ impl<'a> Enumeration<'a> {
     /// Where a sector is lost, all of its write in the same unit is, too.
     fn keep_units_whole(&self, write: usize, lost: &mut Vec<u32>) {
         let (found, unit) = (&self.stream.writes[write], self.stream.atomic_sectors);
-        if unit <= 1 {
+        if unit <= 1 && !found.whole {
             return;
         }
-        let unit_of = |sector: u32| (found.first + u64::from(sector)) / unit;
+        let unit_of = found.unit_of(unit);
         let units: Vec<u64> = lost.iter().map(|sector| unit_of(*sector)).collect();
         *lost = (0..found.sectors.len() as u32).filter(|sector| units.contains(&unit_of(*sector))).collect();
     }
@@ -209,6 +209,7 @@ fn plan(stream: &Stream, cut: &Cut) -> Plan {
     let (mut count, mut partial) = (1u64, false);
     'count: for (position, volatile) in cut.volatile.iter().enumerate() {
         let write = &stream.writes[volatile.write];
+        partial |= write.whole;
         for n in (0..write.sectors.len() as u32).filter(|n| !volatile.dead.contains(n)) {
             let at = (write.first + u64::from(n)) / unit;
             // Two writes to different parts of a unit: what is there of it is not one version of it.

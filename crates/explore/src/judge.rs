@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::Observation;
 use crate::marks::{Mark, Record};
-use crate::stream::Stream;
 
 /// What a state must show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +93,7 @@ impl Verdict {
     }
 }
 
-/// The marks of a stream.
+/// What the guest had been promised.
 #[derive(Clone, Debug)]
 pub struct Judge {
     states: Vec<Mark>,
@@ -102,10 +101,10 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Of a stream.
-    pub fn new(stream: &Stream) -> Self {
-        let states = stream.marks.iter().filter(|m| m.names_state()).cloned().collect();
-        let records = stream.marks.iter().filter_map(|m| Some((m.record?, m.clone()))).collect();
+    /// Of a recording's marks.
+    pub fn new(marks: &[Mark]) -> Self {
+        let states = marks.iter().filter(|m| m.names_state()).cloned().collect();
+        let records = marks.iter().filter_map(|m| Some((m.record?, m.clone()))).collect();
         Self { states, records }
     }
 

@@ -55,7 +55,7 @@ fn units(subject: &Subject, choice: &Choice) -> Vec<Vec<LostSector>> {
     let mut units: Vec<Vec<LostSector>> = Vec::new();
     for lost in &choice.lost {
         let Some(write) = subject.stream.writes.get(lost.write) else { continue };
-        let unit_of = |sector: u32| (write.first + u64::from(sector)) / subject.stream.atomic_sectors.max(1);
+        let unit_of = write.unit_of(subject.stream.atomic_sectors);
         for sector in (0..write.sectors.len() as u32).filter(|sector| lost.contains(*sector)) {
             match units.last_mut() {
                 Some(unit) if unit[0].0 == lost.write && unit_of(unit[0].1) == unit_of(sector) => {

@@ -1,9 +1,9 @@
 //! Runs a workload in a guest and records its block stream above and below the daemon's layers.
 //!
 //! ```text
-//!   guest ── vhost-user ── Server ─► tap ─► journals ─► Group ─► taps ─► images, log       one process: this one
-//!      │ marks                                └──────────┬──────┘
-//!      └──────────────────────────────────────► Recorder ─► recording file
+//!   guest ── vhost-user ── Server ─────────────────► tap ─► journals ─► Group ─► taps ─► images, log       one process: this one
+//!      │ marks               └─► control disk ──────┘ └─────────────────┬──────┘
+//!      └─────────────────────────────────────────────────────────► Recorder ─► recording file
 //!
 //!   make file system ─► mount ─► setup ─► sync ─► all home ─► mark begin ─► COMMAND ─► mark end ─► settle ─► kill
 //! ```
@@ -13,6 +13,10 @@
 //! the recorder has stopped listening: the orderly end is no part of the workload.
 //!
 //! In virtual time ([`RecordOptions::virtual_time`]) another program does the same with a guest whose time is a number: `aside`.
+//!
+//! What a guest hands over to its control disk ([`RecordOptions::control_disk`]) passes the tap of the disk whose journal it belongs to, as
+//! a write that completes as if flushed: so it has its place among what the guest asks of that disk, and to whoever reads the
+//! recording the guest's stream is that of a guest which writes its journal itself. No other request of a guest is of that kind.
 //!
 //! Images and log are files in memory (`/dev/shm`): what a sync costs is not what is looked at. They go when this returns.
 
@@ -33,7 +37,7 @@ use afterimage_protocol::recording::End;
 use afterimage_protocol::report::Mark;
 use serde_json::{Map, Value};
 
-use crate::layers::{JOURNAL, RETAIN};
+use crate::layers::{CONTROL_DISK, JOURNAL, RETAIN};
 use crate::{ExploreError, Result};
 use rig::Rig;
 
@@ -72,6 +76,8 @@ pub struct RecordOptions {
     pub contract: Contract,
     /// The guest's journals are retained (`--journal retain`).
     pub retain: bool,
+    /// The guest has a control disk, to which its file systems may hand over commits (`--control-disk`; with a retained journal only).
+    pub control_disk: bool,
     /// Size of each disk in bytes, a multiple of 4096.
     pub disk_bytes: u64,
     /// Disks of the guest, 1 to 16: the first holds the file system, the others are the command's.
@@ -113,6 +119,7 @@ impl RecordOptions {
             force: false,
             contract,
             retain: false,
+            control_disk: false,
             disk_bytes: 64 << 20,
             disks: 1,
             log_bytes_max: 64 << 20,
@@ -151,6 +158,12 @@ impl RecordOptions {
                     .to_owned(),
             );
         }
+        if self.control_disk && !self.retain {
+            return wrong(
+                "commits are handed over where journals are retained: a control disk needs --journal retain"
+                    .to_owned(),
+            );
+        }
         if self.virtual_time.is_some() && (self.disks != 1 || self.vmm != Vmm::Uml || self.snapshot.is_some())
         {
             return wrong(
@@ -176,6 +189,9 @@ impl RecordOptions {
         }
         if self.retain {
             say(JOURNAL, RETAIN.into());
+        }
+        if self.control_disk {
+            say(CONTROL_DISK, true.into());
         }
         say("disk_bytes", self.disk_bytes.into());
         say("disks", self.disks.into());

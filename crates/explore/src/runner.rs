@@ -118,7 +118,7 @@ pub fn explore(
 /// # Errors
 /// A checker could not be made.
 pub fn evaluator(subject: &Subject, make_checkers: &MakeCheckers<'_>) -> Result<Evaluator> {
-    let judge = Arc::new(Judge::new(&subject.stream));
+    let judge = Arc::new(Judge::new(&subject.stream.marks));
     Ok(Evaluator::new(Arc::new(Known::default()), subject.own.clone(), judge, make_checkers(0)?))
 }
 

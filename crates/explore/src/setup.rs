@@ -11,7 +11,7 @@ use crate::campaign::Subject;
 use crate::check::fsck::{self, Fsck};
 use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
 use crate::check::Checker;
-use crate::layers::retains;
+use crate::layers::{hands_over, retains};
 use crate::log_recovery::{LogRecovery, RecoveryOptions};
 use crate::model::{cuts, Model};
 use crate::own::OwnRecovery;
@@ -123,6 +123,13 @@ impl Setup {
             return Err(ExploreError::Usage(
                 "the model prefix is for the guest's stream: nothing orders the files below the daemon; use --layer \
                  guest, or --model disk"
+                    .to_owned(),
+            ));
+        }
+        if self.layer == Layer::Guest && self.model == Model::Disk && hands_over(recording) {
+            return Err(ExploreError::Usage(
+                "the guest handed its commits over to a daemon, without a flush, and no disk with a volatile cache takes them: use \
+                 --model guest or prefix with --layer guest, or leave both out"
                     .to_owned(),
             ));
         }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
 
+use crate::layers::hands_over;
 use crate::marks::{bounds, marks, Mark};
 use crate::state::{Content, SECTOR_BYTES};
 use crate::tags::{tag, Tag};
@@ -46,6 +47,17 @@ pub struct Write {
     pub tag: Tag,
     /// Not a write of data.
     pub zero: bool,
+    /// There is all of it after a crash, or nothing: a part of a commit that was handed over (docs/control-disk.md).
+    pub whole: bool,
+}
+
+impl Write {
+    /// In which piece, of those that a crash leaves all or none of, its sectors are, by place in the write. `atomic_sectors` is
+    /// [`Stream::atomic_sectors`].
+    pub fn unit_of(&self, atomic_sectors: u64) -> impl Fn(u32) -> u64 {
+        let (first, whole) = (self.first, self.whole);
+        move |sector| if whole { 0 } else { (first + u64::from(sector)) / atomic_sectors.max(1) }
+    }
 }
 
 /// A flush.
@@ -128,7 +140,7 @@ impl Stream {
             .iter()
             .map(|(_, target)| Medium { role: target.role, base: Arc::clone(&target.base) })
             .collect();
-        let writes = build(&mut media, pending, begin, recording)?;
+        let writes = build(&mut media, pending, begin, recording, layer)?;
         let times_ns = recording.events.iter().map(|event| event.at_ns).collect();
         Ok(Self { layer, media, writes, flushes, marks, begin, end, atomic_sectors: 1, times_ns })
     }
@@ -214,12 +226,14 @@ fn build(
     pending: Vec<Pending>,
     begin: usize,
     recording: &Recording,
+    layer: Layer,
 ) -> Result<Vec<Write>> {
     // As a reader sees it, every write applied in the order of submission.
     let mut cached: Vec<Sparse> = media.iter().map(|m| (*m.base).clone()).collect();
     let mut bases = cached.clone();
     let mut writes = Vec::new();
     let mut last_log_offset = 0;
+    let hands_over = layer == Layer::Guest && hands_over(recording);
     for request in pending {
         let medium = request.target;
         let (offset, len, data) = match &request.op {
@@ -264,6 +278,7 @@ fn build(
             at_ns: recording.events[request.submitted].at_ns,
             tag: tag(media[medium].role, offset, data.map(|d| &d[..]), wrapped),
             zero: data.is_none(),
+            whole: hands_over && matches!(request.op, Op::Write { flushed: true, .. }),
         });
     }
     for (medium, base) in media.iter_mut().zip(bases) {

@@ -319,7 +319,7 @@ fn what_is_promised_decides_between_stale_and_lost() {
     };
     let verdict = |required: Result<usize, String>| {
         let own: Arc<dyn OwnRecovery> = Arc::new(Promise { required });
-        let judge = Arc::new(Judge::new(&subject.stream));
+        let judge = Arc::new(Judge::new(&subject.stream.marks));
         let checkers = bank(0).expect("a checker");
         let mut evaluator = Evaluator::new(Arc::new(Known::default()), Some(own), judge, checkers);
         campaign::again(&subject, &mut evaluator, cut.event, t3 + 2, &choice).expect("a verdict")

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{Blocking, Disk, DiskIndex, FlushKind, Sector, Tap as _};
 use afterimage_explore::record::{record, RecordOptions};
 use afterimage_explore::retained::{deaths, DeathOptions, Deaths, RetainedOracle};
+use afterimage_explore::setup::Level;
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 use afterimage_trace::{
@@ -318,6 +320,38 @@ fn a_retained_journal_is_recorded_and_judged() {
         // There has to have been something to see.
         let census = oracle.census();
         assert!(census.sets > 5 && census.applied > 5, "{census:?}");
+    }
+}
+
+#[test]
+#[ignore = "boots guests: run by the guests' suite, or with --ignored"]
+fn a_death_loses_nothing_that_was_acknowledged_and_a_guest_that_does_not_sync_is_found_out() {
+    for sync in ["sync .;", ""] {
+        let folder = folder();
+        let out = folder.path().join("r.afrec");
+        let command = format!(
+            "for i in 1 2 3 4 5 6; do echo $i > f.tmp; mv f.tmp f; {sync} afterimage explore mark $i; done; sync"
+        );
+        let options = RecordOptions {
+            retain: true,
+            mount_options: "data=journal".to_owned(),
+            ..RecordOptions::new(out.clone(), Contract::GuestCrash, command)
+        };
+        record(&options).unwrap_or_else(|e| panic!("{e}"));
+        let recording = Recording::load(&out).expect("readable");
+        let deaths = Deaths {
+            name: "deaths",
+            recording: &recording,
+            how: DeathOptions { points: 10, ..DeathOptions::default() },
+            level: Level::Mount,
+            check: Some("cat /mnt/f 2> /dev/null || echo none".to_owned()),
+            first_only: true,
+            time: Duration::from_secs(120),
+        };
+        let report = deaths.run(&AtomicBool::new(false)).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(report.holds(), !sync.is_empty(), "{report}");
+        assert!(sync.is_empty() || report.progress.tally.states() > 3, "{report}");
+        assert_eq!(report.progress.tally.violations_of_the_daemon(), 0, "{report}");
     }
 }
 

@@ -97,6 +97,36 @@ fn a_power_cut_leaves_a_recovered_prefix() {
     assert!(sum.sets > 400 && sum.applied > 600 && sum.handed_back > 10, "{sum:?}");
 }
 
+/// A guest with `vext4` and `data=vma`: what it hands over is in its stream, and no less is asked of it.
+#[test]
+fn commits_that_were_handed_over_are_judged_alike() {
+    let guest = own_recording("vma");
+    let mut sum = Census::default();
+    for seed in 1..=4 {
+        let options = options(seed, AREAS[seed as usize], Retain::default());
+        let replay = replay_noted(&guest, &options).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let oracle = RetainedOracle::of(&replay.recording).expect("an oracle");
+        assert_eq!(oracle.first_wrong(), None, "seed {seed}");
+        add(&mut sum, oracle.census());
+        let survey = surveyed(replay, options.window, seed, 200);
+        assert!(survey.broken.is_none(), "seed {seed}: {}", survey.broken.expect("it is").what);
+    }
+    assert!(sum.sets > 100 && sum.applied > 100 && sum.handed_back > 10, "{sum:?}");
+    let how = DeathOptions { points: 30, ..DeathOptions::default() };
+    let mut replays = 0;
+    deaths(&guest, &how, Duration::MAX, &mut |death| {
+        assert_eq!(death.wrong, None);
+        replays += usize::from(death.replays);
+        Ok(true)
+    })
+    .expect("deaths");
+    assert!(replays > 20, "{replays}");
+    for mutation in [Mutation::ForgetEscape, Mutation::KeepOldest, Mutation::ServeGuestsTail] {
+        let found = (1..=4).find_map(|seed| shown(mutation, seed, "vma"));
+        eprintln!("{mutation:?}: {}", found.unwrap_or_else(|| panic!("{mutation:?} was not found")));
+    }
+}
+
 #[test]
 fn planted_faults_are_found() {
     for fault in Fault::RETAINED {
@@ -143,6 +173,7 @@ fn mistaken(mutation: Mutation) -> OpenRetained {
 fn shown(mutation: Mutation, seed: u64, name: &str) -> Option<String> {
     let guest = match name {
         "crashed" => since(&own_recording(name), "crashed"),
+        "vma" => own_recording(name),
         _ => recording(name),
     };
     let open = Some(mistaken(mutation));

@@ -22,6 +22,8 @@ pub struct Order {
     pub contract: String,
     /// `--journal retain`
     pub retain: bool,
+    /// `--control-disk`: it lies behind the end of the disk.
+    pub control_disk: bool,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
     /// Size of the redo log in bytes.
@@ -109,6 +111,7 @@ mod tests {
             script: "true".to_owned(),
             contract: "power".to_owned(),
             retain: false,
+            control_disk: false,
             disk_bytes: 1 << 20,
             log_bytes: 1 << 24,
             model: "ssd".to_owned(),

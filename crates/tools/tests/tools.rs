@@ -25,6 +25,10 @@ fn wrong_requests_are_one_sentence() {
             &["explore", "record", "--out", "r", "--journal", "retain", "--", "true"],
             &["power-window", "guest-crash"],
         ),
+        (
+            &["explore", "record", "--out", "r", "--control-disk", "--", "true"],
+            &["control disk", "--journal retain"],
+        ),
         (&["explore", "mark", "begin"], &["begin", "recorder"]),
         (&["explore", "mark", "x"], &["AFTERIMAGE_REPORT", "explore record"]),
     ] {

@@ -30,18 +30,19 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// A disk with the control disk of its group behind it.
+    /// A disk with the control disk of its group behind it; what is handed over there goes through `way_in`, which leads to the same disk.
     ///
     /// # Errors
     /// No thread is left.
     pub fn new(
         disk: Arc<dyn Disk>,
+        way_in: Arc<dyn Disk>,
         group: &Arc<RetainGroup>,
         contract: Contract,
         machine: &Arc<Machine>,
     ) -> io::Result<Self> {
         let promise = Promise { contract, text: contract.to_string(), lends: false };
-        let control = ControlDisk::new(Arc::clone(group) as _, promise)?;
+        let control = ControlDisk::heard(Arc::clone(group) as _, promise, vec![way_in])?;
         Ok(Self { disk, control, machine: Arc::clone(machine) })
     }
 }

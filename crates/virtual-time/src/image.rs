@@ -17,7 +17,6 @@ use crate::calendar::Ns;
 use crate::machine::Machine;
 use crate::storage::{File, Io};
 use crate::timed::TimedMedium;
-use crate::trace::Trace;
 use crate::volatile::Volatile;
 
 /// See the module.
@@ -196,18 +195,14 @@ impl Drop for TimedLane {
     }
 }
 
-/// Where a group's log is a file of the machine's, and its guest is listened to.
+/// Where a group's log is a file of the machine's.
 #[derive(Debug)]
 pub struct Around {
-    /// The guest's number, for the trace.
-    pub guest: usize,
     /// The daemon's machine.
     pub machine: Arc<Machine>,
     /// The log's content, and its file on the device.
     pub log: (Arc<Volatile>, u64),
     /// Who listens.
-    pub trace: Arc<Trace>,
-    /// And who else.
     pub also: Option<Arc<dyn Tap>>,
 }
 
@@ -242,10 +237,9 @@ impl Tap for Around {
     }
 
     fn guest(&self, index: DiskIndex, disk: Arc<dyn Disk>) -> io::Result<Arc<dyn Disk>> {
-        let heard = match &self.also {
-            Some(also) => also.guest(index, disk)?,
-            None => disk,
-        };
-        Ok(Arc::new(self.trace.listen(self.guest, &self.machine, heard)))
+        match &self.also {
+            Some(also) => also.guest(index, disk),
+            None => Ok(disk),
+        }
     }
 }

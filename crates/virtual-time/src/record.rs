@@ -7,6 +7,8 @@
 //!     └──────────────────► Recorder, on the daemon's clock                or anything else takes a turn
 //! ```
 //!
+//! What is handed over to a control disk comes to the same tap, between what the guest asks of its disk.
+//!
 //! The daemon is one thread, but for syncs of its log: in the recording such a sync is over at once, and what was appended meanwhile
 //! follows it.
 
@@ -169,6 +171,7 @@ fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> 
         image_bytes: order.disk_bytes,
         contract,
         journal: JournalOptions { retain: order.retain, ..JournalOptions::passthrough() },
+        control_disk: order.control_disk,
         // As the recorder in real time: contracts with a process rule need it.
         direct: false,
         log_bytes: order.log_bytes,

@@ -168,22 +168,17 @@ impl Site {
         let medium = TimedMedium::new(&files.image, file, machine);
         let image = VirtualImage::new(machine, medium, &files.path);
         let host = Arc::new(OnMachine(Arc::clone(machine)));
-        let around = Around {
-            guest: files.guest,
-            machine: Arc::clone(machine),
-            log: (Arc::clone(&files.log), log_file),
-            trace: Arc::clone(trace),
-            also,
-        };
+        let around = Around { machine: Arc::clone(machine), log: (Arc::clone(&files.log), log_file), also };
         let mut group =
             GroupOptions { log_max_bytes: options.log_bytes, host, ..GroupOptions::new(options.contract) };
         let mut journal = JournalOptions { arena_folder: files.arenas.clone(), ..options.journal.clone() };
         options.canary.plant(&mut group, &mut journal);
         let prepared = Prepared::of(vec![image], group, journal)?;
         let mut stack = prepared.open(Some(Arc::new(around)))?;
-        let mut disk = stack.disks.remove(0).disk;
+        let heard = stack.disks.remove(0).disk;
+        let mut disk: Arc<dyn Disk> = Arc::new(trace.listen(files.guest, machine, Arc::clone(&heard)));
         if options.control_disk {
-            let beside = Beside::new(disk, &stack.group, options.contract, machine);
+            let beside = Beside::new(disk, heard, &stack.group, options.contract, machine);
             disk = Arc::new(beside.map_err(|source| ComposeError::Tap { disk: 0, source })?);
         }
         Ok(Self { files, machine: Arc::clone(machine), disk, group: stack.group, below: None })

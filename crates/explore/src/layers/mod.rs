@@ -46,6 +46,8 @@ const TURNS_MAX: usize = 256;
 /// Where a recording says what is done with the guests' journals, and that they are retained.
 pub(crate) const JOURNAL: &str = "journal";
 pub(crate) const RETAIN: &str = "retain";
+/// Where a recording says that its guest had a control disk.
+pub(crate) const CONTROL_DISK: &str = "control_disk";
 
 /// Changes the configuration with which each process of a replay opens the log.
 pub type Configure = Arc<dyn Fn(Config) -> Config + Send + Sync>;
@@ -171,6 +173,11 @@ pub struct Tally {
 /// Whether a recording was made with retained journals.
 pub(crate) fn retains(recording: &Recording) -> bool {
     recording.about_text(JOURNAL) == Some(RETAIN)
+}
+
+/// Whether the guest of a recording could hand over its commits: then those of its requests that complete as if flushed are some.
+pub(crate) fn hands_over(recording: &Recording) -> bool {
+    recording.about.get(CONTROL_DISK).and_then(serde_json::Value::as_bool) == Some(true)
 }
 
 /// The names of all requests that were refused.

@@ -112,6 +112,7 @@ fn order(options: &RecordOptions, host: &ModelledHost) -> Result<Order> {
         script: text,
         contract: options.contract.to_string(),
         retain: options.retain,
+        control_disk: options.control_disk,
         disk_bytes: options.disk_bytes,
         log_bytes: options.log_bytes_max,
         model: host.device.clone(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use afterimage_block::Disk;
 use afterimage_compose::{Plan, Prepared, Stack};
+use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
 use afterimage_journal::group::{Ending, JournalOptions};
 use afterimage_lab::process::Workdir;
@@ -69,18 +70,27 @@ impl Rig {
         let taps = Taps::new(Arc::clone(&recorder));
         let stack = prepared.open(Some(taps)).map_err(|e| usage(&e))?;
         let disks: Vec<_> = stack.disks.iter().map(|disk| Arc::clone(&disk.disk)).collect();
+        let control = options.control_disk.then(|| control_disk(&stack, disks.clone())).transpose()?;
         let mut rig = Self { servers: Vec::new(), stack, recorder, folder };
-        for (socket, disk) in rig.sockets().into_iter().zip(disks) {
-            rig.serve(&socket, disk)?;
+        for disk in disks {
+            rig.serve(disk, ServeOptions::default())?;
+        }
+        if let Some(control) = control {
+            // As `serve` does: its writes are commands, and no guest has to flush them.
+            rig.serve(control, ServeOptions { write_cache: false, ..ServeOptions::default() })?;
         }
         Ok(rig)
     }
 
-    fn serve(&mut self, socket: &Path, disk: Arc<dyn Disk>) -> Result<()> {
+    fn socket(&self, index: usize) -> PathBuf {
+        self.folder.join(format!("disk{index}.sock"))
+    }
+
+    fn serve(&mut self, disk: Arc<dyn Disk>, options: ServeOptions) -> Result<()> {
+        let socket = self.socket(self.servers.len());
         let listener =
-            UnixListener::bind(socket).map_err(ExploreError::io(format!("making {}", socket.display())))?;
+            UnixListener::bind(&socket).map_err(ExploreError::io(format!("making {}", socket.display())))?;
         let name = format!("disk{}", self.servers.len());
-        let options = ServeOptions::default();
         let stats = Arc::new(FrontendStats::new(options.queues));
         let server = Server::start(&name, disk, Endpoint::Listen(listener), options, stats)
             .map_err(|e| ExploreError::Usage(e.to_string()))?;
@@ -88,8 +98,9 @@ impl Rig {
         Ok(())
     }
 
+    /// Of the guest's disks, in their order; the control disk's is the last.
     pub fn sockets(&self) -> Vec<PathBuf> {
-        (0..self.stack.disks.len()).map(|index| self.folder.join(format!("disk{index}.sock"))).collect()
+        (0..self.servers.len()).map(|index| self.socket(index)).collect()
     }
 
     pub fn recorder(&self) -> &Recorder {
@@ -140,6 +151,15 @@ impl Rig {
         }
         Ok(())
     }
+}
+
+/// Of the group, which hears what is handed over as it hears its disks. Memory is not lent: what is published there may be acknowledged
+/// before it is taken, by a bound that is no part of what is judged.
+fn control_disk(stack: &Stack, disks: Vec<Arc<dyn Disk>>) -> Result<Arc<dyn Disk>> {
+    let group = &stack.group;
+    let promise = Promise { contract: group.status().contract, text: group.promise(), lends: false };
+    let control = ControlDisk::heard(Arc::clone(group) as Arc<dyn Durability>, promise, disks);
+    Ok(Arc::new(control.map_err(ExploreError::io("making the control disk"))?))
 }
 
 fn bytes_of(content: &Sparse) -> Vec<u8> {

@@ -1,5 +1,7 @@
 //! What the guest runs.
 
+use afterimage_block::SECTOR_BYTES;
+use afterimage_format::control_disk::{SLOTS, SLOT_BYTES};
 use afterimage_lab::locate;
 use afterimage_lab::process::quote;
 
@@ -49,11 +51,36 @@ pub(super) fn file_system(mkfs: &str) -> Option<&str> {
     }
 }
 
+/// The guest's names for its first disk, and for its control disk (nothing where it has none). In virtual time it has one device, of which
+/// both are partitions.
+fn devices(options: &RecordOptions) -> (String, String) {
+    let control = match (options.control_disk, &options.virtual_time) {
+        (false, _) => String::new(),
+        (true, Some(_)) => return ("/dev/vda1".to_owned(), "/dev/vda9".to_owned()),
+        // Behind at most 16 disks.
+        (true, None) => format!("/dev/vd{}", char::from(b'a' + options.disks as u8)),
+    };
+    ("/dev/vda".to_owned(), control)
+}
+
+/// What makes such devices: the control disk lies behind the end of the disk.
+fn partitions(options: &RecordOptions) -> String {
+    if !options.control_disk || options.virtual_time.is_none() {
+        return String::new();
+    }
+    let (sectors, control) =
+        (options.disk_bytes / SECTOR_BYTES, u64::from(SLOTS * SLOT_BYTES) / SECTOR_BYTES);
+    format!("addpart /dev/vda 1 0 {sectors}\naddpart /dev/vda 9 {sectors} {control}\n")
+}
+
 /// What the script finds in its environment.
 pub(super) fn environment(options: &RecordOptions) -> Result<Vec<(&'static str, String)>> {
     let program = locate::own_program("afterimage")?;
     let folder = program.parent().map(|folder| folder.to_string_lossy().into_owned()).unwrap_or_default();
+    let (disk, control_disk) = devices(options);
     Ok(vec![
+        ("AFTERIMAGE_DISK", disk),
+        ("AFTERIMAGE_CONTROL_DISK", control_disk),
         ("AFTERIMAGE", program.to_string_lossy().into_owned()),
         ("PATH", format!("{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
         ("AFTERIMAGE_MOUNT", options.mount_point.clone()),
@@ -73,15 +100,16 @@ pub(super) const TELL_AND_WAIT: &str = "\
 /// `bring_home` waits until the recorder has brought everything home.
 pub(super) fn script(options: &RecordOptions, bring_home: &str) -> String {
     let mount = quote(&options.mount_point);
+    let (disk, _) = devices(options);
     let mount_options = match options.mount_options.as_str() {
         "" => String::new(),
         text => format!("-o {} ", quote(text)),
     };
     format!(
         "set -e\n\
-         {} /dev/vda\n\
+         {}{} {disk}\n\
          mkdir -p {mount}\n\
-         mount {mount_options}/dev/vda {mount}\n\
+         mount {mount_options}{disk} {mount}\n\
          (cd {mount} && exec sh -e -c {})\n\
          sync\n\
          # The recorder brings everything home: what the setup wrote would be recovered again in every state.\n\
@@ -91,6 +119,7 @@ pub(super) fn script(options: &RecordOptions, bring_home: &str) -> String {
          \"$AFTERIMAGE_AGENT\" say '{{\"mark\":\"end\"}}'\n\
          # Until the machine is killed: an end in order would unmount.\n\
          while :; do sleep 1000; done\n",
+        partitions(options),
         options.mkfs,
         quote(if options.setup.trim().is_empty() { ":" } else { &options.setup }),
         quote(&options.command),

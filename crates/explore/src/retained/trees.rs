@@ -1,4 +1,8 @@
 //! A campaign over deaths: each judged at every level, counted as any other campaign's states.
+//!
+//! A death takes guest, VMM and daemon, and the next daemon recovers. What may be left then: the disk is what the guest's own recovery makes of
+//! the plain one, in every block that anybody needs and in its tree; and because every request that had completed is in it, so is
+//! whatever had been acknowledged. The latter is the guest's own business where the former holds, and asked of the application's check.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -12,8 +16,9 @@ use crate::campaign::{Failure, Progress};
 use crate::check::fsck::Fsck;
 use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
 use crate::check::{Checker, Observation};
-use crate::judge::{Class, Verdict};
+use crate::judge::{Class, Expectation, Judge, Verdict};
 use crate::layers::retains;
+use crate::marks::marks;
 use crate::model::{Choice, Model};
 use crate::report::Report;
 use crate::setup::{Level, Setup};
@@ -40,6 +45,10 @@ pub struct Deaths<'a> {
     pub how: DeathOptions,
     /// How far they are judged; `log`: block by block only.
     pub level: Level,
+    /// The application's check where it is not the recording's own, as in [`Setup::check`]; asked at the level `mount`.
+    pub check: Option<String>,
+    /// Ends with the first death that breaks a promise.
+    pub first_only: bool,
     /// Of the time.
     pub time: Duration,
 }
@@ -47,6 +56,8 @@ pub struct Deaths<'a> {
 struct Judges {
     fsck: Option<Fsck>,
     tree: Option<(Arc<Pool>, Box<dyn Checker>)>,
+    application: Option<Box<dyn Checker>>,
+    promised: Judge,
 }
 
 impl Deaths<'_> {
@@ -63,6 +74,16 @@ impl Deaths<'_> {
     /// The campaign cannot be run.
     pub fn run(&self, stop: &AtomicBool) -> Result<Report> {
         let begun = Instant::now();
+        let own = Setup::of(self.recording)?;
+        let setup = Setup {
+            layer: Layer::Guest,
+            model: Model::Prefix,
+            level: self.level,
+            seed: self.how.seed,
+            contract: "guest-crash".to_owned(),
+            check: self.check.clone().or(own.check.clone()),
+            ..own
+        };
         let tree = || {
             let pool = Pool::new(PoolOptions {
                 guests: 1,
@@ -76,29 +97,25 @@ impl Deaths<'_> {
         let mut judges = Judges {
             fsck: (self.level >= Level::Fsck).then(Fsck::new).transpose()?,
             tree: (self.level == Level::Mount).then(tree),
+            application: setup.check.as_deref().filter(|_| self.level == Level::Mount).map(application),
+            promised: Judge::new(&marks(self.recording)?),
         };
         let mut progress = Progress::default();
         deaths(self.recording, &self.how, self.time, &mut |death| {
             progress.done += 1;
             let event = death.event;
-            let verdict = judges.judge(&death, &mut progress)?;
+            let verdict = judges.judge(&death, self.recording, &mut progress)?;
             progress.tally.count(&verdict);
-            if verdict.class.is_violation() && progress.failures.len() < FAILURES_MAX {
+            let broken = verdict.class.is_violation();
+            if broken && progress.failures.len() < FAILURES_MAX {
                 let choice = Choice { lost: Vec::new() };
                 progress.failures.push(Failure { cut_event: event, crash_event: event, choice, verdict });
             }
-            Ok(!stop.load(Ordering::Relaxed))
+            let ends = stop.load(Ordering::Relaxed) || (broken && self.first_only);
+            Ok(!ends)
         })?;
         progress.elapsed = begun.elapsed();
         let guests: Option<PoolStats> = judges.tree.as_ref().map(|(pool, _)| pool.stats());
-        let setup = Setup {
-            layer: Layer::Guest,
-            model: Model::Prefix,
-            level: self.level,
-            seed: self.how.seed,
-            contract: "guest-crash".to_owned(),
-            ..Setup::of(self.recording)?
-        };
         Ok(Report {
             name: self.name.to_owned(),
             setup,
@@ -114,6 +131,11 @@ impl Deaths<'_> {
     }
 }
 
+fn application(check: &str) -> Box<dyn Checker> {
+    let pool = PoolOptions { guests: 1, ..PoolOptions::new(PoolCheck::from_text(check)) };
+    Box::new(Pool::new(pool).checker())
+}
+
 fn broken(check: &str, what: String, evidence: String) -> Verdict {
     Verdict::broken(Class::Inconsistent, check, what, evidence)
 }
@@ -123,7 +145,7 @@ fn disks(content: &Sparse) -> Vec<Arc<Scratch>> {
 }
 
 impl Judges {
-    fn judge(&mut self, death: &Death, progress: &mut Progress) -> Result<Verdict> {
+    fn judge(&mut self, death: &Death, recording: &Recording, progress: &mut Progress) -> Result<Verdict> {
         let work = &mut progress.tally.work;
         work.states += 1;
         work.recovered += 1;
@@ -159,6 +181,16 @@ impl Judges {
             );
             return Ok(broken("trees", what, String::new()));
         }
-        Ok(Verdict::fresh())
+        let Some(application) = &mut self.application else { return Ok(Verdict::fresh()) };
+        work.checks += 1;
+        let found = application.check(&disks(&death.recovered))?;
+        let crash_ns = recording.events[death.event].at_ns;
+        let expected = Expectation { required: death.event, crash: death.event, crash_ns };
+        let mut verdict = self.promised.judge(application.name(), &found, &expected);
+        if let Some(problem) = &mut verdict.problem {
+            // The disk is what it would be without a daemon.
+            problem.above_the_daemon = true;
+        }
+        Ok(verdict)
     }
 }

@@ -134,7 +134,16 @@ fn run_case(
     if let Some(points) = case.deaths {
         let how = DeathOptions { seed: options.seed, points, ..DeathOptions::default() };
         let (level, time) = (case.level, time.max(DEATHS_MIN));
-        return Deaths { name: &case.name, recording: &recording, how, level, time }.run(stop);
+        let deaths = Deaths {
+            name: &case.name,
+            recording: &recording,
+            how,
+            level,
+            check: None,
+            first_only: false,
+            time,
+        };
+        return deaths.run(stop);
     }
     let derived: Option<Recording> = match case.derived {
         None => None,

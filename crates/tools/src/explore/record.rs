@@ -21,7 +21,7 @@ use afterimage::units::{parse_disk_size, parse_duration};
 ///
 /// COMMAND is shell text where it is one word, and a program with its arguments where it is several. It finds in its
 /// environment: AFTERIMAGE_AGENT (the lab's agent: acknowledged writes), AFTERIMAGE (this program, also on the path),
-/// AFTERIMAGE_MOUNT and AFTERIMAGE_SEED. Ctrl-C ends the recording; what was recorded until then is whole.
+/// AFTERIMAGE_MOUNT, AFTERIMAGE_DISK (the device) and AFTERIMAGE_SEED. Ctrl-C ends the recording; what was recorded until then is whole.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -38,6 +38,10 @@ pub struct Args {
     /// judges what its own recovery makes of it
     #[arg(long, value_name = "MODE", default_value = "passthrough", hide_possible_values = true)]
     journal: super::JournalWord,
+    /// Give the guest a control disk too, to which its file system may hand over commits (with --journal retain): `vext4` with
+    /// data=vma does; its device is $AFTERIMAGE_CONTROL_DISK
+    #[arg(long)]
+    control_disk: bool,
     /// Size of the disk
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_disk_size)]
     size: u64,
@@ -108,6 +112,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let options = RecordOptions {
         force: args.force,
         retain: matches!(args.journal, super::JournalWord::Retain),
+        control_disk: args.control_disk,
         disk_bytes: args.size,
         log_bytes_max: args.log_max,
         mkfs: args.mkfs.clone(),

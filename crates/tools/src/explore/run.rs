@@ -50,7 +50,7 @@ pub struct Args {
     /// Size of the redo log for --survives power-window; small logs wrap often
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size, requires = "survives")]
     log_max: u64,
-    /// Retain the guest's journal in that replay (--survives power-window)
+    /// Retain the guest's journal: in that replay (--survives power-window), or where guest and daemon die (--survives guest-crash)
     #[arg(long, value_name = "MODE", requires = "survives")]
     journal: Option<super::JournalWord>,
     /// What a disk never tears apart, in bytes: 4096 as the daemon reports it to guests (ext4 needs it before Linux 6.10),
@@ -106,6 +106,11 @@ Examples:
 
 /// Runs it.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.check.is_some() && args.level.is_some_and(|level| level < Level::Mount) {
+        return Err(Failure::usage(
+            "--check looks into the mounted file system: leave --level out, or say --level mount",
+        ));
+    }
     let recording = load(&args.recording)?;
     let recording = match &args.survives {
         None => recording,
@@ -148,6 +153,8 @@ fn deaths<'a>(args: &Args, recording: &'a Recording) -> Deaths<'a> {
         recording,
         how: DeathOptions { seed: args.seed, points, ..most },
         level: args.level.unwrap_or(Level::Mount),
+        check: args.check.clone(),
+        first_only: args.first,
         time: args.budget,
     }
 }
@@ -174,11 +181,6 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     }
     setup.model = args.model.unwrap_or(setup.model);
     setup.level = args.level.unwrap_or(setup.level);
-    if args.check.is_some() && setup.level < Level::Mount {
-        return Err(Failure::usage(
-            "--check looks into the mounted file system: leave --level out, or say --level mount",
-        ));
-    }
     setup.check = args.check.clone().or(setup.check);
     setup.seed = args.seed;
     setup.atomic_bytes = args.atomic.unwrap_or_else(|| atomic_bytes(recording, setup.layer));
