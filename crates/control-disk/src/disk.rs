@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afterimage_block::{
     Admitted, Bell, BlockError, Disk, Geometry, Health, Lane, SequenceNumber, SECTOR_BYTES,
@@ -18,7 +18,7 @@ use afterimage_format::control_disk::{
 use afterimage_format::mark;
 use afterimage_journal::group::RetainGroup;
 use afterimage_journal::{by_uuid, FsBlock, RetainDisk};
-use afterimage_order::{Contract, Subscription};
+use afterimage_order::{Clock, Contract, Subscription, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -86,7 +86,7 @@ pub struct Promise {
     pub contract: Contract,
     /// In one sentence, with its loss bound.
     pub text: String,
-    /// Memory may be lent, in which commits are published. Then a thread looks there when nobody wakes it, which does not fit where time is a calendar's.
+    /// Memory may be lent, in which commits are published. Somebody looks there when nobody wakes them ([`ControlLane::deadline`]).
     pub lends: bool,
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct Shared {
     ways_in: Vec<Arc<dyn Disk>>,
     promise: Promise,
     pub(crate) instance: u64,
-    origin: Instant,
+    clock: Arc<dyn Clock>,
     pub(crate) commands: Commands,
     /// A slot's last answer.
     answers: Mutex<Vec<Option<Answer>>>,
@@ -197,11 +197,11 @@ impl ControlDisk {
     /// No thread is left.
     pub fn new(group: Arc<dyn Durability>, promise: Promise) -> io::Result<Self> {
         let ways_in = group.retained_disks().into_iter().map(|disk| disk as Arc<dyn Disk>).collect();
-        Self::heard(group, promise, ways_in)
+        Self::heard(group, promise, ways_in, Arc::new(SystemClock))
     }
 
     /// As [`ControlDisk::new`], for somebody who listens to the disks: what is handed over goes through `ways_in`, one for each of
-    /// [`Durability::retained_disks`], in that order. A way in leads to its disk, and to nothing else.
+    /// [`Durability::retained_disks`], in that order. A way in leads to its disk, and to nothing else. The time is that of `clock`.
     ///
     /// # Errors
     /// As [`ControlDisk::new`].
@@ -209,6 +209,7 @@ impl ControlDisk {
         group: Arc<dyn Durability>,
         promise: Promise,
         ways_in: Vec<Arc<dyn Disk>>,
+        clock: Arc<dyn Clock>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             disks: group.retained_disks(),
@@ -216,7 +217,7 @@ impl ControlDisk {
             group,
             promise,
             instance: uuid::Uuid::new_v4().as_u64_pair().0 | 1,
-            origin: Instant::now(),
+            clock,
             commands: Commands::default(),
             answers: Mutex::new(vec![None; SLOTS as usize]),
             flushing: Mutex::default(),
@@ -229,6 +230,18 @@ impl ControlDisk {
         let thread = std::thread::Builder::new().name("control-disk".to_owned());
         let thread = Some(thread.spawn(move || flusher.flush_for_ever())?);
         Ok(Self { shared, health: Health::default(), thread, _events: events })
+    }
+
+    /// A lane, as itself.
+    ///
+    /// # Errors
+    /// As [`Disk::open_lane`].
+    pub fn lane(&self) -> Result<ControlLane, BlockError> {
+        let bell =
+            Bell::new().map_err(|error| BlockError::io("opening a lane of the control disk", error))?;
+        let bell = Arc::new(bell);
+        self.shared.bells.add(&bell);
+        ControlLane::new(self.geometry(), Arc::clone(&self.shared), bell)
     }
 
     /// What was asked so far.
@@ -275,7 +288,7 @@ impl Shared {
     }
 
     pub(crate) fn now(&self) -> Duration {
-        self.origin.elapsed()
+        self.clock.now()
     }
 
     /// An answer with all that does not depend on the command.
@@ -455,10 +468,6 @@ impl Disk for ControlDisk {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
-        let bell =
-            Bell::new().map_err(|error| BlockError::io("opening a lane of the control disk", error))?;
-        let bell = Arc::new(bell);
-        self.shared.bells.add(&bell);
-        Ok(Box::new(ControlLane::new(self.geometry(), Arc::clone(&self.shared), bell)?))
+        Ok(Box::new(self.lane()?))
     }
 }

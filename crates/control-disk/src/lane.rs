@@ -39,7 +39,7 @@ struct Behind {
 }
 
 /// See the module.
-pub(crate) struct ControlLane {
+pub struct ControlLane {
     geometry: Geometry,
     shared: Arc<Shared>,
     desk: Desk,
@@ -66,6 +66,12 @@ impl ControlLane {
             over: Vec::new(),
             done: Vec::new(),
         })
+    }
+
+    /// When there is something to do that nobody asks for, by the control disk's clock.
+    pub fn deadline(&self) -> Option<Duration> {
+        let looks = self.borrowed.iter().filter_map(|borrowed| borrowed.loan.deadline());
+        self.desk.deadline().into_iter().chain(looks).min()
     }
 
     fn command(&mut self, request: &Admitted) -> Option<Result<(), BlockError>> {
@@ -318,9 +324,7 @@ impl Lane for ControlLane {
         if !self.done.is_empty() {
             return Ok(());
         }
-        let looks = self.borrowed.iter().filter_map(|borrowed| borrowed.loan.deadline());
-        let next = self.desk.deadline().into_iter().chain(looks).min();
-        let left = next.map(|until| until.saturating_sub(self.shared.now()));
+        let left = self.deadline().map(|until| until.saturating_sub(self.shared.now()));
         let timeout = timeout.into_iter().chain(left).min();
         let fds: Vec<BorrowedFd<'_>> = also.iter().copied().chain([self.bell.fd()]).collect();
         self.handing.wait(&fds, timeout).unwrap_or_else(|| wait_readable(&fds, timeout))

@@ -18,7 +18,7 @@ use afterimage_format::control_disk::{Answer, Command, OPERATION_INIT, OPERATION
 use afterimage_journal::group::{Ending, JournalOptions};
 use afterimage_journal::layout::{self, Found, Layout, Source};
 use afterimage_journal::{AreaBlock, FsBlock};
-use afterimage_order::Contract;
+use afterimage_order::{Contract, SystemClock};
 use afterimage_store::{create_image, DirectMode, OpenOptions};
 use afterimage_trace::{
     Event, EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Taps, Target, TargetId,
@@ -150,7 +150,7 @@ fn handed_over(contract: Contract, heard: bool) -> (Recording, u64) {
     let promise = Promise { contract, text: contract.promise(), lends: false };
     let (group, disk) = (Arc::clone(&stack.group), Arc::clone(&stack.disks[0].disk));
     let control = match heard {
-        true => ControlDisk::heard(group, promise, vec![Arc::clone(&disk)]),
+        true => ControlDisk::heard(group, promise, vec![Arc::clone(&disk)], Arc::new(SystemClock)),
         false => ControlDisk::new(group, promise),
     };
     let control = control.expect("a control disk");

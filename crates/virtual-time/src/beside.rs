@@ -16,11 +16,13 @@ use std::time::Duration;
 use afterimage_block::{
     Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Quiesced, Request, Sector,
 };
-use afterimage_control_disk::{ControlDisk, Promise};
+use afterimage_control_disk::{ControlDisk, ControlLane, Promise};
 use afterimage_journal::group::RetainGroup;
 use afterimage_order::Contract;
 
+use crate::calendar::Ns;
 use crate::machine::Machine;
+use crate::storage::ns;
 
 /// See the module.
 pub struct Beside {
@@ -31,6 +33,7 @@ pub struct Beside {
 
 impl Beside {
     /// A disk with the control disk of its group behind it; what is handed over there goes through `way_in`, which leads to the same disk.
+    /// `lends`: see [`Promise`].
     ///
     /// # Errors
     /// No thread is left.
@@ -38,11 +41,12 @@ impl Beside {
         disk: Arc<dyn Disk>,
         way_in: Arc<dyn Disk>,
         group: &Arc<RetainGroup>,
-        contract: Contract,
+        (contract, lends): (Contract, bool),
         machine: &Arc<Machine>,
     ) -> io::Result<Self> {
-        let promise = Promise { contract, text: contract.to_string(), lends: false };
-        let control = ControlDisk::heard(Arc::clone(group) as _, promise, vec![way_in])?;
+        let promise = Promise { contract, text: contract.to_string(), lends };
+        let clock = Arc::clone(machine) as _;
+        let control = ControlDisk::heard(Arc::clone(group) as _, promise, vec![way_in], clock)?;
         Ok(Self { disk, control, machine: Arc::clone(machine) })
     }
 }
@@ -66,8 +70,9 @@ impl Disk for Beside {
             geometry: self.geometry(),
             end: Sector(self.disk.geometry().sectors),
             disk: self.disk.open_lane()?,
-            control: self.control.open_lane()?,
+            control: self.control.lane()?,
             machine: Arc::clone(&self.machine),
+            looks: None,
         }))
     }
 
@@ -81,8 +86,27 @@ struct BesideLane {
     /// Of the disk.
     end: Sector,
     disk: Box<dyn Lane>,
-    control: Box<dyn Lane>,
+    control: ControlLane,
     machine: Arc<Machine>,
+    /// When the control disk looks again, unasked.
+    looks: Option<(Ns, u64)>,
+}
+
+impl BesideLane {
+    /// Has the machine come by when the control disk has to look.
+    fn look_later(&mut self) {
+        let at = self.control.deadline().map(ns);
+        if self.looks.map(|(at, _)| at) != at {
+            self.looks.take().into_iter().for_each(|due| self.machine.keep(due));
+            self.looks = at.map(|at| self.machine.promise(at));
+        }
+    }
+}
+
+impl Drop for BesideLane {
+    fn drop(&mut self) {
+        self.looks.take().into_iter().for_each(|due| self.machine.keep(due));
+    }
 }
 
 impl Lane for BesideLane {
@@ -98,6 +122,7 @@ impl Lane for BesideLane {
         self.machine.charge();
         let request = request.into_request();
         self.control.submit(Request { sector: Sector(request.sector.0 - self.end.0), ..request });
+        self.look_later();
     }
 
     fn refuse(&mut self, refusal: Completion) {
@@ -112,17 +137,19 @@ impl Lane for BesideLane {
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.disk.reap(completions);
         self.control.reap(completions);
+        self.look_later();
     }
 
     fn in_flight(&self) -> usize {
         self.disk.in_flight() + self.control.in_flight()
     }
 
-    /// What is handed over goes to memory, and waits for no disk.
+    /// What is handed over goes to memory, and waits for no disk; and until memory that was lent is looked at nothing else happens.
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
-        if self.disk.in_flight() == 0 {
-            return self.control.wait(also, timeout);
+        if self.disk.in_flight() > 0 {
+            return self.disk.wait(also, timeout);
         }
-        self.disk.wait(also, timeout)
+        self.looks.into_iter().for_each(|(at, _)| self.machine.reach(at));
+        self.control.wait(also, timeout)
     }
 }

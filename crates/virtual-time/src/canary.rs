@@ -26,7 +26,7 @@ pub enum Canary {
 }
 
 /// What a build of `vext4` with faults can do without.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "flush",
     "checksum",
     "home-rule",
@@ -35,6 +35,7 @@ const PARTS: [&str; 10] = [
     "revoke",
     "swap-rule",
     "vma-rewrite",
+    "vma-publish",
     "ijournal-directory",
     "ijournal-flush",
 ];

@@ -172,6 +172,8 @@ fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> 
         contract,
         journal: JournalOptions { retain: order.retain, ..JournalOptions::passthrough() },
         control_disk: order.control_disk,
+        // What is published may be acknowledged before it is taken, by a bound that is no part of what is judged.
+        lends: false,
         // As the recorder in real time: contracts with a process rule need it.
         direct: false,
         log_bytes: order.log_bytes,

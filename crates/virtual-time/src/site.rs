@@ -178,7 +178,7 @@ impl Site {
         let heard = stack.disks.remove(0).disk;
         let mut disk: Arc<dyn Disk> = Arc::new(trace.listen(files.guest, machine, Arc::clone(&heard)));
         if options.control_disk {
-            let beside = Beside::new(disk, heard, &stack.group, options.contract, machine);
+            let beside = Beside::new(disk, heard, &stack.group, (options.contract, options.lends), machine);
             disk = Arc::new(beside.map_err(|source| ComposeError::Tap { disk: 0, source })?);
         }
         Ok(Self { files, machine: Arc::clone(machine), disk, group: stack.group, below: None })

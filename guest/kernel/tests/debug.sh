@@ -1,7 +1,6 @@
 # For kernels that look at their locks and memory (./x guest-kernel debug): all that vext4 does more than ext4, several things at a time. Then the kernel
 # is asked: kmemleak, and each line of what it has said. Ends with 65 where vext4 is wrong, and with 66 where the kernel has found something.
-# With VMA=1 it is data=vma, for a guest in virtual time whose control disk lies behind the end of its disk; with EXITLESS=1, too, vma_exitless with
-# one of its own; else everything but that.
+# With VMA=1 it is data=vma, for a guest in virtual time whose control disk lies behind the end of its disk; else everything but that.
 set -e
 J=$TESTS/journaling
 broken() { echo "broken: $*"; exit 65; }
@@ -21,14 +20,12 @@ locks || broken "nobody looks at locks"
 
 DISK=/dev/vda
 every='data=journal,journal_async_commit data=ordered,journal_async_commit data=ordered data=journal'
-if [ -n "$EXITLESS" ]; then
-    every=data=vma,vma_exitless,vma_disk=/dev/vdb
-elif [ -n "$VMA" ]; then
+if [ -n "$VMA" ]; then
     disk_sectors=$(($(blockdev --getsz $DISK) - 131072))
     addpart $DISK 1 0 $disk_sectors
     addpart $DISK 9 $disk_sectors 131072
     DISK=/dev/vda1
-    every=data=vma,vma_disk=/dev/vda9
+    every='data=vma,vma_disk=/dev/vda9 data=vma,vma_exitless,vma_disk=/dev/vda9'
 else
     sh "$(dirname "$0")/uml.sh"
 fi

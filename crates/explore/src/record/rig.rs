@@ -12,7 +12,7 @@ use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
 use afterimage_journal::group::{Ending, JournalOptions};
 use afterimage_lab::process::Workdir;
-use afterimage_order::Contract;
+use afterimage_order::{Contract, SystemClock};
 use afterimage_store::{create_image, DirectMode, Image as _, OpenOptions};
 use afterimage_trace::{read_disk, Finished, Recorder, Sparse, Taps};
 
@@ -158,7 +158,8 @@ impl Rig {
 fn control_disk(stack: &Stack, disks: Vec<Arc<dyn Disk>>) -> Result<Arc<dyn Disk>> {
     let group = &stack.group;
     let promise = Promise { contract: group.status().contract, text: group.promise(), lends: false };
-    let control = ControlDisk::heard(Arc::clone(group) as Arc<dyn Durability>, promise, disks);
+    let clock = Arc::new(SystemClock);
+    let control = ControlDisk::heard(Arc::clone(group) as Arc<dyn Durability>, promise, disks, clock);
     Ok(Arc::new(control.map_err(ExploreError::io("making the control disk"))?))
 }
 

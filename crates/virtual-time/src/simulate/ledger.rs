@@ -1,6 +1,7 @@
 //! What one guest was promised, boot by boot, and what later boots find of it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use afterimage_lab::channel::Arrival;
 use afterimage_lab::demo::{judge, Allowance, Journal, Ledger, Survivors};
@@ -15,6 +16,8 @@ struct Boot {
     synced: u64,
     /// The power was cut since it began.
     cut: bool,
+    /// So much of what it published its daemon may not have taken: both died together.
+    untaken: Duration,
     /// How often it was found as it has to be.
     found: u32,
 }
@@ -40,6 +43,19 @@ const LOOKS: u32 = 2;
 
 /// How a boot ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// By what.
+    pub end: End,
+    /// An error may have hit it.
+    pub failing: bool,
+    /// By a power cut.
+    pub cut: bool,
+    /// So much of what it had published may not have been taken.
+    pub untaken: Duration,
+}
+
+/// What ended a boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// It was killed, or what it asked of its disk failed.
     Killed,
@@ -61,19 +77,12 @@ impl Promises {
         self.boots.values_mut().for_each(|boot| boot.cut = true);
     }
 
-    /// A boot has ended; what it had said. `cut`: by a power cut.
+    /// A boot has ended; what it had said.
     ///
     /// # Errors
     /// The promise that is broken.
-    pub fn hear(
-        &mut self,
-        boot: u32,
-        console: &str,
-        end: End,
-        failing: bool,
-        cut: bool,
-        contract: Contract,
-    ) -> Result<(), String> {
+    pub fn hear(&mut self, boot: u32, console: &str, death: Death, contract: Contract) -> Result<(), String> {
+        let Death { end, failing, cut, untaken } = death;
         // A line that was not said to its end was not said.
         let whole = &console[..console.rfind('\n').map_or(0, |at| at + 1)];
         let lines: Vec<&str> = whole.lines().map(str::trim_end).collect();
@@ -118,7 +127,7 @@ impl Promises {
             .filter_map(|line| line.strip_prefix("{\"mark\":\"op ")?.strip_suffix("\"}")?.parse().ok());
         let synced = synced.max().unwrap_or(0);
         self.acknowledged += acks.len() as u64 + synced;
-        self.boots.insert(boot, Boot { ledger, synced, cut, found: 0 });
+        self.boots.insert(boot, Boot { ledger, synced, cut, untaken, found: 0 });
         Ok(())
     }
 
@@ -129,9 +138,13 @@ impl Promises {
         let mut found = Survivors::read(&reports).map_err(|e| e.to_string())?;
         // The file system is judged by those who look.
         (found.mounted, found.e2fsck, found.postmark) = (Some(true), Some(0), Some(0));
-        let allowance = match contract {
-            Contract::PowerWindow { window } if boot.cut => Allowance::Window(window),
-            _ => Allowance::Nothing,
+        let window = match contract {
+            Contract::PowerWindow { window } if boot.cut => window,
+            _ => Duration::ZERO,
+        };
+        let allowance = match window + boot.untaken {
+            Duration::ZERO => Allowance::Nothing,
+            bound => Allowance::Window(bound),
         };
         let (streams, checks) = judge(&boot.ledger, &found, allowance);
         // A database of which nothing has to be left may be in the middle of being made.
@@ -177,11 +190,11 @@ fn arrival(line: &&str) -> Arrival {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const WINDOW: Contract = Contract::PowerWindow { window: Duration::from_millis(20) };
+
+    const KILLED: Death = Death { end: End::Killed, failing: false, cut: false, untaken: Duration::ZERO };
 
     fn ack(n: u64) -> String {
         let at = n * 10_000_000;
@@ -209,9 +222,9 @@ mod tests {
         failing: bool,
     ) -> Result<Promises, String> {
         let mut promises = Promises::default();
-        promises.hear(1, &worked(acks), End::Killed, false, cut, contract)?;
+        promises.hear(1, &worked(acks), Death { cut, ..KILLED }, contract)?;
         assert_eq!(promises.next().0, [1]);
-        promises.hear(2, found, End::Killed, failing, false, contract)?;
+        promises.hear(2, found, Death { failing, ..KILLED }, contract)?;
         Ok(promises)
     }
 
@@ -236,7 +249,7 @@ mod tests {
         // Found once, it may not go later.
         let mut promises = then(5, true, WINDOW, &looked(4, 0), false).unwrap();
         promises.boots.get_mut(&1).unwrap().cut = false;
-        assert!(promises.hear(3, &looked(3, 0), End::Killed, false, false, WINDOW).is_err());
+        assert!(promises.hear(3, &looked(3, 0), KILLED, WINDOW).is_err());
     }
 
     #[test]
@@ -244,9 +257,9 @@ mod tests {
         let found = |said: &str, contract| {
             let mut promises = Promises::default();
             let work = format!("{READY}\n{{\"mark\":\"op 6\"}}\n{{\"mark\":\"op 7\"}}\n");
-            promises.hear(1, &work, End::Killed, false, true, contract)?;
+            promises.hear(1, &work, Death { cut: true, ..KILLED }, contract)?;
             let looked = looked(0, 0).replace(LOOKED, &format!("{SYNCED} {said}\n{LOOKED}"));
-            promises.hear(2, &looked, End::Killed, false, false, contract).map(|()| promises.lost)
+            promises.hear(2, &looked, KILLED, contract).map(|()| promises.lost)
         };
         assert_eq!(found("op 7", Contract::Power), Ok(0));
         assert_eq!(found("op 8", Contract::Power), Ok(0));
@@ -257,10 +270,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_published_may_be_lost_by_whoever_died_with_its_daemon() {
+        let found = |count, untaken| {
+            let mut promises = Promises::default();
+            promises.hear(1, &worked(5), Death { untaken, ..KILLED }, Contract::GuestCrash)?;
+            promises.hear(2, &looked(count, 0), KILLED, Contract::GuestCrash).map(|()| promises.lost)
+        };
+        let untaken = Duration::from_millis(10);
+        assert_eq!(found(4, untaken), Ok(1));
+        assert!(found(4, Duration::ZERO).is_err() && found(1, untaken).is_err());
+    }
+
+    #[test]
     fn a_boot_that_ends_by_itself_without_a_check_is_no_end() {
+        const ITSELF: Death = Death { end: End::Itself, ..KILLED };
         let mut promises = Promises::default();
-        assert!(promises.hear(1, "Kernel panic\n", End::Itself, false, false, WINDOW).is_err());
-        promises.hear(1, &format!("{CHECKED} 0\n"), End::Itself, false, false, WINDOW).unwrap();
+        assert!(promises.hear(1, "Kernel panic\n", ITSELF, WINDOW).is_err());
+        promises.hear(1, &format!("{CHECKED} 0\n"), ITSELF, WINDOW).unwrap();
         assert!(!promises.was_ready);
     }
 }

@@ -83,15 +83,30 @@ const IJOURNAL_PANICS: [(&str, u32); 4] =
     [("ijournal", 9), ("ijournal_way", 5), ("ijournal_written", 9), ("content", 6)];
 
 /// The same for commits that are handed over. The last two are come by once a mount at most, if a command is refused.
-const VMA_PANICS: [(&str, u32); 8] = [
+const VMA_PANICS: [(&str, u32); 9] = [
     ("vma_gathered", 9),
     ("vma_commit", 9),
     ("vma_answered", 9),
+    ("vma_published", 9),
     ("revoke", 4),
     ("mapped", 6),
     ("switch", 4),
     (VMA_REFUSED, 1),
     ("vma_rewritten", 1),
+];
+
+/// Commits are sent, or published.
+const VMA_OPTIONS: [[&str; 3]; 2] = [
+    [
+        "data=vma,vma_disk=/dev/vda9,commit=1",
+        "data=vma,vma_disk=/dev/vda9,commit=5",
+        "data=vma,vma_disk=/dev/vda9,commit=300",
+    ],
+    [
+        "data=vma,vma_exitless,vma_disk=/dev/vda9,commit=1",
+        "data=vma,vma_exitless,vma_disk=/dev/vda9,commit=5",
+        "data=vma,vma_exitless,vma_disk=/dev/vda9,commit=300",
+    ],
 ];
 
 /// Where a command has just been refused.
@@ -118,6 +133,7 @@ impl Vext4 {
         let modes = [(); 4].map(|()| MODES[rng.random_range(0..3)]);
         let switches = rng.random_ratio(1, 2);
         let often = rng.random_range(0..3);
+        let publishes: bool = rng.random();
         match mount {
             Mount::Own => Self { options, modes, switches, mount },
             // Between commits there have to be i-transactions; and a file whose data is journaled has none.
@@ -127,17 +143,15 @@ impl Vext4 {
                 switches,
                 mount,
             },
-            Mount::Vma => Self {
-                options: [
-                    "data=vma,vma_disk=/dev/vda9,commit=1",
-                    "data=vma,vma_disk=/dev/vda9,commit=5",
-                    "data=vma,vma_disk=/dev/vda9,commit=300",
-                ][often],
-                modes,
-                switches,
-                mount,
-            },
+            Mount::Vma => {
+                Self { options: VMA_OPTIONS[usize::from(publishes)][often], modes, switches, mount }
+            }
         }
+    }
+
+    /// Whether commits are published: then some may be lost by whoever dies with its daemon.
+    pub fn publishes(&self) -> bool {
+        VMA_OPTIONS[1].contains(&self.options)
     }
 
     /// In a few words.
@@ -246,6 +260,8 @@ mod tests {
             assert!((0..4).all(|at| drawn.iter().any(|vext4| vext4.modes[at] == mode)));
         }
         assert!(drawn.iter().any(|v| v.switches) && drawn.iter().any(|v| !v.switches));
+        let published = (0..300).filter(|seed| Vext4::draw(*seed, Mount::Vma).publishes()).count();
+        assert!((100..200).contains(&published) && !drawn.iter().any(Vext4::publishes));
         assert_eq!(Vext4::draw(5, Mount::Ijournal).describe(), Vext4::draw(5, Mount::Ijournal).describe());
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let panics = |append: Vec<String>| append.iter().find(|a| a.contains("panic_at")).cloned();

@@ -5,18 +5,20 @@ use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use afterimage_control_disk::PUBLISHED_US_MAX;
 use afterimage_frontend::inband::Peer;
 use afterimage_order::Contract;
 use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::ledger::{End, Promises};
+use super::ledger::{Death, End, Promises};
 use super::plan::{Fault, Plan};
 use super::tally::Tally;
-use super::{script, vext4, SimulateOptions};
+use super::vext4::{self, Vext4};
+use super::{script, SimulateOptions};
 use crate::calendar::Ns;
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::{panic_said, Daemon};
@@ -416,10 +418,15 @@ impl<'a> World<'a> {
             }
             end => end,
         };
+        let publishes = self.plan.vext4.as_ref().is_some_and(Vext4::publishes);
+        let untaken = match publishes && !self.crowd.daemons[id].lives() {
+            true => Duration::from_micros(PUBLISHED_US_MAX.into()),
+            false => Duration::ZERO,
+        };
         let guest = &mut self.guests[id];
         (guest.up, guest.loses) = (false, false);
-        let (boot, failing) = (guest.boot, guest.failing);
-        let heard = guest.promises.hear(boot, &console, end, failing, cut, contract);
+        let death = Death { end, failing: guest.failing, cut, untaken };
+        let heard = guest.promises.hear(guest.boot, &console, death, contract);
         heard.map_err(|what| {
             let last: Vec<&str> = console.lines().collect();
             let last = last[last.len().saturating_sub(15)..].join("\n    ");
