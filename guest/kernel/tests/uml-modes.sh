@@ -1,4 +1,5 @@
-# For guests in virtual time (./x guest-kernel uml check): data=vma, whose control disk lies behind the end of the guest's disk, and ijournal. Files are
+# For guests in virtual time (./x guest-kernel uml check): data=vma, whose control disk lies behind the end of the guest's disk, its commits sent and
+# published, and ijournal. Files are
 # synced, the disk is unmounted, e2fsck finds nothing, and the stock driver of the same kernel finds the same files.
 set -e
 broken() { echo "broken: $*"; exit 65; }
@@ -29,8 +30,10 @@ addpart /dev/vda 1 0 $sectors
 addpart /dev/vda 9 $sectors 131072
 DISK=/dev/vda1
 
-mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 $DISK
-work vma data=vma,vma_disk=/dev/vda9 handed_over
+for way in 'data=vma,vma_disk=/dev/vda9 handed_over' 'data=vma,vma_exitless,vma_disk=/dev/vda9 published'; do
+    mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 $DISK
+    work vma $way
+done
 
 mkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 $DISK
 mount -t vext4 $DISK /mnt/disk
