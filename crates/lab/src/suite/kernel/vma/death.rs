@@ -17,6 +17,10 @@ use crate::suite::{kexec, workload};
 /// What may be lost of what was published where VMM and daemon die together: as `serve` prints it.
 const PUBLISHED_LOSS: Allowance = Allowance::Window { window_ms: 10.0 };
 
+/// So many commits of each of two file systems, and how long that may take.
+const SIDE_BY_SIDE: u64 = 30;
+const SIDE_BY_SIDE_MAX: Duration = Duration::from_secs(100);
+
 /// How long a daemon stands still before it dies with the VMM, and then for how long nothing may be acknowledged.
 const STALLED: Duration = Duration::from_secs(2);
 
@@ -101,6 +105,34 @@ pub(super) fn died(
         Death::Both if way.published => rig.judge_but_for(evidence, &ledger, PUBLISHED_LOSS),
         _ => rig.judge(evidence, &ledger),
     }
+}
+
+/// Two file systems of one guest publish their commits side by side, to the one control disk; the VMM is killed.
+pub(super) fn two_killed(evidence: &Evidence, build: &Build, contract: &str) -> Result<String> {
+    let rig = Rig::of(2, contract, false)?;
+    let mount = r#"options=data=vma,vma_exitless,vma_disk=/dev/vdc
+mkfs.ext4 -q -F -b 4096 /dev/vdb
+mkdir /run/other
+mount -t vext4 -o $options /dev/vdb /run/other
+(i=0; while :; do i=$((i+1)); dd if=/bin/busybox of=/run/other/$((i%9)) bs=4k count=3 conv=fsync 2>/dev/null
+    echo "other $(sed -n 's/^published //p' /proc/fs/vjbd2/vdb-*/vma)"; done) &
+mount -t vext4 -o $options /dev/vda /mnt"#;
+    let guest = guest(&rig.daemon).start(&writing(build, mount))?;
+    let enough = |line: &str| line.strip_prefix("other ")?.trim().parse().ok().filter(|n| *n > SIDE_BY_SIDE);
+    let other = guest
+        .output_channel()
+        .wait_for(0, SIDE_BY_SIDE_MAX, "commits of the other one", |arrival| enough(&arrival.line));
+    let lived = other.and_then(|published: Option<u64>| {
+        let all = rig.daemon.status()?.control_disk.map_or(0, |told| told.published);
+        match published {
+            Some(published) if all > published + SIDE_BY_SIDE => Ok(()),
+            _ => Err(LabError::Broken(format!(
+                "{all} commits were published, {published:?} of one file system"
+            ))),
+        }
+    });
+    let ledger = killed(evidence, guest, lived)?;
+    rig.judge(evidence, &ledger)
 }
 
 /// The daemon stands still: what is published is not taken, and soon nothing is acknowledged.

@@ -74,6 +74,11 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
             }
         }
     }
+    for contract in CONTRACTS {
+        let own = build.clone();
+        let run = Box::new(move |e: &Evidence| death::two_killed(e, &own, contract));
+        add(format!("vext4-vma-exitless-two-{contract}"), contract == CONTRACTS[0], run);
+    }
     if let Some(folder) = &options.faults {
         let build = Build::of(folder)?;
         for fault in FAULTS {

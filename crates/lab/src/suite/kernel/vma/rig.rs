@@ -19,9 +19,9 @@ pub(super) const FELL_BACK: &str = "the control disk did not take";
 /// QEMU looks for its daemon once a second.
 pub(super) const RECONNECT_S: u32 = 1;
 
-/// A disk whose journal is retained, and its control disk.
+/// Disks whose journals are retained, and their control disk, the guest's last device.
 pub(super) struct Rig {
-    image: PathBuf,
+    images: Vec<PathBuf>,
     pub options: ServeOptions,
     pub daemon: Daemon,
     // Declared last: the folders go after the daemon.
@@ -29,20 +29,22 @@ pub(super) struct Rig {
 }
 
 impl Rig {
+    /// One disk.
     pub fn new(contract: &str, keep: bool) -> Result<Rig> {
+        Rig::of(1, contract, keep)
+    }
+
+    /// So many.
+    pub fn of(disks: u32, contract: &str, keep: bool) -> Result<Rig> {
         let (folder, memory) = (Workdir::new("vma")?, Workdir::new_in(Path::new("/dev/shm"), "arena")?);
-        let image = folder.join("disk.raw");
-        daemon::create_image(&image, IMAGE_BYTES)?;
+        let images: Vec<PathBuf> = (0..disks).map(|disk| folder.join(format!("disk{disk}.raw"))).collect();
+        images.iter().try_for_each(|image| daemon::create_image(image, IMAGE_BYTES))?;
         let arena = memory.path().display().to_string();
         let extra = ["--journal", "retain", "--arena", &arena].map(str::to_owned).to_vec();
-        let options = ServeOptions {
-            keep,
-            control_disk: true,
-            extra,
-            ..ServeOptions::new(contract, std::slice::from_ref(&image))
-        };
+        let options =
+            ServeOptions { keep, control_disk: true, extra, ..ServeOptions::new(contract, &images) };
         let daemon = Daemon::serve(&options)?;
-        Ok(Rig { image, options, daemon, _folders: [folder, memory] })
+        Ok(Rig { images, options, daemon, _folders: [folder, memory] })
     }
 
     /// Blocks that this daemon was handed over.
@@ -78,11 +80,11 @@ impl Rig {
         Ok(told)
     }
 
-    /// The daemon ends in order, and e2fsck finds nothing.
+    /// The daemon ends in order, and e2fsck finds nothing on any disk.
     pub fn end(self) -> Result<()> {
-        let Rig { image, daemon, _folders, .. } = self;
+        let Rig { images, daemon, _folders, .. } = self;
         daemon.stop()?;
-        fsck::clean(&image, 0)
+        images.iter().try_for_each(|image| fsck::clean(image, 0))
     }
 }
 
