@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 // place: fs/ext4/fsync.c ext4_sync_file 1 ij_counts
 // place: fs/ext4/fsync.c ext4_sync_file 1 ij_is_unchanged
+// place: fs/ext4/fsync.c ext4_sync_file 1 ij_write_data
 // place: fs/ext4/fsync.c ext4_fsync_journal 1 ij_syncs
 @@
 identifier inode, datasync, needs_barrier, journal, tid;
@@ -35,6 +36,7 @@ identifier ret, file, start, end;
  <...
 +if (ij_is_unchanged(inode))
 +	goto out;
- ret = file_write_and_wait_range(file, start, end);
+-ret = file_write_and_wait_range(file, start, end);
++ret = ij_write_data(file, start, end);
  ...>
  }

@@ -5,6 +5,7 @@
  *   ijournal_state.c   what of an inode is not committed, and what replay could not reproduce
  *   ijournal_sync.c    an fsync: what is captured of an inode and of the way to it, in which order
  *   ijournal_logged.c  an fsync whose last run has all of it
+ *   ijournal_group.c   runs of several fsyncs in one request
  *   ijournal_area.c    the areas: where a run is written, and epochs
  *   ijournal_mount.c   what a mount needs, the incompatible feature's bit, counters
  */
@@ -18,6 +19,7 @@ struct buffer_head;
 struct dentry;
 struct ext4_dir_entry_2;
 struct ext4_inode;
+struct file;
 struct ij_fs;
 struct inode;
 struct jbd2_journal_handle;
@@ -131,6 +133,9 @@ void ij_exchanges(struct super_block *sb, struct jbd2_journal_handle *handle);
 void ij_counts(struct inode *inode);
 bool ij_is_unchanged(struct inode *inode);
 bool ij_syncs(struct inode *inode, bool datasync, bool *needs_barrier);
+
+/* ijournal_group.c */
+int ij_write_data(struct file *file, loff_t start, loff_t end);
 
 /* ijournal_mount.c */
 bool ij_is_option(const char *key);

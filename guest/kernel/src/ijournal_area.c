@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * iJournaling's areas: written by fsyncs, in epochs.
- *
- * What a crash may leave of a write: each run of it, whole or not at all. All of them are durable, with everything that
- * was written before, when the write has ended: it goes behind a flush and through the drive's cache.
+ * iJournaling's areas: which blocks runs get, and epochs. Who writes them is in ijournal_group.c.
  *
  * A block is given out again when the transaction that its run is of is committed, and nobody is writing it any more.
  *
@@ -26,47 +23,17 @@ module_param(epoch_transactions, uint, 0644);
 static const uint epoch_transactions = 1U << 30;
 #endif
 
-/* Write blocks of the areas' file, in as few requests as they lie in pieces, each of them durable when it ends. */
-static int ij_write_blocks(struct ij_fs *ij, u8 *bytes, unsigned int first, unsigned int count)
-{
-	blk_opf_t flags = REQ_OP_WRITE | REQ_SYNC | REQ_META | REQ_PRIO;
-	unsigned int at = 0, piece;
-	struct page *page;
-	struct bio *bio;
-	int err;
-
-	if (test_opt(ij->sb, BARRIER) && !sio_without(SIO_PART_IJOURNAL_FLUSH))
-		flags |= REQ_PREFLUSH | REQ_FUA;
-	while (at < count) {
-		for (piece = 1; at + piece < count && piece < BIO_MAX_VECS; piece++)
-			if (ij->blocks[first + at + piece] != ij->blocks[first + at] + piece)
-				break;
-		bio = bio_alloc(ij->sb->s_bdev, piece, flags, GFP_NOFS);
-		bio->bi_iter.bi_sector = ij->blocks[first + at] << (ij->sb->s_blocksize_bits - SECTOR_SHIFT);
-		for (; piece; piece--, at++) {
-			u8 *block = bytes + (size_t)at * IJOURNAL_BLOCK_BYTES;
-
-			page = is_vmalloc_addr(block) ? vmalloc_to_page(block) : virt_to_page(block);
-			__bio_add_page(bio, page, IJOURNAL_BLOCK_BYTES, offset_in_page(block));
-		}
-		err = submit_bio_wait(bio);
-		bio_put(bio);
-		if (err)
-			return err;
-	}
-	return 0;
-}
-
-/* Blocks in a row. Returns the first, and the mark to end the write with, or false: there is no room. */
-static bool ij_reserve(struct ij_fs *ij, struct ij_area *area, unsigned int blocks, u32 tid, unsigned int *first,
-		       unsigned int *mark)
+/* Blocks in a row, and the mark that says whose they are; false where there is no room. The area is locked. */
+static bool ij_reserve(struct ij_fs *ij, struct ij_area *area, struct ij_batch *batch)
 {
 	u32 committed = ij_committed(ij->sb);
-	unsigned int skipped = 0;
+	u32 tid = batch->runs[0].tid;
+	unsigned int skipped = 0, at;
 	struct ij_mark *last;
-	bool room = false;
 
-	spin_lock(&area->lock);
+	for (at = 1; at < batch->count; at++)
+		if (tid_gt(batch->runs[at].tid, tid))
+			tid = batch->runs[at].tid;
 	while (area->marks_count) {
 		struct ij_mark *oldest = &area->marks[area->oldest];
 
@@ -76,29 +43,26 @@ static bool ij_reserve(struct ij_fs *ij, struct ij_area *area, unsigned int bloc
 		area->oldest = (area->oldest + 1) % IJ_MARKS;
 		area->marks_count--;
 	}
-	if (area->head + blocks > ij->area_blocks)
+	if (area->head + batch->blocks > ij->area_blocks)
 		skipped = ij->area_blocks - area->head;
-	if (area->used + skipped + blocks > ij->area_blocks)
-		goto out;
-	room = true;
-	*mark = (area->oldest + area->marks_count + IJ_MARKS - 1) % IJ_MARKS;
-	last = &area->marks[*mark];
+	if (area->used + skipped + batch->blocks > ij->area_blocks)
+		return false;
+	batch->mark = (area->oldest + area->marks_count + IJ_MARKS - 1) % IJ_MARKS;
+	last = &area->marks[batch->mark];
 	if (!area->marks_count || (last->tid != tid && area->marks_count < IJ_MARKS)) {
-		*mark = (area->oldest + area->marks_count++) % IJ_MARKS;
-		last = &area->marks[*mark];
+		batch->mark = (area->oldest + area->marks_count++) % IJ_MARKS;
+		last = &area->marks[batch->mark];
 		memset(last, 0, sizeof(*last));
 		last->tid = tid;
 	}
 	if (tid_gt(tid, last->tid))
 		last->tid = tid;
-	last->blocks += skipped + blocks;
+	last->blocks += skipped + batch->blocks;
 	last->writing++;
-	area->used += skipped + blocks;
-	*first = skipped ? 0 : area->head;
-	area->head = (*first + blocks) % ij->area_blocks;
-out:
-	spin_unlock(&area->lock);
-	return room;
+	area->used += skipped + batch->blocks;
+	batch->first = skipped ? 0 : area->head;
+	area->head = (batch->first + batch->blocks) % ij->area_blocks;
+	return true;
 }
 
 static void ij_seal(struct ij_fs *ij, u8 *bytes, struct ij_run *run, unsigned int area, unsigned int at)
@@ -116,48 +80,40 @@ static void ij_seal(struct ij_fs *ij, u8 *bytes, struct ij_run *run, unsigned in
 }
 
 /**
- * ij_write - write the runs of an fsync
+ * ij_place - give the runs of fsyncs their blocks, in a row for as long as the area does not end
  * @ij: the file system
- * @batch: the runs
  * @area: where
- * @outcome: why not
+ * @group: the fsyncs, whose runs are complete then
+ * @without_room: those that get none
  *
- * Return: whether they are durable.
+ * The blocks are free again when the runs' transactions are committed, behind ij_placed().
  */
-bool ij_write(struct ij_fs *ij, struct ij_batch *batch, struct ij_area *area, enum ij_outcome *outcome)
+void ij_place(struct ij_fs *ij, struct ij_area *area, struct list_head *group, struct list_head *without_room)
 {
-	unsigned int number = area - ij->area, first, mark, run, base;
-	unsigned int split = 0;
-	u32 tid = batch->runs[0].tid;
-	int err = 0;
+	struct ij_batch *batch, *next;
+	struct ij_run *run;
 
-	for (run = 1; run < batch->count; run++)
-		if (tid_gt(batch->runs[run].tid, tid))
-			tid = batch->runs[run].tid;
-	if (!ij_reserve(ij, area, batch->blocks, tid, &first, &mark)) {
-		*outcome = IJ_AREA_FULL;
-		return false;
-	}
-	for (run = 0; run < batch->count; run++)
-		ij_seal(ij, batch->bytes + (size_t)batch->runs[run].block * IJOURNAL_BLOCK_BYTES, &batch->runs[run],
-			number, first + batch->runs[run].block);
-	base = 1 + number * ij->area_blocks + first;
-	if (SIO_FAULTS && batch->count > 1) {
-		/* So that a crash can come between the way and the file. */
-		split = batch->runs[batch->count - 1].block;
-		err = ij_write_blocks(ij, batch->bytes, base, split);
-		sio_fault(SIO_FAULT_IJOURNAL_WAY);
-	}
-	if (!err)
-		err = ij_write_blocks(ij, batch->bytes + (size_t)split * IJOURNAL_BLOCK_BYTES, base + split,
-				      batch->blocks - split);
 	spin_lock(&area->lock);
-	area->marks[mark].writing--;
+	list_for_each_entry_safe(batch, next, group, link)
+		if (!ij_reserve(ij, area, batch))
+			list_move(&batch->link, without_room);
 	spin_unlock(&area->lock);
-	*outcome = err ? IJ_ERROR : IJ_WRITTEN;
-	atomic64_add(batch->count, &ij->runs);
-	atomic64_add(batch->blocks, &ij->run_blocks);
-	return !err;
+	list_for_each_entry(batch, group, link)
+		for (run = batch->runs; run < batch->runs + batch->count; run++)
+			ij_seal(ij, batch->bytes + (size_t)run->block * IJOURNAL_BLOCK_BYTES, run, area - ij->area,
+				batch->first + run->block);
+}
+
+/**
+ * ij_placed - the runs of an fsync are not being written any more
+ * @area: where
+ * @batch: the runs
+ */
+void ij_placed(struct ij_area *area, struct ij_batch *batch)
+{
+	spin_lock(&area->lock);
+	area->marks[batch->mark].writing--;
+	spin_unlock(&area->lock);
 }
 
 /* One block of the areas' file, read or written. */

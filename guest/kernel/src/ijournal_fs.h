@@ -5,6 +5,7 @@
 #ifndef _IJOURNAL_FS_H
 #define _IJOURNAL_FS_H
 
+#include <linux/completion.h>
 #include <linux/hashtable.h>
 #include <linux/percpu-rwsem.h>
 #include "ext4_jbd2.h"
@@ -23,12 +24,30 @@ struct ij_run {
 	u32 tid;
 };
 
-/* All runs of an fsync, one behind the other. */
+/**
+ * struct ij_batch - all runs of an fsync, one behind the other
+ * @bytes: what is written
+ * @blocks: its length
+ * @count: how many runs
+ * @runs: each
+ * @first: their first block in the area, when they have blocks
+ * @mark: the area's mark that these are counted in
+ * @link: with the others of their group
+ * @turn: the group was written, or the fsync is to write the next one
+ * @ended: the former
+ * @outcome: what came of it
+ */
 struct ij_batch {
 	u8 *bytes;
 	unsigned int blocks;
 	unsigned int count;
 	struct ij_run runs[IJ_RUNS_MAX];
+	unsigned int first;
+	unsigned int mark;
+	struct list_head link;
+	struct completion turn;
+	bool ended;
+	enum ij_outcome outcome;
 };
 
 /* Blocks of an area that are free again when a transaction is committed and their write has ended. */
@@ -46,6 +65,8 @@ struct ij_mark {
  * @oldest: the first mark
  * @marks_count: how many there are
  * @marks: what the used blocks are, in order
+ * @waiting: batches that no group has taken yet
+ * @groups: how many are being written, or have a leader who is on the way
  * @sub_id: for tests: a sub-transaction id of its own
  */
 struct ij_area {
@@ -55,6 +76,8 @@ struct ij_area {
 	unsigned int oldest;
 	unsigned int marks_count;
 	struct ij_mark marks[IJ_MARKS];
+	struct list_head waiting;
+	unsigned int groups;
 	atomic64_t sub_id;
 } ____cacheline_aligned_in_smp;
 
@@ -79,11 +102,16 @@ struct ij_gone {
  * @epochs: how many there were in this mount
  * @first_tid: the first transaction that was not committed when it began
  * @sub_id: the last sub-transaction id
+ * @coming_lock: protects what follows
+ * @coming: fsyncs that write data, the oldest first
+ * @coming_number: how many there were
+ * @came: the oldest has ended
  * @exchanged: blocks were exchanged between files
  * @gone_lock: protects what follows
  * @gone: names and inode numbers that are not free yet
  * @gone_count: how many
  * @outcomes: fsyncs by how they were served
+ * @grouped: fsyncs whose runs went out in another's request
  * @runs: runs that were written
  * @run_blocks: their blocks
  * @dir_runs: for tests: those of directories
@@ -102,11 +130,16 @@ struct ij_fs {
 	u64 epochs;
 	u32 first_tid;
 	atomic64_t sub_id ____cacheline_aligned_in_smp;
+	spinlock_t coming_lock; /* what follows */
+	struct list_head coming;
+	u64 coming_number;
+	wait_queue_head_t came;
 	struct ij_stamp exchanged;
 	spinlock_t gone_lock; /* names, numbers, and what was exchanged */
 	DECLARE_HASHTABLE(gone, 10);
 	unsigned int gone_count;
 	atomic64_t outcomes[IJ_OUTCOMES];
+	atomic64_t grouped;
 	atomic64_t runs;
 	atomic64_t run_blocks;
 	atomic64_t dir_runs;
@@ -137,6 +170,10 @@ const char *ij_read_areas(struct ij_fs *ij);
 const char *ij_begin_epoch(struct ij_fs *ij);
 bool ij_epoch_is_over(struct ij_fs *ij, u32 tid);
 bool ij_renew_epoch(struct ij_fs *ij);
-bool ij_write(struct ij_fs *ij, struct ij_batch *batch, struct ij_area *area, enum ij_outcome *outcome);
+void ij_place(struct ij_fs *ij, struct ij_area *area, struct list_head *group, struct list_head *without_room);
+void ij_placed(struct ij_area *area, struct ij_batch *batch);
+
+/* ijournal_group.c */
+enum ij_outcome ij_write(struct ij_fs *ij, struct ij_area *area, struct ij_batch *batch);
 
 #endif

@@ -55,6 +55,7 @@ static int ij_show(struct seq_file *seq, void *v)
 	for (outcome = 0; outcome < IJ_OUTCOMES; outcome++)
 		seq_printf(seq, "%s %lld\n", names[outcome], atomic64_read(&ij->outcomes[outcome]));
 	seq_printf(seq, "epochs %llu\n", READ_ONCE(ij->epochs));
+	seq_printf(seq, "grouped %lld\n", atomic64_read(&ij->grouped));
 	seq_printf(seq, "runs %lld\n", atomic64_read(&ij->runs));
 	seq_printf(seq, "bytes %lld\n", atomic64_read(&ij->run_blocks) * IJOURNAL_BLOCK_BYTES);
 	if (SIO_FAULTS)
@@ -183,6 +184,7 @@ static const char *ij_open_areas(struct ij_fs *ij)
 		return "there is no memory for the areas";
 	for (at = 0; at < ij->areas; at++) {
 		spin_lock_init(&ij->area[at].lock);
+		INIT_LIST_HEAD(&ij->area[at].waiting);
 		atomic64_set(&ij->area[at].sub_id, (s64)at << 32);
 	}
 	return ij_begin_epoch(ij);
@@ -212,6 +214,9 @@ int ij_start(struct super_block *sb)
 		if (!ij)
 			return -ENOMEM;
 		ij->sb = sb;
+		spin_lock_init(&ij->coming_lock);
+		INIT_LIST_HEAD(&ij->coming);
+		init_waitqueue_head(&ij->came);
 		spin_lock_init(&ij->gone_lock);
 		hash_init(ij->gone);
 		why = ij_open_areas(ij);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * iJournaling: an fsync writes an i-transaction of its own file, and of the directories on the way to it that are not
- * committed, from the topmost down. It waits for nobody else's data and for no transaction of the journal.
+ * committed, from the topmost down. It waits for no transaction of the journal and for nobody else's data, but for that
+ * of small fsyncs beside it (ijournal_group.c).
  *
- *   data written (by the caller) -> way found -> directories captured -> file captured -> way checked -> one write
+ *   data written (by the caller) -> way found -> directories captured -> file captured -> way checked -> one write,
+ *                                                                                   shared with those who wait
  *
  * What is captured is what belongs together. An inode's block is copied together with its sub-transaction id under
  * i_raw_lock, so that of two captures the one with the larger id is the later; its extents stand still under
@@ -387,7 +389,8 @@ static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, bool datasy
 	if (ij_write_ordered(inode))
 		return IJ_ERROR;
 	sio_fault(SIO_FAULT_IJOURNAL);
-	if (!ij_write(ij, batch, area, &outcome))
+	outcome = ij_write(ij, area, batch);
+	if (outcome != IJ_WRITTEN)
 		return outcome;
 	ij_logged(inode, batch);
 	sio_fault(SIO_FAULT_IJOURNAL_WRITTEN);

@@ -90,34 +90,44 @@ static void sio_plant(void)
 	}
 }
 
+static const char * const fault_names[SIO_FAULTS_END] = {
+	[SIO_FAULT_REVOKE] = "revoke",
+	[SIO_FAULT_MAPPED] = "mapped",
+	[SIO_FAULT_CONTENT] = "content",
+	[SIO_FAULT_COMMIT_BLOCK] = "commit_block",
+	[SIO_FAULT_FLUSHED] = "flushed",
+	[SIO_FAULT_SWITCH] = "switch",
+	[SIO_FAULT_SWITCH_FLUSHED] = "switch_flushed",
+	[SIO_FAULT_VMA_GATHERED] = "vma_gathered",
+	[SIO_FAULT_VMA_COMMIT] = "vma_commit",
+	[SIO_FAULT_VMA_ANSWERED] = "vma_answered",
+	[SIO_FAULT_VMA_REFUSED] = "vma_refused",
+	[SIO_FAULT_VMA_REWRITTEN] = "vma_rewritten",
+	[SIO_FAULT_VMA_PUBLISHED] = "vma_published",
+	[SIO_FAULT_IJOURNAL] = "ijournal",
+	[SIO_FAULT_IJOURNAL_WAY] = "ijournal_way",
+	[SIO_FAULT_IJOURNAL_WRITTEN] = "ijournal_written",
+};
+
+/**
+ * sio_armed - is the kernel to panic at a place, sooner or later?
+ * @point: which
+ */
+bool sio_armed(enum sio_fault point)
+{
+	return !strcmp(panic_at, fault_names[point]);
+}
+EXPORT_SYMBOL(sio_armed);
+
 /**
  * sio_fault - a place where the kernel may be told to panic
  * @point: which
  */
 void sio_fault(enum sio_fault point)
 {
-	static const char * const names[SIO_FAULTS_END] = {
-		[SIO_FAULT_REVOKE] = "revoke",
-		[SIO_FAULT_MAPPED] = "mapped",
-		[SIO_FAULT_CONTENT] = "content",
-		[SIO_FAULT_COMMIT_BLOCK] = "commit_block",
-		[SIO_FAULT_FLUSHED] = "flushed",
-		[SIO_FAULT_SWITCH] = "switch",
-		[SIO_FAULT_SWITCH_FLUSHED] = "switch_flushed",
-		[SIO_FAULT_VMA_GATHERED] = "vma_gathered",
-		[SIO_FAULT_VMA_COMMIT] = "vma_commit",
-		[SIO_FAULT_VMA_ANSWERED] = "vma_answered",
-		[SIO_FAULT_VMA_REFUSED] = "vma_refused",
-		[SIO_FAULT_VMA_REWRITTEN] = "vma_rewritten",
-		[SIO_FAULT_VMA_PUBLISHED] = "vma_published",
-		[SIO_FAULT_IJOURNAL] = "ijournal",
-		[SIO_FAULT_IJOURNAL_WAY] = "ijournal_way",
-		[SIO_FAULT_IJOURNAL_WRITTEN] = "ijournal_written",
-	};
-
 	if (point == SIO_FAULT_CONTENT)
 		sio_plant();
-	if (!strcmp(panic_at, names[point]) && atomic_dec_return(&panic_after) == 0)
+	if (sio_armed(point) && atomic_dec_return(&panic_after) == 0)
 		panic("injected at %s", panic_at);
 }
 EXPORT_SYMBOL(sio_fault);
@@ -145,6 +155,7 @@ bool sio_without(enum sio_part part)
 		[SIO_PART_IJOURNAL_DIRECTORY] = "ijournal-directory",
 		[SIO_PART_IJOURNAL_FLUSH] = "ijournal-flush",
 		[SIO_PART_IJOURNAL_LOGGED] = "ijournal-logged",
+		[SIO_PART_IJOURNAL_GROUP] = "ijournal-group",
 	};
 
 	return !strcmp(without, names[part]);

@@ -45,6 +45,7 @@ enum sio_part {
 	SIO_PART_IJOURNAL_DIRECTORY,
 	SIO_PART_IJOURNAL_FLUSH,
 	SIO_PART_IJOURNAL_LOGGED,
+	SIO_PART_IJOURNAL_GROUP,
 	SIO_PARTS
 };
 
@@ -111,10 +112,16 @@ void sio_proc_exit(struct journal_s *journal);
 
 #if SIO_FAULTS
 void sio_fault(enum sio_fault point);
+bool sio_armed(enum sio_fault point);
 bool sio_without(enum sio_part part);
 #else
 static inline void sio_fault(enum sio_fault point)
 {
+}
+
+static inline bool sio_armed(enum sio_fault point)
+{
+	return false;
 }
 
 static inline bool sio_without(enum sio_part part)

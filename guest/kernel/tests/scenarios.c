@@ -12,6 +12,7 @@
  *   links       a file gets a second name, is written, loses its first: fsynced each time (three steps)
  *   reuse       a file is made in the space of an older one that is deleted, again and again: four of them would not fit
  *   data        blocks of a file are written again with an fdatasync each, mostly nothing else; now and then it becomes longer or shorter
+ *   together    eight threads fsync files of their own at the same time
  *
  * A block says which file it is of, and where in it. "thousand" wants that nothing else commits: nothing that was not fsynced may be there. In
  * "deep" a transaction may have become so large that it was committed; what was not fsynced is there up to some step then, and not behind it.
@@ -459,6 +460,8 @@ static uint64_t data_state(void)
 	return blocks == data_blocks(newest) || blocks != data_blocks(newest - 1) ? newest : newest - 1;
 }
 
+#include "together.h"
+
 static const struct {
 	const char *name;
 	void (*write)(void);
@@ -471,6 +474,7 @@ static const struct {
 	{ "links", links_write, links_state },
 	{ "reuse", reuse_write, reuse_state },
 	{ "data", data_write, data_state },
+	{ "together", together_write, together_state },
 };
 
 int main(int argc, char **argv)
