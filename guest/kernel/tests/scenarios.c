@@ -13,6 +13,7 @@
  *   reuse       a file is made in the space of an older one that is deleted, again and again: four of them would not fit
  *   data        blocks of a file are written again with an fdatasync each, mostly nothing else; now and then it becomes longer or shorter
  *   together    eight threads fsync files of their own at the same time
+ *   cut         six threads write and cut files, beside commits
  *
  * A block says which file it is of, and where in it. "thousand" wants that nothing else commits: nothing that was not fsynced may be there. In
  * "deep" a transaction may have become so large that it was committed; what was not fsynced is there up to some step then, and not behind it.
@@ -461,6 +462,7 @@ static uint64_t data_state(void)
 }
 
 #include "together.h"
+#include "cut.h"
 
 static const struct {
 	const char *name;
@@ -475,6 +477,7 @@ static const struct {
 	{ "reuse", reuse_write, reuse_state },
 	{ "data", data_write, data_state },
 	{ "together", together_write, together_state },
+	{ "cut", cut_write, cut_state },
 };
 
 int main(int argc, char **argv)
