@@ -143,7 +143,7 @@ impl Setup {
         if self.layer == Layer::Storage && self.model == Model::Guest && retains(recording) {
             return Err(ExploreError::Usage(
                 "when only processes die the retained journals outlive them, and they are no part of the recording's \
-                 storage layer: use --model disk under power-window; under guest-crash leave --layer and --model out"
+                 storage layer: leave --layer out, and deaths of guest and daemon are judged"
                     .to_owned(),
             ));
         }

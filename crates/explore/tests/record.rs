@@ -305,7 +305,7 @@ fn a_retained_journal_is_recorded_and_judged() {
         );
         assert_eq!(recording.about_text("journal"), Some("retain"));
         check_order(&recording);
-        assert_eq!(Deaths::suit(&recording), contract == Contract::GuestCrash);
+        assert_eq!(Deaths::suit(&recording, None), contract == Contract::GuestCrash);
         if contract == Contract::GuestCrash {
             let how = DeathOptions { points: 15, ..DeathOptions::default() };
             deaths(&recording, &how, Duration::MAX, &mut |death| {

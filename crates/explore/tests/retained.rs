@@ -9,6 +9,7 @@ use afterimage_explore::fault::{hunt, survey, Fault, Planted, Survey};
 use afterimage_explore::layers::{replay_noted, LayersOptions, OpenRetained, Replay, Retain, Schedule};
 use afterimage_explore::log_recovery::RecoveryOptions;
 use afterimage_explore::retained::{deaths, Census, DeathOptions, RetainedOracle};
+use afterimage_journal::group::JournalOptions;
 use afterimage_journal::Mutation;
 use afterimage_journal::RetainDisk;
 use afterimage_order::Contract;
@@ -123,6 +124,34 @@ fn commits_that_were_handed_over_are_judged_alike() {
     assert!(replays > 20, "{replays}");
     for mutation in [Mutation::ForgetEscape, Mutation::KeepOldest, Mutation::ServeGuestsTail] {
         let found = (1..=4).find_map(|seed| shown(mutation, seed, "vma"));
+        eprintln!("{mutation:?}: {}", found.unwrap_or_else(|| panic!("{mutation:?} was not found")));
+    }
+}
+
+/// Guest and daemon die under `power-window`: what is left is in an arena and a log, and the next daemon takes over both.
+#[test]
+fn a_death_under_power_window_leaves_all_that_had_completed() {
+    let died = |guest: &Recording, seed: u64, mutation: Option<Mutation>| {
+        let journal = JournalOptions { mutation, ..JournalOptions::passthrough() };
+        let window = Some(Duration::from_millis(5));
+        let how = DeathOptions { seed, points: 8, window, journal, ..DeathOptions::default() };
+        let (mut wrong, mut replays) = (None, 0);
+        let walked = deaths(guest, &how, Duration::MAX, &mut |death| {
+            replays += usize::from(death.replays);
+            wrong = death.wrong;
+            Ok(wrong.is_none())
+        });
+        (wrong.or(walked.err().map(|e| e.to_string())), replays)
+    };
+    let mut replays = 0;
+    for (seed, guest) in (1..).zip([own_recording("vma"), recording("journal"), recording("ordered")]) {
+        let (wrong, found) = died(&guest, seed, None);
+        assert_eq!(wrong, None, "seed {seed}");
+        replays += found;
+    }
+    assert!(replays > 10, "{replays}");
+    for mutation in [Mutation::ForgetEscape, Mutation::KeepOldest] {
+        let found = (1..=4).find_map(|seed| died(&own_recording("vma"), seed, Some(mutation)).0);
         eprintln!("{mutation:?}: {}", found.unwrap_or_else(|| panic!("{mutation:?} was not found")));
     }
 }

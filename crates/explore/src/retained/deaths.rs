@@ -1,30 +1,27 @@
-//! Deaths of guest and daemon under `guest-crash`: images and arenas stay as they are, and somebody recovers.
+//! Deaths of guest and daemon: images, logs and arenas stay as they are, and somebody recovers.
 //!
 //! ```text
 //!   guest layer ─► plain disk, request by request ────────────────► P: the kernel replays its journal
-//!              └─► RetainDisk over memory, arena on a tmpfs
-//!                     │ at drawn places: a copy of both, taken over by another daemon
+//!              └─► daemons, one after the other
+//!                     │ at drawn places: what is left of the last one, taken over by another
 //!                     ├─► the guest is dead: recovered ───────────► A: nothing to replay
 //!                     └─► the guest may still live: handed back ──► B: the kernel replays what it is given
 //! ```
+//!
+//! Under `guest-crash` a daemon is a `RetainDisk` over [`memory`], with its arena; under `power-window` all of its layers, over [`files`].
 //!
 //! P, A and B are compared block by block after a naive replay (see the [module above](super)); at the level `fsck` `e2fsck`
 //! looks at A and B; and at the level `mount` a real kernel mounts all three, and finds one and the same tree: names, contents,
 //! owners, modes, links, sizes, inode numbers, times.
 
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
+mod files;
+mod memory;
+
 use std::time::{Duration, Instant};
 
-use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Operation, Sector};
-use afterimage_journal::arena::{Arena, ArenaIdentity};
-use afterimage_journal::ext4::Options;
+use afterimage_block::{Blocking, FlushKind, Operation, Sector};
 use afterimage_journal::group::JournalOptions;
-use afterimage_journal::RetainDisk;
 use afterimage_trace::{EventKind, Op, Recording, Sparse};
-use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -46,13 +43,25 @@ pub struct DeathOptions {
     pub arena_bytes_max: u64,
     /// The daemon dies alone, or the guest only seems to be gone, before one request in so many; 0: never.
     pub restart_one_in: u32,
-    /// For proofs that mistakes are found; `None`: as a daemon does.
+    /// The window where the contract is `power-window`; `None`: `guest-crash`.
+    pub window: Option<Duration>,
+    /// For proofs that mistakes are found under `guest-crash`; `None`: as a daemon does.
     pub open: Option<OpenRetained>,
+    /// The same under `power-window`: what else its daemons are told of journals.
+    pub journal: JournalOptions,
 }
 
 impl Default for DeathOptions {
     fn default() -> Self {
-        Self { seed: 1, points: 60, arena_bytes_max: 64 << 20, restart_one_in: 40, open: None }
+        Self {
+            seed: 1,
+            points: 60,
+            arena_bytes_max: 64 << 20,
+            restart_one_in: 40,
+            window: None,
+            open: None,
+            journal: JournalOptions::passthrough(),
+        }
     }
 }
 
@@ -74,110 +83,47 @@ pub struct Death {
     pub wrong: Option<String>,
 }
 
-/// A disk in memory.
-struct Memory(Mutex<Sparse>);
+/// A guest's daemons, one after the other.
+trait Daemons<'a> {
+    fn send(&mut self, op: &'a Op) -> Result<()>;
 
-impl Medium for Memory {
-    fn len(&self) -> u64 {
-        self.0.lock().len()
-    }
+    /// Something happens beside the guest's requests.
+    fn happens(&mut self, what: Beside) -> Result<()>;
 
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.0.lock().read_at(buf, offset);
-        Ok(())
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.0.lock().write_at(buf, offset);
-        Ok(())
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, _unmap: bool) -> io::Result<()> {
-        self.0.lock().zero_at(offset, len);
-        Ok(())
-    }
-
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
+    /// What the orderly end of the next daemon leaves, if this one dies now. (It does not.)
+    fn ended(&self, attached: bool) -> Result<Sparse>;
 }
 
-/// One daemon.
-struct Served<'a> {
-    how: &'a DeathOptions,
-    below: Arc<Memory>,
-    arena: PathBuf,
-    disk: Arc<RetainDisk>,
-    lane: Blocking,
+#[derive(Clone, Copy, Debug)]
+enum Beside {
+    /// The daemon dies alone, and another one goes on.
+    Death,
+    /// What is committed goes home.
+    Settle,
+    /// The arena gives something up.
+    Room,
 }
 
-impl<'a> Served<'a> {
-    fn open(how: &'a DeathOptions, below: Arc<Memory>, arena: PathBuf) -> Result<Self> {
-        let lower: Arc<dyn Disk> = Arc::new(MediumDisk::new(Arc::clone(&below) as Arc<dyn Medium>));
-        let held = Arena::open(&arena, None).map_err(|e| failed(&e))?;
-        let options =
-            Options { home: None, drop_journal: false, accept_loss: false, vflush_at_truncation: false };
-        let disk = match &how.open {
-            Some(open) => open(lower, held, options),
-            None => RetainDisk::open(lower, held, options),
-        };
-        let disk = Arc::new(disk.map_err(|e| failed(&e))?);
-        let lane = Blocking::new(disk.open_lane().map_err(|e| failed(&e))?);
-        Ok(Self { how, below, arena, disk, lane })
-    }
-
-    /// It dies, and another one goes on.
-    fn again(self) -> Result<Self> {
-        let Self { how, below, arena, disk, lane } = self;
-        drop((lane, disk));
-        Self::open(how, below, arena)
-    }
-
-    fn send(&mut self, op: &Op) -> Result<()> {
-        let nothing = afterimage_block::Buffers::empty;
-        let result = match op {
-            Op::Write { offset, data, .. } => self.lane.write(Sector(offset / 512), data),
-            Op::Zero { offset, len, unmap, .. } => {
-                let operation = match unmap {
-                    true => Operation::Discard { flushed: false },
-                    false => Operation::WriteZeroes { unmap: false, flushed: false },
-                };
-                self.lane.request(operation, Sector(offset / 512), len / 512, nothing())
-            }
-            Op::Flush => self.lane.flush(FlushKind::Order),
-        };
-        result.map_err(|e| failed(&e))
-    }
-
-    /// What the orderly end of a daemon that takes over a copy leaves.
-    fn ended(&self, folder: &Path, attached: bool) -> Result<Sparse> {
-        let arena = folder.join("copy.arena");
-        copy_sparse(&self.arena, &arena)?;
-        let content = self.below.0.lock().clone();
-        let copy = Self::open(self.how, Arc::new(Memory(Mutex::new(content))), arena.clone())?;
-        copy.disk.finish(attached).map_err(|e| failed(&e))?;
-        let content = copy.below.0.lock().clone();
-        drop(copy);
-        std::fs::remove_file(&arena).map_err(ExploreError::io("removing a copy of an arena"))?;
-        Ok(content)
-    }
+/// A request of the guest, by a lane of its disk.
+fn send(lane: &mut Blocking, op: &Op) -> Result<()> {
+    let nothing = afterimage_block::Buffers::empty;
+    let result = match op {
+        Op::Write { offset, data, flushed: true } => lane.write_flushed(Sector(offset / 512), data),
+        Op::Write { offset, data, .. } => lane.write(Sector(offset / 512), data),
+        Op::Zero { offset, len, unmap, .. } => {
+            let operation = match unmap {
+                true => Operation::Discard { flushed: false },
+                false => Operation::WriteZeroes { unmap: false, flushed: false },
+            };
+            lane.request(operation, Sector(offset / 512), len / 512, nothing())
+        }
+        Op::Flush => lane.flush(FlushKind::Order),
+    };
+    result.map_err(|e| failed(&e))
 }
 
 fn failed(error: &dyn std::fmt::Display) -> ExploreError {
     ExploreError::Corrupt(format!("serving the guest's requests with a retained journal: {error}"))
-}
-
-/// An arena is mostly holes.
-fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
-    let status = Command::new("cp").arg("--sparse=always").arg(from).arg(to).status();
-    match status.map_err(ExploreError::io("copying an arena"))? {
-        status if status.success() => Ok(()),
-        status => Err(ExploreError::Checker(format!("cp of an arena ended with {status}"))),
-    }
 }
 
 /// Lets the first disk's guest and daemon die in many places, as long as `visit` says so and the time is not over.
@@ -207,43 +153,35 @@ pub fn deaths(
         })
         .collect();
     let candidates = requests.iter().filter(|(event, _)| (begin..end).contains(event)).count();
-    let folder = tempfile::Builder::new()
-        .prefix("afterimage-explore-")
-        .tempdir_in(JournalOptions::ARENA_FOLDER)
-        .map_err(ExploreError::io("cannot make a folder for arenas"))?;
-    let arena = folder.path().join("0.arena");
-    let identity = ArenaIdentity { uuid: [1; 16], inode: 1, size_bytes: base.len() };
-    drop(Arena::create(&arena, identity, how.arena_bytes_max).map_err(|e| failed(&e))?);
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
     let mut plain = Plain::new(base.clone());
-    let mut served = Served::open(how, Arc::new(Memory(Mutex::new(base))), arena)?;
+    let mut daemons: Box<dyn Daemons<'_> + '_> = match how.window {
+        Some(window) => Box::new(files::Files::new(how, window, base)),
+        None => Box::new(memory::Memory::new(how, base)?),
+    };
     for (made, (event, op)) in requests.iter().enumerate() {
         let inside = (begin..end).contains(event);
         let drawn = inside && rng.random_range(0..candidates.max(1)) < how.points;
         let late = drawn && begun.elapsed() > time;
-        if late || (drawn && !visit(death(&served, &plain, folder.path(), *event, made)?)?) {
+        if late || (drawn && !visit(death(&*daemons, &plain, *event, made)?)?) {
             return Ok(());
         }
         if how.restart_one_in > 0 && rng.random_range(0..how.restart_one_in) == 0 {
-            match rng.random_range(0..3) {
-                0 => served = served.again()?,
-                1 => served.disk.settle().map_err(|e| failed(&e))?,
-                _ => served.disk.make_room().map_err(|e| failed(&e))?,
-            }
+            daemons.happens([Beside::Death, Beside::Settle, Beside::Room][rng.random_range(0..3)])?;
         }
         match op {
             Op::Write { offset, data, .. } => drop(plain.apply(*offset, data.len() as u64, Some(data))),
             Op::Zero { offset, len, .. } => drop(plain.apply(*offset, *len, None)),
             Op::Flush => {}
         }
-        served.send(op)?;
+        daemons.send(op)?;
     }
     Ok(())
 }
 
-fn death(served: &Served<'_>, plain: &Plain, folder: &Path, event: usize, requests: usize) -> Result<Death> {
-    let recovered = served.ended(folder, false)?;
-    let handed_back = served.ended(folder, true)?;
+fn death(daemons: &dyn Daemons<'_>, plain: &Plain, event: usize, requests: usize) -> Result<Death> {
+    let recovered = daemons.ended(false)?;
+    let handed_back = daemons.ended(true)?;
     let wrong = [(&recovered, "recovered by the daemon"), (&handed_back, "handed back to the guest")]
         .into_iter()
         .find_map(|(content, what)| {

@@ -41,7 +41,7 @@ pub struct Deaths<'a> {
     pub name: &'a str,
     /// The guest's stream.
     pub recording: &'a Recording,
-    /// How deaths are drawn.
+    /// How deaths are drawn; the window is the recording's own.
     pub how: DeathOptions,
     /// How far they are judged; `log`: block by block only.
     pub level: Level,
@@ -61,11 +61,15 @@ struct Judges {
 }
 
 impl Deaths<'_> {
-    /// Whether deaths are what a recording is judged by where nothing else is asked for: its journals were retained, and its contract
-    /// promises nothing for a power cut.
-    pub fn suit(recording: &Recording) -> bool {
+    /// Whether deaths are what a recording is judged by where no layer is asked for: its journals were retained, and processes die, or its
+    /// contract promises nothing for a power cut.
+    pub fn suit(recording: &Recording, model: Option<Model>) -> bool {
+        let guest_crash = Contract::GuestCrash.to_string();
         retains(recording)
-            && recording.about_text("contract") == Some(Contract::GuestCrash.to_string().as_str())
+            && match model {
+                Some(model) => model == Model::Guest,
+                None => recording.about_text("contract") == Some(guest_crash.as_str()),
+            }
     }
 
     /// Looks at them. A violation is no error: see [`Report::holds`].
@@ -75,12 +79,14 @@ impl Deaths<'_> {
     pub fn run(&self, stop: &AtomicBool) -> Result<Report> {
         let begun = Instant::now();
         let own = Setup::of(self.recording)?;
+        let how = DeathOptions { window: own.window()?, ..self.how.clone() };
+        let contract = how.window.map_or(Contract::GuestCrash, |window| Contract::PowerWindow { window });
         let setup = Setup {
             layer: Layer::Guest,
             model: Model::Prefix,
             level: self.level,
             seed: self.how.seed,
-            contract: "guest-crash".to_owned(),
+            contract: contract.to_string(),
             check: self.check.clone().or(own.check.clone()),
             ..own
         };
@@ -101,7 +107,7 @@ impl Deaths<'_> {
             promised: Judge::new(&marks(self.recording)?),
         };
         let mut progress = Progress::default();
-        deaths(self.recording, &self.how, self.time, &mut |death| {
+        deaths(self.recording, &how, self.time, &mut |death| {
             progress.done += 1;
             let event = death.event;
             let verdict = judges.judge(&death, self.recording, &mut progress)?;

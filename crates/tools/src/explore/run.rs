@@ -24,7 +24,7 @@ use afterimage::units::{parse_duration, parse_size};
 /// Every state is recovered as it would be after the crash (the daemon's own recovery, e2fsck, a mount by a real guest's
 /// kernel) and checked. Exit status 1 where a state breaks the promise; the first one is minimised and saved for
 /// `explore show` and `explore replay`. Where the journal was retained (`explore record --journal retain`), what becomes durable
-/// is what the guest's own recovery makes of a prefix; under guest-crash deaths of guest and daemon are judged. Ctrl-C ends it in order, with exit status 130 where nothing was found until then.
+/// is what the guest's own recovery makes of a prefix; with --model guest, and under guest-crash, deaths of guest and daemon are judged. Ctrl-C ends it in order, with exit status 130 where nothing was found until then.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -121,7 +121,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let limits = limits(args);
     let stop = interrupt::flag()?;
-    if args.layer.is_none() && args.model.is_none() && Deaths::suit(&recording) {
+    if args.layer.is_none() && Deaths::suit(&recording, args.model) {
         return finish(&deaths(args, &recording).run(&stop).map_err(explain)?, args, &stop);
     }
     let setup = setup(args, &recording)?;
