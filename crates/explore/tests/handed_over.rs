@@ -8,9 +8,10 @@ use std::time::Duration;
 use afterimage_block::{Blocking, Buffers, Disk, FlushKind, Lane, Operation, Request, Sector, Token};
 use afterimage_compose::{Plan, Prepared, Stack};
 use afterimage_control_disk::{ControlDisk, Promise};
+use afterimage_explore::derive;
 use afterimage_explore::enumerate::Enumeration;
 use afterimage_explore::model::{cuts, Model};
-use afterimage_explore::retained::{deaths, DeathOptions, RetainedOracle};
+use afterimage_explore::retained::{deaths, DeathOptions, Deaths, RetainedOracle};
 use afterimage_explore::setup::Setup;
 use afterimage_explore::stream::Stream;
 use afterimage_explore::ExploreError;
@@ -305,4 +306,27 @@ fn what_was_handed_over_is_whole_and_no_disk_with_a_cache_takes_it() {
     );
     recording.about.remove("control_disk");
     assert_eq!(found(&recording), (true, true), "a write of the guest's own is torn");
+}
+
+#[test]
+fn it_is_judged_under_contracts_that_take_commits_and_by_deaths_where_they_promise_no_more() {
+    let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/vma.afrec");
+    let mut guest = Recording::load(&own).expect("a recording");
+    let under = |guest: &Recording, contract, retain| derive::under(guest, contract, retain, 1 << 20, 1);
+    for (contract, retain, why) in [
+        ("guest-crash", false, "--journal retain"),
+        ("power-window=5ms", false, "--journal retain"),
+        ("power", true, "does not go with power"),
+    ] {
+        let refused = under(&guest, contract, retain).expect_err("it is refused").to_string();
+        assert!(refused.contains(why), "{contract}: {refused}");
+    }
+    let died = under(&guest, "guest-crash", true).expect("deaths");
+    assert!(Deaths::suit(&died, None) && Deaths::suit(&died, Some(Model::Guest)));
+    let cut = under(&guest, "power-window=5ms", true).expect("a replay");
+    assert!(!Deaths::suit(&cut, None) && Deaths::suit(&cut, Some(Model::Guest)));
+    // A guest that writes its journal itself: what was retained when it was recorded is not in a replay that retains nothing.
+    guest.about.remove("control_disk");
+    let passed = under(&guest, "power-window=5ms", false).expect("a replay");
+    assert!(!Deaths::suit(&passed, Some(Model::Guest)));
 }
