@@ -141,11 +141,12 @@ pub fn markdown(records: &[Record]) -> String {
     let words = "4 KiB a write, each synced (O_SYNC), one after the other.";
     text.push_str(&times_of(records, &files, true).section("A sync: milliseconds", words));
     text.push_str(&vext4(records).section("Inside vext4's journal", "Medians."));
-    text.push_str(&protection(records).section(
-        "Fig. 4: what protection costs",
-        "Times over no protection (no log of SQLite's, no journal, nothing synced). With processors free, as here, no protection \
-         costs its system calls only: the paper's ratios, of real processors, are below ours where little is written.",
-    ));
+    let free = match is_machine(records) {
+        true => "",
+        false => " With processors free, as here, no protection costs its system calls only: the paper's ratios, of real processors, are below ours where little is written.",
+    };
+    let words = format!("Times over no protection (no log of SQLite's, no journal, nothing synced).{free}");
+    text.push_str(&protection(records).section("Fig. 4: what protection costs", &words));
     text.push_str(&erases(records).section(
         "Erases",
         "Blocks erased (and pages programmed for each that was written) by a whole round, its table's first filling included: what the \
