@@ -12,9 +12,7 @@ use afterimage_explore::retained::{deaths, DeathOptions, Deaths, RetainedOracle}
 use afterimage_explore::setup::Level;
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
-use afterimage_trace::{
-    EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Tally, Taps, Target, TargetId,
-};
+use afterimage_trace::{EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Tally, Taps, TargetId};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -50,23 +48,6 @@ fn check_order(recording: &Recording) {
     }
 }
 
-/// What a target holds after everything that was recorded.
-fn replay(recording: &Recording, id: TargetId, target: &Target) -> Sparse {
-    let mut content = (*target.base).clone();
-    for event in &recording.events {
-        match &event.kind {
-            EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. } if *target == id => {
-                content.write_at(data, *offset);
-            }
-            EventKind::Submit { target, op: Op::Zero { offset, len, .. }, .. } if *target == id => {
-                content.zero_at(*offset, *len);
-            }
-            _ => {}
-        }
-    }
-    content
-}
-
 fn content(path: &Path) -> Sparse {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let mut content = Sparse::new(bytes.len() as u64);
@@ -88,7 +69,7 @@ fn check_ends(
     let targets = (0..).map(TargetId).zip(&recording.targets);
     for (id, target) in targets.filter(|(_, target)| known(target.layer)) {
         let file = file_of(target.layer, target.role);
-        let same = replay(recording, id, target).same_content(&content(&file));
+        let same = recording.content_before(id, recording.events.len()).same_content(&content(&file));
         assert!(same, "{contract}: {:?} {:?} replayed is {}", target.layer, target.role, file.display());
     }
 }

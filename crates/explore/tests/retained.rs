@@ -13,7 +13,7 @@ use afterimage_journal::group::JournalOptions;
 use afterimage_journal::Mutation;
 use afterimage_journal::RetainDisk;
 use afterimage_order::Contract;
-use afterimage_trace::{EventKind, Layer, Op, Recording};
+use afterimage_trace::{EventKind, Layer, Recording};
 
 /// Guests that crates/journal has recorded.
 fn recording(name: &str) -> Recording {
@@ -176,20 +176,7 @@ fn since(recording: &Recording, mark: &str) -> Recording {
     let from = recording.events.iter().position(|event| said(&event.kind)).expect("it says that");
     let (id, _) = recording.of_layer(Layer::Guest).next().expect("a guest's disk");
     let mut later = recording.clone();
-    let target = &mut later.targets[id.0 as usize];
-    let mut base = (*target.base).clone();
-    for event in &recording.events[..from] {
-        match &event.kind {
-            EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. } if *target == id => {
-                base.write_at(data, *offset);
-            }
-            EventKind::Submit { target, op: Op::Zero { offset, len, .. }, .. } if *target == id => {
-                base.zero_at(*offset, *len);
-            }
-            _ => {}
-        }
-    }
-    target.base = Arc::new(base);
+    later.targets[id.0 as usize].base = Arc::new(recording.content_before(id, from));
     later.events.drain(..from);
     later
 }

@@ -70,6 +70,17 @@ pub enum Op {
     Flush,
 }
 
+impl Op {
+    /// Does to a target's content what it asks for.
+    pub fn apply(&self, content: &mut Sparse) {
+        match self {
+            Op::Write { offset, data, .. } => content.write_at(data, *offset),
+            Op::Zero { offset, len, .. } => content.zero_at(*offset, *len),
+            Op::Flush => {}
+        }
+    }
+}
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -119,6 +130,19 @@ pub struct Recording {
 }
 
 impl Recording {
+    /// What a target holds when everything was done that it was asked before `event`, in the order of the submissions; of all events where that is
+    /// how many there are.
+    pub fn content_before(&self, target: TargetId, event: usize) -> Sparse {
+        let mut content = (*self.targets[usize::from(target.0)].base).clone();
+        for entry in &self.events[..event] {
+            match &entry.kind {
+                EventKind::Submit { target: of, op, .. } if *of == target => op.apply(&mut content),
+                _ => {}
+            }
+        }
+        content
+    }
+
     /// A text entry of [`Recording::about`].
     pub fn about_text(&self, key: &str) -> Option<&str> {
         self.about.get(key).and_then(serde_json::Value::as_str)

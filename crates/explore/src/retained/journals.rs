@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use afterimage_format::payload_hash;
-use afterimage_trace::{EventKind, Op, Recording, TargetId};
+use afterimage_trace::{Op, Recording, TargetId};
 
 use super::side::{journal_ranges, Side};
 
@@ -27,21 +27,7 @@ impl Journals {
     /// As they are in the end: some guests make their file systems first.
     pub fn of(recording: &Recording, disks: &[TargetId]) -> Vec<Self> {
         let of_disk = |disk: &TargetId| {
-            let mut content = (*recording.targets[disk.0 as usize].base).clone();
-            for event in &recording.events {
-                match &event.kind {
-                    EventKind::Submit { target, op: Op::Write { offset, data, .. }, .. }
-                        if target == disk =>
-                    {
-                        content.write_at(data, *offset);
-                    }
-                    EventKind::Submit { target, op: Op::Zero { offset, len, .. }, .. } if target == disk => {
-                        content.zero_at(*offset, *len);
-                    }
-                    _ => {}
-                }
-            }
-            let side = Side::new(content);
+            let side = Side::new(recording.content_before(*disk, recording.events.len()));
             let bytes = |(from, to): (u64, u64)| from * 4096..to * 4096;
             let superblock = |from: u64| from..from + 4096;
             let logs: Vec<_> = side.layouts.iter().flat_map(journal_ranges).map(bytes).collect();
