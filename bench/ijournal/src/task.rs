@@ -25,8 +25,8 @@ const YCSB_ROWS: u32 = 10_000;
 const PACKAGE_FILES: u32 = 200;
 /// Filebench's.
 const MAIL_FILES: u32 = 1000;
-/// Makes the file of fsyncs' times, for 131 072 of them.
-pub const SYNCS_FILE: &str = "truncate -s 1048584 /run/syncs";
+/// So many fsyncs fit in the file of their times.
+const SYNCS_MAX: u32 = 1 << 17;
 
 /// Which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -118,11 +118,16 @@ impl Task {
             ),
         };
         Script {
-            set_up: format!("{set_up}\n{SYNCS_FILE}"),
+            set_up: format!("{set_up}\n{}", syncs_file()),
             work: format!("export {timed}\n{work}"),
             tear_down: String::new(),
         }
     }
+}
+
+/// The shell that makes the file of fsyncs' times.
+pub fn syncs_file() -> String {
+    format!("truncate -s {} /run/syncs", 8 * (SYNCS_MAX + 1))
 }
 
 /// Statements are made before; whoever reads them as a script says how it ended.

@@ -9,7 +9,7 @@ use afterimage_bench_kit::Result;
 use afterimage_lab::process::quote;
 
 use crate::plan::Scale;
-use crate::task::{Script, SYNCS_FILE};
+use crate::task::{syncs_file, Script};
 
 /// As its files are made.
 const FILES: [&str; 2] = ["--innodb-page-size=4k", "--innodb-log-file-size=96M"];
@@ -47,22 +47,14 @@ pub fn prepare(tree: &Path, script: &Path, warehouses: u32) -> Result<()> {
 
 /// Five times as many transactions as SQLite makes: a group of clients shares an fsync.
 pub fn script(scale: Scale, seed: u64, timed: &str, tpcc: &Path) -> Script {
-    let options = [&[mariadb::OPTIONS][..], &FILES, &GUEST].concat().join(" ");
+    let server = mariadb::guest_server(&format!("{timed} $BOOST "), "/mnt/disk/my", &[FILES, GUEST].concat());
     let (warehouses, transactions) = (scale.warehouses, 5 * scale.transactions);
-    let tpcc = quote(&tpcc.to_string_lossy());
+    let (tpcc, client, syncs) = (quote(&tpcc.to_string_lossy()), mariadb::GUEST_CLIENT, syncs_file());
     Script {
-        set_up: format!(
-            "{SYNCS_FILE}\n\
-             {timed} $BOOST mariadbd {options} --datadir=/mnt/disk/my --socket=/run/my.sock --pid-file=/run/my.pid > /run/my.log 2>&1 &\n\
-             server=$!\n\
-             tries=0; until [ -S /run/my.sock ]; do\n\
-             sleep 0.1; tries=$((tries + 1)); [ $tries -lt 600 ] || {{ grep ERROR /run/my.log; exit 1; }}\n\
-             done\n\
-             head -c 8 /dev/zero | dd of=/run/syncs conv=notrunc status=none"
-        ),
+        set_up: format!("{syncs}\n{server}head -c 8 /dev/zero | dd of=/run/syncs conv=notrunc status=none"),
         work: format!(
-            "sysbench {tpcc} --db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root --warehouses={warehouses} \
-             --threads={CLIENTS} --events={transactions} --time=0 --rand-seed={seed} run > /run/said || {{ cat /run/said; exit 1; }}"
+            "sysbench {tpcc} {client} --warehouses={warehouses} --threads={CLIENTS} --events={transactions} --time=0 --rand-seed={seed} run > /run/said || \
+             {{ cat /run/said; exit 1; }}"
         ),
         // Cleanly: one that is killed leaves its last requests under way, and the file system busy.
         tear_down: "kill $server\nwait $server\n".to_owned(),

@@ -1,4 +1,4 @@
-//! MariaDB on the host, where the data that guests begin with is made.
+//! MariaDB: on the host, where the data that guests begin with is made, and in guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,23 @@ use afterimage_lab::locate;
 use crate::error::{BenchError, Context, Result};
 use crate::process::run;
 
+/// How sysbench finds a server in a guest.
+pub const GUEST_CLIENT: &str = "--db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root";
+
+/// The shell by which a guest starts one above `data`, and waits for it; `$server` is its process. `before` is what the command begins with.
+pub fn guest_server(before: &str, data: &str, options: &[&str]) -> String {
+    format!(
+        "{before}mariadbd {OPTIONS} {} --datadir={data} --socket=/run/my.sock --pid-file=/run/my.pid > /run/my.log 2>&1 &\n\
+         server=$!\n\
+         tries=0; until [ -S /run/my.sock ]; do\n\
+         sleep 0.1; tries=$((tries + 1)); [ $tries -lt 600 ] || {{ grep ERROR /run/my.log || tail -n 5 /run/my.log; exit 1; }}\n\
+         done\n",
+        options.join(" ")
+    )
+}
+
 /// Options of every server, on the host and in guests: durable at every commit, and nothing but InnoDB on the disk under test. Later ones count.
-pub const OPTIONS: &str = "--no-defaults --user=root --skip-networking --skip-grant-tables --skip-log-bin \
+const OPTIONS: &str = "--no-defaults --user=root --skip-networking --skip-grant-tables --skip-log-bin \
     --performance-schema=OFF --innodb-flush-log-at-trx-commit=1 --innodb-data-file-path=ibdata1:12M:autoextend --loose-wsrep-on=OFF";
 
 /// Makes an empty data folder, with the database `sbtest` of sysbench's; `options` are those of InnoDB that its files are made with.
@@ -37,7 +52,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it and waits for its socket, in `folder`; `options` come behind [`OPTIONS`].
+    /// Starts it and waits for its socket, in `folder`; `options` are InnoDB's.
     ///
     /// # Errors
     /// It is not installed, or ended; its last words are in the error.

@@ -37,7 +37,7 @@ umount /mnt
 tell done
 "#;
 
-/// What MariaDB has beside [`mariadb::OPTIONS`]: as little memory as the guest.
+/// InnoDB has as little memory as the guest.
 pub const MARIADB: [&str; 3] = [
     "--innodb-log-file-size=24M",
     "--innodb-buffer-pool-size=32M",
@@ -181,20 +181,11 @@ fn postmark(scale: &Scale) -> (String, String, String) {
 }
 
 fn oltp(scale: &Scale) -> (String, String, String) {
+    let client = mariadb::GUEST_CLIENT;
     (
+        mariadb::guest_server("", "/mnt/my", &MARIADB),
         format!(
-            "mariadbd {} {} --datadir=/mnt/my --socket=/run/my.sock --pid-file=/run/my.pid \
-             > /run/my.log 2>&1 &\n\
-             server=$!\n\
-             tries=0; while ! [ -S /run/my.sock ]; do\n\
-             sleep 0.1; tries=$((tries+1)); [ $tries -lt 600 ] || {{ tail -5 /run/my.log; exit 1; }}\n\
-             done\n",
-            mariadb::OPTIONS,
-            MARIADB.join(" ")
-        ),
-        format!(
-            "sysbench oltp_read_write --db-driver=mysql --mysql-socket=/run/my.sock --mysql-user=root --tables=1 \
-             --table-size={} --threads=1 --time={} --percentile=99 --rand-seed=1 run",
+            "sysbench oltp_read_write {client} --tables=1 --table-size={} --threads=1 --time={} --percentile=99 --rand-seed=1 run",
             scale.oltp_rows, scale.seconds
         ),
         "kill -9 $server; wait $server || :\n".to_owned(),
