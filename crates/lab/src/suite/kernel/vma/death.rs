@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::rig::{expect_handed_over, guest, killed, writing, Rig, FELL_BACK, RECONNECT_S};
+use super::rig::{guest, killed, writing, Rig, FELL_BACK, RECONNECT_S};
 use super::{Way, CONTRACTS, PUBLISHED, SENT};
 use crate::acks::{Allowance, Ledger, Remains};
 use crate::error::{LabError, Result};
@@ -232,7 +232,7 @@ pub(super) fn panicked(
     if ended? != Ended::Panicked || !guest.console().contains("injected at") {
         return Err(LabError::Guest(format!("the guest did not panic at {point}{}", guest.last_words())));
     }
-    expect_handed_over(rig.handed_over()?)?;
+    rig.expect_commits(way)?;
     let ledger = Ledger::of(guest.channel())?;
     drop(guest);
     // Every other time what was retained is the next daemon's.

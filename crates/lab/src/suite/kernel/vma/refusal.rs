@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::rig::{expect_handed_over, guest, killed, writing, Rig, FELL_BACK, RECONNECT_S};
+use super::rig::{guest, killed, writing, Rig, FELL_BACK, RECONNECT_S};
 use super::{Way, CONTRACTS, SENT};
 use crate::acks::Ledger;
 use crate::daemon::ServeOptions;
@@ -62,16 +62,16 @@ pub(super) fn refused(
         _ => build.clone(),
     };
     let guest = guest(&rig.daemon).reconnect_s(RECONNECT_S).start(&writing(&build, &mount))?;
-    let lived = fall_back(&mut rig, &guest, refusal, acknowledged);
+    let lived = fall_back(&mut rig, &guest, (way, refusal), acknowledged);
     let ledger = killed(evidence, guest, lived)?;
     rig.judge(evidence, &ledger)
 }
 
 /// Until the journal is written to the disk, and some more.
-fn fall_back(rig: &mut Rig, guest: &Guest, refusal: Refusal, acknowledged: u64) -> Result<()> {
+fn fall_back(rig: &mut Rig, guest: &Guest, (way, refusal): (Way, Refusal), acknowledged: u64) -> Result<()> {
     guest.wait_acknowledged(acknowledged)?;
     if matches!(refusal, Refusal::Passthrough) {
-        expect_handed_over(rig.handed_over()?)?;
+        rig.expect_commits(way)?;
         rig.daemon.end()?;
         let passing = ServeOptions {
             extra: ["--journal", "passthrough"].map(str::to_owned).to_vec(),

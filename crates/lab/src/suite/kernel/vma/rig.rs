@@ -105,10 +105,3 @@ pub(super) fn killed(evidence: &Evidence, mut guest: Guest, lived: Result<()>) -
     lived?;
     Ledger::of(guest.channel())
 }
-
-pub(super) fn expect_handed_over(blocks: u64) -> Result<()> {
-    match blocks {
-        0 => Err(LabError::Broken("no commit was handed over to this daemon".to_owned())),
-        _ => Ok(()),
-    }
-}
