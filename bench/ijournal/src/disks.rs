@@ -51,10 +51,9 @@ impl Disks {
         if let Some(path) = made.get(&kind) {
             return Ok(path.clone());
         }
-        let name =
-            |fast, database| if database { format!("{fast}-database.img") } else { format!("{fast}.img") };
-        let path =
-            self.folder.path().join(name(if kind.fast_commit { "fast" } else { "normal" }, kind.database));
+        let journal = if kind.fast_commit { "fast" } else { "normal" };
+        let holds = if kind.database { "database" } else { "nothing" };
+        let path = self.folder.path().join(format!("{journal}-{holds}.img"));
         self.make(kind, &path)?;
         made.insert(kind, path.clone());
         Ok(path)

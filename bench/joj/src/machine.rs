@@ -7,7 +7,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use afterimage_bench_kit::Result;
@@ -24,12 +23,10 @@ use crate::script::{script, Control, Tools};
 /// What a cell in virtual time is given by its machine.
 const PROLOGUE: &str = "set -e\ncd /\nmkdir -p /mnt/disk\nmeet() { :; }\ntell() { :; }\n";
 
-/// The machine's disk, as a file on it.
+/// The machine's disk, as a file on it, for one cell at a time.
 pub struct Machine {
     kernel: PathBuf,
     image: PathBuf,
-    /// One cell at a time.
-    turn: Mutex<()>,
     _folder: Workdir,
 }
 
@@ -49,7 +46,7 @@ impl Machine {
             file.write_all(&zeroes)?;
         }
         file.sync_all()?;
-        Ok(Self { kernel, image, turn: Mutex::new(()), _folder: folder })
+        Ok(Self { kernel, image, _folder: folder })
     }
 
     /// Runs a cell.
@@ -57,7 +54,6 @@ impl Machine {
     /// # Errors
     /// It comes to no end, or the guest does not say what it has to.
     pub fn measure(&self, key: &Key, scale: Scale, tools: &Tools) -> Result<Record> {
-        let _turn = self.turn.lock();
         disks::format(&self.image, key.arm.is_bare())?;
         let hands_over = key.arm == Arm::Vma;
         let arena = Workdir::new_in(Path::new("/dev/shm"), "joj-arena")?;

@@ -97,15 +97,21 @@ impl BesideLane {
     fn look_later(&mut self) {
         let at = self.control.deadline().map(ns);
         if self.looks.map(|(at, _)| at) != at {
-            self.looks.take().into_iter().for_each(|due| self.machine.keep(due));
+            self.look_no_more();
             self.looks = at.map(|at| self.machine.promise(at));
+        }
+    }
+
+    fn look_no_more(&mut self) {
+        if let Some(due) = self.looks.take() {
+            self.machine.keep(due);
         }
     }
 }
 
 impl Drop for BesideLane {
     fn drop(&mut self) {
-        self.looks.take().into_iter().for_each(|due| self.machine.keep(due));
+        self.look_no_more();
     }
 }
 
@@ -149,7 +155,9 @@ impl Lane for BesideLane {
         if self.disk.in_flight() > 0 {
             return self.disk.wait(also, timeout);
         }
-        self.looks.into_iter().for_each(|(at, _)| self.machine.reach(at));
+        if let Some((at, _)) = self.looks {
+            self.machine.reach(at);
+        }
         self.control.wait(also, timeout)
     }
 }
