@@ -5,7 +5,7 @@
  * jbd2 makes a transaction as ever: it takes blocks of the journal for it, fills descriptors, copies content, and
  * counts its room. But what it would write is gathered, and handed over to a control disk, behind which the host keeps
  * what the guest writes to its journal in memory: runs of blocks, each with the place where it would stand
- * (afterimage_control_disk.h). The last command brings the commit block, when all the others have been answered.
+ * (vma_control.c). The last command brings the commit block, when all the others have been answered.
  * Where the mount wants it, a transaction that is short enough is not sent, but published (vma_lent.c).
  * There is no flush: what had completed on the file system's disk is before the commit for that host, which is what a
  * flush in front of a commit block is for. Tails, checkpoints and the journal's superblock are jbd2's.
@@ -14,8 +14,6 @@
  *
  * A control disk that refuses a command, or fails, is asked no more. The transaction is whole in memory still, and is
  * written to its place in the classic way, as are all behind it: a replay that lacked it would end in front of them.
- * A command without an answer is waited for, as the kernel waits for any disk: given up, it could still be carried out
- * when its place in the journal is another transaction's.
  *
  * What is handed over has to stay as its checksums say until it is answered, and again until it is written: every
  * block is copied (sio_copies()).
@@ -26,7 +24,6 @@
 #include <linux/bio.h>
 #include <linux/blkdev.h>
 #include <linux/buffer_head.h>
-#include <linux/crc32.h>
 #include <linux/fs.h>
 #include <linux/jbd2.h>
 #include <linux/log2.h>
@@ -34,24 +31,11 @@
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
 #include <linux/vma_journal.h>
-#include "afterimage_control_disk.h"
+#include "vma_control.h"
 #include "vma_lent.h"
-#include "vma_series.h"
 
-#define VMAJ_SLOTS AFTERIMAGE_FILE_SYSTEM_SLOTS
-#define VMAJ_FIRST_SLOT (AFTERIMAGE_SLOTS - VMAJ_SLOTS)
-#define VMAJ_SLOT_SECTORS (AFTERIMAGE_SLOT_BYTES / AFTERIMAGE_SECTOR_BYTES)
-/* Another file system of this guest may have had its answer in our slot: how often a question is asked. */
-#define VMAJ_TRIES 16
 /* Commits are counted by their size: the last takes 32768 blocks and more. */
 #define VMAJ_BATCHES 16
-#define VMAJ_NEEDED (BIT_ULL(AFTERIMAGE_INIT) | BIT_ULL(AFTERIMAGE_CLEANUP) | BIT_ULL(AFTERIMAGE_MPROTECT))
-
-/* A command that is on its way. */
-struct vmaj_sent {
-	struct vma_journal *vma;
-	blk_status_t status;
-};
 
 /* Transactions of so many blocks, and fewer than twice as many. */
 struct vmaj_batch {
@@ -62,22 +46,11 @@ struct vmaj_batch {
 
 /**
  * struct vma_journal - a journal whose commits are handed over
- * @disk: the control disk
- * @commands: a sector for each slot
- * @answer: a sector
- * @sent: what is on its way, slot by slot
- * @under_way: how many, and one while more may come
- * @answered: there is none any more
- * @file_system: whose journal it is
- * @instance: with @sequence, by which right
- * @sequence: see @instance
- * @tag: of the newest command
- * @blocks_max: blocks of one command
+ * @control: to whom
  * @refused: commits go to the disk
  * @blocks: what the transaction that is being committed would have written, locked
  * @gathered: how many
  * @gathered_max: and how many there is room for
- * @commands_sent: for transactions
  * @fallbacks: transactions that it did not take
  * @too_long: transactions that were not handed over, because there was no room
  * @copied_max: blocks of the longest transaction, which were copied for it
@@ -87,22 +60,11 @@ struct vmaj_batch {
  * @sent_again: transactions that were published, and it did not take
  */
 struct vma_journal {
-	struct vmaj_disk disk;
-	struct page *commands;
-	struct page *answer;
-	struct vmaj_sent sent[VMAJ_SLOTS];
-	atomic_t under_way;
-	struct completion answered;
-	u8 file_system[16];
-	u64 instance;
-	u64 sequence;
-	u64 tag;
-	unsigned int blocks_max;
+	struct vmaj_control control;
 	bool refused;
 	struct buffer_head **blocks;
 	unsigned int gathered;
 	unsigned int gathered_max;
-	atomic64_t commands_sent;
 	atomic64_t fallbacks;
 	atomic64_t too_long;
 	unsigned int copied_max;
@@ -111,193 +73,6 @@ struct vma_journal {
 	struct vmaj_batch published[VMAJ_BATCHES];
 	atomic64_t sent_again;
 };
-
-#if SIO_FAULTS
-/* For tests: at most so many blocks a command, and so many commands until one names a guest that is not there. */
-static unsigned int vma_blocks = AFTERIMAGE_BLOCKS_MAX;
-module_param(vma_blocks, uint, 0644);
-static unsigned int vma_refuse_after;
-module_param(vma_refuse_after, uint, 0644);
-
-static unsigned int vmaj_blocks(struct vma_journal *vma)
-{
-	return clamp(READ_ONCE(vma_blocks), 1U, vma->blocks_max);
-}
-
-static bool vmaj_spoils(void)
-{
-	unsigned int left = READ_ONCE(vma_refuse_after);
-
-	if (left)
-		WRITE_ONCE(vma_refuse_after, left - 1);
-	return left == 1;
-}
-#else
-static unsigned int vmaj_blocks(struct vma_journal *vma)
-{
-	return vma->blocks_max;
-}
-
-static bool vmaj_spoils(void)
-{
-	return false;
-}
-#endif
-
-static struct afterimage_command *vmaj_command(struct vma_journal *vma, unsigned int slot, int operation)
-{
-	struct afterimage_command *command = page_address(vma->commands) + slot * AFTERIMAGE_SECTOR_BYTES;
-
-	BUILD_BUG_ON(sizeof(*command) != AFTERIMAGE_SECTOR_BYTES || VMAJ_SLOTS * sizeof(*command) > PAGE_SIZE);
-	memset(command, 0, sizeof(*command));
-	memcpy(command->magic, AFTERIMAGE_COMMAND_MAGIC, sizeof(command->magic));
-	command->version = cpu_to_le16(AFTERIMAGE_CONTROL_VERSION);
-	command->operation = cpu_to_le16(operation);
-	command->tag = cpu_to_le64(++vma->tag);
-	memcpy(command->file_system, vma->file_system, sizeof(command->file_system));
-	return command;
-}
-
-static u32 vmaj_crc(const void *sector)
-{
-	return ~__crc32c_le(~0, sector, AFTERIMAGE_SECTOR_BYTES);
-}
-
-static void vmaj_end_command(struct bio *bio)
-{
-	struct vmaj_sent *sent = bio->bi_private;
-	struct vma_journal *vma = sent->vma;
-
-	sent->status = bio->bi_status;
-	bio_put(bio);
-	if (atomic_dec_and_test(&vma->under_way))
-		complete(&vma->answered);
-}
-
-/* Sends the command in a slot, with so many blocks behind it. */
-static void vmaj_send(struct vma_journal *vma, unsigned int slot, struct buffer_head **blocks, unsigned int count)
-{
-	struct afterimage_command *command = page_address(vma->commands) + slot * AFTERIMAGE_SECTOR_BYTES;
-	struct bio *bio = bio_alloc(vma->disk.bdev, count + 1, REQ_OP_WRITE | REQ_SYNC | REQ_META, GFP_NOFS);
-	unsigned int i;
-
-	command->crc = cpu_to_le32(vmaj_crc(command));
-	bio->bi_iter.bi_sector = (VMAJ_FIRST_SLOT + slot) * VMAJ_SLOT_SECTORS;
-	__bio_add_page(bio, vma->commands, sizeof(*command), slot * sizeof(*command));
-	for (i = 0; i < count; i++)
-		__bio_add_page(bio, blocks[i]->b_page, blocks[i]->b_size, bh_offset(blocks[i]));
-	vma->sent[slot].vma = vma;
-	bio->bi_private = &vma->sent[slot];
-	bio->bi_end_io = vmaj_end_command;
-	atomic_inc(&vma->under_way);
-	submit_bio(bio);
-}
-
-static void vmaj_hold(struct vma_journal *vma)
-{
-	reinit_completion(&vma->answered);
-	atomic_set(&vma->under_way, 1);
-}
-
-static void vmaj_wait(struct vma_journal *vma)
-{
-	if (!atomic_dec_and_test(&vma->under_way))
-		wait_for_completion_io(&vma->answered);
-}
-
-/* Reads the answer in a slot of the control disk. */
-static struct afterimage_answer *vmaj_read(struct vma_journal *vma, unsigned int slot)
-{
-	struct bio *bio = bio_alloc(vma->disk.bdev, 1, REQ_OP_READ | REQ_SYNC | REQ_META, GFP_NOFS);
-	struct afterimage_answer *answer = page_address(vma->answer);
-	int err;
-	u32 crc;
-
-	BUILD_BUG_ON(sizeof(*answer) != AFTERIMAGE_SECTOR_BYTES);
-	bio->bi_iter.bi_sector = slot * VMAJ_SLOT_SECTORS;
-	__bio_add_page(bio, vma->answer, sizeof(*answer), 0);
-	err = submit_bio_wait(bio);
-	bio_put(bio);
-	if (err)
-		return ERR_PTR(err);
-	crc = le32_to_cpu(answer->crc);
-	answer->crc = 0;
-	if (memcmp(answer->magic, AFTERIMAGE_ANSWER_MAGIC, sizeof(answer->magic)) ||
-	    le16_to_cpu(answer->version) != AFTERIMAGE_CONTROL_VERSION || vmaj_crc(answer) != crc)
-		return ERR_PTR(-EPROTO);
-	return answer;
-}
-
-static int vmaj_text_len(const struct afterimage_answer *answer)
-{
-	return min_t(int, le16_to_cpu(answer->text_len), AFTERIMAGE_TEXT_BYTES_MAX);
-}
-
-/* A question about the file system, and its answer. */
-static struct afterimage_answer *vmaj_ask(struct vma_journal *vma, int operation)
-{
-	struct afterimage_answer *answer;
-	int try;
-
-	for (try = 0; try < VMAJ_TRIES; try++) {
-		vmaj_command(vma, 0, operation);
-		vmaj_hold(vma);
-		vmaj_send(vma, 0, NULL, 0);
-		vmaj_wait(vma);
-		answer = vmaj_read(vma, VMAJ_FIRST_SLOT);
-		if (IS_ERR(answer) || le64_to_cpu(answer->tag) == vma->tag)
-			return answer;
-	}
-	return ERR_PTR(-EBUSY);
-}
-
-/* Blocks from this one on that one command can bring. */
-static unsigned int vmaj_run(struct vma_journal *vma, unsigned int from)
-{
-	struct buffer_head **blocks = vma->blocks + from;
-	unsigned int max = min(vma->gathered - from, vmaj_blocks(vma));
-	unsigned int count;
-
-	for (count = 1; count < max; count++) {
-		if (blocks[count]->b_blocknr != blocks[0]->b_blocknr + count)
-			break;
-	}
-	return count;
-}
-
-/* All that was gathered. Returns the slot of a command that was refused, or -1. */
-static int vmaj_hand_over(struct vma_journal *vma)
-{
-	struct afterimage_command *command;
-	unsigned int from = 0, count, sent, i;
-
-	while (from < vma->gathered) {
-		vmaj_hold(vma);
-		for (sent = 0; from < vma->gathered && sent < VMAJ_SLOTS; sent++) {
-			count = vmaj_run(vma, from);
-			if (from + count == vma->gathered) {
-				/* The commit block: everything else has to be there. */
-				if (sent)
-					break;
-				sio_fault(SIO_FAULT_VMA_COMMIT);
-			}
-			command = vmaj_command(vma, sent, AFTERIMAGE_MPROTECT);
-			command->instance = cpu_to_le64(vma->instance);
-			command->sequence = cpu_to_le64(vma->sequence + vmaj_spoils());
-			command->blocks = cpu_to_le32(count);
-			command->block = cpu_to_le64(vma->blocks[from]->b_blocknr);
-			vmaj_send(vma, sent, vma->blocks + from, count);
-			from += count;
-		}
-		atomic64_add(sent, &vma->commands_sent);
-		vmaj_wait(vma);
-		for (i = 0; i < sent; i++) {
-			if (vma->sent[i].status)
-				return i;
-		}
-	}
-	return -1;
-}
 
 static void vmaj_end(struct buffer_head *bh, bool well)
 {
@@ -337,17 +112,13 @@ static void vmaj_fall_back(transaction_t *transaction, int slot)
 {
 	journal_t *journal = transaction->t_journal;
 	struct vma_journal *vma = journal->j_vma;
-	int err = blk_status_to_errno(vma->sent[slot].status);
-	const struct afterimage_command *command = page_address(vma->commands) + slot * AFTERIMAGE_SECTOR_BYTES;
-	struct afterimage_answer *answer = vmaj_read(vma, VMAJ_FIRST_SLOT + slot);
-	/* It may be another file system's by now. */
-	bool said = !IS_ERR(answer) && answer->tag == command->tag;
+	int err, len;
+	const char *said = vmaj_control_refusal(&vma->control, slot, &err, &len);
 
 	WRITE_ONCE(vma->refused, true);
 	atomic64_inc(&vma->fallbacks);
 	pr_err("%s: the control disk did not take transaction %u (error %d%s%.*s): from it on the journal is written to the disk\n",
-	       journal->j_devname, transaction->t_tid, err, said ? ", " : "",
-	       said ? vmaj_text_len(answer) : 0, said ? (char *)answer->text : "");
+	       journal->j_devname, transaction->t_tid, err, len ? ", " : "", len, said);
 	sio_fault(SIO_FAULT_VMA_REFUSED);
 	vmaj_rewrite(journal);
 }
@@ -555,7 +326,7 @@ void vmaj_commit(transaction_t *transaction)
 	if (!is_journal_aborted(journal)) {
 		sio_fault(SIO_FAULT_VMA_GATHERED);
 		if (!vmaj_publish(transaction, begun)) {
-			refused = vmaj_hand_over(vma);
+			refused = vmaj_control_hand_over(&vma->control, vma->blocks, vma->gathered);
 			if (refused < 0) {
 				sio_fault(SIO_FAULT_VMA_ANSWERED);
 				vmaj_count(vma, vma->batches, ktime_get_ns() - begun);
@@ -591,10 +362,10 @@ static int vmaj_show(struct seq_file *seq, void *v)
 	seq_printf(seq, "handed_over %lld\n", sent.commits + published.commits);
 	seq_printf(seq, "handed_over_blocks %lld\n", sent.blocks + published.blocks);
 	seq_printf(seq, "handed_over_ns %lld\n", sent.ns);
-	seq_printf(seq, "commands %lld\n", atomic64_read(&vma->commands_sent));
+	seq_printf(seq, "commands %lld\n", atomic64_read(&vma->control.commands_sent));
 	seq_printf(seq, "fallbacks %lld\n", atomic64_read(&vma->fallbacks));
 	seq_printf(seq, "too_long %lld\n", atomic64_read(&vma->too_long));
-	seq_printf(seq, "blocks_a_command %u\n", vmaj_blocks(vma));
+	seq_printf(seq, "blocks_a_command %u\n", vmaj_control_blocks(&vma->control));
 	seq_printf(seq, "copied_blocks_max %u\n", READ_ONCE(vma->copied_max));
 	if (vma->lent) {
 		seq_printf(seq, "published %lld\n", published.commits);
@@ -611,52 +382,9 @@ static void vmaj_free(struct vma_journal *vma)
 	/* What is lent is the disk's until then. */
 	if (vma->lent)
 		vmaj_lent_free(vma->lent);
-	vmaj_disk_close(&vma->disk);
-	if (vma->commands)
-		__free_page(vma->commands);
-	if (vma->answer)
-		__free_page(vma->answer);
+	vmaj_control_close(&vma->control);
 	kvfree(vma->blocks);
 	kfree(vma);
-}
-
-/* Whether what was opened is a control disk that takes commits, and takes those of this journal. */
-static int vmaj_introduce(journal_t *journal, struct vma_journal *vma, const char *path, bool exitless)
-{
-	struct request_queue *queue = bdev_get_queue(vma->disk.bdev);
-	struct afterimage_answer *answer = vmaj_read(vma, 0);
-
-	if (IS_ERR(answer) || (le64_to_cpu(answer->operations) & VMAJ_NEEDED) != VMAJ_NEEDED) {
-		pr_err("%s: data=vma: %s is no control disk that takes commits\n", journal->j_devname, path);
-		return -ENODEV;
-	}
-	if (exitless && !(le64_to_cpu(answer->operations) & BIT_ULL(AFTERIMAGE_LEND))) {
-		pr_err("%s: vma_exitless: %s takes no commits that are published\n", journal->j_devname, path);
-		return -EOPNOTSUPP;
-	}
-	/* A command and its blocks are one request. */
-	vma->blocks_max = min3((unsigned int)AFTERIMAGE_BLOCKS_MAX, queue_max_segments(queue) - 1U,
-			       (queue_max_sectors(queue) - 1) / (AFTERIMAGE_BLOCK_BYTES / AFTERIMAGE_SECTOR_BYTES));
-	answer = vmaj_ask(vma, AFTERIMAGE_INIT);
-	if (IS_ERR(answer)) {
-		pr_err("%s: data=vma: %s does not answer (error %ld)\n", journal->j_devname, path, PTR_ERR(answer));
-		return PTR_ERR(answer);
-	}
-	if (le16_to_cpu(answer->status) != AFTERIMAGE_DONE) {
-		pr_err("%s: data=vma: the control disk does not take this journal's commits: %.*s\n",
-		       journal->j_devname, vmaj_text_len(answer), answer->text);
-		return -EOPNOTSUPP;
-	}
-	vma->instance = le64_to_cpu(answer->instance);
-	vma->sequence = le64_to_cpu(answer->sequence);
-	if (!exitless)
-		return 0;
-	/* So is the read by which memory is lent. */
-	vma->lent = vmaj_lent_alloc(vma->disk.bdev, VMAJ_FIRST_SLOT * VMAJ_SLOT_SECTORS, vma->blocks_max);
-	if (!vma->lent)
-		return -ENOMEM;
-	vmaj_lent_name(vma->lent, vma->file_system, vma->instance, vma->sequence);
-	return 0;
 }
 
 /**
@@ -681,25 +409,20 @@ int vmaj_start(journal_t *journal, const char *path, const u8 *file_system, bool
 	vma = kzalloc(sizeof(*vma), GFP_KERNEL);
 	if (!vma)
 		return -ENOMEM;
-	init_completion(&vma->answered);
-	memcpy(vma->file_system, file_system, sizeof(vma->file_system));
-	vma->tag = ktime_get_real_ns();
-	vma->commands = alloc_page(GFP_KERNEL);
-	vma->answer = alloc_page(GFP_KERNEL);
 	vma->gathered_max = journal->j_max_transaction_buffers + 1;
 	vma->blocks = kvcalloc(vma->gathered_max, sizeof(*vma->blocks), GFP_KERNEL);
 	err = -ENOMEM;
-	if (!vma->commands || !vma->answer || !vma->blocks)
+	if (!vma->blocks)
 		goto failed;
-	err = vmaj_disk_open(&vma->disk, path);
-	if (err) {
-		pr_err("%s: data=vma: there is no control disk at %s (error %d): name one by vma_disk=, or mount with data=journal\n",
-		       journal->j_devname, path, err);
-		goto failed;
-	}
-	err = vmaj_introduce(journal, vma, path, exitless);
+	err = vmaj_control_open(&vma->control, path, file_system, journal->j_devname, exitless);
 	if (err)
 		goto failed;
+	if (exitless) {
+		err = -ENOMEM;
+		vma->lent = vmaj_lent_alloc(&vma->control);
+		if (!vma->lent)
+			goto failed;
+	}
 	journal->j_vma = vma;
 	if (journal->j_proc_entry)
 		proc_create_single_data("vma", 0444, journal->j_proc_entry, vmaj_show, journal);
@@ -717,21 +440,13 @@ EXPORT_SYMBOL(vmaj_start);
 void vmaj_stop(journal_t *journal)
 {
 	struct vma_journal *vma = journal->j_vma;
-	struct afterimage_answer *answer;
 
 	if (!vma)
 		return;
 	if (journal->j_proc_entry)
 		remove_proc_entry("vma", journal->j_proc_entry);
-	/* Nothing depends on it: what is retained goes home by itself. */
-	if (!vma->refused) {
-		answer = vmaj_ask(vma, AFTERIMAGE_CLEANUP);
-		if (IS_ERR(answer))
-			pr_info("%s: the control disk does not answer (error %ld)\n", journal->j_devname,
-				PTR_ERR(answer));
-		else if (le16_to_cpu(answer->status) != AFTERIMAGE_DONE)
-			pr_info("%s: %.*s\n", journal->j_devname, vmaj_text_len(answer), answer->text);
-	}
+	if (!vma->refused)
+		vmaj_control_clean_up(&vma->control, journal->j_devname);
 	journal->j_vma = NULL;
 	vmaj_free(vma);
 }

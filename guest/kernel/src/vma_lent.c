@@ -31,7 +31,7 @@
 #include <linux/ktime.h>
 #include <linux/reboot.h>
 #include <linux/slab.h>
-#include "afterimage_control_disk.h"
+#include "vma_control.h"
 #include "vma_lent.h"
 
 /* How often it is looked whether something was taken, in microseconds: twice as long each time. */
@@ -43,7 +43,6 @@
 /**
  * struct vmaj_lent - memory that is lent
  * @bdev: the control disk
- * @sector: where it is read
  * @first: what is said of it, in its first page
  * @pages: all of them
  * @count: how many
@@ -58,7 +57,6 @@
  */
 struct vmaj_lent {
 	struct block_device *bdev;
-	sector_t sector;
 	struct afterimage_lent *first;
 	struct page **pages;
 	unsigned int count;
@@ -96,24 +94,36 @@ static int vmaj_lent_reboots(struct notifier_block *reboot, unsigned long action
 	return NOTIFY_DONE;
 }
 
+/* Say whose commits will be published. */
+static void vmaj_lent_name(struct vmaj_lent *lent, const struct vmaj_control *control)
+{
+	struct afterimage_lent *first = lent->first;
+
+	memcpy(first->magic, AFTERIMAGE_LENT_MAGIC, sizeof(first->magic));
+	first->version = cpu_to_le16(AFTERIMAGE_CONTROL_VERSION);
+	first->instance = cpu_to_le64(control->instance);
+	first->sequence = cpu_to_le64(control->sequence);
+	memcpy(first->file_system, control->file_system, sizeof(first->file_system));
+	first->crc = cpu_to_le32(~__crc32c_le(~0, (void *)first, offsetof(struct afterimage_lent, published)));
+}
+
 /**
  * vmaj_lent_alloc - memory to be lent
- * @bdev: the control disk
- * @sector: where it is read
- * @pages: how many pages, the first included
+ * @control: to the control disk, which has been asked by which right
  *
  * Return: the memory, or NULL where there is none.
  */
-struct vmaj_lent *vmaj_lent_alloc(struct block_device *bdev, sector_t sector, unsigned int pages)
+struct vmaj_lent *vmaj_lent_alloc(const struct vmaj_control *control)
 {
 	struct vmaj_lent *lent = kzalloc(sizeof(*lent), GFP_KERNEL);
+	/* One request reads all of it. */
+	unsigned int pages = control->blocks_max;
 	unsigned int i;
 
 	BUILD_BUG_ON(sizeof(*lent->first) != PAGE_SIZE);
 	if (!lent)
 		return NULL;
-	lent->bdev = bdev;
-	lent->sector = sector;
+	lent->bdev = control->disk.bdev;
 	init_completion(&lent->over);
 	complete(&lent->over);
 	lent->reboot.notifier_call = vmaj_lent_reboots;
@@ -129,27 +139,9 @@ struct vmaj_lent *vmaj_lent_alloc(struct block_device *bdev, sector_t sector, un
 		return NULL;
 	}
 	lent->first = page_address(lent->pages[0]);
+	vmaj_lent_name(lent, control);
 	register_reboot_notifier(&lent->reboot);
 	return lent;
-}
-
-/**
- * vmaj_lent_name - say whose commits will be published
- * @lent: the memory
- * @file_system: the file system's UUID
- * @instance: with @sequence, by which right
- * @sequence: see @instance
- */
-void vmaj_lent_name(struct vmaj_lent *lent, const u8 *file_system, u64 instance, u64 sequence)
-{
-	struct afterimage_lent *first = lent->first;
-
-	memcpy(first->magic, AFTERIMAGE_LENT_MAGIC, sizeof(first->magic));
-	first->version = cpu_to_le16(AFTERIMAGE_CONTROL_VERSION);
-	first->instance = cpu_to_le64(instance);
-	first->sequence = cpu_to_le64(sequence);
-	memcpy(first->file_system, file_system, sizeof(first->file_system));
-	first->crc = cpu_to_le32(~__crc32c_le(~0, (void *)first, offsetof(struct afterimage_lent, published)));
 }
 
 static void vmaj_lent_end_read(struct bio *bio)
@@ -197,7 +189,7 @@ void vmaj_lent_offer(struct vmaj_lent *lent, const char *name)
 	reinit_completion(&lent->over);
 	lent->offered = true;
 	bio = bio_alloc(lent->bdev, lent->count, REQ_OP_READ | REQ_SYNC | REQ_META, GFP_NOFS);
-	bio->bi_iter.bi_sector = lent->sector;
+	bio->bi_iter.bi_sector = VMAJ_FIRST_SLOT * VMAJ_SLOT_SECTORS;
 	for (i = 0; i < lent->count; i++)
 		__bio_add_page(bio, lent->pages[i], PAGE_SIZE, 0);
 	bio->bi_private = lent;

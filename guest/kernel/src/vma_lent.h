@@ -5,14 +5,13 @@
 #ifndef _VMA_LENT_H
 #define _VMA_LENT_H
 
-#include <linux/blk_types.h>
 #include <linux/jbd2.h>
 
-struct vmaj_lent;
 struct buffer_head;
+struct vmaj_control;
+struct vmaj_lent;
 
-struct vmaj_lent *vmaj_lent_alloc(struct block_device *bdev, sector_t sector, unsigned int pages);
-void vmaj_lent_name(struct vmaj_lent *lent, const u8 *file_system, u64 instance, u64 sequence);
+struct vmaj_lent *vmaj_lent_alloc(const struct vmaj_control *control);
 void vmaj_lent_offer(struct vmaj_lent *lent, const char *name);
 bool vmaj_lent_publish(struct vmaj_lent *lent, tid_t tid, struct buffer_head **blocks, unsigned int count);
 bool vmaj_lent_wait(struct vmaj_lent *lent);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What is said otherwise in Linux 6.1: see vma_journal.c.
+ * What is said otherwise in Linux 6.1: see vma_control.c.
  */
 #ifndef _VMA_SERIES_H
 #define _VMA_SERIES_H
