@@ -2,12 +2,12 @@
 //! and a simulated store, on one thread and a clock of its own.
 //!
 //! ```text
-//! guest (run) ─ chains (driver) ─► frontend: ring, chain, in-flight region, queue ─► compose: journal ─► order ─► store (store)
-//!    ▲ told, and boots after a crash                                                                    log and image: what is
-//!    └──────── oracle: what it may find then                                                            volatile, what is durable
+//! guest ─ chains (driver) ─► frontend: ring, chain, in-flight region, queue ─► compose: journal ─► order ─► store (store)
+//!    ▲ told, and boots after a crash                                                              log and image: what is
+//!    └──────── oracle: what it may find then                                                      volatile, what is durable
 //! ```
 //!
-//! Everything that daemons do in threads is done here in turns, which the seed draws. Daemons are killed between and within
+//! Everything that daemons do in threads is done here in turns (turn), which the seed draws (plan). Daemons are killed between and within
 //! operations of storage, guests reset, the power cut, storage fails, the clock jumps. Each guest that boots recovers its journal and judges
 //! what it finds. A failing seed is shrunk and printed.
 //!
@@ -16,17 +16,21 @@
 
 mod disk;
 mod driver;
+mod guest;
 mod oracle;
+mod plan;
 mod run;
 mod shrink;
 mod store;
+mod turn;
 
 use std::time::{Duration, Instant};
 
 use afterimage_order::redo::Mutation;
 use afterimage_order::Contract;
 
-use run::{draw_steps, run, Config, Place, Tally};
+use plan::{draw_steps, Config};
+use run::{run, Place, Tally};
 use shrink::{shrink, Failure};
 
 fn number(name: &str) -> Option<u64> {

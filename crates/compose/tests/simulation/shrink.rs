@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::run::{run, Config, Op, Place, Step};
+use crate::plan::{Config, Op, Step};
+use crate::run::{run, Place};
 
 /// As many operations of storage as a step makes, roughly.
 const OPERATIONS_EARLIER_MAX: u8 = 12;
