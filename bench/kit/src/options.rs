@@ -36,6 +36,13 @@ pub struct Resume {
     pub into: Option<PathBuf>,
 }
 
+impl Resume {
+    /// Whether cells are to be run: who lists or reports leaves the finished ones as they are.
+    pub fn is_run(&self) -> bool {
+        !self.list && !self.report
+    }
+}
+
 /// Of those whose raw results hold every cell as it was kept.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Earlier {

@@ -116,7 +116,8 @@ where
         let resume = &options.resume;
         let mut store = Store::open(&self.cells, self.wanted)?;
         if let Some(path) = &options.earlier.from {
-            store.adopt(read::<Records<R>>(path, self.name)?.records.into_iter().filter(self.wanted))?;
+            let records = read::<Records<R>>(path, self.name)?.records;
+            store.adopt(records.into_iter().filter(self.wanted), resume)?;
         }
         if resume.report {
             let text = self.write(&store)?;
@@ -140,5 +141,72 @@ where
         });
         say(&self.write(&store.into_inner().unwrap_or_else(PoisonError::into_inner))?)?;
         Ok(failed.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    struct Cell {
+        version: u32,
+        key: u32,
+    }
+
+    impl Record for Cell {
+        type Key = u32;
+        const VERSION: u32 = 1;
+
+        fn key(&self) -> &u32 {
+            &self.key
+        }
+
+        fn file_name(key: &u32) -> String {
+            format!("cell{key}")
+        }
+    }
+
+    #[derive(clap::Parser)]
+    struct Options {
+        #[command(flatten)]
+        seeded: SeededOptions,
+    }
+
+    /// Who asks for a report or a list of raw results has not said that they are finished here; who runs has.
+    #[test]
+    fn only_a_run_keeps_the_cells_that_it_goes_on_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let raw = folder.path().join("earlier");
+        let records = Records { records: vec![Cell { version: 1, key: 1 }] };
+        std::fs::create_dir(&raw).unwrap();
+        write_all(&raw, "bench", &records, "", "").unwrap();
+        let out = folder.path().join("out");
+        std::fs::create_dir(&out).unwrap();
+        let run = |arguments: &[&str]| {
+            let from = raw.join("bench.json.zst");
+            let arguments =
+                ["bench", "--from", from.to_str().unwrap()].into_iter().chain(arguments.iter().copied());
+            let Options { seeded } = clap::Parser::parse_from(arguments);
+            let bench = Seeded {
+                name: "bench",
+                scale: "full",
+                cells: out.join("cells"),
+                reports: out.clone(),
+                wanted: |_: &Cell| true,
+                markdown: |cells| format!("{} cells\n", cells.len()),
+                page: str::to_owned,
+            };
+            let measure = |_: &(), key: &u32| Ok((Cell { version: 1, key: *key }, String::new()));
+            assert!(bench.run(&seeded, || Ok(vec![1, 2]), u32::to_string, || Ok(()), measure).unwrap());
+            let mut kept: Vec<_> =
+                std::fs::read_dir(out.join("cells")).unwrap().map(|e| e.unwrap().file_name()).collect();
+            kept.sort();
+            kept
+        };
+        assert!(run(&["--list"]).is_empty());
+        assert!(run(&["--report"]).is_empty());
+        assert_eq!(std::fs::read_to_string(out.join("bench.md")).unwrap(), "1 cells\n");
+        assert_eq!(run(&[]), ["cell1.json", "cell2.json"]);
     }
 }

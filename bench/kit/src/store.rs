@@ -109,15 +109,22 @@ impl<R: Record> Store<R> {
         Ok(())
     }
 
-    /// Keeps those of these records whose cells are not finished here.
+    /// Takes those of these records whose cells are not finished here; a run keeps them.
     ///
     /// # Errors
     /// One can not be written.
-    pub fn adopt(&mut self, records: impl IntoIterator<Item = R>) -> Result<()> {
-        records.into_iter().try_for_each(|record| match self.get(record.key()) {
-            Some(_) => Ok(()),
-            None => self.add(record),
-        })
+    pub fn adopt(&mut self, records: impl IntoIterator<Item = R>, resume: &Resume) -> Result<()> {
+        for record in records {
+            if self.get(record.key()).is_some() {
+                continue;
+            }
+            if resume.is_run() {
+                self.add(record)?;
+            } else {
+                self.records.insert(record.key().clone(), record);
+            }
+        }
+        Ok(())
     }
 
     /// Forgets cells, so that they are run again.

@@ -116,7 +116,7 @@ fn run(options: &Options) -> Result<bool> {
     let mut store = Store::open(&cells, |record| record.scale == scale)?;
     if let Some(path) = &options.earlier.from {
         let (_, earlier) = report::read(path)?;
-        store.adopt(earlier.records().filter(|record| record.scale == scale).cloned())?;
+        store.adopt(earlier.records().filter(|record| record.scale == scale).cloned(), resume)?;
     }
     if resume.report {
         let text = report::write(out, &scale, &store)?;

@@ -102,7 +102,7 @@ pub fn run(plan: &Plan<'_>) -> Result<bool> {
     let folder = out.join(format!("{NAME}.cells"));
     let mut store = Store::open(&folder, |_| true)?;
     if let Some(path) = &plan.earlier.from {
-        store.adopt(read::<Results>(path, NAME)?.records)?;
+        store.adopt(read::<Results>(path, NAME)?.records, resume)?;
     }
     if resume.report {
         let text = write(out, &store)?;

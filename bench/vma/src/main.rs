@@ -104,7 +104,7 @@ fn run(options: &Options) -> Result<bool> {
     let cells_folder = folder.join("cells");
     let mut store = Store::open(&cells_folder, &scale)?;
     if let Some(path) = &options.earlier.from {
-        store.adopt(&report::read(path)?.1, &scale)?;
+        store.adopt(&report::read(path)?.1, &scale, resume)?;
     }
     if resume.report {
         let text = report::write(&folder, &scale, &store)?;

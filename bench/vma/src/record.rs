@@ -11,7 +11,7 @@ use crate::catalog::{Device, Kind, Mode, Setup, Workload};
 use crate::handed_over::HandedOver;
 use crate::scale::Scale;
 use afterimage_bench_kit::io::{GuestIo, StorageIo};
-use afterimage_bench_kit::{BenchError, Context, Jbd2, Result};
+use afterimage_bench_kit::{BenchError, Context, Jbd2, Result, Resume};
 
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -288,16 +288,20 @@ impl Store {
         self.cells.add(record)
     }
 
-    /// Keeps what another store holds of this scale, and this one does not.
+    /// Takes what another store holds of this scale, and this one does not; a run keeps it.
     ///
     /// # Errors
     /// A cell can not be written.
-    pub fn adopt(&mut self, other: &Store, scale: &Scale) -> Result<()> {
+    pub fn adopt(&mut self, other: &Store, scale: &Scale, resume: &Resume) -> Result<()> {
         let missing = |record: &&Record| record.scale == *scale && self.cells.get(&record.key).is_none();
         let missing: Vec<Record> = other.cells.records().filter(missing).cloned().collect();
         missing.into_iter().try_for_each(|record| {
             let samples = other.samples(&record.key).to_vec();
-            self.add(record, samples)
+            if resume.is_run() {
+                return self.add(record, samples);
+            }
+            self.samples.insert(record.key.clone(), samples);
+            self.cells.adopt([record], resume)
         })
     }
 
