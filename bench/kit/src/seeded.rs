@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use afterimage_report::note;
 use clap::Args;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -140,6 +141,8 @@ where
             Ok(words)
         });
         say(&self.write(&store.into_inner().unwrap_or_else(PoisonError::into_inner))?)?;
+        let results = self.reports.join(format!("{}.{{json.zst,md,html}}", self.name));
+        note(&format!("results: {}\n", results.display()));
         Ok(failed.is_empty())
     }
 }

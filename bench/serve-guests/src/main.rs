@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use afterimage_bench_kit::seeded::SeededOptions;
 use afterimage_bench_kit::{insert, say, write_on_signals, Common, Earlier, Result, Resume};
 use afterimage_lab::process::Workdir;
 use afterimage_report::note;
@@ -92,18 +93,16 @@ fn say_with_paper(markdown: &str, store: &Store) -> Result<()> {
 fn run(options: &Options) -> Result<bool> {
     let (common, resume, out) = (&options.common, &options.resume, &options.out);
     if options.in_virtual_time {
-        if let Some(path) = &common.tables {
-            return say(&virtual_time::tables(path)?).map(|()| true);
-        }
-        return virtual_time::run(&virtual_time::Plan {
-            out,
-            figures: &options.figures,
-            only: &options.only,
-            seeds: options.seeds,
+        let seeded = SeededOptions {
+            common: common.clone(),
+            resume: resume.clone(),
+            earlier: options.earlier.clone(),
+            only: options.only.clone(),
+            seeds: Some(options.seeds),
             at_once: options.at_once,
-            resume,
-            earlier: &options.earlier,
-        });
+            out: out.clone(),
+        };
+        return virtual_time::run(&seeded, &options.figures);
     }
     if let Some(path) = &common.tables {
         let (scale, store) = report::read(path)?;

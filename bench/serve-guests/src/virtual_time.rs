@@ -7,16 +7,12 @@ mod tables;
 pub mod work;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use afterimage_bench_kit::seeded::{show, Seeded, SeededOptions};
 use afterimage_bench_kit::virtual_time::Virtual;
-use afterimage_bench_kit::{
-    check_only, insert, is_chosen, read, run_at_once, say, write_all, write_on_signals, Earlier, Result,
-    Resume,
-};
-use afterimage_report::note;
-use serde::{Deserialize, Serialize};
+use afterimage_bench_kit::{check_only, is_chosen, Result};
 
 use crate::scale::Scale;
 use crate::template::Templates;
@@ -26,48 +22,11 @@ use work::{Figure, Work};
 /// The name of its results.
 const NAME: &str = "serve-guests-virtual";
 
-type Store = afterimage_bench_kit::Store<Record>;
-
-/// What is run.
-#[derive(Debug)]
-pub struct Plan<'a> {
-    /// Where results go.
-    pub out: &'a Path,
-    /// The figures.
-    pub figures: &'a [Figure],
-    /// Patterns of `work/model/arm`.
-    pub only: &'a [String],
-    /// Seeds 1 to this.
-    pub seeds: u64,
-    /// Cells at once.
-    pub at_once: usize,
-    /// What every benchmark that resumes has.
-    pub resume: &'a Resume,
-    /// From where it goes on.
-    pub earlier: &'a Earlier,
-}
-
-/// The raw results, as they are committed.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Results {
-    records: Vec<Record>,
-}
-
-/// The tables of committed raw results.
-///
-/// # Errors
-/// The file cannot be read, or holds something else.
-pub fn tables(path: &Path) -> Result<String> {
-    let Results { records } = read(path, NAME)?;
-    Ok(tables::markdown(&records))
-}
-
 /// The cells, all of one seed before the next: whatever has to be broken off has every row.
-fn keys(plan: &Plan<'_>) -> Result<Vec<Key>> {
+fn keys(figures: &[Figure], seeds: u64, only: &[String]) -> Result<Vec<Key>> {
     let mut keys = Vec::new();
-    for seed in 1..=plan.seeds {
-        for figure in plan.figures {
+    for seed in 1..=seeds {
+        for figure in figures {
             for model in figure.models() {
                 for work in figure.works() {
                     for arm in figure.arms() {
@@ -81,52 +40,40 @@ fn keys(plan: &Plan<'_>) -> Result<Vec<Key>> {
         }
     }
     let paths: Vec<String> = keys.iter().map(Key::path).collect();
-    check_only(plan.only, &paths, "work/model/arm, as in varmail/hdd10k/window")?;
-    keys.retain(|key| is_chosen(plan.only, &key.path()));
+    check_only(only, &paths, "work/model/arm, as in varmail/hdd10k/window")?;
+    keys.retain(|key| is_chosen(only, &key.path()));
     Ok(keys)
-}
-
-fn write(out: &Path, store: &Store) -> Result<String> {
-    let records: Vec<Record> = store.records().cloned().collect();
-    let markdown = tables::markdown(&records);
-    write_all(out, NAME, &Results { records }, &markdown, &tables::page(&markdown))?;
-    Ok(markdown)
 }
 
 /// Runs what is not finished. Whether every cell came to a result.
 ///
 /// # Errors
 /// Results cannot be read or written, or no image can be made.
-pub fn run(plan: &Plan<'_>) -> Result<bool> {
-    let (out, resume) = (plan.out, plan.resume);
-    let folder = out.join(format!("{NAME}.cells"));
-    let mut store = Store::open(&folder, |_| true)?;
-    if let Some(path) = &plan.earlier.from {
-        store.adopt(read::<Results>(path, NAME)?.records, resume)?;
+pub fn run(options: &SeededOptions, figures: &[Figure]) -> Result<bool> {
+    if let Some(path) = &options.common.tables {
+        return show(path, NAME, tables::markdown);
     }
-    if resume.report {
-        let text = write(out, &store)?;
-        say(&text)?;
-        return resume.into.as_ref().map_or(Ok(true), |path| insert(path, "virtual", &text).map(|()| true));
-    }
-    let keys = keys(plan)?;
-    let name = |key: &Key| format!("{} seed {}", key.path(), key.seed);
-    let Some(todo) = store.to_run(&keys, resume, name)? else { return Ok(true) };
-    let (out_then, folder_then) = (out.to_owned(), folder);
-    write_on_signals(move || write(&out_then, &Store::open(&folder_then, |_| true)?).map(drop))?;
-    let virtual_time = Virtual::find()?;
-    let images = Images::new(out.join(format!("{NAME}.images")))?;
-    let kept = keys.len() - todo.len();
-    let store = Mutex::new(store);
-    let failed = run_at_once(&todo, kept, plan.at_once, name, |key| {
-        let record = cell::measure(key, &images.get(key.work)?, &virtual_time)?;
-        let words = record.words();
-        store.lock().unwrap_or_else(PoisonError::into_inner).add(record)?;
-        Ok(words)
-    });
-    say(&write(out, &store.into_inner().unwrap_or_else(PoisonError::into_inner))?)?;
-    note(&format!("results: {}\n", out.join(format!("{NAME}.{{json.zst,md,html}}")).display()));
-    Ok(failed.is_empty())
+    let out = &options.out;
+    let bench = Seeded {
+        name: NAME,
+        scale: "virtual",
+        cells: out.join(format!("{NAME}.cells")),
+        reports: out.clone(),
+        wanted: |_: &Record| true,
+        markdown: tables::markdown,
+        page: tables::page,
+    };
+    bench.run(
+        options,
+        || keys(figures, options.seeds(), &options.only),
+        |key: &Key| format!("{} seed {}", key.path(), key.seed),
+        || Ok((Virtual::find()?, Images::new(out.join(format!("{NAME}.images")))?)),
+        |(machine, images), key| {
+            let record = cell::measure(key, &images.get(key.work)?, machine)?;
+            let words = record.words();
+            Ok((record, words))
+        },
+    )
 }
 
 /// Images by workload; made once, and kept on the machine's own disk for the next run.
@@ -165,21 +112,9 @@ mod tests {
 
     #[test]
     fn cells_of_several_figures_are_run_once_and_seed_by_seed() {
-        let resume = Resume { calm: 0, fresh: false, list: false, report: false, into: None };
-        let plan = |figures: &'static [Figure], only: &'static [String]| {
-            let plan = Plan {
-                out: Path::new(""),
-                figures,
-                only,
-                seeds: 2,
-                at_once: 1,
-                resume: &resume,
-                earlier: &Earlier::default(),
-            };
-            keys(&plan).map(|keys| keys.len())
-        };
-        assert_eq!(plan(&[Figure::Four], &[]).unwrap(), 2 * 12);
+        let count = |figures: &[Figure]| keys(figures, 2, &[]).unwrap().len();
+        assert_eq!(count(&[Figure::Four]), 2 * 12);
         // Nested, host, neither and window on varmail are in both.
-        assert_eq!(plan(&[Figure::Four, Figure::Six], &[]).unwrap(), 2 * (12 + 48 - 4));
+        assert_eq!(count(&[Figure::Four, Figure::Six]), 2 * (12 + 48 - 4));
     }
 }
