@@ -279,7 +279,7 @@ fn one_process_at_a_time_and_only_its_own_image() {
     let path = folder.path().join("arena");
     let arena = Arena::create(&path, IDENTITY, 8 * SLOT).unwrap();
     let refused = Arena::open(&path, Some(IDENTITY)).unwrap_err().to_string();
-    assert!(refused.contains("another process has it open"), "{refused}");
+    assert!(refused.contains("in use by this very process"), "{refused}");
     assert!(Arena::create(&path, IDENTITY, 8 * SLOT).is_err(), "nothing is written over");
     drop(arena);
     for other in [

@@ -48,6 +48,7 @@ pub use create::create_image;
 pub use error::OpenError;
 pub use file_medium::{sync_directory, FileMedium};
 pub use image::{FileIdentity, Image, ImageStore};
+pub use lock::lock_file;
 pub use log::{
     absolute, find_log, is_live, is_log, log_beside, owners, read_header, real_path, LogError, LogFile,
     LogReadError, NewLog, Owner,

@@ -1,13 +1,14 @@
 //! Locks on the description that carries the I/O, so that they are held until its last request is over.
 //!
 //! ```text
-//! flock   exclusive, or shared for read-only          against another afterimage
-//! OFD     write lock on the whole file, or QEMU's     against QEMU and its tools
+//! flock   exclusive, or shared for read-only          against another afterimage: images, logs, arenas
+//! OFD     write lock on the whole file, or QEMU's     against QEMU and its tools: images
 //!         bytes of a reader
 //! ```
 //!
 //! A daemon that was killed leaves the kernel with its requests in flight: the file description, and so the
-//! locks, live until they are done. A new daemon therefore waits for a *dead* holder and refuses a live one at once.
+//! locks, live until they are done, and the kernel closes one file after the other. A new daemon therefore waits for a *dead* holder of
+//! any of them, and gives a live one a moment only.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -17,6 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{flock, FlockOperation};
+use rustix::io::{retry_on_intr, Errno};
 
 use crate::holder::{self, Holder};
 use crate::OpenError;
@@ -29,40 +31,65 @@ const QEMU_CONSISTENT_READ: i64 = 0;
 const QEMU_WRITE: i64 = 1;
 const QEMU_RESIZE: i64 = 3;
 
-/// How often a dead holder's lock is tried again.
+/// How long a dead holder is waited for where nothing else is said.
+pub(crate) const WAIT: Duration = Duration::from_secs(30);
+/// How often a lock is tried again.
 const RETRY: Duration = Duration::from_millis(2);
+/// At most what a live holder gets: a child process between fork and exec has copies of all descriptors of its parent, a dead one's
+/// as well, and with them the locks.
+const LIVE_HOLDER: Duration = Duration::from_millis(500);
 /// Of the time for a dead holder, the part that a lock without a visible one gets: its holder may well be alive elsewhere.
 const HIDDEN_HOLDER_PART: u32 = 6;
 
-/// Takes both locks.
-pub(crate) fn take(file: &File, path: &Path, read_only: bool, wait: Duration) -> Result<(), OpenError> {
+/// Takes both locks of an image.
+pub(crate) fn take_image(file: &File, path: &Path, read_only: bool, wait: Duration) -> Result<(), OpenError> {
+    take(file, path, wait, || Ok(try_flock(file, path, read_only)? && try_ofd(file, path, read_only)?))
+}
+
+/// Takes the lock of a file that daemons keep beside an image, such as its log: exclusive, or shared for who only reads it. A dead
+/// holder is waited for.
+///
+/// # Errors
+/// Somebody has it, or the lock cannot be taken.
+pub fn lock_file(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
+    take(file, path, WAIT, || try_flock(file, path, read_only))
+}
+
+/// Tries until the lock is there, as long as its holder may be waited for.
+fn take(
+    file: &File,
+    path: &Path,
+    wait: Duration,
+    mut attempt: impl FnMut() -> io::Result<bool>,
+) -> Result<(), OpenError> {
     let start = Instant::now();
     loop {
-        if try_both(file, read_only).map_err(OpenError::io("locking", path))? {
+        if attempt().map_err(OpenError::io("locking", path))? {
             return Ok(());
         }
-        match holder::find(file) {
-            Some(Holder { pid, dead: true, .. }) if start.elapsed() >= wait => {
-                return Err(OpenError::StillDraining {
-                    path: path.to_owned(),
-                    pid,
-                    waited_ms: start.elapsed().as_millis(),
-                });
-            }
-            Some(Holder { dead: true, .. }) => {}
-            Some(Holder { pid, .. }) if pid == std::process::id() as i32 => {
-                return in_use(path, "this very process".to_owned());
-            }
-            Some(Holder { pid, name, .. }) => {
-                let name = name.map(|n| format!(" ({n})")).unwrap_or_default();
-                return in_use(path, format!("process {pid}{name}"));
-            }
+        let holder = holder::find(file);
+        let patience = match &holder {
+            Some(Holder { dead: true, .. }) => wait,
+            Some(_) => wait.min(LIVE_HOLDER),
             // Nobody to be seen: the lock went between the two looks, its holder is another user's or in another
             // container, or it is a dead daemon whose process is gone already but not its I/O.
-            None if start.elapsed() >= wait / HIDDEN_HOLDER_PART => {
-                return in_use(path, "another process".to_owned());
-            }
-            None => {}
+            None => wait / HIDDEN_HOLDER_PART,
+        };
+        if start.elapsed() >= patience {
+            let (path, waited_ms) = (path.to_owned(), start.elapsed().as_millis());
+            let holder = match holder {
+                Some(Holder { pid, dead: true, .. }) => {
+                    return Err(OpenError::StillDraining { path, pid, waited_ms })
+                }
+                Some(Holder { pid, .. }) if pid == std::process::id() as i32 => {
+                    "this very process".to_owned()
+                }
+                Some(Holder { pid, name, .. }) => {
+                    format!("process {pid}{}", name.map(|n| format!(" ({n})")).unwrap_or_default())
+                }
+                None => "another process".to_owned(),
+            };
+            return Err(OpenError::InUse { path, holder });
         }
         std::thread::sleep(RETRY);
     }
@@ -78,26 +105,28 @@ pub(crate) fn release(file: &File) {
     }
 }
 
-fn in_use(path: &Path, holder: String) -> Result<(), OpenError> {
-    Err(OpenError::InUse { path: path.to_owned(), holder })
-}
-
-/// Whether both locks were free. Keeps neither where one was not.
-fn try_both(file: &File, read_only: bool) -> io::Result<bool> {
+/// Whether the lock was free.
+fn try_flock(file: &File, path: &Path, read_only: bool) -> io::Result<bool> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    match flock(file, operation) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
-        // A file system without locks cannot have another holder's either; the OFD lock below may still work.
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::NOLCK) => {
-            tracing::warn!("the file system of the image has no flock: a second daemon would go unnoticed");
+    match retry_on_intr(|| flock(file, operation)) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        // A file system without locks cannot have another holder's either; an OFD lock may still work.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => {
+            let path = path.display();
+            tracing::warn!("the file system of {path} has no flock: a second daemon would go unnoticed");
+            Ok(true)
         }
-        Err(e) => return Err(e.into()),
+        Err(e) => Err(e.into()),
     }
+}
+
+/// Whether the lock that QEMU sees was free. Gives the other one back where it was not.
+fn try_ofd(file: &File, path: &Path, read_only: bool) -> io::Result<bool> {
     let taken = if read_only { try_reader(file) } else { ofd(file, libc::F_WRLCK, 0, 0) };
     match taken {
         Ok(true) => Ok(true),
@@ -112,8 +141,9 @@ fn try_both(file: &File, read_only: bool) -> io::Result<bool> {
                 Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)
             ) =>
         {
+            let path = path.display();
             tracing::warn!(
-                "the file system of the image has no byte-range locks: QEMU would not see that it is in use"
+                "the file system of {path} has no byte-range locks: QEMU would not see that it is in use"
             );
             Ok(true)
         }

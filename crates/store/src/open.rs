@@ -25,7 +25,7 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     let file = open_file(path, options.read_only)?;
     let size = check_size(&file, path)?;
     // Before the content is looked at: a holder may be about to change it.
-    lock::take(&file, path, options.read_only, options.lock_wait)?;
+    lock::take_image(&file, path, options.read_only, options.lock_wait)?;
     if !options.any_content {
         check_format(&file, path, size)?;
     }

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::lock::WAIT;
+
 /// Whether guest data bypasses the host's page cache (`O_DIRECT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DirectMode {
@@ -28,7 +30,7 @@ pub struct OpenOptions {
     /// What GET_ID answers; the file name where `None`. Only the first 20 bytes are kept.
     pub serial: Option<String>,
     /// How long to wait for a lock whose holder is dead (its last I/O is still in the kernel). A live holder
-    /// is refused at once.
+    /// gets half a second of it.
     pub lock_wait: Duration,
     /// Take the content as raw even where it begins like another image format: a guest may have copied one onto its
     /// raw disk.
@@ -43,7 +45,7 @@ impl OpenOptions {
             read_only: false,
             direct: DirectMode::Auto,
             serial: None,
-            lock_wait: Duration::from_secs(30),
+            lock_wait: WAIT,
             any_content: false,
         }
     }

@@ -5,16 +5,17 @@
 #![allow(unsafe_code)]
 
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
     BlockError, Blocking, Buffers, Disk, ErrorKind, FlushKind, Operation, Request, Sector, Token,
 };
-use afterimage_store::{create_image, DirectMode, FileMedium, ImageStore, OpenError, OpenOptions};
+use afterimage_store::{create_image, DirectMode, FileMedium, ImageStore, LogFile, OpenError, OpenOptions};
 use afterimage_testing::{command, in_namespace, is_inside, on_a_device, skip};
 
 fn mount_tmpfs(size: &str) -> tempfile::TempDir {
@@ -303,64 +304,97 @@ fn a_lane_may_change_threads_and_be_dropped_with_requests_in_flight() {
     }
 }
 
-/// A lock holder that is killed while something of it still has the file open, as the kernel has while I/O is in
-/// flight. The holder is `flock`, which leaves the descriptor to a `sleep`; the sleep is the "I/O".
-#[test]
-fn a_dead_holder_is_waited_for_and_a_live_one_is_not() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = directory.path().join("disk.img");
-    create_image(&path, 1 << 20).unwrap();
+/// Somebody who holds a lock as `flock` takes it, and leaves the descriptor to a `sleep`; killed when it is dropped.
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn holder(path: &Path) -> Holder {
     let mut holder = Command::new("flock")
         .args(["--exclusive", "--no-fork"])
-        .arg(&path)
+        .arg(path)
         .args(["sh", "-c", "echo held; exec sleep 1000"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut word = [0; 5];
     holder.stdout.as_mut().unwrap().read_exact(&mut word).unwrap();
-    let options = OpenOptions { lock_wait: Duration::from_secs(600), ..OpenOptions::new(&path) };
-    let start = Instant::now();
-    let Err(error) = ImageStore::open(&options) else { panic!("locked twice") };
-    assert!(start.elapsed() < Duration::from_secs(300), "a live holder is not waited for");
-    assert!(error.to_string().contains(&holder.id().to_string()), "{error}");
+    Holder(holder)
+}
 
-    // We keep a copy of its file description, as the kernel would: from its own descriptor table.
-    let table = std::fs::read_dir(format!("/proc/{}/fd", holder.id())).unwrap();
+/// Kills it while something of it still has the file open, as the kernel has while I/O is in flight: we do, by a copy of its own
+/// descriptor. Nothing where that cannot be had.
+fn killed(holder: Holder, path: &Path) -> Option<OwnedFd> {
+    let table = std::fs::read_dir(format!("/proc/{}/fd", holder.0.id())).unwrap();
     let number = table
         .flatten()
         .find(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == path))
         .and_then(|fd| fd.file_name().to_str()?.parse::<i32>().ok())
-        .expect("the holder has the image open");
-    // SAFETY: pidfd_open and pidfd_getfd take plain numbers.
+        .expect("the holder has the file open");
+    // SAFETY: pidfd_open and pidfd_getfd take plain numbers; a descriptor that they answer is ours alone.
     let copy = unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, holder.id() as libc::pid_t, 0);
-        libc::syscall(libc::SYS_pidfd_getfd, process, number, 0)
+        let process = libc::syscall(libc::SYS_pidfd_open, holder.0.id() as libc::pid_t, 0);
+        let copy = libc::syscall(libc::SYS_pidfd_getfd, process, number, 0);
+        (copy >= 0).then(|| OwnedFd::from_raw_fd(copy as i32))
     };
-    if copy < 0 {
-        let why = std::io::Error::last_os_error();
-        holder.kill().unwrap();
-        holder.wait().unwrap();
-        return skip(format!("the second half: no pidfd_getfd here: {why}"));
+    let why = std::io::Error::last_os_error();
+    drop(holder);
+    if copy.is_none() {
+        skip(format!("dead holders: no pidfd_getfd here: {why}"));
     }
-    holder.kill().unwrap();
-    holder.wait().unwrap();
+    copy
+}
+
+/// Longer than a live holder is given.
+const DYING: Duration = Duration::from_secs(2);
+
+fn close_later(copy: OwnedFd) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        std::thread::sleep(DYING);
+        drop(copy);
+    })
+}
+
+#[test]
+fn a_dead_holder_is_waited_for_and_a_live_one_is_not() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("disk.img");
+    create_image(&path, 1 << 20).unwrap();
+    let holder = holder(&path);
+    let options = OpenOptions { lock_wait: Duration::from_secs(600), ..OpenOptions::new(&path) };
+    let start = Instant::now();
+    let Err(error) = ImageStore::open(&options) else { panic!("locked twice") };
+    assert!(start.elapsed() < Duration::from_secs(300), "a live holder is not waited for");
+    assert!(error.to_string().contains(&holder.0.id().to_string()), "{error}");
+
+    let Some(copy) = killed(holder, &path) else { return };
     let hurried = OpenOptions { lock_wait: Duration::from_millis(20), ..OpenOptions::new(&path) };
     match ImageStore::open(&hurried) {
         Err(OpenError::StillDraining { .. } | OpenError::InUse { .. }) => {}
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("opened while a dead holder's I/O may be in flight"),
     }
-    let closer = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
-        // SAFETY: the descriptor came from pidfd_getfd and belongs to nobody else.
-        unsafe { libc::close(copy as i32) };
-    });
-    // A child that another test forks just now has copies of our descriptors until it execs: a live holder for a moment.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = ImageStore::open(&options) {
-        assert!(matches!(error, OpenError::InUse { .. }) && Instant::now() < deadline, "{error}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let closer = close_later(copy);
+    ImageStore::open(&options).unwrap();
+    closer.join().unwrap();
+}
+
+/// After a kill -9 the images' locks may be gone before the log's is.
+#[test]
+fn a_log_is_waited_for_as_an_image_is() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("disk.img.aflog");
+    std::fs::write(&path, [0; 4096]).unwrap();
+    let holder = holder(&path);
+    let Err(error) = LogFile::open(&path, false) else { panic!("locked twice") };
+    assert!(error.to_string().contains(&holder.0.id().to_string()), "{error}");
+    let Some(copy) = killed(holder, &path) else { return };
+    let closer = close_later(copy);
+    LogFile::open(&path, false).unwrap();
     closer.join().unwrap();
 }

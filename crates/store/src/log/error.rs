@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use afterimage_block::advice;
 use afterimage_format::FormatError;
 
+use crate::OpenError;
+
 /// Nothing was touched when one of these is returned, unless the sentence says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -145,8 +147,8 @@ pub enum LogError {
         bytes: u64,
     },
     /// A log that another process holds.
-    #[error("{} is in use by another process: stop it first", .0.display())]
-    LogInUse(PathBuf),
+    #[error(transparent)]
+    LogInUse(OpenError),
     /// Any other answer of the operating system.
     #[error("{doing} {}: {source}{}", .path.display(), advice(.source))]
     Io {

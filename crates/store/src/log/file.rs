@@ -14,7 +14,6 @@ use afterimage_block::Medium;
 use afterimage_format::log::{ImageEntry, ImageName, LogHeader, NAMES_OFFSET};
 use afterimage_format::mark::{Mark, MarkedLog, MARK_PATH_BYTES_MAX};
 use afterimage_format::reference::Reference;
-use rustix::fs::{flock, FlockOperation};
 use zerocopy::IntoBytes as _;
 
 use super::dependency::{beginning, end, Step};
@@ -22,7 +21,7 @@ use super::error::LogError;
 use super::header::read_header;
 use super::names::{beside, real_path, sidecar_path};
 use crate::mark::{mark_of, remove_mark};
-use crate::{sync_directory, Attributes, FileMedium, Image};
+use crate::{lock_file, sync_directory, Attributes, FileMedium, Image, OpenError};
 
 /// What identifies an image in a header. Device nodes have no inode that lasts.
 fn image_entry(image: &dyn Image) -> Result<ImageEntry, LogError> {
@@ -59,17 +58,12 @@ impl LogFile {
         Self::lock(path, medium, read_only)
     }
 
-    fn lock(path: &Path, medium: FileMedium, shared: bool) -> Result<Self, LogError> {
-        let how = if shared {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        match flock(medium.file(), how) {
-            Ok(()) => Ok(Self::of(path, medium)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(LogError::LogInUse(path.to_owned())),
-            Err(e) => Err(LogError::io("locking", path)(e.into())),
-        }
+    fn lock(path: &Path, medium: FileMedium, read_only: bool) -> Result<Self, LogError> {
+        lock_file(medium.file(), path, read_only).map_err(|error| match error {
+            OpenError::Io { doing, path, source } => LogError::Io { doing, path, source },
+            held => LogError::LogInUse(held),
+        })?;
+        Ok(Self::of(path, medium))
     }
 
     fn of(path: &Path, medium: FileMedium) -> Self {

@@ -4,17 +4,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustix::fs::{fallocate, flock, seek, unlinkat, AtFlags, FallocateFlags, FlockOperation, SeekFrom, CWD};
+use afterimage_store::{lock_file, OpenError};
+use rustix::fs::{fallocate, seek, unlinkat, AtFlags, FallocateFlags, SeekFrom, CWD};
 use rustix::io::{retry_on_intr, Errno};
 
 use super::map::{file_bytes, group_at, slot_at, GROUP, GROUP_SLOTS, HEAD, PAGE, SLOTS_MAX};
 use crate::error::JournalError;
-
-/// A child process between fork and exec holds a copy of a dead daemon's descriptor, and with it the lock, for a moment.
-const LOCK_RETRIES: u32 = 50;
-const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// An operating-system error about this arena.
 pub(super) fn io_error(path: &Path, doing: &str) -> impl Fn(io::Error) -> JournalError {
@@ -120,19 +116,11 @@ pub(super) fn open(path: &Path) -> Result<(File, u32), JournalError> {
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), JournalError> {
-    for _ in 0..LOCK_RETRIES {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(io_error(path, "locking")(e.into())),
-        }
-    }
-    let busy = io::Error::new(
-        io::ErrorKind::ResourceBusy,
-        "another process has it open; stop that daemon first (fuser names it)",
-    );
-    Err(io_error(path, "locking")(busy))
+    let locked = lock_file(file, path, false).map_err(|error| match error {
+        OpenError::Io { source, .. } => source,
+        held => io::Error::new(io::ErrorKind::ResourceBusy, held),
+    });
+    locked.map_err(io_error(path, "locking"))
 }
 
 /// Gives a range of the file memory, so that touching it in the mapping cannot fail.
