@@ -32,7 +32,7 @@ use afterimage_bench_vma::source::Sources;
 use afterimage_bench_vma::template::Templates;
 use afterimage_bench_vma::virtual_cell::World;
 use afterimage_flash::control::Control;
-use afterimage_flash::FtlKind;
+use afterimage_flash::{Config, FtlKind};
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;
 use afterimage_report::note;
@@ -272,7 +272,7 @@ fn write(findings: &Findings, store: &Store) -> Result<String> {
     let results = Results {
         setting: findings.setting.clone(),
         ftls: findings.ftls.clone(),
-        spare: simulate::SPARE,
+        spare: Config::SPARE,
         captured,
         simulated: findings.results().cloned().collect(),
     };

@@ -22,9 +22,9 @@ pub const VERSION: u32 = 3;
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Age {
-    /// The flash holds the pages that any mode of the workload touches, each written once, and 3 % spare.
+    /// The flash holds the pages that any mode of the workload touches, each written once, and [`afterimage_flash::Config::SPARE`].
     Region,
-    /// The flash holds the guests' disks whole, filled sequentially, and 3 % spare.
+    /// The flash holds the guests' disks whole, filled sequentially, and as much spare.
     Drive,
 }
 

@@ -25,9 +25,6 @@ use parking_lot::Mutex;
 use crate::record::{Age, Simulated, SimulationKey, Store};
 use crate::study::Variant;
 
-/// Flash beyond what is logical, as a share. The study does not say; the DFTL paper's log share is 3 %.
-pub const SPARE: f64 = 0.03;
-
 /// What is to be simulated of one workload.
 #[derive(Clone, Debug)]
 pub struct Drives {
@@ -87,7 +84,7 @@ pub fn run(drives: &Drives, store: &Store, guests: u32, control: &Control) -> Re
     }
     note(&format!("[simulate] {}: {} drives\n", drives.workload.name(), todo.len()));
     let files = |variant: Variant| store.trace_files(drives.workload, variant.mode());
-    let base = Config { spare: SPARE, ..Config::default() };
+    let base = Config::default();
     let mut union = Scan::new(base.geometry);
     for variant in drives.variants.iter().filter(|v| **v != Variant::Derived) {
         add(&mut union, &files(*variant), &reading(*variant), control)?;
@@ -157,7 +154,7 @@ mod tests {
     #[test]
     fn eight_disks_are_the_studys_flash() {
         for guests in [1, 2, 4, 8] {
-            let config = Config { geometry: whole_drive(guests), spare: SPARE, ..Config::default() };
+            let config = Config { geometry: whole_drive(guests), ..Config::default() };
             assert_eq!(config.drive_blocks(), guests * 32_768, "{guests}");
         }
         assert_eq!(8 * 32_768, Geometry::default().blocks);

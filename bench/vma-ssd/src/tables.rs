@@ -1,13 +1,12 @@
 //! The study's figures as tables, with its ranges beside ours; in Markdown that reads well in a terminal too.
 
 use afterimage_bench_vma::catalog::Workload;
-use afterimage_flash::FtlKind;
+use afterimage_flash::{Config, FtlKind};
 use afterimage_report::number::{number, thousands, MIB};
 use afterimage_report::{or_dash, Table, NONE};
 
 use crate::findings::{collection, erases, less, Findings};
 use crate::record::{Age, Simulated, SimulationKey};
-use crate::simulate::SPARE;
 use crate::study::{self, Family, Range, Variant};
 
 /// Everything that is finished.
@@ -43,13 +42,13 @@ pub fn age_words(findings: &Findings, age: Age) -> String {
         Age::Region => format!(
             "Aged by *region*: for each workload the flash holds the pages that any of its modes touches, each written once \
              before, and {:.0} % spare (at least what every FTL needs to work).",
-            SPARE * 100.0
+            Config::SPARE * 100.0
         ),
         Age::Drive => format!(
             "Aged as a *whole drive*: the flash holds the {} virtual disks, filled sequentially before, and {:.0} % spare ({} \
              blocks of 64 pages of 2 KB in all).",
             findings.setting.guests,
-            SPARE * 100.0,
+            Config::SPARE * 100.0,
             thousands(u64::from(crate::simulate::whole_drive(findings.setting.guests).blocks))
         ),
     }

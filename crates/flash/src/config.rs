@@ -146,7 +146,7 @@ pub struct Config {
     pub geometry: Geometry,
     /// Its operations. Table II.
     pub timing: Timing,
-    /// Spare share [C] 0.03: of the flash for a whole drive, on top of the traced blocks for an active region.
+    /// Spare share, [`Config::SPARE`]: of the flash for a whole drive, on top of the traced blocks for an active region.
     pub spare: f64,
     /// Pages of a block are programmed in ascending order. On; off models small-block NAND for FAST.
     pub in_order: bool,
@@ -175,7 +175,7 @@ impl Default for Config {
         Self {
             geometry: Geometry::default(),
             timing: Timing::default(),
-            spare: 0.03,
+            spare: Self::SPARE,
             in_order: true,
             gc_policy: GcPolicy::Greedy,
             gc_low: 3,
@@ -213,6 +213,9 @@ impl Default for Config {
 pub struct ConfigError(pub String);
 
 impl Config {
+    /// The share of flash beyond what is logical. [C] The study does not say; the DFTL paper's log share is 3 %.
+    pub const SPARE: f64 = 0.03;
+
     /// The study's flash, of as many blocks as a whole drive for `logical_bytes` takes.
     pub fn for_drive_of(logical_bytes: u64) -> Self {
         let mut config = Self::default();

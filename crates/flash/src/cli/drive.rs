@@ -253,3 +253,22 @@ pub fn distinct(sources: &[Source]) -> Result<(), CliError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Alone {
+        #[command(flatten)]
+        drive: DriveArgs,
+    }
+
+    #[test]
+    fn without_options_a_drive_is_the_default_one() {
+        let Alone { drive } = Alone::parse_from(["afterimage"]);
+        assert_eq!(drive.config(), Config::default());
+    }
+}
