@@ -30,6 +30,7 @@ mod ids;
 mod medium;
 mod medium_disk;
 mod request;
+mod synchronous;
 mod tap;
 
 pub use admit::Admitted;
@@ -43,4 +44,5 @@ pub use ids::{DiskIndex, Sector, SequenceNumber, SECTOR_BYTES};
 pub use medium::Medium;
 pub use medium_disk::MediumDisk;
 pub use request::{Completion, FlushKind, Operation, Request, Token};
+pub use synchronous::SynchronousLane;
 pub use tap::Tap;

@@ -2,13 +2,10 @@
 //! where the order of effects must be the order of calls.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::{
-    wait_readable, Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Medium, Operation,
-    SECTOR_BYTES,
+    Admitted, BlockError, Disk, Geometry, Health, Lane, Medium, Operation, SynchronousLane, SECTOR_BYTES,
 };
 
 /// See the module.
@@ -72,17 +69,17 @@ impl Disk for MediumDisk {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
-        Ok(Box::new(MediumLane { shared: Arc::clone(&self.shared), done: Vec::new(), scratch: Vec::new() }))
+        let mut service = Service { shared: Arc::clone(&self.shared), scratch: Vec::new() };
+        Ok(Box::new(SynchronousLane::new(self.geometry(), move |request: &Admitted| service.serve(request))))
     }
 }
 
-struct MediumLane {
+struct Service {
     shared: Arc<Shared>,
-    done: Vec<Completion>,
     scratch: Vec<u8>,
 }
 
-impl MediumLane {
+impl Service {
     fn serve(&mut self, request: &Admitted) -> Result<(), BlockError> {
         let shared = &self.shared;
         shared.health.admit(request.operation)?;
@@ -124,38 +121,5 @@ impl MediumLane {
             self.shared.health.fail(format!("{}: {e}", context()));
             BlockError::io(context(), e)
         })
-    }
-}
-
-impl Lane for MediumLane {
-    fn geometry(&self) -> Geometry {
-        self.shared.geometry
-    }
-
-    fn refuse(&mut self, refusal: Completion) {
-        self.done.push(refusal);
-    }
-
-    fn take(&mut self, request: Admitted) {
-        let result = self.serve(&request);
-        self.done.push(Completion { token: request.token, result });
-    }
-
-    fn dispatch(&mut self) {}
-
-    fn reap(&mut self, completions: &mut Vec<Completion>) {
-        completions.append(&mut self.done);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.done.len()
-    }
-
-    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
-        if self.done.is_empty() {
-            wait_readable(also, timeout)
-        } else {
-            Ok(())
-        }
     }
 }

@@ -1,14 +1,11 @@
 //! A disk in memory, for tests and measurements of the frontend alone: safe, sparse on first touch, one uncontended
 //! lock per 64 KiB touched.
 
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use afterimage_block::{
-    wait_readable, Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, SECTOR_BYTES,
+    Admitted, BlockError, Disk, Geometry, Health, Lane, Operation, SynchronousLane, SECTOR_BYTES,
 };
 
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -74,24 +71,19 @@ impl Disk for MemoryDisk {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
-        Ok(Box::new(MemoryLane { shared: Arc::clone(&self.shared), done: Vec::new() }))
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(SynchronousLane::new(self.geometry(), move |request: &Admitted| shared.serve(request))))
     }
 }
 
-struct MemoryLane {
-    shared: Arc<Shared>,
-    done: Vec<Completion>,
-}
-
-impl MemoryLane {
+impl Shared {
     fn serve(&self, request: &Admitted) -> Result<(), BlockError> {
-        let shared = &self.shared;
-        shared.health.admit(request.operation)?;
+        self.health.admit(request.operation)?;
         if request.operation.is_flushed() {
-            shared.flushed_writes.fetch_add(1, Ordering::Relaxed);
+            self.flushed_writes.fetch_add(1, Ordering::Relaxed);
         }
         if let Operation::Flush(_) = request.operation {
-            shared.flushes.fetch_add(1, Ordering::Relaxed);
+            self.flushes.fetch_add(1, Ordering::Relaxed);
         }
         let start = (request.sector.0 * SECTOR_BYTES) as usize;
         let len = (request.sectors * SECTOR_BYTES) as usize;
@@ -100,7 +92,7 @@ impl MemoryLane {
             let at = start + done;
             let inside = at % CHUNK_BYTES;
             let n = (len - done).min(CHUNK_BYTES - inside);
-            let mut chunk = shared.chunks[at / CHUNK_BYTES].lock().unwrap();
+            let mut chunk = self.chunks[at / CHUNK_BYTES].lock().unwrap();
             let part = &mut chunk[inside..inside + n];
             match request.operation {
                 Operation::Read => request.buffers.copy_from(done, part),
@@ -110,38 +102,5 @@ impl MemoryLane {
             done += n;
         }
         Ok(())
-    }
-}
-
-impl Lane for MemoryLane {
-    fn geometry(&self) -> Geometry {
-        self.shared.geometry
-    }
-
-    fn refuse(&mut self, refusal: Completion) {
-        self.done.push(refusal);
-    }
-
-    fn take(&mut self, request: Admitted) {
-        let result = self.serve(&request);
-        self.done.push(Completion { token: request.token, result });
-    }
-
-    fn dispatch(&mut self) {}
-
-    fn reap(&mut self, completions: &mut Vec<Completion>) {
-        completions.append(&mut self.done);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.done.len()
-    }
-
-    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
-        if self.done.is_empty() {
-            wait_readable(also, timeout)
-        } else {
-            Ok(())
-        }
     }
 }
