@@ -189,16 +189,7 @@ fn leaving_in_the_middle_of_requests() {
     let served = served();
     for round in 0..30u8 {
         let mut guest = RawGuest::start(&served.socket);
-        for slot in 0..5u16 {
-            let first = 3 * slot;
-            let header = guest.header(u64::from(slot), T_OUT, 8 * u64::from(slot));
-            guest.set_desc(first, Desc { next: first + 1, ..header });
-            guest.set_desc(first + 1, desc(gpa(DATA), 4096, F_NEXT, first + 2));
-            let status = guest.status(u64::from(slot));
-            guest.set_desc(first + 2, status);
-            guest.offer(first);
-        }
-        guest.ring_kick();
+        guest.begin_writes();
         if round % 2 == 0 {
             guest.send(GET_VRING_BASE, &words([0, 0]), &[]);
         }

@@ -119,20 +119,6 @@ fn news(guest: &mut RawGuest, hears: &Receiver<(Quiesced, usize)>) -> Vec<(Quies
 
 const STOPPED: [(Quiesced, usize); 1] = [(Quiesced::Stopped, 0)];
 
-/// Offers five writes and kicks.
-fn begin_writes(guest: &mut RawGuest) {
-    for slot in 0..5u16 {
-        let first = 3 * slot;
-        let header = guest.header(u64::from(slot), T_OUT, 8 * u64::from(slot));
-        guest.set_desc(first, Desc { next: first + 1, ..header });
-        guest.set_desc(first + 1, desc(gpa(DATA), 4096, F_NEXT, first + 2));
-        let status = guest.status(u64::from(slot));
-        guest.set_desc(first + 2, status);
-        guest.offer(first);
-    }
-    guest.ring_kick();
-}
-
 /// A second queue, with nothing in it.
 fn set_up_second_queue(guest: &RawGuest) -> OwnedFd {
     let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
@@ -161,7 +147,7 @@ fn a_stop_is_told_when_the_last_queue_stops() {
     assert_eq!(news(&mut guest, &hears), []);
     stop(&mut guest, 1);
     assert_eq!(news(&mut guest, &hears), [], "queue 0 runs");
-    begin_writes(&mut guest);
+    guest.begin_writes();
     stop(&mut guest, 0);
     assert_eq!(news(&mut guest, &hears), STOPPED);
     stop(&mut guest, 0);
@@ -184,7 +170,7 @@ fn every_way_to_stop_is_told_once() {
             let mut guest = RawGuest::start(&served.socket);
             guest.check_io(0, 1);
             if with_requests {
-                begin_writes(&mut guest);
+                guest.begin_writes();
             }
             way(&mut guest);
             assert_eq!(news(&mut guest, &hears), STOPPED, "{name}");
@@ -202,7 +188,7 @@ fn what_starts_again_at_once_is_no_stop() {
     let (served, hears) = served(1);
     let mut guest = RawGuest::start(&served.socket);
     for round in 0..3 {
-        begin_writes(&mut guest);
+        guest.begin_writes();
         guest.send_memory_table();
         guest.send(SET_FEATURES, &guest.features.to_ne_bytes(), &[]);
         guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[guest.kick.as_raw_fd()]);
@@ -225,7 +211,7 @@ fn a_vanished_peer_is_told_with_nothing_in_flight() {
         let mut guest = RawGuest::start(&served.socket);
         let _kick = set_up_second_queue(&guest);
         guest.check_io(0, 1);
-        begin_writes(&mut guest);
+        guest.begin_writes();
         if round % 2 == 0 {
             guest.send(0, &[], &[]);
         }

@@ -296,6 +296,20 @@ impl RawGuest {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 
+    /// Offers five writes and kicks.
+    pub fn begin_writes(&mut self) {
+        for slot in 0..5u16 {
+            let first = 3 * slot;
+            let header = self.header(u64::from(slot), T_OUT, 8 * u64::from(slot));
+            self.set_desc(first, Desc { next: first + 1, ..header });
+            self.set_desc(first + 1, desc(gpa(DATA), 4096, F_NEXT, first + 2));
+            let status = self.status(u64::from(slot));
+            self.set_desc(first + 2, status);
+            self.offer(first);
+        }
+        self.ring_kick();
+    }
+
     pub fn used_idx(&self) -> u16 {
         u16::from_le_bytes(self.read(USED + 2, 2).try_into().unwrap())
     }
