@@ -44,6 +44,21 @@ fn open(path: &Path, direct: DirectMode) -> Arc<ImageStore> {
     ImageStore::open(&OpenOptions { direct, ..OpenOptions::new(path) }).unwrap()
 }
 
+/// Where an image is, and how it is opened, for each kind of lane.
+const LANES: [(&str, DirectMode); 3] = [
+    ("/dev/shm", DirectMode::Auto),
+    (env!("CARGO_TARGET_TMPDIR"), DirectMode::Off),
+    (env!("CARGO_TARGET_TMPDIR"), DirectMode::Auto),
+];
+
+fn image(root: &str, direct: DirectMode) -> (tempfile::TempDir, PathBuf, Arc<ImageStore>) {
+    let directory = tempfile::tempdir_in(root).unwrap();
+    let path = directory.path().join("disk.img");
+    create_image(&path, 1 << 20).unwrap();
+    let disk = open(&path, direct);
+    (directory, path, disk)
+}
+
 fn block(n: u64) -> Vec<u8> {
     (0..65536u64).map(|i| (i * 7 + n * 13 + 1) as u8).collect()
 }
@@ -225,15 +240,8 @@ impl Vanishing {
 
 #[test]
 fn memory_that_vanishes_is_the_guests_own_fault() {
-    for (root, direct) in [
-        ("/dev/shm", DirectMode::Auto),
-        (env!("CARGO_TARGET_TMPDIR"), DirectMode::Off),
-        (env!("CARGO_TARGET_TMPDIR"), DirectMode::Auto),
-    ] {
-        let directory = tempfile::tempdir_in(root).unwrap();
-        let path = directory.path().join("disk.img");
-        create_image(&path, 1 << 20).unwrap();
-        let disk = open(&path, direct);
+    for (root, direct) in LANES {
+        let (_directory, _, disk) = image(root, direct);
         let mut lane = Blocking::new(disk.open_lane().unwrap());
         let memory = Vanishing::new();
         lane.request(Operation::Write { flushed: false }, Sector(0), 16, memory.buffers()).unwrap();
@@ -249,15 +257,8 @@ fn memory_that_vanishes_is_the_guests_own_fault() {
 
 #[test]
 fn a_shortened_file_fails_reads_cleanly() {
-    for (root, direct) in [
-        ("/dev/shm", DirectMode::Auto),
-        (env!("CARGO_TARGET_TMPDIR"), DirectMode::Off),
-        (env!("CARGO_TARGET_TMPDIR"), DirectMode::Auto),
-    ] {
-        let directory = tempfile::tempdir_in(root).unwrap();
-        let path = directory.path().join("disk.img");
-        create_image(&path, 1 << 20).unwrap();
-        let disk = open(&path, direct);
+    for (root, direct) in LANES {
+        let (_directory, path, disk) = image(root, direct);
         let mut lane = Blocking::new(disk.open_lane().unwrap());
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10_000).unwrap();
         for (sector, sectors) in [(0, 2048), (16, 8), (100, 1)] {
@@ -271,10 +272,7 @@ fn a_shortened_file_fails_reads_cleanly() {
 
 #[test]
 fn a_lane_may_change_threads_and_be_dropped_with_requests_in_flight() {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = directory.path().join("disk.img");
-    create_image(&path, 1 << 20).unwrap();
-    let disk = open(&path, DirectMode::Auto);
+    let (_directory, _, disk) = image(env!("CARGO_TARGET_TMPDIR"), DirectMode::Auto);
     for finish in [true, false] {
         let mut lane = disk.open_lane().unwrap();
         let buffers = Buffers::from_bytes(&[9; 65536]);
