@@ -3,202 +3,28 @@
 //! `guest-crash` when memory is short, when the guest's tail passes a block that is in use, or when all is to be home.
 
 mod common;
+#[path = "overtake/mounted.rs"]
+mod mounted;
 
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    Blocking, Buffers, Completion, Disk, FlushKind, Lane, Medium, MediumDisk, Operation, Quiesced, Request,
-    Sector, Token,
+    Buffers, Completion, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token,
 };
-use afterimage_journal::arena::{Arena, ArenaIdentity, VolumeId};
-use afterimage_journal::ext4::Options;
+use afterimage_journal::arena::VolumeId;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::Layout;
-use afterimage_journal::log::encode::{Draft, Encoder, MAGIC_BYTES};
-use afterimage_journal::log::LogGeometry;
+use afterimage_journal::log::encode::MAGIC_BYTES;
 use afterimage_journal::versions::{Places, Room, Tuple, VersionState, Versions};
-use afterimage_journal::{AreaBlock, Block, FsBlock, Mutation, RetainDisk, Tid, BLOCK_BYTES};
-use afterimage_order::{HomeError, HomeWriter};
-use common::{ext4, journal_superblock, layouts, wait_for_home, Memory};
+use afterimage_journal::{AreaBlock, Block, FsBlock, Mutation, Tid, BLOCK_BYTES};
+use mounted::{Mounted, COMMITTED};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Home writes that wait as long as somebody likes.
-struct Gate {
-    memory: Arc<Memory>,
-    /// Whether it is shut, and who waits there.
-    state: Mutex<(bool, u32)>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn set(&self, shut: bool) {
-        self.state.lock().unwrap().0 = shut;
-        self.changed.notify_all();
-    }
-
-    fn wait_for_somebody(&self) {
-        let state = self.state.lock().unwrap();
-        let (state, _) =
-            self.changed.wait_timeout_while(state, PATIENCE, |(_, waiting)| *waiting == 0).unwrap();
-        assert_eq!(state.1, 1, "one set at a time");
-    }
-
-    /// Does something when it is open.
-    fn pass<T>(&self, act: impl FnOnce() -> T) -> T {
-        let mut state = self.state.lock().unwrap();
-        state.1 += 1;
-        self.changed.notify_all();
-        let mut state = self.changed.wait_while(state, |(shut, _)| *shut).unwrap();
-        let done = act();
-        state.1 -= 1;
-        done
-    }
-}
-
-impl HomeWriter for Gate {
-    fn write_home(&self, blocks: &[(Sector, &[u8])]) -> Result<(), HomeError> {
-        self.pass(|| {
-            for (sector, bytes) in blocks {
-                self.memory.write_at(bytes, sector.0 * 512).unwrap();
-            }
-        });
-        Ok(())
-    }
-
-    fn atomic_bytes_max(&self) -> Option<u64> {
-        Some(u64::MAX)
-    }
-}
-
-/// `guest-crash`: a disk whose writes of what is committed go through the gate.
-struct Gated {
-    gate: Arc<Gate>,
-    homes: std::ops::Range<u64>,
-}
-
-impl Medium for Gated {
-    fn len(&self) -> u64 {
-        self.gate.memory.len()
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.gate.memory.read_at(buf, offset)
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        match self.homes.contains(&offset) {
-            true => self.gate.pass(|| self.gate.memory.write_at(buf, offset)),
-            false => self.gate.memory.write_at(buf, offset),
-        }
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        self.gate.memory.zero_at(offset, len, unmap)
-    }
-
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.gate.memory.rewrite_lost(offset, len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.gate.memory.sync()
-    }
-}
-
-/// A mounted file system whose journal is retained.
-struct Mounted {
-    disk: Arc<RetainDisk>,
-    memory: Arc<Memory>,
-    gate: Arc<Gate>,
-    layout: Layout,
-    geometry: LogGeometry,
-    superblock: JournalSuperblock,
-    next: (Tid, AreaBlock),
-    _folder: tempfile::TempDir,
-}
-
-impl Mounted {
-    fn new(applies: bool) -> Self {
-        Self::with(applies, None)
-    }
-
-    /// With a daemon that makes a mistake.
-    fn with(applies: bool, mutation: Option<Mutation>) -> Self {
-        let base = ext4();
-        let layout = layouts(&base).remove(0);
-        let superblock = journal_superblock(&base, &layout).unwrap();
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let identity = ArenaIdentity { uuid: [9; 16], inode: 1, size_bytes: base.len() as u64 };
-        let arena = Arena::create(&folder.path().join("a.arena"), identity, 8 << 20).unwrap();
-        let memory = Memory::new(base);
-        let gate =
-            Arc::new(Gate { memory: Arc::clone(&memory), state: Mutex::default(), changed: Condvar::new() });
-        let home: Arc<dyn HomeWriter> = Arc::clone(&gate) as Arc<_>;
-        let options = Options { home: applies.then_some(home), ..wait_for_home() };
-        let at = |home: u64| FsBlock(home).sector(layout.start).0 * 512;
-        let gated = Gated { gate: Arc::clone(&gate), homes: at(COMMITTED.start)..at(COMMITTED.end) };
-        let medium: Arc<dyn Medium> = match applies {
-            true => Arc::clone(&memory) as Arc<_>,
-            false => Arc::new(gated),
-        };
-        let below = Arc::new(MediumDisk::new(medium));
-        let disk = match mutation {
-            Some(mutation) => RetainDisk::open_mutated(below, arena, options, mutation),
-            None => RetainDisk::open(below, arena, options),
-        };
-        let disk = Arc::new(disk.unwrap());
-        let next = (superblock.sequence(), superblock.first());
-        let geometry = LogGeometry::new(&superblock, &layout);
-        let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, _folder: folder };
-        mounted.write_tail(&mut mounted.lane());
-        assert_eq!(mounted.disk.status().file_systems[0].mode, "retain");
-        mounted
-    }
-
-    fn lane(&self) -> Blocking {
-        Blocking::new(self.disk.open_lane().unwrap())
-    }
-
-    fn sector_of(&self, at: AreaBlock) -> Sector {
-        self.layout.home_of(at).unwrap().sector(self.layout.start)
-    }
-
-    /// The guest's tail moves to where it writes next.
-    fn write_tail(&self, lane: &mut Blocking) {
-        let tail = self.superblock.with_tail(self.next.0, Some(self.next.1));
-        lane.write(self.sector_of(AreaBlock(0)), tail.bytes()).unwrap();
-    }
-
-    /// A transaction's journal writes, the commit block last.
-    fn transaction(&mut self, logged: Vec<(FsBlock, Block)>) -> Vec<(Sector, Block)> {
-        let logged = logged.into_iter().map(|(home, content)| (home, Box::new(content))).collect();
-        let mut encoder = Encoder::new(&self.geometry, self.next.1, self.next.0);
-        let start = encoder.at;
-        encoder.transaction(&Draft { logged, ..Draft::default() });
-        self.next = (self.next.0.next(), encoder.at);
-        let mut blocks: Vec<(AreaBlock, &Box<Block>)> =
-            encoder.blocks.iter().map(|(at, b)| (*at, b)).collect();
-        blocks.sort_by_key(|(at, _)| self.geometry.distance(start, *at));
-        blocks.into_iter().map(|(at, block)| (self.sector_of(at), **block)).collect()
-    }
-
-    fn home(&self, home: u64) -> Sector {
-        FsBlock(home).sector(self.layout.start)
-    }
-
-    fn on_disk(&self, home: u64) -> Vec<u8> {
-        let mut bytes = vec![0; BLOCK_BYTES];
-        self.memory.read_at(&mut bytes, self.home(home).0 * 512).unwrap();
-        bytes
-    }
-}
 
 fn write(token: u64, sector: Sector, bytes: &[u8]) -> Request {
     let operation = Operation::Write { flushed: false };
@@ -235,10 +61,20 @@ enum By {
 }
 
 impl By {
-    /// With everything of a transaction in the journal but its commit block.
-    fn act(self, mounted: &Mounted, commit: &(Sector, Block)) {
+    /// Everything of a transaction is in the journal but what makes the set of it, and the gate is shut.
+    fn prepare(self, mounted: &Mounted, blocks: &[(Sector, Block)]) {
+        let before = blocks.len() - usize::from(self == Self::Commit);
+        let mut lane = mounted.lane();
+        blocks[..before].iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+        mounted.gate.set(true);
+    }
+
+    fn act(self, mounted: &Mounted, blocks: &[(Sector, Block)]) {
         match self {
-            Self::Commit => mounted.lane().write(commit.0, &commit.1).unwrap(),
+            Self::Commit => {
+                let (sector, block) = blocks.last().unwrap();
+                mounted.lane().write(*sector, block).unwrap();
+            }
             Self::Settle => mounted.disk.settle().unwrap(),
             Self::Room => mounted.disk.make_room().unwrap(),
         }
@@ -256,15 +92,11 @@ fn stops_nobody_else(by: By) {
     escaped[..4].copy_from_slice(&MAGIC_BYTES);
     let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), escaped)]);
     let following = mounted.transaction(vec![(FsBlock(3002), block(6))]);
-    let (commit, rest) = blocks.split_last().unwrap();
-    let mut lane = mounted.lane();
-    let before = if by == By::Commit { rest } else { &blocks[..] };
-    before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
-    mounted.gate.set(true);
+    by.prepare(&mounted, &blocks);
     let (mounted, blocks) = (&mounted, &blocks);
     let (mut held, mut journal) = (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
     std::thread::scope(|scope| {
-        let acting = scope.spawn(|| by.act(mounted, commit));
+        let acting = scope.spawn(|| by.act(mounted, blocks));
         mounted.gate.wait_for_somebody();
 
         let (done, told) = channel();
@@ -309,6 +141,7 @@ fn stops_nobody_else(by: By) {
     });
     assert_eq!(completed(&mut held, PATIENCE), [1]);
     assert_eq!(completed(&mut journal, PATIENCE), [2]);
+    let mut lane = mounted.lane();
     following[1..].iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
     mounted.disk.settle().unwrap();
     // The guest's own write came behind the set.
@@ -332,15 +165,11 @@ fn is_served_after_a_set(by: By, mutation: Option<Mutation>) -> bool {
     let mut mounted = Mounted::with(by == By::Commit, mutation);
     let tail = mounted.next;
     let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
-    let (commit, rest) = blocks.split_last().unwrap();
-    let mut lane = mounted.lane();
-    let before = if by == By::Commit { rest } else { &blocks[..] };
-    before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
-    mounted.gate.set(true);
-    let mounted = &mounted;
+    by.prepare(&mounted, &blocks);
+    let (mounted, mut lane) = (&mounted, mounted.lane());
     let mut found = block(0);
     std::thread::scope(|scope| {
-        let acting = scope.spawn(|| by.act(mounted, commit));
+        let acting = scope.spawn(|| by.act(mounted, &blocks));
         mounted.gate.wait_for_somebody();
         lane.read(mounted.home(3000), &mut found).unwrap();
         mounted.gate.set(false);
@@ -415,14 +244,10 @@ fn a_pause_waits_for_what_is_under_way() {
 fn a_pause_waits(by: By) {
     let mut mounted = Mounted::new(by == By::Commit);
     let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
-    let (commit, rest) = blocks.split_last().unwrap();
-    let mut lane = mounted.lane();
-    let before = if by == By::Commit { rest } else { &blocks[..] };
-    before.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
-    mounted.gate.set(true);
+    by.prepare(&mounted, &blocks);
     let mounted = &mounted;
     std::thread::scope(|scope| {
-        let acting = scope.spawn(|| by.act(mounted, commit));
+        let acting = scope.spawn(|| by.act(mounted, &blocks));
         mounted.gate.wait_for_somebody();
         let pausing = scope.spawn(|| {
             mounted.disk.settle().unwrap();
@@ -439,7 +264,6 @@ fn a_pause_waits(by: By) {
     mounted.disk.resume();
 }
 
-const COMMITTED: std::ops::Range<u64> = 3000..3040;
 const ATTACKED: std::ops::Range<u64> = 3020..3040;
 
 /// A guest in several queues, none of which knows what the others do: one commits over home writes that take their time, one writes over
