@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    wait_readable, Admitted, Bell, BlockError, Completion, Geometry, Lane, Operation, Sector, Token,
+    wait_readable, Admitted, Bell, BlockError, Buffers, Completion, Geometry, Lane, Operation, Sector, Token,
     SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{
@@ -38,6 +38,17 @@ struct Behind {
     published: Vec<(Token, u32)>,
 }
 
+/// A commit that a guest has published, as it lies in its memory.
+pub struct Published {
+    /// In which slot the memory was lent: one file system's.
+    pub slot: usize,
+    /// Where its runs of blocks belong, the commit block last.
+    pub runs: Vec<(Sector, Buffers)>,
+}
+
+/// Hears of each publication once, before anything of it is taken.
+pub type Hear = Box<dyn FnMut(Published) + Send>;
+
 /// See the module.
 pub struct ControlLane {
     geometry: Geometry,
@@ -46,6 +57,7 @@ pub struct ControlLane {
     bell: Arc<Bell>,
     handing: Handing,
     borrowed: Vec<Borrowed>,
+    hear: Option<Hear>,
     /// In the order in which they came.
     behind: VecDeque<Behind>,
     over: Vec<Over>,
@@ -62,10 +74,27 @@ impl ControlLane {
             shared,
             bell,
             borrowed: Vec::new(),
+            hear: None,
             behind: VecDeque::new(),
             over: Vec::new(),
             done: Vec::new(),
         })
+    }
+
+    /// Somebody listens, where guests do not compute while their daemon does: then all that is heard of is committed, and will be taken.
+    pub fn heard_by(&mut self, hear: Hear) {
+        self.hear = Some(hear);
+    }
+
+    /// Tells what is published, and takes nothing.
+    pub fn listen(&mut self) {
+        let Some(hear) = &mut self.hear else { return };
+        for Borrowed { loan, slot, .. } in &mut self.borrowed {
+            let runs = loan.hear();
+            if !runs.is_empty() {
+                hear(Published { slot: *slot, runs });
+            }
+        }
     }
 
     /// When there is something to do that nobody asks for, by the control disk's clock.
@@ -184,6 +213,7 @@ impl ControlLane {
 
     /// Looks at memory that is lent. Whether anything came of it.
     fn look_at_loans(&mut self) -> bool {
+        self.listen();
         let (mut moved, now) = (false, self.shared.now());
         let mut at = 0;
         while let Some(Borrowed { loan, slot, disk, lending }) = self.borrowed.get_mut(at) {

@@ -81,6 +81,8 @@ pub struct Loan {
     until: Duration,
     /// The newest publication that was taken.
     taken: u32,
+    /// And that was heard of.
+    heard: u32,
     /// The one that is being taken.
     taking: Option<Publication>,
     under_way: bool,
@@ -138,6 +140,7 @@ impl Loan {
             journal,
             until: now.saturating_add(Duration::from_millis(LENT_MS_MAX.into())),
             taken: lent.taken.get(),
+            heard: lent.taken.get(),
             taking: None,
             under_way: false,
             state,
@@ -158,6 +161,24 @@ impl Loan {
     /// Whether that one was taken.
     pub fn has_taken(&self, published: u32) -> bool {
         self.taken.wrapping_sub(published) < 1 << 31
+    }
+
+    /// What is published and was not heard of, nothing of it taken: its runs, and where they belong. It is committed as far as its guest goes, and will
+    /// be taken, if the guest computes neither now nor before [`Loan::next`]; else it may be published behind the end.
+    pub fn hear(&mut self) -> Vec<(Sector, Buffers)> {
+        let published = self.published();
+        if self.state != LENT_OPEN || std::mem::replace(&mut self.heard, published) == published {
+            return Vec::new();
+        }
+        // What breaks the rules is refused when it is to be taken.
+        let runs =
+            self.publication().ok().flatten().map_or_else(VecDeque::new, |publication| publication.runs);
+        runs.iter().map(|run| (run.sector, self.content(run))).collect()
+    }
+
+    fn content(&self, run: &Run) -> Buffers {
+        let block = BLOCK_BYTES as usize;
+        self.memory.slice((1 + run.from) * block, run.blocks * block)
     }
 
     /// When there is something to do, if nobody says so before.
@@ -192,8 +213,7 @@ impl Loan {
                     continue;
                 };
                 self.under_way = true;
-                let block = BLOCK_BYTES as usize;
-                let content = self.memory.slice((1 + run.from) * block, run.blocks * block);
+                let content = self.content(&run);
                 return Next::HandOver(run.sector, content);
             }
             if self.state == LENT_REFUSED {

@@ -27,4 +27,4 @@ pub mod lent;
 
 pub use afterimage_format::control_disk::PUBLISHED_US_MAX;
 pub use disk::{Commands, ControlDisk, Durability, Promise};
-pub use lane::ControlLane;
+pub use lane::{ControlLane, Hear, Published};

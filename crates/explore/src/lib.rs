@@ -31,6 +31,7 @@ pub mod model;
 pub mod own;
 pub mod prefix;
 pub mod process_rule;
+pub mod published;
 pub mod record;
 pub mod report;
 pub mod retained;

@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 pub(crate) use logged::{records, Logged};
 pub(crate) use order::as_taken;
 
+use crate::published::Publications;
 use crate::state::{digest, SECTOR_BYTES};
 use crate::{hash, Result};
 
@@ -123,6 +124,7 @@ pub struct Prefixes {
     /// By flush: the most that it and any earlier one covers.
     covers_most: Vec<usize>,
     events: usize,
+    published: Publications,
 }
 
 /// One number: a request or a part of one.
@@ -152,7 +154,7 @@ impl Prefixes {
         if let Some((id, _)) = log {
             order::as_logged(&mut steps, recording, id);
         }
-        Ok(Self::of_steps(recording, &disks, &steps))
+        Self::of_steps(recording, &disks, &steps)
     }
 
     /// The same of requests whose order is known.
@@ -160,7 +162,7 @@ impl Prefixes {
         recording: &Recording,
         disks: &[afterimage_trace::TargetId],
         steps: &[Step<'_>],
-    ) -> Self {
+    ) -> Result<Self> {
         let bases = disks.iter().map(|id| (*recording.targets[id.0 as usize].base).clone()).collect();
         let prefixes = digests(steps, bases);
         let mut found: FxHashMap<u128, Vec<u32>> = FxHashMap::default();
@@ -176,7 +178,8 @@ impl Prefixes {
                 Some(*most)
             })
             .collect();
-        Self { prefixes, flushes, found, submitted, covers_most, events: recording.events.len() }
+        let (events, published) = (recording.events.len(), Publications::of(recording)?);
+        Ok(Self { prefixes, flushes, found, submitted, covers_most, events, published })
     }
 
     /// How many requests there are: the greatest k.
@@ -206,6 +209,14 @@ impl Prefixes {
     /// prefix. The number of events, where it lacks none.
     pub fn covered(&self, k: usize) -> usize {
         self.submitted[k..].iter().copied().min().unwrap_or(self.events)
+    }
+
+    /// Marks before that event must be there where a crash before `crash` leaves prefix `k`, and may: those before anything that it lacks was asked for, or
+    /// published.
+    pub fn promised(&self, k: usize, crash: usize) -> usize {
+        let lacking = self.submitted[k..].iter().filter(|submitted| **submitted < crash);
+        let told = lacking.map(|submitted| self.published.told(*submitted)).min().unwrap_or(crash);
+        told.min(self.published.required(crash))
     }
 
     /// The submissions of the requests that prefix `k` lacks (in part or whole), in the order of numbers.

@@ -16,7 +16,8 @@
 //!
 //! What a guest hands over to its control disk ([`RecordOptions::control_disk`]) passes the tap of the disk whose journal it belongs to, as
 //! a write that completes as if flushed: so it has its place among what the guest asks of that disk, and to whoever reads the
-//! recording the guest's stream is that of a guest which writes its journal itself. No other request of a guest is of that kind.
+//! recording the guest's stream is that of a guest which writes its journal itself. No other request of a guest is of that kind. Memory may be lent
+//! to it in virtual time only, where what is published there is in the recording before anybody is told of it ([`crate::published`]).
 //!
 //! Images and log are files in memory (`/dev/shm`): what a sync costs is not what is looked at. They go when this returns.
 

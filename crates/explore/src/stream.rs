@@ -5,11 +5,13 @@
 //!   flush:                       submitted ───── completed ───► durable
 //!   may be there: from its submission on      must be there: from there on
 //! ```
+//!
+//! What a guest has published ([`crate::published`]) is written, completed and durable at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
+use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Run, Sparse};
 
 use crate::layers::hands_over;
 use crate::marks::{bounds, marks, Mark};
@@ -213,6 +215,17 @@ fn pair(
                         flushes.push(Flush { medium: target, submitted, completed: event });
                     }
                 }
+            }
+            // The daemon will take it, whoever dies beside it: it is there from here on, all of it.
+            EventKind::Publish { target, runs, .. } => {
+                let Some(&target) = index.get(target) else { continue };
+                writes.extend(runs.iter().map(|Run { offset, data }| Pending {
+                    target,
+                    op: Op::Write { offset: *offset, data: Arc::clone(data), flushed: true },
+                    submitted: event,
+                    completed: Some(event),
+                    durable: Some(event),
+                }));
             }
             EventKind::Mark { .. } => {}
         }

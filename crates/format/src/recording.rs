@@ -93,7 +93,7 @@ pub struct RecordHeader {
     pub payload_bytes: U32,
     /// Nanoseconds since the event before; 0 in records that are no event.
     pub after_ns: U64,
-    /// The request's name; 0 where there is none.
+    /// The request's name, or the publication's slot; 0 where there is none.
     pub id: U64,
 }
 
@@ -131,7 +131,7 @@ pub const ROLE_DISK: u8 = 1;
 /// `TargetBody::role`: the group's redo log.
 pub const ROLE_LOG: u8 = 2;
 
-/// The start of the payload of a write, a base record (the bytes follow) and a zeroing (nothing follows).
+/// The start of the payload of a write, a base record (the bytes follow) and a zeroing (nothing follows); of a publication several, each with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Extent {
@@ -170,6 +170,8 @@ pub enum RecordKind {
     Mark,
     /// The recording was finished in order. No payload; nothing follows.
     End,
+    /// Payload: one [`Extent`] and bytes after another. `id` is the control disk's slot in which the memory was lent.
+    Publish,
 }
 
 impl RecordKind {
@@ -185,12 +187,13 @@ impl RecordKind {
             Self::Complete => 7,
             Self::Mark => 8,
             Self::End => 9,
+            Self::Publish => 10,
         }
     }
 
     /// The kind of a number, where it is known.
     pub fn from_code(code: u8) -> Option<Self> {
-        const ALL: [RecordKind; 9] = [
+        const ALL: [RecordKind; 10] = [
             RecordKind::About,
             RecordKind::Target,
             RecordKind::Base,
@@ -200,6 +203,7 @@ impl RecordKind {
             RecordKind::Complete,
             RecordKind::Mark,
             RecordKind::End,
+            RecordKind::Publish,
         ];
         ALL.into_iter().find(|kind| kind.code() == code)
     }

@@ -269,7 +269,7 @@ fn a_recordings_headers_are_these_bytes() {
     let extent = Extent { offset: 0x200.into(), len: 0x400.into() };
     assert_eq!(hex(extent.as_bytes()), "00020000000000000004000000000000");
     for code in 0..=u8::MAX {
-        assert_eq!(EventKind::from_code(code).map(EventKind::code), (1..=9).contains(&code).then_some(code));
+        assert_eq!(EventKind::from_code(code).map(EventKind::code), (1..=10).contains(&code).then_some(code));
     }
 }
 

@@ -321,6 +321,53 @@ fn a_read_is_held_for_as_long_as_it_may_be() {
     assert_eq!((control.lane.in_flight(), content(&served, &layout, first)), (0, 5));
 }
 
+#[test]
+fn whoever_listens_hears_of_each_publication_once_and_before_it_is_taken() {
+    let (served, mut control, mut guest, layout, first) = lent();
+    guest.memory.store_u32(Lent::BACK_AT, 1);
+    assert!(control.end(READ));
+    let (tell, heard) = std::sync::mpsc::channel();
+    let mut lane = control.disk.lane().unwrap();
+    lane.heard_by(Box::new(move |published| {
+        let runs = published.runs.iter().map(|(sector, content)| (*sector, content.to_vec()));
+        tell.send((published.slot, runs.collect::<Vec<_>>())).unwrap();
+    }));
+    let mut done = Vec::new();
+    guest.memory.store_u32(Lent::BACK_AT, 0);
+    guest.memory.store_u32(Lent::STATE_AT, LENT_OFFERED);
+    let (sectors, buffers) = (guest.memory.len() as u64 / 512, guest.memory.share());
+    let request = Request { token: Token(READ), operation: Operation::Read, sector: SLOT, sectors, buffers };
+    lane.submit(request);
+    lane.reap(&mut done);
+    let mut take = |lane: &mut afterimage_control_disk::ControlLane, guest: &Guest| {
+        while !guest.is_taken() && done.is_empty() {
+            lane.wait(&[], Some(Duration::from_millis(1))).unwrap();
+            lane.reap(&mut done);
+        }
+        !done.is_empty()
+    };
+    // Two runs: they do not follow each other.
+    let second = FsBlock(first.0 + 2);
+    assert!(guest.publish(&[(first, &[5; BLOCK]), (second, &[6; BLOCK])]));
+    lane.listen();
+    let runs =
+        vec![(first.sector(layout.start), vec![5; BLOCK]), (second.sector(layout.start), vec![6; BLOCK])];
+    assert_eq!(heard.try_recv().unwrap(), (60, runs));
+    assert_eq!((guest.is_taken(), content(&served, &layout, first)), (false, 0), "nobody has taken it");
+    lane.listen();
+    assert!(!take(&mut lane, &guest));
+    assert_eq!(content(&served, &layout, first), 5);
+    assert!(heard.try_recv().is_err(), "once");
+    // Nobody listened before it was taken, and it is heard of.
+    assert!(guest.publish(&[(first, &[7; BLOCK])]) && !take(&mut lane, &guest));
+    assert_eq!(heard.try_recv().unwrap().1[0].1, [7; BLOCK]);
+    // What breaks the rules is not committed.
+    guest.publish(&[(FsBlock(first.0 - 1), &[8; BLOCK])]);
+    lane.listen();
+    assert!(take(&mut lane, &guest) && !guest.is_taken());
+    assert!(heard.try_recv().is_err());
+}
+
 /// A journal that is not retained any more is written to its place, for its guest was told that it is committed.
 #[test]
 fn what_was_promised_is_written_when_the_journal_is_not_retained_any_more() {

@@ -78,7 +78,7 @@ pub struct Passed {
 pub struct Recorded {
     /// How it ended. Whatever that is, the file is whole.
     pub end: End,
-    /// Submissions, completions and marks.
+    /// Submissions, completions, publications and marks.
     pub events: u64,
     /// Above the daemon's ordering layer.
     pub guest: Passed,
@@ -86,6 +86,8 @@ pub struct Recorded {
     pub storage: Passed,
     /// Lines that the guest reported.
     pub marks: u64,
+    /// Commits that were published in memory which was lent.
+    pub published: u64,
     /// The states that were named, in order.
     pub states: Vec<String>,
     /// Bytes before compression.
@@ -134,6 +136,7 @@ mod tests {
                 guest: passed,
                 storage: passed,
                 marks: 6,
+                published: 9,
                 states: vec!["new".to_owned()],
                 raw_bytes: 7,
                 file_bytes: 8,

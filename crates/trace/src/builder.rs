@@ -9,7 +9,7 @@ use afterimage_format::recording::{
 };
 use zerocopy::FromBytes as _;
 
-use crate::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId, PAGE_BYTES};
+use crate::{Event, EventKind, Layer, Op, Recording, Role, Run, Sparse, Target, TargetId, PAGE_BYTES};
 
 /// JSON takes many times its text in memory.
 const ABOUT_BYTES_MAX: usize = 1 << 20;
@@ -66,6 +66,7 @@ impl Builder {
         let kind = match kind {
             RecordKind::Mark => mark(payload)?,
             RecordKind::Complete => self.complete(header, payload)?,
+            RecordKind::Publish => self.publish(header, payload)?,
             kind => self.submit(kind, header, payload)?,
         };
         self.recording.events.push(Event { at_ns, kind });
@@ -166,6 +167,25 @@ impl Builder {
             _ => return Err(format!("an answer to request {id}, which does not wait for one")),
         }
         Ok(EventKind::Complete { target, id, ok: header.flags & FLAG_FAILED == 0 })
+    }
+
+    fn publish(&mut self, header: &RecordHeader, mut payload: &[u8]) -> Checked<EventKind> {
+        let target = TargetId(header.target.get());
+        let known = self.targets.get(usize::from(target.0)).filter(|target| target.layer == Layer::Guest);
+        let known = known.ok_or("a publication for no disk of a guest")?;
+        if header.flags != 0 {
+            return Err("a publication with flags".to_owned());
+        }
+        let mut runs = Vec::new();
+        while runs.is_empty() || !payload.is_empty() {
+            let (extent, rest) = extent(known, payload)?;
+            let data = usize::try_from(extent.len.get()).ok().and_then(|len| rest.split_at_checked(len));
+            let (data, rest) =
+                data.filter(|(data, _)| !data.is_empty()).ok_or("a publication without content")?;
+            runs.push(Run { offset: extent.offset.get(), data: Arc::from(data) });
+            payload = rest;
+        }
+        Ok(EventKind::Publish { target, slot: header.id.get(), runs: runs.into() })
     }
 
     pub fn finish(mut self) -> Checked<Recording> {

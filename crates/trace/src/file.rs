@@ -101,6 +101,9 @@ impl Recording {
         let event = |event: &Event| match &event.kind {
             EventKind::Submit { op: Op::Write { data, .. }, .. } => data.len() as u64 + RECORD_BYTES,
             EventKind::Mark { text } => text.len() as u64 + RECORD_BYTES,
+            EventKind::Publish { runs, .. } => {
+                runs.iter().map(|run| run.data.len() as u64 + RECORD_BYTES).sum::<u64>() + RECORD_BYTES
+            }
             EventKind::Submit { .. } | EventKind::Complete { .. } => RECORD_BYTES,
         };
         self.targets.iter().map(page).sum::<u64>() + self.events.iter().map(event).sum::<u64>()

@@ -8,7 +8,8 @@
 //!
 //! One recording holds both layers in one order. A request is two events: its submission, with its data, before the
 //! layer below may act on it, and its completion, before the layer above may learn of it. So whatever somebody outside
-//! has learnt at some event was caused by events before it.
+//! has learnt at some event was caused by events before it. Where a guest publishes a commit in its own memory, and may tell of it before
+//! anybody has made a request of it, the publication is an event of its own.
 //!
 //! The file is described in `docs/recording-format.md`, its structures are declared in `afterimage-format`.
 //!
@@ -32,7 +33,7 @@ mod writer;
 pub use error::{Result, TraceError};
 pub use reader::Ending;
 pub use recorder::{Base, Finished, Recorder};
-pub use recording::{Event, EventKind, Layer, Op, Recording, Role, Target, TargetId};
+pub use recording::{Event, EventKind, Layer, Op, Recording, Role, Run, Target, TargetId};
 pub use sparse::{Page, Sparse, PAGE_BYTES};
 pub use tally::{LayerTally, Tally};
 pub use tap_disk::TapDisk;

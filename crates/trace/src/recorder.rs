@@ -23,7 +23,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::{Result, TraceError};
 use crate::writer::{About, RecordWriter, Written};
-use crate::{Event, EventKind, Layer, Op, Role, Sparse, Tally, TargetId};
+use crate::{Event, EventKind, Layer, Op, Role, Run, Sparse, Tally, TargetId};
 
 /// Data that waits to be written. Beyond that, whoever submits waits: memory is bounded, not the guest's patience.
 const QUEUED_BYTES_MAX: usize = 64 << 20;
@@ -193,6 +193,13 @@ impl Recorder {
     /// A request was answered: call this before the layer above may learn of it.
     pub fn complete(&self, target: TargetId, id: u64, ok: bool) {
         self.event(&mut self.shared.state.lock(), EventKind::Complete { target, id, ok }, 0);
+    }
+
+    /// Somebody has published this for `target`, in that slot: call this before anything of it is taken, and before a mark that was said behind it.
+    pub fn publish(&self, target: TargetId, slot: u64, runs: Arc<[Run]>) {
+        let bytes = runs.iter().map(|run| run.data.len()).sum();
+        let mut state = self.wait_for_room();
+        self.event(&mut state, EventKind::Publish { target, slot, runs }, bytes);
     }
 
     /// Somebody outside said this.

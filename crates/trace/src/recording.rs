@@ -81,6 +81,15 @@ impl Op {
     }
 }
 
+/// Bytes that belong at a place, at [`Layer::Guest`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First byte.
+    pub offset: u64,
+    /// The bytes.
+    pub data: Arc<[u8]>,
+}
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -101,6 +110,16 @@ pub enum EventKind {
         id: u64,
         /// Whether it succeeded.
         ok: bool,
+    },
+    /// A guest's file system published a commit in memory that it has lent (docs/control-disk.md), and may say from here on that it is committed.
+    /// The daemon takes it later, by submissions of its own: a write for each run, as it is here, that completes as if flushed.
+    Publish {
+        /// The disk that it belongs to.
+        target: TargetId,
+        /// The control disk's slot in which the memory was lent: one file system's.
+        slot: u64,
+        /// What would be written where, the commit block last.
+        runs: Arc<[Run]>,
     },
     /// Something outside said so: a line of JSON from the guest (an acknowledgement of the agent, `explore mark`).
     Mark {

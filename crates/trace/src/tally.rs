@@ -20,7 +20,7 @@ pub struct LayerTally {
 /// Of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
-    /// Events in all: submissions, completions and marks.
+    /// Events in all: submissions, completions, publications and marks.
     pub events: u64,
     /// Above the daemon's ordering layer.
     pub guest: LayerTally,
@@ -28,6 +28,8 @@ pub struct Tally {
     pub storage: LayerTally,
     /// Marks.
     pub marks: u64,
+    /// Commits that were published.
+    pub published: u64,
 }
 
 impl Tally {
@@ -50,6 +52,7 @@ impl Tally {
         match kind {
             EventKind::Mark { .. } => self.marks += 1,
             EventKind::Complete { .. } => {}
+            EventKind::Publish { .. } => self.published += 1,
             EventKind::Submit { op, .. } => {
                 let of_layer = match layer {
                     Some(Layer::Guest) => &mut self.guest,

@@ -8,7 +8,7 @@ use afterimage_block::{BlockError, Blocking, Buffers, Disk, DiskIndex, Medium, O
 use parking_lot::Mutex;
 
 use crate::recorder::Base;
-use crate::{Layer, Recorder, Role, Sparse, TapDisk, TapMedium, TargetId, PAGE_BYTES};
+use crate::{Layer, Recorder, Role, Run, Sparse, TapDisk, TapMedium, TargetId, PAGE_BYTES};
 
 /// How much of a base is read at a time.
 const STRIDE_BYTES: usize = 1 << 20;
@@ -18,12 +18,21 @@ const STRIDE_BYTES: usize = 1 << 20;
 pub struct Taps {
     recorder: Arc<Recorder>,
     targets: Mutex<HashMap<Role, TargetId>>,
+    guests: Mutex<HashMap<DiskIndex, TargetId>>,
 }
 
 impl Taps {
     /// Taps that speak to this recorder.
     pub fn new(recorder: Arc<Recorder>) -> Arc<Self> {
-        Arc::new(Self { recorder, targets: Mutex::default() })
+        Arc::new(Self { recorder, targets: Mutex::default(), guests: Mutex::default() })
+    }
+
+    /// The guest of a disk that is listened to has published this, in that slot; see [`Recorder::publish`].
+    pub fn published(&self, index: DiskIndex, slot: u64, runs: Arc<[Run]>) {
+        let target = self.guests.lock().get(&index).copied();
+        if let Some(target) = target {
+            self.recorder.publish(target, slot, runs);
+        }
     }
 
     fn below(&self, role: Role, medium: &dyn Medium) -> io::Result<TargetId> {
@@ -75,6 +84,7 @@ impl Tap for Taps {
         let same = below.filter(|t| self.recorder.base(*t).is_some_and(|base| base.same_content(&content)));
         let base = same.map_or_else(|| Base::Own(Arc::new(content)), Base::SameAs);
         let target = self.recorder.target(Layer::Guest, role, base);
+        self.guests.lock().insert(index, target);
         Ok(Arc::new(TapDisk::new(disk, Arc::clone(&self.recorder), target)))
     }
 }

@@ -17,7 +17,7 @@ use zerocopy::IntoBytes as _;
 use zstd::stream::raw::{CParameter, Encoder, InBuffer, Operation, OutBuffer};
 
 use crate::error::{Result, TraceError};
-use crate::{Event, EventKind, Layer, Op, Role, Sparse, TargetId, PAGE_BYTES};
+use crate::{Event, EventKind, Layer, Op, Role, Run, Sparse, TargetId, PAGE_BYTES};
 
 /// Raw bytes after which a chunk is closed. Small, since the compressor's window reaches over chunks anyway: what a
 /// crash of the recorder costs is one chunk.
@@ -147,6 +147,17 @@ impl<W: Write> RecordWriter<W> {
                 header.id = (*id).into();
                 header.flags = if *ok { 0 } else { FLAG_FAILED };
                 self.record(RecordKind::Complete, header, &[])
+            }
+            EventKind::Publish { target, slot, runs } => {
+                header.target = target.0.into();
+                header.id = (*slot).into();
+                let extent =
+                    |run: &Run| Extent { offset: run.offset.into(), len: (run.data.len() as u64).into() };
+                let extents: Vec<Extent> = runs.iter().map(extent).collect();
+                let parts = extents.iter().zip(runs.iter());
+                let payload: Vec<&[u8]> =
+                    parts.flat_map(|(extent, run)| [extent.as_bytes(), &run.data]).collect();
+                self.record(RecordKind::Publish, header, &payload)
             }
             EventKind::Mark { text } if text.len() > MARK_BYTES_MAX => {
                 Err(TraceError::Unsupported(format!("a mark of {} bytes", text.len())))

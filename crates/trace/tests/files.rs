@@ -5,7 +5,7 @@ use std::sync::Arc;
 use afterimage_format::recording::{ChunkHeader, FileHeader, RATIO_MAX};
 use afterimage_fuzz_kit::recording::{fuzz_recording, sample_recording};
 use afterimage_trace::{
-    Ending, Event, EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Tally, Target, TargetId,
+    Ending, Event, EventKind, Layer, Op, Recorder, Recording, Role, Run, Sparse, Tally, Target, TargetId,
     TraceError,
 };
 use proptest::prelude::*;
@@ -212,4 +212,32 @@ fn what_no_reader_would_take_is_not_written() {
     assert!(backwards.save(&path).is_err());
     same(&Recording::load(&path).expect("the old one"), &sample_recording());
     assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 1);
+}
+
+#[test]
+fn a_publication_is_read_exactly() {
+    let read = |target: u16, runs: &[(u64, usize)]| {
+        let mut recording = sample_recording();
+        let run = |(offset, len): &(u64, usize)| Run { offset: *offset, data: Arc::from(vec![9; *len]) };
+        let runs = runs.iter().map(run).collect();
+        let kind = EventKind::Publish { target: TargetId(target), slot: 1, runs };
+        recording.events.push(Event { at_ns: 1 << 40, kind });
+        let read = Recording::from_bytes(&recording.to_bytes().expect("written"));
+        read.map(|(again, _)| assert_eq!(again.events, recording.events)).map_err(|error| error.to_string())
+    };
+    assert_eq!(read(2, &[(512, 1024), (0, 512)]), Ok(()));
+    type Runs<'a> = &'a [(u64, usize)];
+    let wrong: [(u16, Runs<'_>, &str); 7] = [
+        (1, &[(512, 512)], "for no disk of a guest"),
+        (9, &[(512, 512)], "for no disk of a guest"),
+        (2, &[], "without an extent"),
+        (2, &[(512, 0)], "without content"),
+        (2, &[(512, 512), (0, 0)], "without content"),
+        (2, &[(16 << 10, 512)], "past the end"),
+        (2, &[(512, 511)], "no whole number of sectors"),
+    ];
+    for (target, runs, why) in wrong {
+        let said = read(target, runs).expect_err("it is refused");
+        assert!(said.contains(why), "{runs:?}: {said}");
+    }
 }

@@ -73,7 +73,7 @@ fn lanes_on_several_threads_conform_and_every_answer_follows_its_request() {
                 assert!(*ok, "this disk fails nothing that is admitted");
                 assert_eq!(waiting.remove(id), Some(*target));
             }
-            EventKind::Mark { .. } => {}
+            EventKind::Publish { .. } | EventKind::Mark { .. } => {}
         }
     }
 }
@@ -106,6 +106,7 @@ fn a_read_only_disk_is_left_alone_and_a_finished_recorder_hears_nothing() {
     let only_flushes_and_the_mark = recording.events.iter().all(|e| match &e.kind {
         EventKind::Submit { op, .. } => *op == Op::Flush,
         EventKind::Complete { .. } => true,
+        EventKind::Publish { .. } => false,
         EventKind::Mark { text } => &**text == "x",
     });
     assert!(only_flushes_and_the_mark && recording.targets.len() == 1);

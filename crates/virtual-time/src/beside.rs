@@ -10,30 +10,37 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use afterimage_block::{
     Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Operation, Quiesced, Request, Sector,
 };
-use afterimage_control_disk::{ControlDisk, ControlLane, Promise};
+use afterimage_control_disk::{ControlDisk, ControlLane, Promise, Published};
 use afterimage_journal::group::RetainGroup;
 use afterimage_order::Contract;
+use parking_lot::Mutex;
 
 use crate::calendar::Ns;
 use crate::machine::Machine;
 use crate::storage::ns;
+
+/// Hears of each commit that is published in memory which was lent.
+pub type HearPublished = Arc<dyn Fn(Published) + Send + Sync>;
 
 /// See the module.
 pub struct Beside {
     disk: Arc<dyn Disk>,
     control: ControlDisk,
     machine: Arc<Machine>,
+    hear: Option<HearPublished>,
+    /// The queue's.
+    lane: Mutex<Weak<Mutex<ControlLane>>>,
 }
 
 impl Beside {
     /// A disk with the control disk of its group behind it; what is handed over there goes through `way_in`, which leads to the same disk.
-    /// `lends`: see [`Promise`].
+    /// Memory may be lent to it. `hear`: hears what is published there.
     ///
     /// # Errors
     /// No thread is left.
@@ -41,13 +48,23 @@ impl Beside {
         disk: Arc<dyn Disk>,
         way_in: Arc<dyn Disk>,
         group: &Arc<RetainGroup>,
-        (contract, lends): (Contract, bool),
+        contract: Contract,
         machine: &Arc<Machine>,
+        hear: Option<HearPublished>,
     ) -> io::Result<Self> {
-        let promise = Promise { contract, text: contract.to_string(), lends };
+        let promise = Promise { contract, text: contract.to_string(), lends: true };
         let clock = Arc::clone(machine) as _;
         let control = ControlDisk::heard(Arc::clone(group) as _, promise, vec![way_in], clock)?;
-        Ok(Self { disk, control, machine: Arc::clone(machine) })
+        let (machine, lane) = (Arc::clone(machine), Mutex::default());
+        Ok(Self { disk, control, machine, hear, lane })
+    }
+
+    /// Has what is published by now heard, and nothing of it taken.
+    pub fn listen(&self) {
+        let lane = self.lane.lock().upgrade();
+        if let Some(lane) = lane {
+            lane.lock().listen();
+        }
     }
 }
 
@@ -66,11 +83,17 @@ impl Disk for Beside {
     }
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        let mut control = self.control.lane()?;
+        if let Some(hear) = self.hear.clone() {
+            control.heard_by(Box::new(move |published| hear(published)));
+        }
+        let control = Arc::new(Mutex::new(control));
+        *self.lane.lock() = Arc::downgrade(&control);
         Ok(Box::new(BesideLane {
             geometry: self.geometry(),
             end: Sector(self.disk.geometry().sectors),
             disk: self.disk.open_lane()?,
-            control: self.control.lane()?,
+            control,
             machine: Arc::clone(&self.machine),
             looks: None,
         }))
@@ -86,7 +109,7 @@ struct BesideLane {
     /// Of the disk.
     end: Sector,
     disk: Box<dyn Lane>,
-    control: ControlLane,
+    control: Arc<Mutex<ControlLane>>,
     machine: Arc<Machine>,
     /// When the control disk looks again, unasked.
     looks: Option<(Ns, u64)>,
@@ -95,7 +118,7 @@ struct BesideLane {
 impl BesideLane {
     /// Has the machine come by when the control disk has to look.
     fn look_later(&mut self) {
-        let at = self.control.deadline().map(ns);
+        let at = self.control.lock().deadline().map(ns);
         if self.looks.map(|(at, _)| at) != at {
             self.look_no_more();
             self.looks = at.map(|at| self.machine.promise(at));
@@ -127,7 +150,7 @@ impl Lane for BesideLane {
         }
         self.machine.charge();
         let request = request.into_request();
-        self.control.submit(Request { sector: Sector(request.sector.0 - self.end.0), ..request });
+        self.control.lock().submit(Request { sector: Sector(request.sector.0 - self.end.0), ..request });
         self.look_later();
     }
 
@@ -137,17 +160,17 @@ impl Lane for BesideLane {
 
     fn dispatch(&mut self) {
         self.disk.dispatch();
-        self.control.dispatch();
+        self.control.lock().dispatch();
     }
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
         self.disk.reap(completions);
-        self.control.reap(completions);
+        self.control.lock().reap(completions);
         self.look_later();
     }
 
     fn in_flight(&self) -> usize {
-        self.disk.in_flight() + self.control.in_flight()
+        self.disk.in_flight() + self.control.lock().in_flight()
     }
 
     /// What is handed over goes to memory, and waits for no disk; and until memory that was lent is looked at nothing else happens.
@@ -158,6 +181,6 @@ impl Lane for BesideLane {
         if let Some((at, _)) = self.looks {
             self.machine.reach(at);
         }
-        self.control.wait(also, timeout)
+        self.control.lock().wait(also, timeout)
     }
 }

@@ -40,10 +40,8 @@ pub struct RunOptions {
     pub contract: Contract,
     /// What becomes of the guests' journals. (Arenas are in the run's folder.)
     pub journal: JournalOptions,
-    /// Each guest has a control disk: what lies behind the end of its disk.
+    /// Each guest has a control disk: what lies behind the end of its disk. Memory may be lent to it.
     pub control_disk: bool,
-    /// Memory may be lent to it, in which commits are published.
-    pub lends: bool,
     /// Under `power`: whether the image is opened with O_DIRECT. (The other contracts use the page cache.)
     pub direct: bool,
     /// Under `power`: each write is synced before it is answered, as by a daemon that shows no write cache.
@@ -83,7 +81,6 @@ impl RunOptions {
             contract: Contract::Power,
             journal: JournalOptions::passthrough(),
             control_disk: false,
-            lends: true,
             direct: false,
             write_through: false,
             log_bytes: 64 << 20,

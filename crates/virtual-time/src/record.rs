@@ -7,7 +7,9 @@
 //!     └──────────────────► Recorder, on the daemon's clock                or anything else takes a turn
 //! ```
 //!
-//! What is handed over to a control disk comes to the same tap, between what the guest asks of its disk.
+//! What is handed over to a control disk comes to the same tap, between what the guest asks of its disk. A commit that is published in memory which was
+//! lent is looked for whenever the guest has taken its turn, and before what it has said in it becomes marks: so it is in the recording before anybody
+//! is told of it, and before its daemon takes it. How the two stand to each other within a turn nobody knows.
 //!
 //! The daemon is one thread, but for syncs of its log: in the recording such a sync is over at once, and what was appended meanwhile
 //! follows it.
@@ -19,14 +21,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afterimage_block::{Buffers, DiskIndex, Sector, SECTOR_BYTES};
+use afterimage_control_disk::Published;
 use afterimage_journal::group::JournalOptions;
 use afterimage_lab::channel::Arrival;
 use afterimage_lab::device::ModelName;
 use afterimage_order::Contract;
 use afterimage_protocol::recording::{End, Order, Passed, Recorded};
 use afterimage_protocol::report::Mark;
-use afterimage_trace::{Finished, LayerTally, Recorder, Taps};
+use afterimage_trace::{Finished, LayerTally, Recorder, Run, Taps};
 
+use crate::beside::HearPublished;
 use crate::calendar::{GuestId, Ns};
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::Daemon;
@@ -37,7 +42,7 @@ use crate::machine::Machine;
 use crate::meeting::GO;
 use crate::options::RunOptions;
 use crate::page_cache::DirtyLimits;
-use crate::site::{Files, Site};
+use crate::site::{Files, Listener, Site};
 use crate::storage::Storage;
 use crate::trace::Trace;
 
@@ -91,7 +96,10 @@ pub fn record(
     let now = move || daemons.outside_ns().max(guests.load(Ordering::SeqCst));
     let recorder = Recorder::create_timed(&order.out, &order.about, now)?;
     let taps = Taps::new(Arc::clone(&recorder));
-    let site = Site::open_heard(&files, &run, &machine, &trace, Some(taps))
+    let turn_ns = Arc::new(AtomicU64::new(0));
+    let published = published(Arc::clone(&taps), (Arc::clone(&turn_ns), Arc::clone(&guest_ns)));
+    let listener = Listener { tap: taps, published: Some(published) };
+    let site = Site::open_heard(&files, &run, &machine, &trace, Some(listener))
         .map_err(|source| RunError::Compose { guest: 0, source })?;
     storage.lock().start();
     let crowd = Crowd::new(folder, &storage, vec![Daemon::new(&site)], Instant::now(), run.limit)?;
@@ -100,6 +108,7 @@ pub fn record(
         site: &site,
         recorder: &recorder,
         guest_ns,
+        turn_ns,
         reports: Lines::of(folder.join(format!("guest0.{REPORTS}"))),
         console: Lines::of(folder.join("guest0.out")),
         states: Vec::new(),
@@ -122,6 +131,18 @@ pub fn record(
     Ok(recorded(end, &finished, states, text("out"), text("err")))
 }
 
+/// What a guest has published goes into the recording as it lies in its memory.
+fn published(taps: Arc<Taps>, (turn_ns, guest_ns): (Arc<AtomicU64>, Arc<AtomicU64>)) -> HearPublished {
+    Arc::new(move |Published { slot, runs }| {
+        guest_ns.fetch_max(turn_ns.load(Ordering::SeqCst), Ordering::SeqCst);
+        let run = |(sector, content): &(Sector, Buffers)| Run {
+            offset: sector.0 * SECTOR_BYTES,
+            data: content.to_vec().into(),
+        };
+        taps.published(DiskIndex(0), slot as u64, runs.iter().map(run).collect());
+    })
+}
+
 fn recorded(
     end: End,
     finished: &Finished,
@@ -142,6 +163,7 @@ fn recorded(
         guest: passed(tally.guest),
         storage: passed(tally.storage),
         marks: tally.marks,
+        published: tally.published,
         states,
         raw_bytes: written.raw_bytes,
         file_bytes: written.file_bytes,
@@ -172,8 +194,6 @@ fn run_options(order: &Order, kernel: &Path) -> Result<RunOptions, RecordError> 
         contract,
         journal: JournalOptions { retain: order.retain, ..JournalOptions::passthrough() },
         control_disk: order.control_disk,
-        // What is published may be acknowledged before it is taken, by a bound that is no part of what is judged.
-        lends: false,
         // As the recorder in real time: contracts with a process rule need it.
         direct: false,
         log_bytes: order.log_bytes,
@@ -188,6 +208,8 @@ struct Recording<'a> {
     recorder: &'a Recorder,
     /// The guest's clock, where it is ahead of its daemon's.
     guest_ns: Arc<AtomicU64>,
+    /// The guest's clock when its last turn had ended.
+    turn_ns: Arc<AtomicU64>,
     reports: Lines,
     console: Lines,
     states: Vec<String>,
@@ -226,6 +248,7 @@ impl Recording<'_> {
                 }
                 Turn::Over => break,
             }
+            self.listen();
             self.hear()?;
             self.console.tell(say)?;
             if self.done && until.is_none() {
@@ -234,6 +257,13 @@ impl Recording<'_> {
         }
         let code = exit_status(&String::from_utf8_lossy(&self.console.all));
         Ok(code.map_or(End::Died, End::Failed))
+    }
+
+    /// What the guest has published is heard, before what it has said since.
+    fn listen(&self) {
+        let now = self.crowd.calendar.clock(GuestId(0));
+        self.turn_ns.store(now, Ordering::SeqCst);
+        self.site.listen();
     }
 
     /// What the guest has said becomes marks.

@@ -13,7 +13,7 @@ use afterimage_order::{Contract, GroupOptions};
 use afterimage_store::Image as _;
 use parking_lot::Mutex;
 
-use crate::beside::Beside;
+use crate::beside::{Beside, HearPublished};
 use crate::content::Content;
 use crate::error::{io_error, RunError};
 use crate::image::{Around, VirtualImage};
@@ -125,6 +125,16 @@ pub struct Site {
     pub group: Arc<RetainGroup>,
     /// What the daemon asks of its files, where that is asked for.
     pub below: Option<Arc<StorageTrace>>,
+    /// Where the guest has a control disk.
+    beside: Option<Arc<Beside>>,
+}
+
+/// Somebody who listens to a site's layers.
+pub struct Listener {
+    /// To what is asked of them.
+    pub tap: Arc<dyn Tap>,
+    /// To what is published.
+    pub published: Option<HearPublished>,
 }
 
 impl Site {
@@ -142,8 +152,9 @@ impl Site {
         let below = listens.then(|| StorageTrace::new(machine, Arc::clone(&files.image) as _)).transpose();
         let unread = |e| ComposeError::Tap { disk: 0, source: io::Error::other(e) };
         let below = below.map_err(unread)?;
-        let tap = below.as_ref().map(|below| below.tap() as Arc<dyn Tap>);
-        Ok(Self { below, ..Self::open_heard(files, options, machine, trace, tap)? })
+        let listener = |below: &Arc<StorageTrace>| Listener { tap: below.tap(), published: None };
+        let also = below.as_ref().map(listener);
+        Ok(Self { below, ..Self::open_heard(files, options, machine, trace, also)? })
     }
 
     /// As [`Site::open`], where somebody else listens to the layers, too.
@@ -155,7 +166,7 @@ impl Site {
         options: &RunOptions,
         machine: &Arc<Machine>,
         trace: &Arc<Trace>,
-        also: Option<Arc<dyn Tap>>,
+        also: Option<Listener>,
     ) -> Result<Self, ComposeError> {
         let files = files.clone();
         let (image_file, log_file) = (2 * files.guest as u64, 2 * files.guest as u64 + 1);
@@ -168,6 +179,7 @@ impl Site {
         let medium = TimedMedium::new(&files.image, file, machine);
         let image = VirtualImage::new(machine, medium, &files.path);
         let host = Arc::new(OnMachine(Arc::clone(machine)));
+        let (also, published) = also.map_or((None, None), |also| (Some(also.tap), also.published));
         let around = Around { machine: Arc::clone(machine), log: (Arc::clone(&files.log), log_file), also };
         let mut group =
             GroupOptions { log_max_bytes: options.log_bytes, host, ..GroupOptions::new(options.contract) };
@@ -177,10 +189,21 @@ impl Site {
         let mut stack = prepared.open(Some(Arc::new(around)))?;
         let heard = stack.disks.remove(0).disk;
         let mut disk: Arc<dyn Disk> = Arc::new(trace.listen(files.guest, machine, Arc::clone(&heard)));
+        let mut beside = None;
         if options.control_disk {
-            let beside = Beside::new(disk, heard, &stack.group, (options.contract, options.lends), machine);
-            disk = Arc::new(beside.map_err(|source| ComposeError::Tap { disk: 0, source })?);
+            let made = Beside::new(disk, heard, &stack.group, options.contract, machine, published);
+            let made = Arc::new(made.map_err(|source| ComposeError::Tap { disk: 0, source })?);
+            disk = Arc::clone(&made) as _;
+            beside = Some(made);
         }
-        Ok(Self { files, machine: Arc::clone(machine), disk, group: stack.group, below: None })
+        let (machine, group) = (Arc::clone(machine), stack.group);
+        Ok(Self { files, machine, disk, group, below: None, beside })
+    }
+
+    /// Has whoever listens hear what the guest has published by now. Nothing of it is taken.
+    pub fn listen(&self) {
+        if let Some(beside) = &self.beside {
+            beside.listen();
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use afterimage_format::recording::{ChunkHeader, FileHeader};
-use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
+use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, Run, Sparse, Target, TargetId};
 use zerocopy::IntoBytes as _;
 
 /// Treats bytes as a recording: as they are, with the checksums mended, and as what a recording decodes to. Must never
@@ -96,6 +96,8 @@ pub fn sample_recording() -> Recording {
         kinds.push(EventKind::Complete { target, id, ok: id % 2 == 1 });
     }
     kinds.swap(2, 3);
+    let run = |offset| Run { offset, data: Arc::from(vec![offset as u8; 512]) };
+    kinds.push(EventKind::Publish { target: TargetId(2), slot: 57, runs: Arc::new([run(1024), run(512)]) });
     kinds.push(EventKind::Submit { target: TargetId(2), id: 1, op: Op::Flush });
     let events = (0..).map(|n| n * 1000).zip(kinds).map(|(at_ns, kind)| Event { at_ns, kind }).collect();
     Recording { about, targets, events }

@@ -36,7 +36,7 @@ fn is_sync(event: &Event, of: &HashSet<TargetId>) -> Option<u64> {
 fn remove(recording: &mut Recording, ids: &HashSet<u64>) {
     recording.events.retain(|event| match &event.kind {
         EventKind::Submit { id, .. } | EventKind::Complete { id, .. } => !ids.contains(id),
-        EventKind::Mark { .. } => true,
+        EventKind::Publish { .. } | EventKind::Mark { .. } => true,
     });
 }
 

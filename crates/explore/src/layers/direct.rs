@@ -65,6 +65,10 @@ pub fn direct(recording: &Recording, contract: Contract) -> Result<Recording> {
                 }
                 push(EventKind::Complete { target: TargetId(disk), id: *id, ok: *ok });
             }
+            EventKind::Publish { target, slot, runs } => {
+                let Some(&disk) = place.get(target) else { continue };
+                push(EventKind::Publish { target: TargetId(disk), slot: *slot, runs: Arc::clone(runs) });
+            }
             EventKind::Mark { text } => push(EventKind::Mark { text: Arc::clone(text) }),
         }
     }

@@ -54,6 +54,7 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
             EventKind::Submit { target, id, .. } | EventKind::Complete { target, id, .. } => {
                 place.contains_key(target) && !refused.contains(id)
             }
+            EventKind::Publish { target, .. } => place.contains_key(target),
             EventKind::Mark { .. } => true,
         };
         if !guest {
@@ -68,6 +69,11 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
             // A kernel need not have waited for it.
             EventKind::Complete { id, .. } if driver.is_late(*id) => {}
             EventKind::Complete { id, .. } => driver.wait_for(*id)?,
+            EventKind::Publish { target, slot, runs } => driver.tape.push(EventKind::Publish {
+                target: TargetId(place[target] as u16),
+                slot: *slot,
+                runs: Arc::clone(runs),
+            }),
             EventKind::Mark { text } => driver.tape.push(EventKind::Mark { text: Arc::clone(text) }),
         }
         driver.device.lock().checkpoint_if_half_full()?;
@@ -470,7 +476,7 @@ impl<'a> Driver<'a> {
             about.insert(super::JOURNAL.to_owned(), super::RETAIN.into());
             replay["arena_bytes_max"] = retain.arena_bytes_max.into();
         }
-        about.insert("layers".to_owned(), replay);
+        about.insert(super::LAYERS.to_owned(), replay);
         let targets = std::mem::take(&mut self.targets);
         let recording = Recording { about, targets, events: self.tape.take() };
         let mut device = self.device.lock();

@@ -49,6 +49,9 @@ pub(crate) const RETAIN: &str = "retain";
 /// Where a recording says that its guest had a control disk.
 pub(crate) const CONTROL_DISK: &str = "control_disk";
 
+/// Where a recording says how its requests were driven through the redo log: its times are not those of a daemon.
+pub(crate) const LAYERS: &str = "layers";
+
 /// Changes the configuration with which each process of a replay opens the log.
 pub type Configure = Arc<dyn Fn(Config) -> Config + Send + Sync>;
 

@@ -87,7 +87,13 @@ fn finished(answer: &Recorded) -> Finished {
     };
     let (guest, storage) = (layer(answer.guest), layer(answer.storage));
     Finished {
-        tally: Tally { events: answer.events, guest, storage, marks: answer.marks },
+        tally: Tally {
+            events: answer.events,
+            guest,
+            storage,
+            marks: answer.marks,
+            published: answer.published,
+        },
         written: Written { raw_bytes: answer.raw_bytes, file_bytes: answer.file_bytes },
     }
 }

@@ -153,8 +153,8 @@ impl Rig {
     }
 }
 
-/// Of the group, which hears what is handed over as it hears its disks. Memory is not lent: what is published there may be acknowledged
-/// before it is taken, by a bound that is no part of what is judged.
+/// Of the group, which hears what is handed over as it hears its disks. Memory is not lent: here the guest goes on while nobody looks, so what it
+/// publishes could be acknowledged before it is in the recording.
 fn control_disk(stack: &Stack, disks: Vec<Arc<dyn Disk>>) -> Result<Arc<dyn Disk>> {
     let group = &stack.group;
     let promise = Promise { contract: group.status().contract, text: group.promise(), lends: false };

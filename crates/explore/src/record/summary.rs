@@ -20,7 +20,7 @@ pub struct Summary {
     pub interrupted: bool,
     /// How long it took, boot included, in seconds.
     pub seconds: f64,
-    /// Submissions, completions and marks.
+    /// Submissions, completions, publications and marks.
     pub events: u64,
     /// Above the daemon's ordering layer.
     pub guest: LayerTally,
@@ -28,6 +28,9 @@ pub struct Summary {
     pub storage: LayerTally,
     /// Lines that the guest reported: acknowledgements, states, begin and end.
     pub marks: u64,
+    /// Commits that the guest published.
+    #[serde(default)]
+    pub published: u64,
     /// The application's states that were named, in order.
     pub states: Vec<String>,
     /// Bytes before compression.
@@ -56,6 +59,7 @@ impl Summary {
             guest: tally.guest,
             storage: tally.storage,
             marks: tally.marks,
+            published: tally.published,
             states,
             raw_bytes: written.raw_bytes,
             file_bytes: written.file_bytes,
@@ -91,6 +95,9 @@ impl fmt::Display for Summary {
             )?;
         }
         writeln!(f, "  marks    {:6}, {} of them name a state", self.marks, self.states.len())?;
+        if self.published > 0 {
+            writeln!(f, "  published {:5} commits", self.published)?;
+        }
         write!(
             f,
             "  file     {:.2} MiB for {:.1} MiB: {:.1} times smaller",

@@ -5,7 +5,9 @@
 //!              └─► daemons, one after the other
 //!                     │ at drawn places: what is left of the last one, taken over by another
 //!                     ├─► the guest is dead: recovered ───────────► A: nothing to replay
-//!                     └─► the guest may still live: handed back ──► B: the kernel replays what it is given
+//!                     ├─► the guest may still live: handed back ──► B: the kernel replays what it is given
+//!                     └─► only the guest is dead, and has published
+//!                         what the daemon has not taken: it looks ─► C: P with that
 //! ```
 //!
 //! Under `guest-crash` a daemon is a `RetainDisk` over [`memory`], with its arena; under `power-window` all of its layers, over [`files`].
@@ -15,8 +17,10 @@
 //! owners, modes, links, sizes, inode numbers, times.
 
 mod files;
+mod lent;
 mod memory;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{Blocking, FlushKind, Operation, Sector};
@@ -30,7 +34,9 @@ use super::plain::Plain;
 use super::side::Side;
 use crate::layers::{guest_disks, refused_ids, OpenRetained};
 use crate::marks::{bounds, marks};
+use crate::published::Publications;
 use crate::{ExploreError, Result};
+use lent::Left;
 
 /// How deaths are drawn.
 #[derive(Clone)]
@@ -49,6 +55,8 @@ pub struct DeathOptions {
     pub open: Option<OpenRetained>,
     /// The same under `power-window`: what else its daemons are told of journals.
     pub journal: JournalOptions,
+    /// For proofs that mistakes are found: a daemon does not look once more at what a guest has published that dies.
+    pub forgets: bool,
 }
 
 impl Default for DeathOptions {
@@ -61,6 +69,7 @@ impl Default for DeathOptions {
             window: None,
             open: None,
             journal: JournalOptions::passthrough(),
+            forgets: false,
         }
     }
 }
@@ -79,6 +88,8 @@ pub struct Death {
     pub handed_back: Sparse,
     /// Whether the guest's own recovery has anything to replay.
     pub replays: bool,
+    /// Left by a daemon whose guest alone has died, where that had published what was not taken: the plain disk with that written to it.
+    pub looked_at: Option<Sparse>,
     /// Where a recovered disk is not what the guest's own recovery makes of the plain one.
     pub wrong: Option<String>,
 }
@@ -92,6 +103,9 @@ trait Daemons<'a> {
 
     /// What the orderly end of the next daemon leaves, if this one dies now. (It does not.)
     fn ended(&self, attached: bool) -> Result<Sparse>;
+
+    /// What a daemon leaves whose guest alone dies now, having published that; `None`: it could not have.
+    fn looked_at(&self, left: &Left<'_>) -> Result<Option<Sparse>>;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -153,6 +167,7 @@ pub fn deaths(
         })
         .collect();
     let candidates = requests.iter().filter(|(event, _)| (begin..end).contains(event)).count();
+    let published = Publications::of(recording)?;
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
     let mut plain = Plain::new(base.clone());
     let mut daemons: Box<dyn Daemons<'_> + '_> = match how.window {
@@ -163,8 +178,17 @@ pub fn deaths(
         let inside = (begin..end).contains(event);
         let drawn = inside && rng.random_range(0..candidates.max(1)) < how.points;
         let late = drawn && begun.elapsed() > time;
-        if late || (drawn && !visit(death(&*daemons, &plain, *event, made)?)?) {
+        if late {
             return Ok(());
+        }
+        if drawn {
+            let published = published.all().iter();
+            let published = published.filter(|p| p.target == target && p.is_pending(*event)).collect();
+            let layouts = Arc::clone(&plain.side.layouts);
+            let left = Left { published, layouts: &layouts, forgotten: how.forgets };
+            if !visit(death(&*daemons, &plain, &left, *event, made)?)? {
+                return Ok(());
+            }
         }
         if how.restart_one_in > 0 && rng.random_range(0..how.restart_one_in) == 0 {
             daemons.happens([Beside::Death, Beside::Settle, Beside::Room][rng.random_range(0..3)])?;
@@ -179,27 +203,29 @@ pub fn deaths(
     Ok(())
 }
 
-fn death(daemons: &dyn Daemons<'_>, plain: &Plain, event: usize, requests: usize) -> Result<Death> {
+fn death(
+    daemons: &dyn Daemons<'_>,
+    plain: &Plain,
+    left: &Left<'_>,
+    event: usize,
+    requests: usize,
+) -> Result<Death> {
     let recovered = daemons.ended(false)?;
     let handed_back = daemons.ended(true)?;
-    let wrong = [(&recovered, "recovered by the daemon"), (&handed_back, "handed back to the guest")]
-        .into_iter()
-        .find_map(|(content, what)| {
-            let side = Side::new(content.clone());
-            let fault = side.journal_fault(&side, &plain.side);
-            let all = Changed { all: true, ..Changed::default() };
-            let bad = differences(&[side], std::slice::from_ref(plain), &Default::default(), &[&all]);
-            let named: Vec<String> = bad.iter().take(6).map(|(_, block)| block.to_string()).collect();
-            match bad.is_empty() {
-                true => fault.map(|fault| format!("the disk {what}: {fault}")),
-                false => Some(format!(
-                    "the disk {what} is not what the guest's own recovery makes of its first {requests} requests: {} blocks \
-                     differ: {}",
-                    bad.len(),
-                    named.join(", ")
-                )),
+    let mut wrong = fault(&recovered, "recovered by the daemon", plain, requests)
+        .or_else(|| fault(&handed_back, "handed back to the guest", plain, requests));
+    let mut looked_at = None;
+    if !left.published.is_empty() {
+        if let Some(content) = daemons.looked_at(left)? {
+            let mut plain = plain.clone();
+            for run in left.published.iter().flat_map(|publication| publication.runs.iter()) {
+                plain.apply(run.offset, run.data.len() as u64, Some(&run.data));
             }
-        });
+            let what = "left by a daemon whose guest alone has died, with what it had published besides,";
+            wrong = wrong.or_else(|| fault(&content, what, &plain, requests));
+            looked_at = Some(content);
+        }
+    }
     Ok(Death {
         event,
         requests,
@@ -207,6 +233,24 @@ fn death(daemons: &dyn Daemons<'_>, plain: &Plain, event: usize, requests: usize
         recovered,
         handed_back,
         replays: !plain.side.homes.is_empty(),
+        looked_at,
         wrong,
     })
+}
+
+/// Where a disk is not what the guest's own recovery makes of the plain one.
+fn fault(content: &Sparse, what: &str, plain: &Plain, requests: usize) -> Option<String> {
+    let side = Side::new(content.clone());
+    let fault = side.journal_fault(&side, &plain.side);
+    let all = Changed { all: true, ..Changed::default() };
+    let bad = differences(&[side], std::slice::from_ref(plain), &Default::default(), &[&all]);
+    let named: Vec<String> = bad.iter().take(6).map(|(_, block)| block.to_string()).collect();
+    match bad.is_empty() {
+        true => fault.map(|fault| format!("the disk {what}: {fault}")),
+        false => Some(format!(
+            "the disk {what} is not what the guest's own recovery makes of its first {requests} requests: {} blocks differ: {}",
+            bad.len(),
+            named.join(", ")
+        )),
+    }
 }

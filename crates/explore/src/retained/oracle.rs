@@ -74,7 +74,7 @@ impl RetainedOracle {
         let part_bytes = payload_bytes_max(target.bytes.saturating_sub(RECORDS_OFFSET));
         let mut guest = steps(recording, &disks, Some(part_bytes));
         as_taken(&mut guest, recording, &disks, log);
-        let prefixes = Prefixes::of_steps(recording, &disks, &guest);
+        let prefixes = Prefixes::of_steps(recording, &disks, &guest)?;
         let bases = disks.iter().map(|id| (*recording.targets[id.0 as usize].base).clone());
         let bases: Vec<_> = bases.collect();
         let mut walk = Walk {
@@ -264,6 +264,6 @@ impl OwnRecovery for RetainedRecovery {
     fn promised(&self, prefix: u64, crash: usize) -> std::result::Result<usize, String> {
         let digest = self.oracle.states[prefix as usize].digest;
         let k = self.oracle.judge(digest, crash, 0, self.window_ns).map_err(|e| e.to_string())?;
-        Ok(self.oracle.prefixes.covered(k))
+        Ok(self.oracle.prefixes.promised(k, crash))
     }
 }

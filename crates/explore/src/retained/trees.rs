@@ -20,6 +20,7 @@ use crate::judge::{Class, Expectation, Judge, Verdict};
 use crate::layers::retains;
 use crate::marks::marks;
 use crate::model::{Choice, Model};
+use crate::published::Publications;
 use crate::report::Report;
 use crate::setup::{Level, Setup};
 use crate::state::{Image, Scratch};
@@ -58,6 +59,7 @@ struct Judges {
     tree: Option<(Arc<Pool>, Box<dyn Checker>)>,
     application: Option<Box<dyn Checker>>,
     promised: Judge,
+    published: Publications,
 }
 
 impl Deaths<'_> {
@@ -105,6 +107,7 @@ impl Deaths<'_> {
             tree: (self.level == Level::Mount).then(tree),
             application: setup.check.as_deref().filter(|_| self.level == Level::Mount).map(application),
             promised: Judge::new(&marks(self.recording)?),
+            published: Publications::of(self.recording)?,
         };
         let mut progress = Progress::default();
         deaths(self.recording, &how, self.time, &mut |death| {
@@ -160,9 +163,10 @@ impl Judges {
         }
         work.checked += 1;
         if let Some(fsck) = &mut self.fsck {
-            for (what, content) in
-                [("recovered by the daemon", &death.recovered), ("handed back", &death.handed_back)]
-            {
+            let ended = [("recovered by the daemon", &death.recovered), ("handed back", &death.handed_back)];
+            let looked_at =
+                death.looked_at.iter().map(|left| ("left by a daemon that has looked once more", left));
+            for (what, content) in ended.into_iter().chain(looked_at) {
                 work.checks += 1;
                 if let Observation::Inconsistent { what: why, evidence } = fsck.check(&disks(content))? {
                     return Ok(broken("e2fsck", format!("the disk {what}: {why}"), evidence));
@@ -188,14 +192,20 @@ impl Judges {
             return Ok(broken("trees", what, String::new()));
         }
         let Some(application) = &mut self.application else { return Ok(Verdict::fresh()) };
-        work.checks += 1;
-        let found = application.check(&disks(&death.recovered))?;
         let crash_ns = recording.events[death.event].at_ns;
-        let expected = Expectation { required: death.event, crash: death.event, crash_ns };
-        let mut verdict = self.promised.judge(application.name(), &found, &expected);
+        let required = self.published.required(death.event);
+        let mut verdict = Verdict::fresh();
+        // Where its daemon lives, everything is.
+        let looked_at = death.looked_at.iter().map(|left| (left, death.event));
+        for (content, required) in std::iter::once((&death.recovered, required)).chain(looked_at) {
+            work.checks += 1;
+            let found = application.check(&disks(content))?;
+            let expected = Expectation { required, crash: death.event, crash_ns };
+            verdict = verdict.and(self.promised.judge(application.name(), &found, &expected));
+        }
         if let Some(problem) = &mut verdict.problem {
-            // The disk is what it would be without a daemon.
-            problem.above_the_daemon = true;
+            // The disk is what it would be without a daemon; but how long a commit waits for that one is its own.
+            problem.above_the_daemon = death.looked_at.is_none();
         }
         Ok(verdict)
     }

@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "MODE", default_value = "passthrough", hide_possible_values = true)]
     journal: super::JournalWord,
     /// Give the guest a control disk too, to which its file system may hand over commits (with --journal retain): `vext4` with
-    /// data=vma does; its device is $AFTERIMAGE_CONTROL_DISK
+    /// data=vma does, and with --virtual publishes them with vma_exitless; its device is $AFTERIMAGE_CONTROL_DISK
     #[arg(long)]
     control_disk: bool,
     /// Size of the disk

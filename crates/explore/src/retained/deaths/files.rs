@@ -15,6 +15,7 @@ use afterimage_order::{Contract, GroupOptions, OpenError};
 use afterimage_store::{create_image, DirectMode, LogError, OpenOptions};
 use afterimage_trace::{Op, Sparse};
 
+use super::lent::Left;
 use super::{failed, send, Beside, Daemons, DeathOptions};
 use crate::{ExploreError, Result};
 
@@ -104,6 +105,31 @@ impl<'a> Daemons<'a> for Files<'a> {
     }
 
     fn ended(&self, attached: bool) -> Result<Sparse> {
+        self.follow(|served, folder| {
+            drop(served);
+            let Served { stack, .. } = self.open(folder)?;
+            let end = Ending::Close { attached };
+            stack.group.close_within(HOME_LIMIT, end).map_err(|e| failed(&e))?;
+            Ok(())
+        })
+        .map(|(content, ())| content)
+    }
+
+    fn looked_at(&self, left: &Left<'_>) -> Result<Option<Sparse>> {
+        let (content, looked) = self.follow(|Served { lane, disk, stack }, _| {
+            let looked = left.to(Arc::clone(&stack.group) as _, &disk)?;
+            drop((lane, disk));
+            let end = Ending::Close { attached: false };
+            stack.group.close_within(HOME_LIMIT, end).map_err(|e| failed(&e))?;
+            Ok(looked)
+        })?;
+        Ok(looked.then_some(content))
+    }
+}
+
+impl Files<'_> {
+    /// A daemon that has served all of it, to its end: what that leaves, and says.
+    fn follow<R>(&self, end: impl FnOnce(Served, &Path) -> Result<R>) -> Result<(Sparse, R)> {
         let folder = tempfile::Builder::new()
             .prefix("afterimage-explore-")
             .tempdir_in(JournalOptions::ARENA_FOLDER)
@@ -123,13 +149,10 @@ impl<'a> Daemons<'a> for Files<'a> {
                 Step::Happens(Beside::Room) => served.disk.make_room().map_err(|e| failed(&e))?,
             }
         }
-        drop(served);
-        let Served { stack, .. } = self.open(folder.path())?;
-        stack.group.close_within(HOME_LIMIT, Ending::Close { attached }).map_err(|e| failed(&e))?;
-        drop(stack);
+        let said = end(served, folder.path())?;
         let bytes = std::fs::read(&image).map_err(ExploreError::io("reading an image"))?;
         let mut content = Sparse::new(bytes.len() as u64);
         content.write_at(&bytes, 0);
-        Ok(content)
+        Ok((content, said))
     }
 }

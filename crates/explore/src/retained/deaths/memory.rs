@@ -6,15 +6,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use afterimage_block::{Blocking, Disk, Medium, MediumDisk};
+use afterimage_block::{Blocking, Disk, Medium, MediumDisk, SequenceNumber};
+use afterimage_control_disk::desk::Reached;
+use afterimage_control_disk::Durability;
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::ext4::Options;
 use afterimage_journal::group::JournalOptions;
 use afterimage_journal::RetainDisk;
+use afterimage_order::Subscription;
 use afterimage_trace::{Op, Sparse};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
+use super::lent::Left;
 use super::{failed, send, Beside, Daemons, DeathOptions};
 use crate::{ExploreError, Result};
 
@@ -47,6 +51,27 @@ impl Medium for Content {
 
     fn sync(&self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A group of one disk, of which nobody asks how durable it is.
+struct Alone(Arc<RetainDisk>);
+
+impl Durability for Alone {
+    fn reached(&self) -> Reached {
+        Reached { acknowledged: SequenceNumber(0), durable: SequenceNumber(0), failure: None }
+    }
+
+    fn flush(&self) -> std::result::Result<SequenceNumber, String> {
+        self.0.settle().map(|()| SequenceNumber(0)).map_err(|e| e.to_string())
+    }
+
+    fn subscribe(&self, _: Box<dyn Fn() + Send + Sync>) -> Option<Subscription> {
+        None
+    }
+
+    fn retained_disks(&self) -> Vec<Arc<RetainDisk>> {
+        vec![Arc::clone(&self.0)]
     }
 }
 
@@ -98,6 +123,20 @@ impl<'a> Memory<'a> {
         Ok(Served { lane, disk })
     }
 
+    /// What the next daemon leaves, and says.
+    fn next<R>(&self, work: impl FnOnce(&Served) -> Result<R>) -> Result<(Sparse, R)> {
+        let arena = self.folder.path().join("copy.arena");
+        copy_sparse(&self.arena(), &arena)?;
+        let content = self.below.0.lock().clone();
+        let below = Arc::new(Content(Mutex::new(content)));
+        let next = self.open(&below, &arena)?;
+        let said = work(&next)?;
+        drop(next);
+        std::fs::remove_file(&arena).map_err(ExploreError::io("removing a copy of an arena"))?;
+        let content = below.0.lock().clone();
+        Ok((content, said))
+    }
+
     fn served(&mut self) -> Result<&mut Served> {
         self.served.as_mut().ok_or_else(|| failed(&"an earlier daemon could not be followed"))
     }
@@ -121,16 +160,18 @@ impl<'a> Daemons<'a> for Memory<'_> {
     }
 
     fn ended(&self, attached: bool) -> Result<Sparse> {
-        let arena = self.folder.path().join("copy.arena");
-        copy_sparse(&self.arena(), &arena)?;
-        let content = self.below.0.lock().clone();
-        let below = Arc::new(Content(Mutex::new(content)));
-        let next = self.open(&below, &arena)?;
-        next.disk.finish(attached).map_err(|e| failed(&e))?;
-        drop(next);
-        std::fs::remove_file(&arena).map_err(ExploreError::io("removing a copy of an arena"))?;
-        let content = below.0.lock().clone();
+        let (content, _) = self.next(|next| next.disk.finish(attached).map_err(|e| failed(&e)))?;
         Ok(content)
+    }
+
+    /// The one that looks is the next: it is given the guest's read again.
+    fn looked_at(&self, left: &Left<'_>) -> Result<Option<Sparse>> {
+        let (content, looked) = self.next(|next| {
+            let looked = left.to(Arc::new(Alone(Arc::clone(&next.disk))), &next.disk)?;
+            next.disk.finish(false).map_err(|e| failed(&e))?;
+            Ok(looked)
+        })?;
+        Ok(looked.then_some(content))
     }
 }
 
