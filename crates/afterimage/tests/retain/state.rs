@@ -179,7 +179,7 @@ fn one_arena_has_one_daemon() {
     let image = afterimage_journal::state_file::ImageIdentity { inode: found.ino(), size_bytes: 8 << 20 };
     State { image, ..state_of(dir.path()) }.write(&dir.path().join("b.img.state")).unwrap();
     let other = [&["serve", "--disk", "b.img"][..], &CRASH[2..]].concat();
-    refused(dir.path(), &other, 1, &["arena", "another process"]);
+    refused(dir.path(), &other, 1, &["arena", "in use by"]);
     daemon.terminate();
     // And without the daemon it is found not to be the image's own.
     refused(dir.path(), &other, 1, &["b.img", "are lost"]);
