@@ -88,6 +88,8 @@ pub struct Death {
     pub handed_back: Sparse,
     /// Whether the guest's own recovery has anything to replay.
     pub replays: bool,
+    /// Marks before that event must be there where its daemon dies with the guest.
+    pub required: usize,
     /// Left by a daemon whose guest alone has died, where that had published what was not taken: the plain disk with that written to it.
     pub looked_at: Option<Sparse>,
     /// Where a recovered disk is not what the guest's own recovery makes of the plain one.
@@ -182,11 +184,11 @@ pub fn deaths(
             return Ok(());
         }
         if drawn {
-            let published = published.all().iter();
-            let published = published.filter(|p| p.target == target && p.is_pending(*event)).collect();
+            let pending = published.all().iter().filter(|p| p.target == target && p.is_pending(*event));
             let layouts = Arc::clone(&plain.side.layouts);
-            let left = Left { published, layouts: &layouts, forgotten: how.forgets };
-            if !visit(death(&*daemons, &plain, &left, *event, made)?)? {
+            let left = Left { published: pending.collect(), layouts: &layouts, forgotten: how.forgets };
+            let at = At { event: *event, requests: made, required: published.required(*event) };
+            if !visit(death(&*daemons, &plain, &left, at)?)? {
                 return Ok(());
             }
         }
@@ -203,12 +205,18 @@ pub fn deaths(
     Ok(())
 }
 
+/// Where a death is, as [`Death`] has it.
+struct At {
+    event: usize,
+    requests: usize,
+    required: usize,
+}
+
 fn death(
     daemons: &dyn Daemons<'_>,
     plain: &Plain,
     left: &Left<'_>,
-    event: usize,
-    requests: usize,
+    At { event, requests, required }: At,
 ) -> Result<Death> {
     let recovered = daemons.ended(false)?;
     let handed_back = daemons.ended(true)?;
@@ -233,6 +241,7 @@ fn death(
         recovered,
         handed_back,
         replays: !plain.side.homes.is_empty(),
+        required,
         looked_at,
         wrong,
     })

@@ -20,7 +20,6 @@ use crate::judge::{Class, Expectation, Judge, Verdict};
 use crate::layers::retains;
 use crate::marks::marks;
 use crate::model::{Choice, Model};
-use crate::published::Publications;
 use crate::report::Report;
 use crate::setup::{Level, Setup};
 use crate::state::{Image, Scratch};
@@ -59,7 +58,6 @@ struct Judges {
     tree: Option<(Arc<Pool>, Box<dyn Checker>)>,
     application: Option<Box<dyn Checker>>,
     promised: Judge,
-    published: Publications,
 }
 
 impl Deaths<'_> {
@@ -107,7 +105,6 @@ impl Deaths<'_> {
             tree: (self.level == Level::Mount).then(tree),
             application: setup.check.as_deref().filter(|_| self.level == Level::Mount).map(application),
             promised: Judge::new(&marks(self.recording)?),
-            published: Publications::of(self.recording)?,
         };
         let mut progress = Progress::default();
         deaths(self.recording, &how, self.time, &mut |death| {
@@ -193,11 +190,10 @@ impl Judges {
         }
         let Some(application) = &mut self.application else { return Ok(Verdict::fresh()) };
         let crash_ns = recording.events[death.event].at_ns;
-        let required = self.published.required(death.event);
         let mut verdict = Verdict::fresh();
         // Where its daemon lives, everything is.
         let looked_at = death.looked_at.iter().map(|left| (left, death.event));
-        for (content, required) in std::iter::once((&death.recovered, required)).chain(looked_at) {
+        for (content, required) in std::iter::once((&death.recovered, death.required)).chain(looked_at) {
             work.checks += 1;
             let found = application.check(&disks(content))?;
             let expected = Expectation { required, crash: death.event, crash_ns };

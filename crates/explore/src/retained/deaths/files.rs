@@ -5,14 +5,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afterimage_block::Blocking;
-use afterimage_compose::{ComposeError, Plan, Prepared, Stack};
+use afterimage_compose::{Plan, Prepared, Stack};
 use afterimage_journal::group::{Ending, JournalOptions};
 use afterimage_journal::RetainDisk;
-use afterimage_order::{Contract, GroupOptions, OpenError};
-use afterimage_store::{create_image, DirectMode, LogError, OpenOptions};
+use afterimage_order::{Contract, GroupOptions};
+use afterimage_store::{create_image, DirectMode, OpenOptions};
 use afterimage_trace::{Op, Sparse};
 
 use super::lent::Left;
@@ -21,9 +21,6 @@ use crate::{ExploreError, Result};
 
 /// How long an orderly end may take to bring everything home, to files in memory.
 const HOME_LIMIT: Duration = Duration::from_secs(30);
-
-/// How long a process that this one has just forked may hold a copy of a dead daemon's log, and with it the lock, until it runs its program.
-const FORKED_LIMIT: Duration = Duration::from_secs(5);
 
 enum Step<'a> {
     Send(&'a Op),
@@ -68,29 +65,13 @@ impl<'a> Files<'a> {
                 ..self.how.journal.clone()
             },
         };
-        let begun = Instant::now();
-        let stack = loop {
-            match Prepared::new(plan.clone()).and_then(|prepared| prepared.open(None)) {
-                Ok(stack) => break stack,
-                Err(error) if is_in_use(&error) && begun.elapsed() < FORKED_LIMIT => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(error) => return Err(failed(&error)),
-            }
-        };
+        let stack = Prepared::new(plan).and_then(|prepared| prepared.open(None)).map_err(|e| failed(&e))?;
         let lane = stack.disks[0].disk.open_lane().map_err(|e| failed(&e))?;
         // The guest has come back, or somebody has said that it is gone.
         stack.group.guest_was_seen(0);
         let disk = stack.group.retained_disks().pop().ok_or_else(|| failed(&"no journal is retained"))?;
         Ok(Served { lane: Blocking::new(lane), disk, stack })
     }
-}
-
-fn is_in_use(error: &ComposeError) -> bool {
-    matches!(
-        error,
-        ComposeError::Log(LogError::LogInUse(_)) | ComposeError::Order(OpenError::Log(LogError::LogInUse(_)))
-    )
 }
 
 impl<'a> Daemons<'a> for Files<'a> {
@@ -108,9 +89,7 @@ impl<'a> Daemons<'a> for Files<'a> {
         self.follow(|served, folder| {
             drop(served);
             let Served { stack, .. } = self.open(folder)?;
-            let end = Ending::Close { attached };
-            stack.group.close_within(HOME_LIMIT, end).map_err(|e| failed(&e))?;
-            Ok(())
+            close(&stack, attached)
         })
         .map(|(content, ())| content)
     }
@@ -119,12 +98,17 @@ impl<'a> Daemons<'a> for Files<'a> {
         let (content, looked) = self.follow(|Served { lane, disk, stack }, _| {
             let looked = left.to(Arc::clone(&stack.group) as _, &disk)?;
             drop((lane, disk));
-            let end = Ending::Close { attached: false };
-            stack.group.close_within(HOME_LIMIT, end).map_err(|e| failed(&e))?;
+            close(&stack, false)?;
             Ok(looked)
         })?;
         Ok(looked.then_some(content))
     }
+}
+
+/// The orderly end.
+fn close(stack: &Stack, attached: bool) -> Result<()> {
+    stack.group.close_within(HOME_LIMIT, Ending::Close { attached }).map_err(|e| failed(&e))?;
+    Ok(())
 }
 
 impl Files<'_> {

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{Buffers, Completion, Disk as _, Lane, Operation, Quiesced, Request, Sector, Token};
+use afterimage_block::{
+    Buffers, Completion, Disk as _, Lane, Operation, Quiesced, Request, Sector, Token, SECTOR_BYTES,
+};
 use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_format::control_disk::{
     Answer, Command, Lent, BLOCK_BYTES, LENT_OPEN, OPERATION_INIT, SLOT_BYTES, STATUS_DONE,
@@ -21,7 +23,7 @@ use crate::published::Publication;
 use crate::Result;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-const SECTOR: usize = 512;
+const SECTOR: usize = SECTOR_BYTES as usize;
 
 /// What a guest has published when it dies.
 pub(super) struct Left<'a> {
