@@ -15,7 +15,8 @@ use afterimage_order::Contract;
 use afterimage_protocol::cell::Cell;
 use afterimage_protocol::recording::Order;
 use afterimage_virtual_time::{
-    record, run, run_cell, DirtyLimits, GuestKernel, GuestOptions, GuestReport, HostFs, Report, RunOptions,
+    record, run, run_cell, DirtyLimits, GuestKernel, GuestOptions, GuestReport, HostFs, Processor, Report,
+    RunOptions,
 };
 use clap::{Args, Parser, Subcommand};
 
@@ -182,7 +183,10 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let command = Cli::parse().command;
+    // Before anything is started.
+    let _processor = Processor::take();
+    let done = match command {
         Command::Run(options) => run_once(&options),
         Command::Check(options) => check(&options),
         Command::Simulate(args) => seeds::run(&args),
