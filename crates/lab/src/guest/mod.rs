@@ -323,6 +323,17 @@ impl Guest {
         })
     }
 
+    /// Waits for the first line that the script prints for which `wanted` returns something.
+    ///
+    /// # Errors
+    /// As [`Guest::wait_report`].
+    pub fn wait_printed<T>(&self, what: &str, mut wanted: impl FnMut(&str) -> Option<T>) -> Result<T> {
+        let found = self.patiently(|| {
+            self.output.wait_for(0, self.left(), what, |arrival| wanted(arrival.line.trim()))
+        })?;
+        found.ok_or_else(|| LabError::Guest(format!("the guest ended before {what}{}", self.last_words())))
+    }
+
     /// The end of what the guest had to say, for error messages.
     pub fn last_words(&self) -> String {
         let tail = |text: String| {

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use super::cut::torn_per_mille;
 use super::workload::{self, FileSystem, IMAGE_BYTES};
 use super::{Case, Evidence};
-use crate::channel::Arrival;
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
 use crate::guest::{Ended, Guest, Vmm};
@@ -83,11 +82,7 @@ const RECORDS_BETWEEN: usize = 8;
 
 fn wait_flushed(guest: &Guest, number: usize) -> Result<()> {
     let last = format!("{FLUSHED} {number}");
-    let said = |said: &Arrival| (said.line.trim() == last).then_some(());
-    guest
-        .output_channel()
-        .wait_for(0, super::GUEST_LIMIT, &last, said)?
-        .ok_or_else(|| LabError::Guest(format!("the guest ended before it had {last}{}", guest.last_words())))
+    guest.wait_printed(&last, |said| (said == last).then_some(()))
 }
 
 /// What was in flight is asked again by QEMU, answers that went with a daemon by the program: it notices nothing.

@@ -17,9 +17,8 @@ use crate::suite::{kexec, workload};
 /// What may be lost of what was published where VMM and daemon die together: as `serve` prints it.
 const PUBLISHED_LOSS: Allowance = Allowance::Window { window_ms: 10.0 };
 
-/// So many commits of each of two file systems, and how long that may take.
+/// So many commits of each of two file systems.
 const SIDE_BY_SIDE: u64 = 30;
-const SIDE_BY_SIDE_MAX: Duration = Duration::from_secs(100);
 
 /// How long a daemon stands still before it dies with the VMM, and then for how long nothing may be acknowledged.
 const STALLED: Duration = Duration::from_secs(2);
@@ -118,18 +117,14 @@ mount -t vext4 -o $options /dev/vdb /run/other
     echo "other $(sed -n 's/^published //p' /proc/fs/vjbd2/vdb-*/vma)"; done) &
 mount -t vext4 -o $options /dev/vda /mnt"#;
     let guest = guest(&rig.daemon).start(&writing(build, mount))?;
-    let enough = |line: &str| line.strip_prefix("other ")?.trim().parse().ok().filter(|n| *n > SIDE_BY_SIDE);
-    let other = guest
-        .output_channel()
-        .wait_for(0, SIDE_BY_SIDE_MAX, "commits of the other one", |arrival| enough(&arrival.line));
-    let lived = other.and_then(|published: Option<u64>| {
+    let enough = |line: &str| line.strip_prefix("other ")?.parse().ok().filter(|n| *n > SIDE_BY_SIDE);
+    let other = guest.wait_printed("commits of the other one", enough);
+    let lived = other.and_then(|published: u64| {
         let all = rig.daemon.status()?.control_disk.map_or(0, |told| told.published);
-        match published {
-            Some(published) if all > published + SIDE_BY_SIDE => Ok(()),
-            _ => Err(LabError::Broken(format!(
-                "{all} commits were published, {published:?} of one file system"
-            ))),
+        if all > published + SIDE_BY_SIDE {
+            return Ok(());
         }
+        Err(LabError::Broken(format!("{all} commits were published, {published} of one file system")))
     });
     let ledger = killed(evidence, guest, lived)?;
     rig.judge(evidence, &ledger)
