@@ -63,11 +63,17 @@ fn take(
     mut attempt: impl FnMut() -> io::Result<bool>,
 ) -> Result<(), OpenError> {
     let start = Instant::now();
+    // Whom the lock was seen with, and since when: a dead daemon's may be seen with a child of somebody's for a moment, or with nobody.
+    let mut seen = (None, start);
     loop {
         if attempt().map_err(OpenError::io("locking", path))? {
             return Ok(());
         }
         let holder = holder::find(file);
+        let kind = holder.as_ref().map(|holder| holder.dead);
+        if seen.0 != kind {
+            seen = (kind, Instant::now());
+        }
         let patience = match &holder {
             Some(Holder { dead: true, .. }) => wait,
             Some(_) => wait.min(LIVE_HOLDER),
@@ -75,7 +81,7 @@ fn take(
             // container, or it is a dead daemon whose process is gone already but not its I/O.
             None => wait / HIDDEN_HOLDER_PART,
         };
-        if start.elapsed() >= patience {
+        if seen.1.elapsed() >= patience || start.elapsed() >= wait {
             let (path, waited_ms) = (path.to_owned(), start.elapsed().as_millis());
             let holder = match holder {
                 Some(Holder { pid, dead: true, .. }) => {

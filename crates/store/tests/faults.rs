@@ -351,9 +351,13 @@ fn killed(holder: Holder, path: &Path) -> Option<OwnedFd> {
 /// Longer than a live holder is given.
 const DYING: Duration = Duration::from_secs(2);
 
+/// Meanwhile a process that lives has the file open for a moment, as a child between fork and exec has what its parent has.
 fn close_later(copy: OwnedFd) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        std::thread::sleep(DYING);
+        std::thread::sleep(DYING / 2);
+        let mut child = Command::new("sleep").arg("0.05").stdin(copy.try_clone().unwrap()).spawn().unwrap();
+        child.wait().unwrap();
+        std::thread::sleep(DYING / 2);
         drop(copy);
     })
 }
