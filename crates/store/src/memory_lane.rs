@@ -18,11 +18,26 @@ const LARGE_BYTES: usize = 256 << 10;
 pub(crate) struct MemoryLane {
     inline: InlineLane,
     ring: RingLane,
+    /// Large reads since the last dispatch.
+    large: Vec<Admitted>,
 }
 
 impl MemoryLane {
     pub fn new(inline: InlineLane, ring: RingLane) -> Self {
-        Self { inline, ring }
+        Self { inline, ring, large: Vec::new() }
+    }
+
+    fn hand_out_large(&mut self) {
+        // One alone is not worth a worker, and whoever waits for it would wait for the worker to wake up as well. Of several none is kept
+        // here: this thread would answer none of the others while it copies.
+        let alone = self.large.len() == 1 && self.in_flight() == 1;
+        for request in self.large.drain(..) {
+            if alone {
+                self.inline.take(request);
+            } else {
+                self.ring.take(request);
+            }
+        }
     }
 }
 
@@ -37,20 +52,21 @@ impl Lane for MemoryLane {
 
     fn take(&mut self, request: Admitted) {
         let large = request.operation == Operation::Read && request.buffers.len() >= LARGE_BYTES;
-        // One alone is not worth a worker, and whoever waits for it would wait for the worker to wake up as well.
-        if large && self.in_flight() > 0 {
-            self.ring.take(request);
+        if large {
+            self.large.push(request);
         } else {
             self.inline.take(request);
         }
     }
 
     fn dispatch(&mut self) {
+        self.hand_out_large();
         self.ring.dispatch();
         self.inline.dispatch();
     }
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.hand_out_large();
         self.inline.reap(completions);
         if self.ring.in_flight() > 0 {
             self.ring.reap(completions);
@@ -58,10 +74,11 @@ impl Lane for MemoryLane {
     }
 
     fn in_flight(&self) -> usize {
-        self.inline.in_flight() + self.ring.in_flight()
+        self.large.len() + self.inline.in_flight() + self.ring.in_flight()
     }
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.hand_out_large();
         if self.inline.in_flight() > 0 {
             Ok(())
         } else if self.ring.in_flight() > 0 {
