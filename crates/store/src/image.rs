@@ -111,12 +111,19 @@ pub trait Image: Disk {
     ///
     /// # Errors
     /// A read, write or sync failed.
-    fn settle(&self) -> io::Result<u64>;
+    fn settle(&self) -> io::Result<u64> {
+        let medium = self.medium();
+        let bytes = medium.rewrite_lost(0, medium.len())?;
+        if bytes > 0 {
+            medium.sync()?;
+        }
+        Ok(bytes)
+    }
 
     /// Notes on the image that all of it is synced: an orderly end does. The note holds until somebody writes the image. It
     /// is about what is in the page cache, so it need not survive that, and where it cannot be kept the next
     /// [`Image::settle`] looks.
-    fn note_settled(&self);
+    fn note_settled(&self) {}
 
     /// What identifies it in a log's header.
     ///

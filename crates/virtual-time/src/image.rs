@@ -77,17 +77,6 @@ impl Image for VirtualImage {
     fn remove_mark(&self) -> io::Result<()> {
         Ok(())
     }
-
-    fn settle(&self) -> io::Result<u64> {
-        let medium = self.medium();
-        let bytes = medium.rewrite_lost(0, medium.len())?;
-        if bytes > 0 {
-            medium.sync()?;
-        }
-        Ok(bytes)
-    }
-
-    fn note_settled(&self) {}
 }
 
 /// A queue of the image. A request takes effect when it is taken, and completes when the device says.

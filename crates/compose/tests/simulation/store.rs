@@ -282,17 +282,6 @@ impl Image for SimImage {
     fn remove_mark(&self) -> io::Result<()> {
         Ok(())
     }
-
-    fn settle(&self) -> io::Result<u64> {
-        let medium = self.medium();
-        let bytes = medium.rewrite_lost(0, medium.len())?;
-        if bytes > 0 {
-            medium.sync()?;
-        }
-        Ok(bytes)
-    }
-
-    fn note_settled(&self) {}
 }
 
 /// A queue of the image, which completes what is in flight when it likes, in any order. A request takes effect then.
