@@ -222,10 +222,9 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
                 if key.device != Device::Hdd15k || key.contract != "guest-crash" {
                     continue;
                 }
-                if !takes_time(table, &journal) {
-                    continue;
-                }
-                if let Some((gain, _)) = paper::gain_over_journal(key.workload) {
+                if let Some((gain, _)) =
+                    paper::gain_over_journal(key.workload).filter(|_| takes_time(table, &journal))
+                {
                     verdicts.extend(judge(
                         table,
                         format!("time at least {gain} % below journal (the paper's)"),
@@ -236,15 +235,18 @@ pub fn verdicts(table: &Cells<'_>) -> Vec<Verdict> {
                         "%",
                     ));
                 }
-                verdicts.extend(judge(
-                    table,
-                    "time ≤ 1.10 × ordered".to_owned(),
-                    (key, &with_mode(key, Mode::Ordered)),
-                    table.ratio(key, &with_mode(key, Mode::Ordered), elapsed),
-                    1.10,
-                    true,
-                    "×",
-                ));
+                let ordered = with_mode(key, Mode::Ordered);
+                if takes_time(table, &ordered) {
+                    verdicts.extend(judge(
+                        table,
+                        "time ≤ 1.10 × ordered".to_owned(),
+                        (key, &ordered),
+                        table.ratio(key, &ordered, elapsed),
+                        1.10,
+                        true,
+                        "×",
+                    ));
+                }
             }
             // The paper's VMM does not die; what the daemon's death costs stands in the table.
             Kind::KillBoth => {}
