@@ -135,7 +135,7 @@ impl Work {
     /// A file system with room for it; one that is full is what `reuse` is about.
     fn image_bytes(self) -> u64 {
         match self {
-            Work::Scenario { name: "big", steps } => IMAGE_BYTES + steps * 600_000,
+            Work::Scenario { name: "big", steps } => IMAGE_BYTES + steps * (600 << 10),
             Work::Scenario { name: "reuse", .. } => IMAGE_BYTES / 4,
             _ => IMAGE_BYTES,
         }
