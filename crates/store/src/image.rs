@@ -112,12 +112,25 @@ pub trait Image: Disk {
     /// # Errors
     /// A read, write or sync failed.
     fn settle(&self) -> io::Result<u64> {
+        if self.is_settled()? {
+            return Ok(0);
+        }
         let medium = self.medium();
         let bytes = medium.rewrite_lost(0, medium.len())?;
         if bytes > 0 {
             medium.sync()?;
+            let path = self.path().display();
+            tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
         }
         Ok(bytes)
+    }
+
+    /// Whether nobody has written the image since [`Image::note_settled`], or may.
+    ///
+    /// # Errors
+    /// The note cannot be read.
+    fn is_settled(&self) -> io::Result<bool> {
+        Ok(false)
     }
 
     /// Notes on the image that all of it is synced: an orderly end does. The note holds until somebody writes the image. It
@@ -248,21 +261,11 @@ impl Image for ImageStore {
         }
     }
 
-    fn settle(&self) -> io::Result<u64> {
+    fn is_settled(&self) -> io::Result<bool> {
         if self.core.geometry.read_only {
-            return Ok(0);
+            return Ok(true);
         }
-        if attribute::read(&self.core.file, SETTLED)?.is_some_and(|noted| Some(noted) == self.stamp()) {
-            return Ok(0);
-        }
-        let medium = self.medium();
-        let bytes = medium.rewrite_lost(0, medium.len())?;
-        if bytes > 0 {
-            medium.sync()?;
-            let path = self.core.path.display();
-            tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
-        }
-        Ok(bytes)
+        Ok(attribute::read(&self.core.file, SETTLED)?.is_some_and(|noted| Some(noted) == self.stamp()))
     }
 
     fn note_settled(&self) {
