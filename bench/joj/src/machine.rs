@@ -14,6 +14,7 @@ use afterimage_lab::daemon::{Daemon, ServeOptions};
 use afterimage_lab::guest::{Guest, Vmm};
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;
+use afterimage_lab::processor::Processor;
 
 use crate::disks;
 use crate::plan::{Arm, Key, Scale};
@@ -27,11 +28,13 @@ const PROLOGUE: &str = "set -e\ncd /\nmkdir -p /mnt/disk\nmeet() { :; }\ntell() 
 pub struct Machine {
     kernel: PathBuf,
     image: PathBuf,
+    /// For the daemon and the guest, of which one at a time computes.
+    _processor: Processor,
     _folder: Workdir,
 }
 
 impl Machine {
-    /// Writes a disk into a folder; it goes with this.
+    /// Writes a disk into a folder; it goes with this. From here on this thread, and what it starts, stays on one processor.
     ///
     /// # Errors
     /// There is no room for it, or no kernel.
@@ -46,7 +49,7 @@ impl Machine {
             file.write_all(&zeroes)?;
         }
         file.sync_all()?;
-        Ok(Self { kernel, image, _folder: folder })
+        Ok(Self { kernel, image, _processor: Processor::take(), _folder: folder })
     }
 
     /// Runs a cell.

@@ -26,6 +26,7 @@ pub mod integrity;
 pub mod locate;
 pub mod powerfs;
 pub mod process;
+pub mod processor;
 pub mod suite;
 
 pub use error::{LabError, Result};

@@ -11,12 +11,12 @@ use std::time::Duration;
 use afterimage_journal::group::JournalOptions;
 use afterimage_lab::device::ModelName;
 use afterimage_lab::process::Workdir;
+use afterimage_lab::processor::Processor;
 use afterimage_order::Contract;
 use afterimage_protocol::cell::Cell;
 use afterimage_protocol::recording::Order;
 use afterimage_virtual_time::{
-    record, run, run_cell, DirtyLimits, GuestKernel, GuestOptions, GuestReport, HostFs, Processor, Report,
-    RunOptions,
+    record, run, run_cell, DirtyLimits, GuestKernel, GuestOptions, GuestReport, HostFs, Report, RunOptions,
 };
 use clap::{Args, Parser, Subcommand};
 
