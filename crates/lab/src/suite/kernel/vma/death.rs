@@ -109,12 +109,13 @@ pub(super) fn died(
 /// Two file systems of one guest publish their commits side by side, to the one control disk; the VMM is killed.
 pub(super) fn two_killed(evidence: &Evidence, build: &Build, contract: &str) -> Result<String> {
     let rig = Rig::of(2, contract, false)?;
+    // Before the others, which never sleep: what is lent goes back after 100 ms without a commit, and the next one is not published.
     let mount = r#"options=data=vma,vma_exitless,vma_disk=/dev/vdc
 mkfs.ext4 -q -F -b 4096 /dev/vdb
 mkdir /run/other
 mount -t vext4 -o $options /dev/vdb /run/other
-(i=0; while :; do i=$((i+1)); dd if=/bin/busybox of=/run/other/$((i%9)) bs=4k count=3 conv=fsync 2>/dev/null
-    echo "other $(sed -n 's/^published //p' /proc/fs/vjbd2/vdb-*/vma)"; done) &
+sh -c 'renice -n -5 -p $$; i=0; while :; do i=$((i+1)); dd if=/bin/busybox of=/run/other/$((i%9)) bs=4k count=3 conv=fsync 2>/dev/null
+    echo "other $(sed -n "s/^published //p" /proc/fs/vjbd2/vdb-*/vma)"; done' &
 mount -t vext4 -o $options /dev/vda /mnt"#;
     let guest = guest(&rig.daemon).start(&writing(build, mount))?;
     let enough = |line: &str| line.strip_prefix("other ")?.parse().ok().filter(|n| *n > SIDE_BY_SIDE);
