@@ -16,21 +16,12 @@ use afterimage_format::control_disk::{
     STATUS_MALFORMED, STATUS_UNSUPPORTED,
 };
 use afterimage_format::FormatError;
-use afterimage_journal::{Lending, RetainDisk};
 use zerocopy::FromZeros as _;
 
 use crate::desk::{Desk, Place, Verdict};
-use crate::disk::{Shared, SLOT_SECTORS};
 use crate::hand::{Brought, HandOver, Handing, Over, Way};
-use crate::lent::{self, Loan, Next};
-
-/// Memory that is lent, for as long as its read is held.
-pub(crate) struct Borrowed {
-    pub(crate) loan: Loan,
-    pub(crate) slot: usize,
-    pub(crate) disk: Arc<RetainDisk>,
-    pub(crate) lending: Lending,
-}
+use crate::lent::{self, Next};
+use crate::shared::{Borrowed, Shared, SLOT_SECTORS};
 
 /// A command, and what had been published when it came: by the read and its number. Its sender may have been told that this is committed.
 struct Behind {

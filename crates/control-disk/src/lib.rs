@@ -18,13 +18,19 @@
 //! completed when it was asked.
 #![warn(missing_docs)]
 
+mod commands;
 pub mod desk;
 mod disk;
+mod durability;
 pub mod flights;
 mod hand;
 mod lane;
 pub mod lent;
+mod shared;
 
 pub use afterimage_format::control_disk::PUBLISHED_US_MAX;
-pub use disk::{Commands, ControlDisk, Durability, Promise};
+pub use commands::Commands;
+pub use disk::ControlDisk;
+pub use durability::Durability;
 pub use lane::{ControlLane, Hear, Published};
+pub use shared::Promise;
