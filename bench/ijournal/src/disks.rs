@@ -9,7 +9,8 @@ use afterimage_bench_kit::process::run;
 use afterimage_bench_kit::{mke2fs, Result};
 use afterimage_lab::process::Workdir;
 
-use crate::plan::{Arm, Key, Scale};
+use crate::plan::{Arm, Key};
+use crate::scale::Scale;
 use crate::task::Task;
 use crate::tpcc;
 

@@ -8,6 +8,8 @@
 mod disks;
 mod plan;
 mod record;
+mod scale;
+mod script;
 mod tables;
 mod task;
 mod tpcc;
@@ -22,8 +24,9 @@ use afterimage_lab::process::Workdir;
 use clap::Parser;
 
 use crate::disks::Disks;
-use crate::plan::{Figures, Key, Scale};
+use crate::plan::{Figures, Key};
 use crate::record::Record;
+use crate::scale::Scale;
 use crate::task::Tools;
 
 const NAME: &str = "ijournal";

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use afterimage_bench_kit::{check_only, is_chosen, BenchError, Result};
 
+use crate::scale::Scale;
 use crate::task::Task;
 
 /// The paper's figures.
@@ -184,26 +185,6 @@ impl Key {
         let task = if self.task.is_append() { String::new() } else { format!("{}/", self.task.name()) };
         format!("{task}{}/{}/{}", self.model, self.stream_mb_per_s, self.arm.name())
     }
-}
-
-/// How much of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scale {
-    /// `full` or `quick`
-    pub name: &'static str,
-    /// How long files are synced, where no task says when it has ended.
-    pub seconds: u32,
-    /// Transactions of a database.
-    pub transactions: u32,
-    /// TPC-C's warehouses.
-    pub warehouses: u32,
-}
-
-impl Scale {
-    /// For figures.
-    pub const FULL: Scale = Scale { name: "full", seconds: 30, transactions: 1000, warehouses: 10 };
-    /// A look.
-    pub const QUICK: Scale = Scale { name: "quick", seconds: 5, transactions: 100, warehouses: 1 };
 }
 
 /// The cells, all of one seed before the next: whatever has to be broken off has every row. The patterns are of [`Key::path`].

@@ -17,8 +17,10 @@ use afterimage_protocol::cell::{Cell, Outcome};
 use afterimage_protocol::report::{Agent, SyncTimes};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Key, Model, Scale};
-use crate::task::{Script, Tools};
+use crate::plan::{Key, Model};
+use crate::scale::Scale;
+use crate::script::Script;
+use crate::task::Tools;
 
 const LIMIT_S: u64 = 3600;
 /// 16 MiB for the guest's one processor.

@@ -13,7 +13,8 @@ use afterimage_lab::locate;
 use afterimage_lab::process::quote;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Scale;
+use crate::scale::Scale;
+use crate::script::{syncs_file, Script};
 use crate::tpcc;
 
 /// Photographs of a burst, as the paper's.
@@ -25,8 +26,6 @@ const YCSB_ROWS: u32 = 10_000;
 const PACKAGE_FILES: u32 = 200;
 /// Filebench's.
 const MAIL_FILES: u32 = 1000;
-/// So many fsyncs fit in the file of their times.
-const SYNCS_MAX: u32 = 1 << 17;
 
 /// Which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -49,17 +48,6 @@ pub enum Task {
     Tpcc,
     /// Filebench's.
     Varmail,
-}
-
-/// A task's shell.
-#[derive(Clone, Debug, Default)]
-pub struct Script {
-    /// Before the measurement.
-    pub set_up: String,
-    /// What is measured.
-    pub work: String,
-    /// Behind it.
-    pub tear_down: String,
 }
 
 impl Task {
@@ -123,11 +111,6 @@ impl Task {
             tear_down: String::new(),
         }
     }
-}
-
-/// The shell that makes the file of fsyncs' times.
-pub fn syncs_file() -> String {
-    format!("truncate -s {} /run/syncs", 8 * (SYNCS_MAX + 1))
 }
 
 /// Statements are made before; whoever reads them as a script says how it ended.

@@ -8,8 +8,8 @@ use afterimage_bench_kit::process::run;
 use afterimage_bench_kit::Result;
 use afterimage_lab::process::quote;
 
-use crate::plan::Scale;
-use crate::task::{syncs_file, Script};
+use crate::scale::Scale;
+use crate::script::{syncs_file, Script};
 
 /// As its files are made.
 const FILES: [&str; 2] = ["--innodb-page-size=4k", "--innodb-log-file-size=96M"];
