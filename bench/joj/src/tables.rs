@@ -101,7 +101,7 @@ pub fn markdown(records: &[Record]) -> String {
     };
     let size = |operations| of(operations).map(|record| record.records).max().unwrap_or(0);
     let time = if is_machine(records) {
-        "Real time, on a disk of the machine's own, one cell at a time: nothing is charged, and whatever else the machine does shows".to_owned()
+        "Real time, on a disk of the machine's own, one cell at a time, guest and daemon on one processor: nothing is charged, and whatever else the machine does shows".to_owned()
     } else {
         format!(
             "Virtual time; **charged** {} µs a request and {} µs a guest's system call, all other computing free: no figure here says anything about processors",
