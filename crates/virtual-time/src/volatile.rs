@@ -107,8 +107,8 @@ struct Inside {
     fails: Option<Fails>,
     failed: u64,
     breaks: Breaks,
-    /// A cut tears no sector.
-    whole: bool,
+    /// A cut leaves sectors of so many bytes whole; smaller ones are torn.
+    whole_bytes: Option<usize>,
     /// Where the newest page is that was synced.
     last_synced: Option<usize>,
 }
@@ -147,9 +147,9 @@ impl Volatile {
         self.inside.lock().breaks = breaks;
     }
 
-    /// No sector is torn by a cut, as disks are.
-    pub fn keep_sectors_whole(&self) {
-        self.inside.lock().whole = true;
+    /// The device's physical sectors have so many bytes, and a cut leaves them whole, as disks do.
+    pub fn keep_sectors_whole(&self, bytes: usize) {
+        self.inside.lock().whole_bytes = Some(bytes);
     }
 
     /// When what is written next is there, and when a sync may cover it.
@@ -218,10 +218,11 @@ impl Volatile {
         let Some(base) = inside.base.clone() else { return };
         let pieces = std::mem::take(&mut inside.pieces);
         inside.unsynced_bytes = 0;
-        let mut bytes = [0; SECTOR_BYTES];
+        let sector_bytes = inside.whole_bytes.unwrap_or(SECTOR_BYTES);
+        let mut bytes = vec![0; sector_bytes];
         let mut versions: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (i, piece) in pieces.iter().enumerate().filter(|(_, piece)| !piece.lost) {
-            let sectors = piece.offset / SECTOR_BYTES..(piece.offset + piece.len).div_ceil(SECTOR_BYTES);
+            let sectors = piece.offset / sector_bytes..(piece.offset + piece.len).div_ceil(sector_bytes);
             sectors.for_each(|sector| versions.entry(sector).or_default().push(i));
         }
         let keep_percent: u32 = [0, 10, 50, 90, 100, 100][rng.random_range(0..6)];
@@ -233,16 +234,16 @@ impl Volatile {
         for (sector, versions) in versions {
             let keep = |i: &usize| fate[*i].unwrap_or_else(|| rng.random_range(0..100) < keep_percent);
             let Some(newest) = versions.iter().rposition(keep) else { continue };
-            let start = sector * SECTOR_BYTES;
-            let target = &mut bytes[..(base.len() as usize - start).min(SECTOR_BYTES)];
+            let start = sector * sector_bytes;
+            let target = &mut bytes[..(base.len() as usize - start).min(sector_bytes)];
             base.read_at(target, start as u64).expect("memory");
-            let torn = rng.random_range(0..16) == 0 && !inside.whole;
+            let torn = rng.random_range(0..16) == 0 && inside.whole_bytes.is_none();
             let whole = newest + usize::from(!torn);
             versions[..whole].iter().for_each(|i| pieces[*i].apply(target, start));
             if torn && rng.random_ratio(1, 2) {
                 rng.fill(target);
             } else if torn {
-                let part = (rng.random_range(1..SECTOR_BYTES / TEAR_BYTES) * TEAR_BYTES).min(target.len());
+                let part = (rng.random_range(1..sector_bytes / TEAR_BYTES) * TEAR_BYTES).min(target.len());
                 pieces[versions[newest]].apply(&mut target[..part], start);
             }
             base.write_at(target, start as u64).expect("memory");
@@ -402,18 +403,35 @@ mod tests {
             content
         };
         assert_eq!(left(50, make), (0..4).map(|n| vec![n]).collect());
-        let torn = |whole: bool| {
+        let torn = |whole_bytes: Option<usize>| {
             (0..300).any(|seed| {
                 let content = make();
-                if whole {
-                    content.keep_sectors_whole();
-                }
+                whole_bytes.into_iter().for_each(|bytes| content.keep_sectors_whole(bytes));
                 content.cut(50, &mut rng(seed));
                 let all = bytes(&content);
                 all.iter().any(|byte| *byte != all[0])
             })
         };
-        assert!(torn(false) && !torn(true));
+        assert!(torn(None) && !torn(Some(512)));
+    }
+
+    /// One write, and what cuts leave of it.
+    #[test]
+    fn a_write_of_several_sectors_is_torn_between_those_of_the_device() {
+        let left = |whole_bytes: usize| {
+            let left = (0..300).map(|seed| {
+                let content = Volatile::zeroes(8192);
+                content.keep_sectors_whole(whole_bytes);
+                content.at(1, 5);
+                content.write_at(&[1; 8192], 0).unwrap();
+                content.cut(50, &mut rng(seed));
+                bytes(&content).chunks(512).map(|sector| sector[0]).collect::<Vec<_>>()
+            });
+            left.collect::<BTreeSet<_>>()
+        };
+        let halves = |pages: [u8; 2]| pages.iter().flat_map(|page| [*page; 8]).collect();
+        assert_eq!(left(4096), [[0, 0], [0, 1], [1, 0], [1, 1]].map(halves).into());
+        assert!(left(512).len() > 4);
     }
 
     #[test]

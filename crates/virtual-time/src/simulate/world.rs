@@ -30,6 +30,8 @@ use crate::storage::Storage;
 use crate::trace::Trace;
 
 const MS: Ns = 1_000_000;
+/// Those of the drive below `power`: as the daemon reports them.
+const PHYSICAL_SECTOR_BYTES: usize = 4096;
 /// How long somebody waits who needs guests that have booted.
 const PATIENCE: Ns = 500 * MS;
 
@@ -110,10 +112,10 @@ impl<'a> World<'a> {
             let files = Files::make(guest, run, folder, &storage)?;
             files.image.break_word(options.canary.device());
             files.log.break_word(options.canary.device());
-            // Here nothing of ours is there to mend a torn sector, and a file system cannot: its journal's superblock, which each emptying of the
-            // journal writes, is there once.
+            // Here nothing of ours is there to mend what is torn, and a file system cannot: its superblocks, of which a mount wants one, have two
+            // sectors of 512 bytes, and a torn commit block is no end of the journal (docs/lab.md). A drive as the daemon says that it is.
             if plan.contract == Contract::Power {
-                files.image.keep_sectors_whole();
+                files.image.keep_sectors_whole(PHYSICAL_SECTOR_BYTES);
             }
             let machine = Machine::mortal(&storage, run.request_ns, 0);
             let site = Site::open(&files, run, &machine, trace)
