@@ -65,6 +65,17 @@ fn seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
     }
 }
 
+/// The tests' programs, which guests have by this name: where one is missing a guest would do less, and say nothing.
+fn programs(kernel: &Path) -> Result<PathBuf, String> {
+    let folder = kernel.canonicalize().map_err(|e| format!("{}: {e}", kernel.display()))?;
+    match ["journaling", "synced", "areas"].iter().find(|name| !folder.join(name).is_file()) {
+        Some(name) => {
+            Err(format!("{}: there is no {name}: ./x simulate --vext4 builds it", folder.display()))
+        }
+        None => Ok(folder),
+    }
+}
+
 /// The seeds, one after another.
 pub fn run(args: &Seeds) -> Result<(), String> {
     let agent = args.agent.canonicalize();
@@ -73,7 +84,7 @@ pub fn run(args: &Seeds) -> Result<(), String> {
         agent: agent.map_err(|e| format!("{}: {e}: ./x simulate builds it", args.agent.display()))?,
         guests_max: args.guests_max.max(1),
         canary: args.canary,
-        vext4: args.vext4.then(|| args.kernel.kernel.clone()),
+        vext4: args.vext4.then(|| programs(&args.kernel.kernel)).transpose()?,
         ijournal: args.ijournal.then(recovery).transpose()?,
         vma: args.vma,
         limit: Duration::from_secs(args.limit_s),
