@@ -11,6 +11,7 @@
 // place: fs/ext4/super.c __ext4_remount 1 ij_may_remount
 // place: fs/ext4/super.c __ext4_remount 1 ij_bit_is_left
 // place: fs/ext4/super.c ext4_feature_set_ok 1 ij_explain
+// place: fs/ext4/super.c ext4_feature_set_ok 1 ij_runs
 // place: fs/ext4/resize.c ext4_resize_begin 1 IJOURNAL
 @@
 identifier fc, param, token, result;
@@ -141,7 +142,8 @@ statement S;
  {
  <...
 +ij_explain(sb);
- if (ext4_has_unknown_ext4_incompat_features(sb)) S
+-if (ext4_has_unknown_ext4_incompat_features(sb)) S
++if (!ij_runs(sb) && ext4_has_unknown_ext4_incompat_features(sb)) S
  ...>
  }
 

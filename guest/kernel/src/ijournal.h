@@ -146,5 +146,6 @@ void ij_set_bit(struct super_block *sb);
 bool ij_may_remount(struct super_block *sb);
 bool ij_bit_is_left(struct super_block *sb);
 void ij_explain(struct super_block *sb);
+bool ij_runs(struct super_block *sb);
 
 #endif

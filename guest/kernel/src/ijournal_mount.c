@@ -279,11 +279,22 @@ bool ij_bit_is_left(struct super_block *sb)
 }
 
 /**
+ * ij_runs - is this the mount whose bit it is?
+ * @sb: the file system
+ *
+ * Its features were looked at before it got the bit; the cleanup of orphans comes behind that, and looks again.
+ */
+bool ij_runs(struct super_block *sb)
+{
+	return EXT4_SB(sb)->s_ij;
+}
+
+/**
  * ij_explain - say what is wrong with a file system that has to be recovered
  * @sb: the file system
  */
 void ij_explain(struct super_block *sb)
 {
-	if (ij_bit_is_set(sb))
+	if (ij_bit_is_set(sb) && !ij_runs(sb))
 		ext4_msg(sb, KERN_ERR, "ijournal: there may be i-transactions: recover them first");
 }
