@@ -266,6 +266,10 @@ mount -t vext4 -o remount,dioread_lock /dev/vda /mnt 2>/dev/null && broken "dior
 mount -o remount,ro /mnt; e2fsck -fn /dev/vda; mount -o remount,rw /mnt
 what written 'echo 4 >>/mnt/new; sync /mnt/new'
 umount /mnt; e2fsck -fn /dev/vda
+# A file that is deleted while it is open goes at the next mount, which has the bit by then.
+mount -t vext4 /dev/vda /mnt; cp /bin/busybox /mnt/orphan; exec 9</mnt/orphan; rm /mnt/orphan
+"$AFTERIMAGE_AGENT" shutdown /mnt --commit; exec 9<&-; umount /mnt
+mount -t vext4 -o ijournal /dev/vda /mnt; umount /mnt; e2fsck -fn /dev/vda || broken "an orphan is left"
 for options in data=journal data=writeback nodelalloc dioread_lock journal_async_commit; do
     mount -t vext4 -o ijournal,$options /dev/vda /mnt 2>/dev/null && broken "mounted with $options"
 done
