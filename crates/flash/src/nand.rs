@@ -12,64 +12,48 @@
 //! State is compact: one record of 32 bytes a block, with two bits a page in it, and one owner (4 bytes, the spare area's
 //! logical page) a page. An FTL that can say whose a page is in less keeps the owners itself ([`Flash::without_owners`]).
 
-use std::ops::Range;
-
 use crate::counts::{Cause, Counts};
 use crate::geometry::{Geometry, Timing};
 use crate::ids::{Block, Ppn};
-use crate::table::filled;
+use crate::queue::expect_take_out;
 use crate::wear::{Wear, WearSummary};
 
 mod bill;
 mod blocks;
 mod gather;
-mod hints;
-mod pack;
+mod spare;
 
 use bill::Bill;
 use blocks::Blocks;
-pub use blocks::{State, KINDS};
+pub use blocks::{Packed, State, KINDS};
 pub use gather::Gather;
-pub use pack::Packed;
+use spare::Spare;
 
 /// The simulated flash.
 #[derive(Debug, Clone)]
 pub struct Flash {
     geometry: Geometry,
-    /// log2 of the pages a block, where it is a power of two.
-    shift: Option<u32>,
-    words: usize,
-    in_order: bool,
     blocks: Blocks,
-    owner: Vec<u32>,
+    spare: Spare,
     wear: Wear,
     bill: Bill,
-    /// Which host write a page's data came from; only kept when asked for.
-    stamps: Option<Vec<u32>>,
-    stamp: u32,
 }
 
 impl Flash {
     /// Erased flash. `in_order` enforces ascending programs within a block.
     pub fn new(geometry: Geometry, timing: Timing, in_order: bool) -> Self {
         let flash = Self::without_owners(geometry, timing, in_order);
-        Self { owner: filled(0, geometry.pages() as usize), ..flash }
+        Self { spare: Spare::with_owners(geometry.pages() as usize), ..flash }
     }
 
     /// The same for an FTL that keeps the owners of pages itself; nothing that hands out owners may be called.
     pub fn without_owners(geometry: Geometry, timing: Timing, in_order: bool) -> Self {
-        let p = geometry.pages_per_block;
         Self {
             geometry,
-            shift: p.is_power_of_two().then(|| p.trailing_zeros()),
-            words: geometry.pages_per_block.div_ceil(64) as usize,
-            in_order,
-            blocks: Blocks::new(&geometry),
-            owner: Vec::new(),
+            blocks: Blocks::new(&geometry, in_order),
+            spare: Spare::default(),
             wear: Wear::new(geometry.blocks),
             bill: Bill::new(timing),
-            stamps: None,
-            stamp: 0,
         }
     }
 
@@ -143,36 +127,28 @@ impl Flash {
 
     /// Keeps from now on which host write each page's data came from: the proof that reads return the newest data.
     pub fn keep_stamps(&mut self) {
-        self.stamps = Some(vec![0; self.geometry.pages() as usize]);
+        self.spare.keep_stamps(self.geometry.pages() as usize);
     }
 
     /// Names the host write whose data the next programs carry.
     pub fn set_stamp(&mut self, stamp: u32) {
-        self.stamp = stamp;
+        self.spare.set_stamp(stamp);
     }
 
     /// Which host write this page's data came from; 0 if stamps are not kept.
     pub fn stamp_of(&self, ppn: Ppn) -> u32 {
-        self.stamps.as_ref().map_or(0, |stamps| stamps[ppn.index()])
-    }
-
-    #[inline]
-    fn split(&self, ppn: Ppn) -> (usize, u32) {
-        match self.shift {
-            Some(shift) => ((ppn.0 >> shift) as usize, ppn.0 & (self.geometry.pages_per_block - 1)),
-            None => ((ppn.0 / self.geometry.pages_per_block) as usize, ppn.0 % self.geometry.pages_per_block),
-        }
+        self.spare.stamp_of(ppn)
     }
 
     /// The block a page is in.
     #[inline]
     pub fn block_of(&self, ppn: Ppn) -> Block {
-        Block(self.split(ppn).0 as u32)
+        Block(self.blocks.split(ppn).0 as u32)
     }
 
     #[inline]
     fn bit(&self, ppn: Ppn) -> (&blocks::Bits, u64) {
-        let (block, page) = self.split(ppn);
+        let (block, page) = self.blocks.split(ppn);
         (self.blocks.bits(block, (page / 64) as usize), 1 << (page % 64))
     }
 
@@ -193,7 +169,7 @@ impl Flash {
     /// The logical page that a live page belongs to; meaningless for others.
     #[inline]
     pub fn owner_of(&self, ppn: Ppn) -> u32 {
-        self.owner[ppn.index()]
+        self.spare.owner_of(ppn)
     }
 
     /// Live pages in a block.
@@ -211,7 +187,7 @@ impl Flash {
     /// Words of 64 offsets a block.
     #[inline]
     pub fn words(&self) -> usize {
-        self.words
+        self.blocks.words()
     }
 
     /// The lowest page that may be programmed next; pages a block when the block is full.
@@ -228,7 +204,7 @@ impl Flash {
 
     /// Pages of a block programmed since its erase (live + dead).
     pub fn programmed_in(&self, block: Block) -> u32 {
-        (0..self.words).map(|word| self.blocks.bits(block.index(), word).programmed.count_ones()).sum()
+        (0..self.words()).map(|word| self.blocks.bits(block.index(), word).programmed.count_ones()).sum()
     }
 
     /// Programs the next page of a block in ascending order.
@@ -242,33 +218,9 @@ impl Flash {
     #[inline]
     pub fn program_at(&mut self, block: Block, page: u32, owner: u32, cause: Cause) -> Ppn {
         self.bill.program(cause, 1);
-        self.place(block, page, owner)
-    }
-
-    #[inline]
-    fn place(&mut self, block: Block, page: u32, owner: u32) -> Ppn {
-        let b = block.index();
-        assert!(page < self.geometry.pages_per_block, "NAND rule: block {b} has no page {page}");
-        let (bits, fill) = self.blocks.bits_mut(b, (page / 64) as usize);
-        let bit = 1u64 << (page % 64);
-        assert!(bits.programmed & bit == 0, "NAND rule: page {page} of block {b} is not erased");
-        let next = u32::from(fill.next);
-        assert!(
-            page >= next || !self.in_order,
-            "NAND rule: page {page} of block {b} comes after page {next} was allowed next"
-        );
-        bits.programmed |= bit;
-        bits.live |= bit;
-        fill.live += 1;
-        fill.next = next.max(page + 1) as u16;
+        self.blocks.program(block.index(), page);
         let ppn = self.geometry.ppn(block, page);
-        // The table is empty if the owners are kept elsewhere.
-        if let Some(held) = self.owner.get_mut(ppn.index()) {
-            *held = owner;
-        }
-        if let Some(stamps) = &mut self.stamps {
-            stamps[ppn.index()] = self.stamp;
-        }
+        self.spare.program(ppn, owner);
         ppn
     }
 
@@ -288,30 +240,19 @@ impl Flash {
     /// The page's data is no longer the newest: a live page dies. Returns its block.
     #[inline(always)]
     pub fn invalidate(&mut self, ppn: Ppn) -> Block {
-        let (b, page) = self.split(ppn);
-        let (bits, fill) = self.blocks.bits_mut(b, (page / 64) as usize);
-        let bit = 1u64 << (page % 64);
-        assert!(bits.live & bit != 0, "page {page} of block {b} dies twice");
-        bits.live &= !bit;
-        fill.live -= 1;
-        Block(b as u32)
+        let (block, page) = self.blocks.split(ppn);
+        self.blocks.invalidate(block, page);
+        Block(block as u32)
     }
 
     /// Programs the next pages of a block with pages of these owners, which must fit: as [`Flash::program_next`] for each.
     /// Returns the first.
     #[inline]
     pub fn program_run(&mut self, block: Block, owners: &[u32], cause: Cause) -> Ppn {
-        let (from, pages) = (self.next_page(block), owners.len() as u32);
-        let (b, first) = (block.index(), self.geometry.ppn(block, from));
-        assert!(
-            from + pages <= self.geometry.pages_per_block,
-            "NAND rule: block {b} has no {pages} pages left"
-        );
-        self.fill(b, from, from + pages);
-        self.owner[first.index()..first.index() + owners.len()].copy_from_slice(owners);
-        if let Some(stamps) = &mut self.stamps {
-            stamps[first.index()..first.index() + owners.len()].fill(self.stamp);
-        }
+        let pages = owners.len() as u32;
+        let from = self.blocks.program_next(block.index(), pages);
+        let first = self.geometry.ppn(block, from);
+        self.spare.program_run(first, owners);
         self.bill.program(cause, u64::from(pages));
         first
     }
@@ -325,9 +266,9 @@ impl Flash {
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
     #[cold]
     pub(crate) fn lose_a_page(&mut self, block: Block) {
-        let first = block.0 * self.geometry.pages_per_block;
-        let lowest =
-            (0..self.geometry.pages_per_block).map(|page| Ppn(first + page)).find(|ppn| self.is_live(*ppn));
+        let first = self.blocks.first_page(block).0;
+        let mut pages = (first..first + self.geometry.pages_per_block).map(Ppn);
+        let lowest = pages.find(|ppn| self.is_live(*ppn));
         if let Some(ppn) = lowest {
             self.invalidate(ppn);
         }
@@ -355,89 +296,94 @@ impl Flash {
         cause: Cause,
         mut moved: impl FnMut(u32, Ppn),
     ) -> bool {
-        let p = self.geometry.pages_per_block;
-        let (s, d) = (src.index(), dst.index());
-        let first = u32::from(self.blocks.fill(d).next);
-        let (src_base, dst_base) = (src.0 * p, dst.0 * p);
-        if self.stamps.is_some() {
-            self.move_stamps(src, dst);
-        }
-        let (from_owners, to_owners) =
-            apart(&mut self.owner, src_base as usize, dst_base as usize, p as usize);
-        let mut to = first;
-        for word in 0..self.words {
-            let live = &mut self.blocks.bits_mut(s, word).0.live;
-            let mut left = *live;
-            while left != 0 && to < p {
-                let owner = from_owners[word * 64 + left.trailing_zeros() as usize];
+        let pages_per_block = self.geometry.pages_per_block as usize;
+        let (src_first, dst_first) = (self.blocks.first_page(src), self.blocks.first_page(dst));
+        self.move_stamps(src, dst);
+        let (from_owners, to_owners) = self.spare.owners_of_two(src_first, dst_first, pages_per_block);
+        let pages = self.blocks.pack(src, dst, |packed| {
+            let mut left = packed.live;
+            for to in packed.to..packed.to + packed.pages {
+                let owner = from_owners[packed.word * 64 + left.trailing_zeros() as usize];
                 to_owners[to as usize] = owner;
-                moved(owner, Ppn(dst_base + to));
+                moved(owner, Ppn(dst_first.0 + to));
                 left &= left - 1;
-                to += 1;
             }
-            *live = left;
-            if to == p {
-                break;
-            }
-        }
-        self.copied(s, d, first..to, cause);
-        self.blocks.fill(s).live == 0
+            left
+        });
+        self.bill.copy(cause, u64::from(pages));
+        self.live_in(src) == 0
     }
 
-    #[cold]
+    /// As [`Flash::move_live`], but the owners are the caller's: `packed` hears which pages go where, and says which of
+    /// the live ones were not copied. Returns how many pages were copied.
+    #[inline]
+    pub fn pack(&mut self, src: Block, dst: Block, cause: Cause, packed: impl FnMut(Packed) -> u64) -> u32 {
+        self.move_stamps(src, dst);
+        let pages = self.blocks.pack(src, dst, packed);
+        self.bill.copy(cause, u64::from(pages));
+        pages
+    }
+
+    /// Builds 64 offsets of a merged block; every copied page's original dies. Call it for ascending words.
+    #[inline]
+    pub fn gather(&mut self, gather: &Gather<'_>) {
+        gather.build(&mut self.blocks, &mut self.spare, &mut self.bill, self.geometry.pages_per_block);
+    }
+
+    /// The stamps of what is about to be copied from `src` to the next pages of `dst`.
+    #[inline]
     fn move_stamps(&mut self, src: Block, dst: Block) {
-        let p = self.geometry.pages_per_block;
-        let pages = (0..p).map(|page| Ppn(src.0 * p + page)).filter(|ppn| self.is_live(*ppn));
-        let room = (self.next_page(dst)..p).map(|page| (dst.0 * p + page) as usize);
-        let moves: Vec<_> = pages.zip(room).collect();
-        if let Some(stamps) = &mut self.stamps {
-            for (from, to) in moves {
-                stamps[to] = stamps[from.index()];
-            }
+        if !self.spare.has_stamps() {
+            return;
         }
+        let p = self.geometry.pages_per_block;
+        let (src, room) = (self.blocks.first_page(src).0, self.next_page(dst)..p);
+        let live: Vec<Ppn> = (src..src + p).map(Ppn).filter(|ppn| self.is_live(*ppn)).collect();
+        let to = room.map(|page| self.geometry.ppn(dst, page));
+        self.spare.copy_stamps(live.into_iter().zip(to));
     }
 
     /// Hands out a block's live pages, lowest first, with their owners.
     #[inline]
     pub fn each_live(&self, block: Block, mut each: impl FnMut(Ppn, u32)) {
-        let from = block.0 * self.geometry.pages_per_block;
-        for word in 0..self.words {
+        let from = self.blocks.first_page(block).0;
+        for word in 0..self.words() {
             let mut left = self.live_word(block, word);
             while left != 0 {
                 let ppn = from + word as u32 * 64 + left.trailing_zeros();
-                each(Ppn(ppn), self.owner[ppn as usize]);
+                each(Ppn(ppn), self.spare.owner_of(Ppn(ppn)));
                 left &= left - 1;
             }
         }
     }
 
-    /// Live pages of block `s`, which are dead there already, are in pages `to` of block `d` now: how many.
+    // What will be needed soon, so that it can be on its way into the processor's caches. Nothing of this changes anything.
+
+    /// Everything that copying a block's live pages reads first.
     #[inline]
-    fn copied(&mut self, s: usize, d: usize, to: Range<u32>, cause: Cause) -> u32 {
-        let pages = to.end - to.start;
-        self.fill(d, to.start, to.end);
-        self.blocks.fill_mut(s).live -= pages as u16;
-        self.bill.copy(cause, u64::from(pages));
-        pages
+    pub fn expect_source(&self, block: Block) {
+        self.expect_merge(block);
+        self.spare.expect(self.blocks.first_page(block), self.geometry.pages_per_block as usize);
     }
 
-    /// Marks pages `from..to` of block `d`, the next ones, programmed and live.
+    /// What a page's death changes.
     #[inline]
-    fn fill(&mut self, d: usize, from: u32, to: u32) {
-        let fill = self.blocks.fill_mut(d);
-        fill.next = to as u16;
-        fill.live += (to - from) as u16;
-        for word in 0..self.words {
-            let base = word as u32 * 64;
-            let (low, high) = (from.clamp(base, base + 64) - base, to.clamp(base, base + 64) - base);
-            if low < high {
-                let mask = (u64::MAX >> (64 - (high - low))) << low;
-                let (bits, _) = self.blocks.bits_mut(d, word);
-                assert!(bits.programmed & mask == 0, "NAND rule: a page of block {d} is not erased");
-                bits.programmed |= mask;
-                bits.live |= mask;
-            }
-        }
+    pub fn expect_death(&self, ppn: Ppn) {
+        let (block, page) = self.blocks.split(ppn);
+        self.blocks.expect(block, (page / 64) as usize);
+    }
+
+    /// As [`Flash::expect_death`], when that has come: the blocks beside the page's in its queue, which the death changes too.
+    /// Without this it is stores that wait, and then everything behind them.
+    #[inline]
+    pub fn expect_requeue(&self, ppn: Ppn) {
+        expect_take_out(self.nodes(), self.block_of(ppn).0);
+    }
+
+    /// What merging a block away changes.
+    #[inline]
+    pub fn expect_merge(&self, block: Block) {
+        self.blocks.expect_all(block.index());
     }
 
     /// Recounts everything and compares: free + live + dead = total in every block, erases by block = by cause =
@@ -446,20 +392,7 @@ impl Flash {
     /// # Errors
     /// What disagrees, in words.
     pub fn check(&self) -> Result<(), String> {
-        self.blocks.check(self.geometry.pages_per_block)?;
+        self.blocks.check()?;
         self.bill.check(self.wear.total(self.blocks.erases()))
-    }
-}
-
-/// The owners of two blocks that are not the same.
-#[inline]
-fn apart(owner: &mut [u32], src: usize, dst: usize, p: usize) -> (&[u32], &mut [u32]) {
-    assert_ne!(src, dst, "a block is copied into itself");
-    if src < dst {
-        let (low, high) = owner.split_at_mut(dst);
-        (&low[src..src + p], &mut high[..p])
-    } else {
-        let (low, high) = owner.split_at_mut(src);
-        (&high[..p], &mut low[dst..dst + p])
     }
 }

@@ -1,5 +1,5 @@
-//! What is known of each block, in one record: a page's death, a merge, an erase and the block's place in a queue change one
-//! line of memory.
+//! What is known of each block, and the rules of NAND. One record a block: a page's death, a merge, an erase and the block's
+//! place in a queue change one line of memory.
 //!
 //! ```text
 //! programmed, live: a bit a page │ next │ live │ erases │ neighbours in a queue      32 bytes, two records a line
@@ -9,6 +9,7 @@
 //! On a drive of 32 GB these lines are far away, so one in place of three or four makes FAST and Superblock a fifth faster.
 
 use crate::geometry::Geometry;
+use crate::ids::{Block, Ppn};
 use crate::queue::{Node, ALONE};
 use crate::table::{filled, prefetch, prefetch_range};
 
@@ -69,6 +70,19 @@ impl Node for State {
     }
 }
 
+/// Pages of 64 that are copied, lowest first, to pages that follow each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed {
+    /// Which 64 pages of the source.
+    pub word: usize,
+    /// Which of them are live.
+    pub live: u64,
+    /// How many of these are copied.
+    pub pages: u32,
+    /// Where the first of them goes, in the destination.
+    pub to: u32,
+}
+
 /// All blocks.
 #[derive(Debug, Clone)]
 pub(super) struct Blocks {
@@ -78,11 +92,15 @@ pub(super) struct Blocks {
     /// Pages from the 64th on, 64 to an element; a block's lie together.
     more: Vec<Bits>,
     words: usize,
+    pages_per_block: u32,
+    /// log2 of it, where it is a power of two.
+    shift: Option<u32>,
+    in_order: bool,
 }
 
 impl Blocks {
-    /// Erased blocks.
-    pub fn new(geometry: &Geometry) -> Self {
+    /// Erased blocks. `in_order` enforces ascending programs within a block.
+    pub fn new(geometry: &Geometry, in_order: bool) -> Self {
         let (blocks, pages) = (geometry.blocks as usize, geometry.pages_per_block as usize);
         let (words, heads) = (pages.div_ceil(64), KINDS * (pages + 1));
         Self {
@@ -90,7 +108,35 @@ impl Blocks {
             blocks,
             more: filled(Bits::default(), blocks * (words - 1)),
             words,
+            pages_per_block: geometry.pages_per_block,
+            shift: geometry
+                .pages_per_block
+                .is_power_of_two()
+                .then(|| geometry.pages_per_block.trailing_zeros()),
+            in_order,
         }
+    }
+
+    /// Words of 64 pages a block.
+    #[inline(always)]
+    pub fn words(&self) -> usize {
+        self.words
+    }
+
+    /// The block a page is in, and which of its pages it is.
+    #[inline(always)]
+    pub fn split(&self, ppn: Ppn) -> (usize, u32) {
+        let p = self.pages_per_block;
+        match self.shift {
+            Some(shift) => ((ppn.0 >> shift) as usize, ppn.0 & (p - 1)),
+            None => ((ppn.0 / p) as usize, ppn.0 % p),
+        }
+    }
+
+    /// The first page of a block.
+    #[inline(always)]
+    pub fn first_page(&self, block: Block) -> Ppn {
+        Ppn(block.0 * self.pages_per_block)
     }
 
     /// How often each block was erased.
@@ -153,6 +199,94 @@ impl Blocks {
         }
     }
 
+    /// Pages of a word, the lowest of which has this number in the block, are to be programmed: whether they may be.
+    #[inline(always)]
+    pub fn assert_erased(&self, block: usize, word: usize, mask: u64, lowest: u32) {
+        let next = u32::from(self.fill(block).next);
+        assert!(
+            self.bits(block, word).programmed & mask == 0,
+            "NAND rule: a page of block {block} is not erased"
+        );
+        assert!(
+            lowest >= next || !self.in_order,
+            "NAND rule: page {lowest} of block {block} comes after page {next} was allowed next"
+        );
+    }
+
+    /// Programs a page, which is live then.
+    #[inline(always)]
+    pub fn program(&mut self, block: usize, page: u32) {
+        let (word, bit) = ((page / 64) as usize, 1u64 << (page % 64));
+        assert!(page < self.pages_per_block, "NAND rule: block {block} has no page {page}");
+        self.assert_erased(block, word, bit, page);
+        let (bits, fill) = self.bits_mut(block, word);
+        bits.programmed |= bit;
+        bits.live |= bit;
+        fill.live += 1;
+        fill.next = fill.next.max(page as u16 + 1);
+    }
+
+    /// Programs the next pages of a block, which must have so many; they are live then. Returns the number of the first.
+    #[inline(always)]
+    pub fn program_next(&mut self, block: usize, pages: u32) -> u32 {
+        let fill = self.fill_mut(block);
+        let from = u32::from(fill.next);
+        let to = from + pages;
+        fill.next = to as u16;
+        fill.live += pages as u16;
+        assert!(to <= self.pages_per_block, "NAND rule: block {block} has no {pages} pages left");
+        for word in 0..self.words {
+            let base = word as u32 * 64;
+            let (low, high) = (from.clamp(base, base + 64) - base, to.clamp(base, base + 64) - base);
+            if low < high {
+                let mask = (u64::MAX >> (64 - (high - low))) << low;
+                let (bits, _) = self.bits_mut(block, word);
+                assert!(bits.programmed & mask == 0, "NAND rule: a page of block {block} is not erased");
+                bits.programmed |= mask;
+                bits.live |= mask;
+            }
+        }
+        from
+    }
+
+    /// A live page dies.
+    #[inline(always)]
+    pub fn invalidate(&mut self, block: usize, page: u32) {
+        let (bits, fill) = self.bits_mut(block, (page / 64) as usize);
+        let bit = 1u64 << (page % 64);
+        assert!(bits.live & bit != 0, "page {page} of block {block} dies twice");
+        bits.live &= !bit;
+        fill.live -= 1;
+    }
+
+    /// Copies live pages of `src`, lowest first, to the next pages of `dst` until `src` has none or `dst` is full; the
+    /// originals die. `packed` hears which go where, and says which of the live ones were not copied. Returns how many were.
+    #[inline(always)]
+    pub fn pack(&mut self, src: Block, dst: Block, mut packed: impl FnMut(Packed) -> u64) -> u32 {
+        assert_ne!(src, dst, "a block is copied into itself");
+        let (s, d) = (src.index(), dst.index());
+        let first = u32::from(self.fill(d).next);
+        let mut to = first;
+        for word in 0..self.words {
+            let live = self.bits(s, word).live;
+            // Counting bits takes a dozen instructions where the processor may not be asked to.
+            let count = if self.words == 1 { u32::from(self.fill(s).live) } else { live.count_ones() };
+            let pages = count.min(self.pages_per_block - to);
+            if pages == 0 {
+                continue;
+            }
+            let left = packed(Packed { word, live, pages, to });
+            let stay = if pages == count { left == 0 } else { left.count_ones() == count - pages };
+            assert!(stay && left & live == left, "other pages stay than were not copied");
+            self.bits_mut(s, word).0.live = left;
+            to += pages;
+        }
+        let pages = to - first;
+        self.fill_mut(s).live -= pages as u16;
+        self.program_next(d, pages);
+        pages
+    }
+
     /// Forgets what the pages held. Returns how often the block was erased, to be counted on.
     #[inline(always)]
     pub fn erase(&mut self, block: usize) -> &mut u32 {
@@ -184,7 +318,7 @@ impl Blocks {
     }
 
     /// Whether what is counted of each block is what its pages say.
-    pub fn check(&self, pages_per_block: u32) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         for block in 0..self.blocks {
             let words = || (0..self.words).map(|word| self.bits(block, word));
             let fill = self.fill(block);
@@ -196,7 +330,7 @@ impl Blocks {
             if words().any(|w| w.live & !w.programmed != 0) {
                 return Err(format!("block {block}: a live page was never programmed"));
             }
-            if used > u32::from(fill.next).min(pages_per_block) {
+            if used > u32::from(fill.next).min(self.pages_per_block) {
                 return Err(format!("block {block}: {used} pages are programmed, up to page {}", fill.next));
             }
         }

@@ -1,6 +1,8 @@
 //! Building a merged block, 64 offsets at a time: FAST's merges.
 
-use super::Flash;
+use super::bill::Bill;
+use super::blocks::Blocks;
+use super::spare::Spare;
 use crate::counts::Cause;
 use crate::ids::{Block, Ppn};
 
@@ -25,81 +27,57 @@ pub struct Gather<'a> {
     pub cause: Cause,
 }
 
-impl Flash {
-    /// Builds 64 offsets of a merged block; every copied page's original dies. Call it for ascending words.
-    #[inline]
-    pub fn gather(&mut self, g: &Gather<'_>) {
-        let [(_, a), (_, b)] = g.same;
-        let copies = a | b | g.log;
-        let all = copies | g.incoming;
+impl Gather<'_> {
+    /// Builds 64 offsets of a merged block; every copied page's original dies.
+    #[inline(always)]
+    pub(super) fn build(
+        &self,
+        blocks: &mut Blocks,
+        spare: &mut Spare,
+        bill: &mut Bill,
+        pages_per_block: u32,
+    ) {
+        let [(_, a), (_, b)] = self.same;
+        let copies = a | b | self.log;
+        let all = copies | self.incoming;
         if all == 0 {
             return;
         }
         assert!(
-            a & b == 0 && (a | b) & g.log == 0 && copies & g.incoming == 0,
+            a & b == 0 && (a | b) & self.log == 0 && copies & self.incoming == 0,
             "a merge takes a page from two places"
         );
-        let d = g.dst.index();
-        let base = g.word as u32 * 64;
-        let (lowest, highest) = (base + all.trailing_zeros(), base + 63 - all.leading_zeros());
-        assert!(
-            self.blocks.bits(d, g.word).programmed & all == 0,
-            "NAND rule: a page of block {d} is not erased"
-        );
-        assert!(
-            lowest >= u32::from(self.blocks.fill(d).next) || !self.in_order,
-            "NAND rule: page {lowest} of block {d} is programmed out of order"
-        );
-        let dst_first = (g.dst.0 * self.geometry.pages_per_block + base) as usize;
-        if self.stamps.is_some() {
-            self.gather_stamps(g, dst_first);
+        let dst = self.dst.index();
+        let base = self.word as u32 * 64;
+        let (lowest, highest) = (all.trailing_zeros(), 63 - all.leading_zeros());
+        blocks.assert_erased(dst, self.word, all, base + lowest);
+        let dst_first = Ppn(self.dst.0 * pages_per_block + base);
+        if spare.has_stamps() {
+            spare.gather_stamps(self, dst_first, pages_per_block);
         }
-        for (block, mask) in g.same {
+        for (block, mask) in self.same {
             if mask != 0 {
-                let (bits, fill) = self.blocks.bits_mut(block.index(), g.word);
+                let (bits, fill) = blocks.bits_mut(block.index(), self.word);
                 assert!(bits.live & mask == mask, "a merge copies a dead page");
                 bits.live &= !mask;
                 fill.live -= mask.count_ones() as u16;
             }
         }
-        let mut log = g.log;
+        let mut log = self.log;
         while log != 0 {
-            self.invalidate(Ppn(g.log_at[log.trailing_zeros() as usize]));
+            let (block, page) = blocks.split(Ppn(self.log_at[log.trailing_zeros() as usize]));
+            blocks.invalidate(block, page);
             log &= log - 1;
         }
-        // Owners of pages that are not live mean nothing, so the whole stretch is written: it is one vector loop.
-        let owners = &mut self.owner[dst_first..=dst_first + (highest - base) as usize];
-        for (offset, owner) in owners.iter_mut().enumerate().skip((lowest - base) as usize) {
-            *owner = g.first_owner + offset as u32;
-        }
-        let (bits, fill) = self.blocks.bits_mut(d, g.word);
+        spare.gather(self, dst_first, lowest as usize..=highest as usize);
+        let (bits, fill) = blocks.bits_mut(dst, self.word);
         bits.programmed |= all;
         bits.live |= all;
         fill.live += all.count_ones() as u16;
-        fill.next = fill.next.max(highest as u16 + 1);
-        self.bill.copy(g.cause, u64::from(copies.count_ones()));
-        if g.incoming != 0 {
-            self.bill.program(Cause::Host, u64::from(g.incoming.count_ones()));
-        }
-    }
-
-    #[cold]
-    fn gather_stamps(&mut self, g: &Gather<'_>, dst_first: usize) {
-        let p = self.geometry.pages_per_block;
-        let Some(stamps) = &mut self.stamps else { return };
-        for offset in 0..64 {
-            let bit = 1u64 << offset;
-            let same = g.same.iter().find(|(_, mask)| mask & bit != 0);
-            let stamp = if let Some((block, _)) = same {
-                stamps[(block.0 * p) as usize + g.word * 64 + offset]
-            } else if g.log & bit != 0 {
-                stamps[g.log_at[offset] as usize]
-            } else if g.incoming & bit != 0 {
-                self.stamp
-            } else {
-                continue;
-            };
-            stamps[dst_first + offset] = stamp;
+        fill.next = fill.next.max((base + highest) as u16 + 1);
+        bill.copy(self.cause, u64::from(copies.count_ones()));
+        if self.incoming != 0 {
+            bill.program(Cause::Host, u64::from(self.incoming.count_ones()));
         }
     }
 }

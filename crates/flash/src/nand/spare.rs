@@ -1,0 +1,126 @@
+//! The pages' spare areas: whose page each is, and, for proofs, which host write its data came from.
+
+use super::gather::Gather;
+use crate::ids::Ppn;
+use crate::table::{filled, prefetch_range};
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Spare {
+    /// The logical page, by physical page; means nothing where that is not live. Empty if the FTL keeps the owners itself.
+    owners: Vec<u32>,
+    /// Which host write the data came from; only kept when asked for.
+    stamps: Option<Vec<u32>>,
+    /// What the next programs carry.
+    stamp: u32,
+}
+
+impl Spare {
+    /// With owners, of so many pages.
+    pub fn with_owners(pages: usize) -> Self {
+        Self { owners: filled(0, pages), ..Self::default() }
+    }
+
+    /// Stamps of so many pages are kept from now on.
+    pub fn keep_stamps(&mut self, pages: usize) {
+        self.stamps = Some(vec![0; pages]);
+    }
+
+    pub fn has_stamps(&self) -> bool {
+        self.stamps.is_some()
+    }
+
+    pub fn set_stamp(&mut self, stamp: u32) {
+        self.stamp = stamp;
+    }
+
+    /// 0 if stamps are not kept.
+    pub fn stamp_of(&self, ppn: Ppn) -> u32 {
+        self.stamps.as_ref().map_or(0, |stamps| stamps[ppn.index()])
+    }
+
+    #[inline(always)]
+    pub fn owner_of(&self, ppn: Ppn) -> u32 {
+        self.owners[ppn.index()]
+    }
+
+    /// A page is the host's newest of `owner`.
+    #[inline(always)]
+    pub fn program(&mut self, ppn: Ppn, owner: u32) {
+        if let Some(held) = self.owners.get_mut(ppn.index()) {
+            *held = owner;
+        }
+        if let Some(stamps) = &mut self.stamps {
+            stamps[ppn.index()] = self.stamp;
+        }
+    }
+
+    /// The same for pages from `first` on.
+    #[inline(always)]
+    pub fn program_run(&mut self, first: Ppn, owners: &[u32]) {
+        let pages = first.index()..first.index() + owners.len();
+        self.owners[pages.clone()].copy_from_slice(owners);
+        if let Some(stamps) = &mut self.stamps {
+            stamps[pages].fill(self.stamp);
+        }
+    }
+
+    /// The owners of two different blocks of `pages` pages, by their first pages.
+    #[inline(always)]
+    pub fn owners_of_two(&mut self, src: Ppn, dst: Ppn, pages: usize) -> (&[u32], &mut [u32]) {
+        let (src, dst) = (src.index(), dst.index());
+        assert_ne!(src, dst, "a block is copied into itself");
+        if src < dst {
+            let (low, high) = self.owners.split_at_mut(dst);
+            (&low[src..src + pages], &mut high[..pages])
+        } else {
+            let (low, high) = self.owners.split_at_mut(src);
+            (&high[..pages], &mut low[dst..dst + pages])
+        }
+    }
+
+    /// Pages are copied; their owners are told by [`Spare::owners_of_two`].
+    pub fn copy_stamps(&mut self, moves: impl Iterator<Item = (Ppn, Ppn)>) {
+        if let Some(stamps) = &mut self.stamps {
+            for (from, to) in moves {
+                stamps[to.index()] = stamps[from.index()];
+            }
+        }
+    }
+
+    /// Offsets `range` of a word that is merged to `dst_first` on.
+    #[inline(always)]
+    pub fn gather(&mut self, g: &Gather<'_>, dst_first: Ppn, range: std::ops::RangeInclusive<usize>) {
+        // Owners of pages that are not live mean nothing, so the whole stretch is written: it is one vector loop.
+        let owners = &mut self.owners[dst_first.index()..=dst_first.index() + *range.end()];
+        for (offset, owner) in owners.iter_mut().enumerate().skip(*range.start()) {
+            *owner = g.first_owner + offset as u32;
+        }
+    }
+
+    /// The stamps of the same word, while the log's pages are still live.
+    #[cold]
+    pub fn gather_stamps(&mut self, g: &Gather<'_>, dst_first: Ppn, pages_per_block: u32) {
+        let Some(stamps) = &mut self.stamps else { return };
+        for offset in 0..64 {
+            let bit = 1u64 << offset;
+            let same = g.same.iter().find(|(_, mask)| mask & bit != 0);
+            let stamp = if let Some((block, _)) = same {
+                stamps[(block.0 * pages_per_block) as usize + g.word * 64 + offset]
+            } else if g.log & bit != 0 {
+                stamps[g.log_at[offset] as usize]
+            } else if g.incoming & bit != 0 {
+                self.stamp
+            } else {
+                continue;
+            };
+            stamps[dst_first.index() + offset] = stamp;
+        }
+    }
+
+    /// The owners of a block are asked for.
+    #[inline(always)]
+    pub fn expect(&self, first: Ppn, pages: usize) {
+        prefetch_range(&self.owners, first.index(), pages);
+    }
+}
