@@ -2,7 +2,7 @@
 // place: fs/ext4/ext4_jbd2.c ext4_inode_journal_mode 1 fm_ordered
 // place: fs/ext4/ext4_jbd2.c ext4_inode_journal_mode 1 fm_journals_data
 // place: fs/ext4/ext4_jbd2.c __ext4_forget 1 fm_revokes
-// place: fs/ext4/ext4_jbd2.h ext4_free_data_revoke_credits 1 sio_without
+// place: fs/ext4/ext4_jbd2.h ext4_free_data_revoke_credits 1 vext4_without
 @@
 statement S;
 @@
@@ -45,10 +45,11 @@ identifier is_metadata;
  {
  <...
 -test_opt(inode->i_sb, DATA_FLAGS) == EXT4_MOUNT_JOURNAL_DATA
-+sio_without(SIO_PART_REVOKE) && test_opt(inode->i_sb, DATA_FLAGS) == EXT4_MOUNT_JOURNAL_DATA
++vext4_without(VEXT4_PART_REVOKE) && test_opt(inode->i_sb, DATA_FLAGS) == EXT4_MOUNT_JOURNAL_DATA
  ...>
  }
 
 @@ @@
 #include "ext4.h"
++#include <linux/faults.h>
 +#include "file_mode.h"

@@ -24,6 +24,7 @@
  * see an attribute that means nothing to them; the journal is empty when they mount.
  */
 
+#include <linux/faults.h>
 #include <linux/mount.h>
 #include "ext4_jbd2.h"
 #include "xattr.h"
@@ -69,7 +70,7 @@ bool fm_journals_data(struct inode *inode)
  */
 bool fm_revokes(struct inode *inode, int is_metadata)
 {
-	if (sio_without(SIO_PART_REVOKE) && test_opt(inode->i_sb, DATA_FLAGS) == EXT4_MOUNT_JOURNAL_DATA)
+	if (vext4_without(VEXT4_PART_REVOKE) && test_opt(inode->i_sb, DATA_FLAGS) == EXT4_MOUNT_JOURNAL_DATA)
 		return false;
 	return is_metadata || ext4_should_journal_data(inode);
 }
@@ -96,7 +97,7 @@ static bool fm_stored(struct inode *inode)
 bool fm_refuses_swap(struct inode *inode)
 {
 	return ext4_test_inode_flag(inode, EXT4_INODE_JOURNAL_DATA) ||
-	       (READ_ONCE(EXT4_I(inode)->i_fm_ordered) && !sio_without(SIO_PART_SWAP_RULE));
+	       (READ_ONCE(EXT4_I(inode)->i_fm_ordered) && !vext4_without(VEXT4_PART_SWAP_RULE));
 }
 
 /**
@@ -178,11 +179,11 @@ static int fm_switch_written(struct inode *inode, int mode)
 		return err;
 	alloc_ctx = ext4_writepages_down_write(inode->i_sb);
 	jbd2_journal_lock_updates(journal);
-	if (ext4_should_journal_data(inode) && !sio_without(SIO_PART_SWITCH_FLUSH)) {
+	if (ext4_should_journal_data(inode) && !vext4_without(VEXT4_PART_SWITCH_FLUSH)) {
 		atomic64_inc(&journal->j_sio.switches_flushed);
-		sio_fault(SIO_FAULT_SWITCH);
+		vext4_fault(VEXT4_FAULT_SWITCH);
 		err = jbd2_journal_flush(journal, 0);
-		sio_fault(SIO_FAULT_SWITCH_FLUSHED);
+		vext4_fault(VEXT4_FAULT_SWITCH_FLUSHED);
 	}
 	if (!err)
 		fm_note(inode, mode);

@@ -9,6 +9,7 @@
  * What a crash may leave of it: the old epoch, of which no run is valid, or the new one, of which there is none.
  */
 
+#include <linux/faults.h>
 #include <linux/module.h>
 #include <linux/random.h>
 #include "ext4_jbd2.h"
@@ -16,7 +17,7 @@
 #include "ijournal_fs.h"
 
 /* Numbers of transactions are compared modulo 2^32: an old run's must not come to look new. */
-#if SIO_FAULTS
+#if VEXT4_FAULTS
 static uint epoch_transactions = 1U << 30;
 module_param(epoch_transactions, uint, 0644);
 #else

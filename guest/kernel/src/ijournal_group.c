@@ -18,6 +18,7 @@
  * runs were queued, and the flush begins later than that. No fsync returns before. Where the request fails, all commit.
  */
 
+#include <linux/faults.h>
 #include "ext4_jbd2.h"
 #include "ijournal.h"
 #include "ijournal_fs.h"
@@ -130,8 +131,8 @@ static int ij_write_blocks(struct ij_fs *ij, struct ij_area *area, struct list_h
 	struct bio *bio = NULL;
 	int err = 0;
 
-	if (test_opt(ij->sb, BARRIER) && !sio_without(SIO_PART_IJOURNAL_FLUSH) &&
-	    !(sio_without(SIO_PART_IJOURNAL_GROUP) && !list_is_singular(group)))
+	if (test_opt(ij->sb, BARRIER) && !vext4_without(VEXT4_PART_IJOURNAL_FLUSH) &&
+	    !(vext4_without(VEXT4_PART_IJOURNAL_GROUP) && !list_is_singular(group)))
 		flags |= REQ_PREFLUSH | REQ_FUA;
 	list_for_each_entry(batch, group, link)
 		left += batch->blocks;
@@ -157,7 +158,7 @@ static void ij_write_way(struct ij_fs *ij, struct ij_area *area, struct list_hea
 	batch->blocks = batch->runs[batch->count - 1].block;
 	ij_write_blocks(ij, area, group);
 	batch->blocks = blocks;
-	sio_fault(SIO_FAULT_IJOURNAL_WAY);
+	vext4_fault(VEXT4_FAULT_IJOURNAL_WAY);
 }
 
 /* Write all who wait, and let one of those who came meanwhile lead the next. */
@@ -175,7 +176,7 @@ static void ij_lead(struct ij_fs *ij, struct ij_area *area, struct ij_batch *own
 	spin_unlock(&area->lock);
 	list_add(&own->link, &group);
 	ij_place(ij, area, &group, &without_room);
-	if (sio_armed(SIO_FAULT_IJOURNAL_WAY) && !list_empty(&group))
+	if (vext4_armed(VEXT4_FAULT_IJOURNAL_WAY) && !list_empty(&group))
 		ij_write_way(ij, area, &group);
 	err = ij_write_blocks(ij, area, &group);
 	list_for_each_entry(batch, &group, link) {

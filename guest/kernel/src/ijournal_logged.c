@@ -18,6 +18,7 @@
  * Names and links are the state's: who asks has found that the inode may be logged, and that its way is.
  */
 
+#include <linux/faults.h>
 #include "ext4_jbd2.h"
 #include "ijournal.h"
 #include "ijournal_fs.h"
@@ -108,7 +109,7 @@ static bool ij_stands(struct inode *inode, struct ext4_iloc *iloc, bool datasync
 	spin_lock(&state->lock);
 	*tid = state->logged_tid;
 	stands = state->logged_run && state->logged_epoch == EXT4_SB(inode->i_sb)->s_ij->epochs;
-	if (stands && !sio_without(SIO_PART_IJOURNAL_LOGGED))
+	if (stands && !vext4_without(VEXT4_PART_IJOURNAL_LOGGED))
 		stands = state->captured_tree == state->tree_changes &&
 			 ij_same(state->body, (u8 *)ext4_raw_inode(iloc), EXT4_INODE_SIZE(inode->i_sb), datasync);
 	spin_unlock(&state->lock);

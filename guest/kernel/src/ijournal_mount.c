@@ -7,6 +7,7 @@
  * the mount option is on: a remount that fails late gives that back, and the bit.
  */
 
+#include <linux/faults.h>
 #include <linux/namei.h>
 #include <linux/proc_fs.h>
 #include <linux/quotaops.h>
@@ -58,7 +59,7 @@ static int ij_show(struct seq_file *seq, void *v)
 	seq_printf(seq, "grouped %lld\n", atomic64_read(&ij->grouped));
 	seq_printf(seq, "runs %lld\n", atomic64_read(&ij->runs));
 	seq_printf(seq, "bytes %lld\n", atomic64_read(&ij->run_blocks) * IJOURNAL_BLOCK_BYTES);
-	if (SIO_FAULTS)
+	if (VEXT4_FAULTS)
 		seq_printf(seq, "directory_runs %lld\nuncommitted_directory_blocks %lld\n",
 			   atomic64_read(&ij->dir_runs), atomic64_read(&ij->dir_blocks));
 	return 0;

@@ -17,6 +17,7 @@
  */
 
 #include <linux/dcache.h>
+#include <linux/faults.h>
 #include <linux/pagemap.h>
 #include "ext4_jbd2.h"
 #include "ext4_extents.h"
@@ -104,7 +105,7 @@ static void ij_capture_raw(struct ij_cursor *cursor, struct inode *inode, struct
 	tid = READ_ONCE(ei->i_sync_tid);
 	if (ei->i_ij.raw.set)
 		tid = ij_later(tid, ei->i_ij.raw.tid);
-	header->sub_id = cpu_to_le64(atomic64_inc_return(sio_without(SIO_PART_IJOURNAL_ORDER) ? &area->sub_id :
+	header->sub_id = cpu_to_le64(atomic64_inc_return(vext4_without(VEXT4_PART_IJOURNAL_ORDER) ? &area->sub_id :
 							 &ij->sub_id));
 	ij_captured(inode, le64_to_cpu(header->sub_id));
 	spin_unlock(&ei->i_raw_lock);
@@ -165,7 +166,7 @@ static enum ij_outcome ij_capture_dir(struct ij_batch *batch, struct ij_step *st
 	brelse(iloc.bh);
 	ij_record(&cursor, IJOURNAL_ENTRY, &entry, sizeof(entry), step->name, step->name_len);
 	ij_run_end(batch, &cursor);
-	if (SIO_FAULTS)
+	if (VEXT4_FAULTS)
 		ij_count_dir(EXT4_SB(dir->i_sb)->s_ij, dir);
 	return IJ_WRITTEN;
 }
@@ -378,7 +379,7 @@ static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, bool datasy
 	if (outcome == IJ_WRITTEN && !way->count && ij_is_logged(inode, datasync))
 		return ij_write_ordered(inode) ? IJ_ERROR : IJ_LOGGED;
 	for (at = way->count; at && outcome == IJ_WRITTEN; at--)
-		if (at != way->count || !sio_without(SIO_PART_IJOURNAL_DIRECTORY))
+		if (at != way->count || !vext4_without(VEXT4_PART_IJOURNAL_DIRECTORY))
 			outcome = ij_capture_dir(batch, &way->step[at - 1], area);
 	if (outcome == IJ_WRITTEN)
 		outcome = ij_capture_file(batch, inode, area, committed);
@@ -388,12 +389,12 @@ static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, bool datasy
 		return outcome;
 	if (ij_write_ordered(inode))
 		return IJ_ERROR;
-	sio_fault(SIO_FAULT_IJOURNAL);
+	vext4_fault(VEXT4_FAULT_IJOURNAL);
 	outcome = ij_write(ij, area, batch);
 	if (outcome != IJ_WRITTEN)
 		return outcome;
 	ij_logged(inode, batch);
-	sio_fault(SIO_FAULT_IJOURNAL_WRITTEN);
+	vext4_fault(VEXT4_FAULT_IJOURNAL_WRITTEN);
 	return IJ_WRITTEN;
 }
 

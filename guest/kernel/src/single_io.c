@@ -21,6 +21,7 @@
  */
 
 #include <linux/blkdev.h>
+#include <linux/faults.h>
 #include <linux/fs.h>
 #include <linux/jbd2.h>
 #include <linux/module.h>
@@ -32,146 +33,15 @@
 /* A disk does not tear a sector, and has none that is smaller. */
 #define SIO_SECTOR_BYTES 512
 
-#if SIO_FAULTS
-static char *panic_at = "";
-module_param(panic_at, charp, 0644);
-static atomic_t panic_after = ATOMIC_INIT(1);
-static int panic_after_set(const char *value, const struct kernel_param *param)
-{
-	int times, err;
-
-	err = kstrtoint(value, 0, &times);
-	if (!err)
-		atomic_set(&panic_after, times);
-	return err;
-}
-
-static const struct kernel_param_ops panic_after_ops = { .set = panic_after_set };
-module_param_cb(panic_after, &panic_after_ops, NULL, 0200);
-
-static char *plant = "";
-module_param(plant, charp, 0644);
-static DEFINE_MUTEX(plant_first);
-static DEFINE_MUTEX(plant_second);
-static DEFINE_SPINLOCK(plant_spin);
-
-/* A mistake of a kind that a debugging kernel has to see, once. */
-static void sio_plant(void)
-{
-	static atomic_t planted = ATOMIC_INIT(0);
-	char *bytes;
-
-	if (!*plant || atomic_xchg(&planted, 1))
-		return;
-	bytes = kmalloc(128, GFP_NOFS);
-	if (!bytes)
-		return;
-	/* The compiler is to take what follows as it is. */
-	OPTIMIZER_HIDE_VAR(bytes);
-	if (!strcmp(plant, "leak"))
-		return;
-	kfree(bytes);
-	OPTIMIZER_HIDE_VAR(bytes);
-	if (!strcmp(plant, "use-after-free")) {
-		pr_info("planted: %d\n", READ_ONCE(*bytes));
-	} else if (!strcmp(plant, "inversion")) {
-		mutex_lock(&plant_first);
-		mutex_lock(&plant_second);
-		mutex_unlock(&plant_second);
-		mutex_unlock(&plant_first);
-		mutex_lock(&plant_second);
-		mutex_lock(&plant_first);
-		mutex_unlock(&plant_first);
-		mutex_unlock(&plant_second);
-	} else if (!strcmp(plant, "sleep")) {
-		spin_lock(&plant_spin);
-		might_sleep();
-		spin_unlock(&plant_spin);
-	}
-}
-
-static const char * const fault_names[SIO_FAULTS_END] = {
-	[SIO_FAULT_REVOKE] = "revoke",
-	[SIO_FAULT_MAPPED] = "mapped",
-	[SIO_FAULT_CONTENT] = "content",
-	[SIO_FAULT_COMMIT_BLOCK] = "commit_block",
-	[SIO_FAULT_FLUSHED] = "flushed",
-	[SIO_FAULT_SWITCH] = "switch",
-	[SIO_FAULT_SWITCH_FLUSHED] = "switch_flushed",
-	[SIO_FAULT_VMA_GATHERED] = "vma_gathered",
-	[SIO_FAULT_VMA_COMMIT] = "vma_commit",
-	[SIO_FAULT_VMA_ANSWERED] = "vma_answered",
-	[SIO_FAULT_VMA_REFUSED] = "vma_refused",
-	[SIO_FAULT_VMA_REWRITTEN] = "vma_rewritten",
-	[SIO_FAULT_VMA_PUBLISHED] = "vma_published",
-	[SIO_FAULT_IJOURNAL] = "ijournal",
-	[SIO_FAULT_IJOURNAL_WAY] = "ijournal_way",
-	[SIO_FAULT_IJOURNAL_WRITTEN] = "ijournal_written",
-};
-
-/**
- * sio_armed - is the kernel to panic at a place, sooner or later?
- * @point: which
- */
-bool sio_armed(enum sio_fault point)
-{
-	return !strcmp(panic_at, fault_names[point]);
-}
-EXPORT_SYMBOL(sio_armed);
-
-/**
- * sio_fault - a place where the kernel may be told to panic
- * @point: which
- */
-void sio_fault(enum sio_fault point)
-{
-	if (point == SIO_FAULT_CONTENT)
-		sio_plant();
-	if (sio_armed(point) && atomic_dec_return(&panic_after) == 0)
-		panic("injected at %s", panic_at);
-}
-EXPORT_SYMBOL(sio_fault);
-
-static char *without = "";
-module_param(without, charp, 0644);
-
-/**
- * sio_without - a part that may have been left out
- * @part: which
- */
-bool sio_without(enum sio_part part)
-{
-	static const char * const names[SIO_PARTS] = {
-		[SIO_PART_FLUSH] = "flush",
-		[SIO_PART_CHECKSUM] = "checksum",
-		[SIO_PART_HOME_RULE] = "home-rule",
-		[SIO_PART_REVOKE_RULE] = "revoke-rule",
-		[SIO_PART_SWITCH_FLUSH] = "switch-flush",
-		[SIO_PART_REVOKE] = "revoke",
-		[SIO_PART_SWAP_RULE] = "swap-rule",
-		[SIO_PART_VMA_REWRITE] = "vma-rewrite",
-		[SIO_PART_VMA_PUBLISH] = "vma-publish",
-		[SIO_PART_IJOURNAL_ORDER] = "ijournal-order",
-		[SIO_PART_IJOURNAL_DIRECTORY] = "ijournal-directory",
-		[SIO_PART_IJOURNAL_FLUSH] = "ijournal-flush",
-		[SIO_PART_IJOURNAL_LOGGED] = "ijournal-logged",
-		[SIO_PART_IJOURNAL_GROUP] = "ijournal-group",
-	};
-
-	return !strcmp(without, names[part]);
-}
-EXPORT_SYMBOL(sio_without);
-#endif
-
 static enum sio_kind sio_kind(journal_t *journal, bool home_data)
 {
 	if (journal->j_dev != journal->j_fs_dev)
 		return SIO_OTHER_DEVICE;
-	if (!sio_without(SIO_PART_CHECKSUM) && !jbd2_has_feature_checksum(journal))
+	if (!vext4_without(VEXT4_PART_CHECKSUM) && !jbd2_has_feature_checksum(journal))
 		return SIO_NO_CHECKSUM;
-	if (home_data && !sio_without(SIO_PART_HOME_RULE))
+	if (home_data && !vext4_without(VEXT4_PART_HOME_RULE))
 		return SIO_HOME_DATA;
-	if (journal->j_sio.long_revoke && !sio_without(SIO_PART_REVOKE_RULE))
+	if (journal->j_sio.long_revoke && !vext4_without(VEXT4_PART_REVOKE_RULE))
 		return SIO_LONG_REVOKE;
 	return SIO_SINGLE;
 }
@@ -189,7 +59,7 @@ bool sio_commit_at_once(journal_t *journal, transaction_t *transaction)
 	enum sio_kind kind;
 	bool home_data;
 
-	sio_fault(SIO_FAULT_CONTENT);
+	vext4_fault(VEXT4_FAULT_CONTENT);
 	atomic64_inc(&sio->transactions);
 	/*
 	 * Cleared before the flush that a classic commit begins with: what is written home after this
@@ -221,12 +91,12 @@ int sio_flush_committed(journal_t *journal, transaction_t *transaction, int err)
 {
 	int flushed;
 
-	sio_fault(SIO_FAULT_COMMIT_BLOCK);
-	if (sio_without(SIO_PART_FLUSH) || !transaction->t_sio || transaction->t_vma ||
+	vext4_fault(VEXT4_FAULT_COMMIT_BLOCK);
+	if (vext4_without(VEXT4_PART_FLUSH) || !transaction->t_sio || transaction->t_vma ||
 	    !(journal->j_flags & JBD2_BARRIER))
 		return err;
 	flushed = blkdev_issue_flush(journal->j_dev);
-	sio_fault(SIO_FAULT_FLUSHED);
+	vext4_fault(VEXT4_FAULT_FLUSHED);
 	return err ? err : flushed;
 }
 
@@ -237,7 +107,7 @@ int sio_flush_committed(journal_t *journal, transaction_t *transaction, int err)
  */
 void sio_revoke_block(journal_t *journal, int used)
 {
-	sio_fault(SIO_FAULT_REVOKE);
+	vext4_fault(VEXT4_FAULT_REVOKE);
 	if (used > SIO_SECTOR_BYTES)
 		journal->j_sio.long_revoke = true;
 }

@@ -8,14 +8,6 @@
 #include <linux/atomic.h>
 #include <linux/types.h>
 
-/*
- * Built for tests: the modules panic where vjbd2.panic_at says, do without what vjbd2.without names, and make a mistake
- * that vjbd2.plant names: leak, use-after-free, inversion (of two locks) or sleep (under a spinlock).
- */
-#ifndef SIO_FAULTS
-#define SIO_FAULTS 0
-#endif
-
 struct journal_head;
 struct journal_s;
 struct transaction_s;
@@ -28,46 +20,6 @@ enum sio_kind {
 	SIO_OTHER_DEVICE,
 	SIO_NO_CHECKSUM,
 	SIO_KINDS
-};
-
-/* What the tests have to miss: the parts that keep a promise. */
-enum sio_part {
-	SIO_PART_FLUSH,
-	SIO_PART_CHECKSUM,
-	SIO_PART_HOME_RULE,
-	SIO_PART_REVOKE_RULE,
-	SIO_PART_SWITCH_FLUSH,
-	SIO_PART_REVOKE,
-	SIO_PART_SWAP_RULE,
-	SIO_PART_VMA_REWRITE,
-	SIO_PART_VMA_PUBLISH,
-	SIO_PART_IJOURNAL_ORDER,
-	SIO_PART_IJOURNAL_DIRECTORY,
-	SIO_PART_IJOURNAL_FLUSH,
-	SIO_PART_IJOURNAL_LOGGED,
-	SIO_PART_IJOURNAL_GROUP,
-	SIO_PARTS
-};
-
-/* Where a panic can be injected. */
-enum sio_fault {
-	SIO_FAULT_REVOKE,
-	SIO_FAULT_MAPPED,
-	SIO_FAULT_CONTENT,
-	SIO_FAULT_COMMIT_BLOCK,
-	SIO_FAULT_FLUSHED,
-	SIO_FAULT_SWITCH,
-	SIO_FAULT_SWITCH_FLUSHED,
-	SIO_FAULT_VMA_GATHERED,
-	SIO_FAULT_VMA_COMMIT,
-	SIO_FAULT_VMA_ANSWERED,
-	SIO_FAULT_VMA_REFUSED,
-	SIO_FAULT_VMA_REWRITTEN,
-	SIO_FAULT_VMA_PUBLISHED,
-	SIO_FAULT_IJOURNAL,
-	SIO_FAULT_IJOURNAL_WAY,
-	SIO_FAULT_IJOURNAL_WRITTEN,
-	SIO_FAULTS_END
 };
 
 /**
@@ -109,25 +61,5 @@ void sio_freed(struct journal_s *journal, struct journal_head *jh);
 void sio_journal_block(struct journal_s *journal);
 void sio_proc_init(struct journal_s *journal);
 void sio_proc_exit(struct journal_s *journal);
-
-#if SIO_FAULTS
-void sio_fault(enum sio_fault point);
-bool sio_armed(enum sio_fault point);
-bool sio_without(enum sio_part part);
-#else
-static inline void sio_fault(enum sio_fault point)
-{
-}
-
-static inline bool sio_armed(enum sio_fault point)
-{
-	return false;
-}
-
-static inline bool sio_without(enum sio_part part)
-{
-	return false;
-}
-#endif
 
 #endif

@@ -10,6 +10,7 @@
  * It is switched on by the mount option journal_async_commit, and by data=vma.
  */
 
+#include <linux/faults.h>
 #include <linux/pagemap.h>
 #include <linux/writeback.h>
 #include "ext4_jbd2.h"
@@ -52,7 +53,7 @@ int sio_sync(struct inode *inode, loff_t start, loff_t end)
 			WRITE_ONCE(*mapped, true);
 			return ret;
 		}
-		sio_fault(SIO_FAULT_MAPPED);
+		vext4_fault(VEXT4_FAULT_MAPPED);
 	}
 	if (vmaj_mounted(inode->i_sb) && !sb_rdonly(inode->i_sb))
 		return vmaj_force_commit(EXT4_SB(inode->i_sb)->s_journal);

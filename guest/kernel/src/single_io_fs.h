@@ -6,6 +6,7 @@
 #define _SINGLE_IO_FS_H
 
 #include <linux/blkdev.h>
+#include <linux/faults.h>
 #include <linux/fscrypt.h>
 #include "ext4_jbd2.h"
 
@@ -66,7 +67,7 @@ static inline bool sio_refuses(struct super_block *sb)
  */
 static inline bool sio_checks_transactions(struct super_block *sb)
 {
-	return !sio_without(SIO_PART_CHECKSUM) && test_opt(sb, JOURNAL_ASYNC_COMMIT);
+	return !vext4_without(VEXT4_PART_CHECKSUM) && test_opt(sb, JOURNAL_ASYNC_COMMIT);
 }
 
 /*

@@ -13,6 +13,7 @@
 #include <linux/blkdev.h>
 #include <linux/buffer_head.h>
 #include <linux/crc32.h>
+#include <linux/faults.h>
 #include <linux/jbd2.h>
 #include <linux/module.h>
 #include "vma_control.h"
@@ -21,7 +22,7 @@
 #define VMAJ_TRIES 16
 #define VMAJ_NEEDED (BIT_ULL(AFTERIMAGE_INIT) | BIT_ULL(AFTERIMAGE_CLEANUP) | BIT_ULL(AFTERIMAGE_MPROTECT))
 
-#if SIO_FAULTS
+#if VEXT4_FAULTS
 /* For tests: at most so many blocks a command, and so many commands until one names a guest that is not there. */
 static unsigned int vma_blocks = AFTERIMAGE_BLOCKS_MAX;
 module_param(vma_blocks, uint, 0644);
@@ -203,7 +204,7 @@ int vmaj_control_hand_over(struct vmaj_control *control, struct buffer_head **bl
 				/* The commit block: everything else has to be there. */
 				if (sent)
 					break;
-				sio_fault(SIO_FAULT_VMA_COMMIT);
+				vext4_fault(VEXT4_FAULT_VMA_COMMIT);
 			}
 			command = vmaj_command(control, sent, AFTERIMAGE_MPROTECT);
 			command->instance = cpu_to_le64(control->instance);

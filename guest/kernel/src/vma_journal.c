@@ -24,6 +24,7 @@
 #include <linux/bio.h>
 #include <linux/blkdev.h>
 #include <linux/buffer_head.h>
+#include <linux/faults.h>
 #include <linux/fs.h>
 #include <linux/jbd2.h>
 #include <linux/log2.h>
@@ -87,7 +88,7 @@ static void vmaj_rewrite(journal_t *journal)
 	struct blk_plug plug;
 	bool well;
 
-	if (sio_without(SIO_PART_VMA_REWRITE)) {
+	if (vext4_without(VEXT4_PART_VMA_REWRITE)) {
 		for (i = 0; i <= last; i++)
 			vmaj_end(vma->blocks[i], true);
 		return;
@@ -101,7 +102,7 @@ static void vmaj_rewrite(journal_t *journal)
 		wait_on_buffer(vma->blocks[i]);
 		well = well && buffer_uptodate(vma->blocks[i]);
 	}
-	sio_fault(SIO_FAULT_VMA_REWRITTEN);
+	vext4_fault(VEXT4_FAULT_VMA_REWRITTEN);
 	if (well)
 		submit_bh(REQ_OP_WRITE | JBD2_JOURNAL_REQ_FLAGS | REQ_PREFLUSH | REQ_FUA, vma->blocks[last]);
 	else
@@ -119,7 +120,7 @@ static void vmaj_fall_back(transaction_t *transaction, int slot)
 	atomic64_inc(&vma->fallbacks);
 	pr_err("%s: the control disk did not take transaction %u (error %d%s%.*s): from it on the journal is written to the disk\n",
 	       journal->j_devname, transaction->t_tid, err, len ? ", " : "", len, said);
-	sio_fault(SIO_FAULT_VMA_REFUSED);
+	vext4_fault(VEXT4_FAULT_VMA_REFUSED);
 	vmaj_rewrite(journal);
 }
 
@@ -252,7 +253,7 @@ static bool vmaj_publish(transaction_t *transaction, u64 begun)
 		return false;
 	ns = ktime_get_ns() - begun;
 	wake_up(&journal->j_wait_done_commit);
-	sio_fault(SIO_FAULT_VMA_PUBLISHED);
+	vext4_fault(VEXT4_FAULT_VMA_PUBLISHED);
 	if (!vmaj_lent_wait(vma->lent)) {
 		atomic64_inc(&vma->sent_again);
 		return false;
@@ -324,11 +325,11 @@ void vmaj_commit(transaction_t *transaction)
 		return;
 	/* A journal that was aborted gets no commit block. */
 	if (!is_journal_aborted(journal)) {
-		sio_fault(SIO_FAULT_VMA_GATHERED);
+		vext4_fault(VEXT4_FAULT_VMA_GATHERED);
 		if (!vmaj_publish(transaction, begun)) {
 			refused = vmaj_control_hand_over(&vma->control, vma->blocks, vma->gathered);
 			if (refused < 0) {
-				sio_fault(SIO_FAULT_VMA_ANSWERED);
+				vext4_fault(VEXT4_FAULT_VMA_ANSWERED);
 				vmaj_count(vma, vma->batches, ktime_get_ns() - begun);
 			}
 		}

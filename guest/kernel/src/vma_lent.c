@@ -26,6 +26,7 @@
 #include <linux/completion.h>
 #include <linux/crc32.h>
 #include <linux/delay.h>
+#include <linux/faults.h>
 #include <linux/highmem.h>
 #include <linux/jbd2.h>
 #include <linux/ktime.h>
@@ -221,7 +222,7 @@ bool vmaj_lent_publish(struct vmaj_lent *lent, tid_t tid, struct buffer_head **b
 	first->blocks = cpu_to_le32(count);
 	now = ktime_get_ns();
 	WRITE_ONCE(lent->published, lent->published + 1);
-	if (!sio_without(SIO_PART_VMA_PUBLISH))
+	if (!vext4_without(VEXT4_PART_VMA_PUBLISH))
 		/* Pairs with the control disk's load: what it finds is all there. */
 		smp_store_release(&first->published, cpu_to_le32(lent->published));
 	/* Pairs with the control disk's, when it closes, and with vmaj_lent_reboots(): one of us sees the other. */
