@@ -13,7 +13,8 @@ use std::ops::Range;
 
 use crate::bytes::crc32c;
 use crate::bytes::put32;
-use crate::directory::{Added, Directory};
+use crate::directory::Directory;
+use crate::entries::Added;
 use crate::error::{corrupt, Error};
 use crate::groups::Groups;
 use crate::image::Image;

@@ -5,11 +5,12 @@
 use afterimage_journal::BLOCK_BYTES;
 
 use crate::bytes::{crc32c, put16, put32, u16_at, u32_at};
-use crate::directory::{insert, put_entry, put_free, room, slots, Added, Directory};
+use crate::entries::{insert, put_entry, put_free, room, slots, Added};
 use crate::error::{corrupt, Error};
 use crate::groups::Groups;
 use crate::hash::hash;
 use crate::image::{Block, Image};
+use crate::leaves::Leaves;
 use crate::superblock::Geometry;
 
 /// `struct dx_root_info`, behind `.` and `..`.
@@ -44,75 +45,66 @@ fn counts(node: &Block, at: usize) -> Result<(usize, usize), Error> {
     Ok((limit, count))
 }
 
-impl Directory {
-    fn home(&self, logical: usize) -> Result<u64, Error> {
-        match self.blocks.get(logical) {
-            Some(&home) => Ok(home),
-            None => corrupt(format!("directory {}'s index leads to block {logical}", self.inode.ino)),
-        }
+/// Kind of hash, and levels below the root.
+fn index(leaves: &Leaves, image: &mut Image<'_>) -> Result<(u8, u8), Error> {
+    let root = image.get(leaves.home(0)?)?;
+    let (kind, length, levels) = (root[INFO + 4], root[INFO + 5], root[INFO + 6]);
+    if usize::from(length) != INFO_BYTES || levels > LEVELS_MAX || u32_at(&root[..], INFO) != 0 {
+        return corrupt(format!("directory {}'s index is damaged", leaves.ino));
     }
+    Ok((kind, levels))
+}
 
-    /// Kind of hash, and levels below the root.
-    fn index(&self, image: &mut Image<'_>) -> Result<(u8, u8), Error> {
-        let root = image.get(self.home(0)?)?;
-        let (kind, length, levels) = (root[INFO + 4], root[INFO + 5], root[INFO + 6]);
-        if usize::from(length) != INFO_BYTES || levels > LEVELS_MAX || u32_at(&root[..], INFO) != 0 {
-            return corrupt(format!("directory {}'s index is damaged", self.inode.ino));
-        }
-        Ok((kind, levels))
+/// A node's checksum, in `struct dx_tail` behind the room for entries.
+fn seal_node(leaves: &Leaves, node: &mut Block, at: usize) -> Result<(), Error> {
+    let Some(seed) = leaves.seed else { return Ok(()) };
+    let (limit, count) = counts(node, at)?;
+    let tail = at + limit * ENTRY;
+    if tail + 8 > BLOCK_BYTES {
+        return corrupt("a directory's index has no room for its checksum");
     }
+    let sum = crc32c(crc32c(seed, &node[..at + count * ENTRY]), &node[tail..tail + 4]);
+    put32(node, tail + 4, crc32c(sum, &[0; 4]));
+    Ok(())
+}
 
-    /// A node's checksum, in `struct dx_tail` behind the room for entries.
-    fn seal_node(&self, node: &mut Block, at: usize) -> Result<(), Error> {
-        let Some(seed) = self.seed else { return Ok(()) };
-        let (limit, count) = counts(node, at)?;
-        let tail = at + limit * ENTRY;
-        if tail + 8 > BLOCK_BYTES {
-            return corrupt("a directory's index has no room for its checksum");
-        }
-        let sum = crc32c(crc32c(seed, &node[..at + count * ENTRY]), &node[tail..tail + 4]);
-        put32(node, tail + 4, crc32c(sum, &[0; 4]));
-        Ok(())
+/// The way to the leaf of a hash.
+fn way(leaves: &Leaves, image: &mut Image<'_>, levels: u8, hash: u32) -> Result<(Vec<Step>, usize), Error> {
+    let (mut way, mut logical, mut at) = (Vec::new(), 0, ROOT_AT);
+    for _ in 0..=levels {
+        let node = image.get(leaves.home(logical)?)?;
+        let (_, count) = counts(&node, at)?;
+        let chosen = (1..count).take_while(|&i| entry(&node, at, i).0 <= hash).last().unwrap_or(0);
+        way.push(Step { logical, at, chosen });
+        (logical, at) = (entry(&node, at, chosen).1, NODE_AT);
     }
-
-    /// The way to the leaf of a hash.
-    fn way(&self, image: &mut Image<'_>, levels: u8, hash: u32) -> Result<(Vec<Step>, usize), Error> {
-        let (mut way, mut logical, mut at) = (Vec::new(), 0, ROOT_AT);
-        for _ in 0..=levels {
-            let node = image.get(self.home(logical)?)?;
-            let (_, count) = counts(&node, at)?;
-            let chosen = (1..count).take_while(|&i| entry(&node, at, i).0 <= hash).last().unwrap_or(0);
-            way.push(Step { logical, at, chosen });
-            (logical, at) = (entry(&node, at, chosen).1, NODE_AT);
-        }
-        Ok((way, logical))
-    }
+    Ok((way, logical))
 }
 
 /// Adds an entry; `false`: the index is full, or of a kind that is not known.
 pub(crate) fn add(
-    directory: &mut Directory,
+    leaves: &mut Leaves,
     image: &mut Image<'_>,
     geometry: &Geometry,
     groups: &mut Groups<'_>,
     added: &Added,
 ) -> Result<bool, Error> {
-    let (kind, levels) = directory.index(image)?;
+    let (kind, levels) = index(leaves, image)?;
     let hash_of = |name: &[u8]| hash(kind, geometry.unsigned_hash, geometry.hash_seed, name);
     let Some(wanted) = hash_of(&added.name) else { return Ok(false) };
-    let (way, leaf) = directory.way(image, levels, wanted)?;
-    let (home, end) = (directory.home(leaf)?, directory.end());
+    let (way, leaf) = way(leaves, image, levels, wanted)?;
+    let (home, end) = (leaves.home(leaf)?, leaves.end());
     let mut block = image.get(home)?;
     if insert(&mut block, end, added)? {
         image.put(home, block)?;
-        directory.seal_leaf(image, home)?;
+        leaves.seal(image, home)?;
         return Ok(true);
     }
     let Some(step) = way.last() else { return Ok(false) };
-    let node_home = directory.home(step.logical)?;
+    let node_home = leaves.home(step.logical)?;
     let mut node = image.get(node_home)?;
     let (limit, count) = counts(&node, step.at)?;
-    if count == limit || directory.blocks.len() > LOGICAL as usize {
+    if count == limit || leaves.homes.len() > LOGICAL as usize {
         return Ok(false);
     }
     let Some((at, upper, lower)) = halves(&block, end, &hash_of)? else { return Ok(false) };
@@ -120,8 +112,8 @@ pub(crate) fn add(
     // The lowest bit: entries of this hash are in the leaf before, too.
     let marked = split | u32::from(at == split);
 
-    let fresh = directory.append(image, groups, home)?;
-    let logical = (directory.blocks.len() - 1) as u32;
+    let fresh = leaves.append(image, groups, home)?;
+    let logical = (leaves.homes.len() - 1) as u32;
     let into = if wanted >= split { fresh } else { home };
     for (home, part) in [(home, lower), (fresh, upper)] {
         let mut leaf = Box::new([0; BLOCK_BYTES]);
@@ -135,14 +127,14 @@ pub(crate) fn add(
             return corrupt("a leaf has no room when it was split");
         }
         image.put(home, leaf)?;
-        directory.seal_leaf(image, home)?;
+        leaves.seal(image, home)?;
     }
     let place = step.at + (step.chosen + 1) * ENTRY;
     node.copy_within(place..step.at + count * ENTRY, place + ENTRY);
     put32(&mut node[..], place, marked);
     put32(&mut node[..], place + 4, logical);
     put16(&mut node[..], step.at + 2, count as u16 + 1);
-    directory.seal_node(&mut node, step.at)?;
+    seal_node(leaves, &mut node, step.at)?;
     image.put(node_home, node)?;
     Ok(true)
 }
@@ -179,33 +171,33 @@ fn halves(
 }
 
 /// Makes leaves of all of an index's blocks.
-pub(crate) fn flatten(directory: &Directory, image: &mut Image<'_>) -> Result<(), Error> {
-    let (_, levels) = directory.index(image)?;
+pub(crate) fn flatten(leaves: &Leaves, image: &mut Image<'_>) -> Result<(), Error> {
+    let (_, levels) = index(leaves, image)?;
     let (mut nodes, mut level, mut at) = (Vec::new(), vec![0], ROOT_AT);
     for _ in 0..levels {
         let mut below = Vec::new();
         for &logical in &level {
-            let node = image.get(directory.home(logical)?)?;
+            let node = image.get(leaves.home(logical)?)?;
             let (_, count) = counts(&node, at)?;
             below.extend((0..count).map(|i| entry(&node, at, i).1));
         }
-        if below.len() > directory.blocks.len() {
-            return corrupt(format!("directory {}'s index is larger than it", directory.inode.ino));
+        if below.len() > leaves.homes.len() {
+            return corrupt(format!("directory {}'s index is larger than it", leaves.ino));
         }
         nodes.extend_from_slice(&below);
         (level, at) = (below, NODE_AT);
     }
-    let end = directory.end();
+    let end = leaves.end();
     for logical in nodes {
-        let home = directory.home(logical)?;
+        let home = leaves.home(logical)?;
         put_free(image.edit(home)?, 0, end);
-        directory.seal_leaf(image, home)?;
+        leaves.seal(image, home)?;
     }
-    let home = directory.home(0)?;
+    let home = leaves.home(0)?;
     let root = image.edit(home)?;
     // `.` keeps its length; `..` had all of the rest.
     let parent = Added { name: b"..".to_vec(), ino: u32_at(root, room(1)), file_type: root[room(1) + 7] };
     put_entry(root, room(1), room(2), &parent);
     put_free(root, room(1) + room(2), end - room(1) - room(2));
-    directory.seal_leaf(image, home)
+    leaves.seal(image, home)
 }

@@ -17,6 +17,7 @@ mod apply;
 mod bytes;
 mod directory;
 mod disk;
+mod entries;
 mod error;
 mod file;
 #[cfg(feature = "testkit")]
@@ -27,6 +28,7 @@ mod hash;
 mod htree;
 mod image;
 mod inode;
+mod leaves;
 mod log;
 mod mutation;
 mod plan;
