@@ -24,7 +24,7 @@ use afterimage_lab::process::Workdir;
 use clap::Parser;
 
 use crate::disks::Disks;
-use crate::plan::{Figures, Key};
+use crate::plan::Figures;
 use crate::record::Record;
 use crate::scale::Scale;
 use crate::task::Tools;
@@ -85,7 +85,6 @@ fn run(options: &Options) -> Result<bool> {
     bench.run(
         seeded,
         || plan::keys(scale, figures, seeded.seeds(), &seeded.only),
-        |key: &Key| format!("{} seed {}", key.path(), key.seed),
         || begin(scale, &out),
         |begun, key| {
             let image = begun.disks.get(key)?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use afterimage_bench_kit::{check_only, is_chosen, BenchError, Result};
+use afterimage_bench_kit::{chosen, BenchError, CellIdentity, Result, Turn};
 
 use crate::scale::Scale;
 use crate::task::Task;
@@ -179,11 +179,17 @@ impl Key {
         let found = MODELS.into_iter().find(|model| model.name == self.model);
         found.ok_or_else(|| BenchError::Usage(format!("there is no device {}", self.model)))
     }
+}
 
+impl CellIdentity for Key {
     /// `model/stream/arm`, and the task in front but for Figs. 6 to 8.
-    pub fn path(&self) -> String {
+    fn path(&self) -> String {
         let task = if self.task.is_append() { String::new() } else { format!("{}/", self.task.name()) };
         format!("{task}{}/{}/{}", self.model, self.stream_mb_per_s, self.arm.name())
+    }
+
+    fn turn(&self) -> Turn {
+        Turn::Seed(self.seed)
     }
 }
 
@@ -203,10 +209,7 @@ pub fn keys(scale: Scale, figures: &[Figures], seeds: u64, only: &[String]) -> R
             }
         }
     }
-    let paths: Vec<String> = keys.iter().map(Key::path).collect();
-    check_only(only, &paths, "model/stream/arm, as in ssd/300/normal, or task/model/stream/arm")?;
-    keys.retain(|key| is_chosen(only, &key.path()));
-    Ok(keys)
+    chosen(keys, only, "model/stream/arm, as in ssd/300/normal, or task/model/stream/arm")
 }
 
 #[cfg(test)]

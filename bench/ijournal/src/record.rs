@@ -11,7 +11,7 @@ use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{
     plain_cell, reports, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS,
 };
-use afterimage_bench_kit::{BenchError, Jbd2, Result};
+use afterimage_bench_kit::{BenchError, CellIdentity, Jbd2, Result};
 use afterimage_lab::process::quote;
 use afterimage_protocol::cell::{Cell, Outcome};
 use afterimage_protocol::report::{Agent, SyncTimes};
@@ -114,10 +114,6 @@ impl afterimage_bench_kit::Record for Record {
 
     fn key(&self) -> &Key {
         &self.key
-    }
-
-    fn file_name(key: &Key) -> String {
-        format!("{}.s{}", key.path().replace('/', "_"), key.seed)
     }
 }
 

@@ -26,7 +26,7 @@ use afterimage_lab::process::Workdir;
 use clap::Parser;
 
 use crate::machine::Machine;
-use crate::plan::{Key, Scale};
+use crate::plan::Scale;
 use crate::record::Record;
 use crate::script::Tools;
 
@@ -122,7 +122,6 @@ fn run(options: &Options) -> Result<bool> {
     bench.run(
         &SeededOptions { at_once, ..seeded.clone() },
         || plan::keys(scale, machine.is_some(), seeded.seeds(), &seeded.only),
-        |key: &Key| format!("{} seed {}", key.path(), key.seed),
         || begin(&seeded.out, &cells, machine),
         |begun, key| {
             let record = match &begun.place {

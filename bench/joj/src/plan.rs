@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use afterimage_bench_kit::{check_only, is_chosen, Result};
+use afterimage_bench_kit::{chosen, CellIdentity, Result, Turn};
 
 /// What protects the database's own transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -155,10 +155,14 @@ pub struct Key {
     pub seed: u64,
 }
 
-impl Key {
+impl CellIdentity for Key {
     /// `log/operations/model/arm`
-    pub fn path(&self) -> String {
+    fn path(&self) -> String {
         format!("{}/{}/{}/{}", self.log.name(), self.operations, self.model, self.arm.name())
+    }
+
+    fn turn(&self) -> Turn {
+        Turn::Seed(self.seed)
     }
 }
 
@@ -200,10 +204,7 @@ pub fn keys(scale: Scale, on_machine: bool, seeds: u64, only: &[String]) -> Resu
             }
         }
     }
-    let paths: Vec<String> = keys.iter().map(Key::path).collect();
-    check_only(only, &paths, "log/operations/model/arm, as in wal/1/ssd/adaptive")?;
-    keys.retain(|key| is_chosen(only, &key.path()));
-    Ok(keys)
+    chosen(keys, only, "log/operations/model/arm, as in wal/1/ssd/adaptive")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{plain_cell, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS};
-use afterimage_bench_kit::{BenchError, Result};
+use afterimage_bench_kit::{BenchError, CellIdentity, Result};
 use afterimage_lab::process::Workdir;
 use afterimage_protocol::cell::{Cell, Journal, Requests};
 use serde::{Deserialize, Serialize};
@@ -134,10 +134,6 @@ impl afterimage_bench_kit::Record for Record {
 
     fn key(&self) -> &Key {
         &self.key
-    }
-
-    fn file_name(key: &Key) -> String {
-        format!("{}.s{}", key.path().replace('/', "_"), key.seed)
     }
 }
 

@@ -127,28 +127,6 @@ pub fn run_at_once<C: Sync>(
     failed
 }
 
-/// Whether `--only` chooses a cell of that path: no pattern at all does.
-pub fn is_chosen(only: &[String], path: &str) -> bool {
-    only.is_empty() || only.iter().any(|pattern| matches(pattern, path))
-}
-
-/// Each pattern of `--only` has to choose one of these paths. `shape`: how a pattern is written, and an example.
-///
-/// # Errors
-/// One chooses nothing.
-pub fn check_only(only: &[String], paths: &[String], shape: &str) -> Result<()> {
-    match only.iter().find(|pattern| !paths.iter().any(|path| matches(pattern, path))) {
-        None => Ok(()),
-        Some(pattern) => Err(BenchError::Usage(format!("--only {pattern} matches no cell: write {shape}"))),
-    }
-}
-
-/// Whether a pattern such as `varmail/*/window` chooses a path: each part a name or `*`, later parts may be left out.
-fn matches(pattern: &str, path: &str) -> bool {
-    let mut parts = path.split('/');
-    pattern.split('/').all(|wanted| parts.next().is_some_and(|part| wanted == "*" || wanted == part))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,14 +180,5 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, cells);
         assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["7"]);
-    }
-
-    #[test]
-    fn patterns_choose() {
-        for (pattern, chosen) in
-            [("a", true), ("a/b", true), ("*/b/c", true), ("a/c", false), ("a/b/c/d", false), ("", false)]
-        {
-            assert_eq!(matches(pattern, "a/b/c"), chosen, "{pattern}");
-        }
     }
 }

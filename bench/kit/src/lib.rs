@@ -8,6 +8,7 @@
 
 mod cells;
 mod error;
+mod identity;
 pub mod io;
 mod jbd2;
 mod large_file;
@@ -19,10 +20,13 @@ pub mod process;
 mod program;
 pub mod seeded;
 mod store;
+#[cfg(test)]
+mod testing;
 pub mod virtual_time;
 
-pub use cells::{check_only, is_chosen, run, run_at_once, Bench, Failure};
+pub use cells::{run, run_at_once, Bench, Failure};
 pub use error::{BenchError, Context, Result};
+pub use identity::{check_only, chosen, is_chosen, CellIdentity, Turn};
 pub use jbd2::Jbd2;
 pub use large_file::large_file;
 pub use mke2fs::mke2fs;

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cells::run_at_once;
 use crate::error::Result;
+use crate::identity::CellIdentity;
 use crate::options::{Common, Earlier, Resume};
 use crate::outputs::{insert, read, write_all, write_on_signals};
 use crate::program::say;
@@ -110,7 +111,6 @@ where
         self,
         options: &SeededOptions,
         keys: impl FnOnce() -> Result<Vec<R::Key>>,
-        name: impl Fn(&R::Key) -> String + Sync,
         begin: impl FnOnce() -> Result<S>,
         measure: impl Fn(&S, &R::Key) -> Result<(R, String)> + Sync,
     ) -> Result<bool> {
@@ -129,13 +129,13 @@ where
                 .map_or(Ok(true), |path| insert(path, self.scale, &text).map(|()| true));
         }
         let keys = keys()?;
-        let Some(todo) = store.to_run(&keys, resume, &name)? else { return Ok(true) };
+        let Some(todo) = store.to_run(&keys, resume)? else { return Ok(true) };
         let then = self.clone();
         write_on_signals(move || then.write(&Store::open(&then.cells, then.wanted)?).map(drop))?;
         let shared = begin()?;
         let kept = keys.len() - todo.len();
         let store = Mutex::new(store);
-        let failed = run_at_once(&todo, kept, options.at_once, name, |key| {
+        let failed = run_at_once(&todo, kept, options.at_once, R::Key::name, |key| {
             let (record, words) = measure(&shared, key)?;
             store.lock().unwrap_or_else(PoisonError::into_inner).add(record)?;
             Ok(words)
@@ -150,25 +150,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Clone, Debug, Serialize, Deserialize)]
-    struct Cell {
-        version: u32,
-        key: u32,
-    }
-
-    impl Record for Cell {
-        type Key = u32;
-        const VERSION: u32 = 1;
-
-        fn key(&self) -> &u32 {
-            &self.key
-        }
-
-        fn file_name(key: &u32) -> String {
-            format!("cell{key}")
-        }
-    }
+    use crate::testing::{cell, Cell, Number};
 
     #[derive(clap::Parser)]
     struct Options {
@@ -181,7 +163,7 @@ mod tests {
     fn only_a_run_keeps_the_cells_that_it_goes_on_from() {
         let folder = tempfile::tempdir().unwrap();
         let raw = folder.path().join("earlier");
-        let records = Records { records: vec![Cell { version: 1, key: 1 }] };
+        let records = Records { records: vec![cell(1, "full")] };
         std::fs::create_dir(&raw).unwrap();
         write_all(&raw, "bench", &records, "", "").unwrap();
         let out = folder.path().join("out");
@@ -200,8 +182,8 @@ mod tests {
                 markdown: |cells| format!("{} cells\n", cells.len()),
                 page: str::to_owned,
             };
-            let measure = |_: &(), key: &u32| Ok((Cell { version: 1, key: *key }, String::new()));
-            assert!(bench.run(&seeded, || Ok(vec![1, 2]), u32::to_string, || Ok(()), measure).unwrap());
+            let measure = |_: &(), key: &Number| Ok((cell(key.0, "full"), String::new()));
+            assert!(bench.run(&seeded, || Ok(vec![Number(1), Number(2)]), || Ok(()), measure).unwrap());
             let mut kept: Vec<_> =
                 std::fs::read_dir(out.join("cells")).unwrap().map(|e| e.unwrap().file_name()).collect();
             kept.sort();
@@ -210,6 +192,6 @@ mod tests {
         assert!(run(&["--list"]).is_empty());
         assert!(run(&["--report"]).is_empty());
         assert_eq!(std::fs::read_to_string(out.join("bench.md")).unwrap(), "1 cells\n");
-        assert_eq!(run(&[]), ["cell1.json", "cell2.json"]);
+        assert_eq!(run(&[]), ["cell.s1.json", "cell.s2.json"]);
     }
 }

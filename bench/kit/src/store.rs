@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::Serialize;
 
 use crate::error::{Context, Result};
+use crate::identity::CellIdentity;
 use crate::options::Resume;
 use crate::outputs::{read_record, write_record};
 use crate::program::say;
@@ -15,15 +16,12 @@ use crate::program::say;
 /// What one cell leaves; its JSON has a member `version`.
 pub trait Record: Serialize + DeserializeOwned + Clone {
     /// Which cell it is of.
-    type Key: Ord + Clone;
+    type Key: CellIdentity;
     /// Raised when a record of an older program would mean something else.
     const VERSION: u32;
 
     /// Which cell it is of.
     fn key(&self) -> &Self::Key;
-
-    /// The name of the cell's file, without its ending.
-    fn file_name(key: &Self::Key) -> String;
 }
 
 /// The finished cells of earlier runs and this one.
@@ -77,15 +75,10 @@ impl<R: Record> Store<R> {
     ///
     /// # Errors
     /// What is to be forgotten can not be removed, or nothing can be said.
-    pub fn to_run(
-        &mut self,
-        keys: &[R::Key],
-        resume: &Resume,
-        name: impl Fn(&R::Key) -> String,
-    ) -> Result<Option<Vec<R::Key>>> {
+    pub fn to_run(&mut self, keys: &[R::Key], resume: &Resume) -> Result<Option<Vec<R::Key>>> {
         if resume.list {
             let state = |key| if self.get(key).is_some() { "finished" } else { "to do" };
-            let lines = keys.iter().map(|key| format!("{}: {}\n", name(key), state(key)));
+            let lines = keys.iter().map(|key| format!("{}: {}\n", key.name(), state(key)));
             return say(&lines.collect::<String>()).map(|()| None);
         }
         if resume.fresh {
@@ -142,40 +135,14 @@ impl<R: Record> Store<R> {
     }
 
     fn path(&self, key: &R::Key) -> PathBuf {
-        self.folder.join(format!("{}.json", R::file_name(key)))
+        self.folder.join(format!("{}.json", key.file_name()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
-
-    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Cell {
-        version: u32,
-        key: u32,
-        scale: String,
-    }
-
-    impl Record for Cell {
-        type Key = u32;
-        const VERSION: u32 = 2;
-
-        fn key(&self) -> &u32 {
-            &self.key
-        }
-
-        fn file_name(key: &u32) -> String {
-            format!("cell{key}")
-        }
-    }
-
-    fn cell(key: u32, scale: &str) -> Cell {
-        Cell { version: 2, key, scale: scale.to_owned() }
-    }
+    use crate::testing::{cell, Cell, Number};
 
     #[test]
     fn another_run_goes_on_from_there() {
@@ -186,12 +153,12 @@ mod tests {
             store.add(found).unwrap();
         }
         let old = serde_json::json!({"version": 1, "other": 1}).to_string();
-        fs::write(store.folder().join("cell4.json"), old).unwrap();
+        fs::write(store.folder().join("cell.s4.json"), old).unwrap();
         let mut store = open().unwrap();
-        assert_eq!(store.missing(&[1, 2, 3, 4]), [2, 4]);
-        store.forget(&[1, 2]).unwrap();
+        assert_eq!(store.missing(&[1, 2, 3, 4].map(Number)), [2, 4].map(Number));
+        store.forget(&[1, 2].map(Number)).unwrap();
         assert_eq!(open().unwrap().records().collect::<Vec<_>>(), [&cell(3, "full")]);
-        fs::write(store.folder().join("cell5.json"), "{\"version\":2,\"key\":5}").unwrap();
-        assert!(open().unwrap_err().to_string().contains("cell5.json"));
+        fs::write(store.folder().join("cell.s5.json"), "{\"version\":2,\"key\":5}").unwrap();
+        assert!(open().unwrap_err().to_string().contains("cell.s5.json"));
     }
 }

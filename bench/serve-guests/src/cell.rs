@@ -18,7 +18,7 @@ use crate::script::guest_script;
 use crate::stage::Stage;
 use afterimage_bench_kit::io::load_average;
 use afterimage_bench_kit::process::process_cpu_s;
-use afterimage_bench_kit::{BenchError, Record as _, Result};
+use afterimage_bench_kit::{BenchError, CellIdentity, Record as _, Result};
 
 /// Boots, set-ups and unmounts on a disk that seeks take their time; a guest that hangs does not get more.
 const GUEST_LIMIT: Duration = Duration::from_secs(240);

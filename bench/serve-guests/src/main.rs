@@ -36,7 +36,7 @@ use clap::Parser;
 
 use catalog::Device;
 use plan::Run;
-use record::{CellKey, Store};
+use record::Store;
 use scale::Scale;
 use template::Templates;
 use virtual_time::work::Figure;
@@ -129,8 +129,7 @@ fn run(options: &Options) -> Result<bool> {
     };
     let rounds = options.rounds.unwrap_or(if common.quick { 1 } else { 2 });
     let keys = plan::cells(&devices, rounds, &options.only)?;
-    let name = |key: &CellKey| format!("{} round {}", key.path(), key.round);
-    let Some(todo) = store.to_run(&keys, resume, name)? else { return Ok(true) };
+    let Some(todo) = store.to_run(&keys, resume)? else { return Ok(true) };
     let (out_then, cells_then, scale_then) = (out.clone(), cells, scale.clone());
     write_on_signals(move || {
         let store = Store::open(&cells_then, |record| record.scale == scale_then)?;

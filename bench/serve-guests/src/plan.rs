@@ -10,7 +10,7 @@ use crate::cell;
 use crate::record::{CellKey, Record, Store};
 use crate::scale::Scale;
 use crate::template::Templates;
-use afterimage_bench_kit::{check_only, is_chosen, Bench, Result};
+use afterimage_bench_kit::{check_only, is_chosen, Bench, CellIdentity, Result};
 
 /// The cells in order.
 ///
@@ -65,7 +65,7 @@ impl Bench for Run<'_> {
     type Outcome = Record;
 
     fn name(&self, key: &CellKey) -> String {
-        format!("{} round {}", key.path(), key.round)
+        CellIdentity::name(key)
     }
 
     fn measure(&mut self, key: &CellKey) -> Result<(Record, String)> {

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalog::{Device, Row, Workload};
 use crate::scale::Scale;
 use afterimage_bench_kit::io::{GuestIo, StorageIo};
+use afterimage_bench_kit::{CellIdentity, Turn};
 
 /// Which cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -20,10 +21,14 @@ pub struct CellKey {
     pub round: u32,
 }
 
-impl CellKey {
+impl CellIdentity for CellKey {
     /// `workload/device/row`
-    pub fn path(&self) -> String {
+    fn path(&self) -> String {
         format!("{}/{}/{}", self.workload.name(), self.device.name(), self.row.name())
+    }
+
+    fn turn(&self) -> Turn {
+        Turn::Round(self.round)
     }
 }
 
@@ -103,10 +108,6 @@ impl afterimage_bench_kit::Record for Record {
 
     fn key(&self) -> &CellKey {
         &self.key
-    }
-
-    fn file_name(key: &CellKey) -> String {
-        format!("{}.r{}", key.path().replace('/', "_"), key.round)
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use afterimage_bench_kit::seeded::{show, Seeded, SeededOptions};
 use afterimage_bench_kit::virtual_time::Virtual;
-use afterimage_bench_kit::{check_only, is_chosen, Result};
+use afterimage_bench_kit::{chosen, Result};
 
 use crate::scale::Scale;
 use crate::template::Templates;
@@ -39,10 +39,7 @@ fn keys(figures: &[Figure], seeds: u64, only: &[String]) -> Result<Vec<Key>> {
             }
         }
     }
-    let paths: Vec<String> = keys.iter().map(Key::path).collect();
-    check_only(only, &paths, "work/model/arm, as in varmail/hdd10k/window")?;
-    keys.retain(|key| is_chosen(only, &key.path()));
-    Ok(keys)
+    chosen(keys, only, "work/model/arm, as in varmail/hdd10k/window")
 }
 
 /// Runs what is not finished. Whether every cell came to a result.
@@ -66,7 +63,6 @@ pub fn run(options: &SeededOptions, figures: &[Figure]) -> Result<bool> {
     bench.run(
         options,
         || keys(figures, options.seeds(), &options.only),
-        |key: &Key| format!("{} seed {}", key.path(), key.seed),
         || Ok((Virtual::find()?, Images::new(out.join(format!("{NAME}.images")))?)),
         |(machine, images), key| {
             let record = cell::measure(key, &images.get(key.work)?, machine)?;

@@ -22,7 +22,7 @@ use crate::script::{in_real_time, run_script};
 use crate::stage::{serve, written_by, Stage};
 use afterimage_bench_kit::io::{load_average, StorageIo};
 use afterimage_bench_kit::process::{groups_cpu_s, process_cpu_s};
-use afterimage_bench_kit::{Context, Record as _, Result};
+use afterimage_bench_kit::{CellIdentity, Context, Result};
 
 /// Runs one cell in real time. (Guests are killed in virtual time only.)
 ///
@@ -59,7 +59,7 @@ fn wait_all(key: &CellKey, bench: &Bench<'_>, guests: &[Guest], report: &str) ->
     for (at, guest) in guests.iter().enumerate() {
         if let Err(error) = guest.wait_report("bench", report) {
             fs::create_dir_all(bench.evidence).context(|| format!("make {}", bench.evidence.display()))?;
-            guest.save(bench.evidence, &format!("{}.guest{at}", Record::file_name(key)))?;
+            guest.save(bench.evidence, &format!("{}.guest{at}", key.file_name()))?;
             return Err(error.into());
         }
     }

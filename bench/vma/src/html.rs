@@ -1,5 +1,6 @@
 //! The self-contained page: bytes and time per mode, recovery, what is retained over time.
 
+use afterimage_bench_kit::CellIdentity;
 use afterimage_report::number::{number, MIB};
 use afterimage_report::page::{self, key};
 use afterimage_report::plot::{bars, curves, Bar, Curve, Group, Scale as Lengths};

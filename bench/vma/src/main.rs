@@ -14,7 +14,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use afterimage_bench_kit::virtual_time::Virtual;
-use afterimage_bench_kit::{insert, run_at_once, say, write_on_signals, Common, Earlier, Result, Resume};
+use afterimage_bench_kit::{
+    insert, run_at_once, say, write_on_signals, CellIdentity, Common, Earlier, Result, Resume,
+};
 use afterimage_bench_vma::bench::Bench;
 use afterimage_bench_vma::catalog::{Device, Figure, Kind, Mode, Workload};
 use afterimage_bench_vma::plan::{self, InRealTime, Run, Selection};
@@ -112,7 +114,7 @@ fn run(options: &Options) -> Result<bool> {
         return resume.into.as_ref().map_or(Ok(true), |path| insert(path, &scale.name, &text).map(|()| true));
     }
     let keys = plan::cells(&selection(options))?;
-    let Some(todo) = store.cells.to_run(&keys, resume, plan::name)? else { return Ok(true) };
+    let Some(todo) = store.cells.to_run(&keys, resume)? else { return Ok(true) };
     let (of_signal, scale_then) = (folder.clone(), scale.clone());
     write_on_signals(move || {
         let store = Store::open(&cells_folder, &scale_then)?;
@@ -151,7 +153,7 @@ fn run(options: &Options) -> Result<bool> {
     let mut failures = 0;
     for cells in [whole, killed] {
         let measure = |key: &CellKey| run.measure_and_keep(key);
-        failures += run_at_once(&cells, kept, options.at_once, plan::name, measure).len();
+        failures += run_at_once(&cells, kept, options.at_once, CellKey::name, measure).len();
         kept = 0;
     }
     let patience = Duration::from_secs(resume.calm);

@@ -15,7 +15,7 @@ use crate::cell;
 use crate::record::{CellKey, Record, Sample, Store};
 use crate::template::Templates;
 use crate::virtual_cell::{self, World};
-use afterimage_bench_kit::{is_chosen, BenchError, Result};
+use afterimage_bench_kit::{is_chosen, BenchError, CellIdentity, Result};
 use afterimage_report::number::MIB;
 
 /// What a cell with one guest takes in real time before any like it has been measured: `--quick`, and the full sizes.
@@ -277,7 +277,7 @@ impl afterimage_bench_kit::Bench for InRealTime<'_> {
     type Outcome = ();
 
     fn name(&self, key: &CellKey) -> String {
-        name(key)
+        CellIdentity::name(key)
     }
 
     /// What cells like this one took.
@@ -305,11 +305,6 @@ impl afterimage_bench_kit::Bench for InRealTime<'_> {
     fn keep(&mut self, (): ()) -> Result<()> {
         Ok(())
     }
-}
-
-/// For people.
-pub fn name(key: &CellKey) -> String {
-    format!("{} round {}", key.path(), key.round)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::catalog::{Device, Kind, Mode, Setup, Workload};
 use crate::handed_over::HandedOver;
 use crate::scale::Scale;
 use afterimage_bench_kit::io::{GuestIo, StorageIo};
-use afterimage_bench_kit::{BenchError, Context, Jbd2, Result, Resume};
+use afterimage_bench_kit::{BenchError, CellIdentity, Context, Jbd2, Result, Resume, Turn};
 
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,9 +35,9 @@ pub struct CellKey {
     pub round: u32,
 }
 
-impl CellKey {
+impl CellIdentity for CellKey {
     /// `workload/device/mode/guests` and what is not ordinary, for people and for `--only`.
-    pub fn path(&self) -> String {
+    fn path(&self) -> String {
         let mut path = format!(
             "{}/{}/{}/x{}/{}",
             self.workload.name(),
@@ -55,6 +55,12 @@ impl CellKey {
         path
     }
 
+    fn turn(&self) -> Turn {
+        Turn::Round(self.round)
+    }
+}
+
+impl CellKey {
     /// The same in every round.
     pub fn without_round(&self) -> CellKey {
         CellKey { round: 0, ..self.clone() }
@@ -238,10 +244,6 @@ impl afterimage_bench_kit::Record for Record {
     fn key(&self) -> &CellKey {
         &self.key
     }
-
-    fn file_name(key: &CellKey) -> String {
-        format!("{}.r{}", key.path().replace(['/', '='], "_"), key.round)
-    }
 }
 
 /// The finished cells of earlier runs and this one, and what was sampled during them.
@@ -312,7 +314,7 @@ impl Store {
 }
 
 fn samples_path(folder: &Path, key: &CellKey) -> PathBuf {
-    folder.join(format!("{}.samples.jsonl", <Record as afterimage_bench_kit::Record>::file_name(key)))
+    folder.join(format!("{}.samples.jsonl", key.file_name()))
 }
 
 fn samples_of(path: &Path) -> Result<Vec<Sample>> {

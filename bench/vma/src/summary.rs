@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use afterimage_bench_kit::io::StorageIo;
+use afterimage_bench_kit::CellIdentity;
 use afterimage_report::number::{number, MIB};
 use afterimage_report::Spread;
 

@@ -5,6 +5,7 @@ mod figures;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use afterimage_bench_kit::CellIdentity;
 use afterimage_report::number::{number, MIB};
 use afterimage_report::{or_dash, Spread, Table, NONE};
 

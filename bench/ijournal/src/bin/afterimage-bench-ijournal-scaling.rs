@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use afterimage_bench_kit::{
-    check_only, insert, is_chosen, read, run, say, write_all, BenchError, Common, Result, Resume,
+    chosen, insert, read, run, say, write_all, BenchError, CellIdentity, Common, Result, Resume, Turn,
 };
 use afterimage_lab::daemon::{self, Daemon, ServeOptions};
 use afterimage_lab::guest::{fetch_kernel, kvm_boots, Guest, Vmm};
@@ -96,9 +96,13 @@ fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-impl Key {
+impl CellIdentity for Key {
     fn path(&self) -> String {
         format!("{}/{}/{}", name_of(&self.device), name_of(&self.arm), self.cpus)
+    }
+
+    fn turn(&self) -> Turn {
+        Turn::Round(self.round)
     }
 }
 
@@ -130,10 +134,6 @@ impl afterimage_bench_kit::Record for Record {
     fn key(&self) -> &Key {
         &self.key
     }
-
-    fn file_name(key: &Key) -> String {
-        format!("{}.r{}", key.path().replace('/', "_"), key.round)
-    }
 }
 
 /// The raw results.
@@ -154,7 +154,7 @@ impl afterimage_bench_kit::Bench for Scaling<'_> {
     type Outcome = Record;
 
     fn name(&self, key: &Key) -> String {
-        format!("{} round {}", key.path(), key.round)
+        key.name()
     }
 
     fn measure(&mut self, key: &Key) -> Result<(Record, String)> {
@@ -193,8 +193,7 @@ fn bench(options: &Options) -> Result<bool> {
         return resume.into.as_ref().map_or(Ok(true), |path| insert(path, "scaling", &text).map(|()| true));
     }
     let keys = keys(options)?;
-    let name = |key: &Key| format!("{} round {}", key.path(), key.round);
-    let Some(todo) = store.to_run(&keys, resume, name)? else { return Ok(true) };
+    let Some(todo) = store.to_run(&keys, resume)? else { return Ok(true) };
     let modules = options.modules.as_ref().filter(|path| path.join("vext4.ko").is_file());
     let sentence = "--modules names no folder with vext4.ko: run ./x bench ijournal-scaling";
     let modules = modules.ok_or_else(|| BenchError::Usage(sentence.to_owned()))?.canonicalize()?;
@@ -223,10 +222,7 @@ fn keys(options: &Options) -> Result<Vec<Key>> {
             }
         }
     }
-    let paths: Vec<String> = keys.iter().map(Key::path).collect();
-    check_only(&options.only, &paths, "device/journaling/processors, as in ram/per-cpu/2")?;
-    keys.retain(|key| is_chosen(&options.only, &key.path()));
-    Ok(keys)
+    chosen(keys, &options.only, "device/journaling/processors, as in ram/per-cpu/2")
 }
 
 /// What the guest's shell does.

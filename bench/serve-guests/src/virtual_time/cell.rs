@@ -7,7 +7,7 @@ use afterimage_bench_kit::io::GuestIo;
 use afterimage_bench_kit::virtual_time::{
     plain_cell, reports, with_prologue, Virtual, REQUEST_NS, SYSCALL_NS,
 };
-use afterimage_bench_kit::{BenchError, Context, Result};
+use afterimage_bench_kit::{BenchError, CellIdentity, Context, Result, Turn};
 use afterimage_lab::locate;
 use afterimage_protocol::cell::{Cell, Counted, Outcome, Requests};
 use afterimage_protocol::report::Agent;
@@ -39,10 +39,14 @@ pub struct Key {
     pub seed: u64,
 }
 
-impl Key {
+impl CellIdentity for Key {
     /// `work/model/arm`
-    pub fn path(&self) -> String {
+    fn path(&self) -> String {
         format!("{}/{}/{}", self.work.name(), self.model, self.arm.name())
+    }
+
+    fn turn(&self) -> Turn {
+        Turn::Seed(self.seed)
     }
 }
 
@@ -106,10 +110,6 @@ impl afterimage_bench_kit::Record for Record {
 
     fn key(&self) -> &Key {
         &self.key
-    }
-
-    fn file_name(key: &Key) -> String {
-        format!("{}.s{}", key.path().replace('/', "_"), key.seed)
     }
 }
 
