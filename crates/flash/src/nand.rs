@@ -339,8 +339,9 @@ impl Flash {
         let p = self.geometry.pages_per_block;
         let (src, room) = (self.blocks.first_page(src).0, self.next_page(dst)..p);
         let live: Vec<Ppn> = (src..src + p).map(Ppn).filter(|ppn| self.is_live(*ppn)).collect();
-        let to = room.map(|page| self.geometry.ppn(dst, page));
-        self.spare.copy_stamps(live.into_iter().zip(to));
+        for (from, page) in live.into_iter().zip(room) {
+            self.spare.copy_stamp(from, self.geometry.ppn(dst, page));
+        }
     }
 
     /// Hands out a block's live pages, lowest first, with their owners.

@@ -53,7 +53,7 @@ impl Gather<'_> {
         blocks.assert_erased(dst, self.word, all, base + lowest);
         let dst_first = Ppn(self.dst.0 * pages_per_block + base);
         if spare.has_stamps() {
-            spare.gather_stamps(self, dst_first, pages_per_block);
+            self.stamp(spare, dst_first, pages_per_block);
         }
         for (block, mask) in self.same {
             if mask != 0 {
@@ -69,7 +69,7 @@ impl Gather<'_> {
             blocks.invalidate(block, page);
             log &= log - 1;
         }
-        spare.gather(self, dst_first, lowest as usize..=highest as usize);
+        spare.number(dst_first, lowest as usize..=highest as usize, self.first_owner);
         let (bits, fill) = blocks.bits_mut(dst, self.word);
         bits.programmed |= all;
         bits.live |= all;
@@ -78,6 +78,20 @@ impl Gather<'_> {
         bill.copy(self.cause, u64::from(copies.count_ones()));
         if self.incoming != 0 {
             bill.program(Cause::Host, u64::from(self.incoming.count_ones()));
+        }
+    }
+    /// The stamps, while the log's pages are still live.
+    #[cold]
+    fn stamp(&self, spare: &mut Spare, dst_first: Ppn, pages_per_block: u32) {
+        for offset in 0..64 {
+            let (bit, to) = (1u64 << offset, Ppn(dst_first.0 + offset));
+            if let Some((block, _)) = self.same.iter().find(|(_, mask)| mask & bit != 0) {
+                spare.copy_stamp(Ppn(block.0 * pages_per_block + self.word as u32 * 64 + offset), to);
+            } else if self.log & bit != 0 {
+                spare.copy_stamp(Ppn(self.log_at[offset as usize]), to);
+            } else if self.incoming & bit != 0 {
+                spare.stamp(to);
+            }
         }
     }
 }

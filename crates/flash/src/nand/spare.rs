@@ -1,6 +1,7 @@
 //! The pages' spare areas: whose page each is, and, for proofs, which host write its data came from.
 
-use super::gather::Gather;
+use std::ops::RangeInclusive;
+
 use crate::ids::Ppn;
 use crate::table::{filled, prefetch_range};
 
@@ -79,42 +80,27 @@ impl Spare {
         }
     }
 
-    /// Pages are copied; their owners are told by [`Spare::owners_of_two`].
-    pub fn copy_stamps(&mut self, moves: impl Iterator<Item = (Ppn, Ppn)>) {
+    /// A page carries the newest write's data.
+    pub fn stamp(&mut self, ppn: Ppn) {
         if let Some(stamps) = &mut self.stamps {
-            for (from, to) in moves {
-                stamps[to.index()] = stamps[from.index()];
-            }
+            stamps[ppn.index()] = self.stamp;
         }
     }
 
-    /// Offsets `range` of a word that is merged to `dst_first` on.
+    /// A page carries what another one does.
+    pub fn copy_stamp(&mut self, from: Ppn, to: Ppn) {
+        if let Some(stamps) = &mut self.stamps {
+            stamps[to.index()] = stamps[from.index()];
+        }
+    }
+
+    /// Pages `first + range` are those of owners that follow each other, from `first_owner` for `first` on. Owners of pages that
+    /// are not live mean nothing, so the whole stretch is written: it is one vector loop.
     #[inline(always)]
-    pub fn gather(&mut self, g: &Gather<'_>, dst_first: Ppn, range: std::ops::RangeInclusive<usize>) {
-        // Owners of pages that are not live mean nothing, so the whole stretch is written: it is one vector loop.
-        let owners = &mut self.owners[dst_first.index()..=dst_first.index() + *range.end()];
+    pub fn number(&mut self, first: Ppn, range: RangeInclusive<usize>, first_owner: u32) {
+        let owners = &mut self.owners[first.index()..=first.index() + *range.end()];
         for (offset, owner) in owners.iter_mut().enumerate().skip(*range.start()) {
-            *owner = g.first_owner + offset as u32;
-        }
-    }
-
-    /// The stamps of the same word, while the log's pages are still live.
-    #[cold]
-    pub fn gather_stamps(&mut self, g: &Gather<'_>, dst_first: Ppn, pages_per_block: u32) {
-        let Some(stamps) = &mut self.stamps else { return };
-        for offset in 0..64 {
-            let bit = 1u64 << offset;
-            let same = g.same.iter().find(|(_, mask)| mask & bit != 0);
-            let stamp = if let Some((block, _)) = same {
-                stamps[(block.0 * pages_per_block) as usize + g.word * 64 + offset]
-            } else if g.log & bit != 0 {
-                stamps[g.log_at[offset] as usize]
-            } else if g.incoming & bit != 0 {
-                self.stamp
-            } else {
-                continue;
-            };
-            stamps[dst_first.index() + offset] = stamp;
+            *owner = first_owner + offset as u32;
         }
     }
 
