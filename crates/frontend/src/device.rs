@@ -7,7 +7,6 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
 use crate::worker::{Alarms, Worker};
+use crate::write_cache::WriteCache;
 use crate::{FrontendError, FrontendStats, ServeOptions};
 
 /// VIRTIO_CONFIG_S_NEEDS_RESET.
@@ -65,7 +65,6 @@ pub(crate) struct Device {
     name: String,
     disk: Arc<dyn Disk>,
     options: ServeOptions,
-    stats: Arc<FrontendStats>,
     alarms: Arc<Alarms>,
     workers: Vec<Worker>,
     /// The session thread's own way to the disk, for the flush that switching the cache off needs.
@@ -82,8 +81,7 @@ pub(crate) struct Device {
     pub features: Features,
     pub protocol: u64,
     status: u8,
-    write_cache: bool,
-    flushed: Arc<AtomicBool>,
+    cache: WriteCache,
     /// A queue has run since the disk was last told that none does.
     active: bool,
     /// Kept only to stay open: User Mode Linux fails all I/O once its end sees a close.
@@ -108,7 +106,6 @@ impl Device {
         let mut device = Self {
             name: name.to_owned(),
             disk,
-            stats,
             alarms,
             workers,
             control,
@@ -121,8 +118,7 @@ impl Device {
             features: Features::default(),
             protocol: 0,
             status: 0,
-            write_cache: options.write_cache,
-            flushed: Arc::new(AtomicBool::new(false)),
+            cache: WriteCache::new(options.write_cache, stats),
             active: false,
             backend_channel: None,
             options,
@@ -163,8 +159,7 @@ impl Device {
         self.status = 0;
         self.backend_channel = None;
         self.alarms.reset();
-        self.write_cache = self.options.write_cache;
-        self.update_flushed();
+        self.cache.reset(self.options.write_cache);
         self.active = false;
     }
 
@@ -202,8 +197,7 @@ impl Device {
         self.features = Features::default();
         self.status = 0;
         self.alarms.reset();
-        self.write_cache = self.options.write_cache;
-        self.update_flushed();
+        self.cache.reset(self.options.write_cache);
         self.tell_stopped();
     }
 
@@ -221,10 +215,9 @@ impl Device {
             return Err(Refused(format!("features {:#x} were not offered", features.0 & !offered.0)));
         }
         let running = self.stop_all();
-        let set = |device: &mut Self, features| {
-            let old = std::mem::replace(&mut device.features, features);
-            device.update_flushed();
-            old
+        let set = |device: &mut Self, features: Features| {
+            device.cache.set_can_flush(features.flush());
+            std::mem::replace(&mut device.features, features)
         };
         self.rebase(
             &running,
@@ -384,16 +377,13 @@ impl Device {
         let region = InflightRegion::new(Arc::new(mapping), queues, queue_size)?;
         let running = self.stop_all();
         let set = |device: &mut Self, region, write_cache| {
-            let old = (std::mem::replace(&mut device.inflight, region), device.write_cache);
-            device.write_cache = write_cache;
-            device.update_flushed();
-            old
+            (std::mem::replace(&mut device.inflight, region), device.cache.set(write_cache))
         };
         let write_cache = region.write_cache();
         if write_cache.is_none() {
-            region.note_write_cache(self.write_cache);
+            region.note_write_cache(self.cache.is_on());
         }
-        let write_cache = write_cache.unwrap_or(self.write_cache);
+        let write_cache = write_cache.unwrap_or(self.cache.is_on());
         self.rebase(
             &running,
             |device| set(device, Some(region), write_cache),
@@ -411,7 +401,7 @@ impl Device {
     }
 
     pub fn config(&self) -> [u8; 256] {
-        config_space(&self.disk.geometry(), self.options.queues, self.write_cache)
+        config_space(&self.disk.geometry(), self.options.queues, self.cache.is_on())
     }
 
     /// SET_CONFIG: only `writeback` can be written.
@@ -427,7 +417,7 @@ impl Device {
     /// Switching the cache off makes everything answered before as good as flushed, or the driver, which flushes no
     /// more, would never get it there.
     fn set_write_cache(&mut self, on: bool) -> Result<(), Refused> {
-        if on == self.write_cache {
+        if on == self.cache.is_on() {
             return Ok(());
         }
         info!("{}: the guest switched its write cache {}", self.name, if on { "on" } else { "off" });
@@ -435,11 +425,10 @@ impl Device {
         // Refused, it stays on: the driver goes on flushing.
         let switched = if on { Ok(()) } else { self.flush() };
         if switched.is_ok() {
-            self.write_cache = on;
+            self.cache.set(on);
             if let Some(region) = &self.inflight {
                 region.note_write_cache(on);
             }
-            self.update_flushed();
         }
         self.start_each(&running);
         switched
@@ -456,13 +445,6 @@ impl Device {
             }
             self.control.wait(&[], None).map_err(|e| Refused(format!("the flush failed: {e}")))?;
         }
-    }
-
-    /// The cache rule: without a negotiated FLUSH, or with the cache off, every write completes as if flushed.
-    fn update_flushed(&self) {
-        let flushed = !self.write_cache || !self.features.flush();
-        self.flushed.store(flushed, Ordering::Release);
-        self.stats.set_flushed_writes(flushed);
     }
 
     /// Stops one queue and remembers where it was. Returns whether it ran.
@@ -582,7 +564,7 @@ impl Device {
             kick,
             call: Arc::clone(&self.calls[index]),
             shape: Shape::new(self.disk.geometry(), self.features, self.disk.serial()),
-            flushed: Arc::clone(&self.flushed),
+            flushed: self.cache.flushed(),
             spin: Duration::from_micros(u64::from(self.options.spin_us)),
         }))
     }

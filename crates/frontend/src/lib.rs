@@ -49,6 +49,7 @@ mod stats;
 pub mod stepped;
 mod wire;
 mod worker;
+mod write_cache;
 
 pub use error::FrontendError;
 pub use keep::KeepHandle;
