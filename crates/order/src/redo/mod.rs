@@ -30,6 +30,7 @@
 //! | what a flush and the next sync wait for | [`Window`](crate::window), in [`Syncer`] |
 //! | what of the log goes home, in which order, what the header says then | `Round` and `Pace`, done by [`GoingHome`] |
 //! | where records are, and which are the newest | [`RedoLog`] |
+//! | what of a read is in the log, and whose turn it is | `Reads` |
 //! | who waits, what has failed | [`Board`](crate::Board) |
 //!
 //! The first five know no lock, clock, thread or file.
@@ -49,6 +50,7 @@ mod log;
 mod mutation;
 mod open;
 mod prefix;
+mod reads;
 mod recovery;
 mod round;
 mod scan;
