@@ -77,9 +77,11 @@ impl Directory {
         let mut found = BTreeMap::new();
         for &home in &self.leaves.homes {
             let block = image.get(home)?;
-            // An index's blocks look like ones without entries; their own structure reaches to the end.
-            let end = if self.leaves.has_tail(&block) { self.leaves.end() } else { BLOCK_BYTES };
-            for slot in slots(&block, end)?.iter().filter(|slot| slot.ino != 0 && names.contains(slot.name)) {
+            // A leaf's tail is an entry that names nothing, and an index's blocks are one or two that reach to the end: also a root that
+            // was a leaf, in which the kernel leaves the tail's head (`make_indexed_dir`).
+            for slot in
+                slots(&block, BLOCK_BYTES)?.iter().filter(|slot| slot.ino != 0 && names.contains(slot.name))
+            {
                 found.insert(slot.name.to_vec(), slot.ino);
             }
         }

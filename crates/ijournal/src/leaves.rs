@@ -2,11 +2,11 @@
 
 use afterimage_journal::BLOCK_BYTES;
 
-use crate::bytes::{crc32c, put16, put32, u16_at, u32_at};
+use crate::bytes::{crc32c, put16, put32};
 use crate::entries::put_free;
 use crate::error::{corrupt, Error};
 use crate::groups::Groups;
-use crate::image::{Block, Image};
+use crate::image::Image;
 
 /// `struct ext4_dir_entry_tail`.
 const TAIL: usize = 12;
@@ -34,15 +34,6 @@ impl Leaves {
     /// Where a block's entries end.
     pub(crate) fn end(&self) -> usize {
         BLOCK_BYTES - if self.seed.is_some() { TAIL } else { 0 }
-    }
-
-    /// Whether a block ends with one; an index's do not.
-    pub(crate) fn has_tail(&self, block: &Block) -> bool {
-        let tail = &block[BLOCK_BYTES - TAIL..];
-        self.seed.is_some()
-            && u32_at(tail, 0) == 0
-            && usize::from(u16_at(tail, 4)) == TAIL
-            && tail[7] == TAIL_TYPE
     }
 
     /// Writes a block's tail and checksum.

@@ -78,7 +78,9 @@ fn odd_ones_of_many_files() {
             (0..600).map(|i| (format!("many/old file with a long name {i}"), vec![i as u8; 10])).collect();
         let files: Vec<(&str, Vec<u8>)> =
             old.iter().map(|(name, content)| (name.as_str(), content.clone())).collect();
-        let committed = Disk::mkfs(24, options, &files);
+        let mut committed = Disk::mkfs(24, options, &files);
+        committed.leave_a_leafs_tail("many");
+        let committed = committed.checked("indexed as by a kernel");
         let mut running = committed.clone();
         let content = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(content.path(), b"some content").unwrap();

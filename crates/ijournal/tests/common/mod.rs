@@ -241,6 +241,28 @@ impl Disk {
         }
     }
 
+    /// An index's root as the kernel leaves it (`make_indexed_dir`): the block was a leaf, and the tail's head stays behind the
+    /// entries, in `dx_tail.dt_reserved`. e2fsprogs write zeroes there.
+    pub fn leave_a_leafs_tail(&mut self, path: &str) {
+        let sb = &self.0[1024..2048];
+        if u32_at(sb, 0x64) & 0x400 == 0 {
+            return;
+        }
+        let seed =
+            if u32_at(sb, 0x60) & 0x2000 == 0 { crc32c(!0, &sb[0x68..0x78]) } else { u32_at(sb, 0x270) };
+        let ino = self.ino(path);
+        let seed = crc32c(crc32c(seed, &ino.to_le_bytes()), &self.inode(ino)[100..104]);
+        let home = self.blocks_of(ino).0[0].0;
+        let mut root = self.block(home).to_vec();
+        let (limit, count) = (usize::from(u16_at(&root, 32)), usize::from(u16_at(&root, 34)));
+        assert_eq!(32 + limit * 8, BLOCK - 8, "{path} has an index");
+        root[BLOCK - 8..BLOCK - 4].copy_from_slice(&[12, 0, 0, 0xDE]);
+        let sum = crc32c(seed, &root[..32 + count * 8]);
+        let sum = crc32c(crc32c(sum, &root[BLOCK - 8..BLOCK - 4]), &[0; 4]);
+        root[BLOCK - 4..].copy_from_slice(&sum.to_le_bytes());
+        self.put(home, &root);
+    }
+
     /// Where the blocks of the areas' file are.
     fn area_blocks(&self) -> Vec<u64> {
         let mut extents = self.blocks_of(self.ino(FILE_NAME)).0;
