@@ -140,7 +140,18 @@ impl Work {
             _ => IMAGE_BYTES,
         }
     }
+
+    /// Areas in which all runs of one processor have room, where nothing may be there that was not fsynced: no commit comes between then.
+    fn area_blocks(self) -> u64 {
+        match self {
+            Work::Scenario { name: "thousand" | "deep", .. } => 4 * AREA_BLOCKS,
+            _ => AREA_BLOCKS,
+        }
+    }
 }
+
+/// An area, in blocks, which is full now and then: that is a commit.
+const AREA_BLOCKS: u64 = 512;
 
 /// The paper's first three scenarios (§ 6.4; the fourth is `threads`), hard links, blocks that are used again, and fsyncs at the same time:
 /// steps, quick and full. The paper's second one appends 4 KiB and an fsync up to 1 GB: here that is two, many fsyncs and a large file.
@@ -221,10 +232,10 @@ pub(super) fn cases(options: &KernelOptions, build: &Build) -> Result<Vec<Case>>
 }
 
 /// The shell's commands up to a mount with areas.
-fn made(build: &Build, options: &str) -> String {
+fn made(build: &Build, options: &str, area_blocks: u64) -> String {
     format!(
         "{load}\nmkfs.ext4 -q -F -b 4096 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda\n\
-         mount -t vext4 /dev/vda /mnt\n{areas} /mnt {CPUS} 512\numount /mnt\n\
+         mount -t vext4 /dev/vda /mnt\n{areas} /mnt {CPUS} {area_blocks}\numount /mnt\n\
          mount -t vext4 -o ijournal{options} /dev/vda /mnt\n",
         load = build.load(),
         areas = build.program("areas"),
@@ -279,7 +290,7 @@ mount -t ext4 /dev/vda /mnt; [ "$(tr -d '\n' </mnt/new)" = 1234 ] || broken "con
 dmesg | grep -q 'ijournal: the areas are not as long as their header says' || broken "no message: $(dmesg | tail)"
 # A remount that fails when the bit is set: the block that tells of other mounts is no such block any more.
 mkfs.ext4 -q -F -b 4096 -O mmp -E lazy_itable_init=0,lazy_journal_init=0 /dev/vda
-mount -t vext4 /dev/vda /mnt; {areas} /mnt {CPUS} 512; umount /mnt
+mount -t vext4 /dev/vda /mnt; {areas} /mnt {CPUS} {AREA_BLOCKS}; umount /mnt
 mount -t vext4 -o ro,ijournal /dev/vda /mnt
 block=$(dumpe2fs -h /dev/vda 2>/dev/null | sed -n 's/^MMP block number: *//p')
 dd if=/dev/zero of=/dev/vda bs=4096 seek=$block count=1 conv=notrunc,fsync status=none
@@ -287,7 +298,7 @@ mount -o remount,rw /mnt 2>/dev/null && broken "remounted without a block for ot
 [ $((0x$(od -An -t x4 -j 1120 -N 4 /dev/vda | tr -d ' ') & 0x40000000)) = 0 ] || broken "a remount that failed has left the bit"
 umount /mnt; mkfs.ext4 -q -F /dev/vda
 "#,
-        made = made(build, ",commit=300"),
+        made = made(build, ",commit=300", AREA_BLOCKS),
         areas = build.program("areas"),
         journaling = build.program("journaling"),
     );
@@ -344,7 +355,7 @@ fn died(evidence: &Evidence, build: &Build, work: Work, end: End) -> Result<Stri
         "set -e\n{}mkdir /mnt/noise /mnt/fsynced\nsync\n{}\
          (while sleep 2; do grep -v ' 0$' /proc/fs/vjbd2/vda-8/ijournal | tr '\\n' ' '; echo; done) &\n\
          {}\n",
-        made(build, &format!(",commit={}", work.commit_s())),
+        made(build, &format!(",commit={}", work.commit_s()), work.area_blocks()),
         if work.is_alone() { "" } else { workload::NOISE },
         work.write(build),
     );
