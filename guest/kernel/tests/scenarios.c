@@ -6,6 +6,7 @@
  *   scenarios state FOLDER NAME STEPS    the newest step that is there with all before it, or what is broken (status 1)
  *
  *   thousand    files 1 to STEPS, of which the odd ones are fsynced: of the others nothing is there
+ *   many        the same beside commits, which the others come with: the directory has an index, some of which is committed
  *   append      4 KiB are appended to a file and fsynced, STEPS times; now and then beside it to another, so that they lie in many pieces
  *   big         256 blocks are appended to a file, and one, by turns, each time with an fsync: 2100 steps are more than 1 GB
  *   deep        a tree of folders each time, 2 to 12 deep, with others beside it; the file in the innermost is fsynced
@@ -121,7 +122,7 @@ static void thousand_write(void)
 	}
 }
 
-static uint64_t thousand_state(void)
+static uint64_t many_state(void)
 {
 	uint64_t step, newest = 0;
 	char path[512];
@@ -132,12 +133,20 @@ static uint64_t thousand_state(void)
 			break;
 		newest = step;
 	}
+	return newest;
+}
+
+static uint64_t thousand_state(void)
+{
+	uint64_t step;
+	char path[512];
+
 	for (step = 2; step <= steps; step += 2) {
 		path_of(path, "f", step);
 		if (!access(path, F_OK))
 			broken("it was never fsynced", path);
 	}
-	return newest;
+	return many_state();
 }
 
 static void append_write(void)
@@ -470,6 +479,7 @@ static const struct {
 	uint64_t (*state)(void);
 } scenarios[] = {
 	{ "thousand", thousand_write, thousand_state },
+	{ "many", thousand_write, many_state },
 	{ "append", append_write, append_state },
 	{ "big", big_write, big_state },
 	{ "deep", deep_write, deep_state },
