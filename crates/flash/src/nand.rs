@@ -266,7 +266,7 @@ impl Flash {
     /// A block's lowest live page dies and nobody hears of it: a collection that is broken on purpose.
     #[cold]
     pub(crate) fn lose_a_page(&mut self, block: Block) {
-        let first = self.blocks.first_page(block).0;
+        let first = self.geometry.ppn(block, 0).0;
         let mut pages = (first..first + self.geometry.pages_per_block).map(Ppn);
         let lowest = pages.find(|ppn| self.is_live(*ppn));
         if let Some(ppn) = lowest {
@@ -297,7 +297,7 @@ impl Flash {
         mut moved: impl FnMut(u32, Ppn),
     ) -> bool {
         let pages_per_block = self.geometry.pages_per_block as usize;
-        let (src_first, dst_first) = (self.blocks.first_page(src), self.blocks.first_page(dst));
+        let (src_first, dst_first) = (self.geometry.ppn(src, 0), self.geometry.ppn(dst, 0));
         self.move_stamps(src, dst);
         let (from_owners, to_owners) = self.spare.owners_of_two(src_first, dst_first, pages_per_block);
         let pages = self.blocks.pack(src, dst, |packed| {
@@ -327,7 +327,7 @@ impl Flash {
     /// Builds 64 offsets of a merged block; every copied page's original dies. Call it for ascending words.
     #[inline]
     pub fn gather(&mut self, gather: &Gather<'_>) {
-        gather.build(&mut self.blocks, &mut self.spare, &mut self.bill, self.geometry.pages_per_block);
+        gather.build(&mut self.blocks, &mut self.spare, &mut self.bill, &self.geometry);
     }
 
     /// The stamps of what is about to be copied from `src` to the next pages of `dst`.
@@ -337,7 +337,7 @@ impl Flash {
             return;
         }
         let p = self.geometry.pages_per_block;
-        let (src, room) = (self.blocks.first_page(src).0, self.next_page(dst)..p);
+        let (src, room) = (self.geometry.ppn(src, 0).0, self.next_page(dst)..p);
         let live: Vec<Ppn> = (src..src + p).map(Ppn).filter(|ppn| self.is_live(*ppn)).collect();
         for (from, page) in live.into_iter().zip(room) {
             self.spare.copy_stamp(from, self.geometry.ppn(dst, page));
@@ -347,7 +347,7 @@ impl Flash {
     /// Hands out a block's live pages, lowest first, with their owners.
     #[inline]
     pub fn each_live(&self, block: Block, mut each: impl FnMut(Ppn, u32)) {
-        let from = self.blocks.first_page(block).0;
+        let from = self.geometry.ppn(block, 0).0;
         for word in 0..self.words() {
             let mut left = self.live_word(block, word);
             while left != 0 {
@@ -364,7 +364,7 @@ impl Flash {
     #[inline]
     pub fn expect_source(&self, block: Block) {
         self.expect_merge(block);
-        self.spare.expect(self.blocks.first_page(block), self.geometry.pages_per_block as usize);
+        self.spare.expect(self.geometry.ppn(block, 0), self.geometry.pages_per_block as usize);
     }
 
     /// What a page's death changes.

@@ -133,12 +133,6 @@ impl Blocks {
         }
     }
 
-    /// The first page of a block.
-    #[inline(always)]
-    pub fn first_page(&self, block: Block) -> Ppn {
-        Ppn(block.0 * self.pages_per_block)
-    }
-
     /// How often each block was erased.
     pub fn erases(&self) -> impl Iterator<Item = u32> + Clone + '_ {
         self.states[..self.blocks].iter().map(|state| state.erases)
@@ -229,12 +223,12 @@ impl Blocks {
     /// Programs the next pages of a block, which must have so many; they are live then. Returns the number of the first.
     #[inline(always)]
     pub fn program_next(&mut self, block: usize, pages: u32) -> u32 {
-        let fill = self.fill_mut(block);
-        let from = u32::from(fill.next);
+        let from = u32::from(self.fill(block).next);
         let to = from + pages;
+        assert!(to <= self.pages_per_block, "NAND rule: block {block} has no {pages} pages left");
+        let fill = self.fill_mut(block);
         fill.next = to as u16;
         fill.live += pages as u16;
-        assert!(to <= self.pages_per_block, "NAND rule: block {block} has no {pages} pages left");
         for word in 0..self.words {
             let base = word as u32 * 64;
             let (low, high) = (from.clamp(base, base + 64) - base, to.clamp(base, base + 64) - base);

@@ -4,6 +4,7 @@ use super::bill::Bill;
 use super::blocks::Blocks;
 use super::spare::Spare;
 use crate::counts::Cause;
+use crate::geometry::Geometry;
 use crate::ids::{Block, Ppn};
 
 /// One word (64 offsets) of a merge into `dst`: pages keep their offsets.
@@ -30,13 +31,7 @@ pub struct Gather<'a> {
 impl Gather<'_> {
     /// Builds 64 offsets of a merged block; every copied page's original dies.
     #[inline(always)]
-    pub(super) fn build(
-        &self,
-        blocks: &mut Blocks,
-        spare: &mut Spare,
-        bill: &mut Bill,
-        pages_per_block: u32,
-    ) {
+    pub(super) fn build(&self, blocks: &mut Blocks, spare: &mut Spare, bill: &mut Bill, geometry: &Geometry) {
         let [(_, a), (_, b)] = self.same;
         let copies = a | b | self.log;
         let all = copies | self.incoming;
@@ -51,9 +46,9 @@ impl Gather<'_> {
         let base = self.word as u32 * 64;
         let (lowest, highest) = (all.trailing_zeros(), 63 - all.leading_zeros());
         blocks.assert_erased(dst, self.word, all, base + lowest);
-        let dst_first = Ppn(self.dst.0 * pages_per_block + base);
+        let dst_first = geometry.ppn(self.dst, base);
         if spare.has_stamps() {
-            self.stamp(spare, dst_first, pages_per_block);
+            self.stamp(spare, dst_first, geometry);
         }
         for (block, mask) in self.same {
             if mask != 0 {
@@ -82,11 +77,11 @@ impl Gather<'_> {
     }
     /// The stamps, while the log's pages are still live.
     #[cold]
-    fn stamp(&self, spare: &mut Spare, dst_first: Ppn, pages_per_block: u32) {
+    fn stamp(&self, spare: &mut Spare, dst_first: Ppn, geometry: &Geometry) {
         for offset in 0..64 {
             let (bit, to) = (1u64 << offset, Ppn(dst_first.0 + offset));
             if let Some((block, _)) = self.same.iter().find(|(_, mask)| mask & bit != 0) {
-                spare.copy_stamp(Ppn(block.0 * pages_per_block + self.word as u32 * 64 + offset), to);
+                spare.copy_stamp(geometry.ppn(*block, self.word as u32 * 64 + offset), to);
             } else if self.log & bit != 0 {
                 spare.copy_stamp(Ppn(self.log_at[offset as usize]), to);
             } else if self.incoming & bit != 0 {
