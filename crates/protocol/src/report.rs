@@ -75,7 +75,7 @@ pub fn agent(line: &str) -> Result<Option<Agent>, ReportError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AckWrite {
-    /// Threads, each with a file of its own.
+    /// Threads, each with a file, or files, of its own.
     pub threads: u64,
     /// Bytes of a record.
     pub size: u64,
@@ -93,7 +93,7 @@ pub struct Ack {
     pub n: u64,
     /// The thread, and so the file, that wrote it.
     pub thread: u32,
-    /// Its place in the file.
+    /// Its place in the file, or among the thread's files.
     pub slot: u64,
     /// Every record up to this one had been acknowledged before this one was written.
     pub floor: u64,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,6 +21,14 @@ struct Plan {
     size_bytes: usize,
     /// A ring of this many records per file; 0 appends.
     slots: u64,
+}
+
+/// Where a thread's records go.
+enum Place {
+    /// All into one file.
+    File(File),
+    /// Each into a file of its own in this directory, with a name so long that few fill one of the directory's blocks.
+    Directory(PathBuf),
 }
 
 /// The numbers that have been handed out and those that the host has been told.
@@ -57,10 +65,17 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let size_bytes = arguments.number("size")?.unwrap_or(4096) as usize;
     let threads = arguments.number("threads")?.unwrap_or(1).max(1);
     let slots = arguments.number("slots")?.unwrap_or(0);
+    let a_file_each = arguments.flag("files")?;
     let report = Report::open(&mut arguments)?;
     arguments.finish()?;
     if size_bytes < SIZE_BYTES_MIN || size_bytes % 8 != 0 {
         return Err(invalid(format!("--size wants a multiple of 8, at least {SIZE_BYTES_MIN}")));
+    }
+    if a_file_each && slots > 0 {
+        return Err(invalid(
+            "--slots writes into the same files again, and --files into new ones: give one of them"
+                .to_owned(),
+        ));
     }
     if records.is_none() && seconds.is_none() {
         return Err(invalid("give --records or --seconds: the workload needs an end".to_owned()));
@@ -74,14 +89,18 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     };
     let directory = Path::new(&directory);
     fs::create_dir_all(directory)?;
-    let mut files = Vec::new();
+    let mut places = Vec::new();
     for thread in 0..threads {
+        if a_file_each {
+            places.push(Place::Directory(directory.to_owned()));
+            continue;
+        }
         // A ring's name says so: there a later record takes an earlier one's place.
         let kind = if slots > 0 { "ring" } else { "records" };
         let path = directory.join(format!("{kind}-{thread}-{size_bytes}"));
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
         file.sync_all()?;
-        files.push(file);
+        places.push(Place::File(file));
     }
     // The names must be as safe as the records that are going to be acknowledged in them.
     for ancestor in directory.ancestors().take(2).filter(|a| !a.as_os_str().is_empty()) {
@@ -96,12 +115,12 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let mut latencies = Latencies::default();
     let mut failure = None;
     std::thread::scope(|scope| {
-        let workers: Vec<_> = files
+        let workers: Vec<_> = places
             .iter()
             .enumerate()
-            .map(|(thread, file)| {
+            .map(|(thread, place)| {
                 let (plan, numbers, report) = (&plan, &numbers, &report);
-                scope.spawn(move || write_records(thread as u32, file, plan, numbers, report))
+                scope.spawn(move || write_records(thread as u32, place, plan, numbers, report))
             })
             .collect();
         for worker in workers {
@@ -123,7 +142,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
 
 fn write_records(
     thread: u32,
-    file: &File,
+    place: &Place,
     plan: &Plan,
     numbers: &Numbers,
     report: &Report,
@@ -142,7 +161,16 @@ fn write_records(
             break;
         }
         Record { number, floor, thread, slot }.encode(&mut buffer);
-        file.write_all_at(&buffer, u64::from(slot) * plan.size_bytes as u64)?;
+        let of_its_own;
+        let (file, at) = match place {
+            Place::File(file) => (file, u64::from(slot) * plan.size_bytes as u64),
+            Place::Directory(directory) => {
+                let name = format!("record-{thread}-{}-{slot:0>180}", plan.size_bytes);
+                of_its_own = File::create_new(directory.join(name))?;
+                (&of_its_own, 0)
+            }
+        };
+        file.write_all_at(&buffer, at)?;
         let before_ns = sys::monotonic_ns();
         file.sync_all()?;
         let after_ns = sys::monotonic_ns();

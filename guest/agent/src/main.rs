@@ -36,8 +36,9 @@ use std::process::ExitCode;
 
 const USAGE: &str = "afterimage-agent: works inside guests\n\
 \n\
-  ack-write DIR [--records N] [--seconds T] [--size BYTES] [--threads N] [--slots N]\n\
-            write records, fsync each, then report its number; --slots overwrites in a ring instead of appending\n\
+  ack-write DIR [--records N] [--seconds T] [--size BYTES] [--threads N] [--slots N | --files]\n\
+            write records, fsync each, then report its number; --slots overwrites in a ring instead of appending,\n\
+            --files gives each record a file of its own\n\
   verify DIR                          which records are present, intact, torn, out of order\n\
   fsync-bench FILE [--count N] [--size BYTES] [--name NAME]\n\
             latency of fsync after each write\n\

@@ -146,7 +146,7 @@ fn records(survey: &verify::Survey) -> PoolRecords {
             _ => present.push((*number, *number)),
         }
     }
-    let torn = survey.torn.iter().map(|(thread, slot)| (*thread, *slot as u64)).collect();
+    let torn = survey.torn.iter().map(|(thread, slot)| (*thread, u64::from(*slot))).collect();
     PoolRecords { present, torn, violations: survey.violations.clone() }
 }
 

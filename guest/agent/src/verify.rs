@@ -1,6 +1,6 @@
 //! `verify`: what is left of an acknowledged-write workload.
 //!
-//! Prints one JSON line per file with the numbers that are intact (as ranges, in slot order) and the slots
+//! Prints one JSON line for each thread's files with the numbers that are intact (as ranges, in slot order) and the slots
 //! that are torn, and one line with the order violations: a record that is there while one that was
 //! acknowledged before it was written is not. Whether a loss is allowed is for the host to say: only it knows
 //! what was acknowledged and under which contract.
@@ -26,7 +26,41 @@ struct RecordFile {
     size_bytes: usize,
     /// Later records take the places of earlier ones.
     is_ring: bool,
+    /// What is at its beginning.
+    first_slot: u32,
     path: PathBuf,
+}
+
+impl RecordFile {
+    /// By its name, as `ack-write` gives it; `None` for a file that is somebody else's.
+    fn named(name: &str, path: &Path) -> io::Result<Option<Self>> {
+        let kinds = [("records-", false), ("ring-", true), ("record-", false)];
+        let Some((prefix, is_ring)) = kinds.into_iter().find(|(prefix, _)| name.starts_with(prefix)) else {
+            return Ok(None);
+        };
+        let parts: Vec<&str> = name[prefix.len()..].split('-').collect();
+        let (thread, size, slot) = match parts[..] {
+            [thread, size] if prefix != "record-" => (thread, size, "0"),
+            [thread, size, slot] if prefix == "record-" => (thread, size, slot),
+            _ => return Err(invalid(format!("{name} is no file of records"))),
+        };
+        let wrong = |_| invalid(format!("{name} is no file of records"));
+        Ok(Some(Self {
+            thread: thread.parse().map_err(wrong)?,
+            size_bytes: size.parse().map_err(wrong)?,
+            is_ring,
+            first_slot: slot.parse().map_err(wrong)?,
+            path: path.to_owned(),
+        }))
+    }
+
+    /// Its bytes, and what they are.
+    fn read(&self) -> io::Result<(u64, Vec<(u32, Slot)>)> {
+        let bytes = fs::read(&self.path)?;
+        let slots = (self.first_slot..).zip(bytes.chunks(self.size_bytes));
+        let slots = slots.map(|(slot, chunk)| (slot, Record::decode(chunk, slot, self.thread)));
+        Ok((bytes.len() as u64, slots.collect()))
+    }
 }
 
 /// The files of records in a directory.
@@ -37,14 +71,7 @@ fn files(directory: &Path) -> io::Result<Vec<RecordFile>> {
         for entry in fs::read_dir(directory)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
-            let is_ring = name.starts_with("ring-");
-            let rest = name.strip_prefix("records-").or_else(|| name.strip_prefix("ring-"));
-            if let Some((thread, size)) = rest.and_then(|rest| rest.split_once('-')) {
-                let wrong = || invalid(format!("{name} is no file of records"));
-                let thread = thread.parse().map_err(|_| wrong())?;
-                let size_bytes = size.parse().map_err(|_| wrong())?;
-                files.push(RecordFile { thread, size_bytes, is_ring, path });
-            }
+            files.extend(RecordFile::named(&name, &path)?);
         }
     }
     files.sort();
@@ -56,7 +83,7 @@ pub struct Survey {
     /// Numbers of the intact records, ascending.
     pub present: Vec<u64>,
     /// Thread and slot of what is neither empty nor intact.
-    pub torn: Vec<(u32, usize)>,
+    pub torn: Vec<(u32, u32)>,
     /// A record that is missing, and one that was written after it had been acknowledged.
     pub violations: Vec<(u64, u64)>,
 }
@@ -68,8 +95,8 @@ pub fn survey(directory: &Path) -> io::Result<Survey> {
     let mut any_ring = false;
     for file in files(directory)? {
         any_ring |= file.is_ring;
-        for (slot, chunk) in fs::read(file.path)?.chunks(file.size_bytes).enumerate() {
-            match Record::decode(chunk, slot as u32, file.thread) {
+        for (slot, found) in file.read()?.1 {
+            match found {
                 Slot::Empty => {}
                 Slot::Intact(record) => everything.push(record),
                 Slot::Torn => torn.push((file.thread, slot)),
@@ -90,23 +117,25 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let files = files(Path::new(&directory))?;
     let mut everything: Vec<Record> = Vec::new();
     let mut torn_total = 0;
-    for RecordFile { thread, size_bytes: size, path, .. } in &files {
-        let bytes = fs::read(path)?;
-        let mut present = Vec::new();
-        let mut torn = Vec::new();
-        let mut empty = 0;
-        for (slot, chunk) in bytes.chunks(*size).enumerate() {
-            match Record::decode(chunk, slot as u32, *thread) {
-                Slot::Empty => empty += 1,
-                Slot::Intact(record) => present.push(record),
-                Slot::Torn => torn.push(slot as u64),
+    let of_one = |a: &RecordFile, b: &RecordFile| (a.thread, a.size_bytes) == (b.thread, b.size_bytes);
+    for of_thread in files.chunk_by(of_one) {
+        let (mut bytes, mut empty, mut present, mut torn) = (0, 0, Vec::new(), Vec::new());
+        for file in of_thread {
+            let (length, slots) = file.read()?;
+            bytes += length;
+            for (slot, found) in slots {
+                match found {
+                    Slot::Empty => empty += 1,
+                    Slot::Intact(record) => present.push(record),
+                    Slot::Torn => torn.push(u64::from(slot)),
+                }
             }
         }
         torn_total += torn.len();
         report.say(&Agent::VerifyFile(VerifyFile {
-            thread: *thread,
-            size: *size as u64,
-            bytes: bytes.len() as u64,
+            thread: of_thread[0].thread,
+            size: of_thread[0].size_bytes as u64,
+            bytes,
             empty,
             present: runs(&present),
             torn,

@@ -6,7 +6,7 @@
  *   scenarios state FOLDER NAME STEPS    the newest step that is there with all before it, or what is broken (status 1)
  *
  *   thousand    files 1 to STEPS, of which the odd ones are fsynced: of the others nothing is there
- *   many        the same beside commits, which the others come with: the directory has an index, some of which is committed
+ *   many        the same, with names so long that the directory soon has an index, and a commit every 100 steps, which the others come with
  *   append      4 KiB are appended to a file and fsynced, STEPS times; now and then beside it to another, so that they lie in many pieces
  *   big         256 blocks are appended to a file, and one, by turns, each time with an fsync: 2100 steps are more than 1 GB
  *   deep        a tree of folders each time, 2 to 12 deep, with others beside it; the file in the innermost is fsynced
@@ -105,35 +105,41 @@ static uint64_t own(const char *path, uint64_t file, int may_be_zeroes)
 }
 
 /* Files of which the odd ones are fsynced. */
-static void thousand_write(void)
+static void file_write(const char *kind, uint64_t step)
 {
-	uint64_t step;
 	char path[512];
 	int fd;
 
-	for (step = 1; step <= steps; step++) {
-		path_of(path, "f", step);
-		fd = open_at(path, O_WRONLY | O_CREAT | O_EXCL);
-		put(fd, step, 0, 1 + step % 3);
-		if (step % 2)
-			done(fd, step);
-		else
-			close(fd);
-	}
+	path_of(path, kind, step);
+	fd = open_at(path, O_WRONLY | O_CREAT | O_EXCL);
+	put(fd, step, 0, 1 + step % 3);
+	if (step % 2)
+		done(fd, step);
+	else
+		close(fd);
 }
 
-static uint64_t many_state(void)
+/* The newest of the fsynced files that is there with all before it. */
+static uint64_t files_state(const char *kind)
 {
 	uint64_t step, newest = 0;
 	char path[512];
 
 	for (step = 1; step <= steps; step += 2) {
-		path_of(path, "f", step);
+		path_of(path, kind, step);
 		if (own(path, step, 0) != 1 + step % 3)
 			break;
 		newest = step;
 	}
 	return newest;
+}
+
+static void thousand_write(void)
+{
+	uint64_t step;
+
+	for (step = 1; step <= steps; step++)
+		file_write("f", step);
 }
 
 static uint64_t thousand_state(void)
@@ -146,7 +152,28 @@ static uint64_t thousand_state(void)
 		if (!access(path, F_OK))
 			broken("it was never fsynced", path);
 	}
-	return many_state();
+	return files_state("f");
+}
+
+/* 25 of these names fill a block. */
+static const char many_kind[] =
+	"nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn"
+	"nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn";
+
+static void many_write(void)
+{
+	uint64_t step;
+
+	for (step = 1; step <= steps; step++) {
+		file_write(many_kind, step);
+		if (step % 100 == 0)
+			sync();
+	}
+}
+
+static uint64_t many_state(void)
+{
+	return files_state(many_kind);
 }
 
 static void append_write(void)
@@ -479,7 +506,7 @@ static const struct {
 	uint64_t (*state)(void);
 } scenarios[] = {
 	{ "thousand", thousand_write, thousand_state },
-	{ "many", thousand_write, many_state },
+	{ "many", many_write, many_state },
 	{ "append", append_write, append_state },
 	{ "big", big_write, big_state },
 	{ "deep", deep_write, deep_state },

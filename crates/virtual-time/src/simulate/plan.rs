@@ -52,6 +52,8 @@ pub struct Plan {
     /// Threads that write records, and a record's bytes.
     pub threads: u32,
     pub record_bytes: u32,
+    /// Each record in a file of its own, all in one directory, instead of one behind the other.
+    pub a_file_each: bool,
     /// What goes wrong, and how long after what went wrong before.
     pub faults: Vec<(Ns, Fault)>,
 }
@@ -97,6 +99,8 @@ impl Plan {
             vext4: vext4.map(|mount| Vext4::draw(seed, mount)),
             threads: rng.random_range(1..4),
             record_bytes: [512, 1024, 4096][rng.random_range(0..3)],
+            // Takes nothing from what else the seed draws.
+            a_file_each: ChaCha8Rng::seed_from_u64(seed ^ 0xf11e).random_ratio(1, 3),
             faults: (0..count).map(|_| (gap(&mut rng), fault(&mut rng, guests, contract))).collect(),
         }
     }
@@ -116,12 +120,13 @@ impl Plan {
         let data = format!("data={}", self.data);
         let data = self.vext4.as_ref().map_or(data, Vext4::describe);
         format!(
-            "{} guests, {}, {journal}, {}{direct}, {data}, {} threads of {} bytes, {} us a request, {} faults",
+            "{} guests, {}, {journal}, {}{direct}, {data}, {} threads of {} bytes{}, {} us a request, {} faults",
             self.guests,
             self.contract,
             self.model.as_str(),
             self.threads,
             self.record_bytes,
+            if self.a_file_each { " in a file each" } else { "" },
             self.request_ns / 1000,
             self.faults.len(),
         )

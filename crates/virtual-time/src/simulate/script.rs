@@ -60,7 +60,7 @@ echo "simulate: ready"
 @BESIDE@for mode in wal rollback; do
     sqlite3 -batch $top/$BOOT/$mode/bank < /run/$mode.sql &
 done
-"$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE &
+"$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE $FILES &
 @WAIT@
 sync
 sleep 1000000
