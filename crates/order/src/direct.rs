@@ -66,16 +66,10 @@ impl Backend for DirectBackend {
         }
         let covers = self.shared.board.sequence.acknowledged.get();
         let all = self.images.iter().zip(&self.media);
-        for (image, medium) in all.filter(|(image, _)| !image.geometry().read_only) {
-            image.health().check()?;
-            if let Err(e) = medium.sync() {
-                let reason = format!("syncing {}: {e}{}", image.path().display(), advice(&e));
-                image.health().fail(reason.as_str());
-                self.shared.board.events.publish(&Event::Failed { reason });
-                return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
-            }
-            image.health().check()?;
-        }
+        let writable = all.filter(|(image, _)| !image.geometry().read_only);
+        // Each, also where another one fails: it keeps what it can.
+        let synced: Vec<_> = writable.map(|(image, medium)| self.sync_one(image, medium)).collect();
+        synced.into_iter().collect::<Result<(), _>>()?;
         self.shared.synced_all(covers);
         self.shared.board.tell_durable(covers);
         Ok(covers)
@@ -110,6 +104,17 @@ impl Backend for DirectBackend {
 }
 
 impl DirectBackend {
+    fn sync_one(&self, image: &Arc<dyn Image>, medium: &Arc<dyn Medium>) -> Result<(), BlockError> {
+        image.health().check()?;
+        if let Err(e) = medium.sync() {
+            let reason = format!("syncing {}: {e}{}", image.path().display(), advice(&e));
+            image.health().fail(reason.as_str());
+            self.shared.board.events.publish(&Event::Failed { reason });
+            return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
+        }
+        image.health().check()
+    }
+
     /// Waits for the writes that had passed the gate before it was closed: below a lane they are nobody else's.
     fn wait_quiet(&self, until: Option<Duration>) -> Result<(), BlockError> {
         while self.shared.board.signals.writes_in_flight() > 0 {

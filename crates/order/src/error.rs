@@ -30,6 +30,20 @@ pub enum OpenError {
         /// The image carries the log's mark: it was one of its images, or is a copy of one.
         moved: bool,
     },
+    /// The image that the log is of is in its place, and this one is a copy of it.
+    #[error(
+        "{} is the redo log of {}, which needs it still, and {} is a copy of that image: copy the log, too, and put it beside the \
+         copy; or give up what only the log holds with `afterimage recover --accept-loss {}`",
+        .log.display(), .original.display(), .image.display(), .image.display()
+    )]
+    Copied {
+        /// The log.
+        log: PathBuf,
+        /// Its image.
+        original: PathBuf,
+        /// The image that was given.
+        image: PathBuf,
+    },
     /// The image's times are older than its log.
     #[error(
         "{} is perhaps an older copy than {} expects: it was last modified before the log was begun; {held}: if it is the \

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use afterimage_format::log::{LogHeader, STATE_CLEAN};
 use afterimage_store::{
     find_log, is_live, is_log, mark_of, owners, read_header, real_path, remove_mark, DirectMode,
-    FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions, Owner,
+    FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions,
 };
 
-use crate::redo::takeover::{bring_home, would_bring_home, Trust};
+use crate::redo::takeover::{bring_home, original, would_bring_home, Trust};
 use crate::redo::{scan, Scan};
 use crate::{OpenError, Replayed};
 
@@ -309,7 +309,7 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
     if let Some(lost) = lost_log(path)?.filter(|_| options.accept_loss) {
         let image = open_image(path, dry_run)?;
         if !dry_run {
-            owners(&[image])?.iter().try_for_each(Owner::release)?;
+            owners(&[image])?.iter().try_for_each(|owner| owner.release(None))?;
         }
         report.images = vec![path.to_owned()];
         report.given_up = Some(lost);
@@ -356,11 +356,11 @@ fn lost_log(path: &Path) -> Result<Option<String>, OpenError> {
     let named = mark_of(path)?.and_then(|mark| mark.log);
     let header = log.as_deref().map(LogFile::peek).transpose()?.flatten();
     let inode = look(path)?.0.ino;
-    let copy = header.zip(named).is_some_and(|(header, named)| {
-        header.group_uuid == named.group_uuid
-            && header.images().iter().all(|image| image.inode.get() != inode)
-    });
-    Ok(copy.then(|| "it is a copy of another image, which the log belongs to".to_owned()))
+    let (Some(log), Some(header), Some(named)) = (log, header, named) else { return Ok(None) };
+    let is_copy = header.group_uuid == named.group_uuid
+        && (header.images().iter().all(|image| image.inode.get() != inode)
+            || original(&log, usize::from(named.disk), path)?.is_some());
+    Ok(is_copy.then(|| "it is a copy of another image, which the log belongs to".to_owned()))
 }
 
 impl fmt::Display for InspectReport {

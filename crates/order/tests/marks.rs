@@ -279,14 +279,7 @@ fn an_end_that_was_cut_short_is_finished_before_another_log_takes_its_place() {
         ..GroupOptions::new(WINDOW)
     };
     drop(Group::open(images.iter().map(|path| image(path, false)).collect(), options()).expect("a group"));
-    let file = fs::OpenOptions::new().read(true).write(true).open(&log).expect("a log");
-    let headers = fs::read(&log).expect("a log");
-    let newest =
-        [&headers[..4096], &headers[4096..8192]].into_iter().filter_map(|h| LogHeader::parse(h).ok());
-    let mut header = newest.max_by_key(|h| h.generation.get()).expect("a header");
-    header.generation = (header.generation.get() + 1).into();
-    header.state = STATE_CLEAN.into();
-    file.write_all_at(&header.seal(), header.slot_offset()).expect("written");
+    cut_end(&log, |_| {});
 
     for path in &images {
         let check = offline::check(path).expect("an answer");
@@ -344,6 +337,77 @@ fn an_image_that_was_moved_to_another_file_system_can_be_confirmed() {
     assert!(offline::recover(&moved, &PLAIN).is_err());
     offline::recover(&moved, &TRUST).expect("confirmed");
     assert!(holds(&moved, 7) && !s.log.exists() && mark(&moved).is_none());
+}
+
+/// Both carry the mark, which names the original's log by its path.
+#[test]
+fn a_copy_with_its_log_leaves_the_original_alone() {
+    let s = died();
+    let there = s.folder.path().join("there");
+    fs::create_dir(&there).expect("a folder");
+    let copy = there.join("disk.raw");
+    copy_with_mark(&s.image, &copy);
+    // Without its log: the original would be lost with the one that there is.
+    let error = offline::recover(&copy, &TRUST).expect_err("refused").to_string();
+    assert!(error.contains("is a copy") && error.contains("--accept-loss"), "{error}");
+    assert!(!error.contains('\n') && error.len() < 600, "one sentence: {error}");
+    assert!(s.log.exists() && !holds(&copy, 7));
+    fs::copy(&s.log, there.join("disk.raw.aflog")).expect("copied");
+    offline::recover(&copy, &TRUST).expect("confirmed");
+    assert!(holds(&copy, 7) && mark(&copy).is_none() && !there.join("disk.raw.aflog").exists());
+    open(&s.image, WINDOW).expect("its own log").close().expect("an end");
+    assert!(holds(&s.image, 7));
+}
+
+#[test]
+fn what_has_taken_a_logs_name_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, old) = (folder.path().join("disk.raw"), folder.path().join("old.raw"));
+    create_image(&path, 1 << 20).expect("an image");
+    let group = open(&path, WINDOW).expect("a group");
+    write(&group, SECTOR, 7);
+    for ending in ["", ".aflog"] {
+        let name = |path: &Path| PathBuf::from(format!("{}{ending}", path.display()));
+        fs::rename(name(&path), name(&old)).expect("renamed");
+    }
+    create_image(&path, 1 << 20).expect("another image");
+    let other = open(&path, WINDOW).expect("a group");
+    write(&other, SECTOR, 9);
+    group.close().expect("an end");
+    assert!(holds(&old, 7) && mark(&old).is_none());
+    drop(other);
+    open(&path, WINDOW).expect("its log").close().expect("an end");
+    assert!(holds(&path, 9));
+}
+
+#[test]
+fn a_clean_logs_recovery_leaves_another_logs_mark_alone() {
+    for is_another in [false, true] {
+        let s = died();
+        let leftover = s.folder.path().join("leftover");
+        fs::copy(&s.log, &leftover).expect("copied");
+        cut_end(&leftover, |header| header.group_uuid[0] ^= u8::from(is_another));
+        offline::recover(&leftover, &PLAIN).expect("nothing to bring home");
+        assert!(!leftover.exists());
+        assert_eq!(mark(&s.image).is_some(), is_another);
+        if is_another {
+            open(&s.image, WINDOW).expect("its log").close().expect("an end");
+            assert!(holds(&s.image, 7));
+        }
+    }
+}
+
+/// As if the end of a log had been cut behind the header that says so.
+fn cut_end(log: &Path, change: impl Fn(&mut LogHeader)) {
+    let headers = fs::read(log).expect("a log");
+    let newest =
+        [&headers[..4096], &headers[4096..8192]].into_iter().filter_map(|h| LogHeader::parse(h).ok());
+    let mut header = newest.max_by_key(|h| h.generation.get()).expect("a header");
+    header.generation = (header.generation.get() + 1).into();
+    header.state = STATE_CLEAN.into();
+    change(&mut header);
+    let file = fs::OpenOptions::new().write(true).open(log).expect("a log");
+    file.write_all_at(&header.seal(), header.slot_offset()).expect("written");
 }
 
 fn set_modified(path: &Path, time: SystemTime) {

@@ -98,6 +98,14 @@ pub trait Image: Disk {
     /// It can be neither set nor said to be impossible; the sync failed.
     fn set_mark(&self, mark: &[u8]) -> io::Result<Attributes>;
 
+    /// The mark as it was set; `None` where there is none, or can be none.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn mark(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
     /// Removes the mark, durably; see [`Image::set_mark`].
     ///
     /// # Errors
@@ -252,6 +260,10 @@ impl Image for ImageStore {
             self.sync_all()?;
         }
         Ok(kept)
+    }
+
+    fn mark(&self) -> io::Result<Option<Vec<u8>>> {
+        attribute::read(&self.core.file, MARK_NAME)
     }
 
     fn remove_mark(&self) -> io::Result<()> {

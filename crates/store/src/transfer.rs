@@ -77,6 +77,22 @@ impl Target<'_> {
         self.transfer(Way::In, buffers, offset)
     }
 
+    /// Fills the buffers from `offset`, as far as the file goes: with at least so many bytes. What is asked of the kernel is aligned where the
+    /// buffers are, wherever the file ends.
+    pub fn read_at_least(&self, buffers: &Buffers, offset: u64, least: usize) -> io::Result<()> {
+        let grain = self.alignment.map_or(1, |alignment| alignment.offset as usize);
+        let mut done = 0;
+        while done < least {
+            let from = done / grain * grain;
+            let rest = buffers.slice(from, buffers.len() - from);
+            match from + self.once(Way::In, rest.segments(), offset + from as u64)? {
+                to if to <= done => return Err(nothing(Way::In)),
+                to => done = to,
+            }
+        }
+        Ok(())
+    }
+
     /// Stores the buffers at `offset`.
     pub fn write(&self, buffers: &Buffers, offset: u64) -> io::Result<()> {
         self.transfer(Way::Out, buffers, offset)
@@ -182,11 +198,6 @@ impl Target<'_> {
                 _ => return Err(error),
             }
         }
-    }
-
-    /// The file's length, also a block device's.
-    pub fn file_len(&self) -> io::Result<u64> {
-        Ok(rustix::fs::seek(self.file, rustix::fs::SeekFrom::End(0))?)
     }
 
     /// An error where the file ends at or before `offset`: it was shortened under us.

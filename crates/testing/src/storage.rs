@@ -67,6 +67,7 @@ pub fn command(program: &str, arguments: &[&str]) -> String {
 pub struct FailingStorage {
     memory: PathBuf,
     mounted: PathBuf,
+    sector_bytes: u32,
 }
 
 impl FailingStorage {
@@ -77,12 +78,21 @@ impl FailingStorage {
     ///
     /// Where it cannot be set up, as everywhere below.
     pub fn new(folder: &Path, bytes: u64) -> Self {
+        Self::with_sectors(folder, bytes, 512)
+    }
+
+    /// As [`FailingStorage::new`], on a device with logical sectors of so many bytes.
+    ///
+    /// # Panics
+    ///
+    /// Where it cannot be set up.
+    pub fn with_sectors(folder: &Path, bytes: u64, sector_bytes: u32) -> Self {
         let (memory, mounted) = (folder.join("memory"), folder.join("mounted"));
         fs::create_dir(&memory).expect("a folder");
         fs::create_dir(&mounted).expect("a folder");
         let size = format!("size={}", bytes + (8 << 20));
         command("mount", &["-t", "tmpfs", "-o", &size, "none", text(&memory)]);
-        let storage = Self { memory, mounted };
+        let storage = Self { memory, mounted, sector_bytes };
         let backing = storage.backing();
         File::create(&backing).and_then(|file| file.set_len(bytes)).expect("a backing file");
         let features = ["-q", "-F", "-b", "4096", "-O", "^has_journal", "-m", "0"];
@@ -127,7 +137,11 @@ impl FailingStorage {
     }
 
     fn mount(&self) {
-        command("mount", &["-o", "loop,nodelalloc", text(&self.backing()), text(&self.mounted)]);
+        let (sector, backing) = (self.sector_bytes.to_string(), self.backing());
+        let device = command("losetup", &["--find", "--show", "--sector-size", &sector, text(&backing)]);
+        command("mount", &["-o", "nodelalloc", device.trim_end(), text(&self.mounted)]);
+        // It goes with the mount.
+        command("losetup", &["--detach", device.trim_end()]);
     }
 
     fn backing(&self) -> PathBuf {

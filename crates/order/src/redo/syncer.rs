@@ -146,8 +146,9 @@ impl Syncer {
     /// The group has failed.
     pub fn begin(&self) -> Result<Option<LogSync>, BlockError> {
         self.board.health.check()?;
-        let sealed = self.log.seal();
+        // In this order: who asks from here on may want what is not sealed.
         self.window.lock().sync_begun();
+        let sealed = self.log.seal();
         let started = self.clock.now();
         Ok(sealed.map(|(sequence, position)| LogSync { sequence, position, started }))
     }

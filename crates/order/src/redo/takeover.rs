@@ -6,7 +6,7 @@ use std::sync::Arc;
 use afterimage_block::BlockError;
 use afterimage_format::log::{ImageEntry, LogHeader};
 use afterimage_store::{
-    absolute, find_log, is_live, log_beside, mark_of, owners, real_path, Image, LogError, LogFile,
+    find_log, is_live, log_beside, mark_of, needs, owners, real_path, same_file, Image, LogError, LogFile,
 };
 
 use super::engine::{Config, Redo};
@@ -52,9 +52,10 @@ pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Resul
     }
     if let Some(path) = more {
         if is_live(path)? {
-            logs.push(absolute(path)?);
+            logs.push(path.to_owned());
         }
     }
+    let mut logs = logs.iter().map(|log| real_path(log)).collect::<Result<Vec<_>, _>>()?;
     logs.sort();
     logs.dedup();
     // All are judged before one is brought home.
@@ -98,6 +99,9 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) 
     }
     for (disk, (recorded, &i)) in file.images().iter().zip(&places).enumerate() {
         let (entry, image) = (&entries[i], &images[i]);
+        if let Some(original) = original(log, disk, image.path())? {
+            return Err(OpenError::Copied { log: log.to_owned(), original, image: image.path().to_owned() });
+        }
         if recorded.size_bytes != entry.size_bytes {
             let why = format!(
                 "its size is {} bytes, and the log expects {}",
@@ -121,6 +125,16 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) 
     }
     let same = places.len() == images.len() && places.iter().enumerate().all(|(i, p)| i == *p);
     Ok(if same { Match::Same } else { Match::Among(places) })
+}
+
+/// The image in the recorded place of a log's disk, where it is another one than is given and needs this very log: it would be lost with
+/// the log. A snapshot has the inode number of its original.
+pub(crate) fn original(log: &Path, disk: usize, given: &Path) -> Result<Option<PathBuf>, OpenError> {
+    let recorded = LogFile::look(log)?.names(disk + 1).pop().filter(|name| name.exists());
+    Ok(match recorded {
+        Some(name) if !same_file(&name, given) && needs(&name, log)? => Some(name),
+        _ => None,
+    })
 }
 
 /// The disk of this log that an image says it is.

@@ -19,9 +19,9 @@ use zerocopy::IntoBytes as _;
 use super::dependency::{beginning, end, Step};
 use super::error::LogError;
 use super::header::read_header;
-use super::names::{beside, real_path, sidecar_path};
+use super::names::{absolute, beside, real_path, sidecar_path};
 use crate::mark::{mark_of, remove_mark};
-use crate::{lock_file, sync_directory, Attributes, FileMedium, Image, OpenError};
+use crate::{lock_file, sync_directory, Attributes, FileIdentity, FileMedium, Image, OpenError};
 
 /// What identifies an image in a header. Device nodes have no inode that lasts.
 fn image_entry(image: &dyn Image) -> Result<ImageEntry, LogError> {
@@ -131,7 +131,7 @@ impl LogFile {
     /// # Errors
     /// An image cannot be marked.
     pub fn mark(&self, contract: u16, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
-        let Some(header) = Self::peek(&self.path)? else { return Err(LogError::NotALog(self.path.clone())) };
+        let header = self.header()?;
         for step in beginning(images.len()) {
             let Step::Mark(disk) = step else { continue };
             self.mark_one(contract, header.group_uuid, disk as u16, images[disk].as_ref())?;
@@ -204,20 +204,41 @@ impl LogFile {
         Ok(file)
     }
 
-    /// Removes a clean log, and before it whatever says that its images depend on it.
+    fn header(&self) -> Result<LogHeader, LogError> {
+        read_header(self.medium.as_ref()).map_err(|e| LogError::reading(&self.path, e))
+    }
+
+    /// Removes a clean log, and before it whatever says that its images depend on it. What has taken their names meanwhile is
+    /// left alone.
     ///
     /// # Errors
     /// Storage failed: whoever finds the clean log goes on.
     pub fn remove(&self, images: &[Owner]) -> Result<(), LogError> {
+        let group_uuid = self.header()?.group_uuid;
         for step in end(images.len()) {
             match step {
-                Step::Unmark(disk) => images[disk].release()?,
-                Step::LogGoes => remove_durably(&self.path)?,
+                Step::Unmark(disk) => images[disk].release(Some(group_uuid))?,
+                Step::LogGoes => self.remove_name()?,
                 // The log was marked clean before, and nothing begins here.
                 Step::LogClean | Step::LogAppears | Step::Mark(_) | Step::Serve => {}
             }
         }
         Ok(())
+    }
+
+    fn remove_name(&self) -> Result<(), LogError> {
+        let looking = LogError::io("looking at", &self.path);
+        let there = match FileIdentity::at(&self.path) {
+            Ok((there, _)) => there,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(looking(e)),
+        };
+        let own = self.medium.identity().map_err(looking)?;
+        if (there.dev, there.ino) != (own.dev, own.ino) {
+            tracing::warn!(path = %self.path.display(), "another log has taken this one's name: it was renamed, and is not removed");
+            return Ok(());
+        }
+        remove_durably(&self.path)
     }
 
     /// Finishes the end of a log that was cut short, so that another may take its place: an image that still named it
@@ -227,25 +248,16 @@ impl LogFile {
     /// An image still names it that is not among these.
     pub fn clear_leftover(path: &Path, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
         let Some(header) = Self::peek(path)? else { return Ok(()) };
-        let names = |image: &Path| -> Result<bool, LogError> {
-            let log = mark_of(image)?.and_then(|mark| mark.log);
-            Ok(log.is_some_and(|log| log.group_uuid == header.group_uuid))
-        };
         let owners = owners(images)?;
         let file = Self::open(path, false)?;
         for name in file.names(header.images().len()).into_iter().filter(|name| name.exists()) {
-            if owners.iter().all(|owner| owner.path != name) && names(&name)? {
+            let log = mark_of(&name)?.and_then(|mark| mark.log);
+            let named = log.is_some_and(|log| log.group_uuid == header.group_uuid);
+            if named && owners.iter().all(|owner| owner.path != name) {
                 return Err(LogError::Unfinished { log: path.to_owned(), image: name });
             }
         }
-        let ours: Result<Vec<_>, _> = owners
-            .into_iter()
-            .filter_map(|owner| match names(&owner.path) {
-                Ok(named) => named.then_some(Ok(owner)),
-                Err(e) => Some(Err(e)),
-            })
-            .collect();
-        file.remove(&ours?)
+        file.remove(&owners)
     }
 
     /// Where the images were when the log was opened last; empty where unknown.
@@ -275,7 +287,12 @@ impl LogFile {
 }
 
 fn names_of(images: &[Arc<dyn Image>]) -> Result<Vec<Vec<u8>>, LogError> {
-    images.iter().map(|image| Ok(real_path(image.path())?.as_os_str().as_bytes().to_vec())).collect()
+    // What a device is called by the kernel is another one's name after a restart of the host.
+    let name = |image: &Arc<dyn Image>| match image.is_device() {
+        true => absolute(image.path()),
+        false => real_path(image.path()),
+    };
+    images.iter().map(|image| Ok(name(image)?.into_os_string().into_vec())).collect()
 }
 
 /// An image of a log, and where its neighbours are, which may be out of reach later on.
@@ -300,13 +317,22 @@ impl Owner {
         self.image.as_ref()
     }
 
-    /// The image says, durably, that it depends on no log any more.
+    /// The image says, durably, that it depends on no log any more; or, with `group_uuid`, not on that one.
     ///
     /// # Errors
     /// Storage failed.
-    pub fn release(&self) -> Result<(), LogError> {
-        remove_mark(self.image.as_ref())?;
-        remove_durably(&sidecar_path(&self.path))
+    pub fn release(&self, group_uuid: Option<[u8; 16]>) -> Result<(), LogError> {
+        let is_meant = |named: Option<[u8; 16]>| group_uuid.is_none() || named == group_uuid;
+        let mark = self.image.mark().map_err(LogError::io("reading the mark of", self.image.path()))?;
+        if is_meant(mark.and_then(|bytes| Some(Mark::parse(&bytes).ok()?.log?.group_uuid))) {
+            remove_mark(self.image.as_ref())?;
+        }
+        let sidecar = sidecar_path(&self.path);
+        let referenced = fs::read(&sidecar).ok().and_then(|bytes| Reference::parse(&bytes).ok());
+        if is_meant(referenced.map(|reference| reference.group_uuid)) {
+            remove_durably(&sidecar)?;
+        }
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use super::error::LogError;
 use super::file::LogFile;
 use super::names::{log_beside, real_path, sidecar_path};
 use crate::mark::{log_path, mark_of};
-use crate::FileMedium;
+use crate::{FileIdentity, FileMedium};
 
 /// The live log of an image, if there is one: the one that the image names, or one beside it of a program that knew no
 /// marks.
@@ -57,10 +57,11 @@ pub fn find_log(image: &Path) -> Result<Option<PathBuf>, LogError> {
 
 /// The log that an image names; `None` where it is clean.
 fn find_named(image: &Path, named: &Path, group_uuid: [u8; 16]) -> Result<Option<PathBuf>, LogError> {
-    // The folder may have been renamed with all that is in it, or image and log alike.
-    let mut places = vec![named.to_owned()];
+    // The folder may have been renamed with all that is in it, or image and log alike. What lies beside the image comes first: where both
+    // are a snapshot's, the path that the image names leads to the log of what the snapshot was made of.
+    let mut places = vec![log_beside(image)];
     places.extend(image.parent().zip(named.file_name()).map(|(folder, name)| folder.join(name)));
-    places.push(log_beside(image));
+    places.push(named.to_owned());
     let (mut found, mut other, mut unreadable) = (Found::Missing, false, None);
     let mut live = None;
     for place in places {
@@ -86,6 +87,22 @@ fn find_named(image: &Path, named: &Path, group_uuid: [u8; 16]) -> Result<Option
             other,
         })),
     }
+}
+
+/// Whether an image says that it is incomplete without this very file, which is no copy of its log.
+///
+/// # Errors
+/// What it says cannot be read.
+pub fn needs(image: &Path, log: &Path) -> Result<bool, LogError> {
+    let Some(named) = mark_of(image)?.and_then(|mark| mark.log) else { return Ok(false) };
+    let of_group = LogFile::peek(log)?.is_some_and(|header| header.group_uuid == named.group_uuid);
+    Ok(of_group && same_file(&log_path(&named), log))
+}
+
+/// Whether two paths lead to one file.
+pub fn same_file(one: &Path, other: &Path) -> bool {
+    let at = |path| FileIdentity::at(path).map(|(file, _)| (file.dev, file.ino));
+    at(one).is_ok_and(|one| at(other).is_ok_and(|other| one == other))
 }
 
 /// Whether there is a log with something in it.
