@@ -160,6 +160,10 @@ fn a_copy_is_of_the_daemons_image_with_its_mode() {
         let control = control.to_str().unwrap();
         refused(elsewhere.path(), &["ctl", control, "copy", "copies"], 1, &["exists already"]);
         assert!(!elsewhere.path().join("victim").exists());
+        // Nor over what an interrupted one has left, which nobody takes for a copy.
+        std::fs::rename(&copy, elsewhere.path().join("copies/a.img.part")).unwrap();
+        refused(elsewhere.path(), &["ctl", control, "copy", "copies"], 1, &["a.img.part", "interrupted"]);
+        assert!(!copy.exists());
         daemon.terminate();
     }
 }

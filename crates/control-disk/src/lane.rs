@@ -23,9 +23,38 @@ use crate::hand::{Brought, HandOver, Handing, Over, Way};
 use crate::lent::{self, Next};
 use crate::shared::{Borrowed, Shared, SLOT_SECTORS};
 
+/// A command as it was when it came. It lies in the guest's memory, where another may stand by the time it is carried out.
+struct Received {
+    request: Admitted,
+    /// The slot that it was written to; `None` where no slot begins that takes commands.
+    slot: Option<usize>,
+    command: Result<Command, FormatError>,
+}
+
+impl Received {
+    fn new(request: Admitted) -> Self {
+        let slot = request.sector.0 / SLOT_SECTORS;
+        let begins = request.sector == Sector(slot * SLOT_SECTORS) && slot > 0;
+        let mut sector = [0; SECTOR_BYTES as usize];
+        let length = sector.len().min(request.buffers.len());
+        request.buffers.copy_to(0, &mut sector[..length]);
+        let command = match begins {
+            true => Command::parse(&sector[..length], request.buffers.len()),
+            false => {
+                Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
+            }
+        };
+        Self { request, slot: begins.then_some(slot as usize), command }
+    }
+
+    fn hands_over(&self) -> bool {
+        self.command.as_ref().is_ok_and(|command| command.operation.get() == OPERATION_MPROTECT)
+    }
+}
+
 /// A command, and what had been published when it came: by the read and its number. Its sender may have been told that this is committed.
 struct Behind {
-    request: Admitted,
+    received: Received,
     published: Vec<(Token, u32)>,
 }
 
@@ -94,59 +123,54 @@ impl ControlLane {
         self.desk.deadline().into_iter().chain(looks).min()
     }
 
-    fn command(&mut self, request: &Admitted) -> Option<Result<(), BlockError>> {
-        let shared = Arc::clone(&self.shared);
-        let slot = (request.sector.0 / SLOT_SECTORS) as usize;
-        let mut bytes = [0; SECTOR_BYTES as usize];
-        let length = bytes.len().min(request.buffers.len());
-        request.buffers.copy_to(0, &mut bytes[..length]);
-        let at_a_slot = request.sector == Sector(slot as u64 * SLOT_SECTORS) && slot > 0;
-        let parsed = match at_a_slot {
-            true => Command::parse(&bytes[..length], request.buffers.len()),
-            false => {
-                Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
-            }
+    /// Carries a command out, or begins to.
+    fn carry_out(&mut self, received: Received) {
+        let Received { request, slot, command } = received;
+        let result = match (slot, command) {
+            (Some(slot), Ok(command)) => match self.command(&request, slot, command) {
+                Some(verdict) => self.shared.conclude(slot, &command, &verdict),
+                None => return,
+            },
+            (slot, Err(error)) => self.refuse_command(slot, &error),
+            (None, Ok(_)) => Err(BlockError::Corrupt("no slot begins there".into())),
         };
-        let (command, verdict) = match parsed {
-            Ok(command) => {
-                let place = Place { token: request.token, slot };
-                if command.operation.get() == OPERATION_MPROTECT {
-                    return match shared.hand_over(place, command, request) {
-                        Ok(over) => {
-                            self.handing.take(over);
-                            self.hand();
-                            None
-                        }
-                        Err(verdict) => Some(shared.conclude(slot, &command, &verdict)),
-                    };
-                }
-                let told =
-                    is_of_a_file_system(command.operation.get()).then(|| shared.of_a_file_system(&command));
-                if let Some(verdict) = told.flatten() {
-                    return Some(shared.conclude(slot, &command, &verdict));
-                }
-                let reached = shared.group.reached();
-                let mut flushing = shared.flushing.lock();
-                let verdict = self.desk.ask(shared.now(), place, command, &reached, &mut flushing.flights);
-                if verdict.is_none() {
-                    shared.wanted.notify_all();
-                }
-                (command, verdict?)
-            }
-            Err(error) => {
-                let status = match error {
-                    FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
-                    _ => STATUS_MALFORMED,
-                };
-                (Command::new_zeroed(), Verdict::not(status, error.to_string()))
-            }
-        };
-        if !at_a_slot {
-            // Nobody looks for an answer there.
-            shared.commands.count(&Command::new_zeroed(), verdict.status);
-            return Some(Err(BlockError::Corrupt(verdict.why)));
+        self.finish(request.token, result);
+    }
+
+    /// `None` where it is answered later.
+    fn command(&mut self, request: &Admitted, slot: usize, command: Command) -> Option<Verdict> {
+        let place = Place { token: request.token, slot };
+        if command.operation.get() == OPERATION_MPROTECT {
+            return self.shared.hand_over(place, command, request).map(|over| self.handing.take(over)).err();
         }
-        Some(shared.conclude(slot, &command, &verdict))
+        if is_of_a_file_system(command.operation.get()) {
+            if let Some(verdict) = self.shared.of_a_file_system(&command) {
+                return Some(verdict);
+            }
+        }
+        let reached = self.shared.group.reached();
+        let mut flushing = self.shared.flushing.lock();
+        let verdict = self.desk.ask(self.shared.now(), place, command, &reached, &mut flushing.flights);
+        if verdict.is_none() {
+            self.shared.wanted.notify_all();
+        }
+        verdict
+    }
+
+    fn refuse_command(&self, slot: Option<usize>, error: &FormatError) -> Result<(), BlockError> {
+        let status = match error {
+            FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
+            _ => STATUS_MALFORMED,
+        };
+        let (nothing, verdict) = (Command::new_zeroed(), Verdict::not(status, error.to_string()));
+        match slot {
+            Some(slot) => self.shared.conclude(slot, &nothing, &verdict),
+            // Nobody looks for an answer there.
+            None => {
+                self.shared.commands.count(&nothing, verdict.status);
+                Err(BlockError::Corrupt(verdict.why))
+            }
+        }
     }
 
     /// Holds a read by which memory is lent; any other one is given back.
@@ -173,19 +197,16 @@ impl ControlLane {
 
     /// A command is carried out when what had been published before it came is taken; what is handed over need not wait for that.
     fn order(&mut self, request: Admitted) {
-        let mut sector = [0; SECTOR_BYTES as usize];
-        let length = sector.len().min(request.buffers.len());
-        request.buffers.copy_to(0, &mut sector[..length]);
-        let hands_over = Command::parse(&sector[..length], request.buffers.len())
-            .is_ok_and(|command| command.operation.get() == OPERATION_MPROTECT);
-        let published: Vec<(Token, u32)> = match hands_over {
+        let received = Received::new(request);
+        let published: Vec<(Token, u32)> = match received.hands_over() {
             true => Vec::new(),
             false => self.borrowed.iter().map(|b| (b.loan.token, b.loan.published())).collect(),
         };
-        if hands_over || self.is_taken(&published) && self.behind.is_empty() {
-            return self.carry_out(&request);
+        if received.hands_over() || self.is_taken(&published) && self.behind.is_empty() {
+            self.carry_out(received);
+        } else {
+            self.behind.push_back(Behind { received, published });
         }
-        self.behind.push_back(Behind { request, published });
         self.hand();
     }
 
@@ -194,12 +215,6 @@ impl ControlLane {
             let read = self.borrowed.iter().find(|borrowed| borrowed.loan.token == *token);
             read.is_none_or(|borrowed| borrowed.loan.has_taken(*published))
         })
-    }
-
-    fn carry_out(&mut self, request: &Admitted) {
-        if let Some(result) = self.command(request) {
-            self.finish(request.token, result);
-        }
     }
 
     /// Looks at memory that is lent. Whether anything came of it.
@@ -266,8 +281,8 @@ impl ControlLane {
             }
         }
         while self.behind.front().is_some_and(|behind| self.is_taken(&behind.published)) {
-            if let Some(Behind { request, .. }) = self.behind.pop_front() {
-                self.carry_out(&request);
+            if let Some(Behind { received, .. }) = self.behind.pop_front() {
+                self.carry_out(received);
             }
         }
     }

@@ -189,7 +189,8 @@ impl Device {
     }
 
     /// RESET_DEVICE and RESET_OWNER: the rings stop and the driver's choices are forgotten; memory and the connection
-    /// stay.
+    /// stay. So does a cache that is off: a VMM goes on to show its guest what was chosen, and a driver that reads 0 there
+    /// sends no flush (QEMU's vhost-user-blk keeps the byte over a reset).
     pub fn reset(&mut self) {
         self.stop_all();
         self.forget_queues();
@@ -197,7 +198,7 @@ impl Device {
         self.features = Features::default();
         self.status = 0;
         self.alarms.reset();
-        self.cache.reset(self.options.write_cache);
+        self.cache.reset(self.cache.is_on());
         self.tell_stopped();
     }
 

@@ -25,7 +25,7 @@ use tracing::warn;
 
 use crate::chain::{Chain, DESCRIPTORS_MAX};
 use crate::inflight::Inflight;
-use crate::memory::{GuestMemory, SegmentList};
+use crate::memory::{GuestAddress, GuestMemory, SegmentList};
 use crate::notify::{Call, Doorbell};
 use crate::options::QUEUE_SIZE_MAX;
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
@@ -94,7 +94,8 @@ struct Slot {
     kind: RequestKind,
     bytes: u64,
     written: u32,
-    status_at: u64,
+    /// Where the guest looks for the status; `None` where its chain has no room for one.
+    status_at: Option<GuestAddress>,
     since: Instant,
 }
 
@@ -132,7 +133,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             kind: RequestKind::Other,
             bytes: 0,
             written: 0,
-            status_at: 0,
+            status_at: None,
             since: Instant::now(),
         };
         Self {
@@ -339,7 +340,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             bytes: 0,
             // A walked chain's total is below 4 GiB.
             written: self.chain.writable.len() as u32,
-            status_at: self.chain.status.map_or(0, |at| at.0),
+            status_at: self.chain.status,
             since: now,
         };
         match verdict {
@@ -415,8 +416,8 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
     fn answer(&mut self, head: u16, now: Instant) {
         let slot = &self.slots[usize::from(head)];
         self.load -= slot.load as usize;
-        if slot.written > 0 {
-            self.run.memory.store_u8(crate::memory::GuestAddress(slot.status_at), slot.status);
+        if let Some(at) = slot.status_at {
+            self.run.memory.store_u8(at, slot.status);
         }
         let latency = now.saturating_duration_since(slot.since);
         self.stats.answered(slot.kind, slot.bytes, latency, slot.status == S_OK);

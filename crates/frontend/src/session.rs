@@ -156,9 +156,11 @@ impl<'a> Session<'a> {
                 if alarms.memory_gone() {
                     return Err(SessionError::MemoryGone);
                 }
-                if alarms.any_broken() && !std::mem::replace(&mut told, true) {
+                let broken = alarms.any_broken();
+                if broken && !told {
                     self.device().tell_errors();
                 }
+                told = broken;
             }
             if another && !self.has_message()? && !self.turn_away() {
                 deaf_until = Some(Instant::now() + ACCEPT_RETRY);
@@ -316,7 +318,8 @@ impl<'a> Session<'a> {
                 self.tell_keeper(|keep, prefix, held| {
                     held.retain(|key| !key.starts_with("queue-"));
                     keep.delete_prefix(&format!("{prefix}queue-"))?;
-                    ["features", "status", "config"]
+                    // Not what was said of the write cache: see `Device::reset`.
+                    ["features", "status"]
                         .into_iter()
                         .try_for_each(|key| keep.delete(&format!("{prefix}{key}")))
                 })

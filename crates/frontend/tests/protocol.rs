@@ -268,11 +268,20 @@ fn the_cache_rule() {
     assert!(guest.ask_ack(SET_CONFIG, &config(32, &[1]), &[]));
     guest.check_io(0, 3);
     assert_eq!(disk.flushes(), (1, 1));
+    // A VMM goes on to show what was chosen when the device is reset, so a cache that is off stays off.
+    assert!(guest.ask_ack(SET_CONFIG, &config(32, &[0]), &[]));
+    guest.send(RESET_DEVICE, &[], &[]);
+    assert_eq!(get_config(&mut guest, 32, 1), [0]);
+    guest.send(SET_FEATURES, &guest.features.to_ne_bytes(), &[]);
+    guest.set_up_queue();
+    guest.check_io(0, 4);
+    assert_eq!(disk.flushes(), (2, 2));
     drop(guest);
     // A driver that does not know FLUSH.
     let mut guest = RawGuest::connect(&served.socket);
     guest.negotiate(!(1 << 9));
+    assert_eq!(get_config(&mut guest, 32, 1), [1], "another guest has chosen nothing");
     guest.set_up_queue();
-    guest.check_io(0, 4);
-    assert_eq!(disk.flushes(), (1, 2));
+    guest.check_io(0, 5);
+    assert_eq!(disk.flushes(), (2, 3));
 }

@@ -22,6 +22,7 @@ use rand_chacha::ChaCha8Rng;
 use zerocopy::IntoBytes as _;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
+const SECTOR: usize = 512;
 const SLOT: Sector = Sector(60 * 2048);
 /// Content that is lent: as much as a stock guest's request holds.
 const CONTENT_BLOCKS: usize = 125;
@@ -303,6 +304,32 @@ fn a_guest_that_leaves_has_everything_taken_and_the_next_one_nothing() {
     };
     assert_eq!((answer.operation.get(), answer.status.get()), (OPERATION_LEND, STATUS_UNSUPPORTED));
     assert_eq!(answer.text(), "the guest whose commits these are has left the disk");
+}
+
+/// However many wait, and whatever their memory holds by the time they are carried out: the daemon's stack is not theirs.
+#[test]
+fn a_command_that_waits_is_what_it_was_when_it_came() {
+    let (served, mut control, mut guest, layout, first) = lent();
+    served.disk().pause().unwrap();
+    assert!(guest.publish(&[(first, &[5; BLOCK])]));
+    let memory = Buffers::allocate(SECTOR + BLOCK);
+    memory.copy_from(0, &[0xaa; SECTOR + BLOCK]);
+    let commands = 100..1600;
+    for token in commands.clone() {
+        control.submit(token, Operation::Write { flushed: true }, memory.share());
+    }
+    assert!(commands.clone().all(|token| control.ended(token).is_none()), "they wait for what is published");
+    let lent = Lent::parse(&guest.memory.to_vec()[..BLOCK]).unwrap();
+    let mut command = Command { file_system: layout.uuid, ..Command::new(OPERATION_MPROTECT, 2) };
+    (command.instance, command.sequence) = (lent.instance, lent.sequence);
+    (command.block, command.blocks) = ((first.0 + 1).into(), 1.into());
+    memory.copy_from(0, command.seal().as_bytes());
+    served.disk().resume();
+    assert!(commands.clone().all(|token| !control.end(token)), "each is refused");
+    let next = content(&served, &layout, FsBlock(first.0 + 1));
+    assert_eq!((content(&served, &layout, first), next), (5, 0), "nothing was handed over");
+    let refused = control.disk.commands().refused.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(refused, commands.end - commands.start);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 use super::announce::announce;
 use super::descriptors;
 use super::disk_spec::SocketSpec;
-use super::doors::{disk_name, Doors, CONTROL_DISK_NAME};
+use super::doors::{disk_name, Doors, Inherited, CONTROL_DISK_NAME};
 use super::ends::{End, Ends};
 use super::memory;
 use super::metrics;
@@ -48,6 +48,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// # Errors
 /// It cannot start, or its images could not be closed in order.
 pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<(), Failure> {
+    let inherited = Inherited::take(settings)?;
     memory::bound_the_allocator();
     tracing::info!(
         bytes = memory::Shape::of(settings).bytes_max(),
@@ -69,7 +70,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     }
     descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
-    let doors = Doors::open(settings, keep.as_ref())?;
+    let doors = Doors::open(settings, keep.as_ref(), inherited)?;
     let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
     let readables =
         prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
@@ -182,8 +183,12 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         // The sockets go on living with the next daemon: their files must stay.
         doors.files.into_iter().for_each(SocketFile::leave);
     }
-    if let End::Stop(Some(outcome)) = end {
-        // The client may be gone; the outcome is reported below in any case.
+    let asked = match end {
+        End::Stop(Some(outcome)) => Some(outcome),
+        _ => None,
+    };
+    // Whoever came behind what ended us, too. The clients may be gone; the outcome is reported below in any case.
+    for outcome in asked.into_iter().chain(ends.late()) {
         outcome.tell(result.as_ref().copied().map_err(ToString::to_string));
     }
     if let Some(control) = &control {

@@ -31,22 +31,38 @@ pub(super) fn disk_name(index: usize) -> String {
     format!("disk{index}")
 }
 
-impl Doors {
+/// Disks' sockets that were passed in, by the disk's index.
+pub(super) struct Inherited(HashMap<usize, Endpoint>);
+
+impl Inherited {
+    /// Takes them. Before anything else is opened: a number that this process opens could be mistaken for one that was passed in.
+    ///
     /// # Errors
-    /// A name is taken, a descriptor that was passed in is none, or the system has no more of them.
-    pub fn open(settings: &Settings, keep: Option<&KeepHandle>) -> Result<Self, Failure> {
-        // Everything inherited first: a number that is opened by us could be mistaken for one that was passed in.
-        let mut inherited: HashMap<usize, Endpoint> = HashMap::new();
+    /// A descriptor that was to be passed in is none.
+    pub fn take(settings: &Settings) -> Result<Self, Failure> {
+        let mut taken = HashMap::new();
         for (index, disk) in settings.disks.iter().enumerate() {
             if let SocketSpec::Fd(fd) = disk.socket {
-                inherited.insert(index, sockets::inherited(fd)?);
+                taken.insert(index, sockets::inherited(fd)?);
             }
         }
+        Ok(Self(taken))
+    }
+}
+
+impl Doors {
+    /// # Errors
+    /// A name is taken, or the system has no more descriptors.
+    pub fn open(
+        settings: &Settings,
+        keep: Option<&KeepHandle>,
+        mut inherited: Inherited,
+    ) -> Result<Self, Failure> {
         let mut disks = Vec::new();
         let mut files = Vec::new();
         for (index, disk) in settings.disks.iter().enumerate() {
             let SocketSpec::Path(path) = &disk.socket else {
-                disks.push(inherited.remove(&index).expect("taken over above"));
+                disks.push(inherited.0.remove(&index).expect("taken by the same settings"));
                 continue;
             };
             let what = format!("disk {}", disk.file.display());

@@ -60,6 +60,15 @@ impl Ends {
         Box::new(move |outcome| ends.send(End::Stop(Some(outcome))).is_ok())
     }
 
+    /// Those who have asked for the end since it began. Whoever asks from now on is told that it has.
+    pub fn late(self) -> Vec<Outcome> {
+        let asked = self.receiver.try_iter().filter_map(|end| match end {
+            End::Stop(outcome) => outcome,
+            End::HandOver | End::GuestsLeft => None,
+        });
+        asked.collect()
+    }
+
     /// Waits for the first. `look` is called now and then.
     pub fn wait(&self, servers: &[Server], ends_with_guests: bool, mut look: impl FnMut()) -> End {
         let mut looked = Instant::now();

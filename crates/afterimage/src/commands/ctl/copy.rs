@@ -7,7 +7,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{ioctl_ficlone, seek, AtFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{ioctl_ficlone, seek, AtFlags, Mode, OFlags, RenameFlags, SeekFrom};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::pause;
@@ -57,18 +58,24 @@ pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Re
         (0..status.disks.len() as u64).map(|disk| plan(client, disk)).collect::<Result<Vec<_>, _>>()?;
     let mut target = Target::open(folder)?;
     for (index, plan) in plans.iter().enumerate() {
-        if target.has(&plan.name) || plans[..index].iter().any(|other| other.name == plan.name) {
-            return Err(Failure::failed(format!(
-                "{} exists already: choose another folder",
-                target.path(&plan.name).display()
-            )));
-        }
+        let mut path = target.path(&plan.name);
+        let why = if plans[..index].iter().any(|other| other.name == plan.name) {
+            "would be the copy of two images of that name: copy them with `ctl pause -- cp ...`"
+        } else if target.has(&plan.name) {
+            "exists already: choose another folder"
+        } else if target.has(&unfinished(&plan.name)) {
+            path = target.path(&unfinished(&plan.name));
+            "is what a copy that was interrupted has left: remove it, or choose another folder"
+        } else {
+            continue;
+        };
+        return Err(Failure::failed(format!("{} {why}", path.display())));
     }
     let held = pause::begin(client, hold)?;
     let copied = plans.iter().try_for_each(|plan| target.copy(plan));
     pause::end(client, hold).and(copied)?;
     // Only now, when the guest goes on: the copies are complete and nothing hurries any more.
-    target.sync()?;
+    target.finish(&plans)?;
     let copies = plans
         .into_iter()
         .map(|plan| Copy {
@@ -96,10 +103,18 @@ fn plan(client: &mut Client, disk: u64) -> Result<Plan, Failure> {
     Ok(Plan { image, from, name })
 }
 
+/// What a copy is called until it is complete, consistent and on storage: whoever is interrupted leaves nothing that looks like one.
+fn unfinished(name: &OsStr) -> OsString {
+    let mut unfinished = name.to_owned();
+    unfinished.push(".part");
+    unfinished
+}
+
 /// The folder that takes the copies. Dropped, it removes those that were not kept.
 struct Target {
     path: PathBuf,
     folder: File,
+    /// By what they are called now.
     made: Vec<(OsString, File)>,
 }
 
@@ -128,9 +143,10 @@ impl Target {
         // Never wider than the image, from the first moment, and never over something else.
         let mode = Mode::from_raw_mode(found.mode() & 0o600);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = rustix::fs::openat(&self.folder, &plan.name, flags, mode).map_err(|e| fail(e.into()))?;
+        let name = unfinished(&plan.name);
+        let made = rustix::fs::openat(&self.folder, &name, flags, mode).map_err(|e| fail(e.into()))?;
         let file = File::from(made);
-        self.made.push((plan.name.clone(), file.try_clone().map_err(fail)?));
+        self.made.push((name, file.try_clone().map_err(fail)?));
         let own = file.metadata().map_err(fail)?;
         file.set_permissions(Permissions::from_mode(copy_mode(&found, own.gid()))).map_err(fail)?;
         if ioctl_ficlone(&file, &plan.from).is_ok() {
@@ -140,11 +156,22 @@ impl Target {
         copy_data(&plan.from, &file, plan.image.bytes).map_err(fail)
     }
 
-    /// Brings files and names to storage.
-    fn sync(&self) -> Result<(), Failure> {
-        for (name, file) in &self.made {
-            file.sync_all()
-                .map_err(|e| Failure::failed(format!("cannot sync {}: {e}", self.path(name).display())))?;
+    /// Brings the copies to storage, and gives them their names.
+    fn finish(&mut self, plans: &[Plan]) -> Result<(), Failure> {
+        for ((name, file), plan) in self.made.iter_mut().zip(plans) {
+            let path = self.path.join(&plan.name);
+            file.sync_all().map_err(|e| Failure::failed(format!("cannot sync {}: {e}", path.display())))?;
+            let replaces = RenameFlags::NOREPLACE;
+            let renamed =
+                match rustix::fs::renameat_with(&self.folder, &*name, &self.folder, &plan.name, replaces) {
+                    // File systems that cannot promise it: it was not there when the copy began.
+                    Err(Errno::INVAL | Errno::NOSYS) => {
+                        rustix::fs::renameat(&self.folder, &*name, &self.folder, &plan.name)
+                    }
+                    renamed => renamed,
+                };
+            renamed.map_err(|e| Failure::failed(format!("cannot name the copy {}: {e}", path.display())))?;
+            name.clone_from(&plan.name);
         }
         self.folder
             .sync_all()
