@@ -1,5 +1,7 @@
 //! What a lane is asked to do, and what it answers.
 
+use std::time::Duration;
+
 use crate::{BlockError, Buffers, Sector};
 
 /// The submitter's name for a request; the completion carries it back.
@@ -13,6 +15,12 @@ pub enum FlushKind {
     /// Under `power` that is durability, under `power-window` an ordering point (vDrive's *vorder*), under
     /// `guest-crash` nothing more than the process rule.
     Order,
+    /// As [`FlushKind::Order`], where whoever wrote what it covers was told so before: at that time of the group's clock
+    /// (what a guest publishes is committed by its own store). It counts as acknowledged since then, whenever this completes.
+    Told {
+        /// When.
+        since: Duration,
+    },
     /// Everything that completed before it is durable, under every contract (vDrive's *vflush*).
     Durable,
 }

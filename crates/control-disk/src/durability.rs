@@ -14,6 +14,11 @@ pub trait Durability: Send + Sync {
     /// How far it has got. Does not wait for storage.
     fn reached(&self) -> Reached;
 
+    /// Whether nothing may be acknowledged now that is not durable; see [`RetainGroup::holds_flushes`].
+    fn holds_flushes(&self) -> bool {
+        false
+    }
+
     /// Makes everything that had completed before the call durable; see [`RetainGroup::flush`].
     ///
     /// # Errors
@@ -34,6 +39,10 @@ impl Durability for RetainGroup {
         let durable = sequence.durable.get();
         let failure = self.disks().iter().find_map(|disk| disk.health().failure());
         Reached { acknowledged: sequence.acknowledged.get(), durable, failure }
+    }
+
+    fn holds_flushes(&self) -> bool {
+        RetainGroup::holds_flushes(self)
     }
 
     fn flush(&self) -> Result<SequenceNumber, String> {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Buffers, Completion, Disk, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
+    BlockError, Buffers, Completion, Disk, FlushKind, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
 };
 use afterimage_format::control_disk::Command;
 use afterimage_journal::{Hand, RetainDisk};
@@ -34,12 +34,19 @@ pub(crate) enum Way {
     Lent(Token),
 }
 
-/// Blocks that were handed over, and where they belong.
+/// What was handed over.
+pub(crate) enum What {
+    /// Blocks, and where they belong. With a command they are as good as flushed when that is answered.
+    Blocks { sector: Sector, buffers: Buffers },
+    /// Nothing more: what was published counts as acknowledged since then.
+    Published { since: Duration },
+}
+
+/// See the module.
 pub(crate) struct HandOver {
     pub way: Way,
-    pub buffers: Buffers,
     pub disk: Arc<RetainDisk>,
-    pub sector: Sector,
+    pub what: What,
 }
 
 /// Those of one queue.
@@ -91,13 +98,21 @@ impl Handing {
                     over.push((way, completion.result));
                 }
             }
-            let Some(HandOver { way, buffers, disk, sector }) = self.next.pop_front() else { return };
+            let Some(HandOver { way, disk, what }) = self.next.pop_front() else { return };
             let Some(lane) = self.lanes.iter().position(|(known, _)| Arc::ptr_eq(known, &disk)) else {
                 over.push((way, Err(BlockError::Unsupported("the disk is not of this group".into()))));
                 continue;
             };
+            let (operation, sector, buffers) = match what {
+                What::Blocks { sector, buffers } => {
+                    let flushed = matches!(way, Way::Command(_));
+                    (Operation::Write { flushed }, sector, buffers)
+                }
+                What::Published { since } => {
+                    (Operation::Flush(FlushKind::Told { since }), Sector(0), Buffers::empty())
+                }
+            };
             let sectors = buffers.len() as u64 / SECTOR_BYTES;
-            let operation = Operation::Write { flushed: true };
             let way_in = &mut self.lanes[lane].1;
             way_in.submit(Request { token: Token(0), operation, sector, sectors, buffers });
             way_in.dispatch();

@@ -19,7 +19,7 @@ use afterimage_format::FormatError;
 use zerocopy::FromZeros as _;
 
 use crate::desk::{Desk, Place, Verdict};
-use crate::hand::{Brought, HandOver, Handing, Over, Way};
+use crate::hand::{Brought, HandOver, Handing, Over, Way, What};
 use crate::lent::{self, Next};
 use crate::shared::{Borrowed, Shared, SLOT_SECTORS};
 
@@ -221,19 +221,26 @@ impl ControlLane {
     fn look_at_loans(&mut self) -> bool {
         self.listen();
         let (mut moved, now) = (false, self.shared.now());
+        // What a guest's own store commits nobody could hold.
+        let holds = !self.borrowed.is_empty() && self.shared.group.holds_flushes();
         let mut at = 0;
         while let Some(Borrowed { loan, slot, disk, lending }) = self.borrowed.get_mut(at) {
             let token = loan.token;
             let waited_for = self.behind.iter().any(|b| b.published.iter().any(|(of, _)| *of == token));
-            let next = loan.next(now, lending.is_asked_back(), waited_for);
+            let next = loan.next(now, lending.is_asked_back() || holds, waited_for);
             let (taken, commands) = (loan.count(), &self.shared.commands);
             commands.published.fetch_add(taken.commits, Ordering::Relaxed);
             commands.published_blocks.fetch_add(taken.blocks, Ordering::Relaxed);
             moved |= taken.commits > 0;
             match next {
                 Next::HandOver(sector, buffers) => {
-                    let disk = Arc::clone(disk);
-                    self.handing.take(HandOver { way: Way::Lent(token), buffers, disk, sector });
+                    let (disk, what) = (Arc::clone(disk), What::Blocks { sector, buffers });
+                    self.handing.take(HandOver { way: Way::Lent(token), disk, what });
+                    moved = true;
+                }
+                Next::Flush(since) => {
+                    let (disk, what) = (Arc::clone(disk), What::Published { since });
+                    self.handing.take(HandOver { way: Way::Lent(token), disk, what });
                     moved = true;
                 }
                 Next::Over(why) => {

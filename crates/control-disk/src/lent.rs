@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   OFFERED ─► open ──published──► taking ──all of it is in the journal──► open
-//!                │ time is over, asked back, wanted back
+//!                │ time is over, asked back, wanted back, flushes are held
 //!                └─► closed: looks once more ─► over: the read ends
 //! ```
 //!
@@ -47,6 +47,10 @@ struct Publication {
     blocks: usize,
     /// What is left of it.
     runs: VecDeque<Run>,
+    /// The guest has counted it as committed since then, or later.
+    since: Duration,
+    /// And [`Next::Flush`] was said.
+    flushed: bool,
 }
 
 /// What is to be done.
@@ -54,6 +58,8 @@ struct Publication {
 pub enum Next {
     /// These blocks are to be written there; [`Loan::handed_over`] says when they are. Never a second one before that.
     HandOver(Sector, Buffers),
+    /// What was handed over is to be flushed, as acknowledged since then; [`Loan::handed_over`] says when that is done.
+    Flush(Duration),
     /// Nothing before something was handed over.
     Wait,
     /// Nothing before that time.
@@ -86,6 +92,8 @@ pub struct Loan {
     /// The one that is being taken.
     taking: Option<Publication>,
     under_way: bool,
+    /// Nothing was published then that is not taken. Whoever looks for it may stand still for long, as in a write that the host holds back.
+    empty_at: Duration,
     state: u32,
     looked_again: bool,
     next_look: Duration,
@@ -143,6 +151,8 @@ impl Loan {
             heard: lent.taken.get(),
             taking: None,
             under_way: false,
+            // What there is may have been published under a daemon that is dead.
+            empty_at: if lent.published == lent.taken { now } else { Duration::ZERO },
             state,
             looked_again: false,
             next_look: now,
@@ -201,20 +211,25 @@ impl Loan {
         }
     }
 
-    /// What is to be done. `asked_back`: somebody waits for its end; `at_once`: somebody waits for what is published.
+    /// What is to be done. `asked_back`: it is to end; `at_once`: somebody waits for what is published.
     pub fn next(&mut self, now: Duration, asked_back: bool, at_once: bool) -> Next {
         if self.under_way {
             return Next::Wait;
         }
         loop {
             if let Some(publication) = &mut self.taking {
-                let Some(run) = publication.runs.pop_front() else {
-                    self.take();
-                    continue;
-                };
-                self.under_way = true;
-                let content = self.content(&run);
-                return Next::HandOver(run.sector, content);
+                if let Some(run) = publication.runs.pop_front() {
+                    self.under_way = true;
+                    let content = self.content(&run);
+                    return Next::HandOver(run.sector, content);
+                }
+                if !std::mem::replace(&mut publication.flushed, true) {
+                    self.under_way = true;
+                    return Next::Flush(publication.since);
+                }
+                self.take();
+                self.empty_at = now;
+                continue;
             }
             if self.state == LENT_REFUSED {
                 return Next::Over(Some("a publication could not be written"));
@@ -239,6 +254,7 @@ impl Loan {
                     self.taking = Some(publication);
                 }
                 Ok(None) => {
+                    self.empty_at = now;
                     self.next_look = (now + self.pause).min(self.until);
                     self.pause = (2 * self.pause).min(PAUSE_MOST);
                     if self.state == LENT_OPEN {
@@ -293,7 +309,7 @@ impl Loan {
             });
             from += count;
         }
-        Ok(Some(Publication { blocks, runs }))
+        Ok(Some(Publication { blocks, runs, since: self.empty_at, flushed: false }))
     }
 
     /// What the guest reads behind its own store: whichever of us stores first, the other one sees it.

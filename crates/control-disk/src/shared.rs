@@ -20,7 +20,7 @@ use crate::commands::Commands;
 use crate::desk::{Place, Verdict};
 use crate::durability::Durability;
 use crate::flights::Flights;
-use crate::hand::{Brought, HandOver, Way};
+use crate::hand::{Brought, HandOver, Way, What};
 use crate::lent::Loan;
 
 pub(crate) const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
@@ -225,7 +225,8 @@ impl Shared {
         };
         let bytes = blocks as usize * BLOCK_BYTES as usize;
         let buffers = request.buffers.slice(SECTOR_BYTES as usize, bytes);
-        Ok(HandOver { way: Way::Command(Box::new(Brought { place, command, hand })), buffers, disk, sector })
+        let what = What::Blocks { sector, buffers };
+        Ok(HandOver { way: Way::Command(Box::new(Brought { place, command, hand })), disk, what })
     }
 
     /// Memory that is lent, by which right.

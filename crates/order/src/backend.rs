@@ -44,6 +44,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Whether what is acknowledged becomes durable without anybody asking for it.
     fn syncs_by_itself(&self) -> bool;
 
+    /// Whether a flush of what is acknowledged would be held now.
+    fn holds_flushes(&self) -> bool {
+        false
+    }
+
     /// Brings about one of so many parts of the space home, of what is durable, and gives it up. `false` where nothing was left.
     ///
     /// # Errors

@@ -108,6 +108,11 @@ impl Group {
         &self.board.sequence
     }
 
+    /// Whether the window rule would hold a flush of everything that has completed: whoever acknowledges without asking must not now.
+    pub fn holds_flushes(&self) -> bool {
+        self.backend.holds_flushes()
+    }
+
     /// Makes everything that has completed durable, on all disks (vDrive's *vflush*, § 4.1.1), and returns what is
     /// covered.
     ///

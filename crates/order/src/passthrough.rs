@@ -164,7 +164,7 @@ impl PassThroughLane {
     }
 
     fn flush(&mut self, request: Admitted, kind: FlushKind) {
-        if self.shared.relaxed && kind == FlushKind::Order {
+        if self.shared.relaxed && kind != FlushKind::Durable {
             let result = self.health.check();
             if result.is_ok() && self.shared.oldest_relaxed_ns.load(Ordering::Relaxed) == 0 {
                 let now = self.shared.clock.now().as_nanos() as u64 + 1;

@@ -54,6 +54,23 @@ impl Window {
         Verdict::Complete
     }
 
+    /// As [`Window::ask`], for what was acknowledged at `since` already: it is noted, and held for as long as it, or one before it, is older
+    /// than the window.
+    pub(crate) fn ask_told(&mut self, covers: SequenceNumber, since: Duration, now: Duration) -> Verdict {
+        let at = self.pending.partition_point(|(newest, _)| *newest < covers);
+        if self.pending.get(at).is_none_or(|(_, given)| *given > since) {
+            self.pending.insert(at, (covers, since));
+            // As old as this one, as far as the rule goes: while one of them is not durable, neither is this.
+            let younger = self.pending.range_mut(..at).rev().take_while(|(_, given)| *given > since);
+            younger.for_each(|(_, given)| *given = since);
+        }
+        if self.holds(now) {
+            self.want_sync();
+            return Verdict::Hold;
+        }
+        Verdict::Complete
+    }
+
     /// Notes an acknowledgement, whatever the rule says.
     pub(crate) fn acknowledge(&mut self, covers: SequenceNumber, now: Duration) {
         // The older of two that cover the same says all about both: it is lost where the other is, and no younger.
@@ -125,6 +142,11 @@ mod tests {
         Ask {
             behind: u64,
         },
+        /// As much was acknowledged so long ago, while nothing was held; until it completes it asks again.
+        Told {
+            behind: u64,
+            ms: u64,
+        },
         Want,
         SyncBegins,
         SyncEnds,
@@ -137,6 +159,7 @@ mod tests {
         prop_oneof![
             3 => Just(Step::Write),
             4 => (0u64..3).prop_map(|behind| Step::Ask { behind }),
+            2 => (0u64..3, 0u64..10).prop_map(|(behind, ms)| Step::Told { behind, ms }),
             1 => Just(Step::Want),
             1 => Just(Step::SyncBegins),
             1 => Just(Step::SyncEnds),
@@ -152,7 +175,7 @@ mod tests {
             let mut given: Vec<(u64, Duration)> = Vec::new();
             let (mut now, mut newest, mut durable, mut wanted) = (Duration::from_secs(9), 0u64, 0, false);
             let mut running: Option<(u64, Duration)> = None;
-            let mut sync_time = Duration::ZERO;
+            let (mut sync_time, mut told) = (Duration::ZERO, Vec::new());
             for step in steps {
                 match step {
                     Step::Write => newest += 1,
@@ -171,6 +194,17 @@ mod tests {
                             given.extend((!late).then_some((covers, now)));
                         }
                     }
+                    Step::Told { behind, ms } => {
+                        let (covers, since) = (newest.saturating_sub(behind), now - Duration::from_millis(ms));
+                        if covers > durable && !window.holds(now) {
+                            given.push((covers, since));
+                            prop_assert_eq!(
+                                window.ask_told(SequenceNumber(covers), since, now),
+                                Verdict::Complete
+                            );
+                            told.push((covers, since));
+                        }
+                    }
                     Step::SyncBegins => {
                         window.sync_begun();
                         wanted = false;
@@ -184,6 +218,13 @@ mod tests {
                             sync_time = if sync_time.is_zero() { took } else { (sync_time * 3 + took) / 4 };
                         }
                     }
+                }
+                told.retain(|(covers, _)| *covers > durable);
+                for (covers, since) in &told {
+                    let late = given.iter().any(|(c, at)| *c > durable && now - *at > LIMIT);
+                    let expected = if late { Verdict::Hold } else { Verdict::Complete };
+                    prop_assert_eq!(window.ask_told(SequenceNumber(*covers), *since, now), expected);
+                    wanted |= late;
                 }
                 let lost: Vec<Duration> = given.iter().filter(|(c, _)| *c > durable).map(|(_, at)| *at).collect();
                 let oldest = lost.iter().min().copied();

@@ -264,6 +264,11 @@ impl RetainGroup {
         self.group.sequence()
     }
 
+    /// As [`Group::holds_flushes`].
+    pub fn holds_flushes(&self) -> bool {
+        self.group.holds_flushes()
+    }
+
     /// A snapshot of what is retained of a disk; `None` where its journals are passed through.
     pub fn disk_status(&self, index: usize) -> Option<DiskStatus> {
         self.shared.members.iter().find(|m| m.index == index).map(|m| m.disk.status())

@@ -56,6 +56,10 @@ impl Backend for RedoBackend {
         }
     }
 
+    fn holds_flushes(&self) -> bool {
+        self.redo.syncer.holds(FlushKind::Order, self.redo.board.sequence.acknowledged.get())
+    }
+
     fn syncs_by_itself(&self) -> bool {
         true
     }

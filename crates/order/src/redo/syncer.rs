@@ -80,6 +80,7 @@ impl Syncer {
                 Verdict::Complete
             }
             FlushKind::Order => window.ask(covers, self.clock.now()),
+            FlushKind::Told { since } => window.ask_told(covers, since, self.clock.now()),
             FlushKind::Durable => {
                 window.want_sync();
                 Verdict::Hold
