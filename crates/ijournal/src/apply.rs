@@ -139,7 +139,7 @@ impl<'a, 'b> Apply<'a, 'b> {
         if inode.raw.len() != self.geometry.inode_bytes {
             return refuse("the inode has another size");
         }
-        if inode.generation() != run.generation || inode.kind() != kind || !inode.is_plain() {
+        if inode.generation() != run.generation || inode.kind() != kind {
             return refuse("the inode is not what its run is of");
         }
         let in_use = self.groups.has_inode(self.image, ino)?;
@@ -147,7 +147,12 @@ impl<'a, 'b> Apply<'a, 'b> {
         if in_use && committed.as_ref().is_none_or(|inode| inode.kind() != kind) {
             return refuse("the inode number belongs to another inode");
         }
-        if inode.file_acl() != committed.as_ref().map_or(0, Inode::file_acl) {
+        // A committed directory stays what it is: its run has entries, and times.
+        let stays = run.directory && committed.is_some();
+        if !stays && !inode.is_plain() {
+            return refuse("the inode is not mapped by extents");
+        }
+        if !stays && inode.file_acl() != committed.as_ref().map_or(0, Inode::file_acl) {
             return refuse("its attributes are in another block");
         }
         let (mut tree, mut taken, mut freed) = (Tree::default(), Vec::new(), Vec::new());

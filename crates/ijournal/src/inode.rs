@@ -32,8 +32,9 @@ const MTIME_EXTRA: usize = 0x88;
 const FLAG_INDEX: u32 = 0x1000;
 const FLAG_HUGE_FILE: u32 = 0x4_0000;
 const FLAG_EXTENTS: u32 = 0x8_0000;
-/// Journaled data, encryption, verity, values of attributes, inline data, casefold.
-const FLAGS_REFUSED: u32 = 0x4000 | 0x800 | 0x10_0000 | 0x20_0000 | 0x1000_0000 | 0x4000_0000;
+const FLAG_JOURNAL_DATA: u32 = 0x4000;
+/// Encryption, verity, values of attributes, inline data, casefold; of files, journaled data, too.
+const FLAGS_REFUSED: u32 = 0x800 | 0x10_0000 | 0x20_0000 | 0x1000_0000 | 0x4000_0000;
 /// `EXT4_LINK_MAX`.
 const LINKS_MAX: u32 = 65000;
 
@@ -143,7 +144,9 @@ impl Inode {
     /// Whether its blocks and attributes are where recovery can follow them.
     pub(crate) fn is_plain(&self) -> bool {
         let flags = u32_at(&self.raw, FLAGS);
-        flags & FLAG_EXTENTS != 0 && flags & FLAGS_REFUSED == 0
+        // A directory hands the flag on, no more: its own blocks are journaled anyway.
+        let journaled = flags & FLAG_JOURNAL_DATA != 0 && self.kind() != Kind::Directory;
+        flags & FLAG_EXTENTS != 0 && flags & FLAGS_REFUSED == 0 && !journaled
     }
 
     pub(crate) fn is_indexed(&self) -> bool {

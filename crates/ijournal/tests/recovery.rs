@@ -268,6 +268,53 @@ fn a_number_that_was_given_out_again() {
     assert!(disk.tree() == expected(&committed, &running, &["second"]));
 }
 
+/// A directory's flag for journaled data is for what is made in it: the root has it, and a new folder inherits it.
+#[test]
+fn directories_that_hand_on_journaled_data() {
+    let mut committed = base(&[]);
+    committed.debugfs(&["sif / flags 0x84000".into()]);
+    let committed = committed.checked("with the attribute j");
+    let mut running = committed.clone();
+    running.debugfs(&["mkdir /new".into(), "sif /new flags 0x84000".into()]);
+    write(&mut running, "a", &pattern(1, 9000));
+    write(&mut running, "new/b", &pattern(2, 9000));
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "a", true, 1, 0);
+    writer.fsync(&running, "new/b", true, 1, 1);
+    assert_recovers(&writer, &committed, &running, &["a", "new/b"]);
+    let (disk, _) = recovered(&writer.disk);
+    for path in ["", "new"] {
+        assert_eq!(u32_at(disk.inode(disk.ino(path)), 0x20), 0x84000, "/{path}");
+    }
+    // A file that has it has data in the journal.
+    running.debugfs(&["sif /a flags 0x84000".into()]);
+    writer.fsync(&running, "a", true, 1, 0);
+    let report = recover(&mut writer.disk, 0).unwrap();
+    assert_eq!(report.refused.len(), 1, "{report}");
+}
+
+/// What a run says of a committed directory, but for entries and times, is not done: nor is it a reason to leave its entries out.
+#[test]
+fn a_committed_directory_keeps_its_attributes_and_flags() {
+    let committed = base(&[]);
+    let mut running = committed.clone();
+    write(&mut running, "folder/new", &pattern(1, 9000));
+    let value = "x".repeat(200);
+    running.debugfs(&[
+        format!("ea_set /folder user.a {value}"),
+        "sif /folder flags 0x40080000".into(),
+        "sif /folder mtime @0x12345678".into(),
+    ]);
+    assert_ne!(u32_at(running.inode(running.ino("folder")), 0x68), 0, "a block for attributes");
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "folder/new", true, 1, 0);
+    assert_recovers(&writer, &committed, &running, &["folder/new"]);
+    let (disk, _) = recovered(&writer.disk);
+    let (is, was) = (disk.inode(disk.ino("folder")), committed.inode(committed.ino("folder")));
+    assert_eq!((u32_at(is, 0x68), u32_at(is, 0x20)), (0, u32_at(was, 0x20)));
+    assert_eq!(u32_at(is, 0x10), 0x1234_5678, "its time");
+}
+
 /// e2fsck does not touch a file system that has i-transactions.
 #[test]
 fn e2fsck_refuses_the_bit() {

@@ -91,6 +91,9 @@ static const char *ij_refuses(struct super_block *sb)
 	    ext4_has_feature_encrypt(sb) || ext4_has_feature_ea_inode(sb) ||
 	    ext4_has_feature_fast_commit(sb))
 		return "it has a feature that recovery does not know (docs/ijournaling.md)";
+	if (!sbi->s_journal->j_inode || !ext4_test_inode_flag(sbi->s_journal->j_inode, EXT4_INODE_EXTENTS) ||
+	    !ext4_test_inode_flag(d_inode(sb->s_root), EXT4_INODE_EXTENTS))
+		return "its journal or root directory is not mapped by extents, as where it was made as ext3";
 	if (test_opt(sb, DATA_FLAGS) != EXT4_MOUNT_ORDERED_DATA || !test_opt(sb, DELALLOC) ||
 	    !test_opt(sb, DIOREAD_NOLOCK) || test_opt(sb, JOURNAL_ASYNC_COMMIT) || test_opt(sb, DAX_ALWAYS) ||
 	    sb_any_quota_loaded(sb) || ij_has_quota_files(sb))

@@ -233,8 +233,8 @@ void ij_inode_freed(handle_t *handle, struct inode *inode)
 	if (!ij)
 		return;
 	tid = ij_tid(inode->i_sb, handle);
-	/* What the same transaction has made was free before. */
-	if (!born.set || born.tid != tid)
+	/* What the same transaction has made was free before. A directory's run may be what a file is found by. */
+	if (!born.set || born.tid != tid || (S_ISDIR(inode->i_mode) && ij_of(inode)->captured))
 		ij_gone_add(ij, inode->i_ino, tid);
 }
 
@@ -315,14 +315,18 @@ void ij_entry_removed(handle_t *handle, struct inode *dir, struct ext4_dir_entry
 	if (!ij)
 		return;
 	tid = ij_tid(dir->i_sb, handle);
-	/* The same transaction has entered it, as the only name of what it has made, which is gone for good with it. */
+	/*
+	 * The same transaction has entered it, as the only name of what it has made, which is gone for good with it. A
+	 * directory with a run is not: a file that has left it since is found under it until that is committed.
+	 */
 	rcu_read_lock();
 	inode = find_inode_by_ino_rcu(dir->i_sb, le32_to_cpu(entry->inode));
 	if (inode && ij_notes(inode)) {
 		state = ij_of(inode);
 		spin_lock(&state->lock);
 		passing = state->entry.set && state->entry.tid == tid &&
-			  !(state->normal.set && state->normal.tid == tid);
+			  !(state->normal.set && state->normal.tid == tid) &&
+			  !(S_ISDIR(inode->i_mode) && state->captured);
 		spin_unlock(&state->lock);
 	}
 	rcu_read_unlock();

@@ -141,6 +141,14 @@ static void ij_count_dir(struct ij_fs *ij, struct inode *dir)
 	}
 }
 
+/* Recovery builds a directory's tree anew, of one level of blocks, and its additions may need more of these. */
+static bool ij_tree_is_large(struct inode *dir)
+{
+	struct ext4_extent_header *root = ext_inode_hdr(dir);
+
+	return ext_depth(dir) > 1 || (ext_depth(dir) == 1 && root->eh_entries == root->eh_max);
+}
+
 static enum ij_outcome ij_capture_dir(struct ij_batch *batch, struct ij_step *step, struct ij_area *area)
 {
 	struct inode *dir = step->dir;
@@ -153,7 +161,8 @@ static enum ij_outcome ij_capture_dir(struct ij_batch *batch, struct ij_step *st
 	struct ij_cursor cursor;
 	struct ext4_iloc iloc;
 
-	if (!ext4_test_inode_flag(dir, EXT4_INODE_EXTENTS) || ext4_has_inline_data(dir) || IS_ENCRYPTED(dir))
+	if (!ext4_test_inode_flag(dir, EXT4_INODE_EXTENTS) || ext4_has_inline_data(dir) || IS_ENCRYPTED(dir) ||
+	    ij_tree_is_large(dir))
 		return IJ_LAYOUT;
 	if (!ij_run_begin(batch, &cursor, ij_record_len(EXT4_INODE_SIZE(dir->i_sb)) +
 					  ij_record_len(sizeof(entry) + step->name_len)))
@@ -327,7 +336,10 @@ static enum ij_outcome ij_find_way(struct ij_way *way, struct inode *inode, u32 
 	return IJ_WRITTEN;
 }
 
-/* Names that were captured are the names still. */
+/*
+ * Names that were captured are the names still. The topmost directory has a run, too, and may be topmost only because
+ * it was read again: nobody knows any more that its name is not committed.
+ */
 static enum ij_outcome ij_check_way(struct ij_way *way, u32 committed)
 {
 	enum ij_outcome outcome = IJ_WRITTEN;
@@ -335,6 +347,8 @@ static enum ij_outcome ij_check_way(struct ij_way *way, u32 committed)
 
 	for (at = 0; at < way->count && outcome == IJ_WRITTEN; at++)
 		outcome = ij_allows(way->step[at].inode, committed);
+	if (way->count && outcome == IJ_WRITTEN)
+		outcome = ij_allows(way->step[way->count - 1].dir, committed);
 	return outcome;
 }
 

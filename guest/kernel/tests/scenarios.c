@@ -15,6 +15,7 @@
  *   data        blocks of a file are written again with an fdatasync each, mostly nothing else; now and then it becomes longer or shorter
  *   together    eight threads fsync files of their own at the same time
  *   cut         six threads write and cut files, beside commits
+ *   ways        directories on the way to a file get attributes, go and come again under their name, leave memory (root's)
  *
  * A block says which file it is of, and where in it. "thousand" wants that nothing else commits: nothing that was not fsynced may be there. In
  * "deep" a transaction may have become so large that it was committed; what was not fsynced is there up to some step then, and not behind it.
@@ -499,6 +500,7 @@ static uint64_t data_state(void)
 
 #include "together.h"
 #include "cut.h"
+#include "ways.h"
 
 static const struct {
 	const char *name;
@@ -515,6 +517,7 @@ static const struct {
 	{ "data", data_write, data_state },
 	{ "together", together_write, together_state },
 	{ "cut", cut_write, cut_state },
+	{ "ways", ways_write, ways_state },
 };
 
 int main(int argc, char **argv)

@@ -155,7 +155,7 @@ const AREA_BLOCKS: u64 = 512;
 
 /// The paper's first three scenarios (§ 6.4; the fourth is `threads`), hard links, blocks that are used again, fsyncs at the same time, and the
 /// first one beside commits, in a directory with an index: steps, quick and full. The paper's second one appends 4 KiB and an fsync up to 1 GB: here that is two, many fsyncs and a large file.
-const SCENARIOS: [(&str, u64, u64); 9] = [
+const SCENARIOS: [(&str, u64, u64); 10] = [
     ("thousand", 200, 1000),
     ("append", 400, 4000),
     ("big", 40, 2100),
@@ -165,6 +165,7 @@ const SCENARIOS: [(&str, u64, u64); 9] = [
     ("data", 200, 2000),
     ("together", 240, 2400),
     ("many", 600, 2000),
+    ("ways", 40, 120),
 ];
 
 /// The cases.
