@@ -220,6 +220,34 @@ fn a_commit_is_whole_whatever_was_on_its_way_home() {
     }
 }
 
+/// `power-window` after `guest-crash`, of whose versions some go home by themselves no more: blocks were evicted, of which the next daemon
+/// knows nothing; or an older content was on its way home at the commit and at the daemon's death.
+#[test]
+fn a_stronger_contract_loses_nothing_of_the_weaker_ones() {
+    for seed in 0..8 {
+        let mut guest = Guest::new(seed, 1 << 20, false);
+        guest.mount();
+        (0..5).for_each(|_| guest.commit());
+        guest.world.drain();
+        if seed % 2 == 0 {
+            // Somebody reads the superblock: nothing is given up, and memory is made by eviction.
+            guest.world.read(guest.area_sector(AreaBlock(0)), 8);
+            guest.world.disk().make_room().unwrap();
+            guest.world.switch_contract();
+            guest.world.restart();
+        } else {
+            let draft = over_a_slow_write(&mut guest);
+            guest.commit_of(&draft, true);
+            guest.world.switch_contract();
+            guest.world.restart_before_completions();
+        }
+        guest.world.check_power("after a stronger contract");
+        guest.commit();
+        guest.world.check_power("after a stronger contract, and a commit");
+        guest.world.check_end("after a stronger contract");
+    }
+}
+
 /// What `tune2fs` writes to a mounted file system: the superblock with another feature.
 fn with_other_features(guest: &mut Guest) -> Vec<u8> {
     let mut superblock = guest.world.read(START + 2, 2);
@@ -403,6 +431,43 @@ fn a_journal_that_goes_on_elsewhere_is_not_taken_for_one_that_is_retained() {
         guest.world.check_end("after a journal that went on elsewhere");
         guest.crash();
         assert!(guest.retained(), "seed {seed}: a new mount begins anew");
+    }
+}
+
+/// A file's block at the partition's end reads as the superblock of an md array that has the file system for a member. It is passed
+/// through, and its guest goes on with its journal.
+#[test]
+fn a_file_that_looks_like_a_layer_loses_nothing() {
+    for seed in 0..8 {
+        let mut guest = behind(seed);
+        // The last aligned 64 KiB, of which no transaction of these guests has a block. MD_SB_MAGIC, version 0.90.
+        let last = START + guest::BLOCKS * 8 - 128;
+        let mut content = [0; BLOCK_BYTES];
+        for (word, value) in content.chunks_exact_mut(4).zip([0xa92b_4efc_u32, 0, 90]) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        guest.world.write(last, &content);
+        assert!(guest.retained(), "nobody looks");
+        if seed % 2 == 0 {
+            // Something else changes, and everything is looked at.
+            let mut table = guest.world.read(0, 1);
+            table[..440].fill(1);
+            guest.world.write(0, &table);
+        } else {
+            guest.world.restart();
+        }
+        assert!(!guest.retained(), "{:?}", guest.world.status());
+        guest.write_tail();
+        guest.commit();
+        guest.world.check("after a file that looks like a layer");
+
+        // It dies: its kernel does not ask what the file looks like.
+        let mut disk = guest.world.read_all();
+        disk[last as usize * 512..][..BLOCK_BYTES].fill(0);
+        for (block, content) in replayed(&disk).0 {
+            disk[block as usize * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(&content[..]);
+        }
+        guest.world.judge_floors(&disk, "after a file that looks like a layer and the guest's death");
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    Buffers, Completion, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token,
+    Blocking, Buffers, Completion, Disk, FlushKind, Lane, Operation, Quiesced, Request, Sector, Token,
 };
 use afterimage_journal::arena::VolumeId;
 use afterimage_journal::layout::superblock::JournalSuperblock;
@@ -187,6 +187,67 @@ fn is_served_after_a_set(by: By, mutation: Option<Mutation>) -> bool {
         all_there &= found == *written;
     }
     all_there
+}
+
+/// Why the served tail stays where it is.
+#[derive(Clone, Copy, Debug)]
+enum Stuck {
+    /// Somebody has read the journal's superblock.
+    Read,
+    /// So it was; meanwhile a block was discarded, and no transaction says so.
+    Discarded,
+}
+
+/// `power-window`: the daemon dies while the set of a commit waits, of which blocks were evicted while the tail was stuck. The next one
+/// answers the commit; then the power is cut.
+#[test]
+fn a_commit_whose_set_was_not_written_is_whole_after_another_daemon() {
+    for stuck in [Stuck::Read, Stuck::Discarded] {
+        for evicts in [false, true] {
+            commit_over_a_death(stuck, evicts);
+        }
+    }
+}
+
+fn commit_over_a_death(stuck: Stuck, evicts: bool) {
+    let mut mounted = Mounted::new(true);
+    let tail = mounted.next;
+    let older = mounted.transaction(vec![(FsBlock(3000), block(1))]);
+    let blocks = mounted.transaction((3001..3005).map(|home| (FsBlock(home), block(2))).collect());
+    let mut lane = mounted.lane();
+    lane.read(mounted.sector_of(AreaBlock(0)), &mut block(0)).unwrap();
+    older.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    if let Stuck::Discarded = stuck {
+        lane.discard(mounted.home(3000), 8).unwrap();
+        let next = std::mem::replace(&mut mounted.next, tail);
+        mounted.write_tail(&mut lane);
+        mounted.next = next;
+    }
+    let (first, rest) = blocks.split_at(blocks.len() / 2);
+    first.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    if evicts {
+        mounted.disk.make_room().unwrap();
+    }
+    By::Commit.prepare(&mounted, rest);
+    let (disk, memory) = std::thread::scope(|scope| {
+        scope.spawn(|| By::Commit.act(&mounted, rest));
+        mounted.gate.wait_for_somebody();
+        let next = mounted.next_daemon();
+        mounted.gate.set(false);
+        next
+    });
+    let (commit, content) = blocks.last().unwrap();
+    Blocking::new(disk.open_lane().unwrap()).write(*commit, content).unwrap();
+    let bytes = memory.bytes();
+    let replayed = common::replayed(&bytes).0;
+    for home in 3001..3005 {
+        let at = mounted.home(home).0 / 8;
+        let below: &[u8] = &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+        let found = replayed.get(&at).map_or(below, |block| &block[..]);
+        assert!(found == block(2), "{stuck:?}, evicts {evicts}: block {home} is not as it was committed");
+    }
+    let status = disk.status();
+    assert_eq!(status.file_systems[0].mode == "retain", !evicts, "{stuck:?}: {status:?}");
 }
 
 /// Memory only.

@@ -3,13 +3,17 @@
 
 mod common;
 
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Blocking, Buffers, Completion, Disk, Lane, Operation, Request, Sector, Token,
+    Admitted, BlockError, Blocking, Buffers, Completion, Disk, Geometry, Health, Lane, Operation, Request,
+    Sector, Token,
 };
+use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, FsBlock, RetainDisk, BLOCK_BYTES};
@@ -175,4 +179,155 @@ fn more_changes_than_a_lane_copies_at_once_all_complete() {
     assert_eq!(completions.len(), lengths.len());
     let found = Arc::clone(&served.below).bytes();
     assert!(found[..12 << 20].iter().all(|b| *b == 6) && found[12 << 20..].iter().all(|b| *b == 0));
+}
+
+/// A disk that a guest's writes go nowhere in, and wait there until they may complete.
+struct Parking {
+    /// What its beginning and its end hold.
+    ends: [Vec<u8>; 2],
+    bytes: u64,
+    health: Health,
+    shut: AtomicBool,
+    /// The most writes that were ever here at once.
+    most: AtomicUsize,
+}
+
+struct ParkingLane {
+    disk: Arc<Parking>,
+    parked: Vec<Completion>,
+    done: Vec<Completion>,
+}
+
+impl Parking {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            sectors: self.bytes / 512,
+            logical_block_bytes: 512,
+            physical_block_bytes: 4096,
+            discard_granularity_bytes: 4096,
+            read_only: false,
+        }
+    }
+
+    fn read(&self, offset: u64, buffers: &Buffers) {
+        let mut found = vec![0; buffers.len()];
+        let [first, last] = &self.ends;
+        for (start, bytes) in [(0, first), (self.bytes - last.len() as u64, last)] {
+            let (from, to) =
+                (start.max(offset), (start + bytes.len() as u64).min(offset + found.len() as u64));
+            if from < to {
+                let part = &bytes[(from - start) as usize..(to - start) as usize];
+                found[(from - offset) as usize..(to - offset) as usize].copy_from_slice(part);
+            }
+        }
+        buffers.copy_from(0, &found);
+    }
+}
+
+struct ParkingDisk(Arc<Parking>);
+
+impl Disk for ParkingDisk {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn serial(&self) -> &str {
+        "parking"
+    }
+
+    fn health(&self) -> &Health {
+        &self.0.health
+    }
+
+    fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
+        Ok(Box::new(ParkingLane { disk: Arc::clone(&self.0), parked: Vec::new(), done: Vec::new() }))
+    }
+}
+
+impl Lane for ParkingLane {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.done.push(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        let completion = Completion { token: request.token, result: Ok(()) };
+        match request.operation {
+            Operation::Read => self.disk.read(request.sector.0 * 512, &request.buffers),
+            Operation::Flush(_) => {}
+            _ => {
+                self.parked.push(completion);
+                self.disk.most.fetch_max(self.parked.len(), Ordering::SeqCst);
+                return;
+            }
+        }
+        self.done.push(completion);
+    }
+
+    fn dispatch(&mut self) {}
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        completions.append(&mut self.done);
+        if !self.disk.shut.load(Ordering::SeqCst) {
+            completions.append(&mut self.parked);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.parked.len() + self.done.len()
+    }
+
+    fn wait(&mut self, _also: &[BorrowedFd<'_>], _timeout: Option<Duration>) -> std::io::Result<()> {
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+/// A guest may ask for gigabytes at once, of which the end is of interest: it is handed down in pieces, and not in all of them at once.
+#[test]
+fn a_large_write_is_below_in_no_more_parts_than_any_other() {
+    let (bytes, file_system) = (1600 << 20, ext4());
+    // A partition table that says where the file system is.
+    let (start, sectors) = ((bytes - file_system.len() as u64) / 512, file_system.len() as u64 / 512);
+    let mut table = vec![0; 512];
+    table[446 + 4] = 0x83;
+    table[446 + 8..446 + 12].copy_from_slice(&(start as u32).to_le_bytes());
+    table[446 + 12..446 + 16].copy_from_slice(&(sectors as u32).to_le_bytes());
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    let parking = Arc::new(Parking {
+        ends: [table, file_system],
+        bytes,
+        health: Health::default(),
+        shut: AtomicBool::new(true),
+        most: AtomicUsize::new(0),
+    });
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let identity = ArenaIdentity { uuid: [9; 16], inode: 1, size_bytes: bytes };
+    let arena = Arena::create(&folder.path().join("a.arena"), identity, 4 << 20).unwrap();
+    let lower = Arc::new(ParkingDisk(Arc::clone(&parking)));
+    let disk = RetainDisk::open(lower, arena, wait_for_home()).unwrap();
+    assert_eq!(disk.status().file_systems.len(), 1);
+
+    let mut lane = disk.open_lane().unwrap();
+    let operation = Operation::Write { flushed: false };
+    let buffers = Buffers::allocate(bytes as usize);
+    lane.submit(Request { token: Token(1), operation, sector: Sector(0), sectors: bytes / 512, buffers });
+    let mut completions: Vec<Completion> = Vec::new();
+    for _ in 0..10 {
+        lane.dispatch();
+        lane.reap(&mut completions);
+    }
+    let (parked, waits) = (parking.most.load(Ordering::SeqCst), completions.is_empty());
+    parking.shut.store(false, Ordering::SeqCst);
+    assert!((1000..=1024).contains(&parked) && waits, "{parked} parts");
+    while completions.is_empty() {
+        lane.dispatch();
+        lane.reap(&mut completions);
+        lane.wait(&[], Some(PATIENCE)).unwrap();
+    }
+    completions[0].result.as_ref().unwrap();
+    assert!(parking.most.load(Ordering::SeqCst) <= 1024);
 }

@@ -38,7 +38,7 @@ const PAUSE_LOOK: Duration = Duration::from_millis(2);
 const CHANGE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 /// The piece of a read that is served under the lock at once.
 const READ_SECTORS: u64 = (256 << 10) / SECTOR_BYTES;
-/// Parts below from which on reads wait.
+/// Parts below from which on reads and changes wait.
 const PARTS_MAX: usize = 1024;
 /// What a part takes here and below, in bytes, roughly.
 const PART_BYTES: usize = 768;
@@ -97,7 +97,7 @@ pub(super) struct RetainLane {
     /// Requests below as they came.
     passed: usize,
     lender: Lender,
-    /// A change that waits for the end of a pause, for memory, or for writes that are below, and the writes behind it.
+    /// A change that waits for the end of a pause, for memory, for room for parts, or for writes that are below, and the writes behind it.
     stuck: Option<usize>,
     backlog: VecDeque<Admitted>,
     /// Reads of which a piece is left, in the order of their turns.
@@ -224,14 +224,14 @@ impl RetainLane {
         !failed && to < end
     }
 
-    /// Works a change off piece by piece. `false` where it has to wait: for the end of a pause, for memory, or, if it is a
-    /// commit, for writes of any lane that are below and wait for nobody.
+    /// Works a change off piece by piece. `false` where it has to wait: for the end of a pause, for memory, for room for parts, or, if it
+    /// is a commit, for writes of any lane that are below and wait for nobody.
     fn change(&mut self, index: usize) -> bool {
         let mut parts = std::mem::take(&mut self.parts);
         let mut goes_on = true;
         while goes_on && self.wholes.get_mut(index).is_some_and(|w| !w.is_split()) {
             parts.clear();
-            goes_on = self.change_piece(index, &mut parts);
+            goes_on = self.below.len() < PARTS_MAX && self.change_piece(index, &mut parts);
         }
         self.parts = parts;
         if let Some(whole) = self.wholes.get_mut(index) {
@@ -253,8 +253,10 @@ impl RetainLane {
             if self.shared.paused.load(Ordering::SeqCst) {
                 return false;
             }
-            // Most writes need no look, however large they are.
-            for to in [end, piece_end] {
+            // Most writes need no look, however large they are. Where one does, it is looked at piece by piece: looking at all of
+            // the rest again for each would take the square of its length.
+            let all = (from == whole.request.sector.0).then_some(end);
+            for to in all.into_iter().chain([piece_end]) {
                 if systems.submit_unread(Sector(from), to - from, parts) {
                     self.shared.publish(&systems);
                     drop(systems);

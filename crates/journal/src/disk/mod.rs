@@ -141,6 +141,15 @@ impl RetainDisk {
         self.act(&mut self.shared.lock_idle(), |systems| Ok(act(systems.versions())))
     }
 
+    /// From now on a power cut is to lose nothing, and an earlier contract did not say so: what neither is home nor goes there by itself must
+    /// be in the journal on the disk. No guest may be served yet.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn hand_back_overwritten(&self) -> Result<(), JournalError> {
+        self.with(FileSystems::hand_back_overwritten)
+    }
+
     /// Holds writes back and makes the image complete without the arena, but for a sync of the group.
     ///
     /// # Errors

@@ -25,8 +25,6 @@ pub(super) struct Log {
     /// Whose it is.
     pub(super) id: VolumeId,
     pub(super) geometry: LogGeometry,
-    /// Blocks of the journal, of which the log may be fewer.
-    pub(super) journal_blocks: u32,
     /// The guest's newest superblock.
     pub(super) superblock: JournalSuperblock,
     /// The served tail: nothing older is needed.
@@ -84,7 +82,6 @@ impl Log {
         Self {
             id,
             geometry: LogGeometry::new(&superblock, layout),
-            journal_blocks: layout.journal_blocks(),
             superblock,
             tail,
             head: tail,

@@ -2,7 +2,7 @@
 
 use afterimage_order::HomeError;
 
-use super::retained::Retained;
+use super::retained::{Retained, Stop};
 use super::systems::FileSystems;
 use super::volume::Volume;
 use crate::error::JournalError;
@@ -165,6 +165,26 @@ impl FileSystems {
             self.evict_all()?;
         }
         Ok(false)
+    }
+
+    /// Journals with versions that are not home are handed back to their guests, whose recovery finds them. What is pending is home.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn hand_back_overwritten(&mut self) -> Result<(), JournalError> {
+        for v in 0..self.volumes.list.len() {
+            self.volumes.with(v, &mut self.versions, |retained, versions| {
+                match versions.query(retained.log.id).pending {
+                    0 => Ok(()),
+                    count => {
+                        let why =
+                            format!("under the new contract, {count} blocks that are not home would be lost");
+                        Err(Stop::hand_back(why))
+                    }
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Whatever can do without memory goes to its own place on the disk.

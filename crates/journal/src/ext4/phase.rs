@@ -66,7 +66,7 @@ impl Volume {
             return Ok(false);
         }
         tracing::info!(start_sector = self.start.0, tid = tail.0 .0, "retaining a journal");
-        side::reserve(&mut versions.arena, id, retained.log.journal_blocks, tail.0);
+        side::reserve(&mut versions.arena, id, tail.0);
         self.clamp = None;
         self.phase = Phase::Absorbing(Box::new(retained));
         Ok(true)
@@ -84,6 +84,7 @@ impl Volume {
         // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
         retained.place.on_disk = self.clamp.take().is_some();
         retained.log.being_read = record.being_read;
+        self.uuid = Some(record.fs_uuid);
         versions.init(self.id, retained.place.room())?;
         let resumed = retained.resume(versions);
         self.phase = Phase::Absorbing(retained);

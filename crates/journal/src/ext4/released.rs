@@ -34,8 +34,7 @@ impl Log {
     pub(super) fn remember(&self, arena: &mut Arena, to: Tid) -> bool {
         let passed: Vec<Position> =
             self.not_passed().take_while(|t| to.is_after(t.tid)).map(|t| (t.tid, t.start)).collect();
-        let blocks = self.journal_blocks;
-        passed.into_iter().all(|(tid, start)| side::set_start(arena, self.id, blocks, tid, start))
+        passed.into_iter().all(|(tid, start)| side::set_start(arena, self.id, tid, start))
     }
 
     /// Where a transaction that was passed begins, as far as that was remembered.
@@ -45,7 +44,7 @@ impl Log {
 
     /// The guest's own tail has moved, or the log was read again: what is remembered of transactions before it goes.
     pub(super) fn forget_passed(&self, arena: &mut Arena) {
-        side::keep_starts(arena, self.id, self.journal_blocks, self.superblock.sequence(), self.head.0);
+        side::keep_starts(arena, self.id, self.superblock.sequence(), self.head.0);
     }
 
     /// Those that the guest believes to be in its log, oldest first; `None` where not all of them are known: an earlier version did not

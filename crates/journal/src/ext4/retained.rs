@@ -169,7 +169,7 @@ impl Retained {
         classes.revokes += revokes.len() as u64;
         self.log.push(&transaction, protect.iter().map(|t| t.home).collect());
         versions.mprotect(id, &protect, &revokes, self.resuming)?;
-        side::reserve(&mut versions.arena, id, self.log.journal_blocks, transaction.tid);
+        side::reserve(&mut versions.arena, id, transaction.tid);
         // What is read again is judged as a whole: a later transaction may have revoked what an earlier one committed.
         if self.resuming {
             return Ok(());
@@ -191,19 +191,22 @@ impl Retained {
         Ok(())
     }
 
-    /// `power-window`: what was read again goes home as one. An earlier daemon under the same contract left one transaction
-    /// at most, which nobody was told of: what is not in the arena any more was not overwritten either.
+    /// `power-window`: what was read again goes home as one. An earlier daemon under the same contract left one transaction at most that
+    /// was not home, the newest, which nobody was told of. Where it is the only one, what is not in the arena any more was not overwritten
+    /// either. Where the tail was stuck at an older one, nobody knows which of such blocks are home, and a set without them might be a part
+    /// of a transaction.
     pub(super) fn reapply(&self, versions: &mut Versions) -> Result<(), Stop> {
         let id = self.log.id;
-        if let (1, Some(only)) = (self.log.transactions.len(), self.log.transactions.front()) {
-            let gone = |home: &FsBlock| {
-                let version = versions.area().version(id, *home);
-                version.is_some_and(|version| versions.arena.get(id, version.at).is_none())
-            };
-            let gone: Vec<FsBlock> = only.homes.iter().copied().filter(gone).collect();
-            for home in gone {
-                versions.set_state(id, home, VersionState::Pending);
-            }
+        let gone = versions.gone(id);
+        if self.log.transactions.len() > 1 && !gone.is_empty() {
+            let count = gone.len();
+            let why = format!(
+                "of {count} blocks that memory had no room for it is not known whether they are home"
+            );
+            return Err(Stop::hand_back(why));
+        }
+        for home in gone {
+            versions.set_state(id, home, VersionState::Pending);
         }
         let tuples = versions.recover(id, false);
         self.send_home(versions, &tuples)

@@ -11,12 +11,14 @@ use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
 use crate::versions::arena::{Arena, VolumeId};
 
+/// Blocks of a journal that can be retained.
+pub(super) const JOURNAL_BLOCKS_MAX: u32 = EXTENTS_AT;
+
 const EXTENTS_AT: u32 = 1 << 31;
 const EXTENT_BYTES: usize = 12;
 /// Extents of a page.
 const EXTENTS: usize = BLOCK_BYTES / EXTENT_BYTES;
 
-/// A longer journal takes the places of the second kind: of it no beginnings are remembered.
 const STARTS_AT: u32 = 3 << 30;
 /// Transactions of a page.
 const PAGE_TIDS: u32 = BLOCK_BYTES as u32 / 4;
@@ -72,11 +74,10 @@ fn entry_of(tid: Tid) -> std::ops::Range<usize> {
     at..at + 4
 }
 
-/// Makes room to remember a transaction of a journal of so many blocks before memory is short. Whether there is some.
-pub(super) fn reserve(arena: &mut Arena, id: VolumeId, journal_blocks: u32, tid: Tid) -> bool {
+/// Makes room to remember a transaction before memory is short. Whether there is some.
+pub(super) fn reserve(arena: &mut Arena, id: VolumeId, tid: Tid) -> bool {
     let at = page_of(tid);
-    journal_blocks > STARTS_AT
-        || arena.get(id, at).is_some()
+    arena.get(id, at).is_some()
         || arena
             .store(id, at, &mut |page| {
                 page.fill(NOTHING);
@@ -86,14 +87,8 @@ pub(super) fn reserve(arena: &mut Arena, id: VolumeId, journal_blocks: u32, tid:
 }
 
 /// Remembers where a transaction begins. `false`: there is no room.
-pub(super) fn set_start(
-    arena: &mut Arena,
-    id: VolumeId,
-    journal_blocks: u32,
-    tid: Tid,
-    start: AreaBlock,
-) -> bool {
-    let room = reserve(arena, id, journal_blocks, tid);
+pub(super) fn set_start(arena: &mut Arena, id: VolumeId, tid: Tid, start: AreaBlock) -> bool {
+    let room = reserve(arena, id, tid);
     // In place: a kill leaves an entry that no tail has passed yet.
     if let Some(page) = arena.get_mut(id, page_of(tid)).filter(|_| room) {
         page[entry_of(tid)].copy_from_slice(&start.0.to_ne_bytes());
@@ -108,10 +103,7 @@ pub(super) fn start(arena: &Arena, id: VolumeId, tid: Tid) -> Option<AreaBlock> 
 }
 
 /// Gives up the pages of transactions before `first` or after `last`.
-pub(super) fn keep_starts(arena: &mut Arena, id: VolumeId, journal_blocks: u32, first: Tid, last: Tid) {
-    if journal_blocks > STARTS_AT {
-        return;
-    }
+pub(super) fn keep_starts(arena: &mut Arena, id: VolumeId, first: Tid, last: Tid) {
     let pages = |from: AreaBlock, to: AreaBlock| to.0.wrapping_sub(from.0) % (u32::MAX / PAGE_TIDS + 1);
     let (first, last) = (page_of(first), page_of(last));
     let old = |at: &AreaBlock| at.0 >= STARTS_AT && pages(first, *at) > pages(first, last);

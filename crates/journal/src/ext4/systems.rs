@@ -180,8 +180,11 @@ impl FileSystems {
             retained.log.release(versions, 1);
             Ok(retained.log.transactions.len())
         })?;
-        let (start_sector, transactions) = (record.start_sector, held.unwrap_or(0));
-        tracing::info!(start_sector, transactions, "went on with a retained journal");
+        // Or it was handed back, which is said there.
+        if let Some(transactions) = held {
+            let start_sector = record.start_sector;
+            tracing::info!(start_sector, transactions, "went on with a retained journal");
+        }
         volumes.changed();
         Ok(())
     }

@@ -5,6 +5,7 @@ use afterimage_block::{BlockError, Sector};
 
 use super::known::superblock_check;
 use super::layout::superblock::JournalSuperblock;
+use super::layout::{self, Found};
 use super::ranges::{Areas, Ranges};
 use super::retained::{Retained, Stop};
 use super::survey::{start_of, Survey};
@@ -123,11 +124,24 @@ impl Volumes {
         }
         for found in found {
             let v = self.at(versions, start_of(&found));
+            let found = self.named(v, versions, found)?;
             let next = self.list[v].next(found);
             self.apply(v, versions, next)?;
         }
         self.changed();
         Ok(())
+    }
+
+    /// A finding that names no file system says nothing of one that begins there all the same, and whose guest goes on with it: a layer is
+    /// recognised by bytes that a file may have, too, and of too many file systems some are not looked at.
+    fn named(&self, v: usize, versions: &mut Versions, found: Found) -> Result<Found, BlockError> {
+        let (Some(known), Found::Passthrough { start, uuid: None, why, journal }) =
+            (self.list[v].uuid, &found)
+        else {
+            return Ok(found);
+        };
+        let uuid = layout::ext4_uuid(&versions.below.read_block(*start)?).filter(|uuid| *uuid == known);
+        Ok(Found::Passthrough { start: *start, uuid, why: why.clone(), journal: *journal })
     }
 
     /// Looks again because of what a guest wrote. A whole mkfs may be under way, its superblock first: where that makes

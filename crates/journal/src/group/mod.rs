@@ -133,7 +133,19 @@ struct Member {
 #[derive(Default)]
 struct Gate {
     stop: bool,
-    paused: bool,
+    pause: Pause,
+}
+
+/// How far a pause is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Pause {
+    /// Writes go on.
+    #[default]
+    Off,
+    /// Some disks may not be complete: whoever promises durability settles them, and nothing is done in the background.
+    Begun,
+    /// Every disk is complete, and holds writes back.
+    Complete,
 }
 
 struct Shared {
@@ -320,11 +332,12 @@ impl RetainGroup {
     /// # Errors
     /// A disk failed, or the time is over: writes go on.
     pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, RetainError> {
-        self.shared.gate().paused = true;
+        self.shared.gate().pause = Pause::Begun;
         let paused = self.shared.members.iter().try_for_each(|m| m.disk.pause());
-        let paused = paused
-            .map_err(RetainError::from)
-            .and_then(|()| self.group.pause(timeout).map_err(RetainError::from));
+        let paused = paused.map_err(RetainError::from).and_then(|()| {
+            self.shared.gate().pause = Pause::Complete;
+            self.group.pause(timeout).map_err(RetainError::from)
+        });
         if paused.is_err() {
             self.resume();
         }
@@ -335,8 +348,9 @@ impl RetainGroup {
     pub fn resume(&self) {
         // The group first: whoever waits in it may hold what the others need.
         self.group.resume();
+        // Before any disk goes on: what is committed then is not complete without a flush that settles.
+        self.shared.gate().pause = Pause::Off;
         self.shared.members.iter().for_each(|m| m.disk.resume());
-        self.shared.gate().paused = false;
     }
 
     /// The orderly end; stop the frontends first. Home is written for no longer than about `limit` where a redo log can
@@ -370,7 +384,7 @@ impl RetainGroup {
 
     fn settle(&self) -> Result<(), RetainError> {
         // Paused disks are complete, and would make a write of ours wait.
-        if self.shared.gate().paused {
+        if self.shared.gate().pause == Pause::Complete {
             return Ok(());
         }
         Ok(self.shared.members.iter().try_for_each(|m| m.disk.settle())?)
@@ -432,10 +446,11 @@ impl Shared {
     /// One look; says after how long to look again.
     fn turn(&self, gate: &Gate) -> Duration {
         let (bytes_max, used_bytes) = (self.budget.bytes_max(), self.budget.used_bytes());
-        let more_to_settle = !gate.paused && self.settle_after_guests();
+        let goes_on = gate.pause == Pause::Off;
+        let more_to_settle = goes_on && self.settle_after_guests();
         if more_to_settle {
             Duration::ZERO
-        } else if used_bytes > bytes_max / 8 * 7 && !gate.paused {
+        } else if used_bytes > bytes_max / 8 * 7 && goes_on {
             match self.make_room() {
                 true => Duration::ZERO,
                 false => LOOK_IN_VAIN,
@@ -503,10 +518,88 @@ fn join(
     let disk =
         Arc::new(RetainDisk::open_with(Arc::clone(lower), arena, options, journal.mistake()).map_err(named)?);
     if later {
-        // Opening settled what an earlier daemon left.
+        // Opening settled what an earlier daemon left, but for what only a recovery brings home.
+        disk.hand_back_overwritten()?;
         group.flush()?;
         wanted.write(&state_path)?;
     }
     let awaited = AtomicBool::new(!fresh.is_fresh());
     Ok((Member { index, disk, image, state: state_path, arena: wanted.arena, awaited }, fresh))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use afterimage_block::{Blocking, Sector};
+    use afterimage_order::GroupOptions;
+    use afterimage_store::{ImageStore, OpenOptions};
+
+    use super::*;
+
+    /// A group of two disks, `guest-crash`.
+    fn group(folder: &std::path::Path) -> RetainGroup {
+        let paths = ["a.img", "b.img"].map(|name| folder.join(name));
+        paths.iter().for_each(|path| std::fs::File::create(path).unwrap().set_len(1 << 20).unwrap());
+        let images = paths.each_ref().map(|path| GroupImage { path, read_only: false });
+        let contract = Contract::GuestCrash;
+        let options =
+            JournalOptions { retain: true, arena_folder: folder.to_owned(), ..JournalOptions::passthrough() };
+        let opened: Vec<_> =
+            paths.iter().map(|path| ImageStore::open(&OpenOptions::new(path)).unwrap()).collect();
+        let prepared = Prepared::new(&images, &contract, options).unwrap();
+        RetainGroup::open(Group::open(opened, GroupOptions::new(contract)).unwrap(), prepared).unwrap()
+    }
+
+    /// The second disk takes its time to be made complete: until it is, a flush does not rely on that.
+    #[test]
+    fn a_flush_during_a_pause_promises_nothing_that_is_not_complete() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let group = &group(folder.path());
+        let disks = group.retained_disks();
+        std::thread::scope(|scope| {
+            let ((held, is_held), (release, released)) = (channel(), channel::<()>());
+            let second = &disks[1];
+            scope.spawn(move || {
+                second.act_on_versions(|_| {
+                    held.send(()).unwrap();
+                    released.recv().unwrap();
+                })
+            });
+            is_held.recv().unwrap();
+            let pausing = scope.spawn(|| group.pause(None));
+            while group.shared.gate().pause == Pause::Off {
+                std::thread::yield_now();
+            }
+            let flushing = scope.spawn(|| group.flush());
+            std::thread::sleep(Duration::from_millis(100));
+            let answered = flushing.is_finished();
+            release.send(()).unwrap();
+            flushing.join().unwrap().unwrap();
+            pausing.join().unwrap().unwrap();
+            assert!(!answered, "a flush was answered while a disk was not complete");
+        });
+        // And behind it there is nothing to settle, which would have to wait.
+        group.flush().unwrap();
+    }
+
+    /// Whoever flushes while disks go on settles them, however soon after.
+    #[test]
+    fn no_disk_goes_on_while_flushes_rely_on_the_pause() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let group = &group(folder.path());
+        group.pause(None).unwrap();
+        std::thread::scope(|scope| {
+            let gate = group.shared.gate();
+            let resuming = scope.spawn(|| group.resume());
+            let mut lane = Blocking::new(group.disks()[0].open_lane().unwrap());
+            let writing = scope.spawn(move || lane.write(Sector(0), &[7; 4096]));
+            std::thread::sleep(Duration::from_millis(100));
+            let went_on = writing.is_finished();
+            drop(gate);
+            resuming.join().unwrap();
+            writing.join().unwrap().unwrap();
+            assert!(!went_on, "a disk went on while flushes took it for complete");
+        });
+    }
 }

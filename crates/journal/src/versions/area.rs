@@ -91,6 +91,14 @@ struct ControlBlock {
 }
 
 impl ControlBlock {
+    /// Whether a block of a range has such a version. Of range and versions the smaller one is gone through.
+    fn any(&self, from: FsBlock, to: FsBlock, such: impl Fn(&Version) -> bool) -> bool {
+        if to.0.saturating_sub(from.0) <= self.versions.len() as u64 {
+            return (from.0..to.0).any(|b| self.versions.get(&FsBlock(b)).is_some_and(&such));
+        }
+        self.versions.iter().any(|(home, version)| (from.0..to.0).contains(&home.0) && such(version))
+    }
+
     /// A version came, or goes.
     fn count(&mut self, version: &Version, comes: bool) {
         if version.state == VersionState::Home {
@@ -230,16 +238,16 @@ impl JournalArea {
         control.versions.iter().filter(|(home, _)| inside(home)).map(|(h, v)| (*h, *v)).collect()
     }
 
+    /// Whether any block of a range has a version.
+    pub fn any(&self, volume: VolumeId, from: FsBlock, to: FsBlock) -> bool {
+        self.blocks.get(&volume).is_some_and(|control| control.any(from, to, |_| true))
+    }
+
     /// Whether any block of a range has a version that is not home.
     pub fn any_open(&self, volume: VolumeId, from: FsBlock, to: FsBlock) -> bool {
-        let Some(control) = self.blocks.get(&volume).filter(|control| control.pending > 0) else {
-            return false;
-        };
         let open = |version: &Version| version.state != VersionState::Home;
-        if to.0.saturating_sub(from.0) <= control.versions.len() as u64 {
-            return (from.0..to.0).any(|b| control.versions.get(&FsBlock(b)).is_some_and(open));
-        }
-        control.versions.iter().any(|(home, version)| (from.0..to.0).contains(&home.0) && open(version))
+        let control = self.blocks.get(&volume).filter(|control| control.pending > 0);
+        control.is_some_and(|control| control.any(from, to, open))
     }
 
     /// Moves a version on its way. Returns what it was, where there is one.
@@ -301,6 +309,7 @@ mod tests {
                 area.versions_in(FS, FsBlock(from), FsBlock(to)).iter().map(|(h, _)| h.0).collect();
             found.sort_unstable();
             assert_eq!(area.any_open(FS, FsBlock(from), FsBlock(to)), !found.is_empty());
+            assert_eq!(area.any(FS, FsBlock(from), FsBlock(to)), !found.is_empty());
             let expected: Vec<u64> = (0..20).map(|i| i * 10).filter(|h| (from..to).contains(h)).collect();
             assert_eq!(found, expected);
         }

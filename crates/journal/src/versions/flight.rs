@@ -25,7 +25,7 @@ impl Versions {
         let area = self.area.read();
         self.rooms.iter().any(|(client, room)| {
             let (from, to) = room.blocks_of(sector, sectors);
-            (from.0..to.0).any(|b| area.version(*client, FsBlock(b)).is_some())
+            area.any(*client, from, to)
         })
     }
 

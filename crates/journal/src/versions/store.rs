@@ -152,8 +152,7 @@ impl Versions {
         for tuple in protect {
             let sector = tuple.home.sector(start);
             let flies = anything_flies && self.in_flight.any(sector, BLOCK_SECTORS);
-            // The mark goes with the slot: of a block that was evicted nobody knows. Under `power-window` what is read again was
-            // never home, and its commit not yet answered: no guest can have overwritten it (see `ext4::retained`).
+            // The mark goes with the slot: of a block that was evicted nobody knows. See [`Versions::gone`].
             let unknown = again && self.arena.get(client, tuple.at).is_none();
             let mark = self.arena.mark(client, tuple.at);
             if flies || unknown || mark == Some(Mark::Overwritten) {
@@ -168,6 +167,13 @@ impl Versions {
             }
         }
         Ok(())
+    }
+
+    /// Versions that are not home as far as is known, and whose content is not in the arena.
+    pub(crate) fn gone(&self, client: VolumeId) -> Vec<FsBlock> {
+        let all = self.area.read().versions_in(client, FsBlock(0), FsBlock(u64::MAX)).into_iter();
+        let gone = |v: &Version| v.state != VersionState::Home && self.arena.get(client, v.at).is_none();
+        all.filter(|(_, version)| gone(version)).map(|(home, _)| home).collect()
     }
 
     /// A transaction is not needed any more: those of its blocks' versions that are still the newest go, and its places.

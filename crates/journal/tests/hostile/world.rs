@@ -85,8 +85,8 @@ pub struct World {
     folder: tempfile::TempDir,
     bytes_max: u64,
     applies: bool,
-    /// Under `power-window` from the beginning.
-    applied_always: bool,
+    /// The next daemon's contract is another one.
+    switched: bool,
     mutation: Option<Mutation>,
     pub seed: u64,
     token: u64,
@@ -129,7 +129,7 @@ impl World {
             folder,
             bytes_max,
             applies,
-            applied_always: applies,
+            switched: false,
             mutation,
             seed,
             token: 0,
@@ -165,6 +165,9 @@ impl World {
 
     fn open(&mut self, arena: Arena) {
         let disk = self.opened(&self.memory, arena);
+        if std::mem::take(&mut self.switched) && self.applies {
+            disk.hand_back_overwritten().unwrap();
+        }
         self.lanes = (0..LANES).map(|_| disk.open_lane().unwrap()).collect();
         self.disk = Some(disk);
     }
@@ -183,7 +186,7 @@ impl World {
     /// The other contract from the next restart on.
     pub fn switch_contract(&mut self) {
         self.applies = !self.applies;
-        self.applied_always = false;
+        self.switched = true;
     }
 
     /// Submits a change and goes on.
@@ -415,7 +418,7 @@ impl World {
     /// The power is cut here, under `power-window`, with everything in the redo log: the image alone is what the guest's own
     /// recovery would leave.
     pub fn check_power(&mut self, what: &str) {
-        if self.applied_always {
+        if self.applies {
             self.check_plain(what);
         }
     }
@@ -481,6 +484,16 @@ impl World {
         self.lanes.clear();
         self.disk = None;
         self.memory.write_at(&disk, 0).unwrap();
+        std::fs::write(&self.arena, arena).unwrap();
+        self.open(Arena::open(&self.arena, None).unwrap());
+    }
+
+    /// As [`World::restart`], but what is in flight has arrived on the disk, and the daemon dies before it sees that.
+    pub fn restart_before_completions(&mut self) {
+        let arena = std::fs::read(&self.arena).unwrap();
+        self.drain();
+        self.lanes.clear();
+        self.disk = None;
         std::fs::write(&self.arena, arena).unwrap();
         self.open(Arena::open(&self.arena, None).unwrap());
     }

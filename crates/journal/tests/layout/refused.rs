@@ -1,7 +1,7 @@
 //! What is not handled is left alone, and says why.
 
 use afterimage_block::Sector;
-use afterimage_journal::layout::{look, Found};
+use afterimage_journal::layout::{look, look_ext4, Found};
 
 use crate::image::{run, Image, MIB};
 
@@ -163,6 +163,27 @@ fn layers() {
     let image = Image::mkfs(64, &[]);
     image.write_at(end - 8192, &md(4096));
     image.layout();
+}
+
+/// Who was told that an ext4 is there finds it, whatever a file's content looks like, and whatever UUID its journal bears.
+#[test]
+fn an_ext4_that_is_known_to_be_there() {
+    let image = Image::mkfs(64, &["-J", "size=4"]);
+    let layout = image.layout();
+    let found = |sectors| look_ext4(&mut image.source(), Sector(0), sectors);
+    image.write_at(64 * MIB - 65536, &[0xFC, 0x4E, 0x2B, 0xA9, 0, 0, 0, 0, 90, 0, 0, 0]);
+    assert!(image.why().contains("md array"), "{}", image.why());
+    assert_eq!(found(64 * 2048).expect("an ext4"), layout);
+    image.write_at(64 * MIB - 65536, &[0; 12]);
+    image.write_at(layout.journal[0].home.0 * 4096 + 0x30, &[0; 4]);
+    assert!(image.why().contains("another UUID"), "{}", image.why());
+    assert_eq!(found(64 * 2048).expect("an ext4"), layout);
+    for (sectors, why) in [(0, "no ext4"), (7, "no ext4"), (64 * 2048 - 8, "room for 16383")] {
+        let refused = found(sectors).expect_err("not all of it is there").to_string();
+        assert!(refused.contains(why), "{sectors} sectors: {refused}");
+    }
+    set_field(&image, 0x60, |bits| bits | 0x1);
+    assert!(found(64 * 2048).expect_err("unknown features").to_string().contains("unknown features"));
 }
 
 /// Other file systems' signatures; beside a sound ext4, which mkfs wrote over them, they are remnants.

@@ -111,7 +111,7 @@ pub struct Mounted {
     geometry: LogGeometry,
     superblock: JournalSuperblock,
     pub next: (Tid, AreaBlock),
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Mounted {
@@ -146,10 +146,22 @@ impl Mounted {
         let disk = Arc::new(disk.unwrap());
         let next = (superblock.sequence(), superblock.first());
         let geometry = LogGeometry::new(&superblock, &layout);
-        let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, _folder: folder };
+        let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, folder };
         mounted.write_tail(&mut mounted.lane());
         assert_eq!(mounted.disk.status().file_systems[0].mode, "retain");
         mounted
+    }
+
+    /// `power-window`: the daemon dies now, and this is what the next one makes of the disk; and the disk.
+    pub fn next_daemon(&self) -> (RetainDisk, Arc<Memory>) {
+        let arena = self.folder.path().join("b.arena");
+        std::fs::copy(self.folder.path().join("a.arena"), &arena).unwrap();
+        let memory = Memory::new(self.memory.bytes());
+        let open = Gate { memory: Arc::clone(&memory), state: Mutex::default(), changed: Condvar::new() };
+        let options = Options { home: Some(Arc::new(open)), ..wait_for_home() };
+        let below = Arc::new(MediumDisk::new(Arc::clone(&memory) as Arc<dyn Medium>));
+        let disk = RetainDisk::open(below, Arena::open(&arena, None).unwrap(), options).unwrap();
+        (disk, memory)
     }
 
     pub fn lane(&self) -> Blocking {

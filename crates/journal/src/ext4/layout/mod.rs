@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Medium, Sector, SECTOR_BYTES};
 
+use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock};
 use crate::versions::Places;
 
@@ -283,6 +284,16 @@ fn unless_overlapping(candidate: Found, others: &[Found]) -> Found {
 /// As [`find`].
 pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
     Ok(volume::look(source, start, sectors)?.map(|seen| seen.found))
+}
+
+/// The ext4 that begins there, for whoever was told that it does and brings it home, as the recovery of i-transactions: a file's content
+/// that looks like a layer ([`look`] asks for those first) is no reason to refuse it, nor is a journal that bears the UUID that the
+/// file system had before `tune2fs -U`. Whether such a journal may be retained is another question.
+///
+/// # Errors
+/// *Corrupt* or *unsupported*: there is no ext4, or none that is sound and understood. The disk cannot be read.
+pub fn look_ext4(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Layout, JournalError> {
+    volume::look_ext4(source, start, sectors)
 }
 
 impl Places for Layout {

@@ -2,13 +2,14 @@
 
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
 
-use super::ext4::{corrupt, Reader, Superblock};
+use super::ext4::{corrupt, unsupported, Reader, Superblock};
 use super::group::Group;
 use super::inode::Inode;
 use super::superblock::JournalSuperblock;
 use super::{extents, foreign, Found, Layout, Source};
 use crate::error::JournalError;
-use crate::ids::{FsBlock, BLOCK_BYTES};
+use crate::ext4::side::JOURNAL_BLOCKS_MAX;
+use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 
 /// How much of a volume's beginning is looked at: up to the superblock of btrfs at 64 KiB.
 const HEAD_BYTES: usize = 68 * 1024;
@@ -43,7 +44,11 @@ pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Opti
         return Ok(foreign::file_system(&head)
             .and_then(|why| seen(Found::Passthrough { start, uuid: None, why, journal: None })));
     };
-    match ext4(source, start, sectors, &superblock) {
+    let layout = ext4(source, start, sectors, &superblock).and_then(|(layout, journal)| {
+        check_retainable(&superblock, &journal)?;
+        Ok(layout)
+    });
+    match layout {
         Ok(layout) => Ok(seen(Found::FileSystem(layout))),
         Err(JournalError::Block(error)) => Err(error),
         Err(JournalError::Corrupt(why) | JournalError::Unsupported(why)) => {
@@ -60,6 +65,41 @@ pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Opti
             unreachable!("nothing is retained while looking: {other}")
         }
     }
+}
+
+/// The ext4 that begins at `start`, whatever else may be recognised there, and whatever UUID its journal bears.
+///
+/// # Errors
+/// *Corrupt* and *unsupported*, with a sentence; the disk cannot be read.
+pub fn look_ext4(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Layout, JournalError> {
+    let mut head: Block = [0; BLOCK_BYTES];
+    let superblock = match sectors < BLOCK_SECTORS {
+        true => None,
+        false => {
+            source.read(start, &mut head)?;
+            Superblock::sniff(&head)
+        }
+    };
+    let superblock = superblock.ok_or_else(|| corrupt("there is no ext4".into()))?;
+    Ok(ext4(source, start, sectors, &superblock)?.0)
+}
+
+/// Refuses journals that are sound, and not to be retained.
+fn check_retainable(superblock: &Superblock, journal: &JournalSuperblock) -> Result<(), JournalError> {
+    if !journal.is_v1() && journal.uuid() != superblock.s_uuid {
+        return Err(corrupt(
+            "the journal bears another UUID than its ext4 (tune2fs -U leaves it so); tune2fs -O ^has_journal and \
+             then -O has_journal, unmounted, make a new one"
+                .into(),
+        ));
+    }
+    if journal.maxlen() > JOURNAL_BLOCKS_MAX {
+        let maxlen = journal.maxlen();
+        return Err(unsupported(format!(
+            "a journal of {maxlen} blocks; at most {JOURNAL_BLOCKS_MAX} are handled"
+        )));
+    }
+    Ok(())
 }
 
 /// Where the journal's superblock is, whatever it says.
@@ -98,7 +138,7 @@ fn ext4(
     start: Sector,
     sectors: u64,
     superblock: &Superblock,
-) -> Result<Layout, JournalError> {
+) -> Result<(Layout, JournalSuperblock), JournalError> {
     superblock.check(sectors)?;
     let mut reader = Reader { source, start, blocks: superblock.blocks() };
     let (group, inode) = journal_inode(&mut reader, superblock)?;
@@ -108,13 +148,6 @@ fn ext4(
     if u64::from(journal.maxlen()) > inode.size / BLOCK_BYTES as u64 {
         let (maxlen, size) = (journal.maxlen(), inode.size);
         return Err(corrupt(format!("the journal has {maxlen} blocks, but its file only {size} bytes")));
-    }
-    if !journal.is_v1() && journal.uuid() != superblock.s_uuid {
-        return Err(corrupt(
-            "the journal bears another UUID than its ext4 (tune2fs -U leaves it so); tune2fs -O ^has_journal and \
-             then -O has_journal, unmounted, make a new one"
-                .into(),
-        ));
     }
     let mapping = extents::read(&mut reader, &inode, superblock.checksummed(), journal.maxlen())?;
 
@@ -126,7 +159,7 @@ fn ext4(
         start,
         uuid: superblock.s_uuid,
         blocks: superblock.blocks(),
-        room_blocks: sectors / crate::ids::BLOCK_SECTORS,
+        room_blocks: sectors / BLOCK_SECTORS,
         bitmaps: super::bitmap::Bitmaps::new(superblock),
         journal: mapping.extents,
         watched,
@@ -140,5 +173,31 @@ fn ext4(
             return Err(corrupt(format!("the journal would lie over {what}")));
         }
     }
-    Ok(layout)
+    Ok((layout, journal))
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    #[test]
+    fn a_journal_that_would_reach_the_arenas_other_pages_is_not_retained() {
+        let superblock = Superblock::new_zeroed();
+        let mut block: Block = [0; BLOCK_BYTES];
+        let mut checked = |maxlen: u32| {
+            // Version 1: magic, type, block size, length, first block, sequence.
+            for (at, value) in [(0, 0xc03b_3998), (4, 3), (12, 4096), (16, maxlen), (20, 1), (24, 7)] {
+                block[at..at + 4].copy_from_slice(&value.to_be_bytes());
+            }
+            check_retainable(&superblock, &JournalSuperblock::parse(&block).unwrap())
+        };
+        checked(JOURNAL_BLOCKS_MAX).unwrap();
+        let refused = checked(JOURNAL_BLOCKS_MAX + 1);
+        assert!(
+            matches!(&refused, Err(JournalError::Unsupported(why)) if why.contains("at most")),
+            "{refused:?}"
+        );
+    }
 }
