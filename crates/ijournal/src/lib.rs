@@ -42,7 +42,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use afterimage_block::{Sector, SECTOR_BYTES};
-use afterimage_journal::layout::{self, Found};
+use afterimage_journal::layout;
 use afterimage_journal::BLOCK_BYTES;
 
 pub use disk::{DiskStorage, DryRun};
@@ -193,9 +193,5 @@ fn find(storage: &mut dyn Storage, start: u64) -> Result<layout::Layout, Error> 
     if sectors == 0 || start % SECTOR_BYTES != 0 {
         return error::corrupt("there is no file system");
     }
-    match layout::look(&mut source, Sector(start / SECTOR_BYTES), sectors)? {
-        Some(Found::FileSystem(layout)) => Ok(layout),
-        Some(Found::Passthrough { why, .. }) => error::unsupported(why),
-        None => error::corrupt("there is no ext4"),
-    }
+    Ok(layout::look_ext4(&mut source, Sector(start / SECTOR_BYTES), sectors)?)
 }

@@ -6,7 +6,7 @@ use afterimage_format::ijournal::*;
 use afterimage_ijournal::{recover, recover_with, Mistake, Report};
 use common::*;
 
-const OPTIONS: [(&str, &[&str]); 6] = [
+const OPTIONS: [(&str, &[&str]); 7] = [
     ("with unsigned hashes", &["unsigned"]),
     ("as mke2fs makes it", &[]),
     ("without checksums", &["-O", "^metadata_csum,^64bit"]),
@@ -16,6 +16,7 @@ const OPTIONS: [(&str, &[&str]); 6] = [
         "with a seed, two backups, and TEA",
         &["-O", "metadata_csum_seed,sparse_super2", "tune2fs", "-E", "hash_alg=tea"],
     ),
+    ("whose journal bears the UUID that it had before", &["tune2fs", "-U", "random"]),
 ];
 
 fn base(options: &[&str]) -> Disk {
@@ -291,6 +292,22 @@ fn directories_that_hand_on_journaled_data() {
     writer.fsync(&running, "a", true, 1, 0);
     let report = recover(&mut writer.disk, 0).unwrap();
     assert_eq!(report.refused.len(), 1, "{report}");
+}
+
+/// A member of an md array (0.90) is known by twelve bytes, where a file system that fills its device has blocks of files.
+#[test]
+fn file_data_that_looks_like_a_layer_refuses_nothing() {
+    let mut committed = base(&[]);
+    let at = committed.0.len() / 65536 * 65536 - 65536;
+    assert!(committed.0[at..][..4096].iter().all(|byte| *byte == 0), "nobody's block");
+    for (n, word) in [0xa92b_4efc_u32, 0, 90].into_iter().enumerate() {
+        committed.0[at + 4 * n..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+    let mut running = committed.clone();
+    write(&mut running, "a", &pattern(1, 9000));
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "a", true, 1, 0);
+    assert_recovers(&writer, &committed, &running, &["a"]);
 }
 
 /// What a run says of a committed directory, but for entries and times, is not done: nor is it a reason to leave its entries out.
