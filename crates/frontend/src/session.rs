@@ -139,7 +139,6 @@ impl<'a> Session<'a> {
     pub fn serve(&mut self) -> Result<SessionEnd, SessionError> {
         let mut reader = Reader::default();
         let alarms = Arc::clone(self.device().alarms());
-        let mut told = false;
         let mut deaf_until: Option<Instant> = None;
         loop {
             let deaf = deaf_until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -156,11 +155,9 @@ impl<'a> Session<'a> {
                 if alarms.memory_gone() {
                     return Err(SessionError::MemoryGone);
                 }
-                let broken = alarms.any_broken();
-                if broken && !told {
+                if alarms.is_to_be_told() {
                     self.device().tell_errors();
                 }
-                told = broken;
             }
             if another && !self.has_message()? && !self.turn_away() {
                 deaf_until = Some(Instant::now() + ACCEPT_RETRY);

@@ -20,11 +20,14 @@ pub(crate) struct Alarms {
     memory_gone: AtomicBool,
     /// One bit per queue that broke.
     broken: AtomicU64,
+    /// The guest was told of it.
+    told: AtomicBool,
 }
 
 impl Alarms {
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self { wake: Bell::new()?, memory_gone: AtomicBool::new(false), broken: AtomicU64::new(0) })
+        let (memory_gone, broken, told) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { wake: Bell::new()?, memory_gone, broken, told })
     }
 
     pub fn raise(&self, queue: u16, ended: &Ended) {
@@ -46,10 +49,16 @@ impl Alarms {
         self.broken.load(Ordering::Acquire) != 0
     }
 
+    /// Whether the guest is to be told that a queue broke: once, until it resets the device.
+    pub fn is_to_be_told(&self) -> bool {
+        self.any_broken() && !self.told.swap(true, Ordering::AcqRel)
+    }
+
     /// Forgets all alarms, when a connection ends or the device is reset.
     pub fn reset(&self) {
         self.memory_gone.store(false, Ordering::Release);
         self.broken.store(0, Ordering::Release);
+        self.told.store(false, Ordering::Release);
         self.wake.drain();
     }
 }

@@ -266,6 +266,22 @@ fn thousands_of_segments_are_refused_and_hundreds_served() {
 }
 
 #[test]
+fn a_guest_is_told_of_each_break_and_once() {
+    let pair = Pair::new();
+    let mut guest = RawGuest::start(&pair.hostile.socket);
+    for _ in 0..3 {
+        guest.set_avail_idx(QUEUE_SIZE + 1);
+        guest.ring_kick();
+        assert!(guest.is_told_error());
+        guest.send(RESET_DEVICE, &[], &[]);
+        guest.send(SET_FEATURES, &guest.features.to_ne_bytes(), &[]);
+        guest.set_avail_idx(0);
+        guest.set_up_queue_at(0);
+        assert_eq!(guest.ask_u64(GET_STATUS) & 0x40, 0);
+    }
+}
+
+#[test]
 fn rings_that_break_their_rules_stop_their_queue_and_nothing_else() {
     let mut pair = Pair::new();
     // The available index runs ahead of the queue.
