@@ -26,29 +26,25 @@ use crate::shared::{Borrowed, Shared, SLOT_SECTORS};
 /// A command as it was when it came. It lies in the guest's memory, where another may stand by the time it is carried out.
 struct Received {
     request: Admitted,
-    /// The slot that it was written to; `None` where no slot begins that takes commands.
-    slot: Option<usize>,
-    command: Result<Command, FormatError>,
+    /// And the slot that it was written to; `None` where no slot begins that takes commands.
+    command: Option<(usize, Result<Command, FormatError>)>,
 }
 
 impl Received {
     fn new(request: Admitted) -> Self {
         let slot = request.sector.0 / SLOT_SECTORS;
         let begins = request.sector == Sector(slot * SLOT_SECTORS) && slot > 0;
-        let mut sector = [0; SECTOR_BYTES as usize];
-        let length = sector.len().min(request.buffers.len());
-        request.buffers.copy_to(0, &mut sector[..length]);
-        let command = match begins {
-            true => Command::parse(&sector[..length], request.buffers.len()),
-            false => {
-                Err(FormatError::Corrupt("commands are taken at the beginning of each slot but the first"))
-            }
-        };
-        Self { request, slot: begins.then_some(slot as usize), command }
+        let command = begins.then(|| {
+            let mut sector = [0; SECTOR_BYTES as usize];
+            let length = sector.len().min(request.buffers.len());
+            request.buffers.copy_to(0, &mut sector[..length]);
+            (slot as usize, Command::parse(&sector[..length], request.buffers.len()))
+        });
+        Self { request, command }
     }
 
     fn hands_over(&self) -> bool {
-        self.command.as_ref().is_ok_and(|command| command.operation.get() == OPERATION_MPROTECT)
+        matches!(&self.command, Some((_, Ok(command))) if command.operation.get() == OPERATION_MPROTECT)
     }
 }
 
@@ -125,14 +121,25 @@ impl ControlLane {
 
     /// Carries a command out, or begins to.
     fn carry_out(&mut self, received: Received) {
-        let Received { request, slot, command } = received;
-        let result = match (slot, command) {
-            (Some(slot), Ok(command)) => match self.command(&request, slot, command) {
+        let Received { request, command } = received;
+        let result = match command {
+            Some((slot, Ok(command))) => match self.command(&request, slot, command) {
                 Some(verdict) => self.shared.conclude(slot, &command, &verdict),
                 None => return,
             },
-            (slot, Err(error)) => self.refuse_command(slot, &error),
-            (None, Ok(_)) => Err(BlockError::Corrupt("no slot begins there".into())),
+            Some((slot, Err(error))) => {
+                let status = match error {
+                    FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
+                    _ => STATUS_MALFORMED,
+                };
+                self.shared.conclude(slot, &Command::new_zeroed(), &Verdict::not(status, error.to_string()))
+            }
+            // Nobody looks for an answer there.
+            None => {
+                self.shared.commands.count(&Command::new_zeroed(), STATUS_MALFORMED);
+                let why = "commands are taken at the beginning of each slot but the first";
+                Err(BlockError::Corrupt(FormatError::Corrupt(why).to_string().into()))
+            }
         };
         self.finish(request.token, result);
     }
@@ -155,22 +162,6 @@ impl ControlLane {
             self.shared.wanted.notify_all();
         }
         verdict
-    }
-
-    fn refuse_command(&self, slot: Option<usize>, error: &FormatError) -> Result<(), BlockError> {
-        let status = match error {
-            FormatError::Version { .. } | FormatError::Old { .. } => STATUS_UNSUPPORTED,
-            _ => STATUS_MALFORMED,
-        };
-        let (nothing, verdict) = (Command::new_zeroed(), Verdict::not(status, error.to_string()));
-        match slot {
-            Some(slot) => self.shared.conclude(slot, &nothing, &verdict),
-            // Nobody looks for an answer there.
-            None => {
-                self.shared.commands.count(&nothing, verdict.status);
-                Err(BlockError::Corrupt(verdict.why))
-            }
-        }
     }
 
     /// Holds a read by which memory is lent; any other one is given back.

@@ -198,7 +198,7 @@ impl Device {
         self.features = Features::default();
         self.status = 0;
         self.alarms.reset();
-        self.cache.reset(self.cache.is_on());
+        self.cache.set_can_flush(false);
         self.tell_stopped();
     }
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use afterimage_format::log::{LogHeader, STATE_CLEAN};
 use afterimage_store::{
-    find_log, is_live, is_log, mark_of, owners, read_header, real_path, remove_mark, DirectMode,
+    find_log, is_live, is_log, mark_of, marked_log, owners, read_header, real_path, remove_mark, DirectMode,
     FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions,
 };
 
-use crate::redo::takeover::{bring_home, original, would_bring_home, Trust};
+use crate::redo::takeover::{bring_home, is_needed_by, would_bring_home, Trust};
 use crate::redo::{scan, Scan};
 use crate::{OpenError, Replayed};
 
@@ -353,13 +353,15 @@ fn lost_log(path: &Path) -> Result<Option<String>, OpenError> {
         Ok(log) => log,
     };
     // A copy carries the mark of the image that it was made of, which may be in use.
-    let named = mark_of(path)?.and_then(|mark| mark.log);
+    let named = marked_log(path)?;
     let header = log.as_deref().map(LogFile::peek).transpose()?.flatten();
     let inode = look(path)?.0.ino;
     let (Some(log), Some(header), Some(named)) = (log, header, named) else { return Ok(None) };
-    let is_copy = header.group_uuid == named.group_uuid
-        && (header.images().iter().all(|image| image.inode.get() != inode)
-            || original(&log, usize::from(named.disk), path)?.is_some());
+    let is_another = header.images().iter().all(|image| image.inode.get() != inode);
+    let recorded = LogFile::look(&log)?.names(header.images().len());
+    let recorded = recorded.get(usize::from(named.disk)).map(PathBuf::as_path).unwrap_or(Path::new(""));
+    let is_copy =
+        header.group_uuid == named.group_uuid && (is_another || is_needed_by(&log, recorded, path)?);
     Ok(is_copy.then(|| "it is a copy of another image, which the log belongs to".to_owned()))
 }
 

@@ -46,12 +46,11 @@ impl Window {
     /// Whether a flush may complete that covers everything up to `covers`, which is not durable yet. One that is held wants a
     /// sync.
     pub(crate) fn ask(&mut self, covers: SequenceNumber, now: Duration) -> Verdict {
-        if self.holds(now) {
-            self.want_sync();
-            return Verdict::Hold;
+        let verdict = self.judge(now);
+        if verdict == Verdict::Complete {
+            self.acknowledge(covers, now);
         }
-        self.acknowledge(covers, now);
-        Verdict::Complete
+        verdict
     }
 
     /// As [`Window::ask`], for what was acknowledged at `since` already: it is noted, and held for as long as it, or one before it, is older
@@ -64,6 +63,10 @@ impl Window {
             let younger = self.pending.range_mut(..at).rev().take_while(|(_, given)| *given > since);
             younger.for_each(|(_, given)| *given = since);
         }
+        self.judge(now)
+    }
+
+    fn judge(&mut self, now: Duration) -> Verdict {
         if self.holds(now) {
             self.want_sync();
             return Verdict::Hold;

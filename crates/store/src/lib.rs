@@ -53,6 +53,6 @@ pub use log::{
     absolute, find_log, is_live, is_log, log_beside, needs, owners, read_header, real_path, same_file,
     LogError, LogFile, LogReadError, NewLog, Owner,
 };
-pub use mark::{mark_of, mark_used, remove_mark};
+pub use mark::{mark_of, mark_used, marked_log, remove_mark};
 pub use options::{DirectMode, OpenOptions};
 pub use ring_lane::LANE_BYTES_MAX;

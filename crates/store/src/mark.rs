@@ -41,6 +41,14 @@ pub fn mark_of(image: &Path) -> Result<Option<Mark>, LogError> {
     })
 }
 
+/// The log that an image says it is incomplete without.
+///
+/// # Errors
+/// As [`mark_of`].
+pub fn marked_log(image: &Path) -> Result<Option<MarkedLog>, LogError> {
+    Ok(mark_of(image)?.and_then(|mark| mark.log))
+}
+
 /// Says of images that are served without a log that they are in use. No promise rests on it, so an image that has no
 /// room for a mark is served all the same.
 ///

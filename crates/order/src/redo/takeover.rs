@@ -6,7 +6,7 @@ use std::sync::Arc;
 use afterimage_block::BlockError;
 use afterimage_format::log::{ImageEntry, LogHeader};
 use afterimage_store::{
-    find_log, is_live, log_beside, mark_of, needs, owners, real_path, same_file, Image, LogError, LogFile,
+    find_log, is_live, log_beside, marked_log, needs, owners, real_path, same_file, Image, LogError, LogFile,
 };
 
 use super::engine::{Config, Redo};
@@ -97,10 +97,12 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) 
             None => return Err(stranger(log, file.images().len(), images, &marks)?),
         }
     }
+    let names = LogFile::look(log)?.names(places.len());
     for (disk, (recorded, &i)) in file.images().iter().zip(&places).enumerate() {
-        let (entry, image) = (&entries[i], &images[i]);
-        if let Some(original) = original(log, disk, image.path())? {
-            return Err(OpenError::Copied { log: log.to_owned(), original, image: image.path().to_owned() });
+        let (entry, image, original) = (&entries[i], &images[i], &names[disk]);
+        if is_needed_by(log, original, image.path())? {
+            let (log, original, image) = (log.to_owned(), original.to_owned(), image.path().to_owned());
+            return Err(OpenError::Copied { log, original, image });
         }
         if recorded.size_bytes != entry.size_bytes {
             let why = format!(
@@ -127,19 +129,15 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) 
     Ok(if same { Match::Same } else { Match::Among(places) })
 }
 
-/// The image in the recorded place of a log's disk, where it is another one than is given and needs this very log: it would be lost with
+/// Whether the image in the recorded place of a log's disk is another one than is given and needs this very log: it would be lost with
 /// the log. A snapshot has the inode number of its original.
-pub(crate) fn original(log: &Path, disk: usize, given: &Path) -> Result<Option<PathBuf>, OpenError> {
-    let recorded = LogFile::look(log)?.names(disk + 1).pop().filter(|name| name.exists());
-    Ok(match recorded {
-        Some(name) if !same_file(&name, given) && needs(&name, log)? => Some(name),
-        _ => None,
-    })
+pub(crate) fn is_needed_by(log: &Path, recorded: &Path, given: &Path) -> Result<bool, OpenError> {
+    Ok(recorded.exists() && !same_file(recorded, given) && needs(recorded, log)?)
 }
 
 /// The disk of this log that an image says it is.
 fn disk_by_mark(image: &dyn Image, log: &LogHeader) -> Result<Option<usize>, OpenError> {
-    let named = mark_of(image.path())?.and_then(|mark| mark.log);
+    let named = marked_log(image.path())?;
     Ok(named.filter(|named| named.group_uuid == log.group_uuid).map(|named| usize::from(named.disk)))
 }
 

@@ -20,7 +20,7 @@ use super::dependency::{beginning, end, Step};
 use super::error::LogError;
 use super::header::read_header;
 use super::names::{absolute, beside, real_path, sidecar_path};
-use crate::mark::{mark_of, remove_mark};
+use crate::mark::{marked_log, remove_mark};
 use crate::{lock_file, sync_directory, Attributes, FileIdentity, FileMedium, Image, OpenError};
 
 /// What identifies an image in a header. Device nodes have no inode that lasts.
@@ -251,7 +251,7 @@ impl LogFile {
         let owners = owners(images)?;
         let file = Self::open(path, false)?;
         for name in file.names(header.images().len()).into_iter().filter(|name| name.exists()) {
-            let log = mark_of(&name)?.and_then(|mark| mark.log);
+            let log = marked_log(&name)?;
             let named = log.is_some_and(|log| log.group_uuid == header.group_uuid);
             if named && owners.iter().all(|owner| owner.path != name) {
                 return Err(LogError::Unfinished { log: path.to_owned(), image: name });

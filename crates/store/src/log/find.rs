@@ -15,7 +15,7 @@ use super::dependency::{judge, Found, Verdict};
 use super::error::LogError;
 use super::file::LogFile;
 use super::names::{log_beside, real_path, sidecar_path};
-use crate::mark::{log_path, mark_of};
+use crate::mark::{log_path, marked_log};
 use crate::{FileIdentity, FileMedium};
 
 /// The live log of an image, if there is one: the one that the image names, or one beside it of a program that knew no
@@ -25,7 +25,7 @@ use crate::{FileIdentity, FileMedium};
 /// The log that the image needs is gone, or cannot be read.
 pub fn find_log(image: &Path) -> Result<Option<PathBuf>, LogError> {
     let image = real_path(image)?;
-    if let Some(log) = mark_of(&image)?.and_then(|mark| mark.log) {
+    if let Some(log) = marked_log(&image)? {
         let named = find_named(&image, &log_path(&log), log.group_uuid)?;
         if named.is_some() {
             return Ok(named);
@@ -94,7 +94,7 @@ fn find_named(image: &Path, named: &Path, group_uuid: [u8; 16]) -> Result<Option
 /// # Errors
 /// What it says cannot be read.
 pub fn needs(image: &Path, log: &Path) -> Result<bool, LogError> {
-    let Some(named) = mark_of(image)?.and_then(|mark| mark.log) else { return Ok(false) };
+    let Some(named) = marked_log(image)? else { return Ok(false) };
     let of_group = LogFile::peek(log)?.is_some_and(|header| header.group_uuid == named.group_uuid);
     Ok(of_group && same_file(&log_path(&named), log))
 }

@@ -161,15 +161,12 @@ impl Target {
         for ((name, file), plan) in self.made.iter_mut().zip(plans) {
             let path = self.path.join(&plan.name);
             file.sync_all().map_err(|e| Failure::failed(format!("cannot sync {}: {e}", path.display())))?;
-            let replaces = RenameFlags::NOREPLACE;
-            let renamed =
-                match rustix::fs::renameat_with(&self.folder, &*name, &self.folder, &plan.name, replaces) {
-                    // File systems that cannot promise it: it was not there when the copy began.
-                    Err(Errno::INVAL | Errno::NOSYS) => {
-                        rustix::fs::renameat(&self.folder, &*name, &self.folder, &plan.name)
-                    }
-                    renamed => renamed,
-                };
+            let (folder, from, to) = (&self.folder, &*name, &plan.name);
+            let renamed = match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
+                // File systems that cannot promise it: it was not there when the copy began.
+                Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(folder, from, folder, to),
+                renamed => renamed,
+            };
             renamed.map_err(|e| Failure::failed(format!("cannot name the copy {}: {e}", path.display())))?;
             name.clone_from(&plan.name);
         }

@@ -154,7 +154,7 @@ impl Work {
 const AREA_BLOCKS: u64 = 512;
 
 /// The paper's first three scenarios (§ 6.4; the fourth is `threads`), hard links, blocks that are used again, fsyncs at the same time, and the
-/// first one beside commits, in a directory with an index: steps, quick and full. The paper's second one appends 4 KiB and an fsync up to 1 GB: here that is two, many fsyncs and a large file.
+/// first one beside commits, in a directory with an index, and ways on which something else has happened: steps, quick and full. The paper's second one appends 4 KiB and an fsync up to 1 GB: here that is two, many fsyncs and a large file.
 const SCENARIOS: [(&str, u64, u64); 10] = [
     ("thousand", 200, 1000),
     ("append", 400, 4000),
