@@ -64,15 +64,15 @@ impl Backend for DirectBackend {
         if self.shared.board.gate.is_paused() {
             self.wait_quiet(until)?;
         }
-        let covers = self.shared.board.sequence.acknowledged.get();
+        let covers = self.shared.begin_sync();
         let all = self.images.iter().zip(&self.media);
         let writable = all.filter(|(image, _)| !image.geometry().read_only);
         // Each, also where another one fails: it keeps what it can.
         let synced: Vec<_> = writable.map(|(image, medium)| self.sync_one(image, medium)).collect();
         synced.into_iter().collect::<Result<(), _>>()?;
         self.shared.synced_all(covers);
-        self.shared.board.tell_durable(covers);
-        Ok(covers)
+        self.shared.board.tell_durable(covers.acknowledged);
+        Ok(covers.acknowledged)
     }
 
     fn syncs_by_itself(&self) -> bool {
@@ -96,9 +96,7 @@ impl Backend for DirectBackend {
     }
 
     fn describe(&self, status: &mut GroupStatus) {
-        let age = self.shared.oldest_not_durable_age();
-        status.oldest_not_durable_age = age;
-        status.oldest_not_durable_age_max = age.unwrap_or_default();
+        (status.oldest_not_durable_age, status.oldest_not_durable_age_max) = self.shared.ages();
         status.failure = self.images.iter().find_map(|image| image.health().failure());
     }
 }

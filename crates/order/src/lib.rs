@@ -28,6 +28,7 @@ pub mod offline;
 mod options;
 mod passthrough;
 pub mod redo;
+mod relaxed_flushes;
 mod sequence;
 mod signal;
 mod status;

@@ -16,8 +16,8 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use afterimage_block::{
@@ -28,6 +28,7 @@ use slab::Slab;
 
 use crate::board::Board;
 use crate::clock::Clock;
+use crate::relaxed_flushes::RelaxedFlushes;
 use crate::sequence::Sequence;
 use crate::signal::LaneSignal;
 
@@ -36,30 +37,49 @@ pub(crate) struct Shared {
     /// `guest-crash`: guest flushes complete without a sync.
     pub(crate) relaxed: bool,
     pub(crate) board: Arc<Board>,
-    /// When the oldest relaxed flush that no sync has covered was acknowledged, in ns plus one; 0: none.
-    oldest_relaxed_ns: AtomicU64,
+    relaxed_flushes: Mutex<RelaxedFlushes>,
     clock: Arc<dyn Clock>,
 }
 
 impl Shared {
     pub(crate) fn new(relaxed: bool, clock: Arc<dyn Clock>) -> Arc<Self> {
         let board = Arc::new(Board::new(Sequence::default(), Arc::clone(&clock)));
-        Arc::new(Self { relaxed, board, oldest_relaxed_ns: AtomicU64::new(0), clock })
+        Arc::new(Self { relaxed, board, relaxed_flushes: Mutex::default(), clock })
     }
 
-    /// All disks of the group were synced; what had completed before is durable.
-    pub(crate) fn synced_all(&self, covered: SequenceNumber) {
-        self.board.sequence.durable.raise(covered);
-        self.board.sequence.home.raise(covered);
-        self.oldest_relaxed_ns.store(0, Ordering::SeqCst);
+    /// A sync of all disks begins now.
+    pub(crate) fn begin_sync(&self) -> Covers {
+        Covers { acknowledged: self.board.sequence.acknowledged.get(), begun: self.clock.now() }
     }
 
-    pub(crate) fn oldest_not_durable_age(&self) -> Option<Duration> {
-        match self.oldest_relaxed_ns.load(Ordering::SeqCst) {
-            0 => None,
-            since => Some(self.clock.now().saturating_sub(Duration::from_nanos(since - 1))),
+    /// All disks of the group were synced; what had completed when the sync began is durable.
+    pub(crate) fn synced_all(&self, covers: Covers) {
+        self.board.sequence.durable.raise(covers.acknowledged);
+        self.board.sequence.home.raise(covers.acknowledged);
+        if self.relaxed {
+            self.relaxed_flushes().synced(covers.begun, self.clock.now());
         }
     }
+
+    /// Ages of acknowledged flushes that are not durable: the oldest now, and the oldest that there was.
+    pub(crate) fn ages(&self) -> (Option<Duration>, Duration) {
+        self.relaxed_flushes().ages(self.clock.now())
+    }
+
+    fn acknowledge_relaxed(&self) {
+        self.relaxed_flushes().acknowledged(self.clock.now());
+    }
+
+    fn relaxed_flushes(&self) -> MutexGuard<'_, RelaxedFlushes> {
+        self.relaxed_flushes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a sync makes durable, if it succeeds.
+#[derive(Clone, Copy)]
+pub(crate) struct Covers {
+    pub(crate) acknowledged: SequenceNumber,
+    begun: Duration,
 }
 
 /// One disk of the group.
@@ -104,7 +124,7 @@ impl Front for PassThroughDisk {
 enum InFlight {
     Read(Token),
     Write(Token),
-    Flush { token: Token, covers: SequenceNumber },
+    Flush { token: Token, covers: Covers },
 }
 
 struct PassThroughLane {
@@ -166,19 +186,13 @@ impl PassThroughLane {
     fn flush(&mut self, request: Admitted, kind: FlushKind) {
         if self.shared.relaxed && kind != FlushKind::Durable {
             let result = self.health.check();
-            if result.is_ok() && self.shared.oldest_relaxed_ns.load(Ordering::Relaxed) == 0 {
-                let now = self.shared.clock.now().as_nanos() as u64 + 1;
-                let _ = self.shared.oldest_relaxed_ns.compare_exchange(
-                    0,
-                    now,
-                    Ordering::SeqCst,
-                    Ordering::SeqCst,
-                );
+            if result.is_ok() {
+                self.shared.acknowledge_relaxed();
             }
             self.done.push(Completion { token: request.token, result });
             return;
         }
-        let (token, covers) = (request.token, self.shared.board.sequence.acknowledged.get());
+        let (token, covers) = (request.token, self.shared.begin_sync());
         self.hand_down(request, InFlight::Flush { token, covers });
     }
 }
