@@ -63,27 +63,35 @@ impl FileMedium {
         }
     }
 
-    /// Reserves space for the whole file, so that no later write to it fails for lack of space. Says
-    /// [`io::ErrorKind::StorageFull`] where there is not enough. Where the file system cannot reserve, zeroes are
-    /// written over everything: only for a file without content yet. Whether space was reserved only.
+    /// As [`FileMedium::reserve`], but where the file system cannot reserve, zeroes are written over everything: only for a
+    /// file without content yet. Whether space was reserved only.
     ///
     /// # Errors
     /// [`io::ErrorKind::StorageFull`], or what the file system says.
     pub fn preallocate(&self) -> io::Result<bool> {
-        let len = self.len();
-        self.syncs.note_write();
-        match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-            Ok(()) => Ok(true),
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
-                let target = self.target();
-                let mut at = 0;
-                while at < len {
-                    let n = (len - at).min(crate::zero::ZERO_CHUNK_BYTES as u64);
-                    target.write_slice(&crate::zero::zeroes()[..n as usize], at)?;
-                    at += n;
-                }
-                Ok(false)
+        let is_reserved = self.reserve()?;
+        if !is_reserved {
+            let (len, target) = (self.len(), self.target());
+            let mut at = 0;
+            while at < len {
+                let n = (len - at).min(crate::zero::ZERO_CHUNK_BYTES as u64);
+                target.write_slice(&crate::zero::zeroes()[..n as usize], at)?;
+                at += n;
             }
+        }
+        Ok(is_reserved)
+    }
+
+    /// Reserves space for the whole file, so that no later write to it fails for lack of space; its content stays. Whether
+    /// the file system can.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`], or what the file system says.
+    pub fn reserve(&self) -> io::Result<bool> {
+        self.syncs.note_write();
+        match fallocate(&self.file, FallocateFlags::empty(), 0, self.len()) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(false),
             Err(e) => Err(e.into()),
         }
     }

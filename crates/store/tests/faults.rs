@@ -6,6 +6,7 @@
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -118,6 +119,22 @@ fn full_tmpfs() {
     let small = mount_tmpfs("1M");
     let log = FileMedium::create(&small.path().join("log"), 8 << 20).unwrap();
     assert_eq!(log.preallocate().unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    std::fs::write(small.path().join("taken"), [1; 512 << 10]).unwrap();
+    log.set_len(256 << 10).unwrap();
+    drop(log);
+    let holes = LogFile::open(&small.path().join("log"), false).unwrap();
+    holes.reserve().unwrap();
+    let blocks = std::fs::metadata(holes.path()).unwrap().blocks();
+    assert_eq!(blocks * 512, 256 << 10, "a log that was copied with its holes has its space again");
+    holes.medium().write_at(&[1; 8], 0).unwrap();
+    holes.reserve().unwrap();
+    let mut content = [0; 8];
+    holes.medium().read_at(&mut content, 0).unwrap();
+    assert_eq!(content, [1; 8]);
+    drop(holes);
+    std::fs::OpenOptions::new().write(true).open(small.path().join("log")).unwrap().set_len(8 << 20).unwrap();
+    let error = LogFile::open(&small.path().join("log"), false).unwrap().reserve().unwrap_err();
+    assert!(error.to_string().contains("no space for the redo log"), "{error}");
 }
 
 #[test]

@@ -143,6 +143,7 @@ pub(crate) fn open(
     let fresh = !is_live(&log_path)?;
     let log = if !fresh {
         let log = LogFile::open(&log_path, false)?;
+        log.reserve()?;
         log.write_names(&writable)?;
         log
     } else {

@@ -126,6 +126,14 @@ impl LogFile {
         Ok(file)
     }
 
+    /// Reserves the space of a log that is written again: a copy from another file system may have holes.
+    ///
+    /// # Errors
+    /// There is no room, or storage failed.
+    pub fn reserve(&self) -> Result<(), LogError> {
+        self.medium.reserve().map(drop).map_err(no_space(&self.path, self.medium.len(), &self.path))
+    }
+
     /// Makes the images say that they depend on this log. Before the first write is taken.
     ///
     /// # Errors
@@ -173,22 +181,19 @@ impl LogFile {
         new: NewLog<'_>,
     ) -> Result<Self, LogError> {
         let bytes = new.bytes;
-        let failed = |e: io::Error| match e.kind() {
-            io::ErrorKind::StorageFull => LogError::NoSpace { path: path.to_owned(), bytes },
-            _ => LogError::io("writing", draft)(e),
-        };
+        let failed = no_space(path, bytes, draft);
         match fs::remove_file(draft) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(LogError::io("removing", draft)(e)),
             _ => {}
         }
         let medium = FileMedium::create(draft, bytes).map_err(LogError::io("creating", draft))?;
         let mut file = Self::lock(path, medium, false)?;
-        if file.medium.preallocate().map_err(failed)? {
+        if file.medium.preallocate().map_err(&failed)? {
             // Really written: otherwise the first syncs would each pay for turning reserved blocks into written ones. Whoever
             // appends goes on with that.
             file.written_bytes = new.written_bytes.min(bytes);
             let zeroes = vec![0; file.written_bytes as usize];
-            file.medium.write_at(&zeroes, 0).map_err(failed)?;
+            file.medium.write_at(&zeroes, 0).map_err(&failed)?;
         }
         // The times that are written down have to be on storage, or a power cut would make every image look like an
         // older copy.
@@ -200,7 +205,7 @@ impl LogFile {
             images.iter().map(|image| image_entry(image.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let names = names_of(images)?;
         let log: Arc<dyn Medium> = Arc::clone(&file.medium) as Arc<dyn Medium>;
-        (new.fill)(&log, &entries, &names).map_err(failed)?;
+        (new.fill)(&log, &entries, &names).map_err(&failed)?;
         Ok(file)
     }
 
@@ -283,6 +288,14 @@ impl LogFile {
                 .map_err(LogError::io("writing", &self.path))?;
         }
         Ok(())
+    }
+}
+
+/// What a failed write to `file` says, which is the log at `path` or becomes it.
+fn no_space<'a>(path: &'a Path, bytes: u64, file: &'a Path) -> impl Fn(io::Error) -> LogError + 'a {
+    move |e| match e.kind() {
+        io::ErrorKind::StorageFull => LogError::NoSpace { path: path.to_owned(), bytes },
+        _ => LogError::io("writing", file)(e),
     }
 }
 
