@@ -122,3 +122,126 @@ fn keep_gives_up_on_a_daemon_that_dies_again_and_again() {
     assert_eq!(status.code(), Some(1), "{errors}");
     assert!(errors.contains("died 5 times in a row"), "{errors}");
 }
+
+const TWO_DISKS: &str =
+    "[[disk]]\nfile = \"a.img\"\nsocket = \"a\"\n[[disk]]\nfile = \"b.img\"\nsocket = \"b\"\n";
+
+/// Another disk below a guest that runs would be written as if it were its own.
+#[test]
+fn a_guest_that_is_kept_gets_no_other_disk() {
+    let dir = folder(&[("a.img", "8M"), ("b.img", "16M")]);
+    let config = dir.path().join("x.toml");
+    std::fs::write(&config, TWO_DISKS).unwrap();
+    let args = ["keep", "--restart", "--", "serve", "--json", "--config", "x.toml"];
+    let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+    let mut guest = Guest::connect(&dir.path().join("a"));
+    guest.write(0, &[1; 512]);
+    let changes = [
+        (TWO_DISKS.replace("a.img", "c.img").replace("b.img", "a.img").replace("c.img", "b.img"), "would be"),
+        ("[[disk]]\nfile = \"b.img\"\nsocket = \"a\"\n".to_owned(), "would be"),
+        (TWO_DISKS.replace("\"a\"", "\"c\""), "its socket is a, and would be c"),
+        (TWO_DISKS.replace("socket = \"a\"", "socket = \"a\"\nread-only = true"), "would be read-only"),
+    ];
+    for (changed, sentence) in changes {
+        std::fs::write(&config, changed).unwrap();
+        let before = keep.said().len();
+        keep.signal(Signal::SIGHUP);
+        keep.wait_until_said_behind(before, "the guests wait");
+        let said = keep.said()[before..].to_owned();
+        assert!(said.contains("cannot go on") && said.contains(sentence), "{said}");
+        guest.start_write(512, &[2; 512]);
+        std::fs::write(&config, TWO_DISKS).unwrap();
+        keep.signal(Signal::SIGHUP);
+        keep.next_ready().expect("the daemon with the disks as they were");
+        assert_eq!((guest.complete(), guest.sectors()), (Some(0), 16384));
+    }
+    // Its file is there for the next guest.
+    drop(guest);
+    Guest::connect(&dir.path().join("a")).write(0, &[3; 512]);
+    keep.terminate();
+    assert!(!dir.path().join("a").exists());
+}
+
+/// A disk that nobody uses may change with a hand-over, and its socket moves.
+#[test]
+fn a_disk_without_a_guest_may_become_another_one() {
+    let dir = folder(&[("a.img", "8M"), ("b.img", "16M")]);
+    let config = dir.path().join("x.toml");
+    std::fs::write(&config, TWO_DISKS).unwrap();
+    let args = ["keep", "--", "serve", "--json", "--config", "x.toml"];
+    let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+    std::fs::write(&config, "[[disk]]\nfile = \"b.img\"\nsocket = \"c\"\n").unwrap();
+    keep.signal(Signal::SIGHUP);
+    keep.next_ready().expect("the next daemon");
+    assert_eq!(Guest::connect(&dir.path().join("c")).sectors(), 32768);
+    assert!(!dir.path().join("a").exists());
+    keep.terminate();
+}
+
+#[test]
+fn a_daemon_that_cannot_start_leaves_its_guests_waiting() {
+    let dir = folder(&[("a.img", "8M")]);
+    let config = dir.path().join("x.toml");
+    let good = "[[disk]]\nfile = \"a.img\"\nsocket = \"s\"\n";
+    std::fs::write(&config, good).unwrap();
+    let args = ["keep", "--restart", "--", "serve", "--json", "--config", "x.toml"];
+    let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+    let mut guest = Guest::connect(&dir.path().join("s"));
+    std::fs::write(&config, "no = true").unwrap();
+    keep.signal(Signal::SIGHUP);
+    keep.wait_until_said("no hand-over");
+    guest.write(0, &[1; 512]);
+    kill(pid_of(&keep.ready), Signal::SIGKILL).unwrap();
+    keep.wait_until_said("the guests wait");
+    guest.start_write(0, &[2; 512]);
+    std::fs::write(&config, good).unwrap();
+    keep.signal(Signal::SIGHUP);
+    keep.next_ready().expect("the next daemon");
+    assert_eq!(guest.complete(), Some(0));
+    keep.terminate();
+}
+
+#[test]
+fn an_upgrade_follows_the_link_that_keep_was_started_by() {
+    let dir = folder(&[("a.img", "8M")]);
+    for version in ["v1", "v2"] {
+        std::fs::create_dir(dir.path().join(version)).unwrap();
+        std::fs::copy(env!("CARGO_BIN_EXE_afterimage"), dir.path().join(version).join("afterimage")).unwrap();
+    }
+    let current = dir.path().join("current");
+    std::os::unix::fs::symlink("v1", &current).unwrap();
+    let mut command = std::process::Command::new(current.join("afterimage"));
+    command.args(["keep", "--", "serve", "--json", "--disk", "a.img,socket=s"]).current_dir(dir.path());
+    let mut keep = Daemon::start(&mut command);
+    std::fs::remove_file(&current).unwrap();
+    std::os::unix::fs::symlink("v2", &current).unwrap();
+    keep.signal(Signal::SIGHUP);
+    let next = pid_of(&keep.next_ready().expect("the next daemon"));
+    let program = std::fs::read_link(format!("/proc/{next}/exe")).unwrap();
+    assert!(program.ends_with("v2/afterimage"), "{program:?}");
+    keep.terminate();
+}
+
+#[test]
+fn each_daemon_has_a_trace_of_its_own() {
+    let dir = folder(&[("a.img", "1M")]);
+    let args = ["keep", "--", "serve", "--disk", "a.img", "--trace", "t.txt"];
+    common::refused(dir.path(), &args, 2, &["--trace t.txt", "%p"]);
+}
+
+#[test]
+fn a_daemon_whose_announcement_nobody_reads_serves() {
+    let dir = folder(&[("a.img", "1M")]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = afterimage(&["serve", "--disk", "a.img,socket=s"]);
+    let mut daemon = command.current_dir(dir.path()).stdout(full).spawn().unwrap();
+    while !dir.path().join("s").exists() {
+        assert!(daemon.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let mut guest = Guest::connect(&dir.path().join("s"));
+    guest.write(0, &[1; 512]);
+    guest.flush();
+    kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+    assert!(common::finish(daemon).status.success());
+}

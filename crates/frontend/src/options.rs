@@ -18,11 +18,14 @@ pub struct ServeOptions {
     pub spin_us: u32,
     /// Where sockets and in-flight requests outlive this process.
     pub keep: Option<KeepHandle>,
+    /// Kept with each connection, for the next daemon to look at before it takes one over ([`KeepHandle::shown`]): what the
+    /// guest was shown is the disk that it goes on with.
+    pub shown: Vec<u8>,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        Self { queues: 1, queue_size_max: 1024, write_cache: true, spin_us: 0, keep: None }
+        Self { queues: 1, queue_size_max: 1024, write_cache: true, spin_us: 0, keep: None, shown: Vec::new() }
     }
 }
 

@@ -87,6 +87,7 @@ impl Server {
         let wake = Bell::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
         let stop = Arc::new(StopOrder { wake, given: AtomicBool::new(false) });
         let attached = Attached::default();
+        let shown = options.shown.clone();
         let device = Device::new(name, disk, options, Arc::clone(&stats))?;
         let service = Service {
             name: name.to_owned(),
@@ -95,6 +96,7 @@ impl Server {
             stop: Arc::clone(&stop),
             attached: attached.clone(),
             keep,
+            shown,
         };
         let thread = std::thread::Builder::new()
             .name(format!("{name}/session"))
@@ -154,6 +156,7 @@ struct Service {
     stop: Arc<StopOrder>,
     attached: Attached,
     keep: Option<KeepHandle>,
+    shown: Vec<u8>,
 }
 
 impl Service {
@@ -197,7 +200,7 @@ impl Service {
             |mut session| {
                 match kept {
                     Some(entries) => session.take_over(entries)?,
-                    None => session.begin(),
+                    None => session.begin(&self.shown),
                 }
                 session.serve()
             },

@@ -95,11 +95,12 @@ impl<'a> Session<'a> {
         Ok(Self { device, socket, listener, stop, decoder, near, name, keep, held: BTreeSet::new() })
     }
 
-    /// A new connection.
-    pub fn begin(&mut self) {
+    /// A new connection, to a guest that is shown this.
+    pub fn begin(&mut self, shown: &[u8]) {
         let socket = self.socket;
         self.tell_keeper(|keep, prefix, _| {
             keep.delete_prefix(prefix)?;
+            keep.put(&format!("{prefix}shown"), shown, &[])?;
             keep.put(&format!("{prefix}socket"), &[], &[socket.as_fd()])
         });
     }
@@ -116,7 +117,7 @@ impl<'a> Session<'a> {
             let key = entry.key.rsplit('/').next().unwrap_or_default();
             self.held.insert(key.to_owned());
             match key {
-                "socket" => {}
+                "shown" | "socket" => {}
                 "own-inflight" => {
                     let fd = entry.fds.pop().ok_or_else(|| broken("the kept in-flight region is missing"))?;
                     self.device().adopt_own_inflight(&entry.value, fd).map_err(|e| broken(&e.to_string()))?;

@@ -10,9 +10,11 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use afterimage_frontend::keep::{Handled, Keeper};
@@ -31,6 +33,9 @@ const QUICK: Duration = Duration::from_secs(10);
 const QUICK_FAILURES_MAX: u32 = 5;
 /// First pause before a restart after a quick failure; it doubles each time.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
+/// How long the next daemon's options may be looked at.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+const CHECK_POLL: Duration = Duration::from_millis(2);
 /// Exit status of a Rust program that panicked.
 const PANIC_STATUS: i32 = 101;
 
@@ -39,14 +44,16 @@ const PANIC_STATUS: i32 = 101;
 /// Runs `serve`, which can then die or be replaced without the guests noticing more than a delay.
 ///
 /// SIGHUP hands over: the running daemon ends in order and a new one, from the program file as it is now, goes on with
-/// the same guests: an upgrade. SIGTERM and SIGINT end the daemon in order, and `keep` with it.
+/// the same guests: an upgrade. Where that program refuses the options, nothing happens. SIGTERM and SIGINT end the
+/// daemon in order, and `keep` with it.
 ///
-/// A daemon that ends by itself, as after `ctl stop`, ends `keep` with the same status. One that dies by a signal or
-/// crashes is started again with --restart; without it the guests wait until SIGHUP starts the next one.
+/// A daemon that ends by itself, as after `ctl stop`, ends `keep` with the same status; but while a guest is connected,
+/// one that fails leaves it waiting until SIGHUP starts the next one. A daemon that dies by a signal or crashes is
+/// started again with --restart; without it the guests wait, too.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Start the daemon again when it dies by a signal or crashes; gives up after five quick failures in a row
+    /// Start the daemon again when it dies by a signal or crashes; after five quick failures in a row guests wait for SIGHUP
     #[arg(long)]
     restart: bool,
     /// What to run: `serve` and its options
@@ -74,39 +81,73 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut keeping = Keeping { args, program, keeper: Keeper::new(), signals, quick_failures: 0 };
     loop {
         let started = Instant::now();
-        let (daemon, socket) = keeping.spawn()?;
-        match keeping.follow(daemon, socket)? {
-            Outcome::Ended(status) => return end_with(status),
-            Outcome::HandOver => tracing::info!("the daemon handed over"),
-            Outcome::Died(status) => {
-                if !keeping.after_death(status, started)? {
-                    return end_with(status);
+        let (daemon, socket) = match keeping.spawn() {
+            Ok(started) => started,
+            Err(failure) if keeping.keeper.holds_guests() => {
+                tracing::error!("{failure}");
+                if keeping.wait_for_the_next()? {
+                    continue;
                 }
+                return Err(failure);
             }
+            Err(failure) => return Err(failure),
+        };
+        let (goes_on, status) = match keeping.follow(daemon, socket)? {
+            Outcome::Told(status) => return end_with(status),
+            Outcome::HandOver => {
+                tracing::info!("the daemon handed over");
+                continue;
+            }
+            Outcome::ByItself(status) if status.success() || !keeping.keeper.holds_guests() => {
+                return end_with(status);
+            }
+            Outcome::ByItself(status) => {
+                tracing::error!("the daemon failed: {status}");
+                (keeping.wait_for_the_next()?, status)
+            }
+            Outcome::Died(status) => (keeping.after_death(status, started)?, status),
+        };
+        if !goes_on {
+            return end_with(status);
         }
     }
 }
 
-/// The path under which this program was started: after an upgrade it names the new file.
-fn program_path() -> Result<std::path::PathBuf, Failure> {
-    std::env::current_exe().map_err(|e| {
+/// The path under which this program was started, with its links: after an upgrade it leads to the new file.
+fn program_path() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().map_err(|e| {
         Failure::failed(format!("cannot find this program's own file, to start the daemon: {e}"))
-    })
+    })?;
+    let name = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    let folders = match name.components().count() {
+        // Looked for as the shell did.
+        1 => std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default(),
+        _ => vec![PathBuf::new()],
+    };
+    let mut named = folders.iter().filter_map(|folder| std::path::absolute(folder.join(&name)).ok());
+    Ok(named.find(|path| is_same_file(path, &own)).unwrap_or(own))
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
 /// How one daemon's life ended.
 enum Outcome {
-    /// As it was meant to; `keep` ends with it.
-    Ended(ExitStatus),
+    /// `keep` was told to end, and told it.
+    Told(ExitStatus),
     /// SIGHUP: the next one goes on.
     HandOver,
+    /// Nobody told it through `keep`.
+    ByItself(ExitStatus),
     /// By a signal that nobody meant for it, or a panic.
     Died(ExitStatus),
 }
 
 struct Keeping<'a> {
     args: &'a Args,
-    program: std::path::PathBuf,
+    program: PathBuf,
     keeper: Keeper,
     signals: Watch,
     quick_failures: u32,
@@ -126,8 +167,38 @@ impl Keeping<'_> {
         // Inherited by this child only: the flag is cleared between fork and exec.
         inherit(&mut command, number);
         let daemon = command.spawn().map_err(failed)?;
-        tracing::info!(pid = daemon.id(), "started a daemon");
+        tracing::info!(pid = daemon.id(), program = %self.program.display(), "started a daemon");
         Ok((daemon, ours))
+    }
+
+    /// Whether the program as it is now takes the options as they are now. A daemon that ended for one that does not would
+    /// leave its guests waiting.
+    fn next_would_start(&self) -> bool {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args.command).arg("--check-options").stdout(Stdio::null());
+        let checked = command.spawn().and_then(|mut check| {
+            let deadline = Instant::now() + CHECK_LIMIT;
+            loop {
+                if let Some(status) = check.try_wait()? {
+                    return Ok(status);
+                }
+                if Instant::now() >= deadline {
+                    check.kill()?;
+                }
+                std::thread::sleep(CHECK_POLL);
+            }
+        });
+        match checked {
+            Ok(status) if status.success() => return true,
+            Ok(status) => {
+                tracing::error!("no hand-over: the next daemon would not start ({status}); this one goes on")
+            }
+            Err(error) => {
+                let program = self.program.display();
+                tracing::error!("no hand-over: cannot start {program}: {error}; this daemon goes on");
+            }
+        }
+        false
     }
 
     /// Serves the keeper's socket and passes signals on until the daemon is gone.
@@ -153,7 +224,7 @@ impl Keeping<'_> {
             for signal in self.signals.take() {
                 match signal {
                     SIGCHLD => {}
-                    SIGHUP if !told_to_end => {
+                    SIGHUP if !told_to_end && self.next_would_start() => {
                         handing_over = true;
                         pass_on(&daemon, Signal::SIGHUP);
                     }
@@ -168,11 +239,11 @@ impl Keeping<'_> {
                 daemon.try_wait().map_err(|e| Failure::failed(format!("cannot wait for the daemon: {e}")))?;
             if let Some(status) = gone {
                 return Ok(match status.code() {
-                    _ if told_to_end => Outcome::Ended(status),
-                    // Also where it had died before it could hand over: the next one was asked for.
-                    Some(0 | PANIC_STATUS) | None if handing_over => Outcome::HandOver,
+                    _ if told_to_end => Outcome::Told(status),
+                    // Also where it had died before it could hand over, or could not close in order: the next one was asked for.
+                    _ if handing_over => Outcome::HandOver,
                     Some(PANIC_STATUS) | None => Outcome::Died(status),
-                    Some(_) => Outcome::Ended(status),
+                    Some(_) => Outcome::ByItself(status),
                 });
             }
         }
@@ -182,25 +253,35 @@ impl Keeping<'_> {
     fn after_death(&mut self, status: ExitStatus, started: Instant) -> Result<bool, Failure> {
         tracing::error!("the daemon died: {status}");
         if !self.args.restart {
-            tracing::warn!("the guests wait: send SIGHUP to start the next daemon, SIGTERM to give up");
-            return self.wait_for_word(None);
+            return self.wait_for_the_next();
         }
         if started.elapsed() >= QUICK {
             self.quick_failures = 0;
         }
         self.quick_failures += 1;
         if self.quick_failures >= QUICK_FAILURES_MAX {
-            return Err(Failure::failed(format!(
+            let failure = Failure::failed(format!(
                 "the daemon died {QUICK_FAILURES_MAX} times in a row within {} s of its start, the last time by \
                  {status}: look into its messages above",
                 QUICK.as_secs()
-            )));
+            ));
+            if !self.keeper.holds_guests() {
+                return Err(failure);
+            }
+            tracing::error!("{failure}");
+            self.quick_failures = 0;
+            return self.wait_for_the_next();
         }
         // The first restart is at once: a guest is waiting.
         if self.quick_failures == 1 {
             return Ok(true);
         }
         self.wait_for_word(Some(BACKOFF_FIRST * 2u32.pow(self.quick_failures - 2)))
+    }
+
+    fn wait_for_the_next(&mut self) -> Result<bool, Failure> {
+        tracing::warn!("the guests wait: send SIGHUP to start the next daemon, SIGTERM to give up");
+        self.wait_for_word(None)
     }
 
     /// Waits for SIGHUP or the end of the time (`true`), or for SIGTERM (`false`).

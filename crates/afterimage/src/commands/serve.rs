@@ -18,6 +18,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return super::print_line(CAPABILITIES);
     }
     let settings = Settings::build(args)?;
+    if args.check_options {
+        return daemon::check_kept(&settings);
+    }
     let keep = daemon::keep_from_environment()?;
     daemon::run(&settings, keep, args.json)
 }

@@ -113,6 +113,9 @@ pub struct Args {
     /// QEMU's convention: print what this program can do as JSON and exit
     #[arg(long, help_heading = "Backend program conventions of QEMU (one disk)")]
     pub print_capabilities: bool,
+    /// What `keep` asks before a hand-over: whether a daemon could be started with these options
+    #[arg(long, hide = true)]
+    pub check_options: bool,
 }
 
 const EXAMPLES: &str = "\

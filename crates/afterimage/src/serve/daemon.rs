@@ -24,13 +24,14 @@ use super::descriptors;
 use super::disk_spec::SocketSpec;
 use super::doors::{disk_name, Doors, Inherited, CONTROL_DISK_NAME};
 use super::ends::{End, Ends};
+use super::kept::Shown;
 use super::memory;
 use super::metrics;
 use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
 use super::state::{Daemon, Readable, ServedControlDisk, ServedDisk};
-use super::trace::{TraceFile, Tracing};
+use super::trace::{has_process_id, TraceFile, Tracing};
 use crate::control;
 use crate::failure::Failure;
 use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, SandboxReport};
@@ -62,92 +63,29 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
     let notifier = Notifier::from_environment();
     abort_on_panic();
-    refuse_same_image(&settings.disks)?;
-    if settings.recover_ijournal && keep.is_some() {
-        return Err(Failure::usage(
-            "--recover-ijournal does not go with `keep`, which keeps the sessions of guests that live",
-        ));
-    }
-    descriptors::prepare(settings, keep.is_some())?;
-    let trace = TraceFile::create(settings)?;
-    let doors = Doors::open(settings, keep.as_ref(), inherited)?;
-    let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
-    let readables =
-        prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
-
-    // The group of `power-window` starts threads, which must be born inside the sandbox.
-    if settings.journal.drop_journal {
-        tracing::error!(
-            "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
-        );
-    }
-    let needs = file_needs(settings, &prepared)?;
-    // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
-    // thread, too.
-    let early = matches!(settings.contract, Contract::PowerWindow { .. })
-        || !needs.arenas.is_empty()
-        || trace.is_some()
-        // Lanes may have threads.
-        || settings.recover_ijournal;
-    let mut sandbox = SandboxReport::off();
-    if early {
-        sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
-    }
-    let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
-    let Stack { group, disks } = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
-    if settings.recover_ijournal {
-        if let Err(failure) = recover_ijournal(settings, &disks) {
-            drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
-            return Err(failure);
+    let mut files = Vec::new();
+    let begun = begin(settings, keep.as_ref(), inherited, signals, &mut files).inspect_err(|_| {
+        // The listening sockets are kept, too: whoever starts next needs their names.
+        let waits = keep.as_ref().is_some_and(|keep| keep.connected().is_ok_and(|guests| !guests.is_empty()));
+        if waits {
+            files.drain(..).for_each(SocketFile::leave);
         }
+    })?;
+    let Begun {
+        daemon,
+        servers,
+        control_server,
+        control,
+        control_file,
+        metrics,
+        ends,
+        ends_with_guests,
+        traced,
+    } = begun;
+    // Guests are served whether or not anybody reads this.
+    if let Err(failure) = announce(&daemon, control_file.as_ref().map(SocketFile::path), metrics, json) {
+        tracing::warn!("{failure}");
     }
-    if !early {
-        let later = FileNeeds { socket_folders: needs.socket_folders.clone(), ..FileNeeds::default() };
-        sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
-    }
-
-    let disks: Vec<ServedDisk> = settings
-        .disks
-        .iter()
-        .zip(disks)
-        .zip(readables)
-        .map(|((disk_settings, StackDisk { image, disk }), readable)| ServedDisk {
-            readable,
-            settings: disk_settings.clone(),
-            image,
-            disk,
-            stats: Arc::new(FrontendStats::new(settings.queues)),
-        })
-        .collect();
-    let ends_with_guests = doors.disks.iter().all(|e| matches!(e, Endpoint::Connected(_)));
-    let servers = match start_servers(settings, &disks, doors.disks, keep.as_ref()) {
-        Ok(servers) => servers,
-        Err(failure) => {
-            // The first failure is the one to report; what cannot be closed stays for the next start. A guest may
-            // wait for that one.
-            drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
-            return Err(failure);
-        }
-    };
-
-    let control_disk = start_control_disk(settings, &group, doors.control_disk, keep.as_ref())?;
-    let (control_disk, control_server) = control_disk.unzip();
-
-    let ends = Ends::watch(signals, keep.is_some())?;
-    sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
-    let kept = keep.is_some();
-    let daemon = Arc::new(Daemon { group, disks, control_disk, sandbox, kept, started: Instant::now() });
-    let (control, control_file) = doors.control.unzip();
-    let control = control
-        .map(|listener| control::server::start(listener, &daemon, ends.stop()))
-        .transpose()
-        .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
-    let metrics_address = doors.metrics.as_ref().and_then(|l| l.local_addr().ok()).map(|a| a.to_string());
-    if let Some(listener) = doors.metrics {
-        metrics::start(listener, Arc::clone(&daemon))
-            .map_err(|e| Failure::failed(format!("cannot serve metrics: {e}")))?;
-    }
-    announce(&daemon, control_file.as_ref().map(SocketFile::path), metrics_address, json)?;
     notifier.tell("READY=1");
 
     let mut deletions = Deletions { daemon: &daemon, said: Vec::new() };
@@ -178,10 +116,18 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     let closed = close(&daemon, servers, ending);
     // Whatever became of the disks, the trace is ended; what went wrong with them is said first.
     let traced = traced.map_or(Ok(()), |traced| traced.finish());
+    let traced = match (&end, traced) {
+        // The next daemon is asked for, and guests wait for it: a trace that is not whole keeps nobody from it.
+        (End::HandOver, Err(failure)) => {
+            tracing::error!("{failure}");
+            Ok(())
+        }
+        (_, traced) => traced,
+    };
     let result = closed.and(traced);
     if matches!(end, End::HandOver) {
         // The sockets go on living with the next daemon: their files must stay.
-        doors.files.into_iter().for_each(SocketFile::leave);
+        files.into_iter().for_each(SocketFile::leave);
     }
     let asked = match end {
         End::Stop(Some(outcome)) => Some(outcome),
@@ -195,6 +141,142 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         control.drain(ANSWER_WAIT);
     }
     result
+}
+
+/// A daemon that serves.
+struct Begun {
+    daemon: Arc<Daemon>,
+    servers: Vec<Server>,
+    control_server: Option<Server>,
+    control: Option<control::server::Control>,
+    control_file: Option<SocketFile>,
+    /// Where metrics are served.
+    metrics: Option<String>,
+    ends: Ends,
+    ends_with_guests: bool,
+    traced: Option<Tracing>,
+}
+
+/// Goes all the way up to serving. Sockets' files are noted in `files` as they are made or taken over.
+///
+/// # Errors
+/// It cannot start: what was opened is closed in order.
+fn begin(
+    settings: &Settings,
+    keep: Option<&KeepHandle>,
+    inherited: Inherited,
+    signals: Signals,
+    files: &mut Vec<SocketFile>,
+) -> Result<Begun, Failure> {
+    refuse_same_image(&settings.disks)?;
+    if keep.is_some() {
+        check_kept(settings)?;
+    }
+    descriptors::prepare(settings, keep.is_some())?;
+    let trace = TraceFile::create(settings)?;
+    let doors = Doors::open(settings, keep, inherited, files)?;
+    let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
+    let readables =
+        prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
+
+    // The group of `power-window` starts threads, which must be born inside the sandbox.
+    if settings.journal.drop_journal {
+        tracing::error!(
+            "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
+        );
+    }
+    let needs = file_needs(settings, &prepared)?;
+    // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
+    // thread, too.
+    let early = matches!(settings.contract, Contract::PowerWindow { .. })
+        || !needs.arenas.is_empty()
+        || trace.is_some()
+        // Lanes may have threads.
+        || settings.recover_ijournal;
+    let mut sandbox = SandboxReport::off();
+    if early {
+        sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
+    }
+    let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
+    let Stack { group, disks } = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
+    let start = || {
+        if settings.recover_ijournal {
+            recover_ijournal(settings, &disks)?;
+        }
+        if !early {
+            let later = FileNeeds { socket_folders: needs.socket_folders, ..FileNeeds::default() };
+            sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
+        }
+        let disks = disks.into_iter().zip(readables).zip(&settings.disks).map(
+            |((StackDisk { image, disk }, readable), disk_settings)| ServedDisk {
+                readable,
+                settings: disk_settings.clone(),
+                image,
+                disk,
+                stats: Arc::new(FrontendStats::new(settings.queues)),
+            },
+        );
+        let disks: Vec<_> = disks.collect();
+        let ends_with_guests = doors.disks.iter().all(|e| matches!(e, Endpoint::Connected(_)));
+        let servers = start_servers(settings, &disks, doors.disks, keep)?;
+        let control_disk = start_control_disk(settings, &group, doors.control_disk, keep)?;
+        let (control_disk, control_server) = control_disk.unzip();
+        let ends = Ends::watch(signals, keep.is_some())?;
+        sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
+        let daemon = Arc::new(Daemon {
+            group: Arc::clone(&group),
+            disks,
+            control_disk,
+            sandbox,
+            kept: keep.is_some(),
+            started: Instant::now(),
+        });
+        let (control, control_file) = doors.control.unzip();
+        let control = control
+            .map(|listener| control::server::start(listener, &daemon, ends.stop()))
+            .transpose()
+            .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
+        let metrics = doors.metrics.as_ref().and_then(|l| l.local_addr().ok()).map(|a| a.to_string());
+        if let Some(listener) = doors.metrics {
+            metrics::start(listener, Arc::clone(&daemon))
+                .map_err(|e| Failure::failed(format!("cannot serve metrics: {e}")))?;
+        }
+        Ok(Begun {
+            daemon,
+            servers,
+            control_server,
+            control,
+            control_file,
+            metrics,
+            ends,
+            ends_with_guests,
+            traced,
+        })
+    };
+    start().inspect_err(|_| {
+        // This failure is the one to report; what cannot be closed stays for the next start. A guest may wait for that one.
+        drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
+    })
+}
+
+/// Whether these settings go with `keep`.
+///
+/// # Errors
+/// One of them does not.
+pub fn check_kept(settings: &Settings) -> Result<(), Failure> {
+    if settings.recover_ijournal {
+        return Err(Failure::usage(
+            "--recover-ijournal does not go with `keep`, which keeps the sessions of guests that live",
+        ));
+    }
+    match &settings.trace {
+        // The second daemon would find the first one's file, and its guests nobody.
+        Some(path) if !has_process_id(path) => Err(Failure::usage(format!(
+            "--trace {}: under `keep` each daemon writes a trace of its own: put %p, which becomes its process id, into the name",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A panic is a bug in a daemon that others rely on: half a daemon would keep guests waiting for ever, while a dead
@@ -300,6 +382,8 @@ fn start_servers(
                 write_cache: settings.write_cache,
                 spin_us: settings.spin_us,
                 keep: keep.cloned(),
+                shown: Shown::of(&disk.settings, settings.queues)
+                    .map_or_else(Vec::new, |shown| shown.to_bytes()),
                 ..ServeOptions::default()
             };
             Server::start(

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::net::TcpListener;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
+use afterimage_frontend::keep::KeepError;
 use afterimage_frontend::{Endpoint, KeepHandle};
 
 use super::disk_spec::SocketSpec;
+use super::kept;
 use super::settings::Settings;
 use super::sockets::{self, SocketFile};
 use crate::failure::Failure;
@@ -17,8 +19,6 @@ pub(super) struct Doors {
     /// A disk each.
     pub disks: Vec<Endpoint>,
     pub control_disk: Option<UnixListener>,
-    /// The disks' socket files: removed at the end, unless they are left to the next daemon.
-    pub files: Vec<SocketFile>,
     pub control: Option<(UnixListener, SocketFile)>,
     pub metrics: Option<TcpListener>,
 }
@@ -51,26 +51,31 @@ impl Inherited {
 }
 
 impl Doors {
+    /// The files of the disks' sockets are noted in `files`: removed at the end, unless they are left to the next daemon.
+    ///
     /// # Errors
     /// A name is taken, or the system has no more descriptors.
     pub fn open(
         settings: &Settings,
         keep: Option<&KeepHandle>,
         mut inherited: Inherited,
+        files: &mut Vec<SocketFile>,
     ) -> Result<Self, Failure> {
+        if let Some(keep) = keep {
+            kept::check(settings, keep)?;
+        }
         let mut disks = Vec::new();
-        let mut files = Vec::new();
         for (index, disk) in settings.disks.iter().enumerate() {
             let SocketSpec::Path(path) = &disk.socket else {
                 disks.push(inherited.0.remove(&index).expect("taken by the same settings"));
                 continue;
             };
             let what = format!("disk {}", disk.file.display());
-            disks.push(Endpoint::Listen(listen(&disk_name(index), path, &what, keep, &mut files)?));
+            disks.push(Endpoint::Listen(listen(&disk_name(index), path, &what, keep, files)?));
         }
         let control_disk = settings.control_disk.as_deref();
         let control_disk = control_disk
-            .map(|path| listen(CONTROL_DISK_NAME, path, "the control disk", keep, &mut files))
+            .map(|path| listen(CONTROL_DISK_NAME, path, "the control disk", keep, files))
             .transpose()?;
         let control = settings
             .control
@@ -87,8 +92,21 @@ impl Doors {
                 })
             })
             .transpose()?;
-        Ok(Self { disks, control_disk, files, control, metrics })
+        Ok(Self { disks, control_disk, control, metrics })
     }
+}
+
+fn kept_listener<'a>(
+    name: &str,
+    keep: Option<&'a KeepHandle>,
+) -> Result<Option<(&'a KeepHandle, UnixListener)>, KeepError> {
+    let Some(keep) = keep else { return Ok(None) };
+    Ok(keep.listener(name)?.map(|listener| (keep, listener)))
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let absolute = |path: &Path| std::path::absolute(path).ok();
+    absolute(one) == absolute(other)
 }
 
 /// A listening socket that the keeper has, or a new one, which it gets.
@@ -99,10 +117,19 @@ fn listen(
     keep: Option<&KeepHandle>,
     files: &mut Vec<SocketFile>,
 ) -> Result<UnixListener, Failure> {
-    let kept = keep.map(|k| k.listener(name)).transpose().map_err(Failure::failed)?.flatten();
-    if let Some(listener) = kept {
-        files.extend(SocketFile::adopt(path));
-        return Ok(listener);
+    if let Some((keep, listener)) = kept_listener(name, keep).map_err(Failure::failed)? {
+        let address = listener.local_addr().ok();
+        let stands = address.as_ref().and_then(SocketAddr::as_pathname).unwrap_or(path);
+        if is_same(stands, path) {
+            files.extend(SocketFile::adopt(path));
+            return Ok(listener);
+        }
+        if keep.connection(name).map_err(Failure::failed)?.is_some() {
+            let (was, is) = (stands.display(), path.display());
+            return Err(kept::refused(name, &format!("its socket is {was}, and would be {is}")));
+        }
+        // Nobody uses it: its file goes, and the keeper has the new one below.
+        drop(SocketFile::adopt(stands));
     }
     let (listener, file) = sockets::listen(path, what, false)?;
     files.push(file);

@@ -11,6 +11,7 @@ mod doors;
 mod ends;
 mod http;
 mod journal;
+mod kept;
 pub mod memory;
 pub mod metrics;
 pub mod notify;

@@ -121,6 +121,11 @@ impl Tracing {
     }
 }
 
+/// Whether each daemon's trace has a name of its own.
+pub fn has_process_id(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.contains("%p"))
+}
+
 fn with_process_id(path: &Path) -> PathBuf {
     match path.to_str() {
         Some(text) => text.replace("%p", &std::process::id().to_string()).into(),

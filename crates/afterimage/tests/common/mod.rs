@@ -5,9 +5,10 @@
 pub mod guest;
 pub mod journal;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -84,7 +85,8 @@ pub fn assert_unsound(dir: &Path) {
 pub struct Daemon {
     child: Option<Child>,
     stdout: BufReader<std::process::ChildStdout>,
-    stderr: Option<std::thread::JoinHandle<String>>,
+    stderr: Option<std::thread::JoinHandle<()>>,
+    said: Arc<Mutex<String>>,
     /// The start-up line.
     pub ready: Value,
 }
@@ -102,13 +104,16 @@ impl Daemon {
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut errors = child.stderr.take().unwrap();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        let said = Arc::<Mutex<String>>::default();
+        let heard = Arc::clone(&said);
         let stderr = std::thread::spawn(move || {
-            let mut text = String::new();
-            errors.read_to_string(&mut text).map(|_| text).unwrap_or_default()
+            for line in errors.lines().map_while(Result::ok) {
+                heard.lock().unwrap().extend([line.as_str(), "\n"]);
+            }
         });
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut daemon = Self { child: Some(child), stdout, stderr: Some(stderr), ready: Value::Null };
+        let mut daemon = Self { child: Some(child), stdout, stderr: Some(stderr), said, ready: Value::Null };
         match daemon.next_ready() {
             Some(ready) => daemon.ready = ready,
             None => panic!("no ready line: {}", daemon.end().1),
@@ -151,7 +156,29 @@ impl Daemon {
     /// Waits for the end; the status and what was said on stderr.
     pub fn end(&mut self) -> (ExitStatus, String) {
         let status = finish(self.child.take().unwrap()).status;
-        (status, self.stderr.take().unwrap().join().unwrap())
+        self.stderr.take().unwrap().join().unwrap();
+        (status, self.said())
+    }
+
+    /// What was said on stderr so far.
+    pub fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Waits until this was said on stderr.
+    #[track_caller]
+    pub fn wait_until_said(&self, text: &str) {
+        self.wait_until_said_behind(0, text);
+    }
+
+    /// Waits until this was said on stderr behind its first `bytes`.
+    #[track_caller]
+    pub fn wait_until_said_behind(&self, bytes: usize, text: &str) {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.said()[bytes..].contains(text) {
+            assert!(Instant::now() < deadline, "it did not say {text:?}: {}", self.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -171,8 +198,8 @@ impl Drop for Daemon {
             drop(child.wait());
             if std::thread::panicking() {
                 // What the daemon said of it, where it may be the reason.
-                let said = self.stderr.take().and_then(|stderr| stderr.join().ok()).unwrap_or_default();
-                println!("the daemon said: {said}");
+                drop(self.stderr.take().map(std::thread::JoinHandle::join));
+                println!("the daemon said: {}", self.said());
             }
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::wire::{self, Entry, KeepError, Message, Operation, FDS_MAX, VALUE_BYTES_MAX};
+use super::CONNECTION;
 
 /// How long a keeper may take to answer before it is given up.
 const ANSWER_S: u64 = 10;
@@ -108,7 +109,25 @@ impl KeepHandle {
     /// # Errors
     /// As [`KeepHandle::list`].
     pub fn connection(&self, disk: &str) -> Result<Option<UnixStream>, KeepError> {
-        Ok(self.first_fd(&format!("{disk}/session/socket"))?.map(UnixStream::from))
+        Ok(self.first_fd(&format!("{disk}{CONNECTION}"))?.map(UnixStream::from))
+    }
+
+    /// What an earlier daemon said with `disk`'s connection ([`crate::ServeOptions::shown`]).
+    ///
+    /// # Errors
+    /// As [`KeepHandle::list`].
+    pub fn shown(&self, disk: &str) -> Result<Option<Vec<u8>>, KeepError> {
+        let key = format!("{disk}/session/shown");
+        Ok(self.list(&key)?.into_iter().find(|entry| entry.key == key).map(|entry| entry.value))
+    }
+
+    /// The disks of which a guest's connection is kept.
+    ///
+    /// # Errors
+    /// As [`KeepHandle::list`].
+    pub fn connected(&self) -> Result<Vec<String>, KeepError> {
+        let all = self.list("")?;
+        Ok(all.iter().filter_map(|entry| entry.key.strip_suffix(CONNECTION)).map(str::to_owned).collect())
     }
 
     fn first_fd(&self, key: &str) -> Result<Option<OwnedFd>, KeepError> {

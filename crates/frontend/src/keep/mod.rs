@@ -22,6 +22,9 @@ mod client;
 mod server;
 pub mod wire;
 
+/// What follows a disk's name in the key of its guest's connection.
+const CONNECTION: &str = "/session/socket";
+
 pub use client::KeepHandle;
 pub use server::{Handled, Keeper};
 pub use wire::{Entry, KeepError};

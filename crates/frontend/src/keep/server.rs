@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::wire::{self, KeepError, Message, Operation, DISK_ENTRIES_MAX, DISK_FDS_MAX};
+use super::CONNECTION;
 
 /// What [`Keeper::handle`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,11 @@ impl Keeper {
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether it holds the connection of a guest.
+    pub fn holds_guests(&self) -> bool {
+        self.entries.keys().any(|key| key.ends_with(CONNECTION.as_bytes()))
     }
 
     /// Receives and answers one request on a daemon's socket; blocks until there is one.
