@@ -377,7 +377,7 @@ fn connection(
         let mut session = Session::new(device, &far, None, &stop).expect("a session");
         let begun = match kept(&peer, input) {
             None => {
-                session.begin();
+                session.begin(&[]);
                 true
             }
             Some(entries) => session.take_over(entries).is_ok(),
