@@ -108,6 +108,49 @@ fn what_check_says_is_what_serve_does() {
     }
 }
 
+/// What is damaged of one image of a group is found from each of them, and before the log that all need goes home.
+#[test]
+fn a_group_is_checked_and_recovered_whole() {
+    let dir = folder(&[("a.img", "8M"), ("b.img", "8M")]);
+    fs::create_dir(dir.path().join("arena")).unwrap();
+    let group = [&["--disk", "a.img", "--disk", "b.img"], RETAIN_WINDOW].concat();
+    let daemon = Daemon::serve(dir.path(), &group);
+    let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+    guest.write(4096, &[2; 4096]);
+    guest.flush();
+    daemon.kill();
+    let paths = ["a.img", "b.img", "a.img.aflog"];
+    paths.iter().for_each(|path| drop(succeeds(dir.path(), &["check", path])));
+    damage(&dir.path().join("b.img.state"), 40);
+    for path in paths {
+        let output = run(dir.path(), &["check", path]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{path}: {text}");
+        assert!(text.contains("NOT sound") && text.contains("b.img.state is damaged"), "{path}: {text}");
+    }
+    refused(dir.path(), &[&["serve"], &group[..]].concat(), 1, &["b.img.state is damaged"]);
+    for path in paths {
+        refused(dir.path(), &["recover", path], 1, &["b.img.state is damaged", "--accept-loss"]);
+        assert!(dir.path().join("a.img.aflog").exists() && dir.path().join("a.img.state").exists(), "{path}");
+    }
+    succeeds(dir.path(), &["recover", "--accept-loss", "a.img"]);
+    let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.retain(|name| !name.to_str().unwrap().ends_with(".sock"));
+    left.sort();
+    assert_eq!(left, ["a.img", "arena", "b.img"]);
+    assert_eq!(fs::read(dir.path().join("a.img")).unwrap()[4096..8192], [2; 4096]);
+}
+
+/// Under `power-window` nothing durable is lost with an arena, whatever is asked.
+#[test]
+fn a_damaged_arena_stops_no_recovery_under_power_window() {
+    let dir = died(RETAIN_WINDOW);
+    arenas(dir.path()).iter().for_each(|arena| damage(arena, 0));
+    assert!(succeeds(dir.path(), &["recover", "--dry-run", "a.img"]).contains("would give up"));
+    assert!(succeeds(dir.path(), &["recover", "a.img"]).contains("gave up"));
+    assert!(!dir.path().join("a.img.aflog").exists() && !dir.path().join("a.img.state").exists());
+}
+
 #[test]
 fn an_arena_that_nothing_needs_is_listed_and_removed() {
     let dir = died(RETAIN);

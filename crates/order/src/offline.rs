@@ -91,6 +91,8 @@ pub struct LoggedImage {
 pub struct CheckReport {
     /// What was asked about.
     pub path: PathBuf,
+    /// The images of its log; none without one, or where it cannot be opened with them.
+    pub images: Vec<PathBuf>,
     /// Nothing is wrong.
     pub sound: bool,
     /// Nothing has to be replayed: the image is a plain raw file.
@@ -263,12 +265,18 @@ fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenErr
 /// # Errors
 /// It is in use, or cannot be read: what the user has to put right is in the report.
 pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
-    let mut report =
-        CheckReport { path: path.to_owned(), sound: true, clean: true, replay: None, problems: Vec::new() };
-    let found = group_of(path, true).and_then(|group| match group {
-        None => Ok(None),
-        Some((log, _)) if !is_live(&log)? => Ok(None),
-        Some((log, images)) => would_bring_home(&log, &images, Trust::Nothing).map(Some),
+    let mut report = CheckReport {
+        path: path.to_owned(),
+        images: Vec::new(),
+        sound: true,
+        clean: true,
+        replay: None,
+        problems: Vec::new(),
+    };
+    let found = group_of(path, true).and_then(|group| {
+        let Some((log, images)) = group else { return Ok(None) };
+        report.images = images.iter().map(|image| image.path().to_owned()).collect();
+        is_live(&log)?.then(|| would_bring_home(&log, &images, Trust::Nothing)).transpose()
     });
     match found {
         Ok(None) => {}

@@ -12,8 +12,8 @@ use crate::failure::Failure;
 /// Check an image, its redo log and its retained journals, offline, without changing anything
 ///
 /// Says whether they belong together, whether every record of the log is whole, and whether what is retained can be
-/// recovered: whether `serve` would go on with it. Exits with status 1 where it is not sound. The image must not be
-/// served meanwhile.
+/// recovered: whether `serve` would go on with it and the other images of its log. Exits with status 1 where it is not
+/// sound. The images must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
@@ -27,7 +27,7 @@ pub struct Args {
 struct Report {
     #[serde(flatten)]
     log: CheckReport,
-    /// Bytes of retained journal content that recovery reads; 0 where nothing is retained.
+    /// Bytes of retained journal content that recovery reads, of all images; 0 where nothing is retained.
     retained_bytes: u64,
 }
 
@@ -52,14 +52,16 @@ impl fmt::Display for Report {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut log = afterimage_order::offline::check(&args.file).map_err(Failure::failed)?;
     let mut retained_bytes = 0;
-    if let Some(retained) = offline::inspect(&args.file).map_err(Failure::failed)? {
+    let images = log.images.clone();
+    for image in super::images_of(&args.file, images.iter()) {
+        let Some(retained) = offline::inspect(image).map_err(Failure::failed)? else { continue };
         // Under `power-window` nothing durable goes with an arena: `serve` goes on without it.
         log.clean &= retained.gone.is_some();
         if let Some(problem) = retained.problem {
             log.sound = false;
-            log.problems.push(problem);
+            log.problems.push(format!("{}: {problem}", image.display()));
         }
-        retained_bytes = retained.retained.map_or(0, |r| r.arena_used_bytes);
+        retained_bytes += retained.retained.map_or(0, |r| r.arena_used_bytes);
     }
     let sound = log.sound;
     super::print_report(&Report { log, retained_bytes }, args.json)?;

@@ -14,7 +14,8 @@ use crate::failure::Failure;
 /// Complete records of the log go home, a torn end is dropped. Then what the guest had committed to retained journals
 /// goes home, and its journals are empty. Then each ext4 of it that a guest used with iJournaling and did not unmount is
 /// recovered: its journal is replayed, and what its i-transactions say becomes a part of it. `serve` does the same by itself, the last of it
-/// with --recover-ijournal; this is for using the image with other tools. The image must not be served meanwhile.
+/// with --recover-ijournal; this is for using the image with other tools. Where the log, or what is retained of one of its
+/// images, cannot be recovered, nothing is touched. The images must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
@@ -63,14 +64,24 @@ impl fmt::Display for Report {
 /// Runs it.
 ///
 /// # Errors
-/// It cannot be recovered; what it holds is as before.
+/// It cannot be recovered. Where its log, or what is retained, is the reason, everything is as before.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let options = RecoverOptions {
-        dry_run: args.dry_run,
-        accept_loss: args.accept_loss,
-        trust_image: args.trust_image,
+    let recover_log = |dry_run| {
+        let options =
+            RecoverOptions { dry_run, accept_loss: args.accept_loss, trust_image: args.trust_image };
+        afterimage_order::offline::recover(&args.file, &options).map_err(Failure::failed)
     };
-    let log = afterimage_order::offline::recover(&args.file, &options).map_err(Failure::failed)?;
+    let mut log = recover_log(true)?;
+    if !args.dry_run {
+        // The log goes home only where what is retained can follow, of all its images: until then nothing is touched.
+        // What that warns of is said when it is done.
+        tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || {
+            let mut images = super::images_of(&args.file, log.images.iter()).into_iter();
+            images.try_for_each(|image| offline::recover(image, true, args.accept_loss).map(drop))
+        })
+        .map_err(Failure::failed)?;
+        log = recover_log(false)?;
+    }
     let (mut retained, mut ijournal, mut ijournal_unknown) = (Vec::new(), Vec::new(), Vec::new());
     for image in super::images_of(&args.file, log.images.iter()) {
         retained.extend(offline::recover(image, args.dry_run, args.accept_loss).map_err(Failure::failed)?);

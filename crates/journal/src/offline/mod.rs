@@ -232,7 +232,10 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
         }
         Err(Problem::Foreign(_)) if dry_run && is_behind_its_log(&image) => {}
         Err(Problem::Foreign(e)) => return Err(e),
-        Err(Problem::Gone(why) | Problem::Other(why)) => return Err(JournalError::Corrupt(why).into()),
+        // A dry run finds out only here: it has not opened the arena before.
+        Err(Problem::Gone(_)) if state.survives_power() || accept_loss => report.lost = true,
+        Err(Problem::Gone(why)) => return Err(RetainError::Lost { image, why }),
+        Err(Problem::Other(why)) => return Err(JournalError::Corrupt(why).into()),
     }
     if dry_run {
         return Ok(Some(report));
