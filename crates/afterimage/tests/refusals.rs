@@ -90,6 +90,10 @@ fn usage_errors_end_with_status_2() {
         (&["create", "c.img", "0"], &["at least 512"]),
         (&["create", "c.img"], &["SIZE"]),
         (&["ctl", "s", "pause", "--for", "soon"], &["soon", "duration"]),
+        (&["ctl", "s", "pause", "--for", "20m"], &["--for", "20m", "a pause lasts 1ms to 10m"]),
+        (&["ctl", "s", "pause", "--for", "0"], &["--for", "'0'", "a pause lasts 1ms to 10m"]),
+        (&["ctl", "s", "copy", "--for", "601s", "."], &["--for", "601s", "a pause lasts 1ms to 10m"]),
+        (&["ctl", "s", "wait", "5", "--timeout", "48h"], &["--timeout", "48h", "a wait lasts at most 24h"]),
         (&["keep", "--", "status"], &["keep -- serve"]),
         (&["launch"], &["launch"]),
     ] {

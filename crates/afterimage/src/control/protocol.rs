@@ -1,7 +1,5 @@
 //! What is said on the control socket.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 pub use afterimage_protocol::status::{
@@ -15,6 +13,8 @@ pub const LINE_BYTES_MAX: usize = 4096;
 pub const PAUSE_MS_DEFAULT: u64 = 60_000;
 /// Longest pause, in milliseconds: a guest gives up on a disk that is silent for long.
 pub const PAUSE_MS_MAX: u64 = 600_000;
+/// Longest time that a wait for a sequence number may be given, in milliseconds.
+pub const WAIT_MS_MAX: u64 = 86_400_000;
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,9 +91,7 @@ pub fn parse_request(line: &[u8]) -> Result<Request, RequestError> {
         Request::Pause { for_ms: Some(ms) } if !(1..=PAUSE_MS_MAX).contains(ms) => {
             Err(RequestError::OutOfRange { field: "for_ms", range: "1 to 600000" })
         }
-        Request::Wait { timeout_ms: Some(ms), .. }
-            if Duration::from_millis(*ms) > Duration::from_secs(86_400) =>
-        {
+        Request::Wait { timeout_ms: Some(ms), .. } if *ms > WAIT_MS_MAX => {
             Err(RequestError::OutOfRange { field: "timeout_ms", range: "at most 86400000" })
         }
         _ => Ok(request),

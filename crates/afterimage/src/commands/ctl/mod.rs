@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Subcommand;
 
 use crate::control::client::Client;
-use crate::control::protocol::{Answer, Request};
+use crate::control::protocol::{Answer, Request, PAUSE_MS_MAX, WAIT_MS_MAX};
 use crate::failure::Failure;
 use crate::units::parse_duration;
 
@@ -48,8 +48,8 @@ enum CtlCommand {
     Wait {
         /// The sequence number, as `flush` or `status` prints it
         sequence: u64,
-        /// Give up after this long, as in 500ms or 10s
-        #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+        /// Give up after this long, as in 500ms or 10s: at most 24h
+        #[arg(long, value_parser = wait_time, value_name = "TIME")]
         timeout: Option<Duration>,
     },
     /// Print durability and failure events until interrupted
@@ -61,8 +61,8 @@ enum CtlCommand {
     /// With a command: runs it, lets writes go on, and ends with its status. Without: holds until the time is over or
     /// this program is interrupted. Writes go on in any case when this program goes away.
     Pause {
-        /// At most this long
-        #[arg(long = "for", value_parser = parse_duration, value_name = "TIME", default_value = "60s")]
+        /// At most this long: 1ms to 10m
+        #[arg(long = "for", value_parser = pause_time, value_name = "TIME", default_value = "60s")]
         hold: Duration,
         /// Run this while writes are held
         #[arg(last = true, value_name = "COMMAND")]
@@ -74,8 +74,8 @@ enum CtlCommand {
     Copy {
         /// Where the copies go; files that exist are not overwritten
         folder: PathBuf,
-        /// Give up when copying takes longer, as writes are held meanwhile
-        #[arg(long = "for", value_parser = parse_duration, value_name = "TIME", default_value = "600s")]
+        /// Give up when copying takes longer, as writes are held meanwhile: 1ms to 10m
+        #[arg(long = "for", value_parser = pause_time, value_name = "TIME", default_value = "600s")]
         hold: Duration,
     },
 }
@@ -129,6 +129,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// A time that the daemon takes for a pause.
+fn pause_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text).map_err(|e| e.to_string())?;
+    let held = Duration::from_millis(1)..=Duration::from_millis(PAUSE_MS_MAX);
+    held.contains(&time).then_some(time).ok_or_else(|| "a pause lasts 1ms to 10m".to_owned())
+}
+
+/// A time that the daemon takes for a wait.
+fn wait_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text).map_err(|e| e.to_string())?;
+    let waited = ..=Duration::from_millis(WAIT_MS_MAX);
+    waited.contains(&time).then_some(time).ok_or_else(|| "a wait lasts at most 24h".to_owned())
+}
+
 fn done(client: &mut Client, request: &Request, words: &str, json: bool) -> Result<(), Failure> {
     let (text, _) = client.ask(request)?;
     super::print_line(if json { &text } else { words })
@@ -149,4 +163,18 @@ fn millis(time: Duration) -> u64 {
 
 fn unexpected() -> Failure {
     Failure::failed("the daemon gave an answer to another question: use the afterimage that serves it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_the_daemons() {
+        assert_eq!(pause_time("1ms"), Ok(Duration::from_millis(1)));
+        assert_eq!(pause_time("10m"), Ok(Duration::from_millis(PAUSE_MS_MAX)));
+        assert_eq!(wait_time("24h"), Ok(Duration::from_millis(WAIT_MS_MAX)));
+        assert!(pause_time("0.5ms").is_err() && pause_time("600001ms").is_err());
+        assert!(wait_time("0").is_ok() && wait_time("24.1h").is_err());
+    }
 }
