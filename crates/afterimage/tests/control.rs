@@ -7,10 +7,13 @@ use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use common::guest::Guest;
-use common::{folder, json, refused, succeeds, Daemon, DEADLINE};
+use common::{afterimage, finish, folder, json, refused, succeeds, Daemon, DEADLINE};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 const CONTRACTS: [&str; 3] = ["power", "power-window=50ms", "guest-crash"];
@@ -121,6 +124,90 @@ fn an_orderly_end_ends_a_pause_for_its_owner_too() {
     let mut line = String::new();
     let read = a.answers.read_line(&mut line);
     assert!(read.is_err() || !line.contains("\"ok\":true"), "{line}");
+}
+
+/// `ctl pause` with these arguments, and its pause in force.
+fn pausing(dir: &Path, args: &[&str]) -> Child {
+    let mut command = afterimage(&[&["ctl", "c", "pause"], args].concat());
+    let child = command.current_dir(dir).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("the pause is in force", || status(dir)["paused"] == true);
+    child
+}
+
+fn serve_one() -> (tempfile::TempDir, Daemon) {
+    let dir = folder(&[("a.img", "1M")]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);
+    (dir, daemon)
+}
+
+type End = fn(&Path, &Daemon);
+
+/// What ends a pause before its time.
+const EARLY: [(&str, End); 3] = [
+    ("resume", |dir, _| drop(succeeds(dir, &["ctl", "c", "resume"]))),
+    ("stop", |dir, _| drop(succeeds(dir, &["ctl", "c", "stop"]))),
+    ("the daemon's death", |_, daemon| daemon.signal(Signal::SIGKILL)),
+];
+
+#[test]
+fn a_pause_without_a_command_says_whether_it_lasted() {
+    let (dir, daemon) = serve_one();
+    succeeds(dir.path(), &["ctl", "c", "pause", "--for", "300ms"]);
+    daemon.terminate();
+    for (what, end) in EARLY {
+        let (dir, daemon) = serve_one();
+        let pause = pausing(dir.path(), &["--for", "10s"]);
+        end(dir.path(), &daemon);
+        let output = finish(pause);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{what}: {said}");
+        assert!(said.starts_with("afterimage: ") && said.contains("ended early"), "{what}: {said}");
+    }
+}
+
+#[test]
+fn what_a_pause_runs_does_not_outlive_it() {
+    let send = |pause: &Child, signal| kill(Pid::from_raw(pause.id() as i32), signal).unwrap();
+    // Also what a shell has started: it does not end with the shell.
+    let (shell, nested) = ("sleep 5; touch late", "(sleep 5; touch late); true");
+    let mut all = Vec::new();
+    let mut runs =
+        |what: &str, time: &str, script: &str, end: &dyn Fn(&Path, &Daemon, &Child), status, said: &str| {
+            let (dir, daemon) = serve_one();
+            let script = format!("touch begun; {script}");
+            let pause = pausing(dir.path(), &["--for", time, "--", "sh", "-c", &script]);
+            eventually("the command runs", || dir.path().join("begun").exists());
+            let begun = Instant::now();
+            end(dir.path(), &daemon, &pause);
+            let output = finish(pause);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), status, "{what}: {errors}");
+            assert!(errors.contains(said), "{what}: {errors}");
+            all.push((what.to_owned(), begun, dir, daemon));
+        };
+    for (what, end) in EARLY {
+        runs(what, "60s", nested, &|dir, daemon, _| end(dir, daemon), Some(1), "ended early");
+    }
+    runs("its time", "2s", nested, &|_, _, _| (), Some(1), "was over first");
+    runs("SIGTERM", "60s", nested, &|_, _, pause| send(pause, Signal::SIGTERM), Some(143), "");
+    runs("SIGKILL", "60s", shell, &|_, _, pause| send(pause, Signal::SIGKILL), None, "");
+    for (what, begun, dir, _daemon) in all {
+        std::thread::sleep(Duration::from_millis(6500).saturating_sub(begun.elapsed()));
+        assert!(!dir.path().join("late").exists(), "{what}: the command went on");
+    }
+}
+
+#[test]
+fn a_copy_that_takes_too_long_is_given_up() {
+    let dir = folder(&[]);
+    // More than is copied at once, more than any memory copies in a millisecond, and nothing that two file systems share.
+    std::fs::write(dir.path().join("a.img"), vec![1; 65 << 20]).unwrap();
+    let copies = tempfile::tempdir_in("/dev/shm").unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);
+    let copy = ["ctl", "c", "copy", "--for", "1ms", copies.path().to_str().unwrap()];
+    refused(dir.path(), &copy, 1, &["the pause of 1ms was over first", "longer --for"]);
+    assert_eq!(std::fs::read_dir(copies.path()).unwrap().count(), 0);
+    daemon.terminate();
 }
 
 #[test]

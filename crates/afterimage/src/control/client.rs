@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IoSliceMut, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::protocol::{Answer, ImageAnswer, Request};
 use crate::failure::Failure;
@@ -40,6 +41,14 @@ impl Client {
             Failure::failed(format!("cannot connect to the control socket {}: {e}; {advice}", path.display()))
         })?;
         Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
+    }
+
+    /// One more connection to the same socket.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn another(&self) -> Result<Self, Failure> {
+        Self::connect(&self.path)
     }
 
     /// How long an answer may take; without a limit where `None`.
@@ -127,6 +136,13 @@ impl Client {
         }
     }
 
+    /// Whether [`Client::line`] has something to say: a line, the end of the connection, or that it broke.
+    pub fn is_readable(&self) -> bool {
+        let mut polled = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        !self.stream.buffer().is_empty() || poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// The next line, or `None` when the daemon ended the connection.
     ///
     /// # Errors
@@ -143,5 +159,11 @@ impl Client {
 
     fn lost(&self, why: &dyn std::fmt::Display) -> Failure {
         Failure::failed(format!("lost the connection to the control socket {}: {why}", self.path.display()))
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.get_ref().as_fd()
     }
 }

@@ -71,9 +71,9 @@ pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Re
         };
         return Err(Failure::failed(format!("{} {why}", path.display())));
     }
-    let held = pause::begin(client, hold)?;
-    let copied = plans.iter().try_for_each(|plan| target.copy(plan));
-    pause::end(client, hold).and(copied)?;
+    let mut held = pause::begin(client, hold)?;
+    let copied = plans.iter().try_for_each(|plan| target.copy(plan, &mut held));
+    copied.and(pause::end(client, hold))?;
     // Only now, when the guest goes on: the copies are complete and nothing hurries any more.
     target.finish(&plans)?;
     let copies = plans
@@ -134,7 +134,7 @@ impl Target {
         rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    fn copy(&mut self, plan: &Plan) -> Result<(), Failure> {
+    fn copy(&mut self, plan: &Plan, held: &mut pause::Held) -> Result<(), Failure> {
         let to = self.path(&plan.name);
         let fail = |e: io::Error| {
             Failure::failed(format!("cannot copy {} to {}: {e}", plan.image.file, to.display()))
@@ -153,7 +153,13 @@ impl Target {
             return Ok(());
         }
         file.set_len(plan.image.bytes).map_err(fail)?;
-        copy_data(&plan.from, &file, plan.image.bytes).map_err(fail)
+        let mut ended = None;
+        let mut goes_on = || {
+            ended = held.ended();
+            ended.is_none()
+        };
+        copy_data(&plan.from, &file, plan.image.bytes, &mut goes_on).map_err(fail)?;
+        ended.map_or(Ok(()), |ended| Err(held.failure(ended)))
     }
 
     /// Brings the copies to storage, and gives them their names.
@@ -200,8 +206,8 @@ fn copy_mode(image: &Metadata, group: u32) -> u32 {
     mode & 0o707 | mode & 0o070 & ((mode & 0o007) << 3)
 }
 
-/// Copies what is not a hole.
-fn copy_data(from: &File, to: &File, length: u64) -> io::Result<()> {
+/// Copies what is not a hole, for as long as it goes on.
+fn copy_data(from: &File, to: &File, length: u64, goes_on: &mut dyn FnMut() -> bool) -> io::Result<()> {
     let mut at = 0;
     while at < length {
         let data = match seek(from, SeekFrom::Data(at)) {
@@ -213,6 +219,9 @@ fn copy_data(from: &File, to: &File, length: u64) -> io::Result<()> {
         let end = seek(from, SeekFrom::Hole(data))?.min(length);
         let (mut source, mut target) = (data, data);
         while source < end {
+            if !goes_on() {
+                return Ok(());
+            }
             let chunk = CHUNK_BYTES.min(usize::try_from(end - source).unwrap_or(CHUNK_BYTES));
             let n = copy_chunk(from, &mut source, to, &mut target, chunk)?;
             if n == 0 {
@@ -238,5 +247,37 @@ fn copy_chunk(from: &File, source: &mut u64, to: &File, target: &mut u64, chunk:
             Ok(n)
         }
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_stops_where_it_may_not_go_on() {
+        use std::os::unix::fs::FileExt;
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(8 << 20).unwrap();
+            file
+        };
+        let (from, to) = (file("from"), file("to"));
+        // Two pieces with a hole between them.
+        [0, 4 << 20].iter().for_each(|at| from.write_all_at(&[7; 4096], *at).unwrap());
+        let mut asked = 0;
+        let mut once = || {
+            asked += 1;
+            asked == 1
+        };
+        copy_data(&from, &to, 8 << 20, &mut once).unwrap();
+        let byte = |at| {
+            let mut byte = [0];
+            to.read_exact_at(&mut byte, at).unwrap();
+            byte[0]
+        };
+        assert_eq!((asked, byte(0), byte(4 << 20)), (2, 7, 0));
     }
 }

@@ -59,7 +59,8 @@ enum CtlCommand {
     /// Hold new writes while the images are a complete prefix of the guest's history, so that they can be copied
     ///
     /// With a command: runs it, lets writes go on, and ends with its status. Without: holds until the time is over or
-    /// this program is interrupted. Writes go on in any case when this program goes away.
+    /// this program is interrupted. Writes go on in any case when this program goes away. Where they go on before the
+    /// command has ended, or before the time is over, the command is told to end (SIGTERM), and the status is 1.
     Pause {
         /// At most this long: 1ms to 10m
         #[arg(long = "for", value_parser = pause_time, value_name = "TIME", default_value = "60s")]
