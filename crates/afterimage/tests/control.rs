@@ -323,6 +323,29 @@ fn silent_clients_lock_nobody_out() {
 }
 
 #[test]
+fn an_orderly_end_resumes_only_what_was_paused() {
+    for contract in CONTRACTS {
+        for paused in [false, true] {
+            let dir = folder(&[("a.img", "1M")]);
+            let mut daemon =
+                Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", contract, "--control", "c"]);
+            let (mut events, mut owner) = (Raw::connect(dir.path()), Raw::connect(dir.path()));
+            assert_eq!(events.ask("{\"command\":\"events\"}")["ok"], true);
+            if paused {
+                assert_eq!(owner.ask("{\"command\":\"pause\",\"for_ms\":60000}")["ok"], true);
+                while events.answer()["event"] != "paused" {}
+            }
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            assert!(daemon.end().0.success());
+            let told: Vec<Value> =
+                events.answers.lines().map(|l| serde_json::from_str(&l.unwrap()).unwrap()).collect();
+            let count = |name: &str| told.iter().filter(|event| event["event"] == name).count();
+            assert_eq!((count("resumed"), count("closed")), (paused.into(), 1), "{contract}: {told:?}");
+        }
+    }
+}
+
+#[test]
 fn subscribers_cost_little_and_nothing_when_they_are_gone() {
     let dir = folder(&[("a.img", "1M")]);
     let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power", "--control", "c"]);

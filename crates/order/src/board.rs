@@ -141,10 +141,11 @@ impl Board {
         self.gate.paused.store(true, Ordering::SeqCst);
     }
 
-    /// Lets writes pass again.
-    pub(crate) fn let_go(&self) {
-        self.gate.paused.store(false, Ordering::SeqCst);
+    /// Lets writes pass again. Returns whether they were held back.
+    pub(crate) fn let_go(&self) -> bool {
+        let held = self.gate.paused.swap(false, Ordering::SeqCst);
         self.note_change();
+        held
     }
 
     /// Writes that come from here on fail.

@@ -155,7 +155,10 @@ impl Group {
         let paused = self.bring_home(timeout.map(|limit| self.board.after(limit)));
         match &paused {
             Ok(sequence) => self.board.events.publish(&Event::Paused { sequence: sequence.0 }),
-            Err(_) => self.board.let_go(),
+            Err(_) => {
+                // Nobody was told of a pause.
+                self.board.let_go();
+            }
         }
         paused
     }
@@ -172,10 +175,11 @@ impl Group {
         Ok(covers)
     }
 
-    /// Lets writes go on after [`Group::pause`].
+    /// Lets writes go on after [`Group::pause`]; where there was none, nothing changes and nobody is told.
     pub fn resume(&self) {
-        self.board.let_go();
-        self.board.events.publish(&Event::Resumed);
+        if self.board.let_go() {
+            self.board.events.publish(&Event::Resumed);
+        }
     }
 
     /// The orderly end: everything home and synced, the log and the images' marks removed. Stop the frontends first: a

@@ -137,6 +137,11 @@ fn a_pause_leaves_a_complete_image_and_holds_writes_back() {
             std::iter::from_fn(|| events.next()).any(|e| matches!(e, afterimage_order::Event::Paused { .. }))
         );
         group.resume();
+        // Whoever makes sure that nothing is paused tells nobody.
+        group.resume();
+        let resumed =
+            std::iter::from_fn(|| events.next()).filter(|e| matches!(e, afterimage_order::Event::Resumed));
+        assert_eq!(resumed.count(), 1, "{contract}");
         let mut lane = writer.join().expect("the writer").expect("it goes on");
         lane.read(Sector(8), &mut found).expect("a read");
         assert_eq!(found, [9; 4096]);
