@@ -1,6 +1,7 @@
 //! How a command ends when it does not succeed: one sentence on stderr and an exit status.
 
 use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// Why a command did not succeed.
@@ -32,17 +33,17 @@ impl Failure {
     /// Prints the sentence and gives the exit status that belongs to it.
     pub fn report(&self) -> ExitCode {
         match self {
-            Self::Usage(sentence) => {
-                eprintln!("afterimage: {sentence}");
-                ExitCode::from(2)
-            }
-            Self::Failed(sentence) => {
-                eprintln!("afterimage: {sentence}");
-                ExitCode::from(1)
-            }
+            Self::Usage(sentence) => say(sentence, 2),
+            Self::Failed(sentence) => say(sentence, 1),
             Self::Status(status) => ExitCode::from(*status),
         }
     }
+}
+
+/// Whether or not the sentence can be written, the status is the one that was meant.
+fn say(sentence: &str, status: u8) -> ExitCode {
+    drop(writeln!(io::stderr(), "afterimage: {sentence}"));
+    ExitCode::from(status)
 }
 
 /// Newlines and runs of blanks, as parser messages have them, become single blanks.

@@ -14,6 +14,12 @@
 //! `ctl stop`) goes backwards: no request in flight, everything home and synced, log removed, sockets removed.
 //!
 //! Exit status: 0 done; 1 it was tried and failed; 2 the request itself was wrong and nothing was touched.
+//!
+//! Stderr may be a pipe whose reader is gone, or a file on the file system that has just become full. A message that cannot be
+//! written is lost; nobody who is served is.
+
+// `println!` and `eprintln!` panic where the write fails, and a panic ends a daemon.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod cli;
 pub mod commands;
@@ -27,12 +33,14 @@ pub mod units;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 use failure::Failure;
+use signal_hook::consts::SIGXFSZ;
 
 /// The version, and what is compiled in that only tests want: `--version`, `status` and the metrics say it. The lab tests no
 /// program that says more than its number.
@@ -47,6 +55,9 @@ pub const VERSION: &str = match (afterimage_order::HAS_MUTATIONS, afterimage_jou
 
 /// Runs the program with its arguments, the program's name first.
 pub fn run(args: Vec<OsString>) -> ExitCode {
+    if let Err(failure) = survive_file_limit() {
+        return failure.report();
+    }
     let args = cli::with_implied_serve(args);
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
@@ -71,6 +82,17 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// A write beyond RLIMIT_FSIZE is an error like any other, not the end of the process. A handler does that, which a program that
+/// is started from this one does not inherit; it would inherit an ignored signal.
+///
+/// # Errors
+/// The handler cannot be installed.
+pub fn survive_file_limit() -> Result<(), Failure> {
+    signal_hook::flag::register(SIGXFSZ, Arc::default())
+        .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    Ok(())
 }
 
 /// Help and version go out as they are; a mistake becomes one sentence.

@@ -15,7 +15,11 @@ pub fn start(options: &Logging, quiet: bool) {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // It would be told of a message that cannot be written by a panic.
+        .log_internal_errors(false);
     let result = match options.log_format {
         LogFormat::Text => builder.with_target(options.verbose > 0).with_ansi(false).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use common::guest::Guest;
 use common::{folder, json, refused, succeeds, with_own_mounts, Daemon};
+use nix::sys::signal::Signal;
 
 const WINDOW: [&str; 4] = ["--survives", "power-window=50ms", "--log-max", "16M"];
 
@@ -322,4 +323,73 @@ fn a_full_file_system_names_its_file_and_what_to_do() {
     let (ended, errors) = daemon.end();
     assert_eq!(ended.code(), Some(1), "{errors}");
     assert!(errors.contains("small/trace") && errors.contains("its file system is full"), "{errors}");
+}
+
+/// The program, started by a script that has it and its arguments as "$@".
+fn by_shell(dir: &Path, script: &str, args: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_afterimage")]).args(args);
+    command.current_dir(dir).env_remove("RUST_LOG").stdout(std::process::Stdio::piped());
+    command
+}
+
+/// Messages are lost, and nobody who is served.
+#[test]
+fn a_stderr_that_takes_nothing_changes_nothing_else() {
+    // A device that is full; and a log file that has become as long as a file may be, which is a signal besides.
+    let full = "exec \"$@\" 2> /dev/full";
+    let limit = "truncate -s 16M log && ulimit -f 32768 && exec \"$@\" 2>> log";
+    for script in [full, limit] {
+        for format in ["text", "json"] {
+            let dir = folder(&[("a.img", "8M")]);
+            let mistake = by_shell(dir.path(), script, &["create", "c.img", "1000"]);
+            assert_eq!(common::finish({ mistake }.spawn().unwrap()).status.code(), Some(2), "{script}");
+            let options = ["-vv", "--log-format", format];
+            let serve = [
+                "serve",
+                "--json",
+                "--disk",
+                "a.img,socket=s",
+                "--survives",
+                "power-window=50ms",
+                "--log-max",
+                "16M",
+            ];
+            let args = [&options[..], &["keep", "--restart", "--"], &serve, &options].concat();
+            let mut keep = Daemon::start(&mut by_shell(dir.path(), script, &args));
+            let mut guest = Guest::connect(&dir.path().join("s"));
+            guest.write(0, &[1; 4096]);
+            guest.flush();
+            // The keeper has to say something of it.
+            let daemon = i32::try_from(keep.ready["pid"].as_i64().unwrap()).unwrap();
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon), Signal::SIGKILL).unwrap();
+            assert!(keep.next_ready().is_some(), "{script}, {format}: {:?}", keep.end().0);
+            assert_eq!(guest.read(0, 4096), [1; 4096]);
+            drop(guest);
+            keep.terminate();
+        }
+    }
+}
+
+#[test]
+fn a_file_beyond_the_limit_is_an_error_of_every_command_and_no_matter_of_its_children() {
+    let dir = folder(&[]);
+    let create = by_shell(dir.path(), "ulimit -f 1; exec \"$@\" 2>&1", &["create", "c.img", "1M"]);
+    let output = common::finish({ create }.spawn().unwrap());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(said.starts_with("afterimage: ") && said.contains("c.img"), "{said}");
+    // What is started finds the signal as it found it itself.
+    // By another process: a file that this one has open for writing could be open in a child of another test, and not be run.
+    let script =
+        "printf '#!/bin/sh\ngrep SigIgn /proc/self/status\n' > afterimage-tools; chmod +x afterimage-tools";
+    assert!(by_shell(dir.path(), script, &[]).status().unwrap().success());
+    let ignored = |command: &mut std::process::Command| {
+        let output = command.current_dir(dir.path()).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        u64::from_str_radix(text.trim().rsplit('\t').next().unwrap(), 16).unwrap()
+    };
+    let bit = 1 << (Signal::SIGXFSZ as u32 - 1);
+    let child = ignored(common::afterimage(&["explore"]).env("AFTERIMAGE_BIN_DIR", dir.path()));
+    assert_eq!(child & bit, ignored(std::process::Command::new("sh").arg("afterimage-tools")) & bit);
 }

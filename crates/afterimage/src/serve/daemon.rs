@@ -16,7 +16,7 @@ use afterimage_ijournal::{recover_disk, DiskStorage};
 use afterimage_journal::group::{Ending, RetainError, RetainGroup};
 use afterimage_order::{Closing, Contract};
 use afterimage_store::{Image as _, OpenOptions};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::announce::announce;
@@ -57,9 +57,6 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     );
     // From here on a signal is remembered; it is acted on once the images are open.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
-        .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
-    // A write beyond RLIMIT_FSIZE is an error like any other, not the end of the process.
-    signal_hook::flag::register(SIGXFSZ, Arc::default())
         .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
     let notifier = Notifier::from_environment();
     abort_on_panic();
