@@ -1,6 +1,9 @@
 //! The command line. Each subcommand's arguments stand in its own file.
 
-use clap::{Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+
+use clap::parser::ValueSource;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{arenas, check, create, ctl, inspect, keep, man, recover, serve};
 use crate::tools;
@@ -71,6 +74,27 @@ pub struct Logging {
     pub log_format: LogFormat,
 }
 
+impl Logging {
+    /// These options as another command line has to have them, which begins with its subcommand: those that it does not have.
+    pub fn beside(&self, command: &[OsString]) -> Vec<OsString> {
+        let whole = std::iter::once(OsString::from("afterimage")).chain(command.iter().cloned());
+        // A mistake in it is its own program's to report.
+        let Ok(matches) = Cli::command().try_get_matches_from(whole) else { return Vec::new() };
+        let theirs = |id| {
+            let source = matches.subcommand().and_then(|(_, matches)| matches.value_source(id));
+            source == Some(ValueSource::CommandLine)
+        };
+        let mut options = Vec::new();
+        if !theirs("verbose") {
+            options.resize(self.verbose.into(), "-v".into());
+        }
+        if self.log_format == LogFormat::Json && !theirs("log_format") {
+            options.extend(["--log-format".into(), "json".into()]);
+        }
+        options
+    }
+}
+
 /// How log messages look.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -96,7 +120,7 @@ const BACKEND_PROGRAM_OPTIONS: [&str; 5] =
     ["--print-capabilities", "--blk-file", "--socket-path", "--fd", "--read-only"];
 
 /// Inserts `serve` where the first argument is one of QEMU's backend-program options.
-pub fn with_implied_serve(mut args: Vec<std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+pub fn with_implied_serve(mut args: Vec<OsString>) -> Vec<OsString> {
     let implied = args.get(1).and_then(|a| a.to_str()).is_some_and(|first| {
         let name = first.split_once('=').map_or(first, |(name, _)| name);
         BACKEND_PROGRAM_OPTIONS.contains(&name)
@@ -110,7 +134,6 @@ pub fn with_implied_serve(mut args: Vec<std::ffi::OsString>) -> Vec<std::ffi::Os
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {
@@ -118,8 +141,24 @@ mod tests {
     }
 
     #[test]
+    fn a_daemon_logs_as_its_keeper_unless_it_is_told_otherwise() {
+        for (theirs, passed_on) in [
+            (&["serve", "--disk", "a"][..], &["-v", "-v", "--log-format", "json"][..]),
+            (&["serve", "-v", "--disk", "a"], &["--log-format", "json"]),
+            (&["serve", "--log-format", "text"], &["-v", "-v"]),
+            (&["-v", "serve", "--log-format=json"], &[]),
+            (&["serve", "--wrong"], &[]),
+        ] {
+            let theirs: Vec<OsString> = theirs.iter().map(Into::into).collect();
+            let ours = Logging { verbose: 2, log_format: LogFormat::Json };
+            assert_eq!(ours.beside(&theirs), passed_on, "{theirs:?}");
+            assert_eq!(Logging { verbose: 0, log_format: LogFormat::Text }.beside(&theirs), [""; 0]);
+        }
+    }
+
+    #[test]
     fn qemu_conventions_need_no_subcommand() {
-        let args = |list: &[&str]| list.iter().map(Into::into).collect::<Vec<std::ffi::OsString>>();
+        let args = |list: &[&str]| list.iter().map(Into::into).collect::<Vec<OsString>>();
         assert_eq!(
             with_implied_serve(args(&["afterimage", "--blk-file=x"])),
             args(&["afterimage", "serve", "--blk-file=x"])

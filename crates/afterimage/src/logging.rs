@@ -14,7 +14,12 @@ pub fn start(options: &Logging, quiet: bool) {
         1 => "debug",
         _ => "trace",
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let asked = std::env::var_os(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let asked = asked.to_string_lossy();
+    // An empty variable is what a unit file leaves that sets none; as a filter it would hide all but errors.
+    let parsed = (!asked.trim().is_empty()).then(|| EnvFilter::try_new(&asked));
+    let refused = matches!(parsed, Some(Err(_)));
+    let filter = parsed.and_then(Result::ok).unwrap_or_else(|| EnvFilter::new(level));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -26,4 +31,7 @@ pub fn start(options: &Logging, quiet: bool) {
     };
     // Somebody else installed one before: in a test that is fine, and a program has only one call.
     drop(result);
+    if refused {
+        tracing::warn!("RUST_LOG={asked} is not a filter and has no effect: write it as in debug, or info,afterimage=debug");
+    }
 }

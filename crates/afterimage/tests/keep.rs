@@ -244,4 +244,20 @@ fn a_daemon_whose_announcement_nobody_reads_serves() {
     guest.flush();
     kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
     assert!(common::finish(daemon).status.success());
+#[test]
+fn a_daemon_logs_as_its_keeper() {
+    let dir = folder(&[("a.img", "1M")]);
+    let keep = ["-v", "--log-format", "json", "keep", "--", "serve", "--json", "--disk", "a.img"];
+    for (own, others) in [(&[][..], false), (&["--log-format", "text"], true)] {
+        let keep = Daemon::start(afterimage(&[&keep[..], own].concat()).current_dir(dir.path()));
+        let (keeper, daemon) = (keep.pid(), pid_of(&keep.ready));
+        let said = keep.terminate();
+        let is_text = |line: &&str| serde_json::from_str::<serde_json::Value>(line).is_err();
+        // The daemon's, of which the keeper knows nothing.
+        let closed = said.lines().find(|line| line.contains("closed in order"));
+        assert_eq!(closed.as_ref().map(is_text), Some(others), "{keeper} {daemon} {said}");
+        assert!(said.lines().any(|line| !is_text(&line)), "{said}");
+        // -v, too.
+        assert!(said.contains("DEBUG"), "{said}");
+    }
 }

@@ -148,6 +148,21 @@ fn a_configuration_that_cannot_be_read_is_named_with_its_place() {
 }
 
 #[test]
+fn a_log_filter_is_understood_or_named() {
+    let dir = folder(&[("a.img", "1M")]);
+    let said = |filter: &str| {
+        let args = ["serve", "-v", "--json", "--disk", "a.img"];
+        Daemon::start(common::afterimage(&args).env("RUST_LOG", filter).current_dir(dir.path())).terminate()
+    };
+    let empty = said("");
+    assert!(empty.contains("closed in order") && empty.contains("DEBUG"), "{empty}");
+    let wrong = said("afterimage=loud");
+    assert!(wrong.contains("closed in order"), "{wrong}");
+    assert_eq!(wrong.matches("RUST_LOG=afterimage=loud is not a filter").count(), 1, "{wrong}");
+    assert_eq!(said("error"), "");
+}
+
+#[test]
 fn a_second_daemon_on_the_image_or_the_socket_is_refused() {
     let dir = folder(&[("a.img", "1M"), ("b.img", "1M")]);
     let daemon = Daemon::serve(dir.path(), &["--disk", "a.img,socket=s", "--control", "c"]);

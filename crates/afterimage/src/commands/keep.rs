@@ -24,6 +24,7 @@ use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::cli::Logging;
 use crate::failure::Failure;
 use crate::serve::{descriptors, KEEP_FD_VARIABLE};
 
@@ -50,6 +51,8 @@ const PANIC_STATUS: i32 = 101;
 /// A daemon that ends by itself, as after `ctl stop`, ends `keep` with the same status; but while a guest is connected,
 /// one that fails leaves it waiting until SIGHUP starts the next one. A daemon that dies by a signal or crashes is
 /// started again with --restart; without it the guests wait, too.
+///
+/// -v and --log-format before the `--` are the daemon's, too, unless there are others behind it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -59,6 +62,17 @@ pub struct Args {
     /// What to run: `serve` and its options
     #[arg(last = true, required = true, value_name = "serve OPTIONS")]
     command: Vec<OsString>,
+}
+
+impl Args {
+    /// The daemons log as `keep` does, as far as their own options do not say how.
+    #[must_use]
+    pub fn logging_as(mut self, logging: &Logging) -> Self {
+        let options = logging.beside(&self.command);
+        let at = self.command.len().min(1);
+        self.command.splice(at..at, options);
+        self
+    }
 }
 
 const EXAMPLES: &str = "\
