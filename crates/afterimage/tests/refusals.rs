@@ -62,6 +62,14 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--queues", "65"], &["1 to 64"]),
         (&["serve", "--disk", "a.img", "--log-max", "1M"], &["16777216"]),
         (&["serve", "--disk", "a.img", "--log-max", "lots"], &["--log-max", "lots"]),
+        (&["serve", "--disk", "a.img", "--log-max", "1k"], &["--log-max 1k: "]),
+        (&["serve", "--disk", "a.img", "--log-max", "1G"], &["--log-max bounds", "`power` has none"]),
+        (&["serve", "--disk", "a.img", "--cache", "unsafe", "--log-max", "1G"], &["`guest-crash` has none"]),
+        (
+            &["serve", "--disk", "a.img,socket=s", "--socket-path", "t"],
+            &["a.img", "leave one of the two out"],
+        ),
+        (&["serve", "--disk", "a.img,fd=0", "--fd", "1"], &["a.img", "leave one of the two out"]),
         (&["serve", "--disk", "a.img", "--metrics", "here"], &["127.0.0.1:9150"]),
         (&["serve", "--disk", "a.img", "--sandbox", "maybe"], &["auto, off or require"]),
         (
@@ -145,6 +153,84 @@ fn a_configuration_that_cannot_be_read_is_named_with_its_place() {
     }
     refused(dir.path(), &["serve", "--config", "none.toml"], 2, &["none.toml", "No such file"]);
     assert!(!dir.path().join("a.img.sock").exists());
+}
+
+#[test]
+fn a_configuration_is_judged_as_a_command_line_and_named_as_the_place() {
+    let dir = folder(&[("a.img", "1M")]);
+    let before = content(dir.path());
+    let config = dir.path().join("x.toml");
+    let crash = "survives = \"guest-crash\"\n";
+    for (text, args, parts) in [
+        ("queues = 0", &[][..], &["x.toml, queues 0: "][..]),
+        ("spin-us = 5000", &[], &["x.toml, spin-us 5000: "]),
+        ("survives = \"power-window=50ms\"\nlog-max = \"1k\"", &[], &["x.toml, log-max 1k: ", "16777216"]),
+        ("log-max = \"1G\"", &[], &["x.toml, log-max bounds", "`power` has none"]),
+        ("metrics = \"x\"", &[], &["x.toml, metrics x: "]),
+        ("trace = \"a.gz\"", &[], &["x.toml, trace a.gz: "]),
+        ("journal = \"retain\"", &[], &["x.toml, journal retain does not go with `power`"]),
+        (
+            "cache = \"none\"\nsurvives = \"guest-crash\"",
+            &[],
+            &["x.toml, cache none", "but x.toml, survives asks"],
+        ),
+        ("cache = \"none\"", &["--survives", "guest-crash"], &["x.toml, cache none", "but --survives asks"]),
+        (crash, &["--cache", "none"], &["--cache none", "but x.toml, survives asks"]),
+        (crash, &["--queues", "0"], &["afterimage: --queues 0: "]),
+        ("retain-max = \"2M\"", &[], &["x.toml, retain-max says", "add --journal retain"]),
+        ("arena = \".\"", &[], &["x.toml, arena says"]),
+        ("vflush-at-truncation = true", &[], &["x.toml, vflush-at-truncation says"]),
+        (
+            "journal = \"retain\"\narena = \".\"",
+            &["--journal", "passthrough", "--arena", "."],
+            &["--arena says"],
+        ),
+        ("log = \"\"", &[], &["x.toml:1:7: an empty path"]),
+        ("control = \"\"", &[], &["x.toml:1:11: an empty path"]),
+    ] {
+        std::fs::write(&config, format!("{text}\n[[disk]]\nfile = \"a.img\"\n")).unwrap();
+        refused(dir.path(), &[&["serve", "--config", "x.toml"], args].concat(), 2, parts);
+    }
+    std::fs::write(&config, format!("{crash}[[disk]]\nfile = \"a.img\"\ndirect = \"on\"\n")).unwrap();
+    refused(dir.path(), &["serve", "--config", "x.toml"], 2, &["x.toml, disk a.img: direct=on"]);
+    std::fs::write(&config, "recover-ijournal = true\n[[disk]]\nfile = \"a.img\"\n").unwrap();
+    refused(
+        dir.path(),
+        &["keep", "--", "serve", "--config", "x.toml"],
+        2,
+        &["x.toml, recover-ijournal does"],
+    );
+    for empty in ["file = \"\"", "file = \"a.img\"\nsocket = \"\""] {
+        std::fs::write(&config, format!("[[disk]]\n{empty}\n")).unwrap();
+        refused(dir.path(), &["serve", "--config", "x.toml"], 2, &["x.toml:", "an empty path"]);
+    }
+    std::fs::remove_file(&config).unwrap();
+    assert_eq!(content(dir.path()), before);
+}
+
+/// What a command line leaves without effect is no mistake of the file.
+#[test]
+fn a_command_line_wins_over_a_file_that_is_sound_by_itself() {
+    let dir = folder(&[("a.img", "8M")]);
+    let serve = |text: &str, args: &[&str]| {
+        let text = format!("{text}\n[[disk]]\nfile = \"a.img\"\nsocket = \"s\"\n");
+        std::fs::write(dir.path().join("x.toml"), text).unwrap();
+        let daemon = Daemon::serve(dir.path(), &[&["--config", "x.toml"], args].concat());
+        let socket = daemon.ready["disks"][0]["socket"].as_str().unwrap().to_owned();
+        (socket, daemon.terminate())
+    };
+    let retain = "survives = \"guest-crash\"\njournal = \"retain\"\narena = \".\"\nretain-max = \"2M\"";
+    serve(retain, &["--journal", "passthrough"]);
+    let window = "survives = \"power-window=50ms\"\nlog-max = \"16M\"";
+    serve(window, &["--survives", "power"]);
+    assert_eq!(serve("", &["--socket-path", "t"]).0, "t");
+    // What holds at every start, or has no effect, is said at every start.
+    let (_, said) = serve("accept-loss = true", &[]);
+    assert!(said.contains("WARN x.toml, accept-loss = true"), "{said}");
+    let (_, said) = serve("log = \"no/where\"", &[]);
+    assert!(said.contains("WARN x.toml, log no/where: `power` keeps no redo log"), "{said}");
+    let (_, said) = serve(window, &["--log", "log"]);
+    assert!(!said.contains("WARN"), "{said}");
 }
 
 #[test]

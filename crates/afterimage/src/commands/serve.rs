@@ -3,8 +3,10 @@
 pub use crate::serve::args::Args;
 
 use crate::failure::Failure;
+use crate::serve::args::place;
 use crate::serve::daemon;
 use crate::serve::settings::Settings;
+use crate::serve::trace::has_process_id;
 
 /// What QEMU's vhost-user conventions ask a block backend for.
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
@@ -19,8 +21,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let settings = Settings::build(args)?;
     if args.check_options {
-        return daemon::check_kept(&settings);
+        return check_kept(args, &settings);
     }
     let keep = daemon::keep_from_environment()?;
+    if keep.is_some() {
+        check_kept(args, &settings)?;
+    }
+    settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     daemon::run(&settings, keep, args.json)
+}
+
+/// Whether these settings go with `keep`.
+fn check_kept(args: &Args, settings: &Settings) -> Result<(), Failure> {
+    if settings.recover_ijournal {
+        return Err(Failure::usage(format!(
+            "{} does not go with `keep`, which keeps the sessions of guests that live",
+            place(args, "--recover-ijournal", args.recover_ijournal)
+        )));
+    }
+    match &settings.trace {
+        // The second daemon would find the first one's file, and its guests nobody.
+        Some(path) if !has_process_id(path) => Err(Failure::usage(format!(
+            "{} {}: under `keep` each daemon writes a trace of its own: put %p, which becomes its process id, into the name",
+            place(args, "--trace", args.trace.is_some()),
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }

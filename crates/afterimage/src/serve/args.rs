@@ -45,7 +45,8 @@ pub struct Args {
     /// Bound of power-window's redo log; a full log slows writes down [default: 256M]
     #[arg(long, value_name = "SIZE")]
     pub log_max: Option<String>,
-    /// Where power-window's redo log stands [default: FILE.aflog beside the first image]
+    /// Where power-window's redo log stands, or, under the others, one may be that it left and that is brought home first
+    /// [default: FILE.aflog beside the first image]
     #[arg(long, value_name = "PATH")]
     pub log: Option<PathBuf>,
     /// What becomes of the guest's ext4 journals: passthrough, or retain (kept in host memory, never written to
@@ -140,7 +141,7 @@ Examples:
     afterimage serve --config /etc/afterimage/guest.toml --metrics 127.0.0.1:9150";
 
 /// How a setting is called in messages: as the command line spells it, or as the configuration file does.
-pub(super) fn place(args: &Args, flag: &str, from_args: bool) -> String {
+pub fn place(args: &Args, flag: &str, from_args: bool) -> String {
     match &args.config {
         Some(path) if !from_args => format!("{}, {}", path.display(), flag.trim_start_matches('-')),
         _ => flag.to_owned(),

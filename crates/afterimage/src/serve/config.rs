@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::de::{Deserializer, Error as _};
 use serde::Deserialize;
 
 use super::disk_spec::{check_serial, DirectWord, DiskSpec, FormatWord, SocketSpec};
@@ -25,12 +26,14 @@ pub struct Config {
     /// `--log-max`
     pub log_max: Option<String>,
     /// `--log`
+    #[serde(default, deserialize_with = "path")]
     pub log: Option<PathBuf>,
     /// `--journal`
     pub journal: Option<String>,
     /// `--retain-max`
     pub retain_max: Option<String>,
     /// `--arena`
+    #[serde(default, deserialize_with = "path")]
     pub arena: Option<PathBuf>,
     /// `--accept-loss`
     #[serde(default)]
@@ -42,12 +45,15 @@ pub struct Config {
     #[serde(default)]
     pub recover_ijournal: bool,
     /// `--control`
+    #[serde(default, deserialize_with = "path")]
     pub control: Option<PathBuf>,
     /// `--control-disk`
+    #[serde(default, deserialize_with = "path")]
     pub control_disk: Option<PathBuf>,
     /// `--metrics`
     pub metrics: Option<String>,
     /// `--trace`
+    #[serde(default, deserialize_with = "path")]
     pub trace: Option<PathBuf>,
     /// `--sandbox`
     pub sandbox: Option<String>,
@@ -61,8 +67,10 @@ pub struct Config {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskTable {
     /// The image.
+    #[serde(deserialize_with = "path")]
     pub file: PathBuf,
     /// Where the guest connects.
+    #[serde(default, deserialize_with = "path")]
     pub socket: Option<PathBuf>,
     /// Writes are refused.
     #[serde(default)]
@@ -135,6 +143,16 @@ pub fn parse(bytes: &[u8], name: &str) -> Result<Config, ConfigError> {
         }
     }
     Ok(config)
+}
+
+/// A path is not empty: to listen on such a one, for example, would be to listen under a name of the kernel's choice, with which
+/// everybody may connect.
+fn path<'de, D: Deserializer<'de>, P: From<PathBuf>>(from: D) -> Result<P, D::Error> {
+    let path = PathBuf::deserialize(from)?;
+    if path.as_os_str().is_empty() {
+        return Err(D::Error::custom("an empty path: name a file, or leave it out"));
+    }
+    Ok(path.into())
 }
 
 /// Line and column, both from 1, of a byte offset. Columns count bytes.
@@ -211,6 +229,13 @@ direct = "off"
             (b"queues = 1\nqueues = 2\n", "x.toml:2:1: duplicate key"),
             (b"a = \xff\n", "x.toml:1:5: this is not UTF-8"),
             (b"[[disk]]\nfile = \"a\"\nserial = \"\"\n", "1 to 20 printable"),
+            (b"[[disk]]\nfile = \"\"\n", "x.toml:2:8: an empty path"),
+            (b"[[disk]]\nfile = \"a\"\nsocket = \"\"\n", "x.toml:3:10: an empty path"),
+            (b"control = \"\"\n", "x.toml:1:11: an empty path"),
+            (b"control-disk = \"\"\n", "x.toml:1:16: an empty path"),
+            (b"log = \"\"\n", "x.toml:1:7: an empty path"),
+            (b"arena = \"\"\n", "x.toml:1:9: an empty path"),
+            (b"trace = \"\"\n", "x.toml:1:9: an empty path"),
         ] {
             let error = parse(text, "x.toml").unwrap_err().to_string();
             assert!(error.contains(place), "{error}");

@@ -31,7 +31,7 @@ use super::notify::Notifier;
 use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
 use super::state::{Daemon, Readable, ServedControlDisk, ServedDisk};
-use super::trace::{has_process_id, TraceFile, Tracing};
+use super::trace::{TraceFile, Tracing};
 use crate::control;
 use crate::failure::Failure;
 use crate::sandbox::{restrict_calls, restrict_files, FileNeeds, SandboxMode, SandboxReport};
@@ -166,9 +166,6 @@ fn begin(
     files: &mut Vec<SocketFile>,
 ) -> Result<Begun, Failure> {
     refuse_same_image(&settings.disks)?;
-    if keep.is_some() {
-        check_kept(settings)?;
-    }
     descriptors::prepare(settings, keep.is_some())?;
     let trace = TraceFile::create(settings)?;
     let doors = Doors::open(settings, keep, inherited, files)?;
@@ -254,26 +251,6 @@ fn begin(
         // This failure is the one to report; what cannot be closed stays for the next start. A guest may wait for that one.
         drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
     })
-}
-
-/// Whether these settings go with `keep`.
-///
-/// # Errors
-/// One of them does not.
-pub fn check_kept(settings: &Settings) -> Result<(), Failure> {
-    if settings.recover_ijournal {
-        return Err(Failure::usage(
-            "--recover-ijournal does not go with `keep`, which keeps the sessions of guests that live",
-        ));
-    }
-    match &settings.trace {
-        // The second daemon would find the first one's file, and its guests nobody.
-        Some(path) if !has_process_id(path) => Err(Failure::usage(format!(
-            "--trace {}: under `keep` each daemon writes a trace of its own: put %p, which becomes its process id, into the name",
-            path.display()
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// A panic is a bug in a daemon that others rely on: half a daemon would keep guests waiting for ever, while a dead

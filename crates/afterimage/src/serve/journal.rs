@@ -44,19 +44,25 @@ pub(super) fn options(args: &Args, config: &Config, contract: Contract) -> Resul
     options.vflush_at_truncation = args.vflush_at_truncation || config.vflush_at_truncation;
     if options.retain && contract == Contract::Power {
         return Err(Failure::usage(format!(
-            "--journal {} does not go with `power`: choose --survives guest-crash (a power cut leaves the disk undefined) \
+            "{} {} does not go with `power`: choose --survives guest-crash (a power cut leaves the disk undefined) \
              or --survives power-window=50ms (a power cut loses at most the last 50 ms of acknowledgements)",
+            place(args, "--journal", args.journal.is_some()),
             options.mode()
         )));
     }
+    // Of a file, only where it is at odds with itself: one that retains must go with a command line that does not.
+    let of_file = args.journal.is_none();
     let alone = [
-        ("--retain-max", args.retain_max.is_some()),
-        ("--arena", args.arena.is_some()),
-        ("--vflush-at-truncation", args.vflush_at_truncation),
+        ("--retain-max", args.retain_max.is_some(), config.retain_max.is_some()),
+        ("--arena", args.arena.is_some(), config.arena.is_some()),
+        ("--vflush-at-truncation", args.vflush_at_truncation, config.vflush_at_truncation),
     ];
-    if let Some((flag, _)) = alone.into_iter().find(|(_, given)| *given && !options.retain) {
+    let useless = |(flag, in_args, in_file): (&str, bool, bool)| {
+        (in_args || (in_file && of_file)).then(|| place(args, flag, in_args))
+    };
+    if let Some(place) = alone.into_iter().find_map(useless).filter(|_| !options.retain) {
         return Err(Failure::usage(format!(
-            "{flag} says how journals are retained, and they are not: add --journal retain, or leave it out"
+            "{place} says how journals are retained, and they are not: add --journal retain, or leave it out"
         )));
     }
     Ok(options)

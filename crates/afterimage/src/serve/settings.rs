@@ -52,6 +52,8 @@ pub struct Settings {
     pub trace: Option<PathBuf>,
     /// Whether to lock the process in.
     pub sandbox: SandboxMode,
+    /// What is worth a warning at every start.
+    pub warnings: Vec<String>,
 }
 
 /// One disk of [`Settings`].
@@ -99,9 +101,11 @@ impl Settings {
         let contract = match (survives, &meaning) {
             (Some(contract), Some(meaning)) if contract != meaning.contract => {
                 return Err(Failure::usage(format!(
-                    "--cache {} promises `{}`, but --survives asks for `{contract}`: leave one of the two out",
+                    "{} {} promises `{}`, but {} asks for `{contract}`: leave one of the two out",
+                    place("--cache", args.cache.is_some()),
                     cache.expect("it has a meaning"),
                     meaning.contract,
+                    place("--survives", args.survives.is_some()),
                 )));
             }
             (Some(contract), _) => contract,
@@ -110,24 +114,15 @@ impl Settings {
         };
         let queues = args.queues.or(config.queues).unwrap_or(1);
         if !(1..=QUEUES_MAX).contains(&queues) {
-            return Err(Failure::usage(format!("--queues {queues}: a disk has 1 to {QUEUES_MAX} queues")));
+            let place = place("--queues", args.queues.is_some());
+            return Err(Failure::usage(format!("{place} {queues}: a disk has 1 to {QUEUES_MAX} queues")));
         }
-        let log_bytes_max = pick(&args.log_max, &config.log_max)
-            .map(|(text, cli)| {
-                parse_disk_size(text).map_err(|e| Failure::usage(format!("{}: {e}", place("--log-max", cli))))
-            })
-            .transpose()?
-            .unwrap_or(GroupOptions::LOG_DEFAULT_BYTES);
-        if log_bytes_max < GroupOptions::LOG_MIN_BYTES {
-            return Err(Failure::usage(format!(
-                "--log-max {log_bytes_max}: the log needs at least {} bytes",
-                GroupOptions::LOG_MIN_BYTES
-            )));
-        }
+        let log_bytes_max = log_bytes_max(args, &config, contract)?;
         let spin_us = args.spin_us.or(config.spin_us).unwrap_or(0);
         if spin_us > SPIN_US_MAX {
+            let place = place("--spin-us", args.spin_us.is_some());
             return Err(Failure::usage(format!(
-                "--spin-us {spin_us}: at most {SPIN_US_MAX} microseconds make sense"
+                "{place} {spin_us}: at most {SPIN_US_MAX} microseconds make sense"
             )));
         }
         let sandbox = pick(&args.sandbox, &config.sandbox)
@@ -136,18 +131,36 @@ impl Settings {
             })
             .transpose()?
             .unwrap_or(SandboxMode::Auto);
-        let metrics =
-            pick(&args.metrics, &config.metrics).map(|(text, _)| metrics_address(text)).transpose()?;
+        let metrics = pick(&args.metrics, &config.metrics)
+            .map(|(text, cli)| metrics_address(text, &place("--metrics", cli)))
+            .transpose()?;
         let journal = journal::options(args, &config, contract)?;
+        let mut warnings = Vec::new();
+        if config.accept_loss {
+            warnings.push(format!(
+                "{} = true holds at every start: journals that are retained later may be given up as well; take it out when it \
+                 has served its purpose, and write --accept-loss for one start",
+                place("--accept-loss", false)
+            ));
+        }
+        let log = args.log.clone().or(config.log);
+        if let Some(log) = log.as_ref().filter(|log| !is_window(contract) && !log.exists()) {
+            warnings.push(format!(
+                "{} {}: `{contract}` keeps no redo log, and there is none that an earlier contract left: it has no effect",
+                place("--log", args.log.is_some()),
+                log.display()
+            ));
+        }
         let settings = Self {
             journal,
+            warnings,
             disks: disks(args, config.disk, contract, meaning.map(|m| m.direct))?,
             contract,
             write_cache: meaning_write_cache(cache),
             queues,
             spin_us,
             log_bytes_max,
-            log: args.log.clone().or(config.log),
+            log,
             control: args.control.clone().or(config.control),
             recover_ijournal: args.recover_ijournal || config.recover_ijournal,
             control_disk: args.control_disk.clone().or(config.control_disk),
@@ -155,12 +168,12 @@ impl Settings {
             trace: args.trace.clone().or(config.trace),
             sandbox,
         };
-        settings.check()?;
+        settings.check(&place("--trace", args.trace.is_some()))?;
         Ok(settings)
     }
 
     /// Everything that can be said without opening an image.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self, trace_place: &str) -> Result<(), Failure> {
         let mut sockets: Vec<(&Path, String)> = Vec::new();
         let disk_sockets = self.disks.iter().filter_map(|d| match &d.socket {
             SocketSpec::Path(path) => Some((path.as_path(), format!("disk {}", d.file.display()))),
@@ -185,7 +198,7 @@ impl Settings {
             sockets.push((path, what));
         }
         if let Some(trace) = &self.trace {
-            self.check_trace(trace)?;
+            self.check_trace(trace, trace_place)?;
         }
         let mut fds: Vec<i32> = self.disks.iter().filter_map(|d| d.socket.fd()).collect();
         fds.sort_unstable();
@@ -195,8 +208,8 @@ impl Settings {
         Ok(())
     }
 
-    fn check_trace(&self, trace: &Path) -> Result<(), Failure> {
-        let refuse = |why: &str| Err(Failure::usage(format!("--trace {}: {why}", trace.display())));
+    fn check_trace(&self, trace: &Path, place: &str) -> Result<(), Failure> {
+        let refuse = |why: &str| Err(Failure::usage(format!("{place} {}: {why}", trace.display())));
         if trace.extension().is_some_and(|e| e == "gz") {
             return refuse(
                 "a trace is written plain or, as FILE.zst, compressed with zstd; gzip is not written",
@@ -228,10 +241,38 @@ fn meaning_write_cache(cache: Option<CacheMode>) -> bool {
     cache.is_none_or(|mode| mode.meaning().write_cache)
 }
 
-fn metrics_address(text: &str) -> Result<SocketAddr, Failure> {
+fn is_window(contract: Contract) -> bool {
+    matches!(contract, Contract::PowerWindow { .. })
+}
+
+/// How large the redo log may become.
+fn log_bytes_max(args: &Args, config: &Config, contract: Contract) -> Result<u64, Failure> {
+    let Some((text, from_args)) = pick(&args.log_max, &config.log_max) else {
+        return Ok(GroupOptions::LOG_DEFAULT_BYTES);
+    };
+    let place = place(args, "--log-max", from_args);
+    let bytes = parse_disk_size(text).map_err(|e| Failure::usage(format!("{place}: {e}")))?;
+    if bytes < GroupOptions::LOG_MIN_BYTES {
+        return Err(Failure::usage(format!(
+            "{place} {text}: the log needs at least {} bytes",
+            GroupOptions::LOG_MIN_BYTES
+        )));
+    }
+    // A file is at odds with itself only where the contract is its own, too: the command line may choose another one.
+    let at_odds = from_args || args.survives.is_none();
+    if at_odds && !is_window(contract) {
+        return Err(Failure::usage(format!(
+            "{place} bounds the redo log of power-window, and `{contract}` has none: add --survives power-window=50ms, or leave \
+             it out"
+        )));
+    }
+    Ok(bytes)
+}
+
+fn metrics_address(text: &str, place: &str) -> Result<SocketAddr, Failure> {
     let advice = "give an address and a port, as in 127.0.0.1:9150";
     text.to_socket_addrs().ok().and_then(|mut all| all.next()).ok_or_else(|| {
-        Failure::usage(format!("--metrics {text}: this is not an address to listen on; {advice}"))
+        Failure::usage(format!("{place} {text}: this is not an address to listen on; {advice}"))
     })
 }
 
@@ -263,11 +304,16 @@ fn disks(
             "--socket-path and --fd are for one disk: with several, write --disk FILE,socket=PATH for each",
         ));
     }
-    if let Some(path) = &args.socket_path {
-        specs[0].socket = Some(SocketSpec::Path(path.clone()));
-    }
-    if let Some(fd) = args.fd {
-        specs[0].socket = Some(SocketSpec::Fd(fd));
+    let socket = args.socket_path.clone().map(SocketSpec::Path).or(args.fd.map(SocketSpec::Fd));
+    if let Some(socket) = socket {
+        // A file's socket is overridden; two on one command line are a mistake.
+        if !args.disk.is_empty() && specs[0].socket.is_some() {
+            return Err(Failure::usage(format!(
+                "--disk {} has a socket of its own, and --socket-path or --fd names another: leave one of the two out",
+                specs[0].file.display()
+            )));
+        }
+        specs[0].socket = Some(socket);
     }
     if specs.len() > usize::from(u16::MAX) {
         return Err(Failure::usage("a group has at most 65535 disks"));
@@ -276,8 +322,9 @@ fn disks(
     let through_page_cache = contract != Contract::Power;
     if through_page_cache {
         if let Some(spec) = specs.iter().find(|spec| spec.direct == Some(DirectMode::On)) {
+            let disk = place(args, "--disk", !args.disk.is_empty());
             return Err(Failure::usage(format!(
-                "--disk {}: direct=on does not go with `{contract}`, which keeps writes in the page cache until they \
+                "{disk} {}: direct=on does not go with `{contract}`, which keeps writes in the page cache until they \
                  are synced: leave it out",
                 spec.file.display()
             )));
