@@ -244,6 +244,8 @@ fn a_daemon_whose_announcement_nobody_reads_serves() {
     guest.flush();
     kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
     assert!(common::finish(daemon).status.success());
+}
+
 #[test]
 fn a_daemon_logs_as_its_keeper() {
     let dir = folder(&[("a.img", "1M")]);
