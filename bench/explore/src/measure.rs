@@ -138,7 +138,7 @@ impl<'a> Way<'a> {
     fn check(&self, index: usize, checker: Option<&mut Box<dyn Checker>>) -> Result<()> {
         let subject = &self.states.subject;
         let item = &self.states.states[index];
-        let images = subject.cuts[item.cut].state(&subject.stream, &item.choice);
+        let images = subject.cuts[item.cut].state_at(&subject.stream, &item.choice, item.crash.crash);
         let broken = match (checker, &subject.own) {
             (Some(checker), _) => {
                 let disks: Vec<_> = images.into_iter().map(|image| Arc::new(Scratch::new(image))).collect();

@@ -70,7 +70,11 @@ fn distinct(subject: Subject, count: usize) -> Result<States> {
         // A stream with few states is looked at to its end.
         .take(count * 50)
         .filter(|item| {
-            seen.insert(state_digest(&subject.cuts[item.cut].state(&subject.stream, &item.choice)))
+            seen.insert(state_digest(&subject.cuts[item.cut].state_at(
+                &subject.stream,
+                &item.choice,
+                item.crash.crash,
+            )))
         })
         .take(count)
         .collect();

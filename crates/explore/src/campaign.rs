@@ -212,7 +212,8 @@ fn work(subject: &Subject, evaluator: &mut Evaluator, items: &[Item]) -> Result<
     evaluator.work = Default::default();
     for item in items {
         let cut = &subject.cuts[item.cut];
-        let verdict = evaluator.evaluate(cut.state(&subject.stream, &item.choice), &item.crash)?;
+        let verdict =
+            evaluator.evaluate(cut.state_at(&subject.stream, &item.choice, item.crash.crash), &item.crash)?;
         chunk.tally.count(&verdict);
         if verdict.class.is_violation() {
             chunk.failures.push(Failure {
@@ -249,8 +250,8 @@ impl Merge {
     }
 }
 
-/// Failures of one kind differ in numbers only.
-fn kind(verdict: &Verdict) -> Option<(String, String)> {
+/// Failures of one kind differ in numbers, and in how many are listed, only.
+pub(crate) fn kind(verdict: &Verdict) -> Option<(String, String)> {
     let problem = verdict.problem.as_ref()?;
     let what = problem.what.chars().map(|c| if c.is_ascii_digit() { '#' } else { c }).collect::<String>();
     let mut short = String::new();
@@ -258,6 +259,9 @@ fn kind(verdict: &Verdict) -> Option<(String, String)> {
         if !(c == '#' && short.ends_with('#')) {
             short.push(c);
         }
+    }
+    while short.contains("#,#") {
+        short = short.replace("#,#", "#");
     }
     Some((problem.check.clone(), short))
 }
@@ -281,5 +285,5 @@ pub fn again(
         crash: crash_event,
         crash_ns: subject.stream.at_ns(crash_event),
     };
-    evaluator.evaluate(cut.state(&subject.stream, choice), &crash)
+    evaluator.evaluate(cut.state_at(&subject.stream, choice, crash_event), &crash)
 }

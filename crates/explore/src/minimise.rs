@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::campaign::{again, Failure, Subject};
+use crate::campaign::{again, kind, Failure, Subject};
 use crate::evaluate::Evaluator;
-use crate::judge::Verdict;
 use crate::model::{Choice, LostWrite};
 use crate::Result;
 
@@ -19,7 +18,7 @@ const SECTORS_MAX: usize = 512;
 pub struct Minimised {
     /// With the fewest lost requests and sectors that were found.
     pub failure: Failure,
-    /// Giving back any single request makes the failure go away; otherwise the tries ran out.
+    /// Giving back any single request makes the failure go away; otherwise the tries ran out, or it did not come again at all.
     pub is_minimal: bool,
     /// States tried.
     pub tries: usize,
@@ -32,12 +31,16 @@ struct Search<'a> {
     tries: usize,
 }
 
-/// Gives back what is lost as long as the same check still finds a promise broken.
+/// Gives back what is lost as long as the same check still finds the same promise broken.
 ///
 /// # Errors
 /// A checker could not do its work.
 pub fn minimise(subject: &Subject, evaluator: &mut Evaluator, failure: &Failure) -> Result<Minimised> {
     let mut search = Search { subject, evaluator, best: failure.clone(), tries: 0 };
+    if !search.still_fails(failure.choice.lost.clone())? {
+        tracing::warn!("the first failure did not come again: does the check depend on more than the disk?");
+        return Ok(Minimised { failure: search.best, is_minimal: false, tries: search.tries });
+    }
     search.reduce(failure.choice.lost.clone(), |lost| lost)?;
     let is_minimal = search.tries < TRIES_MAX;
     let units = units(subject, &search.best.choice);
@@ -124,9 +127,10 @@ impl Search<'_> {
         let choice = Choice { lost };
         let best = &self.best;
         let verdict = again(self.subject, self.evaluator, best.cut_event, best.crash_event, &choice)?;
-        // Another check's complaint would be another failure.
-        let check = |verdict: &Verdict| verdict.problem.as_ref().map(|problem| problem.check.clone());
-        let fails = verdict.class.is_violation() && check(&verdict) == check(&best.verdict);
+        // Another complaint would be another failure, also where it is the same check's.
+        let fails = verdict.class.is_violation()
+            && verdict.class == best.verdict.class
+            && kind(&verdict) == kind(&best.verdict);
         if fails {
             self.best = Failure { choice, verdict, ..self.best.clone() };
         }

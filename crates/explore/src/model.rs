@@ -217,8 +217,19 @@ impl LostWrite {
 }
 
 impl Cut {
-    /// The media of a state.
+    /// The media of a state, for a crash right before the cut's event.
     pub fn state(&self, stream: &Stream, choice: &Choice) -> Vec<Image> {
+        self.state_at(stream, choice, self.event)
+    }
+
+    /// The volatile writes that had been submitted when the crash came; an earlier one than the cut's has fewer.
+    pub fn volatile_at<'a>(&'a self, stream: &'a Stream, crash: usize) -> impl Iterator<Item = &'a Volatile> {
+        self.volatile.iter().filter(move |volatile| stream.writes[volatile.write].submitted < crash)
+    }
+
+    /// The media of a state, for a crash right before an event that is no later than the cut's: what is submitted from there
+    /// on is never there, whatever the choice says.
+    pub fn state_at(&self, stream: &Stream, choice: &Choice, crash: usize) -> Vec<Image> {
         let mut images: Vec<Image> = self
             .durable
             .iter()
@@ -226,7 +237,7 @@ impl Cut {
             .map(|(medium, (content, digest))| Image::new(medium, Arc::clone(content), *digest))
             .collect();
         let mut lost = choice.lost.iter().peekable();
-        for volatile in &self.volatile {
+        for volatile in self.volatile_at(stream, crash) {
             while lost.peek().is_some_and(|l| l.write < volatile.write) {
                 lost.next();
             }

@@ -18,8 +18,9 @@ use crate::setup::Setup;
 use crate::tags::Tag;
 use crate::{ExploreError, Result};
 
-/// Format of `failure.json`; a program refuses a newer one.
-const VERSION: u32 = 1;
+/// Format of `failure.json`; a program refuses a newer one. 1 listed what had not been asked for at the crash as lost, or had it
+/// there; it never is.
+const VERSION: u32 = 2;
 
 const JSON: &str = "failure.json";
 const RECORDING: &str = "recording.afrec";
@@ -138,7 +139,8 @@ pub fn load(folder: &Path) -> Result<(Saved, Recording)> {
 fn describe(subject: &Subject, setup: &Setup, failure: &Failure, is_minimal: bool) -> Saved {
     let stream = &subject.stream;
     let lost = failure.choice.lost.iter().filter_map(|lost| {
-        let write = stream.writes.get(lost.write)?;
+        // One that had not been made is not lost: failures of older versions list it.
+        let write = stream.writes.get(lost.write).filter(|write| write.submitted < failure.crash_event)?;
         Some(LostRequest {
             medium: match stream.media[write.medium].role {
                 Role::Disk(index) => format!("disk {index}"),
@@ -159,7 +161,9 @@ fn describe(subject: &Subject, setup: &Setup, failure: &Failure, is_minimal: boo
         setup: setup.clone(),
         failure: failure.clone(),
         crash_ms: stream.at_ns(failure.crash_event) as f64 / 1e6,
-        kept: cut.map_or(0, |cut| cut.volatile.len()).saturating_sub(lost.len()),
+        kept: cut
+            .map_or(0, |cut| cut.volatile_at(stream, failure.crash_event).count())
+            .saturating_sub(lost.len()),
         lost,
         is_minimal,
     }

@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::enumerate::Enumeration;
 use crate::hash::mix;
 use crate::judge::Expectation;
-use crate::model::{Choice, Cut, LostWrite};
+use crate::model::{Choice, Cut};
 use crate::stream::Stream;
 
 /// States of each cut in the first round: everything lost, nothing lost.
@@ -127,10 +127,8 @@ impl<'a> Schedule<'a> {
         let n = rng.random_range(1 << 20..1 << 40);
         let n = self.states[cut].count().map_or(n, |count| n % count.max(1));
         let mut choice = self.states[cut].choice(n)?;
-        let too_late = |write: usize| self.stream.writes[write].submitted >= event;
-        choice.lost.retain(|lost| !too_late(lost.write));
-        let late = self.cuts[cut].volatile.iter().map(|v| v.write).filter(|write| too_late(*write));
-        choice.lost.extend(late.map(|write| LostWrite { write, sectors: None }));
+        // What comes later is not there anyhow: see `Cut::state_at`.
+        choice.lost.retain(|lost| self.stream.writes[lost.write].submitted < event);
         Some(Item { cut, choice, crash: self.crash_at(event) })
     }
 

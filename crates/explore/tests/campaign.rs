@@ -7,17 +7,18 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::Medium as _;
-use afterimage_explore::campaign::{self, Limits, Progress, Subject};
+use afterimage_explore::campaign::{self, Failure, Limits, Progress, Subject};
 use afterimage_explore::check::{Checker, Observation};
 use afterimage_explore::evaluate::{Evaluator, Known};
 use afterimage_explore::judge::{Class, Judge};
 use afterimage_explore::log_recovery::{recover, RecoveryOptions};
 use afterimage_explore::minimise::minimise;
+use afterimage_explore::model::{state_digest, Choice, LostWrite};
 use afterimage_explore::own::{OwnRecovery, Recovered};
 use afterimage_explore::report::Report;
 use afterimage_explore::runner::{self, Request};
@@ -38,6 +39,15 @@ struct Tape {
 }
 
 impl Tape {
+    fn new() -> Self {
+        let base = Arc::new(Sparse::new(BYTES));
+        let target = Target { layer: Layer::Storage, role: Role::Disk(0), bytes: BYTES, base };
+        let mut tape = Self::default();
+        tape.recording.targets.push(target);
+        tape.recording.about.insert("contract".to_owned(), "power".into());
+        tape
+    }
+
     fn event(&mut self, kind: EventKind) {
         let at_ns = self.recording.events.len() as u64 * 1_000_000;
         self.recording.events.push(Event { at_ns, kind });
@@ -61,11 +71,7 @@ impl Tape {
     /// The application; the transaction `forgets` leaves the flush between data and count out. `noise` writes
     /// elsewhere in each transaction, which nobody flushes before the count.
     fn bank(forgets: Option<u64>, noise: u64) -> Recording {
-        let base = Arc::new(Sparse::new(BYTES));
-        let target = Target { layer: Layer::Storage, role: Role::Disk(0), bytes: BYTES, base };
-        let mut tape = Self::default();
-        tape.recording.targets.push(target);
-        tape.recording.about.insert("contract".to_owned(), "power".into());
+        let mut tape = Self::new();
         tape.mark("begin");
         for n in 1..=TRANSACTIONS {
             tape.write(8 * n, 8, n);
@@ -184,11 +190,12 @@ fn a_moment_has_nothing_that_comes_after_it() {
         assert!(crash > stream.begin && crash <= cut.event);
         moments.insert(crash);
         let late = cut.volatile.iter().map(|v| v.write).filter(|w| stream.writes[*w].submitted >= crash);
-        for write in late {
-            let lost = item.choice.lost.iter().find(|lost| lost.write == write);
-            assert!(lost.is_some_and(|lost| lost.sectors.is_none()), "write {write} at {crash}");
-        }
+        let late = late.map(|write| LostWrite { write, sectors: None });
+        assert!(item.choice.lost.iter().all(|lost| stream.writes[lost.write].submitted < crash));
         assert!(item.choice.lost.is_sorted_by_key(|lost| lost.write));
+        let without = Choice { lost: item.choice.lost.iter().cloned().chain(late).collect() };
+        let digest = state_digest(&cut.state_at(stream, &item.choice, crash));
+        assert_eq!(digest, state_digest(&cut.state(stream, &without)), "at {crash}");
     }
     assert!(moments.len() > 100, "{}", moments.len());
 }
@@ -232,17 +239,116 @@ fn a_campaign_in_pieces_is_one_campaign() {
 
 #[test]
 fn a_failure_is_minimised_to_what_matters() {
-    let recording = Tape::bank(Some(5), 12);
-    let subject = subject(&recording, Picking::Rounds);
-    let progress = run(&subject, &limits(900, 1), Progress::default());
+    for picking in [Picking::Rounds, Picking::Moments] {
+        let recording = Tape::bank(Some(5), 12);
+        let subject = subject(&recording, picking);
+        let progress = run(&subject, &limits(900, 1), Progress::default());
+        let first = &progress.failures[0];
+        let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
+        let found = minimise(&subject, &mut evaluator, first).expect("a minimum");
+        assert!(found.is_minimal && found.tries < 200, "{} tries", found.tries);
+        let [lost] = &found.failure.choice.lost[..] else { panic!("{:?}", found.failure.choice) };
+        assert_eq!(subject.stream.writes[lost.write].first, 8 * 5, "the data of transaction 5");
+        let checked = (CHECKED as u32, CHECKED as u32 + 1);
+        assert_eq!(lost.sectors, Some(vec![checked]), "the sector that is checked");
+        assert_eq!(found.failure.verdict.class, Class::Inconsistent);
+    }
+}
+
+/// Nothing is flushed until the end: at a moment most of what is volatile at the next cut has not been asked for.
+#[test]
+fn what_comes_after_a_moment_is_not_given_back() {
+    let mut hasty = Tape::bank(None, 0);
+    hasty.events.retain(|event| (1..=TRANSACTIONS).all(|n| !is_mark(&event.kind, &format!("t{n}"))));
+    let is_flush = |event: &Event| matches!(event.kind, EventKind::Submit { op: Op::Flush, .. });
+    let flushes = hasty.events.iter().filter(|event| is_flush(event)).count();
+    for _ in 1..flushes {
+        let at = hasty.events.iter().position(is_flush).expect("a flush");
+        hasty.events.drain(at..at + 2);
+    }
+    let subject = subject(&hasty, Picking::Moments);
+    let progress = run(&subject, &limits(200, 1), Progress::default());
     let first = &progress.failures[0];
+    let counts =
+        subject.stream.writes.iter().filter(|w| w.first == 0 && w.submitted < first.crash_event).count();
+    assert!((2..TRANSACTIONS as usize - 1).contains(&counts), "{counts}: some are made, some are to come");
     let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
     let found = minimise(&subject, &mut evaluator, first).expect("a minimum");
-    assert!(found.is_minimal && found.tries < 200, "{} tries", found.tries);
-    let [lost] = &found.failure.choice.lost[..] else { panic!("{:?}", found.failure.choice) };
-    assert_eq!(subject.stream.writes[lost.write].first, 8 * 5, "the data of transaction 5");
-    assert_eq!(lost.sectors, Some(vec![(CHECKED as u32, CHECKED as u32 + 1)]), "the sector that is checked");
-    assert_eq!(found.failure.verdict.class, Class::Inconsistent);
+    assert!(found.is_minimal);
+    let what = found.failure.verdict.problem.expect("a problem").what;
+    let count: usize = what.split(' ').next().and_then(|word| word.parse().ok()).expect("a count");
+    assert!(count <= counts, "{what}, and only {counts} had been made");
+}
+
+/// Two mistakes, found by the same check: which one is told must not change.
+#[test]
+fn another_failure_of_the_same_check_is_not_taken_for_it() {
+    struct Two;
+    impl Checker for Two {
+        fn name(&self) -> &'static str {
+            "two"
+        }
+
+        fn check(&mut self, disks: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+            let mut byte = [0];
+            for (sector, name) in [(8, "the older"), (16, "the newer")] {
+                disks[0].read_at(&mut byte, sector * 512).expect("inside the disk");
+                if byte == [0] {
+                    return Ok(Observation::Inconsistent {
+                        what: format!("{name} is gone"),
+                        evidence: String::new(),
+                    });
+                }
+            }
+            Ok(Observation::Sound)
+        }
+    }
+    let mut tape = Tape::new();
+    tape.mark("begin");
+    tape.write(8, 1, 1);
+    tape.write(16, 1, 1);
+    let subject = subject(&tape.recording, Picking::Rounds);
+    let two =
+        |_worker: usize| -> afterimage_explore::Result<Vec<Box<dyn Checker>>> { Ok(vec![Box::new(Two)]) };
+    let mut evaluator = runner::evaluator(&subject, &two).expect("checkers");
+    let cut = subject.cuts.last().expect("a cut");
+    let choice = Choice { lost: (0..2).map(|write| LostWrite { write, sectors: None }).collect() };
+    let verdict =
+        campaign::again(&subject, &mut evaluator, cut.event, cut.event, &choice).expect("a verdict");
+    let failure = Failure { cut_event: cut.event, crash_event: cut.event, choice, verdict };
+    let found = minimise(&subject, &mut evaluator, &failure).expect("a minimum").failure;
+    assert_eq!(found.verdict, failure.verdict);
+    assert_eq!(found.choice.lost.iter().map(|lost| lost.write).collect::<Vec<_>>(), [0]);
+}
+
+#[test]
+fn what_does_not_come_again_is_not_called_minimal() {
+    /// Fails once.
+    struct Moody(Arc<AtomicUsize>);
+    impl Checker for Moody {
+        fn name(&self) -> &'static str {
+            "moody"
+        }
+
+        fn check(&mut self, _: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+            let what = "a bad day".to_owned();
+            Ok(match self.0.fetch_add(1, Ordering::Relaxed) {
+                5 => Observation::Inconsistent { what, evidence: String::new() },
+                _ => Observation::Sound,
+            })
+        }
+    }
+    let subject = subject(&Tape::bank(None, 1), Picking::Rounds);
+    let had = Arc::new(AtomicUsize::new(0));
+    let moody = |_worker: usize| -> afterimage_explore::Result<Vec<Box<dyn Checker>>> {
+        Ok(vec![Box::new(Moody(Arc::clone(&had)))])
+    };
+    let stop = AtomicBool::new(false);
+    let progress = campaign::run(&subject, &limits(20, 1), &moody, Progress::default(), &stop, &mut |_| ());
+    let first = progress.expect("a result").failures[0].clone();
+    let mut evaluator = runner::evaluator(&subject, &moody).expect("checkers");
+    let found = minimise(&subject, &mut evaluator, &first).expect("no minimum");
+    assert!(!found.is_minimal && found.failure.choice == first.choice);
 }
 
 #[test]
@@ -274,11 +380,11 @@ fn a_failure_of_a_newer_program_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("failure.json");
     for (text, newer) in
-        [("{\"version\":2,\"what\":\"else\"}", true), ("{\"version\":1}", false), ("", false)]
+        [("{\"version\":3,\"what\":\"else\"}", true), ("{\"version\":1}", false), ("", false)]
     {
         std::fs::write(&file, text).expect("a file");
         match saved::load(folder.path()) {
-            Err(ExploreError::Usage(why)) => assert!(newer && why.contains("version 2"), "{why}"),
+            Err(ExploreError::Usage(why)) => assert!(newer && why.contains("version 3"), "{why}"),
             Err(ExploreError::Corrupt(why)) => assert!(!newer && why.contains("damaged"), "{why}"),
             other => panic!("{text}: {:?}", other.map(|(saved, _)| saved)),
         }
@@ -314,9 +420,7 @@ fn what_is_promised_decides_between_stale_and_lost() {
         subject.cuts.iter().find(|cut| cut.at_ns == mark_ns(&recording, "t3") - 1_000_000).expect("a cut");
     let t3 = recording.events.iter().position(|e| is_mark(&e.kind, "t3")).expect("a mark");
     let nothing = (0..cut.volatile.len()).map(|i| cut.volatile[i].write);
-    let choice = afterimage_explore::model::Choice {
-        lost: nothing.map(|write| afterimage_explore::model::LostWrite { write, sectors: None }).collect(),
-    };
+    let choice = Choice { lost: nothing.map(|write| LostWrite { write, sectors: None }).collect() };
     let verdict = |required: Result<usize, String>| {
         let own: Arc<dyn OwnRecovery> = Arc::new(Promise { required });
         let judge = Arc::new(Judge::new(&subject.stream.marks));

@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let cut = subject.cuts.iter().find(|cut| cut.event == found.cut_event).ok_or_else(|| {
             explain(ExploreError::Corrupt("the recording has no such crash point".to_owned()))
         })?;
-        let images = cut.state(&subject.stream, &found.choice);
+        let images = cut.state_at(&subject.stream, &found.choice, found.crash_event);
         materialise::write(&subject, images, path).map_err(explain)?;
         let written = serde_json::json!({ "image": path });
         let text =
