@@ -129,7 +129,7 @@ pub fn run(
     let source = Mutex::new(Source { schedule, chunk: 0, left, exhausted: false });
     let merge = Mutex::new(Merge { progress: from, early: BTreeMap::new(), next: 0 });
     let known = Arc::new(Known::default());
-    let judge = Arc::new(Judge::new(&subject.stream.marks));
+    let judge = Arc::new(judge(subject, &known, make_checkers)?);
     let enough = AtomicBool::new(false);
     let halt = || stop.load(Ordering::Relaxed) || enough.load(Ordering::Relaxed);
     let outcome: Result<()> = std::thread::scope(|scope| {
@@ -196,6 +196,21 @@ pub fn run(
     progress.exhausted = source.into_inner().exhausted;
     tell(&progress);
     Ok(progress)
+}
+
+/// What verdicts are made by. Which checks name states is asked of the end with nothing lost: an answer that depends neither on
+/// the order of states nor on the number of workers.
+pub(crate) fn judge(
+    subject: &Subject,
+    known: &Arc<Known>,
+    make_checkers: &MakeCheckers<'_>,
+) -> Result<Judge> {
+    let judge = Judge::new(&subject.stream.marks);
+    let Some(end) = subject.cuts.last().filter(|_| judge.names_states()) else { return Ok(judge) };
+    let (own, checkers) = (subject.own.clone(), make_checkers(0)?);
+    let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::new(judge.clone()), checkers);
+    let naming = evaluator.naming(end.state(&subject.stream, &Choice::default()))?;
+    Ok(judge.naming(naming))
 }
 
 fn take(source: &mut Source<'_>) -> (u64, Vec<Item>) {

@@ -109,13 +109,28 @@ impl Evaluator {
     /// # Errors
     /// A checker could not do its work.
     pub fn evaluate(&mut self, images: Vec<Image>, crash: &Expectation) -> Result<Verdict> {
+        let found = self.look(images)?;
+        Ok(self.judge(&found, crash))
+    }
+
+    /// The checks that name the application's state in this one.
+    ///
+    /// # Errors
+    /// A checker could not do its work.
+    pub(crate) fn naming(&mut self, images: Vec<Image>) -> Result<Vec<&'static str>> {
+        let found = self.look(images)?;
+        let named = found.checks.iter().filter(|(_, found)| matches!(found, Observation::Named { .. }));
+        Ok(named.map(|(check, _)| *check).collect())
+    }
+
+    fn look(&mut self, images: Vec<Image>) -> Result<Found> {
         self.work.states += 1;
         let digest = state_digest(&images);
         let before = shard(&self.known.states, digest).get(&digest).cloned();
-        let found = match before {
+        match before {
             Some(found) => {
                 self.work.equal_bytes += 1;
-                found
+                Ok(found)
             }
             None => {
                 let found = self.find(images)?;
@@ -123,10 +138,9 @@ impl Evaluator {
                 if known.len() < KNOWN_MAX / SHARDS {
                     known.insert(digest, found.clone());
                 }
-                found
+                Ok(found)
             }
-        };
-        Ok(self.judge(&found, crash))
+        }
     }
 
     fn find(&mut self, images: Vec<Image>) -> Result<Found> {

@@ -98,6 +98,8 @@ impl Verdict {
 pub struct Judge {
     states: Vec<Mark>,
     records: Vec<(Record, Mark)>,
+    /// Checks whose silence is no answer.
+    naming: Vec<&'static str>,
 }
 
 impl Judge {
@@ -105,7 +107,18 @@ impl Judge {
     pub fn new(marks: &[Mark]) -> Self {
         let states = marks.iter().filter(|m| m.names_state()).cloned().collect();
         let records = marks.iter().filter_map(|m| Some((m.record?, m.clone()))).collect();
-        Self { states, records }
+        Self { states, records, naming: Vec::new() }
+    }
+
+    /// These checks name a state where nothing is lost. So where they name none, none is there: not the one that must be, either.
+    #[must_use]
+    pub fn naming(self, checks: Vec<&'static str>) -> Self {
+        Self { naming: checks, ..self }
+    }
+
+    /// Whether there is any state to be named.
+    pub fn names_states(&self) -> bool {
+        !self.states.is_empty()
     }
 
     /// The outcome where nobody looks into the file system: stale, where there are marks that need not be visible.
@@ -127,8 +140,9 @@ impl Judge {
     /// Judges what one checker found.
     pub fn judge(&self, check: &str, found: &Observation, expected: &Expectation) -> Verdict {
         match found {
+            Observation::Sound if self.naming.contains(&check) => self.named(check, None, expected),
             Observation::Sound => Verdict::fresh(),
-            Observation::Named { state } => self.named(check, state, expected),
+            Observation::Named { state } => self.named(check, Some(state), expected),
             Observation::Records { present, torn } => self.recorded(check, present, torn, expected),
             Observation::Inconsistent { what, evidence } => {
                 Verdict::broken(Class::Inconsistent, check, what.clone(), evidence.clone())
@@ -136,18 +150,21 @@ impl Judge {
         }
     }
 
-    fn named(&self, check: &str, name: &str, expected: &Expectation) -> Verdict {
+    fn named(&self, check: &str, name: Option<&str>, expected: &Expectation) -> Verdict {
         let before = |event: usize| self.states.iter().take_while(|m| m.event < event).count();
         let (required, acknowledged) = (before(expected.required), before(expected.crash));
-        let state = Some(name.to_owned());
-        let newest = self.states.iter().rposition(|m| m.name == name);
+        let state = name.map(str::to_owned);
+        let newest = self.states.iter().rposition(|m| Some(m.name.as_str()) == name);
         if required > newest.map_or(0, |at| at + 1) {
             let must = &self.states[required - 1];
-            let what = match newest {
-                Some(_) => {
+            let what = match (name, newest) {
+                (None, _) => format!("the check names no state; {} must be there", must.name),
+                (Some(name), None) => {
+                    format!("the state is {name}, which is no mark; {} must be there", must.name)
+                }
+                (Some(name), Some(_)) => {
                     format!("the state is {name}, but {} had been acknowledged and must be there", must.name)
                 }
-                None => format!("the state is {name}, which is no mark; {} must be there", must.name),
             };
             let verdict = Verdict::broken(Class::Lost, check, what, String::new());
             let stale_ms = newest.map_or(0.0, |at| self.age_ms(at + 1, expected));
@@ -277,6 +294,7 @@ mod tests {
             records: (1..=3u64)
                 .map(|n| (Record { n, thread: 0, slot: n - 1 }, mark(n as usize * 10, "record")))
                 .collect(),
+            naming: vec!["app"],
         }
     }
 
@@ -295,6 +313,11 @@ mod tests {
         assert_eq!(class(&named("old"), 25, 25), (Class::Lost, 5.0));
         assert_eq!(class(&named("what"), 15, 15).0, Class::Lost);
         assert_eq!(class(&named("what"), 5, 5).0, Class::Fresh, "nothing had been promised");
+        assert_eq!(class(&Observation::Sound, 15, 15).0, Class::Lost, "it names a state where there is one");
+        assert_eq!(class(&Observation::Sound, 5, 5).0, Class::Fresh);
+        let expected = Expectation { required: 15, crash: 15, crash_ns: 0 };
+        let other = judge().judge("mount", &Observation::Sound, &expected);
+        assert_eq!(other.class, Class::Fresh, "it never names any");
     }
 
     #[test]
@@ -315,7 +338,7 @@ mod tests {
                 Mark { event: n as usize, at_ns: n * 1_000_000, name: "record".to_owned(), record: None };
             (Record { n, thread: 0, slot: (n - 1) % 4 }, mark)
         });
-        let judge = Judge { states: Vec::new(), records: records.collect() };
+        let judge = Judge { states: Vec::new(), records: records.collect(), naming: Vec::new() };
         // Before the acknowledgement of 7, which is being written over 3: the ring holds 5, 6, 3 or 7, 4.
         let class = |required: usize, present: &[(u64, u64)], torn: &[u64]| {
             let torn = torn.iter().map(|slot| (0, *slot)).collect();

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use crate::campaign::{self, Limits, MakeCheckers, Progress, Subject, Tell};
 use crate::evaluate::{Evaluator, Known};
 use crate::hash::mix;
-use crate::judge::Judge;
 use crate::minimise::minimise;
 use crate::report::Report;
 use crate::schedule::Schedule;
@@ -113,13 +112,14 @@ pub fn explore(
     Ok(report)
 }
 
-/// An evaluator that knows nothing yet.
+/// An evaluator that knows nothing yet but which checks name states.
 ///
 /// # Errors
 /// A checker could not be made.
 pub fn evaluator(subject: &Subject, make_checkers: &MakeCheckers<'_>) -> Result<Evaluator> {
-    let judge = Arc::new(Judge::new(&subject.stream.marks));
-    Ok(Evaluator::new(Arc::new(Known::default()), subject.own.clone(), judge, make_checkers(0)?))
+    let known = Arc::new(Known::default());
+    let judge = Arc::new(campaign::judge(subject, &known, make_checkers)?);
+    Ok(Evaluator::new(known, subject.own.clone(), judge, make_checkers(0)?))
 }
 
 /// Tells streams apart: a campaign must not go on with another recording.

@@ -444,6 +444,55 @@ fn mark_ns(recording: &Recording, name: &str) -> u64 {
     recording.events.iter().find(|e| is_mark(&e.kind, name)).map_or(0, |e| e.at_ns)
 }
 
+/// `cat` of a file: it names the state that is there, and says nothing where none is.
+struct Cat {
+    is_dumb: bool,
+}
+
+impl Checker for Cat {
+    fn name(&self) -> &'static str {
+        "cat"
+    }
+
+    fn check(&mut self, disks: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+        let mut byte = [0];
+        disks[0].read_at(&mut byte, 0).expect("inside the disk");
+        Ok(match byte[0] {
+            n if n > 0 && !self.is_dumb => Observation::Named { state: format!("t{n}") },
+            _ => Observation::Sound,
+        })
+    }
+}
+
+#[test]
+fn silence_is_no_answer_of_a_check_that_names_states() {
+    // Acknowledged, and never flushed.
+    let mut tape = Tape::new();
+    tape.mark("begin");
+    tape.write(0, 1, 1);
+    tape.mark("t1");
+    tape.mark("end");
+    for is_dumb in [false, true] {
+        let cat = |_worker: usize| -> afterimage_explore::Result<Vec<Box<dyn Checker>>> {
+            Ok(vec![Box::new(Cat { is_dumb })])
+        };
+        let subject = subject(&tape.recording, Picking::Rounds);
+        let stop = AtomicBool::new(false);
+        let found = campaign::run(&subject, &limits(9, 2), &cat, Progress::default(), &stop, &mut |_| ());
+        let found = found.expect("a result");
+        assert_eq!((found.tally.states(), found.tally.lost), (2, u64::from(!is_dumb)), "{is_dumb}");
+        for failure in &found.failures {
+            let what = failure.verdict.problem.as_ref().map(|problem| problem.what.as_str());
+            assert_eq!(what, Some("the check names no state; t1 must be there"));
+            // Who repeats it knows that, too.
+            let mut evaluator = runner::evaluator(&subject, &cat).expect("checkers");
+            let (cut, crash) = (failure.cut_event, failure.crash_event);
+            let again = campaign::again(&subject, &mut evaluator, cut, crash, &failure.choice);
+            assert_eq!(again.expect("a verdict"), failure.verdict);
+        }
+    }
+}
+
 #[test]
 fn what_would_prove_nothing_is_refused() {
     let recording = Tape::bank(None, 0);

@@ -41,7 +41,8 @@ pub struct Args {
     #[arg(long, value_name = "LEVEL")]
     level: Option<Level>,
     /// The application's check, run with the file system at /mnt: exit status 0 means sound, the last line of its
-    /// output names the state (that of a mark, where it means one); `records DIR` and `editor FILE` are built in
+    /// output names the state (that of a mark, where it means one), in all states or, without any output, in none;
+    /// `records DIR` and `editor FILE` are built in
     #[arg(long, value_name = "CMD")]
     check: Option<String>,
     /// Judge another contract: the guest's requests are driven again through the real ordering layer
