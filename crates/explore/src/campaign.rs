@@ -49,6 +49,9 @@ pub struct Limits {
     pub time: Duration,
     /// After this many states.
     pub states: Option<u64>,
+    /// Both count what was done before a campaign was resumed, too. So a suite that was interrupted comes to the same end; who
+    /// resumes a campaign by hand gives it another budget.
+    pub in_all: bool,
     /// Workers.
     pub jobs: usize,
     /// After the first violation.
@@ -122,10 +125,13 @@ pub fn run(
     tell: &mut Tell<'_>,
 ) -> Result<Progress> {
     let begin = Instant::now();
+    // Where it begins: who shows what is to go has to know.
+    tell(&from);
     let spent = from.elapsed;
     let mut schedule = Schedule::new(&subject.stream, &subject.cuts, subject.picking, subject.seed);
     schedule.leave_out(from.done);
-    let left = limits.states.map_or(u64::MAX, |max| max.saturating_sub(from.done));
+    let (time_before, states_before) = if limits.in_all { (spent, from.done) } else { Default::default() };
+    let left = limits.states.map_or(u64::MAX, |max| max.saturating_sub(states_before));
     let source = Mutex::new(Source { schedule, chunk: 0, left, exhausted: false });
     let merge = Mutex::new(Merge { progress: from, early: BTreeMap::new(), next: 0 });
     let known = Arc::new(Known::default());
@@ -141,7 +147,7 @@ pub fn run(
                     let own = subject.own.clone();
                     let checkers = make_checkers(worker)?;
                     let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::clone(judge), checkers);
-                    while !halt() && spent + begin.elapsed() < limits.time {
+                    while !halt() && time_before + begin.elapsed() < limits.time {
                         let (number, items) = take(&mut source.lock());
                         if items.is_empty() {
                             break;

@@ -128,7 +128,7 @@ fn subject(recording: &Recording, picking: Picking) -> Subject {
 }
 
 fn limits(states: u64, jobs: usize) -> Limits {
-    Limits { time: Duration::from_secs(3600), states: Some(states), jobs, first_only: false }
+    Limits { time: Duration::from_secs(3600), states: Some(states), jobs, in_all: true, first_only: false }
 }
 
 fn run(subject: &Subject, limits: &Limits, from: Progress) -> Progress {
@@ -235,6 +235,18 @@ fn a_campaign_in_pieces_is_one_campaign() {
     let other = Tape::bank(Some(6), 12);
     let other = explore_as(&other, &self::setup(&other, Picking::Rounds), &out, 900, true);
     assert!(matches!(other, Err(ExploreError::Usage(_))), "so is another recording");
+}
+
+#[test]
+fn a_campaign_that_is_resumed_has_a_budget_of_its_own() {
+    let recording = Tape::bank(Some(5), 12);
+    let subject = subject(&recording, Picking::Rounds);
+    let resumed = Limits { in_all: false, ..limits(50, 2) };
+    let before = run(&subject, &resumed, Progress::default());
+    let from = || Progress { elapsed: resumed.time, ..before.clone() };
+    assert_eq!(run(&subject, &resumed, from()).done, 100);
+    let in_all = Limits { in_all: true, ..limits(100, 2) };
+    assert_eq!(run(&subject, &in_all, from()).done, 50, "a suite's time is over");
 }
 
 #[test]

@@ -110,7 +110,8 @@ impl Mistake {
         let (recording, setup) = self.plant(options, recordings)?;
         let subject = setup.subject(&recording)?;
         let tools = setup.tools(&recording, options.jobs)?;
-        let limits = Limits { time: BUDGET, states: None, jobs: options.jobs, first_only: true };
+        let limits =
+            Limits { time: BUDGET, states: None, jobs: options.jobs, in_all: true, first_only: true };
         let checkers = |_worker: usize| tools.checkers();
         let progress =
             campaign::run(&subject, &limits, &checkers, Progress::default(), stop, &mut |_: &Progress| ())?;

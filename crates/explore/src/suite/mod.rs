@@ -154,7 +154,8 @@ fn run_case(
     };
     let recording: &Recording = derived.as_ref().unwrap_or(&recording);
     let setup = case.setup(recording, options.seed)?;
-    let limits = Limits { time, states: case.states_max, jobs: options.jobs, first_only: false };
+    let limits =
+        Limits { time, states: case.states_max, jobs: options.jobs, in_all: true, first_only: false };
     let out = folder(&options.out, &case.name);
     let tools = setup.tools(recording, options.jobs)?;
     let checkers = |_worker: usize| tools.checkers();

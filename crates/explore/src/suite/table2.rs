@@ -163,7 +163,7 @@ fn at_points(
     let checkers = |_worker: usize| tools.checkers();
     // The number of points is the limit; the time only ends what hangs.
     let time = Duration::from_secs(3600);
-    let limits = Limits { time, states: Some(points), jobs: options.jobs, first_only: false };
+    let limits = Limits { time, states: Some(points), jobs: options.jobs, in_all: true, first_only: false };
     let out = folder(&options.out, name);
     let request = Request { name, recording, setup: &setup, limits, out: Some(&out), resume: options.resume };
     let mut tell = |p: &Progress| listener.progress(p, time, Some(points));

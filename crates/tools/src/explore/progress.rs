@@ -24,8 +24,8 @@ impl Line {
         Self { budget, states, terminal, begin: now, last: now, shown: false }
     }
 
-    /// Shows it, if it is time.
-    pub fn show(&mut self, progress: &Progress) {
+    /// Shows it, if it is time. `done` states are counted by what ends the campaign.
+    pub fn show(&mut self, progress: &Progress, done: u64) {
         let pause = if self.terminal { Duration::from_millis(400) } else { Duration::from_secs(10) };
         if self.last.elapsed() < pause {
             return;
@@ -40,7 +40,7 @@ impl Line {
             grouped(progress.tally.violations())
         );
         if let Some(states) = self.states {
-            text.push_str(&format!(", {} to go", grouped(states.saturating_sub(progress.done))));
+            text.push_str(&format!(", {} to go", grouped(states.saturating_sub(done))));
         }
         if let Some(budget) = self.budget {
             // Not the campaign's time: one that is resumed has a budget of its own.

@@ -79,7 +79,7 @@ pub struct Args {
     /// Where progress and failures are kept
     #[arg(long, value_name = "DIR", default_value = "explore-out")]
     out: PathBuf,
-    /// Go on with the campaign in --out
+    /// Go on with the campaign in --out, for another --budget and --states
     #[arg(long)]
     resume: bool,
     /// Answer as JSON
@@ -138,8 +138,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let tools = setup.tools(&recording, limits.jobs).map_err(explain)?;
     let checkers = |_worker: usize| tools.checkers();
     let mut line = progress::Line::new(Some(args.budget), args.states);
-    let mut report =
-        explore(&request, &checkers, &stop, &mut |p: &Progress| line.show(p)).map_err(explain)?;
+    let mut before = None;
+    let mut tell = |p: &Progress| line.show(p, p.done - *before.get_or_insert(p.done));
+    let mut report = explore(&request, &checkers, &stop, &mut tell).map_err(explain)?;
     line.end();
     report.guests = tools.pool();
     finish(&report, args, &stop)
@@ -192,7 +193,13 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
 }
 
 fn limits(args: &Args) -> Limits {
-    Limits { time: args.budget, states: args.states, jobs: workers(args.jobs), first_only: args.first }
+    Limits {
+        time: args.budget,
+        states: args.states,
+        in_all: false,
+        jobs: workers(args.jobs),
+        first_only: args.first,
+    }
 }
 
 /// Reads a recording.

@@ -79,7 +79,8 @@ impl Listener for Console {
     }
 
     fn progress(&mut self, progress: &Progress, budget: Duration, states: Option<u64>) {
-        self.line.get_or_insert_with(|| progress::Line::new(Some(budget), states)).show(progress);
+        let line = self.line.get_or_insert_with(|| progress::Line::new(Some(budget), states));
+        line.show(progress, progress.done);
     }
 
     fn report(&mut self, report: &Report) {
