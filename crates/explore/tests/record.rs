@@ -328,6 +328,7 @@ fn a_death_loses_nothing_that_was_acknowledged_and_a_guest_that_does_not_sync_is
             check: Some("cat /mnt/f 2> /dev/null || echo none".to_owned()),
             first_only: true,
             time: Duration::from_secs(120),
+            out: None,
         };
         let report = deaths.run(&AtomicBool::new(false)).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(report.holds(), !sync.is_empty(), "{report}");

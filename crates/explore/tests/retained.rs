@@ -2,18 +2,21 @@
 //! power cut leaves anything but what the guest's own recovery makes of a prefix; and mistakes are found.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_explore::fault::{hunt, survey, Fault, Planted, Survey};
 use afterimage_explore::layers::{replay_noted, LayersOptions, OpenRetained, Replay, Retain, Schedule};
 use afterimage_explore::log_recovery::RecoveryOptions;
-use afterimage_explore::retained::{deaths, Census, DeathOptions, RetainedOracle};
+use afterimage_explore::retained::{deaths, Census, DeathOptions, Deaths, RetainedOracle};
+use afterimage_explore::setup::Level;
+use afterimage_explore::ExploreError;
 use afterimage_journal::group::JournalOptions;
 use afterimage_journal::Mutation;
 use afterimage_journal::RetainDisk;
 use afterimage_order::Contract;
-use afterimage_trace::{EventKind, Layer, Recording};
+use afterimage_trace::{Event, EventKind, Layer, Recording};
 
 /// Guests that crates/journal has recorded.
 fn recording(name: &str) -> Recording {
@@ -270,4 +273,70 @@ fn a_death_leaves_what_the_guests_own_recovery_makes() {
         }
     }
     assert!(replays > 60, "{replays}");
+}
+
+/// The last thing that a guest says before the end stands behind its last request.
+#[test]
+fn one_death_is_at_the_end_whatever_the_time() {
+    let mut guest = recording("journal");
+    let end = guest.events.len() / 2;
+    guest.events.truncate(end);
+    let last = |recording: &Recording, time: Duration| {
+        let how = DeathOptions { points: 3, ..DeathOptions::default() };
+        let (mut last, mut count) = (None, 0);
+        deaths(recording, &how, time, &mut |death| {
+            assert_eq!(death.wrong, None);
+            (last, count) = (Some((death.event, death.requests, death.required)), count + 1);
+            Ok(true)
+        })
+        .map(|()| (last, count))
+    };
+    let (disk, _) = guest.of_layer(Layer::Guest).next().expect("a guest's disk");
+    let is_request =
+        |event: &&Event| matches!(event.kind, EventKind::Submit { target, .. } if target == disk);
+    let requests = guest.events.iter().filter(is_request).count();
+    let (found, count) = last(&guest, Duration::MAX).expect("deaths");
+    assert_eq!(found, Some((end, requests, end)));
+    assert!(count > 1, "and others before it");
+    assert_eq!(last(&guest, Duration::ZERO).expect("deaths"), (found, 1));
+    // Said, and not asked for: that has to be looked at. Nothing at all is nothing to look at.
+    let quiet = |marks: &[&str]| {
+        let mut quiet = guest.clone();
+        quiet.events.retain(|event| !matches!(event.kind, EventKind::Mark { .. }));
+        let at_ns = quiet.events.last().expect("an event").at_ns;
+        quiet.events.extend(marks.iter().map(|name| {
+            let text = format!("{{\"mark\":\"{name}\"}}").into();
+            Event { at_ns, kind: EventKind::Mark { text } }
+        }));
+        quiet
+    };
+    let promised = quiet(&["begin", "new", "end"]);
+    let end = promised.events.len() - 1;
+    assert_eq!(last(&promised, Duration::MAX).expect("a death"), (Some((end, requests, end)), 1));
+    let why = last(&quiet(&["begin", "end"]), Duration::MAX).expect_err("nothing to look at");
+    assert!(matches!(&why, ExploreError::Usage(_)) && why.to_string().contains("no death"), "{why}");
+}
+
+/// Deaths keep no failure: what lies where campaigns keep theirs is an earlier one's.
+#[test]
+fn deaths_that_hold_leave_no_failure_of_an_earlier_campaign() {
+    let out = tempfile::tempdir().expect("a folder");
+    let failure = out.path().join("failure");
+    std::fs::create_dir(&failure).expect("a folder");
+    for name in ["failure.json", "recording.afrec", "README"] {
+        std::fs::write(failure.join(name), "").expect("written");
+    }
+    let guest = recording("journal");
+    let campaign = Deaths {
+        name: "deaths",
+        recording: &guest,
+        how: DeathOptions { points: 2, ..DeathOptions::default() },
+        level: Level::Log,
+        check: None,
+        first_only: false,
+        time: Duration::MAX,
+        out: Some(out.path()),
+    };
+    let report = campaign.run(&AtomicBool::new(false)).expect("a report");
+    assert!(report.holds() && report.progress.tally.states() > 0 && !failure.exists(), "{report}");
 }

@@ -33,7 +33,7 @@ use super::compare::{differences, Changed};
 use super::plain::Plain;
 use super::side::Side;
 use crate::layers::{guest_disks, refused_ids, OpenRetained};
-use crate::marks::{bounds, marks};
+use crate::marks::{bounds, marks, Mark};
 use crate::published::Publications;
 use crate::{ExploreError, Result};
 use lent::Left;
@@ -43,7 +43,7 @@ use lent::Left;
 pub struct DeathOptions {
     /// Of all draws.
     pub seed: u64,
-    /// Deaths that are looked at, spread evenly over the run.
+    /// Deaths that are drawn, spread evenly over the run; its end is one more.
     pub points: usize,
     /// `--retain-max`.
     pub arena_bytes_max: u64,
@@ -76,7 +76,7 @@ impl Default for DeathOptions {
 
 /// What is left of a guest's first disk.
 pub struct Death {
-    /// The event of the first request that was not made.
+    /// The event of the first request that was not made, or the end.
     pub event: usize,
     /// Requests that had been made.
     pub requests: usize,
@@ -142,10 +142,11 @@ fn failed(error: &dyn std::fmt::Display) -> ExploreError {
     ExploreError::Corrupt(format!("serving the guest's requests with a retained journal: {error}"))
 }
 
-/// Lets the first disk's guest and daemon die in many places, as long as `visit` says so and the time is not over.
+/// Lets the first disk's guest and daemon die in many places, as long as `visit` says so and the time is not over; and whatever the
+/// time, at the end: there all that was said is asked for, also what no request came behind.
 ///
 /// # Errors
-/// The recording has no disk, the retaining layer fails, or `visit` does.
+/// The recording has no disk, nothing happens in it, the retaining layer fails, or `visit` does.
 pub fn deaths(
     recording: &Recording,
     how: &DeathOptions,
@@ -156,7 +157,8 @@ pub fn deaths(
     let target = guest_disks(recording)?[0];
     let base = (*recording.targets[target.0 as usize].base).clone();
     let refused = refused_ids(recording);
-    let (begin, end) = bounds(&marks(recording)?, recording.events.len());
+    let marks = marks(recording)?;
+    let (begin, end) = bounds(&marks, recording.events.len());
     let requests: Vec<(usize, &Op)> = recording
         .events
         .iter()
@@ -169,6 +171,14 @@ pub fn deaths(
         })
         .collect();
     let candidates = requests.iter().filter(|(event, _)| (begin..end).contains(event)).count();
+    let promises = |mark: &Mark| mark.event > begin && (mark.names_state() || mark.record.is_some());
+    if candidates == 0 && !marks.iter().any(promises) {
+        return Err(ExploreError::Usage(
+            "the guest asked nothing of its disk and said nothing between the recording's begin and end: there is no death to look \
+             at; record a COMMAND that writes"
+                .to_owned(),
+        ));
+    }
     let published = Publications::of(recording)?;
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
     let mut plain = Plain::new(base.clone());
@@ -176,21 +186,18 @@ pub fn deaths(
         Some(window) => Box::new(files::Files::new(how, window, base)),
         None => Box::new(memory::Memory::new(how, base)?),
     };
-    for (made, (event, op)) in requests.iter().enumerate() {
-        let inside = (begin..end).contains(event);
-        let drawn = inside && rng.random_range(0..candidates.max(1)) < how.points;
-        let late = drawn && begun.elapsed() > time;
-        if late {
+    let mut look = |daemons: &dyn Daemons<'_>, plain: &Plain, event: usize, requests: usize| {
+        let pending = published.all().iter().filter(|p| p.target == target && p.is_pending(event));
+        let layouts = Arc::clone(&plain.side.layouts);
+        let left = Left { published: pending.collect(), layouts: &layouts, forgotten: how.forgets };
+        let at = At { event, requests, required: published.required(event) };
+        visit(death(daemons, plain, &left, at)?)
+    };
+    let until_end = requests.partition_point(|(event, _)| *event < end);
+    for (made, (event, op)) in requests[..until_end].iter().enumerate() {
+        let drawn = *event >= begin && rng.random_range(0..candidates) < how.points;
+        if drawn && begun.elapsed() <= time && !look(&*daemons, &plain, *event, made)? {
             return Ok(());
-        }
-        if drawn {
-            let pending = published.all().iter().filter(|p| p.target == target && p.is_pending(*event));
-            let layouts = Arc::clone(&plain.side.layouts);
-            let left = Left { published: pending.collect(), layouts: &layouts, forgotten: how.forgets };
-            let at = At { event: *event, requests: made, required: published.required(*event) };
-            if !visit(death(&*daemons, &plain, &left, at)?)? {
-                return Ok(());
-            }
         }
         if how.restart_one_in > 0 && rng.random_range(0..how.restart_one_in) == 0 {
             daemons.happens([Beside::Death, Beside::Settle, Beside::Room][rng.random_range(0..3)])?;
@@ -202,7 +209,7 @@ pub fn deaths(
         }
         daemons.send(op)?;
     }
-    Ok(())
+    look(&*daemons, &plain, end, until_end).map(drop)
 }
 
 /// Where a death is, as [`Death`] has it.

@@ -4,6 +4,7 @@
 //! the plain one, in every block that anybody needs and in its tree; and because every request that had completed is in it, so is
 //! whatever had been acknowledged. The latter is the guest's own business where the former holds, and asked of the application's check.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,23 +15,27 @@ use afterimage_trace::{Layer, Recording, Sparse};
 use super::deaths::{deaths, Death, DeathOptions};
 use crate::campaign::{Failure, Progress};
 use crate::check::fsck::Fsck;
-use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
+use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats, BOOTED};
 use crate::check::{Checker, Observation};
 use crate::judge::{Class, Expectation, Judge, Verdict};
-use crate::layers::retains;
-use crate::marks::marks;
+use crate::layers::{guest_disks, retains};
+use crate::marks::{bounds, marks};
 use crate::model::{Choice, Model};
 use crate::report::Report;
 use crate::setup::{Level, Setup};
 use crate::state::{Image, Scratch};
-use crate::Result;
+use crate::{saved, Result};
 
 /// Prints one line that two mounts agree on where their trees do: everything of every inode but its access time. A truncation
-/// that the kernel finishes at the mount is as old as the mount, so the times of what changed just now do not count.
-const TREE: &str =
-    "cd /mnt && { find . -xdev -newerct '5 minutes ago' -printf '%P|%y|%m|%U|%G|%s|%n|%i|%b|%l\\n' -o \
-     -printf '%P|%y|%m|%U|%G|%s|%n|%i|%b|%l|%T@|%C@\\n' | sort; \
-     find . -xdev -type f -print0 | sort -z | xargs -0 -r sha256sum; } | sha256sum | cut -c1-32";
+/// that the kernel finishes at the mount is as old as the mount, so the times of what changed since the guest has booted do not
+/// count: an instant that is the same for all trees, later than the recording, and earlier than any mount.
+fn tree(root: &str, booted: &str) -> String {
+    let inode = "%P|%y|%m|%U|%G|%s|%n|%i|%b|%l";
+    format!(
+        "cd {root} && {{ find . -xdev -newercm {booted} -printf '{inode}\\n' -o -printf '{inode}|%T@|%C@\\n' | sort; \
+         find . -xdev -type f -print0 | sort -z | xargs -0 -r sha256sum; }} | sha256sum | cut -c1-32"
+    )
+}
 
 /// Failures that are kept.
 const FAILURES_MAX: usize = 8;
@@ -51,6 +56,8 @@ pub struct Deaths<'a> {
     pub first_only: bool,
     /// Of the time.
     pub time: Duration,
+    /// Where campaigns keep their failures: deaths keep none, and one of an earlier campaign goes.
+    pub out: Option<&'a Path>,
 }
 
 struct Judges {
@@ -95,16 +102,26 @@ impl Deaths<'_> {
                 guests: 1,
                 // Each tree is read wholly: nothing is shared.
                 memo: false,
-                ..PoolOptions::new(PoolCheck::Command(TREE.to_owned()))
+                ..PoolOptions::new(PoolCheck::Command(tree("/mnt", BOOTED)))
             });
             let checker: Box<dyn Checker> = Box::new(pool.checker());
             (pool, checker)
         };
+        let mut application = setup.check.as_deref().filter(|_| self.level == Level::Mount).map(application);
+        let marks = marks(self.recording)?;
+        let mut promised = Judge::new(&marks);
+        if let Some(application) = application.as_mut().filter(|_| promised.names_states()) {
+            let (_, end) = bounds(&marks, self.recording.events.len());
+            let content = self.recording.content_before(guest_disks(self.recording)?[0], end);
+            if let Observation::Named { .. } = application.check(&disks(&content))? {
+                promised = promised.naming(vec![application.name()]);
+            }
+        }
         let mut judges = Judges {
             fsck: (self.level >= Level::Fsck).then(Fsck::new).transpose()?,
             tree: (self.level == Level::Mount).then(tree),
-            application: setup.check.as_deref().filter(|_| self.level == Level::Mount).map(application),
-            promised: Judge::new(&marks(self.recording)?),
+            application,
+            promised,
         };
         let mut progress = Progress::default();
         deaths(self.recording, &how, self.time, &mut |death| {
@@ -121,6 +138,9 @@ impl Deaths<'_> {
             Ok(!ends)
         })?;
         progress.elapsed = begun.elapsed();
+        if let Some(out) = self.out {
+            saved::remove(&out.join("failure"))?;
+        }
         let guests: Option<PoolStats> = judges.tree.as_ref().map(|(pool, _)| pool.stats());
         Ok(Report {
             name: self.name.to_owned(),
@@ -189,7 +209,7 @@ impl Judges {
             return Ok(broken("trees", what, String::new()));
         }
         let Some(application) = &mut self.application else { return Ok(Verdict::fresh()) };
-        let crash_ns = recording.events[death.event].at_ns;
+        let crash_ns = recording.events.get(death.event).or(recording.events.last()).map_or(0, |e| e.at_ns);
         let mut verdict = Verdict::fresh();
         // Where its daemon lives, everything is.
         let looked_at = death.looked_at.iter().map(|left| (left, death.event));
@@ -204,5 +224,47 @@ impl Judges {
             problem.above_the_daemon = death.looked_at.is_none();
         }
         Ok(verdict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::{Duration, SystemTime};
+
+    use super::tree;
+
+    /// A recording may be as young as it likes: only what the mounts change is left out.
+    #[test]
+    fn times_count_but_for_what_changed_since_the_boot() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, booted) = (folder.path().join("mnt"), folder.path().join("booted"));
+        std::fs::create_dir(&root).unwrap();
+        let file = std::fs::File::create(root.join("file")).unwrap();
+        let modify =
+            |at_s: u64| file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(at_s)).unwrap();
+        let boot = || {
+            // Later than what was before by more than a tick of the clock that stamps files.
+            std::thread::sleep(Duration::from_millis(30));
+            std::fs::write(&booted, "").unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+        };
+        let look = || {
+            let script = tree(root.to_str().unwrap(), booted.to_str().unwrap());
+            let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert!(output.stderr.is_empty() && output.stdout.len() == 33, "{output:?}");
+            output.stdout
+        };
+        modify(1000);
+        boot();
+        let first = look();
+        assert_eq!(look(), first);
+        modify(2000);
+        boot();
+        assert_ne!(look(), first, "it was written before the boot");
+        modify(3000);
+        let changed = look();
+        modify(4000);
+        assert_eq!(look(), changed, "a mount has just changed it");
     }
 }

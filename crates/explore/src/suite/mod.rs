@@ -142,6 +142,7 @@ fn run_case(
             check: None,
             first_only: false,
             time,
+            out: None,
         };
         return deaths.run(stop);
     }

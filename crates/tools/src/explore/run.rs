@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Guest and daemon die, and image and arena outlive them: so journals are judged that were retained under `guest-crash`.
-fn deaths<'a>(args: &Args, recording: &'a Recording) -> Deaths<'a> {
+fn deaths<'a>(args: &'a Args, recording: &'a Recording) -> Deaths<'a> {
     let most = DeathOptions::default();
     let points = args.states.and_then(|states| usize::try_from(states).ok()).unwrap_or(most.points);
     Deaths {
@@ -158,6 +158,7 @@ fn deaths<'a>(args: &Args, recording: &'a Recording) -> Deaths<'a> {
         check: args.check.clone(),
         first_only: args.first,
         time: args.budget,
+        out: Some(&args.out),
     }
 }
 

@@ -20,6 +20,8 @@ use crate::{ExploreError, Result};
 
 /// How long a guest may take to boot.
 const BOOT: Duration = Duration::from_secs(60);
+/// A file of the guest that is as old as its boot, for checks that have to tell what a mount has changed.
+pub(crate) const BOOTED: &str = "/run/afterimage-pool-booted";
 /// How long a pool may be used.
 const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -153,8 +155,11 @@ impl Drop for PoolGuest {
 
 fn script(options: &PoolOptions) -> String {
     let device = format!("/dev/vd{}", (b'a' + options.disk as u8) as char);
-    let mut text =
-        format!("exec \"$AFTERIMAGE_AGENT\" pool --device {device} --type {}", quote(&options.file_system));
+    let mut text = format!(": > {BOOTED}\n");
+    text.push_str(&format!(
+        "exec \"$AFTERIMAGE_AGENT\" pool --device {device} --type {}",
+        quote(&options.file_system)
+    ));
     if !options.mount_options.is_empty() {
         text.push_str(&format!(" --options {}", quote(&options.mount_options)));
     }

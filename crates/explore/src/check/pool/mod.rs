@@ -17,6 +17,7 @@ mod guest;
 mod report;
 mod swap;
 
+pub(crate) use guest::BOOTED;
 pub use swap::SwapMedium;
 
 use std::sync::atomic::{AtomicU64, Ordering};
