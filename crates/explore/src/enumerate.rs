@@ -111,7 +111,7 @@ impl<'a> Enumeration<'a> {
         }
         let unit_of = found.unit_of(unit);
         let units: Vec<u64> = lost.iter().map(|sector| unit_of(*sector)).collect();
-        *lost = (0..found.sectors.len() as u32).filter(|sector| units.contains(&unit_of(*sector))).collect();
+        *lost = found.places().filter(|sector| units.contains(&unit_of(*sector))).collect();
     }
 
     /// Bit i of `n`: the i-th volatile write is lost.
@@ -174,12 +174,13 @@ impl<'a> Enumeration<'a> {
     }
 
     fn torn(&self, position: usize, lost_percent: u32, rng: &mut ChaCha8Rng) -> Option<LostWrite> {
-        let sectors = self.stream.writes[self.cut.volatile[position].write].sectors.len() as u32;
-        let at = rng.random_range(0..=sectors);
+        let write = &self.stream.writes[self.cut.volatile[position].write];
+        let sectors = write.sectors.len() as u32;
+        let at = rng.random_range(0..=sectors) as usize;
         let lost: Vec<u32> = match rng.random_range(0..3) {
-            0 => (at..sectors).collect(),
-            1 => (0..at).collect(),
-            _ => (0..sectors).filter(|_| rng.random_range(0..100) < lost_percent).collect(),
+            0 => write.places().skip(at).collect(),
+            1 => write.places().take(at).collect(),
+            _ => write.places().filter(|_| rng.random_range(0..100) < lost_percent).collect(),
         };
         (!lost.is_empty()).then(|| self.part(position, lost))
     }
@@ -200,7 +201,7 @@ fn interesting<'a>(stream: &'a Stream, cut: &'a Cut) -> impl Iterator<Item = usi
 
 /// Whether a write covers the whole of an atomic unit.
 fn covers(write: &Write, at: u64, unit: u64) -> bool {
-    unit == 1 || (write.first <= at * unit && write.first + write.sectors.len() as u64 >= (at + 1) * unit)
+    unit == 1 || (write.first <= at * unit && write.first + write.count >= (at + 1) * unit)
 }
 
 fn plan(stream: &Stream, cut: &Cut) -> Plan {
@@ -210,7 +211,7 @@ fn plan(stream: &Stream, cut: &Cut) -> Plan {
     'count: for (position, volatile) in cut.volatile.iter().enumerate() {
         let write = &stream.writes[volatile.write];
         partial |= write.whole;
-        for n in (0..write.sectors.len() as u32).filter(|n| !volatile.dead.contains(n)) {
+        for n in write.places().filter(|n| volatile.dead.binary_search(n).is_err()) {
             let at = (write.first + u64::from(n)) / unit;
             // Two writes to different parts of a unit: what is there of it is not one version of it.
             partial |= !covers(write, at, unit);

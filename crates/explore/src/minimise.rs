@@ -59,7 +59,7 @@ fn units(subject: &Subject, choice: &Choice) -> Vec<Vec<LostSector>> {
     for lost in &choice.lost {
         let Some(write) = subject.stream.writes.get(lost.write) else { continue };
         let unit_of = write.unit_of(subject.stream.atomic_sectors);
-        for sector in (0..write.sectors.len() as u32).filter(|sector| lost.contains(*sector)) {
+        for sector in write.places().filter(|sector| lost.contains(*sector)) {
             match units.last_mut() {
                 Some(unit) if unit[0].0 == lost.write && unit_of(unit[0].1) == unit_of(sector) => {
                     unit.push((lost.write, sector));
@@ -81,10 +81,13 @@ fn together(subject: &Subject, sectors: Vec<LostSector>) -> Vec<LostWrite> {
             _ => ranges.push((sector, sector + 1)),
         }
     }
-    let whole = |write: usize| vec![(0, subject.stream.writes[write].sectors.len() as u32)];
+    let is_whole = |write: usize, ranges: &[(u32, u32)]| {
+        let lost: u32 = ranges.iter().map(|(from, to)| to - from).sum();
+        lost as usize == subject.stream.writes[write].sectors.len()
+    };
     writes
         .into_iter()
-        .map(|(write, ranges)| LostWrite { write, sectors: (ranges != whole(write)).then_some(ranges) })
+        .map(|(write, ranges)| LostWrite { write, sectors: (!is_whole(write, &ranges)).then_some(ranges) })
         .collect()
 }
 

@@ -61,7 +61,7 @@ impl Model {
 pub struct Volatile {
     /// Index into [`Stream::writes`].
     pub write: usize,
-    /// Sectors of it under something newer that is durable: they do not matter. Mostly none.
+    /// Sectors of it under something newer that is durable, ascending: they do not matter. Mostly none.
     pub dead: Vec<u32>,
 }
 
@@ -135,7 +135,8 @@ impl<'a> Cursor<'a> {
     fn make_durable(&mut self, index: usize) {
         let write = &self.stream.writes[index];
         let (content, digest) = &mut self.durable[write.medium];
-        for (sector, new) in (write.first..).zip(&write.sectors) {
+        for (place, new) in write.contents() {
+            let sector = write.first + u64::from(place);
             let newest = self.newest.entry((write.medium, sector)).or_insert(index);
             if *newest > index {
                 continue;
@@ -172,8 +173,7 @@ impl<'a> Cursor<'a> {
                 let newer = |sector: u64| {
                     self.newest.get(&(write.medium, sector)).is_some_and(|newest| *newest > index)
                 };
-                let dead: Vec<u32> =
-                    (0..write.sectors.len() as u32).filter(|s| newer(write.first + u64::from(*s))).collect();
+                let dead: Vec<u32> = write.places().filter(|n| newer(write.first + u64::from(*n))).collect();
                 if dead.len() < write.sectors.len() {
                     volatile.push(Volatile { write: index, dead });
                 }
@@ -246,9 +246,8 @@ impl Cut {
                 continue;
             }
             let write = &stream.writes[volatile.write];
-            for (n, content) in write.sectors.iter().enumerate() {
-                let n = n as u32;
-                let gone = lost.is_some_and(|l| l.contains(n)) || volatile.dead.contains(&n);
+            for (n, content) in write.contents() {
+                let gone = lost.is_some_and(|l| l.contains(n)) || volatile.dead.binary_search(&n).is_ok();
                 if !gone {
                     images[write.medium].set(write.first + u64::from(n), content.clone());
                 }

@@ -19,7 +19,7 @@ mod order;
 
 use afterimage_format::log::RECORDS_OFFSET;
 use afterimage_order::redo::payload_bytes_max;
-use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse};
+use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse, PAGE_BYTES};
 use rustc_hash::FxHashMap;
 
 pub(crate) use logged::{records, Logged};
@@ -375,6 +375,21 @@ fn digests(steps: &[Step<'_>], mut disks: Vec<Sparse>) -> Vec<Prefix> {
 
 /// Stores bytes (`None`: zeroes) and says by what the disk's digest changes.
 pub(crate) fn change(content: &mut Sparse, disk: usize, offset: u64, len: u64, data: Option<&[u8]>) -> u128 {
+    if data.is_some() {
+        return replace(content, disk, offset, len, data);
+    }
+    // Page by page of what is there: a whole disk may be discarded, and most of it holds nothing.
+    let (mut digest, page, end) = (0, PAGE_BYTES as u64, offset + len);
+    let mut next = content.next_page(offset / page);
+    while let Some(index) = next.filter(|index| index * page < end) {
+        let (from, to) = (offset.max(index * page), end.min((index + 1) * page));
+        digest ^= replace(content, disk, from, to - from, None);
+        next = content.next_page(index + 1);
+    }
+    digest
+}
+
+fn replace(content: &mut Sparse, disk: usize, offset: u64, len: u64, data: Option<&[u8]>) -> u128 {
     let mut old = vec![0; len as usize];
     content.read_at(&mut old, offset);
     match data {

@@ -147,7 +147,7 @@ fn describe(subject: &Subject, setup: &Setup, failure: &Failure, is_minimal: boo
                 Role::Log => "log".to_owned(),
             },
             sector: write.first,
-            sectors: write.sectors.len() as u64,
+            sectors: write.count,
             lost_sectors: lost.sectors.clone(),
             at_ms: write.at_ns as f64 / 1e6,
             tag: write.tag,

@@ -13,7 +13,7 @@ use crate::hash;
 /// Bytes in a sector: the unit in which storage keeps or loses writes.
 pub const SECTOR_BYTES: usize = 512;
 
-const SECTORS_PER_PAGE: u64 = (PAGE_BYTES / SECTOR_BYTES) as u64;
+pub(crate) const SECTORS_PER_PAGE: u64 = (PAGE_BYTES / SECTOR_BYTES) as u64;
 
 /// The content of one sector: a part of recorded data, or zeroes.
 #[derive(Clone, Debug)]

@@ -11,13 +11,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Run, Sparse};
+use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Run, Sparse, PAGE_BYTES};
 
 use crate::layers::hands_over;
 use crate::marks::{bounds, marks, Mark};
-use crate::state::{Content, SECTOR_BYTES};
+use crate::state::{Content, SECTORS_PER_PAGE, SECTOR_BYTES};
 use crate::tags::{tag, Tag};
 use crate::{ExploreError, Result};
+
+/// Zeroed sectors that are kept at most, of those that ever held anything: 8 GiB of disk, 900 MB of memory.
+const ZEROED_SECTORS_MAX: u64 = 1 << 24;
 
 /// One disk or file of the layer.
 #[derive(Clone, Debug)]
@@ -35,8 +38,13 @@ pub struct Write {
     pub medium: usize,
     /// First sector touched.
     pub first: u64,
+    /// How many are, from there on.
+    pub count: u64,
     /// What each sector holds after it, where everything submitted before is there, too.
     pub sectors: Vec<Content>,
+    /// Whose content that is, counted from the first; `None`: every sector's. Zeroes are kept only where the disk ever held
+    /// anything else. The rest of a disk that is discarded as a whole holds zeroes in each state.
+    pub places: Option<Vec<u32>>,
     /// The event of its submission.
     pub submitted: usize,
     /// The event of its completion.
@@ -54,6 +62,34 @@ pub struct Write {
 }
 
 impl Write {
+    /// The sectors that matter, by place in the write.
+    pub fn places(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.sectors.len()).map(|n| self.place(n))
+    }
+
+    /// The same with their content.
+    pub fn contents(&self) -> impl Iterator<Item = (u32, &Content)> {
+        self.places().zip(&self.sectors)
+    }
+
+    /// The place of the `n`th of [`Write::sectors`].
+    pub fn place(&self, n: usize) -> u32 {
+        self.places.as_ref().map_or(n as u32, |places| places[n])
+    }
+
+    /// The same without the sectors outside of a range.
+    fn part(&self, from: u64, to: u64) -> Self {
+        let (first, end) = ((from - self.first) as u32, (to - self.first) as u32);
+        let before = |place: u32| match &self.places {
+            Some(places) => places.partition_point(|at| *at < place),
+            None => place as usize,
+        };
+        let range = before(first)..before(end);
+        let places = self.places.as_ref().map(|all| all[range.clone()].iter().map(|at| at - first).collect());
+        let sectors = self.sectors[range].to_vec();
+        Self { first: from, count: to - from, sectors, places, ..self.clone() }
+    }
+
     /// In which piece, of those that a crash leaves all or none of, its sectors are, by place in the write. `atomic_sectors` is
     /// [`Stream::atomic_sectors`].
     pub fn unit_of(&self, atomic_sectors: u64) -> impl Fn(u32) -> u64 {
@@ -241,6 +277,7 @@ fn build(
     recording: &Recording,
     layer: Layer,
 ) -> Result<Vec<Write>> {
+    let written = written(media, &pending)?;
     // As a reader sees it, every write applied in the order of submission.
     let mut cached: Vec<Sparse> = media.iter().map(|m| (*m.base).clone()).collect();
     let mut bases = cached.clone();
@@ -281,10 +318,21 @@ fn build(
         if log {
             last_log_offset = offset;
         }
+        let places = data.is_none().then(|| written[medium].places(first, end).collect());
         writes.push(Write {
             medium,
             first,
-            sectors: contents(&cached[medium], data, offset, first, end),
+            count: end - first,
+            sectors: match (&places, data) {
+                (None, Some(data)) => contents(&cached[medium], data, offset, first, end),
+                // Whole sectors are zeroes; a part of one keeps its rest.
+                (places, _) => places
+                    .iter()
+                    .flatten()
+                    .map(|n: &u32| sector_of(&cached[medium], first + u64::from(*n)))
+                    .collect(),
+            },
+            places,
             submitted: request.submitted,
             completed: request.completed,
             durable: request.durable,
@@ -305,29 +353,77 @@ fn supersede(writes: &mut Vec<Write>, medium: usize, offset: u64, len: u64) {
     let (from, to) = (offset / SECTOR_BYTES as u64, (offset + len).div_ceil(SECTOR_BYTES as u64));
     let older = std::mem::take(writes);
     for write in older {
-        let end = write.first + write.sectors.len() as u64;
+        let end = write.first + write.count;
         if write.medium != medium || write.first >= to || end <= from {
             writes.push(write);
             continue;
         }
-        let part = |from: u64, to: u64| {
-            let sectors = write.sectors[(from - write.first) as usize..(to - write.first) as usize].to_vec();
-            Write { first: from, sectors, ..write.clone() }
-        };
         if write.first < from {
-            writes.push(part(write.first, from));
+            writes.push(write.part(write.first, from));
         }
         if to < end {
-            writes.push(part(to, end));
+            writes.push(write.part(to, end));
         }
     }
 }
 
-fn contents(cached: &Sparse, data: Option<&Arc<[u8]>>, offset: u64, first: u64, end: u64) -> Vec<Content> {
-    let Some(data) = data else {
-        // Whole sectors are zeroes; a part of one keeps its rest.
-        return (first..end).map(|sector| sector_of(cached, sector)).collect();
-    };
+/// Pages of a medium that ever hold anything but zeroes, ascending.
+#[derive(Default)]
+struct Written(Vec<u64>);
+
+impl Written {
+    fn pages(&self, first: u64, end: u64) -> &[u64] {
+        let before = |page: u64| self.0.partition_point(|at| *at < page);
+        let end = before(end.div_ceil(SECTORS_PER_PAGE));
+        &self.0[before(first / SECTORS_PER_PAGE).min(end)..end]
+    }
+
+    /// Its sectors from `first` to `end`, counted from `first`.
+    fn places(&self, first: u64, end: u64) -> impl Iterator<Item = u32> + '_ {
+        let sectors = |page: &u64| page * SECTORS_PER_PAGE..(page + 1) * SECTORS_PER_PAGE;
+        let inside = move |sector: &u64| (first..end).contains(sector);
+        self.pages(first, end)
+            .iter()
+            .flat_map(sectors)
+            .filter(inside)
+            .map(move |sector| (sector - first) as u32)
+    }
+}
+
+/// By medium; refuses what would not fit into memory.
+fn written(media: &[Medium], pending: &[Pending]) -> Result<Vec<Written>> {
+    let mut written: Vec<Written> =
+        media.iter().map(|medium| Written(medium.base.pages().map(|(page, _)| page).collect())).collect();
+    for request in pending {
+        if let Op::Write { offset, data, .. } = &request.op {
+            let end = offset.saturating_add(data.len() as u64).div_ceil(PAGE_BYTES as u64);
+            written[request.target].0.extend(offset / PAGE_BYTES as u64..end);
+        }
+    }
+    for Written(pages) in &mut written {
+        pages.sort_unstable();
+        pages.dedup();
+    }
+    let mut zeroed = 0;
+    for request in pending {
+        let Op::Zero { offset, len, .. } = request.op else { continue };
+        // One that reaches past the end is refused as what it is.
+        let end = offset.saturating_add(len).min(media[request.target].base.len());
+        let (first, end) = (offset / SECTOR_BYTES as u64, end.div_ceil(SECTOR_BYTES as u64));
+        zeroed += written[request.target].pages(first, end).len() as u64 * SECTORS_PER_PAGE;
+        if zeroed > ZEROED_SECTORS_MAX || end.saturating_sub(first) > u64::from(u32::MAX) {
+            return Err(ExploreError::Usage(format!(
+                "up to event {} the recording zeroes more than {} GiB that had held something, or more than 2 TiB at once, and that \
+                 does not fit into memory: record a COMMAND, or mount options, that discard less",
+                request.submitted,
+                (ZEROED_SECTORS_MAX * SECTOR_BYTES as u64) >> 30,
+            )));
+        }
+    }
+    Ok(written)
+}
+
+fn contents(cached: &Sparse, data: &Arc<[u8]>, offset: u64, first: u64, end: u64) -> Vec<Content> {
     (first..end)
         .map(|sector| {
             let start = sector * SECTOR_BYTES as u64;

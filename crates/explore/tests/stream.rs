@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use afterimage_explore::model::{cuts, Model};
+use afterimage_explore::enumerate::Enumeration;
+use afterimage_explore::model::{cuts, Choice, LostWrite, Model};
+use afterimage_explore::prefix::Prefixes;
 use afterimage_explore::stream::Stream;
 use afterimage_explore::ExploreError;
 use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
@@ -96,4 +98,62 @@ fn what_contradicts_itself_is_refused() {
     assert!(matches!(Stream::new(&recording("d1"), Layer::Storage), Err(ExploreError::Corrupt(_))));
     assert!(matches!(Stream::new(&recording("w1 128 d1"), Layer::Storage), Err(ExploreError::Corrupt(_))));
     assert!(matches!(Stream::new(&recording("w1 0 d1"), Layer::Guest), Err(ExploreError::Usage(_))));
+}
+
+/// A disk of 1 TiB: something in `pages` from the third on at first, written to in its fifth, and zeroed as a whole.
+fn discarded(pages: usize, zeroes: u64) -> Recording {
+    const DISK_BYTES: u64 = 1 << 40;
+    let mut base = Sparse::new(DISK_BYTES);
+    base.write_at(&vec![7; pages * 4096], 2 * 4096);
+    let target =
+        |layer| Target { layer, role: Role::Disk(0), bytes: DISK_BYTES, base: Arc::new(base.clone()) };
+    let mut recording =
+        Recording { targets: vec![target(Layer::Storage), target(Layer::Guest)], ..Recording::default() };
+    let write = Op::Write { offset: 4 * 4096 + 512, data: vec![9; 512].into(), flushed: false };
+    let zero = Op::Zero { offset: 0, len: DISK_BYTES, unmap: true, flushed: false };
+    for op in std::iter::once(write).chain((0..zeroes).map(|_| zero.clone())) {
+        for target in [TargetId(1), TargetId(0)] {
+            let (id, at_ns) = (recording.events.len() as u64, recording.events.len() as u64);
+            let submit = EventKind::Submit { target, id, op: op.clone() };
+            recording.events.push(Event { at_ns, kind: submit });
+            recording.events.push(Event { at_ns, kind: EventKind::Complete { target, id, ok: true } });
+        }
+    }
+    recording
+}
+
+#[test]
+fn zeroes_cost_what_had_been_written() {
+    let recording = discarded(1, 1);
+    let stream = Stream::new(&recording, Layer::Storage).expect("a stream");
+    let zero = &stream.writes[1];
+    let places: Vec<u32> = zero.places().collect();
+    assert_eq!(places, (16..24).chain(32..40).collect::<Vec<_>>());
+    assert_eq!((zero.first, zero.count), (0, 1 << 31));
+    let cut = cuts(&stream, Model::Disk).pop().expect("a cut at the end");
+    let bytes = |lost: &[usize]| {
+        let lost = lost.iter().map(|write| LostWrite { write: *write, sectors: None }).collect();
+        let image = &cut.state(&stream, &Choice { lost })[0];
+        let mut bytes = [0; 2];
+        image.read_at(&mut bytes[..1], 2 * 4096);
+        image.read_at(&mut bytes[1..], 4 * 4096 + 512);
+        bytes
+    };
+    assert_eq!([bytes(&[]), bytes(&[1]), bytes(&[0]), bytes(&[0, 1])], [[0, 0], [7, 9], [0, 0], [7, 0]]);
+    // Two versions of each of eight sectors, and of seven, and three of the one that was written to.
+    assert_eq!(Enumeration::new(&stream, &cut, 1).count(), None, "2^15 * 3");
+    let torn =
+        (0..200).filter_map(|n| Enumeration::new(&stream, &cut, 1).choice(n)).flat_map(|choice| choice.lost);
+    assert!(torn.clone().any(|lost| lost.write == 1 && lost.sectors.is_some()), "it is torn, too");
+    // A stream of the guest's, request by request.
+    let prefixes = Prefixes::of(&recording).expect("prefixes");
+    assert_eq!((prefixes.last(), prefixes.prefix(2).digest), (2, 0), "nothing is left");
+    assert_ne!(prefixes.prefix(1).digest, prefixes.prefix(0).digest);
+}
+
+#[test]
+fn zeroes_that_do_not_fit_into_memory_are_refused() {
+    let refused =
+        Stream::new(&discarded(4096, 513), Layer::Storage).expect_err("16 MiB, more than 512 times");
+    assert!(matches!(refused, ExploreError::Usage(_)) && refused.to_string().contains("8 GiB"), "{refused}");
 }

@@ -120,16 +120,22 @@ impl Sparse {
     /// Where the range reaches past the end.
     pub fn zero_at(&mut self, offset: u64, len: u64) {
         assert!(self.holds(offset, len as usize), "zeroing past the end");
-        for_pages(offset, len as usize, |index, within, range| {
-            if range.len() == PAGE_BYTES {
-                self.set_page(index, None);
-            } else if self.page(index).is_some() {
-                let (chunk, at) = split(index);
-                if let Some(page) = self.chunks[chunk].as_mut().and_then(|c| Arc::make_mut(c)[at].as_mut()) {
-                    Arc::make_mut(page)[within..within + range.len()].fill(0);
-                }
+        // Only pages that are there: a whole disk may be discarded, and most of it holds nothing.
+        let (page_bytes, end) = (PAGE_BYTES as u64, offset + len);
+        let mut next = self.next_page(offset / page_bytes);
+        while let Some(index) = next.filter(|index| index * page_bytes < end) {
+            let start = index * page_bytes;
+            let (from, to) =
+                ((offset.max(start) - start) as usize, (end.min(start + page_bytes) - start) as usize);
+            let (chunk, at) = split(index);
+            let slot = self.chunks[chunk].as_mut().map(|chunk| &mut Arc::make_mut(chunk)[at]);
+            match slot {
+                Some(slot) if to - from == PAGE_BYTES => *slot = None,
+                Some(Some(page)) => Arc::make_mut(page)[from..to].fill(0),
+                _ => {}
             }
-        });
+            next = self.next_page(index + 1);
+        }
     }
 
     /// Whether two are of one size and hold the same bytes.

@@ -252,8 +252,8 @@ impl Oracle for PowerOracle {
         let mut open: FxHashMap<(usize, u64), Vec<u128>> = FxHashMap::default();
         for volatile in &cut.volatile {
             let write = &stream.writes[volatile.write];
-            for sector in 0..write.sectors.len() as u64 {
-                open.insert((write.medium, write.first + sector), Vec::new());
+            for place in write.places() {
+                open.insert((write.medium, write.first + u64::from(place)), Vec::new());
             }
         }
         // Newest first: the newest version that a flush covers, and every later one, may be there; nothing older.
@@ -263,7 +263,8 @@ impl Oracle for PowerOracle {
                 break;
             }
             let covered = write.durable.is_some_and(|durable| durable < cut.event);
-            for (sector, version) in (write.first..).zip(&write.sectors) {
+            for (place, version) in write.contents() {
+                let sector = write.first + u64::from(place);
                 let place = (write.medium, sector);
                 let Some(allowed) = open.get_mut(&place) else { continue };
                 allowed.push(version.hash());
