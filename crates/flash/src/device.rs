@@ -56,7 +56,8 @@ impl Device {
         self.flash.erase(block, cause);
         if let Some(threshold) = self.threshold {
             let (lowest, highest) = self.flash.erases_range();
-            self.level_due |= highest - lowest > threshold;
+            // Levelling's own erases ask for no more of it, or one wide spread would move a block with every write.
+            self.level_due |= cause != Cause::WearLevel && highest - lowest > threshold;
         }
     }
 
@@ -74,8 +75,8 @@ impl Device {
         self.take()
     }
 
-    /// After an erase that made the spread too wide: the least erased block, if it holds data and `movable` agrees.
-    /// At most one for each such erase, so levelling costs at most one block for every block erased.
+    /// After an erase that left the spread too wide: the least erased block, if it holds data and `movable` agrees.
+    /// At most one for each erase that is not levelling's own, so levelling costs at most one block for every block erased.
     #[inline]
     pub fn block_to_level(&mut self, movable: impl Fn(&Flash, Block) -> bool) -> Option<Block> {
         if !self.level_due {

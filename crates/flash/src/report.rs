@@ -119,6 +119,9 @@ pub struct Report {
     pub erases: u64,
     /// Garbage collection.
     pub collection: Collection,
+    /// Time of static wear levelling, which is no collection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub levelling_ns: Option<u64>,
     /// Map traffic.
     pub map: MapTraffic,
     /// Programs a page the host wrote; `None` if it wrote none.
@@ -142,6 +145,11 @@ pub struct Report {
 }
 
 impl Report {
+    /// What static wear levelling did.
+    pub fn levelling(&self) -> Ops {
+        self.operations.of(Cause::WearLevel)
+    }
+
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         config: &Config,
@@ -158,7 +166,8 @@ impl Report {
         let counts = flash.counts();
         let t = flash.timing();
         let gc = counts.collection();
-        let gc_ns = gc.reads * t.read_ns + gc.programs * t.program_ns + gc.erases * t.erase_ns;
+        let time = |ops: Ops| ops.reads * t.read_ns + ops.programs * t.program_ns + ops.erases * t.erase_ns;
+        let gc_ns = time(gc);
         let [fetch, evict] = [counts.of(Cause::MapFetch), counts.of(Cause::MapEvict)];
         let (map_reads, map_programs) = (fetch.reads + evict.reads, evict.programs);
         let wear = flash.wear();
@@ -182,6 +191,7 @@ impl Report {
                 of_device_time: share(gc_ns as f64, flash.busy_ns() as f64),
                 ns_per_request: share(gc_ns as f64, traffic.requests() as f64),
             },
+            levelling_ns: config.static_wear.map(|_| time(counts.of(Cause::WearLevel))),
             map: MapTraffic {
                 reads: map_reads,
                 programs: map_programs,

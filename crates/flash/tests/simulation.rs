@@ -269,3 +269,19 @@ fn converted_traces_give_the_same_counters() {
     cli::trace(&stat, &mut out).unwrap();
     assert!(String::from_utf8(out).unwrap().contains("devices"));
 }
+
+#[test]
+fn wear_levelling_is_shown_where_it_is_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path(), "t", &random_trace(1, 8000));
+    let file = file.to_str().unwrap();
+    let both = |words: &[&str], shown: &str| {
+        let words = [words, &["--trace", file]].concat();
+        assert!(!flash(&words).unwrap().contains(shown), "{words:?}");
+        let levelled = flash(&[&words[..], &["--static-wear", "1"]].concat()).unwrap();
+        assert!(levelled.contains(shown), "{words:?}: {levelled}");
+    };
+    both(&["run", "--ftl", "page"], "wear levelling beside GC");
+    both(&["compare", "--ftl", "page"], "Static wear levelling (time, beside GC)");
+    both(&["sweep", "--ftl", "page", "--vary", "gc-low=3"], "levelling");
+}

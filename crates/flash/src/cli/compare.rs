@@ -145,6 +145,9 @@ fn tables(
     add("GC overhead a request".into(), &|t, f| {
         find(t, f).map(|r| show_ns(r.collection.ns_per_request as u64))
     });
+    if comparison.runs.iter().any(|r| r.levelling_ns.is_some()) {
+        add("Static wear levelling (time, beside GC)".into(), &|t, f| find(t, f)?.levelling_ns.map(show_ns));
+    }
     add("Write amplification".into(), &|t, f| find(t, f)?.write_amplification.map(|wa| format!("{wa:.3}")));
     add("Most erased block".into(), &|t, f| find(t, f).map(|r| thousands(u64::from(r.wear.max))));
     add("Response time: mean".into(), &|t, f| find(t, f).map(|r| show_ns(r.response.mean_ns as u64)));

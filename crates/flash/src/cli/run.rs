@@ -86,6 +86,14 @@ fn text(r: &Report) -> String {
             show_ns(r.collection.ns_per_request as u64)
         ),
     );
+    if let Some(ns) = r.levelling_ns {
+        let share = if r.device_ns > 0 { ns as f64 / r.device_ns as f64 } else { 0.0 };
+        let erases = thousands(r.levelling().erases);
+        line(
+            "wear levelling beside GC",
+            format!("{} ({} of device time), {erases} erases", show_ns(ns), percent(share)),
+        );
+    }
     line(
         "map traffic beside GC",
         format!(

@@ -213,6 +213,11 @@ fn table<'a>(vary: &[Vary], runs: impl Iterator<Item = (&'a Report, &'a [String]
     head.extend(vary.iter().map(|v| v.name.clone()));
     let columns = ["erases", "WA", "GC overhead", "GC share", "max erases", "mean resp", "p99 resp"];
     head.extend(columns.map(str::to_owned));
+    let runs: Vec<_> = runs.collect();
+    let levelled = runs.iter().any(|(r, _)| r.levelling_ns.is_some());
+    if levelled {
+        head.push("levelling erases".to_owned());
+    }
     let row = |(r, values): (&Report, &[String])| {
         let mut row = vec![r.ftl.to_string()];
         row.extend(values.iter().cloned());
@@ -225,7 +230,8 @@ fn table<'a>(vary: &[Vary], runs: impl Iterator<Item = (&'a Report, &'a [String]
             show_ns(r.response.mean_ns as u64),
             show_ns(r.response.p99_ns),
         ]);
+        row.extend(levelled.then(|| thousands(r.levelling().erases)));
         row
     };
-    Table::new(head).right(1..).indented(2).with(runs.map(row))
+    Table::new(head).right(1..).indented(2).with(runs.into_iter().map(row))
 }

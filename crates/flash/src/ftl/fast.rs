@@ -296,13 +296,14 @@ impl Fast {
         Ok(())
     }
 
-    /// Static wear levelling: a cold data block moves, page for page.
+    /// Static wear levelling: a cold data block moves, page for page. Not that of the sequential log's owner: in the copy the
+    /// pages that the log supersedes are erased, and out of order the next writes of them would go there (rule 1).
     fn level(&mut self, block: Block) -> Result<(), FtlError> {
         let Some(page) = (0..self.p).find(|p| self.dev.flash.is_live(Ppn(block.0 * self.p + p))) else {
             return Ok(());
         };
         let (lbn, _) = self.split.of(self.dev.flash.owner_of(Ppn(block.0 * self.p + page)));
-        if self.data[lbn as usize] != block.0 {
+        if self.data[lbn as usize] != block.0 || self.sw.is_some_and(|sw| sw.owner == lbn) {
             return Ok(());
         }
         let dst = self.dev.take_most_worn()?;
