@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::io::Cursor;
 use std::path::Path;
 
-use afterimage_flash::trace::{Format, Kind, Options, Reader, Request, Writer};
+use afterimage_flash::trace::{Class, Format, Kind, Options, Reader, Request, Writer};
 use afterimage_flash::workload::Random;
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +81,7 @@ fn trace(format: Format, requests: u64) -> std::io::Result<Vec<u8>> {
             // 32 GB.
             offset: u64::from(random.below(8 << 20)) * 4096,
             bytes: 4096,
+            class: Class::Home,
         })?;
     }
     writer.finish()

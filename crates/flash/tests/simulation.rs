@@ -285,3 +285,71 @@ fn wear_levelling_is_shown_where_it_is_on() {
     both(&["compare", "--ftl", "page"], "Static wear levelling (time, beside GC)");
     both(&["sweep", "--ftl", "page", "--vary", "gc-low=3"], "levelling");
 }
+
+fn trace(words: &[&str]) -> Result<String, CliError> {
+    let mut out = Vec::new();
+    cli::trace(&Trace::try_parse_from(["trace"].iter().chain(words)).unwrap().args, &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn a_converted_capture_says_what_the_original_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, out) = (dir.path().join("source"), dir.path().join("out"));
+    let [source_name, out_name] = [&source, &out].map(|path| path.to_str().unwrap());
+    let cut = "# afterimage-trace 1\n# begun 1000\n# file disk0 4096 a.img\n# file log 4096 a.img.aflog\n\
+               10 log write 0 4096 log\n12 disk0 write 0 4096 journal\n# dropped 900\n20 disk0 write 4096 4096 home\n";
+    let converted =
+        "# afterimage-trace 1\n# converted\n# begun 1010 ns since 1970\n# file disk0 0\n# file disk1 0\n\
+                     0 disk1 write 0 4096 log\n2 disk0 write 0 4096 journal\n# dropped 900\n\
+                     10 disk0 write 4096 4096 home\n";
+    for end in ["", "# end 3 requests, 900 dropped\n"] {
+        std::fs::write(&source, cut.to_owned() + end).unwrap();
+        trace(&["convert", source_name, "--to", "afterimage", "--out", out_name, "--force"]).unwrap();
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), converted.to_owned() + end);
+    }
+    // Of other formats nothing is known but the requests.
+    std::fs::write(&source, "3,8,512,w,6.0\n").unwrap();
+    trace(&["convert", source_name, "--to", "afterimage", "--out", out_name, "--force"]).unwrap();
+    let unknown = "# afterimage-trace 1\n# converted: the classes are not known\n# file disk0 0\n\
+                   0 disk0 write 4096 512 home\n# end 1 requests, 0 dropped\n";
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), unknown);
+}
+
+#[test]
+fn converting_leaves_its_input_and_what_it_fails_to_replace() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = random_trace(4, 5000);
+    let input = write(dir.path(), "input", &text);
+    let name = |file: &str| dir.path().join(file).to_str().unwrap().to_owned();
+    std::fs::hard_link(&input, name("hard")).unwrap();
+    std::os::unix::fs::symlink(&input, name("soft")).unwrap();
+    let other = write(dir.path(), "other", "0,0,512,w,0\n");
+    for out in ["input", "hard", "soft"].map(name) {
+        let words =
+            ["convert", other.to_str().unwrap(), &name("input"), "--to", "spc", "--out", &out, "--force"];
+        assert!(matches!(trace(&words), Err(CliError::Usage(_))), "{out}");
+        assert_eq!(std::fs::read_to_string(&input).unwrap(), text, "{out}");
+    }
+    // An input that breaks off in its middle.
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut packer, random_trace(4, 50_000).as_bytes()).unwrap();
+    let packed = packer.finish().unwrap();
+    std::fs::write(name("cut.gz"), &packed[..packed.len() - 100]).unwrap();
+    let before = std::fs::read_dir(dir.path()).unwrap().count();
+    for (out, is) in [("other", Some("0,0,512,w,0\n")), ("new", None)] {
+        let failed =
+            trace(&["convert", &name("cut.gz"), "--to", "spc", "--out", &name(out), "--force"]).unwrap_err();
+        assert!(failed.to_string().contains("is not written"), "{failed}");
+        assert_eq!(std::fs::read_to_string(name(out)).ok().as_deref(), is);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), before, "something was left behind");
+    // Through a link to what it names; a device is written, not replaced.
+    std::os::unix::fs::symlink(&other, name("link")).unwrap();
+    for out in [name("link"), "/dev/null".to_owned()] {
+        trace(&["convert", &name("input"), "--to", "spc", "--out", &out, "--force"]).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&other).unwrap().lines().count(), 5000);
+    assert!(std::fs::symlink_metadata(name("link")).unwrap().is_symlink());
+    assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+}

@@ -25,7 +25,7 @@ fn read_all(file: &Path, options: &Options) -> Result<(Format, Vec<Request>, u64
 }
 
 fn request(time_ns: u64, device: u32, kind: Kind, offset: u64, bytes: u64) -> Request {
-    Request { time_ns: Some(time_ns), device, kind, offset, bytes }
+    Request { time_ns: Some(time_ns), device, kind, offset, bytes, class: Class::Home }
 }
 
 fn expected() -> Vec<(Format, &'static str, Vec<Request>)> {
@@ -35,9 +35,9 @@ fn expected() -> Vec<(Format, &'static str, Vec<Request>)> {
             Format::Afterimage,
             AFTERIMAGE,
             vec![
-                request(0, 2, Write, 8192, 4608),
+                Request { class: Class::Log, ..request(0, 2, Write, 8192, 4608) },
                 request(1000, 1, Read, 1024, 512),
-                request(1000, 0, Write, 1 << 20, 8192),
+                Request { class: Class::Journal, ..request(1000, 0, Write, 1 << 20, 8192) },
                 request(2500, 0, Discard, 4096, 65_536),
                 request(2500, 0, Discard, 8192, 4096),
             ],

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{Cursor, Write as _};
 use std::path::Path;
 
-use afterimage_flash::trace::{Format, Kind, Options, Reader, Request, Writer};
+use afterimage_flash::trace::{Class, Format, Kind, Options, Reader, Request, Writer};
 
 /// As `serve --trace` writes it, with every operation, class and most remarks.
 pub const AFTERIMAGE: &str = "\
@@ -114,6 +114,7 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
         kind,
         offset,
         bytes,
+        class: Class::Home,
     };
     let requests = [
         request(0, 0, Kind::Write, 1 << 20, 4096),

@@ -1,10 +1,12 @@
 //! `afterimage trace convert|stat`
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use tempfile::TempPath;
 
 use super::drive::{format, show_broken, FormatChoice, Source};
 use super::{jobs, print, print_json, CliError, ReadArgs};
@@ -151,16 +153,7 @@ impl Write for Output {
 }
 
 impl Output {
-    fn open(file: &Path, force: bool) -> io::Result<Self> {
-        let raw: Box<dyn Write> = if file == Path::new("-") {
-            Box::new(io::stdout())
-        } else {
-            let mut options = OpenOptions::new();
-            options.write(true);
-            let options = if force { options.create(true).truncate(true) } else { options.create_new(true) };
-            let file: File = options.open(file)?;
-            Box::new(file)
-        };
+    fn new(file: &Path, raw: Box<dyn Write>) -> io::Result<Self> {
         let out = BufWriter::with_capacity(1 << 18, raw);
         Ok(match file.extension().and_then(|e| e.to_str()) {
             Some("gz") => Self::Gzip(flate2::write::GzEncoder::new(out, flate2::Compression::default())),
@@ -178,38 +171,90 @@ impl Output {
     }
 }
 
+/// A file beside `--out`, which takes its place when it is whole.
+struct Beside {
+    path: TempPath,
+    /// `--out`, or what it is a link to.
+    out: PathBuf,
+    replace: bool,
+}
+
+impl Beside {
+    fn keep(self) -> io::Result<()> {
+        if self.replace {
+            self.path.persist(self.out)?;
+        } else {
+            self.path.persist_noclobber(self.out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens what the trace is written to: nothing else is touched until it is whole. Standard output, a device or a pipe is
+/// written itself.
+fn output(out: &Path, force: bool) -> io::Result<(Output, Option<Beside>)> {
+    if out == Path::new("-") {
+        return Ok((Output::new(out, Box::new(io::stdout()))?, None));
+    }
+    let found = fs::metadata(out).ok();
+    if found.is_some() && !force {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    if found.as_ref().is_some_and(|found| !found.is_file()) {
+        return Ok((Output::new(out, Box::new(OpenOptions::new().write(true).open(out)?))?, None));
+    }
+    let target = if found.is_some() { fs::canonicalize(out)? } else { out.to_owned() };
+    let folder = target.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let mode = found.as_ref().map_or(0o666, Metadata::mode) & 0o777;
+    let beside = tempfile::Builder::new().permissions(Permissions::from_mode(mode)).tempfile_in(folder)?;
+    let (file, path) = beside.into_parts();
+    Ok((Output::new(out, Box::new(file))?, Some(Beside { path, out: target, replace: force })))
+}
+
 pub fn convert(args: &ConvertArgs) -> Result<(), CliError> {
     let Some(to) = args.to.0 else {
         return Err(CliError::Usage("--to needs the name of a format, not auto".to_owned()));
     };
+    let place = |file: &Path| fs::metadata(file).ok().map(|found| (found.dev(), found.ino()));
+    let own = place(&args.out);
+    if let Some(input) = args.files.iter().find(|file| own.is_some() && place(file) == own) {
+        return Err(CliError::Usage(format!(
+            "--out {} is the trace {} that is to be converted; name another file",
+            args.out.display(),
+            input.display()
+        )));
+    }
     let mut trace = Merged::open(&args.files, &args.read.options()).map_err(RunError::from)?;
     let write = |e: io::Error| {
         let hint = if e.kind() == io::ErrorKind::AlreadyExists { " (--force replaces it)" } else { "" };
         CliError::Failed(format!("cannot write the trace {}: {e}{hint}", args.out.display()))
     };
-    let out = Output::open(&args.out, args.force).map_err(write)?;
+    let (out, beside) = output(&args.out, args.force).map_err(write)?;
     let mut writer = Writer::new(out, to).map_err(write)?;
-    let mut timed = true;
-    let mut failure = None;
-    loop {
+    writer.origin(&trace).map_err(write)?;
+    let (mut timed, mut dropped) = (true, 0);
+    let failure = loop {
+        // What is missing before the next request is known with the one before it.
+        writer.missing(trace.dropped() - dropped).map_err(write)?;
+        dropped = trace.dropped();
         match trace.next_request() {
             Ok(Some(request)) => {
                 timed &= request.time_ns.is_some();
                 writer.request(&request).map_err(write)?;
             }
-            Ok(None) => break,
-            Err(error) => {
-                failure = Some(error);
-                break;
-            }
+            Ok(None) => break None,
+            Err(error) => break Some(error),
         }
-    }
+    };
     let left_out = writer.left_out;
-    writer.finish().and_then(Output::close).map_err(write)?;
-    show_broken(&trace.tally());
+    let tally = trace.tally();
+    show_broken(&tally);
     if let Some(error) = failure {
-        return Err(CliError::Failed(format!("{} is incomplete: {error}", args.out.display())));
+        let left = if beside.is_some() { "not written" } else { "incomplete" };
+        return Err(CliError::Failed(format!("{error}; {} is {left}", args.out.display())));
     }
+    let out = if tally.cut { writer.cut() } else { writer.finish() };
+    out.and_then(Output::close).and_then(|()| beside.map_or(Ok(()), Beside::keep)).map_err(write)?;
     if left_out > 0 {
         eprintln!("{left_out} discards were left out: {to} has no word for them");
     }

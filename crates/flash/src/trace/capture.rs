@@ -35,7 +35,8 @@ pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Rea
         _ => return Err(Reason::Operation),
     };
     let request = parser.request(Some(at), file, kind, Some(offset), Some(length))?;
-    Ok(request.filter(|r| parser.capture.count(class, r.kind, r.bytes)))
+    let wanted = request.filter(|r| parser.capture.count(class, r.kind, r.bytes));
+    Ok(wanted.map(|request| Request { class, ..request }))
 }
 
 /// A line that begins with #. What is not known is a remark.

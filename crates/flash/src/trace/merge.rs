@@ -13,6 +13,8 @@ pub struct Merged {
     /// Index of a part's device → device of the whole, in order of appearance.
     devices: u32,
     timed: bool,
+    /// When the first request was made, nanoseconds since 1970, where all say it.
+    begun_ns: Option<u64>,
 }
 
 struct Part {
@@ -55,7 +57,8 @@ impl Merged {
             parts.push(Part { reader, ahead, devices: Vec::new(), shift_ns: 0 });
         }
         let begins: Option<Vec<u64>> = parts.iter().map(|p| p.reader.first_absolute_ns()).collect();
-        if let Some((begins, first)) = begins.as_ref().and_then(|b| Some((b, *b.iter().min()?))) {
+        let begun_ns = begins.as_ref().and_then(|begins| begins.iter().min().copied());
+        if let (Some(begins), Some(first)) = (&begins, begun_ns) {
             for (part, begin) in parts.iter_mut().zip(begins) {
                 part.shift_ns = begin - first;
                 part.ahead = part.ahead.map(|request| request.later(part.shift_ns));
@@ -69,7 +72,7 @@ impl Merged {
             devices += named;
         }
         let timed = parts.iter().all(|p| p.ahead.is_some_and(|r| r.time_ns.is_some()));
-        Ok(Self { parts, devices, timed })
+        Ok(Self { parts, devices, timed, begun_ns })
     }
 
     /// The next request.
@@ -116,6 +119,21 @@ impl Merged {
         more
     }
 
+    /// When the first request was made, nanoseconds since 1970, where all files say it.
+    pub fn begun_ns(&self) -> Option<u64> {
+        self.begun_ns
+    }
+
+    /// Address spaces so far; before the first request, those that the files' headers name.
+    pub fn devices(&self) -> u32 {
+        self.devices
+    }
+
+    /// Requests that captures have said to be missing before the next request.
+    pub fn dropped(&self) -> u64 {
+        self.parts.iter().map(|p| p.reader.dropped()).fold(0, u64::saturating_add)
+    }
+
     /// What was read, all files together.
     pub fn tally(&self) -> Tally {
         let mut all = Tally::default();
@@ -127,6 +145,8 @@ impl Merged {
             if let Some(classes) = &tally.classes {
                 all.classes.get_or_insert_default().add(classes);
             }
+            all.dropped = all.dropped.saturating_add(tally.dropped);
+            all.cut |= tally.cut;
         }
         all
     }

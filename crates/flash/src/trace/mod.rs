@@ -59,6 +59,8 @@ pub struct Request {
     pub offset: u64,
     /// Bytes, at least 1; at most [`MAX_TRANSFER`] for reads and writes, [`MAX_DISCARD`] for discards.
     pub bytes: u64,
+    /// What it is for; home where the format does not say.
+    pub class: Class,
 }
 
 impl Request {

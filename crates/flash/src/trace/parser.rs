@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::class::Captured;
+use super::class::{Captured, Class};
 use super::{Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER};
 
 /// Why a line is broken.
@@ -149,6 +149,6 @@ impl Parser {
             return Err(Reason::TooFar);
         }
         let time_ns = self.since_first(time_ns);
-        Ok(Some(Request { time_ns, device: self.device(device), kind, offset, bytes }))
+        Ok(Some(Request { time_ns, device: self.device(device), kind, offset, bytes, class: Class::Home }))
     }
 }

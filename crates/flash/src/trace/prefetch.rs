@@ -12,7 +12,7 @@ const AHEAD: usize = 4;
 
 enum Message {
     Batch(Vec<Request>),
-    End(Tally),
+    End(Box<Tally>),
 }
 
 /// Requests of a trace in batches, read ahead.
@@ -33,7 +33,7 @@ impl Prefetch {
             let mut batch = Vec::with_capacity(BATCH);
             let last = match trace.read_into(&mut batch, BATCH) {
                 Ok(true) => None,
-                Ok(false) => Some(Ok(Message::End(trace.tally()))),
+                Ok(false) => Some(Ok(Message::End(Box::new(trace.tally())))),
                 Err(error) => Some(Err(error)),
             };
             // A receiver that went away has all it wants.
@@ -59,7 +59,7 @@ impl Prefetch {
         match self.from.recv() {
             Ok(Ok(Message::Batch(batch))) => Ok(Some(batch)),
             Ok(Ok(Message::End(tally))) => {
-                self.tally = Some(tally);
+                self.tally = Some(*tally);
                 Ok(None)
             }
             Ok(Err(error)) => Err(error),

@@ -98,6 +98,16 @@ pub struct Tally {
     /// afterimage: what there is of each class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classes: Option<ByClass>,
+    /// afterimage: requests that the daemon dropped.
+    #[serde(skip_serializing_if = "is_default")]
+    pub dropped: u64,
+    /// afterimage: the end is missing.
+    #[serde(skip_serializing_if = "is_default")]
+    pub cut: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Broken lines kept with their reasons.
@@ -217,6 +227,11 @@ impl Reader {
         self.parser.devices()
     }
 
+    /// Requests that the capture has said so far to be missing.
+    pub fn dropped(&self) -> u64 {
+        self.tally.dropped
+    }
+
     /// What was read so far.
     pub fn tally(&self) -> &Tally {
         &self.tally
@@ -298,7 +313,8 @@ impl Reader {
         }
         let capture = &self.parser.capture;
         self.tally.classes = Some(capture.tally);
-        if cut.is_some() || (capture.begun && !capture.ended) {
+        self.tally.cut = cut.is_some() || (capture.begun && !capture.ended);
+        if self.tally.cut {
             self.broken(Reason::Cut)?;
         }
         Ok(())
@@ -306,6 +322,9 @@ impl Reader {
 
     #[cold]
     fn broken(&mut self, reason: Reason) -> Result<(), TraceError> {
+        if let Reason::Dropped(requests) = reason {
+            self.tally.dropped = self.tally.dropped.saturating_add(requests);
+        }
         let broken = Broken { file: self.file.clone(), line: self.lines.number, reason: reason.to_string() };
         if self.strict {
             self.done = true;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Format, Kind, Request};
+use super::{Class, Format, Kind, Merged, Request};
 
 /// Writes requests as lines of a format. What a format cannot say is left out or rounded as [`Writer::request`] says.
 pub struct Writer<W> {
@@ -11,6 +11,7 @@ pub struct Writer<W> {
     sequence: u64,
     opened: Vec<bool>,
     waited_us: u64,
+    dropped: u64,
     /// Requests that the format has no word for (discards in MSR, SPC, DiskSim and MQSim).
     pub left_out: u64,
 }
@@ -24,12 +25,38 @@ impl<W: Write> Writer<W> {
         match format {
             Format::Fio2 => writeln!(out, "fio version 2 iolog")?,
             Format::Fio3 => writeln!(out, "fio version 3 iolog")?,
-            Format::Afterimage => {
-                writeln!(out, "# afterimage-trace 1\n# converted: the classes are not known")?
-            }
+            Format::Afterimage => writeln!(out, "# afterimage-trace 1")?,
             _ => {}
         }
-        Ok(Self { out, format, sequence: 0, opened: Vec::new(), waited_us: 0, left_out: 0 })
+        Ok(Self { out, format, sequence: 0, opened: Vec::new(), waited_us: 0, dropped: 0, left_out: 0 })
+    }
+
+    /// Says what a trace that is going to be converted says of itself: when it begins, and its files in their order.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn origin(&mut self, trace: &Merged) -> io::Result<()> {
+        if self.format != Format::Afterimage {
+            return Ok(());
+        }
+        let known = trace.formats().iter().all(|format| *format == Format::Afterimage);
+        writeln!(self.out, "# converted{}", if known { "" } else { ": the classes are not known" })?;
+        if let Some(ns) = trace.begun_ns() {
+            writeln!(self.out, "# begun {ns} ns since 1970")?;
+        }
+        (0..trace.devices()).try_for_each(|dev| self.file(dev))
+    }
+
+    /// Says that requests are missing here.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn missing(&mut self, requests: u64) -> io::Result<()> {
+        self.dropped = self.dropped.saturating_add(requests);
+        if requests > 0 && self.format == Format::Afterimage {
+            writeln!(self.out, "# dropped {requests}")?;
+        }
+        Ok(())
     }
 
     /// Writes a request. Missing times become 0; formats in sectors round outwards; formats without discards leave
@@ -92,17 +119,28 @@ impl<W: Write> Writer<W> {
         !std::mem::replace(&mut self.opened[dev], true)
     }
 
-    fn capture(&mut self, r: &Request, ns: u64) -> io::Result<()> {
-        let dev = r.device;
+    /// Names an address space that was not named yet.
+    fn file(&mut self, dev: u32) -> io::Result<()> {
         if self.is_new(dev as usize) {
             writeln!(self.out, "# file disk{dev} 0")?;
         }
+        Ok(())
+    }
+
+    fn capture(&mut self, r: &Request, ns: u64) -> io::Result<()> {
+        let dev = r.device;
+        self.file(dev)?;
         let operation = match r.kind {
             Kind::Read => "read",
             Kind::Write => "write",
             Kind::Discard => "discard",
         };
-        writeln!(self.out, "{ns} disk{dev} {operation} {} {} home", r.offset, r.bytes)
+        let class = match r.class {
+            Class::Home => "home",
+            Class::Log => "log",
+            Class::Journal => "journal",
+        };
+        writeln!(self.out, "{ns} disk{dev} {operation} {} {} {class}", r.offset, r.bytes)
     }
 
     fn fio(&mut self, r: &Request, us: u64) -> io::Result<()> {
@@ -129,8 +167,16 @@ impl<W: Write> Writer<W> {
     /// The output cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
         if self.format == Format::Afterimage {
-            writeln!(self.out, "# end {} requests, 0 dropped", self.sequence)?;
+            writeln!(self.out, "# end {} requests, {} dropped", self.sequence, self.dropped)?;
         }
+        self.cut()
+    }
+
+    /// Gives the output back without an end: that of what was converted is missing, too.
+    ///
+    /// # Errors
+    /// The output cannot be written.
+    pub fn cut(mut self) -> io::Result<W> {
         self.out.flush()?;
         Ok(self.out)
     }
