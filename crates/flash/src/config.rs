@@ -252,6 +252,6 @@ impl Config {
         let pages = u64::from(logical) * u64::from(self.geometry.pages_per_block);
         let maps = pages.div_ceil(u64::from(self.dftl.entries_per_page(self.geometry.page_bytes)));
         let blocks = maps.div_ceil(u64::from(self.geometry.pages_per_block)) as u32;
-        (2 * blocks + 2 + self.gc_low.max(self.gc_high.unwrap_or(4))).max(12)
+        (2 * blocks + 2).saturating_add(self.gc_low.max(self.gc_high.unwrap_or(4))).max(12)
     }
 }

@@ -353,3 +353,18 @@ fn converting_leaves_its_input_and_what_it_fails_to_replace() {
     assert!(std::fs::symlink_metadata(name("link")).unwrap().is_symlink());
     assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
 }
+
+#[test]
+fn a_sweep_runs_what_it_says_or_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = write(dir.path(), "good", &random_trace(1, 500));
+    let good = good.to_str().unwrap();
+    for vary in ["gc-low=0", "gc-low=1..3", "gc-low=4294967295", "gc-high=1", "gc-high=4097", "static-wear=0"]
+    {
+        let words = ["flash", "sweep", "--trace", good, "--vary", vary];
+        assert!(Flash::try_parse_from(words).is_err(), "{vary} was taken");
+    }
+    assert!(flash(&["sweep", "--trace", good, "--vary", "gc-low=2,3", "--vary", "static-wear=1"]).is_ok());
+    let words = ["run", "--ftl", "fast", "--trace", good, "--log-blocks", "4294967295"];
+    assert!(matches!(flash(&words), Err(CliError::Usage(_))));
+}

@@ -10,6 +10,15 @@ use crate::place::{Precondition, Region};
 use crate::trace::{Action, Class, Classes, Format, Options, Tally};
 use crate::units::{parse_bytes, parse_share};
 
+/// What [`Config::gc_low`] and [`Config::gc_high`] may be.
+pub const GC_BLOCKS: (u32, u32) = (2, 4096);
+/// What [`Config::static_wear`] may be.
+pub const WEAR: (u32, u32) = (1, u32::MAX);
+
+fn within((least, most): (u32, u32)) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(i64::from(least)..=i64::from(most))
+}
+
 fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| format!("'{text}' is not a size; write 4096, 64K, 2M or 1G"))
 }
@@ -55,7 +64,7 @@ pub struct DriveArgs {
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..), value_name = "ERASES")]
     endurance: u32,
     /// Move cold data when erase counts differ by more than this (default: never)
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "ERASES")]
+    #[arg(long, value_parser = within(WEAR), value_name = "ERASES")]
     static_wear: Option<u32>,
     /// Read a page before a write of a part of it
     #[arg(long)]
@@ -73,10 +82,10 @@ pub struct DriveArgs {
     #[arg(long, value_enum, default_value = "greedy")]
     gc_policy: GcPolicy,
     /// Page map, DFTL: collect when at most this many blocks are free
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=4096), value_name = "BLOCKS")]
+    #[arg(long, default_value_t = 3, value_parser = within(GC_BLOCKS), value_name = "BLOCKS")]
     gc_low: u32,
     /// Page map, DFTL: until this many blocks are free (default: 4, DFTL 3)
-    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=4096), value_name = "BLOCKS")]
+    #[arg(long, value_parser = within(GC_BLOCKS), value_name = "BLOCKS")]
     gc_high: Option<u32>,
     /// FAST: random log blocks (default: all spare blocks but three)
     #[arg(long, value_name = "BLOCKS")]

@@ -7,7 +7,7 @@ use afterimage_report::Table;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::drive::{show_broken, Source};
+use super::drive::{show_broken, Source, GC_BLOCKS, WEAR};
 use super::jobs::{self, Job};
 use super::{print, print_json, CliError, DriveArgs, ReadArgs};
 use crate::config::{Config, FtlKind, GcPolicy};
@@ -94,6 +94,10 @@ fn steps(first: &str, last: &str, step: &str) -> Result<Vec<String>, String> {
 /// Sets a parameter by its name.
 fn set(config: &mut Config, name: &str, text: &str) -> Result<(), String> {
     let whole = || text.parse::<u32>().map_err(|_| format!("'{text}' is not a whole number for {name}"));
+    let within = |(least, most): (u32, u32)| match whole()? {
+        value if (least..=most).contains(&value) => Ok(value),
+        value => Err(format!("{name} is between {least} and {most}, not {value}")),
+    };
     let bytes = || parse_bytes(text).ok_or_else(|| format!("'{text}' is not a size for {name}"));
     let share = || parse_share(text).map_err(|e| format!("{name}: {e}"));
     let ns = || match text.parse::<f64>() {
@@ -112,9 +116,9 @@ fn set(config: &mut Config, name: &str, text: &str) -> Result<(), String> {
         "cmt" => config.dftl.cmt_bytes = Some(bytes()?),
         "cmt-protected" => config.dftl.protected_share = share()?,
         "gc-policy" => config.gc_policy = GcPolicy::from_str(text, false)?,
-        "gc-low" => config.gc_low = whole()?.max(2),
-        "gc-high" => config.gc_high = Some(whole()?.max(2)),
-        "static-wear" => config.static_wear = Some(whole()?.max(1)),
+        "gc-low" => config.gc_low = within(GC_BLOCKS)?,
+        "gc-high" => config.gc_high = Some(within(GC_BLOCKS)?),
+        "static-wear" => config.static_wear = Some(within(WEAR)?),
         "read-us" => config.timing.read_ns = ns()?,
         "program-us" => config.timing.program_ns = ns()?,
         "erase-us" => config.timing.erase_ns = ns()?,

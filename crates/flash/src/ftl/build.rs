@@ -33,23 +33,32 @@ impl Config {
         let high = self.gc_high.unwrap_or(4);
         match kind {
             FtlKind::Page => {
-                needs(self.gc_low.max(high) + 2, "(the frontier, the collection threshold and one to gain)")?;
+                needs(
+                    self.gc_low.max(high).saturating_add(2),
+                    "(the frontier, the collection threshold and one to gain)",
+                )?;
                 Ok(Box::new(PageMap::new(self, pages)))
             }
             FtlKind::Fast => {
-                let fixed = 1 + self.fast.reserve_blocks;
+                let fixed = self.fast.reserve_blocks.saturating_add(1);
                 if self.fast.reserve_blocks == 0 || self.fast.log_blocks == Some(0) {
                     return refuse(
                         "FAST needs at least one log block and one free block for merges".to_owned(),
                     );
                 }
-                needs(fixed + self.fast.log_blocks.unwrap_or(1), "(the log and the merge reserve)")?;
+                needs(
+                    fixed.saturating_add(self.fast.log_blocks.unwrap_or(1)),
+                    "(the log and the merge reserve)",
+                )?;
                 let log = self.fast.log_blocks.unwrap_or(spare - fixed);
                 Ok(Box::new(Fast::new(self, logical_blocks, log)))
             }
             FtlKind::Superblock => {
                 self.check_superblock()?;
-                needs(self.superblock.reserve_blocks + 1, "(the collection reserve and one to share)")?;
+                needs(
+                    self.superblock.reserve_blocks.saturating_add(1),
+                    "(the collection reserve and one to share)",
+                )?;
                 let bytes =
                     self.superblock.map_cache_bytes.unwrap_or_else(|| self.ram_like_fast(logical_blocks));
                 let cached = (bytes / self.superblock.cache_entry_bytes.max(1)).clamp(1, u64::from(u32::MAX));
@@ -70,7 +79,10 @@ impl Config {
                     .div_ceil(self.dftl.entries_per_page(self.geometry.page_bytes))
                     .div_ceil(self.geometry.pages_per_block);
                 let high = self.gc_high.unwrap_or(3);
-                needs(maps + self.gc_low.max(high) + 3, "(translation pages, two frontiers, the threshold)")?;
+                needs(
+                    self.gc_low.max(high).saturating_add(maps + 3),
+                    "(translation pages, two frontiers, the threshold)",
+                )?;
                 let bytes = self.dftl.cmt_bytes.unwrap_or_else(|| self.ram_like_fast(logical_blocks));
                 let cached = (bytes / self.dftl.entry_bytes.max(1)).clamp(1, u64::from(u32::MAX));
                 Ok(Box::new(Dftl::new(self, pages, cached as u32)))
@@ -80,7 +92,7 @@ impl Config {
 
     fn ram_like_fast(&self, logical_blocks: u32) -> u64 {
         let spare = self.geometry.blocks.saturating_sub(logical_blocks);
-        let log = spare.saturating_sub(1 + self.fast.reserve_blocks).max(1);
+        let log = spare.saturating_sub(self.fast.reserve_blocks.saturating_add(1)).max(1);
         fast_table_bytes(u64::from(logical_blocks), u64::from(log), self.geometry.pages_per_block)
     }
 
@@ -124,6 +136,17 @@ mod tests {
             assert!(config.build(kind, 0).is_err(), "{kind} without logical blocks");
             assert!(config.build(kind, 10).is_ok(), "{kind}");
         }
+    }
+
+    #[test]
+    fn numbers_that_no_drive_has_are_refused() {
+        let mut config = Config { geometry: Geometry::small(100, 64), ..Config::default() };
+        config.fast.log_blocks = Some(u32::MAX);
+        config.gc_low = u32::MAX;
+        for kind in [FtlKind::Fast, FtlKind::Page, FtlKind::Dftl] {
+            assert!(config.build(kind, 50).is_err(), "{kind}");
+        }
+        assert!(config.region_blocks(50) > u64::from(u32::MAX) - 100);
     }
 
     #[test]
