@@ -368,3 +368,24 @@ fn a_sweep_runs_what_it_says_or_nothing() {
     let words = ["run", "--ftl", "fast", "--trace", good, "--log-blocks", "4294967295"];
     assert!(matches!(flash(&words), Err(CliError::Usage(_))));
 }
+
+#[test]
+fn a_page_that_cannot_be_written_costs_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = write(dir.path(), "good", &random_trace(1, 500));
+    let compare = |page: &str| {
+        let words =
+            ["flash", "compare", "--trace", good.to_str().unwrap(), "--ftl", "page,fast", "--html", page];
+        let mut out = Vec::new();
+        let verdict = cli::flash(&Flash::try_parse_from(words).unwrap().args, &mut out);
+        assert!(matches!(verdict, Err(CliError::Failed(_))), "{page}");
+        String::from_utf8(out).unwrap()
+    };
+    assert_eq!(compare("/nonexistent/out.html"), "", "known before the first run");
+    assert!(compare("/dev/full").contains("Erases"), "found out at the end: the tables are there");
+    // What was there before stays until there is something new.
+    let page = write(dir.path(), "page.html", "old");
+    let words = ["compare", "--trace", "/nonexistent", "--html", page.to_str().unwrap()];
+    assert!(flash(&words).is_err());
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), "old");
+}

@@ -1,7 +1,8 @@
 //! `afterimage flash compare`
 
+use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use afterimage_report::Table;
 
@@ -61,6 +62,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     };
     let ftls = if args.ftl.is_empty() { FtlKind::ALL.to_vec() } else { args.ftl.clone() };
     let (config, options, read) = (args.drive.config(), args.drive.options(), args.read.options());
+    // Hours later would be late to learn that the page has no place. What is there stays until there is something new.
+    if let Some(file) = &args.html {
+        OpenOptions::new().append(true).create(true).open(file).map_err(|e| unwritten(file, &e))?;
+    }
     let control = jobs::control()?;
     let mut scans: Vec<Scan> = Vec::new();
     for source in &args.trace {
@@ -79,10 +84,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     let comparison = Comparison::new(&baseline, finished.len() == list.len(), finished);
     if !comparison.runs.is_empty() {
         let tables = tables(&comparison, &args.trace, &scans, &ftls);
-        if let Some(file) = &args.html {
-            std::fs::write(file, html::comparison(&comparison, &tables))
-                .map_err(|e| CliError::Failed(format!("cannot write the report {}: {e}", file.display())))?;
-        }
         if args.json {
             print_json(out, &comparison)?;
         } else {
@@ -90,8 +91,15 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
                 tables.iter().map(|(title, table)| format!("{title}\n{}", table.text())).collect();
             print(out, &text.join("\n"))?;
         }
+        if let Some(file) = &args.html {
+            std::fs::write(file, html::comparison(&comparison, &tables)).map_err(|e| unwritten(file, &e))?;
+        }
     }
     jobs::verdict(outcome)
+}
+
+fn unwritten(file: &Path, error: &std::io::Error) -> CliError {
+    CliError::Failed(format!("cannot write the report {}: {error}", file.display()))
 }
 
 fn tables(
