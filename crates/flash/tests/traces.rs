@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use afterimage_flash::trace::{
-    open, Class, Classes, Format, Kind, Merged, Options, Request, TraceError, Writer,
+    open, Class, Classes, Format, Kind, Merged, Options, Reader, Request, TraceError, Writer,
 };
 use afterimage_fuzz_kit::traces::{fuzz_read, AFTERIMAGE, BLKPARSE, DISKSIM, FIO2, FIO3, MQSIM, MSR, SPC};
 use proptest::prelude::*;
@@ -299,6 +299,27 @@ fn a_line_without_end_is_one_broken_line() {
     let spc = Options { format: Some(Format::Spc), ..Options::default() };
     let (_, requests, broken) = read_all(&file, &spc).unwrap();
     assert_eq!((requests.len(), broken), (2, 2));
+}
+
+#[test]
+fn names_cannot_fill_memory() {
+    let stream = |names: &mut dyn Iterator<Item = String>| {
+        let mut text = String::from("fio version 2 iolog\n");
+        names.for_each(|name| text += &format!("{name} write 0 4096\n"));
+        let raw = Box::new(std::io::Cursor::new(text.into_bytes()));
+        let mut reader = Reader::new(Path::new("names"), raw, &Options::default()).unwrap();
+        while reader.next_request().unwrap().is_some() {}
+        let first = reader.tally().broken_first.first().map(|b| b.reason.clone());
+        (reader.tally().requests, reader.tally().broken, first)
+    };
+    let long = "the name of the device or file is longer than 4 KiB";
+    let many = "there are more devices or files than 1048576, or their names take more than 64 MiB";
+    let of = |len: usize| move |i: usize| format!("{i:0len$}");
+    assert_eq!(stream(&mut [4096, 4097].into_iter().map(|len| of(len)(0))), (1, 1, Some(long.to_owned())));
+    // One more than there may be, and a known one after it.
+    let full = (64 << 20) / 4096;
+    assert_eq!(stream(&mut (0..=full).chain([0]).map(of(4096))), (full as u64 + 1, 1, Some(many.to_owned())));
+    assert_eq!(stream(&mut (0..=1 << 20).chain([0]).map(of(1))), ((1 << 20) + 1, 1, Some(many.to_owned())));
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub fn remark(parser: &mut Parser, line: &[u8]) -> Result<(), Reason> {
     match blank(&mut rest) {
         Some(b"file") => {
             let name = blank(&mut rest).ok_or(Reason::Missing("file"))?;
-            parser.device(name);
+            parser.device(name)?;
             if !parser.has_time() {
                 parser.capture.declared = parser.devices();
             }

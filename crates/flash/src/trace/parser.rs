@@ -29,6 +29,12 @@ pub enum Reason {
     /// No line is that long.
     #[error("the line is longer than 64 KiB")]
     TooLong,
+    /// A name that would fill memory, were there many of them.
+    #[error("the name of the device or file is longer than 4 KiB")]
+    NameTooLong,
+    /// More address spaces than anybody has: their names would fill memory.
+    #[error("there are more devices or files than 1048576, or their names take more than 64 MiB")]
+    TooManyNames,
     /// A class that there is none of.
     #[error("the class is neither home nor log nor journal")]
     Class,
@@ -66,11 +72,15 @@ pub struct Parser {
     /// afterimage: what its remarks have said.
     pub capture: Captured,
     devices: FxHashMap<Box<[u8]>, u32>,
+    /// Bytes of all names.
+    name_bytes: usize,
     last: (Box<[u8]>, u32),
     first_ns: Option<u64>,
 }
 
-/// More address spaces than this are folded into the last one: a line of garbage must not fill memory.
+// A file of garbage, or one made for it, must not fill memory.
+const NAME_MAX: usize = 4 << 10;
+const NAMES_MAX: usize = 64 << 20;
 const DEVICES_MAX: usize = 1 << 20;
 
 impl Parser {
@@ -82,6 +92,7 @@ impl Parser {
             waited_us: None,
             capture: Captured::default(),
             devices: FxHashMap::default(),
+            name_bytes: 0,
             last: (Box::default(), u32::MAX),
             first_ns: None,
         }
@@ -89,21 +100,25 @@ impl Parser {
 
     /// The number of an address space, new or known.
     #[inline]
-    pub fn device(&mut self, name: &[u8]) -> u32 {
+    pub fn device(&mut self, name: &[u8]) -> Result<u32, Reason> {
         if *self.last.0 == *name && self.last.1 != u32::MAX {
-            return self.last.1;
+            return Ok(self.last.1);
         }
         let number = match self.devices.get(name) {
             Some(number) => *number,
-            None if self.devices.len() >= DEVICES_MAX => DEVICES_MAX as u32 - 1,
+            None if name.len() > NAME_MAX => return Err(Reason::NameTooLong),
+            None if self.devices.len() >= DEVICES_MAX || self.name_bytes + name.len() > NAMES_MAX => {
+                return Err(Reason::TooManyNames);
+            }
             None => {
                 let number = self.devices.len() as u32;
+                self.name_bytes += name.len();
                 self.devices.insert(name.into(), number);
                 number
             }
         };
         self.last = (name.into(), number);
-        number
+        Ok(number)
     }
 
     /// Address spaces met so far.
@@ -148,7 +163,14 @@ impl Parser {
         if offset > MAX_ADDRESS - bytes {
             return Err(Reason::TooFar);
         }
-        let time_ns = self.since_first(time_ns);
-        Ok(Some(Request { time_ns, device: self.device(device), kind, offset, bytes, class: Class::Home }))
+        let device = self.device(device)?;
+        Ok(Some(Request {
+            time_ns: self.since_first(time_ns),
+            device,
+            kind,
+            offset,
+            bytes,
+            class: Class::Home,
+        }))
     }
 }
