@@ -323,6 +323,42 @@ fn names_cannot_fill_memory() {
 }
 
 #[test]
+fn what_was_taken_wrongly_from_a_beginning_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = |text: &str| {
+        let file = write(dir.path(), "t", text.as_bytes());
+        let mut reader = open(&file, &Options::default()).unwrap();
+        while reader.next_request().unwrap().is_some() {}
+        let tally = serde_json::to_value(reader.tally()).unwrap();
+        tally["notes"].as_array().map_or_else(String::new, |notes| {
+            assert_eq!(notes.len(), 1);
+            notes[0].as_str().unwrap().replace(file.to_str().unwrap(), "t")
+        })
+    };
+    let late = "200,host,0,Write,0,512,1\n";
+    let rest = "100,host,0,Write,0,512,1\n110,host,0,Read,0,512,1\n";
+    assert_eq!(notes(rest), "");
+    assert_eq!(
+        notes(&[late, rest].concat()),
+        "t: 2 requests are earlier than the first one; they are played as if at its time (sort the trace by time)"
+    );
+    let event = |what: char| format!("8,0 0 1 0.5 1 {what} W 0 + 8 [fio]\n");
+    let queued = event('Q').repeat(12_000);
+    assert_eq!(notes(&[event('D'), queued.clone()].concat()), "");
+    assert_eq!(
+        notes(&[queued, event('D'), event('D')].concat()),
+        "t: the first 256 KiB have no event D, so that Q events were taken, but there are 2 later; name the event with --action"
+    );
+    let written = "/dev/x write 0 4096\n".repeat(20_000);
+    let head = "fio version 2 iolog\n/dev/x wait 5 0\n";
+    assert_eq!(notes(&[head, &written].concat()), "");
+    assert_eq!(
+        notes(&[&head[..20], &written, "/dev/x wait 5 0\n/dev/x write 0 4096\n"].concat()),
+        "t: the first 256 KiB have no wait, so that the trace was taken for one without times, but there are 1 later"
+    );
+}
+
+#[test]
 fn nothing_is_an_error_and_never_zeros() {
     let dir = tempfile::tempdir().unwrap();
     let any = Options::default();

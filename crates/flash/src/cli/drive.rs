@@ -240,8 +240,11 @@ impl Source {
     }
 }
 
-/// Says on stderr what could not be read, with file, line and reason.
+/// Says on stderr what could not be read, with file, line and reason, and what may have been meant otherwise.
 pub fn show_broken(tally: &Tally) {
+    for note in &tally.notes {
+        eprintln!("{note}");
+    }
     for broken in &tally.broken_first {
         eprintln!("{}:{}: broken line passed over: {}", broken.file.display(), broken.line, broken.reason);
     }

@@ -42,6 +42,7 @@ pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Rea
     blank(rest).ok_or(Reason::Missing("process"))?;
     let action = blank(rest).ok_or(Reason::Missing("action"))?;
     if *action != [parser.action] {
+        parser.late += u64::from(matches!(action, [event] if parser.preferred.contains(event)));
         return Ok(None);
     }
     let at = time(stamp, 1_000_000_000)?;

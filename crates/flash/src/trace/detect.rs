@@ -50,6 +50,15 @@ pub fn format(head: &[u8]) -> Option<Format> {
     Some(if whole { Format::Mqsim } else { Format::Disksim })
 }
 
+/// Those of blkparse's events that count, the best first.
+const EVENTS: &[u8] = b"DQC";
+
+/// The events that would have been chosen instead of this one, had the head had any.
+pub fn preferred(event: u8, format: Format, wanted: Action) -> &'static [u8] {
+    let free = format == Format::Blkparse && wanted == Action::Auto;
+    EVENTS.iter().position(|e| free && *e == event).map_or(&[], |at| &EVENTS[..at])
+}
+
 /// The event of a blktrace that counts as the request; other formats have none.
 pub fn action(head: &[u8], format: Format, wanted: Action) -> u8 {
     match wanted {
@@ -60,7 +69,7 @@ pub fn action(head: &[u8], format: Format, wanted: Action) -> u8 {
         Action::Auto => {
             let seen =
                 |action: u8| head.split(|b| *b == b'\n').any(|l| blkparse::action_of(l) == Some(action));
-            [b'D', b'Q', b'C'].into_iter().find(|a| seen(*a)).unwrap_or(b'D')
+            EVENTS.iter().copied().find(|a| seen(*a)).unwrap_or(b'D')
         }
     }
 }

@@ -40,7 +40,10 @@ pub fn line(parser: &mut Parser, line: &[u8], version: u8) -> Result<Option<Requ
         b"trim" => Kind::Discard,
         b"sync" | b"datasync" => return Ok(None),
         b"wait" if version == 2 => {
-            parser.waited_us = Some(parser.waited_us.unwrap_or(0).saturating_add(offset));
+            match &mut parser.waited_us {
+                Some(us) => *us = us.saturating_add(offset),
+                None => parser.late += 1,
+            }
             return Ok(None);
         }
         _ => return Err(Reason::Operation),

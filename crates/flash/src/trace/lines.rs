@@ -2,7 +2,8 @@
 
 use std::io::{self, Read};
 
-const BUFFER: usize = 256 << 10;
+/// What formats are found out from.
+pub const BUFFER: usize = 256 << 10;
 /// Longer lines are broken.
 pub const LINE_MAX: usize = 64 << 10;
 

@@ -147,6 +147,7 @@ impl Merged {
             }
             all.dropped = all.dropped.saturating_add(tally.dropped);
             all.cut |= tally.cut;
+            all.notes.extend(tally.notes.iter().cloned());
         }
         all
     }

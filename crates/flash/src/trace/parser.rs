@@ -65,12 +65,18 @@ pub struct Parser {
     pub format: Format,
     /// blkparse: the event that counts.
     pub action: u8,
+    /// blkparse: events that would have counted, had the beginning of the trace had any.
+    pub preferred: &'static [u8],
     /// blkparse: inside the summary.
     pub in_summary: bool,
     /// fio version 2: microseconds waited so far; `None`: the log has no waits and so no times.
     pub waited_us: Option<u64>,
     /// afterimage: what its remarks have said.
     pub capture: Captured,
+    /// Requests that the trace dates before its first one.
+    pub early: u64,
+    /// blkparse: preferred events; fio version 2: waits in a log that was taken for one without.
+    pub late: u64,
     devices: FxHashMap<Box<[u8]>, u32>,
     /// Bytes of all names.
     name_bytes: usize,
@@ -88,9 +94,12 @@ impl Parser {
         Self {
             format,
             action,
+            preferred: &[],
             in_summary: false,
             waited_us: None,
             capture: Captured::default(),
+            early: 0,
+            late: 0,
             devices: FxHashMap::default(),
             name_bytes: 0,
             last: (Box::default(), u32::MAX),
@@ -139,7 +148,10 @@ impl Parser {
     /// The time since the first request, which this may be.
     #[inline]
     pub fn since_first(&mut self, time_ns: Option<u64>) -> Option<u64> {
-        time_ns.map(|time| time.saturating_sub(*self.first_ns.get_or_insert(time)))
+        let time = time_ns?;
+        let first = *self.first_ns.get_or_insert(time);
+        self.early += u64::from(time < first);
+        Some(time.saturating_sub(first))
     }
 
     /// Checks ranges and makes the time relative to the first request. Nothing for a request of no bytes.

@@ -104,6 +104,9 @@ pub struct Tally {
     /// afterimage: the end is missing.
     #[serde(skip_serializing_if = "is_default")]
     pub cut: bool,
+    /// What was taken otherwise than the trace may mean it, a sentence each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -192,6 +195,7 @@ impl Reader {
             None => detect::format(head).ok_or_else(|| TraceError::Unrecognised(file.to_owned()))?,
         };
         let mut parser = Parser::new(format, detect::action(head, format, options.action));
+        parser.preferred = detect::preferred(parser.action, format, options.action);
         if format == Format::Fio2 && head.windows(6).any(|w| w == b" wait ") {
             parser.waited_us = Some(0);
         }
@@ -305,6 +309,8 @@ impl Reader {
     /// The end of the file: is it the end of the trace?
     fn end(&mut self) -> Result<(), TraceError> {
         let cut = self.lines.cut.take();
+        self.tally.notes.extend(self.early());
+        self.tally.notes.extend(self.late());
         if self.parser.format != Format::Afterimage {
             return match cut {
                 Some(source) => Err(TraceError::Io { file: self.file.clone(), source }),
@@ -318,6 +324,36 @@ impl Reader {
             self.broken(Reason::Cut)?;
         }
         Ok(())
+    }
+
+    fn early(&self) -> Option<String> {
+        let (file, early) = (self.file.display(), self.parser.early);
+        (early > 0).then(|| {
+            format!(
+                "{file}: {early} requests are earlier than the first one; they are played as if at its time (sort the trace by \
+                 time)"
+            )
+        })
+    }
+
+    /// What the beginning said, and what followed did not.
+    fn late(&self) -> Option<String> {
+        let Parser { late, action, preferred, .. } = self.parser;
+        let (file, head) = (self.file.display(), super::lines::BUFFER >> 10);
+        let events = || preferred.iter().map(|e| char::from(*e).to_string()).collect::<Vec<_>>().join(" or ");
+        match self.parser.format {
+            _ if late == 0 => None,
+            Format::Blkparse => Some(format!(
+                "{file}: the first {head} KiB have no event {}, so that {} events were taken, but there are {late} later; name \
+                 the event with --action",
+                events(),
+                char::from(action)
+            )),
+            _ => Some(format!(
+                "{file}: the first {head} KiB have no wait, so that the trace was taken for one without times, but there are \
+                 {late} later"
+            )),
+        }
     }
 
     #[cold]
