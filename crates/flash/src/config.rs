@@ -221,7 +221,7 @@ impl Config {
         let mut config = Self::default();
         let Geometry { pages_per_block, page_bytes, .. } = config.geometry;
         let logical = logical_bytes.div_ceil(u64::from(pages_per_block) * u64::from(page_bytes));
-        config.geometry.blocks = (logical as f64 / (1.0 - config.spare)).ceil() as u32;
+        config.geometry.blocks = up(logical as f64 / (1.0 - config.spare)) as u32;
         // Rounding must not take a block away.
         while u64::from(config.drive_blocks()) < logical {
             config.geometry.blocks += 1;
@@ -236,13 +236,13 @@ impl Config {
 
     /// Logical blocks of a whole drive: (1 − spare) × physical.
     pub fn drive_blocks(&self) -> u32 {
-        (f64::from(self.geometry.blocks) * (1.0 - self.spare)).floor() as u32
+        down(f64::from(self.geometry.blocks) * (1.0 - self.spare)) as u32
     }
 
     /// Physical blocks for an active region of `logical` blocks: the spare share on top, and never fewer than every
     /// FTL needs to work at all, so that all FTLs get the same flash.
     pub fn region_blocks(&self, logical: u32) -> u64 {
-        let spare = (f64::from(logical) * self.spare).ceil() as u64;
+        let spare = up(f64::from(logical) * self.spare) as u64;
         u64::from(logical) + spare.max(u64::from(self.least_spare(logical)))
     }
 
@@ -253,5 +253,41 @@ impl Config {
         let maps = pages.div_ceil(u64::from(self.dftl.entries_per_page(self.geometry.page_bytes)));
         let blocks = maps.div_ceil(u64::from(self.geometry.pages_per_block)) as u32;
         (2 * blocks + 2).saturating_add(self.gc_low.max(self.gc_high.unwrap_or(4))).max(12)
+    }
+}
+
+/// Shares of blocks are not exact in binary: what is a whole number but for that is one. Larger than the error of 2^28 blocks.
+const SLACK: f64 = 1e-6;
+
+fn down(blocks: f64) -> f64 {
+    (blocks + SLACK).floor()
+}
+
+fn up(blocks: f64) -> f64 {
+    (blocks - SLACK).ceil()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_that_gives_whole_blocks_gives_them() {
+        // In binary 1000 × (1 − 0.07) is 929.99…, and 100 × 0.07 is 7.00…1.
+        let mut config = Config { geometry: Geometry::small(1000, 64), spare: 0.07, ..Config::default() };
+        assert_eq!(config.drive_blocks(), 930);
+        for (hundreds, percent) in
+            (4..1000).flat_map(|hundreds| (3..30).map(move |percent| (hundreds, percent)))
+        {
+            let (blocks, spare) = (hundreds * 100, hundreds * percent);
+            config.geometry.blocks = blocks;
+            config.spare = f64::from(percent) / 100.0;
+            assert_eq!(config.drive_blocks(), blocks - spare, "{percent} % of {blocks}");
+            let spare = spare.max(config.least_spare(blocks));
+            assert_eq!(config.region_blocks(blocks), u64::from(blocks + spare), "{percent} % of {blocks}");
+        }
+        config.geometry.blocks = 1024;
+        config.spare = 0.07;
+        assert_eq!((config.drive_blocks(), config.region_blocks(1024)), (952, 1096), "parts go to the spare");
     }
 }
