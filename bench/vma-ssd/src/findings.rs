@@ -85,13 +85,16 @@ impl Findings {
         self.results.values()
     }
 
-    /// A number of a variant against the journal mode's on the same drive, in percent less; `None` where the variant
-    /// caused no collection at all.
+    /// A number of a variant against the journal mode's on the same drive, in percent less; `None` where either wrote little
+    /// more than the spare space ([`Simulated::outgrows_spare`]).
     pub fn less_than_journal(&self, key: &SimulationKey, value: impl Fn(&Simulated) -> f64) -> Option<f64> {
         let own = self.get(key.workload, key.variant, key.ftl, key.age)?;
         let journal = self.get(key.workload, Variant::Journal, key.ftl, key.age)?;
-        // Nothing was collected: the spare space took it all in, which is no merit of the mode.
-        (own.erases > 0).then(|| less(value(own), value(journal))).flatten()
+        [own, journal]
+            .iter()
+            .all(|found| found.outgrows_spare())
+            .then(|| less(value(own), value(journal)))
+            .flatten()
     }
 
     /// From the least to the most of retention's reductions over the workloads of a kind, each with its workload.
@@ -126,4 +129,43 @@ pub fn erases(simulated: &Simulated) -> f64 {
 /// GC overhead.
 pub fn collection(simulated: &Simulated) -> f64 {
     simulated.collection_ns as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::VERSION;
+
+    /// On a drive of 100 logical and 10 spare blocks of 128 KiB.
+    fn found(variant: Variant, written_blocks: u64, erases: u64) -> Simulated {
+        Simulated {
+            version: VERSION,
+            traces: Vec::new(),
+            key: SimulationKey { workload: Workload::RndWrite, variant, ftl: FtlKind::Dftl, age: Age::Drive },
+            blocks: 110,
+            logical_pages: 6400,
+            requests: 1,
+            traffic_bytes: written_blocks << 17,
+            write_bytes: written_blocks << 17,
+            erases,
+            erases_max: 1,
+            collection_ns: erases,
+            collection_share: 0.1,
+            write_amplification: Some(1.0),
+            response_ns: 1.0,
+        }
+    }
+
+    #[test]
+    fn what_the_spare_space_took_in_is_no_merit_of_a_mode() {
+        let setting = Setting { scale: Scale::full(), guests: 8, device: Device::Hdd15k, seed: 1 };
+        for (written, reduction) in [(12, None), (19, None), (20, Some(75.0))] {
+            let simulated = vec![found(Variant::Journal, 24, 16), found(Variant::Retain, written, 4)];
+            let findings = Findings::of(setting.clone(), &[FtlKind::Dftl], simulated);
+            let key = found(Variant::Retain, 0, 0).key;
+            assert_eq!(findings.less_than_journal(&key, erases), reduction, "{written} blocks");
+            let said = crate::tables::all(&findings).contains("75.0 %");
+            assert_eq!(said, reduction.is_some(), "{written} blocks");
+        }
+    }
 }

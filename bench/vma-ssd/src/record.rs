@@ -128,6 +128,17 @@ impl Simulated {
             response_ns: report.response.mean_ns,
         }
     }
+
+    /// Spare space of the drive, bytes: 64 pages of 2 KB a block.
+    pub fn spare_bytes(&self) -> u64 {
+        (u64::from(self.blocks) * 64 - u64::from(self.logical_pages)) * 2048
+    }
+
+    /// Whether it says what a mode costs. The spare space is erased when a trace begins: what is written into it causes no erase,
+    /// and one mode may end there where another has only begun to collect.
+    pub fn outgrows_spare(&self) -> bool {
+        self.write_bytes >= 2 * self.spare_bytes()
+    }
 }
 
 /// Everything finished at one scale, with one number of guests on one device.

@@ -54,6 +54,10 @@ pub fn age_words(findings: &Findings, age: Age) -> String {
     }
 }
 
+/// Which reductions are not given.
+const LEFT_OUT: &str = "No reduction is given of a mode that wrote less than twice the spare space: that is erased when a trace \
+                        begins, so what goes there costs nothing, and a comparison would be one of the drive.";
+
 fn percent(value: Option<f64>) -> String {
     or_dash(value, |value| format!("{value:.1} %"))
 }
@@ -156,7 +160,7 @@ fn erase_table(text: &mut String, findings: &Findings, age: Age) {
     );
     let words = format!(
         "{} *Less* is the reduction against the journal mode, which the study calls an extension of the lifetime by as much; \
-         *lifetime* is the true ratio under even wear, 1 / (1 − reduction). Neither is given where nothing was erased.",
+         *lifetime* is the true ratio under even wear, 1 / (1 − reduction). {LEFT_OUT}",
         age_words(findings, age)
     );
     let heads = heads(findings, &["erases", "less", "lifetime"]);
@@ -181,7 +185,7 @@ fn collection_table(text: &mut String, findings: &Findings, age: Age) {
     );
     let words = format!(
         "{} GC overhead is the time of collection's copies and erases (the study does not define its own); WA: \
-         programs a page that the host wrote.",
+         programs a page that the host wrote. {LEFT_OUT}",
         age_words(findings, age)
     );
     let heads = heads(findings, &["GC s", "less", "WA"]);
@@ -220,7 +224,7 @@ fn range_table(text: &mut String, findings: &Findings, age: Age) {
     if findings.results().all(|found| found.key.variant != Variant::Retain) {
         rows.clear();
     }
-    text.push_str(&Table::new(["workloads", "FTL", "erases, ours", "the study", "GC overhead, ours", "the study"]).with(rows).section(&format!("Reductions beside the study's, {}", age.name()), "`journal+retain` against `journal`; the study's ranges are over its benchmarks of a kind and its three FTLs together."));
+    text.push_str(&Table::new(["workloads", "FTL", "erases, ours", "the study", "GC overhead, ours", "the study"]).with(rows).section(&format!("Reductions beside the study's, {}", age.name()), &format!("`journal+retain` against `journal`; the study's ranges are over its benchmarks of a kind and its three FTLs together. {LEFT_OUT}")));
 }
 
 fn best(value: Option<f64>) -> String {
@@ -246,7 +250,7 @@ fn untar(text: &mut String, findings: &Findings) {
                 .into_iter()
                 .flat_map(|workload| Variant::TRACED.map(|variant| (workload, variant)))
                 .filter_map(|(workload, variant)| {
-                    let own = findings.get(workload, variant, ftl, age)?;
+                    let own = findings.get(workload, variant, ftl, age).filter(|own| own.outgrows_spare())?;
                     Some(own.erases < findings.get(workload, variant, FtlKind::Fast, age)?.erases)
                 })
                 .collect();
@@ -260,11 +264,10 @@ fn untar(text: &mut String, findings: &Findings) {
             }
         }
     }
-    text.push_str(
-        &Table::new(["what", "aged by", "ours", "the study"])
-            .with(rows)
-            .section("Other statements of the study", "Over all that was run."),
-    );
+    text.push_str(&Table::new(["what", "aged by", "ours", "the study"]).with(rows).section(
+        "Other statements of the study",
+        "Over all that was run and wrote at least twice the spare space.",
+    ));
 }
 
 fn drives(text: &mut String, findings: &Findings) {
