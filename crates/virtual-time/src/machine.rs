@@ -39,6 +39,8 @@ pub struct Machine {
     /// Whether it may be killed.
     mortal: bool,
     dies_at: AtomicU64,
+    /// From then on it dies within the first write of several pages.
+    dies_writing_from: AtomicU64,
     dead: AtomicBool,
     /// Another thread's work is being done, which the daemon's death does not break off.
     is_apart: AtomicBool,
@@ -94,6 +96,7 @@ impl Machine {
             background: Mutex::new(Background { home_at: HOME_IDLE, ..Background::default() }),
             mortal: false,
             dies_at: AtomicU64::new(Ns::MAX),
+            dies_writing_from: AtomicU64::new(Ns::MAX),
             dead: AtomicBool::new(false),
             is_apart: AtomicBool::new(false),
             apart_from: AtomicU64::new(0),
@@ -116,6 +119,34 @@ impl Machine {
     /// When it is to die.
     pub fn die_at(&self, at: Ns) {
         self.dies_at.fetch_min(at, Ordering::SeqCst);
+    }
+
+    /// It is to die earlier, if it begins a write of several pages from that time on: within that.
+    pub fn die_writing_from(&self, at: Ns) {
+        self.dies_writing_from.fetch_min(at, Ordering::SeqCst);
+    }
+
+    /// A write of several pages is under way. When it dies within it, if it does.
+    pub fn dies_writing(&self) -> Option<Ns> {
+        let is_its_own = self.mortal && !self.is_apart.load(Ordering::SeqCst);
+        if is_its_own && self.now_ns() >= self.dies_writing_from.load(Ordering::SeqCst) {
+            self.die_at(self.now_ns());
+        }
+        self.is_dying().then(|| self.dies_at.load(Ordering::SeqCst))
+    }
+
+    /// When it was to die at the latest, as far as is known.
+    pub fn dies_at(&self) -> Ns {
+        self.dies_at.load(Ordering::SeqCst)
+    }
+
+    /// Whether it has nothing to do, and nothing is on its way to it, but that it looks at its log from time to time.
+    pub fn rests(&self, now: Ns) -> bool {
+        let background = self.background.lock();
+        let busy_until = self.now_ns().max(background.home_busy_until);
+        let waits =
+            background.sync_at.is_some() || background.unflushed_at.is_some() || background.home_wanted;
+        busy_until <= now && !waits && background.syncing.is_none() && self.due.lock().is_empty()
     }
 
     /// It is dead: what is left of it is dropped, and reaches nothing.

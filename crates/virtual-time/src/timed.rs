@@ -69,10 +69,17 @@ impl Medium for TimedMedium {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.sleep(Io::Write(offset, buf.len() as u64))?;
         self.note();
-        if self.machine.is_dying() {
-            // Killed within the call: up to a page of the file, as the kernel stops copying then. Which, follows from the place.
+        let at = offset as usize % PAGE_BYTES;
+        let dies = match at + buf.len() > PAGE_BYTES {
+            true => self.machine.dies_writing(),
+            false => self.machine.is_dying().then(|| self.machine.dies_at()),
+        };
+        if let Some(dies) = dies {
+            // Killed within the call: up to a page of the file, as the kernel stops copying then. Which, follows from the place. It was
+            // copied before the death, however long the call had been to wait for the device behind it.
             let pages = (offset as usize / PAGE_BYTES) % (buf.len() / PAGE_BYTES + 1);
-            let end = (pages * PAGE_BYTES).saturating_sub(offset as usize % PAGE_BYTES).min(buf.len());
+            let end = (pages * PAGE_BYTES).saturating_sub(at).min(buf.len());
+            self.content.at(dies, dies);
             self.content.write_at(&buf[..end], offset)?;
         }
         self.machine.lives()?;
@@ -104,5 +111,64 @@ impl Medium for TimedMedium {
             (Err(_), None) => {}
         }
         synced
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{catch_unwind, AssertUnwindSafe};
+
+    use afterimage_lab::device::ModelName;
+
+    use super::*;
+    use crate::calendar::Ns;
+    use crate::host_fs::HostFs;
+    use crate::machine::Died;
+    use crate::page_cache::DirtyLimits;
+    use crate::storage::Storage;
+
+    const MS: Ns = 1_000_000;
+    const PAGES: usize = 4;
+    const ROOM: DirtyLimits = DirtyLimits { background_bytes: 1 << 20, bytes: 1 << 20 };
+
+    /// A daemon writes so many pages at each of these times, until it dies: when that was, and how many pages of each write are there.
+    fn left(limits: DirtyLimits, doom: (Ns, Ns), writes: &[(Ns, usize)]) -> (Ns, Vec<u8>) {
+        let storage = Storage::new(ModelName::Hdd15k, limits, HostFs::Bare);
+        storage.lock().start();
+        let machine = Machine::mortal(&storage, 0, 0);
+        machine.die_writing_from(doom.0);
+        machine.die_at(doom.1);
+        let content = Volatile::zeroes(1 << 20);
+        let medium = TimedMedium::new(&content, File::buffered(0), &machine);
+        // Two of four pages are written where it dies within them: see above.
+        let place = |n: usize| (7 + n * (PAGES + 1)) * PAGE_BYTES;
+        let died = catch_unwind(AssertUnwindSafe(|| {
+            for (n, (at, pages)) in writes.iter().enumerate() {
+                machine.reach(*at);
+                medium.write_at(&vec![1; pages * PAGE_BYTES], place(n) as u64).unwrap();
+            }
+        }));
+        assert!(died.is_err_and(|died| died.is::<Died>()));
+        content.die(machine.dies_at());
+        let page = |page: usize| {
+            let mut bytes = [0];
+            content.read_at(&mut bytes, page as u64).unwrap();
+            bytes[0]
+        };
+        let pages = |n: usize| (0..PAGES).map(|p| page(place(n) + p * PAGE_BYTES)).sum();
+        (machine.dies_at(), (0..writes.len()).map(pages).collect())
+    }
+
+    #[test]
+    fn a_daemon_dies_between_the_pages_of_a_write() {
+        // It takes no time, and is begun in the last part of the daemon's life.
+        let writes = [(MS, PAGES), (6 * MS, 1), (7 * MS, PAGES), (8 * MS, PAGES)];
+        assert_eq!(left(ROOM, (5 * MS, 50 * MS), &writes), (7 * MS, vec![4, 1, 2, 0]));
+        // What would be begun later is not begun.
+        assert_eq!(left(ROOM, (5 * MS, 5 * MS), &writes), (5 * MS, vec![4, 0, 0, 0]));
+        // Killed while it waits for the device: copied before.
+        let full = DirtyLimits { background_bytes: 4096, bytes: 4096 };
+        let dies = MS + 10_000;
+        assert_eq!(left(full, (dies, dies), &writes[..1]), (dies, vec![2]));
     }
 }
