@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use afterimage_block::{Disk, Geometry, Lane};
@@ -49,6 +50,24 @@ pub enum Heard {
     Kick,
     /// The peer has gone.
     Closed,
+}
+
+/// How far a driver's queue has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// How many requests the driver has made available.
+    pub available: u16,
+    /// How many of them were answered.
+    pub used: u16,
+    /// How many answers the driver has taken, where it says so.
+    pub taken: Option<u16>,
+}
+
+impl Progress {
+    /// Whether somebody waits.
+    pub fn waits(self) -> bool {
+        self.available != self.used || self.taken.is_some_and(|taken| taken != self.used)
+    }
 }
 
 /// See the module.
@@ -240,6 +259,21 @@ impl Peer {
             flushed: !self.features.flush(),
         };
         Stepped::of(setup, disk, lane, Arc::clone(stats))
+    }
+
+    /// How far the queue has come, as the guest's memory says; `None` where there is no queue.
+    pub fn progress(&self) -> Option<Progress> {
+        let at = self.addresses.as_ref()?;
+        let event = 4 + 2 * usize::from(self.size);
+        let available = self.memory.user_window(at.available, event + 2, 2)?;
+        let used = self.memory.user_window(at.used, 4, 4)?;
+        let load = Ordering::Acquire;
+        Some(Progress {
+            available: available.load_u16(2, load),
+            used: used.load_u16(2, load),
+            // While it sleeps the driver wants to be interrupted behind the last answer that it has taken.
+            taken: self.features.event_idx().then(|| available.load_u16(event, load)),
+        })
     }
 
     /// Whether the queue has notified the driver since the last look.

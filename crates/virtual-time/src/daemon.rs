@@ -5,7 +5,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use afterimage_block::{Disk, Geometry, Quiesced};
-use afterimage_frontend::inband::Peer;
+use afterimage_frontend::inband::{Peer, Progress};
 use afterimage_frontend::stepped::Stepped;
 use afterimage_frontend::{QueueStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
@@ -92,6 +92,13 @@ impl Daemon {
         self.geometry
     }
 
+    /// How far its guest's queue has come, where somebody waits and it does nothing for them: neither it nor its device is busy, and
+    /// nobody is on the way to anybody.
+    pub fn stands(&self, now: Ns, peer: Option<&Peer>) -> Option<Progress> {
+        let rests = self.queue.is_some() && self.kicked.or(self.rings).is_none() && self.machine.rests(now);
+        peer.filter(|_| rests).and_then(Peer::progress).filter(|progress| progress.waits())
+    }
+
     /// Its machine.
     pub fn machine(&self) -> &Machine {
         &self.machine
@@ -133,6 +140,11 @@ impl Daemon {
         if self.lives() {
             self.kicked.get_or_insert(at + KICK_NS);
         }
+    }
+
+    /// It is not told of what has been made available (a canary).
+    pub fn lose_kick(&mut self) {
+        self.kicked = None;
     }
 
     /// The guest has set its queue up.

@@ -295,6 +295,30 @@ fn a_dead_daemon_waits_for_nobody() {
     });
 }
 
+/// What a daemon does not do for its guest is no work of its own, nor its device's.
+#[test]
+fn who_waits_for_nothing_is_told_from_who_is_served() {
+    let options = RunOptions { crashes: true, ..options(Contract::Power, ModelName::Hdd15k) };
+    with(&options, |rig| {
+        let stands = |rig: &Rig, at| rig.daemon.stands(at, Some(&rig.peer));
+        let at = rig.until(MS, &[Some((8, 1)), None])[1];
+        assert_eq!(stands(rig, at).map(|p| (p.available, p.used)), None, "all is answered");
+        rig.driver.ask(None);
+        rig.daemon.kick(at);
+        assert_eq!(stands(rig, at), None, "it is told");
+        rig.daemon.step(at + KICK_NS, Some(&rig.peer)).unwrap();
+        assert_eq!(stands(rig, at + KICK_NS), None, "the device is asked");
+        let done = rig.daemon.next().unwrap();
+        rig.daemon.step(done, Some(&rig.peer)).unwrap();
+        assert_eq!(rig.driver.answered(), 1);
+        rig.driver.ask(None);
+        rig.daemon.kick(done);
+        rig.daemon.lose_kick();
+        assert_eq!(stands(rig, done).map(|p| (p.available, p.used, p.taken)), Some((4, 3, None)));
+        Vec::new()
+    });
+}
+
 #[test]
 fn what_reaches_the_files_is_traced_on_the_calendars_clock() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
