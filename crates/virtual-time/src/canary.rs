@@ -1,5 +1,5 @@
-//! What is broken on purpose, so that it can be shown that somebody notices: a device that breaks its word, or (with the feature
-//! `canaries`) one of the mistakes that the redo log and the retained journals know.
+//! What is broken on purpose, so that it can be shown that somebody notices: a device that breaks its word, a slip of the world's, or (with the
+//! feature `canaries`) one of the mistakes that the redo log and the retained journals know.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +10,15 @@ use clap::ValueEnum as _;
 
 use crate::volatile::Breaks;
 
+/// What goes wrong between daemons, guests and those who judge them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slip {
+    /// A daemon that goes on after another one's death does not look at what its guest has asked for.
+    LostKick,
+    /// A guest is told of an error, and nobody knows of one.
+    UntoldError,
+}
+
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Canary {
@@ -17,6 +26,8 @@ pub enum Canary {
     Device(Breaks),
     /// A part that the guests' `vext4` does without.
     Guest(&'static str),
+    /// What is between them.
+    World(Slip),
     /// The redo log.
     #[cfg(feature = "canaries")]
     Order(afterimage_order::redo::Mutation),
@@ -51,7 +62,7 @@ impl Canary {
     pub fn device(self) -> Breaks {
         match self {
             Self::Device(breaks) => breaks,
-            Self::Guest(_) => Breaks::Nothing,
+            Self::Guest(_) | Self::World(_) => Breaks::Nothing,
             #[cfg(feature = "canaries")]
             Self::Order(_) | Self::Journal(_) => Breaks::Nothing,
         }
@@ -69,7 +80,7 @@ impl Canary {
     #[cfg_attr(not(feature = "canaries"), allow(unused_variables))]
     pub fn plant(self, group: &mut GroupOptions, journal: &mut JournalOptions) {
         match self {
-            Self::Device(_) | Self::Guest(_) => {}
+            Self::Device(_) | Self::Guest(_) | Self::World(_) => {}
             #[cfg(feature = "canaries")]
             Self::Order(mutation) => group.mutation = Some(mutation),
             #[cfg(feature = "canaries")]
@@ -81,6 +92,7 @@ impl Canary {
     pub fn all() -> Vec<Self> {
         let devices = Breaks::value_variants().iter().copied().map(Self::Device);
         let devices = devices.chain(PARTS.map(Self::Guest));
+        let devices = devices.chain([Slip::LostKick, Slip::UntoldError].map(Self::World));
         #[cfg(feature = "canaries")]
         {
             use afterimage_journal::Mutation;
@@ -102,6 +114,7 @@ impl fmt::Display for Canary {
         let (layer, name) = match self {
             Self::Device(breaks) => ("", format!("{breaks:?}")),
             Self::Guest(part) => ("vext4-", (*part).to_owned()),
+            Self::World(slip) => ("", format!("{slip:?}")),
             #[cfg(feature = "canaries")]
             Self::Order(mutation) => ("order-", format!("{mutation:?}")),
             #[cfg(feature = "canaries")]

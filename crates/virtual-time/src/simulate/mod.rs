@@ -104,7 +104,7 @@ pub fn simulate(
         Err(Ended::Broken(what)) => Some(what),
         // What broke where a promise is judged is a finding like any other.
         Err(Ended::Run(error)) => match *error {
-            RunError::Daemon { .. } | RunError::Stuck(_) => Some(error.to_string()),
+            RunError::Daemon { .. } | RunError::Stuck(_) | RunError::Limit { .. } => Some(error.to_string()),
             error => return Err(error),
         },
     };

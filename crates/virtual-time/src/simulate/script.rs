@@ -21,6 +21,7 @@ pub const LOOKED: &str = "simulate: looked";
 pub const CHECKED: &str = "simulate: e2fsck";
 pub const SYNCED: &str = "simulate: synced";
 pub const REFUSED: &str = "simulate: refused";
+pub const ENDED: &str = "simulate: ended";
 
 const BEGIN: &str = r#"
 refuse() {
@@ -58,9 +59,9 @@ mkdir -p $top/$BOOT/wal $top/$BOOT/rollback $top/$BOOT/records || refuse mkdir
 sync || refuse sync
 echo "simulate: ready"
 @BESIDE@for mode in wal rollback; do
-    sqlite3 -batch $top/$BOOT/$mode/bank < /run/$mode.sql &
+    (sqlite3 -batch $top/$BOOT/$mode/bank < /run/$mode.sql; echo "simulate: ended $mode $?") &
 done
-"$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE $FILES &
+("$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE $FILES; echo "simulate: ended records $?") &
 @WAIT@
 sync
 sleep 1000000

@@ -15,6 +15,9 @@ pub struct Tally {
     pub daemon_kills: u64,
     /// Of these while they recovered.
     pub kills_in_recovery: u64,
+    /// And of these within a write.
+    #[serde(default)]
+    pub kills_in_writes: u64,
     /// Guests that were killed.
     pub guest_kills: u64,
     /// Guests whose kernel panicked where it was told to.
@@ -51,6 +54,7 @@ impl Tally {
         self.boots += other.boots;
         self.daemon_kills += other.daemon_kills;
         self.kills_in_recovery += other.kills_in_recovery;
+        self.kills_in_writes += other.kills_in_writes;
         self.guest_kills += other.guest_kills;
         self.panics += other.panics;
         self.refusals += other.refusals;

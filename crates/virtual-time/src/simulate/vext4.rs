@@ -243,7 +243,7 @@ switch() {
     done
 }
 (come_and_go & switch &) 2> /dev/null
-AFTERIMAGE_REPORT=/dev/console $SYNCED write $top/$BOOT/synced 400 &
+(AFTERIMAGE_REPORT=/dev/console $SYNCED write $top/$BOOT/synced 400; echo "simulate: ended synced $?") &
 "#;
 
 /// Until what is judged is done.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_control_disk::PUBLISHED_US_MAX;
-use afterimage_frontend::inband::Peer;
+use afterimage_frontend::inband::{Peer, Progress};
 use afterimage_order::Contract;
 use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _};
@@ -20,6 +20,7 @@ use super::tally::Tally;
 use super::vext4::{self, Vext4};
 use super::{script, SimulateOptions};
 use crate::calendar::Ns;
+use crate::canary::{Canary, Slip};
 use crate::crowd::{Crowd, Turn};
 use crate::daemon::{panic_said, Daemon};
 use crate::error::{io_error, RunError};
@@ -34,10 +35,34 @@ const MS: Ns = 1_000_000;
 const PHYSICAL_SECTOR_BYTES: usize = 4096;
 /// How long somebody waits who needs guests that have booted.
 const PATIENCE: Ns = 500 * MS;
+/// A guest that waits, and for which nobody does anything, waits for a late interrupt (below a second) or in vain.
+const STANDS_MAX: Ns = 3_000 * MS;
 
 pub enum Ended {
     Run(Box<RunError>),
     Broken(String),
+}
+
+/// How long nothing has moved in a queue for which nobody does anything, though somebody waits.
+#[derive(Default)]
+struct Standstill(Option<(Progress, Ns)>);
+
+impl Standstill {
+    /// It is the daemon that does not answer.
+    fn is_unanswered(&self) -> bool {
+        self.0.is_some_and(|(stands, _)| stands.available != stands.used)
+    }
+
+    /// What is seen now; whether it has been so for too long.
+    fn look(&mut self, stands: Option<Progress>, now: Ns) -> bool {
+        match (self.0, stands) {
+            (Some((before, since)), Some(stands)) if before == stands => now - since > STANDS_MAX,
+            _ => {
+                self.0 = stands.map(|stands| (stands, now));
+                false
+            }
+        }
+    }
 }
 
 impl From<RunError> for Ended {
@@ -75,6 +100,14 @@ struct Guest {
     boot: u32,
     /// Whether it is there.
     up: bool,
+    /// It is to look, and to end.
+    last: bool,
+    /// Since when it waits for what nobody does.
+    standstill: Standstill,
+    /// Its daemon has begun, and has not been killed; and whether it is still recovering.
+    daemon: Option<bool>,
+    /// How long before it is to be killed it may die within a write.
+    early: Ns,
     /// Its next interrupt is not delivered.
     loses: bool,
     /// An error may have hit it.
@@ -95,6 +128,9 @@ pub struct World<'a> {
     /// The last boots have begun.
     finishing: bool,
     rng: ChaCha8Rng,
+    /// Of [`Guest::early`]: takes nothing from what else the seed draws.
+    early: ChaCha8Rng,
+    canary: Canary,
     tally: Tally,
 }
 
@@ -122,7 +158,18 @@ impl<'a> World<'a> {
                 .map_err(|source| RunError::Compose { guest, source })?;
             daemons.push(Daemon::new(&site));
             let promises = Promises::default();
-            guests.push(Guest { files, promises, boot: 0, up: false, loses: false, failing: false });
+            guests.push(Guest {
+                files,
+                promises,
+                boot: 0,
+                up: false,
+                last: false,
+                standstill: Standstill::default(),
+                daemon: Some(false),
+                early: 0,
+                loses: false,
+                failing: false,
+            });
         }
         storage.lock().start();
         let crowd = Crowd::new(folder, &storage, daemons, Instant::now(), run.limit)?;
@@ -139,6 +186,8 @@ impl<'a> World<'a> {
             next_fault: 0,
             finishing: false,
             rng: ChaCha8Rng::seed_from_u64(plan.seed ^ 0xfa17),
+            early: ChaCha8Rng::seed_from_u64(plan.seed ^ 0x7ea4),
+            canary: options.canary,
             tally: Tally::default(),
         };
         for guest in 0..plan.guests {
@@ -166,14 +215,49 @@ impl<'a> World<'a> {
             }
             for id in self.crowd.take_gone() {
                 if self.guests[id].up {
-                    self.gone(id, End::Itself, false)?;
+                    self.gone(id, End::Itself)?;
                 }
             }
             let now = self.crowd.calendar.now();
-            for guest in &self.guests {
+            for (id, guest) in self.guests.iter_mut().enumerate() {
                 guest.files.image.settle(now);
                 guest.files.log.settle(now);
+                let peer = self.crowd.guests[id].peer.as_ref().filter(|_| guest.up);
+                let stands = self.crowd.daemons[id].stands(now, peer);
+                if guest.standstill.look(stands, now) {
+                    let what = format!(
+                        "guest {id} has waited for {} s, and its daemon for nothing: {stands:?}",
+                        STANDS_MAX / 1000 / MS
+                    );
+                    return Err(Ended::Broken(what));
+                }
             }
+            self.die_writing();
+        }
+    }
+
+    /// Daemons that have died within a write have died then, and not when they were to die at the latest.
+    fn die_writing(&mut self) {
+        for id in 0..self.guests.len() {
+            let daemon = &self.crowd.daemons[id];
+            if self.guests[id].daemon == Some(false) && !daemon.lives() {
+                self.died_at(id, daemon.machine().dies_at());
+            }
+        }
+    }
+
+    fn died_at(&mut self, id: usize, at: Ns) {
+        let kills = |event: &Event| *event == Event::KillDaemon(id);
+        // Or this is what was due.
+        let is_due = |(when, event): (&(Ns, u64), &Event)| {
+            when.0 <= at && (kills(event) || matches!(event, Event::Cut { .. }))
+        };
+        let due = self.events.iter().any(is_due);
+        let kill = self.events.iter().find(|(_, event)| kills(event)).map(|(key, _)| *key);
+        if let Some(key) = kill.filter(|_| !due) {
+            self.events.remove(&key);
+            self.tally.kills_in_writes += 1;
+            self.schedule(at, Event::KillDaemon(id));
         }
     }
 
@@ -181,6 +265,8 @@ impl<'a> World<'a> {
     pub fn end(mut self) -> Tally {
         let mut tally = self.tally;
         tally.runs = 1;
+        let begun = tally.restarts + self.plan.guests as u64;
+        assert!(tally.daemon_kills <= begun, "{} of {begun} daemons were killed", tally.daemon_kills);
         tally.guest_s = self.crowd.calendar.now() as f64 / 1e9 * self.plan.guests as f64;
         for Guest { promises, files, .. } in &self.guests {
             tally.acknowledged += promises.acknowledged;
@@ -203,11 +289,25 @@ impl<'a> World<'a> {
     fn doom(&self) {
         for ((at, _), event) in &self.events {
             for (id, daemon) in self.crowd.daemons.iter().enumerate() {
-                if *event == Event::KillDaemon(id) || matches!(event, Event::Cut { .. }) {
-                    daemon.machine().die_at(*at);
-                }
+                self.doom_by(id, *at, *event, daemon.machine());
             }
         }
+    }
+
+    /// Half of those that are to be killed die within the first write of several pages that they begin some time before.
+    fn doom_by(&self, id: usize, at: Ns, event: Event, machine: &Machine) {
+        if event == Event::KillDaemon(id) {
+            machine.die_writing_from(at.saturating_sub(self.guests[id].early));
+        }
+        if event == Event::KillDaemon(id) || matches!(event, Event::Cut { .. }) {
+            machine.die_at(at);
+        }
+    }
+
+    fn kill_daemon_at(&mut self, id: usize, at: Ns) {
+        let early = self.early.random_range(MS..1000 * MS);
+        self.guests[id].early = if self.early.random() { early } else { 0 };
+        self.schedule(at, Event::KillDaemon(id));
     }
 
     /// The earliest that a daemon may still be killed: what it has done is done.
@@ -226,7 +326,11 @@ impl<'a> World<'a> {
             match event {
                 Event::Fault => self.fault(at)?,
                 Event::KillDaemon(id) => {
-                    self.tally.daemon_kills += 1;
+                    // Unless it is dead already: two kills of a plan may meet.
+                    if let Some(recovers) = self.guests[id].daemon {
+                        self.tally.daemon_kills += 1;
+                        self.tally.kills_in_recovery += u64::from(recovers);
+                    }
                     self.bury(id, at);
                 }
                 Event::StartDaemon { guest, again } => self.start(guest, again, at)?,
@@ -262,6 +366,8 @@ impl<'a> World<'a> {
             Fault::Cut { .. } => {
                 self.guests.iter().all(|guest| guest.promises.was_ready || self.is_ready(guest))
             }
+            // Whoever waits in vain would be saved.
+            Fault::KillGuest { guest, .. } => !self.guests[guest].standstill.is_unanswered(),
             _ => true,
         };
         if !wants {
@@ -274,13 +380,13 @@ impl<'a> World<'a> {
         match fault {
             Fault::KillDaemon { guest, down, again } => {
                 then = self.earliest([guest].into_iter(), then);
-                self.schedule(then, Event::KillDaemon(guest));
+                self.kill_daemon_at(guest, then);
                 self.schedule(then + down, Event::StartDaemon { guest, again });
             }
             Fault::KillGuest { guest, down } => {
                 if self.guests[guest].up {
                     self.tally.guest_kills += 1;
-                    self.kill(guest, false)?;
+                    self.kill(guest)?;
                     self.schedule(at + down, Event::Boot(guest));
                 }
             }
@@ -294,7 +400,7 @@ impl<'a> World<'a> {
             }
             Fault::Fail { guest, log, fails, repair } => {
                 let state = &mut self.guests[guest];
-                state.failing = true;
+                state.failing = self.canary != Canary::World(Slip::UntoldError);
                 let file =
                     if log && state.files.log_bytes() > 0 { &state.files.log } else { &state.files.image };
                 file.fail(Some(fails));
@@ -323,6 +429,7 @@ impl<'a> World<'a> {
     /// A daemon is dead from that time on.
     fn bury(&mut self, id: usize, at: Ns) {
         self.crowd.daemons[id].die();
+        self.guests[id].daemon = None;
         self.guests[id].files.image.die(at);
         self.guests[id].files.log.die(at);
     }
@@ -335,31 +442,30 @@ impl<'a> World<'a> {
         self.tally.restarts += 1;
         if let Some(after) = again {
             let then = at + after;
-            self.schedule(then, Event::KillDaemon(id));
+            self.kill_daemon_at(id, then);
             self.schedule(then + 10 * MS, Event::StartDaemon { guest: id, again: None });
         }
         let machine = Machine::mortal(&self.storage, self.run.request_ns, at);
-        let doomed = self
-            .events
-            .iter()
-            .find(|(_, event)| **event == Event::KillDaemon(id) || matches!(event, Event::Cut { .. }));
-        if let Some(((at, _), _)) = doomed {
-            machine.die_at(*at);
-        }
+        self.events.iter().for_each(|((at, _), event)| self.doom_by(id, *at, *event, &machine));
         let files = &self.guests[id].files;
         let opened = catch_unwind(AssertUnwindSafe(|| Site::open(files, self.run, &machine, self.trace)));
         match opened {
             Ok(Ok(site)) => {
+                self.guests[id].daemon = Some(false);
                 self.crowd.daemons[id] = Daemon::new(&site);
                 drop(site);
                 self.crowd.attach(id)?;
+                if self.canary == Canary::World(Slip::LostKick) {
+                    self.crowd.daemons[id].lose_kick();
+                }
             }
             // The device fails just then: it is tried again when it does not.
             Ok(Err(_)) if self.guests[id].failing => machine.bury(),
             Ok(Err(error)) => return Err(Ended::Broken(format!("daemon {id} does not start: {error}"))),
             Err(panic) if panic.is::<Died>() => {
                 machine.bury();
-                self.tally.kills_in_recovery += 1;
+                self.guests[id].daemon = Some(true);
+                self.died_at(id, machine.dies_at());
             }
             Err(panic) => {
                 let said = panic_said(&*panic);
@@ -375,7 +481,7 @@ impl<'a> World<'a> {
             return Ok(());
         }
         guest.boot += 1;
-        guest.up = true;
+        (guest.up, guest.last) = (true, self.finishing);
         self.tally.boots += 1;
         let (look, remove) = guest.promises.next();
         let list = |boots: Vec<u32>| boots.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -395,16 +501,16 @@ impl<'a> World<'a> {
     }
 
     /// A guest is killed.
-    fn kill(&mut self, id: usize, cut: bool) -> Result<(), Ended> {
+    fn kill(&mut self, id: usize) -> Result<(), Ended> {
         if self.crowd.kill(id)? {
             self.crowd.take_gone();
-            self.gone(id, End::Killed, cut)?;
+            self.gone(id, End::Killed)?;
         }
         Ok(())
     }
 
     /// A guest has ended.
-    fn gone(&mut self, id: usize, end: End, cut: bool) -> Result<(), Ended> {
+    fn gone(&mut self, id: usize, end: End) -> Result<(), Ended> {
         let console = self.console(&self.guests[id]);
         let contract = self.plan.contract;
         self.tally.refusals += u64::from(console.contains(vext4::REFUSED));
@@ -427,7 +533,7 @@ impl<'a> World<'a> {
         };
         let guest = &mut self.guests[id];
         (guest.up, guest.loses) = (false, false);
-        let death = Death { end, failing: guest.failing, cut, untaken };
+        let death = Death { end, last: guest.last, failing: guest.failing, untaken };
         let heard = guest.promises.hear(guest.boot, &console, death, contract);
         heard.map_err(|what| {
             let last: Vec<&str> = console.lines().collect();
@@ -438,7 +544,7 @@ impl<'a> World<'a> {
 
     /// After an error: guest and daemon anew.
     fn repair(&mut self, id: usize, at: Ns) -> Result<(), Ended> {
-        self.kill(id, false)?;
+        self.kill(id)?;
         self.bury(id, self.earliest([id].into_iter(), at));
         let guest = &mut self.guests[id];
         guest.failing = false;
@@ -455,8 +561,11 @@ impl<'a> World<'a> {
         self.tally.power_cuts += 1;
         for id in 0..self.guests.len() {
             self.crowd.daemons[id].die();
+            self.guests[id].daemon = None;
+            self.kill(id)?;
+            // What it had found was there before the cut: heard by now.
+            assert!(!self.guests[id].up, "guest {id} outlives a power cut");
             self.guests[id].promises.cut();
-            self.kill(id, true)?;
             let files = &self.guests[id].files;
             files.image.cut(at, &mut self.rng);
             files.log.cut(at, &mut self.rng);
@@ -473,13 +582,13 @@ impl<'a> World<'a> {
     /// Everybody boots once more, looks, and ends.
     fn finish(&mut self, at: Ns) -> Result<(), Ended> {
         let waits = self.events.values().any(|event| !matches!(event, Event::Call(_)));
-        if waits {
+        if waits || self.guests.iter().any(|guest| guest.standstill.0.is_some()) {
             self.schedule(at + PATIENCE, Event::Finish);
             return Ok(());
         }
         self.finishing = true;
         for id in 0..self.guests.len() {
-            self.kill(id, false)?;
+            self.kill(id)?;
             self.start(id, None, at)?;
             // Who never came as far as a file system has nothing to look at, and would begin to work.
             if self.guests[id].promises.was_ready {
@@ -487,5 +596,23 @@ impl<'a> World<'a> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_nothing_is_seen_and_who_is_answered_is_not() {
+        let stands = |used| Some(Progress { available: 7, used, taken: None });
+        let looks = |seen: &[(Option<Progress>, Ns)]| {
+            let mut standstill = Standstill::default();
+            seen.iter().any(|(stands, at)| standstill.look(*stands, at * MS))
+        };
+        assert!(looks(&[(stands(6), 1), (stands(6), 3_002)]));
+        assert!(!looks(&[(stands(6), 1), (stands(6), 3_001)]));
+        assert!(!looks(&[(stands(5), 1), (stands(6), 3_001), (stands(6), 6_000)]), "an answer");
+        assert!(!looks(&[(stands(6), 1), (None, 3_001), (stands(6), 6_000)]), "somebody was busy");
     }
 }
