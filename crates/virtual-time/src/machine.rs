@@ -168,10 +168,12 @@ impl Machine {
     /// # Errors
     /// It is dead.
     pub fn lives(&self) -> io::Result<()> {
-        if self.dead.load(Ordering::SeqCst) {
+        let dying = self.is_dying();
+        // What is dropped on the way out is told as by the dead: who dies twice takes all of us with it.
+        if self.dead.load(Ordering::SeqCst) || dying && std::thread::panicking() {
             return Err(io::Error::other("the process is dead"));
         }
-        if self.is_dying() {
+        if dying {
             resume_unwind(Box::new(Died));
         }
         Ok(())

@@ -171,4 +171,21 @@ mod tests {
         let dies = MS + 10_000;
         assert_eq!(left(full, (dies, dies), &writes[..1]), (dies, vec![2]));
     }
+
+    /// Seed 50204 of `./x simulate` ended so: a queue that a daemon was taking over waits for its requests when it is dropped.
+    #[test]
+    fn who_is_dropped_by_a_death_does_not_die_of_it_again() {
+        struct Last(TimedMedium);
+        impl Drop for Last {
+            fn drop(&mut self) {
+                assert!(self.0.write_at(&[1; 512], 0).is_err());
+            }
+        }
+        let storage = Storage::new(ModelName::Hdd15k, ROOM, HostFs::Bare);
+        let machine = Machine::mortal(&storage, 0, MS);
+        let last = Last(TimedMedium::new(&Volatile::zeroes(1 << 20), File::buffered(0), &machine));
+        machine.die_at(MS);
+        let died = catch_unwind(AssertUnwindSafe(move || last.0.sync()));
+        assert!(died.is_err_and(|died| died.is::<Died>()));
+    }
 }
