@@ -25,7 +25,7 @@ use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
 use crate::worker::{Alarms, Worker};
-use crate::write_cache::WriteCache;
+use crate::write_cache::{Choice, WriteCache};
 use crate::{FrontendError, FrontendStats, ServeOptions};
 
 /// VIRTIO_CONFIG_S_NEEDS_RESET.
@@ -377,18 +377,19 @@ impl Device {
             .map_err(|e| Refused(format!("cannot map the in-flight region: {e}")))?;
         let region = InflightRegion::new(Arc::new(mapping), queues, queue_size)?;
         let running = self.stop_all();
-        let set = |device: &mut Self, region, write_cache| {
-            (std::mem::replace(&mut device.inflight, region), device.cache.set(write_cache))
+        let set = |device: &mut Self, region, choice| {
+            (std::mem::replace(&mut device.inflight, region), device.cache.set(choice))
         };
-        let write_cache = region.write_cache();
-        if write_cache.is_none() {
-            region.note_write_cache(self.cache.is_on());
+        let choice = self.cache.with_noted(region.write_cache());
+        if choice.known {
+            region.note_write_cache(choice.on);
+        } else {
+            info!("{}: without a write cache until the guest's VMM has read whether there is one", self.name);
         }
-        let write_cache = write_cache.unwrap_or(self.cache.is_on());
         self.rebase(
             &running,
-            |device| set(device, Some(region), write_cache),
-            |device, (region, write_cache)| drop(set(device, region, write_cache)),
+            |device| set(device, Some(region), choice),
+            |device, (region, choice)| drop(set(device, region, choice)),
         )
     }
 
@@ -402,7 +403,25 @@ impl Device {
     }
 
     pub fn config(&self) -> [u8; 256] {
-        config_space(&self.disk.geometry(), self.options.queues, self.cache.is_on())
+        config_space(&self.disk.geometry(), self.options.queues, self.cache.choice().on)
+    }
+
+    /// The peer goes by what it has just read.
+    pub fn write_cache_was_read(&mut self) {
+        self.choose_write_cache(self.cache.choice().on);
+    }
+
+    /// What the peer goes by; `None` where that is not known, or nothing depends on it.
+    pub fn known_write_cache(&self) -> Option<bool> {
+        let choice = self.cache.choice();
+        (choice.known && !self.disk.geometry().read_only).then_some(choice.on)
+    }
+
+    fn choose_write_cache(&mut self, on: bool) {
+        self.cache.set(Choice { on, known: true });
+        if let Some(region) = &self.inflight {
+            region.note_write_cache(on);
+        }
     }
 
     /// SET_CONFIG: only `writeback` can be written.
@@ -418,7 +437,8 @@ impl Device {
     /// Switching the cache off makes everything answered before as good as flushed, or the driver, which flushes no
     /// more, would never get it there.
     fn set_write_cache(&mut self, on: bool) -> Result<(), Refused> {
-        if on == self.cache.is_on() {
+        if on == self.cache.choice().on {
+            self.choose_write_cache(on);
             return Ok(());
         }
         info!("{}: the guest switched its write cache {}", self.name, if on { "on" } else { "off" });
@@ -426,10 +446,7 @@ impl Device {
         // Refused, it stays on: the driver goes on flushing.
         let switched = if on { Ok(()) } else { self.flush() };
         if switched.is_ok() {
-            self.cache.set(on);
-            if let Some(region) = &self.inflight {
-                region.note_write_cache(on);
-            }
+            self.choose_write_cache(on);
         }
         self.start_each(&running);
         switched

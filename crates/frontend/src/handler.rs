@@ -13,7 +13,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vhost::VhostUserMemoryRegionBase;
 
-use crate::config::{protocol_features, Features};
+use crate::config::{protocol_features, Features, WRITEBACK_OFFSET};
 use crate::device::{Device, Refused};
 use crate::memory::{GuestAddress, GuestMemory, Mapping, Region, UserAddress};
 
@@ -178,6 +178,9 @@ impl VhostUserBackendReqHandlerMut for Device {
         let mut bytes = vec![0; size as usize];
         let n = bytes.len().min(space.len() - start);
         bytes[..n].copy_from_slice(&space[start..start + n]);
+        if (offset..offset.saturating_add(size)).contains(&WRITEBACK_OFFSET) {
+            self.write_cache_was_read();
+        }
         Ok(bytes)
     }
 

@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 use vhost::vhost_user::BackendReqHandler;
 
+use crate::config::WRITEBACK_OFFSET;
 use crate::device::Device;
 use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
@@ -181,7 +182,8 @@ impl<'a> Session<'a> {
     pub fn message(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<bool, SessionError> {
         // Whoever asked for no answer has gone on, and would never say it again: it is kept first. If it is refused, that
         // is the connection's end, and nothing of it is kept.
-        let answered = frame.needs_reply() || frame.code() == Some(FrontendReq::GET_VRING_BASE);
+        let asks = matches!(frame.code(), Some(FrontendReq::GET_VRING_BASE | FrontendReq::GET_CONFIG));
+        let answered = frame.needs_reply() || asks;
         if !answered {
             self.put(frame, fds, &[]);
         }
@@ -311,6 +313,13 @@ impl<'a> Session<'a> {
                 let Some(reply) = replies.first().and_then(|(reply, _)| parse(reply)) else { return };
                 let base = Frame::new(FrontendReq::SET_VRING_BASE, &reply.body);
                 self.put(&base, &[], &[]);
+            }
+            // What a peer has read of the write cache it goes by as by what it said, whatever the next daemon would show.
+            Some(FrontendReq::GET_CONFIG) if !self.held.contains("config") => {
+                let Some(on) = self.device().known_write_cache() else { return };
+                let body = [WRITEBACK_OFFSET, 1, 0].map(u32::to_ne_bytes).concat();
+                let choice = Frame::new(FrontendReq::SET_CONFIG, &[&body[..], &[u8::from(on)]].concat());
+                self.put(&choice, &[], &[]);
             }
             Some(FrontendReq::RESET_DEVICE | FrontendReq::RESET_OWNER) => {
                 self.tell_keeper(|keep, prefix, held| {

@@ -1,13 +1,25 @@
 //! The cache rule (VIRTIO 1.2 § 5.2.6.2): without a negotiated FLUSH, or with the cache off, every write completes as if flushed.
+//!
+//! A VMM shows its guest the byte that it read or was told on whichever connection that was; QEMU reads it on its first one alone. So
+//! a connection on which nobody has read or written it, and whose in-flight region says nothing, may stand for a guest whose cache is off.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use crate::FrontendStats;
 
+/// The byte `writeback` of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// What a peer that reads it finds.
+    pub on: bool,
+    /// The peer goes by it: it has read or written it, or its region says so. Until then it may go by one that is off.
+    pub known: bool,
+}
+
 /// Whether the guest has a write cache. Running queues look at [`WriteCache::flushed`].
 pub(crate) struct WriteCache {
-    on: bool,
+    choice: Choice,
     /// FLUSH was negotiated.
     can_flush: bool,
     flushed: Arc<AtomicBool>,
@@ -17,24 +29,31 @@ pub(crate) struct WriteCache {
 impl WriteCache {
     /// Before a driver has chosen.
     pub fn new(on: bool, stats: Arc<FrontendStats>) -> Self {
-        let cache = Self { on, can_flush: false, flushed: Arc::default(), stats };
+        let choice = Choice { on, known: false };
+        let cache = Self { choice, can_flush: false, flushed: Arc::default(), stats };
         cache.tell();
         cache
     }
 
     /// As before a driver had chosen.
     pub fn reset(&mut self, on: bool) {
-        (self.on, self.can_flush) = (on, false);
+        (self.choice, self.can_flush) = (Choice { on, known: false }, false);
         self.tell();
     }
 
-    pub fn is_on(&self) -> bool {
-        self.on
+    pub fn choice(&self) -> Choice {
+        self.choice
     }
 
-    /// Switches it; returns what it was.
-    pub fn set(&mut self, on: bool) -> bool {
-        let old = std::mem::replace(&mut self.on, on);
+    /// The choice together with what an in-flight region says of an earlier connection's: one that is off anywhere is off.
+    pub fn with_noted(&self, noted: Option<bool>) -> Choice {
+        let Choice { on, known } = self.choice;
+        noted.map_or(self.choice, |noted| Choice { on: noted && (on || !known), known: true })
+    }
+
+    /// Changes it; returns what it was.
+    pub fn set(&mut self, choice: Choice) -> Choice {
+        let old = std::mem::replace(&mut self.choice, choice);
         self.tell();
         old
     }
@@ -51,7 +70,7 @@ impl WriteCache {
     }
 
     fn tell(&self) {
-        let flushed = !self.on || !self.can_flush;
+        let flushed = !(self.choice.on && self.choice.known && self.can_flush);
         self.flushed.store(flushed, Ordering::Release);
         self.stats.set_flushed_writes(flushed);
     }
@@ -69,11 +88,34 @@ mod tests {
             change(&mut cache);
             flushed.load(Ordering::Relaxed)
         };
+        let set = |on, known| {
+            move |cache: &mut WriteCache| {
+                cache.set(Choice { on, known });
+            }
+        };
         assert!(now(&mut |_| ()));
-        assert!(!now(&mut |cache| cache.set_can_flush(true)));
-        assert!(now(&mut |cache| assert!(cache.set(false))));
-        assert!(!now(&mut |cache| assert!(!cache.set(true))));
+        assert!(now(&mut |cache| cache.set_can_flush(true)), "the peer may go by an older one");
+        assert!(!now(&mut set(true, true)));
+        assert!(now(&mut set(false, true)));
+        assert!(!now(&mut set(true, true)));
         assert!(now(&mut |cache| cache.set_can_flush(false)));
         assert!(now(&mut |cache| cache.reset(true)));
+    }
+
+    #[test]
+    fn what_a_region_says_is_older_than_what_this_connection_has_heard() {
+        let choice = |on, known| Choice { on, known };
+        let mut cache = WriteCache::new(true, Arc::new(FrontendStats::new(1)));
+        for (now, noted, expected) in [
+            (choice(true, false), None, choice(true, false)),
+            (choice(true, false), Some(false), choice(false, true)),
+            (choice(false, false), Some(true), choice(true, true)),
+            (choice(true, true), None, choice(true, true)),
+            (choice(true, true), Some(false), choice(false, true)),
+            (choice(false, true), Some(true), choice(false, true)),
+        ] {
+            cache.set(now);
+            assert_eq!(cache.with_noted(noted), expected, "{now:?} {noted:?}");
+        }
     }
 }

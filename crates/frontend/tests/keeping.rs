@@ -65,11 +65,19 @@ impl Kept {
     }
 
     fn start(&self) -> Life {
+        self.start_with(true)
+    }
+
+    fn start_with(&self, write_cache: bool) -> Life {
         let (keep, serving) = self.connect();
         let listener = keep.listener("vda").unwrap();
         let listener = listener.unwrap_or_else(|| UnixListener::bind(&self.socket).unwrap());
-        let options =
-            ServeOptions { keep: Some(keep.clone()), queues: self.queues, ..ServeOptions::default() };
+        let options = ServeOptions {
+            keep: Some(keep.clone()),
+            queues: self.queues,
+            write_cache,
+            ..ServeOptions::default()
+        };
         let stats = Arc::new(FrontendStats::new(self.queues));
         let server =
             Server::start("vda", Arc::clone(&self.disk) as _, Endpoint::Listen(listener), options, stats);
@@ -162,6 +170,28 @@ fn regions_come_back_as_they_were() {
     guest.check_io(0, 2);
     for n in 1..4 {
         assert!(!guest.ask_ack(ADD_MEM_REG, &other(n), &memory), "region {n}");
+    }
+}
+
+/// A guest reads whether it has a write cache once, perhaps long before its queues run.
+#[test]
+fn what_was_read_of_the_write_cache_is_what_the_next_daemon_goes_by() {
+    for (first, second, flushed) in [(true, true, 0), (false, true, 1), (true, false, 0)] {
+        let kept = Kept::new(1);
+        let life = kept.start_with(first);
+        let mut guest = RawGuest::connect(&kept.socket);
+        guest.negotiate(!0);
+        guest.send(GET_CONFIG, &[words([0, 60, 0]), vec![0; 60]].concat(), &[]);
+        assert_eq!(guest.receive()[12 + 32], u8::from(first));
+        drop(life);
+        let life = kept.start_with(second);
+        guest.set_up_queue();
+        guest.check_io(0, 1);
+        assert_eq!(kept.disk.flushes().1, flushed, "{first}, then {second}");
+        drop(life);
+        let _life = kept.start_with(second);
+        guest.check_io(0, 2);
+        assert_eq!(kept.disk.flushes().1, 2 * flushed, "{first}, then {second}, twice");
     }
 }
 

@@ -129,7 +129,7 @@ fn refusals_are_told_where_an_answer_was_asked_for() {
 }
 
 /// A region that the daemon allocated, filled with something else, and given back.
-fn with_garbage(guest: &mut RawGuest, garbage: &[(u64, &[u8])]) {
+fn with_garbage(guest: &mut RawGuest, garbage: &[(u64, &[u8])]) -> (Vec<u8>, std::fs::File) {
     guest.send(GET_INFLIGHT_FD, &inflight(0, 0, 1, QUEUE_SIZE), &[]);
     let (region, fd) = guest.receive_with_fd();
     let file = std::fs::File::from(fd);
@@ -138,6 +138,7 @@ fn with_garbage(guest: &mut RawGuest, garbage: &[(u64, &[u8])]) {
     }
     guest.send(SET_INFLIGHT_FD, &region, &[file.as_raw_fd()]);
     guest.set_up_queue();
+    (region, file)
 }
 
 #[test]
@@ -284,4 +285,52 @@ fn the_cache_rule() {
     guest.set_up_queue();
     guest.check_io(0, 5);
     assert_eq!(disk.flushes(), (2, 3));
+}
+
+/// QEMU reads the byte when it connects first, never again, and shows its guest what it read or was told then. Its in-flight region
+/// goes when the guest is reset, also while nobody is connected.
+#[test]
+fn a_peer_that_has_not_read_the_write_cache_may_go_by_one_that_is_off() {
+    let disk = Arc::new(MemoryDisk::new(8 << 20, false));
+    let served = serve(Arc::clone(&disk) as _, ServeOptions::default());
+    let mut guest = RawGuest::start(&served.socket);
+    assert!(guest.ask_ack(SET_CONFIG, &config(32, &[0]), &[]));
+    assert_eq!(disk.flushes(), (1, 0));
+    drop(guest);
+    let mut guest = introduced(&served);
+    with_garbage(&mut guest, &[]);
+    guest.check_io(0, 1);
+    assert_eq!(disk.flushes(), (1, 1), "it sends no flush");
+    get_config(&mut guest, 0, 32);
+    get_config(&mut guest, 33, 8);
+    guest.check_io(0, 2);
+    assert_eq!(disk.flushes(), (1, 2));
+    // What it is shown now is what it goes by, over a reset and with another region, too.
+    assert_eq!(get_config(&mut guest, 0, 60)[32], 1);
+    guest.check_io(0, 3);
+    guest.stop_queue();
+    guest.send(RESET_DEVICE, &[], &[]);
+    guest.send(SET_FEATURES, &guest.features.to_ne_bytes(), &[]);
+    with_garbage(&mut guest, &[]);
+    guest.check_io(0, 4);
+    assert_eq!(disk.flushes(), (1, 2));
+    drop(guest);
+    // As is what it says itself, and what its region says is older than that.
+    let mut guest = introduced(&served);
+    assert!(guest.ask_ack(SET_CONFIG, &config(32, &[1]), &[]));
+    let region = with_garbage(&mut guest, &[]);
+    guest.check_io(0, 5);
+    assert_eq!(disk.flushes(), (1, 2));
+    drop(guest);
+    for (says_off, flushed) in [(false, 2), (true, 3)] {
+        let mut guest = introduced(&served);
+        if says_off {
+            assert!(guest.ask_ack(SET_CONFIG, &config(32, &[0]), &[]));
+        }
+        guest.send(SET_INFLIGHT_FD, &region.0, &[region.1.as_raw_fd()]);
+        guest.set_up_queue();
+        guest.check_io(0, 6);
+        assert_eq!(disk.flushes(), (1 + u64::from(says_off), flushed));
+        drop(guest);
+    }
 }
