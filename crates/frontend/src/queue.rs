@@ -181,8 +181,10 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 Ok(false) => {}
                 Err(ended) => return ended,
             }
-            if !self.may_sleep() {
-                continue;
+            match self.may_sleep() {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(ended) => return ended,
             }
             // A full queue takes nothing more, whatever the driver says: only an answer or the end wakes it.
             let full = self.is_full();
@@ -195,17 +197,17 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 return Ended::Broken(format!("waiting for the disk failed: {error}"));
             }
             self.woken();
-            self.lane.reap(&mut self.completions);
+            let reaped = match self.reap() {
+                Ok(reaped) => reaped,
+                Err(ended) => return ended,
+            };
             // A wake-up by a completion alone leaves the kick descriptor alone: one system call less.
             let has_available = self.run.ring.has_available();
-            let Some(kick) = self.run.kick.as_ref().filter(|_| self.completions.is_empty() || has_available)
-            else {
-                continue;
-            };
+            let Some(kick) = self.run.kick.as_ref().filter(|_| !reaped || has_available) else { continue };
             if kick.clear() {
                 self.stats.kicked();
             }
-            if self.completions.is_empty() && !has_available && kick.is_ready() {
+            if !reaped && !has_available && kick.is_ready() {
                 fruitless += 1;
                 if fruitless == FRUITLESS_WAKES_MAX {
                     self.run.kick = None;
@@ -227,10 +229,6 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
 
     /// One batch. Returns whether there was anything to do.
     pub(crate) fn turn(&mut self) -> Result<bool, Ended> {
-        if !self.completions.is_empty() && self.run.ring.has_available() {
-            // Acknowledged already: the guest need not wait for what its new requests cost.
-            self.settle()?;
-        }
         let fetched = match self.fetch() {
             Ok(fetched) => fetched,
             Err(fault) => {
@@ -241,19 +239,26 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         if fetched {
             self.lane.dispatch();
         }
-        self.lane.reap(&mut self.completions);
-        let reaped = !self.completions.is_empty();
-        self.settle()?;
+        let reaped = self.reap()?;
         Ok(fetched || reaped)
     }
 
+    /// Answers what the lane has completed, before the lane is asked for anything else: a flush counts as acknowledged since the lane
+    /// completed it, and whatever comes next may take long. Returns whether there was anything.
+    pub(crate) fn reap(&mut self) -> Result<bool, Ended> {
+        self.lane.reap(&mut self.completions);
+        let reaped = !self.completions.is_empty();
+        self.settle()?;
+        Ok(reaped)
+    }
+
     /// Whether there is nothing to do until a kick or a completion, which the driver is asked for from here on.
-    pub(crate) fn may_sleep(&mut self) -> bool {
-        if self.spin_found_work() || (!self.is_full() && self.run.ring.enable_kicks()) {
+    pub(crate) fn may_sleep(&mut self) -> Result<bool, Ended> {
+        if self.spin_found_work()? || (!self.is_full() && self.run.ring.enable_kicks()) {
             self.woken();
-            return false;
+            return Ok(false);
         }
-        true
+        Ok(true)
     }
 
     /// After [`Queue::may_sleep`]: no kicks, whatever it was that came.
@@ -261,19 +266,18 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         self.run.ring.disable_kicks();
     }
 
-    fn spin_found_work(&mut self) -> bool {
+    fn spin_found_work(&mut self) -> Result<bool, Ended> {
         if self.run.spin.is_zero() {
-            return false;
+            return Ok(false);
         }
         let start = Instant::now();
         while start.elapsed() < self.run.spin {
-            self.lane.reap(&mut self.completions);
-            if !self.completions.is_empty() || (!self.is_full() && self.run.ring.has_available()) {
-                return true;
+            if self.reap()? || (!self.is_full() && self.run.ring.has_available()) {
+                return Ok(true);
             }
             std::hint::spin_loop();
         }
-        false
+        Ok(false)
     }
 
     fn resubmit(&mut self) -> Result<(), Ended> {
@@ -288,8 +292,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             // What the dead daemon had in flight is what the peer's region says.
             while self.is_full() {
                 self.lane.dispatch();
-                self.lane.reap(&mut self.completions);
-                self.settle()?;
+                self.reap()?;
                 if self.is_full() {
                     let failed = |error| Ended::Broken(format!("waiting for the disk failed: {error}"));
                     self.lane.wait(&[], None).map_err(failed)?;
@@ -297,8 +300,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             }
         }
         self.lane.dispatch();
-        self.lane.reap(&mut self.completions);
-        self.settle()
+        self.reap().map(drop)
     }
 
     /// Whether so much is in flight that nothing more is taken.
@@ -462,8 +464,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         let mut ended = Ended::Stopped;
         self.lane.dispatch();
         loop {
-            self.lane.reap(&mut self.completions);
-            if let Err(worse) = self.settle() {
+            if let Err(worse) = self.reap() {
                 ended = worse;
             }
             if self.lane.in_flight() == 0 {

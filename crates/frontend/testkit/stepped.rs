@@ -172,16 +172,19 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Stepped<L, S> {
     /// The queue broke.
     pub fn run(&mut self) -> Result<(), String> {
         self.0.woken();
-        while self.turn()? || !self.0.may_sleep() {}
+        self.0.reap().map_err(why)?;
+        while self.0.turn().map_err(why)? || !self.0.may_sleep().map_err(why)? {}
         Ok(())
     }
 
-    /// What the queue's thread does in one turn: fetches, submits, reaps, answers. Whether there was anything to do.
+    /// What the queue's thread does in one turn behind a sleep: reaps and answers, fetches, submits, reaps and answers. Whether there was
+    /// anything to do.
     ///
     /// # Errors
     /// The queue broke.
     pub fn turn(&mut self) -> Result<bool, String> {
-        self.0.turn().map_err(why)
+        let reaped = self.0.reap().map_err(why)?;
+        Ok(self.0.turn().map_err(why)? || reaped)
     }
 
     /// Takes nothing more, and answers what is in flight.
