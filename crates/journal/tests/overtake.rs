@@ -260,24 +260,27 @@ impl Places for Slots {
     }
 }
 
-/// A client that has no journal, beside the guest's file system on the same disk.
+/// A client that has no journal, beside the guest's file system on the same disk, sends a block home.
+fn another_client(mounted: &Mounted, versions: &mut Versions) {
+    let Layout { start, room_blocks: blocks, .. } = mounted.layout;
+    versions.init(CLIENT, Room { start, blocks, places: Arc::new(Slots) }).unwrap();
+    let tuple = Tuple { home: FsBlock(3000), at: AreaBlock(7), tid: Tid(1), escaped: false };
+    versions
+        .store(CLIENT, tuple.at, &mut |slot| {
+            *slot = block(2);
+            None
+        })
+        .unwrap();
+    versions.mprotect(CLIENT, &[tuple], &[], false).unwrap();
+    versions.send_home(CLIENT, &[tuple]).unwrap();
+}
+
+const CLIENT: VolumeId = VolumeId(9);
+
 #[test]
 fn another_clients_set_is_waited_for_too() {
     let mounted = &Mounted::new(true);
-    let client = VolumeId(9);
-    let tuple = Tuple { home: FsBlock(3000), at: AreaBlock(7), tid: Tid(1), escaped: false };
-    let commit = |versions: &mut Versions| {
-        let Layout { start, room_blocks: blocks, .. } = mounted.layout;
-        versions.init(client, Room { start, blocks, places: Arc::new(Slots) }).unwrap();
-        versions
-            .store(client, tuple.at, &mut |slot| {
-                *slot = block(2);
-                None
-            })
-            .unwrap();
-        versions.mprotect(client, &[tuple], &[], false).unwrap();
-        versions.send_home(client, &[tuple]).unwrap();
-    };
+    let commit = |versions: &mut Versions| another_client(mounted, versions);
     let (mut held, mut other) = (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
     mounted.gate.set(true);
     std::thread::scope(|scope| {
@@ -292,8 +295,77 @@ fn another_clients_set_is_waited_for_too() {
     });
     assert_eq!(completed(&mut held, PATIENCE), [1]);
     assert!(mounted.on_disk(3000) == block(3), "the guest's own write came behind the set");
-    let state = |versions: &mut Versions| versions.area().version(client, tuple.home).unwrap().state;
+    let state = |versions: &mut Versions| versions.area().version(CLIENT, FsBlock(3000)).unwrap().state;
     assert_eq!(mounted.disk.act_on_versions(state).unwrap(), VersionState::Overwritten);
+}
+
+/// What the next reap of a lane hands out, if it does not wait for the gate, which is open afterwards.
+fn reaped_at_a_gate(mounted: &Mounted, lane: &mut Box<dyn Lane>) -> Option<Vec<u64>> {
+    mounted.late.is_late.store(false, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let (done, told) = channel();
+        scope.spawn(move || {
+            let mut completions: Vec<Completion> = Vec::new();
+            lane.reap(&mut completions);
+            let _ = done.send(completions.iter().map(|c| c.token.0).collect());
+        });
+        let reaped = told.recv_timeout(PATIENCE).ok();
+        mounted.gate.set(false);
+        reaped
+    })
+}
+
+fn flush(token: u64) -> Request {
+    let operation = Operation::Flush(FlushKind::Order);
+    Request { token: Token(token), operation, sector: Sector(0), sectors: 0, buffers: Buffers::empty() }
+}
+
+/// A flush that was answered below is the guest's before anything is waited for, as the window counts from then on: here a commit that can
+/// be taken in since what was answered together with it has landed.
+#[test]
+fn a_flush_that_was_answered_does_not_wait_for_a_commit() {
+    let mut mounted = Mounted::new(true);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
+    By::Commit.prepare(&mounted, &blocks);
+    mounted.late.is_late.store(true, Ordering::SeqCst);
+    let mut lane = mounted.disk.open_lane().unwrap();
+    let (commit, content) = blocks.last().unwrap();
+    lane.submit(write(1, mounted.home(3000), &block(1)));
+    lane.submit(write(2, *commit, content));
+    lane.submit(flush(3));
+    assert!(
+        completed(&mut lane, Duration::from_millis(20)).is_empty(),
+        "the commit waits for the write before it"
+    );
+    assert_eq!(reaped_at_a_gate(&mounted, &mut lane), Some(vec![1, 3]));
+    assert_eq!(completed(&mut lane, PATIENCE), [2]);
+    assert!(mounted.on_disk(3000) == block(2));
+}
+
+/// And a write whose end waits for a set. Where it was to complete as if flushed, that is asked for again: the first answer is old by then.
+#[test]
+fn a_flush_that_was_answered_does_not_wait_for_a_write_that_waits_for_a_set() {
+    for flushed in [false, true] {
+        let mounted = &Mounted::new(true);
+        mounted.late.is_late.store(true, Ordering::SeqCst);
+        let mut lane = mounted.disk.open_lane().unwrap();
+        // What may be a partition table is looked at when it has been written.
+        let operation = Operation::Write { flushed };
+        lane.submit(Request { operation, ..write(1, Sector(0), &[0x11; 512]) });
+        lane.submit(flush(2));
+        let flushes = || mounted.late.flushes.load(Ordering::SeqCst);
+        let before = flushes();
+        mounted.gate.set(true);
+        std::thread::scope(|scope| {
+            let acting =
+                scope.spawn(|| mounted.disk.act_on_versions(|v| another_client(mounted, v)).unwrap());
+            mounted.gate.wait_for_somebody();
+            assert_eq!(reaped_at_a_gate(mounted, &mut lane), Some(vec![2]), "flushed: {flushed}");
+            acting.join().unwrap();
+        });
+        assert_eq!(completed(&mut lane, PATIENCE), [1]);
+        assert_eq!(flushes() - before, u32::from(flushed));
+    }
 }
 
 /// Whoever wants everything home, or made complete, waits for the set that is under way, and finds it there.

@@ -29,7 +29,7 @@ use slab::Slab;
 use super::lend::{self, Lender, Lent};
 use super::shared::Shared;
 use crate::error::JournalError;
-use crate::ext4::{Change, Part, Ranges, ReadPart};
+use crate::ext4::{Change, FileSystems, Part, Ranges, ReadPart};
 use crate::versions::Track;
 
 /// How often a lane looks whether what it holds back may go on.
@@ -102,6 +102,8 @@ pub(super) struct RetainLane {
     backlog: VecDeque<Admitted>,
     /// Reads of which a piece is left, in the order of their turns.
     reads: VecDeque<usize>,
+    /// Parts that have completed below, and whose end leads to a look at the disk, for which it may have to wait.
+    late: VecDeque<(usize, Track, Result<(), BlockError>)>,
     scratch: Option<Buffers>,
     parts: Vec<Part>,
     read_parts: Vec<ReadPart>,
@@ -125,6 +127,7 @@ impl RetainLane {
             stuck: None,
             backlog: VecDeque::new(),
             reads: VecDeque::new(),
+            late: VecDeque::new(),
             scratch: None,
             parts: Vec::new(),
             read_parts: Vec::new(),
@@ -408,22 +411,68 @@ impl RetainLane {
         }
     }
 
+    /// Goes on with whatever waits here. May take long: it waits for sets, and writes some.
+    fn go_on(&mut self) {
+        self.end_late();
+        self.retry();
+        self.go_on_reading();
+        self.lower.dispatch();
+    }
+
     /// Whether writes wait here.
     fn holds_writes(&self) -> bool {
         self.stuck.is_some() || !self.backlog.is_empty()
     }
 
-    /// A part below was answered.
+    /// A part below was answered. Neither waits nor reads: a flush may have been answered with it.
     fn answered(&mut self, piece: usize, track: Option<Track>, mut result: Result<(), BlockError>) {
         if let Some(track) = track {
             let mut systems = self.shared.lock();
-            self.shared.idle.wait_while(&mut systems, |systems| systems.completion_waits(track));
-            if let Err(e) = systems.completed(track, result.is_ok()) {
-                tracing::error!(error = %e, "a write completed, but what it changed could not be looked at");
-                result = result.and(Err(BlockError::Corrupt(e.to_string().into())));
+            if systems.completion_looks(track) {
+                drop(systems);
+                self.late.push_back((piece, track, result));
+                return;
             }
-            self.shared.publish(&systems);
+            result = self.look(&mut systems, track, result);
         }
+        self.part_is_over(piece, result);
+    }
+
+    /// Ends the parts that came late.
+    fn end_late(&mut self) {
+        while let Some((piece, track, result)) = self.late.pop_front() {
+            let result = {
+                let mut systems = self.shared.lock();
+                self.shared.idle.wait_while(&mut systems, |systems| systems.completion_waits(track));
+                self.look(&mut systems, track, result)
+            };
+            let whole = self.pieces.get(piece).and_then(|piece| self.wholes.get(piece.whole));
+            if result.is_ok() && whole.is_some_and(|whole| whole.request.operation.is_flushed()) {
+                // It completed as if flushed before all this: what the window allowed then it may not allow any more.
+                let again = Admitted::flush(Token(0), FlushKind::Order);
+                self.hand_down(Below::Part { piece, track: None }, again);
+            } else {
+                self.part_is_over(piece, result);
+            }
+        }
+    }
+
+    /// Looks at what a write that has completed has changed.
+    fn look(
+        &self,
+        systems: &mut FileSystems,
+        track: Track,
+        result: Result<(), BlockError>,
+    ) -> Result<(), BlockError> {
+        let looked = systems.completed(track, result.is_ok()).map_err(|e| {
+            tracing::error!(error = %e, "a write completed, but what it changed could not be looked at");
+            BlockError::Corrupt(e.to_string().into())
+        });
+        self.shared.publish(systems);
+        result.and(looked)
+    }
+
+    fn part_is_over(&mut self, piece: usize, result: Result<(), BlockError>) {
         let Some(entry) = self.pieces.get_mut(piece) else { return };
         entry.parts_left -= 1;
         let (index, over) = (entry.whole, entry.parts_left == 0);
@@ -446,9 +495,10 @@ impl Drop for RetainLane {
         self.stuck = None;
         self.reads.clear();
         let mut dropped = Vec::new();
-        while !self.below.is_empty() {
+        while !self.below.is_empty() || !self.late.is_empty() {
             self.reap(&mut dropped);
-            if !self.below.is_empty() && self.lower.wait(&[], Some(PAUSE_LOOK)).is_err() {
+            let waits = !self.below.is_empty() && self.late.is_empty();
+            if waits && self.lower.wait(&[], Some(PAUSE_LOOK)).is_err() {
                 return;
             }
         }
@@ -483,8 +533,7 @@ impl Lane for RetainLane {
     }
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
-        self.retry();
-        self.lower.dispatch();
+        self.go_on();
         let mut reaped = std::mem::take(&mut self.reaped);
         self.lower.reap(&mut reaped);
         for answer in reaped.drain(..) {
@@ -498,10 +547,10 @@ impl Lane for RetainLane {
             }
         }
         self.reaped = reaped;
-        if self.holds_writes() || !self.reads.is_empty() {
-            self.retry();
-            self.go_on_reading();
-            self.lower.dispatch();
+        // A flush counts as acknowledged since it was answered below: it is handed out first, and whoever is handed something calls again.
+        let waits = self.holds_writes() || !self.reads.is_empty() || !self.late.is_empty();
+        if self.done.is_empty() && waits {
+            self.go_on();
         }
         completions.append(&mut self.done);
     }
@@ -513,7 +562,7 @@ impl Lane for RetainLane {
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
         self.retry();
         self.go_on_reading();
-        if !self.done.is_empty() {
+        if !self.done.is_empty() || !self.late.is_empty() {
             self.lower.dispatch();
             return Ok(());
         }

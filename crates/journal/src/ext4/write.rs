@@ -224,8 +224,13 @@ impl FileSystems {
         Ok(())
     }
 
-    /// Whether a completion has to wait for a set: somebody looks at the disk then.
+    /// Whether a completion leads to a look at the disk.
+    pub fn completion_looks(&self, track: Track) -> bool {
+        self.versions.in_flight.looks_again(track)
+    }
+
+    /// Whether it has to wait for a set before that.
     pub fn completion_waits(&self, track: Track) -> bool {
-        !self.versions.way.is_free() && self.versions.in_flight.looks_again(track)
+        !self.versions.way.is_free() && self.completion_looks(track)
     }
 }

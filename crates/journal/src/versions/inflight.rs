@@ -75,7 +75,7 @@ impl InFlight {
 
     /// Whether somebody looks at the disk when this write has completed.
     pub(crate) fn looks_again(&self, track: Track) -> bool {
-        self.writes.iter().any(|w| w.track == track && w.look_again)
+        self.writes.iter().find(|w| w.track == track).is_some_and(|w| w.look_again)
     }
 
     /// A write that touches a range.

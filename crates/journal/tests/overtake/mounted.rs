@@ -1,9 +1,15 @@
 //! A mounted file system with a retained journal, whose writes home wait at a gate.
 
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
-use afterimage_block::{Blocking, Disk, Medium, MediumDisk, Sector};
+use afterimage_block::{
+    Admitted, BlockError, Blocking, Completion, Disk, Front, Geometry, Lane, Medium, MediumDisk, Operation,
+    Sector,
+};
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::ext4::Options;
 use afterimage_journal::layout::superblock::JournalSuperblock;
@@ -102,9 +108,65 @@ impl Medium for Gated {
     }
 }
 
+/// A disk below, of which what has completed is reaped late, all of it together.
+#[derive(Default)]
+pub struct Late {
+    pub is_late: AtomicBool,
+    pub flushes: AtomicU32,
+}
+
+struct LateDisk(MediumDisk, Arc<Late>);
+
+struct LateLane(Box<dyn Lane>, Arc<Late>);
+
+impl Front for LateDisk {
+    fn lower(&self) -> &dyn Disk {
+        &self.0
+    }
+
+    fn open_front(&self, inner: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
+        Ok(Box::new(LateLane(inner, Arc::clone(&self.1))))
+    }
+}
+
+impl Lane for LateLane {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.0.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        let is_flush = matches!(request.operation, Operation::Flush(_));
+        self.1.flushes.fetch_add(u32::from(is_flush), Ordering::SeqCst);
+        self.0.take(request);
+    }
+
+    fn dispatch(&mut self) {
+        self.0.dispatch();
+    }
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        if !self.1.is_late.load(Ordering::SeqCst) {
+            self.0.reap(completions);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.0.wait(also, timeout)
+    }
+}
+
 /// A mounted file system whose journal is retained.
 pub struct Mounted {
     pub disk: Arc<RetainDisk>,
+    pub late: Arc<Late>,
     memory: Arc<Memory>,
     pub gate: Arc<Gate>,
     pub layout: Layout,
@@ -138,7 +200,8 @@ impl Mounted {
             true => Arc::clone(&memory) as Arc<_>,
             false => Arc::new(gated),
         };
-        let below = Arc::new(MediumDisk::new(medium));
+        let late = Arc::new(Late::default());
+        let below = Arc::new(LateDisk(MediumDisk::new(medium), Arc::clone(&late)));
         let disk = match mutation {
             Some(mutation) => RetainDisk::open_mutated(below, arena, options, mutation),
             None => RetainDisk::open(below, arena, options),
@@ -146,7 +209,7 @@ impl Mounted {
         let disk = Arc::new(disk.unwrap());
         let next = (superblock.sequence(), superblock.first());
         let geometry = LogGeometry::new(&superblock, &layout);
-        let mounted = Self { disk, memory, gate, layout, geometry, superblock, next, folder };
+        let mounted = Self { disk, late, memory, gate, layout, geometry, superblock, next, folder };
         mounted.write_tail(&mut mounted.lane());
         assert_eq!(mounted.disk.status().file_systems[0].mode, "retain");
         mounted
