@@ -6,12 +6,12 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 use afterimage_block::{
     Admitted, BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Front, Geometry, Lane, Medium,
-    MediumDisk, Operation, Request, Sector, Token,
+    MediumDisk, Operation, Request, Sector, SequenceNumber, Token,
 };
 use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
@@ -82,6 +82,10 @@ impl Lane for SlowLane {
 
 /// A log over two images whose bytes tell their place.
 fn open() -> (Arc<Redo>, SimWorld) {
+    open_over(|log| log)
+}
+
+fn open_over(over: impl FnOnce(Arc<dyn Medium>) -> Arc<dyn Medium>) -> (Arc<Redo>, SimWorld) {
     let image: Vec<u8> = (0..SECTORS).flat_map(|s| [s as u8 | 1; 512]).collect();
     let world = SimWorld::new(vec![vec![0; RECORDS_OFFSET as usize + AREA_BYTES], image.clone(), image]);
     let log: Arc<dyn Medium> = world.medium(0);
@@ -89,8 +93,110 @@ fn open() -> (Arc<Redo>, SimWorld) {
     let entry = ImageEntry { size_bytes: (DISK_BYTES as u64).into(), ..ImageEntry::default() };
     create_medium(&log, &homes(), &[entry, entry], &[], [1; 16], 1).expect("a log");
     let (window, clock) = (Duration::from_millis(50), Arc::new(VirtualClock::default()));
-    let core = Redo::open(Config::new(window, clock, log, homes(), 2)).expect("a core");
+    let core = Redo::open(Config::new(window, clock, over(log), homes(), 2)).expect("a core");
     (core, world)
+}
+
+/// A log whose reads stand still while it is shut.
+struct Standing {
+    inner: Arc<dyn Medium>,
+    shut: Mutex<bool>,
+    changed: Condvar,
+    reading: AtomicUsize,
+    written: AtomicUsize,
+}
+
+impl Standing {
+    fn set(&self, shut: bool) {
+        *self.shut.lock().unwrap() = shut;
+        self.changed.notify_all();
+    }
+}
+
+impl Medium for Standing {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.reading.fetch_add(1, Ordering::SeqCst);
+        drop(self.changed.wait_while(self.shut.lock().unwrap(), |shut| *shut).unwrap());
+        self.inner.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.inner.write_at(buf, offset)?;
+        self.written.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.inner.zero_at(offset, len, unmap)
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.inner.rewrite_lost(offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+}
+
+fn wait_for(count: &AtomicUsize, more_than: usize) {
+    let until = Instant::now() + PATIENCE;
+    while count.load(Ordering::SeqCst) <= more_than {
+        assert!(Instant::now() < until, "nobody came");
+        std::thread::yield_now();
+    }
+}
+
+/// Who appends to the place that is read waits. The end of a sync, and with it every flush of the group, does not.
+#[test]
+fn a_read_that_stands_still_in_the_log_holds_up_no_flush() {
+    let mut standing = None;
+    let (core, world) = open_over(|inner| {
+        let log = Standing {
+            inner,
+            shut: Mutex::default(),
+            changed: Condvar::new(),
+            reading: AtomicUsize::new(0),
+            written: AtomicUsize::new(0),
+        };
+        Arc::clone(standing.insert(Arc::new(log))) as Arc<dyn Medium>
+    });
+    let log = standing.expect("it was opened");
+    let lane = |index| Blocking::new(disk(&core, &world, index).open_lane().expect("a lane"));
+    let [mut reader, mut writer, mut other] = [lane(0), lane(0), lane(1)];
+    writer.write(Sector(0), &[1; 512]).expect("a write");
+    let sync = core.syncer.begin().expect("healthy").expect("something was written");
+    core.syncer.run(&sync).expect("healthy");
+    let (reads, writes) = (log.reading.load(Ordering::SeqCst), log.written.load(Ordering::SeqCst));
+    log.set(true);
+    let flushed = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut found = [0; 512];
+            reader.read(Sector(0), &mut found).expect("a read");
+            assert_eq!(found, [1; 512]);
+        });
+        wait_for(&log.reading, reads);
+        scope.spawn(move || writer.write(Sector(8), &[2; 512]).expect("a write"));
+        wait_for(&log.written, writes);
+        // Where it waits for the reader cannot be seen.
+        std::thread::sleep(Duration::from_millis(50));
+        let (done, told) = channel();
+        let core = &core;
+        scope.spawn(move || {
+            core.syncer.finish(&sync);
+            other.flush(FlushKind::Order).expect("a flush");
+            let _ = done.send(());
+        });
+        let flushed = told.recv_timeout(PATIENCE).is_ok();
+        log.set(false);
+        flushed
+    });
+    assert!(flushed, "a flush of another disk waited for a read");
+    assert_eq!(core.board.sequence.durable.get(), SequenceNumber(1));
 }
 
 fn disk(core: &Arc<Redo>, world: &SimWorld, index: u16) -> RedoDisk {

@@ -145,7 +145,7 @@ impl Batch {
         position: LogPosition,
         disk: LoggedDisk,
         first: SequenceNumber,
-    ) -> impl Iterator<Item = Placed> + '_ {
+    ) -> impl Iterator<Item = Placed> + Clone + '_ {
         self.entries.iter().zip(first.0..).map(move |(entry, sequence)| Placed {
             position: position + entry.offset as u64,
             sequence: SequenceNumber(sequence),

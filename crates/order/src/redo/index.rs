@@ -1,5 +1,6 @@
 //! Which sectors of a disk have a version in the log that is newer than home: sharded by region, so that readers of
-//! different places share no lock, and no reader a lock with the append path for longer than one map operation.
+//! different places share no lock. A reader holds its shard while it reads the log, a step of [`super::reads`] at a time: who appends to the
+//! same place waits that long.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,7 +1,8 @@
 //! The redo log: records in, records read, their space given up.
 //!
 //! The append lock is held across the write of the log, so that the log never has a hole before a completed record; the
-//! bookkeeping ([`Space`]) never across I/O. Readers take neither, only a shard of the index.
+//! bookkeeping ([`Space`]) never across I/O. Readers take neither, only a shard of the index, and hold it while they read the log: who
+//! appends to the same place waits for that, with the append lock and without the bookkeeping.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -269,17 +270,17 @@ impl RedoLog {
     }
 
     /// Makes what was written from the head up to `end` the newest that readers see, and acknowledges it.
-    fn place(&self, placed: impl Iterator<Item = Placed>, end: LogPosition) -> bool {
+    fn place(&self, placed: impl Iterator<Item = Placed> + Clone, end: LogPosition) -> bool {
         let mut newest = self.board.sequence.acknowledged.get();
+        // Before the bookkeeping is locked, which the end of a sync needs with every flush behind it: a reader may have a shard for as
+        // long as the log takes to be read. Nobody seals or brings home what is not in the bookkeeping yet.
+        for record in placed.clone() {
+            self.index(&record);
+            newest = record.sequence;
+        }
         let mut space = self.space();
         let begin = space.head();
-        let crowded = space.place(
-            placed.inspect(|record| {
-                self.index(record);
-                newest = record.sequence;
-            }),
-            end,
-        );
+        let crowded = space.place(placed, end);
         self.appended_bytes.fetch_add(end - begin, Ordering::Relaxed);
         self.board.sequence.acknowledged.raise(newest);
         crowded

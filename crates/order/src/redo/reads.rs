@@ -18,8 +18,8 @@ use crate::sequence::LoggedDisk;
 /// Parts of reads that one lane has below before further reads wait. As many as the largest queue has requests: reads of
 /// one part never wait.
 const PARTS_MAX: usize = 1024;
-/// What one step of a read may add to them, and how many entries of the index it looks at with the shard locked: who
-/// appends waits that long.
+/// What one step of a read may add to them, and how many entries of the index it looks at with the shard locked, which it is while
+/// [`STEP_BYTES`] of the log are read, too: who appends waits that long, and nobody's flush.
 const STEP_PARTS: usize = 64;
 const STEP_EXTENTS: usize = 256;
 /// What one step reads from the log: the lane's scratch memory.
