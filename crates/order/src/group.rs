@@ -123,8 +123,8 @@ impl Group {
     }
 
     /// Waits until `sequence` is durable; `false` when the time is over. Under `power-window` this forces nothing
-    /// (vDrive's *aio-notify*, § 4.1.2): writes become durable within a second even where nobody flushes. Under the
-    /// other contracts nothing happens in the background, so the disks are synced.
+    /// (vDrive's *aio-notify*, § 4.1.2): writes become durable within a second, or one window where that is longer, even where nobody
+    /// flushes. Under the other contracts nothing happens in the background, so the disks are synced.
     ///
     /// # Errors
     /// The group or a disk has failed, or fails with this.

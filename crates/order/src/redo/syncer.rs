@@ -20,7 +20,8 @@ use crate::clock::Clock;
 use crate::sequence::LogPosition;
 use crate::window::{Verdict, Window};
 
-/// Writes that nobody flushes become durable after this time.
+/// Writes that nobody flushes become durable after this time; where a flush has been acknowledged and waits for its sync, with that one, which
+/// a longer window puts off for longer.
 pub const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
 
 /// One sync of the log, begun.
