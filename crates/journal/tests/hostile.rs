@@ -412,6 +412,30 @@ fn an_orderly_end_is_right_for_any_server() {
     }
 }
 
+/// A transaction is home, still held, and stands in its own place only, as memory was short, when a pause puts an empty one there.
+#[test]
+fn a_pause_over_what_was_evicted_puts_nothing_else_home() {
+    for seed in 0..16 {
+        let applies = seed % 2 == 0;
+        let mut guest = Guest::new(seed, 1 << 20, applies);
+        guest.mount();
+        guest.commit();
+        guest.world.drain();
+        if applies {
+            // Somebody reads the superblock: nothing is given up.
+            guest.world.read(guest.area_sector(AreaBlock(0)), 8);
+        } else {
+            guest.world.disk().settle().unwrap();
+        }
+        guest.world.disk().make_room().unwrap();
+        guest.world.disk().pause().unwrap();
+        guest.world.disk().resume();
+        guest.write_back_all();
+        let image = guest.world.ended();
+        guest.world.judge_floors(&image, "after a pause and an end");
+    }
+}
+
 /// A journal that goes on elsewhere than where it is followed is handed back to the guest, and said: what it commits there is found
 /// by its own recovery, and not by nobody.
 #[test]

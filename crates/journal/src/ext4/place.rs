@@ -89,10 +89,13 @@ impl Place {
     pub(super) fn put_log(
         &mut self,
         versions: &mut Versions,
-        log: &Log,
+        log: &mut Log,
         passed: bool,
     ) -> Result<(), JournalError> {
         self.disown(versions, log)?;
+        if passed {
+            log.drop_displaced(versions);
+        }
         versions.write_places(self.id, |at| at != AreaBlock(0))?;
         if passed {
             log.write_passed(versions, &self.layout)?;
@@ -101,7 +104,7 @@ impl Place {
     }
 
     /// The log and the served superblock to the journal's place.
-    pub(super) fn complete(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
+    pub(super) fn complete(&mut self, versions: &mut Versions, log: &mut Log) -> Result<(), JournalError> {
         let superblock = log.served(versions.mistake);
         self.put_log(versions, log, true)?;
         self.write_unstamped(versions, &superblock)?;

@@ -1,6 +1,6 @@
 //! The served tail: what of the log is still needed, and what may be given up.
 
-use super::followed::{Log, Position};
+use super::followed::{Committed, Log, Position};
 use crate::ids::Tid;
 use crate::mutation::{Mistake, Mutation};
 use crate::versions::arena::VolumeRecord;
@@ -62,6 +62,19 @@ impl Log {
         let Some(oldest) = self.pop() else { return };
         let places = (0..oldest.blocks).map(|i| self.after(oldest.start, i));
         versions.forget(self.id, oldest.tid, &oldest.homes, places);
+    }
+
+    /// Before empty transactions take the places of those that the served tail has passed: up to the last one that stands, if only in
+    /// part, nowhere else, they are given up. Whoever compared with it, or recovered it, would read what came in its place.
+    pub(super) fn drop_displaced(&mut self, versions: &mut Versions) {
+        let passed = self.transactions.iter().take_while(|t| self.tail.0.is_after(t.tid));
+        let displaced = |t: &Committed| {
+            (0..t.blocks).any(|i| versions.arena.get(self.id, self.after(t.start, i)).is_none())
+        };
+        let last = passed.enumerate().filter(|(_, t)| displaced(t)).map(|(n, _)| n + 1).last();
+        for _ in 0..last.unwrap_or(0) {
+            self.drop_oldest(versions);
+        }
     }
 
     /// The served tail is the oldest transaction of which something is not home, and never goes back; what is written to

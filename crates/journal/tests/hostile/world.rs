@@ -472,6 +472,13 @@ impl World {
         self.open(Arena::open(&self.arena, None).unwrap());
     }
 
+    /// The guest is gone, and the daemon that has served it ends in order. The image.
+    pub fn ended(&mut self) -> Vec<u8> {
+        self.drain();
+        self.disk().finish(false).unwrap();
+        self.memory.bytes()
+    }
+
     /// As [`World::restart`], but a write has arrived on the disk, and the daemon dies before it sees that.
     pub fn restart_after(&mut self, sector: u64, bytes: &[u8]) {
         self.drain();
