@@ -108,6 +108,13 @@ impl Volumes {
     /// # Errors
     /// The disk cannot be read, or what was retained for a file system that is gone cannot be written through.
     pub(super) fn look(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
+        let looked = self.look_at_all(versions);
+        // Also where it failed half way: those behind one that went are elsewhere in the list.
+        self.changed();
+        looked
+    }
+
+    fn look_at_all(&mut self, versions: &mut Versions) -> Result<(), JournalError> {
         let found = self.survey.look(&mut versions.below)?;
         let starts: Vec<Sector> = found.iter().map(start_of).collect();
         for v in (0..self.list.len()).rev() {
@@ -128,7 +135,6 @@ impl Volumes {
             let next = self.list[v].next(found);
             self.apply(v, versions, next)?;
         }
-        self.changed();
         Ok(())
     }
 

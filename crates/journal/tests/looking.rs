@@ -1,0 +1,96 @@
+//! A look at the whole disk that fails half way: whoever is found again next is still where it is taken to be.
+
+mod common;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use afterimage_block::{Medium, MediumDisk, Sector};
+use afterimage_journal::{AreaBlock, Block, BLOCK_BYTES};
+use common::{ext4, journal_superblock, layouts, wait_for_home, Memory, Served};
+
+/// Fails one read, when so many have gone well.
+struct Failing(Arc<Memory>, Arc<AtomicU64>);
+
+impl Medium for Failing {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self.1.fetch_sub(1, Ordering::SeqCst) {
+            0 => Err(io::ErrorKind::Other.into()),
+            _ => self.0.read_at(buf, offset),
+        }
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.0.zero_at(offset, len, unmap)
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.0.rewrite_lost(offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// A table with those of three partitions.
+fn table(partitions: &[usize], blocks: usize) -> [u8; 512] {
+    let mut table = [0; 512];
+    for (n, partition) in partitions.iter().enumerate() {
+        let entry = &mut table[446 + 16 * n..][..16];
+        entry[4] = 0x83;
+        let sectors = blocks as u32 * 8;
+        entry[8..12].copy_from_slice(&(2048 + *partition as u32 * sectors).to_le_bytes());
+        entry[12..].copy_from_slice(&sectors.to_le_bytes());
+    }
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    table
+}
+
+#[test]
+fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
+    const NEVER: u64 = 1 << 40;
+    let file_systems = [ext4(), ext4(), ext4()];
+    let blocks = file_systems[0].len() / BLOCK_BYTES;
+    let mut base = vec![0; 1 << 20];
+    base[..512].copy_from_slice(&table(&[0, 1, 2], blocks));
+    base.extend(file_systems.concat());
+    let layout = layouts(&base).remove(2);
+    let superblock = journal_superblock(&base, &layout).unwrap();
+    let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
+    let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
+    for nth in 0.. {
+        let reads = Arc::new(AtomicU64::new(NEVER));
+        let failing = Arc::clone(&reads);
+        let over = Arc::new(move |memory| {
+            Arc::new(MediumDisk::new(Arc::new(Failing(memory, Arc::clone(&failing))) as Arc<dyn Medium>)) as _
+        });
+        let mut served = Served::over(base.clone(), 4 << 20, wait_for_home(), over, None);
+        served.lane().write(sector(0), mounted.bytes()).unwrap();
+        served.lane().write(sector(1), &[9; BLOCK_BYTES]).unwrap();
+        // Two of the partitions go, of which nothing is retained.
+        reads.store(nth, Ordering::SeqCst);
+        let told = served.lane().write(Sector(0), &table(&[2], blocks));
+        let failed = reads.swap(NEVER, Ordering::SeqCst) > NEVER;
+        assert_eq!(told.is_err(), failed, "read {nth}");
+        let mut found: Block = [0; BLOCK_BYTES];
+        served.lane().read(sector(1), &mut found).unwrap();
+        assert!(found == [9; BLOCK_BYTES], "read {nth}");
+        served.lane().write(sector(2), &[8; BLOCK_BYTES]).unwrap();
+        served.lane().read(sector(2), &mut found).unwrap();
+        assert!(found == [8; BLOCK_BYTES], "read {nth}");
+        if !failed {
+            assert!(nth > 10, "nobody looked");
+            return;
+        }
+    }
+}
