@@ -350,6 +350,7 @@ fn behind(seed: u64) -> Guest {
     // What is home is released, and the served tail is ahead of the guest's own.
     guest.write_back_all();
     (0..3).for_each(|_| guest.commit());
+    guest.world.drain();
     let at = guest.area_sector(AreaBlock(0));
     let served = guest.world.read(at, 8);
     let tail = u32::from_be_bytes(served[24..28].try_into().unwrap());
@@ -433,6 +434,44 @@ fn a_pause_over_what_was_evicted_puts_nothing_else_home() {
         guest.write_back_all();
         let image = guest.world.ended();
         guest.world.judge_floors(&image, "after a pause and an end");
+    }
+}
+
+/// The daemon's memory is gone, and of what it retained nothing was needed. Its guest lives, and believes that older transactions are
+/// in its log: what it commits from now on is found by its own recovery, whether it moves its tail before that or not.
+#[test]
+fn a_guest_that_outlives_the_arena_loses_nothing_that_it_commits_then() {
+    for seed in 0..32 {
+        let (applies, tail_first) = (seed % 2 == 0, seed / 2 % 2 == 1);
+        let mut guest = Guest::new(seed, 64 << 20, applies);
+        guest.mount();
+        (0..3).for_each(|_| guest.commit());
+        if !applies {
+            guest.write_back_all();
+        }
+        guest.world.lose_arena();
+        if tail_first {
+            guest.write_tail();
+        }
+        guest.commit();
+        guest.world.check_plain("after a commit without an arena");
+        guest.write_tail();
+        guest.world.check_plain("after a tail that lags");
+        guest.commit();
+        guest.world.check_plain("after another commit");
+        guest.world.check_end("at the end");
+        if seed / 4 % 2 == 1 {
+            guest.world.restart();
+            guest.write_tail();
+            guest.world.check_plain("after another daemon");
+        }
+        guest.checkpoint(4);
+        guest.commit();
+        guest.world.check_plain("after the tail has moved");
+        guest.recover(0);
+        assert!(guest.retained(), "seed {seed}: a new mount begins anew");
+        guest.commit();
+        guest.world.check_end("after a new mount");
     }
 }
 

@@ -78,6 +78,7 @@ fn a_lost_arena_is_explained_and_given_up_only_on_demand() {
         let errors = daemon.terminate();
         assert!(errors.contains("given up"), "{errors}");
         assert!(!dir.path().join("a.img.state").exists());
+        Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
     }
 }
 
@@ -89,6 +90,7 @@ fn without_an_arena_it_can_be_served_or_recovered_once_the_loss_is_accepted() {
     refused(dir.path(), &["serve", "--disk", "a.img"], 1, &parts);
     Daemon::serve(dir.path(), &["--disk", "a.img", "--accept-loss"]).terminate();
     assert!(!dir.path().join("a.img.state").exists());
+    Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
 
     let (dir, _) = died(&CRASH);
     fs::remove_file(arena(dir.path())).unwrap();
@@ -110,6 +112,26 @@ fn under_power_window_nothing_durable_is_lost_with_an_arena() {
     let errors = daemon.terminate();
     assert!(errors.contains("nothing durable is lost"), "{errors}");
     assert_eq!(names(dir.path()), ["a.img", "arena"]);
+    // Nobody asks for it any more.
+    Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
+}
+
+/// The daemon and its arena are gone, and the guest lives: it goes on with its log, and its superblock says nothing of that.
+#[test]
+fn a_guest_that_outlives_its_arena_is_found_by_its_own_recovery() {
+    let (dir, mut journal) = died(&WINDOW);
+    fs::remove_file(arena(dir.path())).unwrap();
+    let daemon = serve(dir.path(), &WINDOW);
+    let mut guest = connect(dir.path());
+    let (tid, start) = (2u32.to_be_bytes(), 4u32.to_be_bytes());
+    journal.commit(&mut guest, journal.free, 8);
+    let superblock = guest.read(journal.place(journal.first), BLOCK as usize);
+    assert_eq!((&superblock[24..28], &superblock[28..32]), (&tid[..], &start[..]), "s_sequence and s_start");
+    drop(guest);
+    let errors = daemon.terminate();
+    assert!(errors.contains("goes on with a log"), "{errors}");
+    assert_eq!(block(dir.path(), journal.first)[24..32], [tid, start].concat());
+    assert_filled(&block(dir.path(), journal.first + 5), 8);
 }
 
 #[test]

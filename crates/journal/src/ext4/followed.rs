@@ -46,6 +46,8 @@ pub(super) struct Log {
     /// recovery, or on the way to it: that reads the log from the served tail on, in as many requests as it likes, and has to find in it
     /// whatever was read too early. Nothing is given up until the guest begins its journal anew or moves its tail.
     pub(super) being_read: bool,
+    /// It may begin elsewhere: see [`super::orphan`].
+    pub(super) unproven: bool,
 }
 
 /// A committed transaction.
@@ -91,6 +93,7 @@ impl Log {
             commit_seen: false,
             came_by: None,
             being_read: false,
+            unproven: false,
         }
     }
 

@@ -10,7 +10,7 @@ use super::systems::FileSystems;
 use super::volume::Phase;
 use super::write::Part;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::versions::{Carried, Places};
 
 /// What became of a journal block.
@@ -57,8 +57,15 @@ impl FileSystems {
             Kept::Here => {}
             Kept::Waits => return Ok(false),
             Kept::Left => {
-                let sector = self.volumes.list[v].sector_of(at);
-                sector.into_iter().for_each(|sector| self.through(sector, &content.block(), false, parts));
+                let Some(sector) = self.volumes.list[v].sector_of(at) else { return Ok(true) };
+                let block = content.block();
+                self.volumes.adopt(
+                    &mut self.versions,
+                    sector,
+                    BLOCK_SECTORS,
+                    &Buffers::from_bytes(&block),
+                )?;
+                self.through(sector, &block, false, parts);
                 return Ok(true);
             }
         }
@@ -235,6 +242,7 @@ impl FileSystems {
                 {
                     *reason = format!("its journal uses what is not understood: {why}");
                 }
+                volume.orphan = None;
                 versions.overwrite(sector, sectors);
                 let track = volumes.track(versions, sector, sectors, Carried::default(), true);
                 parts.push(Part::Below { sector, sectors, copy: None, track });
@@ -254,7 +262,10 @@ impl FileSystems {
                 return Ok(());
             }
         }
-        self.through_clamped(v, at, superblock, parts);
+        let volume = &mut volumes.list[v];
+        let superblock = volume.clamped(superblock);
+        volume.orphan_after(&superblock);
+        self.through(at, superblock.bytes(), false, parts);
         Ok(())
     }
 }

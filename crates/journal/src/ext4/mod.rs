@@ -28,6 +28,7 @@ mod journal;
 mod known;
 pub mod layout;
 pub mod log;
+mod orphan;
 mod passed;
 mod phase;
 mod place;

@@ -1,6 +1,7 @@
 //! A file system's journal begins to be absorbed, goes on to be after a daemon's death, and is left.
 
 use super::layout::superblock::JournalSuperblock;
+use super::orphan::Orphan;
 use super::retained::{Retained, Stop};
 use super::side;
 use super::stamp::forget;
@@ -67,6 +68,7 @@ impl Volume {
         }
         tracing::info!(start_sector = self.start.0, tid = tail.0 .0, "retaining a journal");
         side::reserve(&mut versions.arena, id, tail.0);
+        retained.log.unproven = self.orphan.take().is_some_and(|orphan| orphan.adopted.is_none());
         self.clamp = None;
         self.phase = Phase::Absorbing(Box::new(retained));
         Ok(true)
@@ -114,12 +116,14 @@ impl Volume {
         let Some(Retained { log, place, .. }) = self.retained_mut() else { return Ok(()) };
         tracing::info!(start_sector, why, "a journal is no longer retained");
         let clamp = keep.then_some(log.tail);
+        let unproven = keep && log.unproven;
         // As it was shown all the time: nothing that comes before that tail is needed.
         let superblock = log.served(versions.mistake);
         place.put_log(versions, log, keep)?;
         place.write_unstamped(versions, &superblock)?;
         self.disarm(versions, why);
         self.clamp = clamp;
+        self.orphan = unproven.then(|| Orphan::new(superblock));
         Ok(())
     }
 

@@ -31,6 +31,19 @@ impl Stamp {
         block[BLOCK_BYTES - 4..].copy_from_slice(&check.to_le_bytes());
     }
 
+    /// The stamp of a block that is as it was written with one, whoever wrote it.
+    pub(super) fn read(block: &Block) -> Option<Self> {
+        let stamp = &block[BLOCK_BYTES - STAMP_BYTES..];
+        let (arena, generation) = (stamp[8..24].try_into().ok()?, stamp[24..32].try_into().ok()?);
+        let read = Self { arena, generation: u64::from_le_bytes(generation) };
+        read.is_in(block).then_some(read)
+    }
+
+    /// Takes it off.
+    pub(super) fn clear(block: &mut Block) {
+        block[BLOCK_BYTES - STAMP_BYTES..].fill(0);
+    }
+
     /// Whether a block is as it was written with this stamp.
     pub(super) fn is_in(&self, block: &Block) -> bool {
         let mut expected = *block;

@@ -7,6 +7,7 @@ use afterimage_block::{Sector, SECTOR_BYTES};
 use super::followed::Position;
 use super::layout::superblock::JournalSuperblock;
 use super::layout::{Found, Layout};
+use super::orphan::Orphan;
 use super::retained::Retained;
 use crate::ids::{AreaBlock, FsBlock, BLOCK_SECTORS};
 use crate::versions::arena::VolumeId;
@@ -24,6 +25,8 @@ pub(super) struct Volume {
     pub(super) clamp: Option<Position>,
     /// While nothing is understood of this place any more: the journal superblock that the clamp is for.
     pub(super) left: Option<LeftJournal>,
+    /// While its journal waits for a mount: an earlier daemon's memory is gone, and its guest's log with it.
+    pub(super) orphan: Option<Orphan>,
 }
 
 /// A journal of a file system that is no longer understood, though its guest may go on with it: one whose UUID was
@@ -168,6 +171,7 @@ impl Volume {
             _ => "waiting for the next mount".to_owned(),
         };
         self.uuid = Some(layout.uuid);
+        self.orphan = self.orphan.take().filter(|_| known);
         self.clamp = clamp;
         self.left = None;
         self.phase = Phase::Armed { layout, why };
@@ -193,6 +197,7 @@ impl Volume {
         self.clamp = left.map(|(_, tail)| tail);
         self.left = left.map(|(left, _)| left);
         self.uuid = uuid;
+        self.orphan = None;
         self.phase = Phase::Passthrough { why: why.to_owned() };
     }
 }
@@ -232,7 +237,7 @@ mod tests {
 
     fn place() -> Volume {
         let phase = Phase::Passthrough { why: String::new() };
-        Volume { id: VolumeId(0), start: Sector(0), uuid: None, phase, clamp: None, left: None }
+        Volume { id: VolumeId(0), start: Sector(0), uuid: None, phase, clamp: None, left: None, orphan: None }
     }
 
     fn passed(uuid: Option<u8>, journal: Option<Sector>) -> Found {

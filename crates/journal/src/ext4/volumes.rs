@@ -226,6 +226,7 @@ impl Volumes {
             phase: Phase::Passthrough { why: String::new() },
             clamp: None,
             left: None,
+            orphan: None,
         });
         self.list.len() - 1
     }

@@ -45,6 +45,7 @@ impl FileSystems {
         let of_interest = self.volumes.areas.at(sector).is_some()
             || self.volumes.areas.next(sector) < end
             || self.volumes.armed_superblock(sector, sectors).is_some()
+            || self.volumes.touches_orphan(sector, sectors)
             || self.volumes.survey.watches(&self.volumes.list, sector, sectors)
             || self.versions.touches(sector, sectors);
         if of_interest {
@@ -104,6 +105,7 @@ impl FileSystems {
                 self.volumes.leave(v, &mut self.versions, why, false)?;
             }
         }
+        self.volumes.clear_orphans(sector, sectors);
         let look_again = self.volumes.survey.rests_on(&mut self.volumes.list, sector, sectors, None);
         self.versions.overwrite(sector, sectors);
         let track = self.volumes.track(&mut self.versions, sector, sectors, Carried::default(), look_again);
@@ -173,6 +175,7 @@ impl FileSystems {
             }
             return Ok(());
         }
+        self.volumes.adopt(&mut self.versions, sector, sectors, &buffers)?;
         let look_again =
             self.volumes.survey.rests_on(&mut self.volumes.list, sector, sectors, Some(&buffers));
         if !self.versions.touches(sector, sectors) {

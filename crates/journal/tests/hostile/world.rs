@@ -472,6 +472,16 @@ impl World {
         self.open(Arena::open(&self.arena, None).unwrap());
     }
 
+    /// The daemon dies, and the memory with it in which it retained journals.
+    pub fn lose_arena(&mut self) {
+        self.drain();
+        self.lanes.clear();
+        self.disk = None;
+        std::fs::remove_file(&self.arena).unwrap();
+        let identity = ArenaIdentity { uuid: [8; 16], inode: 1, size_bytes: self.memory.len() };
+        self.open(Arena::create(&self.arena, identity, self.bytes_max).unwrap());
+    }
+
     /// The guest is gone, and the daemon that has served it ends in order. The image.
     pub fn ended(&mut self) -> Vec<u8> {
         self.drain();

@@ -384,6 +384,12 @@ impl<'a> Walk<'a> {
 /// Bytes that every block of a log but the logged ones begins with.
 pub const HEADER_BYTES: usize = block::HEADER;
 
+/// Whose block of a log a block is, by its first [`HEADER_BYTES`]; `None` of a logged one, which never begins like that.
+pub fn header_tid(header: &[u8]) -> Option<Tid> {
+    let tid = Tid(u32::from_be_bytes([header[8], header[9], header[10], header[11]]));
+    block::kind(header, tid).map(|_| tid)
+}
+
 /// Whose commit block a block is, by its first [`HEADER_BYTES`] alone, magic and type: cheap, to know when to [`parse`].
 pub fn commit_tid(header: &[u8]) -> Option<Tid> {
     let tid = Tid(u32::from_be_bytes([header[8], header[9], header[10], header[11]]));

@@ -1,0 +1,166 @@
+//! Journals whose log was in the memory of an earlier daemon, and that memory is gone: under `power-window` everything in it was home.
+//!
+//! On the disk stands the superblock that daemon has stamped, and it says that the journal is empty. A guest that lives knows nothing
+//! of that: it goes on behind its head, and writes no superblock before its tail moves, in minutes or hours. Until then no recovery
+//! would find what it commits. So the first block of its log that comes by tells where the log begins now, and a superblock on the
+//! disk says so before that block gets there. The guest's own tail, which lags behind, is clamped to it.
+//!
+//! A guest that mounts writes its superblock first, and the first block of its log has the id that this names. Until one has, it
+//! is not known which of the two it is.
+
+use std::sync::Arc;
+
+use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
+
+use super::followed::{Log, Position};
+use super::layout::superblock::JournalSuperblock;
+use super::log;
+use super::retained::Stop;
+use super::stamp::Stamp;
+use super::volume::{area_ranges, Phase, Volume};
+use super::volumes::Volumes;
+use crate::ids::{AreaBlock, Tid, BLOCK_SECTORS};
+use crate::versions::{Places, Versions};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    superblock: JournalSuperblock,
+    /// Where the log begins, as far as has been seen.
+    pub(super) adopted: Option<Position>,
+}
+
+impl Orphan {
+    pub(super) fn new(superblock: JournalSuperblock) -> Self {
+        Self { superblock, adopted: None }
+    }
+
+    /// Whether a block of the log tells more: it is the first one, or lies before it in the same transaction.
+    fn tells(&self, tid: Tid, at: AreaBlock) -> bool {
+        let (first, maxlen) = (self.superblock.first().0, self.superblock.maxlen());
+        let earlier = |known: AreaBlock| {
+            let log_blocks = maxlen - first;
+            let before = (known.0 + log_blocks - at.0) % log_blocks;
+            (1..log_blocks / 2).contains(&before)
+        };
+        (first..maxlen).contains(&at.0)
+            && self.adopted.is_none_or(|(known, begins)| known == tid && earlier(begins))
+    }
+}
+
+impl Log {
+    /// A block of its log comes, of that transaction if it is not a logged one.
+    ///
+    /// # Errors
+    /// The guest's log begins elsewhere.
+    pub(super) fn prove(&mut self, tid: Option<Tid>) -> Result<(), Stop> {
+        let Some(tid) = tid.filter(|_| self.unproven) else { return Ok(()) };
+        if tid.is_after(self.head.0) {
+            return Err(Stop::hand_back("its log was in the memory of an earlier daemon, which is gone"));
+        }
+        self.unproven = tid != self.head.0;
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// A guest's superblock goes to the disk. One that is flushed, or whose tail has come as far, has no log elsewhere.
+    pub(super) fn orphan_after(&mut self, superblock: &JournalSuperblock) {
+        let known = self.clamp.is_some();
+        let goes_on = |orphan: &Orphan| {
+            let same = orphan.superblock.uuid() == superblock.uuid();
+            same && superblock.start().is_some() && (known || orphan.adopted.is_none())
+        };
+        let orphan = self.orphan.take().filter(goes_on);
+        self.orphan = orphan.map(|orphan| Orphan { superblock: superblock.clone(), ..orphan });
+    }
+
+    /// A block of the log is about to be written.
+    fn adopt(&mut self, versions: &mut Versions, tid: Tid, at: AreaBlock) -> Result<(), BlockError> {
+        let (Some(orphan), Phase::Armed { layout, .. }) = (&mut self.orphan, &self.phase) else {
+            return Ok(());
+        };
+        if !orphan.tells(tid, at) {
+            // With the next transaction the first one is there.
+            if orphan.adopted.is_some_and(|(known, _)| tid.is_after(known)) {
+                self.orphan = None;
+            }
+            return Ok(());
+        }
+        let Some(sector) = layout.sector_of(AreaBlock(0)) else { return Ok(()) };
+        let mut block = *orphan.superblock.with_tail(tid, Some(at)).bytes();
+        Stamp::clear(&mut block);
+        versions.below.write(sector, &block)?;
+        versions.below.sync()?;
+        orphan.adopted = Some((tid, at));
+        self.clamp = orphan.adopted;
+        tracing::warn!(
+            start_sector = self.start.0,
+            tid = tid.0,
+            "a guest goes on with a log that was in the memory of an earlier daemon: its recovery begins with this transaction; of one \
+             that was being written then a part is missing"
+        );
+        Ok(())
+    }
+}
+
+impl Volumes {
+    /// Looks which journals are such, at a start.
+    pub(super) fn find_orphans(&mut self, versions: &mut Versions) -> Result<(), BlockError> {
+        for volume in &mut self.list {
+            let Phase::Armed { layout, .. } = &volume.phase else { continue };
+            let Some(sector) = layout.sector_of(AreaBlock(0)) else { continue };
+            let block = versions.below.read_block(sector)?;
+            let superblock = Stamp::read(&block).and_then(|_| JournalSuperblock::parse(&block).ok());
+            volume.orphan = superblock.filter(|s| s.start().is_none()).map(Orphan::new);
+        }
+        Ok(())
+    }
+
+    /// Whether a write touches the log of such a journal.
+    pub(super) fn touches_orphan(&self, sector: Sector, sectors: u64) -> bool {
+        self.list.iter().any(|volume| volume.orphan.is_some() && has_journal_in(volume, sector, sectors))
+    }
+
+    /// A journal that is cleared is nobody's any more.
+    pub(super) fn clear_orphans(&mut self, sector: Sector, sectors: u64) {
+        for volume in &mut self.list {
+            if volume.orphan.is_some() && has_journal_in(volume, sector, sectors) {
+                volume.orphan = None;
+            }
+        }
+    }
+
+    /// Before a write outside what is absorbed is handed down: see the module.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub(super) fn adopt(
+        &mut self,
+        versions: &mut Versions,
+        sector: Sector,
+        sectors: u64,
+        buffers: &Buffers,
+    ) -> Result<(), BlockError> {
+        for volume in self.list.iter_mut().filter(|volume| volume.orphan.is_some()) {
+            let Some(layout) = volume.layout().map(Arc::clone) else { continue };
+            for (start, length, first) in area_ranges(&layout) {
+                let from = sector.0.saturating_sub(start.0).next_multiple_of(BLOCK_SECTORS);
+                let to = (sector.0 + sectors).saturating_sub(start.0).min(length);
+                for at in (from..to).step_by(BLOCK_SECTORS as usize) {
+                    let mut header = [0; log::HEADER_BYTES];
+                    buffers.copy_to(((start.0 + at - sector.0) * SECTOR_BYTES) as usize, &mut header);
+                    if let Some(tid) = log::header_tid(&header) {
+                        volume.adopt(versions, tid, AreaBlock(first.0 + (at / BLOCK_SECTORS) as u32))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_journal_in(volume: &Volume, sector: Sector, sectors: u64) -> bool {
+    let mut ranges = volume.layout().into_iter().flat_map(|layout| area_ranges(layout));
+    ranges.any(|(start, length, _)| start.0 < sector.0 + sectors && sector.0 < start.0 + length)
+}
