@@ -134,6 +134,43 @@ fn a_guest_that_outlives_its_arena_is_found_by_its_own_recovery() {
     assert_filled(&block(dir.path(), journal.first + 5), 8);
 }
 
+/// An image that was renamed or copied without its state file: its journals say that it is not complete.
+#[test]
+fn an_image_without_its_state_file_is_not_served() {
+    let moved: [fn(&Path, &Path); 2] =
+        [|from, to| fs::rename(from, to).unwrap(), |from, to| assert!(fs::copy(from, to).unwrap() > 0)];
+    for act in moved {
+        let (dir, journal) = died(&CRASH);
+        let kept = names(&dir.path().join("arena")).remove(0);
+        let (here, there) = (dir.path().join("a.img"), dir.path().join("b.img"));
+        act(&here, &there);
+        let before = everything(dir.path());
+        let parts = ["b.img is not complete", "--accept-loss"];
+        let retain = ["serve", "--disk", "b.img", "--journal", "retain", "--survives", "guest-crash"];
+        refused(dir.path(), &[&retain[..], &CRASH[4..6]].concat(), 1, &[parts[0], parts[1], &kept]);
+        refused(dir.path(), &["serve", "--disk", "b.img"], 1, &parts);
+        refused(dir.path(), &["serve", "--disk", "b.img,read-only"], 1, &parts);
+        refused(dir.path(), &["recover", "b.img"], 1, &parts);
+        let checked = run(dir.path(), &["check", "--json", "b.img"]);
+        let said = String::from_utf8_lossy(&checked.stdout);
+        assert!(checked.status.code() == Some(1) && said.contains(parts[0]), "{said}");
+        assert!(everything(dir.path()) == before, "a refusal changes nothing");
+
+        if here.exists() {
+            // The copy is given up, by either of two ways, and is plain then.
+            Daemon::serve(dir.path(), &["--disk", "b.img", "--accept-loss"]).terminate();
+            Daemon::serve(dir.path(), &["--disk", "b.img"]).terminate();
+            fs::copy(&here, &there).unwrap();
+            succeeds(dir.path(), &["recover", "--accept-loss", "b.img"]);
+            assert_eq!(json(dir.path(), &["check", "--json", "b.img"])["clean"], true);
+        } else {
+            fs::rename(&there, &here).unwrap();
+        }
+        succeeds(dir.path(), &["recover", "a.img"]);
+        assert_filled(&block(dir.path(), journal.free), 7);
+    }
+}
+
 #[test]
 fn the_state_file_says_which_contract_is_in_force() {
     let (dir, journal) = died(&CRASH);

@@ -61,7 +61,7 @@ pub(super) fn left(
     let known = Known {
         uuid: record.fs_uuid,
         superblock: versions.arena.records.seen(id, Seen::FileSystem),
-        stamp: record.stamped.then(|| Stamp::of(&versions.arena, id)),
+        stamp: record.stamped.then(|| Stamp::of(versions, id)),
         journal: versions.arena.records.seen(id, Seen::Journal),
         unsound: match (sound, here.map(|v| &v.phase)) {
             (Some(sound), _) if layout.as_ref().is_some_and(|l| l.journal == sound.journal) => None,
@@ -201,13 +201,18 @@ mod tests {
         assert!(judge(seen(Some(check ^ 1), None)).unwrap_err().starts_with("the superblock"));
         assert!(judge(seen(None, Some(check_journal ^ 1))).unwrap_err().starts_with("the journal's"));
         // A stamp is this arena's, of this absorbing, or nobody's.
-        let stamp = Stamp { arena: [3; 16], generation: 4 };
+        let stamp = Stamp { arena: [3; 16], generation: 4, durable: false };
         let mut stamped = journal;
         stamp.put(&mut stamped);
         let judge = |stamp, journal: &Block| {
             Known { stamp: Some(stamp), ..known(None) }.judge(Some(&own), Some(journal))
         };
         assert_eq!(judge(stamp, &stamped), Ok(Left::Sound));
+        assert_eq!(
+            judge(Stamp { durable: true, ..stamp }, &stamped),
+            Ok(Left::Sound),
+            "the contract may change"
+        );
         assert!(judge(stamp, &journal).is_err());
         assert!(judge(Stamp { generation: 5, ..stamp }, &stamped).is_err());
     }

@@ -75,6 +75,19 @@ impl Volume {
         self.orphan = orphan.map(|orphan| Orphan { superblock: superblock.clone(), ..orphan });
     }
 
+    /// The orderly end: that what was retained is lost was accepted, and nobody is to ask for it any more. Where nothing durable was
+    /// lost nobody does, and the stamp still tells the next daemon that its guest may live.
+    pub(super) fn unstamp_orphan(&mut self, versions: &mut Versions) -> Result<(), BlockError> {
+        let asks =
+            |orphan: &Orphan| Stamp::read(orphan.superblock.bytes()).is_some_and(|stamp| !stamp.durable);
+        let orphan = self.orphan.take().filter(asks);
+        let (Some(orphan), Some(sector)) = (orphan, self.sector_of(AreaBlock(0))) else { return Ok(()) };
+        let mut block = *orphan.superblock.bytes();
+        Stamp::clear(&mut block);
+        versions.below.write(sector, &block)?;
+        versions.below.sync()
+    }
+
     /// A block of the log is about to be written.
     fn adopt(&mut self, versions: &mut Versions, tid: Tid, at: AreaBlock) -> Result<(), BlockError> {
         let (Some(orphan), Phase::Armed { layout, .. }) = (&mut self.orphan, &self.phase) else {

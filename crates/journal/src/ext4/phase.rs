@@ -88,6 +88,7 @@ impl Volume {
         retained.log.being_read = record.being_read;
         self.uuid = Some(record.fs_uuid);
         versions.init(self.id, retained.place.room())?;
+        retained.place.stamp_again(versions)?;
         let resumed = retained.resume(versions);
         self.phase = Phase::Absorbing(retained);
         resumed

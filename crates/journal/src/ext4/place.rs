@@ -48,13 +48,26 @@ impl Place {
     ) -> Result<(), BlockError> {
         let Some(sector) = self.layout.sector_of(AreaBlock(0)) else { return Ok(()) };
         let mut block = *superblock.with_tail(sequence, None).bytes();
-        Stamp::of(&versions.arena, self.id).put(&mut block);
+        Stamp::of(versions, self.id).put(&mut block);
         versions.arena.records.set_seen(self.id, Seen::Journal, None);
         versions.below.write(sector, &block)?;
         versions.below.sync()?;
         set_stamped(&mut versions.arena, self.id, true);
         self.disk_sequence = sequence;
         self.on_disk = false;
+        Ok(())
+    }
+
+    /// The stamp there says which contract is in force: an earlier daemon's may have been another one.
+    pub(super) fn stamp_again(&self, versions: &mut Versions) -> Result<(), BlockError> {
+        let Some(sector) = self.layout.sector_of(AreaBlock(0)) else { return Ok(()) };
+        let mut block = versions.below.read_block(sector)?;
+        let stamp = Stamp::of(versions, self.id);
+        if stamp.is_in(&block) && Stamp::read(&block) != Some(stamp) {
+            stamp.put(&mut block);
+            versions.below.write(sector, &block)?;
+            versions.below.sync()?;
+        }
         Ok(())
     }
 

@@ -42,6 +42,19 @@ pub enum RetainError {
         /// The other image's.
         size_bytes: u64,
     },
+    /// There is no state file, and a journal says that there was one.
+    #[error(
+        "{image} is not complete: its journals say that what its guest committed was not written home, and the state file that \
+         names the arena is not beside it ({why}); give the image the name back that its state file has, or give \
+         up what is retained with --accept-loss and check the file systems",
+        image = .image.display()
+    )]
+    Stray {
+        /// The image.
+        image: PathBuf,
+        /// Where it is retained, as far as is known.
+        why: String,
+    },
     /// What was retained is gone.
     #[error(
         "the retained journals of {image} are lost: {why}, and with them what the guest had committed and not yet written \

@@ -27,15 +27,16 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::disk::RetainDisk;
 use crate::error::JournalError;
-use crate::ext4::Options;
+use crate::ext4::{self, Options};
 use crate::mutation::Mistake;
 use crate::state_file::{self, State};
 use crate::status::DiskStatus;
 use crate::versions::arena::{Arena, Budget};
+use crate::versions::Below;
 
 pub use error::RetainError;
 use prepare::PreparedDisk;
-pub(crate) use prepare::{arena_of, judge, Earlier};
+pub(crate) use prepare::{arena_of, judge, stray, Earlier};
 pub use prepare::{GroupImage, Prepared};
 
 /// How often the fill is looked at while it may soon need room.
@@ -189,6 +190,10 @@ impl RetainGroup {
             disks[index] = Arc::clone(&member.disk) as Arc<dyn Disk>;
             members.push(member);
             fresh.push(made);
+        }
+        for n in &prepared.given_up {
+            let mut below = Below::new(&*disks[*n])?;
+            ext4::give_up(&mut below, disks[*n].geometry().sectors)?;
         }
         for path in &prepared.stale {
             state_file::remove(path)?;

@@ -1,7 +1,7 @@
 //! What has to be decided before a group is opened: which images have retained journals, and where.
 //!
 //! ```text
-//! FILE.state? ─ none ──────────────► new arena
+//! FILE.state? ─ none ──────────────► new arena; refused where a journal's superblock bears a stamp: the image was renamed or copied
 //!     │
 //!     └ same image? ─► arena there, of this boot? ─ yes ─► taken over (passthrough: refused)
 //!                                 └ no ─► power-window: nothing durable is lost, go on
@@ -12,12 +12,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use afterimage_block::{Medium, SECTOR_BYTES};
+use afterimage_store::FileMedium;
 use uuid::Uuid;
 
 use super::error::RetainError;
 use super::JournalOptions;
 use crate::error::JournalError;
+use crate::ext4;
 use crate::state_file::{self, ImageIdentity, State, StateError};
 use crate::versions::arena::{Arena, ArenaIdentity, Budget};
 
@@ -39,6 +43,8 @@ pub struct Prepared {
     pub(super) disks: Vec<Option<PreparedDisk>>,
     /// State files that are to go, because what it named is gone.
     pub(super) stale: Vec<PathBuf>,
+    /// Disks, by position, of which what was retained is given up without anything being retained from now on.
+    pub(super) given_up: Vec<usize>,
     /// Arenas of earlier boots that nothing can use any more.
     pub(super) dead_arenas: Vec<(PathBuf, ArenaIdentity)>,
 }
@@ -118,6 +124,7 @@ impl Prepared {
             options,
             disks: Vec::new(),
             stale: Vec::new(),
+            given_up: Vec::new(),
             dead_arenas: Vec::new(),
         };
         let mut earlier = Vec::new();
@@ -127,12 +134,16 @@ impl Prepared {
             if retain && ImageIdentity::of(image.path)?.is_none() {
                 return Err(RetainError::Device { image: image.path.to_owned() });
             }
-            earlier.push((image, retain, judge(image.path, retain, prepared.options.accept_loss)?));
+            let JournalOptions { arena_folder, accept_loss, .. } = &prepared.options;
+            earlier.push((image, retain, judge(image.path, arena_folder, retain, *accept_loss)?));
         }
         if prepared.options.retain {
             prepared.options.arena_folder = folder(&prepared.options)?;
         }
-        for (image, retain, found) in earlier {
+        for (n, (image, retain, found)) in earlier.into_iter().enumerate() {
+            if matches!(found, Earlier::Gone(_)) && !retain && !image.read_only {
+                prepared.given_up.push(n);
+            }
             let disk = prepared.disk(image.path, retain, found, contract)?;
             prepared.disks.push(disk);
         }
@@ -236,11 +247,23 @@ fn folder(options: &JournalOptions) -> Result<PathBuf, RetainError> {
 /// What statfs says of a tmpfs (linux/magic.h).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Judges what an image's state file says.
-pub(crate) fn judge(image: &Path, retain: bool, accept_loss: bool) -> Result<Earlier, RetainError> {
+/// Judges what an image's state file says; where there is none, what its journals say. `arena_folder`: where their arena may be.
+pub(crate) fn judge(
+    image: &Path,
+    arena_folder: &Path,
+    retain: bool,
+    accept_loss: bool,
+) -> Result<Earlier, RetainError> {
     let state_path = state_file::state_path(image)?;
     let state = match State::read(&state_path) {
-        Ok(None) => return Ok(Earlier::Nothing),
+        Ok(None) => match stray(image, arena_folder)? {
+            None => return Ok(Earlier::Nothing),
+            Some(why) if accept_loss => {
+                tracing::warn!(image = %image.display(), why, "--accept-loss: what it had is given up");
+                return Ok(Earlier::Gone(None));
+            }
+            Some(why) => return Err(RetainError::Stray { image: image.to_owned(), why }),
+        },
         Ok(Some(state)) => state,
         Err(source @ StateError::Corrupt { .. }) if accept_loss => {
             tracing::warn!(error = %source, "--accept-loss: whatever it named is given up");
@@ -291,6 +314,25 @@ pub(crate) fn judge(image: &Path, retain: bool, accept_loss: bool) -> Result<Ear
         return Err(RetainError::Lost { image: image.to_owned(), why });
     }
     Ok(Earlier::Gone(Some(state)))
+}
+
+/// Where what was committed on an image without a state file is retained, if its journals say that it is: it was renamed, linked or
+/// copied without that file.
+pub(crate) fn stray(image: &Path, arena_folder: &Path) -> Result<Option<String>, RetainError> {
+    // Where it cannot be opened, whoever serves it says why.
+    let Ok(medium) = FileMedium::open(image, true) else { return Ok(None) };
+    let medium = Arc::new(medium) as Arc<dyn Medium>;
+    let sectors = medium.len() / SECTOR_BYTES;
+    let Some(arena) = ext4::awaited(&mut { medium }, sectors)? else { return Ok(None) };
+    // What a redo log holds may say something else, and it is durable.
+    if crate::offline::is_behind_its_log(image) {
+        return Ok(None);
+    }
+    let arena = crate::versions::arena::place(arena_folder, Uuid::from_bytes(arena));
+    Ok(Some(match arena.exists() {
+        true => format!("it is retained in {}", arena.display()),
+        false => format!("it was retained in an arena that is not in {}", arena_folder.display()),
+    }))
 }
 
 /// Whether the arena that a state names is there; why not.

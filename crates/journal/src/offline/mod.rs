@@ -26,12 +26,13 @@ use afterimage_store::{DirectMode, FileMedium, ImageStore};
 use rustix::fs::{flock, memfd_create, seek, FlockOperation, MemfdFlags, SeekFrom};
 
 use crate::error::JournalError;
-use crate::ext4::{FileSystems, Options};
-use crate::group::{arena_of, judge, Earlier, RetainError};
+use crate::ext4::{self, FileSystems, Options};
+use crate::group::{arena_of, judge, stray, Earlier, JournalOptions, RetainError};
 use crate::mutation::Mistake;
 use crate::state_file::{self, State, StateError};
 use crate::status::DiskStatus;
 use crate::versions::arena::Arena;
+use crate::versions::Below;
 
 pub use arenas::{arenas, remove_arena, ArenaReport, Need};
 pub use report::{InspectReport, RecoverReport, WouldWrite};
@@ -57,7 +58,13 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
     let state_path = state_file::state_path(&image)?;
     let mut report = InspectReport::new(image.clone(), state_path.clone());
     let state = match State::read(&state_path) {
-        Ok(None) => return Ok(None),
+        Ok(None) => {
+            let stray = stray(&image, Path::new(JournalOptions::ARENA_FOLDER))?;
+            return Ok(stray.map(|why| {
+                report.problem = Some(RetainError::Stray { image, why }.to_string());
+                report
+            }));
+        }
         Ok(Some(state)) => state,
         Err(e @ (StateError::Corrupt { .. } | StateError::Unsupported { .. })) => {
             report.problem = Some(e.to_string());
@@ -88,7 +95,7 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
 
 /// Whether a redo log holds requests that are not home: until they are, the image does not show what a daemon would see, and
 /// whether somebody else changed it cannot be said.
-fn is_behind_its_log(image: &Path) -> bool {
+pub(crate) fn is_behind_its_log(image: &Path) -> bool {
     afterimage_order::offline::inspect(image)
         .is_ok_and(|report| report.log.is_some_and(|log| log.records > 0))
 }
@@ -199,19 +206,25 @@ fn copy_arena(path: &Path) -> io::Result<Option<File>> {
 pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<RecoverReport>, RetainError> {
     let image = image_of(path);
     let state_path = state_file::state_path(&image)?;
-    if !state_path.exists() {
+    let arena_folder = Path::new(JournalOptions::ARENA_FOLDER);
+    if !state_path.exists() && stray(&image, arena_folder)?.is_none() {
         return Ok(None);
     }
     let opened = open_image(&image, dry_run)?;
     let mut report = RecoverReport::new(image.clone(), state_path.clone(), dry_run);
     // As `serve` would judge it. A dry run must not even tidy the arena up, as opening it does.
-    let state = match (judge(&image, !dry_run, accept_loss), State::read(&state_path)) {
+    let state = match (judge(&image, arena_folder, !dry_run, accept_loss), State::read(&state_path)) {
         (Err(RetainError::Retained { .. }), Ok(Some(state))) if dry_run => state,
         (Ok(Earlier::Arena(state, _)), _) => state,
         (Ok(Earlier::Nothing), _) => return Ok(None),
         (Ok(Earlier::Gone(_)), _) => {
             report.lost = true;
             if !dry_run {
+                let group = Group::open(vec![opened], GroupOptions::new(Contract::GuestCrash))
+                    .map_err(RetainError::Group)?;
+                let disk = &group.disks()[0];
+                ext4::give_up(&mut Below::new(&**disk)?, disk.geometry().sectors)?;
+                group.close()?;
                 state_file::remove(&state_path)?;
             }
             return Ok(Some(report));

@@ -14,7 +14,7 @@ pub(crate) struct Below {
 }
 
 impl Below {
-    pub(super) fn new(disk: &dyn Disk) -> Result<Self, BlockError> {
+    pub(crate) fn new(disk: &dyn Disk) -> Result<Self, BlockError> {
         Ok(Self { lane: Blocking::new(disk.open_lane()?), run: Vec::new() })
     }
 
