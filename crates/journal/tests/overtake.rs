@@ -151,6 +151,60 @@ fn stops_nobody_else(by: By) {
     assert!(mounted.on_disk(2900) == block(19));
 }
 
+/// `guest-crash`: a flush is answered when what was committed is home, also where the guest was writing it there just then, or something
+/// older that is on its way.
+#[test]
+fn a_flush_waits_for_what_is_on_its_way_home() {
+    for older in [false, true] {
+        let mut mounted = Mounted::new(false);
+        let blocks = mounted.transaction(vec![(FsBlock(3000), block(2))]);
+        let commit = |mounted: &Mounted| {
+            let mut lane = mounted.lane();
+            blocks.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+        };
+        if !older {
+            commit(&mounted);
+        }
+        mounted.gate.set(true);
+        let mounted = &mounted;
+        std::thread::scope(|scope| {
+            let content = block(if older { 1 } else { 2 });
+            let writing = scope.spawn(move || mounted.lane().write(mounted.home(3000), &content).unwrap());
+            mounted.gate.wait_for_somebody();
+            if older {
+                commit(mounted);
+            }
+            let flushing = scope.spawn(|| mounted.disk.settle_to_flush().unwrap());
+            std::thread::sleep(Duration::from_millis(100));
+            let waits = !flushing.is_finished();
+            mounted.gate.set(false);
+            flushing.join().unwrap();
+            assert!(mounted.on_disk(3000) == block(2), "older: {older}");
+            writing.join().unwrap();
+            assert!(waits, "older: {older}");
+        });
+        assert_eq!(mounted.disk.status().file_systems[0].mode, "retain");
+    }
+}
+
+/// `guest-crash`: of what was overwritten since nothing brings the committed content home but the guest's own recovery. A flush leaves it to
+/// that, in the journal on the disk.
+#[test]
+fn a_flush_leaves_what_cannot_go_home_to_the_guests_recovery() {
+    let mut mounted = Mounted::new(false);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), block(3))]);
+    let mut lane = mounted.lane();
+    blocks.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    lane.write(mounted.home(3000), &block(9)).unwrap();
+    mounted.disk.settle_to_flush().unwrap();
+    assert!(mounted.on_disk(3001) == block(3));
+    let image = mounted.image();
+    let (homes, transactions) = common::replayed(&image);
+    let block_of = mounted.home(3000).0 / 8;
+    assert_eq!((transactions, homes.get(&block_of).map(|b| b[0])), (1, Some(2)));
+    assert_eq!(mounted.disk.status().file_systems[0].mode, "waiting");
+}
+
 /// Another guest mounts while a set is under way: what it reads of it comes too early, and is in the journal that it reads then.
 #[test]
 fn what_is_read_before_a_set_has_ended_stays_in_the_journal() {

@@ -469,6 +469,7 @@ impl RetainLane {
             BlockError::Corrupt(e.to_string().into())
         });
         self.shared.publish(systems);
+        self.shared.landed.notify_all();
         result.and(looked)
     }
 

@@ -11,6 +11,7 @@ pub use lane::LANE_BYTES_MAX;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Quiesced, Sector};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -24,6 +25,10 @@ use crate::status::DiskStatus;
 use crate::versions::arena::Arena;
 use crate::versions::Versions;
 use shared::Shared;
+
+/// How long somebody who flushes waits for a guest's writes: one that writes the same blocks again and again, or whose memory is stuck,
+/// gets its journal back.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A disk whose guest's journals are retained. It stands between a frontend and the ordering layer.
 pub struct RetainDisk {
@@ -69,6 +74,7 @@ impl RetainDisk {
             known: systems.versions().known_to_all(),
             systems: Mutex::new(systems),
             idle: Condvar::new(),
+            landed: Condvar::new(),
             paused: AtomicBool::new(false),
             left: AtomicBool::new(false),
         };
@@ -101,6 +107,33 @@ impl RetainDisk {
     /// The disk below failed.
     pub fn settle(&self) -> Result<(), JournalError> {
         self.with(FileSystems::settle_all)
+    }
+
+    /// As [`RetainDisk::settle`], for somebody who is told then that it is durable. What was on its way home already is waited for:
+    /// where that carried something older, its version goes home behind it. What was not home when this began and only a
+    /// recovery would bring there has to be in the journal on the disk.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn settle_to_flush(&self) -> Result<(), JournalError> {
+        let mut systems = self.shared.lock_idle();
+        while self.act(&mut systems, FileSystems::due)? {}
+        let mut versions = systems.not_home();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let tracks = systems.awaited(&mut versions);
+            if tracks.is_empty() || Instant::now() >= until {
+                break;
+            }
+            let flies = |systems: &mut FileSystems| systems.flies(&tracks);
+            self.shared.landed.wait_while_until(&mut systems, flies, until);
+            self.shared.idle.wait_while(&mut systems, |systems| systems.is_on_its_way());
+            while self.act(&mut systems, FileSystems::due)? {}
+        }
+        self.act(&mut systems, |systems| {
+            systems.hand_back(&versions)?;
+            systems.settle_all()
+        })
     }
 
     /// Does a bounded part of [`RetainDisk::settle`] where the guest has left since that was last done. Whether there is

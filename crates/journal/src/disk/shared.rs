@@ -16,6 +16,8 @@ pub(super) struct Shared {
     pub(super) systems: Mutex<FileSystems>,
     /// No set is due or under way any more.
     pub(super) idle: Condvar,
+    /// A write that was handed down has completed.
+    pub(super) landed: Condvar,
     /// [`FileSystems::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
     pub(super) version: AtomicU64,
     pub(super) ranges: Mutex<Arc<Ranges>>,

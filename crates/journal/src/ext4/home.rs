@@ -1,13 +1,19 @@
 //! What the daemon does by itself: versions go home as sets, room is made, a guest that may be dead is settled, and everything ends.
 
+use std::collections::BTreeMap;
+
 use afterimage_order::HomeError;
 
 use super::retained::{Retained, Stop};
 use super::systems::FileSystems;
 use super::volume::Volume;
 use crate::error::JournalError;
-use crate::ids::{FsBlock, BLOCK_SECTORS};
-use crate::versions::{HomeSet, Tuple};
+use crate::ids::{FsBlock, Tid, BLOCK_SECTORS};
+use crate::versions::arena::VolumeId;
+use crate::versions::{Flying, HomeSet, Track, Tuple};
+
+/// Versions by client and home, with the transactions that committed them.
+pub type NotHome = BTreeMap<(VolumeId, FsBlock), Tid>;
 
 /// Whether the ext4 superblock is among them.
 fn has_superblock(tuples: &[Tuple]) -> bool {
@@ -90,6 +96,52 @@ impl FileSystems {
             })?;
         }
         Ok(self.is_due())
+    }
+
+    /// Versions that are not home, where no log decides what is durable.
+    pub fn not_home(&self) -> NotHome {
+        let retained =
+            self.volumes.list.iter().filter(|v| v.retained().is_some() && !self.versions.applies());
+        let of = |id| self.versions.recover(id, true).into_iter().map(move |t| ((id, t.home), t.tid));
+        retained.flat_map(|volume| of(volume.id)).collect()
+    }
+
+    /// Drops from such a list what is home by now or not needed any more. Writes that are under way over the rest, or over what nothing goes
+    /// home before.
+    pub fn awaited(&self, versions: &mut NotHome) -> Vec<Track> {
+        versions.retain(|(id, home), tid| self.versions.is_open(*id, *home, *tid));
+        if versions.is_empty() {
+            return Vec::new();
+        }
+        let over = |write: &&Flying| {
+            write.look_again
+                || self.versions.rooms().any(|(id, room)| {
+                    let (from, to) = room.blocks_of(write.sector, write.sectors);
+                    from < to && versions.range((*id, from)..(*id, to)).next().is_some()
+                })
+        };
+        self.versions.in_flight.iter().filter(over).map(Flying::track).collect()
+    }
+
+    /// Whether one of these writes is still under way.
+    pub fn flies(&self, tracks: &[Track]) -> bool {
+        tracks.iter().any(|track| self.versions.in_flight.holds(*track))
+    }
+
+    /// The journals of versions that nothing brings home but their guest's recovery are handed back: that finds them, whatever dies.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn hand_back(&mut self, versions: &NotHome) -> Result<(), JournalError> {
+        for v in 0..self.volumes.list.len() {
+            let id = self.volumes.list[v].id;
+            let count = versions.keys().filter(|(of, _)| *of == id).count();
+            if count > 0 {
+                let why = format!("{count} blocks that only its own recovery writes home are to be durable");
+                self.volumes.leave(v, &mut self.versions, &why, true)?;
+            }
+        }
+        Ok(())
     }
 
     /// Everything that is pending goes home, while nobody else is served.

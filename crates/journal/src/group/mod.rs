@@ -392,7 +392,9 @@ impl RetainGroup {
         if self.shared.gate().pause == Pause::Complete {
             return Ok(());
         }
-        Ok(self.shared.members.iter().try_for_each(|m| m.disk.settle())?)
+        // Where one thread steps everything, nobody completes what is waited for.
+        let settle = if self.group.is_stepped() { RetainDisk::settle } else { RetainDisk::settle_to_flush };
+        Ok(self.shared.members.iter().try_for_each(|m| settle(&m.disk))?)
     }
 
     fn stop_thread(&self) {

@@ -33,6 +33,11 @@ pub struct Flying {
 }
 
 impl Flying {
+    /// Its name.
+    pub fn track(&self) -> Track {
+        self.track
+    }
+
     /// Whether the write touches a range.
     fn overlaps(&self, sector: Sector, sectors: u64) -> bool {
         self.sector.0 < sector.0 + sectors && sector.0 < self.sector.0 + self.sectors

@@ -30,7 +30,7 @@ pub struct Room {
 }
 
 impl Room {
-    pub(super) fn blocks_of(&self, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
+    pub(crate) fn blocks_of(&self, sector: Sector, sectors: u64) -> (FsBlock, FsBlock) {
         blocks_of(self.start, self.blocks, sector, sectors)
     }
 }
@@ -245,6 +245,17 @@ impl Versions {
     pub(crate) fn known(&self) -> u64 {
         let area = self.area.read();
         self.rooms.keys().map(|client| area.query(*client).versions).sum()
+    }
+
+    /// Whether a version is still the newest of its block, and not home.
+    pub(crate) fn is_open(&self, client: VolumeId, home: FsBlock, tid: Tid) -> bool {
+        let version = self.area.read().version(client, home);
+        version.is_some_and(|v| v.tid == tid && v.state != VersionState::Home)
+    }
+
+    /// Who there is, and where.
+    pub(crate) fn rooms(&self) -> impl Iterator<Item = (&VolumeId, &Room)> {
+        self.rooms.iter()
     }
 
     /// A client's counters.

@@ -258,6 +258,10 @@ impl Mounted {
         FsBlock(home).sector(self.layout.start)
     }
 
+    pub fn image(&self) -> Vec<u8> {
+        self.memory.bytes()
+    }
+
     pub fn on_disk(&self, home: u64) -> Vec<u8> {
         let mut bytes = vec![0; BLOCK_BYTES];
         self.memory.read_at(&mut bytes, self.home(home).0 * 512).unwrap();
