@@ -243,6 +243,7 @@ static int fm_record(struct inode *inode)
 static int fm_set(struct inode *inode, int mode)
 {
 	int before = fm_mode(inode);
+	bool stored;
 	int err;
 
 	if (mode == before)
@@ -253,8 +254,14 @@ static int fm_set(struct inode *inode, int mode)
 		return -EROFS;
 	if (IS_DAX(inode))
 		return -EBUSY;
-	/* An inode that is read again must not be ordered before it was switched. */
-	if (before == VEXT4_JOURNALING_ORDERED) {
+	/*
+	 * An inode that is read again must not be ordered before it was switched. A stock kernel that gives it the
+	 * attribute j leaves ours where it is, unseen until j is taken away.
+	 */
+	down_read(&EXT4_I(inode)->xattr_sem);
+	stored = fm_stored(inode);
+	up_read(&EXT4_I(inode)->xattr_sem);
+	if (stored || before == VEXT4_JOURNALING_ORDERED) {
 		err = fm_store(inode, false);
 		if (err)
 			return err;

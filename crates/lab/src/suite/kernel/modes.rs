@@ -135,6 +135,26 @@ cat /proc/fs/vjbd2/vda-*/single_io; cd /"#
         .to_owned())
 }
 
+/// An ordered file that a stock kernel has given the attribute `j`: when that is taken away, what it was before must not come back at
+/// the next reading of its inode, while the journal has its blocks.
+pub(super) fn left_over(evidence: &Evidence, build: &Build, mount: &str) -> Result<String> {
+    let body = format!(
+        r#"mkfs.ext4 -q -F -b 4096 -J size=16 /dev/vda 128M
+head -c 100k /dev/zero | tr '\0' A > /a; tr A B < /a > /b
+write() {{ dd if=$1 of=/mnt/file bs=100k conv=notrunc,fsync 2>/dev/null; }}
+mount -t vext4 -o {mount} /dev/vda /mnt; : > /mnt/file; $J set ordered /mnt/file; umount /mnt
+mount -t ext4 -o nodelalloc /dev/vda /mnt; chattr +j /mnt/file; umount /mnt
+mount -t vext4 -o {mount} /dev/vda /mnt; is data /mnt/file; chattr -j /mnt/file; is default /mnt/file
+write /a; sync; echo 3 > /proc/sys/vm/drop_caches
+now=$($J get /mnt/file); write /b
+replay
+cmp /b /mnt/file || broken "what was journaled is back in a file that is $now again"
+[ "$now" = default ] || broken "the file is $now again""#
+    );
+    run(evidence, &script(build, &body))?;
+    Ok("a mode that another driver's has hidden is gone with that".to_owned())
+}
+
 /// Random operations and switches against a model, a crash, a stock kernel's replay.
 pub(super) fn scrambled(evidence: &Evidence, build: &Build, mount: &str, seed: u64) -> Result<String> {
     let body = format!(
