@@ -12,8 +12,8 @@ use afterimage_block::{
     SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{
-    is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_MPROTECT, SLOTS, STATUS_FAILED,
-    STATUS_MALFORMED, STATUS_UNSUPPORTED,
+    is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_LEND, OPERATION_MPROTECT, SLOTS,
+    STATUS_FAILED, STATUS_MALFORMED, STATUS_UNSUPPORTED,
 };
 use afterimage_format::FormatError;
 use zerocopy::FromZeros as _;
@@ -22,6 +22,9 @@ use crate::desk::{Desk, Place, Verdict};
 use crate::hand::{Brought, HandOver, Handing, Over, Way, What};
 use crate::lent::{self, Next};
 use crate::shared::{Borrowed, Shared, SLOT_SECTORS};
+
+/// Memory that was refused is logged so often, for each queue of a guest's; `refused` counts the rest.
+const LOGGED_REFUSALS: u32 = 8;
 
 /// A command as it was when it came. It lies in the guest's memory, where another may stand by the time it is carried out.
 struct Received {
@@ -78,6 +81,8 @@ pub struct ControlLane {
     behind: VecDeque<Behind>,
     over: Vec<Over>,
     done: Vec<Completion>,
+    /// Of [`LOGGED_REFUSALS`].
+    logged: u32,
 }
 
 impl ControlLane {
@@ -94,6 +99,7 @@ impl ControlLane {
             behind: VecDeque::new(),
             over: Vec::new(),
             done: Vec::new(),
+            logged: 0,
         })
     }
 
@@ -179,11 +185,24 @@ impl ControlLane {
             Ok(borrowed) => self.borrowed.push(borrowed),
             Err(why) => {
                 lent::refuse(&request.buffers);
-                self.shared.refuse_loan((sector / SLOT_SECTORS) as usize, &why);
+                self.refuse_loan((sector / SLOT_SECTORS) as usize, &why);
                 self.finish(request.token, Ok(()));
             }
         }
         None
+    }
+
+    /// Leaves in a slot why nothing is taken of what is published.
+    fn refuse_loan(&mut self, slot: usize, why: &str) {
+        if self.logged < LOGGED_REFUSALS {
+            self.logged += 1;
+            tracing::warn!(
+                "the control disk takes nothing of what is published in memory that was lent: {why}"
+            );
+        }
+        let verdict = Verdict::not(STATUS_UNSUPPORTED, why);
+        // Said where it is looked for; the read itself went well.
+        let _ = self.shared.conclude(slot, &Command::new(OPERATION_LEND, 0), &verdict);
     }
 
     /// A command is carried out when what had been published before it came is taken; what is handed over need not wait for that.
@@ -235,11 +254,11 @@ impl ControlLane {
                     moved = true;
                 }
                 Next::Over(why) => {
-                    if let Some(why) = why {
-                        self.shared.refuse_loan(*slot, why);
-                    }
                     // Its lending ends behind the last look, and before the guest hears that the read is over.
-                    self.borrowed.remove(at);
+                    let slot = self.borrowed.remove(at).slot;
+                    if let Some(why) = why {
+                        self.refuse_loan(slot, why);
+                    }
                     self.finish(token, Ok(()));
                     moved = true;
                     continue;

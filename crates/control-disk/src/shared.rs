@@ -253,14 +253,6 @@ impl Shared {
         Ok(Borrowed { loan, slot, disk, lending })
     }
 
-    /// Leaves in a slot why nothing is taken of what is published.
-    pub(crate) fn refuse_loan(&self, slot: usize, why: &str) {
-        tracing::warn!("the control disk takes nothing of what is published in memory that was lent: {why}");
-        let verdict = Verdict::not(STATUS_UNSUPPORTED, why);
-        // Said where it is looked for; the read itself went well.
-        let _ = self.conclude(slot, &Command::new(OPERATION_LEND, 0), &verdict);
-    }
-
     /// What is read where there was no command.
     fn introduction(&self) -> Answer {
         let sequence = self.group.reached().acknowledged.0.into();

@@ -211,6 +211,52 @@ fn what_is_refused_says_why() {
     assert_eq!(disk.commands().refused.load(Ordering::SeqCst), 5);
 }
 
+/// How often something is logged.
+#[derive(Clone, Default)]
+struct Logged(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Logged {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A guest lends memory as fast as it likes: the host's log is not its.
+#[test]
+fn refused_memory_is_logged_a_few_times_and_counted_always() {
+    let (disk, logged) = (disk(&Arc::default(), "guest-crash"), Logged::default());
+    tracing::subscriber::with_default(logged.clone(), || {
+        let mut lane = disk.open_lane().unwrap();
+        let mut done = Vec::new();
+        for token in 0..1000 {
+            let memory = Buffers::allocate(2 * BLOCK_BYTES as usize);
+            memory.copy_from(0, Lent::new([1; 16], 1, 0).as_bytes());
+            lane.submit(request(token, Operation::Read, 60 * 2048, memory.share()));
+            lane.reap(&mut done);
+            assert_eq!(memory.load_u32(Lent::STATE_AT), Some(LENT_REFUSED));
+        }
+        assert_eq!(done.len(), 1000);
+    });
+    assert_eq!(disk.commands().refused.load(Ordering::SeqCst), 1000);
+    assert_eq!(logged.0.load(Ordering::SeqCst), 8);
+}
+
 #[test]
 fn a_guest_may_send_anything() {
     let group = Arc::new(Group::default());
