@@ -5,6 +5,7 @@
  struct ext4_inode_info {
  ...
 +	bool i_sio_mapped;
++	struct mutex i_sio_walk;
  };
 
 @@
@@ -15,5 +16,6 @@ identifier ei;
  <...
  ei->i_datasync_tid = 0;
 +ei->i_sio_mapped = false;
++mutex_init(&ei->i_sio_walk);
  ...>
  }

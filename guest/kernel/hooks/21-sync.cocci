@@ -6,10 +6,8 @@ identifier ret, file, start, end;
  ext4_sync_file(struct file *file, loff_t start, loff_t end, ...)
  {
  <...
-+if (sio_syncs_by_commit(inode)) {
-+	ret = sio_sync(inode, start, end);
++if (sio_sync(inode, start, end, &ret))
 +	goto out;
-+}
  ret = file_write_and_wait_range(file, start, end);
  ...>
  }

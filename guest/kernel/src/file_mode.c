@@ -30,6 +30,7 @@
 #include "xattr.h"
 #include "file_mode.h"
 #include "series.h"
+#include "single_io_fs.h"
 
 #define FM_XATTR_INDEX EXT4_XATTR_INDEX_SYSTEM
 #define FM_XATTR_NAME "journaling"
@@ -173,10 +174,12 @@ static int fm_switch_written(struct inode *inode, int mode)
 	journal_t *journal = EXT4_JOURNAL(inode);
 	int alloc_ctx, err;
 
+	/* A sync that comes meanwhile asks again whether a commit is all that it needs. */
+	mutex_lock(&EXT4_I(inode)->i_sio_walk);
 	/* Faults wait for this, and find pages clean and protected. */
 	err = filemap_write_and_wait(inode->i_mapping);
 	if (err)
-		return err;
+		goto out;
 	alloc_ctx = ext4_writepages_down_write(inode->i_sb);
 	jbd2_journal_lock_updates(journal);
 	if (ext4_should_journal_data(inode) && !vext4_without(VEXT4_PART_SWITCH_FLUSH)) {
@@ -185,10 +188,15 @@ static int fm_switch_written(struct inode *inode, int mode)
 		err = jbd2_journal_flush(journal, 0);
 		vext4_fault(VEXT4_FAULT_SWITCH_FLUSHED);
 	}
-	if (!err)
+	if (!err) {
 		fm_note(inode, mode);
+		if (!ext4_should_journal_data(inode))
+			sio_unmark(inode);
+	}
 	jbd2_journal_unlock_updates(journal);
 	ext4_writepages_up_write(inode->i_sb, alloc_ctx);
+out:
+	mutex_unlock(&EXT4_I(inode)->i_sio_walk);
 	return err;
 }
 

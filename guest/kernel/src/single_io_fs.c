@@ -18,46 +18,107 @@
 #include "single_io_fs.h"
 #include "vma_fs.h"
 
-/**
- * sio_syncs_by_commit - is a commit all that a sync of this file needs?
- * @inode: the file
- */
-bool sio_syncs_by_commit(struct inode *inode)
+static bool sio_syncs_by_commit(struct inode *inode)
 {
 	return EXT4_SB(inode->i_sb)->s_journal && ext4_should_journal_data(inode) &&
 	       (test_opt(inode->i_sb, JOURNAL_ASYNC_COMMIT) || vmaj_mounted(inode->i_sb));
 }
 
-/**
- * sio_sync - sync a file by a commit
- * @inode: a file for which sio_syncs_by_commit() holds
- * @start: the first byte
- * @end: the last byte
- *
- * Return: 0, or an error; then what mappings have changed may not be durable, and the next sync tries again.
- */
-int sio_sync(struct inode *inode, loff_t start, loff_t end)
+/* Brings what mappings have changed into the running transaction, where anything has been. */
+static int sio_walk(struct inode *inode, loff_t start, loff_t end)
 {
 	bool *mapped = &EXT4_I(inode)->i_sio_mapped;
-	int ret;
+	int err;
 
-	atomic64_inc(&EXT4_SB(inode->i_sb)->s_journal->j_sio.syncs);
-	if (READ_ONCE(*mapped)) {
-		/* Cleared first: a page that becomes dirty from now on sets it again. */
-		if (start == 0 && end == LLONG_MAX)
-			WRITE_ONCE(*mapped, false);
-		/* Pairs with the release in sio_dirty_mapped(). */
-		smp_mb();
-		ret = series_journal_mapped(inode, start, end);
-		if (ret) {
-			WRITE_ONCE(*mapped, true);
-			return ret;
-		}
+	lockdep_assert_held(&EXT4_I(inode)->i_sio_walk);
+	if (!READ_ONCE(*mapped))
+		return 0;
+	/* Cleared first: a page that becomes dirty from now on sets it again. */
+	if (start == 0 && end == LLONG_MAX)
+		WRITE_ONCE(*mapped, false);
+	/* Pairs with the release in sio_dirty_mapped(). */
+	smp_mb();
+	err = series_journal_mapped(inode, start, end);
+	if (err)
+		WRITE_ONCE(*mapped, true);
+	else
 		vext4_fault(VEXT4_FAULT_MAPPED);
+	return err;
+}
+
+/**
+ * sio_sync - sync a file by a commit, where that is all that it needs
+ * @inode: any file
+ * @start: the first byte
+ * @end: the last byte
+ * @ret: where 0 goes, or an error; then what mappings have changed may not be durable, and the next sync tries again
+ *
+ * Return: whether it was synced; false where it has to be in the stock way.
+ */
+bool sio_sync(struct inode *inode, loff_t start, loff_t end, int *ret)
+{
+	struct mutex *walk = &EXT4_I(inode)->i_sio_walk;
+	journal_t *journal;
+
+	if (!sio_syncs_by_commit(inode))
+		return false;
+	/*
+	 * Who finds the flag cleared relies on the walk of the one who has cleared it, and waits for its end; and for
+	 * that of a switch, behind which the file may have to be written home.
+	 */
+	mutex_lock(walk);
+	if (!sio_syncs_by_commit(inode)) {
+		mutex_unlock(walk);
+		return false;
 	}
+	*ret = sio_walk(inode, start, end);
+	mutex_unlock(walk);
+	journal = EXT4_SB(inode->i_sb)->s_journal;
+	atomic64_inc(&journal->j_sio.syncs);
+	if (*ret)
+		return true;
 	if (vmaj_mounted(inode->i_sb) && !sb_rdonly(inode->i_sb))
-		return vmaj_force_commit(EXT4_SB(inode->i_sb)->s_journal);
-	return ext4_force_commit(inode->i_sb);
+		*ret = vmaj_force_commit(journal);
+	else
+		*ret = ext4_force_commit(inode->i_sb);
+	return true;
+}
+
+/* A page waits for the journal that its file has left: its buffers say that it is dirty, as those of other files do. */
+static void sio_unmark_folio(struct address_space *mapping, struct folio *folio)
+{
+	folio_clear_checked(folio);
+	if (folio_test_dirty(folio))
+		block_dirty_folio(mapping, folio);
+}
+
+/**
+ * sio_unmark - let no page wait for the journal any more
+ * @inode: a file that was switched away from it, with nobody writing back
+ *
+ * A device, which no lock holds off, may have changed a page since the others were journaled (direct I/O into a
+ * mapping). Its buffers are clean, and whoever writes it home from now on would find nothing to write.
+ */
+void sio_unmark(struct inode *inode)
+{
+	struct address_space *mapping = inode->i_mapping;
+	struct page *page;
+	unsigned long index;
+	void *entry;
+
+	/* Pairs with the barrier in sio_dirty_mapped(): it sees the switch, or we see its page. */
+	smp_mb();
+	if (!READ_ONCE(EXT4_I(inode)->i_sio_mapped))
+		return;
+	xa_for_each_marked(&mapping->i_pages, index, entry, PAGECACHE_TAG_DIRTY) {
+		page = find_lock_page(mapping, index);
+		if (!page)
+			continue;
+		if (folio_test_checked(page_folio(page)))
+			sio_unmark_folio(mapping, page_folio(page));
+		unlock_page(page);
+		put_page(page);
+	}
 }
 
 /**
@@ -72,8 +133,13 @@ bool sio_dirty_mapped(struct address_space *mapping, struct folio *folio)
 	bool marked = folio_test_checked(folio);
 	bool newly = filemap_dirty_folio(mapping, folio);
 
-	if (marked)
-		/* Set last: a sync that clears it before this has seen the page dirty, or leaves it to the next. */
-		smp_store_release(&EXT4_I(mapping->host)->i_sio_mapped, true);
+	if (!marked)
+		return newly;
+	/* Set last: a sync that clears it before this has seen the page dirty, or leaves it to the next. */
+	smp_store_release(&EXT4_I(mapping->host)->i_sio_mapped, true);
+	/* Pairs with the barrier in sio_unmark(). */
+	smp_mb();
+	if (!ext4_should_journal_data(mapping->host))
+		sio_unmark_folio(mapping, folio);
 	return newly;
 }

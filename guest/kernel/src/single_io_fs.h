@@ -10,8 +10,8 @@
 #include <linux/fscrypt.h>
 #include "ext4_jbd2.h"
 
-bool sio_syncs_by_commit(struct inode *inode);
-int sio_sync(struct inode *inode, loff_t start, loff_t end);
+bool sio_sync(struct inode *inode, loff_t start, loff_t end, int *ret);
+void sio_unmark(struct inode *inode);
 bool sio_dirty_mapped(struct address_space *mapping, struct folio *folio);
 
 /*

@@ -9,9 +9,21 @@
 #include "series.h"
 #include "single_io_fs.h"
 
+/* A page that was not journaled counts as clean: it waits again, unless nothing is written any more. */
+static void sio_keep_page(struct address_space *mapping, struct page *page)
+{
+	lock_page(page);
+	if (page->mapping == mapping && page_has_buffers(page) &&
+	    !ext4_forced_shutdown(EXT4_SB(mapping->host->i_sb)))
+		set_page_dirty(page);
+	unlock_page(page);
+}
+
 static int sio_journal_page(struct page *page, struct writeback_control *wbc, void *data)
 {
+	struct address_space *mapping = page->mapping;
 	struct sio_journal *sio = data;
+	int err;
 
 	if (!PageChecked(page)) {
 		/* It is committed, and goes home when the time comes. */
@@ -20,7 +32,12 @@ static int sio_journal_page(struct page *page, struct writeback_control *wbc, vo
 		return 0;
 	}
 	atomic64_inc(&sio->mapped_pages);
-	return ext4_writepage(page, wbc);
+	err = ext4_writepage(page, wbc);
+	if (err) {
+		mapping_set_error(mapping, err);
+		sio_keep_page(mapping, page);
+	}
+	return err;
 }
 
 /**
