@@ -234,14 +234,20 @@ impl ControlLane {
         // What a guest's own store commits nobody could hold.
         let holds = !self.borrowed.is_empty() && self.shared.group.holds_flushes();
         let mut at = 0;
-        while let Some(Borrowed { loan, slot, disk, lending }) = self.borrowed.get_mut(at) {
+        while let Some(Borrowed { loan, disk, lending, look, .. }) = self.borrowed.get_mut(at) {
             let token = loan.token;
-            let waited_for = self.behind.iter().any(|b| b.published.iter().any(|(of, _)| *of == token));
+            *look = look.or_else(|| lending.look().map(|asked| (asked, loan.published())));
+            let waited_for =
+                look.is_some() || self.behind.iter().any(|b| b.published.iter().any(|(of, _)| *of == token));
             let next = loan.next(now, lending.is_asked_back() || holds, waited_for);
             let (taken, commands) = (loan.count(), &self.shared.commands);
             commands.published.fetch_add(taken.commits, Ordering::Relaxed);
             commands.published_blocks.fetch_add(taken.blocks, Ordering::Relaxed);
             moved |= taken.commits > 0;
+            if let Some((asked, _)) = look.take_if(|(_, published)| loan.has_taken(*published)) {
+                lending.looked(asked);
+                moved = true;
+            }
             match next {
                 Next::HandOver(sector, buffers) => {
                     let (disk, what) = (Arc::clone(disk), What::Blocks { sector, buffers });

@@ -51,6 +51,8 @@ pub(crate) struct Borrowed {
     pub(crate) slot: usize,
     pub(crate) disk: Arc<RetainDisk>,
     pub(crate) lending: Lending,
+    /// A look that is asked for ([`Lending::look`]), and what was published then.
+    pub(crate) look: Option<(u64, u32)>,
 }
 
 /// See the module.
@@ -250,7 +252,7 @@ impl Shared {
         };
         let loan = Loan::open(self.now(), request.token, request.buffers.share(), lent, journal)?;
         let slot = (request.sector.0 / SLOT_SECTORS) as usize;
-        Ok(Borrowed { loan, slot, disk, lending })
+        Ok(Borrowed { loan, slot, disk, lending, look: None })
     }
 
     /// What is read where there was no command.

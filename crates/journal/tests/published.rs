@@ -306,6 +306,37 @@ fn a_guest_that_leaves_has_everything_taken_and_the_next_one_nothing() {
     assert_eq!(answer.text(), "the guest whose commits these are has left the disk");
 }
 
+/// The host may ask for what is published by now, as the guest's own flush does.
+#[test]
+fn whoever_flushes_on_the_host_has_what_is_published() {
+    for round in 1..4 {
+        let (served, mut control, mut guest, layout, first) = lent();
+        assert!(guest.publish(&[(first, &[round; BLOCK])]));
+        let disk = Arc::clone(served.disk.as_ref().unwrap());
+        std::thread::scope(|scope| {
+            let flushes = scope.spawn(|| disk.take_published());
+            std::thread::sleep(Duration::from_millis(2));
+            assert!(!flushes.is_finished(), "nobody has looked yet");
+            while !flushes.is_finished() {
+                control.turn();
+            }
+        });
+        assert!(guest.is_taken());
+        assert_eq!(content(&served, &layout, first), round);
+        // Nobody waits for a read that has ended.
+        if control.ended(READ).is_none() {
+            guest.memory.store_u32(Lent::BACK_AT, 1);
+            assert!(control.end(READ));
+        }
+        disk.take_published();
+    }
+    // Nor for the end of a pause.
+    let (served, _control, mut guest, ..) = lent();
+    served.disk().pause().unwrap();
+    assert!(guest.publish(&[(FsBlock(0), &[0; BLOCK])]));
+    served.disk().take_published();
+}
+
 /// However many wait, and whatever their memory holds by the time they are carried out: the daemon's stack is not theirs.
 #[test]
 fn a_command_that_waits_is_what_it_was_when_it_came() {

@@ -156,6 +156,8 @@ fn work(daemon: &Daemon, job: &Job) -> Input {
             Input::Resumed
         }
         Job::Flush => {
+            // A guest may have been told that it is committed; whoever asks here wants it, too.
+            daemon.group.take_published();
             let flushed = daemon.group.flush();
             Input::Flushed(flushed.map(|sequence| sequence.0).map_err(|e| words(&e)))
         }

@@ -6,12 +6,16 @@
 //!
 //! A guest may also *lend* memory in which it publishes its commits. Nobody is told of each: whoever looks there has to look once more before
 //! the guest counts as gone, or before another kernel may run in that memory. So queues that stop ask for what is lent and wait until it is
-//! given back.
+//! given back. Who only wants what is published by now asks for a *look*, and nothing is given back.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+
+/// How often somebody who waits for a look asks whether there will be one.
+const LOOKS_AGAIN: Duration = Duration::from_millis(10);
 
 /// See the module. Guests are numbered from 0, for each daemon anew.
 #[derive(Debug, Default)]
@@ -38,6 +42,9 @@ type Wake = Box<dyn Fn() + Send + Sync>;
 
 struct Lent {
     asked: AtomicBool,
+    /// The newest look that was asked for, and the newest that is over.
+    look: AtomicU64,
+    looked: AtomicU64,
     wake: Wake,
 }
 
@@ -62,6 +69,19 @@ impl Lending {
     /// Whether somebody waits for its end: what is published by now is still to be taken.
     pub fn is_asked_back(&self) -> bool {
         self.lent.asked.load(Ordering::Acquire)
+    }
+
+    /// The newest look that somebody waits for: [`Lending::looked`] says that what is published by now was taken.
+    pub fn look(&self) -> Option<u64> {
+        let look = self.lent.look.load(Ordering::Acquire);
+        (look > self.lent.looked.load(Ordering::Acquire)).then_some(look)
+    }
+
+    /// What had been published when that look was asked for is taken.
+    pub fn looked(&self, look: u64) {
+        self.lent.looked.store(look, Ordering::Release);
+        let _state = self.hands.state.lock();
+        self.hands.idle.notify_all();
     }
 }
 
@@ -92,10 +112,26 @@ impl Hands {
     pub fn lend(self: &Arc<Self>, guest: u64, wake: Wake) -> Option<Lending> {
         let mut state = self.state.lock();
         (state.guest == guest).then(|| {
-            let lent = Arc::new(Lent { asked: AtomicBool::new(false), wake });
+            let (look, looked) = (AtomicU64::new(0), AtomicU64::new(0));
+            let lent = Arc::new(Lent { asked: AtomicBool::new(false), look, looked, wake });
             state.lent.push(Arc::clone(&lent));
             Lending { hands: Arc::clone(self), lent }
         })
+    }
+
+    /// What was published before this was called is taken when it returns, or its read has ended; or `gives_up` says that nothing is taken now.
+    pub(super) fn take_published(&self, gives_up: impl Fn() -> bool) {
+        let mut state = self.state.lock();
+        let ask = |lent: &Arc<Lent>| (Arc::clone(lent), lent.look.fetch_add(1, Ordering::AcqRel) + 1);
+        let looks: Vec<(Arc<Lent>, u64)> = state.lent.iter().map(ask).collect();
+        parking_lot::MutexGuard::unlocked(&mut state, || looks.iter().for_each(|(lent, _)| (lent.wake)()));
+        let waits = |state: &State, (asked, look): &(Arc<Lent>, u64)| {
+            asked.looked.load(Ordering::Acquire) < *look
+                && state.lent.iter().any(|lent| Arc::ptr_eq(lent, asked))
+        };
+        while looks.iter().any(|look| waits(&state, look)) && !gives_up() {
+            self.idle.wait_for(&mut state, LOOKS_AGAIN);
+        }
     }
 
     /// The disk's queues are stopped, perhaps because another kernel was started: no hand-over is under way when this returns, and what was

@@ -217,6 +217,11 @@ impl RetainDisk {
         self.with(FileSystems::stay)
     }
 
+    /// What was published ([`Lending`]) before this was called is taken when it returns. During a pause nothing is, and it returns at once.
+    pub fn take_published(&self) {
+        self.hands.take_published(|| self.shared.paused.load(Ordering::SeqCst));
+    }
+
     /// Does something when all that is pending is home as far as sets bring it there.
     fn with<T>(
         &self,

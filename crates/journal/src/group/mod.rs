@@ -305,6 +305,11 @@ impl RetainGroup {
         Ok(self.group.flush()?)
     }
 
+    /// As [`RetainDisk::take_published`], on all disks. Another thread than the caller's has to serve the control disk.
+    pub fn take_published(&self) {
+        self.shared.members.iter().for_each(|member| member.disk.take_published());
+    }
+
     /// As [`Group::wait_durable`]. Where nothing happens in the background, what is committed goes home first.
     ///
     /// # Errors
