@@ -24,6 +24,7 @@
 #define AFTERIMAGE_LENT_MAGIC "AFCTLM\r\n"
 #define AFTERIMAGE_LENT_MS_MAX 100
 #define AFTERIMAGE_PUBLISHED_US_MAX 10000
+#define AFTERIMAGE_CHALLENGE_AT 0xf4	/* where the challenge stands in the journal's superblock: its last spare bytes */
 
 /* afterimage_command.operation */
 enum {
@@ -36,7 +37,8 @@ enum {
 	AFTERIMAGE_MPROTECT,
 	AFTERIMAGE_QUERY,
 	AFTERIMAGE_RECOVER,
-	AFTERIMAGE_LEND		/* no command: struct afterimage_lent may be */
+	AFTERIMAGE_LEND,	/* no command: struct afterimage_lent may be */
+	AFTERIMAGE_CHALLENGE	/* no command: INIT looks for its challenge */
 };
 
 /* afterimage_answer.status */
@@ -70,7 +72,11 @@ struct afterimage_command {
 	__le32 timeout_ms;	/* AFTERIMAGE_WAIT: at most AFTERIMAGE_WAIT_MS_MAX */
 	__le32 blocks;		/* AFTERIMAGE_MPROTECT: how many follow */
 	__u8 file_system[16];	/* from AFTERIMAGE_INIT on: its UUID */
-	__le64 block;		/* AFTERIMAGE_MPROTECT: the file system's, where they would stand */
+	/*
+	 * AFTERIMAGE_MPROTECT: the file system's, where they would stand. AFTERIMAGE_INIT: the challenge, a number that was
+	 * written to the journal's superblock before, as it stands there; 0: none.
+	 */
+	__le64 block;
 	__u8 reserved[440];	/* zero */
 };
 

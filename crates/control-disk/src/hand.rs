@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Buffers, Completion, Disk, FlushKind, Lane, Operation, Request, Sector, Token, SECTOR_BYTES,
+    BlockError, Buffers, Completion, Disk, FlushKind, Lane, Operation, Request, Sector, SequenceNumber,
+    Token, SECTOR_BYTES,
 };
-use afterimage_format::control_disk::Command;
+use afterimage_format::control_disk::{Command, CHALLENGE_AT, STATUS_UNSUPPORTED};
 use afterimage_journal::{Hand, RetainDisk};
 
-use crate::desk::Place;
+use crate::desk::{Place, Verdict};
 
 /// A command that brought blocks.
 pub(crate) struct Brought {
@@ -24,6 +25,30 @@ pub(crate) struct Brought {
     pub command: Command,
     /// Held until they are where they belong.
     pub hand: Hand,
+    /// It brought none, but a challenge.
+    pub challenged: Option<Challenged>,
+}
+
+/// A file system whose challenge is looked for.
+pub(crate) struct Challenged {
+    /// Its journal's, which is being read.
+    pub superblock: Buffers,
+    /// Whose commits will be handed over.
+    pub guest: u64,
+}
+
+impl Challenged {
+    /// What is to be said when its superblock was read.
+    pub(crate) fn verdict(&self, command: &Command) -> Verdict {
+        let mut seen = [0; 8];
+        self.superblock.copy_to(CHALLENGE_AT, &mut seen);
+        if seen == command.block.to_bytes() {
+            return Verdict::done(SequenceNumber(self.guest));
+        }
+        let why =
+            "the file system that was mounted is not the one on this disk: it is a copy with the same UUID";
+        Verdict::not(STATUS_UNSUPPORTED, why)
+    }
 }
 
 /// How blocks came.
@@ -38,6 +63,8 @@ pub(crate) enum Way {
 pub(crate) enum What {
     /// Blocks, and where they belong. With a command they are as good as flushed when that is answered.
     Blocks { sector: Sector, buffers: Buffers },
+    /// What lies there is read.
+    Look { sector: Sector, buffers: Buffers },
     /// Nothing more: what was published counts as acknowledged since then.
     Published { since: Duration },
 }
@@ -108,6 +135,7 @@ impl Handing {
                     let flushed = matches!(way, Way::Command(_));
                     (Operation::Write { flushed }, sector, buffers)
                 }
+                What::Look { sector, buffers } => (Operation::Read, sector, buffers),
                 What::Published { since } => {
                     (Operation::Flush(FlushKind::Told { since }), Sector(0), Buffers::empty())
                 }

@@ -12,8 +12,8 @@ use afterimage_block::{
     SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{
-    is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_LEND, OPERATION_MPROTECT, SLOTS,
-    STATUS_FAILED, STATUS_MALFORMED, STATUS_UNSUPPORTED,
+    is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT,
+    SLOTS, STATUS_DONE, STATUS_FAILED, STATUS_MALFORMED, STATUS_UNSUPPORTED,
 };
 use afterimage_format::FormatError;
 use zerocopy::FromZeros as _;
@@ -158,7 +158,11 @@ impl ControlLane {
         }
         if is_of_a_file_system(command.operation.get()) {
             if let Some(verdict) = self.shared.of_a_file_system(&command) {
-                return Some(verdict);
+                let challenges = command.operation.get() == OPERATION_INIT && command.block.get() != 0;
+                if !challenges || verdict.status != STATUS_DONE {
+                    return Some(verdict);
+                }
+                return self.shared.challenged(place, command).map(|over| self.handing.take(over)).err();
             }
         }
         let reached = self.shared.group.reached();
@@ -313,11 +317,12 @@ impl ControlLane {
     fn handed_over(&mut self, way: Way, result: Result<(), BlockError>) {
         match way {
             Way::Command(brought) => {
-                let Brought { place, command, hand } = *brought;
-                let verdict = match result {
+                let Brought { place, command, hand, challenged } = *brought;
+                let verdict = match (result, challenged) {
+                    (Ok(()), Some(challenged)) => challenged.verdict(&command),
                     // Asked now: what it covers is before the point.
-                    Ok(()) => Verdict::done(self.shared.group.reached().acknowledged),
-                    Err(error) => Verdict::not(STATUS_FAILED, error.to_string()),
+                    (Ok(()), None) => Verdict::done(self.shared.group.reached().acknowledged),
+                    (Err(error), _) => Verdict::not(STATUS_FAILED, error.to_string()),
                 };
                 let result = self.shared.conclude(place.slot, &command, &verdict);
                 drop(hand);

@@ -3,15 +3,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use afterimage_block::{Admitted, Bell, BlockError, Disk, SequenceNumber, SECTOR_BYTES};
+use afterimage_block::{Admitted, Bell, BlockError, Buffers, Disk, SequenceNumber, SECTOR_BYTES};
 use afterimage_format::control_disk::{
-    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, OPERATION_CLEANUP, OPERATION_INIT,
-    OPERATION_LEND, OPERATION_MPROTECT, OPERATION_QUERY, OPERATION_RECOVER, OPERATION_VFLUSH,
+    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, OPERATION_CHALLENGE, OPERATION_CLEANUP,
+    OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT, OPERATION_QUERY, OPERATION_RECOVER, OPERATION_VFLUSH,
     OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE, STATUS_FAILED, STATUS_NOT_YET,
     STATUS_UNSUPPORTED,
 };
 use afterimage_format::mark;
-use afterimage_journal::{by_uuid, FsBlock, Lending, RetainDisk};
+use afterimage_journal::{by_uuid, AreaBlock, FsBlock, Lending, RetainDisk};
 use afterimage_order::{Clock, Contract};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -20,7 +20,7 @@ use crate::commands::Commands;
 use crate::desk::{Place, Verdict};
 use crate::durability::Durability;
 use crate::flights::Flights;
-use crate::hand::{Brought, HandOver, Way, What};
+use crate::hand::{Brought, Challenged, HandOver, Way, What};
 use crate::lent::Loan;
 
 pub(crate) const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
@@ -32,7 +32,8 @@ const OPERATIONS: u64 = 1 << OPERATION_VORDER
     | 1 << OPERATION_CLEANUP
     | 1 << OPERATION_MPROTECT
     | 1 << OPERATION_QUERY
-    | 1 << OPERATION_RECOVER;
+    | 1 << OPERATION_RECOVER
+    | 1 << OPERATION_CHALLENGE;
 
 /// What a guest reads of the contract in force.
 #[derive(Clone, Debug)]
@@ -228,7 +229,30 @@ impl Shared {
         let bytes = blocks as usize * BLOCK_BYTES as usize;
         let buffers = request.buffers.slice(SECTOR_BYTES as usize, bytes);
         let what = What::Blocks { sector, buffers };
-        Ok(HandOver { way: Way::Command(Box::new(Brought { place, command, hand })), disk, what })
+        Ok(HandOver {
+            way: Way::Command(Box::new(Brought { place, command, hand, challenged: None })),
+            disk,
+            what,
+        })
+    }
+
+    /// A file system that may be a copy of one here, elsewhere: its journal's superblock is to be read as its guest would read it, for the number
+    /// that it has written there.
+    pub(crate) fn challenged(&self, place: Place, command: Command) -> Result<HandOver, Verdict> {
+        let found = by_uuid::journal_layout(&self.disks, command.file_system);
+        let found = found.and_then(|(disk, journal)| Some((disk, journal.home_of(AreaBlock(0))?, journal)));
+        let Some((disk, superblock, journal)) = found else {
+            return Err(Verdict::not(STATUS_UNSUPPORTED, "its journal is not retained any more"));
+        };
+        let guest = disk.hands().guest();
+        let Some(hand) = disk.hands().begin(guest) else {
+            return Err(Verdict::not(STATUS_UNSUPPORTED, "its guest has left the disk"));
+        };
+        let buffers = Buffers::allocate(BLOCK_BYTES as usize);
+        let challenged = Some(Challenged { superblock: buffers.share(), guest });
+        let what = What::Look { sector: superblock.sector(journal.start), buffers };
+        let brought = Brought { place, command, hand, challenged };
+        Ok(HandOver { way: Way::Command(Box::new(brought)), disk, what })
     }
 
     /// Memory that is lent, by which right.

@@ -108,7 +108,7 @@ fn a_disk_introduces_itself() {
     for at in [1024 * 512, 3072 * 512] {
         let answer = Answer::parse(&bytes[at..at + 512]).unwrap();
         assert_eq!((answer.operation.get(), answer.contract.get(), answer.window_us.get()), (0, 2, 50_000));
-        assert_eq!((answer.slots.get(), answer.operations.get()), (64, 0b111111 << 16 | 0b1110));
+        assert_eq!((answer.slots.get(), answer.operations.get()), (64, 0b1111111 << 16 | 0b1110));
         assert!(answer.text().starts_with("power-window=50ms: "), "{}", answer.text());
     }
     assert!(bytes[..1024 * 512].iter().chain(&bytes[1025 * 512..3072 * 512]).all(|byte| *byte == 0));

@@ -66,6 +66,11 @@ pub const OPERATION_QUERY: u16 = 19;
 pub const OPERATION_RECOVER: u16 = 20;
 /// A bit in `Answer::operations`, and no command: memory may be lent ([`Lent`]).
 pub const OPERATION_LEND: u16 = 21;
+/// A bit in `Answer::operations`, and no command: [`OPERATION_INIT`] looks for its challenge.
+pub const OPERATION_CHALLENGE: u16 = 22;
+
+/// Where a challenge stands in the journal's superblock: its last spare bytes.
+pub const CHALLENGE_AT: usize = 0xf4;
 
 /// Whether an operation is about one file system.
 pub fn is_of_a_file_system(operation: u16) -> bool {
@@ -107,7 +112,8 @@ pub struct Command {
     pub blocks: U32,
     /// Which file system an [operation](is_of_a_file_system) is about.
     pub file_system: [u8; 16],
-    /// [`OPERATION_MPROTECT`]: the block of the file system at which they would stand, one behind the other.
+    /// [`OPERATION_MPROTECT`]: the block of the file system at which they would stand, one behind the other. [`OPERATION_INIT`]: the challenge,
+    /// a number that the sender has written to [`CHALLENGE_AT`] of its journal's superblock; 0: none.
     pub block: U64,
     /// Zero.
     pub reserved: [u8; 440],
@@ -342,7 +348,8 @@ impl Command {
         if command.reserved.iter().any(|byte| *byte != 0)
             || (!waits && !hands_over && point)
             || (!waits && command.timeout_ms.get() != 0)
-            || (!hands_over && (blocks != 0 || command.block.get() != 0))
+            || (!hands_over && blocks != 0)
+            || (!hands_over && operation != OPERATION_INIT && command.block.get() != 0)
             || (!is_of_a_file_system(operation) && named)
         {
             return Err(FormatError::Corrupt("the command says more than its operation takes"));

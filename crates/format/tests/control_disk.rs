@@ -179,6 +179,7 @@ int main(void)
     fputs(AFTERIMAGE_CONTROL_SERIAL, stdout);
     printf("%d %d %d", AFTERIMAGE_LEND, AFTERIMAGE_BLOCKS_MAX, AFTERIMAGE_FILE_SYSTEM_SLOTS);
     printf(" %d %d %d", AFTERIMAGE_REFUSED, AFTERIMAGE_LENT_MS_MAX, AFTERIMAGE_PUBLISHED_US_MAX);
+    printf(" %d %d", AFTERIMAGE_CHALLENGE, AFTERIMAGE_CHALLENGE_AT);
     return sizeof(a.text) != AFTERIMAGE_TEXT_BYTES_MAX || sizeof(a) != AFTERIMAGE_SECTOR_BYTES;
 }
 "#;
@@ -191,7 +192,7 @@ fn the_c_header_has_the_same_bytes() {
     (command.crc, hand_over.crc, answer.crc) = (0.into(), 0.into(), 0.into());
     let lent = Lent { crc: 0.into(), ..lent() };
     let numbers = format!(
-        "{CONTROL_SERIAL}{OPERATION_LEND} {BLOCKS_MAX} {FILE_SYSTEM_SLOTS} {LENT_REFUSED} {LENT_MS_MAX} {PUBLISHED_US_MAX}"
+        "{CONTROL_SERIAL}{OPERATION_LEND} {BLOCKS_MAX} {FILE_SYSTEM_SLOTS} {LENT_REFUSED} {LENT_MS_MAX} {PUBLISHED_US_MAX} {OPERATION_CHALLENGE} {CHALLENGE_AT}"
     );
     let parts: [&[u8]; 5] =
         [command.as_bytes(), hand_over.as_bytes(), answer.as_bytes(), lent.as_bytes(), numbers.as_bytes()];

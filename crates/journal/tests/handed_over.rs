@@ -225,6 +225,35 @@ fn only_a_journals_blocks_are_handed_over_and_only_by_its_guest() {
     assert_eq!(control.hand_over(layout.uuid, FsBlock(journal.0 + 1), &[4; 4096]).status.get(), STATUS_DONE);
 }
 
+/// A file system of which there is a copy elsewhere may be mounted from there: then this disk's journal is another one.
+#[test]
+fn a_challenge_is_looked_for_on_the_disk() {
+    let base = ext4();
+    let layout = layouts(&base).remove(0);
+    let superblock = layout.journal[0].home.sector(layout.start);
+    let served = Served::new(base, 1 << 20, wait_for_home());
+    let mut control = Control::of(&served);
+    let mut init = |challenge: u64| {
+        let command = Command { file_system: layout.uuid, ..Command::new(OPERATION_INIT, 1) };
+        control.ask(Command { block: challenge.into(), ..command }, &[])
+    };
+    let operations = init(0).operations.get();
+    assert!(operations & 1 << OPERATION_CHALLENGE != 0);
+    for challenge in [7, 0x0102_0304_0506_0708] {
+        let elsewhere = init(challenge);
+        assert_eq!(elsewhere.status.get(), STATUS_UNSUPPORTED);
+        assert!(elsewhere.text().contains("a copy with the same UUID"), "{}", elsewhere.text());
+        let mut lane = Blocking::new(served.disk().open_lane().unwrap());
+        let mut block = [0; 4096];
+        lane.read(superblock, &mut block).unwrap();
+        block[CHALLENGE_AT..CHALLENGE_AT + 8].copy_from_slice(&challenge.to_le_bytes());
+        lane.write(superblock, &block).unwrap();
+        let here = init(challenge);
+        assert_eq!((here.status.get(), here.sequence.get()), (STATUS_DONE, served.disk().hands().guest()));
+    }
+    assert_eq!(init(7).status.get(), STATUS_UNSUPPORTED, "an earlier mount's");
+}
+
 /// What waits for the end of a pause holds back that its guest has left, and the next one's connection with it.
 #[test]
 fn a_guest_leaves_when_its_last_commit_is_over() {

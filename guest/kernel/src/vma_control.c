@@ -153,13 +153,13 @@ static int vmaj_text_len(const struct afterimage_answer *answer)
 }
 
 /* A question about the file system, and its answer. */
-static struct afterimage_answer *vmaj_ask(struct vmaj_control *control, int operation)
+static struct afterimage_answer *vmaj_ask(struct vmaj_control *control, int operation, __le64 block)
 {
 	struct afterimage_answer *answer;
 	int try;
 
 	for (try = 0; try < VMAJ_TRIES; try++) {
-		vmaj_command(control, 0, operation);
+		vmaj_command(control, 0, operation)->block = block;
 		vmaj_hold(control);
 		vmaj_send(control, 0, NULL, 0);
 		vmaj_wait(control);
@@ -254,11 +254,12 @@ const char *vmaj_control_refusal(struct vmaj_control *control, unsigned int slot
  * @file_system: its UUID
  * @name: of the journal, for what is told
  * @exitless: it has to take what is published, too
+ * @challenge: what was written to the journal's superblock, and the control disk has to see on its disk
  *
  * Return: 0, or an error, which has been told in a sentence; vmaj_control_close() is wanted after either.
  */
 int vmaj_control_open(struct vmaj_control *control, const char *path, const u8 *file_system, const char *name,
-		      bool exitless)
+		      bool exitless, __le64 challenge)
 {
 	struct afterimage_answer *answer;
 	struct request_queue *queue;
@@ -282,6 +283,11 @@ int vmaj_control_open(struct vmaj_control *control, const char *path, const u8 *
 		pr_err("%s: data=vma: %s is no control disk that takes commits\n", name, path);
 		return -ENODEV;
 	}
+	if (!(le64_to_cpu(answer->operations) & BIT_ULL(AFTERIMAGE_CHALLENGE))) {
+		pr_err("%s: data=vma: %s does not know this file system from a copy: its daemon is older than vext4\n",
+		       name, path);
+		return -EOPNOTSUPP;
+	}
 	if (exitless && !(le64_to_cpu(answer->operations) & BIT_ULL(AFTERIMAGE_LEND))) {
 		pr_err("%s: vma_exitless: %s takes no commits that are published\n", name, path);
 		return -EOPNOTSUPP;
@@ -290,7 +296,7 @@ int vmaj_control_open(struct vmaj_control *control, const char *path, const u8 *
 	queue = bdev_get_queue(control->disk.bdev);
 	control->blocks_max = min3((unsigned int)AFTERIMAGE_BLOCKS_MAX, queue_max_segments(queue) - 1U,
 				   (queue_max_sectors(queue) - 1) / (AFTERIMAGE_BLOCK_BYTES / AFTERIMAGE_SECTOR_BYTES));
-	answer = vmaj_ask(control, AFTERIMAGE_INIT);
+	answer = vmaj_ask(control, AFTERIMAGE_INIT, challenge);
 	if (IS_ERR(answer)) {
 		pr_err("%s: data=vma: %s does not answer (error %ld)\n", name, path, PTR_ERR(answer));
 		return PTR_ERR(answer);
@@ -314,7 +320,7 @@ int vmaj_control_open(struct vmaj_control *control, const char *path, const u8 *
  */
 void vmaj_control_clean_up(struct vmaj_control *control, const char *name)
 {
-	struct afterimage_answer *answer = vmaj_ask(control, AFTERIMAGE_CLEANUP);
+	struct afterimage_answer *answer = vmaj_ask(control, AFTERIMAGE_CLEANUP, 0);
 
 	if (IS_ERR(answer))
 		pr_info("%s: the control disk does not answer (error %ld)\n", name, PTR_ERR(answer));

@@ -55,7 +55,7 @@ struct vmaj_control {
 };
 
 int vmaj_control_open(struct vmaj_control *control, const char *path, const u8 *file_system, const char *name,
-		      bool exitless);
+		      bool exitless, __le64 challenge);
 void vmaj_control_clean_up(struct vmaj_control *control, const char *name);
 void vmaj_control_close(struct vmaj_control *control);
 unsigned int vmaj_control_blocks(struct vmaj_control *control);

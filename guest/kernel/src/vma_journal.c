@@ -30,6 +30,7 @@
 #include <linux/log2.h>
 #include <linux/module.h>
 #include <linux/proc_fs.h>
+#include <linux/random.h>
 #include <linux/seq_file.h>
 #include <linux/vma_journal.h>
 #include "vma_control.h"
@@ -388,6 +389,46 @@ static void vmaj_free(struct vma_journal *vma)
 	kfree(vma);
 }
 
+static int vmaj_put_challenge(journal_t *journal, __le64 challenge)
+{
+	BUILD_BUG_ON(offsetof(journal_superblock_t, s_padding) > AFTERIMAGE_CHALLENGE_AT ||
+		     offsetof(journal_superblock_t, s_checksum) != AFTERIMAGE_CHALLENGE_AT + sizeof(challenge));
+	lock_buffer(journal->j_sb_buffer);
+	memcpy((u8 *)journal->j_superblock + AFTERIMAGE_CHALLENGE_AT, &challenge, sizeof(challenge));
+	unlock_buffer(journal->j_sb_buffer);
+	jbd2_journal_update_sb_errno(journal);
+	return is_journal_aborted(journal) ? -EIO : 0;
+}
+
+/*
+ * The control disk knows file systems by their UUIDs, and this one may be a copy of the one on its disk, elsewhere: its
+ * commits would go into the other's journal. So a number that nobody knows is written to this journal's superblock, and
+ * the control disk has to see it where it takes commits for.
+ */
+static int vmaj_open(journal_t *journal, struct vmaj_control *control, const char *path, const u8 *file_system,
+		     bool exitless)
+{
+	__le64 challenge;
+	int err;
+
+	if (bdev_read_only(journal->j_dev)) {
+		pr_err("%s: data=vma: the disk is read-only\n", journal->j_devname);
+		return -EROFS;
+	}
+	do {
+		get_random_bytes(&challenge, sizeof(challenge));
+	} while (!challenge);
+	err = vmaj_put_challenge(journal, challenge);
+	if (err)
+		return err;
+	err = vmaj_control_open(control, path, file_system, journal->j_devname, exitless, challenge);
+	/*
+	 * Also after a refusal. The host has read the superblock, which could have been a recovery's beginning: a write
+	 * says that none is under way.
+	 */
+	return vmaj_put_challenge(journal, 0) ?: err;
+}
+
 /**
  * vmaj_start - from now on commits are handed over
  * @journal: a journal that was loaded, and has no transaction yet
@@ -415,7 +456,7 @@ int vmaj_start(journal_t *journal, const char *path, const u8 *file_system, bool
 	err = -ENOMEM;
 	if (!vma->blocks)
 		goto failed;
-	err = vmaj_control_open(&vma->control, path, file_system, journal->j_devname, exitless);
+	err = vmaj_open(journal, &vma->control, path, file_system, exitless);
 	if (err)
 		goto failed;
 	if (exitless) {

@@ -33,6 +33,12 @@ refused 'no use for journal_async_commit' mount -t vext4 -o data=vma,vma_disk=/d
 refused 'vma_exitless is for data=vma' mount -t vext4 -o data=journal,vma_exitless /dev/vda /mnt
 mkfs.ext4 -q -F -b 1024 /dev/vda
 refused 'in blocks of 4096 bytes' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
+# A copy that the daemon does not serve: its commits would go into the journal of the original.
+mkfs.ext4 -q -F -b 4096 -J size=4 /dev/vda 32M
+dd if=/dev/vda of=/copy bs=1M count=32 conv=sparse 2>/dev/null
+losetup /dev/loop0 /copy
+refused 'a copy with the same UUID' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/loop0 /mnt
+losetup -d /dev/loop0; rm /copy
 mkfs.ext4 -q -F -b 4096 /dev/vda
 {mount}
 grep -q ' /mnt vext4 .*data=vma' /proc/mounts || broken "$(grep /mnt /proc/mounts)"
@@ -43,7 +49,14 @@ i=0; while [ $i -lt 100 ]; do i=$((i+1)); dd if=/bin/busybox of=/mnt/f$i bs=4k c
 dd if=/bin/busybox of=/mnt/mapped bs=64k 2>/dev/null; sync
 {synced} write /mnt/msync 20 msync
 cp -r /usr/share/doc/e2fsprogs /mnt; sync; rm -r /mnt/e2fsprogs; sync
-cat /proc/fs/vjbd2/vda-*/vma
+# The next mount's recovery reads what the daemon retains, and its challenge comes while that is retained.
+dd if=/bin/busybox of=/mnt/late bs=4k count=3 conv=fsync 2>/dev/null
+grep -q '^fallbacks 0' /proc/fs/vjbd2/vda-*/vma || broken "a commit fell back"
+cat /proc/fs/vjbd2/vda-*/vma; "$AFTERIMAGE_AGENT" shutdown /mnt --commit; umount /mnt
+{mount}
+head -c 12288 /bin/busybox | cmp - /mnt/late || broken "what was committed is gone"
+dd if=/bin/busybox of=/mnt/later bs=4k count=3 conv=fsync 2>/dev/null
+grep -q '^handed_over 0' /proc/fs/vjbd2/vda-*/vma && broken "nothing is handed over any more"
 umount /mnt
 dmesg | grep 'did not take' && broken "a commit was refused"
 e2fsck -fn /dev/vda || broken e2fsck
@@ -75,7 +88,7 @@ umount /mnt
     }
     rig.end()?;
     Ok(format!(
-        "{commits} commits with {blocks} blocks handed over; 7 mounts refused, each with its sentence"
+        "{commits} commits with {blocks} blocks handed over; 8 mounts refused, each with its sentence"
     ))
 }
 
