@@ -46,6 +46,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Err(failure) = afterimage::survive_file_limit() {
+        return failure.report();
+    }
     // What help calls the program is what people call.
     let args = std::iter::once("afterimage".into()).chain(std::env::args_os().skip(1));
     let cli = match Cli::try_parse_from(args) {
