@@ -184,7 +184,8 @@ fn cut_and_verify(
     cut: &Plan<'_>,
     kept_per_mille: Option<u64>,
 ) -> Result<String> {
-    let options = ServeOptions { log_max: Some("32M".to_owned()), ..ServeOptions::new(cut.contract, images) };
+    let log_max = cut.contract.starts_with("power-window").then(|| "32M".to_owned());
+    let options = ServeOptions { log_max, ..ServeOptions::new(cut.contract, images) };
     let mut make = cut.make;
     if cut.made_under_power {
         let daemon = Daemon::serve(&ServeOptions::new("power", images))?;
