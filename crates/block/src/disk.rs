@@ -161,6 +161,13 @@ pub trait Lane: Send {
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()>;
 }
 
+/// Whether reading from `fd` would find something at once: data, the other side's end, or an error.
+pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
 /// `poll(2)` for reading on all of `fds`: the building block of [`Lane::wait`] for lanes that have no ring.
 ///
 /// # Errors

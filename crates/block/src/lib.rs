@@ -37,7 +37,7 @@ pub use admit::Admitted;
 pub use bell::Bell;
 pub use blocking::Blocking;
 pub use buffers::Buffers;
-pub use disk::{wait_readable, Disk, Geometry, Health, Lane, Quiesced};
+pub use disk::{is_readable, wait_readable, Disk, Geometry, Health, Lane, Quiesced};
 pub use error::{advice, BlockError, ErrorKind};
 pub use front::Front;
 pub use ids::{DiskIndex, Sector, SequenceNumber, SECTOR_BYTES};

@@ -10,14 +10,15 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use afterimage_block::{is_readable, wait_readable};
 use afterimage_frontend::keep::{Handled, Keeper};
+use afterimage_store::same_file;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
@@ -139,12 +140,7 @@ fn program_path() -> Result<PathBuf, Failure> {
         _ => vec![PathBuf::new()],
     };
     let mut named = folders.iter().filter_map(|folder| std::path::absolute(folder.join(&name)).ok());
-    Ok(named.find(|path| is_same_file(path, &own)).unwrap_or(own))
-}
-
-fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    identity(one).is_some_and(|one| Some(one) == identity(other))
+    Ok(named.find(|path| same_file(path, &own)).unwrap_or(own))
 }
 
 /// How one daemon's life ended.
@@ -223,9 +219,9 @@ impl Keeping<'_> {
         loop {
             let mut waited = vec![self.signals.wakes.as_fd()];
             waited.extend(socket.as_ref().map(AsFd::as_fd));
-            afterimage_block::wait_readable(&waited, None)
+            wait_readable(&waited, None)
                 .map_err(|e| Failure::failed(format!("cannot wait for the daemon: {e}")))?;
-            if let Some(open) = socket.as_ref().filter(|s| readable(s.as_fd())) {
+            if let Some(open) = socket.as_ref().filter(|s| is_readable(s.as_fd())) {
                 match self.keeper.handle(open.as_fd()) {
                     Ok(Handled::Request) => {}
                     Ok(Handled::Closed) => socket = None,
@@ -306,7 +302,7 @@ impl Keeping<'_> {
             if left.is_some_and(|l| l.is_zero()) {
                 return Ok(true);
             }
-            afterimage_block::wait_readable(&[self.signals.wakes.as_fd()], left)
+            wait_readable(&[self.signals.wakes.as_fd()], left)
                 .map_err(|e| Failure::failed(format!("cannot wait for a signal: {e}")))?;
             for signal in self.signals.take() {
                 match signal {
@@ -347,13 +343,6 @@ impl Watch {
         while self.wakes.read(&mut bytes).is_ok_and(|n| n == bytes.len()) {}
         self.signals.pending().collect()
     }
-}
-
-fn readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
-    use rustix::event::{poll, PollFd, PollFlags, Timespec};
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut polled, Some(&now)).is_ok_and(|n| n > 0)
 }
 
 fn pass_on(daemon: &Child, signal: Signal) {

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::protocol::{Answer, ImageAnswer, Request};
 use crate::failure::Failure;
@@ -138,9 +137,7 @@ impl Client {
 
     /// Whether [`Client::line`] has something to say: a line, the end of the connection, or that it broke.
     pub fn is_readable(&self) -> bool {
-        let mut polled = [PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        !self.stream.buffer().is_empty() || poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+        !self.stream.buffer().is_empty() || afterimage_block::is_readable(self.as_fd())
     }
 
     /// The next line, or `None` when the daemon ended the connection.

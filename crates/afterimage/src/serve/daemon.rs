@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ use super::kept::Shown;
 use super::memory;
 use super::metrics;
 use super::notify::Notifier;
-use super::settings::{DiskSettings, Settings};
+use super::settings::{file_identity, DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
 use super::state::{Daemon, Readable, ServedControlDisk, ServedDisk};
 use super::trace::{TraceFile, Tracing};
@@ -269,9 +268,7 @@ fn refuse_same_image(disks: &[DiskSettings]) -> Result<(), Failure> {
     for disk in disks {
         // A file that is not there is reported when it is opened.
         let Ok(found) = std::fs::metadata(&disk.file) else { continue };
-        let device = found.rdev();
-        let identity = if device == 0 { (found.dev(), found.ino(), 0) } else { (0, 0, device) };
-        if let Some(other) = seen.insert(identity, &disk.file) {
+        if let Some(other) = seen.insert(file_identity(&found), &disk.file) {
             return Err(Failure::usage(format!(
                 "{} and {} are the same image: each disk of a guest needs its own",
                 other.display(),

@@ -5,7 +5,6 @@ use std::net::TcpListener;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
-use afterimage_frontend::keep::KeepError;
 use afterimage_frontend::{Endpoint, KeepHandle};
 
 use super::disk_spec::SocketSpec;
@@ -96,14 +95,6 @@ impl Doors {
     }
 }
 
-fn kept_listener<'a>(
-    name: &str,
-    keep: Option<&'a KeepHandle>,
-) -> Result<Option<(&'a KeepHandle, UnixListener)>, KeepError> {
-    let Some(keep) = keep else { return Ok(None) };
-    Ok(keep.listener(name)?.map(|listener| (keep, listener)))
-}
-
 fn is_same(one: &Path, other: &Path) -> bool {
     let absolute = |path: &Path| std::path::absolute(path).ok();
     absolute(one) == absolute(other)
@@ -117,7 +108,8 @@ fn listen(
     keep: Option<&KeepHandle>,
     files: &mut Vec<SocketFile>,
 ) -> Result<UnixListener, Failure> {
-    if let Some((keep, listener)) = kept_listener(name, keep).map_err(Failure::failed)? {
+    let kept = keep.map(|k| k.listener(name)).transpose().map_err(Failure::failed)?.flatten();
+    if let (Some(keep), Some(listener)) = (keep, kept) {
         let address = listener.local_addr().ok();
         let stands = address.as_ref().and_then(SocketAddr::as_pathname).unwrap_or(path);
         if is_same(stands, path) {

@@ -1,14 +1,13 @@
 //! What a guest that `keep` holds was shown: it goes on with the same disk, or a daemon does not take it over.
 
 use std::ffi::OsString;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use afterimage_frontend::KeepHandle;
 use serde::{Deserialize, Serialize};
 
 use super::doors::{disk_name, CONTROL_DISK_NAME};
-use super::settings::{DiskSettings, Settings};
+use super::settings::{file_identity, DiskSettings, Settings};
 use crate::failure::Failure;
 
 /// What of a disk may not become another one below a guest that runs.
@@ -16,8 +15,7 @@ use crate::failure::Failure;
 pub(super) struct Shown {
     /// For the sentence: an image may have been renamed, and is the same.
     file: OsString,
-    device: u64,
-    inode: u64,
+    identity: (u64, u64, u64),
     /// 0 of a block device.
     bytes: u64,
     read_only: bool,
@@ -28,12 +26,9 @@ impl Shown {
     /// As it is now. `None` where the image cannot be looked at, which is then not opened either.
     pub fn of(disk: &DiskSettings, queues: u16) -> Option<Self> {
         let found = std::fs::metadata(&disk.file).ok()?;
-        let (device, inode) = match found.file_type().is_block_device() {
-            true => (found.rdev(), 0),
-            false => (found.dev(), found.ino()),
-        };
         let file = std::path::absolute(&disk.file).ok()?.into_os_string();
-        Some(Self { file, device, inode, bytes: found.len(), read_only: disk.read_only, queues })
+        let identity = file_identity(&found);
+        Some(Self { file, identity, bytes: found.len(), read_only: disk.read_only, queues })
     }
 
     /// As it is kept.
@@ -44,7 +39,7 @@ impl Shown {
     /// Why a guest that was shown this cannot go on with `now`.
     fn mistake(&self, now: &Self) -> Option<String> {
         let (old, new) = (Path::new(&self.file).display(), Path::new(&now.file).display());
-        if (self.device, self.inode) != (now.device, now.inode) {
+        if self.identity != now.identity {
             return Some(match self.file == now.file {
                 true => format!("another file has taken the name of its image {old}"),
                 false => format!("its image is {old}, and would be {new}"),
@@ -102,7 +97,7 @@ mod tests {
     #[test]
     fn a_guest_goes_on_with_the_disk_that_it_was_shown() {
         let shown =
-            Shown { file: "/a.img".into(), device: 1, inode: 2, bytes: 4096, read_only: false, queues: 2 };
+            Shown { file: "/a.img".into(), identity: (1, 2, 0), bytes: 4096, read_only: false, queues: 2 };
         assert_eq!(serde_json::from_slice::<Shown>(&shown.to_bytes()).unwrap(), shown);
         type Change = fn(&mut Shown);
         let table: [(&str, Change); 8] = [
@@ -110,8 +105,8 @@ mod tests {
             // The same file under another name, grown, with more queues than the guest knows of.
             ("", |now| now.file = "/b.img".into()),
             ("", |now| (now.bytes, now.queues) = (8192, 4)),
-            ("another file has taken the name", |now| now.inode = 3),
-            ("and would be /b.img", |now| (now.file, now.device) = ("/b.img".into(), 3)),
+            ("another file has taken the name", |now| now.identity.1 = 3),
+            ("and would be /b.img", |now| (now.file, now.identity.0) = ("/b.img".into(), 3)),
             ("had 4096 bytes, and has 512", |now| now.bytes = 512),
             ("was writable, and would be read-only", |now| now.read_only = true),
             ("had 2 queues, and would have 1", |now| now.queues = 1),

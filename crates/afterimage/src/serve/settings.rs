@@ -1,6 +1,8 @@
 //! Command line over configuration file over defaults, checked as a whole before anything is touched.
 
+use std::fs::Metadata;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use afterimage_journal::group::JournalOptions;
@@ -71,6 +73,14 @@ pub struct DiskSettings {
     pub direct: DirectMode,
     /// The content is raw, whatever it begins with.
     pub any_content: bool,
+}
+
+/// Which file it is: a file system's device and an inode, or the device that a node stands for.
+pub(super) fn file_identity(found: &Metadata) -> (u64, u64, u64) {
+    match found.rdev() {
+        0 => (found.dev(), found.ino(), 0),
+        device => (0, 0, device),
+    }
 }
 
 impl Settings {
