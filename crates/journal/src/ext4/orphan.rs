@@ -49,12 +49,12 @@ impl Orphan {
 }
 
 impl Log {
-    /// A block of its log comes, of that transaction if it is not a logged one.
+    /// A block of its log comes while that is unproven, of that transaction if it is not a logged one.
     ///
     /// # Errors
     /// The guest's log begins elsewhere.
     pub(super) fn prove(&mut self, tid: Option<Tid>) -> Result<(), Stop> {
-        let Some(tid) = tid.filter(|_| self.unproven) else { return Ok(()) };
+        let Some(tid) = tid else { return Ok(()) };
         if tid.is_after(self.head.0) {
             return Err(Stop::hand_back("its log was in the memory of an earlier daemon, which is gone"));
         }
