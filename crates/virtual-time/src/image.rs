@@ -16,7 +16,7 @@ use afterimage_store::{Attributes, FileIdentity, Image};
 use crate::calendar::Ns;
 use crate::machine::Machine;
 use crate::storage::{File, Io};
-use crate::timed::TimedMedium;
+use crate::timed::{torn, TimedMedium};
 use crate::volatile::Volatile;
 
 /// See the module.
@@ -116,6 +116,16 @@ impl TimedLane {
         (synced, Some((due, synced)))
     }
 
+    /// Of a write within which the daemon dies, what was copied.
+    fn tear(&mut self, request: &Admitted) {
+        let (offset, len) = (request.sector.0 * SECTOR_BYTES, request.sectors * SECTOR_BYTES);
+        let Some((dies, bytes)) = torn(&self.machine, offset, len as usize) else { return };
+        self.content.at(dies, dies);
+        self.lower.take(request.part(request.token, request.sector, bytes as u64 / SECTOR_BYTES));
+        // It is told to nobody.
+        self.lower.reap(&mut Vec::new());
+    }
+
     fn give(&mut self, due: (Ns, u64)) {
         if let Some(completion) = self.waiting.remove(&due) {
             self.machine.keep(due);
@@ -135,6 +145,9 @@ impl Lane for TimedLane {
 
     fn take(&mut self, request: Admitted) {
         self.machine.charge();
+        if matches!(request.operation, Operation::Write { .. }) {
+            self.tear(&request);
+        }
         if let Err(error) = self.machine.lives() {
             let result = Err(BlockError::io("reaching the image", error));
             return self.done.push(Completion { token: request.token, result });
@@ -230,5 +243,49 @@ impl Tap for Around {
             Some(also) => also.guest(index, disk),
             None => Ok(disk),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{catch_unwind, AssertUnwindSafe};
+
+    use afterimage_block::{Buffers, Request, Sector, Token};
+    use afterimage_lab::device::ModelName;
+
+    use super::*;
+    use crate::host_fs::HostFs;
+    use crate::machine::Died;
+    use crate::page_cache::DirtyLimits;
+    use crate::storage::Storage;
+
+    #[test]
+    fn a_daemon_dies_between_the_pages_of_a_guests_write() {
+        const ROOM: DirtyLimits = DirtyLimits { background_bytes: 1 << 20, bytes: 1 << 20 };
+        let storage = Storage::new(ModelName::Hdd15k, ROOM, HostFs::Bare);
+        storage.lock().start();
+        let machine = Machine::mortal(&storage, 0, 0);
+        machine.die_writing_from(1_000_000);
+        let content = Volatile::zeroes(1 << 20);
+        let medium = TimedMedium::new(&content, File::buffered(0), &machine);
+        let mut lane = VirtualImage::new(&machine, medium, Path::new("image")).open_lane().unwrap();
+        // Four pages from the seventh on: two are copied where it dies in their midst, see `torn`.
+        let mut write = |at: Ns, page: u64| {
+            machine.reach(at);
+            let buffers = Buffers::from_bytes(&[1; 4 * 4096]);
+            let operation = Operation::Write { flushed: false };
+            let (token, sector) = (Token(at), Sector(page * 8));
+            lane.submit(Request { token, operation, sector, sectors: 32, buffers });
+        };
+        write(0, 17);
+        let died = catch_unwind(AssertUnwindSafe(|| write(2_000_000, 7)));
+        assert!(died.is_err_and(|died| died.is::<Died>()));
+        content.die(machine.dies_at());
+        let mut page = [0; 4096];
+        let pages = [7, 8, 9, 10, 17, 20].map(|n| {
+            content.read_at(&mut page, n * 4096).unwrap();
+            page[4095]
+        });
+        assert_eq!(pages, [1, 1, 0, 0, 1, 1]);
     }
 }

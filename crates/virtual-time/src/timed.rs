@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use afterimage_block::{Health, Medium};
 
+use crate::calendar::Ns;
 use crate::machine::Machine;
 use crate::storage::{File, Io};
 use crate::volatile::Volatile;
@@ -55,6 +56,18 @@ impl TimedMedium {
     }
 }
 
+/// Where a daemon dies within a write, if it does: when, and how many bytes are there. The kernel stops copying at a page of the file. At
+/// which, follows from the place. It was copied before the death, however long the call had been to wait for the device behind it.
+pub fn torn(machine: &Machine, offset: u64, len: usize) -> Option<(Ns, usize)> {
+    let at = offset as usize % PAGE_BYTES;
+    let dies = match at + len > PAGE_BYTES {
+        true => machine.dies_writing(),
+        false => machine.is_dying().then(|| machine.dies_at()),
+    };
+    let pages = (offset as usize / PAGE_BYTES) % (len / PAGE_BYTES + 1);
+    dies.map(|dies| (dies, (pages * PAGE_BYTES).saturating_sub(at).min(len)))
+}
+
 impl Medium for TimedMedium {
     fn len(&self) -> u64 {
         self.content.len()
@@ -69,16 +82,7 @@ impl Medium for TimedMedium {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.sleep(Io::Write(offset, buf.len() as u64))?;
         self.note();
-        let at = offset as usize % PAGE_BYTES;
-        let dies = match at + buf.len() > PAGE_BYTES {
-            true => self.machine.dies_writing(),
-            false => self.machine.is_dying().then(|| self.machine.dies_at()),
-        };
-        if let Some(dies) = dies {
-            // Killed within the call: up to a page of the file, as the kernel stops copying then. Which, follows from the place. It was
-            // copied before the death, however long the call had been to wait for the device behind it.
-            let pages = (offset as usize / PAGE_BYTES) % (buf.len() / PAGE_BYTES + 1);
-            let end = (pages * PAGE_BYTES).saturating_sub(at).min(buf.len());
+        if let Some((dies, end)) = torn(&self.machine, offset, buf.len()) {
             self.content.at(dies, dies);
             self.content.write_at(&buf[..end], offset)?;
         }
@@ -121,7 +125,6 @@ mod tests {
     use afterimage_lab::device::ModelName;
 
     use super::*;
-    use crate::calendar::Ns;
     use crate::host_fs::HostFs;
     use crate::machine::Died;
     use crate::page_cache::DirtyLimits;

@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use afterimage_protocol::report::{Ack, AckDone, AckWrite, Agent, Failed};
 
@@ -21,6 +23,8 @@ struct Plan {
     size_bytes: usize,
     /// A ring of this many records per file; 0 appends.
     slots: u64,
+    /// What a thread waits before it begins its next record.
+    pause: Duration,
 }
 
 /// Where a thread's records go.
@@ -66,6 +70,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let threads = arguments.number("threads")?.unwrap_or(1).max(1);
     let slots = arguments.number("slots")?.unwrap_or(0);
     let a_file_each = arguments.flag("files")?;
+    let pause = Duration::from_micros(arguments.number("pause-us")?.unwrap_or(0));
     let report = Report::open(&mut arguments)?;
     arguments.finish()?;
     if size_bytes < SIZE_BYTES_MIN || size_bytes % 8 != 0 {
@@ -86,6 +91,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         end_ns: seconds.map_or(u64::MAX, |s| start_ns.saturating_add(s.saturating_mul(1_000_000_000))),
         size_bytes,
         slots,
+        pause,
     };
     let directory = Path::new(&directory);
     fs::create_dir_all(directory)?;
@@ -114,7 +120,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     };
     let mut latencies = Latencies::default();
     let mut failure = None;
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let workers: Vec<_> = places
             .iter()
             .enumerate()
@@ -185,6 +191,9 @@ fn write_records(
             fsync_ns,
         }))?;
         numbers.acknowledge(number);
+        if !plan.pause.is_zero() {
+            thread::sleep(plan.pause);
+        }
     }
     Ok(latencies)
 }

@@ -22,6 +22,7 @@ mod found;
 mod integrity;
 mod machine;
 mod mounts;
+mod pace;
 mod pool;
 mod record;
 mod report;
@@ -36,9 +37,9 @@ use std::process::ExitCode;
 
 const USAGE: &str = "afterimage-agent: works inside guests\n\
 \n\
-  ack-write DIR [--records N] [--seconds T] [--size BYTES] [--threads N] [--slots N | --files]\n\
+  ack-write DIR [--records N] [--seconds T] [--size BYTES] [--threads N] [--pause-us N] [--slots N | --files]\n\
             write records, fsync each, then report its number; --slots overwrites in a ring instead of appending,\n\
-            --files gives each record a file of its own\n\
+            --files gives each record a file of its own, and threads pause after each\n\
   verify DIR                          which records are present, intact, torn, out of order\n\
   fsync-bench FILE [--count N] [--size BYTES] [--name NAME]\n\
             latency of fsync after each write\n\
@@ -67,6 +68,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
             is every block the one that stamp wrote there\n\
   say JSON                            report one line to the host\n\
   write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\
+  pace FILE [--pause-us N]            say a file line by line, with pauses: transactions for a database's shell\n\
   drop-caches                         write back and forget the page cache\n\
   unbind DEVICE                       detach the virtio driver from the disk; prints the bus name\n\
   bind NAME                           attach it again\n\
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         Some("stamp") => stamp::write(arguments),
         Some("stamp-verify") => stamp::verify(arguments),
         Some("say") => report::say(arguments),
+        Some("pace") => pace::run(arguments),
         Some("write-back") => machine::write_back(arguments),
         Some("drop-caches") => machine::drop_caches(arguments),
         Some("unbind") => machine::unbind(arguments),

@@ -121,6 +121,7 @@ fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {
         format!("DATA={}", plan.data),
         format!("THREADS={}", plan.threads),
         format!("SIZE={}", plan.record_bytes),
+        format!("PAUSE={}", plan.pause_us),
         format!("FILES={}", if plan.a_file_each { "--files" } else { "" }),
     ];
     if let (Some(vext4), Some(programs)) = (&plan.vext4, &options.vext4) {

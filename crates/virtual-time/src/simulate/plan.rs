@@ -31,6 +31,29 @@ pub enum Fault {
     Cut { down: Ns },
 }
 
+impl Fault {
+    /// Whom it hits, if it is one guest and its daemon.
+    pub fn guest(self) -> Option<usize> {
+        match self {
+            Self::KillDaemon { guest, .. }
+            | Self::KillGuest { guest, .. }
+            | Self::LoseCall { guest, .. }
+            | Self::Fail { guest, .. } => Some(guest),
+            Self::Stall { .. } | Self::Cut { .. } => None,
+        }
+    }
+}
+
+/// A fault and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    pub fault: Fault,
+    /// How long after what went wrong before.
+    pub gap: Ns,
+    /// Only when the guest that it hits works, so far as that comes.
+    pub awaits_work: bool,
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -52,10 +75,13 @@ pub struct Plan {
     /// Threads that write records, and a record's bytes.
     pub threads: u32,
     pub record_bytes: u32,
+    /// How long a program that writes records or transactions pauses after each, in microseconds. Computing costs nothing in virtual time:
+    /// without pauses a quick device has done all of a boot's work before most of what is to go wrong does.
+    pub pause_us: u64,
     /// Each record in a file of its own, all in one directory, instead of one behind the other.
     pub a_file_each: bool,
-    /// What goes wrong, and how long after what went wrong before.
-    pub faults: Vec<(Ns, Fault)>,
+    /// What goes wrong.
+    pub faults: Vec<Planned>,
 }
 
 impl Plan {
@@ -86,6 +112,8 @@ impl Plan {
             ModelName::Emmc,
         ];
         let count = rng.random_range(4..12);
+        // Those seeded apart take nothing from what else the seed draws.
+        let mut awaits = ChaCha8Rng::seed_from_u64(seed ^ 0xa3a175);
         Self {
             seed,
             guests,
@@ -99,9 +127,15 @@ impl Plan {
             vext4: vext4.map(|mount| Vext4::draw(seed, mount)),
             threads: rng.random_range(1..4),
             record_bytes: [512, 1024, 4096][rng.random_range(0..3)],
-            // Takes nothing from what else the seed draws.
+            pause_us: [0, 1_000, 10_000, 30_000][ChaCha8Rng::seed_from_u64(seed ^ 0xba5e).random_range(0..4)],
             a_file_each: ChaCha8Rng::seed_from_u64(seed ^ 0xf11e).random_ratio(1, 3),
-            faults: (0..count).map(|_| (gap(&mut rng), fault(&mut rng, guests, contract))).collect(),
+            faults: (0..count)
+                .map(|_| Planned {
+                    gap: gap(&mut rng),
+                    fault: fault(&mut rng, guests, contract),
+                    awaits_work: awaits.random_ratio(3, 4),
+                })
+                .collect(),
         }
     }
 
@@ -120,13 +154,14 @@ impl Plan {
         let data = format!("data={}", self.data);
         let data = self.vext4.as_ref().map_or(data, Vext4::describe);
         format!(
-            "{} guests, {}, {journal}, {}{direct}, {data}, {} threads of {} bytes{}, {} us a request, {} faults",
+            "{} guests, {}, {journal}, {}{direct}, {data}, {} threads of {} bytes{} every {} us, {} us a request, {} faults",
             self.guests,
             self.contract,
             self.model.as_str(),
             self.threads,
             self.record_bytes,
             if self.a_file_each { " in a file each" } else { "" },
+            self.pause_us,
             self.request_ns / 1000,
             self.faults.len(),
         )
@@ -180,7 +215,9 @@ mod tests {
     fn everything_is_drawn_and_nothing_that_is_not_promised() {
         let plans: Vec<Plan> = (0..500).map(|seed| Plan::draw(seed, 3, None)).collect();
         let any = |is: &dyn Fn(&Plan) -> bool| plans.iter().any(is);
-        let has = |is: &dyn Fn(&Fault) -> bool| plans.iter().any(|p| p.faults.iter().any(|(_, f)| is(f)));
+        let has = |is: &dyn Fn(&Fault) -> bool| {
+            plans.iter().any(|p| p.faults.iter().any(|planned| is(&planned.fault)))
+        };
         for guests in 1..4 {
             assert!(any(&|plan| plan.guests == guests));
         }
@@ -196,9 +233,9 @@ mod tests {
         assert!(has(&|f| matches!(f, Fault::KillGuest { .. })) && has(&|f| matches!(f, Fault::Cut { .. })));
         assert!(has(&|f| matches!(f, Fault::LoseCall { .. })) && has(&|f| matches!(f, Fault::Stall { .. })));
         assert!(has(&|f| matches!(f, Fault::Fail { log: true, fails: Fails::Sync, .. })));
-        let cut = |p: &Plan| p.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { .. }));
+        let cut = |p: &Plan| p.faults.iter().any(|planned| matches!(planned.fault, Fault::Cut { .. }));
         assert!(plans.iter().all(|p| p.contract != Contract::GuestCrash || !cut(p)));
-        assert!(plans.iter().all(|p| p.faults.iter().all(|(gap, _)| *gap < 5_000 * MS)));
+        assert!(plans.iter().all(|p| p.faults.iter().all(|planned| planned.gap < 5_000 * MS)));
         assert_eq!(Plan::draw(5, 1, None).guests, 1);
         let (stock, ours) = (Plan::draw(5, 3, None), Plan::draw(5, 3, Some(Mount::Own)));
         assert!(ours.vext4.is_some() && stock.vext4.is_none() && ours.faults == stock.faults);

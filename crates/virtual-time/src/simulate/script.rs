@@ -59,9 +59,9 @@ mkdir -p $top/$BOOT/wal $top/$BOOT/rollback $top/$BOOT/records || refuse mkdir
 sync || refuse sync
 echo "simulate: ready"
 @BESIDE@for mode in wal rollback; do
-    (sqlite3 -batch $top/$BOOT/$mode/bank < /run/$mode.sql; echo "simulate: ended $mode $?") &
+    ("$AGENT" pace /run/$mode.sql --pause-us $PAUSE | sqlite3 -batch $top/$BOOT/$mode/bank; echo "simulate: ended $mode $?") &
 done
-("$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE $FILES; echo "simulate: ended records $?") &
+("$AGENT" ack-write $top/$BOOT/records --records 1500 --threads $THREADS --size $SIZE --pause-us $PAUSE $FILES; echo "simulate: ended records $?") &
 @WAIT@
 sync
 sleep 1000000

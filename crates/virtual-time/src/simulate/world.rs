@@ -15,7 +15,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::ledger::{Death, End, Promises};
-use super::plan::{Fault, Plan};
+use super::plan::{Fault, Plan, Planned};
 use super::tally::Tally;
 use super::vext4::{self, Vext4};
 use super::{script, SimulateOptions};
@@ -35,6 +35,9 @@ const MS: Ns = 1_000_000;
 const PHYSICAL_SECTOR_BYTES: usize = 4096;
 /// How long somebody waits who needs guests that have booted.
 const PATIENCE: Ns = 500 * MS;
+/// How long a fault awaits a guest that works, and how often it looks: most boots get there well within a second.
+const WORK_AWAITED_MAX: Ns = 5_000 * MS;
+const GLANCE: Ns = 10 * MS;
 /// A guest that waits, and for which nobody does anything, waits for a late interrupt (below a second) or in vain.
 const STANDS_MAX: Ns = 3_000 * MS;
 
@@ -125,6 +128,8 @@ pub struct World<'a> {
     events: BTreeMap<(Ns, u64), Event>,
     order: u64,
     next_fault: usize,
+    /// Since when it has been due.
+    fault_due: Option<Ns>,
     /// The last boots have begun.
     finishing: bool,
     rng: ChaCha8Rng,
@@ -184,6 +189,7 @@ impl<'a> World<'a> {
             events: BTreeMap::new(),
             order: 0,
             next_fault: 0,
+            fault_due: None,
             finishing: false,
             rng: ChaCha8Rng::seed_from_u64(plan.seed ^ 0xfa17),
             early: ChaCha8Rng::seed_from_u64(plan.seed ^ 0x7ea4),
@@ -358,10 +364,16 @@ impl<'a> World<'a> {
 
     /// The plan's next fault, and when the one after it is.
     fn fault(&mut self, at: Ns) -> Result<(), Ended> {
-        let Some((gap, fault)) = self.plan.faults.get(self.next_fault).copied() else {
+        let Some(Planned { gap, fault, awaits_work }) = self.plan.faults.get(self.next_fault).copied() else {
             self.schedule(at + PATIENCE, Event::Finish);
             return Ok(());
         };
+        let due = *self.fault_due.get_or_insert(at);
+        let awaited = fault.guest().filter(|_| awaits_work && at < due + WORK_AWAITED_MAX);
+        if awaited.is_some_and(|guest| !self.is_ready(&self.guests[guest])) {
+            self.schedule(at + GLANCE, Event::Fault);
+            return Ok(());
+        }
         let wants = match fault {
             Fault::Cut { .. } => {
                 self.guests.iter().all(|guest| guest.promises.was_ready || self.is_ready(guest))
@@ -376,6 +388,7 @@ impl<'a> World<'a> {
             return Ok(());
         }
         self.next_fault += 1;
+        self.fault_due = None;
         let mut then = at + gap;
         match fault {
             Fault::KillDaemon { guest, down, again } => {
