@@ -111,7 +111,8 @@ Examples:
     --control /tmp/ctl.sock
   qemu-system-x86_64 -M q35,memory-backend=mem \\
     -object memory-backend-memfd,id=mem,size=1G,share=on \\
-    -chardev socket,id=c0,path=/tmp/disk.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0
+    -chardev socket,id=c0,path=/tmp/disk.sock,reconnect=1 \\
+    -device vhost-user-blk-pci,chardev=c0,num-queues=1
   afterimage ctl /tmp/ctl.sock status
   afterimage ctl /tmp/ctl.sock pause -- cp --sparse=always disk.img backup.img";
 
@@ -153,6 +154,22 @@ mod tests {
             let ours = Logging { verbose: 2, log_format: LogFormat::Json };
             assert_eq!(ours.beside(&theirs), passed_on, "{theirs:?}");
             assert_eq!(Logging { verbose: 0, log_format: LogFormat::Text }.beside(&theirs), [""; 0]);
+        }
+    }
+
+    /// QEMU asks for as many queues as the guest has processors unless it is told, and does not start where the daemon has fewer.
+    #[test]
+    fn qemus_command_lines_say_how_many_queues_there_are() {
+        for text in [
+            EXAMPLES,
+            include_str!("../../../README.md"),
+            include_str!("../../../docs/operations.md"),
+            include_str!("../../../docs/control-disk.md"),
+        ] {
+            for device in text.split("vhost-user-blk-pci,").skip(1) {
+                let options = device.split_whitespace().next().unwrap_or_default();
+                assert!(options.split(',').any(|option| option == "num-queues=1"), "{options}");
+            }
         }
     }
 
