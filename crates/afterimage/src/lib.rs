@@ -10,7 +10,7 @@
 //! ```
 //!
 //! What a crash of the daemon may leave at each step of `serve`: until the group is open, nothing was touched but a
-//! stale socket file; from then on, what the order layer's contract says. An orderly end (SIGTERM, SIGINT,
+//! stale socket file; from then on, what the order layer's contract says. An orderly end (SIGTERM, SIGINT, SIGHUP,
 //! `ctl stop`) goes backwards: no request in flight, everything home and synced, log removed, sockets removed.
 //!
 //! Exit status: 0 done; 1 it was tried and failed; 2 the request itself was wrong and nothing was touched.

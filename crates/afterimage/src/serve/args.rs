@@ -6,7 +6,8 @@ use super::disk_spec::DiskSpec;
 
 /// Serve one guest's disks to a VMM over vhost-user-blk
 ///
-/// Serves in the foreground until SIGTERM, SIGINT or `ctl stop`; then everything is brought home and synced.
+/// Serves in the foreground until SIGTERM, SIGINT, SIGHUP (but under `keep`) or `ctl stop`; then everything is brought home
+/// and synced.
 ///
 /// What an acknowledged guest flush survives is chosen with --survives:
 ///
