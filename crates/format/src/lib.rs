@@ -1,4 +1,5 @@
-//! Every on-disk and in-guest structure of Afterimage, declared once.
+//! The structures that Afterimage puts on disks and into guests, declared once. (State files, stamps and arenas of retained journals are
+//! `afterimage-journal`'s.)
 //!
 //! ```text
 //! redo log    [header slot 0][header slot 1][image names][record area, circular ...]     log::*
