@@ -3,11 +3,13 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use common::guest::Guest;
-use common::{folder, json, refused, succeeds, with_own_mounts, Daemon};
+use common::{folder, json, refused, succeeds, with_own_mounts, Daemon, DEADLINE};
 use nix::sys::signal::Signal;
 
 const WINDOW: [&str; 4] = ["--survives", "power-window=50ms", "--log-max", "16M"];
@@ -137,10 +139,16 @@ fn after_a_failed_write_the_disk_takes_no_more_writes_and_says_why() {
         let dir = folder(&[("a.img", "8M")]);
         let args = ["--disk", "a.img", "--survives", contract, "--control", "c", "--metrics", "127.0.0.1:0"];
         let mut daemon = serve_with_limit(dir.path(), 1, &args);
+        let mut asked = UnixStream::connect(dir.path().join("c")).unwrap();
+        asked.set_read_timeout(Some(DEADLINE)).unwrap();
+        asked.write_all(b"{\"command\":\"events\"}\n").unwrap();
+        let mut told = BufReader::new(asked).lines().map(|line| line.expect("an event"));
+        assert_eq!(told.next().unwrap(), "{\"ok\":true}");
         let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
         guest.write(0, &[1; 4096]);
         guest.flush();
         assert_ne!(guest.try_write(2 << 20, &[2; 4096]), 0, "{contract}");
+        let failed: serde_json::Value = serde_json::from_str(&told.next().unwrap()).unwrap();
         // Not even where the first write went well.
         assert_ne!(guest.try_write(0, &[3; 4096]), 0, "{contract}");
         assert_ne!(guest.try_flush(), 0, "{contract}");
@@ -148,6 +156,7 @@ fn after_a_failed_write_the_disk_takes_no_more_writes_and_says_why() {
         let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
         let reason = status["failure"].as_str().unwrap();
         assert!(reason.contains("a.img") && reason.contains("file-size limit"), "{reason}");
+        assert_eq!(failed, serde_json::json!({ "event": "failed", "reason": reason }), "{contract}");
         refused(dir.path(), &["ctl", "c", "flush"], 1, &["file-size limit"]);
         let address = daemon.ready["metrics"].as_str().unwrap().to_owned();
         let mut metrics = std::net::TcpStream::connect(address).unwrap();
@@ -155,6 +164,7 @@ fn after_a_failed_write_the_disk_takes_no_more_writes_and_says_why() {
         assert!(std::io::read_to_string(metrics).unwrap().contains("afterimage_failed 1.0"));
         daemon.signal(nix::sys::signal::Signal::SIGTERM);
         let (ended, errors) = daemon.end();
+        assert_eq!(told.next(), None, "{contract}: said once");
         assert_eq!(ended.code(), Some(1), "{errors}");
         assert!(errors.contains("afterimage: the disks had stopped taking writes"), "{errors}");
     }

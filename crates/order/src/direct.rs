@@ -10,14 +10,14 @@ use afterimage_store::{mark_used, remove_mark, Image};
 use crate::backend::{too_late, Backend, Opened};
 use crate::home::no_disk;
 use crate::home_lane::LaneHome;
-use crate::passthrough::{PassThroughDisk, Shared};
+use crate::passthrough::{Failure, PassThroughDisk, Shared};
 use crate::redo::takeover::{bring_home, live_logs, refuse_read_only, settle, Trust};
-use crate::{Contract, Event, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
+use crate::{Contract, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
 
 struct DirectBackend {
     images: Vec<Arc<dyn Image>>,
-    /// By image: what is synced when the whole group is.
-    media: Vec<Arc<dyn Medium>>,
+    /// By image: what is synced when the whole group is, and what becomes known of it.
+    media: Vec<(Arc<dyn Medium>, Failure)>,
     disks: Vec<Arc<dyn Disk>>,
     shared: Arc<Shared>,
 }
@@ -40,8 +40,10 @@ pub(crate) fn open(images: Vec<Arc<dyn Image>>, options: &GroupOptions) -> Resul
                 lower = tap.lower(index, lower).map_err(failed())?;
             }
         }
-        media.push(medium);
-        disks.push(Arc::new(PassThroughDisk::new(lower, Arc::clone(&shared), only_disk)) as Arc<dyn Disk>);
+        let failure = Failure::new(image.health(), &shared.board);
+        media.push((medium, failure.clone()));
+        let disk = PassThroughDisk::new(lower, Arc::clone(&shared), failure, only_disk);
+        disks.push(Arc::new(disk) as Arc<dyn Disk>);
     }
     let board = Arc::clone(&shared.board);
     Ok(Opened { backend: Box::new(DirectBackend { images, media, disks, shared }), board, replayed })
@@ -68,7 +70,9 @@ impl Backend for DirectBackend {
         let all = self.images.iter().zip(&self.media);
         let writable = all.filter(|(image, _)| !image.geometry().read_only);
         // Each, also where another one fails: it keeps what it can.
-        let synced: Vec<_> = writable.map(|(image, medium)| self.sync_one(image, medium)).collect();
+        let synced: Vec<_> = writable
+            .map(|(image, (medium, failure))| sync_one(image, medium).inspect_err(|_| failure.tell()))
+            .collect();
         synced.into_iter().collect::<Result<(), _>>()?;
         self.shared.synced_all(covers);
         self.shared.board.tell_durable(covers.acknowledged);
@@ -101,18 +105,16 @@ impl Backend for DirectBackend {
     }
 }
 
-impl DirectBackend {
-    fn sync_one(&self, image: &Arc<dyn Image>, medium: &Arc<dyn Medium>) -> Result<(), BlockError> {
-        image.health().check()?;
-        if let Err(e) = medium.sync() {
-            let reason = format!("syncing {}: {e}{}", image.path().display(), advice(&e));
-            image.health().fail(reason.as_str());
-            self.shared.board.events.publish(&Event::Failed { reason });
-            return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
-        }
-        image.health().check()
+fn sync_one(image: &Arc<dyn Image>, medium: &Arc<dyn Medium>) -> Result<(), BlockError> {
+    image.health().check()?;
+    if let Err(e) = medium.sync() {
+        image.health().fail(format!("syncing {}: {e}{}", image.path().display(), advice(&e)));
+        return Err(BlockError::io(format!("syncing {}", image.path().display()), e));
     }
+    image.health().check()
+}
 
+impl DirectBackend {
     /// Waits for the writes that had passed the gate before it was closed: below a lane they are nobody else's.
     fn wait_quiet(&self, until: Option<Duration>) -> Result<(), BlockError> {
         while self.shared.board.signals.writes_in_flight() > 0 {

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use crate::clock::Clock;
 use crate::relaxed_flushes::RelaxedFlushes;
 use crate::sequence::Sequence;
 use crate::signal::LaneSignal;
+use crate::Event;
 
 /// What the lanes of all disks of a group share. Readers touch none of it.
 pub(crate) struct Shared {
@@ -82,17 +83,41 @@ pub(crate) struct Covers {
     begun: Duration,
 }
 
+/// The failure of one disk. Whoever of its lanes and syncs meets it first tells those who listen, once.
+#[derive(Clone)]
+pub(crate) struct Failure {
+    health: Health,
+    board: Arc<Board>,
+    told: Arc<AtomicBool>,
+}
+
+impl Failure {
+    /// There is none yet.
+    pub(crate) fn new(health: &Health, board: &Arc<Board>) -> Self {
+        Self { health: health.clone(), board: Arc::clone(board), told: Arc::default() }
+    }
+
+    /// A write or a sync did not succeed, which may be its own matter.
+    pub(crate) fn tell(&self) {
+        let Some(reason) = self.health.failure() else { return };
+        if !self.told.swap(true, Ordering::SeqCst) {
+            self.board.events.publish(&Event::Failed { reason: reason.to_string() });
+        }
+    }
+}
+
 /// One disk of the group.
 pub(crate) struct PassThroughDisk {
     lower: Arc<dyn Disk>,
     shared: Arc<Shared>,
+    failure: Failure,
     /// With one disk a completed guest flush says that the whole group is durable.
     only_disk: bool,
 }
 
 impl PassThroughDisk {
-    pub(crate) fn new(lower: Arc<dyn Disk>, shared: Arc<Shared>, only_disk: bool) -> Self {
-        Self { lower, shared, only_disk }
+    pub(crate) fn new(lower: Arc<dyn Disk>, shared: Arc<Shared>, failure: Failure, only_disk: bool) -> Self {
+        Self { lower, shared, failure, only_disk }
     }
 }
 
@@ -104,7 +129,7 @@ impl Front for PassThroughDisk {
     fn open_front(&self, lower: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(PassThroughLane {
             lower,
-            health: self.lower.health().clone(),
+            failure: self.failure.clone(),
             shared: Arc::clone(&self.shared),
             signal: self
                 .shared
@@ -130,7 +155,7 @@ enum InFlight {
 struct PassThroughLane {
     /// Dropped before `signal`: while the layer below may still write, the lane's count is still seen.
     lower: Box<dyn Lane>,
-    health: Health,
+    failure: Failure,
     shared: Arc<Shared>,
     signal: Arc<LaneSignal>,
     only_disk: bool,
@@ -185,7 +210,7 @@ impl PassThroughLane {
 
     fn flush(&mut self, request: Admitted, kind: FlushKind) {
         if self.shared.relaxed && kind != FlushKind::Durable {
-            let result = self.health.check();
+            let result = self.failure.health.check();
             if result.is_ok() {
                 self.shared.acknowledge_relaxed();
             }
@@ -232,6 +257,9 @@ impl Lane for PassThroughLane {
         for below in self.below.drain(..) {
             let slot = self.slots.try_remove(below.token.0 as usize);
             let slot = slot.expect("the layer below answers what it was asked, once");
+            if below.result.is_err() {
+                self.failure.tell();
+            }
             let token = match slot {
                 InFlight::Read(token) => token,
                 InFlight::Write(token) => {
