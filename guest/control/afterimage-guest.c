@@ -72,7 +72,7 @@ static int parse_point(const char *text, struct afterimage_point *point)
 static int wait_for(struct afterimage *control, int argc, char **argv)
 {
 	struct afterimage_point point;
-	int timeout_ms = -1;
+	int timeout_ms = -1, status;
 	double seconds;
 	char *end;
 
@@ -88,8 +88,10 @@ static int wait_for(struct afterimage *control, int argc, char **argv)
 		return 2;
 	if (!afterimage_wait(control, argc ? &point : NULL, timeout_ms))
 		return 0;
+	/* What complains may fail, too. */
+	status = errno == ETIMEDOUT ? 3 : 1;
 	complain(control, afterimage_device(control));
-	return errno == ETIMEDOUT ? 3 : 1;
+	return status;
 }
 
 /* 0: a UUID; 2: none. */

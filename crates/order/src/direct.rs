@@ -101,7 +101,9 @@ impl Backend for DirectBackend {
 
     fn describe(&self, status: &mut GroupStatus) {
         (status.oldest_not_durable_age, status.oldest_not_durable_age_max) = self.shared.ages();
-        status.failure = self.images.iter().find_map(|image| image.health().failure());
+        // Or what failed the group as a whole.
+        let image = self.images.iter().find_map(|image| image.health().failure());
+        status.failure = image.or_else(|| status.failure.take());
     }
 }
 
