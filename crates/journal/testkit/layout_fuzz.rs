@@ -228,6 +228,7 @@ mod tests {
     use rand::{Rng, RngExt, SeedableRng};
 
     use super::*;
+    use crate::ids::BLOCK_SECTORS;
 
     #[test]
     fn samples_are_found() {
@@ -239,6 +240,91 @@ mod tests {
                 matches!(found.as_slice(), [Found::FileSystem(layout)] if layout.start == Sector(start)),
                 "{found:?}"
             );
+        }
+    }
+
+    /// File systems of 512 MiB, one behind the other after the first MiB, each with a journal of so many single blocks.
+    struct InPieces<'a>(&'a [u32]);
+
+    const PLACE_SECTORS: u64 = 131_072 * BLOCK_SECTORS;
+
+    impl InPieces<'_> {
+        fn file_system(pieces: u32, at: usize, buf: &mut [u8]) {
+            let mut low = Sample::new(1);
+            low.ext4(0, false);
+            let mut low = disk_of(&low.input);
+            let mut put = |at: usize, bytes: &[u8]| low[at..at + bytes.len()].copy_from_slice(bytes);
+            put(1024, &64_u32.to_le_bytes());
+            put(1024 + 4, &131_072_u32.to_le_bytes());
+            let inode = 2 * BLOCK_BYTES + 7 * 256;
+            put(inode + 4, &(pieces * 4096).to_le_bytes());
+            put(16 * BLOCK_BYTES + 16, &pieces.to_be_bytes());
+            // The inode, a block with an index, leaves from block 20 on.
+            let node = |entries: u16, max: u16, depth: u16| {
+                [0xF30A, entries, max, depth, 0, 0].map(u16::to_le_bytes).concat()
+            };
+            let index = |logical: u32, block: u32| [logical, block, 0].map(u32::to_le_bytes).concat();
+            put(inode + 0x28, &[node(1, 4, 2), index(0, 5)].concat());
+            let leaves = pieces.div_ceil(340);
+            let upper = (0..leaves).flat_map(|leaf| index(leaf * 340, 20 + leaf)).collect::<Vec<u8>>();
+            put(5 * BLOCK_BYTES, &[node(leaves as u16, 340, 1), upper].concat());
+            for leaf in 0..leaves {
+                let logical = leaf * 340..pieces.min((leaf + 1) * 340);
+                let mut block = node(logical.len() as u16, 340, 0);
+                for at in logical {
+                    let home = if at == 0 { 16 } else { 1000 + 2 * at };
+                    block.extend([at, 1, home].map(u32::to_le_bytes).concat());
+                }
+                put((20 + leaf as usize) * BLOCK_BYTES, &block);
+            }
+            let there = at.min(low.len())..(at + buf.len()).min(low.len());
+            buf.fill(0);
+            buf[..there.len()].copy_from_slice(&low[there]);
+        }
+    }
+
+    impl Source for InPieces<'_> {
+        fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
+            match sector.0.checked_sub(2048) {
+                Some(within) => {
+                    let pieces = self.0[(within / PLACE_SECTORS) as usize];
+                    Self::file_system(pieces, (within % PLACE_SECTORS * SECTOR_BYTES) as usize, buf);
+                }
+                None => {
+                    let mut table = Sample::new(1);
+                    let entry =
+                        |n: usize| (0x83, (2048 + n as u64 * PLACE_SECTORS) as u32, PLACE_SECTORS as u32);
+                    table.boot_record(0, &(0..self.0.len()).map(entry).collect::<Vec<_>>());
+                    let at = (sector.0 * SECTOR_BYTES) as usize;
+                    buf.copy_from_slice(&disk_of(&table.input)[at..at + buf.len()]);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// What a guest may lay out in single blocks is bounded for a disk, not for a file system.
+    #[test]
+    fn the_journals_of_a_disk_lie_in_so_many_pieces_together() {
+        for (pieces, refused) in [(&[40_000, 40_000, 20_000][..], Some(1)), (&[40_000, 20_000, 2000], None)] {
+            let sectors = 2048 + pieces.len() as u64 * PLACE_SECTORS;
+            let found = find(&mut InPieces(pieces), sectors).expect("memory can be read");
+            assert_eq!(found.len(), pieces.len());
+            for (n, found) in found.iter().enumerate() {
+                match found {
+                    Found::FileSystem(layout) => {
+                        assert!(refused != Some(n) && layout.journal.len() == pieces[n] as usize);
+                    }
+                    // Its guest may be using it, all the same.
+                    Found::Passthrough { why, journal, .. } => {
+                        assert!(refused == Some(n) && why.contains("too many pieces"), "{n}: {why}");
+                        assert_eq!(
+                            *journal,
+                            Some(Sector(2048 + n as u64 * PLACE_SECTORS + 16 * BLOCK_SECTORS))
+                        );
+                    }
+                }
+            }
         }
     }
 

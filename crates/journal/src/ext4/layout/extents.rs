@@ -3,8 +3,8 @@
 //! ```text
 //! i_block (60 bytes, ≤ 4 entries) ─► index blocks (≤ 340 entries each) ─► … ─► leaves: logical ─► physical, length
 //! ```
-//! Every node must begin where the one before ended, so that each block of the tree is read once at most; depth and the
-//! number of nodes are bounded besides.
+//! Every node must begin where the one before ended, so that each block of the tree is read once at most; depth is bounded
+//! besides, and so is what the trees of one disk hold together ([`Limits`]).
 
 use super::checksum::crc32c;
 use super::ext4::{corrupt, unsupported, Reader};
@@ -21,8 +21,35 @@ const ENTRY_BYTES: usize = 12;
 const DEPTH_MAX: u16 = 5;
 /// `EXT_INIT_MAX_LEN`: a longer length marks blocks that were never written.
 const LEN_MAX: u16 = 32768;
-/// Blocks of a tree, the bound on reading. 1 GiB in single blocks needs 774.
-const NODES_MAX: usize = 1024;
+/// Pieces that the journals of one disk may lie in, together: 256 MiB in single blocks. Each is remembered several times
+/// over, some 200 bytes, and 16 more by every queue.
+const EXTENTS_MAX: usize = 1 << 16;
+/// Blocks of their trees, of which two copies are kept: [`EXTENTS_MAX`] in full ones need 195.
+const NODES_MAX: usize = 256;
+
+/// What the journals of a disk may still take: a guest may make many file systems.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    extents: usize,
+    nodes: usize,
+}
+
+impl Limits {
+    /// Of a disk of which nothing was read yet.
+    pub fn of_disk() -> Self {
+        Self { extents: EXTENTS_MAX, nodes: NODES_MAX }
+    }
+
+    fn take(left: &mut usize) -> Result<(), JournalError> {
+        let less = left.checked_sub(1).ok_or_else(|| {
+            unsupported(format!(
+                "the journals of this disk lie in too many pieces; {EXTENTS_MAX} are handled"
+            ))
+        })?;
+        *left = less;
+        Ok(())
+    }
+}
 
 /// A file's blocks and those that the tree itself takes.
 pub struct Mapping {
@@ -34,20 +61,22 @@ pub struct Mapping {
     pub watched: Vec<Watched>,
 }
 
-/// Reads and verifies the tree as far as it maps blocks `0..needed`.
+/// Reads and verifies the tree as far as it maps blocks `0..needed`. `limits`: less what it takes, also where that is an error.
 ///
 /// # Errors
-/// *Corrupt* where it is damaged or has holes, *unsupported* where it is unusually large; I/O errors.
+/// *Corrupt* where it is damaged or has holes, *unsupported* where it takes more than is left; I/O errors.
 pub fn read(
     reader: &mut Reader<'_>,
     inode: &Inode,
     checksummed: bool,
     needed: u32,
+    limits: &mut Limits,
 ) -> Result<Mapping, JournalError> {
     let mut walk = Walk {
         reader,
         checksum_seed: checksummed.then_some(inode.checksum_seed),
         needed,
+        limits,
         next: 0,
         mapping: Mapping { extents: Vec::new(), nodes: Vec::new(), watched: Vec::new() },
     };
@@ -67,6 +96,7 @@ struct Walk<'a, 'b> {
     reader: &'a mut Reader<'b>,
     checksum_seed: Option<u32>,
     needed: u32,
+    limits: &'a mut Limits,
     /// The logical block that must come next.
     next: u64,
     mapping: Mapping,
@@ -111,16 +141,17 @@ impl Walk<'_, '_> {
         let blocks = u32::from(len).min(self.needed - at);
         match self.mapping.extents.last_mut() {
             Some(last) if last.home.0 + u64::from(last.blocks) == home => last.blocks += blocks,
-            _ => self.mapping.extents.push(AreaExtent { at: AreaBlock(at), home: FsBlock(home), blocks }),
+            _ => {
+                Limits::take(&mut self.limits.extents)?;
+                self.mapping.extents.push(AreaExtent { at: AreaBlock(at), home: FsBlock(home), blocks });
+            }
         }
         self.next += u64::from(len);
         Ok(())
     }
 
     fn child(&mut self, entry: &[u8], depth: u16) -> Result<(), JournalError> {
-        if self.mapping.nodes.len() == NODES_MAX {
-            return Err(unsupported(format!("a journal whose extent tree has more than {NODES_MAX} blocks")));
-        }
+        Limits::take(&mut self.limits.nodes)?;
         let block = FsBlock(u64::from(u16_at(entry, 8)) << 32 | u64::from(u32_at(entry, 4)));
         let content = self.reader.block(block, "a block of the journal's extent tree")?;
         let entries = entries_of(content.as_slice(), depth)?;

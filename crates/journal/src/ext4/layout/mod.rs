@@ -22,6 +22,7 @@ use afterimage_block::{BlockError, Medium, Sector, SECTOR_BYTES};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock};
 use crate::versions::Places;
+use extents::Limits;
 
 pub mod bitmap;
 mod checksum;
@@ -215,12 +216,14 @@ const FOUND_MAX: usize = 64;
 /// Everything recognisable on a disk: the whole disk first, then partitions in their table's order.
 ///
 /// Two file systems that overlap cannot both be in use. The one in a partition counts, among partitions the first of the
-/// table; the other is passed through.
+/// table; the other is passed through. So is a journal with which those before it would lie in more pieces than are
+/// remembered of one disk.
 ///
 /// # Errors
 /// The disk cannot be read. Content never is an error.
 pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, BlockError> {
-    let whole = volume::look(source, Sector(0), disk_sectors)?;
+    let mut limits = Limits::of_disk();
+    let whole = volume::look(source, Sector(0), disk_sectors, &mut limits)?;
     if whole.as_ref().is_some_and(|seen| seen.container) {
         return Ok(whole.into_iter().map(|seen| seen.found).collect());
     }
@@ -228,7 +231,7 @@ pub fn find(source: &mut dyn Source, disk_sectors: u64) -> Result<Vec<Found>, Bl
     let refused = |start, why| Found::Passthrough { start, uuid: None, why, journal: None };
     let mut found: Vec<Found> = table.damage.into_iter().map(|(start, why)| refused(start, why)).collect();
     for place in &table.partitions {
-        let Some(seen) = volume::look(source, place.start, place.sectors)? else { continue };
+        let Some(seen) = volume::look(source, place.start, place.sectors, &mut limits)? else { continue };
         // Room for this sentence and for the whole disk.
         if found.len() + 2 == FOUND_MAX {
             let why =
@@ -283,7 +286,7 @@ fn unless_overlapping(candidate: Found, others: &[Found]) -> Found {
 /// # Errors
 /// As [`find`].
 pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Found>, BlockError> {
-    Ok(volume::look(source, start, sectors)?.map(|seen| seen.found))
+    Ok(volume::look(source, start, sectors, &mut Limits::of_disk())?.map(|seen| seen.found))
 }
 
 /// The ext4 that begins there, for whoever was told that it does and brings it home, as the recovery of i-transactions: a file's content

@@ -3,10 +3,11 @@
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
 
 use super::ext4::{corrupt, unsupported, Reader, Superblock};
+use super::extents::{self, Limits};
 use super::group::Group;
 use super::inode::Inode;
 use super::superblock::JournalSuperblock;
-use super::{extents, foreign, Found, Layout, Source};
+use super::{foreign, Found, Layout, Source};
 use crate::error::JournalError;
 use crate::ext4::side::JOURNAL_BLOCKS_MAX;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
@@ -24,11 +25,16 @@ pub struct Seen {
 /// Recognises what begins at `start` and may reach over `sectors`.
 ///
 /// What lies between file system and disk (LVM, LUKS, md) comes first, for an ext4 below it is not what the guest
-/// mounts. Then ext4; another file system's signature beside a sound ext4 is a remnant.
+/// mounts. Then ext4; another file system's signature beside a sound ext4 is a remnant. `limits`: less what its journal takes.
 ///
 /// # Errors
 /// The disk cannot be read.
-pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Option<Seen>, BlockError> {
+pub fn look(
+    source: &mut dyn Source,
+    start: Sector,
+    sectors: u64,
+    limits: &mut Limits,
+) -> Result<Option<Seen>, BlockError> {
     let mut head = vec![0; HEAD_BYTES];
     let readable = sectors.min((HEAD_BYTES as u64) / SECTOR_BYTES);
     if readable == 0 {
@@ -44,12 +50,16 @@ pub fn look(source: &mut dyn Source, start: Sector, sectors: u64) -> Result<Opti
         return Ok(foreign::file_system(&head)
             .and_then(|why| seen(Found::Passthrough { start, uuid: None, why, journal: None })));
     };
-    let layout = ext4(source, start, sectors, &superblock).and_then(|(layout, journal)| {
+    let mut left = *limits;
+    let layout = ext4(source, start, sectors, &superblock, &mut left).and_then(|(layout, journal)| {
         check_retainable(&superblock, &journal)?;
         Ok(layout)
     });
     match layout {
-        Ok(layout) => Ok(seen(Found::FileSystem(layout))),
+        Ok(layout) => {
+            *limits = left;
+            Ok(seen(Found::FileSystem(layout)))
+        }
         Err(JournalError::Block(error)) => Err(error),
         Err(JournalError::Corrupt(why) | JournalError::Unsupported(why)) => {
             // Two bytes of magic number are little: a foreign signature explains more than a damaged ext4.
@@ -81,7 +91,7 @@ pub fn look_ext4(source: &mut dyn Source, start: Sector, sectors: u64) -> Result
         }
     };
     let superblock = superblock.ok_or_else(|| corrupt("there is no ext4".into()))?;
-    Ok(ext4(source, start, sectors, &superblock)?.0)
+    Ok(ext4(source, start, sectors, &superblock, &mut Limits::of_disk())?.0)
 }
 
 /// Refuses journals that are sound, and not to be retained.
@@ -128,7 +138,8 @@ fn first_block(
     superblock: &Superblock,
     inode: &Inode,
 ) -> Result<FsBlock, JournalError> {
-    let first = extents::read(reader, inode, superblock.checksummed(), 1)?;
+    // Nothing of it is kept: it is found whatever other journals take.
+    let first = extents::read(reader, inode, superblock.checksummed(), 1, &mut Limits::of_disk())?;
     let home = first.extents.first().map(|e| e.home);
     home.ok_or_else(|| corrupt("the journal has no blocks".into()))
 }
@@ -138,6 +149,7 @@ fn ext4(
     start: Sector,
     sectors: u64,
     superblock: &Superblock,
+    limits: &mut Limits,
 ) -> Result<(Layout, JournalSuperblock), JournalError> {
     superblock.check(sectors)?;
     let mut reader = Reader { source, start, blocks: superblock.blocks() };
@@ -149,7 +161,7 @@ fn ext4(
         let (maxlen, size) = (journal.maxlen(), inode.size);
         return Err(corrupt(format!("the journal has {maxlen} blocks, but its file only {size} bytes")));
     }
-    let mapping = extents::read(&mut reader, &inode, superblock.checksummed(), journal.maxlen())?;
+    let mapping = extents::read(&mut reader, &inode, superblock.checksummed(), journal.maxlen(), limits)?;
 
     let mut watched = superblock.watched();
     watched.extend(group.watched);
