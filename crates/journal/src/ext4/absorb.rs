@@ -2,7 +2,7 @@
 
 use afterimage_block::{BlockError, Buffers};
 
-use super::log::{self, AreaView, Parsed};
+use super::log::{self, AreaView, Walk, Walked};
 use super::passed::{needed, passes_flying};
 use super::retained::{Retained, Stop};
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
@@ -137,16 +137,19 @@ impl Retained {
     /// followed commits nothing.
     fn written_over(&self, versions: &mut Versions, at: AreaBlock, block: &Block) -> Option<Track> {
         let layout = &self.place.layout;
+        let geometry = &self.log.geometry;
+        let mut walk = self.log.walk_with(at)?;
         let (mut reader, in_flight) = versions.reader_and_flights(self.log.id, &**layout);
-        let mut view = With { reader: &mut reader, at, block };
-        let (mut tid, mut start) = self.log.head;
-        while let Ok(Parsed::Complete(transaction)) = log::parse(&mut view, &self.log.geometry, start, tid) {
+        let mut view = Following { reader: &mut reader, with: Some((at, block)), whole: !self.place.spilled };
+        let mut tid = self.log.head.0;
+        while let Ok(Walked::Complete(transaction)) = walk.and_then(|walk| walk.go_on(&mut view, geometry)) {
             let flying = |home: FsBlock| in_flight.over(home.sector(layout.start), BLOCK_SECTORS);
             let found = transaction.tags.iter().find_map(|tag| flying(tag.home));
             if found.is_some() {
                 return found;
             }
-            (tid, start) = (tid.next(), transaction.next);
+            tid = tid.next();
+            walk = Walk::new(geometry, transaction.next, tid);
         }
         None
     }
@@ -184,8 +187,14 @@ impl Retained {
     }
 
     /// A block is kept: whatever is complete with it is taken in.
-    pub(super) fn kept(&mut self, versions: &mut Versions, content: &Content<'_>) -> Result<(), Stop> {
+    pub(super) fn kept(
+        &mut self,
+        versions: &mut Versions,
+        at: AreaBlock,
+        content: &Content<'_>,
+    ) -> Result<(), Stop> {
         let committed = log::commit_tid(&content.header());
+        let may_complete = self.log.wrote(at);
         if committed.is_none() && !self.log.commit_seen {
             return Ok(());
         }
@@ -194,30 +203,44 @@ impl Retained {
         if let Some(tid) = committed {
             self.log.came_by = Some((tid, self.log.head.0));
         }
-        self.follow(versions)?;
+        if may_complete {
+            self.follow(versions)?;
+        }
         self.judge_commit(versions)
     }
 }
 
-/// A log with one block more.
-struct With<'a, 'b> {
-    reader: &'a mut Reader<'b>,
-    at: AreaBlock,
-    block: &'a Block,
+/// The log of an absorbed journal.
+pub(super) struct Following<'a, 'b> {
+    pub(super) reader: &'a mut Reader<'b>,
+    /// One block more.
+    pub(super) with: Option<(AreaBlock, &'a Block)>,
+    /// All that was written since it began is in the arena.
+    pub(super) whole: bool,
 }
 
-impl AreaView for With<'_, '_> {
+impl Following<'_, '_> {
+    fn more(&self, at: AreaBlock) -> Option<&Block> {
+        self.with.filter(|(with, _)| *with == at).map(|(_, block)| block)
+    }
+}
+
+impl AreaView for Following<'_, '_> {
     fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
-        if at == self.at {
-            return Ok(self.block);
+        match self.with {
+            Some((with, block)) if with == at => Ok(block),
+            _ => self.reader.get(at, scratch),
         }
-        self.reader.get(at, scratch)
     }
 
     fn sum(&self, at: AreaBlock) -> Option<u32> {
-        if at == self.at {
-            return None;
+        match self.more(at) {
+            Some(_) => None,
+            None => self.reader.note(at),
         }
-        self.reader.note(at)
+    }
+
+    fn lacks(&self, at: AreaBlock) -> bool {
+        self.whole && self.more(at).is_none() && !self.reader.holds(at)
     }
 }

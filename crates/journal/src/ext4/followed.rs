@@ -6,11 +6,13 @@
 //!   passed: nothing is needed of them      │ committed transactions    │ the next one is expected
 //! ```
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use super::layout::superblock::{Features, JournalSuperblock};
 use super::layout::Layout;
-use super::log::{LogGeometry, Transaction};
+use super::log::{AreaView, LogGeometry, Transaction, Walk, Walked};
+use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid};
 use crate::mutation::{Mistake, Mutation};
 use crate::versions::arena::VolumeId;
@@ -40,6 +42,8 @@ pub(super) struct Log {
     pub(super) commit_sec: u64,
     /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
     pub(super) commit_seen: bool,
+    /// What was read of the next transaction, which was not complete.
+    pub(super) read: Option<Read>,
     /// A commit block that came by, and the transaction that was expected then: see [`Log::judge`].
     pub(super) came_by: Option<(Tid, Tid)>,
     /// The served superblock was read since the guest last wrote one, or a block whose version was not home then. It may be in its own
@@ -48,6 +52,17 @@ pub(super) struct Log {
     pub(super) being_read: bool,
     /// It may begin elsewhere: see [`super::orphan`].
     pub(super) unproven: bool,
+}
+
+/// How far a transaction was read.
+#[derive(Debug)]
+pub(super) struct Read {
+    /// It is not complete before this block, or an earlier one, is written.
+    to: AreaBlock,
+    /// What goes on from there.
+    walk: Option<Box<Walk>>,
+    /// That block was written since.
+    has_come: bool,
 }
 
 /// A committed transaction.
@@ -59,6 +74,10 @@ pub(super) struct Committed {
     /// Home blocks that it logged, each once.
     pub(super) homes: Vec<FsBlock>,
 }
+
+/// Blocks that may be known of a transaction of which the beginning was read, to be read on from there: of a larger one it is read again.
+/// Each journal of the disk may have one.
+const WALK_BLOCKS_MAX: usize = 1 << 13;
 
 /// A transaction's versions, by their homes: of several of one block the last one counts, of a block that it revokes none. And what it
 /// revokes, ascending.
@@ -91,6 +110,7 @@ impl Log {
             held_blocks: 0,
             commit_sec: 0,
             commit_seen: false,
+            read: None,
             came_by: None,
             being_read: false,
             unproven: false,
@@ -146,6 +166,64 @@ impl Log {
         self.head = (tid.next(), next);
         self.commit_sec = commit_sec;
         self.commit_seen = false;
+        self.read = None;
+    }
+
+    /// How a block lies to the one up to which something was read.
+    fn lies(&self, at: AreaBlock, to: AreaBlock) -> Ordering {
+        let distance = |at| self.geometry.distance(self.head.1, at);
+        match self.geometry.contains(at) {
+            true => distance(at).cmp(&distance(to)),
+            false => Ordering::Greater,
+        }
+    }
+
+    /// A block was written. Whether the next transaction may be complete now.
+    pub(super) fn wrote(&mut self, at: AreaBlock) -> bool {
+        let lies = self.read.as_ref().map(|read| self.lies(at, read.to));
+        let Some((lies, read)) = lies.zip(self.read.as_mut()) else { return true };
+        match (lies, &read.walk) {
+            (Ordering::Greater, _) => return read.has_come,
+            (Ordering::Equal, Some(_)) => read.has_come = true,
+            (Ordering::Equal, None) | (Ordering::Less, _) => self.read = None,
+        }
+        true
+    }
+
+    /// The next transaction, to be read together with a block that is written; `None` where it cannot be complete with that.
+    pub(super) fn walk_with(&self, at: AreaBlock) -> Option<Result<Walk, JournalError>> {
+        let walk = match &self.read {
+            Some(read) => match self.lies(at, read.to) {
+                Ordering::Greater if !read.has_come => return None,
+                Ordering::Greater | Ordering::Equal => read.walk.as_deref().cloned(),
+                Ordering::Less => None,
+            },
+            None => None,
+        };
+        Some(walk.map_or_else(|| Walk::new(&self.geometry, self.head.1, self.head.0), Ok))
+    }
+
+    /// The next transaction, if it is complete; read on from where it was read to, if no block of what was read is another one.
+    ///
+    /// # Errors
+    /// As [`super::log::parse`].
+    pub(super) fn read_next(&mut self, view: &mut dyn AreaView) -> Result<Option<Transaction>, JournalError> {
+        let walk = match self.read.take() {
+            Some(Read { walk: Some(walk), .. }) => *walk,
+            Some(nothing_new) => {
+                self.read = Some(nothing_new);
+                return Ok(None);
+            }
+            None => Walk::new(&self.geometry, self.head.1, self.head.0)?,
+        };
+        let (to, walk) = match walk.go_on(view, &self.geometry)? {
+            Walked::Complete(transaction) => return Ok(Some(transaction)),
+            Walked::Stopped(walk) => (Some(walk.awaits()), Some(walk)),
+            Walked::Incomplete { read } => (read, None),
+        };
+        let walk = walk.filter(|walk| walk.known() <= WALK_BLOCKS_MAX).map(Box::new);
+        self.read = to.map(|to| Read { to, walk, has_come: false });
+        Ok(None)
     }
 
     /// Gives up the oldest transaction.
@@ -245,6 +323,7 @@ impl Log {
         if anew {
             self.head = tail;
             self.commit_seen = false;
+            self.read = None;
         }
         anew
     }
@@ -264,7 +343,8 @@ pub(super) mod tests {
 
     use super::*;
     use crate::ext4::layout::AreaExtent;
-    use crate::ext4::log::Tag;
+    use crate::ext4::log::encode::{Draft, Encoder};
+    use crate::ext4::log::{parse, Parsed, Tag};
     use crate::ids::BLOCK_BYTES;
 
     const BLOCKS: u32 = 1030;
@@ -335,7 +415,81 @@ pub(super) mod tests {
         assert!(log.newer(&[0; BLOCK_BYTES]).unwrap_err().contains("overwritten"));
     }
 
+    /// The format of a log, by its number, and a transaction of it.
+    fn drafted(kind: u8, logged: u64, revokes: u64) -> (Log, Encoder) {
+        let mut log = log(7, BLOCKS - 20);
+        log.geometry.features = Features {
+            checksum: kind == 1 || kind == 4,
+            revoke: true,
+            bits64: kind % 2 == 0,
+            async_commit: kind < 3,
+            csum_v2: false,
+            csum_v3: kind % 3 == 2,
+        };
+        let mut encoder = Encoder::new(&log.geometry, log.head.1, log.head.0);
+        encoder.transaction(&Draft {
+            logged: (0..logged)
+                .map(|n| (FsBlock(5000 + n * 3), Box::new([n as u8 + 1; BLOCK_BYTES])))
+                .collect(),
+            revokes: (0..revokes).map(|n| FsBlock(9000 + n)).collect(),
+            tags_max: Some(7),
+            revokes_max: Some(5),
+            ..Draft::default()
+        });
+        (log, encoder)
+    }
+
     proptest! {
+        /// A log that is read on from where it was read to is as one that is read again with every block.
+        #[test]
+        fn a_log_is_complete_when_its_last_block_has_come(
+            kind in 0u8..6,
+            size in (0u64..40, 0u64..20),
+            order in proptest::collection::vec((any::<proptest::sample::Index>(), 0u8..6), 0..80),
+            rest in 0u8..3,
+        ) {
+            let (mut log, mut whole) = drafted(kind, size.0, size.1);
+            let mut blocks: Vec<(AreaBlock, Box<Block>)> = whole.blocks.iter().map(|(at, b)| (*at, b.clone())).collect();
+            let commit = log.after(log.head.1, blocks.len() as u32 - 1);
+            blocks.sort_by_key(|(at, _)| (*at != commit, log.geometry.distance(log.head.1, *at)));
+            let mut writes = vec![(blocks[0].clone(), true)];
+            for (index, what) in order {
+                let (at, mut block) = blocks[index.index(blocks.len())].clone();
+                match what {
+                    0 => block.fill(7),
+                    1 => block[100] ^= 1,
+                    2 => block[3] ^= 1,
+                    _ => {}
+                }
+                writes.push(((at, block), what != 3));
+            }
+            // In the end all is there: as it stands, or from behind; or all but the last.
+            if rest == 1 {
+                blocks[1..].reverse();
+            }
+            writes.extend(blocks.iter().skip(usize::from(rest == 2)).map(|write| (write.clone(), true)));
+            whole.blocks.clear();
+            for ((at, block), is_followed) in writes {
+                whole.blocks.insert(at, block);
+                if !is_followed {
+                    log.wrote(at);
+                    continue;
+                }
+                let anew = parse(&mut whole, &log.geometry, log.head.1, log.head.0);
+                let wrote = log.wrote(at);
+                match (anew, if wrote { log.read_next(&mut whole) } else { Ok(None) }) {
+                    (Ok(Parsed::Complete(anew)), Ok(Some(found))) => {
+                        prop_assert_eq!(anew, found);
+                        return Ok(());
+                    }
+                    (Ok(Parsed::Incomplete), Ok(None)) => {}
+                    (Err(_), Err(_)) => return Ok(()),
+                    (anew, found) => prop_assert!(false, "{:?} {:?}", anew, found),
+                }
+            }
+            prop_assert!(rest == 2);
+        }
+
         /// A guest that commits, and whose transactions go home in any order, against one that remembers every block.
         #[test]
         fn a_log_holds_what_its_guest_believes_in(

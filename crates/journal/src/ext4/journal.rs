@@ -71,7 +71,8 @@ impl FileSystems {
         }
         self.versions.count(id).journal_absorbed_bytes += absorbed_bytes;
         parts.push(Part::Done);
-        self.volumes.with(v, &mut self.versions, |retained, versions| retained.kept(versions, &content))?;
+        self.volumes
+            .with(v, &mut self.versions, |retained, versions| retained.kept(versions, at, &content))?;
         Ok(true)
     }
 
@@ -183,6 +184,7 @@ impl FileSystems {
         }
         let truncated = moved == Ok(true);
         log.geometry.features = newer.features();
+        log.read = None;
         log.superblock = newer.clone();
         if let Kept::Left = self.keep(v, AreaBlock(0), &Content::Composed(block.into()))? {
             self.through_clamped(v, sector, newer, parts);

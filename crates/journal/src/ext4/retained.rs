@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use afterimage_block::BlockError;
 
+use super::absorb::Following;
 use super::followed::{versions_of, Log, Position};
 use super::layout::superblock::JournalSuperblock;
 use super::layout::Layout;
-use super::log::{self, Parsed, Transaction};
+use super::log::Transaction;
 use super::place::Place;
 use super::side;
 use crate::error::JournalError;
@@ -75,15 +76,15 @@ impl Retained {
     /// Takes in every transaction that is complete, up to one whose set has to go home first: then [`Retained::follow_on`] goes on.
     pub(super) fn follow(&mut self, versions: &mut Versions) -> Result<(), Stop> {
         while versions.way.is_free() {
-            let log = &self.log;
-            let mut reader = versions.reader(log.id, &*self.place.layout);
-            match log::parse(&mut reader, &log.geometry, log.head.1, log.head.0) {
-                Ok(Parsed::Complete(transaction)) if !log.has_room(transaction.blocks) => {
+            let reader = &mut versions.reader(self.log.id, &*self.place.layout);
+            let mut view = Following { reader, with: None, whole: !self.place.spilled };
+            match self.log.read_next(&mut view) {
+                Ok(Some(transaction)) if !self.log.has_room(transaction.blocks) => {
                     // Where its blocks go round the log to older ones, giving those up would take them from it.
                     let why = format!("its journal runs over itself in transaction {}", transaction.tid);
                     return Err(Stop::hand_back(why));
                 }
-                Ok(Parsed::Complete(transaction)) => {
+                Ok(Some(transaction)) => {
                     let has_way = self.make_way(versions, transaction.tags.len())?;
                     if !versions.way.is_free() {
                         return Ok(());
@@ -95,7 +96,7 @@ impl Retained {
                     }
                     self.commit(versions, transaction)?;
                 }
-                Ok(Parsed::Incomplete) => return Ok(()),
+                Ok(None) => return Ok(()),
                 Err(JournalError::Block(e)) => return Err(e.into()),
                 Err(e) => return Err(Stop::hand_back(format!("its journal could not be followed: {e}"))),
             }

@@ -177,6 +177,7 @@ impl Volumes {
                     return Ok(());
                 };
                 log.geometry.fs_blocks = layout.room_blocks;
+                log.read = None;
                 place.layout = layout;
                 *suspended &= versions.in_flight.iter().any(|w| w.look_again);
                 versions.set_room(log.id, place.room());

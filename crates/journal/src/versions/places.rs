@@ -36,6 +36,11 @@ impl Reader<'_> {
         Ok(scratch)
     }
 
+    /// Whether a place is in the arena.
+    pub fn holds(&self, at: AreaBlock) -> bool {
+        self.arena.get(self.client, at).is_some()
+    }
+
     /// See [`Arena::note`]; `None` where the place is not in the arena.
     pub fn note(&self, at: AreaBlock) -> Option<u32> {
         self.arena.note(self.client, at)

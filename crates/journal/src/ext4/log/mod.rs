@@ -53,6 +53,12 @@ pub trait AreaView {
         let _ = at;
         None
     }
+
+    /// Whether it is known that nothing was written to the block since the log began.
+    fn lacks(&self, at: AreaBlock) -> bool {
+        let _ = at;
+        false
+    }
 }
 
 impl AreaView for Reader<'_> {
@@ -196,46 +202,32 @@ pub fn parse(
     start: AreaBlock,
     tid: Tid,
 ) -> Result<Parsed, JournalError> {
-    let features = geometry.features;
-    let shape = Shape::new(features, &geometry.uuid);
-    if !geometry.contains(start) {
-        return Err(JournalError::Corrupt(format!(
-            "transaction {tid} at journal block {start}: the log is blocks {} to {}",
-            geometry.first, geometry.maxlen
-        )));
-    }
-    if features.checksum && shape.is_signed() {
-        // The kernel refuses to load such a journal.
-        return Err(JournalError::Corrupt("checksum features that exclude each other".to_owned()));
-    }
-    let mut walk = Walk::new(geometry, shape, start, tid);
-    let mut scratch = [0; crate::BLOCK_BYTES];
-    loop {
-        let Some(at) = walk.step()? else { return Ok(Parsed::Incomplete) };
-        let found = view.block(at, &mut scratch)?;
-        match block::kind(found, tid) {
-            None => return Ok(Parsed::Incomplete),
-            Some(Kind::Descriptor) => {
-                walk.descriptor(at, found);
-                let raw: Vec<RawTag> = shape.tags(found).collect();
-                for tag in raw {
-                    let Some(at) = walk.step()? else { return Ok(Parsed::Incomplete) };
-                    walk.logged(view, at, tag, &mut scratch)?;
-                }
-            }
-            Some(Kind::Revoke) => walk.revoke(at, found),
-            Some(Kind::Commit) => return walk.commit(at, found),
-        }
-    }
+    Ok(match Walk::new(geometry, start, tid)?.go_on(view, geometry)? {
+        Walked::Complete(transaction) => Parsed::Complete(transaction),
+        Walked::Stopped(_) | Walked::Incomplete { .. } => Parsed::Incomplete,
+    })
+}
+
+/// How far a transaction was read.
+#[derive(Debug)]
+pub(crate) enum Walked {
+    /// All of it is there.
+    Complete(Transaction),
+    /// The block at [`Walk::awaits`] is not there yet. What comes behind it changes nothing, and what came before it was read.
+    Stopped(Walk),
+    /// Any of the blocks up to this one, or of the log, is not there yet. What comes behind it changes nothing.
+    Incomplete { read: Option<AreaBlock> },
 }
 
 /// A transaction while it is read.
-struct Walk<'a> {
-    geometry: &'a LogGeometry,
+#[derive(Clone, Debug)]
+pub(crate) struct Walk {
     shape: Shape,
     next: AreaBlock,
     /// The transaction so far.
     read: Transaction,
+    /// The last descriptor's tags whose blocks come next.
+    tags: std::vec::IntoIter<RawTag>,
     /// JBD2_FEATURE_COMPAT_CHECKSUM: CRC-32 of descriptors and logged blocks.
     crc: u32,
     /// [`Shape::before_content`].
@@ -248,8 +240,23 @@ struct Walk<'a> {
     mismatch: Option<String>,
 }
 
-impl<'a> Walk<'a> {
-    fn new(geometry: &'a LogGeometry, shape: Shape, start: AreaBlock, tid: Tid) -> Self {
+impl Walk {
+    /// Of the transaction `tid` at `start`.
+    ///
+    /// # Errors
+    /// *Corrupt*: no log has one there.
+    pub(crate) fn new(geometry: &LogGeometry, start: AreaBlock, tid: Tid) -> Result<Self, JournalError> {
+        let shape = Shape::new(geometry.features, &geometry.uuid);
+        if !geometry.contains(start) {
+            return Err(JournalError::Corrupt(format!(
+                "transaction {tid} at journal block {start}: the log is blocks {} to {}",
+                geometry.first, geometry.maxlen
+            )));
+        }
+        if geometry.features.checksum && shape.is_signed() {
+            // The kernel refuses to load such a journal.
+            return Err(JournalError::Corrupt("checksum features that exclude each other".to_owned()));
+        }
         let read = Transaction {
             tid,
             start,
@@ -259,23 +266,72 @@ impl<'a> Walk<'a> {
             revokes: Vec::new(),
             commit_sec: 0,
         };
-        let before = shape.before_content(tid);
-        Self {
-            geometry,
+        Ok(Self {
             shape,
             next: start,
             read,
+            tags: Vec::new().into_iter(),
             crc: !0,
-            before,
+            before: shape.before_content(tid),
             unsigned: None,
             wrong: None,
             mismatch: None,
+        })
+    }
+
+    /// The block that is read next: of one that was stopped, the one that it waits for.
+    pub(crate) fn awaits(&self) -> AreaBlock {
+        self.next
+    }
+
+    /// Blocks that it knows of.
+    pub(crate) fn known(&self) -> usize {
+        self.read.tags.len() + self.read.revokes.len()
+    }
+
+    /// Reads on, in the log of which it has read the beginning.
+    ///
+    /// # Errors
+    /// As [`parse`].
+    pub(crate) fn go_on(
+        mut self,
+        view: &mut dyn AreaView,
+        geometry: &LogGeometry,
+    ) -> Result<Walked, JournalError> {
+        let mut scratch = [0; crate::BLOCK_BYTES];
+        loop {
+            let Some(at) = self.step(geometry)? else { return Ok(Walked::Incomplete { read: None }) };
+            // With `journal_async_commit` what was not written yet is an earlier lap's, and may look like anything.
+            if geometry.features.async_commit && view.lacks(at) {
+                return Ok(self.stopped(at));
+            }
+            if let Some(tag) = self.tags.as_slice().first().copied() {
+                if !self.logged(view, geometry, at, tag, &mut scratch)? {
+                    return Ok(self.stopped(at));
+                }
+                self.tags.next();
+                continue;
+            }
+            let found = view.block(at, &mut scratch)?;
+            match block::kind(found, self.read.tid) {
+                None => return Ok(self.stopped(at)),
+                Some(Kind::Descriptor) => self.descriptor(geometry, at, found),
+                Some(Kind::Revoke) => self.revoke(geometry, at, found),
+                Some(Kind::Commit) => return self.commit(geometry, at, found),
+            }
         }
     }
 
+    /// The block of the last step is to be read again.
+    fn stopped(mut self, at: AreaBlock) -> Walked {
+        self.read.blocks -= 1;
+        self.next = at;
+        Walked::Stopped(self)
+    }
+
     /// The next block of the transaction. `None`: what said that there is one was never this journal's.
-    fn step(&mut self) -> Result<Option<AreaBlock>, JournalError> {
-        if self.read.blocks == self.geometry.log_blocks() {
+    fn step(&mut self, geometry: &LogGeometry) -> Result<Option<AreaBlock>, JournalError> {
+        if self.read.blocks == geometry.log_blocks() {
             if self.unsigned.is_some() {
                 return Ok(None);
             }
@@ -283,7 +339,7 @@ impl<'a> Walk<'a> {
         }
         self.read.blocks += 1;
         let at = self.next;
-        self.next = self.geometry.after(at);
+        self.next = geometry.after(at);
         Ok(Some(at))
     }
 
@@ -297,26 +353,29 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn descriptor(&mut self, at: AreaBlock, block: &Block) {
+    fn descriptor(&mut self, geometry: &LogGeometry, at: AreaBlock, block: &Block) {
         self.check_tail(at, block, "descriptor");
-        if self.geometry.features.checksum {
+        if geometry.features.checksum {
             self.crc = checksum::crc32_be(self.crc, block);
         }
+        self.tags = self.shape.tags(block).collect::<Vec<_>>().into_iter();
     }
 
+    /// Whether a logged block is there, as far as that can be told before all of them are.
     fn logged(
         &mut self,
         view: &mut dyn AreaView,
+        geometry: &LogGeometry,
         at: AreaBlock,
         tag: RawTag,
         scratch: &mut Block,
-    ) -> Result<(), JournalError> {
+    ) -> Result<bool, JournalError> {
         if self.read.tags.len() == TAGS_MAX {
             self.wrong.get_or_insert_with(|| format!("more than {TAGS_MAX} blocks are logged"));
-            return Ok(());
+            return Ok(true);
         }
         let home = FsBlock(tag.home);
-        if !self.geometry.is_home(home) {
+        if !geometry.is_home(home) {
             self.wrong.get_or_insert_with(|| format!("block {home} can be nobody's home"));
         }
         if let Some(before) = self.before {
@@ -325,17 +384,20 @@ impl<'a> Walk<'a> {
                 None => sum(view.block(at, scratch)?),
             };
             if !self.shape.content_agrees(&tag, before ^ sum) {
+                if geometry.features.async_commit {
+                    return Ok(false);
+                }
                 self.mismatch.get_or_insert_with(|| format!("the checksum of block {home} at {at} is wrong"));
             }
         }
-        if self.geometry.features.checksum {
+        if geometry.features.checksum {
             self.crc = checksum::crc32_be(self.crc, view.block(at, scratch)?);
         }
         self.read.tags.push(Tag { home, at, escaped: tag.escaped });
-        Ok(())
+        Ok(true)
     }
 
-    fn revoke(&mut self, at: AreaBlock, block: &Block) {
+    fn revoke(&mut self, geometry: &LogGeometry, at: AreaBlock, block: &Block) {
         self.check_tail(at, block, "revoke");
         let Some(records) = self.shape.revokes(block) else {
             self.wrong.get_or_insert_with(|| format!("the revoke block at {at} has no possible length"));
@@ -346,22 +408,27 @@ impl<'a> Walk<'a> {
                 self.wrong.get_or_insert_with(|| format!("more than {REVOKES_MAX} blocks are revoked"));
                 return;
             }
-            if record >= self.geometry.fs_blocks {
+            if record >= geometry.fs_blocks {
                 self.wrong.get_or_insert_with(|| format!("revoked block {record} is not in the file system"));
             }
             self.read.revokes.push(FsBlock(record));
         }
     }
 
-    fn commit(mut self, at: AreaBlock, block: &Block) -> Result<Parsed, JournalError> {
-        let features = self.geometry.features;
+    fn commit(
+        mut self,
+        geometry: &LogGeometry,
+        at: AreaBlock,
+        block: &Block,
+    ) -> Result<Walked, JournalError> {
+        let features = geometry.features;
         let agrees = self.shape.commit_agrees(block);
         if let Some(what) = &self.unsigned {
-            return if agrees { Err(self.corrupt(what)) } else { Ok(Parsed::Incomplete) };
+            return if agrees { Err(self.corrupt(what)) } else { Ok(Walked::Incomplete { read: Some(at) }) };
         }
         if !agrees && at == self.read.start {
             // All of a transaction that nothing announced: what an earlier file system left beyond the head.
-            return Ok(Parsed::Incomplete);
+            return Ok(Walked::Incomplete { read: Some(at) });
         }
         if !agrees {
             return Err(self.corrupt(&format!("the checksum of the commit block at {at} is wrong")));
@@ -373,11 +440,15 @@ impl<'a> Walk<'a> {
             self.mismatch.get_or_insert_with(|| format!("the commit block at {at} has another checksum"));
         }
         if let Some(what) = &self.mismatch {
-            return if features.async_commit { Ok(Parsed::Incomplete) } else { Err(self.corrupt(what)) };
+            return if features.async_commit {
+                Ok(Walked::Incomplete { read: Some(at) })
+            } else {
+                Err(self.corrupt(what))
+            };
         }
         self.read.next = self.next;
         self.read.commit_sec = block::commit_sec(block);
-        Ok(Parsed::Complete(self.read))
+        Ok(Walked::Complete(self.read))
     }
 }
 
