@@ -38,6 +38,8 @@ pub(super) struct Log {
     pub(super) transactions: VecDeque<Committed>,
     /// Blocks of the log that they take.
     held_blocks: u64,
+    /// Home blocks in their lists.
+    listed: usize,
     /// When the newest was committed, by the guest's clock: `h_commit_sec`.
     pub(super) commit_sec: u64,
     /// The next transaction's commit block is there, but not yet all its other blocks (`journal_async_commit`).
@@ -79,6 +81,15 @@ pub(super) struct Committed {
 /// Each journal of the disk may have one.
 const WALK_BLOCKS_MAX: usize = 1 << 13;
 
+/// Transactions for which a list keeps its room.
+const SPARE: usize = 1024;
+
+/// Memory that a list of so many transactions takes which logged so many blocks, in bytes. It doubles when it is full; an
+/// allocation takes 32 bytes at least.
+pub(super) fn list_bytes(transactions: usize, logged: usize) -> u64 {
+    (transactions * (2 * size_of::<Committed>() + 32) + logged * size_of::<FsBlock>()) as u64
+}
+
 /// A transaction's versions, by their homes: of several of one block the last one counts, of a block that it revokes none. And what it
 /// revokes, ascending.
 pub(super) fn versions_of(transaction: &mut Transaction) -> (Vec<Tuple>, Vec<FsBlock>) {
@@ -108,6 +119,7 @@ impl Log {
             head: tail,
             transactions: VecDeque::new(),
             held_blocks: 0,
+            listed: 0,
             commit_sec: 0,
             commit_seen: false,
             read: None,
@@ -162,6 +174,7 @@ impl Log {
     pub(super) fn push(&mut self, transaction: &Transaction, homes: Vec<FsBlock>) {
         let Transaction { tid, start, next, blocks, commit_sec, .. } = *transaction;
         self.held_blocks += u64::from(blocks);
+        self.listed += homes.len();
         self.transactions.push_back(Committed { tid, start, blocks, homes });
         self.head = (tid.next(), next);
         self.commit_sec = commit_sec;
@@ -230,7 +243,18 @@ impl Log {
     pub(super) fn pop(&mut self) -> Option<Committed> {
         let oldest = self.transactions.pop_front()?;
         self.held_blocks -= u64::from(oldest.blocks);
+        self.listed -= oldest.homes.len();
+        // Many a journal may have been long.
+        if self.transactions.capacity() > SPARE && self.transactions.len() < self.transactions.capacity() / 4
+        {
+            self.transactions.shrink_to(self.transactions.capacity() / 2);
+        }
         Some(oldest)
+    }
+
+    /// Memory that the list of transactions takes, in bytes.
+    pub(super) fn listed_bytes(&self) -> u64 {
+        list_bytes(self.transactions.len(), self.listed)
     }
 
     /// A commit block came by, and whatever is complete with it was taken in: whether that transaction was, or is yet to be.
@@ -413,6 +437,18 @@ pub(super) mod tests {
         other[0x30] = 1;
         assert_eq!(log.newer(&other).unwrap_err(), "its journal became another one");
         assert!(log.newer(&[0; BLOCK_BYTES]).unwrap_err().contains("overwritten"));
+    }
+
+    #[test]
+    fn a_list_that_was_long_gives_its_room_back() {
+        let mut log = log(7, 1);
+        let transaction = next(&log, 0);
+        (0..40_000).for_each(|_| log.push(&transaction, vec![FsBlock(1)]));
+        let (transactions, homes) = (log.transactions.capacity() * size_of::<Committed>(), 40_000 * 32);
+        assert!(log.listed_bytes() >= (transactions + homes) as u64);
+        while log.pop().is_some() {}
+        assert_eq!(log.listed_bytes(), 0);
+        assert!(log.transactions.capacity() <= 2 * SPARE, "{}", log.transactions.capacity());
     }
 
     /// The format of a log, by its number, and a transaction of it.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use afterimage_block::BlockError;
 
 use super::absorb::Following;
-use super::followed::{versions_of, Log, Position};
+use super::followed::{list_bytes, versions_of, Log, Position};
 use super::layout::superblock::JournalSuperblock;
 use super::layout::Layout;
 use super::log::Transaction;
@@ -15,11 +15,14 @@ use super::side;
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
-use crate::versions::{SetError, Track, Tuple, VersionState, Versions};
+use crate::versions::{SetError, Track, Tuple, Version, VersionState, Versions};
 
-/// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content. With what goes with it,
-/// each takes some 70 bytes.
+/// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content.
 const VERSIONS_MAX: usize = 1 << 18;
+
+/// Memory that a version takes: its entry, with a byte of control, in a table of which up to 7/8 is used, and half of that after
+/// it has grown.
+const VERSION_BYTES: u64 = (size_of::<(FsBlock, Version)>() as u64 + 1) * 8 / 7 * 2;
 
 /// Why something goes no further.
 pub(super) enum Stop {
@@ -133,19 +136,27 @@ impl Retained {
         })
     }
 
-    /// Whether so many versions more may be known: the oldest ones go where they would be too many. Where they have to go home as a set,
-    /// that is due.
-    fn make_way(&mut self, versions: &mut Versions, more: usize) -> Result<bool, Stop> {
-        let slots = usize::try_from(versions.arena.bytes_max()).unwrap_or(usize::MAX) / BLOCK_BYTES;
-        let room = VERSIONS_MAX.max(slots).saturating_sub(more) as u64;
+    /// Whether another transaction of so many blocks may be known: the oldest ones go where that would be too much, of versions, or of
+    /// what is remembered of transactions, which may have none. Where versions have to go home as a set, that is due.
+    fn make_way(&mut self, versions: &mut Versions, logged: usize) -> Result<bool, Stop> {
         // What is read again was known to an earlier daemon.
-        let mut now = versions.known();
-        while now > room && !self.resuming {
+        if self.resuming {
+            return Ok(true);
+        }
+        let slots = usize::try_from(versions.arena.bytes_max()).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let bytes = |versions, listed| versions * VERSION_BYTES + listed;
+        let max = VERSIONS_MAX.max(slots);
+        let max = bytes(max as u64, list_bytes(0, max));
+        let room = max.saturating_sub(bytes(logged as u64, list_bytes(1, logged)));
+        versions.trim(max);
+        let known = |versions: &Versions| bytes(versions.known(), versions.listed_bytes());
+        let mut now = known(versions);
+        while now > room {
             self.relieve(versions)?;
             if !versions.way.is_free() {
                 return Ok(true);
             }
-            let before = std::mem::replace(&mut now, versions.known());
+            let before = std::mem::replace(&mut now, known(versions));
             if now == before {
                 return Ok(false);
             }
@@ -169,6 +180,7 @@ impl Retained {
         classes.journal_commit_blocks += logged;
         classes.revokes += revokes.len() as u64;
         self.log.push(&transaction, protect.iter().map(|t| t.home).collect());
+        versions.set_listed(id, self.log.listed_bytes());
         versions.mprotect(id, &protect, &revokes, self.resuming)?;
         side::reserve(&mut versions.arena, id, transaction.tid);
         // What is read again is judged as a whole: a later transaction may have revoked what an earlier one committed.

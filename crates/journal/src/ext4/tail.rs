@@ -60,6 +60,7 @@ impl Log {
             self.set_tail(versions, next);
         }
         let Some(oldest) = self.pop() else { return };
+        versions.set_listed(self.id, self.listed_bytes());
         let places = (0..oldest.blocks).map(|i| self.after(oldest.start, i));
         versions.forget(self.id, oldest.tid, &oldest.homes, places);
     }

@@ -203,6 +203,14 @@ impl JournalArea {
         }
     }
 
+    /// Tables have room for what is known, and for no more.
+    pub(crate) fn trim(&mut self) {
+        for control in self.blocks.values_mut() {
+            control.versions.shrink_to_fit();
+            control.open.shrink_to_fit();
+        }
+    }
+
     /// LOG_OP_RECOVER: the versions that have to go home, in the order of the disk. `overwritten`: also those whose home
     /// was written with something else since, which only a dead guest's recovery may do.
     pub fn recover(&self, volume: VolumeId, overwritten: bool) -> Vec<Tuple> {

@@ -54,6 +54,8 @@ pub struct Versions {
     pub(crate) way: Way,
     pub(super) writer: Arc<dyn HomeWriter>,
     pub(super) rooms: BTreeMap<VolumeId, Room>,
+    /// Bytes of lists that clients keep of what they committed.
+    listed: BTreeMap<VolumeId, u64>,
     /// Of every client that there is or was.
     pub(crate) classes: BTreeMap<VolumeId, Classes>,
     pub(crate) mistake: Mistake,
@@ -83,6 +85,7 @@ impl Versions {
             way: Way::default(),
             writer,
             rooms: BTreeMap::new(),
+            listed: BTreeMap::new(),
             classes: BTreeMap::new(),
             mistake,
         })
@@ -118,6 +121,7 @@ impl Versions {
         self.arena.clear_volume(client);
         self.area.write().cleanup(client);
         self.rooms.remove(&client);
+        self.listed.remove(&client);
     }
 
     /// Puts a place's content into the arena, in place of an older one; see [`Arena::store`].
@@ -245,6 +249,24 @@ impl Versions {
     pub(crate) fn known(&self) -> u64 {
         let area = self.area.read();
         self.rooms.keys().map(|client| area.query(*client).versions).sum()
+    }
+
+    /// How much memory a client's lists of what it committed take, in bytes.
+    pub(crate) fn set_listed(&mut self, client: VolumeId, bytes: u64) {
+        self.listed.insert(client, bytes);
+    }
+
+    /// The same, of all clients.
+    pub(crate) fn listed_bytes(&self) -> u64 {
+        self.listed.values().sum()
+    }
+
+    /// Gives back what tables hold of versions that are gone, where that is more than so many bytes of all clients.
+    pub(crate) fn trim(&self, bytes_max: u64) {
+        let information = |id| self.area.read().query(id).information_bytes;
+        if self.rooms.keys().map(|id| information(*id)).sum::<u64>() > bytes_max {
+            self.area.write().trim();
+        }
     }
 
     /// Whether a version is still the newest of its block, and not home.
