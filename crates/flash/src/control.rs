@@ -40,7 +40,7 @@ pub enum RunError {
         /// Why.
         error: FtlError,
     },
-    /// Ctrl-C.
+    /// Ctrl-C, or another signal that asks for the end.
     #[error("interrupted")]
     Interrupted,
 }

@@ -41,6 +41,55 @@ fn wrong_requests_are_one_sentence() {
     }
 }
 
+fn pipe(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("pipe");
+    assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+    path
+}
+
+/// It would be found empty when it is read again, or be waited for.
+#[test]
+fn a_trace_that_is_read_twice_is_no_pipe() {
+    let folder = tempfile::tempdir().expect("a folder");
+    pipe(folder.path());
+    for args in [&["trace", "stat", "pipe"][..], &["flash", "run", "--ftl", "page", "--trace", "pipe"]] {
+        let output = run(folder.path(), args);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+        assert!(
+            message.contains("the trace pipe is a pipe") && message.contains("file"),
+            "{args:?}: {message}"
+        );
+    }
+}
+
+#[test]
+fn a_conversion_that_is_interrupted_leaves_nothing() {
+    use std::io::Write;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = pipe(folder.path());
+    for signal in ["INT", "TERM", "HUP"] {
+        let mut convert = Command::new(env!("CARGO_BIN_EXE_afterimage-tools"))
+            .args(["trace", "convert", "pipe", "--to", "msr", "--out", "out"])
+            .current_dir(folder.path())
+            .spawn()
+            .expect("it runs");
+        let mut input = std::fs::OpenOptions::new().write(true).open(&path).expect("opened");
+        let lines = "10 /dev/sda write 4096 4096\n".repeat(1 << 15);
+        input.write_all(b"fio version 3 iolog\n0 /dev/sda add\n0 /dev/sda open\n").expect("written");
+        // More than the pipe holds: when this is written, the conversion has begun.
+        input.write_all(lines.as_bytes()).expect("written");
+        let there = || std::fs::read_dir(folder.path()).expect("readable").count();
+        assert_eq!(there(), 2, "the pipe, and the output without its name");
+        let kill = Command::new("kill").args(["-s", signal, &convert.id().to_string()]).status();
+        assert!(kill.expect("kill").success());
+        // The reader may be gone already.
+        drop(input.write_all(lines.as_bytes()));
+        drop(input);
+        assert_eq!((convert.wait().expect("it ends").code(), there()), (Some(1), 1), "{signal}");
+    }
+}
+
 #[test]
 fn help_says_afterimage() {
     for args in [&["explore", "--help"][..], &["explore", "record", "--help"], &["flash", "run", "-h"]] {

@@ -1,11 +1,13 @@
 //! Runs in parallel, with progress on a terminal; Ctrl-C keeps what is finished.
 
 use std::io::IsTerminal;
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::drive::Source;
 use super::CliError;
@@ -30,23 +32,33 @@ pub struct Job<'a> {
 pub struct Outcome {
     /// `None`: not finished.
     pub reports: Vec<Option<Result<Report, RunError>>>,
-    /// Ctrl-C was pressed.
+    /// Ctrl-C was pressed, or another signal asked for the end.
     pub interrupted: bool,
 }
 
 /// What stops everything.
 pub fn control() -> Result<Control, CliError> {
     let control = Control::default();
-    let install = |e: std::io::Error| CliError::Failed(format!("cannot catch Ctrl-C: {e}"));
-    // A second Ctrl-C ends the program at once.
-    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&control.stop))
-        .map_err(install)?;
-    signal_hook::flag::register(SIGINT, Arc::clone(&control.stop)).map_err(install)?;
+    let install = |e: std::io::Error| CliError::Failed(format!("cannot watch for signals: {e}"));
+    // The second one ends the program at once.
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&control.stop))
+            .map_err(install)?;
+        signal_hook::flag::register(signal, Arc::clone(&control.stop)).map_err(install)?;
+    }
     Ok(control)
 }
 
 /// The first pass over a trace.
 pub fn scan(config: &Config, source: &Source, read: &Options, control: &Control) -> Result<Scan, CliError> {
+    // What a pipe gives is gone when it is read again; one without a writer would be waited for.
+    let is_pipe = |file: &&PathBuf| std::fs::metadata(file).is_ok_and(|found| found.file_type().is_fifo());
+    if let Some(pipe) = source.files.iter().find(is_pipe) {
+        return Err(CliError::Failed(format!(
+            "the trace {} is a pipe, and a trace is read twice: write it to a file first",
+            pipe.display()
+        )));
+    }
     let trace = Prefetch::open(&source.files, read).map_err(RunError::from)?;
     let line = || {
         let requests = thousands(control.scanned.load(Ordering::Relaxed));

@@ -4,6 +4,7 @@ use std::fs::{self, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use tempfile::TempPath;
@@ -49,8 +50,8 @@ pub fn stat(args: &StatArgs, out: &mut dyn Write) -> Result<(), CliError> {
     let read = args.read.options();
     for file in &args.files {
         let source = Source { name: String::new(), files: vec![file.clone()] };
-        let format = crate::trace::open(file, &read).map_err(RunError::from)?.format();
         let scan = jobs::scan(&config, &source, &read, &control)?;
+        let format = crate::trace::open(file, &read).map_err(RunError::from)?.format();
         let stat = Stat {
             file: file.clone(),
             format,
@@ -198,7 +199,7 @@ fn output(out: &Path, force: bool) -> io::Result<(Output, Option<Beside>)> {
     }
     let found = fs::metadata(out).ok();
     if found.is_some() && !force {
-        return Err(io::ErrorKind::AlreadyExists.into());
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is there already"));
     }
     if found.as_ref().is_some_and(|found| !found.is_file()) {
         return Ok((Output::new(out, Box::new(OpenOptions::new().write(true).open(out)?))?, None));
@@ -224,6 +225,8 @@ pub fn convert(args: &ConvertArgs) -> Result<(), CliError> {
             input.display()
         )));
     }
+    // An end in the middle of it leaves no file beside the output.
+    let control = jobs::control()?;
     let mut trace = Merged::open(&args.files, &args.read.options()).map_err(RunError::from)?;
     let write = |e: io::Error| {
         let hint = if e.kind() == io::ErrorKind::AlreadyExists { " (--force replaces it)" } else { "" };
@@ -234,6 +237,9 @@ pub fn convert(args: &ConvertArgs) -> Result<(), CliError> {
     writer.origin(&trace).map_err(write)?;
     let (mut timed, mut dropped) = (true, 0);
     let failure = loop {
+        if control.stop.load(Ordering::Relaxed) {
+            break Some("interrupted".to_owned());
+        }
         // What is missing before the next request is known with the one before it.
         writer.missing(trace.dropped() - dropped).map_err(write)?;
         dropped = trace.dropped();
@@ -243,7 +249,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), CliError> {
                 writer.request(&request).map_err(write)?;
             }
             Ok(None) => break None,
-            Err(error) => break Some(error),
+            Err(error) => break Some(error.to_string()),
         }
     };
     let left_out = writer.left_out;
