@@ -41,6 +41,30 @@ fn wrong_requests_are_one_sentence() {
     }
 }
 
+/// What can be seen to be wrong is said before a machine is chosen, which takes seconds, and before a guest boots without disks.
+#[test]
+fn a_guest_that_cannot_be_is_refused_before_anything_boots() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("a.img"), [0; 4096]).expect("written");
+    for (options, status, parts) in [
+        (&["--memory", "1M"][..], 2, &["--memory", "at least 64M"][..]),
+        (&["--memory", "lots"], 2, &["--memory", "512M"]),
+        (&["--queues", "0"], 2, &["--queues", "1..=64"]),
+        (&["--timeout", "0"], 2, &["--timeout"]),
+        (&[], 1, &["--disk a.img is not a socket", "afterimage serve"]),
+    ] {
+        let output =
+            run(folder.path(), &[&["guest", "run", "--disk", "a.img"], options, &["--", "true"]].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{options:?}: {message}");
+        assert!(
+            message.starts_with("afterimage: ") && message.lines().count() == 1,
+            "{options:?}: {message}"
+        );
+        assert!(parts.iter().all(|part| message.contains(part)), "{options:?}: {message}");
+    }
+}
+
 fn pipe(folder: &Path) -> std::path::PathBuf {
     let path = folder.join("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());

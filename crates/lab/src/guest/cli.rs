@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -45,13 +46,13 @@ pub struct RunOptions {
     #[arg(long = "disk", value_name = "SOCKET", required = true)]
     pub disks: Vec<PathBuf>,
     /// The guest's memory, with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "512M")]
-    pub memory: String,
+    #[arg(long = "memory", value_name = "SIZE", default_value = "512M", value_parser = memory_mib)]
+    pub memory_mib: u32,
     /// Queues per disk (QEMU; User Mode Linux has one)
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: u16,
     /// Kill the guest after this many seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
     /// Keep the folder with the console and the scripts, and say where it is
     #[arg(long)]
@@ -68,12 +69,14 @@ pub struct RunOptions {
 /// # Errors
 /// The guest would not boot, died, or ran past its deadline.
 pub fn run_cli(options: &RunOptions) -> Result<ExitStatus> {
+    // Before the machine is chosen: that takes seconds.
+    let disks = options.disks.iter().map(|disk| socket(disk)).collect::<Result<Vec<_>>>()?;
     let mut builder = Guest::builder(options.vmm.vmm())
-        .memory_mib(memory_mib(&options.memory)?)
+        .memory_mib(options.memory_mib)
         .queues(options.queues)
         .limit(Duration::from_secs(options.timeout));
-    for disk in &options.disks {
-        builder = builder.disk(fs::canonicalize(disk).context(|| format!("disk socket {}", disk.display()))?);
+    for disk in disks {
+        builder = builder.disk(disk);
     }
     let words: Vec<String> = options.command.iter().map(|word| quote(&word.to_string_lossy())).collect();
     let mut guest = builder.start(&words.join(" "))?;
@@ -124,9 +127,19 @@ pub fn run_cli(options: &RunOptions) -> Result<ExitStatus> {
     Ok(ExitStatus::from_raw((code & 0xff) << 8))
 }
 
+/// Where a disk's socket is. A guest would boot beside anything else, and find no disk.
+fn socket(disk: &Path) -> Result<PathBuf> {
+    let path = fs::canonicalize(disk).context(|| format!("disk socket {}", disk.display()))?;
+    if !fs::metadata(&path).is_ok_and(|found| found.file_type().is_socket()) {
+        let why = "is not a socket: name the one on which `afterimage serve` serves the disk";
+        return Err(LabError::Guest(format!("--disk {} {why}", disk.display())));
+    }
+    Ok(path)
+}
+
 /// `512M`, `2G`, `262144K`: whole mebibytes.
-fn memory_mib(text: &str) -> Result<u32> {
-    let bad = || LabError::Guest(format!("--memory {text}: say it like 512M or 2G, at least 64M"));
+fn memory_mib(text: &str) -> std::result::Result<u32, &'static str> {
+    let bad = || "say it like 512M or 2G, at least 64M";
     let (digits, unit_kib) = match text.strip_suffix(['K', 'k', 'M', 'm', 'G', 'g']) {
         Some(digits) => (
             digits,
