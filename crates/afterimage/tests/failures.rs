@@ -155,7 +155,9 @@ fn after_a_failed_write_the_disk_takes_no_more_writes_and_says_why() {
         assert_eq!(guest.read(0, 4096), [1; 4096], "{contract}: reads go on");
         let status = json(dir.path(), &["ctl", "c", "status", "--json"]);
         let reason = status["failure"].as_str().unwrap();
-        assert!(reason.contains("a.img") && reason.contains("file-size limit"), "{reason}");
+        for part in ["a.img", "file-size limit", "its file system"] {
+            assert!(reason.contains(part), "{part}: {reason}");
+        }
         assert_eq!(failed, serde_json::json!({ "event": "failed", "reason": reason }), "{contract}");
         refused(dir.path(), &["ctl", "c", "flush"], 1, &["file-size limit"]);
         let address = daemon.ready["metrics"].as_str().unwrap().to_owned();

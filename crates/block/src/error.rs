@@ -66,7 +66,8 @@ pub fn advice(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull => ": its file system is full, free space there and start again",
         io::ErrorKind::QuotaExceeded => ": the disk quota is used up, raise it or free space and start again",
         io::ErrorKind::FileTooLarge => {
-            ": the file-size limit is reached, raise it (ulimit -f) and start again"
+            ": its file system, or the file-size limit (ulimit -f), allows none so large, \
+             raise the limit or put it elsewhere, and start again"
         }
         _ => "",
     }
