@@ -110,7 +110,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
             let text = error.render().to_string();
             let end =
                 text.find("\nUsage:").or_else(|| text.find("\nFor more information")).unwrap_or(text.len());
-            let sentence = text[..end].trim().trim_start_matches("error: ");
+            let sentence = text[..end].trim().trim_start_matches("error: ").replace("\n\n  tip:", "; tip:");
             Failure::usage(format!("{sentence} (see --help)")).report()
         }
     }

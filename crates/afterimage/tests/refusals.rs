@@ -102,6 +102,7 @@ fn usage_errors_end_with_status_2() {
         (&["ctl", "s", "pause", "--for", "0"], &["--for", "'0'", "a pause lasts 1ms to 10m"]),
         (&["ctl", "s", "copy", "--for", "601s", "."], &["--for", "601s", "a pause lasts 1ms to 10m"]),
         (&["ctl", "s", "wait", "5", "--timeout", "48h"], &["--timeout", "48h", "a wait lasts at most 24h"]),
+        (&["ctl", "s", "wait", "-1"], &["'-1'", "found; tip:"]),
         (&["keep", "--", "status"], &["keep -- serve"]),
         (&["launch"], &["launch"]),
     ] {
@@ -131,6 +132,7 @@ fn what_is_not_an_image_is_refused_with_advice() {
         (&["check", "none.img"], &["none.img"]),
         (&["inspect", "none.img"], &["none.img"]),
         (&["recover", "none.img"], &["none.img"]),
+        (&["ctl", "a.img", "status"], &["a.img", "not a socket"]),
         (&["ctl", "none.sock", "status"], &["none.sock", "--control"]),
     ] {
         refused(dir.path(), args, 1, parts);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,7 +34,10 @@ impl Client {
         let stream = UnixStream::connect(path).map_err(|e| {
             let advice = match e.kind() {
                 std::io::ErrorKind::NotFound => "is `afterimage serve` running with --control and this path?",
-                std::io::ErrorKind::ConnectionRefused => "the daemon that made it is gone; start it again",
+                std::io::ErrorKind::ConnectionRefused if is_socket(path) => {
+                    "the daemon that made it is gone; start it again"
+                }
+                std::io::ErrorKind::ConnectionRefused => "this is not a socket; check the path",
                 std::io::ErrorKind::PermissionDenied => "only the daemon's own user may control it",
                 _ => "check the path",
             };
@@ -157,6 +161,10 @@ impl Client {
     fn lost(&self, why: &dyn std::fmt::Display) -> Failure {
         Failure::failed(format!("lost the connection to the control socket {}: {why}", self.path.display()))
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 impl AsFd for Client {
