@@ -51,6 +51,7 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--disk", "same.img"], &["same.img", "same image"]),
         (&["serve", "--disk", "a.img,socket=s", "--disk", "b.img,socket=s"], &["each its own path"]),
         (&["serve", "--disk", "a.img,socket=s", "--control", "s"], &["the control socket"]),
+        (&["ctl", "s", "wait", "-1"], &["'-1'", "found; tip:"]),
         (&["serve", "--disk", "a.img,socket=a.img"], &["is an image"]),
         (&["serve", "--disk", &long_disk], &["at most 107"]),
         (&["serve", "--disk", "a.img", "--control", &long], &["the control socket", "at most 107"]),
@@ -102,7 +103,6 @@ fn usage_errors_end_with_status_2() {
         (&["ctl", "s", "pause", "--for", "0"], &["--for", "'0'", "a pause lasts 1ms to 10m"]),
         (&["ctl", "s", "copy", "--for", "601s", "."], &["--for", "601s", "a pause lasts 1ms to 10m"]),
         (&["ctl", "s", "wait", "5", "--timeout", "48h"], &["--timeout", "48h", "a wait lasts at most 24h"]),
-        (&["ctl", "s", "wait", "-1"], &["'-1'", "found; tip:"]),
         (&["keep", "--", "status"], &["keep -- serve"]),
         (&["launch"], &["launch"]),
     ] {
@@ -117,9 +117,17 @@ fn what_is_not_an_image_is_refused_with_advice() {
     std::fs::write(dir.path().join("q.img"), [&b"QFI\xfb\0\0\0\x03"[..], &[0; 1016]].concat()).unwrap();
     std::fs::write(dir.path().join("odd.img"), [1; 700]).unwrap();
     std::fs::write(dir.path().join("empty.img"), []).unwrap();
+    std::fs::write(dir.path().join("new.qcow2"), [&b"QFI\xfb\0\0\0\x03"[..], &[0; 300]].concat()).unwrap();
     let before = content(dir.path());
     for (args, parts) in [
-        (&["serve", "--disk", "none.img"][..], &["none.img", "does not exist", "afterimage create"][..]),
+        (&["serve", "--disk", "new.qcow2"][..], &["new.qcow2", "qcow2", "qemu-img convert"][..]),
+        (&["check", "new.qcow2"], &["new.qcow2", "qcow2", "qemu-img convert"]),
+        (&["inspect", "new.qcow2"], &["new.qcow2", "qcow2", "qemu-img convert"]),
+        (&["inspect", "odd.img"], &["odd.img", "700", "512"]),
+        (&["inspect", "."], &["directory"]),
+        (&["inspect", "/dev/null"], &["/dev/null", "character device"]),
+        (&["ctl", "a.img", "status"], &["a.img", "not a socket"]),
+        (&["serve", "--disk", "none.img"], &["none.img", "does not exist", "afterimage create"]),
         (&["serve", "--disk", "q.img"], &["q.img", "qcow2", "qemu-img convert"]),
         (&["serve", "--disk", "odd.img"], &["odd.img", "700", "512"]),
         (&["serve", "--disk", "empty.img"], &["empty.img"]),
@@ -132,8 +140,27 @@ fn what_is_not_an_image_is_refused_with_advice() {
         (&["check", "none.img"], &["none.img"]),
         (&["inspect", "none.img"], &["none.img"]),
         (&["recover", "none.img"], &["none.img"]),
-        (&["ctl", "a.img", "status"], &["a.img", "not a socket"]),
         (&["ctl", "none.sock", "status"], &["none.sock", "--control"]),
+    ] {
+        refused(dir.path(), args, 1, parts);
+    }
+    assert_eq!(content(dir.path()), before);
+}
+
+/// Opening a pipe waits for its other end: nobody may do that for a name that was given, or that stands where a log would.
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let dir = folder(&[("a.img", "1M")]);
+    for name in ["pipe", "a.img.aflog"] {
+        nix::unistd::mkfifo(&dir.path().join(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    }
+    let before = content(dir.path());
+    for (args, parts) in [
+        (&["inspect", "pipe"][..], &["pipe", "it is a pipe"][..]),
+        (&["check", "pipe"], &["it is a pipe"]),
+        (&["recover", "pipe"], &["it is a pipe"]),
+        (&["check", "a.img"], &["a.img.aflog", "it is a pipe"]),
+        (&["serve", "--disk", "a.img"], &["a.img.aflog", "it is a pipe"]),
     ] {
         refused(dir.path(), args, 1, parts);
     }
@@ -253,6 +280,11 @@ fn a_log_filter_is_understood_or_named() {
 #[test]
 fn a_second_daemon_on_the_image_or_the_socket_is_refused() {
     let dir = folder(&[("a.img", "1M"), ("b.img", "1M")]);
+    let window = ["--disk", "a.img,socket=s", "--survives", "power-window=50ms", "--control", "c"];
+    let daemon = Daemon::serve(dir.path(), &window);
+    let said = succeeds(dir.path(), &["inspect", "a.img.aflog"]);
+    assert!(said.contains("in use: `afterimage ctl SOCKET stop`") && !said.contains("recover"), "{said}");
+    daemon.terminate();
     let daemon = Daemon::serve(dir.path(), &["--disk", "a.img,socket=s", "--control", "c"]);
     let pid = daemon.pid().to_string();
     refused(dir.path(), &["serve", "--disk", "a.img,socket=other"], 1, &["a.img", "in use", &pid]);

@@ -144,11 +144,15 @@ fn open_image(path: &Path, read_only: bool) -> Result<Arc<dyn Image>, OpenError>
 /// Says what an image or a log is, in use or not. Reads only, and takes no lock for longer than a look.
 ///
 /// # Errors
-/// It cannot be read, or the log that the image names is gone.
+/// It cannot be read, is no image, or the log that the image names is gone.
 pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
     if is_log(path)? {
         let log = log_report(path)?;
+        let in_use = matches!(LogFile::open(path, true), Err(LogError::LogInUse(_)));
         let advice = match log.state {
+            _ if in_use => {
+                "in use: `afterimage ctl SOCKET stop` brings its writes into the images".to_owned()
+            }
             "clean" => "the log is a leftover: everything is in the images, it may be removed".to_owned(),
             _ => format!("`afterimage recover {}` brings its writes into the images", path.display()),
         };
@@ -161,13 +165,18 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
         });
     }
     let (FileIdentity { size_bytes, .. }, allocated_bytes) = look(path)?;
+    let opened = open_image(path, true);
     let in_use = matches!(
-        open_image(path, true),
+        opened,
         Err(OpenError::Image(
             afterimage_store::OpenError::InUse { .. } | afterimage_store::OpenError::StillDraining { .. }
         ))
     );
     let log = find_log(path)?.map(|log| log_report(&log)).transpose()?;
+    // A log is described whatever has become of its image.
+    if log.is_none() && !in_use {
+        opened?;
+    }
     let image = ImageReport { size_bytes, allocated_bytes, in_use };
     let advice = match (&log, in_use) {
         (None, false) => "a plain raw image: copy it as it is".to_owned(),

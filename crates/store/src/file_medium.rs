@@ -10,6 +10,7 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Health, Medium};
 use rustix::fs::{fallocate, seek, FallocateFlags, SeekFrom};
 
+use crate::open::unfit;
 use crate::stored::rewrite_lost;
 use crate::syncs::Syncs;
 use crate::transfer::{named, sync_data, Target};
@@ -44,8 +45,13 @@ impl FileMedium {
     /// Opens an existing file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// What the file system says; [`io::ErrorKind::InvalidInput`] for what is no file, such as a pipe.
     pub fn open(path: &Path, read_only: bool) -> io::Result<Self> {
+        // Looked at first: opening a pipe would wait for its other end.
+        if let Some(what) = unfit(std::fs::metadata(path)?.file_type()) {
+            let kind = format!("it is {what}, not a regular file or a block device");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, kind));
+        }
         let file = FileOptions::new().read(true).write(!read_only).open(path)?;
         let len = file.metadata()?.len();
         Ok(Self::wrap(file, path, len))

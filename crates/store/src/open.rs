@@ -23,11 +23,16 @@ const SERIAL_BYTES_MAX: usize = 20;
 pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     let path = &options.path;
     let file = open_file(path, options.read_only)?;
-    let size = check_size(&file, path)?;
     // Before the content is looked at: a holder may be about to change it.
     lock::take_image(&file, path, options.read_only, options.lock_wait)?;
-    if !options.any_content {
+    let size = size(&file, path)?;
+    let has_sectors = size > 0 && size % SECTOR_BYTES == 0;
+    // What cannot be a raw disk is said to be what it is, whatever content is taken: to extend it would be bad advice.
+    if !(options.any_content && has_sectors) {
         check_format(&file, path, size)?;
+    }
+    if !has_sectors {
+        return Err(OpenError::BadSize { path: path.clone(), bytes: size });
     }
     let alignment = choose_direct(&file, path, size, options.direct)?;
     let geometry =
@@ -83,35 +88,39 @@ fn open_file(path: &Path, read_only: bool) -> Result<File, OpenError> {
 }
 
 fn check_kind(path: &Path, kind: std::fs::FileType) -> Result<(), OpenError> {
-    let what = if kind.is_file() || kind.is_block_device() {
-        return Ok(());
-    } else if kind.is_dir() {
-        "a directory"
-    } else if kind.is_fifo() {
-        "a pipe"
-    } else if kind.is_socket() {
-        "a socket"
-    } else {
-        "a character device"
-    };
-    Err(OpenError::WrongKind { path: path.to_owned(), what })
+    match unfit(kind) {
+        None => Ok(()),
+        Some(what) => Err(OpenError::WrongKind { path: path.to_owned(), what }),
+    }
 }
 
-fn check_size(file: &File, path: &Path) -> Result<u64, OpenError> {
-    let mut file = file;
-    // Seeking to the end works for block devices too, whose metadata says 0.
-    let bytes = file.seek(SeekFrom::End(0)).map_err(OpenError::io("finding the size of", path))?;
-    if bytes == 0 || bytes % SECTOR_BYTES != 0 {
-        return Err(OpenError::BadSize { path: path.to_owned(), bytes });
+/// What it is, where it is neither a regular file nor a block device.
+pub(crate) fn unfit(kind: std::fs::FileType) -> Option<&'static str> {
+    if kind.is_file() || kind.is_block_device() {
+        None
+    } else if kind.is_dir() {
+        Some("a directory")
+    } else if kind.is_fifo() {
+        Some("a pipe")
+    } else if kind.is_socket() {
+        Some("a socket")
+    } else {
+        Some("a character device")
     }
-    Ok(bytes)
+}
+
+fn size(mut file: &File, path: &Path) -> Result<u64, OpenError> {
+    // Seeking to the end works for block devices too, whose metadata says 0.
+    file.seek(SeekFrom::End(0)).map_err(OpenError::io("finding the size of", path))
 }
 
 fn check_format(file: &File, path: &Path, size: u64) -> Result<(), OpenError> {
     let (mut head, mut tail) = ([0; HEAD_BYTES], [0; HEAD_BYTES]);
-    file.read_exact_at(&mut head, 0).map_err(OpenError::io("reading", path))?;
-    file.read_exact_at(&mut tail, size - SECTOR_BYTES).map_err(OpenError::io("reading", path))?;
-    match magic::other_format(&head, &tail) {
+    let looked = size.min(HEAD_BYTES as u64);
+    let (head, tail) = (&mut head[..looked as usize], &mut tail[..looked as usize]);
+    file.read_exact_at(head, 0).map_err(OpenError::io("reading", path))?;
+    file.read_exact_at(tail, size - looked).map_err(OpenError::io("reading", path))?;
+    match magic::other_format(head, tail) {
         None => Ok(()),
         Some(format) => Err(OpenError::OtherFormat {
             path: path.to_owned(),
