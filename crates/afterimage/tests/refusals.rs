@@ -167,6 +167,31 @@ fn a_pipe_is_refused_and_not_waited_for() {
     assert_eq!(content(dir.path()), before);
 }
 
+/// JSON cannot say such a name: that is known before anything is done.
+#[test]
+fn a_name_that_json_cannot_say_is_refused_before_anything_is_touched() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = folder(&[("a.img", "1M")]);
+    let name = std::ffi::OsStr::from_bytes(b"\xff.img");
+    std::fs::copy(dir.path().join("a.img"), dir.path().join(name)).unwrap();
+    let new = std::ffi::OsStr::from_bytes(b"\xfe.img");
+    for (command, file) in [("create", new), ("inspect", name), ("check", name), ("recover", name)] {
+        let answer = |json: &[&str]| {
+            let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_afterimage"));
+            program.arg(command).arg(file).args((command == "create").then_some("1M")).args(json);
+            program.current_dir(dir.path()).output().unwrap()
+        };
+        let output = answer(&["--json"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{command}: {said}");
+        assert!(said.contains("--json") && said.contains("UTF-8"), "{command}: {said}");
+        assert!(!dir.path().join(new).exists());
+        if command != "create" {
+            assert!(answer(&[]).status.success(), "{command}");
+        }
+    }
+}
+
 #[test]
 fn a_configuration_that_cannot_be_read_is_named_with_its_place() {
     let dir = folder(&[("a.img", "1M")]);

@@ -50,6 +50,7 @@ impl fmt::Display for Report {
 /// # Errors
 /// It cannot be read, or something is wrong with it.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    super::can_say(&args.file, args.json)?;
     let mut log = afterimage_order::offline::check(&args.file).map_err(Failure::failed)?;
     let mut retained_bytes = 0;
     let images = log.images.clone();

@@ -48,6 +48,7 @@ impl std::fmt::Display for Created {
 /// # Errors
 /// It cannot be created; nothing is left behind.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    super::can_say(&args.file, args.json)?;
     afterimage_store::create_image(&args.file, args.size).map_err(Failure::failed)?;
     super::print_report(&Created { file: args.file.clone(), bytes: args.size }, args.json)
 }

@@ -46,6 +46,7 @@ impl fmt::Display for Report {
 /// # Errors
 /// It cannot be read, or is none.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    super::can_say(&args.file, args.json)?;
     let mut image = afterimage_order::offline::inspect(&args.file).map_err(Failure::failed)?;
     let logged = image.log.iter().flat_map(|log| &log.images).map(|image| &image.path);
     let mut retained = Vec::new();

@@ -25,6 +25,22 @@ fn images_of<'a>(path: &'a Path, logged: impl Iterator<Item = &'a PathBuf>) -> V
     }
 }
 
+/// Whether a report of this file can be said, before anything is done: JSON has no word for a name that is not UTF-8.
+///
+/// # Errors
+/// It cannot.
+pub fn can_say(file: &Path, json: bool) -> Result<(), Failure> {
+    // A report names files by their whole path, too.
+    let path = file.canonicalize().or_else(|_| std::path::absolute(file)).unwrap_or_else(|_| file.to_owned());
+    if json && [file, &path].iter().any(|path| path.to_str().is_none()) {
+        let path = path.display();
+        return Err(Failure::usage(format!(
+            "--json: JSON cannot say {path}, which is not UTF-8: leave --json out"
+        )));
+    }
+    Ok(())
+}
+
 /// Prints a report: as JSON on one line, or as its author shows it to people.
 ///
 /// # Errors

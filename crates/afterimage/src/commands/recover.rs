@@ -66,6 +66,7 @@ impl fmt::Display for Report {
 /// # Errors
 /// It cannot be recovered. Where its log, or what is retained, is the reason, everything is as before.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    super::can_say(&args.file, args.json)?;
     let recover_log = |dry_run| {
         let options =
             RecoverOptions { dry_run, accept_loss: args.accept_loss, trust_image: args.trust_image };

@@ -53,6 +53,7 @@ struct Plan {
 ///
 /// The daemon hands the images over as descriptors: its paths may mean something else where this runs.
 pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Result<(), Failure> {
+    super::super::can_say(folder, json)?;
     let Answer::Status(status) = client.ask(&Request::Status {})?.1 else { return Err(super::unexpected()) };
     let plans =
         (0..status.disks.len() as u64).map(|disk| plan(client, disk)).collect::<Result<Vec<_>, _>>()?;
