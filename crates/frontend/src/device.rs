@@ -202,6 +202,16 @@ impl Device {
         self.tell_stopped();
     }
 
+    /// SET_OWNER: a device begins, on a connection that may have served another one: QEMU unplugs a device without a word, and the next
+    /// one on its chardev gives its memory from nothing. What was agreed before this is said (QEMU does) stays: the protocol features and the
+    /// backend-request channel.
+    pub fn begin(&mut self) {
+        self.reset();
+        self.memory = Arc::default();
+        self.inflight = None;
+        self.cache.reset(self.options.write_cache);
+    }
+
     pub fn queue(&mut self, index: u32) -> Result<&mut QueueState, Refused> {
         let count = self.queues.len();
         self.queues

@@ -44,6 +44,7 @@ pub(crate) fn map(memory: &GuestMemory, region: &VhostUserMemoryRegion, file: Fi
 
 impl VhostUserBackendReqHandlerMut for Device {
     fn set_owner(&mut self) -> Result<()> {
+        self.begin();
         Ok(())
     }
 

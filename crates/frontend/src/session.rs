@@ -321,14 +321,17 @@ impl<'a> Session<'a> {
                 let choice = Frame::new(FrontendReq::SET_CONFIG, &[&body[..], &[u8::from(on)]].concat());
                 self.put(&choice, &[], &[]);
             }
-            Some(FrontendReq::RESET_DEVICE | FrontendReq::RESET_OWNER) => {
+            Some(code @ (FrontendReq::SET_OWNER | FrontendReq::RESET_DEVICE | FrontendReq::RESET_OWNER)) => {
+                // Not what was said of the write cache: see `Device::reset`.
+                let reset = ["queue-", "features", "status"];
+                // Beside it: see `Device::begin`.
+                let begun = ["table", "region-", "removed-", "inflight", "own-inflight", "config"];
+                let begun = if code == FrontendReq::SET_OWNER { &begun[..] } else { &[] };
                 self.tell_keeper(|keep, prefix, held| {
-                    held.retain(|key| !key.starts_with("queue-"));
-                    keep.delete_prefix(&format!("{prefix}queue-"))?;
-                    // Not what was said of the write cache: see `Device::reset`.
-                    ["features", "status"]
-                        .into_iter()
-                        .try_for_each(|key| keep.delete(&format!("{prefix}{key}")))
+                    reset.iter().chain(begun).try_for_each(|forgotten| {
+                        held.retain(|key| !key.starts_with(forgotten));
+                        keep.delete_prefix(&format!("{prefix}{forgotten}"))
+                    })
                 })
             }
             Some(FrontendReq::REM_MEM_REG) => {

@@ -16,9 +16,6 @@ use memory_disk::MemoryDisk;
 use raw::*;
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 
-const ADD_MEM_REG: u32 = 37;
-const REM_MEM_REG: u32 = 38;
-
 /// A keeper, and one daemon after another.
 struct Kept {
     keeper: Arc<Mutex<Keeper>>,
@@ -171,6 +168,31 @@ fn regions_come_back_as_they_were() {
     for n in 1..4 {
         assert!(!guest.ask_ack(ADD_MEM_REG, &other(n), &memory), "region {n}");
     }
+}
+
+/// See `a_new_owner_begins_anew_on_the_same_connection` in protocol.rs.
+#[test]
+fn of_what_was_before_a_new_owner_only_the_connection_is_kept() {
+    let kept = Kept::new(1);
+    let life = kept.start();
+    let mut guest = RawGuest::start(&kept.socket);
+    assert!(guest.ask_ack(ADD_MEM_REG, &region(0, 4096, 0), &[guest.memory.as_raw_fd()]));
+    guest.stop_queue();
+    assert!(guest.ask_ack(REM_MEM_REG, &region(MEMORY_START, MEMORY_BYTES, USER_START), &[]));
+    assert!(guest.ask_ack(SET_CONFIG, &[words([32, 1, 0]), vec![0]].concat(), &[]));
+    assert!(guest.ask_ack(SET_OWNER, &[], &[]));
+    drop(life);
+    let left = ["listener", "session/protocol-features", "session/shown", "session/socket"];
+    assert_eq!(kept.entries(), left.map(|key| format!("vda/{key}")));
+    let _life = kept.start();
+    guest.send(SET_FEATURES, &guest.features.to_ne_bytes(), &[]);
+    assert!(guest.ask_ack(
+        ADD_MEM_REG,
+        &region(MEMORY_START, MEMORY_BYTES, USER_START),
+        &[guest.memory.as_raw_fd()]
+    ));
+    guest.set_up_queue();
+    guest.check_io(0, 1);
 }
 
 /// A guest reads whether it has a write cache once, perhaps long before its queues run.

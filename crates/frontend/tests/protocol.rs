@@ -252,6 +252,28 @@ fn a_queue_stops_where_it_is_and_goes_on_there() {
     assert_eq!(guest.ask_u64(GET_STATUS), 0);
 }
 
+/// QEMU's vhost-user device is unplugged without a word. The next one on its chardev comes over the same connection and gives its
+/// memory region by region, from nothing.
+#[test]
+fn a_new_owner_begins_anew_on_the_same_connection() {
+    let served = served();
+    let mut guest = RawGuest::start(&served.socket);
+    let memory = [guest.memory.as_raw_fd()];
+    let region = [0u64, MEMORY_START, MEMORY_BYTES, USER_START, 0].map(u64::to_ne_bytes).concat();
+    assert!(guest.ask_ack(SET_CONFIG, &config(32, &[0]), &[]));
+    for round in 1..4u8 {
+        guest.check_io(0, round);
+        assert!(!guest.ask_ack(ADD_MEM_REG, &region, &memory), "its own memory still");
+        guest.stop_queue();
+        assert!(guest.ask_ack(SET_OWNER, &[], &[]), "protocol features come before and stay");
+        assert_eq!(get_config(&mut guest, 32, 1), [1], "another device has chosen nothing");
+        guest.send(SET_FEATURES, &guest.features.to_ne_bytes(), &[]);
+        assert!(guest.ask_ack(ADD_MEM_REG, &region, &memory));
+        guest.set_up_queue();
+    }
+    guest.check_io(8, 4);
+}
+
 #[test]
 fn the_cache_rule() {
     let disk = Arc::new(MemoryDisk::new(8 << 20, false));

@@ -31,6 +31,8 @@ pub const SET_CONFIG: u32 = 25;
 pub const GET_INFLIGHT_FD: u32 = 31;
 pub const SET_INFLIGHT_FD: u32 = 32;
 pub const RESET_DEVICE: u32 = 34;
+pub const ADD_MEM_REG: u32 = 37;
+pub const REM_MEM_REG: u32 = 38;
 pub const SET_STATUS: u32 = 39;
 pub const GET_STATUS: u32 = 40;
 
