@@ -1,4 +1,4 @@
-//! A look at the whole disk that fails half way: whoever is found again next is still where it is taken to be.
+//! A look at the disk that fails half way: whoever is found again next is still where it is taken to be.
 
 mod common;
 
@@ -42,6 +42,18 @@ impl Medium for Failing {
     }
 }
 
+const NEVER: u64 = 1 << 40;
+
+/// A disk of which so many reads go well as is said later, and the next one does not.
+fn failing(base: &[u8]) -> (Served, Arc<AtomicU64>) {
+    let reads = Arc::new(AtomicU64::new(NEVER));
+    let told = Arc::clone(&reads);
+    let over = Arc::new(move |memory| {
+        Arc::new(MediumDisk::new(Arc::new(Failing(memory, Arc::clone(&told))) as Arc<dyn Medium>)) as _
+    });
+    (Served::over(base.to_vec(), 4 << 20, wait_for_home(), over, None), reads)
+}
+
 /// A table with those of three partitions.
 fn table(partitions: &[usize], blocks: usize) -> [u8; 512] {
     let mut table = [0; 512];
@@ -58,7 +70,6 @@ fn table(partitions: &[usize], blocks: usize) -> [u8; 512] {
 
 #[test]
 fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
-    const NEVER: u64 = 1 << 40;
     let file_systems = [ext4(), ext4(), ext4()];
     let blocks = file_systems[0].len() / BLOCK_BYTES;
     let mut base = vec![0; 1 << 20];
@@ -69,12 +80,7 @@ fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
     let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
     let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
     for nth in 0.. {
-        let reads = Arc::new(AtomicU64::new(NEVER));
-        let failing = Arc::clone(&reads);
-        let over = Arc::new(move |memory| {
-            Arc::new(MediumDisk::new(Arc::new(Failing(memory, Arc::clone(&failing))) as Arc<dyn Medium>)) as _
-        });
-        let mut served = Served::over(base.clone(), 4 << 20, wait_for_home(), over, None);
+        let (mut served, reads) = failing(&base);
         served.lane().write(sector(0), mounted.bytes()).unwrap();
         served.lane().write(sector(1), &[9; BLOCK_BYTES]).unwrap();
         // Two of the partitions go, of which nothing is retained.
@@ -90,6 +96,37 @@ fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
         assert!(found == [8; BLOCK_BYTES], "read {nth}");
         if !failed {
             assert!(nth > 10, "nobody looked");
+            return;
+        }
+    }
+}
+
+/// Seed 92005 of `./x simulate --vext4 --vma` ended with a disk that its own daemon took for another one.
+#[test]
+fn a_mount_that_fails_anywhere_is_one_or_none() {
+    let base = ext4();
+    let layout = layouts(&base).remove(0);
+    let superblock = journal_superblock(&base, &layout).unwrap();
+    let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
+    let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
+    for nth in 0.. {
+        let (mut served, reads) = failing(&base);
+        reads.store(nth, Ordering::SeqCst);
+        let told = served.lane().write(sector(0), mounted.bytes());
+        let failed = reads.swap(NEVER, Ordering::SeqCst) > NEVER;
+        assert!(told.is_ok() || failed, "read {nth}");
+        // The guest tries again, and goes on.
+        served.lane().write(sector(0), mounted.bytes()).unwrap();
+        served.lane().write(sector(1), &[9; BLOCK_BYTES]).unwrap();
+        served.restart();
+        let mut found = [0; BLOCK_BYTES];
+        served.lane().read(sector(0), &mut found).unwrap();
+        assert!(found == *mounted.bytes(), "read {nth}");
+        served.lane().read(sector(1), &mut found).unwrap();
+        assert!(found == [9; BLOCK_BYTES], "read {nth}");
+        assert_eq!(served.disk().status().file_systems[0].mode, "retain", "read {nth}");
+        if !failed {
+            assert!(nth > 1, "nobody looked");
             return;
         }
     }

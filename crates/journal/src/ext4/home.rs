@@ -55,7 +55,7 @@ impl FileSystems {
             (None, Ok(())) => {}
             (Some(v), Ok(())) => {
                 if has_superblock(&tuples) {
-                    volumes.note_superblocks(versions, volumes.list[v].start, BLOCK_SECTORS)?;
+                    volumes.note_superblocks(versions, volumes.list[v].start, BLOCK_SECTORS);
                 }
                 if let Some(retained) = volumes.retained_mut(v) {
                     retained.log.release(versions, 1);

@@ -258,7 +258,7 @@ impl FileSystems {
         if let Some(start) = superblock.start() {
             if volume.begin(versions, &superblock, start)? {
                 let (at, length) = volume.superblock_range();
-                volumes.note_superblocks(versions, at, length)?;
+                volumes.note_superblocks(versions, at, length);
                 volumes.changed();
                 parts.push(Part::Done);
                 return Ok(());

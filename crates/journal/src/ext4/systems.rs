@@ -173,7 +173,7 @@ impl FileSystems {
             return volumes.leave(v, versions, &why, true);
         }
         let (at, length) = volumes.list[v].superblock_range();
-        volumes.note_superblocks(versions, at, length)?;
+        volumes.note_superblocks(versions, at, length);
         let held = volumes.with(v, versions, |retained, versions| {
             if versions.applies() {
                 retained.reapply(versions)?;

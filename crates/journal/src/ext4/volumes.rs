@@ -272,22 +272,18 @@ impl Volumes {
         }
     }
 
-    /// What was under way over some superblocks has completed: they are as they will be found.
-    pub(super) fn note_superblocks(
-        &self,
-        versions: &mut Versions,
-        sector: Sector,
-        sectors: u64,
-    ) -> Result<(), BlockError> {
+    /// What was under way over some superblocks has completed: they are as they will be found. One that cannot be read just now is compared
+    /// with nothing: whoever notes it is in the middle of something that no error may interrupt.
+    pub(super) fn note_superblocks(&self, versions: &mut Versions, sector: Sector, sectors: u64) {
         for volume in self.list.iter().filter(|v| v.superblock_overlaps(sector, sectors)) {
             let (at, length) = volume.superblock_range();
             let settled = !versions.in_flight.any(at, length) && !versions.goes_over(at, length);
             if volume.retained().is_some() && settled {
-                let seen = superblock_check(&versions.below.read_block(volume.start)?);
-                versions.arena.records.set_seen(volume.id, Seen::FileSystem, Some(seen));
+                let read = versions.below.read_block(volume.start);
+                let seen = read.ok().map(|block| superblock_check(&block));
+                versions.arena.records.set_seen(volume.id, Seen::FileSystem, seen);
             }
         }
-        Ok(())
     }
 }
 

@@ -214,7 +214,7 @@ impl FileSystems {
             }
             return Ok(());
         }
-        self.volumes.note_superblocks(&mut self.versions, flying.sector, flying.sectors)?;
+        self.volumes.note_superblocks(&mut self.versions, flying.sector, flying.sectors);
         let clients = self.versions.arrived(&flying);
         for volume in self.volumes.list.iter_mut().filter(|volume| clients.contains(&volume.id)) {
             if let Some(retained) = volume.retained_mut() {

@@ -328,7 +328,10 @@ impl<'a> World<'a> {
     fn happen(&mut self, at: Ns) -> Result<(), Ended> {
         while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= at) {
             let event = entry.remove();
-            self.note(at, &format!("{event:?}"));
+            // What a fault is, is said where it comes.
+            if event != Event::Fault {
+                self.note(at, &format!("{event:?}"));
+            }
             match event {
                 Event::Fault => self.fault(at)?,
                 Event::KillDaemon(id) => {
@@ -389,6 +392,7 @@ impl<'a> World<'a> {
         }
         self.next_fault += 1;
         self.fault_due = None;
+        self.note(at, &format!("{fault:?}"));
         let mut then = at + gap;
         match fault {
             Fault::KillDaemon { guest, down, again } => {
