@@ -361,17 +361,126 @@ mod tests {
         }
     }
 
+    /// One that takes a log over.
+    fn take_over(storage: &mut Storage, incarnation: u64, durable: SequenceNumber) -> Process {
+        let found = storage.read(log()).expect("nothing durable is lost");
+        let (record, placed) = found.begin(incarnation, durable, found.end.page_up());
+        storage.write(record, &placed);
+        Process { at: placed.end(), sequence: found.sequence, incarnation, durable: found.sequence }
+    }
+
+    fn first() -> Process {
+        let (at, sequence) = (LogPosition(0), SequenceNumber(0));
+        Process { at, sequence, incarnation: 1, durable: sequence }
+    }
+
+    /// What is at that position, sealed again after a change.
+    fn change(storage: &mut Storage, at: LogPosition, change: impl FnOnce(&mut RecordHeader)) {
+        let (record, _) = storage.0.get_mut(&at).expect("a record");
+        change(record);
+        record.seal();
+    }
+
+    /// A record, another process, a record of that one: what each has in its header is what makes it the next.
+    #[test]
+    fn ends_before_what_does_not_follow() {
+        type Change = fn(&mut RecordHeader);
+        let lives = || {
+            let mut storage = Storage::default();
+            first().append(&mut storage, 8, false);
+            let mut process = take_over(&mut storage, 2, SequenceNumber(0));
+            let begin = LogPosition(process.at.0 - PAGE_BYTES);
+            let last = process.append(&mut storage, 8, false);
+            (storage, begin, last)
+        };
+        let (storage, begin, last) = lives();
+        let whole = storage.read(log()).expect("whole");
+        assert_eq!((whole.sequence, whole.incarnation), (SequenceNumber(2), 2));
+        let (of_incarnation, of_record) = ((begin, 1, 1), (last, 1, 2));
+        let changes: [(_, &str, Change); 12] = [
+            (of_incarnation, "group_tag", |r| r.group_tag = 9.into()),
+            (of_incarnation, "more", |r| r.kind = (r.kind.get() | KIND_MORE).into()),
+            (of_incarnation, "sequence", |r| r.sequence = 0.into()),
+            (of_incarnation, "the incarnation before", |r| r.sector = 9.into()),
+            (of_record, "group_tag", |r| r.group_tag = 9.into()),
+            (of_record, "kind", |r| r.kind = 9.into()),
+            (of_record, "sequence, a gap", |r| r.sequence = 3.into()),
+            (of_record, "sequence, again", |r| r.sequence = 1.into()),
+            (of_record, "incarnation", |r| r.incarnation = 1.into()),
+            (of_record, "disk", |r| r.disk = 1.into()),
+            (of_record, "sector, over the end", |r| r.sector = ((1 << 20) / 512 - 7).into()),
+            (of_record, "sector, absurd", |r| r.sector = u64::MAX.into()),
+        ];
+        for ((at, sequence, incarnation), what, to) in changes {
+            let (mut storage, ..) = lives();
+            change(&mut storage, at, to);
+            let found = storage.read(log()).expect("nothing says that it was durable");
+            assert_eq!((found.sequence.0, found.incarnation), (sequence, incarnation), "{what}");
+        }
+        // Within the page that the first record ends on.
+        let (mut storage, ..) = lives();
+        let moved = storage.0.remove(&begin).expect("the incarnation");
+        storage.0.insert(whole.records[0].end(), moved);
+        let found = storage.read(log()).expect("nothing says that it was durable");
+        assert_eq!((found.sequence, found.incarnation), (SequenceNumber(1), 1));
+    }
+
+    #[test]
+    fn without_sets_no_record_belongs_to_one() {
+        let (mut storage, mut process) = (Storage::default(), first());
+        process.append(&mut storage, 1, true);
+        process.append(&mut storage, 1, false);
+        let without = LogHeader { features_incompat: 0.into(), ..log() };
+        assert_eq!(storage.read(without).expect("nothing durable").sequence, SequenceNumber(0));
+        assert_eq!(storage.read(log()).expect("a set").sequence, SequenceNumber(2));
+    }
+
+    #[test]
+    fn nobody_begins_within_a_set() {
+        let (mut storage, mut process) = (Storage::default(), first());
+        process.append(&mut storage, 8, false);
+        let mut process = take_over(&mut storage, 2, SequenceNumber(0));
+        process.durable = SequenceNumber(0);
+        process.append(&mut storage, 8, false);
+        change(&mut storage, LogPosition(0), |r| r.kind = (r.kind.get() | KIND_MORE).into());
+        let found = storage.read(log()).expect("nothing durable");
+        assert_eq!((found.sequence, found.incarnation), (SequenceNumber(0), 1));
+    }
+
+    /// The tail's page holds live records: the lap ends before it.
+    #[test]
+    fn no_record_reaches_over_the_tails_page() {
+        let mut log = log();
+        (log.area_bytes, log.tail_position) = ((4 * PAGE_BYTES).into(), 512.into());
+        for (sectors, taken) in [(30, 1), (31, 0)] {
+            let mut storage = Storage::default();
+            Process { at: LogPosition(512), ..first() }.append(&mut storage, sectors, false);
+            assert_eq!(storage.read(log).expect("nothing durable").sequence.0, taken, "{sectors}");
+        }
+    }
+
+    /// A guest that runs Afterimage itself has such a log, and its records are payload in ours.
+    #[test]
+    fn another_groups_records_say_nothing() {
+        let (mut storage, mut process) = (Storage::default(), first());
+        process.append(&mut storage, 1, false);
+        let end = process.at;
+        process.at = end + PAGE_BYTES;
+        process.durable = SequenceNumber(99);
+        process.sequence = SequenceNumber(99);
+        let at = process.append(&mut storage, 1, false);
+        assert!(matches!(storage.read(log()), Err(LogReadError::Corrupt(_))), "ours would");
+        change(&mut storage, at, |r| r.group_tag = 9.into());
+        let found = storage.read(log()).expect("it is not ours");
+        assert_eq!((found.sequence, found.end, found.torn_tail), (SequenceNumber(1), end, false));
+    }
+
     proptest! {
         /// Whatever a cut takes, over many lives: the prefix ends before the first set that is not whole, and what is durable is in it.
         #[test]
         fn ends_before_the_first_that_is_not_whole(steps in proptest::collection::vec(step(), 1..60)) {
             let mut storage = Storage::default();
-            let mut process = Process {
-                at: LogPosition(0),
-                sequence: SequenceNumber(0),
-                incarnation: 1,
-                durable: SequenceNumber(0),
-            };
+            let mut process = first();
             // What no sync has covered: records, and the number that each set ends with.
             let mut open: Vec<(Vec<LogPosition>, SequenceNumber)> = Vec::new();
             let mut durable_at = Vec::new();
@@ -414,15 +523,7 @@ mod tests {
                         prop_assert_eq!(found.sequence, expected);
                         prop_assert_eq!(found.incarnation, process.incarnation);
                         prop_assert_eq!(found.replayed().records, expected.0);
-                        let (record, placed) =
-                            found.begin(process.incarnation + 1, process.durable, found.end.page_up());
-                        storage.write(record, &placed);
-                        process = Process {
-                            at: placed.end(),
-                            sequence: expected,
-                            incarnation: process.incarnation + 1,
-                            durable: expected,
-                        };
+                        process = take_over(&mut storage, process.incarnation + 1, process.durable);
                     }
                 }
             }
