@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use afterimage_block::{BlockError, Blocking, Disk, DiskIndex, FlushKind, Sector};
+use afterimage_block::{BlockError, Blocking, Disk, DiskIndex, FlushKind, Sector, SequenceNumber};
+use afterimage_order::redo::UNFLUSHED_MAX;
 use afterimage_order::{Closing, Contract, Group, GroupOptions, HomeError};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
@@ -61,8 +62,7 @@ fn lanes_on_several_threads_conform() {
         let status = group.status();
         let laps = status.log_appended_bytes / status.log_max_bytes.max(1);
         assert!(
-            contract != window(5)
-                || laps >= 2 && status.home > status.acknowledged.min(afterimage_block::SequenceNumber(1000)),
+            contract != window(5) || laps >= 2 && status.home > status.acknowledged.min(SequenceNumber(1000)),
             "the log has to wrap: {status:?}"
         );
         group.close().expect("an orderly end");
@@ -169,6 +169,21 @@ fn durability_can_be_waited_for() {
         group.close().expect("an orderly end");
         drop(group);
     }
+}
+
+/// Who appends again and again leaves the log no idle moment, and little that it holds is no reason for a round home.
+#[test]
+fn what_nobody_flushes_becomes_durable() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let group = open(folder.path(), window(60_000));
+    let mut lane = Blocking::new(group.disks()[0].open_lane().expect("a lane"));
+    let begun = Instant::now();
+    while group.status().durable == SequenceNumber(0) {
+        assert!(begun.elapsed() < 10 * UNFLUSHED_MAX, "{:?}", group.status());
+        lane.write(Sector(0), &[1; 512]).expect("a write");
+        std::thread::sleep(UNFLUSHED_MAX / 50);
+    }
+    assert_eq!(group.status().home, SequenceNumber(0), "nothing went home");
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The window rule on a clock that stands still, and every single state of a small trace.
 
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::{
     Blocking, Buffers, Completion, Disk as _, FlushKind, Lane, Medium, MediumDisk, Operation, Request,
     Sector, SequenceNumber, Token,
 };
-use afterimage_block_conformance::sim::SimWorld;
+use afterimage_block_conformance::sim::{Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, Config, Redo, RedoDisk};
 use afterimage_order::{Clock, LogPosition, LoggedDisk, VirtualClock};
@@ -220,9 +221,38 @@ fn a_durable_flush_waits_for_the_sync() {
     let mut s = setup(64);
     s.write();
     assert!(!s.submit(Operation::Flush(FlushKind::Durable)));
+    assert_eq!(s.core.syncer.next_at(), Some(Duration::ZERO), "it wants one now");
     s.core.syncer.sync().expect("healthy");
     assert_eq!(s.completed(), 1);
     assert!(s.submit(Operation::Flush(FlushKind::Durable)));
+}
+
+/// A lane that has looked at its completions and not gone to sleep yet does not hear a failure's bell.
+#[test]
+fn a_failure_before_the_sleep_answers_a_held_flush() {
+    let mut s = setup(64);
+    s.write();
+    assert!(!s.submit(Operation::Flush(FlushKind::Durable)));
+    s.world.fail(0, Fault::Sync, 0, io::ErrorKind::Other);
+    s.core.syncer.sync().expect_err("the log's storage has failed");
+    let begun = Instant::now();
+    s.lane.wait(&[], Some(Duration::from_secs(5))).expect("a wait");
+    assert!(begun.elapsed() < Duration::from_secs(5), "it slept");
+    let mut completions: Vec<Completion> = Vec::new();
+    s.lane.reap(&mut completions);
+    assert!(matches!(&completions[..], [Completion { result: Err(_), .. }]), "{completions:?}");
+}
+
+#[test]
+fn nothing_becomes_durable_after_a_failure() {
+    let mut s = setup(64);
+    s.write();
+    assert!(s.core.syncer.sync().expect("healthy"));
+    s.write();
+    let sync = s.core.syncer.begin().expect("healthy").expect("something is new");
+    s.world.fail(1, Fault::Write, 0, io::ErrorKind::Other);
+    s.core.going_home.round(u64::MAX).expect_err("the image's storage has failed");
+    s.core.syncer.run(&sync).expect_err("the group has failed meanwhile");
 }
 
 /// Not a sample: every subset of unsynced sectors at every cut of a trace with overwrites, a sync, a round home, a
