@@ -257,7 +257,10 @@ mod tests {
         },
         SetGivesUp,
         Seal,
-        Synced,
+        /// Of the syncs that run, that one ends.
+        Synced {
+            which: usize,
+        },
         Claim,
         Claimed,
         Home {
@@ -270,7 +273,7 @@ mod tests {
             6 => (1u64..6, 0u64..12, 0u8..3).prop_map(|(records, sectors, who)| Step::Append { records, sectors, who }),
             1 => Just(Step::SetGivesUp),
             2 => Just(Step::Seal),
-            2 => Just(Step::Synced),
+            2 => (0usize..4).prop_map(|which| Step::Synced { which }),
             2 => Just(Step::Claim),
             2 => Just(Step::Claimed),
             3 => (0u64..AREA_BYTES).prop_map(|bytes_max| Step::Home { bytes_max }),
@@ -337,7 +340,7 @@ mod tests {
             let mut claimed = None;
             let mut pages = Pages(vec![Page::Free; (AREA_BYTES / PAGE_BYTES) as usize]);
             let mut live: Vec<Placed> = Vec::new();
-            let (mut sequence, mut sealed) = (0, None);
+            let (mut sequence, mut sealed) = (0, Vec::new());
             let (mut durable, mut tail) = (LogPosition(0), LogPosition(0));
             let mut set_waits = false;
             for step in steps {
@@ -391,9 +394,10 @@ mod tests {
                             pages.free(claim.start, claim.end);
                         }
                     }
-                    Step::Seal => sealed = Some(space.seal()),
-                    Step::Synced => {
-                        if let Some(position) = sealed.take() {
+                    Step::Seal => sealed.push(space.seal()),
+                    Step::Synced { which } => {
+                        if which < sealed.len() {
+                            let position = sealed.remove(which);
                             space.synced(position);
                             pages.synced(durable.max(tail), position);
                             durable = durable.max(position);

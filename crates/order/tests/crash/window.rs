@@ -8,10 +8,12 @@ use afterimage_block::{
     Blocking, Buffers, Completion, Disk as _, FlushKind, Lane, Medium, MediumDisk, Operation, Request,
     Sector, SequenceNumber, Token,
 };
-use afterimage_block_conformance::sim::{Fault, SimWorld};
+use afterimage_block_conformance::sim::{CrashOptions, Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
-use afterimage_order::redo::{create_medium, Config, Redo, RedoDisk};
+use afterimage_order::redo::{create_medium, Config, Redo, RedoDisk, TakeOverError};
 use afterimage_order::{Clock, LogPosition, LoggedDisk, VirtualClock};
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
 
 const DISK_BYTES: usize = 16 << 10;
 
@@ -23,7 +25,13 @@ struct Setup {
     next: u64,
 }
 
-fn open(world: &SimWorld, incarnation: u64) -> (Arc<VirtualClock>, Arc<Redo>, RedoDisk) {
+type Opened = (Arc<VirtualClock>, Arc<Redo>, RedoDisk);
+
+fn open(world: &SimWorld, incarnation: u64) -> Opened {
+    try_open(world, incarnation).expect("a core")
+}
+
+fn try_open(world: &SimWorld, incarnation: u64) -> Result<Opened, TakeOverError> {
     let clock = Arc::new(VirtualClock::default());
     let core = Redo::open(Config {
         window: Duration::from_millis(50),
@@ -32,10 +40,9 @@ fn open(world: &SimWorld, incarnation: u64) -> (Arc<VirtualClock>, Arc<Redo>, Re
         homes: vec![world.medium(1)],
         incarnation,
         mutation: None,
-    })
-    .expect("a core");
+    })?;
     let disk = RedoDisk::new(Arc::clone(&core), LoggedDisk(0), Arc::new(MediumDisk::new(world.medium(1))));
-    (clock, core, disk)
+    Ok((clock, core, disk))
 }
 
 fn setup(area_pages: usize) -> Setup {
@@ -292,4 +299,37 @@ fn every_state_of_a_small_trace() {
         }
     }
     assert!(states > 5000, "{states} states, {skipped} cuts with too many");
+}
+
+/// A process dies with a full log, the next one before its first sync, and the third finds no room for its own record: what it
+/// brings home first has been in the page cache only.
+#[test]
+fn a_full_log_that_no_sync_has_covered() {
+    let Setup { world, lane, .. } = setup(8);
+    let mut lane = Blocking::new(lane);
+    let mut history = vec![vec![0; DISK_BYTES]];
+    for n in 0..6 {
+        let mut content = history[n].clone();
+        let written = &mut content[n * 5 * 512..][..7 * 512];
+        written.fill(n as u8 + 1);
+        lane.write(Sector(n as u64 * 5), written).expect("room");
+        history.push(content);
+    }
+    drop(lane);
+    world.halt_after(2);
+    assert!(try_open(&world, 3).is_err(), "it dies in the sync behind its record");
+    world.revive();
+    let (_, core, _) = open(&world, 4);
+    assert_eq!(core.board.sequence.home.get(), SequenceNumber(6), "there was no room");
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    for cut in 0..=world.ops() {
+        for life in 0..32 {
+            let world = world.crash(cut, CrashOptions { torn: false }, &mut rng);
+            let (_, core, disk) = open(&world, 1000 + life);
+            let found = core.board.sequence.acknowledged.get().0;
+            let mut content = vec![0; DISK_BYTES];
+            Blocking::new(disk.open_lane().expect("a lane")).read(Sector(0), &mut content).expect("a read");
+            assert!(content == history[found as usize], "cut {cut}: not the prefix {found}");
+        }
+    }
 }
