@@ -173,6 +173,24 @@ mod tests {
     }
 
     #[test]
+    fn witnesses_tell_beside_records() {
+        let mut found = logged();
+        found.header.image_count = 2.into();
+        found.header.images[1] = ImageEntry { size_bytes: 16384.into(), ..ImageEntry::default() };
+        found.header.witnesses[0].disk = 1.into();
+        found.header.witnesses[0].sector = 8.into();
+        let (_, begun) = found.begin(2, SequenceNumber(0), LogPosition(0));
+        for (disk, sector, sectors, telling) in
+            [(0, 8, 8, 1), (1, 0, 8, 1), (1, 16, 8, 1), (1, 0, 9, 0), (1, 15, 8, 0), (1, 10, 1, 0)]
+        {
+            let kind = RecordKind::Zero;
+            found.records = vec![Placed { kind, disk: LoggedDisk(disk), sector, sectors, ..begun }];
+            let witnesses = found.witnesses(&[8192, 16384]).expect("its images");
+            assert_eq!(witnesses.len(), telling, "disk {disk}, sector {sector}, {sectors} sectors");
+        }
+    }
+
+    #[test]
     fn whole_pages_are_needed() {
         let mut found = logged();
         found.header.tail_position = (PAGE_BYTES + 64).into();
