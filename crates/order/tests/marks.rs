@@ -13,7 +13,7 @@ use afterimage_format::reference::Reference;
 use afterimage_order::offline::{self, RecoverOptions};
 use afterimage_order::{Contract, Group, GroupOptions, OpenError};
 use afterimage_store::{
-    create_image, mark_of, read_attribute, DirectMode, Image as _, ImageStore, OpenOptions,
+    create_image, find_log, mark_of, read_attribute, DirectMode, Image as _, ImageStore, OpenOptions,
 };
 
 const WINDOW: Contract = Contract::PowerWindow { window: Duration::from_millis(50) };
@@ -195,9 +195,16 @@ fn an_orderly_end_leaves_no_mark_and_a_death_does() {
         drop(open(&path, contract).expect("a group"));
         assert!(mark(&path).is_some(), "{contract}");
     }
-    let read_only = Group::open(vec![image(&path, true)], GroupOptions::new(Contract::Power));
-    read_only.expect("a group").close().expect("an end");
-    assert!(mark(&path).is_some(), "who only reads leaves it");
+    for before in [mark(&path), None] {
+        if before.is_none() {
+            image(&path, false).remove_mark().expect("removed");
+        }
+        let read_only = Group::open(vec![image(&path, true)], GroupOptions::new(Contract::Power));
+        let read_only = read_only.expect("a group");
+        assert_eq!(mark(&path), before, "who only reads sets none");
+        read_only.close().expect("an end");
+        assert_eq!(mark(&path), before, "and leaves it");
+    }
 }
 
 #[test]
@@ -395,6 +402,20 @@ fn a_clean_logs_recovery_leaves_another_logs_mark_alone() {
             assert!(holds(&s.image, 7));
         }
     }
+}
+
+#[test]
+fn a_live_log_beside_an_image_is_found_where_the_named_one_is_clean() {
+    let s = died();
+    let clean = s.folder.path().join("clean.log");
+    fs::copy(&s.log, &clean).expect("copied");
+    cut_end(&clean, |header| header.group_uuid[0] ^= 1);
+    let mut named = mark(&s.image).expect("a mark");
+    let log = named.log.as_mut().expect("a log");
+    log.group_uuid[0] ^= 1;
+    log.path = clean.as_os_str().as_encoded_bytes().to_vec();
+    image(&s.image, false).set_mark(&named.to_bytes().expect("a mark")).expect("set");
+    assert_eq!(find_log(&s.image).expect("readable"), Some(s.log));
 }
 
 /// As if the end of a log had been cut behind the header that says so.

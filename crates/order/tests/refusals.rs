@@ -132,6 +132,17 @@ fn a_size_change_is_refused() {
 }
 
 #[test]
+fn a_log_of_another_size_is_refused() {
+    for (more, less) in [(4096, 0), (0, 4096)] {
+        let s = died();
+        let log = fs::OpenOptions::new().write(true).open(&s.log).expect("the log");
+        let bytes = log.metadata().expect("a size").len();
+        log.set_len(bytes + more - less).expect("resized");
+        refused(&s, &[&s.a, &s.b], "its header asks for");
+    }
+}
+
+#[test]
 fn a_restored_older_copy_is_refused() {
     let s = died();
     // In place, as `cp backup image` does it: same inode, same size, newer time.
