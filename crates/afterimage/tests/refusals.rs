@@ -50,9 +50,13 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--disk", "./a.img"], &["same"]),
         (&["serve", "--disk", "a.img", "--disk", "same.img"], &["same.img", "same image"]),
         (&["serve", "--disk", "a.img,socket=s", "--disk", "b.img,socket=s"], &["each its own path"]),
+        (&["serve", "--disk", "a.img,socket=s", "--disk", "b.img,socket=./s"], &["each its own path"]),
         (&["serve", "--disk", "a.img,socket=s", "--control", "s"], &["the control socket"]),
+        (&["serve", "--disk", "a.img,socket=s", "--control", "./s"], &["the control socket"]),
+        (&["serve", "--disk", "a.img,socket=s,fd=5"], &["a.img", "not at both"]),
         (&["ctl", "s", "wait", "-1"], &["'-1'", "found; tip:"]),
         (&["serve", "--disk", "a.img,socket=a.img"], &["is an image"]),
+        (&["serve", "--disk", "a.img,socket=./a.img"], &["is an image"]),
         (&["serve", "--disk", &long_disk], &["at most 107"]),
         (&["serve", "--disk", "a.img", "--control", &long], &["the control socket", "at most 107"]),
         (&["serve", "--disk", "a.img", "--blk-file", "b.img"], &["--blk-file and --disk"]),
@@ -63,7 +67,8 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--queues", "65"], &["1 to 64"]),
         (&["serve", "--disk", "a.img", "--log-max", "1M"], &["16777216"]),
         (&["serve", "--disk", "a.img", "--log-max", "lots"], &["--log-max", "lots"]),
-        (&["serve", "--disk", "a.img", "--log-max", "1k"], &["--log-max 1k: "]),
+        (&["serve", "--disk", "a.img", "--log-max", "1"], &["--log-max 1: ", "16777216"]),
+        (&["serve", "--disk", "a.img", "--log-max", "16777217"], &["--log-max: ", "multiple of 512"]),
         (&["serve", "--disk", "a.img", "--log-max", "1G"], &["--log-max bounds", "`power` has none"]),
         (&["serve", "--disk", "a.img", "--cache", "unsafe", "--log-max", "1G"], &["`guest-crash` has none"]),
         (
@@ -90,6 +95,20 @@ fn usage_errors_end_with_status_2() {
             &["--retain-max 1k", "1048576"],
         ),
         (
+            &[
+                "serve",
+                "--disk",
+                "a.img",
+                "--journal",
+                "retain",
+                "--survives",
+                "guest-crash",
+                "--retain-max",
+                "7E",
+            ],
+            &["--retain-max 7E", "at most 17592"],
+        ),
+        (
             &["serve", "--disk", "a.img", "--journal", "retain", "--retain-max", "much"],
             &["much", "not a size"],
         ),
@@ -103,6 +122,7 @@ fn usage_errors_end_with_status_2() {
         (&["ctl", "s", "pause", "--for", "0"], &["--for", "'0'", "a pause lasts 1ms to 10m"]),
         (&["ctl", "s", "copy", "--for", "601s", "."], &["--for", "601s", "a pause lasts 1ms to 10m"]),
         (&["ctl", "s", "wait", "5", "--timeout", "48h"], &["--timeout", "48h", "a wait lasts at most 24h"]),
+        (&["ctl", "s", "wait", "5", "--timeout", "999999h"], &["999999h", "a wait lasts at most 24h"]),
         (&["keep", "--", "status"], &["keep -- serve"]),
         (&["launch"], &["launch"]),
     ] {
@@ -318,6 +338,12 @@ fn a_second_daemon_on_the_image_or_the_socket_is_refused() {
         &["serve", "--disk", "b.img,socket=s"],
         1,
         &["the socket s is in use by process", &pid],
+    );
+    refused(
+        dir.path(),
+        &["ctl", "s", "status"],
+        1,
+        &["lost the connection", "is it the socket that `serve --control` names"],
     );
     refused(
         dir.path(),

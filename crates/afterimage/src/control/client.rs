@@ -22,6 +22,8 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 pub struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
+    /// Whether it has answered as a daemon's control socket does.
+    known: bool,
 }
 
 impl Client {
@@ -43,7 +45,7 @@ impl Client {
             };
             Failure::failed(format!("cannot connect to the control socket {}: {e}; {advice}", path.display()))
         })?;
-        Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
+        Ok(Self { path: path.to_owned(), stream: BufReader::new(stream), known: false })
     }
 
     /// One more connection to the same socket.
@@ -122,13 +124,14 @@ impl Client {
         self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))
     }
 
-    fn understand(&self, text: &str) -> Result<Answer, Failure> {
+    fn understand(&mut self, text: &str) -> Result<Answer, Failure> {
         let answer: Answer = serde_json::from_str(text).map_err(|_| {
             Failure::failed(format!(
                 "{} answered something that is no answer of this version's daemon: use the afterimage that serves it",
                 self.path.display()
             ))
         })?;
+        self.known = true;
         match answer {
             Answer::Refused(refusal) => Err(Failure::failed(format!(
                 "the daemon at {} refuses: {}",
@@ -159,7 +162,11 @@ impl Client {
     }
 
     fn lost(&self, why: &dyn std::fmt::Display) -> Failure {
-        Failure::failed(format!("lost the connection to the control socket {}: {why}", self.path.display()))
+        let path = self.path.display();
+        // A disk's socket takes a connection, too, and drops it at the first word.
+        let advice =
+            if self.known { "" } else { "; is it the socket that `serve --control` names, and no disk's?" };
+        Failure::failed(format!("lost the connection to the control socket {path}: {why}{advice}"))
     }
 }
 

@@ -58,6 +58,14 @@ pub enum DiskSpecError {
         /// The key.
         key: String,
     },
+    /// Two ways to say where the guest connects.
+    #[error(
+        "--disk {file}: a guest connects at a `socket` or at an `fd`, not at both: leave one of the two out"
+    )]
+    SocketAndFd {
+        /// The disk's file.
+        file: String,
+    },
     /// A value that the key does not take.
     #[error("--disk {file}: `{key}={value}` is not valid: {expected}")]
     BadValue {
@@ -148,12 +156,13 @@ impl FromStr for DiskSpec {
                 Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
                 None => (field.clone(), None),
             };
-            // `socket` and `fd` say the same thing in two ways.
-            let slot = if key == "fd" { "socket".to_owned() } else { key.clone() };
-            if seen.contains(&slot) {
+            if seen.contains(&key) {
                 return Err(DiskSpecError::Twice { file, key });
             }
-            seen.push(slot);
+            seen.push(key.clone());
+            if ["socket", "fd"].into_iter().all(|one| seen.iter().any(|key| key == one)) {
+                return Err(DiskSpecError::SocketAndFd { file });
+            }
             let bad = |expected| DiskSpecError::BadValue {
                 file: file.clone(),
                 key: key.clone(),
@@ -235,7 +244,9 @@ mod tests {
             ("a,sokcet=x", "`sokcet` is not known"),
             ("a,socket=", "a path is needed"),
             ("a,socket=x,socket=y", "given twice"),
-            ("a,socket=x,fd=3", "given twice"),
+            ("a,socket=x,fd=3", "not at both"),
+            ("a,fd=3,socket=x", "not at both"),
+            ("a,fd=3,fd=3", "`fd` is given twice"),
             ("a,fd=-1", "descriptor number"),
             ("a,serial=", "1 to 20"),
             ("a,serial=123456789012345678901", "1 to 20"),

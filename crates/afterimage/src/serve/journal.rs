@@ -36,6 +36,12 @@ pub(super) fn options(args: &Args, config: &Config, contract: Contract) -> Resul
                 JournalOptions::RETAIN_MIN_BYTES
             )));
         }
+        if options.retain_bytes_max > JournalOptions::RETAIN_MAX_BYTES {
+            return Err(Failure::usage(format!(
+                "{place} {text}: at most {} bytes can be retained",
+                JournalOptions::RETAIN_MAX_BYTES
+            )));
+        }
     }
     if let Some(folder) = args.arena.as_ref().or(config.arena.as_ref()) {
         options.arena_folder = PathBuf::from(folder);

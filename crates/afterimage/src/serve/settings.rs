@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use afterimage_journal::group::JournalOptions;
 use afterimage_order::{Contract, GroupOptions};
-use afterimage_store::DirectMode;
+use afterimage_store::{absolute, DirectMode};
 
 use super::args::{pick, place, Args};
 use super::cache::CacheMode;
@@ -16,7 +16,7 @@ use super::disk_spec::{default_socket, DiskSpec, SocketSpec};
 use super::journal;
 use crate::failure::Failure;
 use crate::sandbox::SandboxMode;
-use crate::units::parse_disk_size;
+use crate::units::{parse_disk_size, parse_size};
 
 /// Longest time that a queue may spin, in microseconds.
 pub const SPIN_US_MAX: u32 = 1000;
@@ -184,28 +184,37 @@ impl Settings {
 
     /// Everything that can be said without opening an image.
     fn check(&self, trace_place: &str) -> Result<(), Failure> {
-        let mut sockets: Vec<(&Path, String)> = Vec::new();
+        // One place may be spelled in several ways. A folder that is not there is the matter of whoever needs it.
+        let place = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
+        let mut sockets: Vec<(PathBuf, String, Option<PathBuf>)> = Vec::new();
         let disk_sockets = self.disks.iter().filter_map(|d| match &d.socket {
-            SocketSpec::Path(path) => Some((path.as_path(), format!("disk {}", d.file.display()))),
+            SocketSpec::Path(path) => {
+                Some((path.as_path(), format!("disk {}", d.file.display()), Some(place(&d.file))))
+            }
             SocketSpec::Fd(_) => None,
         });
-        let control = self.control.iter().map(|path| (path.as_path(), "the control socket".to_owned()));
+        let control = self.control.iter().map(|path| (path.as_path(), "the control socket".to_owned(), None));
         let control_disk =
-            self.control_disk.iter().map(|path| (path.as_path(), "the control disk".to_owned()));
-        for (path, what) in disk_sockets.chain(control).chain(control_disk) {
-            if let Some((_, other)) = sockets.iter().find(|(p, _)| *p == path) {
+            self.control_disk.iter().map(|path| (path.as_path(), "the control disk".to_owned(), None));
+        for (path, what, image) in disk_sockets.chain(control).chain(control_disk) {
+            let at = place(path);
+            // An image that is named twice is refused as that.
+            let clash = |(other, _, of): &&(PathBuf, String, Option<PathBuf>)| {
+                *other == at && (image.is_none() || *of != image)
+            };
+            if let Some((_, other, _)) = sockets.iter().find(clash) {
                 return Err(Failure::usage(format!(
                     "{} is the socket of {other} and of {what}: give each its own path",
                     path.display()
                 )));
             }
-            if let Some(disk) = self.disks.iter().find(|d| d.file == path) {
+            if let Some(disk) = self.disks.iter().find(|d| place(&d.file) == at) {
                 return Err(Failure::usage(format!(
                     "{} is an image and cannot also be the socket of {what}",
                     disk.file.display()
                 )));
             }
-            sockets.push((path, what));
+            sockets.push((at, what, image));
         }
         if let Some(trace) = &self.trace {
             self.check_trace(trace, trace_place)?;
@@ -261,13 +270,15 @@ fn log_bytes_max(args: &Args, config: &Config, contract: Contract) -> Result<u64
         return Ok(GroupOptions::LOG_DEFAULT_BYTES);
     };
     let place = place(args, "--log-max", from_args);
-    let bytes = parse_disk_size(text).map_err(|e| Failure::usage(format!("{place}: {e}")))?;
-    if bytes < GroupOptions::LOG_MIN_BYTES {
+    let wrong = |e| Failure::usage(format!("{place}: {e}"));
+    // Before it is looked at as sectors: whoever asks for a byte is to learn the least size at once.
+    if parse_size(text).map_err(wrong)? < GroupOptions::LOG_MIN_BYTES {
         return Err(Failure::usage(format!(
             "{place} {text}: the log needs at least {} bytes",
             GroupOptions::LOG_MIN_BYTES
         )));
     }
+    let bytes = parse_disk_size(text).map_err(wrong)?;
     // A file is at odds with itself only where the contract is its own, too: the command line may choose another one.
     let at_odds = from_args || args.survives.is_none();
     if at_odds && !is_window(contract) {

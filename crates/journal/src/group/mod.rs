@@ -71,6 +71,8 @@ impl JournalOptions {
     pub const RETAIN_DEFAULT_BYTES: u64 = 256 << 20;
     /// The least that is of use, in bytes.
     pub const RETAIN_MIN_BYTES: u64 = 1 << 20;
+    /// The most that one arena can hold, in bytes: just below 16 TiB.
+    pub const RETAIN_MAX_BYTES: u64 = crate::versions::arena::BYTES_MAX;
     /// Where arenas are made unless somebody says otherwise.
     pub const ARENA_FOLDER: &'static str = "/dev/shm";
 

@@ -4,6 +4,7 @@ mod copy;
 mod pause;
 mod show;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use clap::Subcommand;
 use crate::control::client::Client;
 use crate::control::protocol::{Answer, Request, PAUSE_MS_MAX, WAIT_MS_MAX};
 use crate::failure::Failure;
-use crate::units::parse_duration;
+use crate::units::{parse_duration, UnitError};
 
 /// How long a daemon may take for an answer that needs no storage.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -113,7 +114,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
             Err(Failure::failed(format!(
                 "sequence number {sequence} is not durable yet after {:?}: wait longer, or use flush",
-                timeout.unwrap_or_default()
+                Duration::from_millis(timeout_ms.unwrap_or_default())
             )))
         }
         CtlCommand::Events => {
@@ -132,16 +133,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// A time that the daemon takes for a pause.
 fn pause_time(text: &str) -> Result<Duration, String> {
-    let time = parse_duration(text).map_err(|e| e.to_string())?;
-    let held = Duration::from_millis(1)..=Duration::from_millis(PAUSE_MS_MAX);
-    held.contains(&time).then_some(time).ok_or_else(|| "a pause lasts 1ms to 10m".to_owned())
+    time_within(text, 1..=PAUSE_MS_MAX, "a pause lasts 1ms to 10m")
 }
 
 /// A time that the daemon takes for a wait.
 fn wait_time(text: &str) -> Result<Duration, String> {
-    let time = parse_duration(text).map_err(|e| e.to_string())?;
-    let waited = ..=Duration::from_millis(WAIT_MS_MAX);
-    waited.contains(&time).then_some(time).ok_or_else(|| "a wait lasts at most 24h".to_owned())
+    time_within(text, 0..=WAIT_MS_MAX, "a wait lasts at most 24h")
+}
+
+fn time_within(text: &str, ms: RangeInclusive<u64>, rule: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(*ms.start())..=Duration::from_millis(*ms.end());
+    match parse_duration(text) {
+        Ok(time) if range.contains(&time) => Ok(time),
+        Ok(_) | Err(UnitError::TooLong(_)) => Err(rule.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn done(client: &mut Client, request: &Request, words: &str, json: bool) -> Result<(), Failure> {

@@ -31,7 +31,7 @@ pub(super) fn slots_for(path: &Path, bytes_max: u64) -> Result<u32, JournalError
         JournalError::Unsupported(format!(
             "the arena {} of {bytes_max} bytes: at most {} are possible, choose a smaller --retain-max",
             path.display(),
-            u64::from(SLOTS_MAX - 1) * PAGE
+            super::BYTES_MAX
         ))
     })
 }

@@ -50,6 +50,9 @@ pub struct VolumeId(pub u16);
 /// File systems of one arena: as many as a GUID partition table usually has entries.
 pub const VOLUMES_MAX: usize = tags::RECORDS;
 
+/// The most content that an arena can be made for, in bytes.
+pub const BYTES_MAX: u64 = (map::SLOTS_MAX as u64 - 1) * PAGE;
+
 /// Slots that are given memory at once: 2 MiB.
 const WARM_SLOTS: u32 = 4 * GROUP_SLOTS;
 
