@@ -18,6 +18,8 @@ fn wrong_requests_are_one_sentence() {
         (&["explore"][..], &["--quick", "--budget 30m", "--help"][..]),
         (&["explore", "--quick", "--only", "nothing"], &["--only nothing", "planted fault"]),
         (&["explore", "--budget", "soon"], &["soon", "--budget"]),
+        (&["explore", "--budget", "0s"], &["--budget", "30m"]),
+        (&["flash", "sweep", "--trace", "a.img", "--vary", "foo=1"], &["'foo' cannot vary", "spare, blocks"]),
         (&["explore", "run", "a.img", "--log-max", "1M"], &["--survives"]),
         (&["explore", "record", "--out", "a.img", "--", "true"], &["a.img is there already", "--force"]),
         (&["explore", "record", "--out", "r", "--memory", "1M", "--", "true"], &["--memory", "64M"]),
@@ -85,6 +87,24 @@ fn a_trace_that_is_read_twice_is_no_pipe() {
             "{args:?}: {message}"
         );
     }
+}
+
+#[test]
+fn a_recording_that_is_a_pipe_is_not_waited_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    pipe(folder.path());
+    let output = run(folder.path(), &["explore", "run", "pipe"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("pipe: a recording is an ordinary file"), "{message}");
+    assert_eq!(output.status.code(), Some(1), "{message}");
+}
+
+/// As wherever else a file cannot be made: the request is sound.
+#[test]
+fn a_recording_that_cannot_be_made_has_failed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = run(folder.path(), &["explore", "record", "--out", "nowhere/x", "--", "true"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

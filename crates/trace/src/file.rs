@@ -46,6 +46,15 @@ impl Recording {
     /// As [`Recording::load`].
     pub fn load_with_ending(path: &Path) -> Result<(Self, Ending)> {
         let what = path.display().to_string();
+        // Looked at first: opening a pipe would wait for its other end.
+        let found = fs::metadata(path).map_err(TraceError::io(format!("opening {what}")))?;
+        if !found.is_file() {
+            let error = io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a recording is an ordinary file, and this is none",
+            );
+            return Err(TraceError::io(format!("opening {what}"))(error));
+        }
         let file = File::open(path).map_err(TraceError::io(format!("opening {what}")))?;
         reader::read(io::BufReader::with_capacity(1 << 20, file), &what)
     }

@@ -14,7 +14,7 @@ use afterimage_journal::group::{Ending, JournalOptions};
 use afterimage_lab::process::Workdir;
 use afterimage_order::{Contract, SystemClock};
 use afterimage_store::{create_image, DirectMode, Image as _, OpenOptions};
-use afterimage_trace::{read_disk, Finished, Recorder, Sparse, Taps};
+use afterimage_trace::{read_disk, Finished, Recorder, Sparse, Taps, TraceError};
 
 use super::RecordOptions;
 use crate::{ExploreError, Result};
@@ -36,8 +36,12 @@ fn layers<E: std::fmt::Display>(what: &str) -> impl Fn(E) -> ExploreError + '_ {
     move |error| ExploreError::io(what)(std::io::Error::other(error.to_string()))
 }
 
-fn trace(error: afterimage_trace::TraceError) -> ExploreError {
-    ExploreError::Usage(error.to_string())
+fn trace(error: TraceError) -> ExploreError {
+    match error {
+        // A folder that is not there, a full disk: tried and failed, as wherever else a file is written.
+        TraceError::Io { what, source } => ExploreError::Io { what, source },
+        error => ExploreError::Usage(error.to_string()),
+    }
 }
 
 impl Rig {

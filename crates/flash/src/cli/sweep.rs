@@ -46,6 +46,26 @@ pub struct Args {
     drive: DriveArgs,
 }
 
+/// What [`set`] knows; as in the help above.
+const PARAMETERS: [&str; 17] = [
+    "spare",
+    "blocks",
+    "pages-per-block",
+    "page-bytes",
+    "log-blocks",
+    "superblock-n",
+    "superblock-m",
+    "map-cache",
+    "cmt",
+    "cmt-protected",
+    "gc-policy",
+    "gc-low",
+    "gc-high",
+    "static-wear",
+    "erase-us",
+    "read-us",
+    "program-us",
+];
 /// Combinations beyond this are a slip of the keyboard.
 const RUNS_MAX: usize = 10_000;
 
@@ -122,7 +142,7 @@ fn set(config: &mut Config, name: &str, text: &str) -> Result<(), String> {
         "read-us" => config.timing.read_ns = ns()?,
         "program-us" => config.timing.program_ns = ns()?,
         "erase-us" => config.timing.erase_ns = ns()?,
-        _ => return Err(format!("'{name}' is not a parameter that can vary (see --help)")),
+        _ => return Err(format!("'{name}' cannot vary; what can: {}", PARAMETERS.join(", "))),
     }
     Ok(())
 }
@@ -238,4 +258,19 @@ fn table<'a>(vary: &[Vary], runs: impl Iterator<Item = (&'a Report, &'a [String]
         row
     };
     Table::new(head).right(1..).indented(2).with(runs.into_iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parameter_that_is_named_can_vary() {
+        for name in PARAMETERS {
+            let refusal = set(&mut Config::default(), name, "no value").unwrap_err();
+            assert!(!refusal.contains("cannot vary"), "{refusal}");
+        }
+        let refusal = Vary::parse("foo=1").unwrap_err();
+        assert!(refusal.contains("'foo' cannot vary; what can: spare, blocks,"), "{refusal}");
+    }
 }
