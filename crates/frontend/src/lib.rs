@@ -47,6 +47,7 @@ mod stats;
 #[cfg(feature = "testkit")]
 #[path = "../testkit/stepped.rs"]
 pub mod stepped;
+mod unheard;
 mod wire;
 mod worker;
 mod write_cache;

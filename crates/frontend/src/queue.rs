@@ -31,6 +31,7 @@ use crate::options::QUEUE_SIZE_MAX;
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
 use crate::stats::{QueueStats, RequestKind};
+use crate::unheard::Unheard;
 
 /// How often a queue without a kick descriptor looks at its ring.
 const POLLING_PERIOD: Duration = Duration::from_micros(200);
@@ -113,6 +114,7 @@ pub(crate) struct Queue<L, S> {
     logged: u32,
     /// What all requests in flight take in bytes.
     load: usize,
+    unheard: Unheard,
 }
 
 impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
@@ -145,6 +147,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             counter: 0,
             logged: 0,
             load: 0,
+            unheard: Unheard::default(),
             run,
             lane,
             stats,
@@ -206,6 +209,16 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             let Some(kick) = self.run.kick.as_ref().filter(|_| !reaped || has_available) else { continue };
             if kick.clear() {
                 self.stats.kicked();
+                // Looked at after the kick was taken: whatever it announces is there by then. A ring that somebody has used is
+                // the guest's, also where its index has come round to 0.
+                let unused = self.counter == 0 && self.run.ring.next_avail() == 0;
+                if unused && !self.run.ring.has_available() && self.unheard.note() {
+                    let name = &self.run.name;
+                    warn!(
+                        "{name}: the guest kicks and its ring stays empty: it seems to write to other memory than it handed over; \
+                         with QEMU, give its memory backend share=on"
+                    );
+                }
             }
             if !reaped && !has_available && kick.is_ready() {
                 fruitless += 1;

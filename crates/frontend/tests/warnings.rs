@@ -1,0 +1,72 @@
+//! What the log says of peers that are no enemies, only set up wrongly.
+
+#[path = "support/daemon.rs"]
+mod daemon;
+#[path = "support/memory_disk.rs"]
+mod memory_disk;
+#[path = "support/raw.rs"]
+mod raw;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, Once};
+use std::time::{Duration, Instant};
+
+use afterimage_frontend::ServeOptions;
+use daemon::{serve, Served};
+use memory_disk::MemoryDisk;
+use raw::*;
+
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+static LOGGING: Once = Once::new();
+
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOG.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn served() -> Served {
+    LOGGING.call_once(|| tracing_subscriber::fmt().with_writer(|| Log).init());
+    serve(Arc::new(MemoryDisk::new(8 << 20, false)), ServeOptions::default())
+}
+
+fn logged(what: &str) -> usize {
+    String::from_utf8_lossy(&LOG.lock().unwrap()).matches(what).count()
+}
+
+/// Kicks and waits until the daemon has taken it.
+fn kick(served: &Served, guest: &RawGuest) {
+    let kicks = || served.stats.snapshot().queues[0].kicks;
+    let (before, start) = (kicks(), Instant::now());
+    guest.ring_kick();
+    while kicks() == before {
+        assert!(start.elapsed() < PATIENCE, "the kick is not taken");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn memory_that_the_guest_does_not_write_is_warned_of_once() {
+    let warnings = || logged("share=on");
+    let honest = served();
+    let mut guest = RawGuest::start(&honest.socket);
+    // As QEMU does at the start, before the guest has asked for anything.
+    kick(&honest, &guest);
+    (0..5).for_each(|round| guest.check_io(8, round));
+    // Kicks for what was seen without them are ordinary.
+    (0..5).for_each(|_| kick(&honest, &guest));
+    guest.stop_queue();
+    assert_eq!(warnings(), 0);
+
+    let blind = served();
+    let guest = RawGuest::start(&blind.socket);
+    (0..5).for_each(|_| kick(&blind, &guest));
+    drop(blind);
+    assert_eq!(warnings(), 1);
+}
