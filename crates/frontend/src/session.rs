@@ -64,6 +64,28 @@ impl Applied {
 /// How long connections are left waiting where one could not be accepted: out of descriptors, mostly.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// How often what happens again and again is logged.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+
+/// Something that may happen for ever, and is not to fill the log.
+#[derive(Debug, Default)]
+struct Seldom {
+    logged: Option<Instant>,
+    silent: u64,
+}
+
+impl Seldom {
+    /// Notes that it happened. Where it is to be logged: how often it has happened since it was logged last, this time included.
+    fn note(&mut self, now: Instant) -> Option<u64> {
+        self.silent += 1;
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_PERIOD) {
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.silent))
+    }
+}
+
 /// Serves one connection to its end. `kept` is what a dead daemon left, for a takeover.
 pub(crate) struct Session<'a> {
     pub device: &'a Arc<Mutex<Device>>,
@@ -77,6 +99,8 @@ pub(crate) struct Session<'a> {
     keep: Option<KeepHandle>,
     /// Kept entries that other messages than their own make untrue: queues' kick and enable, regions that were added.
     held: BTreeSet<String>,
+    turned_away: Seldom,
+    deaf: Seldom,
 }
 
 impl<'a> Session<'a> {
@@ -93,7 +117,8 @@ impl<'a> Session<'a> {
             let device = device.lock().unwrap_or_else(PoisonError::into_inner);
             (device.name().to_owned(), device.keep().cloned())
         };
-        Ok(Self { device, socket, listener, stop, decoder, near, name, keep, held: BTreeSet::new() })
+        let (held, turned_away, deaf) = (BTreeSet::new(), Seldom::default(), Seldom::default());
+        Ok(Self { device, socket, listener, stop, decoder, near, name, keep, held, turned_away, deaf })
     }
 
     /// A new connection, to a guest that is shown this.
@@ -211,14 +236,19 @@ impl<'a> Session<'a> {
     }
 
     /// One guest at a time: another connection is closed at once. `false` where it cannot be accepted, and waits.
-    fn turn_away(&self) -> bool {
+    fn turn_away(&mut self) -> bool {
         match self.listener.map(UnixListener::accept) {
             Some(Ok(_)) => {
-                warn!("{}: a second connection was closed: a guest is already attached", self.name);
+                if let Some(times) = self.turned_away.note(Instant::now()) {
+                    let name = &self.name;
+                    warn!("{name}: a second connection was closed: a guest is already attached (times: {times})");
+                }
                 true
             }
             Some(Err(e)) if e.kind() != io::ErrorKind::WouldBlock => {
-                warn!("{}: a second connection cannot be turned away: {e}", self.name);
+                if let Some(times) = self.deaf.note(Instant::now()) {
+                    warn!("{}: a second connection cannot be turned away: {e} (times: {times})", self.name);
+                }
                 false
             }
             _ => true,
@@ -482,5 +512,18 @@ fn as_session_error(error: io::Error) -> SessionError {
     match error.kind() {
         io::ErrorKind::InvalidData => SessionError::Protocol(error.to_string()),
         _ => SessionError::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_for_ever_is_logged_at_first_and_then_once_a_minute_with_its_count() {
+        let (mut seldom, start) = (Seldom::default(), Instant::now());
+        let logged: Vec<_> = (0..150).map(|s| seldom.note(start + Duration::from_secs(s))).collect();
+        let said: Vec<_> = (0..).zip(logged).filter_map(|(s, times)| Some((s, times?))).collect();
+        assert_eq!(said, [(0, 1), (60, 60), (120, 60)]);
     }
 }

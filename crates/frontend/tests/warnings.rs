@@ -70,3 +70,15 @@ fn memory_that_the_guest_does_not_write_is_warned_of_once() {
     drop(blind);
     assert_eq!(warnings(), 1);
 }
+
+/// A VMM with `reconnect=1` tries again for ever.
+#[test]
+fn further_connections_are_turned_away_and_logged_once() {
+    let served = served();
+    let mut guest = RawGuest::start(&served.socket);
+    for _ in 0..20 {
+        assert!(RawGuest::connect(&served.socket).is_closed());
+    }
+    guest.check_io(8, 1);
+    assert_eq!(logged("a second connection was closed"), 1);
+}
