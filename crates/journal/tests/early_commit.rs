@@ -3,46 +3,13 @@
 
 mod common;
 
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use afterimage_block::{Medium, MediumDisk};
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
-use common::{ext4, journal_superblock, layouts, wait_for_home, Memory, Served};
-
-/// Counts what is read.
-struct Counting(Arc<Memory>, Arc<AtomicU64>);
-
-impl Medium for Counting {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.1.fetch_add(1, Ordering::SeqCst);
-        self.0.read_at(buf, offset)
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.0.write_at(buf, offset)
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        self.0.zero_at(offset, len, unmap)
-    }
-
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.0.rewrite_lost(offset, len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-}
+use common::{ext4, journal_superblock, layouts, reads};
 
 /// The superblock with those features, and with checksums of version 3 where they say so.
 fn with_features(superblock: &JournalSuperblock, compat: u32, incompat: u32) -> JournalSuperblock {
@@ -101,18 +68,12 @@ fn each_block_behind_an_early_commit_is_read_once() {
                 // One that is prime to their number.
                 _ => blocks = (0..blocks.len()).map(|n| blocks[n * 337 % blocks.len()].clone()).collect(),
             }
-            let reads = Arc::new(AtomicU64::new(0));
-            let counter = Arc::clone(&reads);
-            let over = Arc::new(move |memory| {
-                Arc::new(MediumDisk::new(Arc::new(Counting(memory, Arc::clone(&counter))) as Arc<dyn Medium>))
-                    as _
-            });
-            let mut served = Served::over(base.clone(), bytes_max, wait_for_home(), over, None);
+            let (mut served, left) = reads(&base, bytes_max);
             served
                 .lane()
                 .write(sector(AreaBlock(0)), superblock.with_tail(tid, Some(first)).bytes())
                 .unwrap();
-            let before = reads.load(Ordering::SeqCst);
+            let before = left.load(Ordering::SeqCst);
             for (at, block) in std::iter::once(&commit).chain(&blocks) {
                 assert_eq!(
                     served.disk().status().file_systems[0].classes.journal_commits,
@@ -121,7 +82,7 @@ fn each_block_behind_an_early_commit_is_read_once() {
                 );
                 served.lane().write(sector(*at), &block[..]).unwrap();
             }
-            let count = reads.load(Ordering::SeqCst) - before;
+            let count = before - left.load(Ordering::SeqCst);
             let status = &served.disk().status().file_systems[0];
             assert_eq!(
                 (status.mode.as_str(), status.classes.journal_commits),

@@ -2,57 +2,11 @@
 
 mod common;
 
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use afterimage_block::{Medium, MediumDisk, Sector};
+use afterimage_block::Sector;
 use afterimage_journal::{AreaBlock, Block, BLOCK_BYTES};
-use common::{ext4, journal_superblock, layouts, wait_for_home, Memory, Served};
-
-/// Fails one read, when so many have gone well.
-struct Failing(Arc<Memory>, Arc<AtomicU64>);
-
-impl Medium for Failing {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        match self.1.fetch_sub(1, Ordering::SeqCst) {
-            0 => Err(io::ErrorKind::Other.into()),
-            _ => self.0.read_at(buf, offset),
-        }
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.0.write_at(buf, offset)
-    }
-
-    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        self.0.zero_at(offset, len, unmap)
-    }
-
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.0.rewrite_lost(offset, len)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-}
-
-const NEVER: u64 = 1 << 40;
-
-/// A disk of which so many reads go well as is said later, and the next one does not.
-fn failing(base: &[u8]) -> (Served, Arc<AtomicU64>) {
-    let reads = Arc::new(AtomicU64::new(NEVER));
-    let told = Arc::clone(&reads);
-    let over = Arc::new(move |memory| {
-        Arc::new(MediumDisk::new(Arc::new(Failing(memory, Arc::clone(&told))) as Arc<dyn Medium>)) as _
-    });
-    (Served::over(base.to_vec(), 4 << 20, wait_for_home(), over, None), reads)
-}
+use common::{ext4, journal_superblock, layouts, reads, NEVER};
 
 /// A table with those of three partitions.
 fn table(partitions: &[usize], blocks: usize) -> [u8; 512] {
@@ -80,7 +34,7 @@ fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
     let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
     let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
     for nth in 0.. {
-        let (mut served, reads) = failing(&base);
+        let (mut served, reads) = reads(&base, 4 << 20);
         served.lane().write(sector(0), mounted.bytes()).unwrap();
         served.lane().write(sector(1), &[9; BLOCK_BYTES]).unwrap();
         // Two of the partitions go, of which nothing is retained.
@@ -110,7 +64,7 @@ fn a_mount_that_fails_anywhere_is_one_or_none() {
     let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
     let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
     for nth in 0.. {
-        let (mut served, reads) = failing(&base);
+        let (mut served, reads) = reads(&base, 4 << 20);
         reads.store(nth, Ordering::SeqCst);
         let told = served.lane().write(sector(0), mounted.bytes());
         let failed = reads.swap(NEVER, Ordering::SeqCst) > NEVER;

@@ -5,7 +5,9 @@ pub mod control;
 pub mod stream;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use afterimage_block::{Blocking, Disk, FlushKind, Medium, MediumDisk, Sector};
@@ -156,11 +158,58 @@ pub struct Served {
     mutation: Option<Mutation>,
 }
 
+/// So many reads are never reached.
+pub const NEVER: u64 = 1 << 40;
+
+/// Fails the read that comes when so many have gone well; until then the number says how many have.
+struct Reads(Arc<Memory>, Arc<AtomicU64>);
+
+impl Medium for Reads {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self.1.fetch_sub(1, Ordering::SeqCst) {
+            0 => Err(io::ErrorKind::Other.into()),
+            _ => self.0.read_at(buf, offset),
+        }
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.0.zero_at(offset, len, unmap)
+    }
+
+    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+        self.0.rewrite_lost(offset, len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// A disk of memory, and after how many reads the next one fails: [`NEVER`], until somebody says so.
+pub fn reads(base: &[u8], bytes_max: u64) -> (Served, Arc<AtomicU64>) {
+    let reads = Arc::new(AtomicU64::new(NEVER));
+    let told = Arc::clone(&reads);
+    let over = Arc::new(move |memory| at_once_on(Arc::new(Reads(memory, Arc::clone(&told)))));
+    (Served::over(base.to_vec(), bytes_max, wait_for_home(), over, None), reads)
+}
+
 /// Makes a disk of memory.
 pub type Over = Arc<dyn Fn(Arc<Memory>) -> Arc<dyn Disk>>;
 
+fn at_once_on(medium: Arc<dyn Medium>) -> Arc<dyn Disk> {
+    Arc::new(MediumDisk::new(medium))
+}
+
 fn at_once(memory: Arc<Memory>) -> Arc<dyn Disk> {
-    Arc::new(MediumDisk::new(memory as Arc<dyn Medium>))
+    at_once_on(memory)
 }
 
 pub fn wait_for_home() -> Options {
