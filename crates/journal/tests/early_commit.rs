@@ -9,7 +9,7 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
-use common::{ext4, journal_superblock, layouts, reads};
+use common::{ext4, journal_superblock, layouts, reads, wait_for_home};
 
 /// The superblock with those features, and with checksums of version 3 where they say so.
 fn with_features(superblock: &JournalSuperblock, compat: u32, incompat: u32) -> JournalSuperblock {
@@ -68,7 +68,7 @@ fn each_block_behind_an_early_commit_is_read_once() {
                 // One that is prime to their number.
                 _ => blocks = (0..blocks.len()).map(|n| blocks[n * 337 % blocks.len()].clone()).collect(),
             }
-            let (mut served, left) = reads(&base, bytes_max);
+            let (mut served, left) = reads(&base, bytes_max, wait_for_home());
             served
                 .lane()
                 .write(sector(AreaBlock(0)), superblock.with_tail(tid, Some(first)).bytes())

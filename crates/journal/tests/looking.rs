@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use afterimage_block::Sector;
 use afterimage_journal::{AreaBlock, Block, BLOCK_BYTES};
-use common::{ext4, journal_superblock, layouts, reads, NEVER};
+use common::{ext4, journal_superblock, layouts, reads, wait_for_home, NEVER};
 
 /// A table with those of three partitions.
 fn table(partitions: &[usize], blocks: usize) -> [u8; 512] {
@@ -34,7 +34,7 @@ fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
     let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
     let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
     for nth in 0.. {
-        let (mut served, reads) = reads(&base, 4 << 20);
+        let (mut served, reads) = reads(&base, 4 << 20, wait_for_home());
         served.lane().write(sector(0), mounted.bytes()).unwrap();
         served.lane().write(sector(1), &[9; BLOCK_BYTES]).unwrap();
         // Two of the partitions go, of which nothing is retained.
@@ -64,7 +64,7 @@ fn a_mount_that_fails_anywhere_is_one_or_none() {
     let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
     let sector = |at| layout.home_of(AreaBlock(at)).unwrap().sector(layout.start);
     for nth in 0.. {
-        let (mut served, reads) = reads(&base, 4 << 20);
+        let (mut served, reads) = reads(&base, 4 << 20, wait_for_home());
         reads.store(nth, Ordering::SeqCst);
         let told = served.lane().write(sector(0), mounted.bytes());
         let failed = reads.swap(NEVER, Ordering::SeqCst) > NEVER;

@@ -194,11 +194,11 @@ impl Medium for Reads {
 }
 
 /// A disk of memory, and after how many reads the next one fails: [`NEVER`], until somebody says so.
-pub fn reads(base: &[u8], bytes_max: u64) -> (Served, Arc<AtomicU64>) {
+pub fn reads(base: &[u8], bytes_max: u64, options: Options) -> (Served, Arc<AtomicU64>) {
     let reads = Arc::new(AtomicU64::new(NEVER));
     let told = Arc::clone(&reads);
     let over = Arc::new(move |memory| at_once_on(Arc::new(Reads(memory, Arc::clone(&told)))));
-    (Served::over(base.to_vec(), bytes_max, wait_for_home(), over, None), reads)
+    (Served::over(base.to_vec(), bytes_max, options, over, None), reads)
 }
 
 /// Makes a disk of memory.

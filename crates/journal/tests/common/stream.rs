@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use afterimage_block::{Operation, Sector};
+use afterimage_block::{BlockError, Buffers, FlushKind, Operation, Sector};
 use afterimage_journal::layout::Layout;
 use afterimage_journal::Block;
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role};
@@ -74,18 +74,19 @@ pub fn recordings() -> Vec<PathBuf> {
 }
 
 pub fn send(served: &mut Served, op: &Op) {
+    try_to_send(served, op).unwrap();
+}
+
+pub fn try_to_send(served: &mut Served, op: &Op) -> Result<(), BlockError> {
     match op {
-        Op::Write { offset, data, .. } => served.lane().write(Sector(offset / 512), data).unwrap(),
-        Op::Zero { offset, len, unmap, .. } => served
-            .lane()
-            .request(
-                Operation::WriteZeroes { unmap: *unmap, flushed: false },
-                Sector(offset / 512),
-                len / 512,
-                afterimage_block::Buffers::empty(),
-            )
-            .unwrap(),
-        Op::Flush => served.flush(),
+        Op::Write { offset, data, .. } => served.lane().write(Sector(offset / 512), data),
+        Op::Zero { offset, len, unmap, .. } => served.lane().request(
+            Operation::WriteZeroes { unmap: *unmap, flushed: false },
+            Sector(offset / 512),
+            len / 512,
+            Buffers::empty(),
+        ),
+        Op::Flush => served.lane().flush(FlushKind::Order),
     }
 }
 
