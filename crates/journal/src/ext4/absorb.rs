@@ -219,17 +219,17 @@ pub(super) struct Following<'a, 'b> {
     pub(super) whole: bool,
 }
 
-impl Following<'_, '_> {
-    fn more(&self, at: AreaBlock) -> Option<&Block> {
+impl<'a> Following<'a, '_> {
+    fn more(&self, at: AreaBlock) -> Option<&'a Block> {
         self.with.filter(|(with, _)| *with == at).map(|(_, block)| block)
     }
 }
 
 impl AreaView for Following<'_, '_> {
     fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
-        match self.with {
-            Some((with, block)) if with == at => Ok(block),
-            _ => self.reader.get(at, scratch),
+        match self.more(at) {
+            Some(block) => Ok(block),
+            None => self.reader.get(at, scratch),
         }
     }
 
