@@ -22,7 +22,7 @@ use afterimage_journal::log::encode::Draft;
 use afterimage_journal::Mutation;
 use afterimage_journal::{AreaBlock, BLOCK_BYTES};
 use common::replayed;
-use guest::{Guest, START};
+use guest::{Guest, Within, START};
 use rand::RngExt;
 
 struct Plan {
@@ -339,6 +339,30 @@ fn what_was_under_way_before_a_mount_undoes_nothing() {
         guest.world.check_power("after a commit of what was being written at the mount");
         guest.world.disk().settle().unwrap();
         guest.world.check_end("after a commit of what was being written at the mount");
+    }
+}
+
+/// A guest that was mounted before its journal could be retained, and whose older transactions are all home, moves its tail to the one that
+/// it is writing.
+#[test]
+fn what_was_written_of_a_transaction_before_retention_began_is_a_part_of_it() {
+    for seed in 0..32 {
+        let mut guest = Guest::new(seed, 1 << 20, seed % 2 == 0);
+        guest.mount();
+        guest.commit();
+        guest.world.stop();
+        guest.checkpoint(usize::MAX);
+        guest.world.start();
+        assert!(!guest.retained(), "{:?}", guest.world.status());
+        let within = if seed / 2 % 2 == 0 { Within::OnTheWay } else { Within::There };
+        if within == Within::OnTheWay {
+            guest.world.faults.slow.set(guest.area_sector(guest.head), 30);
+        }
+        guest.tail_within = Some(within);
+        let draft = guest.draft();
+        guest.commit_of(&draft, true);
+        guest.world.check_power("after a commit to which the tail had moved");
+        guest.world.check_end("after a commit to which the tail had moved");
     }
 }
 

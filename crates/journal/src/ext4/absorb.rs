@@ -140,7 +140,7 @@ impl Retained {
         let geometry = &self.log.geometry;
         let mut walk = self.log.walk_with(at)?;
         let (mut reader, in_flight) = versions.reader_and_flights(self.log.id, &**layout);
-        let mut view = Following { reader: &mut reader, with: Some((at, block)), whole: !self.place.spilled };
+        let mut view = Following { reader: &mut reader, with: Some((at, block)), whole: self.is_whole() };
         let mut tid = self.log.head.0;
         while let Ok(Walked::Complete(transaction)) = walk.and_then(|walk| walk.go_on(&mut view, geometry)) {
             let flying = |home: FsBlock| in_flight.over(home.sector(layout.start), BLOCK_SECTORS);

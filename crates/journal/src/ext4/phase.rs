@@ -5,12 +5,13 @@ use super::orphan::Orphan;
 use super::retained::{Retained, Stop};
 use super::side;
 use super::stamp::forget;
-use super::volume::{Phase, Volume};
+use super::volume::{area_ranges, Phase, Volume};
+use super::volumes::read_superblock;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
 use crate::versions::arena::{VolumeRecord, VOLUMES_MAX};
-use crate::versions::Versions;
+use crate::versions::{Places, Versions};
 
 impl Volume {
     /// Begins to absorb, where the log is empty from its tail on: then nothing that the guest may need is on the disk
@@ -32,10 +33,17 @@ impl Volume {
         let tail = (superblock.sequence(), start);
         let mut retained = Retained::new(id, layout.clone(), superblock.clone(), tail);
         let mut scratch = [0; BLOCK_BYTES];
-        if is_of(versions.reader(id, &**layout).get(start, &mut scratch)?, tail.0 .0) {
+        // What is on its way to the journal's place may be a part of that transaction: neither in memory nor on the disk yet.
+        let flies = area_ranges(layout).any(|(at, length, _)| versions.in_flight.any(at, length));
+        if flies || is_of(versions.reader(id, &**layout).get(start, &mut scratch)?, tail.0 .0) {
             *why = "mounted before retention could begin: it begins at the next mount".to_owned();
             return Ok(false);
         }
+        let before = read_superblock(&mut versions.below, layout.sector_of(AreaBlock(0)))?;
+        retained.partly_there = before.is_none_or(|superblock| superblock.start().is_some());
+        // The commit block, too. Without checksums it would be looked for behind each block, as far away as it could be.
+        let features = superblock.features();
+        retained.log.commit_seen = retained.partly_there && features.async_commit && features.checksummed();
         let stamped = !versions.mistake.is(Mutation::SkipMarkEmpty);
         if stamped {
             retained.place.mark_empty(versions, superblock, superblock.sequence())?;

@@ -61,6 +61,8 @@ pub(super) struct Retained {
     pub(super) suspended: bool,
     /// The log is being read again after an earlier daemon's death.
     resuming: bool,
+    /// The journal was in use before: of the next transaction, the first one, some blocks may stand in their own place on the disk.
+    pub(super) partly_there: bool,
 }
 
 impl Retained {
@@ -73,14 +75,15 @@ impl Retained {
     ) -> Self {
         let place = Place::new(id, Arc::clone(&layout), superblock.sequence());
         let log = Log::new(id, &layout, superblock, tail);
-        Self { log, place, waits_for: None, suspended: false, resuming: false }
+        Self { log, place, waits_for: None, suspended: false, resuming: false, partly_there: false }
     }
 
     /// Takes in every transaction that is complete, up to one whose set has to go home first: then [`Retained::follow_on`] goes on.
     pub(super) fn follow(&mut self, versions: &mut Versions) -> Result<(), Stop> {
         while versions.way.is_free() {
+            let whole = self.is_whole();
             let reader = &mut versions.reader(self.log.id, &*self.place.layout);
-            let mut view = Following { reader, with: None, whole: !self.place.spilled };
+            let mut view = Following { reader, with: None, whole };
             match self.log.read_next(&mut view) {
                 Ok(Some(transaction)) if !self.log.has_room(transaction.blocks) => {
                     // Where its blocks go round the log to older ones, giving those up would take them from it.
@@ -108,6 +111,11 @@ impl Retained {
             }
         }
         Ok(())
+    }
+
+    /// Whether all that was written of the next transaction is in the arena.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.place.spilled && !self.partly_there
     }
 
     /// Whether the next transaction may be there. What is not in the arena has not been written yet, as a rule: no look at the disk for
@@ -180,6 +188,7 @@ impl Retained {
         classes.journal_commit_blocks += logged;
         classes.revokes += revokes.len() as u64;
         self.log.push(&transaction, protect.iter().map(|t| t.home).collect());
+        self.partly_there = false;
         versions.set_listed(id, self.log.listed_bytes());
         versions.mprotect(id, &protect, &revokes, self.resuming)?;
         side::reserve(&mut versions.arena, id, transaction.tid);

@@ -288,7 +288,10 @@ impl Volumes {
 }
 
 /// The journal superblock that stands there, if one does.
-fn read_superblock(below: &mut Below, at: Option<Sector>) -> Result<Option<JournalSuperblock>, BlockError> {
+pub(super) fn read_superblock(
+    below: &mut Below,
+    at: Option<Sector>,
+) -> Result<Option<JournalSuperblock>, BlockError> {
     let block = at.map(|at| below.read_block(at)).transpose()?;
     Ok(block.and_then(|block| JournalSuperblock::parse(&block).ok()))
 }

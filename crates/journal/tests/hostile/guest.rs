@@ -73,6 +73,15 @@ struct Live {
     homes: Vec<FsBlock>,
 }
 
+/// What of a transaction was written when the tail moves to it.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Within {
+    /// Its first blocks are on their way.
+    OnTheWay,
+    /// Some of its last ones are on the disk, and none before them.
+    There,
+}
+
 pub struct Guest {
     pub world: World,
     pub rng: ChaCha8Rng,
@@ -92,6 +101,8 @@ pub struct Guest {
     pub(super) homes: Range<u64>,
     uuid: u8,
     superblock_before: Vec<u8>,
+    /// The tail moves to the next transaction while some of its blocks are being written.
+    pub tail_within: Option<Within>,
 }
 
 impl Guest {
@@ -141,6 +152,7 @@ impl Guest {
             homes,
             uuid: 1,
             superblock_before: Vec::new(),
+            tail_within: None,
         }
     }
 
@@ -241,6 +253,12 @@ impl Guest {
         if together {
             at.push(commit);
         }
+        let mut tail_within = self.tail_within.take();
+        if tail_within == Some(Within::There) {
+            // Disks sort what they are given, and a log wraps.
+            let half = at.len() / 2;
+            at.rotate_left(half);
+        }
         let mut tokens = Vec::new();
         let mut i = 0;
         while i < at.len() {
@@ -261,6 +279,14 @@ impl Guest {
                 sectors,
                 &bytes,
             ));
+            match tail_within.take() {
+                Some(Within::OnTheWay) => self.write_tail(),
+                Some(Within::There) => {
+                    self.world.wait_for(tokens[0]);
+                    self.write_tail();
+                }
+                None => {}
+            }
             i += run;
         }
         if !together {
