@@ -304,6 +304,23 @@ fn commit_over_a_death(stuck: Stuck, evicts: bool) {
     assert_eq!(status.file_systems[0].mode == "retain", !evicts, "{stuck:?}: {status:?}");
 }
 
+/// `power-window`: the only transaction that the next daemon reads was answered long ago, its blocks were evicted while somebody read the
+/// journal, and since then the guest has written over one of them.
+#[test]
+fn what_was_written_over_an_evicted_block_stays_after_another_daemon() {
+    let mut mounted = Mounted::new(true);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(1)), (FsBlock(3001), block(2))]);
+    let mut lane = mounted.lane();
+    lane.read(mounted.sector_of(AreaBlock(0)), &mut block(0)).unwrap();
+    blocks.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    mounted.disk.make_room().unwrap();
+    lane.write(mounted.home(3000), &block(9)).unwrap();
+    let (disk, _) = mounted.next_daemon();
+    let mut found = block(0);
+    Blocking::new(disk.open_lane().unwrap()).read(mounted.home(3000), &mut found).unwrap();
+    assert!(found == block(9), "an older content came over what was written last");
+}
+
 /// Memory only.
 #[derive(Debug)]
 struct Slots;

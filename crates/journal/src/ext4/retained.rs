@@ -15,7 +15,7 @@ use super::side;
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
-use crate::versions::{SetError, Track, Tuple, Version, VersionState, Versions};
+use crate::versions::{SetError, Track, Tuple, Version, Versions};
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content.
 const VERSIONS_MAX: usize = 1 << 18;
@@ -214,21 +214,17 @@ impl Retained {
     }
 
     /// `power-window`: what was read again goes home as one. An earlier daemon under the same contract left one transaction at most that
-    /// was not home, the newest, which nobody was told of. Where it is the only one, what is not in the arena any more was not overwritten
-    /// either. Where the tail was stuck at an older one, nobody knows which of such blocks are home, and a set without them might be a part
-    /// of a transaction.
+    /// was not home, the newest, which nobody was told of. Of blocks that are not in the arena any more nobody knows whether they are
+    /// that one's, or home for long and written over since: a set without them might be a part of a transaction, one with them undo what
+    /// the guest has written.
     pub(super) fn reapply(&self, versions: &mut Versions) -> Result<(), Stop> {
         let id = self.log.id;
-        let gone = versions.gone(id);
-        if self.log.transactions.len() > 1 && !gone.is_empty() {
-            let count = gone.len();
+        let count = versions.gone(id);
+        if count > 0 {
             let why = format!(
                 "of {count} blocks that memory had no room for it is not known whether they are home"
             );
             return Err(Stop::hand_back(why));
-        }
-        for home in gone {
-            versions.set_state(id, home, VersionState::Pending);
         }
         let tuples = versions.recover(id, false);
         self.send_home(versions, &tuples)

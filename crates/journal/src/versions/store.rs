@@ -173,11 +173,11 @@ impl Versions {
         Ok(())
     }
 
-    /// Versions that are not home as far as is known, and whose content is not in the arena.
-    pub(crate) fn gone(&self, client: VolumeId) -> Vec<FsBlock> {
+    /// How many versions are not home as far as is known, and their content is not in the arena.
+    pub(crate) fn gone(&self, client: VolumeId) -> usize {
         let all = self.area.read().versions_in(client, FsBlock(0), FsBlock(u64::MAX)).into_iter();
         let gone = |v: &Version| v.state != VersionState::Home && self.arena.get(client, v.at).is_none();
-        all.filter(|(_, version)| gone(version)).map(|(home, _)| home).collect()
+        all.filter(|(_, version)| gone(version)).count()
     }
 
     /// A transaction is not needed any more: those of its blocks' versions that are still the newest go, and its places.
