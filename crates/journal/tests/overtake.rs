@@ -321,6 +321,23 @@ fn what_was_written_over_an_evicted_block_stays_after_another_daemon() {
     assert!(found == block(9), "an older content came over what was written last");
 }
 
+/// A pause leaves the log on the disk. The guest's tail passes it, and its next transaction is still to come when the power is cut.
+#[test]
+fn no_recovery_begins_before_a_tail_that_moved_after_a_pause() {
+    let mut mounted = Mounted::new(true);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(1))]);
+    let mut lane = mounted.lane();
+    lane.read(mounted.sector_of(AreaBlock(0)), &mut block(0)).unwrap();
+    blocks.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    mounted.disk.pause().unwrap();
+    mounted.disk.resume();
+    mounted.write_tail(&mut lane);
+    lane.write(mounted.home(3000), &block(9)).unwrap();
+    assert!(mounted.on_disk(3000) == block(9));
+    let (homes, _) = common::replayed(&mounted.image());
+    assert!(homes.is_empty(), "what its tail has passed would be replayed");
+}
+
 /// Memory only.
 #[derive(Debug)]
 struct Slots;

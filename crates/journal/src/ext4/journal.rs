@@ -182,6 +182,10 @@ impl FileSystems {
             self.through_clamped(v, sector, newer, parts);
             return Ok(());
         }
+        // A reader of the copy of the log on the disk alone would begin behind the guest's tail.
+        if place.on_disk {
+            place.mark_empty(versions, &newer, log.head.0.next())?;
+        }
         let truncated = moved == Ok(true);
         log.geometry.features = newer.features();
         log.read = None;
