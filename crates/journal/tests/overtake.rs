@@ -187,6 +187,32 @@ fn a_flush_waits_for_what_is_on_its_way_home() {
     }
 }
 
+/// And for what has taken the place of that meanwhile, where something is still on its way there.
+#[test]
+fn a_flush_waits_for_what_took_the_place_of_what_it_waits_for() {
+    let mut mounted = Mounted::new(false);
+    let [first, second] = [2, 3].map(|byte| mounted.transaction(vec![(FsBlock(3000), block(byte))]));
+    let commit = |blocks: &[(Sector, Block)]| {
+        let mut lane = mounted.lane();
+        blocks.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    };
+    let (mut older, mut newer) = (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
+    older.submit(write(1, mounted.home(3000), &block(1)));
+    commit(&first);
+    std::thread::scope(|scope| {
+        let flushing = scope.spawn(|| mounted.disk.settle_to_flush().unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        commit(&second);
+        newer.submit(write(2, mounted.home(3000), &block(3)));
+        assert_eq!(completed(&mut older, PATIENCE), [1]);
+        std::thread::sleep(Duration::from_millis(100));
+        let waits = !flushing.is_finished();
+        assert_eq!(completed(&mut newer, PATIENCE), [2]);
+        flushing.join().unwrap();
+        assert!(waits, "what was committed neither was home nor in the journal on the disk");
+    });
+}
+
 /// `guest-crash`: of what was overwritten since nothing brings the committed content home but the guest's own recovery. A flush leaves it to
 /// that, in the journal on the disk.
 #[test]

@@ -1,6 +1,6 @@
 //! What the daemon does by itself: versions go home as sets, room is made, a guest that may be dead is settled, and everything ends.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use afterimage_order::HomeError;
 
@@ -8,12 +8,12 @@ use super::retained::{Retained, Stop};
 use super::systems::FileSystems;
 use super::volume::Volume;
 use crate::error::JournalError;
-use crate::ids::{FsBlock, Tid, BLOCK_SECTORS};
+use crate::ids::{FsBlock, BLOCK_SECTORS};
 use crate::versions::arena::VolumeId;
 use crate::versions::{Flying, HomeSet, Track, Tuple};
 
-/// Versions by client and home, with the transactions that committed them.
-pub type NotHome = BTreeMap<(VolumeId, FsBlock), Tid>;
+/// Blocks, by client and home, of which what was committed is not home.
+pub type NotHome = BTreeSet<(VolumeId, FsBlock)>;
 
 /// Whether the ext4 superblock is among them.
 fn has_superblock(tuples: &[Tuple]) -> bool {
@@ -98,18 +98,18 @@ impl FileSystems {
         Ok(self.is_due())
     }
 
-    /// Versions that are not home, where no log decides what is durable.
+    /// Blocks whose newest version is not home, where no log decides what is durable.
     pub fn not_home(&self) -> NotHome {
         let retained =
             self.volumes.list.iter().filter(|v| v.retained().is_some() && !self.versions.applies());
-        let of = |id| self.versions.recover(id, true).into_iter().map(move |t| ((id, t.home), t.tid));
+        let of = |id| self.versions.recover(id, true).into_iter().map(move |t| (id, t.home));
         retained.flat_map(|volume| of(volume.id)).collect()
     }
 
-    /// Drops from such a list what is home by now or not needed any more. Writes that are under way over the rest, or over what nothing goes
-    /// home before.
+    /// Drops from such a list what is home by now or not needed any more; what a newer version takes the place of is home with that one.
+    /// Writes that are under way over the rest, or over what nothing goes home before.
     pub fn awaited(&self, versions: &mut NotHome) -> Vec<Track> {
-        versions.retain(|(id, home), tid| self.versions.is_open(*id, *home, *tid));
+        versions.retain(|(id, home)| self.versions.is_open(*id, *home));
         if versions.is_empty() {
             return Vec::new();
         }
@@ -135,7 +135,7 @@ impl FileSystems {
     pub fn hand_back(&mut self, versions: &NotHome) -> Result<(), JournalError> {
         for v in 0..self.volumes.list.len() {
             let id = self.volumes.list[v].id;
-            let count = versions.keys().filter(|(of, _)| *of == id).count();
+            let count = versions.iter().filter(|(of, _)| *of == id).count();
             if count > 0 {
                 let why = format!("{count} blocks that only its own recovery writes home are to be durable");
                 self.volumes.leave(v, &mut self.versions, &why, true)?;

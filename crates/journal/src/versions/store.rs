@@ -269,10 +269,9 @@ impl Versions {
         }
     }
 
-    /// Whether a version is still the newest of its block, and not home.
-    pub(crate) fn is_open(&self, client: VolumeId, home: FsBlock, tid: Tid) -> bool {
-        let version = self.area.read().version(client, home);
-        version.is_some_and(|v| v.tid == tid && v.state != VersionState::Home)
+    /// Whether the newest version of a block is not home.
+    pub(crate) fn is_open(&self, client: VolumeId, home: FsBlock) -> bool {
+        self.area.read().version(client, home).is_some_and(|v| v.state != VersionState::Home)
     }
 
     /// Who there is, and where.
