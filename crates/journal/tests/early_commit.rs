@@ -9,7 +9,7 @@ use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
-use common::{ext4, journal_superblock, layouts, reads, wait_for_home};
+use common::{at_commit, ext4, journal_superblock, layouts, reads, wait_for_home, Served};
 
 /// The superblock with those features, and with checksums of version 3 where they say so.
 fn with_features(superblock: &JournalSuperblock, compat: u32, incompat: u32) -> JournalSuperblock {
@@ -92,5 +92,37 @@ fn each_block_behind_an_early_commit_is_read_once() {
             let n = blocks.len() as u64;
             assert!(count <= 3 * n, "{what}, {order}: {count} reads for {n} blocks");
         }
+    }
+}
+
+/// A daemon has taken the commit block, and dies before some of the others have come, which the next one gets: with the last of them the
+/// transaction is committed, and home.
+#[test]
+fn a_commit_block_that_an_earlier_daemon_took_counts() {
+    let base = ext4();
+    let layout = layouts(&base).remove(0);
+    let sector = |at| layout.home_of(at).unwrap().sector(layout.start);
+    let superblock = with_features(&journal_superblock(&base, &layout).unwrap(), 0, 0x14);
+    let (first, tid) = (superblock.first(), superblock.sequence());
+    for evicts in [false, true] {
+        let mut encoder = Encoder::new(&LogGeometry::new(&superblock, &layout), first, tid);
+        let logged = (0..8).map(|n| (FsBlock(2500 + n), Box::new([n as u8 | 1; BLOCK_BYTES]))).collect();
+        encoder.transaction(&Draft { logged, ..Draft::default() });
+        let mut served = Served::new(base.clone(), 32 << 20, at_commit());
+        let tail = superblock.with_tail(tid, Some(first));
+        served.lane().write(sector(AreaBlock(0)), tail.bytes()).unwrap();
+        for (n, (at, block)) in encoder.blocks.iter().rev().enumerate() {
+            if n == 4 {
+                if evicts {
+                    served.disk().make_room().unwrap();
+                }
+                served.restart();
+            }
+            served.lane().write(sector(*at), &block[..]).unwrap();
+        }
+        let home = FsBlock(2500).sector(layout.start).0 as usize * 512;
+        let found = &served.below.bytes()[home..][..8 * BLOCK_BYTES];
+        let expected = (0..8).flat_map(|n| [n as u8 | 1; BLOCK_BYTES]);
+        assert!(expected.eq(found.iter().copied()), "evicts {evicts}: it is not home");
     }
 }

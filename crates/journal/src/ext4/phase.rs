@@ -41,9 +41,9 @@ impl Volume {
         }
         let before = read_superblock(&mut versions.below, layout.sector_of(AreaBlock(0)))?;
         retained.partly_there = before.is_none_or(|superblock| superblock.start().is_some());
-        // The commit block, too. Without checksums it would be looked for behind each block, as far away as it could be.
-        let features = superblock.features();
-        retained.log.commit_seen = retained.partly_there && features.async_commit && features.checksummed();
+        if retained.partly_there {
+            retained.expect_commit();
+        }
         let stamped = !versions.mistake.is(Mutation::SkipMarkEmpty);
         if stamped {
             retained.place.mark_empty(versions, superblock, superblock.sequence())?;

@@ -113,6 +113,13 @@ impl Retained {
         Ok(())
     }
 
+    /// The next transaction's commit block may have come, and nobody who is here saw it (`journal_async_commit`). Without checksums it would
+    /// be looked for behind each block, as far away as it could be.
+    pub(super) fn expect_commit(&mut self) {
+        let features = self.log.geometry.features;
+        self.log.commit_seen = features.async_commit && features.checksummed();
+    }
+
     /// Whether all that was written of the next transaction is in the arena.
     pub(super) fn is_whole(&self) -> bool {
         !self.place.spilled && !self.partly_there
@@ -209,6 +216,7 @@ impl Retained {
         self.place.spilled = true;
         self.follow(versions)?;
         self.resuming = false;
+        self.expect_commit();
         self.log.forget_passed(&mut versions.arena);
         Ok(())
     }
