@@ -405,3 +405,30 @@ fn a_file_beyond_the_limit_is_an_error_of_every_command_and_no_matter_of_its_chi
     let child = ignored(common::afterimage(&["explore"]).env("AFTERIMAGE_BIN_DIR", dir.path()));
     assert_eq!(child & bit, ignored(std::process::Command::new("sh").arg("afterimage-tools")) & bit);
 }
+
+#[test]
+fn out_of_descriptors_is_said_once_and_served_afterwards() {
+    let dir = folder(&[("a.img", "8M")]);
+    let daemon =
+        Daemon::serve(dir.path(), &["--disk", "a.img", "--control", "c.sock", "--metrics", "127.0.0.1:0"]);
+    let pid = rustix::process::Pid::from_raw(daemon.pid());
+    let limit = |current: Option<u64>| {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let limit = rustix::process::Rlimit { current: current.or(limit.maximum), ..limit };
+        rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limit).unwrap();
+    };
+    // Fewer than are open, and enough for `poll`, which is held to it, too.
+    limit(Some(8));
+    let guest = UnixStream::connect(dir.path().join("a.img.sock")).unwrap();
+    let client = UnixStream::connect(dir.path().join("c.sock")).unwrap();
+    let scraper = std::net::TcpStream::connect(daemon.ready["metrics"].as_str().unwrap()).unwrap();
+    // Several rounds of each listener's retry.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let said = daemon.said();
+    assert_eq!(said.matches("cannot accept a connection").count(), 3, "{said}");
+    limit(None);
+    drop((guest, client, scraper));
+    Guest::connect(&dir.path().join("a.img.sock")).flush();
+    succeeds(dir.path(), &["ctl", "c.sock", "status"]);
+    daemon.terminate();
+}

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{self, Arc, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::{Bell, Disk};
 use parking_lot::{Mutex, MutexGuard};
@@ -15,10 +15,9 @@ use crate::device::Device;
 use crate::keep::{Entry, KeepHandle};
 use crate::notify::poll_readable;
 use crate::peer;
-use crate::session::{Session, SessionEnd, StopOrder};
+use crate::seldom::Seldom;
+use crate::session::{Session, SessionEnd, StopOrder, ACCEPT_RETRY};
 use crate::{FrontendError, FrontendStats, ServeOptions};
-
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Where the guest comes from.
 #[derive(Debug)]
@@ -171,6 +170,7 @@ impl Service {
             (None, None) => {}
         }
         let Some(listener) = listener else { return };
+        let mut deaf = Seldom::default();
         while !self.stop.is_given() {
             match listener.accept() {
                 Ok((socket, _)) => self.session(&socket, Some(&listener), None),
@@ -178,8 +178,9 @@ impl Service {
                     let _ = poll_readable([Some(listener.as_fd()), Some(self.stop.wake.fd())], None);
                 }
                 Err(e) => {
-                    warn!("{}: cannot accept a connection: {e}", self.name);
-                    // Out of descriptors, mostly: look again when some may be free.
+                    if let Some(times) = deaf.note(Instant::now()) {
+                        warn!("{}: cannot accept a connection: {e} (times: {times})", self.name);
+                    }
                     let _ = poll_readable([Some(self.stop.wake.fd())], Some(ACCEPT_RETRY));
                 }
             }

@@ -22,6 +22,7 @@ use crate::device::Device;
 use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
 use crate::notify::poll_readable;
+use crate::seldom::Seldom;
 use crate::wire::{self, Frame, Reader, Received};
 
 /// How a session ended without an error.
@@ -62,29 +63,7 @@ impl Applied {
 }
 
 /// How long connections are left waiting where one could not be accepted: out of descriptors, mostly.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-
-/// How often what happens again and again is logged.
-const LOG_PERIOD: Duration = Duration::from_secs(60);
-
-/// Something that may happen for ever, and is not to fill the log.
-#[derive(Debug, Default)]
-struct Seldom {
-    logged: Option<Instant>,
-    silent: u64,
-}
-
-impl Seldom {
-    /// Notes that it happened. Where it is to be logged: how often it has happened since it was logged last, this time included.
-    fn note(&mut self, now: Instant) -> Option<u64> {
-        self.silent += 1;
-        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_PERIOD) {
-            return None;
-        }
-        self.logged = Some(now);
-        Some(std::mem::take(&mut self.silent))
-    }
-}
+pub(crate) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves one connection to its end. `kept` is what a dead daemon left, for a takeover.
 pub(crate) struct Session<'a> {
@@ -512,18 +491,5 @@ fn as_session_error(error: io::Error) -> SessionError {
     match error.kind() {
         io::ErrorKind::InvalidData => SessionError::Protocol(error.to_string()),
         _ => SessionError::Io(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_happens_for_ever_is_logged_at_first_and_then_once_a_minute_with_its_count() {
-        let (mut seldom, start) = (Seldom::default(), Instant::now());
-        let logged: Vec<_> = (0..150).map(|s| seldom.note(start + Duration::from_secs(s))).collect();
-        let said: Vec<_> = (0..).zip(logged).filter_map(|(s, times)| Some((s, times?))).collect();
-        assert_eq!(said, [(0, 1), (60, 60), (120, 60)]);
     }
 }

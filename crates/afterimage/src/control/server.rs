@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::Bell;
+use afterimage_frontend::Seldom;
 use afterimage_order::{Contract, Subscription};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -127,6 +128,7 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Stop) -> io::Re
     let shell = Shell {
         listener,
         accept_at: Duration::ZERO,
+        deaf: Seldom::default(),
         sessions: Sessions::new(images, !in_background),
         streams: BTreeMap::new(),
         origin: Instant::now(),
@@ -177,6 +179,7 @@ struct Shell {
     listener: UnixListener,
     /// The listener is left alone until then.
     accept_at: Duration,
+    deaf: Seldom,
     sessions: Sessions,
     streams: BTreeMap<ConnectionId, UnixStream>,
     origin: Instant,
@@ -327,7 +330,9 @@ impl Shell {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    tracing::warn!(%error, "the control socket cannot accept a connection");
+                    if let Some(times) = self.deaf.note(Instant::now()) {
+                        tracing::warn!(%error, times, "the control socket cannot accept a connection");
+                    }
                     // An immediate retry would spin.
                     self.accept_at = self.now() + ACCEPT_AGAIN;
                     return;

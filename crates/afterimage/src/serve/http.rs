@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use afterimage_frontend::Seldom;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 /// Longest request head that is read, in bytes.
@@ -66,6 +67,7 @@ pub fn start(
     let serve = move || {
         // The oldest first.
         let mut connections: Vec<Connection> = Vec::new();
+        let mut deaf = Seldom::default();
         loop {
             if let Err(error) = wait(&listener, &connections) {
                 tracing::error!(%error, "the metrics address cannot be waited for any more");
@@ -84,7 +86,9 @@ pub fn start(
                 }
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the metrics address cannot accept a connection");
+                    if let Some(times) = deaf.note(Instant::now()) {
+                        tracing::warn!(%error, times, "the metrics address cannot accept a connection");
+                    }
                     std::thread::sleep(ACCEPT_AGAIN);
                 }
             }
