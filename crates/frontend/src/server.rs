@@ -96,6 +96,7 @@ impl Server {
             attached: attached.clone(),
             keep,
             shown,
+            broken: Default::default(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("{name}/session"))
@@ -156,10 +157,12 @@ struct Service {
     attached: Attached,
     keep: Option<KeepHandle>,
     shown: Vec<u8>,
+    /// Why the last connection broke, which a VMM that comes back for ever (`reconnect=1`) is not to fill the log with.
+    broken: (String, Seldom),
 }
 
 impl Service {
-    fn run(self, endpoint: Endpoint, kept: Option<(UnixStream, Vec<Entry>)>) {
+    fn run(mut self, endpoint: Endpoint, kept: Option<(UnixStream, Vec<Entry>)>) {
         let (listener, connected) = match endpoint {
             Endpoint::Listen(listener) => (Some(listener), None),
             Endpoint::Connected(socket) => (None, Some(socket)),
@@ -187,7 +190,7 @@ impl Service {
         }
     }
 
-    fn session(&self, socket: &UnixStream, listener: Option<&UnixListener>, kept: Option<Vec<Entry>>) {
+    fn session(&mut self, socket: &UnixStream, listener: Option<&UnixListener>, kept: Option<Vec<Entry>>) {
         match socket.try_clone() {
             Ok(again) => *self.attached.socket() = Some(again),
             Err(e) => {
@@ -223,7 +226,15 @@ impl Service {
         match ended {
             Ok(SessionEnd::Closed) => info!("{}: the guest is detached", self.name),
             Ok(SessionEnd::Stopped) => info!("{}: the server stops", self.name),
-            Err(e) => error!("{}: the connection was closed: {e}", self.name),
+            Err(e) => {
+                let reason = e.to_string();
+                if reason != self.broken.0 {
+                    self.broken = (reason, Seldom::default());
+                }
+                if let Some(times) = self.broken.1.note(Instant::now()) {
+                    error!("{}: the connection was closed: {e} (times: {times})", self.name);
+                }
+            }
         }
         // This one goes with it, or the guest would not see that the connection is closed.
         *self.attached.socket() = None;

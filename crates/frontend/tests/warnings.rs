@@ -82,3 +82,21 @@ fn further_connections_are_turned_away_and_logged_once() {
     guest.check_io(8, 1);
     assert_eq!(logged("a second connection was closed"), 1);
 }
+
+/// The same.
+#[test]
+fn connections_that_break_for_one_reason_are_logged_once() {
+    let served = served();
+    let breaks = |size: u32| {
+        let mut guest = RawGuest::connect(&served.socket);
+        guest.negotiate(!0);
+        guest.send(SET_VRING_NUM, &words([0, size]), &[]);
+        assert!(guest.is_closed());
+    };
+    (0..20).for_each(|_| breaks(100));
+    breaks(200);
+    breaks(100);
+    drop(served);
+    assert_eq!(logged("a queue of 100;"), 2);
+    assert_eq!(logged("a queue of 200;"), 1);
+}
