@@ -35,7 +35,7 @@ pub(crate) enum ChainFault {
     IndirectOutsideMemory,
     #[error("a device-readable buffer behind a device-writable one")]
     ReadableAfterWritable,
-    #[error("a buffer outside guest memory")]
+    #[error("a buffer outside the memory that the guest's VMM shares (what is added to a guest needs share=on, too)")]
     OutsideMemory,
     #[error("buffers of 4 GiB or more")]
     TooLong,
