@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::{Admitted, Disk, FlushKind, Lane, Quiesced, Token};
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags
 use tracing::{info, warn};
 use vhost::vhost_user::Backend;
 
-use crate::config::{config_space, Features, WRITEBACK_OFFSET};
+use crate::config::{config_space, Features, SEG_MAX, WRITEBACK_OFFSET};
 use crate::inflight::{region_bytes, Damaged, Inflight, Region as InflightRegion};
 use crate::keep::KeepHandle;
 use crate::memory::{GuestMemory, Mapping, UserAddress};
@@ -24,6 +24,7 @@ use crate::notify::{Call, Doorbell, NotADoorbell, Ringer};
 use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
+use crate::seldom::Seldom;
 use crate::worker::{Alarms, Worker};
 use crate::write_cache::{Choice, WriteCache};
 use crate::{FrontendError, FrontendStats, ServeOptions};
@@ -82,6 +83,7 @@ pub(crate) struct Device {
     pub protocol: u64,
     status: u8,
     cache: WriteCache,
+    narrow: Seldom,
     /// A queue has run since the disk was last told that none does.
     active: bool,
     /// Kept only to stay open: User Mode Linux fails all I/O once its end sees a close.
@@ -119,6 +121,7 @@ impl Device {
             protocol: 0,
             status: 0,
             cache: WriteCache::new(options.write_cache, stats),
+            narrow: Seldom::default(),
             active: false,
             backend_channel: None,
             options,
@@ -260,6 +263,19 @@ impl Device {
         self.queue(index)?;
         self.retire(index as usize);
         self.queue(index)?.size = size;
+        // Firmware asks for a few segments at a time, and negotiates no FLUSH.
+        let driver = self.features.flush() && !self.features.indirect();
+        if driver && u32::from(size) < SEG_MAX + 2 {
+            if let Some(times) = self.narrow.note(Instant::now()) {
+                warn!(
+                    "{}: queue {index} has {size} descriptors and none are indirect: a driver that asks for as many segments \
+                     at a time as the disk takes, {SEG_MAX}, waits for ever (Linux does); give the device larger queues \
+                     (queue-size={}) or indirect_desc=on (times: {times})",
+                    self.name,
+                    (SEG_MAX + 2).next_power_of_two()
+                );
+            }
+        }
         Ok(())
     }
 

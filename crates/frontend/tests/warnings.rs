@@ -83,6 +83,28 @@ fn further_connections_are_turned_away_and_logged_once() {
     assert_eq!(logged("a second connection was closed"), 1);
 }
 
+#[test]
+fn a_queue_without_room_for_the_largest_request_is_warned_of_once() {
+    const INDIRECT: u64 = 1 << 28;
+    const FLUSH: u64 = 1 << 9;
+    let warnings = || logged("none are indirect");
+    let served = served();
+    let start = |features: u64, size: u16| {
+        let mut guest = RawGuest::connect(&served.socket);
+        guest.queue_size = size;
+        guest.negotiate(features);
+        guest.set_up_queue();
+        guest.check_io(8, 1);
+    };
+    start(!0, 16);
+    start(!INDIRECT, 128);
+    // Firmware.
+    start(!(INDIRECT | FLUSH), 16);
+    assert_eq!(warnings(), 0);
+    (0..5).for_each(|_| start(!INDIRECT, 16));
+    assert_eq!(warnings(), 1);
+}
+
 /// The same.
 #[test]
 fn connections_that_break_for_one_reason_are_logged_once() {
