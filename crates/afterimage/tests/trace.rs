@@ -178,7 +178,11 @@ fn traces_that_cannot_be_are_refused_before_anything_is_touched() {
     refused(dir.path(), &serve("old"), 1, &["cannot create the trace old", "remove it"]);
     refused(dir.path(), &serve("no/t"), 1, &["cannot create the trace no/t", "its folder must exist"]);
     refused(dir.path(), &serve("t.gz"), 2, &["--trace t.gz", "FILE.zst"]);
-    refused(dir.path(), &serve("a.img"), 2, &["--trace a.img", "an image"]);
+    std::fs::hard_link(dir.path().join("a.img"), dir.path().join("hard")).unwrap();
+    std::os::unix::fs::symlink("a.img", dir.path().join("soft")).unwrap();
+    for own in ["a.img", "./a.img", "hard", "soft", "a.img.aflog", "./a.img.state", "./a.img.sock"] {
+        refused(dir.path(), &serve(own), 2, &[&format!("--trace {own}: this is an image")]);
+    }
     assert_eq!(std::fs::read(dir.path().join("old")).unwrap(), b"precious");
     // A start that fails later leaves none.
     refused(dir.path(), &["serve", "--disk", "missing.img", "--trace", "t"], 1, &["missing.img"]);

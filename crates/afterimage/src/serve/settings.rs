@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use afterimage_journal::group::JournalOptions;
+use afterimage_journal::state_file::state_path;
 use afterimage_order::{Contract, GroupOptions};
-use afterimage_store::{absolute, DirectMode};
+use afterimage_store::{absolute, log_beside, real_path, DirectMode};
 
 use super::args::{pick, place, Args};
 use super::cache::CacheMode;
@@ -237,10 +238,24 @@ impl Settings {
         if trace.file_name().is_none() {
             return refuse("this is not the name of a file");
         }
-        let sockets = self.control.iter().chain(&self.control_disk);
-        let own = self.disks.iter().map(|d| &d.file).chain(sockets).chain(&self.log);
-        if own.into_iter().any(|path| path == trace) {
-            return refuse("this is an image, a log or a socket of the same daemon: name a file of its own");
+        // By whatever name. What is not there yet would be taken for what it is not, or the trace for it.
+        let place = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
+        let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| file_identity(&found));
+        let disks = self.disks.iter().flat_map(|disk| {
+            let socket = match &disk.socket {
+                SocketSpec::Path(path) => Some(path.clone()),
+                SocketSpec::Fd(_) => None,
+            };
+            let log = real_path(&disk.file).ok().map(|image| log_beside(&image));
+            [Some(disk.file.clone()), log, state_path(&disk.file).ok(), socket].into_iter().flatten()
+        });
+        let others = self.control.iter().chain(&self.control_disk).chain(&self.log).cloned();
+        let own = |path: PathBuf| {
+            place(&path) == place(trace)
+                || identity(trace).is_some_and(|found| Some(found) == identity(&path))
+        };
+        if disks.chain(others).any(own) {
+            return refuse("this is an image, a log or a socket of the same daemon, or a place of theirs: name a file of its own");
         }
         Ok(())
     }
