@@ -222,6 +222,18 @@ fn a_deleted_image_and_log_are_noticed() {
 }
 
 #[test]
+fn a_shortened_image_is_noticed_once() {
+    let dir = folder(&[("a.img", "8M")]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img"]);
+    let image = fs::OpenOptions::new().write(true).open(dir.path().join("a.img")).unwrap();
+    image.set_len(1 << 20).unwrap();
+    daemon.wait_until_said("it was shortened to 1048576 bytes");
+    std::thread::sleep(Duration::from_secs(3));
+    let errors = daemon.terminate();
+    assert_eq!(errors.matches("it was shortened").count(), 1, "{errors}");
+}
+
+#[test]
 fn a_file_system_that_is_passed_through_is_logged_once() {
     let dir = folder(&[("a.img", "8M")]);
     fs::create_dir(dir.path().join("arena")).unwrap();

@@ -84,8 +84,8 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     }
     notifier.tell("READY=1");
 
-    let mut deletions = Deletions { daemon: &daemon, said: Vec::new() };
-    let end = ends.wait(&servers, ends_with_guests, || deletions.look());
+    let mut losses = Losses { daemon: &daemon, deleted: Vec::new(), shortened: Vec::new() };
+    let end = ends.wait(&servers, ends_with_guests, || losses.look());
     match end {
         End::HandOver => notifier.tell_reloading(),
         End::Stop(_) | End::GuestsLeft => notifier.tell("STOPPING=1"),
@@ -406,24 +406,37 @@ fn recover_ijournal(settings: &Settings, disks: &[StackDisk]) -> Result<(), Fail
     Ok(())
 }
 
-/// Says once of each file that it was deleted below the daemon: what is written to it is gone when the daemon is.
-struct Deletions<'a> {
+/// Says once of each file that it was deleted or shortened below the daemon: what is written to a deleted one is gone when the
+/// daemon is, and what a shortened one has lost reads as zeros once something behind it is written.
+struct Losses<'a> {
     daemon: &'a Daemon,
-    said: Vec<PathBuf>,
+    deleted: Vec<PathBuf>,
+    shortened: Vec<PathBuf>,
 }
 
-impl Deletions<'_> {
+impl Losses<'_> {
     fn look(&mut self) {
-        let images = self.daemon.disks.iter().filter(|disk| disk.image.is_deleted());
-        let images = images.map(|disk| disk.image.path().to_owned());
+        let disks = || self.daemon.disks.iter();
+        let images = disks().filter(|disk| disk.image.is_deleted()).map(|disk| disk.image.path().to_owned());
         for path in images.chain(self.daemon.group.status().log_deleted) {
-            if !self.said.contains(&path) {
+            if !self.deleted.contains(&path) {
                 tracing::error!(
                     path = %path.display(),
                     "it was deleted while it is served: what it holds is gone when this daemon ends; copy it with `afterimage \
                      ctl SOCKET pause -- cp /proc/PID/fd/N NEW` before that"
                 );
-                self.said.push(path);
+                self.deleted.push(path);
+            }
+        }
+        for (disk, bytes) in disks().filter_map(|disk| Some((disk, disk.readable.shortened()?))) {
+            let path = disk.image.path();
+            if !self.shortened.iter().any(|said| said == path) {
+                tracing::error!(
+                    path = %path.display(),
+                    "it was shortened to {bytes} bytes while it is served: what was behind them is lost, and reads as zeros where \
+                     the guest has written farther behind; stop the guest and put a copy in its place"
+                );
+                self.shortened.push(path.to_owned());
             }
         }
     }

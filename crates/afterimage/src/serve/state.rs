@@ -1,6 +1,6 @@
 //! What a running daemon knows about itself: shared by the control socket and the metrics.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -113,6 +113,12 @@ impl Readable {
             return Err(Failure::failed(format!("{name} became another file during the start: start again")));
         }
         Ok(Self { file, path, bytes: image.geometry().bytes() })
+    }
+
+    /// How many bytes the file has, where somebody has shortened it: fewer than the disk.
+    pub fn shortened(&self) -> Option<u64> {
+        let found = self.file.metadata().ok().filter(Metadata::is_file)?;
+        (found.len() < self.bytes).then_some(found.len())
     }
 
     /// How it is described on the control socket.
