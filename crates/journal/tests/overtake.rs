@@ -347,6 +347,32 @@ fn what_was_written_over_an_evicted_block_stays_after_another_daemon() {
     assert!(found == block(9), "an older content came over what was written last");
 }
 
+/// `power-window`: a daemon dies while a commit waits for a write of one of its blocks. Of two queues the commit's is the first to ask the
+/// next one again.
+#[test]
+fn a_commit_that_comes_again_before_what_it_waited_for_is_not_undone_by_that() {
+    let mut mounted = Mounted::new(true);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), block(2))]);
+    let (commit, others) = blocks.split_last().unwrap();
+    let mut lane = mounted.lane();
+    others.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    let (mut writing, mut committing) =
+        (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
+    writing.submit(write(1, mounted.home(3001), &block(1)));
+    committing.submit(write(2, commit.0, &commit.1));
+    assert!(completed(&mut committing, Duration::from_millis(20)).is_empty(), "it waits");
+    let (disk, memory) = mounted.next_daemon();
+    let mut lane = Blocking::new(disk.open_lane().unwrap());
+    lane.write(commit.0, &commit.1).unwrap();
+    lane.write(mounted.home(3001), &block(1)).unwrap();
+    let bytes = memory.bytes();
+    let at = mounted.home(3001).0 as usize / 8;
+    let below: &[u8] = &bytes[at * BLOCK_BYTES..][..BLOCK_BYTES];
+    let replayed = common::replayed(&bytes).0;
+    let found = replayed.get(&(at as u64)).map_or(below, |block| &block[..]);
+    assert!(found == block(2), "what was committed is neither home nor in the journal");
+}
+
 /// A pause leaves the log on the disk. The guest's tail passes it, and its next transaction is still to come when the power is cut.
 #[test]
 fn no_recovery_begins_before_a_tail_that_moved_after_a_pause() {

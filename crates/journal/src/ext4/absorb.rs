@@ -7,6 +7,7 @@ use super::passed::{needed, passes_flying};
 use super::retained::{Retained, Stop};
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
+use crate::versions::arena::Mark;
 use crate::versions::{Reader, Track, Versions};
 
 /// A write of a part of one journal block.
@@ -112,6 +113,9 @@ impl Retained {
             }
             return Ok(!versions.way.is_free());
         }
+        if self.waits_for.take_if(|track| !versions.in_flight.holds(*track)).is_some() {
+            versions.arena.set_mark(self.log.id, self.log.head.1, None);
+        }
         let nothing_flies = !self.suspended && versions.in_flight.is_empty();
         if dropped || (versions.way.is_free() && (nothing_flies || !versions.applies())) {
             return Ok(false);
@@ -126,10 +130,14 @@ impl Retained {
         if (!commit_seen && !is_next) || versions.mistake.is(Mutation::CommitOverFlight) {
             return Ok(false);
         }
-        if self.suspended || self.waits_for.is_some_and(|track| versions.in_flight.holds(track)) {
+        if self.suspended || self.waits_for.is_some() {
             return Ok(true);
         }
         self.waits_for = self.written_over(versions, piece.at, &content.block());
+        if self.waits_for.is_some() {
+            // For the next daemon, which both may come to again, in the other order: see `Retained::commit`.
+            versions.arena.set_mark(self.log.id, self.log.head.1, Some(Mark::Overwritten));
+        }
         Ok(self.waits_for.is_some())
     }
 
