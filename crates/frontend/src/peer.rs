@@ -1,4 +1,4 @@
-//! Whether a connection's other end still lives: asked once, at an orderly end.
+//! Whether a connection's other end still lives: asked at an orderly end, and when somebody else wants its place.
 //!
 //! ```text
 //! hung up? ──yes──► gone
@@ -45,6 +45,11 @@ pub(crate) fn lives(socket: &UnixStream, patience: Duration) -> bool {
         Process::Dying => !hung_up(socket, patience),
         Process::Unknown => !hung_up(socket, UNKNOWN_WAIT.min(patience)),
     }
+}
+
+/// Whether the process that connected is bound to end, or has ended, whoever else holds the connection.
+pub(crate) fn is_dying(socket: &UnixStream) -> bool {
+    process(socket) == Process::Dying
 }
 
 /// Whether the other end is closed, or is closed while we wait.

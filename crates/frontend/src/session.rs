@@ -22,6 +22,7 @@ use crate::device::Device;
 use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
 use crate::notify::poll_readable;
+use crate::peer;
 use crate::seldom::Seldom;
 use crate::wire::{self, Frame, Reader, Received};
 
@@ -65,6 +66,9 @@ impl Applied {
 /// How long connections are left waiting where one could not be accepted: out of descriptors, mostly.
 pub(crate) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// How long a VMM's successor waits for one that is dying. It holds its connection until its memory was taken down.
+const DEATH_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Serves one connection to its end. `kept` is what a dead daemon left, for a takeover.
 pub(crate) struct Session<'a> {
     pub device: &'a Arc<Mutex<Device>>,
@@ -80,6 +84,8 @@ pub(crate) struct Session<'a> {
     held: BTreeSet<String>,
     turned_away: Seldom,
     deaf: Seldom,
+    /// Since when somebody waits for a peer that is dying.
+    awaited: Option<Instant>,
 }
 
 impl<'a> Session<'a> {
@@ -96,8 +102,20 @@ impl<'a> Session<'a> {
             let device = device.lock().unwrap_or_else(PoisonError::into_inner);
             (device.name().to_owned(), device.keep().cloned())
         };
-        let (held, turned_away, deaf) = (BTreeSet::new(), Seldom::default(), Seldom::default());
-        Ok(Self { device, socket, listener, stop, decoder, near, name, keep, held, turned_away, deaf })
+        Ok(Self {
+            device,
+            socket,
+            listener,
+            stop,
+            decoder,
+            near,
+            name,
+            keep,
+            held: BTreeSet::new(),
+            turned_away: Seldom::default(),
+            deaf: Seldom::default(),
+            awaited: None,
+        })
     }
 
     /// A new connection, to a guest that is shown this.
@@ -214,8 +232,14 @@ impl<'a> Session<'a> {
         Ok(poll_readable([Some(self.socket.as_fd())], Some(Duration::ZERO))? == [true])
     }
 
-    /// One guest at a time: another connection is closed at once. `false` where it cannot be accepted, and waits.
+    /// One guest at a time: another connection is closed at once. `false` where it waits, because it cannot be accepted, or this one's
+    /// end is near.
     fn turn_away(&mut self) -> bool {
+        if peer::is_dying(self.socket)
+            && self.awaited.get_or_insert_with(Instant::now).elapsed() < DEATH_PATIENCE
+        {
+            return false;
+        }
         match self.listener.map(UnixListener::accept) {
             Some(Ok(_)) => {
                 if let Some(times) = self.turned_away.note(Instant::now()) {
