@@ -101,8 +101,8 @@ impl SimWorld {
         self.state().cached[index].to_vec()
     }
 
-    /// The process dies in the operation after `ops` more: that one and all later ones answer an error; a write is
-    /// done up to a page boundary within it (the kernel stops copying there when a process is killed).
+    /// The process dies in its `ops`-th operation from now, and is dead at once where that is 0: that one and all later ones
+    /// answer an error; a write is done up to a page boundary within it (the kernel stops copying there when a process is killed).
     pub fn halt_after(&self, ops: usize) {
         self.state().budget = Some(ops);
     }
