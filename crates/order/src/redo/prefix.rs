@@ -527,7 +527,8 @@ mod tests {
                     }
                 }
             }
-            prop_assert_eq!(storage.read(log()).expect("whole").sequence, process.sequence);
+            let found = storage.read(log()).expect("whole");
+            prop_assert_eq!((found.sequence, found.durable_sequence), (process.sequence, process.durable));
             // Of what was durable nothing may be missing, and the last record proves it.
             if let Some(at) = durable_at.get(durable_at.len() / 2) {
                 storage.0.remove(at);
