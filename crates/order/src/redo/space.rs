@@ -187,7 +187,7 @@ impl Space {
             count = (self.records.iter().take_while(|r| r.more).count() + 1).min(self.records.len());
         }
         // Where nothing durable is left behind, the sealed rest of the page goes, too.
-        let tail = self.records.get(count).map_or(bound, |next| next.position.min(bound));
+        let tail = self.records.get(count).map_or(bound, |next| next.position);
         (self.records.iter().take(count).copied().collect(), tail)
     }
 
