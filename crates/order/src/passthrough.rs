@@ -303,3 +303,184 @@ impl Lane for PassThroughLane {
         self.lower.wait(&fds, timeout)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use afterimage_block::{Buffers, Request, Sector};
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::clock::VirtualClock;
+
+    /// A disk that answers when it is told to.
+    #[derive(Default)]
+    struct Below {
+        taken: Vec<Admitted>,
+        undispatched: usize,
+        answered: Vec<Completion>,
+    }
+
+    struct BelowLane(Arc<Mutex<Below>>);
+
+    impl Lane for BelowLane {
+        fn geometry(&self) -> Geometry {
+            Geometry {
+                sectors: 8,
+                logical_block_bytes: 512,
+                physical_block_bytes: 512,
+                discard_granularity_bytes: 512,
+                read_only: false,
+            }
+        }
+
+        fn refuse(&mut self, _refusal: Completion) {
+            unreachable!("nobody asks for what is not there");
+        }
+
+        fn take(&mut self, request: Admitted) {
+            let mut below = self.0.lock().unwrap();
+            below.undispatched += 1;
+            below.taken.push(request);
+        }
+
+        fn dispatch(&mut self) {
+            self.0.lock().unwrap().undispatched = 0;
+        }
+
+        fn reap(&mut self, completions: &mut Vec<Completion>) {
+            completions.append(&mut self.0.lock().unwrap().answered);
+        }
+
+        fn in_flight(&self) -> usize {
+            unreachable!("the layer above counts for itself");
+        }
+
+        fn wait(&mut self, _also: &[BorrowedFd<'_>], _timeout: Option<Duration>) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What was asked for and is not answered.
+    #[derive(Clone, Copy, Debug)]
+    enum Asked {
+        Write,
+        /// What it covers, and when it came.
+        Flush(SequenceNumber, Duration),
+        /// It completes by itself.
+        Relaxed,
+    }
+
+    fn play(seed: u64, relaxed: bool, only_disk: bool) {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let clock = Arc::new(VirtualClock::default());
+        let shared = Shared::new(relaxed, Arc::clone(&clock) as Arc<dyn Clock>);
+        let (board, health) = (Arc::clone(&shared.board), Health::default());
+        let below = Arc::new(Mutex::new(Below::default()));
+        let signal = board.signals.register().unwrap();
+        let mut lane = PassThroughLane {
+            lower: Box::new(BelowLane(Arc::clone(&below))),
+            failure: Failure::new(&health, &board),
+            shared: Arc::clone(&shared),
+            signal: Arc::clone(&signal),
+            only_disk,
+            slots: Slab::new(),
+            held: VecDeque::new(),
+            done: Vec::new(),
+            below: Vec::new(),
+        };
+        let mut asked: BTreeMap<u64, Asked> = BTreeMap::new();
+        let (mut completed, mut durable) = (SequenceNumber(0), SequenceNumber(0));
+        // When flushes were acknowledged that no sync covers.
+        let mut open: Vec<Duration> = Vec::new();
+        let (mut paused, mut closed, mut failed, mut held_back) = (false, false, false, 0);
+        for step in 0..300 {
+            clock.advance(Duration::from_millis(1));
+            let mut ask = |lane: &mut PassThroughLane, operation, as_what| {
+                let (token, sectors) = (Token(step), u64::from(matches!(operation, Operation::Write { .. })));
+                let buffers = Buffers::allocate(sectors as usize * 512);
+                lane.submit(Request { token, operation, sector: Sector(0), sectors, buffers });
+                lane.dispatch();
+                asked.insert(step, as_what);
+            };
+            match rng.random_range(0..16) {
+                0..5 => {
+                    ask(&mut lane, Operation::Write { flushed: rng.random() }, Asked::Write);
+                    held_back += usize::from(paused && !closed);
+                }
+                5 => {
+                    let kind = if rng.random() { FlushKind::Order } else { FlushKind::Durable };
+                    let by_itself = relaxed && kind == FlushKind::Order;
+                    let covers = Asked::Flush(completed, clock.now());
+                    ask(&mut lane, Operation::Flush(kind), if by_itself { Asked::Relaxed } else { covers });
+                    open.extend((by_itself && !failed).then(|| clock.now()));
+                }
+                6..13 => {
+                    let mut below = below.lock().unwrap();
+                    if !below.taken.is_empty() {
+                        let n = rng.random_range(0..below.taken.len());
+                        let request = below.taken.swap_remove(n);
+                        let is_relaxed = matches!(request.operation, Operation::Write { flushed: true });
+                        assert!(!(relaxed && is_relaxed), "nothing is synced for a write");
+                        let fails = failed || rng.random_ratio(1, 50);
+                        let result = if fails { Err(BlockError::ReadOnly) } else { Ok(()) };
+                        below.answered.push(Completion { token: request.token, result });
+                    }
+                }
+                13 if paused => {
+                    board.let_go();
+                    (paused, held_back) = (false, 0);
+                }
+                13 => {
+                    board.pause();
+                    paused = true;
+                }
+                14 if rng.random_ratio(1, 20) => {
+                    board.close();
+                    (closed, held_back) = (true, 0);
+                }
+                15 if rng.random_ratio(1, 20) => {
+                    failed = true;
+                    health.fail("it broke");
+                }
+                _ => {}
+            }
+            let mut completions = Vec::new();
+            lane.reap(&mut completions);
+            for Completion { token, result } in completions {
+                match asked.remove(&token.0).expect("asked for, and answered once") {
+                    Asked::Write => completed.0 += u64::from(result.is_ok()),
+                    Asked::Flush(covers, begun) if result.is_ok() && only_disk => {
+                        durable = durable.max(covers);
+                        open.retain(|acknowledged| *acknowledged > begun);
+                    }
+                    Asked::Flush(..) => {}
+                    Asked::Relaxed => assert_eq!(result.is_ok(), !failed, "seed {seed}, step {step}"),
+                }
+            }
+            let below = below.lock().unwrap();
+            let writes = below.taken.iter().filter(|request| request.operation.is_write()).count();
+            let held = asked.values().filter(|asked| matches!(asked, Asked::Write)).count() - writes;
+            assert_eq!(held, held_back, "seed {seed}, step {step}");
+            assert_eq!(lane.in_flight(), asked.len(), "seed {seed}, step {step}");
+            assert_eq!(signal.writes_in_flight.load(Ordering::SeqCst), writes, "seed {seed}, step {step}");
+            assert_eq!(signal.parked.load(Ordering::SeqCst), held > 0, "seed {seed}, step {step}");
+            assert_eq!(below.undispatched, 0, "seed {seed}, step {step}");
+            let sequence = &board.sequence;
+            assert_eq!((sequence.acknowledged.get(), sequence.durable.get()), (completed, durable));
+            let age = shared.ages().0;
+            assert_eq!(age.is_some(), !open.is_empty(), "seed {seed}, step {step}");
+            assert!(age >= open.first().map(|oldest| clock.now() - *oldest), "seed {seed}, step {step}");
+        }
+    }
+
+    /// Whatever a disk answers, and when: what completed is counted, a flush covers that and no more, and a pause holds back what comes.
+    #[test]
+    fn counts_what_has_completed_and_says_what_a_flush_covers() {
+        for seed in 0..100 {
+            play(seed, seed % 2 == 0, seed % 3 > 0);
+        }
+    }
+}
