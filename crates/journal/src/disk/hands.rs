@@ -210,10 +210,47 @@ mod tests {
             assert!(lending.is_asked_back());
             // The guest that stays may lend again meanwhile, and nobody waits for that.
             let next = hands.lend(hands.guest(), Box::new(|| ())).unwrap();
+            std::thread::sleep(2 * LOOKS_AGAIN);
             given.store(true, Ordering::SeqCst);
             drop(lending);
             stopping.join().unwrap();
             drop(next);
         }
+    }
+
+    #[test]
+    fn a_look_is_waited_for_until_it_is_over() {
+        let hands = Arc::new(Hands::default());
+        hands.take_published(|| false);
+        let (asked, waits) = std::sync::mpsc::channel();
+        let lending = hands.lend(hands.guest(), Box::new(move || asked.send(()).unwrap())).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let taken = || {
+            over.store(false, Ordering::SeqCst);
+            let (told, hands) = (Arc::clone(&over), Arc::clone(&hands));
+            std::thread::spawn(move || {
+                hands.take_published(|| false);
+                assert!(told.load(Ordering::SeqCst), "nobody had looked");
+            })
+        };
+        assert_eq!(lending.look(), None, "nobody waits");
+        for look in 1..4 {
+            let taken = taken();
+            waits.recv().unwrap();
+            assert_eq!((lending.look(), lending.is_asked_back()), (Some(look), false));
+            // The one before is over, which is not enough.
+            lending.looked(look - 1);
+            std::thread::sleep(2 * LOOKS_AGAIN);
+            over.store(true, Ordering::SeqCst);
+            lending.looked(look);
+            taken.join().unwrap();
+            assert_eq!(lending.look(), None);
+        }
+        hands.take_published(|| true);
+        let taken = taken();
+        (0..2).for_each(|_| waits.recv().unwrap());
+        over.store(true, Ordering::SeqCst);
+        drop(lending);
+        taken.join().unwrap();
     }
 }
