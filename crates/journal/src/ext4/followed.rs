@@ -512,6 +512,12 @@ pub(super) mod tests {
                     continue;
                 }
                 let anew = parse(&mut whole, &log.geometry, log.head.1, log.head.0);
+                // It can be told before the block is kept.
+                let with = log.walk_with(at).is_some_and(|walk| {
+                    let walked = walk.and_then(|walk| walk.go_on(&mut whole, &log.geometry));
+                    matches!(walked, Ok(Walked::Complete(_)))
+                });
+                prop_assert_eq!(with, matches!(anew, Ok(Parsed::Complete(_))));
                 let wrote = log.wrote(at);
                 match (anew, if wrote { log.read_next(&mut whole) } else { Ok(None) }) {
                     (Ok(Parsed::Complete(anew)), Ok(Some(found))) => {
