@@ -291,7 +291,6 @@ impl Log {
     pub(super) fn served(&self, mistake: Mistake) -> JournalSuperblock {
         match self.superblock.start() {
             _ if mistake.is(Mutation::ServeGuestsTail) => self.superblock.clone(),
-            Some(start) if (self.superblock.sequence(), start) == self.tail => self.superblock.clone(),
             Some(_) if self.superblock.sequence().is_after(self.tail.0) => self.superblock.clone(),
             _ => self.superblock.with_tail(self.tail.0, Some(self.tail.1)),
         }
