@@ -205,6 +205,8 @@ impl FileSystems {
 
     /// A whole block of a journal that is not absorbed any more goes to its own place on the disk.
     fn through(&mut self, sector: Sector, block: &Block, look_again: bool, parts: &mut Vec<Part>) {
+        // One that was left may have had it where another file system has its blocks now.
+        self.versions.overwrite(sector, 8);
         let track = self.volumes.track(&mut self.versions, sector, 8, Carried::default(), look_again);
         parts.push(Part::Below { sector, sectors: 8, copy: Some(Buffers::from_bytes(block)), track });
     }
