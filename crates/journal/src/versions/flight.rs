@@ -83,8 +83,8 @@ impl Versions {
         for (client, home) in others {
             self.set_state(client, home, VersionState::Overwritten);
         }
-        let all_home = sectors % BLOCK_SECTORS == 0 && home_blocks * BLOCK_SECTORS == sectors;
-        Ok(Carried { matches, is_home: all_home && !self.in_flight.any(sector, sectors) })
+        // Rooms do not overlap, and where something else is on its way nothing matches.
+        Ok(Carried { matches, is_home: home_blocks * BLOCK_SECTORS == sectors })
     }
 
     /// A write of what is home already is not handed down.
@@ -137,16 +137,11 @@ impl Versions {
     /// It has ended well: the versions that it carried are home, unless something came between. Whose they were.
     pub fn arrived(&mut self, flying: &Flying) -> Vec<VolumeId> {
         for matched in &flying.matches {
-            let Some(room) = self.rooms.get(&matched.volume) else { continue };
             let current = self.area.read().version(matched.volume, matched.home);
-            if current.is_none_or(|c| c.generation != matched.generation) {
-                continue;
+            // Whatever else was sent there meanwhile has changed the generation.
+            if current.is_some_and(|c| c.generation == matched.generation) {
+                self.set_state(matched.volume, matched.home, VersionState::Home);
             }
-            let state = match self.in_flight.any(matched.home.sector(room.start), BLOCK_SECTORS) {
-                true => VersionState::Overwritten,
-                false => VersionState::Home,
-            };
-            self.set_state(matched.volume, matched.home, state);
         }
         let mut clients: Vec<VolumeId> = flying.matches.iter().map(|m| m.volume).collect();
         clients.dedup();

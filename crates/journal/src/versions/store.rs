@@ -161,12 +161,11 @@ impl Versions {
             let mark = self.arena.mark(client, tuple.at);
             if flies || unknown || mark == Some(Mark::Overwritten) {
                 self.set_state(client, tuple.home, VersionState::Overwritten);
-                self.arena.set_mark(client, tuple.at, Some(Mark::Overwritten));
                 let version = self.area.read().version(client, tuple.home);
                 if let Some(version) = version.filter(|_| flies) {
                     self.in_flight.outdated(sector, client, tuple.home, version.generation);
                 }
-            } else if again && mark == Some(Mark::Home) {
+            } else if mark == Some(Mark::Home) {
                 self.set_state(client, tuple.home, VersionState::Home);
             }
         }
