@@ -17,11 +17,6 @@ impl Blocking {
         Self { lane, next_token: 0, completions: Vec::new() }
     }
 
-    /// Gives the lane back.
-    pub fn into_lane(self) -> Box<dyn Lane> {
-        self.lane
-    }
-
     /// Fills `buf`, whose length is a multiple of 512, from `sector` on.
     ///
     /// # Errors

@@ -86,11 +86,6 @@ impl Buffers {
         &self.segments
     }
 
-    /// Whether every segment's address and length is a multiple of `alignment` (a power of two).
-    pub fn is_aligned(&self, alignment: usize) -> bool {
-        self.segments.iter().all(|s| (s.iov_base as usize | s.iov_len) & (alignment - 1) == 0)
-    }
-
     /// The part of the memory from `offset` for `len` bytes, sharing the owner.
     ///
     /// # Panics

@@ -7,13 +7,6 @@ pub const SECTOR_BYTES: u64 = 512;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sector(pub u64);
 
-impl Sector {
-    /// The byte offset of this sector, or `None` where it does not fit in 64 bits.
-    pub fn byte_offset(self) -> Option<u64> {
-        self.0.checked_mul(SECTOR_BYTES)
-    }
-}
-
 /// The place of a write, discard or write-zeroes in the history of its consistency group.
 ///
 /// Numbers start at 1 and never repeat; 0 means "nothing yet". A crash under an ordering contract leaves

@@ -69,21 +69,6 @@ impl Sparse {
         None
     }
 
-    /// Replaces a page; `None`: zeroes.
-    ///
-    /// # Panics
-    /// Where there is no such page.
-    pub fn set_page(&mut self, index: u64, page: Option<Arc<Page>>) {
-        let (chunk, within) = split(index);
-        let slot = &mut self.chunks[chunk];
-        match (slot.is_some(), page) {
-            (false, None) => {}
-            (_, page) => {
-                Arc::make_mut(slot.get_or_insert_with(|| Arc::new(vec![None; CHUNK_PAGES])))[within] = page;
-            }
-        }
-    }
-
     /// Fills `buf` from `offset`.
     ///
     /// # Panics
