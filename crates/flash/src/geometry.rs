@@ -84,12 +84,6 @@ impl Geometry {
     pub fn ppn(&self, block: Block, page: u32) -> Ppn {
         Ppn(block.0 * self.pages_per_block + page)
     }
-
-    /// The block a page is in.
-    #[inline]
-    pub fn block_of(&self, ppn: Ppn) -> Block {
-        Block(ppn.0 / self.pages_per_block)
-    }
 }
 
 impl fmt::Display for Geometry {

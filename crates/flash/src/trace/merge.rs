@@ -156,11 +156,6 @@ impl Merged {
     pub fn formats(&self) -> Vec<Format> {
         self.parts.iter().map(|p| p.reader.format()).collect()
     }
-
-    /// Bytes taken from the files so far.
-    pub fn bytes_read(&self) -> u64 {
-        self.parts.iter().map(|p| p.reader.bytes_read()).sum()
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,6 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -123,19 +121,7 @@ pub struct Reader {
     parser: Parser,
     strict: bool,
     tally: Tally,
-    compressed: Arc<AtomicU64>,
     done: bool,
-}
-
-/// Counts the bytes taken from the file itself, for progress.
-struct Counted<R>(R, Arc<AtomicU64>);
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.0.read(buffer)?;
-        self.1.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(bytes)
-    }
 }
 
 /// Opens a trace: compression and format are found out from its beginning.
@@ -156,10 +142,8 @@ impl Reader {
     ///
     /// # Errors
     /// As [`open`].
-    pub fn new(file: &Path, raw: Box<dyn Read + Send>, options: &Options) -> Result<Self, TraceError> {
+    pub fn new(file: &Path, mut raw: Box<dyn Read + Send>, options: &Options) -> Result<Self, TraceError> {
         let io = |source| TraceError::Io { file: file.to_owned(), source };
-        let compressed = Arc::new(AtomicU64::new(0));
-        let mut raw = Counted(raw, Arc::clone(&compressed));
         let mut magic = [0_u8; 4];
         let mut have = 0;
         while have < magic.len() {
@@ -206,7 +190,6 @@ impl Reader {
             parser,
             strict: options.strict,
             tally: Tally::default(),
-            compressed,
             done: false,
         })
     }
@@ -226,11 +209,6 @@ impl Reader {
         self.parser.first_absolute_ns()
     }
 
-    /// Address spaces met so far.
-    pub fn devices(&self) -> u32 {
-        self.parser.devices()
-    }
-
     /// Requests that the capture has said so far to be missing.
     pub fn dropped(&self) -> u64 {
         self.tally.dropped
@@ -239,11 +217,6 @@ impl Reader {
     /// What was read so far.
     pub fn tally(&self) -> &Tally {
         &self.tally
-    }
-
-    /// Bytes taken from the file so far, compressed as they are.
-    pub fn bytes_read(&self) -> u64 {
-        self.compressed.load(Ordering::Relaxed)
     }
 
     /// The next request; `None` at the end of a trace that had at least one.
