@@ -220,13 +220,6 @@ impl JournalSuperblock {
         self.raw().s_maxlen.get()
     }
 
-    /// `s_head`: where a kernel that goes on at the old head (6.3 and later, `JBD2_CYCLE_RECORD`) lets the next
-    /// transaction begin after a clean unmount. Meaningful only in an empty log, and not range-checked: such a kernel
-    /// falls back to [`JournalSuperblock::first`] where it does not like the value.
-    pub fn head(&self) -> AreaBlock {
-        AreaBlock(self.raw().s_head.get())
-    }
-
     /// `s_uuid`: in an internal journal the file system's UUID when the journal was made.
     pub fn uuid(&self) -> [u8; 16] {
         self.raw().s_uuid
