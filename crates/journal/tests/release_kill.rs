@@ -14,7 +14,7 @@ use common::{at_commit, recovered, wait_for_home, Served};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-// As `crates/journal/src/arena/map.rs` lays an arena out.
+// As `crates/journal/src/versions/arena/map.rs` lays an arena out.
 const PAGE: usize = 4096;
 const HEAD: usize = 5 * PAGE;
 const GROUP: usize = 129 * PAGE;

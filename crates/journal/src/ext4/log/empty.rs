@@ -1,4 +1,4 @@
-//! Transactions without effect that take up room: see `retain/released.rs`.
+//! Transactions without effect that take up room: see [`crate::ext4::released`].
 
 use super::block::{COMMIT, COMMIT_CHECKSUM, COMMIT_SEC, MAGIC, REVOKE, REVOKE_HEADER, TAIL};
 use super::checksum::{crc32c, uuid_seed};
