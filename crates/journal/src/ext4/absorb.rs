@@ -2,13 +2,13 @@
 
 use afterimage_block::{BlockError, Buffers};
 
-use super::log::{self, AreaView, Walk, Walked};
+use super::log::{self, Walk, Walked};
 use super::passed::{needed, passes_flying};
-use super::retained::{Retained, Stop};
+use super::retained::{Following, Retained, Stop};
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
 use crate::versions::arena::Mark;
-use crate::versions::{Reader, Track, Versions};
+use crate::versions::{Track, Versions};
 
 /// A write of a part of one journal block.
 pub(super) struct Piece {
@@ -25,7 +25,7 @@ pub(super) enum Content<'a> {
 }
 
 impl Content<'_> {
-    /// Puts it there. Says its checksum where it is `signed`: see [`AreaView::sum`].
+    /// Puts it there. Says its checksum where it is `signed`: see [`log::AreaView::sum`].
     pub(super) fn store(&self, block: &mut Block, signed: bool) -> Option<u32> {
         self.fill(block);
         signed.then(|| log::sum(block))
@@ -215,40 +215,5 @@ impl Retained {
             self.follow(versions)?;
         }
         self.judge_commit(versions)
-    }
-}
-
-/// The log of an absorbed journal.
-pub(super) struct Following<'a, 'b> {
-    pub(super) reader: &'a mut Reader<'b>,
-    /// One block more.
-    pub(super) with: Option<(AreaBlock, &'a Block)>,
-    /// All that was written since it began is in the arena.
-    pub(super) whole: bool,
-}
-
-impl<'a> Following<'a, '_> {
-    fn more(&self, at: AreaBlock) -> Option<&'a Block> {
-        self.with.filter(|(with, _)| *with == at).map(|(_, block)| block)
-    }
-}
-
-impl AreaView for Following<'_, '_> {
-    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
-        match self.more(at) {
-            Some(block) => Ok(block),
-            None => self.reader.get(at, scratch),
-        }
-    }
-
-    fn sum(&self, at: AreaBlock) -> Option<u32> {
-        match self.more(at) {
-            Some(_) => None,
-            None => self.reader.note(at),
-        }
-    }
-
-    fn lacks(&self, at: AreaBlock) -> bool {
-        self.whole && self.more(at).is_none() && !self.reader.holds(at)
     }
 }

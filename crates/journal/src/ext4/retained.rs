@@ -5,18 +5,17 @@ use std::sync::Arc;
 
 use afterimage_block::BlockError;
 
-use super::absorb::Following;
 use super::followed::{list_bytes, versions_of, Log, Position};
 use super::layout::superblock::JournalSuperblock;
 use super::layout::Layout;
-use super::log::Transaction;
+use super::log::{AreaView, Transaction};
 use super::place::Place;
 use super::side;
 use crate::error::JournalError;
-use crate::ids::{FsBlock, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
 use crate::versions::arena::Mark;
-use crate::versions::{SetError, Track, Tuple, Version, Versions};
+use crate::versions::{Reader, SetError, Track, Tuple, Version, Versions};
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content.
 const VERSIONS_MAX: usize = 1 << 18;
@@ -285,5 +284,40 @@ impl Retained {
         self.go_home(versions, Some(tuples))?;
         self.log.release_for_room(versions, tid);
         Ok(())
+    }
+}
+
+/// The log of an absorbed journal.
+pub(super) struct Following<'a, 'b> {
+    pub(super) reader: &'a mut Reader<'b>,
+    /// One block more.
+    pub(super) with: Option<(AreaBlock, &'a Block)>,
+    /// All that was written since it began is in the arena.
+    pub(super) whole: bool,
+}
+
+impl<'a> Following<'a, '_> {
+    fn more(&self, at: AreaBlock) -> Option<&'a Block> {
+        self.with.filter(|(with, _)| *with == at).map(|(_, block)| block)
+    }
+}
+
+impl AreaView for Following<'_, '_> {
+    fn block<'a>(&'a mut self, at: AreaBlock, scratch: &'a mut Block) -> Result<&'a Block, BlockError> {
+        match self.more(at) {
+            Some(block) => Ok(block),
+            None => self.reader.get(at, scratch),
+        }
+    }
+
+    fn sum(&self, at: AreaBlock) -> Option<u32> {
+        match self.more(at) {
+            Some(_) => None,
+            None => self.reader.note(at),
+        }
+    }
+
+    fn lacks(&self, at: AreaBlock) -> bool {
+        self.whole && self.more(at).is_none() && !self.reader.holds(at)
     }
 }

@@ -6,15 +6,12 @@
 //! from 3 << 30   where transactions began, 1024 a page, by id: [block, 4 bytes of the machine's own order]; ff for an unknown one
 //! ```
 
-use super::layout::{AreaExtent, Layout};
+use super::layout::{AreaExtent, Layout, JOURNAL_BLOCKS_MAX};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
 use crate::versions::arena::{Arena, VolumeId};
 
-/// Blocks of a journal that can be retained.
-pub(super) const JOURNAL_BLOCKS_MAX: u32 = EXTENTS_AT;
-
-const EXTENTS_AT: u32 = 1 << 31;
+const EXTENTS_AT: u32 = JOURNAL_BLOCKS_MAX;
 const EXTENT_BYTES: usize = 12;
 /// Extents of a page.
 const EXTENTS: usize = BLOCK_BYTES / EXTENT_BYTES;

@@ -325,7 +325,7 @@ pub(crate) fn stray(image: &Path, arena_folder: &Path) -> Result<Option<String>,
     let sectors = medium.len() / SECTOR_BYTES;
     let Some(arena) = ext4::awaited(&mut { medium }, sectors)? else { return Ok(None) };
     // What a redo log holds may say something else, and it is durable.
-    if crate::offline::is_behind_its_log(image) {
+    if is_behind_its_log(image) {
         return Ok(None);
     }
     let arena = crate::versions::arena::place(arena_folder, Uuid::from_bytes(arena));
@@ -333,6 +333,13 @@ pub(crate) fn stray(image: &Path, arena_folder: &Path) -> Result<Option<String>,
         true => format!("it is retained in {}", arena.display()),
         false => format!("it was retained in an arena that is not in {}", arena_folder.display()),
     }))
+}
+
+/// Whether a redo log holds requests that are not home: until they are, the image does not show what a daemon would see, and
+/// whether somebody else changed it cannot be said.
+pub(crate) fn is_behind_its_log(image: &Path) -> bool {
+    afterimage_order::offline::inspect(image)
+        .is_ok_and(|report| report.log.is_some_and(|log| log.records > 0))
 }
 
 /// Whether the arena that a state names is there; why not.

@@ -27,7 +27,7 @@ use rustix::fs::{flock, memfd_create, seek, FlockOperation, MemfdFlags, SeekFrom
 
 use crate::error::JournalError;
 use crate::ext4::{self, FileSystems, Options};
-use crate::group::{arena_of, judge, stray, Earlier, JournalOptions, RetainError};
+use crate::group::{arena_of, is_behind_its_log, judge, stray, Earlier, JournalOptions, RetainError};
 use crate::mutation::Mistake;
 use crate::state_file::{self, State, StateError};
 use crate::status::DiskStatus;
@@ -91,13 +91,6 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
         Err(Problem::Foreign(why)) => Some(why.to_string()),
     };
     Ok(Some(report))
-}
-
-/// Whether a redo log holds requests that are not home: until they are, the image does not show what a daemon would see, and
-/// whether somebody else changed it cannot be said.
-pub(crate) fn is_behind_its_log(image: &Path) -> bool {
-    afterimage_order::offline::inspect(image)
-        .is_ok_and(|report| report.log.is_some_and(|log| log.records > 0))
 }
 
 /// What [`look`] found.

@@ -38,6 +38,9 @@ mod partition;
 pub mod superblock;
 mod volume;
 
+/// Blocks of a journal that can be retained: the arena keeps pages of its own behind them ([`super::side`]).
+pub(super) const JOURNAL_BLOCKS_MAX: u32 = 1 << 31;
+
 /// Something that sectors can be read from.
 pub trait Source {
     /// Fills `buf`, whose length is a multiple of 512, from `sector` on. Nothing outside the disk is ever asked for.

@@ -7,9 +7,8 @@ use super::extents::{self, Limits};
 use super::group::Group;
 use super::inode::Inode;
 use super::superblock::JournalSuperblock;
-use super::{foreign, Found, Layout, Source};
+use super::{foreign, Found, Layout, Source, JOURNAL_BLOCKS_MAX};
 use crate::error::JournalError;
-use crate::ext4::side::JOURNAL_BLOCKS_MAX;
 use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 
 /// How much of a volume's beginning is looked at: up to the superblock of btrfs at 64 KiB.
