@@ -30,7 +30,7 @@ use std::time::Duration;
 
 pub use cli::{run_cli, RunOptions, VmmChoice};
 pub use kernel::fetch_kernel;
-pub use probe::{kvm_boots, Accelerator};
+pub use probe::kvm_boots;
 pub use qmp::Qmp;
 
 use afterimage_protocol::report::Agent;
@@ -62,9 +62,7 @@ pub struct GuestBuilder {
     pub(crate) modules: Vec<String>,
     pub(crate) limit: Duration,
     pub(crate) reconnect_s: Option<u32>,
-    pub(crate) write_back: bool,
     pub(crate) environment: Vec<(String, String)>,
-    pub(crate) accelerator: Option<Accelerator>,
     pub(crate) kernel: Option<PathBuf>,
 }
 
@@ -119,23 +117,9 @@ impl GuestBuilder {
         self
     }
 
-    /// Makes the guest treat every disk's cache as volatile before the script runs. Peers whose export shows a
-    /// write-through cache (qemu-storage-daemon's does) are never sent a flush otherwise, and a comparison
-    /// with them would be worth nothing. On by default: it changes nothing where the cache already is.
-    pub fn write_back(mut self, yes: bool) -> Self {
-        self.write_back = yes;
-        self
-    }
-
     /// Sets a variable in the script's environment.
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Forces QEMU's accelerator instead of asking the probe.
-    pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
-        self.accelerator = Some(accelerator);
         self
     }
 
@@ -219,9 +203,7 @@ impl Guest {
             modules: Vec::new(),
             limit: Duration::from_secs(120),
             reconnect_s: None,
-            write_back: true,
             environment: Vec::new(),
-            accelerator: None,
             kernel: None,
         }
     }

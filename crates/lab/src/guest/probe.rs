@@ -11,15 +11,6 @@ use crate::error::Result;
 use crate::locate;
 use crate::process::{Group, Workdir};
 
-/// What runs a QEMU guest's instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accelerator {
-    /// The host's KVM.
-    Kvm,
-    /// QEMU's translator: slow, and everywhere.
-    Tcg,
-}
-
 /// A boot takes 3 s under TCG; a KVM that can not beat this is of no use.
 const PROBE_LIMIT: Duration = Duration::from_secs(6);
 

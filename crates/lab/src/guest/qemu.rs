@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::{initramfs, kernel, probe, Accelerator, GuestBuilder};
+use super::{initramfs, kernel, probe, GuestBuilder};
 use crate::error::{Context, Result};
 use crate::locate;
 use crate::process::Group;
@@ -20,20 +20,14 @@ pub(super) fn start(
     let kernel = kernel::fetch_kernel()?;
     let archive = folder.join("initramfs");
     initramfs::write(&kernel, &builder.modules, &archive)?;
-    let accelerator = builder.accelerator.unwrap_or_else(|| {
-        if probe::kvm_boots() {
-            Accelerator::Kvm
-        } else {
-            Accelerator::Tcg
-        }
-    });
     let memory = builder.memory_mib;
 
     let mut command = Command::new(program);
-    match accelerator {
-        Accelerator::Kvm => command.args(["-accel", "kvm", "-cpu", "host"]),
-        Accelerator::Tcg => command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]),
-    };
+    // QEMU's translator is slow, and everywhere.
+    command.args(match probe::kvm_boots() {
+        true => ["-accel", "kvm", "-cpu", "host"],
+        false => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+    });
     command
         .args(["-M", "q35,memory-backend=mem", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-object")

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::cut::torn_per_mille;
+use super::cut::{serve_after_cut, torn_per_mille};
 use super::workload::{self, FileSystem, IMAGE_BYTES};
 use super::{Case, Evidence};
 use crate::daemon::{self, Daemon, ServeOptions};
@@ -147,9 +147,7 @@ fn run(evidence: &Evidence, vmm: Vmm, seed: u64, tool: bool, records: usize) -> 
     drop((guest, daemon));
     mount.restore()?;
 
-    let daemon = Daemon::serve(&options).map_err(|error| {
-        LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
-    })?;
+    let daemon = serve_after_cut(&options)?;
     let mut guest = workload::guest(Vmm::Uml, &daemon).start(&checking(promised))?;
     let ended = guest.wait();
     evidence.guest(&guest, "second");

@@ -48,6 +48,13 @@ pub(super) fn allowance(contract: &str) -> Allowance {
     }
 }
 
+/// The daemon behind a cut: that it opens the disk is a promise.
+pub(super) fn serve_after_cut(options: &ServeOptions) -> Result<Daemon> {
+    Daemon::serve(options).map_err(|error| {
+        LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
+    })
+}
+
 pub(super) struct Plan<'a> {
     pub vmm: Vmm,
     pub contract: &'a str,
@@ -209,9 +216,7 @@ fn cut_and_verify(
     };
     let ledger = end_with_the_power(evidence, mount, guest, daemon, &done)?;
 
-    let daemon = Daemon::serve(&options).map_err(|error| {
-        LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
-    })?;
+    let daemon = serve_after_cut(&options)?;
     let remains = workload::remains(evidence, &daemon, cut.mount_after, cut.check);
     evidence.daemon(&daemon, "second");
     let told = workload::judge(evidence, &ledger, &remains?, allowance(cut.contract))?;

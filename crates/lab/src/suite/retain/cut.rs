@@ -11,7 +11,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::super::cut::{allowance, cut_in_the_act, end_with_the_power, torn_per_mille, ACKNOWLEDGED_BEFORE};
+use super::super::cut::{
+    allowance, cut_in_the_act, end_with_the_power, serve_after_cut, torn_per_mille, ACKNOWLEDGED_BEFORE,
+};
 use super::super::workload::{self, FileSystem, IMAGE_BYTES};
 use super::rig::{copy, expect_retained};
 use crate::daemon::{self, Daemon, ServeOptions};
@@ -87,13 +89,8 @@ fn cut_and_verify(
     let memory = Workdir::new_in(Path::new("/dev/shm"), "arena")?;
     let more: &[&str] = if contract.starts_with("power-window") { &[] } else { &["--accept-loss"] };
     let options = retain(memory.path(), more);
-    let serve = || {
-        Daemon::serve(&options).map_err(|error| {
-            LabError::Broken(format!("the daemon does not open the disk after the cut: {error}"))
-        })
-    };
     // Nobody attached: what the daemon alone makes of it.
-    serve()?.stop()?;
+    serve_after_cut(&options)?.stop()?;
     let folder = Workdir::new("cut")?;
     let alone = folder.join("alone.raw");
     copy(image, &alone)?;
@@ -103,7 +100,7 @@ fn cut_and_verify(
     }
     judged?;
 
-    let daemon = serve()?;
+    let daemon = serve_after_cut(&options)?;
     let remains = workload::remains(evidence, &daemon, file_system.mount(), file_system.check());
     evidence.daemon(&daemon, "second");
     let told = workload::judge(evidence, &ledger, &remains?, allowance(contract))?;
