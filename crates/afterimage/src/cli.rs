@@ -75,8 +75,15 @@ pub struct Logging {
 }
 
 impl Logging {
+    /// Has another command line log as this one does, as far as its own options do not say how.
+    pub fn pass_on(&self, command: &mut Vec<OsString>) {
+        let options = self.beside(command);
+        let at = command.len().min(1);
+        command.splice(at..at, options);
+    }
+
     /// These options as another command line has to have them, which begins with its subcommand: those that it does not have.
-    pub fn beside(&self, command: &[OsString]) -> Vec<OsString> {
+    fn beside(&self, command: &[OsString]) -> Vec<OsString> {
         let whole = std::iter::once(OsString::from("afterimage")).chain(command.iter().cloned());
         // A mistake in it is its own program's to report.
         let Ok(matches) = Cli::command().try_get_matches_from(whole) else { return Vec::new() };

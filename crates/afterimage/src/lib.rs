@@ -72,7 +72,10 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Arenas(args) => commands::arenas::run(&args),
         Command::Ctl(args) => commands::ctl::run(&args),
-        Command::Keep(args) => commands::keep::run(&args.logging_as(&cli.logging)),
+        Command::Keep(mut args) => {
+            cli.logging.pass_on(&mut args.command);
+            commands::keep::run(&args)
+        }
         Command::Guest(_) | Command::Explore(_) | Command::Flash(_) | Command::Trace(_) => {
             Err(tools::run(&args))
         }

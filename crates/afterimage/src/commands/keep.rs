@@ -25,7 +25,6 @@ use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::cli::Logging;
 use crate::failure::Failure;
 use crate::serve::{descriptors, KEEP_FD_VARIABLE};
 
@@ -62,18 +61,7 @@ pub struct Args {
     restart: bool,
     /// What to run: `serve` and its options
     #[arg(last = true, required = true, value_name = "serve OPTIONS")]
-    command: Vec<OsString>,
-}
-
-impl Args {
-    /// The daemons log as `keep` does, as far as their own options do not say how.
-    #[must_use]
-    pub fn logging_as(mut self, logging: &Logging) -> Self {
-        let options = logging.beside(&self.command);
-        let at = self.command.len().min(1);
-        self.command.splice(at..at, options);
-        self
-    }
+    pub command: Vec<OsString>,
 }
 
 const EXAMPLES: &str = "\

@@ -183,11 +183,11 @@ impl FromStr for DiskSpec {
                 ("read-only" | "readonly", None | Some("on")) => spec.read_only = true,
                 ("read-only" | "readonly", Some("off")) => spec.read_only = false,
                 ("read-only" | "readonly", Some(_)) => return Err(bad("on or off is needed")),
-                ("serial", Some(serial)) => {
+                ("serial", serial) => {
+                    let serial = serial.unwrap_or_default();
                     check_serial(serial).map_err(bad)?;
                     spec.serial = Some(serial.to_owned());
                 }
-                ("serial", None) => return Err(bad("a serial has 1 to 20 printable ASCII characters")),
                 ("direct", Some("on")) => spec.direct = Some(DirectMode::On),
                 ("direct", Some("off")) => spec.direct = Some(DirectMode::Off),
                 ("direct", Some("auto")) => spec.direct = Some(DirectMode::Auto),

@@ -8,7 +8,7 @@ use std::path::Path;
 use afterimage_frontend::{Endpoint, KeepHandle};
 
 use super::disk_spec::SocketSpec;
-use super::kept;
+use super::kept::{self, disk_name, CONTROL_DISK_NAME};
 use super::settings::Settings;
 use super::sockets::{self, SocketFile};
 use crate::failure::Failure;
@@ -20,14 +20,6 @@ pub(super) struct Doors {
     pub control_disk: Option<UnixListener>,
     pub control: Option<(UnixListener, SocketFile)>,
     pub metrics: Option<TcpListener>,
-}
-
-/// The keeper's name for the control disk.
-pub(super) const CONTROL_DISK_NAME: &str = "control-disk";
-
-/// The keeper's name for a disk: its place in the group stays the same across restarts.
-pub(super) fn disk_name(index: usize) -> String {
-    format!("disk{index}")
 }
 
 /// Disks' sockets that were passed in, by the disk's index.

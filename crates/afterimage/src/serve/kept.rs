@@ -6,9 +6,16 @@ use std::path::Path;
 use afterimage_frontend::KeepHandle;
 use serde::{Deserialize, Serialize};
 
-use super::doors::{disk_name, CONTROL_DISK_NAME};
 use super::settings::{file_identity, DiskSettings, Settings};
 use crate::failure::Failure;
+
+/// The keeper's name for the control disk.
+pub(super) const CONTROL_DISK_NAME: &str = "control-disk";
+
+/// The keeper's name for a disk: its place in the group stays the same across restarts.
+pub(super) fn disk_name(index: usize) -> String {
+    format!("disk{index}")
+}
 
 /// What of a disk may not become another one below a guest that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
