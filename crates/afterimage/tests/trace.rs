@@ -116,6 +116,22 @@ fn a_power_window_logs_and_brings_home() {
     assert_eq!(kept["traffic"]["write_bytes"], 12288);
 }
 
+/// Beside the image that has a log, whatever it is called on the command line.
+#[test]
+fn a_trace_names_the_log_where_it_is() {
+    let dir = folder(&[("a.img", "8M"), ("b.img", "8M")]);
+    std::os::unix::fs::symlink("b.img", dir.path().join("link.img")).unwrap();
+    let disks = ["--disk", "a.img,read-only", "--disk", "link.img"];
+    let args = ["--survives", "power-window=50ms", "--trace", "t"];
+    let daemon = Daemon::serve(dir.path(), &[&disks[..], &args].concat());
+    let log = dir.path().canonicalize().unwrap().join("b.img.aflog");
+    assert!(log.exists());
+    daemon.terminate();
+    let text = std::fs::read_to_string(dir.path().join("t")).unwrap();
+    let named = text.lines().find(|line| line.starts_with("# file log ")).unwrap();
+    assert!(named.ends_with(&format!(" {}", log.display())), "{named}");
+}
+
 #[test]
 fn journal_writes_are_known_and_kept_from_storage_when_retained() {
     for (mode, expected) in [("passthrough", 3 * BLOCK), ("retain", 0)] {

@@ -50,8 +50,8 @@ pub use file_medium::{sync_directory, FileMedium};
 pub use image::{FileIdentity, Image, ImageStore};
 pub use lock::lock_file;
 pub use log::{
-    absolute, find_log, is_live, is_log, log_beside, needs, owners, read_header, real_path, same_file,
-    LogError, LogFile, LogReadError, NewLog, Owner,
+    absolute, find_log, is_live, is_log, log_beside, log_of, needs, owners, read_header, real_path,
+    same_file, LogError, LogFile, LogReadError, NewLog, Owner,
 };
 pub use mark::{mark_of, mark_used, marked_log, remove_mark};
 pub use options::{DirectMode, OpenOptions};

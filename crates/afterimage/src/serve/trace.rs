@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use afterimage_block::{advice, Disk as _, Medium, Tap, SECTOR_BYTES};
 use afterimage_journal::layout::{find, journal_ranges, places};
 use afterimage_order::Contract;
-use afterimage_store::{log_beside, Image as _, ImageStore};
+use afterimage_store::{log_of, Image as _, ImageStore, LogError};
 use afterimage_trace::capture::{Capture, CaptureOp, CaptureTap, Class, Classify, FileId, Seen, TracedFile};
 
 use super::settings::Settings;
@@ -59,9 +59,9 @@ impl TraceFile {
     /// around this thread.
     ///
     /// # Errors
-    /// No thread can be made.
+    /// No thread can be made, or there is no place for the log.
     pub fn start(mut self, settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Tracing, Failure> {
-        let files = traced_files(settings, images);
+        let files = traced_files(settings, images).map_err(|e| Failure::failed(e.to_string()))?;
         let about = format!(
             "by afterimage {}: --survives {} --journal {}",
             env!("CARGO_PKG_VERSION"),
@@ -134,24 +134,23 @@ fn with_process_id(path: &Path) -> PathBuf {
 }
 
 /// Disks by their index, and behind them the log where there will be one.
-fn traced_files(settings: &Settings, images: &[Arc<ImageStore>]) -> Vec<TracedFile> {
+fn traced_files(settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Vec<TracedFile>, LogError> {
     let disk = |(index, image): (usize, &Arc<ImageStore>)| TracedFile {
         name: format!("disk{index}"),
         bytes: image.geometry().bytes(),
         path: image.path().to_owned(),
     };
     let mut files: Vec<TracedFile> = images.iter().enumerate().map(disk).collect();
-    let logged = matches!(settings.contract, Contract::PowerWindow { .. })
-        && images.iter().any(|image| !image.geometry().read_only);
-    if let (true, Some(first)) = (logged, images.first()) {
-        let beside = || log_beside(first.path());
+    let logged = matches!(settings.contract, Contract::PowerWindow { .. });
+    let first = images.iter().find(|image| !image.geometry().read_only);
+    if let (true, Some(first)) = (logged, first) {
         files.push(TracedFile {
             name: "log".to_owned(),
             bytes: settings.log_bytes_max,
-            path: settings.log.clone().unwrap_or_else(beside),
+            path: log_of(settings.log.as_deref(), first.path())?,
         });
     }
-    files
+    Ok(files)
 }
 
 /// Which requests go to a guest's journal.

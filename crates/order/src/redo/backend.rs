@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, FlushKind, Medium, SequenceNumber};
 use afterimage_format::log::{ImageEntry, IMAGES_MAX, RECORDS_OFFSET};
-use afterimage_store::{absolute, is_live, log_beside, owners, real_path, Image, LogFile, NewLog, Owner};
+use afterimage_store::{is_live, log_of, owners, Image, LogFile, NewLog, Owner};
 use parking_lot::Mutex;
 
 use super::engine::{Config, Redo, Threads};
@@ -122,13 +122,10 @@ pub(crate) fn open(
     if writable.len() > IMAGES_MAX {
         return Err(OpenError::TooManyImages { count: writable.len(), max: IMAGES_MAX });
     }
-    let log_path = match &options.log_path {
-        Some(path) => absolute(path)?,
-        None if writable[0].is_device() => {
-            return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()))
-        }
-        None => log_beside(&real_path(writable[0].path())?),
-    };
+    if options.log_path.is_none() && writable[0].is_device() {
+        return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()));
+    }
+    let log_path = log_of(options.log_path.as_deref(), writable[0].path())?;
     let mut brought_home = None;
     for log in live_logs(&writable, Some(&log_path))? {
         let same_size = LogFile::peek(&log)?

@@ -17,4 +17,4 @@ pub use error::{LogError, LogReadError};
 pub use file::{owners, LogFile, NewLog, Owner};
 pub use find::{find_log, is_live, is_log, needs, same_file};
 pub use header::read_header;
-pub use names::{absolute, log_beside, real_path};
+pub use names::{absolute, log_beside, log_of, real_path};

@@ -18,6 +18,17 @@ pub fn log_beside(image: &Path) -> PathBuf {
     beside(image, ".aflog")
 }
 
+/// Where a group's log is: in the place that was named, or beside its first writable image.
+///
+/// # Errors
+/// The image, or the directory of the log, is not there.
+pub fn log_of(named: Option<&Path>, image: &Path) -> Result<PathBuf, LogError> {
+    match named {
+        Some(path) => absolute(path),
+        None => Ok(log_beside(&real_path(image)?)),
+    }
+}
+
 pub(super) fn sidecar_path(image: &Path) -> PathBuf {
     beside(image, ".afref")
 }
