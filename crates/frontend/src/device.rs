@@ -588,7 +588,12 @@ impl Device {
         }
         let (kick, size) = (kick.clone(), queue.size);
         let mut ring = Ring::new(&self.memory, addresses, size, self.features.event_idx())
-            .ok_or_else(|| Refused(format!("queue {index} lies outside the memory that the guest's VMM shares (QEMU: memory-backend-memfd with share=on), or is misaligned")))?;
+            .ok_or_else(|| {
+                Refused(format!(
+                    "queue {index} lies outside the memory that the guest's VMM shares (QEMU: memory-backend-memfd with share=on), \
+                     or is misaligned"
+                ))
+            })?;
         let inflight = match &self.inflight {
             None => None,
             Some(region) => Some(region.queue(index as u16, size).ok_or_else(|| {
