@@ -273,12 +273,6 @@ int afterimage_wait(struct afterimage *control, const struct afterimage_point *p
 	struct afterimage_point here;
 	int part;
 
-	/* Asked in parts, so that a part would mean another now each time. */
-	if (!point) {
-		if (afterimage_look(control, &here, NULL))
-			return -1;
-		point = &here;
-	}
 	for (;;) {
 		now = now_ns();
 		part = AFTERIMAGE_WAIT_MS_MAX;
@@ -288,6 +282,12 @@ int afterimage_wait(struct afterimage *control, const struct afterimage_point *p
 			return 0;
 		if (errno != ETIMEDOUT || (timeout_ms >= 0 && now_ns() >= until))
 			return -1;
+		/* Asked in parts, each of which would mean another now; and what is read lacks what is published. */
+		if (!point) {
+			here.instance = le64toh(control->sector->instance);
+			here.sequence = le64toh(control->sector->sequence);
+			point = &here;
+		}
 	}
 }
 

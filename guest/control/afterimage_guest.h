@@ -34,7 +34,10 @@ int afterimage_flush(struct afterimage *control, struct afterimage_point *point)
  */
 int afterimage_wait(struct afterimage *control, const struct afterimage_point *point, int timeout_ms);
 
-/* The newest point, and the one up to which everything survives a power cut. Either may be NULL. */
+/*
+ * The newest point, and the one up to which everything survives a power cut. Either may be NULL. It is only read: a commit that a file
+ * system has published (vma_exitless) may be behind both. For a point behind everything use afterimage_order.
+ */
 int afterimage_look(struct afterimage *control, struct afterimage_point *newest, struct afterimage_point *durable);
 
 /* What the daemon retains of a file system's journal. */

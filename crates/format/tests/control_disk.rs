@@ -200,6 +200,59 @@ fn the_c_header_has_the_same_bytes() {
     assert_eq!(hex(&printed), hex(&ours));
 }
 
+/// Which moment *now* is says a command, which waits for what is published, and no read; every later part is about the same one.
+#[test]
+fn a_c_program_waits_for_one_now() {
+    const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wpadded"
+#define pread daemon_is_read
+#define pwrite daemon_is_asked
+#include <sys/types.h>
+ssize_t daemon_is_read(int fd, void *sector, size_t length, off_t at);
+ssize_t daemon_is_asked(int fd, const void *sector, size_t length, off_t at);
+#include "afterimage_guest.c"
+
+static struct afterimage_answer answer;
+
+ssize_t daemon_is_read(int fd, void *sector, size_t length, off_t at)
+{
+	(void)fd;
+	answer.version = 1;
+	memcpy(answer.magic, AFTERIMAGE_ANSWER_MAGIC, sizeof(answer.magic));
+	answer.instance = 7;
+	answer.sequence = at ? 41 : 40;
+	answer.crc = 0;
+	answer.crc = checksum(&answer, sizeof(answer));
+	memcpy(sector, &answer, length);
+	return length;
+}
+
+ssize_t daemon_is_asked(int fd, const void *sector, size_t length, off_t at)
+{
+	const struct afterimage_command *command = sector;
+	static int asked;
+
+	(void)fd, (void)at;
+	printf("%d:%d ", (int)command->instance, (int)command->sequence);
+	answer.operation = command->operation;
+	answer.tag = command->tag;
+	answer.status = ++asked < 3 ? AFTERIMAGE_NOT_YET : AFTERIMAGE_DONE;
+	return length;
+}
+
+int main(void)
+{
+	static struct afterimage_answer sector;
+	struct afterimage control = { .slot = AFTERIMAGE_SLOT_BYTES, .sector = &sector };
+
+	return afterimage_wait(&control, NULL, -1);
+}
+"#;
+    let Some(printed) = printed_by_c("control_disk_wait", "guest/control", PROGRAM) else { return };
+    assert_eq!(String::from_utf8(printed).unwrap(), "0:0 7:41 7:41 ");
+}
+
 #[test]
 fn what_is_no_command_is_refused() {
     let refused = |change: fn(&mut Command)| {
