@@ -27,7 +27,9 @@ pub struct Hands {
 #[derive(Debug, Default)]
 struct State {
     guest: u64,
-    under_way: usize,
+    /// How many hand-overs have begun so far, and the numbers of those that are under way.
+    begun: u64,
+    under_way: Vec<u64>,
     lent: Vec<Arc<Lent>>,
 }
 
@@ -56,7 +58,10 @@ impl std::fmt::Debug for Lent {
 
 /// A hand-over that is under way. Dropped when no part of it is.
 #[derive(Debug)]
-pub struct Hand(Arc<Hands>);
+pub struct Hand {
+    hands: Arc<Hands>,
+    number: u64,
+}
 
 /// Memory that a guest has lent: what it publishes there until this is dropped is handed over by its right.
 #[derive(Debug)]
@@ -103,8 +108,10 @@ impl Hands {
     pub fn begin(self: &Arc<Self>, guest: u64) -> Option<Hand> {
         let mut state = self.state.lock();
         (state.guest == guest).then(|| {
-            state.under_way += 1;
-            Hand(Arc::clone(self))
+            let number = state.begun;
+            state.begun += 1;
+            state.under_way.push(number);
+            Hand { hands: Arc::clone(self), number }
         })
     }
 
@@ -134,11 +141,13 @@ impl Hands {
         }
     }
 
-    /// The disk's queues are stopped, perhaps because another kernel was started: no hand-over is under way when this returns, and what was
-    /// published before it was called is over. Where the guest has `left`, none of its hand-overs begins any more.
+    /// The disk's queues are stopped, perhaps because another kernel was started: no hand-over that had begun before this was called is under way
+    /// when it returns, and what was published before is over. Where the guest has `left`, none of its hand-overs begins any more. Nobody waits
+    /// for those that begin meanwhile: a guest may see to it that there is always one.
     pub(super) fn stopped(&self, left: bool) {
         let mut state = self.state.lock();
         state.guest += u64::from(left);
+        let begun = state.begun;
         let lent = state.lent.clone();
         parking_lot::MutexGuard::unlocked(&mut state, || {
             for lent in lent {
@@ -146,24 +155,23 @@ impl Hands {
                 (lent.wake)();
             }
         });
-        self.idle.wait_while(&mut state, |state| state.under_way > 0 || state.is_asked_for());
+        let waits = |state: &mut State| state.under_way.iter().any(|n| *n < begun) || state.is_asked_for();
+        self.idle.wait_while(&mut state, waits);
     }
 }
 
 impl Drop for Hand {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.under_way -= 1;
-        if state.under_way == 0 {
-            self.0.idle.notify_all();
-        }
+        let mut state = self.hands.state.lock();
+        state.under_way.retain(|number| *number != self.number);
+        self.hands.idle.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -190,6 +198,31 @@ mod tests {
         let stays = hands.guest();
         hands.stopped(false);
         assert_eq!(hands.guest(), stays);
+    }
+
+    /// The guest that stays, or the next one, may hand over without a pause.
+    #[test]
+    fn a_stop_waits_for_what_had_begun_and_for_no_more() {
+        let hands = Arc::new(Hands::default());
+        for left in [false, true] {
+            let first = hands.begin(hands.guest()).unwrap();
+            let (asked, waits) = std::sync::mpsc::channel();
+            let lending = hands.lend(hands.guest(), Box::new(move || asked.send(()).unwrap())).unwrap();
+            let stopped = Arc::clone(&hands);
+            let stopping = std::thread::spawn(move || stopped.stopped(left));
+            waits.recv().unwrap();
+            let next = hands.begin(hands.guest()).unwrap();
+            drop(lending);
+            std::thread::sleep(2 * LOOKS_AGAIN);
+            assert!(!stopping.is_finished(), "one that had begun is under way");
+            drop(first);
+            let until = Instant::now() + Duration::from_secs(20);
+            while !stopping.is_finished() {
+                assert!(Instant::now() < until, "it waits for what has begun since");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(next);
+        }
     }
 
     #[test]
