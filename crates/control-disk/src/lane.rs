@@ -51,7 +51,8 @@ impl Received {
     }
 }
 
-/// A command, and what had been published when it came: by the read and its number. Its sender may have been told that this is committed.
+/// A command, and what had been published when it came: by the read, as long as that is held, and its number. Its sender may have been
+/// told that this is committed.
 struct Behind {
     received: Received,
     published: Vec<(Token, u32)>,
@@ -266,6 +267,8 @@ impl ControlLane {
                 Next::Over(why) => {
                     // Its lending ends behind the last look, and before the guest hears that the read is over.
                     let slot = self.borrowed.remove(at).slot;
+                    // Then its token may name another one, for which nobody waits who came before.
+                    self.behind.iter_mut().for_each(|b| b.published.retain(|(of, _)| *of != token));
                     if let Some(why) = why {
                         self.refuse_loan(slot, why);
                     }

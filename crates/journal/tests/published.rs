@@ -363,6 +363,42 @@ fn a_command_that_waits_is_what_it_was_when_it_came() {
     assert_eq!(refused, commands.end - commands.start);
 }
 
+/// A read's name is given again when it has ended: what is lent next under that name is not waited for.
+#[test]
+fn a_command_waits_for_the_reads_that_there_were() {
+    const OTHER: u64 = 3;
+    let bases = [ext4(), ext4()];
+    let layouts = [0, 1].map(|n: usize| layouts(&bases[n]).remove(0));
+    let firsts = [0, 1].map(|n: usize| FsBlock(layouts[n].journal[0].home.0 + 1));
+    let served = bases.map(|base| Served::new(base, 1 << 20, wait_for_home()));
+    let (disk, lane) = control_disk(served.iter().map(|served| served.disk.clone().unwrap()).collect());
+    let mut control = Control { disk, lane, done: Vec::new() };
+    let guest = |control: &mut Control, n: usize, number| {
+        let right = control.ask(OPERATION_INIT, layouts[n].uuid);
+        Guest::new(layouts[n].uuid, (right.instance.get(), right.sequence.get()), number)
+    };
+    let (mut one, mut other) = (guest(&mut control, 0, 1000), guest(&mut control, 1, 0));
+    let mut next = guest(&mut control, 0, 3);
+    one.offer(&mut control);
+    control.submit(OTHER, Operation::Read, other.memory.share());
+    assert!(one.publish(&[(firsts[0], &[5; BLOCK])]) && one.wait(&mut control));
+    served[1].disk().pause().unwrap();
+    assert!(other.publish(&[(firsts[1], &[6; BLOCK])]));
+    let query = Command { file_system: layouts[0].uuid, ..Command::new(OPERATION_QUERY, 1) };
+    control.submit(COMMAND, Operation::Write { flushed: true }, Buffers::from_bytes(query.seal().as_bytes()));
+    one.memory.store_u32(Lent::BACK_AT, 1);
+    assert!(control.end(READ));
+    next.offer(&mut control);
+    assert!(control.ended(COMMAND).is_none(), "the other publication is not taken");
+    served[1].disk().resume();
+    while !other.is_taken() {
+        control.turn();
+    }
+    assert_eq!(control.ended(COMMAND), Some(true), "what was lent later is waited for");
+    next.memory.store_u32(Lent::BACK_AT, 1);
+    assert!(control.end(READ));
+}
+
 #[test]
 fn a_read_is_held_for_as_long_as_it_may_be() {
     let (served, mut control, mut guest, layout, first) = lent();
