@@ -181,9 +181,11 @@ impl ControlLane {
         if sector % SLOT_SECTORS != 0 || sector / SLOT_SECTORS < first_slot {
             return Some(request);
         }
+        // Where an earlier daemon has left it open, something may be published as soon as it has been looked at.
+        let now = self.shared.now();
         let Ok(lent) = lent::offered(&request.buffers) else { return Some(request) };
         let borrowed = match self.borrowed.len() < FILE_SYSTEM_SLOTS as usize {
-            true => self.shared.borrow(&lent, &request, &self.bell),
+            true => self.shared.borrow(now, &lent, &request, &self.bell),
             false => Err("more memory is lent than file systems may have".to_owned()),
         };
         match borrowed {

@@ -121,7 +121,8 @@ pub fn refuse(memory: &Buffers) {
 }
 
 impl Loan {
-    /// Memory that was lent for the commits of a file system whose journal lies there, by what [`offered`] has found in it.
+    /// Memory that was lent for the commits of a file system whose journal lies there, by what [`offered`] has found in it, which was
+    /// asked at `now` or later.
     ///
     /// # Errors
     /// What both sides change does not lie in one piece, or an earlier daemon has refused it.

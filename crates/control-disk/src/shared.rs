@@ -255,9 +255,10 @@ impl Shared {
         Ok(HandOver { way: Way::Command(Box::new(brought)), disk, what })
     }
 
-    /// Memory that is lent, by which right.
+    /// Memory that is lent, by which right; `now` is before it was looked at.
     pub(crate) fn borrow(
         &self,
+        now: Duration,
         lent: &Lent,
         request: &Admitted,
         bell: &Arc<Bell>,
@@ -274,7 +275,7 @@ impl Shared {
         let Some(lending) = disk.hands().lend(guest, Box::new(move || bell.ring())) else {
             return Err("the guest whose commits these are has left the disk".to_owned());
         };
-        let loan = Loan::open(self.now(), request.token, request.buffers.share(), lent, journal)?;
+        let loan = Loan::open(now, request.token, request.buffers.share(), lent, journal)?;
         let slot = (request.sector.0 / SLOT_SECTORS) as usize;
         Ok(Borrowed { loan, slot, disk, lending, look: None })
     }

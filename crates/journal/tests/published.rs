@@ -3,18 +3,23 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    Blocking, Buffers, Completion, Disk as _, Lane, Operation, Quiesced, Request, Sector, Token,
+    Admitted, BlockError, Blocking, Buffers, Completion, Disk, FlushKind, Front, Geometry, Lane, Operation,
+    Quiesced, Request, Sector, Token,
 };
 use afterimage_control_disk::ControlDisk;
 use afterimage_format::control_disk::*;
 use afterimage_journal::layout::Layout;
 use afterimage_journal::{FsBlock, RetainDisk};
+use afterimage_order::{Clock, VirtualClock};
 use afterimage_trace::Op;
-use common::control::{control_disk, in_journal};
+use common::control::{control_disk, heard, in_journal};
 use common::stream::{load, recordings, send, Plain, Stream};
 use common::{at_commit, ext4, layouts, recovered, wait_for_home, Served};
 use rand::{Rng, RngExt, SeedableRng};
@@ -413,6 +418,95 @@ fn a_read_is_held_for_as_long_as_it_may_be() {
     // The read has ended, and what is published counts as nothing.
     assert!(!guest.publish(&[(first, &[6; BLOCK])]));
     assert_eq!((control.lane.in_flight(), content(&served, &layout, first)), (0, 5));
+}
+
+/// Just before somebody looks at it for the first time, the guest publishes.
+#[derive(Debug)]
+struct Late {
+    clock: VirtualClock,
+    memory: Mutex<Buffers>,
+}
+
+impl Clock for Late {
+    fn now(&self) -> Duration {
+        self.memory.lock().unwrap().store_u32(Lent::PUBLISHED_AT, 1);
+        self.clock.advance(Duration::from_secs(1));
+        self.clock.now()
+    }
+}
+
+/// Notes since when what is published counts.
+struct Since {
+    disk: Arc<RetainDisk>,
+    told: Sender<Duration>,
+}
+
+struct SinceLane {
+    lane: Box<dyn Lane>,
+    told: Sender<Duration>,
+}
+
+impl Front for Since {
+    fn lower(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    fn open_front(&self, lane: Box<dyn Lane>) -> Result<Box<dyn Lane>, BlockError> {
+        Ok(Box::new(SinceLane { lane, told: self.told.clone() }))
+    }
+}
+
+impl Lane for SinceLane {
+    fn geometry(&self) -> Geometry {
+        self.lane.geometry()
+    }
+
+    fn refuse(&mut self, refusal: Completion) {
+        self.lane.refuse(refusal);
+    }
+
+    fn take(&mut self, request: Admitted) {
+        if let Operation::Flush(FlushKind::Told { since }) = request.operation {
+            self.told.send(since).unwrap();
+        }
+        self.lane.take(request);
+    }
+
+    fn dispatch(&mut self) {
+        self.lane.dispatch();
+    }
+
+    fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.lane.reap(completions);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lane.in_flight()
+    }
+
+    fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.lane.wait(also, timeout)
+    }
+}
+
+/// An earlier daemon has left it open: what is published there is committed, also while this one begins to look.
+#[test]
+fn what_is_published_while_memory_is_taken_over_counts_from_before() {
+    let (served, control, guest, layout, first) = lent();
+    drop(control);
+    guest.memory.copy_from(BLOCK, &[5; BLOCK]);
+    guest.memory.copy_from(192, &first.0.to_le_bytes());
+    guest.memory.store_u32(68, 1);
+    let (told, since) = channel();
+    let way_in = Arc::new(Since { disk: served.disk.clone().unwrap(), told });
+    let clock = Arc::new(Late { clock: VirtualClock::default(), memory: Mutex::new(guest.memory.share()) });
+    let disk = heard(way_in.disk.clone(), way_in, clock);
+    let lane = disk.open_lane().unwrap();
+    let mut control = Control { disk, lane, done: Vec::new() };
+    control.submit(READ, Operation::Read, guest.memory.share());
+    assert!(control.end(READ) && guest.word(Lent::TAKEN_AT) == 1);
+    assert_eq!(since.recv().unwrap(), Duration::ZERO, "the first time that was asked for is one second");
+    assert_eq!(content(&served, &layout, first), 5);
 }
 
 #[test]

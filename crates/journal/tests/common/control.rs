@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use afterimage_block::{Disk as _, Lane, SequenceNumber};
+use afterimage_block::{Disk, Lane, SequenceNumber};
 use afterimage_control_disk::desk::Reached;
 use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_journal::layout::Layout;
 use afterimage_journal::{AreaBlock, FsBlock, RetainDisk};
-use afterimage_order::{Contract, Subscription};
+use afterimage_order::{Clock, Contract, Subscription};
 use afterimage_trace::Op;
 
 struct Group(Vec<Arc<RetainDisk>>);
@@ -33,11 +33,19 @@ impl Durability for Group {
 
 /// Of these disks, with the lane of a queue over which their guest comes.
 pub fn control_disk(disks: Vec<Arc<RetainDisk>>) -> (ControlDisk, Box<dyn Lane>) {
-    let contract: Contract = "guest-crash".parse().unwrap();
-    let promise = Promise { text: contract.promise(), contract, lends: true };
-    let disk = ControlDisk::new(Arc::new(Group(disks)), promise).unwrap();
+    let disk = ControlDisk::new(Arc::new(Group(disks)), promise()).unwrap();
     let lane = disk.open_lane().unwrap();
     (disk, lane)
+}
+
+/// Of one disk, by that way in, and with that time.
+pub fn heard(disk: Arc<RetainDisk>, way_in: Arc<dyn Disk>, clock: Arc<dyn Clock>) -> ControlDisk {
+    ControlDisk::heard(Arc::new(Group(vec![disk])), promise(), vec![way_in], clock).unwrap()
+}
+
+fn promise() -> Promise {
+    let contract: Contract = "guest-crash".parse().unwrap();
+    Promise { text: contract.promise(), contract, lends: true }
 }
 
 /// Where a recorded guest writes its journal: what it would hand over instead.
