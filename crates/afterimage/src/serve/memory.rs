@@ -61,14 +61,19 @@ impl Shape {
 
     /// The most memory of one queue, in bytes.
     pub fn queue_bytes_max(&self) -> u64 {
-        let mut bytes = afterimage_frontend::QUEUE_BYTES_MAX + afterimage_store::LANE_BYTES_MAX;
+        THREAD_BYTES + afterimage_frontend::QUEUE_BYTES_MAX as u64 + self.lane_bytes_max()
+    }
+
+    /// The most memory of its lane.
+    fn lane_bytes_max(&self) -> u64 {
+        let mut bytes = afterimage_store::LANE_BYTES_MAX;
         if self.log_bytes_max.is_some() {
             bytes += redo::LANE_BYTES_MAX;
         }
         if self.retain_bytes_max.is_some() {
             bytes += afterimage_journal::LANE_BYTES_MAX;
         }
-        THREAD_BYTES + bytes as u64
+        bytes as u64
     }
 
     /// The most memory of the daemon, in bytes.
@@ -79,12 +84,14 @@ impl Shape {
         let retained = self.retain_bytes_max.map_or(0, |bytes| bytes + bytes / 8);
         let journals = self.retain_bytes_max.map_or(0, |_| afterimage_journal::DISK_BYTES_MAX as u64);
         let trace = if self.trace { TRACE_BYTES } else { 0 };
+        // What is handed over goes through a lane of its disk's.
+        let handed_over = self.retain_bytes_max.map_or(0, |_| self.disks * self.lane_bytes_max());
         BASE_BYTES
             + self.disks * (DISK_BYTES + regions + journals + self.queues * self.queue_bytes_max())
             + index
             + retained
             + trace
-            + if self.control_disk { CONTROL_DISK_BYTES } else { 0 }
+            + if self.control_disk { CONTROL_DISK_BYTES + handed_over } else { 0 }
     }
 }
 
@@ -127,6 +134,8 @@ mod tests {
         let more = |shape: Shape| shape.bytes_max() - none.bytes_max();
         let disk = |shape: Shape| Shape { disks: 1, ..shape }.bytes_max() - shape.bytes_max();
         let queue = mib(none.queue_bytes_max());
+        let both = Shape { log_bytes_max: log.log_bytes_max, ..retain };
+        let handed_over = disk(Shape { control_disk: true, ..both }) - disk(both);
         for (part, bytes) in [
             ("the program".to_owned(), mib(none.bytes_max())),
             ("each disk".to_owned(), mib(disk(none))),
@@ -139,6 +148,7 @@ mod tests {
             ("retained journals, of `--retain-max` 256M".to_owned(), mib(more(retain))),
             ("`--trace`".to_owned(), mib(more(Shape { trace: true, ..none }))),
             ("`--control-disk`".to_owned(), mib(more(Shape { control_disk: true, ..none }))),
+            ("`--control-disk`, for each disk with `--journal retain`, besides".to_owned(), mib(handed_over)),
         ] {
             let row = format!("| {part} | {bytes} MiB |");
             assert!(document.contains(&row), "docs/operations.md lacks: {row}");
