@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use afterimage_journal::group::JournalOptions;
 use afterimage_journal::state_file::state_path;
 use afterimage_order::{Contract, GroupOptions};
-use afterimage_store::{absolute, log_beside, real_path, DirectMode};
+use afterimage_store::{absolute, log_of, DirectMode};
 
 use super::args::{pick, place, Args};
 use super::cache::CacheMode;
@@ -246,7 +246,7 @@ impl Settings {
                 SocketSpec::Path(path) => Some(path.clone()),
                 SocketSpec::Fd(_) => None,
             };
-            let log = real_path(&disk.file).ok().map(|image| log_beside(&image));
+            let log = log_of(None, &disk.file).ok();
             [Some(disk.file.clone()), log, state_path(&disk.file).ok(), socket].into_iter().flatten()
         });
         let others = self.control.iter().chain(&self.control_disk).chain(&self.log).cloned();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use afterimage_block::BlockError;
 use afterimage_format::log::{ImageEntry, LogHeader};
 use afterimage_store::{
-    find_log, is_live, log_beside, marked_log, needs, owners, real_path, same_file, Image, LogError, LogFile,
+    find_log, is_live, log_of, marked_log, needs, owners, real_path, same_file, Image, LogError, LogFile,
 };
 
 use super::engine::{Config, Redo};
@@ -45,7 +45,7 @@ pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Resul
     for image in images {
         logs.extend(find_log(image.path())?);
         // Of another image, perhaps, that this one has taken the name from: not to be left behind unseen.
-        let beside = log_beside(&real_path(image.path())?);
+        let beside = log_of(None, image.path())?;
         if is_live(&beside)? {
             logs.push(beside);
         }
