@@ -12,41 +12,15 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
-use super::followed::{Log, Position};
+use super::followed::Log;
 use super::layout::superblock::JournalSuperblock;
 use super::log;
 use super::retained::Stop;
 use super::stamp::Stamp;
-use super::volume::{area_ranges, Phase, Volume};
+use super::volume::{area_ranges, Orphan, Phase, Volume};
 use super::volumes::Volumes;
 use crate::ids::{AreaBlock, Tid, BLOCK_SECTORS};
 use crate::versions::{Places, Versions};
-
-/// See the module.
-#[derive(Debug)]
-pub(super) struct Orphan {
-    superblock: JournalSuperblock,
-    /// Where the log begins, as far as has been seen.
-    pub(super) adopted: Option<Position>,
-}
-
-impl Orphan {
-    pub(super) fn new(superblock: JournalSuperblock) -> Self {
-        Self { superblock, adopted: None }
-    }
-
-    /// Whether a block of the log tells more: it is the first one, or lies before it in the same transaction.
-    fn tells(&self, tid: Tid, at: AreaBlock) -> bool {
-        let (first, maxlen) = (self.superblock.first().0, self.superblock.maxlen());
-        let earlier = |known: AreaBlock| {
-            let log_blocks = maxlen - first;
-            let before = (known.0 + log_blocks - at.0) % log_blocks;
-            (1..log_blocks / 2).contains(&before)
-        };
-        (first..maxlen).contains(&at.0)
-            && self.adopted.is_none_or(|(known, begins)| known == tid && earlier(begins))
-    }
-}
 
 impl Log {
     /// A block of its log comes while that is unproven, of that transaction if it is not a logged one.

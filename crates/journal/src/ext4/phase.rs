@@ -1,11 +1,10 @@
 //! A file system's journal begins to be absorbed, goes on to be after a daemon's death, and is left.
 
 use super::layout::superblock::JournalSuperblock;
-use super::orphan::Orphan;
 use super::retained::{Retained, Stop};
 use super::side;
 use super::stamp::forget;
-use super::volume::{area_ranges, Phase, Volume};
+use super::volume::{area_ranges, Orphan, Phase, Volume};
 use super::volumes::read_superblock;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};

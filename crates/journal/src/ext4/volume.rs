@@ -7,9 +7,8 @@ use afterimage_block::{Sector, SECTOR_BYTES};
 use super::followed::Position;
 use super::layout::superblock::JournalSuperblock;
 use super::layout::{Found, Layout};
-use super::orphan::Orphan;
 use super::retained::Retained;
-use crate::ids::{AreaBlock, FsBlock, BLOCK_SECTORS};
+use crate::ids::{AreaBlock, FsBlock, Tid, BLOCK_SECTORS};
 use crate::versions::arena::VolumeId;
 use crate::versions::{blocks_of, Places};
 
@@ -36,6 +35,32 @@ pub(super) struct LeftJournal {
     /// Where its superblock is.
     pub(super) at: Sector,
     pub(super) uuid: [u8; 16],
+}
+
+/// A journal whose log was in the memory of an earlier daemon: see [`super::orphan`].
+#[derive(Debug)]
+pub(super) struct Orphan {
+    pub(super) superblock: JournalSuperblock,
+    /// Where the log begins, as far as has been seen.
+    pub(super) adopted: Option<Position>,
+}
+
+impl Orphan {
+    pub(super) fn new(superblock: JournalSuperblock) -> Self {
+        Self { superblock, adopted: None }
+    }
+
+    /// Whether a block of the log tells more: it is the first one, or lies before it in the same transaction.
+    pub(super) fn tells(&self, tid: Tid, at: AreaBlock) -> bool {
+        let (first, maxlen) = (self.superblock.first().0, self.superblock.maxlen());
+        let earlier = |known: AreaBlock| {
+            let log_blocks = maxlen - first;
+            let before = (known.0 + log_blocks - at.0) % log_blocks;
+            (1..log_blocks / 2).contains(&before)
+        };
+        (first..maxlen).contains(&at.0)
+            && self.adopted.is_none_or(|(known, begins)| known == tid && earlier(begins))
+    }
 }
 
 #[derive(Debug)]
