@@ -99,6 +99,8 @@ impl Blocking {
                         completion.token, token,
                         "a lane completed a request that was never submitted"
                     );
+                    // It counts as posted from here on.
+                    self.lane.reap(&mut self.completions);
                     assert!(self.completions.is_empty(), "a lane completed a request twice");
                     return completion.result;
                 }

@@ -147,7 +147,8 @@ pub trait Lane: Send {
     /// Hands everything that was held back to the layer below, as one batch.
     fn dispatch(&mut self);
 
-    /// Appends what has completed to `completions`, without blocking.
+    /// Appends what has completed to `completions`, without blocking. Whoever calls a lane again, whatever for, has posted what it handed
+    /// out before; whoever is done with it for a while calls this once more.
     fn reap(&mut self, completions: &mut Vec<Completion>);
 
     /// How many requests were submitted and not yet reaped.

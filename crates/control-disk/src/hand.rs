@@ -121,6 +121,8 @@ impl Handing {
             if let Some(UnderWay { lane, .. }) = &self.under_way {
                 self.lanes[*lane].1.reap(&mut self.done);
                 let Some(completion) = self.done.pop() else { return };
+                // Nobody asks for it again.
+                self.lanes[*lane].1.reap(&mut self.done);
                 if let Some(UnderWay { way, .. }) = self.under_way.take() {
                     over.push((way, completion.result));
                 }

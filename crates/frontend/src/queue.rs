@@ -488,6 +488,8 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 return Ended::Broken(format!("waiting for the disk failed: {error}"));
             }
         }
+        // What was reaped last is posted, which a lane learns by being asked again; where memory is gone, nobody asks for it.
+        self.lane.reap(&mut self.completions);
         self.run.ring.enable_kicks();
         ended
     }

@@ -254,6 +254,9 @@ impl Run {
     }
 
     fn complete(&mut self, part: Part, content: Option<Buffers>) {
+        if let Part::Elided(track) = part {
+            self.retainer().posted([track]);
+        }
         let Part::Below { sector, sectors, track, .. } = part else { return };
         let at = sector.0 as usize * 512..(sector.0 + sectors) as usize * 512;
         self.memory.with(|bytes| match &content {
@@ -268,6 +271,7 @@ impl Run {
         if let Err(e) = self.retainer().completed(track, true) {
             panic!("memory does not fail: {e}");
         }
+        self.retainer().posted([track]);
     }
 
     /// In the order in which they were submitted: what overlaps is then as the shadow has it.

@@ -373,6 +373,72 @@ fn a_commit_that_comes_again_before_what_it_waited_for_is_not_undone_by_that() {
     assert!(found == block(2), "what was committed is neither home nor in the journal");
 }
 
+/// How a write of a block ends that a commit takes the place of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ends {
+    /// It had landed before the commit came.
+    Before,
+    /// The commit waited for it.
+    Meanwhile,
+    /// It carries what is home already, and is not handed down.
+    Elided,
+}
+
+/// `power-window`: a write has ended, and its guest has not been told when the daemon dies: the next one is asked for it again.
+#[test]
+fn what_comes_again_does_not_undo_a_commit() {
+    for ends in [Ends::Before, Ends::Meanwhile, Ends::Elided] {
+        over_what_was_not_posted(ends);
+    }
+}
+
+fn over_what_was_not_posted(ends: Ends) {
+    let mut mounted = Mounted::new(true);
+    let mut lane = mounted.lane();
+    if ends == Ends::Elided {
+        let older = mounted.transaction(vec![(FsBlock(3001), block(1))]);
+        older.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    }
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), block(2))]);
+    let ((commit, content), others) = blocks.split_last().unwrap();
+    others.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    let (mut writing, mut committing) =
+        (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
+    writing.submit(write(1, mounted.home(3001), &block(1)));
+    if ends == Ends::Meanwhile {
+        committing.submit(write(2, *commit, content));
+    }
+    let mut handed_out: Vec<Completion> = Vec::new();
+    writing.dispatch();
+    while handed_out.is_empty() {
+        writing.reap(&mut handed_out);
+    }
+    if ends != Ends::Meanwhile {
+        committing.submit(write(2, *commit, content));
+    }
+    let committed = completed(&mut committing, Duration::from_millis(20));
+    let (disk, memory) = mounted.next_daemon();
+    let mut lane = Blocking::new(disk.open_lane().unwrap());
+    if committed.is_empty() {
+        lane.write(*commit, content).unwrap();
+    }
+    lane.write(mounted.home(3001), &block(1)).unwrap();
+    let bytes = memory.bytes();
+    let at = mounted.home(3001).0 as usize / 8;
+    let below: &[u8] = &bytes[at * BLOCK_BYTES..][..BLOCK_BYTES];
+    let replayed = common::replayed(&bytes).0;
+    let found = replayed.get(&(at as u64)).map_or(below, |block| &block[..]);
+    assert!(found == block(2), "{ends:?}: what was committed is neither home nor in the journal");
+
+    // Who comes to a lane again has posted what it was handed.
+    drop((lane, disk));
+    writing.reap(&mut handed_out);
+    assert_eq!(completed(&mut committing, PATIENCE), [2]);
+    assert!(mounted.on_disk(3001) == block(2));
+    let (disk, _) = mounted.next_daemon();
+    assert_eq!(disk.status().file_systems[0].mode, "retain");
+}
+
 /// A pause leaves the log on the disk. The guest's tail passes it, and its next transaction is still to come when the power is cut.
 #[test]
 fn no_recovery_begins_before_a_tail_that_moved_after_a_pause() {

@@ -285,6 +285,7 @@ impl World {
         let flight = self.flying.swap_remove(n);
         let landed = versions.landed(flight.track).unwrap();
         assert!(versions.arrived(&landed).iter().all(|client| *client == CLIENT));
+        versions.posted(flight.track);
         for home in flight.carries.iter().filter(|home| self.sent[home] == flight.track) {
             let version = versions.area().version(CLIENT, *home);
             let newest = self.newest.get(home).is_some_and(|(tid, _)| *tid < flight.before);

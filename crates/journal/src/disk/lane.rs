@@ -6,6 +6,9 @@
 //!                                                       └► below ─► completed: under the lock again, then answered
 //! ```
 //!
+//! What a lane has handed out is posted when it is called again: until then the next daemon may be asked for it once more, and no commit may
+//! count on the order.
+//!
 //! A commit under `power-window` makes a set of home writes due. The queue that made it writes it, without the lock, and goes on then:
 //! the others go on meanwhile, but for what has to wait for the set (`versions::way`), which is tried again.
 //!
@@ -56,6 +59,8 @@ struct Whole {
     pieces_left: usize,
     /// It waits for its turn, by its index.
     waits: bool,
+    /// What of it has landed: to be posted with it.
+    landed: Vec<Track>,
     result: Result<(), BlockError>,
 }
 
@@ -108,6 +113,9 @@ pub(super) struct RetainLane {
     parts: Vec<Part>,
     read_parts: Vec<ReadPart>,
     done: Vec<Completion>,
+    /// What has landed of `done`, and of what was handed out and may not be posted yet.
+    landed: Vec<Track>,
+    unposted: Vec<Track>,
     reaped: Vec<Completion>,
 }
 
@@ -132,6 +140,8 @@ impl RetainLane {
             parts: Vec::new(),
             read_parts: Vec::new(),
             done: Vec::new(),
+            landed: Vec::new(),
+            unposted: Vec::new(),
             reaped: Vec::new(),
         }
     }
@@ -156,16 +166,39 @@ impl RetainLane {
 
     fn whole(&mut self, request: Admitted) -> usize {
         let next = request.sector.0;
-        self.wholes.insert(Whole { request, next, pieces_left: 0, waits: false, result: Ok(()) })
+        self.wholes.insert(Whole {
+            request,
+            next,
+            pieces_left: 0,
+            waits: false,
+            landed: Vec::new(),
+            result: Ok(()),
+        })
     }
 
     /// Answers a request of which nothing is left.
     fn end_if_over(&mut self, whole: usize) {
         let over = |w: &mut Whole| w.is_split() && w.pieces_left == 0 && !w.waits;
         if self.wholes.get_mut(whole).is_some_and(over) {
-            if let Some(Whole { request, result, .. }) = self.wholes.try_remove(whole) {
+            if let Some(Whole { request, landed, result, .. }) = self.wholes.try_remove(whole) {
+                self.landed.extend(landed);
                 self.done.push(Completion { token: request.token, result });
             }
+        }
+    }
+
+    /// What was handed out is posted.
+    fn post(&mut self) {
+        if !self.unposted.is_empty() {
+            self.shared.posted(self.unposted.drain(..));
+        }
+    }
+
+    /// Something of a request has landed. Where the rest of it waits, perhaps for whoever would wait for this, nobody waits for it.
+    fn has_landed(&mut self, whole: usize, track: Track) {
+        match self.wholes.get_mut(whole).filter(|whole| !whole.waits) {
+            Some(whole) => whole.landed.push(track),
+            None => self.shared.posted([track]),
         }
     }
 
@@ -239,6 +272,9 @@ impl RetainLane {
         self.parts = parts;
         if let Some(whole) = self.wholes.get_mut(index) {
             whole.waits = !goes_on;
+            if whole.waits && !whole.landed.is_empty() {
+                self.shared.posted(whole.landed.drain(..));
+            }
         }
         self.end_if_over(index);
         goes_on
@@ -309,10 +345,15 @@ impl RetainLane {
         let from = std::mem::replace(&mut whole.next, to);
         whole.result = result;
         let (operation, token) = (whole.request.operation, whole.request.token);
-        let absorbed = parts.iter().any(|p| matches!(p, Part::Done));
+        let is_done = |part: &Part| matches!(part, Part::Done | Part::Elided(_));
+        whole.landed.extend(parts.iter().filter_map(|part| match part {
+            Part::Elided(track) => Some(*track),
+            _ => None,
+        }));
+        let absorbed = parts.iter().any(is_done);
         // What was absorbed is in the arena; where its transaction went into a log, that must be flushed, too.
         let flush = absorbed && operation.is_flushed();
-        let left = parts.iter().filter(|p| !matches!(p, Part::Done)).count() + usize::from(flush);
+        let left = parts.iter().filter(|part| !is_done(part)).count() + usize::from(flush);
         if left == 0 {
             lent.into_iter().for_each(|piece| self.lender.take_back(piece));
             return;
@@ -321,7 +362,7 @@ impl RetainLane {
         let mut requests = Vec::with_capacity(left);
         for part in parts.drain(..) {
             match part {
-                Part::Done => {}
+                Part::Done | Part::Elided(_) => {}
                 Part::Durable => requests.push((Ok(Admitted::flush(token, FlushKind::Durable)), None)),
                 Part::Below { sector, sectors, copy: None, track } => {
                     let part = whole.request.part(token, sector, sectors);
@@ -434,6 +475,8 @@ impl RetainLane {
                 return;
             }
             result = self.look(&mut systems, track, result);
+            drop(systems);
+            self.piece_has_landed(piece, track);
         }
         self.part_is_over(piece, result);
     }
@@ -446,6 +489,7 @@ impl RetainLane {
                 self.shared.idle.wait_while(&mut systems, |systems| systems.completion_waits(track));
                 self.look(&mut systems, track, result)
             };
+            self.piece_has_landed(piece, track);
             let whole = self.pieces.get(piece).and_then(|piece| self.wholes.get(piece.whole));
             if result.is_ok() && whole.is_some_and(|whole| whole.request.operation.is_flushed()) {
                 // It completed as if flushed before all this: what the window allowed then it may not allow any more.
@@ -473,6 +517,11 @@ impl RetainLane {
         result.and(looked)
     }
 
+    fn piece_has_landed(&mut self, piece: usize, track: Track) {
+        let whole = self.pieces.get(piece).map(|piece| piece.whole);
+        self.has_landed(whole.unwrap_or(usize::MAX), track);
+    }
+
     fn part_is_over(&mut self, piece: usize, result: Result<(), BlockError>) {
         let Some(entry) = self.pieces.get_mut(piece) else { return };
         entry.parts_left -= 1;
@@ -492,6 +541,7 @@ impl Drop for RetainLane {
     /// What is below is waited for, as the contract of lanes has it, and what it changed is looked at: the other lanes must not
     /// believe for ever that it is still under way.
     fn drop(&mut self) {
+        self.post();
         self.backlog.clear();
         self.stuck = None;
         self.reads.clear();
@@ -500,9 +550,11 @@ impl Drop for RetainLane {
             self.reap(&mut dropped);
             let waits = !self.below.is_empty() && self.late.is_empty();
             if waits && self.lower.wait(&[], Some(PAUSE_LOOK)).is_err() {
-                return;
+                break;
             }
         }
+        let wholes = self.wholes.drain().flat_map(|whole| whole.landed);
+        self.shared.posted(self.landed.drain(..).chain(self.unposted.drain(..)).chain(wholes));
     }
 }
 
@@ -516,6 +568,7 @@ impl Lane for RetainLane {
     }
 
     fn take(&mut self, request: Admitted) {
+        self.post();
         if let Err(e) = self.health.admit(request.operation) {
             self.done.push(Completion { token: request.token, result: Err(e) });
             return;
@@ -534,6 +587,7 @@ impl Lane for RetainLane {
     }
 
     fn reap(&mut self, completions: &mut Vec<Completion>) {
+        self.post();
         self.go_on();
         let mut reaped = std::mem::take(&mut self.reaped);
         self.lower.reap(&mut reaped);
@@ -554,6 +608,7 @@ impl Lane for RetainLane {
             self.go_on();
         }
         completions.append(&mut self.done);
+        self.unposted.append(&mut self.landed);
     }
 
     fn in_flight(&self) -> usize {
@@ -561,6 +616,7 @@ impl Lane for RetainLane {
     }
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        self.post();
         self.retry();
         self.go_on_reading();
         if !self.done.is_empty() || !self.late.is_empty() {

@@ -10,13 +10,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::error::JournalError;
 use crate::ext4::{FileSystems, Ranges};
 use crate::versions::area::JournalArea;
+use crate::versions::Track;
 
 /// What all lanes of a disk share.
 pub(super) struct Shared {
     pub(super) systems: Mutex<FileSystems>,
     /// No set is due or under way any more.
     pub(super) idle: Condvar,
-    /// A write that was handed down has completed.
+    /// A write that was handed down has completed, or is posted.
     pub(super) landed: Condvar,
     /// [`FileSystems::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
     pub(super) version: AtomicU64,
@@ -77,6 +78,12 @@ impl Shared {
             *self.ranges.lock() = Arc::new(systems.ranges());
             self.version.store(systems.version(), Ordering::Release);
         }
+    }
+
+    /// See [`FileSystems::posted`].
+    pub(super) fn posted(&self, tracks: impl IntoIterator<Item = Track>) {
+        self.lock().posted(tracks);
+        self.landed.notify_all();
     }
 
     pub(super) fn ranges(&self) -> Arc<Ranges> {

@@ -87,7 +87,8 @@ impl Retained {
     /// being written, nor those that are still needed and pending: they are due first, as a set.
     ///
     /// Under `power-window` a commit is answered when its blocks are in the disk's history as one. Where a write of one of them
-    /// is in flight, that may take its place behind them, and undo a part of the transaction; where what the layout rests on is
+    /// is in flight, or has landed and was not posted, that may take its place behind them, under the next daemon, and undo a part of the
+    /// transaction; where what the layout rests on is
     /// in flight, nothing may go home. Either is over soon. The commit block is not in the arena meanwhile: a daemon that dies
     /// leaves a transaction that never happened, and a guest that asks for both again. A set that is under way is waited for: see
     /// [`crate::versions`]. `dropped`: journal writes are not retained.
@@ -116,7 +117,7 @@ impl Retained {
         if self.waits_for.take_if(|track| !versions.in_flight.holds(*track)).is_some() {
             versions.arena.set_mark(self.log.id, self.log.head.1, None);
         }
-        let nothing_flies = !self.suspended && versions.in_flight.is_empty();
+        let nothing_flies = !self.suspended && versions.in_flight.all_posted();
         if dropped || (versions.way.is_free() && (nothing_flies || !versions.applies())) {
             return Ok(false);
         }
@@ -141,7 +142,7 @@ impl Retained {
         Ok(self.waits_for.is_some())
     }
 
-    /// A write in flight of a block that some transaction commits which is complete with this block of the log. What cannot be
+    /// A write that was not posted of a block that some transaction commits which is complete with this block of the log. What cannot be
     /// followed commits nothing.
     fn written_over(&self, versions: &mut Versions, at: AreaBlock, block: &Block) -> Option<Track> {
         let layout = &self.place.layout;
@@ -151,8 +152,8 @@ impl Retained {
         let mut view = Following { reader: &mut reader, with: Some((at, block)), whole: self.is_whole() };
         let mut tid = self.log.head.0;
         while let Ok(Walked::Complete(transaction)) = walk.and_then(|walk| walk.go_on(&mut view, geometry)) {
-            let flying = |home: FsBlock| in_flight.over(home.sector(layout.start), BLOCK_SECTORS);
-            let found = transaction.tags.iter().find_map(|tag| flying(tag.home));
+            let over = |home: FsBlock| in_flight.over(home.sector(layout.start), BLOCK_SECTORS);
+            let found = transaction.tags.iter().find_map(|tag| over(tag.home));
             if found.is_some() {
                 return found;
             }

@@ -107,7 +107,7 @@ impl FileSystems {
     }
 
     /// Drops from such a list what is home by now or not needed any more; what a newer version takes the place of is home with that one.
-    /// Writes that are under way over the rest, or over what nothing goes home before.
+    /// Writes that are under way, or not posted, over the rest, or over what nothing goes home before.
     pub fn awaited(&self, versions: &mut NotHome) -> Vec<Track> {
         versions.retain(|(id, home)| self.versions.is_open(*id, *home));
         if versions.is_empty() {
@@ -120,10 +120,10 @@ impl FileSystems {
                     from < to && versions.range((*id, from)..(*id, to)).next().is_some()
                 })
         };
-        self.versions.in_flight.iter().filter(over).map(Flying::track).collect()
+        self.versions.in_flight.open().filter(over).map(Flying::track).collect()
     }
 
-    /// Whether one of these writes is still under way.
+    /// Whether one of these writes is not posted yet.
     pub fn flies(&self, tracks: &[Track]) -> bool {
         tracks.iter().any(|track| self.versions.in_flight.holds(*track))
     }

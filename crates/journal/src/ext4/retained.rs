@@ -55,7 +55,7 @@ impl<E: Into<JournalError>> From<E> for Stop {
 pub(super) struct Retained {
     pub(super) log: Log,
     pub(super) place: Place,
-    /// A write in flight that the next commit waits for; see [`Retained::must_wait`].
+    /// A write that is not posted, and that the next commit waits for; see [`Retained::must_wait`].
     pub(super) waits_for: Option<Track>,
     /// A write changed what the layout rests on; until it has completed nothing may go home.
     pub(super) suspended: bool,

@@ -22,6 +22,8 @@ pub enum Change<'a> {
 pub enum Part {
     /// Nothing is left to do.
     Done,
+    /// Nothing is left to do but to say when it is posted: [`FileSystems::posted`].
+    Elided(Track),
     /// To be handed down, and reported when it has completed.
     Below {
         /// First sector.
@@ -30,7 +32,7 @@ pub enum Part {
         sectors: u64,
         /// What to hand down instead of what was given.
         copy: Option<Buffers>,
-        /// To be given to [`FileSystems::completed`].
+        /// To be given to [`FileSystems::completed`], and then to [`FileSystems::posted`].
         track: Option<Track>,
     },
     /// Everything that has completed is to be made durable before this request completes (vflush at truncation).
@@ -186,8 +188,7 @@ impl FileSystems {
         }
         let carried = self.versions.compare(sector, sectors, &buffers)?;
         if carried.is_home && !look_again {
-            self.versions.elided(&carried);
-            parts.push(Part::Done);
+            parts.push(Part::Elided(self.versions.elided(sector, sectors, carried)));
             return Ok(());
         }
         let track = self.volumes.track(&mut self.versions, sector, sectors, carried, look_again);
@@ -225,6 +226,11 @@ impl FileSystems {
             self.volumes.look_after_write(&mut self.versions)?;
         }
         Ok(())
+    }
+
+    /// Writes that have completed are posted to their guest.
+    pub fn posted(&mut self, tracks: impl IntoIterator<Item = Track>) {
+        tracks.into_iter().for_each(|track| self.versions.posted(track));
     }
 
     /// Whether a completion leads to a look at the disk.

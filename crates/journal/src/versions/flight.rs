@@ -87,12 +87,15 @@ impl Versions {
         Ok(Carried { matches, is_home: home_blocks * BLOCK_SECTORS == sectors })
     }
 
-    /// A write of what is home already is not handed down.
-    pub(crate) fn elided(&mut self, carried: &Carried) {
+    /// A write of what is home already is not handed down: it has landed.
+    pub(crate) fn elided(&mut self, sector: Sector, sectors: u64, carried: Carried) -> Track {
         for matched in &carried.matches {
             let classes = self.classes.entry(matched.volume).or_default();
             classes.page_writeback_elided_bytes += BLOCK_BYTES as u64;
         }
+        let track = self.track(sector, sectors, carried, false);
+        self.landed(track);
+        track
     }
 
     /// A range gets content that is no version's.
@@ -115,23 +118,27 @@ impl Versions {
         self.in_flight.add(sector, sectors, carried.matches, look_again)
     }
 
-    /// A write has ended, well or not. Versions of its blocks that were committed while it was in flight, and where nothing was written
-    /// since, wait to go home like any other: what the disk holds there is older, whatever it is.
+    /// A write has ended, well or not. Whether its guest knows is another matter: see [`Versions::posted`].
     pub fn landed(&mut self, track: Track) -> Option<Flying> {
-        let flying = self.in_flight.remove(track)?;
+        self.in_flight.land(track)
+    }
+
+    /// A write that has landed is not asked for again, whoever dies. Versions of its blocks that were committed before, and where nothing was
+    /// written since, wait to go home like any other: what the disk holds there is older, whatever it is.
+    pub fn posted(&mut self, track: Track) {
+        let Some(posted) = self.in_flight.post(track) else { return };
         if self.mistake.is(Mutation::ForgetFlight) {
-            return Some(flying);
+            return;
         }
-        for version in &flying.older_than {
+        for version in &posted.older_than {
             let Some(room) = self.rooms.get(&version.volume) else { continue };
             let current = self.area.read().version(version.volume, version.home);
             if current.is_some_and(|c| c.generation == version.generation)
-                && !self.in_flight.any(version.home.sector(room.start), BLOCK_SECTORS)
+                && self.in_flight.over(version.home.sector(room.start), BLOCK_SECTORS).is_none()
             {
                 self.set_state(version.volume, version.home, VersionState::Pending);
             }
         }
-        Some(flying)
     }
 
     /// It has ended well: the versions that it carried are home, unless something came between. Whose they were.

@@ -60,7 +60,7 @@ impl Versions {
         let mut tuples = self.pending_of(client, tuples);
         let (writer, Some(room)) = (&self.writer, self.rooms.get(&client)) else { return Ok(None) };
         if !self.applies() {
-            tuples.retain(|t| !self.in_flight.any(t.home.sector(room.start), BLOCK_SECTORS));
+            tuples.retain(|t| self.in_flight.over(t.home.sector(room.start), BLOCK_SECTORS).is_none());
             tuples.truncate(SET_BLOCKS);
         }
         if tuples.is_empty() {

@@ -1,4 +1,5 @@
-//! Writes that were handed down and have not completed: their content is neither old nor new.
+//! Writes that were handed down and have not landed: their content is neither old nor new. And those that have, until they are posted: the
+//! daemon may die before its guest was told, and the next one is asked for them again.
 
 use afterimage_block::Sector;
 
@@ -48,6 +49,8 @@ impl Flying {
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     writes: Vec<Flying>,
+    /// Those that have landed.
+    unposted: Vec<Flying>,
     next: u64,
 }
 
@@ -65,17 +68,35 @@ impl InFlight {
         track
     }
 
-    pub(super) fn remove(&mut self, track: Track) -> Option<Flying> {
+    /// It has ended, well or not.
+    pub(super) fn land(&mut self, track: Track) -> Option<Flying> {
         let at = self.writes.iter().position(|w| w.track == track)?;
-        Some(self.writes.swap_remove(at))
+        let mut landed = self.writes.swap_remove(at);
+        let Flying { sector, sectors, .. } = landed;
+        let older_than = std::mem::take(&mut landed.older_than);
+        let unposted = Flying { track, sector, sectors, matches: Vec::new(), older_than, look_again: false };
+        self.unposted.push(unposted);
+        Some(landed)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.writes.is_empty()
+    /// Nobody asks for it again.
+    pub(super) fn post(&mut self, track: Track) -> Option<Flying> {
+        let at = self.unposted.iter().position(|w| w.track == track)?;
+        Some(self.unposted.swap_remove(at))
     }
 
+    /// All that were not posted, landed or not.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &Flying> {
+        self.writes.iter().chain(&self.unposted)
+    }
+
+    pub(crate) fn all_posted(&self) -> bool {
+        self.open().next().is_none()
+    }
+
+    /// Whether it is not posted.
     pub(crate) fn holds(&self, track: Track) -> bool {
-        self.writes.iter().any(|w| w.track == track)
+        self.open().any(|w| w.track == track)
     }
 
     /// Whether somebody looks at the disk when this write has completed.
@@ -83,14 +104,19 @@ impl InFlight {
         self.writes.iter().find(|w| w.track == track).is_some_and(|w| w.look_again)
     }
 
-    /// A write that touches a range.
+    /// A write that touches a range and was not posted: it may come over whatever is written there now.
     pub(crate) fn over(&self, sector: Sector, sectors: u64) -> Option<Track> {
-        self.writes.iter().find(|w| w.overlaps(sector, sectors)).map(|w| w.track)
+        self.open().find(|w| w.overlaps(sector, sectors)).map(|w| w.track)
     }
 
-    /// Whether any write touches a range.
+    /// Whether any write touches a range that has not landed.
     pub(crate) fn any(&self, sector: Sector, sectors: u64) -> bool {
-        self.over(sector, sectors).is_some()
+        self.writes.iter().any(|w| w.overlaps(sector, sectors))
+    }
+
+    /// Whether any write carries something older than that block's newest version, and was not posted.
+    pub(super) fn older(&self, volume: VolumeId, home: FsBlock) -> bool {
+        self.unposted.iter().any(|w| w.older_than.iter().any(|m| (m.volume, m.home) == (volume, home)))
     }
 
     /// Whether any write touches a range that has to be looked at again after it.
@@ -100,10 +126,12 @@ impl InFlight {
 
     /// A block that some write touches has a new version.
     pub(super) fn outdated(&mut self, sector: Sector, volume: VolumeId, home: FsBlock, generation: u32) {
-        let touching = self.writes.iter_mut().filter(|w| w.overlaps(sector, BLOCK_SECTORS));
+        let touching =
+            self.writes.iter_mut().chain(&mut self.unposted).filter(|w| w.overlaps(sector, BLOCK_SECTORS));
         touching.for_each(|w| w.older_than.push(Match { volume, home, generation }));
     }
 
+    /// Those that have not landed.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Flying> {
         self.writes.iter()
     }

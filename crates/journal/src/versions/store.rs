@@ -152,10 +152,10 @@ impl Versions {
     ) -> Result<(), JournalError> {
         self.area.write().mprotect(client, protect, unprotect)?;
         let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
-        let anything_flies = !self.in_flight.is_empty();
+        let anything_flies = !self.in_flight.all_posted();
         for tuple in protect {
             let sector = tuple.home.sector(start);
-            let flies = anything_flies && self.in_flight.any(sector, BLOCK_SECTORS);
+            let flies = anything_flies && self.in_flight.over(sector, BLOCK_SECTORS).is_some();
             // The mark goes with the slot: of a block that was evicted nobody knows. See [`Versions::gone`].
             let unknown = again && self.arena.get(client, tuple.at).is_none();
             let mark = self.arena.mark(client, tuple.at);
@@ -225,7 +225,10 @@ impl Versions {
         let (from, to) = room.blocks_of(sector, sectors);
         let older = |(home, version): &(FsBlock, Version)| match version.state {
             VersionState::Pending => true,
-            VersionState::Overwritten => self.in_flight.any(home.sector(room.start), BLOCK_SECTORS),
+            VersionState::Overwritten => {
+                self.in_flight.any(home.sector(room.start), BLOCK_SECTORS)
+                    || self.in_flight.older(client, *home)
+            }
             VersionState::Home => false,
         };
         self.area.read().versions_in(client, from, to).iter().any(older)
@@ -283,10 +286,10 @@ impl Versions {
         self.classes.entry(client).or_default()
     }
 
-    /// Whether a write over a range is under way that touches a version which is not home, of a transaction that `passed` names.
+    /// Whether a write over a range is under way, or not posted, that touches a version which is not home, of a transaction that `passed` names.
     pub(crate) fn flies_over(&self, client: VolumeId, passed: impl Fn(Tid) -> bool) -> bool {
         let Some(room) = self.rooms.get(&client) else { return false };
-        self.in_flight.iter().any(|write| {
+        self.in_flight.open().any(|write| {
             let (from, to) = room.blocks_of(write.sector, write.sectors);
             let mut versions = self.area.read().versions_in(client, from, to).into_iter();
             versions.any(|(_, version)| version.state != VersionState::Home && passed(version.tid))
