@@ -25,6 +25,7 @@ fn record(n: u64) -> VolumeRecord {
         tail: (Tid(n as u32), AreaBlock(n as u32 + 1)),
         being_read: n % 3 == 1,
         stamped: n % 5 == 1,
+        commit_waits: n % 7 == 1,
         absorbing: n % 2 == 0,
     }
 }

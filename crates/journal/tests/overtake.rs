@@ -388,11 +388,13 @@ enum Ends {
 #[test]
 fn what_comes_again_does_not_undo_a_commit() {
     for ends in [Ends::Before, Ends::Meanwhile, Ends::Elided] {
-        over_what_was_not_posted(ends);
+        for evicts in [false, true] {
+            over_what_was_not_posted(ends, evicts);
+        }
     }
 }
 
-fn over_what_was_not_posted(ends: Ends) {
+fn over_what_was_not_posted(ends: Ends, evicts: bool) {
     let mut mounted = Mounted::new(true);
     let mut lane = mounted.lane();
     if ends == Ends::Elided {
@@ -402,6 +404,9 @@ fn over_what_was_not_posted(ends: Ends) {
     let blocks = mounted.transaction(vec![(FsBlock(3000), block(2)), (FsBlock(3001), block(2))]);
     let ((commit, content), others) = blocks.split_last().unwrap();
     others.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    if evicts {
+        mounted.disk.make_room().unwrap();
+    }
     let (mut writing, mut committing) =
         (mounted.disk.open_lane().unwrap(), mounted.disk.open_lane().unwrap());
     writing.submit(write(1, mounted.home(3001), &block(1)));
@@ -428,7 +433,10 @@ fn over_what_was_not_posted(ends: Ends) {
     let below: &[u8] = &bytes[at * BLOCK_BYTES..][..BLOCK_BYTES];
     let replayed = common::replayed(&bytes).0;
     let found = replayed.get(&(at as u64)).map_or(below, |block| &block[..]);
-    assert!(found == block(2), "{ends:?}: what was committed is neither home nor in the journal");
+    assert!(
+        found == block(2),
+        "{ends:?}, evicts {evicts}: what was committed is neither home nor in the journal"
+    );
 
     // Who comes to a lane again has posted what it was handed.
     drop((lane, disk));

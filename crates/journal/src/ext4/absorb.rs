@@ -7,7 +7,6 @@ use super::passed::{needed, passes_flying};
 use super::retained::{Following, Retained, Stop};
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
-use crate::versions::arena::Mark;
 use crate::versions::{Track, Versions};
 
 /// A write of a part of one journal block.
@@ -115,7 +114,7 @@ impl Retained {
             return Ok(!versions.way.is_free());
         }
         if self.waits_for.take_if(|track| !versions.in_flight.holds(*track)).is_some() {
-            versions.arena.set_mark(self.log.id, self.log.head.1, None);
+            self.log.set_commit_waits(versions, false);
         }
         let nothing_flies = !self.suspended && versions.in_flight.all_posted();
         if dropped || (versions.way.is_free() && (nothing_flies || !versions.applies())) {
@@ -136,8 +135,7 @@ impl Retained {
         }
         self.waits_for = self.written_over(versions, piece.at, &content.block());
         if self.waits_for.is_some() {
-            // For the next daemon, which both may come to again, in the other order: see `Retained::commit`.
-            versions.arena.set_mark(self.log.id, self.log.head.1, Some(Mark::Overwritten));
+            self.log.set_commit_waits(versions, true);
         }
         Ok(self.waits_for.is_some())
     }

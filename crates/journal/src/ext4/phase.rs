@@ -58,6 +58,7 @@ impl Volume {
             absorbing: true,
             being_read: false,
             stamped,
+            commit_waits: false,
         };
         versions.arena.records.set(id, record);
         versions.init(id, retained.place.room())?;

@@ -14,7 +14,6 @@ use super::side;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
 use crate::mutation::Mutation;
-use crate::versions::arena::Mark;
 use crate::versions::{Reader, SetError, Track, Tuple, Version, Versions};
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content.
@@ -204,12 +203,6 @@ impl Retained {
             return Ok(());
         }
         if versions.applies() && !self.suspended {
-            // Under an earlier daemon it waited for a write of one of its blocks, which may come again.
-            if versions.arena.mark(id, transaction.start) == Some(Mark::Overwritten) {
-                let tid = transaction.tid;
-                let why = format!("what is older than transaction {tid} may be on its way home");
-                return Err(Stop::hand_back(why));
-            }
             self.send_home(versions, &protect)?;
         }
         self.log.release(versions, 1);

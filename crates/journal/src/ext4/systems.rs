@@ -10,6 +10,7 @@ use super::layout::superblock::JournalSuperblock;
 use super::layout::Layout;
 use super::ranges::Ranges;
 use super::report::file_system;
+use super::retained::Stop;
 use super::volume::Phase;
 use super::volumes::Volumes;
 use crate::error::JournalError;
@@ -176,8 +177,15 @@ impl FileSystems {
         volumes.note_superblocks(versions, at, length);
         let held = volumes.with(v, versions, |retained, versions| {
             if versions.applies() {
+                // Both may come again, in the other order.
+                if record.commit_waits {
+                    return Err(Stop::hand_back(
+                        "what is older than its next transaction may be on its way home",
+                    ));
+                }
                 retained.reapply(versions)?;
             }
+            retained.log.set_commit_waits(versions, false);
             retained.log.release(versions, 1);
             Ok(retained.log.transactions.len())
         })?;

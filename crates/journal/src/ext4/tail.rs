@@ -52,6 +52,12 @@ impl Log {
         }
     }
 
+    /// The next commit waits for a write of one of its blocks, or does no more. The next daemon must know.
+    pub(super) fn set_commit_waits(&self, versions: &mut Versions, commit_waits: bool) {
+        let record = versions.arena.records.get(self.id).unwrap_or_default();
+        versions.arena.records.set(self.id, VolumeRecord { commit_waits, ..record });
+    }
+
     /// Forgets the oldest transaction: its blocks of the arena, and those of its versions that are still the newest. The
     /// served tail passes it first: a daemon that is killed here must not leave a tail whose blocks are gone.
     fn drop_oldest(&mut self, versions: &mut Versions) {

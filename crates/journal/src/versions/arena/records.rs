@@ -32,6 +32,8 @@ pub struct VolumeRecord {
     pub being_read: bool,
     /// The journal's superblock on the disk bears this arena's stamp.
     pub stamped: bool,
+    /// A commit waits for a write of one of its blocks: the next daemon may be asked for both, in the other order.
+    pub commit_waits: bool,
 }
 
 /// What is remembered of the disk itself.
