@@ -447,6 +447,23 @@ fn over_what_was_not_posted(ends: Ends, evicts: bool) {
     assert_eq!(disk.status().file_systems[0].mode, "retain");
 }
 
+/// `guest-crash`: a guest that only looked gone has committed once more before anybody looks after what it left. Then the daemon dies, and
+/// the next one is asked for that again.
+#[test]
+fn what_comes_again_of_a_guest_that_came_back_is_known() {
+    let mut mounted = Mounted::new(false);
+    let blocks = mounted.transaction(vec![(FsBlock(3000), block(1))]);
+    let mut lane = mounted.lane();
+    mounted.disk.quiesced(Quiesced::Stopped);
+    blocks.iter().for_each(|(sector, block)| lane.write(*sector, block).unwrap());
+    while mounted.disk.settle_after_guest().unwrap() {}
+    assert!(mounted.on_disk(3000) == block(1), "it is home");
+    let (disk, _) = mounted.next_daemon();
+    let (commit, content) = blocks.last().unwrap();
+    Blocking::new(disk.open_lane().unwrap()).write(*commit, content).unwrap();
+    assert_eq!(disk.status().file_systems[0].mode, "retain");
+}
+
 /// A pause leaves the log on the disk. The guest's tail passes it, and its next transaction is still to come when the power is cut.
 #[test]
 fn no_recovery_begins_before_a_tail_that_moved_after_a_pause() {

@@ -320,6 +320,7 @@ impl RetainLane {
                 lent.into_iter().for_each(|piece| self.lender.take_back(piece));
                 return false;
             }
+            self.shared.came_back.store(true, Ordering::SeqCst);
             let change = lent.as_ref().map_or(Change::Clear, |piece| Change::Write(piece));
             let taken = systems.submit(change, Sector(from), to - from, parts);
             wrote_set = systems.is_due();

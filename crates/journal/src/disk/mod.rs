@@ -77,6 +77,7 @@ impl RetainDisk {
             landed: Condvar::new(),
             paused: AtomicBool::new(false),
             left: AtomicBool::new(false),
+            came_back: AtomicBool::new(false),
         };
         Ok(Self { lower, shared: Arc::new(shared), hands: Arc::default() })
     }
@@ -147,6 +148,8 @@ impl RetainDisk {
         }
         let more = self.act(&mut self.shared.lock_idle(), |systems| match systems.due()? {
             true => Ok(true),
+            // What it has written since may not be posted, and may come again.
+            false if self.shared.came_back.load(Ordering::SeqCst) => systems.settle_all().map(|()| false),
             false => systems.settle_gone().map(|()| false),
         });
         if matches!(more, Ok(true)) {
@@ -270,6 +273,7 @@ impl Disk for RetainDisk {
     /// [`RetainDisk::settle_after_guest`].
     fn quiesced(&self, why: Quiesced) {
         tracing::debug!(?why, "no request is in flight: what is committed will go home");
+        self.shared.came_back.store(false, Ordering::SeqCst);
         self.hands.stopped(why == Quiesced::Disconnected);
         self.shared.left.store(true, Ordering::SeqCst);
     }

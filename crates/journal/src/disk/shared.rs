@@ -28,6 +28,8 @@ pub(super) struct Shared {
     pub(super) paused: AtomicBool,
     /// The guest may be gone, and nobody has looked after what it left.
     pub(super) left: AtomicBool,
+    /// It, or another one, has written since. Set under the lock.
+    pub(super) came_back: AtomicBool,
 }
 
 impl Shared {
