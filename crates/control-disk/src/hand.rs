@@ -2,7 +2,7 @@
 //!
 //! What is handed over are blocks as they would stand in the journal, and to the layer below they come as if they were written there, as far
 //! as a flush: what reads a guest's journal, keeps it, brings it home and gives it back to a recovery is the same for both, and so is what
-//! the guest falls back to. So do runs of blocks that it has published in memory which it lent. One is under way at a time on each queue; the next waits.
+//! the guest falls back to. So do runs of blocks that it has published in memory which it lent. One is under way at a time on each queue and disk; the next waits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    BlockError, Buffers, Completion, Disk, FlushKind, Lane, Operation, Request, Sector, SequenceNumber,
-    Token, SECTOR_BYTES,
+    wait_readable, BlockError, Buffers, Completion, Disk, FlushKind, Lane, Operation, Request, Sector,
+    SequenceNumber, Token, SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{Command, CHALLENGE_AT, STATUS_UNSUPPORTED};
 use afterimage_journal::{Hand, RetainDisk};
@@ -78,17 +78,23 @@ pub(crate) struct HandOver {
 
 /// Those of one queue.
 pub(crate) struct Handing {
-    /// A lane of each disk.
-    lanes: Vec<(Arc<RetainDisk>, Box<dyn Lane>)>,
-    under_way: Option<UnderWay>,
-    next: VecDeque<HandOver>,
+    /// One of each disk.
+    ways_in: Vec<WayIn>,
+}
+
+/// The hand-overs of one disk: one that is stuck keeps no other one's from anything.
+struct WayIn {
+    disk: Arc<RetainDisk>,
+    /// Dropped first: it waits for what is below, and until then the guest whose hand is under way has not left.
+    lane: Box<dyn Lane>,
+    under_way: Option<Way>,
+    next: VecDeque<(Way, What)>,
     done: Vec<Completion>,
 }
 
-struct UnderWay {
-    lane: usize,
-    way: Way,
-}
+/// How long the lane of one disk is waited for before those of others are looked at, where several are under way: a lane wakes nobody who waits
+/// for another one.
+const LOOK: Duration = Duration::from_micros(500);
 
 /// A hand-over that is over.
 pub(crate) type Over = (Way, Result<(), BlockError>);
@@ -98,40 +104,54 @@ impl Handing {
     pub(crate) fn new<'a>(
         ways_in: impl Iterator<Item = (&'a Arc<RetainDisk>, &'a dyn Disk)>,
     ) -> Result<Self, BlockError> {
-        let open =
-            |(disk, way_in): (&Arc<RetainDisk>, &dyn Disk)| Ok((Arc::clone(disk), way_in.open_lane()?));
-        let lanes = ways_in.map(open).collect::<Result<_, BlockError>>()?;
-        Ok(Self { lanes, under_way: None, next: VecDeque::new(), done: Vec::new() })
+        let open = |(disk, way_in): (&Arc<RetainDisk>, &dyn Disk)| {
+            let (disk, lane) = (Arc::clone(disk), way_in.open_lane()?);
+            Ok(WayIn { disk, lane, under_way: None, next: VecDeque::new(), done: Vec::new() })
+        };
+        Ok(Self { ways_in: ways_in.map(open).collect::<Result<_, BlockError>>()? })
     }
 
     /// Commands of which no part is over; what was published is its read's.
     pub(crate) fn commands(&self) -> usize {
-        let under_way = self.under_way.iter().map(|under_way| &under_way.way);
-        let all = self.next.iter().map(|next| &next.way).chain(under_way);
-        all.filter(|way| matches!(way, Way::Command(_))).count()
+        let ways = |way_in: &'_ WayIn| {
+            let waiting = way_in.next.iter().map(|(way, _)| way).chain(&way_in.under_way);
+            waiting.filter(|way| matches!(way, Way::Command(_))).count()
+        };
+        self.ways_in.iter().map(ways).sum()
     }
 
-    pub(crate) fn take(&mut self, over: HandOver) {
-        self.next.push_back(over);
+    /// # Panics
+    /// The disk is not of this group.
+    pub(crate) fn take(&mut self, HandOver { way, disk, what }: HandOver) {
+        let way_in = self.ways_in.iter_mut().find(|way_in| Arc::ptr_eq(&way_in.disk, &disk));
+        way_in.expect("found among the disks that have a way in").next.push_back((way, what));
     }
 
-    /// Begins the next one where none is under way, and says which are over.
+    /// Begins the next ones where none is under way, and says which are over.
     pub(crate) fn go_on(&mut self, over: &mut Vec<Over>) {
+        self.ways_in.iter_mut().for_each(|way_in| way_in.go_on(over));
+    }
+
+    /// Blocks until one that is under way may be over, something is readable, or the time is.
+    pub(crate) fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+        let mut under_way = self.ways_in.iter_mut().filter(|way_in| way_in.under_way.is_some());
+        let Some(first) = under_way.next() else { return wait_readable(also, timeout) };
+        let several = under_way.next().map(|_| LOOK);
+        first.lane.wait(also, timeout.into_iter().chain(several).min())
+    }
+}
+
+impl WayIn {
+    fn go_on(&mut self, over: &mut Vec<Over>) {
         loop {
-            if let Some(UnderWay { lane, .. }) = &self.under_way {
-                self.lanes[*lane].1.reap(&mut self.done);
+            if self.under_way.is_some() {
+                self.lane.reap(&mut self.done);
                 let Some(completion) = self.done.pop() else { return };
                 // Nobody asks for it again.
-                self.lanes[*lane].1.reap(&mut self.done);
-                if let Some(UnderWay { way, .. }) = self.under_way.take() {
-                    over.push((way, completion.result));
-                }
+                self.lane.reap(&mut self.done);
+                over.extend(self.under_way.take().map(|way| (way, completion.result)));
             }
-            let Some(HandOver { way, disk, what }) = self.next.pop_front() else { return };
-            let Some(lane) = self.lanes.iter().position(|(known, _)| Arc::ptr_eq(known, &disk)) else {
-                over.push((way, Err(BlockError::Unsupported("the disk is not of this group".into()))));
-                continue;
-            };
+            let Some((way, what)) = self.next.pop_front() else { return };
             let (operation, sector, buffers) = match what {
                 What::Blocks { sector, buffers } => {
                     let flushed = matches!(way, Way::Command(_));
@@ -143,27 +163,9 @@ impl Handing {
                 }
             };
             let sectors = buffers.len() as u64 / SECTOR_BYTES;
-            let way_in = &mut self.lanes[lane].1;
-            way_in.submit(Request { token: Token(0), operation, sector, sectors, buffers });
-            way_in.dispatch();
-            self.under_way = Some(UnderWay { lane, way });
+            self.lane.submit(Request { token: Token(0), operation, sector, sectors, buffers });
+            self.lane.dispatch();
+            self.under_way = Some(way);
         }
-    }
-
-    /// Blocks until the one that is under way may be over; `None` where none is.
-    pub(crate) fn wait(
-        &mut self,
-        also: &[BorrowedFd<'_>],
-        timeout: Option<Duration>,
-    ) -> Option<io::Result<()>> {
-        let lane = self.under_way.as_ref()?.lane;
-        Some(self.lanes[lane].1.wait(also, timeout))
-    }
-}
-
-impl Drop for Handing {
-    /// The way in first: it waits for what is below, and until then the guest has not left.
-    fn drop(&mut self) {
-        self.lanes.clear();
     }
 }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    wait_readable, Admitted, Bell, BlockError, Buffers, Completion, Geometry, Lane, Operation, Sector, Token,
-    SECTOR_BYTES,
+    Admitted, Bell, BlockError, Buffers, Completion, Geometry, Lane, Operation, Sector, Token, SECTOR_BYTES,
 };
 use afterimage_format::control_disk::{
     is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT,
@@ -396,6 +395,6 @@ impl Lane for ControlLane {
         let left = self.deadline().map(|until| until.saturating_sub(self.shared.now()));
         let timeout = timeout.into_iter().chain(left).min();
         let fds: Vec<BorrowedFd<'_>> = also.iter().copied().chain([self.bell.fd()]).collect();
-        self.handing.wait(&fds, timeout).unwrap_or_else(|| wait_readable(&fds, timeout))
+        self.handing.wait(&fds, timeout)
     }
 }

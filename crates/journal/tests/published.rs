@@ -509,6 +509,34 @@ fn what_is_published_while_memory_is_taken_over_counts_from_before() {
     assert_eq!(content(&served, &layout, first), 5);
 }
 
+/// A disk whose storage is stuck is no other one's business.
+#[test]
+fn what_is_handed_over_waits_for_its_own_disk_alone() {
+    const STUCK: u64 = 3;
+    let bases = [ext4(), ext4()];
+    let layouts = [0, 1].map(|n: usize| layouts(&bases[n]).remove(0));
+    let served = bases.map(|base| Served::new(base, 1 << 20, wait_for_home()));
+    let (disk, lane) = control_disk(served.iter().map(|served| served.disk.clone().unwrap()).collect());
+    let mut control = Control { disk, lane, done: Vec::new() };
+    served[0].disk().pause().unwrap();
+    for (n, token) in [(0, STUCK), (1, COMMAND), (1, COMMAND)] {
+        let right = control.ask(OPERATION_INIT, layouts[n].uuid);
+        let mut command = Command { file_system: layouts[n].uuid, ..Command::new(OPERATION_MPROTECT, 2) };
+        (command.instance, command.sequence) = (right.instance, right.sequence);
+        (command.block, command.blocks) = ((layouts[n].journal[0].home.0 + 1).into(), 1.into());
+        let bytes = [command.seal().as_bytes(), &[7; BLOCK]].concat();
+        control.submit(token, Operation::Write { flushed: true }, Buffers::from_bytes(&bytes));
+        let until = Instant::now() + Duration::from_secs(20);
+        while token == COMMAND && control.ended(COMMAND) != Some(true) {
+            assert!(Instant::now() < until, "it waits for the other disk");
+            control.turn();
+        }
+    }
+    assert_eq!(control.ended(STUCK), None, "its disk is paused");
+    served[0].disk().resume();
+    assert!(control.end(STUCK));
+}
+
 #[test]
 fn whoever_listens_hears_of_each_publication_once_and_before_it_is_taken() {
     let (served, mut control, mut guest, layout, first) = lent();
