@@ -1,14 +1,15 @@
 //! What the lanes of a control disk have in common: its group, the slots' answers, and the flushes that are asked for.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use afterimage_block::{Admitted, Bell, BlockError, Buffers, Disk, SequenceNumber, SECTOR_BYTES};
 use afterimage_format::control_disk::{
-    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, OPERATION_CHALLENGE, OPERATION_CLEANUP,
-    OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT, OPERATION_QUERY, OPERATION_RECOVER, OPERATION_VFLUSH,
-    OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE, STATUS_FAILED, STATUS_NOT_YET,
-    STATUS_UNSUPPORTED,
+    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, OPERATION_CHALLENGE,
+    OPERATION_CLEANUP, OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT, OPERATION_QUERY,
+    OPERATION_RECOVER, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE,
+    STATUS_FAILED, STATUS_NOT_YET, STATUS_UNSUPPORTED,
 };
 use afterimage_format::mark;
 use afterimage_journal::{by_uuid, AreaBlock, FsBlock, Lending, RetainDisk};
@@ -68,6 +69,8 @@ pub(crate) struct Shared {
     pub(crate) commands: Commands,
     /// A slot's last answer.
     answers: Mutex<Vec<Option<Answer>>>,
+    /// What a flush has proved to be durable: see [`Shared::durable`].
+    proved: AtomicU64,
     pub(crate) flushing: Mutex<Flushing>,
     /// A flush is asked for, or the end.
     pub(crate) wanted: Condvar,
@@ -112,6 +115,7 @@ impl Shared {
             clock,
             commands: Commands::default(),
             answers: Mutex::new(vec![None; SLOTS as usize]),
+            proved: AtomicU64::new(0),
             flushing: Mutex::default(),
             wanted: Condvar::new(),
             bells: Arc::default(),
@@ -124,7 +128,12 @@ impl Shared {
         loop {
             if flushing.flights.begin() {
                 drop(flushing);
+                let before = self.group.reached().acknowledged;
                 let outcome = self.group.flush();
+                if outcome.is_ok() {
+                    // A commit that is retained has no number of its own: one that came since may share the newest.
+                    self.proved.fetch_max(before.0.saturating_sub(1), Ordering::Relaxed);
+                }
                 flushing = self.flushing.lock();
                 flushing.flights.end(outcome.map_err(Into::into));
                 self.bells.ring();
@@ -154,6 +163,14 @@ impl Shared {
         self.clock.now()
     }
 
+    /// Everything up to this survives a power cut. What the group says is of what was written, where a commit may be retained that was not.
+    fn durable(&self) -> u64 {
+        match self.is_in_order() || self.disks.is_empty() {
+            true => self.group.reached().durable.0,
+            false => self.proved.load(Ordering::Relaxed),
+        }
+    }
+
     /// An answer with all that does not depend on the command.
     fn blank(&self) -> Answer {
         let (contract, window) = match self.promise.contract {
@@ -165,7 +182,7 @@ impl Shared {
             contract: contract.into(),
             window_us: u32::try_from(window.as_micros()).unwrap_or(u32::MAX).into(),
             instance: self.instance.into(),
-            durable: self.group.reached().durable.0.into(),
+            durable: self.durable().into(),
             operations: (OPERATIONS | u64::from(self.promise.lends) << OPERATION_LEND).into(),
             slots: SLOTS.into(),
             slot_bytes: SLOT_BYTES.into(),
