@@ -4,14 +4,14 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use afterimage_block::{Bell, BlockError, Disk, Geometry, Health, Lane, SECTOR_BYTES};
+use afterimage_block::{Bell, BlockError, Disk, Geometry, Health, Lane, Quiesced, SECTOR_BYTES};
 use afterimage_format::control_disk::{CONTROL_SERIAL, SLOTS};
 use afterimage_order::{Clock, Subscription, SystemClock};
 
 use crate::commands::Commands;
 use crate::durability::Durability;
 use crate::lane::ControlLane;
-use crate::shared::{Promise, Shared, SLOT_SECTORS};
+use crate::shared::{Promise, Shared, OWED, SLOT_SECTORS};
 
 /// See the module.
 pub struct ControlDisk {
@@ -70,6 +70,11 @@ impl ControlDisk {
         ControlLane::new(self.geometry(), Arc::clone(&self.shared), bell)
     }
 
+    /// Why a flush now would not cover all that a guest may count on, in one sentence; `None` where it would.
+    pub fn owes(&self) -> Option<&'static str> {
+        self.shared.owes_until().map(|_| OWED)
+    }
+
     /// What was asked so far.
     pub fn commands(&self) -> &Commands {
         &self.shared.commands
@@ -106,5 +111,11 @@ impl Disk for ControlDisk {
 
     fn open_lane(&self) -> Result<Box<dyn Lane>, BlockError> {
         Ok(Box::new(self.lane()?))
+    }
+
+    fn quiesced(&self, why: Quiesced) {
+        if why == Quiesced::Disconnected {
+            self.shared.paid(|_| true);
+        }
     }
 }

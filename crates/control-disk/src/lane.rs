@@ -12,15 +12,16 @@ use afterimage_block::{
 };
 use afterimage_format::control_disk::{
     is_of_a_file_system, Command, FILE_SYSTEM_SLOTS, OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT,
-    SLOTS, STATUS_DONE, STATUS_FAILED, STATUS_MALFORMED, STATUS_UNSUPPORTED,
+    OPERATION_RECOVER, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, SLOTS, STATUS_DONE, STATUS_FAILED,
+    STATUS_MALFORMED, STATUS_UNSUPPORTED,
 };
 use afterimage_format::FormatError;
 use zerocopy::FromZeros as _;
 
 use crate::desk::{Desk, Place, Verdict};
 use crate::hand::{Brought, HandOver, Handing, Over, Way, What};
-use crate::lent::{self, Next};
-use crate::shared::{Borrowed, Shared, SLOT_SECTORS};
+use crate::lent::{self, Next, Owed};
+use crate::shared::{Borrowed, Shared, OWED, SLOT_SECTORS};
 
 /// Memory that was refused is logged so often, for each queue of a guest's; `refused` counts the rest.
 const LOGGED_REFUSALS: u32 = 8;
@@ -45,10 +46,17 @@ impl Received {
         Self { request, command }
     }
 
+    fn is(&self, operations: &[u16]) -> bool {
+        matches!(&self.command, Some((_, Ok(command))) if operations.contains(&command.operation.get()))
+    }
+
     fn hands_over(&self) -> bool {
-        matches!(&self.command, Some((_, Ok(command))) if command.operation.get() == OPERATION_MPROTECT)
+        self.is(&[OPERATION_MPROTECT])
     }
 }
+
+/// What is answered only when all that its sender may have been told is there.
+const PROMISES: [u16; 4] = [OPERATION_VORDER, OPERATION_VFLUSH, OPERATION_WAIT, OPERATION_RECOVER];
 
 /// A command, and what had been published when it came: by the read, as long as that is held, and its number. Its sender may have been
 /// told that this is committed.
@@ -79,6 +87,8 @@ pub struct ControlLane {
     hear: Option<Hear>,
     /// In the order in which they came.
     behind: VecDeque<Behind>,
+    /// Promises that are asked for while a commit is owed, in that order.
+    unpaid: Vec<Received>,
     over: Vec<Over>,
     done: Vec<Completion>,
     /// Of [`LOGGED_REFUSALS`].
@@ -97,6 +107,7 @@ impl ControlLane {
             borrowed: Vec::new(),
             hear: None,
             behind: VecDeque::new(),
+            unpaid: Vec::new(),
             over: Vec::new(),
             done: Vec::new(),
             logged: 0,
@@ -122,11 +133,20 @@ impl ControlLane {
     /// When there is something to do that nobody asks for, by the control disk's clock.
     pub fn deadline(&self) -> Option<Duration> {
         let looks = self.borrowed.iter().filter_map(|borrowed| borrowed.loan.deadline());
-        self.desk.deadline().into_iter().chain(looks).min()
+        let owed = self.unpaid.first().and_then(|_| self.shared.owes_until());
+        self.desk.deadline().into_iter().chain(looks).chain(owed).min()
+    }
+
+    /// Whether promises wait for a commit that is owed.
+    fn waits_for_owed(&self) -> bool {
+        self.shared.owes_until().is_some_and(|until| self.shared.now() < until)
     }
 
     /// Carries a command out, or begins to.
     fn carry_out(&mut self, received: Received) {
+        if received.is(&PROMISES) && self.waits_for_owed() {
+            return self.unpaid.push(received);
+        }
         let Received { request, command } = received;
         let result = match command {
             Some((slot, Ok(command))) => match self.command(&request, slot, command) {
@@ -153,6 +173,9 @@ impl ControlLane {
     /// `None` where it is answered later.
     fn command(&mut self, request: &Admitted, slot: usize, command: Command) -> Option<Verdict> {
         let place = Place { token: request.token, slot };
+        if PROMISES.contains(&command.operation.get()) && self.shared.owes_until().is_some() {
+            return Some(Verdict::not(STATUS_FAILED, OWED));
+        }
         if command.operation.get() == OPERATION_MPROTECT {
             return self.shared.hand_over(place, command, request).map(|over| self.handing.take(over)).err();
         }
@@ -160,6 +183,7 @@ impl ControlLane {
             if let Some(verdict) = self.shared.of_a_file_system(&command) {
                 let challenges = command.operation.get() == OPERATION_INIT && command.block.get() != 0;
                 if !challenges || verdict.status != STATUS_DONE {
+                    self.mounted(&command, &verdict);
                     return Some(verdict);
                 }
                 return self.shared.challenged(place, command).map(|over| self.handing.take(over)).err();
@@ -172,6 +196,13 @@ impl ControlLane {
             self.shared.wanted.notify_all();
         }
         verdict
+    }
+
+    /// What an earlier mount of it was told is over.
+    fn mounted(&self, command: &Command, verdict: &Verdict) {
+        if command.operation.get() == OPERATION_INIT && verdict.status == STATUS_DONE {
+            self.shared.paid(|owed| owed.file_system == command.file_system);
+        }
     }
 
     /// Holds a read by which memory is lent; any other one is given back.
@@ -190,7 +221,9 @@ impl ControlLane {
         match borrowed {
             Ok(borrowed) => self.borrowed.push(borrowed),
             Err(why) => {
-                lent::refuse(&request.buffers);
+                if let Some(owed) = lent::refuse(&request.buffers, lent.state.get()) {
+                    self.shared.owe(owed);
+                }
                 self.refuse_loan((sector / SLOT_SECTORS) as usize, &why);
                 self.finish(request.token, Ok(()));
             }
@@ -316,6 +349,9 @@ impl ControlLane {
                 self.carry_out(received);
             }
         }
+        if !self.unpaid.is_empty() && !self.waits_for_owed() {
+            std::mem::take(&mut self.unpaid).into_iter().for_each(|received| self.carry_out(received));
+        }
     }
 
     fn handed_over(&mut self, way: Way, result: Result<(), BlockError>) {
@@ -325,17 +361,27 @@ impl ControlLane {
                 let verdict = match (result, challenged) {
                     (Ok(()), Some(challenged)) => challenged.verdict(&command),
                     // Asked now: what it covers is before the point.
-                    (Ok(()), None) => Verdict::done(self.shared.group.reached().acknowledged),
+                    (Ok(()), None) => {
+                        let first = command.block.get();
+                        let brought = first..first + u64::from(command.blocks.get());
+                        let is_paid = |owed: &Owed| {
+                            owed.file_system == command.file_system && brought.contains(&owed.commit.0)
+                        };
+                        self.shared.paid(is_paid);
+                        Verdict::done(self.shared.group.reached().acknowledged)
+                    }
                     (Err(error), _) => Verdict::not(STATUS_FAILED, error.to_string()),
                 };
+                self.mounted(&command, &verdict);
                 let result = self.shared.conclude(place.slot, &command, &verdict);
                 drop(hand);
                 self.done.push(Completion { token: place.token, result });
             }
             Way::Lent(token) => {
                 let borrowed = self.borrowed.iter_mut().find(|borrowed| borrowed.loan.token == token);
-                if let Some(borrowed) = borrowed {
-                    borrowed.loan.handed_over(result.is_ok());
+                let owed = borrowed.and_then(|borrowed| borrowed.loan.handed_over(result.is_ok()));
+                if let Some(owed) = owed {
+                    self.shared.owe(owed);
                 }
             }
         }
@@ -381,7 +427,7 @@ impl Lane for ControlLane {
     }
 
     fn in_flight(&self) -> usize {
-        let lent = self.borrowed.len() + self.behind.len();
+        let lent = self.borrowed.len() + self.behind.len() + self.unpaid.len();
         self.done.len() + self.desk.pending() + self.handing.commands() + lent
     }
 

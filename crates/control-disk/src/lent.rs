@@ -115,9 +115,30 @@ pub fn offered(memory: &Buffers) -> Result<Lent, String> {
     Lent::parse(&bytes).map_err(|error| error.to_string())
 }
 
-/// Says that it is not taken, and not to be lent again.
-pub fn refuse(memory: &Buffers) {
+/// Says that it is not taken, and not to be lent again. What was published until then and is not taken, if an earlier daemon had opened it (`state`
+/// is what was found there): its guest may count it as committed.
+pub fn refuse(memory: &Buffers, state: u32) -> Option<Owed> {
     memory.store_u32(Lent::STATE_AT, LENT_REFUSED);
+    fence(Ordering::SeqCst);
+    (state != LENT_OFFERED).then(|| Owed::of(memory)).flatten()
+}
+
+/// A commit that its guest may count as committed, and that was not taken: it is there when its commit block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owed {
+    /// Whose it is.
+    pub file_system: [u8; 16],
+    /// Where its commit block would stand.
+    pub commit: FsBlock,
+}
+
+impl Owed {
+    /// What is published there and not taken, if it makes sense.
+    fn of(memory: &Buffers) -> Option<Self> {
+        let lent = offered(memory).ok().filter(|lent| lent.published != lent.taken)?;
+        let commit = lent.block.get((lent.blocks.get() as usize).checked_sub(1)?)?;
+        Some(Self { file_system: lent.file_system, commit: FsBlock(commit.get()) })
+    }
 }
 
 impl Loan {
@@ -202,14 +223,16 @@ impl Loan {
         std::mem::take(&mut self.counted)
     }
 
-    /// What [`Next::HandOver`] gave is where it belongs, or cannot be.
-    pub fn handed_over(&mut self, well: bool) {
+    /// What [`Next::HandOver`] gave is where it belongs, or cannot be: then the commit is owed.
+    pub fn handed_over(&mut self, well: bool) -> Option<Owed> {
         self.under_way = false;
-        if !well {
-            // Its commit block must not follow.
-            self.taking = None;
-            self.say(LENT_REFUSED);
+        if well {
+            return None;
         }
+        // Its commit block must not follow.
+        self.taking = None;
+        self.say(LENT_REFUSED);
+        Owed::of(&self.memory)
     }
 
     /// What is to be done. `asked_back`: it is to end; `at_once`: somebody waits for what is published.

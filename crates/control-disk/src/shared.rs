@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use afterimage_block::{Admitted, Bell, BlockError, Buffers, Disk, SequenceNumber, SECTOR_BYTES};
 use afterimage_format::control_disk::{
-    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, OPERATION_CHALLENGE,
+    is_of_a_file_system, Answer, Command, Held, Lent, BLOCK_BYTES, FILE_SYSTEM_SLOTS, OPERATION_CHALLENGE,
     OPERATION_CLEANUP, OPERATION_INIT, OPERATION_LEND, OPERATION_MPROTECT, OPERATION_QUERY,
     OPERATION_RECOVER, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, SLOTS, SLOT_BYTES, STATUS_DONE,
-    STATUS_FAILED, STATUS_NOT_YET, STATUS_UNSUPPORTED,
+    STATUS_FAILED, STATUS_NOT_YET, STATUS_UNSUPPORTED, WAIT_MS_MAX,
 };
 use afterimage_format::mark;
 use afterimage_journal::{by_uuid, AreaBlock, FsBlock, Lending, RetainDisk};
@@ -22,7 +22,7 @@ use crate::desk::{Place, Verdict};
 use crate::durability::Durability;
 use crate::flights::Flights;
 use crate::hand::{Brought, Challenged, HandOver, Way, What};
-use crate::lent::Loan;
+use crate::lent::{Loan, Owed};
 
 pub(crate) const SLOT_SECTORS: u64 = SLOT_BYTES as u64 / SECTOR_BYTES;
 /// What there is, a bit each.
@@ -35,6 +35,9 @@ const OPERATIONS: u64 = 1 << OPERATION_VORDER
     | 1 << OPERATION_QUERY
     | 1 << OPERATION_RECOVER
     | 1 << OPERATION_CHALLENGE;
+
+/// Why nothing is promised.
+pub(crate) const OWED: &str = "a commit that was published was not taken, and was not sent since: its guest may count on it, and it may not be durable";
 
 /// What a guest reads of the contract in force.
 #[derive(Clone, Debug)]
@@ -69,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) commands: Commands,
     /// A slot's last answer.
     answers: Mutex<Vec<Option<Answer>>>,
+    /// And until when somebody who asks for a promise waits for each.
+    owed: Mutex<Vec<(Owed, Duration)>>,
     /// What a flush has proved to be durable: see [`Shared::durable`].
     proved: AtomicU64,
     pub(crate) flushing: Mutex<Flushing>,
@@ -115,6 +120,7 @@ impl Shared {
             clock,
             commands: Commands::default(),
             answers: Mutex::new(vec![None; SLOTS as usize]),
+            owed: Mutex::default(),
             proved: AtomicU64::new(0),
             flushing: Mutex::default(),
             wanted: Condvar::new(),
@@ -295,6 +301,31 @@ impl Shared {
         let loan = Loan::open(now, request.token, request.buffers.share(), lent, journal)?;
         let slot = (request.sector.0 / SLOT_SECTORS) as usize;
         Ok(Borrowed { loan, slot, disk, lending, look: None })
+    }
+
+    /// Nothing that covers it is promised before it is [`Shared::paid`]: its guest sends it now, or writes it to its journal, of which nobody
+    /// here knows when.
+    pub(crate) fn owe(&self, owed: Owed) {
+        let mut all = self.owed.lock();
+        all.retain(|(other, _)| other.file_system != owed.file_system);
+        // A guest has no more file systems that publish.
+        all.truncate(FILE_SYSTEM_SLOTS as usize - 1);
+        all.push((owed, self.now() + Duration::from_millis(WAIT_MS_MAX.into())));
+    }
+
+    /// Some is there now, or belongs to a guest that is gone.
+    pub(crate) fn paid(&self, is_paid: impl Fn(&Owed) -> bool) {
+        let mut all = self.owed.lock();
+        let before = all.len();
+        all.retain(|(owed, _)| !is_paid(owed));
+        if all.len() < before {
+            self.bells.ring();
+        }
+    }
+
+    /// Until when promises wait, where any is owed.
+    pub(crate) fn owes_until(&self) -> Option<Duration> {
+        self.owed.lock().iter().map(|(_, until)| *until).max()
     }
 
     /// What is read where there was no command.

@@ -509,6 +509,62 @@ fn what_is_published_while_memory_is_taken_over_counts_from_before() {
     assert_eq!(content(&served, &layout, first), 5);
 }
 
+/// An earlier daemon has left it open, and this one must not take what is published: nothing is promised that covers it, until its guest has
+/// sent it, or is gone.
+#[test]
+fn nothing_is_promised_while_a_commit_that_was_told_is_not_there() {
+    let (served, control, mut guest, layout, first) = lent();
+    drop(control);
+    assert!(guest.publish(&[(first, &[5; BLOCK]), (FsBlock(first.0 + 1), &[6; BLOCK])]));
+    served.disk().quiesced(Quiesced::Disconnected);
+    let mut control = Control::of(served.disk.as_ref().unwrap());
+    control.submit(READ, Operation::Read, guest.memory.share());
+    assert!(control.end(READ) && !guest.is_taken());
+    let vflush = Command::new(OPERATION_VFLUSH, 1).seal();
+    let submit = |control: &mut Control, token| {
+        let buffers = Buffers::from_bytes(vflush.as_bytes());
+        control.submit(token, Operation::Write { flushed: true }, buffers);
+    };
+    // It waits a while for what the guest does now.
+    submit(&mut control, 10);
+    (0..20).for_each(|_| control.turn());
+    assert_eq!(control.ended(10), None, "its commit may not be durable");
+    let send = |control: &mut Control, block: FsBlock| {
+        let hello = {
+            let mut sector = [0; 512];
+            Blocking::new(control.disk.open_lane().unwrap()).read(Sector(2048), &mut sector).unwrap();
+            Answer::parse(&sector).unwrap()
+        };
+        let mut command = Command { file_system: layout.uuid, ..Command::new(OPERATION_MPROTECT, 2) };
+        (command.instance, command.sequence) = (hello.instance, served.disk().hands().guest().into());
+        (command.block, command.blocks) = (block.0.into(), 1.into());
+        let bytes = [command.seal().as_bytes(), &[7; BLOCK]].concat();
+        control.submit(COMMAND, Operation::Write { flushed: true }, Buffers::from_bytes(&bytes));
+        assert!(control.end(COMMAND));
+    };
+    send(&mut control, first);
+    assert_eq!(control.ended(10), None, "its commit block is not there");
+    assert!(!control.end(10), "nor is it after a second");
+    submit(&mut control, 11);
+    assert_eq!(control.ended(11), Some(false), "which nobody waits for again");
+    send(&mut control, FsBlock(first.0 + 1));
+    assert_eq!(control.ask(OPERATION_VFLUSH, [0; 16]).status.get(), STATUS_DONE);
+    // A file system that is mounted anew was told nothing; nor was the next guest.
+    let over: [&dyn Fn(&mut Control); 2] = [
+        &|control| assert_eq!(control.ask(OPERATION_INIT, layout.uuid).status.get(), STATUS_DONE),
+        &|control| control.disk.quiesced(Quiesced::Disconnected),
+    ];
+    for over in over {
+        guest.memory.store_u32(Lent::STATE_AT, LENT_OPEN);
+        control.submit(READ, Operation::Read, guest.memory.share());
+        assert!(control.end(READ));
+        submit(&mut control, 12);
+        assert_eq!(control.ended(12), None);
+        over(&mut control);
+        assert!(control.end(12));
+    }
+}
+
 /// A commit that is retained has no number of its own, and none that is durable covers it before it is.
 #[test]
 fn no_answer_says_that_a_commit_is_durable_which_is_only_retained() {
@@ -683,6 +739,8 @@ fn a_guest_may_do_anything_with_what_it_lends() {
         for (at, (old, new)) in before.chunks(BLOCK).zip(after.chunks(BLOCK)).enumerate() {
             assert!(old == new || journal(at), "seed {seed}: block {at}");
         }
+        // It may have said that something is committed there which is not: the next guest has not.
+        control.disk.quiesced(Quiesced::Disconnected);
         assert_eq!(control.ask(OPERATION_VFLUSH, [0; 16]).status.get(), STATUS_DONE, "seed {seed}");
     }
 }

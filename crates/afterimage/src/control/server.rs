@@ -160,8 +160,9 @@ fn work(daemon: &Daemon, job: &Job) -> Input {
         Job::Flush => {
             // A guest may have been told that it is committed; whoever asks here wants it, too.
             daemon.group.take_published();
-            let flushed = daemon.group.flush();
-            Input::Flushed(flushed.map(|sequence| sequence.0).map_err(|e| words(&e)))
+            let flushed = daemon.group.flush().map(|sequence| sequence.0).map_err(|e| words(&e));
+            let owed = daemon.control_disk.as_ref().and_then(|served| served.disk.owes());
+            Input::Flushed(flushed.and_then(|sequence| owed.map_or(Ok(sequence), |why| Err(why.to_owned()))))
         }
         Job::Look => {
             let status = daemon.group.status();
