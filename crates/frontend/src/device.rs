@@ -5,8 +5,10 @@
 //! first, which leaves nothing in flight, and starts it again where it was. Where a queue cannot start on the new ground,
 //! the message is refused and all of them go on on the old one.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +26,7 @@ use crate::notify::{Call, Doorbell, NotADoorbell, Ringer};
 use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
-use crate::seldom::Seldom;
+use crate::seldom::{Lines, Seldom};
 use crate::worker::{Alarms, Worker};
 use crate::write_cache::{Choice, WriteCache};
 use crate::{FrontendError, FrontendStats, ServeOptions};
@@ -77,6 +79,8 @@ pub(crate) struct Device {
     ringer: Ringer,
     /// Queues are set up again as another daemon had them, and start together when all is there.
     taking_over: bool,
+    /// Where somebody waits until all is there, and given to the lanes.
+    over: Option<Sender<Infallible>>,
     memory: Arc<GuestMemory>,
     inflight: Option<InflightRegion>,
     pub features: Features,
@@ -84,6 +88,8 @@ pub(crate) struct Device {
     status: u8,
     cache: WriteCache,
     narrow: Seldom,
+    /// What else its guest does for ever.
+    lines: Arc<Lines>,
     /// A queue has run since the disk was last told that none does.
     active: bool,
     /// Kept only to stay open: User Mode Linux fails all I/O once its end sees a close.
@@ -115,6 +121,7 @@ impl Device {
             calls: calls.collect::<Result<_, FrontendError>>()?,
             ringer: Ringer::new().map_err(ring)?,
             taking_over: false,
+            over: None,
             memory: Arc::default(),
             inflight: None,
             features: Features::default(),
@@ -122,6 +129,7 @@ impl Device {
             status: 0,
             cache: WriteCache::new(options.write_cache, stats),
             narrow: Seldom::default(),
+            lines: Arc::new(Lines::new(name)),
             active: false,
             backend_channel: None,
             options,
@@ -136,6 +144,10 @@ impl Device {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub fn lines(&self) -> Arc<Lines> {
+        Arc::clone(&self.lines)
     }
 
     pub fn keep(&self) -> Option<&KeepHandle> {
@@ -154,7 +166,7 @@ impl Device {
     pub fn detach(&mut self) {
         self.stop_all();
         self.forget_queues();
-        self.taking_over = false;
+        (self.taking_over, self.over) = (false, None);
         self.memory = Arc::default();
         self.inflight = None;
         self.features = Features::default();
@@ -409,7 +421,7 @@ impl Device {
         let choice = self.cache.with_noted(region.write_cache());
         if choice.known {
             region.note_write_cache(choice.on);
-        } else {
+        } else if self.lines.may() {
             info!("{}: without a write cache until the guest's VMM has read whether there is one", self.name);
         }
         self.rebase(
@@ -467,7 +479,9 @@ impl Device {
             self.choose_write_cache(on);
             return Ok(());
         }
-        info!("{}: the guest switched its write cache {}", self.name, if on { "on" } else { "off" });
+        if self.lines.may() {
+            info!("{}: the guest switched its write cache {}", self.name, if on { "on" } else { "off" });
+        }
         let running = self.stop_all();
         // Refused, it stays on: the driver goes on flushing.
         let switched = if on { Ok(()) } else { self.flush() };
@@ -543,7 +557,9 @@ impl Device {
     }
 
     fn give_up(&self, index: usize, reason: &Refused) {
-        warn!("{}: queue {index} stays stopped until the guest resets it: {reason}", self.name);
+        if self.lines.may() {
+            warn!("{}: queue {index} stays stopped until the guest resets it: {reason}", self.name);
+        }
         self.alarms.raise(index as u16, &Ended::Broken(reason.to_string()));
     }
 
@@ -557,9 +573,10 @@ impl Device {
         }
     }
 
-    /// From here on queues are only set up, as another daemon had them, until [`Device::taken_over`].
-    pub fn take_over(&mut self) {
-        self.taking_over = true;
+    /// From here on queues are only set up, as another daemon had them, until [`Device::taken_over`]. `over` is dropped when that has been called
+    /// and the disk has what was in flight, or the connection has ended.
+    pub fn take_over(&mut self, over: Sender<Infallible>) {
+        (self.taking_over, self.over) = (true, Some(over));
     }
 
     /// Starts the queues that were set up. One that cannot start is broken; it was not running before either, or its
@@ -567,6 +584,7 @@ impl Device {
     pub fn taken_over(&mut self) {
         self.taking_over = false;
         self.start_each(&(0..self.queues.len()).collect::<Vec<_>>());
+        self.over = None;
     }
 
     /// Starts a queue if everything it needs is there.
@@ -601,7 +619,7 @@ impl Device {
             })?),
         };
         let resubmit = go_on(&mut ring, inflight.as_ref(), queue.base).map_err(|e| Refused(e.to_string()))?;
-        if !resubmit.is_empty() {
+        if !resubmit.is_empty() && self.lines.may() {
             info!("{}: queue {index}: {} requests in flight are submitted again", self.name, resubmit.len());
         }
         Ok(Some(Run {
@@ -615,6 +633,8 @@ impl Device {
             shape: Shape::new(self.disk.geometry(), self.features, self.disk.serial()),
             flushed: self.cache.flushed(),
             spin: Duration::from_micros(u64::from(self.options.spin_us)),
+            lines: self.lines(),
+            over: self.over.clone(),
         }))
     }
 
@@ -629,7 +649,7 @@ impl Device {
             keep.put(&key, &value, &[std::os::fd::AsFd::as_fd(&fd)]).map_err(|e| e.to_string())?;
             self.set_inflight(fd.into(), 0, len, queues, size).map_err(|e| e.to_string())
         });
-        if let Err(reason) = kept {
+        if let Some(reason) = kept.err().filter(|_| self.lines.may()) {
             warn!("{}: requests in flight will not survive this process: {reason}", self.name);
         }
     }

@@ -13,9 +13,11 @@
 //! Outcomes of a crash: see [`crate::inflight`]. A request is marked before anything is done with it and unmarked
 //! only after the driver can see its answer.
 
+use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,7 @@ use crate::notify::{Call, Doorbell};
 use crate::options::QUEUE_SIZE_MAX;
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
+use crate::seldom::Lines;
 use crate::stats::{QueueStats, RequestKind};
 use crate::unheard::Unheard;
 
@@ -70,6 +73,10 @@ pub(crate) struct Run {
     /// Writes complete as if flushed.
     pub flushed: Arc<AtomicBool>,
     pub spin: Duration,
+    /// For what a guest may cause for ever, by one start after another.
+    pub lines: Arc<Lines>,
+    /// Dropped when the lane has what is to be submitted again.
+    pub over: Option<Sender<Infallible>>,
 }
 
 /// Why a queue no longer runs.
@@ -212,7 +219,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 // Looked at after the kick was taken: whatever it announces is there by then. A ring that somebody has used is
                 // the guest's, also where its index has come round to 0.
                 let unused = self.counter == 0 && self.run.ring.next_avail() == 0;
-                if unused && !self.run.ring.has_available() && self.unheard.note() {
+                if unused && !self.run.ring.has_available() && self.unheard.note() && self.run.lines.may() {
                     let name = &self.run.name;
                     warn!(
                         "{name}: the guest kicks and its ring stays empty: it seems to write to other memory than it handed over; \
@@ -224,8 +231,10 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 fruitless += 1;
                 if fruitless == FRUITLESS_WAKES_MAX {
                     self.run.kick = None;
-                    let name = &self.run.name;
-                    warn!("{name}: the kick descriptor is always readable; the ring is polled instead");
+                    if self.run.lines.may() {
+                        let name = &self.run.name;
+                        warn!("{name}: the kick descriptor is always readable; the ring is polled instead");
+                    }
                 }
             }
         }
@@ -237,7 +246,9 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         // Whoever served this ring before may have died between publication and interrupt.
         self.notify();
         self.run.ring.disable_kicks();
-        self.resubmit()
+        let resubmitted = self.resubmit();
+        self.run.over = None;
+        resubmitted
     }
 
     /// One batch. Returns whether there was anything to do.
@@ -495,7 +506,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
     }
 
     fn log_failure(&mut self, status: u8, reason: &Option<impl std::fmt::Display>) {
-        if status == S_OK || self.logged == LOGGED_FAILURES {
+        if status == S_OK || self.logged == LOGGED_FAILURES || !self.run.lines.may() {
             return;
         }
         self.logged += 1;

@@ -1,8 +1,10 @@
 //! One disk on one socket.
 
+use std::convert::Infallible;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{self, Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,7 +17,7 @@ use crate::device::Device;
 use crate::keep::{Entry, KeepHandle};
 use crate::notify::poll_readable;
 use crate::peer;
-use crate::seldom::Seldom;
+use crate::seldom::{Lines, Seldom};
 use crate::session::{Session, SessionEnd, StopOrder, ACCEPT_RETRY};
 use crate::{FrontendError, FrontendStats, ServeOptions};
 
@@ -33,6 +35,8 @@ pub enum Endpoint {
 pub struct Server {
     stop: Arc<StopOrder>,
     attached: Attached,
+    /// Hung up when what an earlier daemon had left is taken over.
+    taken_over: Mutex<Receiver<Infallible>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -97,12 +101,22 @@ impl Server {
             keep,
             shown,
             broken: Default::default(),
+            visits: Lines::new(name),
+            breaks: Lines::new(name),
         };
+        let (over, taken_over) = channel();
+        let kept = kept.map(|(socket, entries)| Kept { socket, entries, over });
         let thread = std::thread::Builder::new()
             .name(format!("{name}/session"))
             .spawn(move || service.run(endpoint, kept))
             .map_err(|e| FrontendError::io("cannot start the session's thread", e))?;
-        Ok(Self { stop, attached, thread: Mutex::new(Some(thread)) })
+        Ok(Self { stop, attached, taken_over: Mutex::new(taken_over), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Waits until the connection that the keeper holds is taken over, and the disk has all requests again that were in flight there. Returns at
+    /// once where it holds none.
+    pub fn taken_over(&self) {
+        let _hung_up = self.taken_over.lock().recv();
     }
 
     /// Quiesces all queues, closes the connection and returns when no request is in flight. What the keeper holds of
@@ -159,16 +173,29 @@ struct Service {
     shown: Vec<u8>,
     /// Why the last connection broke, which a VMM that comes back for ever (`reconnect=1`) is not to fill the log with.
     broken: (String, Seldom),
+    /// That guests come and go, and why connections broke.
+    visits: Lines,
+    breaks: Lines,
+}
+
+/// What an earlier daemon has left in the keeper.
+struct Kept {
+    socket: UnixStream,
+    entries: Vec<Entry>,
+    /// Dropped when it is taken over.
+    over: Sender<Infallible>,
 }
 
 impl Service {
-    fn run(mut self, endpoint: Endpoint, kept: Option<(UnixStream, Vec<Entry>)>) {
+    fn run(mut self, endpoint: Endpoint, kept: Option<Kept>) {
         let (listener, connected) = match endpoint {
             Endpoint::Listen(listener) => (Some(listener), None),
             Endpoint::Connected(socket) => (None, Some(socket)),
         };
         match (kept, connected) {
-            (Some((socket, entries)), _) => self.session(&socket, listener.as_ref(), Some(entries)),
+            (Some(Kept { socket, entries, over }), _) => {
+                self.session(&socket, listener.as_ref(), Some((entries, over)));
+            }
             (None, Some(socket)) => self.session(&socket, None, None),
             (None, None) => {}
         }
@@ -190,20 +217,29 @@ impl Service {
         }
     }
 
-    fn session(&mut self, socket: &UnixStream, listener: Option<&UnixListener>, kept: Option<Vec<Entry>>) {
+    fn session(
+        &mut self,
+        socket: &UnixStream,
+        listener: Option<&UnixListener>,
+        kept: Option<(Vec<Entry>, Sender<Infallible>)>,
+    ) {
+        let visible = self.visits.may();
         match socket.try_clone() {
             Ok(again) => *self.attached.socket() = Some(again),
+            Err(e) if !visible => return tracing::debug!("{}: the connection was closed: {e}", self.name),
             Err(e) => {
                 error!("{}: the connection was closed: no descriptor is left: {e}", self.name);
                 return;
             }
         }
         self.stats.set_attached(true);
-        info!("{}: a guest is attached", self.name);
+        if visible {
+            info!("{}: a guest is attached", self.name);
+        }
         let ended = Session::new(&self.device, socket, listener, &self.stop).map_err(Into::into).and_then(
             |mut session| {
                 match kept {
-                    Some(entries) => session.take_over(entries)?,
+                    Some((entries, over)) => session.take_over(entries, over)?,
                     None => session.begin(&self.shown),
                 }
                 session.serve()
@@ -218,12 +254,14 @@ impl Service {
         }
         if !matches!(ended, Ok(SessionEnd::Stopped)) {
             if let Some(keep) = &self.keep {
-                if let Err(e) = keep.delete_prefix(&format!("{}/session/", self.name)) {
+                let deleted = keep.delete_prefix(&format!("{}/session/", self.name));
+                if let Some(e) = deleted.err().filter(|_| visible) {
                     warn!("{}: the keeper still holds the ended connection: {e}", self.name);
                 }
             }
         }
         match ended {
+            Ok(SessionEnd::Closed) if !visible => {}
             Ok(SessionEnd::Closed) => info!("{}: the guest is detached", self.name),
             Ok(SessionEnd::Stopped) => info!("{}: the server stops", self.name),
             Err(e) => {
@@ -231,7 +269,8 @@ impl Service {
                 if reason != self.broken.0 {
                     self.broken = (reason, Seldom::default());
                 }
-                if let Some(times) = self.broken.1.note(Instant::now()) {
+                let times = self.broken.1.note(Instant::now());
+                if let Some(times) = times.filter(|_| self.breaks.may()) {
                     error!("{}: the connection was closed: {e} (times: {times})", self.name);
                 }
             }

@@ -4,10 +4,12 @@
 //! through a private socket pair, and the decoder's answer is passed on. The keeper gets what set state and was accepted. Nothing waits for the peer without also waiting for the order to stop.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,7 +25,7 @@ use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
 use crate::notify::poll_readable;
 use crate::peer;
-use crate::seldom::Seldom;
+use crate::seldom::{Lines, Seldom};
 use crate::wire::{self, Frame, Reader, Received};
 
 /// How a session ended without an error.
@@ -78,6 +80,7 @@ pub(crate) struct Session<'a> {
     decoder: BackendReqHandler<Mutex<Device>>,
     near: UnixStream,
     name: String,
+    lines: Arc<Lines>,
     /// `None` also where the keeper could not be told something: half a state is worse than none.
     keep: Option<KeepHandle>,
     /// Kept entries that other messages than their own make untrue: queues' kick and enable, regions that were added.
@@ -98,9 +101,9 @@ impl<'a> Session<'a> {
         let (near, far) = UnixStream::pair()?;
         near.set_nonblocking(true)?;
         let decoder = BackendReqHandler::from_stream(far, Arc::clone(device));
-        let (name, keep) = {
+        let (name, lines, keep) = {
             let device = device.lock().unwrap_or_else(PoisonError::into_inner);
-            (device.name().to_owned(), device.keep().cloned())
+            (device.name().to_owned(), device.lines(), device.keep().cloned())
         };
         Ok(Self {
             device,
@@ -110,6 +113,7 @@ impl<'a> Session<'a> {
             decoder,
             near,
             name,
+            lines,
             keep,
             held: BTreeSet::new(),
             turned_away: Seldom::default(),
@@ -128,13 +132,14 @@ impl<'a> Session<'a> {
         });
     }
 
-    /// Sets the device up from what a dead daemon had put, so that it goes on where it stopped.
-    pub fn take_over(&mut self, kept: Vec<Entry>) -> Result<(), SessionError> {
+    /// Sets the device up from what a dead daemon had put, so that it goes on where it stopped. `over` is dropped when the disk has what was in
+    /// flight.
+    pub fn take_over(&mut self, kept: Vec<Entry>, over: Sender<Infallible>) -> Result<(), SessionError> {
         info!("{}: taking over from an earlier daemon", self.name);
         for code in [FrontendReq::GET_FEATURES, FrontendReq::GET_PROTOCOL_FEATURES] {
             self.decode(&Frame::new(code, &[]), &[])?;
         }
-        self.device().take_over();
+        self.device().take_over(over);
         let mut messages = Vec::new();
         for mut entry in kept {
             let key = entry.key.rsplit('/').next().unwrap_or_default();
@@ -306,7 +311,9 @@ impl<'a> Session<'a> {
         match handled {
             // The peer was told by its acknowledgement and decides what to do.
             Err(error) if !replies.is_empty() => {
-                warn!("{}: {} refused: {error}", self.name, frame.name());
+                if self.lines.may() {
+                    warn!("{}: {} refused: {error}", self.name, frame.name());
+                }
                 Ok(Applied { replies, accepted: false })
             }
             Err(error) => Err(broken(&format!("{}: {error}", frame.name()))),
@@ -431,9 +438,13 @@ impl<'a> Session<'a> {
         let Some(keep) = &self.keep else { return };
         let prefix = format!("{}/session/", self.name);
         if let Err(error) = tell(keep, &prefix, &mut self.held) {
-            warn!("{}: this connection will not survive the daemon: {error}", self.name);
+            if self.lines.may() {
+                warn!("{}: this connection will not survive the daemon: {error}", self.name);
+            }
             if let Err(error) = keep.delete_prefix(&prefix) {
-                warn!("{}: the keeper still holds a part of it: {error}", self.name);
+                if self.lines.may() {
+                    warn!("{}: the keeper still holds a part of it: {error}", self.name);
+                }
             }
             self.keep = None;
         }

@@ -177,6 +177,7 @@ impl Context {
         while let Ok(run) = runs.recv() {
             // Kept across a panic: requests in flight may still point into it.
             let memory = Arc::clone(&run.memory);
+            let lines = Arc::clone(&run.lines);
             let mut next_avail = run.ring.next_avail();
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 let mut queue = Queue::new(run, &mut *lane, stats);
@@ -189,7 +190,9 @@ impl Context {
                 Ended::Broken("internal error".into())
             });
             if let Ended::Broken(reason) = &ended {
-                warn!("{}: stopped until the guest resets it: {reason}", self.label);
+                if lines.may() {
+                    warn!("{}: stopped until the guest resets it: {reason}", self.label);
+                }
             }
             if lane.in_flight() > 0 {
                 // Only after a failure of the lane itself: dropping it waits until it lets go of the buffers.

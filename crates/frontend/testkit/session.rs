@@ -380,7 +380,7 @@ fn connection(
                 session.begin(&[]);
                 true
             }
-            Some(entries) => session.take_over(entries).is_ok(),
+            Some(entries) => session.take_over(entries, std::sync::mpsc::channel().0).is_ok(),
         };
         let mut steps = 0;
         while begun && steps < STEPS_MAX && !input.0.is_empty() && step(&mut session, &mut peer, input, alone)

@@ -15,6 +15,7 @@ use crate::notify::Call;
 use crate::queue::{CallSlot, Ended, Queue, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
+use crate::seldom::Lines;
 use crate::QueueStats;
 use parking_lot::Mutex;
 
@@ -154,6 +155,8 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Stepped<L, S> {
             shape: Shape::new(disk.geometry(), features, disk.serial()),
             flushed: Arc::new(AtomicBool::new(flushed)),
             spin: Duration::ZERO,
+            lines: Arc::new(Lines::new("a queue that is stepped")),
+            over: None,
         };
         let mut queue = Queue::new(run, lane, stats);
         queue.begin_run().map_err(why)?;

@@ -122,3 +122,24 @@ fn connections_that_break_for_one_reason_are_logged_once() {
     assert_eq!(logged("a queue of 100;"), 2);
     assert_eq!(logged("a queue of 200;"), 1);
 }
+
+/// Root in a guest, and a VMM with `reconnect=1`: the host's log is not theirs.
+#[test]
+fn what_a_guest_or_its_vmm_does_for_ever_does_not_fill_the_log() {
+    let served = served();
+    let mut guest = RawGuest::start(&served.socket);
+    for round in 0..200 {
+        assert!(guest.ask_ack(SET_CONFIG, &[words([32, 1, 0]), vec![round % 2]].concat(), &[]));
+    }
+    assert_eq!(logged("the guest switched its write cache"), 16);
+    drop(guest);
+    for size in 0..200 {
+        let mut guest = RawGuest::connect(&served.socket);
+        guest.negotiate(!0);
+        guest.send(SET_VRING_NUM, &words([0, 3000 + size]), &[]);
+        assert!(guest.is_closed());
+    }
+    assert_eq!(logged("a queue of 3"), 16, "each for a reason of its own");
+    // The other tests have a few guests.
+    assert!(logged("a guest is attached") < 100);
+}
