@@ -29,6 +29,8 @@ pub(crate) struct Window {
     limit: Duration,
     /// Acknowledged flushes that are not durable: what each covers, and when it was given. Both grow.
     pending: VecDeque<(SequenceNumber, Duration)>,
+    /// When this began. What an earlier process had acknowledged, nobody knows when, is as old as can be for the rule; its age is told from here on.
+    begun: Duration,
     /// The greatest age at which one became durable.
     age_max: Duration,
     /// Somebody waits for a sync.
@@ -38,9 +40,9 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub(crate) fn new(limit: Duration) -> Self {
+    pub(crate) fn new(limit: Duration, now: Duration) -> Self {
         let (pending, zero) = (VecDeque::new(), Duration::ZERO);
-        Self { limit, pending, age_max: zero, wanted: false, sync_time: zero }
+        Self { limit, pending, begun: now, age_max: zero, wanted: false, sync_time: zero }
     }
 
     /// Whether a flush may complete that covers everything up to `covers`, which is not durable yet. One that is held wants a
@@ -84,7 +86,7 @@ impl Window {
 
     /// Whether an acknowledged flush that is not durable is older than the window.
     pub(crate) fn holds(&self, now: Duration) -> bool {
-        self.oldest_age(now).is_some_and(|age| age > self.limit)
+        self.pending.front().is_some_and(|(_, given)| now.saturating_sub(*given) > self.limit)
     }
 
     /// The next sync is due at once.
@@ -111,7 +113,7 @@ impl Window {
     /// A sync that began at `begun` has made everything up to `durable` durable.
     pub(crate) fn sync_finished(&mut self, durable: SequenceNumber, begun: Duration, now: Duration) {
         while let Some((_, given)) = self.pending.front().filter(|(covers, _)| *covers <= durable) {
-            self.age_max = self.age_max.max(now.saturating_sub(*given));
+            self.age_max = self.age_max.max(now.saturating_sub(self.begun.max(*given)));
             self.pending.pop_front();
         }
         let took = now.saturating_sub(begun);
@@ -120,7 +122,7 @@ impl Window {
 
     /// Age of the oldest acknowledged flush that is not durable.
     pub(crate) fn oldest_age(&self, now: Duration) -> Option<Duration> {
-        self.pending.front().map(|(_, given)| now.saturating_sub(*given))
+        self.pending.front().map(|(_, given)| now.saturating_sub(self.begun.max(*given)))
     }
 
     /// The greatest such age so far.
@@ -174,7 +176,7 @@ mod tests {
         /// Against a list of every acknowledgement ever given.
         #[test]
         fn decides_as_the_rule_says(steps in proptest::collection::vec(step(), 1..200)) {
-            let mut window = Window::new(LIMIT);
+            let mut window = Window::new(LIMIT, Duration::ZERO);
             let mut given: Vec<(u64, Duration)> = Vec::new();
             let (mut now, mut newest, mut durable, mut wanted) = (Duration::from_secs(9), 0u64, 0, false);
             let mut running: Option<(u64, Duration)> = None;
@@ -244,12 +246,25 @@ mod tests {
 
     #[test]
     fn the_greatest_age_is_remembered() {
-        let mut window = Window::new(LIMIT);
+        let mut window = Window::new(LIMIT, Duration::ZERO);
         let at = Duration::from_millis;
         assert_eq!(window.ask(SequenceNumber(1), at(10)), Verdict::Complete);
         assert_eq!((window.oldest_age(at(25)), window.age_max(at(25))), (Some(at(15)), at(15)));
         window.sync_begun();
         window.sync_finished(SequenceNumber(1), at(25), at(40));
         assert_eq!((window.oldest_age(at(90)), window.age_max(at(90))), (None, at(30)));
+    }
+
+    /// A publication that an earlier daemon had left: it is held, and the host's uptime is no age.
+    #[test]
+    fn what_an_earlier_process_acknowledged_is_held_and_ages_from_here_on() {
+        let at = |ms| Duration::from_secs(1000) + Duration::from_millis(ms);
+        let mut window = Window::new(LIMIT, at(0));
+        assert_eq!(window.ask_told(SequenceNumber(1), Duration::ZERO, at(5)), Verdict::Hold);
+        assert!(window.holds(at(5)));
+        assert_eq!(window.oldest_age(at(5)), Some(Duration::from_millis(5)));
+        window.sync_begun();
+        window.sync_finished(SequenceNumber(1), at(5), at(8));
+        assert_eq!((window.oldest_age(at(9)), window.age_max(at(9))), (None, Duration::from_millis(8)));
     }
 }

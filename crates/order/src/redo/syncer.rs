@@ -54,7 +54,7 @@ impl Syncer {
         mistake: Mistake,
     ) -> Self {
         let (log_syncs, held_flushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (window, wake) = (Mutex::new(Window::new(window)), Condvar::new());
+        let (window, wake) = (Mutex::new(Window::new(window, clock.now())), Condvar::new());
         Self { window, wake, clock, log, board, log_syncs, held_flushes, mistake }
     }
 
