@@ -75,6 +75,17 @@ fn refused(setup: &Setup, images: &[&Path], words: &str) {
     assert!(before == bytes(setup), "something was touched: {words}");
 }
 
+/// What only says who appended is nothing to replay.
+#[test]
+fn a_fresh_log_has_nothing_to_replay() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = folder.path().join("a.raw");
+    create_image(&a, 1 << 20).expect("an image");
+    drop(open(&[&a], WINDOW).expect("a group"));
+    let log = offline::inspect(&a).expect("an inspection").log.expect("a log");
+    assert_eq!((log.records, log.record_bytes), (0, 0));
+}
+
 #[test]
 fn a_log_survives_and_recovers() {
     let s = died();

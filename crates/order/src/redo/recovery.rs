@@ -51,7 +51,7 @@ impl Scan {
     pub(crate) fn replayed(&self) -> Replayed {
         Replayed {
             records: self.requests().count() as u64,
-            bytes: self.end.0 - self.header.tail_position.get(),
+            bytes: self.requests().map(|record| record.end().0 - record.position.0).sum(),
             sequence: self.sequence.0,
             torn_tail: self.torn_tail,
         }
