@@ -1,5 +1,6 @@
 //! The backend of `power-window`: opens or takes over the log, runs the threads, ends.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,47 +120,16 @@ pub(crate) fn open(
     }
     refuse_read_only(&images)?;
     let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
-    if writable.len() > IMAGES_MAX {
-        return Err(OpenError::TooManyImages { count: writable.len(), max: IMAGES_MAX });
-    }
-    if options.log_path.is_none() && writable[0].is_device() {
-        return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()));
-    }
-    let log_path = log_of(options.log_path.as_deref(), writable[0].path())?;
-    let mut brought_home = None;
-    for log in live_logs(&writable, Some(&log_path))? {
-        let same_size = LogFile::peek(&log)?
-            .is_some_and(|h| h.area_bytes.get() + RECORDS_OFFSET == log_file_bytes(options.log_max_bytes));
-        if log == log_path && same_size && match_images(&log, &writable, Trust::Nothing)? == Match::Same {
-            continue;
-        }
-        brought_home = bring_home(&log, &writable, Trust::Nothing)?.or(brought_home);
-    }
-    let incarnation = draw_incarnation();
-    let clock = options.host.clock();
+    let log_path = log_to_use(&writable, options)?;
+    let brought_home = bring_others_home(&log_path, &writable, options)?;
     let fresh = !is_live(&log_path)?;
-    let log = if !fresh {
-        let log = LogFile::open(&log_path, false)?;
-        log.reserve()?;
-        log.write_names(&writable)?;
-        log
-    } else {
-        LogFile::clear_leftover(&log_path, &writable)?;
-        // What is home is durable from here on: what is not will be in the log.
-        settle(&writable)?;
-        // The header's incarnation is never this process's own: the first record says so, as after any death.
-        let fill = |log: &Arc<dyn Medium>, entries: &[ImageEntry], names: &[Vec<u8>]| {
-            let homes: Vec<_> = writable.iter().map(|image| image.medium()).collect();
-            let uuid = *uuid::Uuid::new_v4().as_bytes();
-            create_medium(log, &homes, entries, names, uuid, draw_incarnation())
-        };
-        let bytes = log_file_bytes(options.log_max_bytes);
-        let written_bytes = RECORDS_OFFSET + ahead_bytes(bytes - RECORDS_OFFSET);
-        LogFile::create(&log_path, &writable, NewLog { bytes, written_bytes, fill: &fill })?
+    let log = match fresh {
+        true => create_log(&log_path, &writable, options)?,
+        false => go_on_with(&log_path, &writable)?,
     };
     let (log_medium, homes) = below(&images, &log, options)?;
     #[cfg_attr(not(feature = "mutations"), allow(unused_mut))]
-    let mut config = Config::new(window, clock, log_medium, homes, incarnation);
+    let mut config = Config::new(window, options.host.clock(), log_medium, homes, draw_incarnation());
     #[cfg(feature = "mutations")]
     {
         config.mutation = options.mutation;
@@ -171,25 +141,7 @@ pub(crate) fn open(
         let log = log.path().display();
         tracing::info!(records, bytes, sequence, torn_tail, %log, "took over what an earlier process left in the log");
     }
-    let mut indices = (0..).map(LoggedDisk);
-    let logged: Vec<Option<LoggedDisk>> =
-        images.iter().map(|image| if image.geometry().read_only { None } else { indices.next() }).collect();
-    let disks = images
-        .iter()
-        .zip(&logged)
-        .zip((0..).map(DiskIndex))
-        .map(|((image, logged), index)| {
-            let mut lower: Arc<dyn Disk> = Arc::clone(image).as_disk();
-            if let Some(tap) = &options.tap {
-                let failed = OpenError::io("reading, for a recording,", image.path());
-                lower = tap.only_read(index, lower).map_err(failed)?;
-            }
-            Ok(match *logged {
-                None => lower,
-                Some(index) => Arc::new(RedoDisk::new(Arc::clone(&redo), index, lower)) as Arc<dyn Disk>,
-            })
-        })
-        .collect::<Result<_, OpenError>>()?;
+    let (logged, disks) = above(&images, &redo, options)?;
     let owners = owners(&writable)?;
     log.mark(Contract::PowerWindow { window }.code(), &writable).inspect_err(|_| {
         if fresh {
@@ -207,6 +159,82 @@ pub(crate) fn open(
     let board = Arc::clone(&redo.board);
     let backend = Box::new(RedoBackend { redo, disks, logged, threads: Mutex::new(threads), log, owners });
     Ok(Opened { backend, board, replayed })
+}
+
+/// Where the log of these writable images is to be.
+fn log_to_use(writable: &[Arc<dyn Image>], options: &GroupOptions) -> Result<PathBuf, OpenError> {
+    if writable.len() > IMAGES_MAX {
+        return Err(OpenError::TooManyImages { count: writable.len(), max: IMAGES_MAX });
+    }
+    if options.log_path.is_none() && writable[0].is_device() {
+        return Err(OpenError::LogPathNeeded(writable[0].path().to_owned()));
+    }
+    Ok(log_of(options.log_path.as_deref(), writable[0].path())?)
+}
+
+/// Brings home what live logs hold with which one in this place does not go on: others, and one of another size or group.
+fn bring_others_home(
+    log_path: &Path,
+    writable: &[Arc<dyn Image>],
+    options: &GroupOptions,
+) -> Result<Option<Replayed>, OpenError> {
+    let mut brought_home = None;
+    for log in live_logs(writable, Some(log_path))? {
+        let same_size = LogFile::peek(&log)?
+            .is_some_and(|h| h.area_bytes.get() + RECORDS_OFFSET == log_file_bytes(options.log_max_bytes));
+        if log == log_path && same_size && match_images(&log, writable, Trust::Nothing)? == Match::Same {
+            continue;
+        }
+        brought_home = bring_home(&log, writable, Trust::Nothing)?.or(brought_home);
+    }
+    Ok(brought_home)
+}
+
+fn go_on_with(log_path: &Path, writable: &[Arc<dyn Image>]) -> Result<LogFile, OpenError> {
+    let log = LogFile::open(log_path, false)?;
+    log.reserve()?;
+    log.write_names(writable)?;
+    Ok(log)
+}
+
+fn create_log(
+    log_path: &Path,
+    writable: &[Arc<dyn Image>],
+    options: &GroupOptions,
+) -> Result<LogFile, OpenError> {
+    LogFile::clear_leftover(log_path, writable)?;
+    // What is home is durable from here on: what is not will be in the log.
+    settle(writable)?;
+    // The header's incarnation is never this process's own: the first record says so, as after any death.
+    let fill = |log: &Arc<dyn Medium>, entries: &[ImageEntry], names: &[Vec<u8>]| {
+        let homes: Vec<_> = writable.iter().map(|image| image.medium()).collect();
+        let uuid = *uuid::Uuid::new_v4().as_bytes();
+        create_medium(log, &homes, entries, names, uuid, draw_incarnation())
+    };
+    let bytes = log_file_bytes(options.log_max_bytes);
+    let written_bytes = RECORDS_OFFSET + ahead_bytes(bytes - RECORDS_OFFSET);
+    Ok(LogFile::create(log_path, writable, NewLog { bytes, written_bytes, fill: &fill })?)
+}
+
+/// By disk: its place in the log, and what is served of it.
+type Served = (Vec<Option<LoggedDisk>>, Vec<Arc<dyn Disk>>);
+
+fn above(images: &[Arc<dyn Image>], redo: &Arc<Redo>, options: &GroupOptions) -> Result<Served, OpenError> {
+    let (mut indices, mut logged, mut disks) = ((0..).map(LoggedDisk), Vec::new(), Vec::new());
+    for (image, index) in images.iter().zip((0..).map(DiskIndex)) {
+        let mut lower: Arc<dyn Disk> = Arc::clone(image).as_disk();
+        if let Some(tap) = &options.tap {
+            let failed = OpenError::io("reading, for a recording,", image.path());
+            lower = tap.only_read(index, lower).map_err(failed)?;
+        }
+        let place = if image.geometry().read_only { None } else { indices.next() };
+        logged.push(place);
+        disks.push(match place {
+            None => lower,
+            Some(index) => Arc::new(RedoDisk::new(Arc::clone(redo), index, lower)),
+        });
+    }
+    Ok((logged, disks))
 }
 
 /// Images, by disk index.
