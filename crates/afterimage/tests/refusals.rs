@@ -226,6 +226,14 @@ fn a_configuration_that_cannot_be_read_is_named_with_its_place() {
         refused(dir.path(), &["serve", "--config", "c.toml"], 2, parts);
     }
     refused(dir.path(), &["serve", "--config", "none.toml"], 2, &["none.toml", "No such file"]);
+    let made = std::process::Command::new("mkfifo").arg("pipe.toml").current_dir(&dir).status();
+    assert!(made.unwrap().success());
+    refused(
+        dir.path(),
+        &["serve", "--config", "pipe.toml"],
+        2,
+        &["pipe.toml: a configuration is a regular file"],
+    );
     assert!(!dir.path().join("a.img.sock").exists());
 }
 

@@ -110,10 +110,17 @@ pub enum ConfigError {
 /// It cannot be read, or as [`parse`].
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
-    let length = std::fs::metadata(path).map_err(unreadable)?.len();
+    let found = std::fs::metadata(path).map_err(unreadable)?;
+    let invalid = |message| ConfigError::Invalid { place: path.display().to_string(), message };
+    if !(found.is_file() || found.is_dir()) {
+        // Reading it could wait for ever.
+        return Err(invalid("a configuration is a regular file".to_owned()));
+    }
+    let length = found.len();
     if length > CONFIG_BYTES_MAX {
-        let message = format!("{length} bytes are too many for a configuration file; at most 1 MiB is read");
-        return Err(ConfigError::Invalid { place: path.display().to_string(), message });
+        return Err(invalid(format!(
+            "{length} bytes are too many for a configuration file; at most 1 MiB is read"
+        )));
     }
     let bytes = std::fs::read(path).map_err(unreadable)?;
     parse(&bytes, &path.display().to_string())
