@@ -18,6 +18,9 @@ const PROCESS: u64 = 256;
 const DISK: u64 = 32 + 2 * 32;
 /// For a queue: its wake-ups, its lane's and its bell's io_uring, and kick, call and err descriptor, old and new.
 const QUEUE: u64 = 16;
+/// For a disk whose commits may be handed over: the ways in to it of the control disk's queue and session, each a lane of an io_uring and the bells
+/// of its layers.
+const WAYS_IN: u64 = 2 * 8;
 
 /// Raises this process's limit as far as it may.
 pub fn raise() -> Option<u64> {
@@ -33,10 +36,11 @@ pub fn raise() -> Option<u64> {
 
 /// How many descriptors these disks may need at once. `kept`: what the keeper holds is taken over at the start, and is
 /// held by the keeper, whose limit is the same.
-fn needed(disks: u64, queues: u64, kept: bool, control_disk: bool) -> u64 {
+fn needed(disks: u64, queues: u64, kept: bool, control_disk: bool, retain: bool) -> u64 {
     let held = if kept { DISK_FDS_MAX as u64 } else { 0 };
     let of = |disks: u64, queues: u64| disks * (DISK + held + (queues + 1) * QUEUE);
-    PROCESS + of(disks, queues) + of(control_disk.into(), 1)
+    let ways_in = if control_disk && retain { disks * WAYS_IN } else { 0 };
+    PROCESS + of(disks, queues) + of(control_disk.into(), 1) + ways_in
 }
 
 /// Raises the limit, and refuses what does not fit.
@@ -45,7 +49,7 @@ fn needed(disks: u64, queues: u64, kept: bool, control_disk: bool) -> u64 {
 /// Too many disks or queues.
 pub fn prepare(settings: &Settings, kept: bool) -> Result<(), Failure> {
     let (disks, queues) = (settings.disks.len() as u64, u64::from(settings.queues));
-    let needed = needed(disks, queues, kept, settings.control_disk.is_some());
+    let needed = needed(disks, queues, kept, settings.control_disk.is_some(), settings.journal.retain);
     match raise() {
         Some(limit) if limit < needed => Err(Failure::failed(format!(
             "{disks} disks of {queues} queues may need {needed} open files, and this process may have {limit}: raise the \
@@ -61,8 +65,15 @@ mod tests {
 
     #[test]
     fn one_disk_fits_into_the_usual_limit_and_many_do_not() {
-        assert!(needed(1, 1, true, false) <= 1024);
-        assert!(needed(4, 4, false, false) <= 1024 && needed(2, 4, false, true) <= 1024);
-        assert!(needed(16, 64, true, false) > 4096);
+        assert!(needed(1, 1, true, false, false) <= 1024);
+        assert!(needed(4, 4, false, false, true) <= 1024 && needed(2, 4, false, true, true) <= 1024);
+        assert!(needed(16, 64, true, false, false) > 4096);
+    }
+
+    #[test]
+    fn what_is_handed_over_has_a_way_in_to_each_disk() {
+        let more = |disks| needed(disks, 1, false, true, true) - needed(disks, 1, false, true, false);
+        assert_eq!((more(1), more(16)), (16, 256));
+        assert_eq!(needed(9, 1, false, false, true), needed(9, 1, false, false, false));
     }
 }
