@@ -224,9 +224,13 @@ fn a_deleted_image_and_log_are_noticed() {
 #[test]
 fn a_shortened_image_is_noticed_once() {
     let dir = folder(&[("a.img", "8M")]);
-    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img"]);
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--control", "c"]);
+    let shortened =
+        || json(dir.path(), &["ctl", "c", "status", "--json"])["disks"][0]["shortened"].as_bool().unwrap();
+    assert!(!shortened());
     let image = fs::OpenOptions::new().write(true).open(dir.path().join("a.img")).unwrap();
     image.set_len(1 << 20).unwrap();
+    assert!(shortened());
     daemon.wait_until_said("it was shortened to 1048576 bytes");
     std::thread::sleep(Duration::from_secs(3));
     let errors = daemon.terminate();

@@ -140,6 +140,8 @@ pub struct DiskStatus {
     pub bytes: u64,
     /// Somebody has deleted the image.
     pub deleted: bool,
+    /// Somebody has shortened the image: it has fewer bytes than the disk now.
+    pub shortened: bool,
     /// Writes are refused.
     pub read_only: bool,
     /// What the guest sees.
@@ -341,6 +343,7 @@ mod tests {
                 socket: "s".to_owned(),
                 bytes: 1,
                 deleted: false,
+                shortened: false,
                 read_only: false,
                 serial: "n".to_owned(),
                 attached: true,

@@ -16,7 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::http;
-use super::state::{Daemon, ServedControlDisk};
+use super::state::{Daemon, ServedControlDisk, ServedDisk};
 use crate::control::protocol::{Classes, FileSystemStatus};
 use crate::control::retained;
 
@@ -277,18 +277,25 @@ impl GroupCollector {
             None,
             &flag(|s| s.write_cache),
         )?;
-        let deleted: Vec<_> =
-            self.0.disks.iter().map(|disk| f64::from(u8::from(disk.image.is_deleted()))).collect();
-        let deleted: Vec<(Labels<'_>, f64)> = disks
-            .iter()
-            .zip(deleted)
-            .map(|((file, _), value)| (vec![("disk", file.as_str())], value))
-            .collect();
+        let image = |value: fn(&ServedDisk) -> bool| -> Vec<(Labels<'_>, f64)> {
+            let values = self.0.disks.iter().map(|disk| f64::from(u8::from(value(disk))));
+            disks
+                .iter()
+                .zip(values)
+                .map(|((file, _), value)| (vec![("disk", file.as_str())], value))
+                .collect()
+        };
         families.gauge(
             "afterimage_disk_deleted",
             "1 after the image was deleted while it is served",
             None,
-            &deleted,
+            &image(|disk| disk.image.is_deleted()),
+        )?;
+        families.gauge(
+            "afterimage_disk_shortened",
+            "1 while the image has fewer bytes than the disk",
+            None,
+            &image(|disk| disk.readable.shortened().is_some()),
         )
     }
 

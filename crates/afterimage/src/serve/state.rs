@@ -206,6 +206,7 @@ impl ServedDisk {
             socket: show_socket(&self.settings.socket),
             bytes: geometry.bytes(),
             deleted: self.image.is_deleted(),
+            shortened: self.readable.shortened().is_some(),
             read_only: geometry.read_only,
             serial: self.disk.serial().to_owned(),
             attached: guest.attached,
