@@ -164,41 +164,75 @@ fn begin(
     signals: Signals,
     files: &mut Vec<SocketFile>,
 ) -> Result<Begun, Failure> {
-    refuse_same_image(&settings.disks)?;
-    descriptors::prepare(settings, keep.is_some())?;
-    let trace = TraceFile::create(settings)?;
-    let doors = Doors::open(settings, keep, inherited, files)?;
-    let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
-    let readables =
-        prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
+    let opened = Opened::open(settings, keep, inherited, files)?;
+    let group = Arc::clone(&opened.stack.group);
+    opened.serve(settings, keep, signals).inspect_err(|_| {
+        // This failure is the one to report; what cannot be closed stays for the next start. A guest may wait for that one.
+        drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
+    })
+}
 
-    // The group of `power-window` starts threads, which must be born inside the sandbox.
-    if settings.journal.drop_journal {
-        tracing::error!(
-            "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
-        );
+/// All that is opened before anybody is served.
+struct Opened {
+    doors: Doors,
+    readables: Vec<Readable>,
+    stack: Stack,
+    traced: Option<Tracing>,
+    sandbox: SandboxReport,
+    /// What is still to be opened by name, where that is not closed yet.
+    later: Option<FileNeeds>,
+}
+
+impl Opened {
+    fn open(
+        settings: &Settings,
+        keep: Option<&KeepHandle>,
+        inherited: Inherited,
+        files: &mut Vec<SocketFile>,
+    ) -> Result<Self, Failure> {
+        refuse_same_image(&settings.disks)?;
+        descriptors::prepare(settings, keep.is_some())?;
+        let trace = TraceFile::create(settings)?;
+        let doors = Doors::open(settings, keep, inherited, files)?;
+        let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
+        let readables =
+            prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
+        if settings.journal.drop_journal {
+            tracing::error!(
+                "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
+            );
+        }
+        let needs = file_needs(settings, &prepared)?;
+        // The group of `power-window` starts threads, which must be born inside the sandbox. So does a group that retains
+        // journals; and state files come and go where `power` needs no folder. A trace has a thread, too.
+        let early = matches!(settings.contract, Contract::PowerWindow { .. })
+            || !needs.arenas.is_empty()
+            || trace.is_some()
+            // Lanes may have threads.
+            || settings.recover_ijournal;
+        let mut sandbox = SandboxReport::off();
+        if early {
+            sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
+        }
+        let later =
+            (!early).then(|| FileNeeds { socket_folders: needs.socket_folders, ..FileNeeds::default() });
+        let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
+        let stack = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
+        Ok(Self { doors, readables, stack, traced, sandbox, later })
     }
-    let needs = file_needs(settings, &prepared)?;
-    // So does a group that retains journals; and state files come and go where `power` needs no folder. A trace has a
-    // thread, too.
-    let early = matches!(settings.contract, Contract::PowerWindow { .. })
-        || !needs.arenas.is_empty()
-        || trace.is_some()
-        // Lanes may have threads.
-        || settings.recover_ijournal;
-    let mut sandbox = SandboxReport::off();
-    if early {
-        sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
-    }
-    let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
-    let Stack { group, disks } = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
-    let start = || {
+
+    fn serve(
+        self,
+        settings: &Settings,
+        keep: Option<&KeepHandle>,
+        signals: Signals,
+    ) -> Result<Begun, Failure> {
+        let Self { doors, readables, stack: Stack { group, disks }, traced, mut sandbox, later } = self;
         if settings.recover_ijournal {
             recover_ijournal(settings, &disks)?;
         }
-        if !early {
-            let later = FileNeeds { socket_folders: needs.socket_folders, ..FileNeeds::default() };
-            sandbox.landlock = restrict(settings.sandbox, || restrict_files(&later))?;
+        if let Some(needs) = later {
+            sandbox.landlock = restrict(settings.sandbox, || restrict_files(&needs))?;
         }
         let disks = disks.into_iter().zip(readables).zip(&settings.disks).map(
             |((StackDisk { image, disk }, readable), disk_settings)| ServedDisk {
@@ -216,14 +250,9 @@ fn begin(
         let (control_disk, control_server) = control_disk.unzip();
         let ends = Ends::watch(signals, keep.is_some())?;
         sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
-        let daemon = Arc::new(Daemon {
-            group: Arc::clone(&group),
-            disks,
-            control_disk,
-            sandbox,
-            kept: keep.is_some(),
-            started: Instant::now(),
-        });
+        let started = Instant::now();
+        let daemon = Daemon { group, disks, control_disk, sandbox, kept: keep.is_some(), started };
+        let daemon = Arc::new(daemon);
         let (control, control_file) = doors.control.unzip();
         let control = control
             .map(|listener| control::server::start(listener, &daemon, ends.stop()))
@@ -245,11 +274,7 @@ fn begin(
             ends_with_guests,
             traced,
         })
-    };
-    start().inspect_err(|_| {
-        // This failure is the one to report; what cannot be closed stays for the next start. A guest may wait for that one.
-        drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
-    })
+    }
 }
 
 /// A panic is a bug in a daemon that others rely on: half a daemon would keep guests waiting for ever, while a dead
