@@ -3,12 +3,14 @@
 mod common;
 
 use std::path::Path;
+use std::time::Duration;
 
 use afterimage_format::control_disk::{
-    Answer, Command, OPERATION_NONE, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT, STATUS_DONE,
-    STATUS_MALFORMED, STATUS_NOT_YET,
+    Answer, Command, Lent, LENT_OFFERED, LENT_OPEN, OPERATION_INIT, OPERATION_NONE, OPERATION_VFLUSH,
+    OPERATION_VORDER, OPERATION_WAIT, STATUS_DONE, STATUS_MALFORMED, STATUS_NOT_YET,
 };
 use common::guest::Guest;
+use common::journal::Journal;
 use common::{folder, json, refused, succeeds, Daemon};
 use serde_json::Value;
 use zerocopy::IntoBytes as _;
@@ -136,6 +138,52 @@ fn a_kept_connection_goes_on() {
     let second = ask(&mut control, Command::new(OPERATION_VFLUSH, 2));
     assert_eq!(second.status.get(), STATUS_DONE);
     assert_ne!(first.instance, second.instance);
+    keep.terminate();
+}
+
+/// Its guest has committed it, and is gone when the next daemon comes: what lies in its memory is taken first, whichever connection ends.
+#[test]
+fn what_was_published_to_a_killed_daemon_is_taken_before_a_disk_hears_that_its_guest_has_left() {
+    let dir = folder(&[]);
+    std::fs::create_dir(dir.path().join("arena")).unwrap();
+    let image = dir.path().join("a.img");
+    let journal = Journal::make(&image);
+    let uuid: [u8; 16] = std::fs::read(&image).unwrap()[1024 + 0x68..][..16].try_into().unwrap();
+    let args =
+        ["keep", "--restart", "--", "serve", "--json", "--disk", "a.img,socket=a", "--control-disk", "cd"];
+    let retain = ["--survives", "guest-crash", "--journal", "retain", "--arena", "arena"];
+    let mut keep = Daemon::start(common::afterimage(&[&args[..], &retain].concat()).current_dir(dir.path()));
+    let pid = nix::unistd::Pid::from_raw(keep.ready["pid"].as_i64().unwrap() as i32);
+    let data = Guest::connect(&dir.path().join("a"));
+    let mut control = Guest::connect(&dir.path().join("cd"));
+    let init = Command { file_system: uuid, ..Command::new(OPERATION_INIT, 1) };
+    let right = ask(&mut control, init);
+    assert_eq!(right.status.get(), STATUS_DONE, "{}", right.text());
+
+    let lent = Lent::new(uuid, right.instance.get(), right.sequence.get());
+    let memory = [lent.as_bytes(), &[7; 4096]].concat();
+    loop {
+        control.lend(60 << 20, &memory);
+        while control.word(Lent::STATE_AT) == LENT_OFFERED {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        if control.word(Lent::STATE_AT) == LENT_OPEN {
+            break;
+        }
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+        assert_eq!(control.complete(), Some(0));
+    }
+    control.store(192, &(journal.first + 1).to_le_bytes());
+    control.store(68, &1u32.to_le_bytes());
+    control.store(Lent::PUBLISHED_AT, &1u32.to_le_bytes());
+    assert_eq!(control.word(Lent::STATE_AT), LENT_OPEN, "it is committed");
+    drop(data);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    assert!(keep.next_ready().is_some());
+    assert_eq!(control.complete(), Some(0));
+    assert_eq!(control.word(Lent::TAKEN_AT), 1);
     keep.terminate();
 }
 

@@ -245,9 +245,11 @@ impl Opened {
         );
         let disks: Vec<_> = disks.collect();
         let ends_with_guests = doors.disks.iter().all(|e| matches!(e, Endpoint::Connected(_)));
-        let servers = start_servers(settings, &disks, doors.disks, keep)?;
         let control_disk = start_control_disk(settings, &group, doors.control_disk, keep)?;
         let (control_disk, control_server) = control_disk.unzip();
+        // Before any disk of the guest's may stop: what it has published is waited for where its read is there again.
+        control_server.iter().for_each(Server::taken_over);
+        let servers = start_servers(settings, &disks, doors.disks, keep)?;
         let ends = Ends::watch(signals, keep.is_some())?;
         sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
         let started = Instant::now();

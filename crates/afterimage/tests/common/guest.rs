@@ -102,6 +102,29 @@ impl Guest {
         data
     }
 
+    /// Starts a read into memory that holds this: what it does meanwhile is seen by [`Guest::word`].
+    pub fn lend(&mut self, offset: u64, memory: &[u8]) {
+        self.store(0, memory);
+        // SAFETY: as in `start_write`; the device may fill it until it has answered.
+        unsafe { self.queue.read_raw(offset, self.memory, memory.len(), ()) }.unwrap();
+        self.kick();
+    }
+
+    /// Changes memory while the device has it.
+    pub fn store(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= MEMORY_BYTES);
+        // SAFETY: the mapping has this many bytes and no reference to it exists.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.add(at), bytes.len()) };
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// Looks at memory while the device has it.
+    pub fn word(&self, at: usize) -> u32 {
+        assert!(at % 4 == 0 && at < MEMORY_BYTES);
+        // SAFETY: in the mapping, and aligned.
+        unsafe { self.memory.add(at).cast::<u32>().read_volatile() }
+    }
+
     /// Flushes; the device's answer.
     pub fn try_flush(&mut self) -> i32 {
         self.queue.flush(()).unwrap();
