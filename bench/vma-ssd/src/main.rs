@@ -48,13 +48,13 @@ use study::Variant;
 /// Traces guests under four ways of journaling and plays them on FAST, Superblock and DFTL
 #[derive(Debug, Parser)]
 #[command(name = "afterimage-bench-vma-ssd", version)]
-#[command(mut_arg("quick", |a| a.help("Small sizes, 4 guests, file-delete instead of the build")))]
+#[command(mut_arg("quick", |a| a.help("Small sizes, 4 guests")))]
 struct Options {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
     resume: Resume,
-    /// Only these workloads [default: the study's five and file-delete; with --quick all but build]
+    /// Only these workloads [default: the study's five, the build's files for the build, and file-delete]
     #[arg(long, value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
     /// Only these modes: writeback, ordered, journal, journal-retain [default: all four]
@@ -119,13 +119,12 @@ impl Chosen {
             let sentence = "--device disk: guests are traced in virtual time, where only models are";
             return Err(BenchError::Usage(sentence.to_owned()));
         }
-        let quick: Vec<Workload> = Workload::ALL.into_iter().filter(|w| *w != Workload::Build).collect();
         Ok(Self {
             scale: if options.common.quick { Scale::quick() } else { Scale::full() },
             guests: options.guests.unwrap_or(if options.common.quick { 4 } else { 8 }),
             device: options.device,
             seed: options.seed,
-            workloads: or(&options.workloads, if options.common.quick { &quick } else { &Workload::ALL }),
+            workloads: or(&options.workloads, &Workload::usual()),
             modes,
             ftls: or(&options.ftls, &[FtlKind::Fast, FtlKind::Superblock, FtlKind::Dftl]),
             ages: or(&options.ages, &Age::ALL),

@@ -83,7 +83,7 @@ pub enum Family {
 pub fn family(workload: Workload) -> Family {
     match workload {
         Workload::SeqWrite | Workload::RndWrite => Family::Micro,
-        Workload::Postmark | Workload::Untar | Workload::Build => Family::Macro,
+        Workload::Postmark | Workload::Untar | Workload::Build | Workload::BuildFiles => Family::Macro,
         Workload::FileDelete | Workload::Records => Family::Other,
     }
 }

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod bench;
+mod build_files;
 pub mod catalog;
 pub mod cell;
 pub mod handed_over;

@@ -48,7 +48,7 @@ struct Options {
     /// Only these cells: WORKLOAD/DEVICE/MODE/xGUESTS/CONTRACT, each part a name or *, later parts may be left out
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Only these workloads [default: all; all but build with --quick]
+    /// Only these workloads [default: all but build]
     #[arg(long, value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
     /// Only these modes [default: all; with several guests at once the bounds are left out]
@@ -85,9 +85,6 @@ struct Options {
     #[arg(long, default_value = "target/bench/vma")]
     out: PathBuf,
 }
-
-/// All but the last, the build: a fork costs User Mode Linux so much that even one folder of a kernel takes minutes.
-const QUICK_WORKLOADS: usize = Workload::ALL.len() - 1;
 
 fn main() -> ExitCode {
     afterimage_bench_kit::main("afterimage-bench-vma", run)
@@ -172,10 +169,7 @@ fn selection(options: &Options) -> Selection {
     let guests: &[u32] = if quick { &[1] } else { &[1, 2, 4, 8] };
     Selection {
         figures: or(&options.figures, figures),
-        workloads: or(
-            &options.workloads,
-            if quick { &Workload::ALL[..QUICK_WORKLOADS] } else { &Workload::ALL },
-        ),
+        workloads: or(&options.workloads, &Workload::usual()),
         devices: or(&options.devices, &[Device::Hdd15k]),
         modes: options.modes.clone(),
         guests: or(&options.guests, guests),

@@ -20,7 +20,7 @@ pub fn gain_over_journal(workload: Workload) -> Option<(f64, &'static str)> {
             "up to 42.3 % less than journal, 24.5 % less than ordered, writeback; writes −50 %, −8 %",
         )),
         Workload::Untar => Some((41.1, "up to 41.1 % less than journal; writes −49 %")),
-        Workload::Build | Workload::Records => None,
+        Workload::Build | Workload::BuildFiles | Workload::Records => None,
     }
 }
 
@@ -34,7 +34,7 @@ pub fn recovery(workload: Workload, mode: Mode) -> Option<(f64, f64)> {
     let rows = match workload {
         Workload::Postmark => [(0.28, 9.3), (0.27, 9.1), (5.39, 132.2), (2.93, 69.6)],
         Workload::Untar => [(0.33, 12.9), (0.33, 12.9), (5.91, 130.8), (3.49, 68.8)],
-        Workload::Build => [(0.44, 16.5), (0.46, 16.5), (1.1, 33.6), (0.69, 24.3)],
+        Workload::Build | Workload::BuildFiles => [(0.44, 16.5), (0.46, 16.5), (1.1, 33.6), (0.69, 24.3)],
         _ => return None,
     };
     match mode {
@@ -51,7 +51,7 @@ pub fn recovery_gain(workload: Workload) -> Option<f64> {
     match workload {
         Workload::Postmark => Some(45.6),
         Workload::Untar => Some(40.9),
-        Workload::Build => Some(37.3),
+        Workload::Build | Workload::BuildFiles => Some(37.3),
         _ => None,
     }
 }
@@ -78,7 +78,7 @@ pub const FIG18: &str =
 /// Fig. 16, in words.
 pub fn ram_journal(workload: Workload) -> &'static str {
     match workload {
-        Workload::RndWrite | Workload::Postmark | Workload::Build => {
+        Workload::RndWrite | Workload::Postmark | Workload::Build | Workload::BuildFiles => {
             "slower than VMA, and slower than the journal on disk"
         }
         _ => "slower than VMA",

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use afterimage_lab::process::quote;
 
+use crate::build_files::BUILD_FOLDER;
 use crate::catalog::{Mode, Setup, Workload, RAM_JOURNAL_MIB, RECORDS_BYTES};
 use crate::scale::Scale;
 use crate::source::Sources;
@@ -165,12 +166,14 @@ fn parts(workload: Workload, scale: &Scale, sources: &Sources) -> (String, Strin
             "mkdir /mnt/tree".to_owned(),
             format!("\"$A\" timed untar -- tar -xjf {} -C /mnt/tree", shell(&sources.tarball)),
         ),
-        Workload::Build => (
+        Workload::Build => {
+            (String::new(), format!("\"$A\" timed build -- {} {}", sources.make(), scale.build_target))
+        }
+        Workload::BuildFiles => (
             String::new(),
             format!(
-                "\"$A\" timed build -- make -s -C {} O=/mnt/build ARCH=um SUBARCH=x86_64 {}",
-                shell(&sources.tree),
-                scale.build_target
+                "\"$A\" timed build-files -- \"$A\" replay {BUILD_FOLDER} {}",
+                shell(&sources.operations)
             ),
         ),
         Workload::Records => (String::new(), String::new()),
@@ -187,7 +190,7 @@ mod tests {
 
     #[test]
     fn every_script_is_shell() {
-        let sources = Sources { tree: "/a b/tree".into(), tarball: "/a b/tree.tar.bz2".into() };
+        let sources = Sources::at(Path::new("/a b"), &Scale::quick());
         let is_shell = |script: &str| {
             let status = std::process::Command::new("/bin/sh").args(["-n", "-c", script]).status().unwrap();
             assert!(status.success(), "{script}");

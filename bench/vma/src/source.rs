@@ -1,7 +1,8 @@
 //! The Linux source tree: fetched once with apt, unpacked into the cache folder, and cut to the paper's size.
 //!
 //! ```text
-//!   apt-get download ─► dpkg -x ─► tree (to build from) ─► a choice of directories ─► tar.bz2 (to unpack)
+//!   apt-get download ─► dpkg -x ─► tree (to build from) ─┬► a choice of directories ─► tar.bz2 (to unpack)
+//!                                                        └► a build under strace ─► operations (to do again)
 //! ```
 //! The paper unpacks Linux 2.6.11: 17 090 files of at most 853 kB in 1083 directories, 231 MB. A tree of today has
 //! five times as many; so whole directories are drawn by the hash of their names until there are as many files.
@@ -12,10 +13,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::build_files::{self, BUILD_FOLDER};
 use crate::catalog::Workload;
 use crate::scale::Scale;
 use afterimage_bench_kit::process::run;
 use afterimage_bench_kit::{BenchError, Context, Result};
+use afterimage_lab::process::{quote, Workdir};
 use afterimage_report::note;
 
 const PACKAGE: &str = "linux-source-6.1";
@@ -29,6 +32,8 @@ pub struct Sources {
     pub tree: PathBuf,
     /// A part of it, compressed.
     pub tarball: PathBuf,
+    /// What a build does to its files.
+    pub operations: PathBuf,
 }
 
 impl Sources {
@@ -38,6 +43,8 @@ impl Sources {
         Sources {
             tree: folder.join("tree"),
             tarball: folder.join(format!("untar-{}.tar.bz2", scale.untar_files)),
+            operations: folder
+                .join(format!("build-{}.jsonl", scale.build_target.trim_matches('/').replace('/', "-"))),
         }
     }
 
@@ -48,12 +55,45 @@ impl Sources {
     pub fn prepare(&self, workload: Workload, scale: &Scale) -> Result<()> {
         match workload {
             Workload::Build => self.unpack(),
+            Workload::BuildFiles => {
+                self.unpack()?;
+                if self.operations.exists() {
+                    return Ok(());
+                }
+                note("recording what a build does to its files (once, minutes)\n");
+                let work = Workdir::new_in(Path::new("/dev/shm"), "vma-build")?;
+                let folder = work.path().join("folder");
+                fs::create_dir(&folder).context(|| format!("make {}", folder.display()))?;
+                self.configure(&folder)?;
+                build_files::record(
+                    work.path(),
+                    &format!("{} {}", self.make(), scale.build_target),
+                    &self.operations,
+                )
+            }
             Workload::Untar if !self.tarball.exists() => {
                 self.unpack()?;
                 self.pack(scale.untar_files)
             }
             _ => Ok(()),
         }
+    }
+
+    /// make, with all that a build is told but its target.
+    pub fn make(&self) -> String {
+        format!("make -s -C {} O={BUILD_FOLDER} ARCH=um SUBARCH=x86_64", quote(&self.tree.to_string_lossy()))
+    }
+
+    /// Makes a configured folder to build in, in `folder`: under the name that it has in the guest, in a mount namespace of its own.
+    ///
+    /// # Errors
+    /// make failed.
+    pub fn configure(&self, folder: &Path) -> Result<()> {
+        let (folder, make) = (quote(&folder.to_string_lossy()), self.make());
+        let script = format!(
+            "set -e; mount --bind {folder} /mnt; mkdir -p {BUILD_FOLDER}; {make} tinyconfig; {make} prepare scripts"
+        );
+        run(Command::new("unshare").args(["-m", "sh", "-c", &script]))
     }
 
     fn unpack(&self) -> Result<()> {

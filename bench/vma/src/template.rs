@@ -64,7 +64,7 @@ impl Templates {
         let content = match setup {
             Setup::Records(kib) => Content::Records(kib),
             _ if workload == Workload::RndWrite => Content::Data,
-            _ if workload == Workload::Build => Content::Build,
+            _ if matches!(workload, Workload::Build | Workload::BuildFiles) => Content::Build,
             _ => Content::Empty,
         };
         let journal = match (mode, setup) {
@@ -89,7 +89,7 @@ impl Templates {
         let tree = self.folder.join(format!("tree-{name}"));
         fs::create_dir_all(&tree).context(|| format!("make {}", tree.display()))?;
         match content {
-            Content::Build => self.configure(&tree)?,
+            Content::Build => self.sources.configure(&tree)?,
             Content::Records(kib) => prepare_records(&tree, kib)?,
             Content::Data | Content::Empty => {}
         }
@@ -114,18 +114,6 @@ impl Templates {
         copy_sparse(&rough, &image)?;
         fs::remove_file(&rough).context(|| format!("remove {}", rough.display()))?;
         Ok(image)
-    }
-
-    /// A configured build folder. make writes its own name for it into its files, so it is made under the name that
-    /// it has in the guest, in a mount namespace of its own.
-    fn configure(&self, tree: &Path) -> Result<()> {
-        let source = quote(&self.sources.tree.to_string_lossy());
-        let make = format!("make -s -C {source} O=/mnt/build ARCH=um SUBARCH=x86_64");
-        let script = format!(
-            "set -e; mount --bind {} /mnt; mkdir -p /mnt/build; {make} tinyconfig; {make} prepare scripts",
-            quote(&tree.to_string_lossy())
-        );
-        run(Command::new("unshare").args(["-m", "sh", "-c", &script]))
     }
 }
 

@@ -5,6 +5,7 @@
 //!   agent in a guest ─ report::Agent, report::Pool ──► lab, explorer, benchmarks
 //!   benchmarks ─ cell::Cell ──► afterimage-virtual ─ cell::Outcome ──► benchmarks
 //!   explorer ─ recording::Order ──► afterimage-virtual ─ recording::Recorded ──► explorer
+//!   benchmarks ─ operations ──► agent in a guest
 //!   anybody ─ lines ──► files of JSON lines that outlive a killed writer
 //! ```
 //!
@@ -14,6 +15,7 @@
 
 pub mod cell;
 pub mod lines;
+pub mod operations;
 pub mod recording;
 pub mod report;
 pub mod status;

@@ -25,6 +25,7 @@ mod mounts;
 mod pace;
 mod pool;
 mod record;
+mod replay;
 mod report;
 mod sqlite;
 mod stamp;
@@ -53,6 +54,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
   micro append|overwrite FILE --bytes N [--size BYTES] [--seed N]\n\
   micro create|delete DIR --files N [--directories N] [--median BYTES] [--threads N] [--seed N] [--fsync]\n\
             filebench's seqwrite, randomwrite and file deletion, each reporting its own time\n\
+  replay DIR FILE                     do again what programs did to the files of a folder: a JSON line each\n\
   timed NAME -- COMMAND...            run a command and report how long it took\n\
   editor FILE [--saves N] [--from K] [--size BYTES] [--no-fsync] [--fsync-dir]\n\
             save versions K, K+1, ... of a document as editors do: temporary file, fsync, rename\n\
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Some("workload") => workload::run(arguments),
         Some("micro") => workload::micro::run(arguments),
         Some("timed") => timed::run(arguments),
+        Some("replay") => replay::run(arguments),
         Some("editor") => editor::run(arguments),
         Some("pool") => pool::run(arguments),
         Some("churn") => churn::run(arguments),
