@@ -82,14 +82,10 @@ impl Recording {
                     self.opened(path, flags, result);
                 }
             }
-            "write" => {
+            "write" | "pwrite64" => {
                 if let Some(path) = self.of_descriptor(argument(0)?) {
-                    self.write(&path, None, count()?)?;
-                }
-            }
-            "pwrite64" => {
-                if let Some(path) = self.of_descriptor(argument(0)?) {
-                    self.write(&path, Some(number(argument(3)?)?), count()?)?;
+                    let offset = if name == "write" { None } else { Some(number(argument(3)?)?) };
+                    self.write(&path, offset, count()?)?;
                 }
             }
             "read" => {
@@ -114,7 +110,7 @@ impl Recording {
             }
             "chdir" | "fchdir" => {
                 let to = argument(0)?;
-                let to = match to.split_once('<').and_then(|(_, rest)| rest.strip_suffix('>')) {
+                let to = match behind(to) {
                     Some(open) => open.to_owned(),
                     None => resolve(self.directory(process), unquoted(to)?),
                 };
@@ -235,8 +231,7 @@ impl Recording {
 
     /// The name in the folder of `3</mnt/build/file>`.
     fn of_descriptor(&self, text: &str) -> Option<String> {
-        let path = text.split_once('<')?.1.strip_suffix('>')?;
-        path.strip_prefix(&self.root).map(str::to_owned)
+        behind(text)?.strip_prefix(&self.root).map(str::to_owned)
     }
 
     /// Where a process is: in the build's folder, as whoever begins one, before it goes elsewhere.
@@ -253,13 +248,17 @@ impl Recording {
         let mut word = next()?;
         let mut directory = self.directory(process);
         if !word.starts_with('"') {
-            directory =
-                word.split_once('<').and_then(|(_, rest)| rest.strip_suffix('>')).ok_or("no directory")?;
+            directory = behind(word).ok_or("no directory")?;
             word = next()?;
         }
         let path = resolve(directory, unquoted(word)?);
         Ok(path.strip_prefix(&self.root).map(str::to_owned))
     }
+}
+
+/// What a descriptor stands for, as strace says it with `-y`: `3</mnt/build/file>`.
+fn behind(descriptor: &str) -> Option<&str> {
+    descriptor.split_once('<')?.1.strip_suffix('>')
 }
 
 /// The name, absolute and without detours.
