@@ -63,7 +63,9 @@ fn main() {
                     let media = cut.state(&stream, &choice);
                     let built = computed();
                     let found = recovery.recover(media).expect("an honest run leaves nothing broken");
-                    recovery.promised(found.prefix, cut.event).expect("an honest run keeps the window rule");
+                    recovery
+                        .promised(found.prefix, cut.event..=cut.event)
+                        .expect("an honest run keeps the window rule");
                     drop(found);
                     building += built - started;
                     recovering += computed() - built;

@@ -301,10 +301,6 @@ pub fn again(
     let cut = subject.cuts.iter().find(|cut| cut.event == cut_event).ok_or_else(|| {
         crate::ExploreError::Corrupt(format!("the recording has no crash point before event {cut_event}"))
     })?;
-    let crash = Expectation {
-        required: crash_event,
-        crash: crash_event,
-        crash_ns: subject.stream.at_ns(crash_event),
-    };
+    let crash = Expectation::at(&subject.stream, cut, choice, crash_event);
     evaluator.evaluate(cut.state_at(&subject.stream, choice, crash_event), &crash)
 }

@@ -199,7 +199,7 @@ impl Evaluator {
         let mut expected = *crash;
         let mut verdict = Verdict::fresh();
         if let (Some(own), Some(prefix)) = (&self.own, found.prefix) {
-            match own.promised(prefix, crash.crash) {
+            match own.promised(prefix, crash.since..=crash.crash) {
                 Ok(required) => expected.required = required.min(crash.crash),
                 Err(broken) => verdict = Verdict::broken(Class::Lost, "window rule", broken, String::new()),
             }

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::Observation;
 use crate::marks::{Mark, Record};
+use crate::model::{Choice, Cut};
+use crate::stream::Stream;
 
 /// What a state must show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,10 +13,20 @@ pub struct Expectation {
     /// Marks before this event must be visible. The event of the crash, or where the contract allows the newest
     /// acknowledgements to be lost, of the first write that is not there.
     pub required: usize,
-    /// The event of the crash.
+    /// The event of the crash: the last one that could have left this state.
     pub crash: usize,
-    /// When that is, in nanoseconds since the recording began.
+    /// The first one: see [`crate::model::Cut::since`]. Nothing may be there that the guest asked for only then.
+    pub since: usize,
+    /// When the last one is, in nanoseconds since the recording began.
     pub crash_ns: u64,
+}
+
+impl Expectation {
+    /// Of a state of a cut, at a crash before the event `crash`: everything acknowledged must be visible.
+    pub fn at(stream: &Stream, cut: &Cut, choice: &Choice, crash: usize) -> Self {
+        let since = cut.since(stream, choice, crash);
+        Self { required: crash, crash, since, crash_ns: stream.at_ns(crash) }
+    }
 }
 
 /// The classes of outcomes, from good to bad.
@@ -299,7 +311,7 @@ mod tests {
     }
 
     fn class(found: &Observation, required: usize, crash: usize) -> (Class, f64) {
-        let expected = Expectation { required, crash, crash_ns: crash as u64 * 1_000_000 };
+        let expected = Expectation { required, crash, since: crash, crash_ns: crash as u64 * 1_000_000 };
         let verdict = judge().judge("app", found, &expected);
         (verdict.class, verdict.stale_ms)
     }
@@ -315,7 +327,7 @@ mod tests {
         assert_eq!(class(&named("what"), 5, 5).0, Class::Fresh, "nothing had been promised");
         assert_eq!(class(&Observation::Sound, 15, 15).0, Class::Lost, "it names a state where there is one");
         assert_eq!(class(&Observation::Sound, 5, 5).0, Class::Fresh);
-        let expected = Expectation { required: 15, crash: 15, crash_ns: 0 };
+        let expected = Expectation { required: 15, crash: 15, since: 15, crash_ns: 0 };
         let other = judge().judge("mount", &Observation::Sound, &expected);
         assert_eq!(other.class, Class::Fresh, "it never names any");
     }
@@ -343,7 +355,9 @@ mod tests {
         let class = |required: usize, present: &[(u64, u64)], torn: &[u64]| {
             let torn = torn.iter().map(|slot| (0, *slot)).collect();
             let found = Observation::Records { present: present.to_vec(), torn };
-            judge.judge("records", &found, &Expectation { required, crash: 7, crash_ns: 7_000_000 }).class
+            judge
+                .judge("records", &found, &Expectation { required, crash: 7, since: 7, crash_ns: 7_000_000 })
+                .class
         };
         assert_eq!(class(7, &[(3, 6)], &[]), Class::Fresh);
         assert_eq!(class(7, &[(4, 7)], &[]), Class::Fresh);

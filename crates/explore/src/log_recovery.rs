@@ -9,6 +9,7 @@
 //! it would at the orderly end, so that the images alone are the disks. Who a file is (path, inode, times, lock) is no part
 //! of a crash state and not looked at.
 
+use std::ops::RangeInclusive;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,7 +148,7 @@ impl OwnRecovery for LogRecovery {
         Ok(own::Recovered { disks: images, digest, prefix: prefix as u64 })
     }
 
-    fn promised(&self, prefix: u64, crash: usize) -> Result<usize, String> {
+    fn promised(&self, prefix: u64, crash: RangeInclusive<usize>) -> Result<usize, String> {
         let digest = self.prefixes.prefix(prefix as usize).digest;
         let k = self.prefixes.judge(digest, crash, 0, self.window_ns).map_err(|e| e.to_string())?;
         Ok(self.prefixes.covered(k))

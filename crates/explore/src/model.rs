@@ -72,6 +72,8 @@ pub struct Cut {
     pub event: usize,
     /// When it would have happened, in nanoseconds since the recording began.
     pub at_ns: u64,
+    /// From this event on everything that is durable here had been submitted.
+    pub since: usize,
     /// What is durable, by medium, with its digest.
     pub durable: Vec<(Arc<Sparse>, u128)>,
     /// What may be there, in the order of submission.
@@ -119,6 +121,8 @@ struct Cursor<'a> {
     newest: FxHashMap<(usize, u64), usize>,
     /// Writes before this one are durable: nothing to look at again.
     settled: usize,
+    /// The event after the newest submission of a durable write.
+    since: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -129,11 +133,12 @@ impl<'a> Cursor<'a> {
             .enumerate()
             .map(|(index, medium)| (Arc::clone(&medium.base), digest(index, &medium.base)))
             .collect();
-        Self { stream, durable, newest: FxHashMap::default(), settled: 0 }
+        Self { stream, durable, newest: FxHashMap::default(), settled: 0, since: stream.begin }
     }
 
     fn make_durable(&mut self, index: usize) {
         let write = &self.stream.writes[index];
+        self.since = self.since.max(write.submitted + 1);
         let (content, digest) = &mut self.durable[write.medium];
         for (place, new) in write.contents() {
             let sector = write.first + u64::from(place);
@@ -183,6 +188,7 @@ impl<'a> Cursor<'a> {
         Cut {
             event,
             at_ns: self.stream.at_ns(event),
+            since: self.since.min(event),
             durable: self.durable.clone(),
             volatile,
             weight: if interesting { WEIGHT_INTERESTING } else { 1 },
@@ -223,8 +229,24 @@ impl Cut {
     }
 
     /// The volatile writes that had been submitted when the crash came; an earlier one than the cut's has fewer.
-    pub fn volatile_at<'a>(&'a self, stream: &'a Stream, crash: usize) -> impl Iterator<Item = &'a Volatile> {
+    pub fn volatile_at<'a>(
+        &'a self,
+        stream: &'a Stream,
+        crash: usize,
+    ) -> impl DoubleEndedIterator<Item = &'a Volatile> {
         self.volatile.iter().filter(move |volatile| stream.writes[volatile.write].submitted < crash)
+    }
+
+    /// The earliest event before which a crash can leave the same as one before `crash` with that choice: whatever is there has
+    /// been submitted, and nothing else happened on the media until `crash`.
+    pub fn since(&self, stream: &Stream, choice: &Choice, crash: usize) -> usize {
+        let is_there = |volatile: &Volatile| {
+            let lost = choice.lost.binary_search_by_key(&volatile.write, |lost| lost.write);
+            lost.map_or(true, |at| choice.lost[at].sectors.is_some())
+        };
+        let newest = self.volatile_at(stream, crash).rfind(|volatile| is_there(volatile));
+        let submitted = newest.map_or(0, |volatile| stream.writes[volatile.write].submitted + 1);
+        self.since.max(submitted).min(crash)
     }
 
     /// The media of a state, for a crash right before an event that is no later than the cut's: what is submitted from there

@@ -1,5 +1,6 @@
 //! What the daemon's own recovery is to the explorer.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::state::{Image, Scratch};
@@ -12,12 +13,13 @@ pub trait OwnRecovery: Send + Sync {
     /// In one sentence: why it refuses, or why what it left is no prefix of the guest's history.
     fn recover(&self, media: Vec<Image>) -> std::result::Result<Recovered, String>;
 
-    /// What a crash right before the event `crash` promises for a disk that holds the first `prefix` requests: the event up
+    /// What a crash right before any of these events promises for a disk that holds the first `prefix` requests: the event up
     /// to which marks must be visible.
     ///
     /// # Errors
-    /// In one sentence: why the contract does not allow so old a state.
-    fn promised(&self, prefix: u64, crash: usize) -> std::result::Result<usize, String>;
+    /// In one sentence: why the contract does not allow so old a state at the last of them, or how it was one of the future at
+    /// the first.
+    fn promised(&self, prefix: u64, crash: RangeInclusive<usize>) -> std::result::Result<usize, String>;
 }
 
 /// What it left.

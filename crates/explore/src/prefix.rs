@@ -21,6 +21,7 @@ use afterimage_format::log::RECORDS_OFFSET;
 use afterimage_order::redo::payload_bytes_max;
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Sparse, PAGE_BYTES};
 use rustc_hash::FxHashMap;
+use std::ops::RangeInclusive;
 
 pub(crate) use logged::{records, Logged};
 pub(crate) use order::as_taken;
@@ -252,8 +253,8 @@ impl Prefixes {
         found.map(|lost| Lost { spread_ns: asked_ns.saturating_sub(answered_ns), ..lost })
     }
 
-    /// Judges what a crash before `event` has left, after recovery: which prefix it is. Where several have the same
-    /// content, the longest that could be there counts, since nobody can tell them apart.
+    /// Judges what a crash before any of the events `crash` would have left, after recovery: which prefix it is. Where several
+    /// have the same content, the longest that could be there counts, since nobody can tell them apart.
     ///
     /// `floor` is what has to be there at least; `window_ns` what may be lost of acknowledgements: 0 for nothing at all.
     ///
@@ -262,26 +263,31 @@ impl Prefixes {
     pub fn judge(
         &self,
         digest: u128,
-        event: usize,
+        crash: RangeInclusive<usize>,
         floor: usize,
         window_ns: u64,
     ) -> std::result::Result<usize, Breach> {
-        let k = self.longest(self.find(digest), event)?;
+        let k = self.longest(self.find(digest), crash.clone())?;
         if k < floor {
             return Err(Breach::Durable { k, floor });
         }
-        self.within(k, event, window_ns)
+        self.within(k, *crash.end(), window_ns)
     }
 
-    /// Of prefixes that look the same, ascending, the longest that could be there at a crash before `event`.
+    /// Of prefixes that look the same, ascending, the longest that could be there at the last of those crashes; one of them could
+    /// at the first.
     pub(crate) fn longest(
         &self,
         mut ks: impl DoubleEndedIterator<Item = usize> + Clone,
-        event: usize,
+        crash: RangeInclusive<usize>,
     ) -> std::result::Result<usize, Breach> {
         let shortest = ks.clone().next().ok_or(Breach::NoPrefix)?;
-        let submitted = self.submitted(event);
-        ks.rfind(|k| *k <= submitted).ok_or(Breach::Future { k: shortest, submitted })
+        let submitted = self.submitted(*crash.start());
+        if shortest > submitted {
+            return Err(Breach::Future { k: shortest, submitted });
+        }
+        let submitted = self.submitted(*crash.end());
+        Ok(ks.rfind(|k| *k <= submitted).unwrap_or(shortest))
     }
 
     /// The window rule, for a crash before `event` that leaves prefix `k`.

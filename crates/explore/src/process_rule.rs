@@ -1,6 +1,7 @@
 //! The process rule: when guest, VMM and daemon die, everything that had completed is there, under every contract.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use afterimage_trace::{EventKind, Layer, Op, Recording};
@@ -44,11 +45,12 @@ impl OwnRecovery for ProcessRule {
         self.recovery.recover(media)
     }
 
-    fn promised(&self, prefix: u64, crash: usize) -> Result<usize, String> {
+    fn promised(&self, prefix: u64, crash: RangeInclusive<usize>) -> Result<usize, String> {
         let digest = self.prefixes.prefix(prefix as usize).digest;
         // The longest history with this content that was possible: nobody can tell them apart.
-        let submitted = self.prefixes.submitted(crash);
-        let k = self.prefixes.find(digest).rfind(|k| *k <= submitted).unwrap_or(prefix as usize);
+        let k =
+            self.prefixes.longest(self.prefixes.find(digest), crash.clone()).map_err(|e| e.to_string())?;
+        let crash = *crash.end();
         let lacking = self.prefixes.lacking(k).iter();
         let mut completed = lacking.filter_map(|submitted| Some((submitted, self.completed.get(submitted)?)));
         match completed.find(|(_, completed)| **completed < crash) {

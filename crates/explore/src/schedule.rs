@@ -93,7 +93,7 @@ impl<'a> Schedule<'a> {
         loop {
             while let Some((cut, n)) = self.batch.pop() {
                 if let Some(choice) = self.states[cut].choice(n) {
-                    let crash = self.crash_at(self.cuts[cut].event);
+                    let crash = Expectation::at(self.stream, &self.cuts[cut], &choice, self.cuts[cut].event);
                     return Some(Item { cut, choice, crash });
                 }
             }
@@ -129,11 +129,8 @@ impl<'a> Schedule<'a> {
         let mut choice = self.states[cut].choice(n)?;
         // What comes later is not there anyhow: see `Cut::state_at`.
         choice.lost.retain(|lost| self.stream.writes[lost.write].submitted < event);
-        Some(Item { cut, choice, crash: self.crash_at(event) })
-    }
-
-    fn crash_at(&self, event: usize) -> Expectation {
-        Expectation { required: event, crash: event, crash_ns: self.stream.at_ns(event) }
+        let crash = Expectation::at(self.stream, &self.cuts[cut], &choice, event);
+        Some(Item { cut, choice, crash })
     }
 }
 

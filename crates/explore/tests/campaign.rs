@@ -418,7 +418,7 @@ impl OwnRecovery for Promise {
         })
     }
 
-    fn promised(&self, _prefix: u64, _crash: usize) -> Result<usize, String> {
+    fn promised(&self, _prefix: u64, _crash: std::ops::RangeInclusive<usize>) -> Result<usize, String> {
         self.required.clone()
     }
 }

@@ -227,17 +227,22 @@ fn prefixes_know_what_is_lost() {
     assert_eq!((prefixes.submitted(0), prefixes.submitted(end), prefixes.covered(last)), (0, last, end));
     assert!(prefixes.lost(last, end).is_none());
     let digest = |k: usize| prefixes.prefix(k).digest;
-    assert_eq!(prefixes.judge(digest(last), end, last, 0), Ok(last));
-    assert_eq!(prefixes.judge(digest(last) ^ 1, end, 0, 0), Err(Breach::NoPrefix));
+    assert_eq!(prefixes.judge(digest(last), end..=end, last, 0), Ok(last));
+    assert_eq!(prefixes.judge(digest(last) ^ 1, end..=end, 0, 0), Err(Breach::NoPrefix));
     let lost = prefixes.lost(0, end).expect("every flush that covers something");
     let covering: Vec<usize> =
         (0..prefixes.flushes().len()).filter(|i| prefixes.flushes()[*i].covers > 0).collect();
     assert_eq!((lost.count, lost.first), (covering.len(), covering[0]));
-    assert!(matches!(prefixes.judge(digest(0), end, 0, 1_000_000), Err(Breach::Window { .. })));
-    assert!(matches!(prefixes.judge(digest(0), end, 1, u64::MAX), Err(Breach::Durable { k: 0, floor: 1 })));
-    assert_eq!(prefixes.judge(digest(0), end, 0, u64::MAX), Ok(0));
+    assert!(matches!(prefixes.judge(digest(0), end..=end, 0, 1_000_000), Err(Breach::Window { .. })));
+    assert!(matches!(
+        prefixes.judge(digest(0), end..=end, 1, u64::MAX),
+        Err(Breach::Durable { k: 0, floor: 1 })
+    ));
+    assert_eq!(prefixes.judge(digest(0), end..=end, 0, u64::MAX), Ok(0));
     // Before anything was asked for, only the beginning can be there.
-    assert!(matches!(prefixes.judge(digest(last), 1, 0, 0), Err(Breach::Future { .. })));
+    assert!(matches!(prefixes.judge(digest(last), 1..=1, 0, 0), Err(Breach::Future { .. })));
+    // At the end it could be there, but it was there before the guest asked for it.
+    assert!(matches!(prefixes.judge(digest(last), 1..=end, 0, 0), Err(Breach::Future { .. })));
     for k in 0..last {
         let event = prefixes.covered(k);
         let EventKind::Submit { .. } = guest.events[event].kind else { panic!("not a submission") };

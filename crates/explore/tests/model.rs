@@ -6,8 +6,8 @@ use std::sync::Arc;
 use afterimage_block::Medium as _;
 use afterimage_block_conformance::sim::SimWorld;
 use afterimage_explore::enumerate::Enumeration;
-use afterimage_explore::model::{cuts, Cut, Model};
-use afterimage_explore::state::digest;
+use afterimage_explore::model::{cuts, Choice, Cut, Model};
+use afterimage_explore::state::{digest, Image};
 use afterimage_explore::stream::Stream;
 use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, Sparse, Target, TargetId};
 use rand::{RngExt as _, SeedableRng as _};
@@ -96,22 +96,21 @@ fn contents(stream: &Stream, cut: &Cut) -> Option<BTreeSet<Vec<Vec<u8>>>> {
     states.count()?;
     let mut found = BTreeSet::new();
     for choice in (0..).map_while(|n| states.choice(n)) {
-        let images = cut.state(stream, &choice);
-        let bytes: Vec<Vec<u8>> = images
-            .iter()
-            .enumerate()
-            .map(|(medium, image)| {
-                let mut bytes = vec![0; BYTES];
-                image.read_at(&mut bytes, 0);
-                let mut sparse = Sparse::new(BYTES as u64);
-                sparse.write_at(&bytes, 0);
-                assert_eq!(digest(medium, &sparse), image.digest(), "the digest follows the content");
-                bytes
-            })
-            .collect();
-        found.insert(bytes);
+        found.insert(content(stream, cut, &choice));
     }
     Some(found)
+}
+
+fn content(stream: &Stream, cut: &Cut, choice: &Choice) -> Vec<Vec<u8>> {
+    let bytes = |(medium, image): (usize, &Image)| {
+        let mut bytes = vec![0; BYTES];
+        image.read_at(&mut bytes, 0);
+        let mut sparse = Sparse::new(BYTES as u64);
+        sparse.write_at(&bytes, 0);
+        assert_eq!(digest(medium, &sparse), image.digest(), "the digest follows the content");
+        bytes
+    };
+    cut.state(stream, choice).iter().enumerate().map(bytes).collect()
 }
 
 #[test]
@@ -138,6 +137,40 @@ fn the_disk_model_leaves_what_the_simulation_leaves() {
         }
     }
     assert!(compared > 500, "only {compared} cuts were small enough to compare");
+}
+
+/// A crash right before [`Cut::since`] leaves the same, and mostly none before that does.
+#[test]
+fn the_first_crash_that_leaves_a_state_leaves_it() {
+    let (mut states, mut first) = (0, 0);
+    for seed in 0..100 {
+        let tape = Tape::random(seed);
+        let stream = Stream::new(&tape.recording, Layer::Storage).unwrap();
+        // Before an event everything up to it has been submitted, and may be there.
+        let leaves = |event: usize, content: &Vec<Vec<u8>>| {
+            let ops = tape.ops.get(event).copied().unwrap_or_else(|| tape.world.ops());
+            let worlds = tape.world.crash_states(ops, 1 << 10)?;
+            Some(worlds.into_iter().any(|world| {
+                content.iter().enumerate().all(|(medium, bytes)| world.cached(medium) == *bytes)
+            }))
+        };
+        for cut in cuts(&stream, Model::Disk) {
+            let drawn = Enumeration::new(&stream, &cut, 1);
+            for choice in (0..20).map_while(|n| drawn.choice(n)) {
+                let (since, content) =
+                    (cut.since(&stream, &choice, cut.event), content(&stream, &cut, &choice));
+                let Some(left) = leaves(since, &content) else { continue };
+                assert!(
+                    left,
+                    "seed {seed}, {choice:?} of the cut before event {}: not at {since}",
+                    cut.event
+                );
+                states += 1;
+                first += usize::from(since > 0 && leaves(since - 1, &content) == Some(false));
+            }
+        }
+    }
+    assert!(states > 1000 && first * 3 > states * 2, "{first} of {states}");
 }
 
 #[test]

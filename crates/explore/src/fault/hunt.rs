@@ -1,5 +1,7 @@
 //! Looks for states that break a contract, at the level of disks alone: no guest, no application.
 
+use std::ops::RangeInclusive;
+
 use afterimage_order::Contract;
 use afterimage_trace::{EventKind, Layer, Recording};
 use rand::seq::SliceRandom as _;
@@ -88,7 +90,7 @@ pub fn survey(planted: &Planted, seed: u64, budget_states: u64) -> Result<Survey
             log: stream.log().is_some(),
             known: FxHashMap::default(),
         }),
-        Contract::Power => Box::new(PowerOracle::new(&planted.recording)?),
+        Contract::Power => Box::new(PowerOracle::new(&planted.recording, &stream)?),
         Contract::GuestCrash => {
             return Err(ExploreError::Usage("guest-crash promises nothing after a power cut".to_owned()))
         }
@@ -125,7 +127,8 @@ fn look(
             survey.states += 1;
             let media = cut.state(stream, &choice);
             survey.distinct += u64::from(seen.insert(state_digest(&media)));
-            match oracle.judge(media, cut, stream) {
+            let crash = cut.since(stream, &choice, cut.event)..=cut.event;
+            match oracle.judge(media, cut, crash) {
                 Ok((prefix, stale)) => {
                     prefixes.insert(prefix);
                     survey.stale += u64::from(stale);
@@ -169,7 +172,7 @@ trait Oracle {
         &mut self,
         media: Vec<Image>,
         cut: &Cut,
-        stream: &Stream,
+        crash: RangeInclusive<usize>,
     ) -> std::result::Result<(usize, bool), String>;
 }
 
@@ -193,7 +196,7 @@ impl Oracle for WindowOracle<'_> {
         &mut self,
         media: Vec<Image>,
         cut: &Cut,
-        _stream: &Stream,
+        crash: RangeInclusive<usize>,
     ) -> std::result::Result<(usize, bool), String> {
         let event = cut.event;
         let digest = state_digest(&media);
@@ -206,10 +209,10 @@ impl Oracle for WindowOracle<'_> {
         let floor = floors[..floors.partition_point(|floor| floor.event <= event)].last().map_or(0, |f| f.k);
         let (judged, prefixes) = match &self.history {
             History::Plain(prefixes) => {
-                (prefixes.judge(digest, event, floor, self.window_ns), prefixes.as_ref())
+                (prefixes.judge(digest, crash, floor, self.window_ns), prefixes.as_ref())
             }
             History::Retained(oracle) => {
-                (oracle.judge(digest, event, floor as u64, self.window_ns), oracle.prefixes())
+                (oracle.judge(digest, crash, floor as u64, self.window_ns), oracle.prefixes())
             }
         };
         let k = judged.map_err(|e| e.to_string())?;
@@ -219,14 +222,15 @@ impl Oracle for WindowOracle<'_> {
 
 /// `power`: what a completed flush of a disk covers is there. Content is compared sector by sector, where one write alone can
 /// have put it there.
-struct PowerOracle {
+struct PowerOracle<'a> {
     /// The guest's layer, all of it.
     guest: Stream,
+    storage: &'a Stream,
 }
 
-impl PowerOracle {
-    fn new(recording: &Recording) -> Result<Self> {
-        Ok(Self { guest: Stream::new(&whole(recording), Layer::Guest)? })
+impl<'a> PowerOracle<'a> {
+    fn new(recording: &Recording, storage: &'a Stream) -> Result<Self> {
+        Ok(Self { guest: Stream::new(&whole(recording), Layer::Guest)?, storage })
     }
 }
 
@@ -241,17 +245,17 @@ fn whole(recording: &Recording) -> Recording {
     whole
 }
 
-impl Oracle for PowerOracle {
+impl Oracle for PowerOracle<'_> {
     fn judge(
         &mut self,
         media: Vec<Image>,
         cut: &Cut,
-        stream: &Stream,
+        _crash: RangeInclusive<usize>,
     ) -> std::result::Result<(usize, bool), String> {
         // Elsewhere every state of the cut holds the newest durable version.
         let mut open: FxHashMap<(usize, u64), Vec<u128>> = FxHashMap::default();
         for volatile in &cut.volatile {
-            let write = &stream.writes[volatile.write];
+            let write = &self.storage.writes[volatile.write];
             for place in write.places() {
                 open.insert((write.medium, write.first + u64::from(place)), Vec::new());
             }

@@ -1,6 +1,7 @@
 //! Which prefixes each step of the redo log stands for.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -135,7 +136,7 @@ impl RetainedOracle {
     pub fn judge(
         &self,
         digest: u128,
-        event: usize,
+        crash: RangeInclusive<usize>,
         floor: u64,
         window_ns: u64,
     ) -> std::result::Result<usize, Breach> {
@@ -150,8 +151,8 @@ impl RetainedOracle {
         if newest.sequence < floor {
             return Err(Breach::Durable { k: newest.sequence as usize, floor: floor as usize });
         }
-        let k = self.prefixes.longest(ks.into_iter(), event)?;
-        self.prefixes.within(k, event, window_ns)
+        let k = self.prefixes.longest(ks.into_iter(), crash.clone())?;
+        self.prefixes.within(k, *crash.end(), window_ns)
     }
 }
 
@@ -256,14 +257,14 @@ impl OwnRecovery for RetainedRecovery {
         let recovered = recover(media, true, &self.options).map_err(|e| e.to_string())?;
         let digest = recovered.digest;
         // Whatever the crash: some prefix has to be there. Its place stands for it.
-        self.oracle.judge(digest, usize::MAX, 0, u64::MAX).map_err(|e| e.to_string())?;
+        self.oracle.judge(digest, usize::MAX..=usize::MAX, 0, u64::MAX).map_err(|e| e.to_string())?;
         let state = self.oracle.found[&digest][0];
         Ok(own::Recovered { disks: recovered.images, digest, prefix: state.into() })
     }
 
-    fn promised(&self, prefix: u64, crash: usize) -> std::result::Result<usize, String> {
+    fn promised(&self, prefix: u64, crash: RangeInclusive<usize>) -> std::result::Result<usize, String> {
         let digest = self.oracle.states[prefix as usize].digest;
-        let k = self.oracle.judge(digest, crash, 0, self.window_ns).map_err(|e| e.to_string())?;
-        Ok(self.oracle.prefixes.promised(k, crash))
+        let k = self.oracle.judge(digest, crash.clone(), 0, self.window_ns).map_err(|e| e.to_string())?;
+        Ok(self.oracle.prefixes.promised(k, *crash.end()))
     }
 }

@@ -216,7 +216,7 @@ impl Judges {
         for (content, required) in std::iter::once((&death.recovered, death.required)).chain(looked_at) {
             work.checks += 1;
             let found = application.check(&disks(content))?;
-            let expected = Expectation { required, crash: death.event, crash_ns };
+            let expected = Expectation { required, crash: death.event, since: death.event, crash_ns };
             verdict = verdict.and(self.promised.judge(application.name(), &found, &expected));
         }
         if let Some(problem) = &mut verdict.problem {
