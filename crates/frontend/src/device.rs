@@ -8,6 +8,7 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,6 +84,8 @@ pub(crate) struct Device {
     over: Option<Sender<Infallible>>,
     memory: Arc<GuestMemory>,
     inflight: Option<InflightRegion>,
+    /// Queues that have yet to submit again what an earlier daemon had in flight: one bit each.
+    owed: Arc<AtomicU64>,
     pub features: Features,
     pub protocol: u64,
     status: u8,
@@ -124,6 +127,7 @@ impl Device {
             over: None,
             memory: Arc::default(),
             inflight: None,
+            owed: Arc::default(),
             features: Features::default(),
             protocol: 0,
             status: 0,
@@ -169,6 +173,7 @@ impl Device {
         (self.taking_over, self.over) = (false, None);
         self.memory = Arc::default();
         self.inflight = None;
+        self.owed.store(0, Ordering::Release);
         self.features = Features::default();
         self.protocol = 0;
         self.status = 0;
@@ -210,6 +215,7 @@ impl Device {
         self.stop_all();
         self.forget_queues();
         (0..self.options.queues).for_each(|index| forget(&self.inflight, index));
+        self.owed.store(0, Ordering::Release);
         self.features = Features::default();
         self.status = 0;
         self.alarms.reset();
@@ -364,6 +370,7 @@ impl Device {
         self.halt(index as usize);
         // A region of our own follows this queue's life; the peer's own is the peer's.
         forget(&self.inflight, index as u16);
+        self.owes_nothing(index as usize);
         let queue = self.queue(index)?;
         queue.kick = None;
         let base = queue.base;
@@ -415,7 +422,8 @@ impl Device {
             .map_err(|e| Refused(format!("cannot map the in-flight region: {e}")))?;
         let region = InflightRegion::new(Arc::new(mapping), queues, queue_size)?;
         let running = self.stop_all();
-        let set = |device: &mut Self, region, choice| {
+        let set = |device: &mut Self, region: Option<InflightRegion>, choice| {
+            device.owed.store(region.as_ref().map_or(0, InflightRegion::owed), Ordering::Release);
             (std::mem::replace(&mut device.inflight, region), device.cache.set(choice))
         };
         let choice = self.cache.with_noted(region.write_cache());
@@ -556,7 +564,13 @@ impl Device {
         }
     }
 
+    /// It will not start, so none waits for it.
+    fn owes_nothing(&self, index: usize) {
+        self.owed.fetch_and(!(1 << index), Ordering::AcqRel);
+    }
+
     fn give_up(&self, index: usize, reason: &Refused) {
+        self.owes_nothing(index);
         if self.lines.may() {
             warn!("{}: queue {index} stays stopped until the guest resets it: {reason}", self.name);
         }
@@ -635,6 +649,7 @@ impl Device {
             spin: Duration::from_micros(u64::from(self.options.spin_us)),
             lines: self.lines(),
             over: self.over.clone(),
+            owed: (self.owed.load(Ordering::Acquire) != 0).then(|| (Arc::clone(&self.owed), 1 << index)),
         }))
     }
 

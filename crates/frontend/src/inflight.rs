@@ -78,6 +78,12 @@ impl Region {
         Some(Inflight { window, size: ring_size })
     }
 
+    /// Queues in which a dead daemon had something in flight: one bit each.
+    pub fn owed(&self) -> u64 {
+        let owes = |index: &u16| self.queue(*index, self.queue_size).is_some_and(|queue| queue.owes());
+        (0..self.queues.min(64)).filter(owes).fold(0, |owed, index| owed | 1 << index)
+    }
+
     fn tail(&self) -> Option<Window> {
         let at = queue_bytes(self.queue_size) * usize::from(self.queues);
         Window::new(&self.mapping, at as u64, TAIL_BYTES, 8)
@@ -134,6 +140,12 @@ impl Inflight {
 
     fn marked(&self, head: u16) -> bool {
         self.window.load_u8(self.descriptor(head)) == 1
+    }
+
+    /// Whether anything may be in flight.
+    fn owes(&self) -> bool {
+        let begun = self.window.load_u16(AT_VERSION, Ordering::Acquire) == VERSION;
+        begun && (0..self.size).any(|head| self.marked(head))
     }
 
     fn clear(&self, head: u16) {

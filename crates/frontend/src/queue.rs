@@ -10,13 +10,16 @@
 //! What a guest has in flight costs memory in every layer, and the guest decides how many segments or ranges it is: a queue
 //! that has [`LOAD_BYTES_MAX`] of it in flight leaves the rest in the ring until something is answered.
 //!
+//! After a daemon's death queues start one by one, and each first submits again what was in flight on it. None takes anything
+//! new before all have: what a guest wrote before the death would else come over what it writes behind it.
+//!
 //! Outcomes of a crash: see [`crate::inflight`]. A request is marked before anything is done with it and unmarked
 //! only after the driver can see its answer.
 
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,6 +59,11 @@ const FRUITLESS_WAKES_MAX: u32 = 10_000;
 /// Failed requests logged per start of a queue; the counters tell the rest.
 const LOGGED_FAILURES: u32 = 8;
 
+/// How long a queue waits for others that have something to submit again, and how often it looks. A VMM that starts them at all
+/// does so within milliseconds.
+const OWED_PATIENCE: Duration = Duration::from_secs(2);
+const OWED_PERIOD: Duration = Duration::from_micros(500);
+
 /// The call descriptor, which the peer may change while the queue runs.
 pub(crate) type CallSlot = Arc<Mutex<Call>>;
 
@@ -77,6 +85,8 @@ pub(crate) struct Run {
     pub lines: Arc<Lines>,
     /// Dropped when the lane has what is to be submitted again.
     pub over: Option<Sender<Infallible>>,
+    /// Which of all queues have yet to submit again, where any has: one bit each, and this one's.
+    pub owed: Option<(Arc<AtomicU64>, u64)>,
 }
 
 /// Why a queue no longer runs.
@@ -122,6 +132,8 @@ pub(crate) struct Queue<L, S> {
     /// What all requests in flight take in bytes.
     load: usize,
     unheard: Unheard,
+    /// Since when it may wait for other queues.
+    begun: Instant,
 }
 
 impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
@@ -155,6 +167,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             logged: 0,
             load: 0,
             unheard: Unheard::default(),
+            begun: Instant::now(),
             run,
             lane,
             stats,
@@ -197,8 +210,9 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 Err(ended) => return ended,
             }
             // A full queue takes nothing more, whatever the driver says: only an answer or the end wakes it.
-            let full = self.is_full();
+            let (full, waits) = (self.is_full(), self.waits_for_others());
             let waited = match &self.run.kick {
+                _ if waits => self.lane.wait(&[wake.fd()], Some(OWED_PERIOD)),
                 _ if full => self.lane.wait(&[wake.fd()], None),
                 Some(kick) => self.lane.wait(&[kick.as_fd(), wake.fd()], None),
                 None => self.lane.wait(&[wake.fd()], Some(POLLING_PERIOD)),
@@ -247,6 +261,9 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         self.notify();
         self.run.ring.disable_kicks();
         let resubmitted = self.resubmit();
+        if let Some((owed, own)) = &self.run.owed {
+            owed.fetch_and(!own, Ordering::AcqRel);
+        }
         self.run.over = None;
         resubmitted
     }
@@ -278,7 +295,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
 
     /// Whether there is nothing to do until a kick or a completion, which the driver is asked for from here on.
     pub(crate) fn may_sleep(&mut self) -> Result<bool, Ended> {
-        if self.spin_found_work()? || (!self.is_full() && self.run.ring.enable_kicks()) {
+        if self.spin_found_work()? || (self.takes_more() && self.run.ring.enable_kicks()) {
             self.woken();
             return Ok(false);
         }
@@ -296,7 +313,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         }
         let start = Instant::now();
         while start.elapsed() < self.run.spin {
-            if self.reap()? || (!self.is_full() && self.run.ring.has_available()) {
+            if self.reap()? || (self.takes_more() && self.run.ring.has_available()) {
                 return Ok(true);
             }
             std::hint::spin_loop();
@@ -332,10 +349,32 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         self.load >= LOAD_BYTES_MAX
     }
 
+    /// Whether other queues have yet to submit again what was in flight on them.
+    fn waits_for_others(&mut self) -> bool {
+        let Some((owed, _)) = &self.run.owed else { return false };
+        let owing = owed.load(Ordering::Acquire) != 0;
+        let waits = owing && self.begun.elapsed() < OWED_PATIENCE;
+        if !waits {
+            self.run.owed = None;
+            if owing && self.run.lines.may() {
+                let name = &self.run.name;
+                warn!(
+                    "{name}: goes on, though another queue of the disk that had requests in flight when an earlier daemon died \
+                     was not started: what it does now may be written over by them"
+                );
+            }
+        }
+        waits
+    }
+
+    fn takes_more(&mut self) -> bool {
+        !self.is_full() && !self.waits_for_others()
+    }
+
     fn fetch(&mut self) -> Result<bool, RingFault> {
         let mut now = None;
         for _ in 0..self.run.ring.size() {
-            if self.is_full() {
+            if !self.takes_more() {
                 break;
             }
             let Some(head) = self.run.ring.fetch()? else { break };

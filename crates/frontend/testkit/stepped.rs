@@ -157,6 +157,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Stepped<L, S> {
             spin: Duration::ZERO,
             lines: Arc::new(Lines::new("a queue that is stepped")),
             over: None,
+            owed: None,
         };
         let mut queue = Queue::new(run, lane, stats);
         queue.begin_run().map_err(why)?;
