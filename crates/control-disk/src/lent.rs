@@ -24,7 +24,7 @@ use afterimage_format::control_disk::{
     Lent, BLOCKS_MAX, BLOCK_BYTES, LENT_CLOSED, LENT_MS_MAX, LENT_OFFERED, LENT_OPEN, LENT_REFUSED,
 };
 use afterimage_journal::layout::Layout;
-use afterimage_journal::{AreaBlock, FsBlock};
+use afterimage_journal::{log, AreaBlock, FsBlock, Tid};
 use zerocopy::FromZeros as _;
 use zerocopy::IntoBytes as _;
 
@@ -130,14 +130,21 @@ pub struct Owed {
     pub file_system: [u8; 16],
     /// Where its commit block would stand.
     pub commit: FsBlock,
+    /// Which transaction it commits, if it says so.
+    pub tid: Option<Tid>,
 }
 
 impl Owed {
     /// What is published there and not taken, if it makes sense.
     fn of(memory: &Buffers) -> Option<Self> {
         let lent = offered(memory).ok().filter(|lent| lent.published != lent.taken)?;
-        let commit = lent.block.get((lent.blocks.get() as usize).checked_sub(1)?)?;
-        Some(Self { file_system: lent.file_system, commit: FsBlock(commit.get()) })
+        let blocks = lent.blocks.get() as usize;
+        let commit = lent.block.get(blocks.checked_sub(1)?)?;
+        let at = blocks * BLOCK_BYTES as usize;
+        let mut header = [0; log::HEADER_BYTES];
+        let is_there = at + header.len() <= memory.len();
+        let tid = is_there.then(|| memory.copy_to(at, &mut header)).and_then(|()| log::commit_tid(&header));
+        Some(Self { file_system: lent.file_system, commit: FsBlock(commit.get()), tid })
     }
 }
 

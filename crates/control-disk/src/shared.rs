@@ -303,8 +303,7 @@ impl Shared {
         Ok(Borrowed { loan, slot, disk, lending, look: None })
     }
 
-    /// Nothing that covers it is promised before it is [`Shared::paid`]: its guest sends it now, or writes it to its journal, of which nobody
-    /// here knows when.
+    /// Nothing that covers it is promised before it is [`Shared::paid`]: its guest sends it now, or writes it to its journal.
     pub(crate) fn owe(&self, owed: Owed) {
         let mut all = self.owed.lock();
         all.retain(|(other, _)| other.file_system != owed.file_system);
@@ -325,6 +324,14 @@ impl Shared {
 
     /// Until when promises wait, where any is owed.
     pub(crate) fn owes_until(&self) -> Option<Duration> {
+        if self.owed.lock().is_empty() {
+            return None;
+        }
+        // Nobody rings for what a guest writes to its journal itself.
+        self.paid(|owed| {
+            let expected = owed.tid.zip(by_uuid::expected(&self.disks, owed.file_system));
+            expected.is_some_and(|(tid, expected)| expected.is_after(tid))
+        });
         self.owed.lock().iter().map(|(_, until)| *until).max()
     }
 

@@ -16,6 +16,7 @@ use afterimage_block::{
 use afterimage_control_disk::ControlDisk;
 use afterimage_format::control_disk::*;
 use afterimage_journal::layout::Layout;
+use afterimage_journal::log::{commit_tid, HEADER_BYTES};
 use afterimage_journal::{FsBlock, RetainDisk};
 use afterimage_order::{Clock, VirtualClock};
 use afterimage_trace::Op;
@@ -563,6 +564,52 @@ fn nothing_is_promised_while_a_commit_that_was_told_is_not_there() {
         over(&mut control);
         assert!(control.end(12));
     }
+}
+
+/// Who was told of a commit that this daemon does not take, and does not hand it over, writes it to its journal: it is there then.
+#[test]
+fn a_commit_that_was_told_is_there_when_its_guest_has_written_it_to_its_journal() {
+    let stream = load(&recordings()[0]);
+    let mut served = Served::new(stream.base.clone(), 64 << 20, wait_for_home());
+    let mut control = Control::of(served.disk.as_ref().unwrap());
+    let (mut layout, mut commits) = (None, 0);
+    for step in &stream.steps {
+        layout = layout.or_else(|| {
+            let mut there = layouts(&served.read_all()).into_iter();
+            there.find(|l| control.ask(OPERATION_INIT, l.uuid).status.get() == STATUS_DONE)
+        });
+        let block = layout.as_ref().and_then(|layout| in_journal(layout, &step.op));
+        let (Some(layout), Some(block), Op::Write { data, .. }) = (&layout, block, &step.op) else {
+            send(&mut served, &step.op);
+            continue;
+        };
+        let commits_now = commit_tid(&data[data.len() - BLOCK..][..HEADER_BYTES]).is_some();
+        commits += u32::from(commits_now);
+        if commits_now && commits > 3 {
+            let right = control.ask(OPERATION_INIT, layout.uuid);
+            let gone = (right.instance.get(), right.sequence.get() + 1);
+            let mut guest = Guest::new(layout.uuid, gone, 0);
+            guest.memory.store_u32(Lent::STATE_AT, LENT_OPEN);
+            let blocks = data.chunks(BLOCK).enumerate().map(|(n, c)| (FsBlock(block.0 + n as u64), c));
+            assert!(guest.publish(&blocks.collect::<Vec<_>>()));
+            control.submit(READ, Operation::Read, guest.memory.share());
+            assert!(control.end(READ) && !guest.is_taken());
+            let vflush = Command::new(OPERATION_VFLUSH, 1).seal();
+            let vflush = Buffers::from_bytes(vflush.as_bytes());
+            control.submit(COMMAND, Operation::Write { flushed: true }, vflush);
+            (0..20).for_each(|_| control.turn());
+            assert_eq!(control.ended(COMMAND), None, "its commit is nowhere");
+            send(&mut served, &step.op);
+            assert!(control.end(COMMAND), "it is in its journal");
+            assert_eq!(control.disk.owes(), None);
+            if commits > 6 {
+                return;
+            }
+            continue;
+        }
+        send(&mut served, &step.op);
+    }
+    panic!("{commits} commits");
 }
 
 /// A commit that is retained has no number of its own, and none that is durable covers it before it is.

@@ -6,7 +6,7 @@ use afterimage_block::Sector;
 
 use super::RetainDisk;
 use crate::ext4::layout::Layout;
-use crate::ids::FsBlock;
+use crate::ids::{FsBlock, Tid};
 use crate::status::FileSystemStatus;
 
 /// The disk that holds the file system of that UUID, and what is retained of it.
@@ -35,29 +35,36 @@ pub fn file_system(
     }
 }
 
-/// Where blocks of a file system's journal lie, if there is one file system of that UUID, and they are all its journal's.
+/// What a question about one file system is answered with, if there is one of that UUID.
+fn of_the_one<T>(
+    disks: &[Arc<RetainDisk>],
+    ask: impl Fn(&RetainDisk) -> (usize, Option<T>),
+) -> Option<(Arc<RetainDisk>, T)> {
+    let (mut systems, mut found) = (0, None);
+    for disk in disks {
+        let (here, answer) = ask(disk);
+        systems += here;
+        found = answer.map(|answer| (Arc::clone(disk), answer)).or(found);
+    }
+    found.filter(|_| systems == 1)
+}
+
+/// Where blocks of a file system's journal lie, if they are all its journal's.
 pub fn journal_sector(
     disks: &[Arc<RetainDisk>],
     uuid: [u8; 16],
     block: FsBlock,
     blocks: u32,
 ) -> Option<(Arc<RetainDisk>, Sector)> {
-    let (mut systems, mut found) = (0, None);
-    for disk in disks {
-        let (here, sector) = disk.journal_sector(uuid, block, blocks);
-        systems += here;
-        found = sector.map(|sector| (Arc::clone(disk), sector)).or(found);
-    }
-    found.filter(|_| systems == 1)
+    of_the_one(disks, |disk| disk.journal_sector(uuid, block, blocks))
 }
 
-/// The journal of the file system of that UUID, if there is one of it, and its journal is retained or will be.
+/// Its journal, if that is retained or will be.
 pub fn journal_layout(disks: &[Arc<RetainDisk>], uuid: [u8; 16]) -> Option<(Arc<RetainDisk>, Arc<Layout>)> {
-    let (mut systems, mut found) = (0, None);
-    for disk in disks {
-        let (here, layout) = disk.journal_layout(uuid);
-        systems += here;
-        found = layout.map(|layout| (Arc::clone(disk), layout)).or(found);
-    }
-    found.filter(|_| systems == 1)
+    of_the_one(disks, |disk| disk.journal_layout(uuid))
+}
+
+/// Which of its transactions is expected next, if its journal is retained; see [`RetainDisk::expected`].
+pub fn expected(disks: &[Arc<RetainDisk>], uuid: [u8; 16]) -> Option<Tid> {
+    of_the_one(disks, |disk| disk.expected(uuid)).map(|(_, tid)| tid)
 }

@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::error::JournalError;
 use crate::ext4::layout::Layout;
 use crate::ext4::{FileSystems, Options};
-use crate::ids::FsBlock;
+use crate::ids::{FsBlock, Tid};
 use crate::mutation::Mistake;
 use crate::status::DiskStatus;
 use crate::versions::arena::Arena;
@@ -100,6 +100,11 @@ impl RetainDisk {
     /// See [`FileSystems::journal_layout`].
     pub fn journal_layout(&self, uuid: [u8; 16]) -> (usize, Option<Arc<Layout>>) {
         self.shared.lock().journal_layout(uuid)
+    }
+
+    /// See [`FileSystems::expected`].
+    pub fn expected(&self, uuid: [u8; 16]) -> (usize, Option<Tid>) {
+        self.shared.lock().expected(uuid)
     }
 
     /// The guest may be dead: what is committed goes home. See [`FileSystems::settle_all`].

@@ -14,7 +14,7 @@ use super::retained::Stop;
 use super::volume::Phase;
 use super::volumes::Volumes;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, FsBlock};
+use crate::ids::{AreaBlock, FsBlock, Tid};
 use crate::mutation::{Mistake, Mutation};
 use crate::status::DiskStatus;
 use crate::versions::arena::{Arena, VolumeId, VolumeRecord};
@@ -289,6 +289,13 @@ impl FileSystems {
     pub fn journal_layout(&self, uuid: [u8; 16]) -> (usize, Option<Arc<Layout>>) {
         let of_it: Vec<_> = self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)).collect();
         (of_it.len(), of_it.iter().find_map(|volume| volume.layout()).map(Arc::clone))
+    }
+
+    /// How many file systems have that UUID, and which transaction is expected next in the journal of one that is retained: all before it are
+    /// committed.
+    pub fn expected(&self, uuid: [u8; 16]) -> (usize, Option<Tid>) {
+        let of_it: Vec<_> = self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)).collect();
+        (of_it.len(), of_it.iter().find_map(|volume| volume.retained()).map(|retained| retained.log.head.0))
     }
 
     /// A snapshot.
