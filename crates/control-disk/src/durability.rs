@@ -34,11 +34,10 @@ pub trait Durability: Send + Sync {
 
 impl Durability for RetainGroup {
     fn reached(&self) -> Reached {
-        let sequence = self.sequence();
         // In this order: what is durable had been acknowledged.
-        let durable = sequence.durable.get();
+        let durable = self.durable();
         let failure = self.disks().iter().find_map(|disk| disk.health().failure());
-        Reached { acknowledged: sequence.acknowledged.get(), durable, failure }
+        Reached { acknowledged: self.sequence().acknowledged.get(), durable, failure }
     }
 
     fn holds_flushes(&self) -> bool {

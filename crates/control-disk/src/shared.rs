@@ -1,6 +1,5 @@
 //! What the lanes of a control disk have in common: its group, the slots' answers, and the flushes that are asked for.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -74,8 +73,6 @@ pub(crate) struct Shared {
     answers: Mutex<Vec<Option<Answer>>>,
     /// And until when somebody who asks for a promise waits for each.
     owed: Mutex<Vec<(Owed, Duration)>>,
-    /// What a flush has proved to be durable: see [`Shared::durable`].
-    proved: AtomicU64,
     pub(crate) flushing: Mutex<Flushing>,
     /// A flush is asked for, or the end.
     pub(crate) wanted: Condvar,
@@ -121,7 +118,6 @@ impl Shared {
             commands: Commands::default(),
             answers: Mutex::new(vec![None; SLOTS as usize]),
             owed: Mutex::default(),
-            proved: AtomicU64::new(0),
             flushing: Mutex::default(),
             wanted: Condvar::new(),
             bells: Arc::default(),
@@ -134,12 +130,7 @@ impl Shared {
         loop {
             if flushing.flights.begin() {
                 drop(flushing);
-                let before = self.group.reached().acknowledged;
                 let outcome = self.group.flush();
-                if outcome.is_ok() {
-                    // A commit that is retained has no number of its own: one that came since may share the newest.
-                    self.proved.fetch_max(before.0.saturating_sub(1), Ordering::Relaxed);
-                }
                 flushing = self.flushing.lock();
                 flushing.flights.end(outcome.map_err(Into::into));
                 self.bells.ring();
@@ -169,14 +160,6 @@ impl Shared {
         self.clock.now()
     }
 
-    /// Everything up to this survives a power cut. What the group says is of what was written, where a commit may be retained that was not.
-    fn durable(&self) -> u64 {
-        match self.is_in_order() || self.disks.is_empty() {
-            true => self.group.reached().durable.0,
-            false => self.proved.load(Ordering::Relaxed),
-        }
-    }
-
     /// An answer with all that does not depend on the command.
     fn blank(&self) -> Answer {
         let (contract, window) = match self.promise.contract {
@@ -188,7 +171,7 @@ impl Shared {
             contract: contract.into(),
             window_us: u32::try_from(window.as_micros()).unwrap_or(u32::MAX).into(),
             instance: self.instance.into(),
-            durable: self.durable().into(),
+            durable: self.group.reached().durable.0.into(),
             operations: (OPERATIONS | u64::from(self.promise.lends) << OPERATION_LEND).into(),
             slots: SLOTS.into(),
             slot_bytes: SLOT_BYTES.into(),

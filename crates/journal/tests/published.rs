@@ -612,17 +612,6 @@ fn a_commit_that_was_told_is_there_when_its_guest_has_written_it_to_its_journal(
     panic!("{commits} commits");
 }
 
-/// A commit that is retained has no number of its own, and none that is durable covers it before it is.
-#[test]
-fn no_answer_says_that_a_commit_is_durable_which_is_only_retained() {
-    let (_served, mut control, mut guest, layout, first) = lent();
-    assert_eq!(control.ask(OPERATION_VFLUSH, [0; 16]).status.get(), STATUS_DONE);
-    assert!(guest.publish(&[(first, &[5; BLOCK])]) && guest.wait(&mut control));
-    let answer = control.ask(OPERATION_QUERY, layout.uuid);
-    assert_eq!(answer.status.get(), STATUS_DONE);
-    assert!((1..9).contains(&answer.durable.get()), "the commit is at 9, as the flush before it was");
-}
-
 /// A disk whose storage is stuck is no other one's business.
 #[test]
 fn what_is_handed_over_waits_for_its_own_disk_alone() {

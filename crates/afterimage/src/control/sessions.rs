@@ -317,6 +317,8 @@ impl Sessions {
     pub fn event(&mut self, now: Duration, event: &Event) {
         self.tick(now);
         match event {
+            // Of what is retained a number says nothing: whoever waits is answered by a look, or a flush of his own.
+            Event::Durable { .. } if self.syncs_on_demand => self.look_soon(Duration::ZERO),
             Event::Durable { sequence: durable } => {
                 for (id, sequence) in self.waits(|wait| wait.sequence <= *durable) {
                     self.answer(id, &WaitAnswer { ok: true, durable: true, sequence });

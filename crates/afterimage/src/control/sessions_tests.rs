@@ -166,6 +166,21 @@ fn a_wait_for_the_future_only_looks() {
     }
 }
 
+/// What is retained has no number: another one's flush may have begun before it, and says nothing to who waits for the newest.
+#[test]
+fn where_nothing_syncs_by_itself_no_event_ends_a_wait() {
+    let mut s = Sessions::new(images(), true);
+    let a = s.open(Duration::ZERO);
+    tell(&mut s, Duration::ZERO, a, "{\"command\":\"wait\",\"sequence\":5}");
+    assert_eq!(s.actions(), [Action::Look]);
+    s.progress(Duration::ZERO, &Progress { acknowledged: 5, durable: 4, failure: None });
+    assert_eq!(s.actions(), [Action::Flush]);
+    s.event(Duration::ZERO, &Event::Durable { sequence: 5 });
+    assert!(s.output(a).is_none());
+    s.flushed(Duration::ZERO, Ok(5));
+    assert_eq!(answer(&mut s, Duration::ZERO, a), "{\"ok\":true,\"durable\":true,\"sequence\":5}\n");
+}
+
 #[test]
 fn a_newcomer_always_gets_in_and_those_that_wait_stay() {
     let mut s = sessions();

@@ -16,7 +16,7 @@ mod error;
 mod prepare;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -166,6 +166,8 @@ pub struct RetainGroup {
     shared: Arc<Shared>,
     options: JournalOptions,
     contract: Contract,
+    /// Everything up to this is durable, and every commit before it, as a flush has proved.
+    flushed: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -226,7 +228,15 @@ impl RetainGroup {
             }
         };
         fresh.iter_mut().for_each(prepare::Fresh::keep);
-        Ok(Self { group, disks, shared, options: prepared.options, contract, thread: Mutex::new(thread) })
+        Ok(Self {
+            group,
+            disks,
+            shared,
+            options: prepared.options,
+            contract,
+            flushed: AtomicU64::new(0),
+            thread: Mutex::new(thread),
+        })
     }
 
     /// The disks to serve, in the order of the images.
@@ -275,7 +285,23 @@ impl RetainGroup {
 
     /// A snapshot of the group.
     pub fn status(&self) -> GroupStatus {
-        self.group.status()
+        // In this order: what is durable had been acknowledged.
+        let durable = self.durable();
+        let status = self.group.status();
+        GroupStatus { durable, home: status.home.min(durable), ..status }
+    }
+
+    /// Everything up to this survives a power cut. A commit that is retained has no number of its own: where none is durable by itself, it
+    /// counts as the next one, and what a flush has proved is behind the newest.
+    pub fn durable(&self) -> SequenceNumber {
+        match self.syncs_by_itself() || self.shared.members.is_empty() {
+            true => self.group.sequence().durable.get(),
+            false => SequenceNumber(self.flushed.load(Ordering::Acquire)),
+        }
+    }
+
+    fn syncs_by_itself(&self) -> bool {
+        matches!(self.contract, Contract::PowerWindow { .. })
     }
 
     /// How far the group has got, without a lock.
@@ -303,8 +329,11 @@ impl RetainGroup {
     /// # Errors
     /// A disk failed.
     pub fn flush(&self) -> Result<SequenceNumber, RetainError> {
+        let before = self.group.sequence().acknowledged.get();
         self.settle()?;
-        Ok(self.group.flush()?)
+        let covers = self.group.flush()?;
+        self.flushed.fetch_max(before.0.saturating_sub(1), Ordering::AcqRel);
+        Ok(covers)
     }
 
     /// As [`RetainDisk::take_published`], on all disks. Another thread than the caller's has to serve the control disk.
@@ -312,7 +341,7 @@ impl RetainGroup {
         self.shared.members.iter().for_each(|member| member.disk.take_published());
     }
 
-    /// As [`Group::wait_durable`]. Where nothing happens in the background, what is committed goes home first.
+    /// As [`Group::wait_durable`]. Where nothing becomes durable by itself, [flushed](RetainGroup::flush) at once.
     ///
     /// # Errors
     /// A disk failed.
@@ -321,10 +350,10 @@ impl RetainGroup {
         sequence: SequenceNumber,
         timeout: Option<Duration>,
     ) -> Result<bool, RetainError> {
-        if !matches!(self.contract, Contract::PowerWindow { .. }) {
-            self.settle()?;
+        if self.syncs_by_itself() {
+            return Ok(self.group.wait_durable(sequence, timeout)?);
         }
-        Ok(self.group.wait_durable(sequence, timeout)?)
+        Ok(self.durable() >= sequence || self.flush()? >= sequence)
     }
 
     /// What the thread does that keeps room among what is retained, once; for a host that steps what is done in the background.
@@ -595,6 +624,26 @@ mod tests {
         });
         // And behind it there is nothing to settle, which would have to wait.
         group.flush().unwrap();
+    }
+
+    /// A commit that is retained has no number of its own, and none that is durable covers it before it is: one that has come since the
+    /// flush may share the newest.
+    #[test]
+    fn nothing_is_durable_that_a_commit_may_share() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let group = &group(folder.path());
+        let mut lane = Blocking::new(group.disks()[0].open_lane().unwrap());
+        for write in 1..4 {
+            lane.write(Sector(0), &[7; 4096]).unwrap();
+            let newest = group.sequence().acknowledged.get();
+            let durable = || (group.durable(), group.status().durable);
+            assert!(durable().0 < newest, "write {write}");
+            assert!(group.flush().unwrap() >= newest);
+            let proved = SequenceNumber(newest.0 - 1);
+            assert_eq!(durable(), (proved, proved), "write {write}");
+            // So whoever waits for it flushes.
+            assert!(group.wait_durable(newest, None).unwrap());
+        }
     }
 
     /// Whoever flushes while disks go on settles them, however soon after.
