@@ -437,6 +437,10 @@ pub(super) fn judge_end(guest: &mut Guest) -> Result<()> {
         Ended::Exited(DAMAGED) => broken("the file system is damaged after its replay", guest),
         Ended::Exited(FOREIGN) => broken("files hold blocks that are not their own", guest),
         Ended::Exited(DIFFERENT) => broken("what is read is not what was written", guest),
+        // It depends on which block is damaged who stumbles over it first.
+        Ended::Exited(_) if guest.console().contains("EXT4-fs error") => {
+            broken("the guest's kernel finds its file system damaged", guest)
+        }
         other => Err(LabError::Guest(format!("a guest ended with {other:?}{}", guest.last_words()))),
     }
 }
