@@ -11,7 +11,7 @@ use super::layout::Layout;
 use super::ranges::Ranges;
 use super::report::file_system;
 use super::retained::Stop;
-use super::volume::Phase;
+use super::volume::{Phase, Volume};
 use super::volumes::Volumes;
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, FsBlock, Tid};
@@ -276,7 +276,7 @@ impl FileSystems {
     /// superblock.
     pub fn journal_sector(&self, uuid: [u8; 16], block: FsBlock, blocks: u32) -> (usize, Option<Sector>) {
         let (mut systems, mut sector) = (0, None);
-        for volume in self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)) {
+        for volume in self.named(uuid) {
             systems += 1;
             let first = volume.layout().and_then(|layout| layout.area_run(block, blocks));
             sector =
@@ -287,15 +287,18 @@ impl FileSystems {
 
     /// How many file systems have that UUID, and where the journal of one lies that is retained, or will be.
     pub fn journal_layout(&self, uuid: [u8; 16]) -> (usize, Option<Arc<Layout>>) {
-        let of_it: Vec<_> = self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)).collect();
-        (of_it.len(), of_it.iter().find_map(|volume| volume.layout()).map(Arc::clone))
+        (self.named(uuid).count(), self.named(uuid).find_map(|volume| volume.layout()).map(Arc::clone))
     }
 
     /// How many file systems have that UUID, and which transaction is expected next in the journal of one that is retained: all before it are
     /// committed.
     pub fn expected(&self, uuid: [u8; 16]) -> (usize, Option<Tid>) {
-        let of_it: Vec<_> = self.volumes.list.iter().filter(|v| v.uuid == Some(uuid)).collect();
-        (of_it.len(), of_it.iter().find_map(|volume| volume.retained()).map(|retained| retained.log.head.0))
+        let retained = self.named(uuid).find_map(|volume| volume.retained());
+        (self.named(uuid).count(), retained.map(|retained| retained.log.head.0))
+    }
+
+    fn named(&self, uuid: [u8; 16]) -> impl Iterator<Item = &Volume> {
+        self.volumes.list.iter().filter(move |volume| volume.uuid == Some(uuid))
     }
 
     /// A snapshot.
