@@ -204,13 +204,15 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
                 Ok(false) => {}
                 Err(ended) => return ended,
             }
+            // Asked before kicks are: where the others are ready meanwhile, it has a short sleep, and not one without kicks.
+            let waits = self.waits_for_others();
             match self.may_sleep() {
                 Ok(true) => {}
                 Ok(false) => continue,
                 Err(ended) => return ended,
             }
             // A full queue takes nothing more, whatever the driver says: only an answer or the end wakes it.
-            let (full, waits) = (self.is_full(), self.waits_for_others());
+            let full = self.is_full();
             let waited = match &self.run.kick {
                 _ if waits => self.lane.wait(&[wake.fd()], Some(OWED_PERIOD)),
                 _ if full => self.lane.wait(&[wake.fd()], None),
