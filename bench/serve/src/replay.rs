@@ -98,7 +98,7 @@ impl Report {
 /// # Errors
 /// The recording is no recording, a daemon does not start, or a request fails.
 pub fn run(options: &Options, program: PathBuf) -> Result<()> {
-    let recording = Recording::load(&options.recording).map_err(|e| BenchError::Usage(e.to_string()))?;
+    let recording = Recording::load(&options.recording).map_err(|e| BenchError::Workload(e.to_string()))?;
     let tape = Tape::new(&recording)?;
     let scratch = Scratch::new(&options.memory)?;
     let arm = |retain| Kind::Program { program: program.clone(), survives: options.survives.clone(), retain };

@@ -9,13 +9,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use afterimage_bench_kit::{Context, Result};
-use afterimage_bench_vma::catalog::{Device, Kind, Mode, Setup, Workload};
+use afterimage_bench_vma::catalog::{Device, Kind, Setup};
 use afterimage_bench_vma::record::CellKey;
 use afterimage_bench_vma::template::Templates;
 use afterimage_bench_vma::virtual_cell::{self, World};
 use afterimage_report::number::MIB;
 
-use crate::record::{Captured, Store, VERSION};
+use crate::record::{Captured, Cell, Store, VERSION};
 
 /// What is needed to trace, and where traces are kept.
 pub struct Capture<'a> {
@@ -23,8 +23,6 @@ pub struct Capture<'a> {
     pub guests: u32,
     /// Below the daemons.
     pub device: Device,
-    /// Of everything random.
-    pub seed: u32,
     /// What all cells have in common.
     pub world: World<'a>,
     /// What is there.
@@ -35,17 +33,17 @@ pub struct Capture<'a> {
 
 impl Capture<'_> {
     /// For people.
-    pub fn name(&self, (workload, mode): &(Workload, Mode)) -> String {
-        format!("trace {}/{}/x{}/{}", workload.name(), mode.name(), self.guests, self.device.name())
+    pub fn name(&self, Cell { workload, mode, seed }: &Cell) -> String {
+        format!("trace {}/{}/x{}/{}/s{seed}", workload.name(), mode.name(), self.guests, self.device.name())
     }
 
-    /// Makes the traces of a workload in a mode, and says in a few words what came out. They are moved to their place when they are whole.
+    /// Makes the traces of a cell, and says in a few words what came out. They are moved to their place when they are whole.
     ///
     /// # Errors
     /// Anything that keeps the guests from their end, or the traces from their place.
-    pub fn trace(&self, (workload, mode): &(Workload, Mode)) -> Result<String> {
-        let store = self.store;
-        let fresh = store.trace_folder(*workload, *mode).with_extension("new");
+    pub fn trace(&self, cell: &Cell) -> Result<String> {
+        let (store, Cell { workload, mode, seed }) = (self.store, *cell);
+        let fresh = store.trace_folder(*cell).with_extension("new");
         if fresh.exists() {
             // What an interrupted run has left.
             fs::remove_dir_all(&fresh).context(|| format!("remove {}", fresh.display()))?;
@@ -57,13 +55,13 @@ impl Capture<'_> {
             guests: self.guests,
             contract: "guest-crash".to_owned(),
             setup: Setup::Plain,
-            workload: *workload,
-            mode: *mode,
-            round: self.seed,
+            workload,
+            mode,
+            round: seed,
         };
         let template = {
             let mut templates = self.templates.lock().unwrap_or_else(PoisonError::into_inner);
-            templates.get(*workload, *mode, Setup::Plain)?
+            templates.get(workload, mode, Setup::Plain)?
         };
         let world = World { traces: Some(&fresh), ..self.world.clone() };
         let (record, _) = virtual_cell::run(&key, &world, &template, None)?;

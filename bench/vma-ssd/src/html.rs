@@ -5,9 +5,10 @@ use afterimage_flash::FtlKind;
 use afterimage_report::number::{number, scaled, MIB};
 use afterimage_report::page::{self, key};
 use afterimage_report::plot::{bars, Bar, Group, Scale};
+use afterimage_report::Spread;
 use maud::{html, Markup};
 
-use crate::findings::{collection, erases, Findings};
+use crate::findings::{collection, erases, requests, Findings};
 use crate::record::{Age, Simulated, SimulationKey};
 use crate::study::{self, Range, Variant};
 use crate::tables;
@@ -15,26 +16,34 @@ use crate::tables;
 /// The page.
 pub fn page(findings: &Findings) -> String {
     let below = |(from, to): Range| html! { p { "The study: VMA " (from) " to " (to) " % below journal." } };
-    let of = |age: Age, ftl: FtlKind| move |w, v| findings.get(w, v, ftl, age);
+    let of = |age: Age, ftl: FtlKind| {
+        move |workload, variant| Some(SimulationKey { workload, variant, ftl, age })
+    };
+    let any = |workload, variant| findings.any(workload, variant).cloned();
+    let figure = |what, key: &dyn Fn(Workload, Variant) -> Option<SimulationKey>, value: fn(&Simulated) -> f64, show| {
+        figure(findings, what, key, value, show)
+    };
+    let mib = |mib| number(mib) + " MiB";
+    let seconds = |seconds| number(seconds) + " s";
     let body = html! {
         p { (tables::setting(findings).replace("**", "")) }
         (key(Variant::ALL.map(|variant| (variant.colour(), variant.title()))))
         h2 { "Figure 2: requests" }
-        (figure("requests", |w, v| findings.any(w, v), |s| s.requests as f64, scaled))
+        (figure("requests", &any, requests, scaled))
         (below(study::REQUESTS))
         h2 { "Figure 3: traffic" }
-        (figure("traffic", |w, v| findings.any(w, v), |s| s.traffic_bytes as f64 / MIB, |mib| number(mib) + " MiB"))
+        (figure("traffic", &any, |s| s.traffic_bytes as f64 / MIB, mib))
         (below(study::TRAFFIC))
         @for age in findings.ages() {
             h2 { "Aged by " (age.name()) }
             p { (tables::age_words(findings, age).replace('*', "")) }
             @for ftl in &findings.ftls {
                 h3 { "Figure 4: erases, " (ftl) }
-                (figure("erases", of(age, *ftl), erases, scaled))
+                (figure("erases", &of(age, *ftl), erases, scaled))
             }
             @for ftl in &findings.ftls {
                 h3 { "Figure 5: GC overhead, " (ftl) }
-                (figure("GC overhead", of(age, *ftl), |s| collection(s) / 1e9, |seconds| number(seconds) + " s"))
+                (figure("GC overhead", &of(age, *ftl), |s| collection(s) / 1e9, seconds))
             }
             h3 { "journal+retain against journal: fewer erases; the study's range in grey" }
             (reductions(findings, age, erases, study::erases))
@@ -45,17 +54,17 @@ pub fn page(findings: &Findings) -> String {
     page::page("VMA journaling on SSDs", &body)
 }
 
-fn figure<'a>(
+fn figure(
+    findings: &Findings,
     what: &str,
-    found: impl Fn(Workload, Variant) -> Option<&'a Simulated>,
-    value: impl Fn(&Simulated) -> f64,
-    show: impl Fn(f64) -> String,
+    key: &dyn Fn(Workload, Variant) -> Option<SimulationKey>,
+    value: fn(&Simulated) -> f64,
+    show: fn(f64) -> String,
 ) -> Markup {
     let group = |workload: Workload| {
         let bar = |variant: Variant| {
-            let value = value(found(workload, variant)?);
-            let (name, colour) = (variant.title().to_owned(), variant.colour());
-            Some(Bar { name, colour, value, spread: None, shown: show(value) })
+            let spread = findings.spread(&key(workload, variant)?, value)?;
+            Some(bar(variant.title().to_owned(), variant.colour(), spread, show))
         };
         Group {
             name: workload.name().to_owned(),
@@ -64,6 +73,11 @@ fn figure<'a>(
         }
     };
     bars(what, &Workload::ALL.map(group), Scale::Groups)
+}
+
+fn bar(name: String, colour: &'static str, spread: Spread, show: impl Fn(f64) -> String) -> Bar {
+    let whisker = (spread.rounds > 1).then_some((spread.min, spread.max));
+    Bar { name, colour, value: spread.median, spread: whisker, shown: show(spread.median) }
 }
 
 /// Shows from −20 % (retention costs more) to 100 %.
@@ -88,9 +102,8 @@ fn reductions(
     let group = |workload: Workload| {
         let bar = |ftl: &FtlKind| {
             let key = SimulationKey { workload, variant: Variant::Retain, ftl: *ftl, age };
-            let percent = findings.less_than_journal(&key, value)?;
-            let (name, shown) = (ftl.to_string(), format!("{percent:.1} %"));
-            Some(Bar { name, colour: colour(*ftl), value: percent, spread: None, shown })
+            let percent = findings.less_on_drive(&key, value)?;
+            Some(bar(ftl.to_string(), colour(*ftl), percent, |percent| format!("{percent:.1} %")))
         };
         Group {
             name: workload.name().to_owned(),

@@ -12,6 +12,7 @@ mod capture;
 mod findings;
 mod html;
 mod record;
+mod results;
 mod simulate;
 mod study;
 mod tables;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    insert, run_at_once, say, write_all, write_on_signals, BenchError, Common, Context, Result, Resume,
+    insert, run_at_once, say, write_all, write_on_signals, BenchError, Common, Context, Earlier, Result, Resume,
 };
 use afterimage_bench_vma::catalog::{Device, Mode, Workload};
 use afterimage_bench_vma::scale::Scale;
@@ -32,16 +33,16 @@ use afterimage_bench_vma::source::Sources;
 use afterimage_bench_vma::template::Templates;
 use afterimage_bench_vma::virtual_cell::World;
 use afterimage_flash::control::Control;
-use afterimage_flash::{Config, FtlKind};
+use afterimage_flash::FtlKind;
 use afterimage_lab::locate;
 use afterimage_lab::process::Workdir;
 use afterimage_report::note;
 use clap::Parser;
-use serde::{Deserialize, Serialize};
 
 use capture::Capture;
-use findings::{Findings, Setting};
-use record::{Age, Captured, Simulated, Store};
+use findings::Setting;
+use record::{Age, Cell, Simulated, SimulationKey, Store};
+use results::Results;
 use simulate::Drives;
 use study::Variant;
 
@@ -54,6 +55,8 @@ struct Options {
     common: Common,
     #[command(flatten)]
     resume: Resume,
+    #[command(flatten)]
+    earlier: Earlier,
     /// Only these workloads [default: the study's five, the build's files for the build, and file-delete]
     #[arg(long, value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
@@ -72,10 +75,10 @@ struct Options {
     /// The model that holds the images while guests are traced
     #[arg(long, value_enum, default_value = "hdd15k")]
     device: Device,
-    /// Of everything random in the guests; results of one seed are kept apart from another's
-    #[arg(long, default_value_t = 1)]
-    seed: u32,
-    /// How many workloads are traced at once
+    /// Seeds 1 to this, all cells of one before the next [default: 5; 1 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    seeds: Option<u32>,
+    /// How many cells are traced at once
     #[arg(long, default_value_t = 2, value_name = "CELLS")]
     at_once: usize,
     /// Guests that take longer than this many seconds of real time are killed, and their traces fail
@@ -96,7 +99,7 @@ struct Chosen {
     scale: Scale,
     guests: u32,
     device: Device,
-    seed: u32,
+    seeds: u32,
     workloads: Vec<Workload>,
     modes: Vec<Mode>,
     ftls: Vec<FtlKind>,
@@ -123,7 +126,7 @@ impl Chosen {
             scale: if options.common.quick { Scale::quick() } else { Scale::full() },
             guests: options.guests.unwrap_or(if options.common.quick { 4 } else { 8 }),
             device: options.device,
-            seed: options.seed,
+            seeds: options.seeds.unwrap_or(if options.common.quick { 1 } else { 5 }),
             workloads: or(&options.workloads, &Workload::usual()),
             modes,
             ftls: or(&options.ftls, &[FtlKind::Fast, FtlKind::Superblock, FtlKind::Dftl]),
@@ -132,43 +135,97 @@ impl Chosen {
     }
 
     fn store(&self, out: &Path) -> Store {
-        Store::new(out, &self.scale, self.guests, self.device, self.seed)
-    }
-
-    fn cells(&self) -> Vec<(Workload, Mode)> {
-        self.workloads.iter().flat_map(|w| self.modes.iter().map(|m| (*w, *m))).collect()
-    }
-
-    /// What can be simulated of what is there.
-    fn drives(&self, store: &Store) -> Result<Vec<Drives>> {
-        let mut all = Vec::new();
-        for workload in &self.workloads {
-            let captured = |variant: &Variant| match self.modes.contains(&variant.mode()) {
-                true => store.captured(*workload, variant.mode()),
-                false => Ok(None),
-            };
-            let (mut variants, mut traces) = (Vec::new(), Vec::new());
-            for variant in Variant::ALL {
-                variants.extend(captured(&variant)?.map(|_| variant));
-            }
-            for variant in Variant::TRACED {
-                traces.extend(captured(&variant)?.map(|found| found.at_ns));
-            }
-            if !variants.is_empty() {
-                let (ftls, ages) = (self.ftls.clone(), self.ages.clone());
-                all.push(Drives { workload: *workload, variants, traces, ftls, ages });
-            }
-        }
-        Ok(all)
+        Store::new(out, &self.scale, self.guests, self.device)
     }
 
     fn setting(&self) -> Setting {
-        Setting { scale: self.scale.clone(), guests: self.guests, device: self.device, seed: self.seed }
+        Setting { scale: self.scale.clone(), guests: self.guests, device: self.device }
     }
 
-    fn findings(&self, store: &Store) -> Result<Findings> {
-        let drives = self.drives(store)?;
-        Findings::read(store, self.setting(), &self.ftls, &drives)
+    fn earlier(&self, path: &Path) -> Result<Results> {
+        let earlier: Results = afterimage_bench_kit::read(path, "vma-ssd")?;
+        if earlier.setting != self.setting() {
+            let setting = &earlier.setting;
+            return Err(BenchError::Usage(format!(
+                "--from {}: those are results of {} guests at the {} sizes on {}; ask for the same, or leave it out",
+                path.display(),
+                setting.guests,
+                setting.scale.name,
+                setting.device.name()
+            )));
+        }
+        Ok(earlier)
+    }
+
+    /// The traces of a workload and a seed.
+    fn cells(&self, workload: Workload, seed: u32) -> Vec<Cell> {
+        self.modes.iter().map(|mode| Cell { workload, mode: *mode, seed }).collect()
+    }
+
+    /// Each workload with each seed.
+    fn pairs(&self) -> impl Iterator<Item = (Workload, u32)> + '_ {
+        (1..=self.seeds).flat_map(|seed| self.workloads.iter().map(move |workload| (*workload, seed)))
+    }
+
+    fn wants(&self, key: &SimulationKey) -> bool {
+        self.modes.contains(&key.variant.mode()) && self.ftls.contains(&key.ftl) && self.ages.contains(&key.age)
+    }
+
+    /// What of a workload and a seed can be simulated of what is traced here.
+    fn drives(&self, store: &Store, workload: Workload, seed: u32) -> Result<Drives> {
+        let mut traces = Vec::new();
+        let mut variants = Vec::new();
+        for variant in Variant::ALL.into_iter().filter(|variant| self.modes.contains(&variant.mode())) {
+            let Some(found) = store.captured(Cell { workload, mode: variant.mode(), seed })? else { continue };
+            variants.push(variant);
+            if variant != Variant::Derived {
+                traces.push(found.at_ns);
+            }
+        }
+        Ok(Drives { workload, seed, variants, traces, ftls: self.ftls.clone(), ages: self.ages.clone() })
+    }
+
+    /// What is finished of what was chosen. A workload and a seed is taken as a whole, from what is here or, where nothing is, from earlier
+    /// raw results: its drive is made of all traces.
+    fn finished(&self, store: &Store, earlier: Option<&Results>) -> Result<Results> {
+        let mut results = Results::none(self.setting(), self.ftls.clone());
+        for (workload, seed) in self.pairs() {
+            let (cells, drives) = (self.cells(workload, seed), self.drives(store, workload, seed)?);
+            if let (true, Some(earlier)) = (drives.variants.is_empty(), earlier) {
+                let of = |found: &Simulated| (found.key.workload, found.seed) == (workload, seed);
+                let simulated = earlier.simulated.iter().filter(|found| of(found) && self.wants(&found.key));
+                results.simulated.extend(simulated.cloned());
+                let captured = earlier.captured.iter().filter(|found| cells.contains(&found.cell()));
+                results.captured.extend(captured.cloned());
+                continue;
+            }
+            for cell in cells {
+                results.captured.extend(store.captured(cell)?);
+            }
+            for key in drives.keys() {
+                results.simulated.extend(store.simulated(&key, seed, &drives.traces)?);
+            }
+        }
+        Ok(results)
+    }
+
+    /// Which cells are not traced: neither here nor, all those of their workload and seed, earlier.
+    fn to_trace(&self, store: &Store, earlier: Option<&Results>) -> Result<Vec<Cell>> {
+        let mut todo = Vec::new();
+        for (workload, seed) in self.pairs() {
+            let cells = self.cells(workload, seed);
+            let mut missing = Vec::new();
+            for cell in &cells {
+                if store.captured(*cell)?.is_none() {
+                    missing.push(*cell);
+                }
+            }
+            let had = |cell| earlier.is_some_and(|earlier| earlier.captured.iter().any(|c| c.cell() == cell));
+            if missing != cells || !cells.iter().all(|cell| had(*cell)) {
+                todo.append(&mut missing);
+            }
+        }
+        Ok(todo)
     }
 }
 
@@ -176,41 +233,37 @@ impl Chosen {
 fn run(options: &Options) -> Result<bool> {
     let resume = &options.resume;
     if let Some(path) = &options.common.tables {
-        let Results { setting, ftls, simulated, .. } = afterimage_bench_kit::read(path, "vma-ssd")?;
-        return say(&tables::all(&Findings::of(setting, &ftls, simulated))).map(|()| true);
+        let results: Results = afterimage_bench_kit::read(path, "vma-ssd")?;
+        return say(&tables::all(&results.findings())).map(|()| true);
     }
     let chosen = Chosen::new(options)?;
     let store = chosen.store(&options.out);
-    let cells = chosen.cells();
-    let mut todo = Vec::new();
-    for (workload, mode) in &cells {
-        if store.captured(*workload, *mode)?.is_none() {
-            todo.push((*workload, *mode));
-        }
-    }
+    let earlier = options.earlier.from.as_ref().map(|path| chosen.earlier(path)).transpose()?;
+    let cells: Vec<Cell> = chosen.pairs().flat_map(|(workload, seed)| chosen.cells(workload, seed)).collect();
+    let mut todo = chosen.to_trace(&store, earlier.as_ref())?;
     if resume.list {
-        let line = |cell: &(Workload, Mode)| {
+        let line = |cell: &Cell| {
             let state = if todo.contains(cell) { "to do" } else { "traced" };
-            format!("{}/{}/x{}: {state}\n", cell.0.name(), cell.1.name(), chosen.guests)
+            let Cell { workload, mode, seed } = cell;
+            format!("{}/{}/x{}/s{seed}: {state}\n", workload.name(), mode.name(), chosen.guests)
         };
         return say(&cells.iter().map(line).collect::<String>()).map(|()| true);
     }
-    let (chosen_then, out) = (chosen.clone(), options.out.clone());
+    let (chosen_then, store_then, earlier_then) = (chosen.clone(), store.clone(), earlier.clone());
     write_on_signals(move || {
-        let store = chosen_then.store(&out);
-        write(&chosen_then.findings(&store)?, &store).map(drop)
+        write(&chosen_then.finished(&store_then, earlier_then.as_ref())?, &store_then).map(drop)
     })?;
-    let mut failed = Vec::new();
-    if !resume.report && (!todo.is_empty() || resume.fresh) {
-        if resume.fresh {
-            for (workload, mode) in &cells {
-                let folder = store.trace_folder(*workload, *mode);
-                if folder.exists() {
-                    fs::remove_dir_all(&folder).context(|| format!("remove {}", folder.display()))?;
-                }
+    if resume.is_run() && resume.fresh {
+        for cell in &cells {
+            let folder = store.trace_folder(*cell);
+            if folder.exists() {
+                fs::remove_dir_all(&folder).context(|| format!("remove {}", folder.display()))?;
             }
-            todo.clone_from(&cells);
         }
+        todo.clone_from(&cells);
+    }
+    let mut whole = true;
+    if resume.is_run() && !todo.is_empty() {
         let sources = Sources::at(&locate::cache_folder(), &chosen.scale);
         // In memory: copying a template must not warm or wear the device under test.
         let templates_folder = Workdir::new_in(Path::new("/dev/shm"), "vma-ssd-templates")?;
@@ -219,7 +272,6 @@ fn run(options: &Options) -> Result<bool> {
         let capture = Capture {
             guests: chosen.guests,
             device: chosen.device,
-            seed: chosen.seed,
             world: World {
                 machine: &machine,
                 scale: &chosen.scale,
@@ -233,49 +285,26 @@ fn run(options: &Options) -> Result<bool> {
         };
         let kept = cells.len() - todo.len();
         let (name, trace) = (|cell: &_| capture.name(cell), |cell: &_| capture.trace(cell));
-        failed = run_at_once(&todo, kept, options.at_once, name, trace);
+        whole = run_at_once(&todo, kept, options.at_once, name, trace).is_empty();
     }
     let control = Control::default();
-    for drives in chosen.drives(&store)? {
-        simulate::run(&drives, &store, chosen.guests, &control)?;
+    for (workload, seed) in chosen.pairs() {
+        simulate::run(&chosen.drives(&store, workload, seed)?, &store, chosen.guests, &control)?;
     }
-    let text = write(&chosen.findings(&store)?, &store)?;
+    let text = write(&chosen.finished(&store, earlier.as_ref())?, &store)?;
     say(&text)?;
     if let Some(path) = &resume.into {
         insert(path, &chosen.scale.name, &text)?;
     }
     note(&format!("results: {}\n", store.folder().join("vma-ssd.{json.zst,md,html}").display()));
-    Ok(failed.is_empty())
-}
-
-/// The raw results, as they are committed: what was simulated, and how its traces came about.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Results {
-    setting: Setting,
-    ftls: Vec<FtlKind>,
-    spare: f64,
-    captured: Vec<Captured>,
-    simulated: Vec<Simulated>,
+    Ok(whole)
 }
 
 /// Writes the raw results and the tables, and returns these as Markdown.
-fn write(findings: &Findings, store: &Store) -> Result<String> {
+fn write(results: &Results, store: &Store) -> Result<String> {
     fs::create_dir_all(store.folder()).context(|| format!("make {}", store.folder().display()))?;
-    let mut captured = Vec::new();
-    for workload in Workload::ALL {
-        for variant in Variant::TRACED {
-            captured.extend(store.captured(workload, variant.mode())?);
-        }
-    }
-    let results = Results {
-        setting: findings.setting.clone(),
-        ftls: findings.ftls.clone(),
-        spare: Config::SPARE,
-        captured,
-        simulated: findings.results().cloned().collect(),
-    };
-    let markdown = tables::all(findings);
-    write_all(store.folder(), "vma-ssd", &results, &markdown, &html::page(findings))?;
+    let findings = results.findings();
+    let markdown = tables::all(&findings);
+    write_all(store.folder(), "vma-ssd", results, &markdown, &html::page(&findings))?;
     Ok(markdown)
 }

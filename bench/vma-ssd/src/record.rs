@@ -1,4 +1,4 @@
-//! What finished work leaves: a folder a captured trace, a file a simulated drive; written beside and renamed.
+//! What finished work leaves: a folder a cell's traces, a file a simulated drive; written beside and renamed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::study::Variant;
 
 /// Raised when what an older program left would mean something else.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// How a drive is aged before a trace (`docs/flash.md`).
 #[derive(
@@ -41,7 +41,18 @@ impl Age {
     }
 }
 
-/// The traces of one workload in one mode, and how they came about.
+/// What guests are traced for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// What they do.
+    pub workload: Workload,
+    /// How they journal.
+    pub mode: Mode,
+    /// Of everything random in them.
+    pub seed: u32,
+}
+
+/// The traces of one cell, and how they came about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Captured {
@@ -53,8 +64,16 @@ pub struct Captured {
     pub record: Record,
 }
 
+impl Captured {
+    /// Of what it is.
+    pub fn cell(&self) -> Cell {
+        let key = &self.record.key;
+        Cell { workload: key.workload, mode: key.mode, seed: key.round }
+    }
+}
+
 /// What was simulated.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimulationKey {
     /// What the guests did.
@@ -68,8 +87,14 @@ pub struct SimulationKey {
 }
 
 impl SimulationKey {
-    fn file_name(&self) -> String {
-        format!("{}_{}_{}_{}.json", self.workload.name(), self.variant.name(), self.ftl, self.age.name())
+    /// The journal mode's, on the same drive.
+    pub fn of_journal(&self) -> Self {
+        Self { variant: Variant::Journal, ..self.clone() }
+    }
+
+    fn file_name(&self, seed: u32) -> String {
+        let (workload, variant, age) = (self.workload.name(), self.variant.name(), self.age.name());
+        format!("{workload}_{variant}_{}_{age}_s{seed}.json", self.ftl)
     }
 }
 
@@ -81,6 +106,8 @@ pub struct Simulated {
     pub version: u32,
     /// The traces that shaped the drive or were played, by [`Captured::at_ns`].
     pub traces: Vec<u64>,
+    /// Of everything random in their guests.
+    pub seed: u32,
     /// What.
     pub key: SimulationKey,
     /// Blocks of the flash.
@@ -109,11 +136,12 @@ pub struct Simulated {
 
 impl Simulated {
     /// From a simulator's report.
-    pub fn new(key: SimulationKey, traces: Vec<u64>, report: &Report) -> Self {
+    pub fn new(key: SimulationKey, seed: u32, traces: Vec<u64>, report: &Report) -> Self {
         let traffic = &report.traffic;
         Self {
             version: VERSION,
             traces,
+            seed,
             key,
             blocks: report.geometry.blocks,
             logical_pages: report.logical_pages,
@@ -141,21 +169,20 @@ impl Simulated {
     }
 }
 
-/// Everything finished at one scale, with one number of guests on one device.
+/// Everything finished at one scale, with one number of guests on one device, of all seeds.
 #[derive(Clone, Debug)]
 pub struct Store {
     folder: PathBuf,
     scale: Scale,
     guests: u32,
     device: Device,
-    seed: u32,
 }
 
 impl Store {
     /// The folder is made when something is put into it.
-    pub fn new(out: &Path, scale: &Scale, guests: u32, device: Device, seed: u32) -> Self {
-        let folder = out.join(format!("{}-x{guests}-{}-s{seed}", scale.name, device.name()));
-        Self { folder, scale: scale.clone(), guests, device, seed }
+    pub fn new(out: &Path, scale: &Scale, guests: u32, device: Device) -> Self {
+        let folder = out.join(format!("{}-x{guests}-{}", scale.name, device.name()));
+        Self { folder, scale: scale.clone(), guests, device }
     }
 
     /// Where everything is.
@@ -163,14 +190,15 @@ impl Store {
         &self.folder
     }
 
-    /// Where the traces of a workload in a mode are, or will be.
-    pub fn trace_folder(&self, workload: Workload, mode: Mode) -> PathBuf {
-        self.folder.join("traces").join(format!("{}_{}", workload.name(), mode.name()))
+    /// Where traces are, or will be.
+    pub fn trace_folder(&self, cell: Cell) -> PathBuf {
+        let name = format!("{}_{}_s{}", cell.workload.name(), cell.mode.name(), cell.seed);
+        self.folder.join("traces").join(name)
     }
 
     /// The traces of each guest.
-    pub fn trace_files(&self, workload: Workload, mode: Mode) -> Vec<PathBuf> {
-        let folder = self.trace_folder(workload, mode);
+    pub fn trace_files(&self, cell: Cell) -> Vec<PathBuf> {
+        let folder = self.trace_folder(cell);
         (0..self.guests as usize)
             .map(|guest| folder.join(afterimage_bench_vma::virtual_cell::trace_name(guest)))
             .collect()
@@ -180,16 +208,17 @@ impl Store {
     ///
     /// # Errors
     /// What is there is of this version and cannot be read.
-    pub fn captured(&self, workload: Workload, mode: Mode) -> Result<Option<Captured>> {
+    pub fn captured(&self, cell: Cell) -> Result<Option<Captured>> {
         let Some(found) =
-            read_record::<Captured>(&self.trace_folder(workload, mode).join("captured.json"), VERSION)?
+            read_record::<Captured>(&self.trace_folder(cell).join("captured.json"), VERSION)?
         else {
             return Ok(None);
         };
         let key = &found.record.key;
         let fits = found.record.scale == self.scale
-            && (key.guests, key.device, key.round) == (self.guests, self.device, self.seed)
-            && self.trace_files(workload, mode).iter().all(|file| file.is_file());
+            && found.cell() == cell
+            && (key.guests, key.device) == (self.guests, self.device)
+            && self.trace_files(cell).iter().all(|file| file.is_file());
         Ok(fits.then_some(found))
     }
 
@@ -199,7 +228,7 @@ impl Store {
     /// Files cannot be written or moved.
     pub fn keep_traces(&self, fresh: &Path, captured: &Captured) -> Result<()> {
         write_record(&fresh.join("captured.json"), captured)?;
-        let folder = self.trace_folder(captured.record.key.workload, captured.record.key.mode);
+        let folder = self.trace_folder(captured.cell());
         if folder.exists() {
             fs::remove_dir_all(&folder).context(|| format!("remove {}", folder.display()))?;
         }
@@ -210,9 +239,10 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::captured`].
-    pub fn simulated(&self, key: &SimulationKey, traces: &[u64]) -> Result<Option<Simulated>> {
-        let found = read_record::<Simulated>(&self.folder.join("results").join(key.file_name()), VERSION)?;
-        Ok(found.filter(|found| found.key == *key && found.traces == traces))
+    pub fn simulated(&self, key: &SimulationKey, seed: u32, traces: &[u64]) -> Result<Option<Simulated>> {
+        let path = self.folder.join("results").join(key.file_name(seed));
+        let found = read_record::<Simulated>(&path, VERSION)?;
+        Ok(found.filter(|found| (&found.key, found.seed) == (key, seed) && found.traces == traces))
     }
 
     /// Keeps a result.
@@ -222,6 +252,6 @@ impl Store {
     pub fn keep_simulated(&self, simulated: &Simulated) -> Result<()> {
         let folder = self.folder.join("results");
         fs::create_dir_all(&folder).context(|| format!("make {}", folder.display()))?;
-        write_record(&folder.join(simulated.key.file_name()), simulated)
+        write_record(&folder.join(simulated.key.file_name(simulated.seed)), simulated)
     }
 }

@@ -1,4 +1,4 @@
-//! The traces of a workload on simulated drives: one drive for all modes, aged alike.
+//! The traces of a workload and a seed on simulated drives: one drive for all modes, aged alike.
 //!
 //! ```text
 //!   traces of all modes ─► union of what they touch ─► drive ─► age ─► each mode's trace ─► results/NAME.json
@@ -22,14 +22,16 @@ use afterimage_flash::{Config, FtlKind};
 use afterimage_report::note;
 use parking_lot::Mutex;
 
-use crate::record::{Age, Simulated, SimulationKey, Store};
+use crate::record::{Age, Cell, Simulated, SimulationKey, Store};
 use crate::study::Variant;
 
-/// What is to be simulated of one workload.
+/// What is to be simulated of one workload and seed.
 #[derive(Clone, Debug)]
 pub struct Drives {
     /// What the guests did.
     pub workload: Workload,
+    /// Of everything random in them.
+    pub seed: u32,
     /// Variants whose traces there are.
     pub variants: Vec<Variant>,
     /// [`crate::record::Captured::at_ns`] of the traces.
@@ -75,15 +77,16 @@ fn failed(what: impl std::fmt::Display) -> BenchError {
 pub fn run(drives: &Drives, store: &Store, guests: u32, control: &Control) -> Result<()> {
     let mut todo: Vec<SimulationKey> = Vec::new();
     for key in drives.keys() {
-        if store.simulated(&key, &drives.traces)?.is_none() {
+        if store.simulated(&key, drives.seed, &drives.traces)?.is_none() {
             todo.push(key);
         }
     }
     if todo.is_empty() {
         return Ok(());
     }
-    note(&format!("[simulate] {}: {} drives\n", drives.workload.name(), todo.len()));
-    let files = |variant: Variant| store.trace_files(drives.workload, variant.mode());
+    note(&format!("[simulate] {}, seed {}: {} drives\n", drives.workload.name(), drives.seed, todo.len()));
+    let (workload, seed) = (drives.workload, drives.seed);
+    let files = |variant: Variant| store.trace_files(Cell { workload, mode: variant.mode(), seed });
     let base = Config::default();
     let mut union = Scan::new(base.geometry);
     for variant in drives.variants.iter().filter(|v| **v != Variant::Derived) {
@@ -95,7 +98,7 @@ pub fn run(drives: &Drives, store: &Store, guests: u32, control: &Control) -> Re
         let at = next.fetch_add(1, Ordering::Relaxed);
         let Some(key) = todo.get(at) else { return };
         let done = simulate(key, &files(key.variant), &base, &union, guests, control)
-            .map(|report| Simulated::new(key.clone(), drives.traces.clone(), &report))
+            .map(|report| Simulated::new(key.clone(), seed, drives.traces.clone(), &report))
             .map_err(|e| failed(format!("{} on {}: {e}", key.workload.name(), key.ftl)))
             .and_then(|simulated| store.keep_simulated(&simulated));
         if let Err(error) = done {

@@ -3,9 +3,9 @@
 use afterimage_bench_vma::catalog::Workload;
 use afterimage_flash::{Config, FtlKind};
 use afterimage_report::number::{number, thousands, MIB};
-use afterimage_report::{or_dash, Table, NONE};
+use afterimage_report::{or_dash, Spread, Table, NONE};
 
-use crate::findings::{collection, erases, less, Findings};
+use crate::findings::{collection, erases, requests, Findings};
 use crate::record::{Age, Simulated, SimulationKey};
 use crate::study::{self, Family, Range, Variant};
 
@@ -26,13 +26,19 @@ pub fn all(findings: &Findings) -> String {
 /// What holds for every table: sizes, guests, device.
 pub fn setting(findings: &Findings) -> String {
     format!(
-        "{} {} guest{} at once, each on a disk of 4 GiB with a journal of {} MiB, on `{}`, `guest-crash`; each mode once. The study: \
+        "{} {} guest{} at once, each on a disk of 4 GiB with a journal of {} MiB, on `{}`, `guest-crash`. {} The study: \
          eight guests, its full sizes, Linux 2.6.11 with ext3.",
         findings.setting.scale.note(),
         findings.setting.guests,
         if findings.setting.guests == 1 { "" } else { "s" },
         findings.setting.scale.journal_mib,
-        findings.setting.device.name()
+        findings.setting.device.name(),
+        match findings.seeds() {
+            0 | 1 => "One seed.".to_owned(),
+            seeds => format!(
+                "Up to {seeds} seeds; `a (b–c)` is the median and the spread over them, reductions formed within a seed."
+            ),
+        }
     )
 }
 
@@ -58,8 +64,16 @@ pub fn age_words(findings: &Findings, age: Age) -> String {
 const LEFT_OUT: &str = "No reduction is given of a mode that wrote less than twice the spare space: that is erased when a trace \
                         begins, so what goes there costs nothing, and a comparison would be one of the drive.";
 
-fn percent(value: Option<f64>) -> String {
-    or_dash(value, |value| format!("{value:.1} %"))
+fn percent(value: Option<Spread>) -> String {
+    or_dash(value, |value| value.show(|percent| format!("{percent:.1}")) + " %")
+}
+
+fn counts(value: Option<Spread>) -> String {
+    or_dash(value, |value| value.show(|count| thousands(count.round() as u64)))
+}
+
+fn numbers(value: Option<Spread>) -> String {
+    or_dash(value, |value| value.show(number))
 }
 
 fn range(range: Option<Range>) -> String {
@@ -78,26 +92,19 @@ fn beside(variant: Variant, text: String) -> String {
 fn traffic(text: &mut String, findings: &Findings) {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
-        let journal = findings.any(workload, Variant::Journal);
         for variant in Variant::ALL {
-            let Some(found) = findings.any(workload, variant) else { continue };
-            let against = |value: fn(&Simulated) -> f64| {
-                let journal = journal.filter(|_| variant != Variant::Journal)?;
-                less(value(found), value(journal))
-            };
+            let Some(key) = findings.any(workload, variant) else { continue };
             let in_study = study::family(workload) != Family::Other;
             let said = |r: Range| range(in_study.then_some(r));
-            rows.push(vec![
-                workload.name().to_owned(),
-                variant.title().to_owned(),
-                thousands(found.requests),
-                percent(against(|s| s.requests as f64)),
-                beside(variant, said(study::REQUESTS)),
-                number(found.traffic_bytes as f64 / MIB),
-                percent(against(|s| s.traffic_bytes as f64)),
-                beside(variant, said(study::TRAFFIC)),
-                number(found.write_bytes as f64 / MIB),
-            ]);
+            let mut row = vec![workload.name().to_owned(), variant.title().to_owned()];
+            row.push(counts(findings.spread(key, requests)));
+            row.push(percent(findings.less_than_journal(key, requests)));
+            row.push(beside(variant, said(study::REQUESTS)));
+            row.push(numbers(findings.spread(key, |s| s.traffic_bytes as f64 / MIB)));
+            row.push(percent(findings.less_than_journal(key, |s| s.traffic_bytes as f64)));
+            row.push(beside(variant, said(study::TRAFFIC)));
+            row.push(numbers(findings.spread(key, |s| s.write_bytes as f64 / MIB)));
+            rows.push(row);
         }
     }
     text.push_str(&Table::new([
@@ -111,26 +118,18 @@ fn traffic(text: &mut String, findings: &Findings) {
 fn figure(
     findings: &Findings,
     age: Age,
-    value: impl Fn(&Simulated) -> f64 + Copy,
-    cells: impl Fn(&Simulated, Option<f64>) -> [String; 3],
+    cells: impl Fn(&SimulationKey) -> [String; 3],
     said: impl Fn(Workload) -> Option<Range>,
 ) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
         for variant in Variant::ALL {
-            if !findings.ftls.iter().any(|ftl| findings.get(workload, variant, *ftl, age).is_some()) {
+            let keys = findings.ftls.iter().map(|ftl| SimulationKey { workload, variant, ftl: *ftl, age });
+            if keys.clone().all(|key| findings.get(&key).next().is_none()) {
                 continue;
             }
             let mut row = vec![workload.name().to_owned(), variant.title().to_owned()];
-            for ftl in &findings.ftls {
-                let key = SimulationKey { workload, variant, ftl: *ftl, age };
-                let reduction =
-                    findings.less_than_journal(&key, value).filter(|_| variant != Variant::Journal);
-                match findings.get(workload, variant, *ftl, age) {
-                    Some(found) => row.extend(cells(found, reduction)),
-                    None => row.extend([NONE; 3].map(str::to_owned)),
-                }
-            }
+            row.extend(keys.flat_map(|key| cells(&key)));
             row.push(beside(variant, range(said(workload))));
             rows.push(row);
         }
@@ -151,10 +150,11 @@ fn erase_table(text: &mut String, findings: &Findings, age: Age) {
     let rows = figure(
         findings,
         age,
-        erases,
-        |found, reduction| {
-            let lifetime = reduction.filter(|r| *r < 100.0).map(|r| 100.0 / (100.0 - r));
-            [thousands(found.erases), percent(reduction), or_dash(lifetime, |l| format!("{l:.2}×"))]
+        |key| {
+            let reduction = findings.less_on_drive(key, erases);
+            let longer = |percent: f64| format!("{:.2}", 100.0 / (100.0 - percent));
+            let lifetime = reduction.filter(|less| less.max < 100.0).map(|less| less.show(longer) + "×");
+            [counts(findings.spread(key, erases)), percent(reduction), or_dash(lifetime, |l| l)]
         },
         study::erases,
     );
@@ -173,12 +173,12 @@ fn collection_table(text: &mut String, findings: &Findings, age: Age) {
     let rows = figure(
         findings,
         age,
-        collection,
-        |found, reduction| {
+        |key| {
+            let amplification = findings.spread(key, |s| s.write_amplification.unwrap_or(f64::NAN));
             [
-                number(found.collection_ns as f64 / 1e9),
-                percent(reduction),
-                or_dash(found.write_amplification, |wa| format!("{wa:.2}")),
+                numbers(findings.spread(key, |s| collection(s) / 1e9)),
+                percent(findings.less_on_drive(key, collection)),
+                or_dash(amplification, |wa| wa.show(|wa| format!("{wa:.2}"))),
             ]
         },
         study::collection,
@@ -237,11 +237,13 @@ fn untar(text: &mut String, findings: &Findings) {
     for age in findings.ages() {
         for variant in [Variant::Writeback, Variant::Ordered, Variant::Retain] {
             let key = SimulationKey { workload: Workload::Untar, variant, ftl: FtlKind::Dftl, age };
-            let Some(reduction) = findings.less_than_journal(&key, erases) else { continue };
+            let Some(less) = findings.less_on_drive(&key, erases) else { continue };
+            // As the study says it: what is left of the journal mode's.
+            let left = Spread { median: 100.0 - less.median, min: 100.0 - less.max, max: 100.0 - less.min, ..less };
             rows.push(vec![
                 format!("untar on dftl, {}: erases of journal's", variant.title()),
                 age.name().to_owned(),
-                format!("{:.1} %", 100.0 - reduction),
+                percent(Some(left)),
                 or_dash(study::untar_dftl(variant), |said| format!("{said} %")),
             ]);
         }
@@ -249,9 +251,12 @@ fn untar(text: &mut String, findings: &Findings) {
             let pairs: Vec<bool> = Workload::ALL
                 .into_iter()
                 .flat_map(|workload| Variant::TRACED.map(|variant| (workload, variant)))
-                .filter_map(|(workload, variant)| {
-                    let own = findings.get(workload, variant, ftl, age).filter(|own| own.outgrows_spare())?;
-                    Some(own.erases < findings.get(workload, variant, FtlKind::Fast, age)?.erases)
+                .flat_map(|(workload, variant)| {
+                    let of = move |ftl| findings.get(&SimulationKey { workload, variant, ftl, age });
+                    of(ftl).filter(|own| own.outgrows_spare()).filter_map(move |own| {
+                        let fast = of(FtlKind::Fast).find(|fast| fast.seed == own.seed)?;
+                        Some(own.erases < fast.erases)
+                    })
                 })
                 .collect();
             if !pairs.is_empty() {
@@ -274,17 +279,23 @@ fn drives(text: &mut String, findings: &Findings) {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
         for age in findings.ages() {
-            let found = findings.results().find(|f| f.key.workload == workload && f.key.age == age);
-            let Some(found) = found else { continue };
+            let of = |value: fn(&Simulated) -> f64| {
+                let drives = findings.results().filter(|f| f.key.workload == workload && f.key.age == age);
+                Spread::of(drives.map(value))
+            };
+            let blocks = of(|found| f64::from(found.blocks));
+            if blocks.is_none() {
+                continue;
+            }
             rows.push(vec![
                 workload.name().to_owned(),
                 age.name().to_owned(),
-                thousands(u64::from(found.blocks)),
-                number(f64::from(found.blocks) * 128.0 / 1024.0),
-                number(f64::from(found.logical_pages) * 2.0 / 1024.0),
+                counts(blocks),
+                numbers(of(|found| f64::from(found.blocks) * 128.0 / 1024.0)),
+                numbers(of(|found| f64::from(found.logical_pages) * 2.0 / 1024.0)),
             ]);
         }
     }
     text.push_str(&Table::new(["workload", "aged by", "blocks", "MiB", "logical MiB"]).with(rows).section("The drives", "64 pages of 2 KB a block; 88 µs a read, 263 µs a program, 2 ms an erase (the study's Table II). All modes of a workload share \
-         one drive. The guests' disks lie on it one after the other."));
+         one drive, a seed its own. The guests' disks lie on it one after the other."));
 }

@@ -59,10 +59,15 @@ pub struct Seeds {
 fn seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
     let wrong = || format!("{text} is no range of seeds: 1..11 is ten of them, and 7 is one");
     let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
-    match text.split_once("..") {
-        None => number(text).map(|seed| seed..seed + 1),
-        Some((from, to)) => Ok(number(from)?..number(to)?),
+    let range = match text.split_once("..") {
+        None => number(text).map(|seed| seed..seed.saturating_add(1))?,
+        Some((from, to)) => number(from)?..number(to)?,
+    };
+    // Whoever has tried no seed has found nothing, and would be told that nothing is broken.
+    if range.is_empty() {
+        return Err(wrong());
     }
+    Ok(range)
 }
 
 /// The tests' programs, which guests have by this name: where one is missing a guest would do less, and say nothing.
@@ -284,4 +289,18 @@ fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
         all.checks,
         broken.len(),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_seeds_has_some() {
+        assert_eq!(seeds("1..11"), Ok(1..11));
+        assert_eq!(seeds("7"), Ok(7..8));
+        for text in ["5..5", "5..3", "..", "a..b", "-1..2", "18446744073709551615", ""] {
+            assert!(seeds(text).unwrap_err().starts_with(text), "{text}");
+        }
+    }
 }
