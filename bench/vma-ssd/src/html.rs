@@ -16,13 +16,13 @@ use crate::tables;
 /// The page.
 pub fn page(findings: &Findings) -> String {
     let below = |(from, to): Range| html! { p { "The study: VMA " (from) " to " (to) " % below journal." } };
-    let of = |age: Age, ftl: FtlKind| {
-        move |workload, variant| Some(SimulationKey { workload, variant, ftl, age })
-    };
+    let of =
+        |age: Age, ftl: FtlKind| move |workload, variant| Some(SimulationKey { workload, variant, ftl, age });
     let any = |workload, variant| findings.any(workload, variant).cloned();
-    let figure = |what, key: &dyn Fn(Workload, Variant) -> Option<SimulationKey>, value: fn(&Simulated) -> f64, show| {
-        figure(findings, what, key, value, show)
-    };
+    let figure = |what,
+                  key: &dyn Fn(Workload, Variant) -> Option<SimulationKey>,
+                  value: fn(&Simulated) -> f64,
+                  show| { figure(findings, what, key, value, show) };
     let mib = |mib| number(mib) + " MiB";
     let seconds = |seconds| number(seconds) + " s";
     let body = html! {

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use afterimage_bench_kit::virtual_time::Virtual;
 use afterimage_bench_kit::{
-    insert, run_at_once, say, write_all, write_on_signals, BenchError, Common, Context, Earlier, Result, Resume,
+    insert, run_at_once, say, write_all, write_on_signals, BenchError, Common, Context, Earlier, Result,
+    Resume,
 };
 use afterimage_bench_vma::catalog::{Device, Mode, Workload};
 use afterimage_bench_vma::scale::Scale;
@@ -168,7 +169,9 @@ impl Chosen {
     }
 
     fn wants(&self, key: &SimulationKey) -> bool {
-        self.modes.contains(&key.variant.mode()) && self.ftls.contains(&key.ftl) && self.ages.contains(&key.age)
+        self.modes.contains(&key.variant.mode())
+            && self.ftls.contains(&key.ftl)
+            && self.ages.contains(&key.age)
     }
 
     /// What of a workload and a seed can be simulated of what is traced here.
@@ -176,7 +179,9 @@ impl Chosen {
         let mut traces = Vec::new();
         let mut variants = Vec::new();
         for variant in Variant::ALL.into_iter().filter(|variant| self.modes.contains(&variant.mode())) {
-            let Some(found) = store.captured(Cell { workload, mode: variant.mode(), seed })? else { continue };
+            let Some(found) = store.captured(Cell { workload, mode: variant.mode(), seed })? else {
+                continue;
+            };
             variants.push(variant);
             if variant != Variant::Derived {
                 traces.push(found.at_ns);

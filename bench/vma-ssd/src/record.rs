@@ -209,8 +209,7 @@ impl Store {
     /// # Errors
     /// What is there is of this version and cannot be read.
     pub fn captured(&self, cell: Cell) -> Result<Option<Captured>> {
-        let Some(found) =
-            read_record::<Captured>(&self.trace_folder(cell).join("captured.json"), VERSION)?
+        let Some(found) = read_record::<Captured>(&self.trace_folder(cell).join("captured.json"), VERSION)?
         else {
             return Ok(None);
         };

@@ -239,7 +239,8 @@ fn untar(text: &mut String, findings: &Findings) {
             let key = SimulationKey { workload: Workload::Untar, variant, ftl: FtlKind::Dftl, age };
             let Some(less) = findings.less_on_drive(&key, erases) else { continue };
             // As the study says it: what is left of the journal mode's.
-            let left = Spread { median: 100.0 - less.median, min: 100.0 - less.max, max: 100.0 - less.min, ..less };
+            let left =
+                Spread { median: 100.0 - less.median, min: 100.0 - less.max, max: 100.0 - less.min, ..less };
             rows.push(vec![
                 format!("untar on dftl, {}: erases of journal's", variant.title()),
                 age.name().to_owned(),

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{Admitted, Disk, FlushKind, Lane, Quiesced, Token};
+use afterimage_seldom::{Lines, Seldom};
 use parking_lot::Mutex;
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use tracing::{info, warn};
@@ -27,7 +28,6 @@ use crate::notify::{Call, Doorbell, NotADoorbell, Ringer};
 use crate::queue::{CallSlot, Ended, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
-use crate::seldom::{Lines, Seldom};
 use crate::worker::{Alarms, Worker};
 use crate::write_cache::{Choice, WriteCache};
 use crate::{FrontendError, FrontendStats, ServeOptions};

@@ -40,7 +40,6 @@ mod peer;
 mod queue;
 mod request;
 mod ring;
-mod seldom;
 mod server;
 mod session;
 mod sigbus;
@@ -57,7 +56,6 @@ pub use error::FrontendError;
 pub use keep::KeepHandle;
 pub use options::ServeOptions;
 pub use queue::BYTES_MAX as QUEUE_BYTES_MAX;
-pub use seldom::Seldom;
 pub use server::{Endpoint, Server};
 pub use stats::{
     FrontendSnapshot, FrontendStats, OperationSnapshot, QueueSnapshot, QueueStats, RequestKind,

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{Bell, Completion, Lane, Request, Token};
+use afterimage_seldom::Lines;
 use parking_lot::Mutex;
 use tracing::warn;
 
@@ -35,7 +36,6 @@ use crate::notify::{Call, Doorbell};
 use crate::options::QUEUE_SIZE_MAX;
 use crate::request::{classify, status_of, Range, Shape, Verdict, S_IOERR, S_OK};
 use crate::ring::{Ring, RingFault};
-use crate::seldom::Lines;
 use crate::stats::{QueueStats, RequestKind};
 use crate::unheard::Unheard;
 

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{Bell, Disk};
+use afterimage_seldom::{Lines, Seldom};
 use parking_lot::{Mutex, MutexGuard};
 use tracing::{error, info, warn};
 
@@ -17,7 +18,6 @@ use crate::device::Device;
 use crate::keep::{Entry, KeepHandle};
 use crate::notify::poll_readable;
 use crate::peer;
-use crate::seldom::{Lines, Seldom};
 use crate::session::{Session, SessionEnd, StopOrder, ACCEPT_RETRY};
 use crate::{FrontendError, FrontendStats, ServeOptions};
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use afterimage_block::Bell;
+use afterimage_seldom::{Lines, Seldom};
 use nix::sys::socket::MsgFlags;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
@@ -25,7 +26,6 @@ use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
 use crate::notify::poll_readable;
 use crate::peer;
-use crate::seldom::{Lines, Seldom};
 use crate::wire::{self, Frame, Reader, Received};
 
 /// How a session ended without an error.

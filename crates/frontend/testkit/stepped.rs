@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{Disk, Lane};
+use afterimage_seldom::Lines;
 
 use crate::config::Features;
 use crate::device::go_on;
@@ -15,7 +16,6 @@ use crate::notify::Call;
 use crate::queue::{CallSlot, Ended, Queue, Run};
 use crate::request::Shape;
 use crate::ring::{Ring, RingAddresses};
-use crate::seldom::Lines;
 use crate::QueueStats;
 use parking_lot::Mutex;
 

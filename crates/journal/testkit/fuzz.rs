@@ -150,7 +150,7 @@ pub fn fuzz_retain(input: &[u8], number: u64) -> u64 {
     let head = (superblock.sequence().next(), superblock.first());
     let path = arena_path(number);
     drop(std::fs::remove_file(&path));
-    let options = Options { home, drop_journal: false, accept_loss: false, vflush_at_truncation: false };
+    let options = Options { home, ..Options::default() };
     let mut run = Run {
         memory,
         shadow: disk,

@@ -86,9 +86,7 @@ impl Guest {
         let arena = Arena::create(&folder.path().join("arena"), identity, retain_bytes_max).unwrap();
         let options = Options {
             home: set_bytes_max.map(|bytes_max| Arc::new(Sets { bytes_max }) as Arc<dyn HomeWriter>),
-            drop_journal: false,
-            accept_loss: false,
-            vflush_at_truncation: false,
+            ..Options::default()
         };
         let disk = RetainDisk::open(Arc::new(MediumDisk::new(Arc::new(medium))), arena, options).unwrap();
         let lane = Blocking::new(disk.open_lane().unwrap());

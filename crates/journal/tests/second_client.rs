@@ -112,7 +112,7 @@ fn open(memory: &Arc<Memory>, arena: Arena, applies: bool) -> Versions {
     let disk = MediumDisk::new(Arc::clone(memory) as Arc<dyn Medium>);
     let home: Option<Arc<dyn HomeWriter>> =
         if applies { Some(Arc::new(Atomic(Arc::clone(memory), Mutex::new(0)))) } else { None };
-    let mut versions = Versions::new(&disk, arena, home, Mistake::default()).unwrap();
+    let mut versions = Versions::new("disk", &disk, arena, home, Mistake::default()).unwrap();
     let room = Room { start: START, blocks: BLOCKS, places: Arc::new(Slots) };
     versions.init(CLIENT, room).unwrap();
     versions

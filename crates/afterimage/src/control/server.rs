@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::Bell;
-use afterimage_frontend::Seldom;
 use afterimage_order::{Contract, Subscription};
+use afterimage_seldom::Seldom;
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 

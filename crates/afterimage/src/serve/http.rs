@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use afterimage_frontend::Seldom;
+use afterimage_seldom::Seldom;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 /// Longest request head that is read, in bytes.

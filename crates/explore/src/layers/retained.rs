@@ -147,12 +147,7 @@ impl Retained {
                 forget: self.how.forget_sets,
                 sets: AtomicU64::new(0),
             };
-            let options = Options {
-                home: Some(Arc::new(home)),
-                drop_journal: false,
-                accept_loss: false,
-                vflush_at_truncation: false,
-            };
+            let options = Options { home: Some(Arc::new(home)), ..Options::default() };
             let opened = match &self.how.open {
                 Some(open) => open(lower, arena, options),
                 None => RetainDisk::open(lower, arena, options),

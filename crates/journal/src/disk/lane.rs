@@ -415,7 +415,7 @@ impl RetainLane {
             Operation::Flush(_) if self.ranges.flushes => {
                 let mut systems = self.shared.lock_idle();
                 if let Err(error) = systems.flushes() {
-                    tracing::error!(%error, "what a guest made could not be looked at");
+                    systems.tell(&error, "what a guest made could not be looked at");
                 }
                 self.shared.publish(&systems);
                 drop(systems);
@@ -510,7 +510,7 @@ impl RetainLane {
         result: Result<(), BlockError>,
     ) -> Result<(), BlockError> {
         let looked = systems.completed(track, result.is_ok()).map_err(|e| {
-            tracing::error!(error = %e, "a write completed, but what it changed could not be looked at");
+            systems.tell(&e, "a write completed, but what it changed could not be looked at");
             BlockError::Corrupt(e.to_string().into())
         });
         self.shared.publish(systems);

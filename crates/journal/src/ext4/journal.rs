@@ -122,6 +122,7 @@ impl FileSystems {
     fn tell_no_memory(&mut self, error: &JournalError) {
         if matches!(error, JournalError::Block(_)) && !std::mem::replace(&mut self.told_no_memory, true) {
             tracing::warn!(
+                disk = self.versions.lines.name(),
                 %error,
                 arena = %self.versions.arena.path().display(),
                 used_bytes = self.versions.arena.used_bytes(),

@@ -82,6 +82,7 @@ impl Volume {
         orphan.adopted = Some((tid, at));
         self.clamp = orphan.adopted;
         tracing::warn!(
+            disk = versions.lines.name(),
             start_sector = self.start.0,
             tid = tid.0,
             "a guest goes on with a log that was in the memory of an earlier daemon: its recovery begins with this transaction; of one \

@@ -74,7 +74,10 @@ impl Volume {
             *why = format!("nothing can be retained: {error}");
             return Ok(false);
         }
-        tracing::info!(start_sector = self.start.0, tid = tail.0 .0, "retaining a journal");
+        if versions.lines.may() {
+            let (disk, start_sector) = (versions.lines.name(), self.start.0);
+            tracing::info!(disk, start_sector, tid = tail.0 .0, "retaining a journal");
+        }
         side::reserve(&mut versions.arena, id, tail.0);
         retained.log.unproven = self.orphan.take().is_some_and(|orphan| orphan.adopted.is_none());
         self.clamp = None;
@@ -123,7 +126,14 @@ impl Volume {
     ) -> Result<(), JournalError> {
         let start_sector = self.start.0;
         let Some(Retained { log, place, .. }) = self.retained_mut() else { return Ok(()) };
-        tracing::info!(start_sector, why, "a journal is no longer retained");
+        if versions.lines.may() {
+            tracing::info!(
+                disk = versions.lines.name(),
+                start_sector,
+                why,
+                "a journal is no longer retained"
+            );
+        }
         let clamp = keep.then_some(log.tail);
         let unproven = keep && log.unproven;
         // As it was shown all the time: nothing that comes before that tail is needed.

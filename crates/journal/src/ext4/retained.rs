@@ -144,8 +144,10 @@ impl Retained {
             return Ok(());
         }
         self.log.judge().map_err(|why| {
-            let start_sector = self.place.layout.start.0;
-            tracing::warn!(start_sector, why, "the guest's journal is elsewhere");
+            if versions.lines.may() {
+                let (disk, start_sector) = (versions.lines.name(), self.place.layout.start.0);
+                tracing::warn!(disk, start_sector, why, "the guest's journal is elsewhere");
+            }
             Stop::hand_back(why)
         })
     }

@@ -25,8 +25,10 @@ use crate::versions::Versions;
 pub const DISK_BYTES_MAX: usize = 80 << 20;
 
 /// How a disk's journals are retained.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Options {
+    /// What the disk is called in log lines.
+    pub name: String,
     /// Brings versions home. Where it makes a transaction's home writes one atomic part of the disk's history (`power-window`), each
     /// transaction goes home at once; where it does not, versions wait for the guest's own home writes (`guest-crash`, the paper's
     /// setting). `None`: a lane of the disk.
@@ -42,6 +44,7 @@ pub struct Options {
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Options")
+            .field("name", &self.name)
             .field("home", &self.home.is_some())
             .field("drop_journal", &self.drop_journal)
             .field("accept_loss", &self.accept_loss)
@@ -104,7 +107,7 @@ impl FileSystems {
     ) -> Result<Self, JournalError> {
         let mut opened = Self {
             volumes: Volumes::new(disk.geometry().sectors),
-            versions: Versions::new(disk, arena, options.home.clone(), mistake)?,
+            versions: Versions::new(&options.name, disk, arena, options.home.clone(), mistake)?,
             options,
             told_no_memory: false,
         };
@@ -134,7 +137,7 @@ impl FileSystems {
                 left => left?,
             };
             if let Left::Replaced = left {
-                abandon(&mut versions.arena, id);
+                abandon(versions, id);
                 continue;
             }
             let Some(superblock) = versions.arena.get(id, AreaBlock(0)).map(JournalSuperblock::parse) else {
@@ -192,10 +195,18 @@ impl FileSystems {
         // Or it was handed back, which is said there.
         if let Some(transactions) = held {
             let start_sector = record.start_sector;
-            tracing::info!(start_sector, transactions, "went on with a retained journal");
+            let disk = versions.lines.name();
+            tracing::info!(disk, start_sector, transactions, "went on with a retained journal");
         }
         volumes.changed();
         Ok(())
+    }
+
+    /// Says what failed at a guest's request, who may ask again for ever.
+    pub fn tell(&self, error: &JournalError, what: &str) {
+        if self.versions.lines.may() {
+            tracing::error!(disk = self.versions.lines.name(), %error, "{what}");
+        }
     }
 
     /// What is retained, of other clients too.
@@ -324,12 +335,13 @@ impl FileSystems {
 }
 
 /// What was retained belongs to a file system that is no longer there.
-fn abandon(arena: &mut Arena, id: VolumeId) {
-    if arena.blocks_held(id) > 0 {
+fn abandon(versions: &mut Versions, id: VolumeId) {
+    if versions.arena.blocks_held(id) > 0 {
         tracing::warn!(
+            disk = versions.lines.name(),
             volume = id.0,
             "what was retained belongs to a file system that is no longer there: dropped"
         );
     }
-    arena.clear_volume(id);
+    versions.arena.clear_volume(id);
 }

@@ -204,15 +204,14 @@ impl Volume {
 
     /// Nothing is retained at that place. `on_disk`: the journal superblock that its guest may go on with, as it stands where that was known or
     /// is found, though nothing else may be understood any more. If it has a log, what came before its tail is gone.
+    /// Returns whether it is news.
     pub(super) fn pass_through(
         &mut self,
         uuid: Option<[u8; 16]>,
         why: &str,
         on_disk: Option<(Sector, JournalSuperblock)>,
-    ) {
-        if !matches!(&self.phase, Phase::Passthrough { why: before } if before == why) {
-            tracing::info!(start_sector = self.start.0, why, "a file system's journal is passed through");
-        }
+    ) -> bool {
+        let news = !matches!(&self.phase, Phase::Passthrough { why: before } if before == why);
         let known = self.left.filter(|_| self.layout().is_none());
         let left = on_disk.and_then(|(at, superblock)| {
             let left = LeftJournal { at, uuid: superblock.uuid() };
@@ -224,6 +223,7 @@ impl Volume {
         self.uuid = uuid;
         self.orphan = None;
         self.phase = Phase::Passthrough { why: why.to_owned() };
+        news
     }
 }
 

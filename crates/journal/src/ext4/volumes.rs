@@ -207,7 +207,11 @@ impl Volumes {
         journal: Option<Sector>,
     ) -> Result<(), JournalError> {
         let on_disk = journal.zip(read_superblock(&mut versions.below, journal)?);
-        self.list[v].pass_through(uuid, why, on_disk);
+        let news = self.list[v].pass_through(uuid, why, on_disk);
+        if news && versions.lines.may() {
+            let (disk, start_sector) = (versions.lines.name(), self.list[v].start.0);
+            tracing::info!(disk, start_sector, why, "a file system's journal is passed through");
+        }
         Ok(())
     }
 

@@ -545,6 +545,7 @@ fn join(
 ) -> Result<(Member, prepare::Fresh), RetainError> {
     let PreparedDisk { image, state_path, arena, state, mut fresh } = prepared;
     let options = Options {
+        name: image.display().to_string(),
         home: Some(group.home_writer(DiskIndex(index as u16))?),
         drop_journal: journal.drop_journal,
         accept_loss: journal.accept_loss,

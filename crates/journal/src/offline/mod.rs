@@ -142,20 +142,19 @@ fn look(image: &Path, state: &State, accept_loss: bool) -> Result<Looked, Proble
     let overlay = Arc::new(overlay::Overlay::new(medium));
     let disk = MediumDisk::new(Arc::clone(&overlay) as Arc<dyn afterimage_block::Medium>);
     let mut retainer =
-        FileSystems::open_unsettled(&disk, arena, plain_options(accept_loss), Mistake::default()).map_err(
-            |error| match RetainError::of(error, image, &state.arena) {
+        FileSystems::open_unsettled(&disk, arena, plain_options(image, accept_loss), Mistake::default())
+            .map_err(|error| match RetainError::of(error, image, &state.arena) {
                 foreign @ RetainError::Foreign { .. } => Problem::Foreign(foreign),
                 other => Problem::from(other),
-            },
-        )?;
+            })?;
     let status = retainer.status();
     retainer.finish(false)?;
     Ok(Looked::Free(status, overlay.written_bytes()))
 }
 
 /// Home writes are plain ones: what makes them atomic has been recovered before.
-fn plain_options(accept_loss: bool) -> Options {
-    Options { home: None, drop_journal: false, accept_loss, vflush_at_truncation: false }
+fn plain_options(image: &Path, accept_loss: bool) -> Options {
+    Options { name: image.display().to_string(), accept_loss, ..Options::default() }
 }
 
 /// A copy in memory, holes and all; `None` where a daemon has the arena open.
@@ -250,7 +249,7 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
     let group =
         Group::open(vec![opened], GroupOptions::new(Contract::GuestCrash)).map_err(RetainError::Group)?;
     let mut retainer =
-        FileSystems::open(&*group.disks()[0], arena, plain_options(accept_loss), Mistake::default())
+        FileSystems::open(&*group.disks()[0], arena, plain_options(&image, accept_loss), Mistake::default())
             .map_err(|e| RetainError::of(e, &image, &state.arena))?;
     retainer.finish(false)?;
     drop(retainer);

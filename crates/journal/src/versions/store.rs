@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Sector};
 use afterimage_order::{HomeWriter, LaneHome};
+use afterimage_seldom::Lines;
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::area::{JournalArea, Query, Tuple, Version, VersionState};
@@ -58,16 +59,19 @@ pub struct Versions {
     listed: BTreeMap<VolumeId, u64>,
     /// Of every client that there is or was.
     pub(crate) classes: BTreeMap<VolumeId, Classes>,
+    /// What a guest may cause to be said of the disk for ever.
+    pub(crate) lines: Lines,
     pub(crate) mistake: Mistake,
 }
 
 impl Versions {
-    /// Nothing is known yet; the arena may hold content. `home`: what brings a transaction's versions home; without it a lane of the
+    /// Nothing is known yet; the arena may hold content. `name`: the disk's, in log lines. `home`: what brings a transaction's versions home; without it a lane of the
     /// disk.
     ///
     /// # Errors
     /// No lane of the disk can be opened.
     pub fn new(
+        name: &str,
         disk: &dyn Disk,
         arena: Arena,
         home: Option<Arc<dyn HomeWriter>>,
@@ -87,6 +91,7 @@ impl Versions {
             rooms: BTreeMap::new(),
             listed: BTreeMap::new(),
             classes: BTreeMap::new(),
+            lines: Lines::new(name),
             mistake,
         })
     }

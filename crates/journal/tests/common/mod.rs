@@ -213,7 +213,7 @@ fn at_once(memory: Arc<Memory>) -> Arc<dyn Disk> {
 }
 
 pub fn wait_for_home() -> Options {
-    Options { home: None, drop_journal: false, accept_loss: false, vflush_at_truncation: false }
+    Options::default()
 }
 
 /// Home writes at each commit, as under `power-window`; which disk they go to is said later.

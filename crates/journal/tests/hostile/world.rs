@@ -149,12 +149,7 @@ impl World {
     fn opened(&self, memory: &Arc<Memory>, arena: Arena) -> RetainDisk {
         let home: Option<Arc<dyn HomeWriter>> =
             if self.applies { Some(Arc::new(Now(Arc::clone(memory)))) } else { None };
-        let options = Options {
-            home,
-            drop_journal: false,
-            accept_loss: false,
-            vflush_at_truncation: self.seed % 2 == 1,
-        };
+        let options = Options { home, vflush_at_truncation: self.seed % 2 == 1, ..Options::default() };
         let lower = Arc::new(self.lower(memory));
         let opened = match self.mutation {
             Some(mutation) => RetainDisk::open_mutated(lower, arena, options, mutation),

@@ -112,8 +112,7 @@ impl<'a> Memory<'a> {
     fn open(&self, below: &Arc<Content>, arena: &Path) -> Result<Served> {
         let lower: Arc<dyn Disk> = Arc::new(MediumDisk::new(Arc::clone(below) as Arc<dyn Medium>));
         let held = Arena::open(arena, None).map_err(|e| failed(&e))?;
-        let options =
-            Options { home: None, drop_journal: false, accept_loss: false, vflush_at_truncation: false };
+        let options = Options::default();
         let disk = match &self.how.open {
             Some(open) => open(lower, held, options),
             None => RetainDisk::open(lower, held, options),

@@ -1,4 +1,5 @@
-//! Messages that are not to fill the log.
+//! Log lines that a guest, its VMM or a client may cause for ever, and that are not to fill the log.
+#![warn(missing_docs)]
 
 use std::time::{Duration, Instant};
 
@@ -32,9 +33,9 @@ const LINES_MAX: u32 = 16;
 /// After this time there is room for one more.
 const LINE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Lines that a guest or its VMM may cause for ever, each another one perhaps.
+/// Lines about one disk that may be caused for ever, each another one perhaps.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub struct Lines {
     name: String,
     room: Mutex<Room>,
 }
@@ -63,9 +64,15 @@ impl Room {
 }
 
 impl Lines {
+    /// Of a disk of this name.
     pub fn new(name: &str) -> Self {
         let room = Room { lines: LINES_MAX, since: Instant::now(), left_out: 0 };
         Self { name: name.to_owned(), room: Mutex::new(room) }
+    }
+
+    /// Of the disk.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether to log the next one. Says how many were left out before it.
