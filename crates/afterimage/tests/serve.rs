@@ -498,3 +498,16 @@ fn people_are_told_the_promise_and_the_places() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
     assert!(common::finish(child).status.success());
 }
+
+/// Its log lies beside the file, in a folder that nobody has named.
+#[test]
+fn an_image_behind_a_link_to_another_folder_is_served_in_the_sandbox() {
+    let dir = folder(&[("a.img", "1M")]);
+    let pool = tempfile::tempdir().unwrap();
+    std::fs::rename(dir.path().join("a.img"), pool.path().join("a.img")).unwrap();
+    std::os::unix::fs::symlink(pool.path().join("a.img"), dir.path().join("a.img")).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", "power-window=20ms"]);
+    assert!(pool.path().join("a.img.aflog").exists());
+    daemon.terminate();
+    assert!(!pool.path().join("a.img.aflog").exists());
+}

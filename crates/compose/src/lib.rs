@@ -18,7 +18,7 @@ use std::sync::Arc;
 use afterimage_block::{Disk, DiskIndex, Tap};
 use afterimage_journal::group::{self, GroupImage, JournalOptions, RetainError, RetainGroup};
 use afterimage_order::{Contract, Group, GroupOptions};
-use afterimage_store::{find_log, Image, ImageStore, OpenOptions};
+use afterimage_store::{find_log, real_path, Image, ImageStore, LogError, OpenOptions};
 
 /// What a group is made of.
 #[derive(Clone, Debug)]
@@ -142,10 +142,13 @@ impl<I: Image + 'static> Prepared<I> {
         // An image that was renamed names its log, wherever that is.
         let logs = paths().map(find_log).collect::<Result<Vec<_>, _>>()?;
         let beside = paths().chain(self.options.log_path.as_deref()).map(folder_of);
+        // What is named after an image lies beside the file, not beside a symbolic link to it.
+        let real = paths().map(|path| Ok(folder_of(&real_path(path)?)));
+        let real = real.collect::<Result<Vec<_>, LogError>>()?;
         let named = logs.iter().flatten().map(|log| folder_of(log));
         Ok(Names {
             images: paths().map(Path::to_owned).collect(),
-            folders: beside.chain(named).chain(self.journals.state_folders()).collect(),
+            folders: beside.chain(real).chain(named).chain(self.journals.state_folders()).collect(),
             arenas: self.journals.arenas(),
         })
     }

@@ -153,7 +153,11 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
             _ if in_use => {
                 "in use: `afterimage ctl SOCKET stop` brings its writes into the images".to_owned()
             }
-            "clean" => "the log is a leftover: everything is in the images, it may be removed".to_owned(),
+            "clean" => format!(
+                "the log is a leftover, and everything is in the images: `afterimage recover {}` removes it, and what \
+                 images still say of it",
+                path.display()
+            ),
             _ => format!("`afterimage recover {}` brings its writes into the images", path.display()),
         };
         return Ok(InspectReport {

@@ -236,6 +236,19 @@ fn damage_in_the_middle_of_a_log_is_refused() {
     refused(&s, &[&s.a, &s.b], "corrupt");
 }
 
+/// Also what it says of where its images are, which tells them from their copies.
+#[test]
+fn a_start_that_is_refused_leaves_a_log_whose_images_have_moved_as_it_was() {
+    let s = died();
+    let a = s.folder.path().join("moved.raw");
+    fs::rename(&s.a, &a).expect("moved");
+    let image = fs::OpenOptions::new().write(true).open(&a).expect("the image");
+    image.write_all_at(&[9; 65536], 0).expect("written by somebody else");
+    let log = fs::read(&s.log).expect("the log");
+    assert!(open(&[&a, &s.b], WINDOW).is_err());
+    assert!(fs::read(&s.log).expect("the log") == log);
+}
+
 #[test]
 fn a_lost_log_and_a_second_opener_are_refused() {
     let s = died();

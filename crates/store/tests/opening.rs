@@ -4,10 +4,13 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_block::{Blocking, Disk, FlushKind, Sector};
-use afterimage_store::{create_image, DirectMode, Image as _, ImageStore, OpenError, OpenOptions};
+use afterimage_block::{Blocking, Disk, FlushKind, Medium, Sector};
+use afterimage_store::{
+    create_image, DirectMode, Image as _, ImageStore, LogError, LogFile, NewLog, OpenError, OpenOptions,
+};
 use afterimage_testing::skip;
 
 fn image() -> (tempfile::TempDir, PathBuf) {
@@ -197,4 +200,33 @@ fn created_images_are_sparse_and_identified() {
     let after = disk.identity().unwrap();
     assert_eq!((before.dev, before.ino), (after.dev, after.ino));
     assert!(after.mtime_ns > before.mtime_ns);
+}
+
+/// A log of nothing, whose content `fill` writes.
+fn create_log(path: &Path, fill: &dyn Fn(&Arc<dyn Medium>)) -> Result<LogFile, LogError> {
+    let fill = |log: &Arc<dyn Medium>, _: &[_], _: &[_]| {
+        fill(log);
+        Ok(())
+    };
+    LogFile::create(path, &[], NewLog { bytes: 1 << 16, written_bytes: 0, fill: &fill })
+}
+
+/// Two starts with one `--log`, whose images differ, so that no image's lock keeps them apart.
+#[test]
+fn a_start_takes_no_log_away_that_another_one_makes() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, draft) = (directory.path().join("log"), directory.path().join("log.new"));
+    // What a dead start has left is in nobody's way.
+    std::fs::write(&draft, [1; 100]).unwrap();
+    let log = create_log(&path, &|log| {
+        let Err(error) = create_log(&path, &|_| panic!("beside another start")) else { panic!("two logs") };
+        assert!(matches!(error, LogError::LogInUse(_)), "{error}");
+        log.write_at(b"ours", 0).unwrap();
+    });
+    let log = log.unwrap();
+    assert!(!draft.exists() && !log.is_deleted());
+    // Or the other one has come so far while this one prepared its own.
+    let late = create_log(&path, &|log| log.write_at(b"late", 0).unwrap());
+    assert!(late.is_err() && !draft.exists() && !log.is_deleted());
+    assert_eq!(&std::fs::read(&path).unwrap()[..4], b"ours");
 }

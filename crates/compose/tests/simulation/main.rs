@@ -99,14 +99,13 @@ fn the_same_seed_is_the_same_run() {
 
 /// What the whole path can show of the redo log's mistakes in as many runs. The others are left to the crash suite of `crates/order`,
 /// which knows each record.
-const SHOWN: [Mutation; 18] = [
+const SHOWN: [Mutation; 17] = [
     Mutation::AckBeforeAppend,
     Mutation::DropLogSync,
     Mutation::DropHomeSync,
     Mutation::HomeBeforeDurable,
     Mutation::HeaderBeforeHomeSync,
     Mutation::MergeInPlace,
-    Mutation::SkipIncarnationSync,
     Mutation::DiscardEarly,
     Mutation::SkipPayloadChecksum,
     Mutation::IgnoreWindow,

@@ -125,7 +125,7 @@ pub(crate) fn open(
     let fresh = !is_live(&log_path)?;
     let log = match fresh {
         true => create_log(&log_path, &writable, options)?,
-        false => go_on_with(&log_path, &writable)?,
+        false => go_on_with(&log_path)?,
     };
     let (log_medium, homes) = below(&images, &log, options)?;
     #[cfg_attr(not(feature = "mutations"), allow(unused_mut))]
@@ -135,6 +135,10 @@ pub(crate) fn open(
         config.mutation = options.mutation;
     }
     let redo = Redo::open(config).map_err(|e| take_over_error(log.path(), &writable, e))?;
+    if !fresh {
+        // Not before everything was checked: a start that is refused leaves the log as it was.
+        log.write_names(&writable)?;
+    }
     redo.log.written_out(log.written_bytes() - RECORDS_OFFSET);
     let replayed = redo.replayed().filter(|r| r.records > 0).or(brought_home);
     if let Some(Replayed { records, bytes, sequence, torn_tail }) = replayed {
@@ -190,10 +194,10 @@ fn bring_others_home(
     Ok(brought_home)
 }
 
-fn go_on_with(log_path: &Path, writable: &[Arc<dyn Image>]) -> Result<LogFile, OpenError> {
+fn go_on_with(log_path: &Path) -> Result<LogFile, OpenError> {
     let log = LogFile::open(log_path, false)?;
     log.reserve()?;
-    log.write_names(writable)?;
+    log.sync_name()?;
     Ok(log)
 }
 

@@ -327,6 +327,12 @@ impl RedoLog {
         Ok(())
     }
 
+    /// What was found is on storage from here on: after a process's death it may have been in the page cache only. Before anything is
+    /// appended, for that goes where the header in the cache gives space up, and the one on storage may need what is there.
+    pub(super) fn settle(&self) -> Result<(), BlockError> {
+        self.area.medium.sync().map_err(|e| self.board.fail("syncing what was found in the redo log", e))
+    }
+
     /// Fixes what the next sync covers: everything appended so far; `None` where all of it is durable.
     pub(super) fn seal(&self) -> Option<(SequenceNumber, LogPosition)> {
         let _append = self.append.lock();

@@ -39,8 +39,6 @@ pub enum Mutation {
     MergeInPlace,
     /// A new process goes on in the old one's incarnation.
     SkipIncarnation,
-    /// The incarnation record is not synced before records follow.
-    SkipIncarnationSync,
     /// A discard punches its hole at once.
     DiscardEarly,
     /// Payload checksums are not looked at.
@@ -73,7 +71,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 23] = [
         Self::AckBeforeAppend,
         Self::DropLogSync,
         Self::DropHomeSync,
@@ -83,7 +81,6 @@ impl Mutation {
         Self::OpenPageAfterSync,
         Self::MergeInPlace,
         Self::SkipIncarnation,
-        Self::SkipIncarnationSync,
         Self::DiscardEarly,
         Self::SkipPayloadChecksum,
         Self::IgnoreWindow,

@@ -73,13 +73,15 @@ impl Redo {
         if !mistake.is(Mutation::TrustCache) {
             redo.log.rewrite_lost(&scan)?;
         }
+        if !mistake.is(Mutation::SkipOpenSync) {
+            redo.log.settle()?;
+        }
         redo.log.index_all(&scan);
         redo.begin_incarnation(&scan, mistake)?;
         Ok(Arc::new(redo))
     }
 
-    /// From here on records are this process's. What was found becomes durable with the same sync: after a process's
-    /// death it may have been in the page cache only.
+    /// From here on records are this process's, which begin with a durable one.
     fn begin_incarnation(&self, scan: &Scan, mistake: Mistake) -> Result<(), BlockError> {
         let has_room = self.log.space().has_room(PAGE_BYTES - RESERVE_BYTES, 0);
         if !has_room {
@@ -92,7 +94,7 @@ impl Redo {
         } else {
             self.log.write_incarnation(scan)?;
         }
-        if mistake.is(Mutation::SkipIncarnationSync) || mistake.is(Mutation::SkipOpenSync) {
+        if mistake.is(Mutation::SkipOpenSync) {
             let (sequence, position) = self.log.appended();
             self.log.space().synced(position);
             self.board.sequence.durable.raise(sequence);

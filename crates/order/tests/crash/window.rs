@@ -316,7 +316,7 @@ fn a_full_log_that_no_sync_has_covered() {
         history.push(content);
     }
     drop(lane);
-    world.halt_after(2);
+    world.halt_after(3);
     assert!(try_open(&world, 3).is_err(), "it dies in the sync behind its record");
     world.revive();
     let (_, core, _) = open(&world, 4);

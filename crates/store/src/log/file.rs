@@ -14,6 +14,8 @@ use afterimage_block::Medium;
 use afterimage_format::log::{ImageEntry, ImageName, LogHeader, NAMES_OFFSET};
 use afterimage_format::mark::{Mark, MarkedLog, MARK_PATH_BYTES_MAX};
 use afterimage_format::reference::Reference;
+use rustix::fs::{renameat_with, RenameFlags, CWD};
+use rustix::io::Errno;
 use zerocopy::IntoBytes as _;
 
 use super::dependency::{beginning, end, Step};
@@ -115,14 +117,44 @@ impl LogFile {
     /// Creates a log, with its whole space reserved. It has its name when this returns, and not before.
     ///
     /// # Errors
-    /// There is no room, or storage failed: nothing is left then.
+    /// There is no room, storage failed, or another start makes or has made a log of this name: nothing of ours is left then.
     pub fn create(path: &Path, images: &[Arc<dyn Image>], new: NewLog<'_>) -> Result<Self, LogError> {
         let draft = beside(path, ".new");
-        let file = Self::write_draft(path, &draft, images, new).inspect_err(|_| {
-            let _ = fs::remove_file(&draft);
-        })?;
-        fs::rename(&draft, path).map_err(LogError::io("naming", path))?;
-        sync_directory(path).map_err(LogError::io("syncing the directory of", path))?;
+        let mut file = Self::lock_draft(path, &draft, new.bytes)?;
+        let named = file
+            .write_draft(&draft, images, new)
+            .and_then(|()| name_new(&draft, path).map_err(LogError::io("naming", path)));
+        named.inspect_err(|_| drop(fs::remove_file(&draft)))?;
+        file.sync_name()?;
+        Ok(file)
+    }
+
+    /// Makes the name durable: a process that died may have left one that is not.
+    ///
+    /// # Errors
+    /// Storage failed.
+    pub fn sync_name(&self) -> Result<(), LogError> {
+        sync_directory(&self.path).map_err(LogError::io("syncing the directory of", &self.path))
+    }
+
+    /// A new file of this name, in place of what a start that died has left. Only who holds the lock of what has the name takes it
+    /// away, so that nobody takes that of a start which is at work.
+    fn lock_draft(path: &Path, draft: &Path, bytes: u64) -> Result<Self, LogError> {
+        match FileMedium::open(draft, false) {
+            Ok(left) => {
+                let left = Self::lock(draft, left, false)?;
+                left.remove_name()?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(LogError::io("opening", draft)(e)),
+        }
+        let medium = FileMedium::create(draft, bytes).map_err(LogError::io("creating", draft))?;
+        let file = Self::lock(path, medium, false)?;
+        if file.is_deleted() {
+            // Before it had its lock.
+            let taken = io::Error::new(io::ErrorKind::AlreadyExists, "another start writes it");
+            return Err(LogError::io("creating", draft)(taken));
+        }
         Ok(file)
     }
 
@@ -175,19 +207,13 @@ impl LogFile {
     }
 
     fn write_draft(
-        path: &Path,
+        &mut self,
         draft: &Path,
         images: &[Arc<dyn Image>],
         new: NewLog<'_>,
-    ) -> Result<Self, LogError> {
-        let bytes = new.bytes;
-        let failed = no_space(path, bytes, draft);
-        match fs::remove_file(draft) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(LogError::io("removing", draft)(e)),
-            _ => {}
-        }
-        let medium = FileMedium::create(draft, bytes).map_err(LogError::io("creating", draft))?;
-        let mut file = Self::lock(path, medium, false)?;
+    ) -> Result<(), LogError> {
+        let (file, bytes) = (self, new.bytes);
+        let failed = no_space(&file.path, bytes, draft);
         if file.medium.preallocate().map_err(&failed)? {
             // Really written: otherwise the first syncs would each pay for turning reserved blocks into written ones. Whoever
             // appends goes on with that.
@@ -205,8 +231,7 @@ impl LogFile {
             images.iter().map(|image| image_entry(image.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let names = names_of(images)?;
         let log: Arc<dyn Medium> = Arc::clone(&file.medium) as Arc<dyn Medium>;
-        (new.fill)(&log, &entries, &names).map_err(&failed)?;
-        Ok(file)
+        (new.fill)(&log, &entries, &names).map_err(&failed)
     }
 
     fn header(&self) -> Result<LogHeader, LogError> {
@@ -349,6 +374,15 @@ impl Owner {
     }
 }
 
+/// Gives a log its name, which nothing else has.
+fn name_new(draft: &Path, path: &Path) -> io::Result<()> {
+    match renameat_with(CWD, draft, CWD, path, RenameFlags::NOREPLACE) {
+        // File systems that cannot promise it: nothing had the name when the start looked.
+        Err(Errno::INVAL | Errno::NOSYS) => fs::rename(draft, path),
+        renamed => Ok(renamed?),
+    }
+}
+
 fn remove_durably(path: &Path) -> Result<(), LogError> {
     match fs::remove_file(path) {
         Ok(()) => sync_directory(path).map_err(LogError::io("syncing the directory of", path)),
@@ -359,7 +393,7 @@ fn remove_durably(path: &Path) -> Result<(), LogError> {
 
 fn write_sidecar(image: &Path, disk: u16, log: &Path, uuid: [u8; 16]) -> Result<(), LogError> {
     let sidecar = sidecar_path(image);
-    let too_long = || io::Error::from(rustix::io::Errno::NAMETOOLONG);
+    let too_long = || io::Error::from(Errno::NAMETOOLONG);
     let reference = Reference::new(uuid, disk, log.as_os_str().as_bytes())
         .ok_or_else(|| LogError::io("naming the log in", &sidecar)(too_long()))?;
     let draft = beside(&sidecar, ".new");
