@@ -30,6 +30,7 @@ pub mod sandbox;
 pub mod serve;
 pub mod tools;
 pub mod units;
+mod unread;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 use failure::Failure;
+use logging::Log;
 use signal_hook::consts::SIGXFSZ;
 
 /// The version, and what is compiled in that only tests want: `--version`, `status` and the metrics say it. The lab tests no
@@ -63,7 +65,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
-    logging::start(&cli.logging, false);
+    let serves = matches!(cli.command, Command::Serve(_) | Command::Keep(_));
+    logging::start(&cli.logging, if serves { Log::Unread } else { Log::Beside });
     let result = match cli.command {
         Command::Create(args) => commands::create::run(&args),
         Command::Serve(args) => commands::serve::run(&args),

@@ -1,15 +1,26 @@
 //! Log messages go to stderr through `tracing`; what a command answers goes to stdout.
 
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{LogFormat, Logging};
+use crate::unread::Unread;
+
+/// What a program's log is to its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// Somebody waits for the end of the work, and reads along.
+    Beside,
+    /// The same, but the answer is what counts: only warnings are shown unless more is asked for.
+    Quiet,
+    /// Guests wait for the work: it never waits for who reads ([`Unread`]).
+    Unread,
+}
 
 /// Installs the subscriber. Later calls in one process (tests) have no effect.
-///
-/// `quiet`: the command's answer is what counts, so that only warnings are shown unless more is asked for.
-pub fn start(options: &Logging, quiet: bool) {
+pub fn start(options: &Logging, log: Log) {
     let level = match options.verbose {
-        0 if quiet => "warn",
+        0 if log == Log::Quiet => "warn",
         0 => "info",
         1 => "debug",
         _ => "trace",
@@ -22,7 +33,10 @@ pub fn start(options: &Logging, quiet: bool) {
     let filter = parsed.and_then(Result::ok).unwrap_or_else(|| EnvFilter::new(level));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(match log {
+            Log::Unread => BoxMakeWriter::new(Unread::new(options.log_format)),
+            Log::Beside | Log::Quiet => BoxMakeWriter::new(std::io::stderr),
+        })
         // It would be told of a message that cannot be written by a panic.
         .log_internal_errors(false);
     let result = match options.log_format {

@@ -255,6 +255,40 @@ fn a_copy_is_of_the_daemons_image_with_its_mode() {
     }
 }
 
+/// Zeros that the guest never wrote would look like what it did.
+#[test]
+fn an_image_that_was_shortened_is_not_copied() {
+    for contract in CONTRACTS {
+        let dir = folder(&[("a.img", "1M"), ("b.img", "1M")]);
+        std::fs::create_dir(dir.path().join("copies")).unwrap();
+        let disks = ["--disk", "a.img", "--disk", "b.img", "--survives", contract, "--control", "c"];
+        let daemon = Daemon::serve(dir.path(), &disks);
+        std::fs::File::options().write(true).open(dir.path().join("b.img")).unwrap().set_len(4096).unwrap();
+        let parts = ["b.img was shortened", "from 1048576 to 4096 bytes"];
+        refused(dir.path(), &["ctl", "c", "copy", "copies"], 1, &parts);
+        assert_eq!(std::fs::read_dir(dir.path().join("copies")).unwrap().count(), 0, "{contract}");
+        daemon.kill();
+    }
+}
+
+#[test]
+fn two_images_that_would_be_one_file_while_they_are_copied_are_refused() {
+    for disks in [["a", "a.part"], ["a.part", "a"]] {
+        let dir = folder(&[("a", "1M"), ("a.part", "1M")]);
+        std::fs::create_dir(dir.path().join("copies")).unwrap();
+        let args = ["--disk", disks[0], "--disk", disks[1], "--survives", "power", "--control", "c"];
+        let daemon = Daemon::serve(dir.path(), &args);
+        refused(
+            dir.path(),
+            &["ctl", "c", "copy", "copies"],
+            1,
+            &["copies/a.part would be the copy of one image"],
+        );
+        assert_eq!(std::fs::read_dir(dir.path().join("copies")).unwrap().count(), 0);
+        daemon.terminate();
+    }
+}
+
 #[test]
 fn a_copy_is_of_the_image_that_is_served_even_when_it_was_renamed() {
     let dir = folder(&[("a.img", "1M")]);

@@ -432,3 +432,30 @@ fn out_of_descriptors_is_said_once_and_served_afterwards() {
     succeeds(dir.path(), &["ctl", "c.sock", "status"]);
     daemon.terminate();
 }
+
+/// Guests do not wait for a pager that pauses, and whoever asks gets its answers: lines are left out.
+#[test]
+fn a_log_that_nobody_reads_holds_nothing_up() {
+    let dir = folder(&[("a.img", "1M")]);
+    let (_unread, writer) = std::io::pipe().unwrap();
+    let mut full = writer.try_clone().unwrap();
+    nix::fcntl::fcntl(&full, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
+    while full.write(&[b'x'; 4096]).is_ok() {}
+    // The flag is the pipe's end's, which the daemon has, too.
+    nix::fcntl::fcntl(&full, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
+    let mut daemon = common::afterimage(&["serve", "--json", "--disk", "a.img", "--control", "c"])
+        .current_dir(dir.path())
+        .stdout(std::process::Stdio::piped())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let mut guest = Guest::connect(&dir.path().join("a.img.sock"));
+    succeeds(dir.path(), &["ctl", "c", "pause", "--for", "200ms"]);
+    guest.write(0, &[1; 4096]);
+    guest.flush();
+    assert_eq!(json(dir.path(), &["ctl", "c", "status", "--json"])["paused"], false);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+    assert!(common::finish(daemon).status.success());
+}

@@ -91,6 +91,49 @@ fn a_handover_that_is_asked_of_a_dead_daemon_starts_the_next_one() {
     keep.terminate();
 }
 
+/// Whoever asks the daemon that hands over for its end has stopped nothing.
+#[test]
+fn a_stop_during_a_handover_is_not_called_done() {
+    use std::io::{BufRead, BufReader, Write};
+    let dir = folder(&[("a.img", "8M")]);
+    let args = ["keep", "--", "serve", "--json", "--disk", "a.img,socket=s", "--control", "c"];
+    let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+    let mut control = std::os::unix::net::UnixStream::connect(dir.path().join("c")).unwrap();
+    keep.signal(Signal::SIGHUP);
+    keep.wait_until_said("told to end");
+    // It may be gone already, and says nothing then.
+    drop(control.write_all(b"{\"command\":\"stop\"}\n"));
+    let mut line = String::new();
+    drop(BufReader::new(control).read_line(&mut line));
+    assert!(line.is_empty() || line.contains("handing over to the next daemon"), "{line}");
+    keep.next_ready().expect("the next daemon");
+    common::succeeds(dir.path(), &["ctl", "c", "status"]);
+    keep.terminate();
+}
+
+/// A name that is nobody's or another daemon's is not this one's to remove, and nobody comes in by it.
+#[test]
+fn a_socket_that_is_gone_or_anothers_is_said_to_be_and_left() {
+    let dir = folder(&[("a.img", "8M"), ("b.img", "16M")]);
+    let socket = dir.path().join("s");
+    let args = ["keep", "--", "serve", "--json", "--disk", "a.img,socket=s"];
+    let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+    let mut guest = Guest::connect(&socket);
+    std::fs::remove_file(&socket).unwrap();
+    keep.signal(Signal::SIGHUP);
+    keep.next_ready().expect("the next daemon");
+    keep.wait_until_said("the socket s of disk a.img is gone");
+    let other = Daemon::serve(dir.path(), &["--disk", "b.img,socket=s"]);
+    keep.signal(Signal::SIGHUP);
+    keep.next_ready().expect("another one");
+    keep.wait_until_said("the socket s of disk a.img is another one's now");
+    guest.write(0, &[1; 512]);
+    keep.terminate();
+    assert_eq!(Guest::connect(&socket).sectors(), 32768);
+    other.terminate();
+    assert!(!socket.exists());
+}
+
 #[test]
 fn keep_ends_with_a_daemon_that_ends_by_itself() {
     let dir = folder(&[("a.img", "1M")]);

@@ -7,13 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 use common::{folder, refused, run, succeeds, Daemon};
 
 /// What a folder holds, to prove that nothing was touched.
-fn content(dir: &std::path::Path) -> Vec<(String, u64, std::time::SystemTime)> {
+fn content(dir: &std::path::Path) -> Vec<(std::ffi::OsString, u64, std::time::SystemTime)> {
     let mut all: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap())
         .map(|e| {
             let found = e.metadata().unwrap();
-            (e.file_name().into_string().unwrap(), found.len(), found.modified().unwrap())
+            (e.file_name(), found.len(), found.modified().unwrap())
         })
         .collect();
     all.sort();
@@ -63,6 +63,8 @@ fn usage_errors_end_with_status_2() {
         (&["serve", "--disk", "a.img", "--disk", "b.img", "--socket-path", "s"], &["for one disk"]),
         (&["serve", "--blk-file", "a.img", "--socket-path", "s", "--fd", "5"], &["cannot be used with"]),
         (&["serve", "--blk-file", "a.img", "--fd", "77"], &["77", "not open"]),
+        (&["serve", "--blk-file", "a.img", "--fd", "0"], &["--fd 0", "standard streams"]),
+        (&["serve", "--disk", "a.img,fd=2"], &["--fd 2", "standard streams"]),
         (&["serve", "--disk", "a.img", "--queues", "0"], &["1 to 64"]),
         (&["serve", "--disk", "a.img", "--queues", "65"], &["1 to 64"]),
         (&["serve", "--disk", "a.img", "--log-max", "1M"], &["16777216"]),
@@ -210,6 +212,54 @@ fn a_name_that_json_cannot_say_is_refused_before_anything_is_touched() {
             assert!(answer(&[]).status.success(), "{command}");
         }
     }
+}
+
+/// Whoever waits for the line would wait for ever.
+#[test]
+fn a_daemon_whose_line_json_cannot_say_does_not_serve() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = folder(&[("a.img", "1M")]);
+    let name = std::ffi::OsStr::from_bytes(b"\xff.img");
+    std::fs::copy(dir.path().join("a.img"), dir.path().join(name)).unwrap();
+    let sound = std::ffi::OsStr::new("a.img");
+    for (file, option) in [
+        (name, None),
+        (sound, Some("--socket-path")),
+        (sound, Some("--control")),
+        (sound, Some("--control-disk")),
+    ] {
+        let mut program = common::afterimage(&["serve", "--json", "--blk-file"]);
+        program.arg(file).args(option).args(option.map(|_| name)).current_dir(dir.path());
+        let output = program.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{option:?}: {said}");
+        assert!(said.contains("--json") && said.contains("UTF-8"), "{option:?}: {said}");
+    }
+    assert_eq!(content(dir.path()).len(), 2);
+}
+
+/// A hand-over must not find out what was known before it.
+#[test]
+fn what_keep_asks_before_a_handover_is_all_that_can_be_said_without_the_images() {
+    let dir = folder(&[("a.img", "1M")]);
+    let long = format!("/{}", "x".repeat(120));
+    let long_disk = format!("a.img,socket={long}");
+    let disks: Vec<String> = (0..17).map(|n| format!("{n}.img")).collect();
+    let many: Vec<&str> = disks.iter().flat_map(|disk| ["--disk", disk]).collect();
+    let window = ["--survives", "power-window=50ms"];
+    for (args, parts) in [
+        (&["--disk", &long_disk][..], &["disk a.img", "at most 107"][..]),
+        (&["--disk", "a.img", "--control", &long], &["the control socket", "at most 107"]),
+        (&["--disk", "a.img", "--control-disk", &long], &["the control disk", "at most 107"]),
+        (&["--disk", "a.img", "--disk", "./a.img"], &["are the same image"]),
+        (&[&many[..], &window].concat(), &["at most 16 writable disks, not 17"]),
+    ] {
+        refused(dir.path(), &[&["serve"], args].concat(), 2, parts);
+        refused(dir.path(), &[&["serve", "--check-options"], args].concat(), 2, parts);
+    }
+    succeeds(dir.path(), &[&["serve", "--check-options"], &many[..32], &window].concat());
+    succeeds(dir.path(), &[&["serve", "--check-options", "--read-only"], &many[..], &window].concat());
+    succeeds(dir.path(), &[&["serve", "--check-options"], &many[..]].concat());
 }
 
 #[test]

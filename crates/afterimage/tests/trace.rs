@@ -203,6 +203,10 @@ fn traces_that_cannot_be_are_refused_before_anything_is_touched() {
     // A start that fails later leaves none.
     refused(dir.path(), &["serve", "--disk", "missing.img", "--trace", "t"], 1, &["missing.img"]);
     assert!(!dir.path().join("t").exists());
+    // Nor where the trace had begun. No file system has room for this log.
+    let window = ["--survives", "power-window=50ms", "--log-max", "7E"];
+    refused(dir.path(), &[&serve("t")[..], &window].concat(), 1, &["a.img.aflog"]);
+    assert!(!dir.path().join("t").exists());
 }
 
 #[test]

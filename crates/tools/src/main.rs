@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use afterimage::cli::Logging;
 use afterimage::commands::man;
-use afterimage::logging;
+use afterimage::logging::{self, Log};
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Real guests, crash states, and simulated SSDs.
@@ -55,7 +55,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return afterimage::explain(&error),
     };
-    logging::start(&cli.logging, matches!(cli.command, Command::Explore(_)));
+    let explores = matches!(cli.command, Command::Explore(_));
+    logging::start(&cli.logging, if explores { Log::Quiet } else { Log::Beside });
     let result = match cli.command {
         Command::Guest(args) => guest::run(args),
         Command::Explore(args) => explore::run(args),

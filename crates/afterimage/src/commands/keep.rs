@@ -37,6 +37,8 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// How long the next daemon's options may be looked at.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 const CHECK_POLL: Duration = Duration::from_millis(2);
+/// How often a daemon that is to be told to end is looked at until it takes the signal.
+const SIGNAL_POLL: Duration = Duration::from_millis(10);
 /// Exit status of a Rust program that panicked.
 const PANIC_STATUS: i32 = 101;
 
@@ -81,12 +83,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let signals = Watch::start()?;
     // What it holds for its daemons, which inherit the limit.
     descriptors::raise();
-    let mut keeping = Keeping { args, program, keeper: Keeper::new(), signals, quick_failures: 0 };
+    let mut keeping =
+        Keeping { args, program, keeper: Keeper::new(), signals, told_to_end: false, quick_failures: 0 };
     loop {
         let started = Instant::now();
         let (daemon, socket) = match keeping.spawn() {
             Ok(started) => started,
-            Err(failure) if keeping.keeper.holds_guests() => {
+            Err(failure) if keeping.keeper.holds_guests() && !keeping.told_to_end => {
                 tracing::error!("{failure}");
                 if keeping.wait_for_the_next()? {
                     continue;
@@ -148,6 +151,8 @@ struct Keeping<'a> {
     program: PathBuf,
     keeper: Keeper,
     signals: Watch,
+    /// By SIGTERM or SIGINT: whichever daemon there is, or comes next, is the last.
+    told_to_end: bool,
     quick_failures: u32,
 }
 
@@ -202,12 +207,18 @@ impl Keeping<'_> {
     /// Serves the keeper's socket and passes signals on until the daemon is gone.
     fn follow(&mut self, mut daemon: Child, socket: OwnedFd) -> Result<Outcome, Failure> {
         let mut socket = Some(socket);
-        let mut told_to_end = false;
         let mut handing_over = false;
+        let mut told = false;
         loop {
+            // A daemon that hands over leaves what it retains to the next one, and hears of nothing else: the end is for that one.
+            let to_be_told = self.told_to_end && !handing_over && !told;
+            if to_be_told && takes_sigterm(&daemon) {
+                pass_on(&daemon, Signal::SIGTERM);
+                told = true;
+            }
             let mut waited = vec![self.signals.wakes.as_fd()];
             waited.extend(socket.as_ref().map(AsFd::as_fd));
-            wait_readable(&waited, None)
+            wait_readable(&waited, (to_be_told && !told).then_some(SIGNAL_POLL))
                 .map_err(|e| Failure::failed(format!("cannot wait for the daemon: {e}")))?;
             if let Some(open) = socket.as_ref().filter(|s| is_readable(s.as_fd())) {
                 match self.keeper.handle(open.as_fd()) {
@@ -222,24 +233,21 @@ impl Keeping<'_> {
             for signal in self.signals.take() {
                 match signal {
                     SIGCHLD => {}
-                    SIGHUP if !told_to_end && self.next_would_start() => {
+                    SIGHUP if !self.told_to_end && self.next_would_start() => {
                         handing_over = true;
                         pass_on(&daemon, Signal::SIGHUP);
                     }
                     SIGHUP => {}
-                    _ => {
-                        told_to_end = true;
-                        pass_on(&daemon, Signal::SIGTERM);
-                    }
+                    _ => self.told_to_end = true,
                 }
             }
             let gone =
                 daemon.try_wait().map_err(|e| Failure::failed(format!("cannot wait for the daemon: {e}")))?;
             if let Some(status) = gone {
                 return Ok(match status.code() {
-                    _ if told_to_end => Outcome::Told(status),
                     // Also where it had died before it could hand over, or could not close in order: the next one was asked for.
                     _ if handing_over => Outcome::HandOver,
+                    _ if self.told_to_end => Outcome::Told(status),
                     Some(PANIC_STATUS) | None => Outcome::Died(status),
                     Some(_) => Outcome::ByItself(status),
                 });
@@ -333,6 +341,15 @@ impl Watch {
     }
 }
 
+/// Whether SIGTERM would be heard: one that comes before the daemon watches signals kills it, and what an earlier one has left
+/// is then closed by nobody. Where that cannot be told, it is said to be.
+fn takes_sigterm(daemon: &Child) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())) else { return true };
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_none_or(|mask| mask & (1 << (SIGTERM - 1)) != 0)
+}
+
 fn pass_on(daemon: &Child, signal: Signal) {
     // The child is not reaped before `try_wait`, so its number is still its own.
     let Ok(pid) = i32::try_from(daemon.id()) else { return };
@@ -359,8 +376,14 @@ fn inherit(command: &mut Command, fd: i32) {
         if done != 0 {
             return Err(std::io::Error::last_os_error());
         }
+        // Which the new program would do a moment later than it is seen to run: `takes_sigterm` is not to take the keeper's
+        // handler for the daemon's.
+        // SAFETY: async-signal-safe as well, and of the child's own table.
+        if unsafe { libc::signal(libc::SIGTERM, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(std::io::Error::last_os_error());
+        }
         Ok(())
     };
-    // SAFETY: the closure makes one async-signal-safe system call and allocates nothing on its way.
+    // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing on its way.
     unsafe { command.pre_exec(prepare) };
 }

@@ -32,7 +32,15 @@ fn images_of<'a>(path: &'a Path, logged: impl Iterator<Item = &'a PathBuf>) -> V
 pub fn can_say(file: &Path, json: bool) -> Result<(), Failure> {
     // A report names files by their whole path, too.
     let path = file.canonicalize().or_else(|_| std::path::absolute(file)).unwrap_or_else(|_| file.to_owned());
-    if json && [file, &path].iter().any(|path| path.to_str().is_none()) {
+    [file, &path].iter().try_for_each(|path| can_say_name(path, json))
+}
+
+/// As [`can_say`], of what names a file as it was named.
+///
+/// # Errors
+/// It cannot.
+pub fn can_say_name(path: &Path, json: bool) -> Result<(), Failure> {
+    if json && path.to_str().is_none() {
         let path = path.display();
         return Err(Failure::usage(format!(
             "--json: JSON cannot say {path}, which is not UTF-8: leave --json out"

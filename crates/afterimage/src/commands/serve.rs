@@ -3,6 +3,7 @@
 pub use crate::serve::args::Args;
 
 use crate::failure::Failure;
+use crate::serve::announce::can_announce;
 use crate::serve::args::place;
 use crate::serve::daemon;
 use crate::serve::settings::Settings;
@@ -20,6 +21,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return super::print_line(CAPABILITIES);
     }
     let settings = Settings::build(args)?;
+    can_announce(&settings, args.json)?;
     if args.check_options {
         return check_kept(args, &settings);
     }

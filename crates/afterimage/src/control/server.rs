@@ -45,6 +45,14 @@ impl Outcome {
     }
 }
 
+#[cfg(test)]
+impl Outcome {
+    /// One that nobody waits for.
+    pub fn nobodys() -> Self {
+        Self(Post { inputs: sync_channel(1).0, wake: Arc::new(Bell::new().expect("a descriptor")) })
+    }
+}
+
 /// What arrives at the first thread from the others.
 #[derive(Debug)]
 enum Input {
@@ -104,8 +112,8 @@ enum Job {
     Status(ConnectionId),
 }
 
-/// Begins the orderly end; `false` where it has begun already and nobody takes the request.
-pub type Stop = Box<dyn Fn(Outcome) -> bool + Send>;
+/// Begins the orderly end, or says why nobody takes the request: an end has begun already.
+pub type Stop = Box<dyn Fn(Outcome) -> Result<(), &'static str> + Send>;
 
 /// Starts serving. Returns at once; the threads end with the process.
 ///
@@ -309,8 +317,8 @@ impl Shell {
                     Ok(())
                 }
                 Action::Stop => {
-                    if !(self.stop)(Outcome(self.post.clone())) {
-                        self.sessions.stopped(self.now(), &Err("the daemon is ending already".to_owned()));
+                    if let Err(why) = (self.stop)(Outcome(self.post.clone())) {
+                        self.sessions.stopped(self.now(), &Err(why.to_owned()));
                     }
                     Ok(())
                 }

@@ -263,14 +263,16 @@ impl Sessions {
 
     /// [`Action::Look`] is done.
     pub fn progress(&mut self, now: Duration, progress: &Progress) {
+        // Who came since has to do with the next look, which may begin in the tick: this one may be older than his number.
+        let looked = self.waits(|wait| wait.looked);
         self.looking = false;
         self.tick(now);
         let Progress { acknowledged, durable, failure } = progress;
-        for (id, sequence) in self.waits(|wait| wait.looked) {
-            let forever = self
-                .connections
-                .get(&id)
-                .is_some_and(|c| matches!(&c.state, State::Wait(wait) if wait.until.is_none()));
+        for (id, sequence) in looked {
+            let Some(State::Wait(Wait { until, .. })) = self.connections.get(&id).map(|c| &c.state) else {
+                continue;
+            };
+            let forever = until.is_none();
             if *durable >= sequence {
                 self.answer(id, &WaitAnswer { ok: true, durable: true, sequence });
             } else if let Some(why) = failure {
@@ -303,6 +305,8 @@ impl Sessions {
     /// [`Action::Stop`] is done, well or not. Connections that asked are closed when they have taken the answer.
     pub fn stopped(&mut self, now: Duration, result: &Result<(), String>) {
         self.tick(now);
+        // Who asks from now on has an answer of his own.
+        self.stopping = false;
         let asked = self.connections.iter().filter(|(_, c)| matches!(c.state, State::Stop));
         for id in asked.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.connections.entry(id).and_modify(|c| c.closing = true);

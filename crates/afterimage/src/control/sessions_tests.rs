@@ -166,6 +166,39 @@ fn a_wait_for_the_future_only_looks() {
     }
 }
 
+/// A look that began before a wait knows nothing of its number, which may have been answered since.
+#[test]
+fn a_wait_is_judged_by_a_look_that_began_after_it() {
+    let progress = |acknowledged, durable| Progress { acknowledged, durable, failure: None };
+    let mut s = sessions();
+    let (a, b) = (s.open(Duration::ZERO), s.open(Duration::ZERO));
+    tell(&mut s, Duration::ZERO, a, "{\"command\":\"wait\",\"sequence\":5}");
+    assert_eq!(s.actions(), [Action::Look]);
+    tell(&mut s, Duration::ZERO, b, "{\"command\":\"wait\",\"sequence\":6}");
+    assert_eq!(s.actions(), []);
+    s.progress(Duration::ZERO, &progress(5, 5));
+    assert!(answer(&mut s, Duration::ZERO, a).contains("\"durable\":true"));
+    assert!(s.output(b).is_none(), "by the look that began before it");
+    assert_eq!(s.actions(), [Action::Look]);
+    s.progress(Duration::ZERO, &progress(6, 5));
+    assert!(s.output(b).is_none());
+    s.event(Duration::ZERO, &Event::Durable { sequence: 6 });
+    assert!(answer(&mut s, Duration::ZERO, b).contains("\"durable\":true"));
+}
+
+/// One whose time is over in the tick has its answer, and gets no other.
+#[test]
+fn a_wait_that_ends_as_the_look_comes_is_answered_once() {
+    let mut s = sessions();
+    let a = s.open(Duration::ZERO);
+    tell(&mut s, Duration::ZERO, a, "{\"command\":\"wait\",\"sequence\":5,\"timeout_ms\":10}");
+    assert_eq!(s.actions(), [Action::Look]);
+    s.progress(SECOND, &Progress { acknowledged: 5, durable: 5, failure: None });
+    let said = answer(&mut s, SECOND, a);
+    assert_eq!(said, "{\"ok\":true,\"durable\":false,\"sequence\":5}\n");
+    assert!(s.output(a).is_none());
+}
+
 /// What is retained has no number: another one's flush may have begun before it, and says nothing to who waits for the newest.
 #[test]
 fn where_nothing_syncs_by_itself_no_event_ends_a_wait() {
@@ -214,6 +247,19 @@ fn a_newcomer_always_gets_in_and_those_that_wait_stay() {
     assert_eq!(answer(&mut s, 201 * SECOND, late), OK);
     assert!(s.actions().contains(&Action::Close(late)));
     assert!(s.is_drained());
+}
+
+#[test]
+fn who_asks_for_the_end_after_it_was_refused_is_answered_too() {
+    let mut s = sessions();
+    for _ in 0..2 {
+        let id = s.open(Duration::ZERO);
+        tell(&mut s, Duration::ZERO, id, STOP);
+        assert_eq!(s.actions(), [Action::Stop]);
+        s.stopped(Duration::ZERO, &Err("no".into()));
+        assert!(answer(&mut s, Duration::ZERO, id).contains("\"error\":\"no\""));
+        assert_eq!(s.actions(), [Action::Close(id)]);
+    }
 }
 
 #[test]

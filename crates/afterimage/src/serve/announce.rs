@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::settings::Settings;
 use super::state::{show_socket, Daemon};
-use crate::commands::print_line;
+use crate::commands::{can_say_name, print_line};
 use crate::control::published_promise;
 use crate::failure::Failure;
 use crate::sandbox::SandboxReport;
@@ -31,6 +32,16 @@ struct ReadyDisk {
     socket: String,
     bytes: u64,
     read_only: bool,
+}
+
+/// Whether the line can be written, before anything is opened: whoever waits for it would wait for ever.
+///
+/// # Errors
+/// It cannot.
+pub fn can_announce(settings: &Settings, json: bool) -> Result<(), Failure> {
+    let disks = settings.disks.iter().flat_map(|disk| [Some(disk.file.as_path()), disk.socket.path()]);
+    let others = [settings.control.as_deref(), settings.control_disk.as_deref()];
+    disks.chain(others).flatten().try_for_each(|name| can_say_name(name, json))
 }
 
 /// Says what is promised and where it is served.

@@ -1,6 +1,7 @@
 //! `--config FILE.toml`: the same settings as on the command line, strictly: an unknown key is refused with its
 //! line and column. What is on the command line wins.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde::de::{Deserializer, Error as _};
@@ -153,11 +154,14 @@ pub fn parse(bytes: &[u8], name: &str) -> Result<Config, ConfigError> {
 }
 
 /// A path is not empty: to listen on such a one, for example, would be to listen under a name of the kernel's choice, with which
-/// everybody may connect.
+/// everybody may connect. Nor has it a zero byte, at which it would end for the system.
 fn path<'de, D: Deserializer<'de>, P: From<PathBuf>>(from: D) -> Result<P, D::Error> {
     let path = PathBuf::deserialize(from)?;
     if path.as_os_str().is_empty() {
         return Err(D::Error::custom("an empty path: name a file, or leave it out"));
+    }
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(D::Error::custom("a path with a zero byte, which no file has"));
     }
     Ok(path.into())
 }
@@ -243,6 +247,8 @@ direct = "off"
             (b"log = \"\"\n", "x.toml:1:7: an empty path"),
             (b"arena = \"\"\n", "x.toml:1:9: an empty path"),
             (b"trace = \"\"\n", "x.toml:1:9: an empty path"),
+            (b"control = \"a\\u0000\"\n", "x.toml:1:11: a path with a zero byte"),
+            (b"[[disk]]\nfile = \"a\\u0000b\"\n", "x.toml:2:8: a path with a zero byte"),
         ] {
             let error = parse(text, "x.toml").unwrap_err().to_string();
             assert!(error.contains(place), "{error}");

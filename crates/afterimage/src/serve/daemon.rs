@@ -1,9 +1,8 @@
 //! The life of a daemon, from start-up to the orderly end.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,12 +21,12 @@ use super::announce::announce;
 use super::descriptors;
 use super::disk_spec::SocketSpec;
 use super::doors::{Doors, Inherited};
-use super::ends::{End, Ends};
+use super::ends::{End, Ends, HANDING_OVER};
 use super::kept::{disk_name, Shown, CONTROL_DISK_NAME};
 use super::memory;
 use super::metrics;
 use super::notify::Notifier;
-use super::settings::{file_identity, DiskSettings, Settings};
+use super::settings::{DiskSettings, Settings};
 use super::sockets::{self, SocketFile};
 use super::state::{Daemon, Readable, ServedControlDisk, ServedDisk};
 use super::trace::{TraceFile, Tracing};
@@ -76,6 +75,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         metrics,
         ends,
         ends_with_guests,
+        kept_guests,
         traced,
     } = begun;
     // Guests are served whether or not anybody reads this.
@@ -95,12 +95,18 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         // A guest that was killed just before is as good as gone: its journal is recovered, not left to it.
         End::Stop(_) | End::GuestsLeft => {
             // First: a guest that comes between the two is not to be taken for one that has gone.
+            let mut on_its_way = false;
             for (index, disk) in daemon.disks.iter().enumerate() {
-                if disk.stats.snapshot().connections > 0 {
+                let came = disk.stats.snapshot().connections > 0;
+                // A daemon that is told to end as it starts has not taken up yet what is kept: that guest lives, for all we know.
+                let kept = !came && kept_guests.contains(&disk_name(index));
+                if came || kept {
                     daemon.group.guest_was_seen(index);
                 }
+                on_its_way |= kept;
             }
-            Ending::Close { attached: servers.iter().any(|server| server.attached(DYING_LIMIT)) }
+            let attached = on_its_way || servers.iter().any(|server| server.attached(DYING_LIMIT));
+            Ending::Close { attached }
         }
     };
     if let Some(control) = &control {
@@ -125,13 +131,18 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         // The sockets go on living with the next daemon: their files must stay.
         files.into_iter().for_each(SocketFile::leave);
     }
+    // To who asked for the stop of what goes on, a good end of ours is none.
+    let told = match end {
+        End::HandOver => Err(HANDING_OVER.to_owned()),
+        _ => result.as_ref().copied().map_err(ToString::to_string),
+    };
     let asked = match end {
         End::Stop(Some(outcome)) => Some(outcome),
         _ => None,
     };
     // Whoever came behind what ended us, too. The clients may be gone; the outcome is reported below in any case.
     for outcome in asked.into_iter().chain(ends.late()) {
-        outcome.tell(result.as_ref().copied().map_err(ToString::to_string));
+        outcome.tell(told.clone());
     }
     if let Some(control) = &control {
         control.drain(ANSWER_WAIT);
@@ -150,6 +161,8 @@ struct Begun {
     metrics: Option<String>,
     ends: Ends,
     ends_with_guests: bool,
+    /// The disks whose guests' connections were kept.
+    kept_guests: Vec<String>,
     traced: Option<Tracing>,
 }
 
@@ -190,7 +203,6 @@ impl Opened {
         inherited: Inherited,
         files: &mut Vec<SocketFile>,
     ) -> Result<Self, Failure> {
-        refuse_same_image(&settings.disks)?;
         descriptors::prepare(settings, keep.is_some())?;
         let trace = TraceFile::create(settings)?;
         let doors = Doors::open(settings, keep, inherited, files)?;
@@ -227,7 +239,7 @@ impl Opened {
         keep: Option<&KeepHandle>,
         signals: Signals,
     ) -> Result<Begun, Failure> {
-        let Self { doors, readables, stack: Stack { group, disks }, traced, mut sandbox, later } = self;
+        let Self { doors, readables, stack: Stack { group, disks }, mut traced, mut sandbox, later } = self;
         if settings.recover_ijournal {
             recover_ijournal(settings, &disks)?;
         }
@@ -249,6 +261,7 @@ impl Opened {
         let (control_disk, control_server) = control_disk.unzip();
         // Before any disk of the guest's may stop: what it has published is waited for where its read is there again.
         control_server.iter().for_each(Server::taken_over);
+        let kept_guests = keep.map(KeepHandle::connected).transpose().map_err(Failure::failed)?;
         let servers = start_servers(settings, &disks, doors.disks, keep)?;
         let ends = Ends::watch(signals, keep.is_some())?;
         sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
@@ -265,6 +278,7 @@ impl Opened {
             metrics::start(listener, Arc::clone(&daemon))
                 .map_err(|e| Failure::failed(format!("cannot serve metrics: {e}")))?;
         }
+        traced.iter_mut().for_each(Tracing::stays);
         Ok(Begun {
             daemon,
             servers,
@@ -274,6 +288,7 @@ impl Opened {
             metrics,
             ends,
             ends_with_guests,
+            kept_guests: kept_guests.unwrap_or_default(),
             traced,
         })
     }
@@ -287,23 +302,6 @@ fn abort_on_panic() {
         report(info);
         std::process::abort();
     }));
-}
-
-/// Two disks on one file would corrupt each other; locks alone would call our own process the other one.
-fn refuse_same_image(disks: &[DiskSettings]) -> Result<(), Failure> {
-    let mut seen: HashMap<(u64, u64, u64), &Path> = HashMap::new();
-    for disk in disks {
-        // A file that is not there is reported when it is opened.
-        let Ok(found) = std::fs::metadata(&disk.file) else { continue };
-        if let Some(other) = seen.insert(file_identity(&found), &disk.file) {
-            return Err(Failure::usage(format!(
-                "{} and {} are the same image: each disk of a guest needs its own",
-                other.display(),
-                disk.file.display()
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// How long a kept daemon waits for its predecessor's last I/O. Its guests wait whatever it does, and it cannot come back.

@@ -92,6 +92,17 @@ fn is_same(one: &Path, other: &Path) -> bool {
     absolute(one) == absolute(other)
 }
 
+/// The keeper's name for what tells the file of a listener from others.
+fn file_key(name: &str) -> String {
+    format!("{name}/socket-file")
+}
+
+fn made(name: &str, keep: &KeepHandle) -> Result<Option<Vec<u8>>, Failure> {
+    let key = file_key(name);
+    let entries = keep.list(&key).map_err(Failure::failed)?;
+    Ok(entries.into_iter().find(|entry| entry.key == key).map(|entry| entry.value))
+}
+
 /// A listening socket that the keeper has, or a new one, which it gets.
 fn listen(
     name: &str,
@@ -104,8 +115,16 @@ fn listen(
     if let (Some(keep), Some(listener)) = (keep, kept) {
         let address = listener.local_addr().ok();
         let stands = address.as_ref().and_then(SocketAddr::as_pathname).unwrap_or(path);
+        let made = made(name, keep)?;
         if is_same(stands, path) {
-            files.extend(SocketFile::adopt(path));
+            match SocketFile::adopt(path, made.as_deref()) {
+                Ok(file) => files.push(file),
+                Err(why) => tracing::warn!(
+                    "the socket {} of {what} {why}: a guest that is connected goes on, but no other one can connect until `keep` is \
+                     started anew",
+                    path.display()
+                ),
+            }
             return Ok(listener);
         }
         if keep.connection(name).map_err(Failure::failed)?.is_some() {
@@ -113,12 +132,16 @@ fn listen(
             return Err(kept::refused(name, &format!("its socket is {was}, and would be {is}")));
         }
         // Nobody uses it: its file goes, and the keeper has the new one below.
-        drop(SocketFile::adopt(stands));
+        drop(SocketFile::adopt(stands, made.as_deref()));
     }
     let (listener, file) = sockets::listen(path, what, false)?;
+    let made = file.to_bytes();
     files.push(file);
     if let Some(keep) = keep {
-        keep.keep_listener(name, &listener).map_err(Failure::failed)?;
+        // Never one's name with the other's file: a daemon that dies between the two leaves none.
+        let key = file_key(name);
+        let kept = keep.delete(&key).and_then(|()| keep.keep_listener(name, &listener));
+        kept.and_then(|()| keep.put(&key, &made, &[])).map_err(Failure::failed)?;
     }
     Ok(listener)
 }

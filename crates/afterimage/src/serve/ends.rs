@@ -1,6 +1,8 @@
 //! What ends a daemon: signals, the control socket, and guests that have left.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_frontend::Server;
@@ -14,6 +16,9 @@ use crate::failure::Failure;
 const LOOK: Duration = Duration::from_millis(100);
 /// How often a daemon looks whether its files are still there.
 const LOOK_DELETED: Duration = Duration::from_secs(1);
+/// What those hear who ask for the end of a daemon that hands over.
+pub(super) const HANDING_OVER: &str = "handing over to the next daemon: stop that one";
+
 /// What ends a daemon.
 pub(super) enum End {
     /// SIGTERM, SIGINT, or `ctl stop`.
@@ -28,6 +33,8 @@ pub(super) enum End {
 pub(super) struct Ends {
     sender: Sender<End>,
     receiver: Receiver<End>,
+    /// The daemon's guests go on: whoever wants them stopped has to ask the next one.
+    handing_over: Arc<AtomicBool>,
 }
 
 impl Ends {
@@ -51,16 +58,19 @@ impl Ends {
             .name("signals".to_owned())
             .spawn(watch)
             .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
-        Ok(Self { sender, receiver })
+        Ok(Self { sender, receiver, handing_over: Arc::default() })
     }
 
     /// For the control socket.
     pub fn stop(&self) -> Stop {
-        let ends = self.sender.clone();
-        Box::new(move |outcome| ends.send(End::Stop(Some(outcome))).is_ok())
+        let (ends, handing_over) = (self.sender.clone(), Arc::clone(&self.handing_over));
+        Box::new(move |outcome| match handing_over.load(Ordering::Relaxed) {
+            true => Err(HANDING_OVER),
+            false => ends.send(End::Stop(Some(outcome))).map_err(|_| "the daemon is ending already"),
+        })
     }
 
-    /// Those who have asked for the end since it began. Whoever asks from now on is told that it has.
+    /// Those who have asked for the end since before it began. Whoever asks from now on is told that it has.
     pub fn late(self) -> Vec<Outcome> {
         let asked = self.receiver.try_iter().filter_map(|end| match end {
             End::Stop(outcome) => outcome,
@@ -74,7 +84,10 @@ impl Ends {
         let mut looked = Instant::now();
         loop {
             match self.receiver.recv_timeout(if ends_with_guests { LOOK } else { LOOK_DELETED }) {
-                Ok(end) => return end,
+                Ok(end) => {
+                    self.handing_over.store(matches!(end, End::HandOver), Ordering::Relaxed);
+                    return end;
+                }
                 Err(RecvTimeoutError::Timeout)
                     if ends_with_guests && servers.iter().all(Server::finished) =>
                 {
@@ -88,5 +101,38 @@ impl Ends {
                 looked = Instant::now();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> Ends {
+        Ends::watch(Signals::new([] as [i32; 0]).unwrap(), true).unwrap()
+    }
+
+    #[test]
+    fn who_asks_for_the_end_of_a_daemon_that_hands_over_is_sent_to_the_next_one() {
+        let ends = ends();
+        let stop = ends.stop();
+        ends.sender.send(End::HandOver).unwrap();
+        // Not yet begun: it is told when the end has come.
+        assert_eq!(stop(Outcome::nobodys()), Ok(()));
+        assert!(matches!(ends.wait(&[], false, || {}), End::HandOver));
+        assert_eq!(stop(Outcome::nobodys()), Err(HANDING_OVER));
+        assert_eq!(ends.late().len(), 1);
+        assert_eq!(stop(Outcome::nobodys()), Err(HANDING_OVER));
+    }
+
+    #[test]
+    fn who_asks_for_the_end_during_an_orderly_one_waits_with_the_others() {
+        let ends = ends();
+        let stop = ends.stop();
+        ends.sender.send(End::Stop(None)).unwrap();
+        assert!(matches!(ends.wait(&[], false, || {}), End::Stop(None)));
+        assert_eq!(stop(Outcome::nobodys()), Ok(()));
+        assert_eq!(ends.late().len(), 1);
+        assert_eq!(stop(Outcome::nobodys()), Err("the daemon is ending already"));
     }
 }

@@ -1,6 +1,6 @@
 //! `afterimage serve`: one process, one guest, one consistency group.
 
-mod announce;
+pub(crate) mod announce;
 pub mod args;
 pub mod cache;
 pub mod config;

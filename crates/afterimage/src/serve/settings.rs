@@ -1,5 +1,6 @@
 //! Command line over configuration file over defaults, checked as a whole before anything is touched.
 
+use std::collections::HashMap;
 use std::fs::Metadata;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -15,6 +16,7 @@ use super::cache::CacheMode;
 use super::config::{self, Config};
 use super::disk_spec::{default_socket, DiskSpec, SocketSpec};
 use super::journal;
+use super::sockets;
 use crate::failure::Failure;
 use crate::sandbox::SandboxMode;
 use crate::units::{parse_disk_size, parse_size};
@@ -23,6 +25,8 @@ use crate::units::{parse_disk_size, parse_size};
 pub const SPIN_US_MAX: u32 = 1000;
 /// Most queues that one disk may have: one thread each.
 pub const QUEUES_MAX: u16 = 64;
+/// Most writable disks that a redo log has places for.
+const LOGGED_DISKS_MAX: usize = 16;
 
 /// What `serve` does, complete and consistent.
 #[derive(Debug, Clone)]
@@ -183,7 +187,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Everything that can be said without opening an image.
+    /// Everything that can be said without opening an image: what `keep` asks before a hand-over, too.
     fn check(&self, trace_place: &str) -> Result<(), Failure> {
         // One place may be spelled in several ways. A folder that is not there is the matter of whoever needs it.
         let place = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -198,6 +202,7 @@ impl Settings {
         let control_disk =
             self.control_disk.iter().map(|path| (path.as_path(), "the control disk".to_owned(), None));
         for (path, what, image) in disk_sockets.chain(control).chain(control_disk) {
+            sockets::check_path(path, &what)?;
             let at = place(path);
             // An image that is named twice is refused as that.
             let clash = |(other, _, of): &&(PathBuf, String, Option<PathBuf>)| {
@@ -225,7 +230,14 @@ impl Settings {
         if let Some(pair) = fds.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Failure::usage(format!("descriptor {} is given to two disks", pair[0])));
         }
-        Ok(())
+        let writable = self.disks.iter().filter(|disk| !disk.read_only).count();
+        if is_window(self.contract) && writable > LOGGED_DISKS_MAX {
+            return Err(Failure::usage(format!(
+                "under {} a group has at most {LOGGED_DISKS_MAX} writable disks, not {writable}: serve them from several processes",
+                self.contract
+            )));
+        }
+        refuse_same_image(&self.disks)
     }
 
     fn check_trace(&self, trace: &Path, place: &str) -> Result<(), Failure> {
@@ -261,7 +273,32 @@ impl Settings {
     }
 }
 
+/// Two disks on one file would corrupt each other; locks alone would call our own process the other one.
+fn refuse_same_image(disks: &[DiskSettings]) -> Result<(), Failure> {
+    let mut seen: HashMap<(u64, u64, u64), &Path> = HashMap::new();
+    for disk in disks {
+        // A file that is not there is reported when it is opened.
+        let Ok(found) = std::fs::metadata(&disk.file) else { continue };
+        if let Some(other) = seen.insert(file_identity(&found), &disk.file) {
+            return Err(Failure::usage(format!(
+                "{} and {} are the same image: each disk of a guest needs its own",
+                other.display(),
+                disk.file.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
 impl SocketSpec {
+    /// Where it stands, if it is at a path.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Fd(_) => None,
+            Self::Path(path) => Some(path),
+        }
+    }
+
     /// The inherited descriptor, if it is one.
     pub fn fd(&self) -> Option<i32> {
         match self {
@@ -379,4 +416,14 @@ fn disks(
             any_content: spec.any_content,
         })
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_disks_are_logged_as_the_log_has_places_for() {
+        assert_eq!(LOGGED_DISKS_MAX, afterimage_format::log::IMAGES_MAX);
+    }
 }

@@ -1,7 +1,8 @@
 //! Unix sockets to listen on: a path in use by a living process is refused, what a dead one left is replaced.
 //!
 //! A socket file says nothing about its owner, so it is probed with a connection. A process that is just dying may
-//! still accept one: the probe then sees it hang up and asks again.
+//! still accept one: the probe then sees it hang up and asks again. Daemons that do so in one folder take turns, so that none
+//! replaces what another one has just made.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -10,8 +11,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use afterimage_compose::folder_of;
 use afterimage_frontend::Endpoint;
 use nix::sys::socket::{getsockopt, sockopt};
+use rustix::fs::{flock, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::failure::Failure;
 
@@ -19,6 +23,9 @@ use crate::failure::Failure;
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// How long a socket that accepts a probe is given to turn out dying.
 const DYING_WAIT: Duration = Duration::from_millis(300);
+/// How long others may take at a folder's names, each a few times `DYING_WAIT` at most.
+const TURN_WAIT: Duration = Duration::from_secs(5);
+const TURN_POLL: Duration = Duration::from_millis(5);
 
 /// Device, inode and time of creation: inode numbers are used again.
 type Identity = (u64, u64, i64, i64);
@@ -42,10 +49,24 @@ impl SocketFile {
         &self.path
     }
 
-    /// Takes responsibility for a socket file that an earlier daemon made, if it is still there.
-    pub fn adopt(path: &Path) -> Option<Self> {
-        let found = std::fs::symlink_metadata(path).ok().filter(|m| m.file_type().is_socket())?;
-        Some(Self { path: path.to_owned(), identity: Some(identity(&found)) })
+    /// What tells it from others for as long as its socket lives, which keeps the inode.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let file = self.identity.map(|(device, inode, ..)| (device, inode));
+        serde_json::to_vec(&file).unwrap_or_default()
+    }
+
+    /// Takes responsibility for a socket file that an earlier daemon made. `made` is what that one called it, if it said.
+    ///
+    /// # Errors
+    /// It stands there no more: what has become of it.
+    pub fn adopt(path: &Path, made: Option<&[u8]>) -> Result<Self, &'static str> {
+        let found = std::fs::symlink_metadata(path).map_err(|_| "is gone")?;
+        let made: Option<(u64, u64)> = made.and_then(|bytes| serde_json::from_slice(bytes).ok());
+        let same = made.is_none_or(|made| made == (found.dev(), found.ino()));
+        if !found.file_type().is_socket() || !same {
+            return Err("is another one's now");
+        }
+        Ok(Self { path: path.to_owned(), identity: Some(identity(&found)) })
     }
 
     /// Leaves the file to a successor.
@@ -86,6 +107,8 @@ pub fn check_path(path: &Path, what: &str) -> Result<(), Failure> {
 /// Somebody listens there, or something else stands there.
 pub fn listen(path: &Path, what: &str, private: bool) -> Result<(UnixListener, SocketFile), Failure> {
     check_path(path, what)?;
+    // Until it listens: before that it would be as good as stale to another one.
+    let _turn = take_turn(path);
     clear_stale(path, what)?;
     // The mode must be right from the first instant; no other thread runs yet that could create files meanwhile.
     let mask = private.then(|| rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177)));
@@ -102,6 +125,26 @@ pub fn listen(path: &Path, what: &str, private: bool) -> Result<(UnixListener, S
     let made = std::fs::symlink_metadata(path)
         .map_err(|e| Failure::failed(format!("cannot look at the new socket {}: {e}", path.display())))?;
     Ok((listener, SocketFile { path: path.to_owned(), identity: Some(identity(&made)) }))
+}
+
+/// The lock of the folder of `path`, among daemons that make sockets there. One that cannot be had keeps nobody from serving: the
+/// folder may not be this user's to read, and a stranger who may could hold it for ever.
+fn take_turn(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder_of(path), flags, Mode::empty()).ok()?;
+    let deadline = Instant::now() + TURN_WAIT;
+    loop {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(folder),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(TURN_POLL)
+            }
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "the socket's folder cannot be locked");
+                return None;
+            }
+        }
+    }
 }
 
 /// Removes a socket file whose process is gone; refuses anything else.
@@ -163,11 +206,19 @@ fn hangs_up_within(probe: &UnixStream, wait: Duration) -> bool {
         .is_ok_and(|(n, _)| n == 0)
 }
 
+/// Descriptors that mean something else in any program.
+const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
+
 /// Takes over an inherited descriptor: a listening or a connected Unix stream socket.
 ///
 /// # Errors
 /// It is none.
 pub fn inherited(fd: RawFd) -> Result<Endpoint, Failure> {
+    if STANDARD_STREAMS.contains(&fd) {
+        return Err(Failure::usage(format!(
+            "--fd {fd}: descriptors 0 to 2 are the standard streams; pass the socket to the program under another number"
+        )));
+    }
     let owned = take_fd(fd).ok_or_else(|| {
         Failure::usage(format!(
             "--fd {fd}: this descriptor is not open; pass a Unix socket to the program under this number"
@@ -190,7 +241,7 @@ pub fn inherited(fd: RawFd) -> Result<Endpoint, Failure> {
 /// Takes ownership of a descriptor that this process inherited, if it is open.
 #[allow(unsafe_code)]
 pub fn take_fd(fd: RawFd) -> Option<OwnedFd> {
-    if fd < 3 {
+    if fd < 0 || STANDARD_STREAMS.contains(&fd) {
         return None;
     }
     // SAFETY: the borrow ends with this statement and is only used to ask the kernel about the number; a closed
@@ -221,6 +272,49 @@ mod tests {
         assert!(path.exists());
         drop(second);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_is_adopted_where_it_is_still_the_one_that_was_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (listener, first) = listen(&path, "a test", false).unwrap();
+        let made = first.to_bytes();
+        first.leave();
+        SocketFile::adopt(&path, Some(&made)).unwrap().leave();
+        SocketFile::adopt(&path, None).unwrap().leave();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(SocketFile::adopt(&path, Some(&made)).unwrap_err(), "is gone");
+        let (_other, file) = listen(&path, "another", false).unwrap();
+        assert_eq!(SocketFile::adopt(&path, Some(&made)).unwrap_err(), "is another one's now");
+        assert!(path.exists());
+        drop((listener, file));
+    }
+
+    /// Between the look at a stale file and its end, and between a socket's name and its ear, another one may come.
+    #[test]
+    fn of_two_that_replace_a_stale_socket_one_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        for _ in 0..10 {
+            drop(UnixListener::bind(&path).unwrap());
+            let both = std::thread::scope(|scope| {
+                let listens = || scope.spawn(|| listen(&path, "a test", false));
+                [listens(), listens()].map(|thread| thread.join().unwrap())
+            });
+            assert_eq!(both.iter().filter(|listens| listens.is_ok()).count(), 1, "{both:?}");
+            assert!(UnixStream::connect(&path).is_ok(), "{both:?}");
+            drop(both);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_standard_stream_is_no_socket_to_take_over() {
+        for fd in 0..3 {
+            let error = inherited(fd).unwrap_err();
+            assert!(matches!(&error, Failure::Usage(said) if said.contains("standard streams")), "{error}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!          ─► sandbox ─► Tracing (its thread) ─► tap of the group ─► ... ─► group closed ─► Tracing::finish
 //! ```
 //!
-//! A start that fails leaves no file. `docs/trace-format.md` describes the lines.
+//! A start that fails leaves no file, where the sandbox lets it go. `docs/trace-format.md` describes the lines.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -30,9 +30,13 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// The file, before anything is written to it.
 #[derive(Debug)]
 pub struct TraceFile {
-    file: Option<File>,
-    path: PathBuf,
+    file: File,
+    unstarted: Unstarted,
 }
+
+/// The file of a daemon that has not started. Dropped, it removes it: the next start would be refused for its sake.
+#[derive(Debug)]
+struct Unstarted(Option<PathBuf>);
 
 impl TraceFile {
     /// Creates the file that the settings name, if they do. `%p` in it is this process's id.
@@ -52,7 +56,7 @@ impl TraceFile {
             };
             Failure::failed(format!("cannot create the trace {}: {e}{hint}", path.display()))
         })?;
-        Ok(Some(Self { file: Some(file), path }))
+        Ok(Some(Self { file, unstarted: Unstarted(Some(path)) }))
     }
 
     /// Starts the trace of a group that is about to be opened on these images. Call it after the sandbox was closed
@@ -60,7 +64,7 @@ impl TraceFile {
     ///
     /// # Errors
     /// No thread can be made, or there is no place for the log.
-    pub fn start(mut self, settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Tracing, Failure> {
+    pub fn start(self, settings: &Settings, images: &[Arc<ImageStore>]) -> Result<Tracing, Failure> {
         let files = traced_files(settings, images).map_err(|e| Failure::failed(e.to_string()))?;
         let about = format!(
             "by afterimage {}: --survives {} --journal {}",
@@ -68,25 +72,24 @@ impl TraceFile {
             settings.contract,
             settings.journal.mode()
         );
-        let failed = |e: std::io::Error| {
-            Failure::failed(format!("cannot start the trace {}: {e}", self.path.display()))
-        };
-        let Some(file) = self.file.as_ref().map(File::try_clone).transpose().map_err(failed)? else {
-            return Err(failed(std::io::Error::other("it was started before")));
-        };
+        let Self { file, unstarted } = self;
+        let path = unstarted.0.as_deref().unwrap_or(Path::new(""));
+        let failed =
+            |e: std::io::Error| Failure::failed(format!("cannot start the trace {}: {e}", path.display()));
         let classes = Classes { disks: images.iter().map(|i| Journals::new(i.medium())).collect() };
-        let capture = Capture::start(file, &self.path, &about, &files, Box::new(classes)).map_err(failed)?;
-        self.file = None;
+        let capture = Capture::start(file, path, &about, &files, Box::new(classes)).map_err(failed)?;
         let disks = u16::try_from(images.len()).unwrap_or(u16::MAX);
-        Ok(Tracing { tap: CaptureTap::new(Arc::clone(&capture) as _, disks), capture })
+        Ok(Tracing { tap: CaptureTap::new(Arc::clone(&capture) as _, disks), capture, unstarted })
     }
 }
 
-impl Drop for TraceFile {
+impl Drop for Unstarted {
     fn drop(&mut self) {
-        if self.file.is_some() {
-            // Ours, empty, and of no use to anybody.
-            drop(std::fs::remove_file(&self.path));
+        // Ours, and of no use to anybody.
+        if let Some((path, Err(error))) = self.0.take().map(|path| (path.clone(), std::fs::remove_file(path)))
+        {
+            // The sandbox may be closed already, which lets nothing go but in some folders.
+            tracing::warn!(path = %path.display(), %error, "remove the trace of a start that failed before the next one");
         }
     }
 }
@@ -96,12 +99,18 @@ impl Drop for TraceFile {
 pub struct Tracing {
     capture: Arc<Capture>,
     tap: Arc<CaptureTap>,
+    unstarted: Unstarted,
 }
 
 impl Tracing {
     /// What the group is given.
     pub fn tap(&self) -> Arc<dyn Tap> {
         Arc::clone(&self.tap) as Arc<dyn Tap>
+    }
+
+    /// The daemon has started: its trace stays, whatever becomes of it.
+    pub fn stays(&mut self) {
+        self.unstarted.0 = None;
     }
 
     /// Ends the trace; call it when the group is closed.

@@ -191,6 +191,30 @@ fn a_handover_and_a_killed_daemon_under_keep_leave_everything_in_place() {
     }
 }
 
+/// What the daemon that hands over leaves behind for the next one is closed by that one.
+#[test]
+fn an_end_that_is_asked_for_during_a_handover_is_the_next_daemons() {
+    // At once; when the daemon knows that it hands over; when the next one is there and knows of no signal yet.
+    for moment in ["", "told to end", "started a daemon"] {
+        let (dir, mut journal) = place();
+        let all = [&["keep", "--", "serve", "--json", "--control", "c"][..], &CRASH].concat();
+        let mut keep = Daemon::start(common::afterimage(&all).current_dir(dir.path()));
+        let mut guest = connect(dir.path());
+        journal.mount(&mut guest);
+        journal.commit(&mut guest, journal.free, 7);
+        let before = keep.said().len();
+        keep.signal(nix::sys::signal::Signal::SIGHUP);
+        keep.wait_until_said_behind(before, moment);
+        keep.signal(nix::sys::signal::Signal::SIGTERM);
+        let (status, said) = keep.end();
+        assert!(status.success(), "{moment:?}: {status}: {said}");
+        assert!(said.contains("handed over") && said.contains("closed in order"), "{moment:?}: {said}");
+        assert_eq!(names(dir.path()), ["a.img", "arena"], "{moment:?}: {said}");
+        assert_eq!(names(&dir.path().join("arena")), [""; 0], "{moment:?}: {said}");
+        assert_filled(&block(dir.path(), journal.free), 7);
+    }
+}
+
 #[test]
 fn two_partitions_go_on_after_a_daemon_died_in_the_middle_of_their_transactions() {
     for args in [&CRASH[..], &WINDOW] {

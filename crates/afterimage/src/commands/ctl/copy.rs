@@ -49,6 +49,20 @@ struct Plan {
     name: OsString,
 }
 
+impl Plan {
+    /// What it has lost would be zeros in a copy, which nobody could tell from the guest's.
+    fn check_whole(&self, found: &Metadata) -> Result<(), Failure> {
+        let (file, bytes, left) = (&self.image.file, self.image.bytes, found.len());
+        if left < bytes {
+            return Err(Failure::failed(format!(
+                "{file} was shortened while it is served, from {bytes} to {left} bytes: no copy of it would be whole; what is left \
+                 of it can be copied with `ctl pause -- cp ...`"
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// Pauses, copies, lets writes go on. Copies that are not complete, consistent and on storage are removed again.
 ///
 /// The daemon hands the images over as descriptors: its paths may mean something else where this runs.
@@ -62,6 +76,9 @@ pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Re
         let mut path = target.path(&plan.name);
         let why = if plans[..index].iter().any(|other| other.name == plan.name) {
             "would be the copy of two images of that name: copy them with `ctl pause -- cp ...`"
+        } else if plans.iter().any(|other| other.name == unfinished(&plan.name)) {
+            path = target.path(&unfinished(&plan.name));
+            "would be the copy of one image and the unfinished one of another: copy them with `ctl pause -- cp ...`"
         } else if target.has(&plan.name) {
             "exists already: choose another folder"
         } else if target.has(&unfinished(&plan.name)) {
@@ -141,6 +158,7 @@ impl Target {
             Failure::failed(format!("cannot copy {} to {}: {e}", plan.image.file, to.display()))
         };
         let found = plan.from.metadata().map_err(fail)?;
+        plan.check_whole(&found)?;
         // Never wider than the image, from the first moment, and never over something else.
         let mode = Mode::from_raw_mode(found.mode() & 0o600);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -150,8 +168,10 @@ impl Target {
         self.made.push((name, file.try_clone().map_err(fail)?));
         let own = file.metadata().map_err(fail)?;
         file.set_permissions(Permissions::from_mode(copy_mode(&found, own.gid()))).map_err(fail)?;
+        // Asked again when it is copied: nobody keeps others from shortening it meanwhile.
+        let still_whole = || plan.check_whole(&plan.from.metadata().map_err(fail)?);
         if ioctl_ficlone(&file, &plan.from).is_ok() {
-            return Ok(());
+            return still_whole();
         }
         file.set_len(plan.image.bytes).map_err(fail)?;
         let mut ended = None;
@@ -159,7 +179,9 @@ impl Target {
             ended = held.ended();
             ended.is_none()
         };
-        copy_data(&plan.from, &file, plan.image.bytes, &mut goes_on).map_err(fail)?;
+        let copied = copy_data(&plan.from, &file, plan.image.bytes, &mut goes_on);
+        still_whole()?;
+        copied.map_err(fail)?;
         ended.map_or(Ok(()), |ended| Err(held.failure(ended)))
     }
 
