@@ -327,6 +327,9 @@ impl Device {
 
     pub fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), Refused> {
         let kick = self.doorbell(index, fd)?.map(Arc::new);
+        if kick.as_ref().is_some_and(|kick| !kick.can_be_cleared()) {
+            return Err(Refused("a kick descriptor that is no eventfd".to_owned()));
+        }
         self.halt(index as usize);
         self.queue(index)?.kick = Some(kick);
         let started = self.start(index as usize);
@@ -513,7 +516,7 @@ impl Device {
         }
     }
 
-    /// Stops one queue and remembers where it was. Returns whether it ran.
+    /// Stops one queue and remembers where it was. Returns whether it ran, and may again.
     fn halt(&mut self, index: usize) -> bool {
         let Some(worker) = self.workers.get_mut(index) else { return false };
         let Some((next_avail, ended)) = worker.stop() else { return false };
@@ -522,6 +525,9 @@ impl Device {
             if let Some(err) = &self.queues[index].err {
                 err.ring(&mut self.ringer);
             }
+            // Until the driver sets the device up anew: other memory, or another cache, mends no ring.
+            self.queues[index].kick = None;
+            return false;
         }
         true
     }

@@ -357,6 +357,8 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
         let owing = owed.load(Ordering::Acquire) != 0;
         let waits = owing && self.begun.elapsed() < OWED_PATIENCE;
         if !waits {
+            // For all queues, and those that are started anew: the disk has waited once.
+            owed.store(0, Ordering::Release);
             self.run.owed = None;
             if owing && self.run.lines.may() {
                 let name = &self.run.name;

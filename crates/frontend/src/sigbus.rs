@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 use std::{io, mem, ptr};
 
+/// Bytes that can be mapped at once, half of what a process can address: what is left is for everything else, of all disks.
+const BYTES_MAX: usize = 1 << 46;
 /// Mappings that can be registered at once: 128 slots of 15 disks and their in-flight regions.
 const SLOTS: usize = 2048;
 const FREE: u8 = 0;
@@ -27,6 +29,18 @@ struct Slot {
     poisoned: AtomicBool,
     start: AtomicUsize,
     end: AtomicUsize,
+}
+
+impl Slot {
+    fn bytes(&self) -> usize {
+        let is_live = self.state.load(Ordering::Acquire) == LIVE;
+        let bytes = self.end.load(Ordering::Relaxed).saturating_sub(self.start.load(Ordering::Relaxed));
+        if is_live {
+            bytes
+        } else {
+            0
+        }
+    }
 }
 
 static TABLE: [Slot; SLOTS] = [const {
@@ -54,6 +68,10 @@ impl Registration {
     /// The table is full, or the handler cannot be installed.
     pub fn new(start: usize, len: usize) -> io::Result<Self> {
         install()?;
+        let mapped = TABLE[..USED_SLOTS.load(Ordering::Acquire)].iter().map(Slot::bytes);
+        if mapped.fold(len, usize::saturating_add) > BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "too much guest memory in one process"));
+        }
         for (index, slot) in TABLE.iter().enumerate() {
             if slot.state.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 slot.poisoned.store(false, Ordering::Relaxed);

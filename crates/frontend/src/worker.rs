@@ -20,13 +20,13 @@ pub(crate) struct Alarms {
     memory_gone: AtomicBool,
     /// One bit per queue that broke.
     broken: AtomicU64,
-    /// The guest was told of it.
-    told: AtomicBool,
+    /// Of which of them the guest was told.
+    told: AtomicU64,
 }
 
 impl Alarms {
     pub fn new() -> std::io::Result<Self> {
-        let (memory_gone, broken, told) = (AtomicBool::new(false), AtomicU64::new(0), AtomicBool::new(false));
+        let (memory_gone, broken, told) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         Ok(Self { wake: Bell::new()?, memory_gone, broken, told })
     }
 
@@ -49,16 +49,17 @@ impl Alarms {
         self.broken.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the guest is to be told that a queue broke: once, until it resets the device.
+    /// Whether the guest is to be told that a queue broke: once of each, until it resets the device.
     pub fn is_to_be_told(&self) -> bool {
-        self.any_broken() && !self.told.swap(true, Ordering::AcqRel)
+        let broken = self.broken.load(Ordering::Acquire);
+        broken & !self.told.swap(broken, Ordering::AcqRel) != 0
     }
 
     /// Forgets all alarms, when a connection ends or the device is reset.
     pub fn reset(&self) {
         self.memory_gone.store(false, Ordering::Release);
         self.broken.store(0, Ordering::Release);
-        self.told.store(false, Ordering::Release);
+        self.told.store(0, Ordering::Release);
         self.wake.drain();
     }
 }

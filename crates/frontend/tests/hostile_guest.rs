@@ -9,6 +9,7 @@ mod memory_disk;
 mod raw;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use afterimage_frontend::{RequestKind, ServeOptions};
 use daemon::{serve, Served};
@@ -279,6 +280,25 @@ fn a_guest_is_told_of_each_break_and_once() {
         guest.set_up_queue_at(0);
         assert_eq!(guest.ask_u64(GET_STATUS) & 0x40, 0);
     }
+}
+
+/// The ring is whole again, and the memory another: it stays stopped until the driver sets the device up anew.
+#[test]
+fn a_queue_that_broke_stays_stopped_on_other_memory() {
+    let pair = Pair::new();
+    let mut guest = RawGuest::start(&pair.hostile.socket);
+    guest.set_avail_idx(QUEUE_SIZE + 1);
+    guest.ring_kick();
+    assert!(guest.is_told_error());
+    guest.set_avail_idx(0);
+    guest.send_memory_table();
+    let (header, status) = (guest.header(0, T_FLUSH, 0), guest.status(0));
+    guest.set_desc(0, header);
+    guest.set_desc(1, status);
+    guest.offer(0);
+    guest.ring_kick();
+    assert_eq!(guest.ask_u64(GET_STATUS) & 0x40, 0x40, "NEEDS_RESET");
+    assert_eq!(guest.next_used(Duration::from_millis(200)), None);
 }
 
 #[test]

@@ -356,3 +356,30 @@ fn a_peer_that_has_not_read_the_write_cache_may_go_by_one_that_is_off() {
         drop(guest);
     }
 }
+
+/// Another reader of a socket may hold up whoever reads it for ever.
+#[test]
+fn a_kick_is_an_eventfd() {
+    let served = serve(Arc::new(MemoryDisk::new(1 << 20, false)), ServeOptions::default());
+    let mut guest = RawGuest::connect(&served.socket);
+    guest.negotiate(!0);
+    let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(!guest.ask_ack(SET_VRING_KICK, &0u64.to_ne_bytes(), &[near.as_raw_fd()]));
+    assert!(guest.ask_ack(SET_VRING_CALL, &0u64.to_ne_bytes(), &[near.as_raw_fd()]));
+}
+
+/// What is left of it is every disk's.
+#[test]
+fn guests_take_no_more_than_half_of_what_a_process_can_address() {
+    let served = serve(Arc::new(MemoryDisk::new(1 << 20, false)), ServeOptions::default());
+    let mut guest = RawGuest::start(&served.socket);
+    let sparse = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&sparse, 1 << 46).unwrap();
+    let mut add = |bytes: u64| {
+        let region = [0, 1 << 46, bytes, USER_START - (1 << 46), 0].map(u64::to_ne_bytes).concat();
+        guest.ask_ack(ADD_MEM_REG, &region, &[sparse.as_raw_fd()])
+    };
+    assert!(!add(1 << 46));
+    assert!(add(1 << 45));
+    guest.check_io(0, 1);
+}

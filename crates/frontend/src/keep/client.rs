@@ -16,7 +16,41 @@ const ANSWER_S: u64 = 10;
 /// A daemon's connection to its keeper, shared by all its disks. Every put and delete is acknowledged.
 #[derive(Clone, Debug)]
 pub struct KeepHandle {
-    socket: Arc<Mutex<OwnedFd>>,
+    socket: Arc<Mutex<Asked>>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    socket: OwnedFd,
+    /// An answer may be on its way that nobody waited for: whoever asks next would take it for his own.
+    out_of_step: bool,
+}
+
+impl Asked {
+    /// Asks, and reads answers as long as `read` wants more.
+    fn ask(
+        &mut self,
+        message: &Message,
+        fds: &[BorrowedFd<'_>],
+        mut read: impl FnMut(Message, Vec<OwnedFd>) -> Result<bool, KeepError>,
+    ) -> Result<(), KeepError> {
+        if self.out_of_step {
+            return Err(KeepError::Closed);
+        }
+        self.out_of_step = true;
+        wire::send(self.socket.as_fd(), message, fds)?;
+        loop {
+            let (answer, fds) = wire::receive(self.socket.as_fd())?;
+            if answer.operation == Operation::Refused {
+                self.out_of_step = false;
+                return Err(KeepError::Refused(String::from_utf8_lossy(&answer.value).into()));
+            }
+            if !read(answer, fds)? {
+                self.out_of_step = false;
+                return Ok(());
+            }
+        }
+    }
 }
 
 impl KeepHandle {
@@ -30,7 +64,7 @@ impl KeepHandle {
         let limit = Some(Duration::from_secs(ANSWER_S));
         set_socket_timeout(&socket, Timeout::Recv, limit).map_err(std::io::Error::from)?;
         set_socket_timeout(&socket, Timeout::Send, limit).map_err(std::io::Error::from)?;
-        let handle = Self { socket: Arc::new(Mutex::new(socket)) };
+        let handle = Self { socket: Arc::new(Mutex::new(Asked { socket, out_of_step: false })) };
         handle.ask(Operation::Hello, "", Vec::new(), &[])?;
         Ok(handle)
     }
@@ -67,25 +101,19 @@ impl KeepHandle {
     /// # Errors
     /// As [`KeepHandle::delete`], or what it answers is corrupt.
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>, KeepError> {
-        let socket = self.socket.lock();
-        wire::send(socket.as_fd(), &message(Operation::List, prefix, Vec::new()), &[])?;
         let mut entries = Vec::new();
-        loop {
-            let (answer, fds) = wire::receive(socket.as_fd())?;
-            match answer.operation {
-                Operation::Entry => entries.push(Entry {
-                    key: String::from_utf8(answer.key)
-                        .map_err(|_| KeepError::Corrupt("a key is not UTF-8"))?,
-                    value: answer.value,
-                    fds,
-                }),
-                Operation::End => return Ok(entries),
-                Operation::Refused => {
-                    return Err(KeepError::Refused(String::from_utf8_lossy(&answer.value).into()))
-                }
-                _ => return Err(KeepError::Corrupt("an answer that was not asked for")),
+        let list = message(Operation::List, prefix, Vec::new());
+        self.socket.lock().ask(&list, &[], |answer, fds| match answer.operation {
+            Operation::Entry => {
+                let key =
+                    String::from_utf8(answer.key).map_err(|_| KeepError::Corrupt("a key is not UTF-8"))?;
+                entries.push(Entry { key, value: answer.value, fds });
+                Ok(true)
             }
-        }
+            Operation::End => Ok(false),
+            _ => Err(KeepError::Corrupt("an answer that was not asked for")),
+        })?;
+        Ok(entries)
     }
 
     /// The listening socket that an earlier daemon served `disk` on, if one is kept.
@@ -141,14 +169,10 @@ impl KeepHandle {
         value: Vec<u8>,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), KeepError> {
-        let socket = self.socket.lock();
-        wire::send(socket.as_fd(), &message(operation, key, value), fds)?;
-        let (answer, _) = wire::receive(socket.as_fd())?;
-        match answer.operation {
-            Operation::Ack => Ok(()),
-            Operation::Refused => Err(KeepError::Refused(String::from_utf8_lossy(&answer.value).into())),
+        self.socket.lock().ask(&message(operation, key, value), fds, |answer, _| match answer.operation {
+            Operation::Ack => Ok(false),
             _ => Err(KeepError::Corrupt("an answer that was not asked for")),
-        }
+        })
     }
 }
 
@@ -195,6 +219,30 @@ mod tests {
         guest.read_exact(&mut hello).unwrap();
         assert_eq!(&hello, b"hello");
         assert_eq!(keeper.len(), 2);
+    }
+
+    /// An answer that comes when nobody waits any more is nobody's.
+    #[test]
+    fn who_asks_after_an_answer_that_was_late_gets_none_of_another_one() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let mut keeper = Keeper::new();
+        std::thread::scope(|scope| {
+            let keep = scope.spawn(|| KeepHandle::connect(theirs).unwrap());
+            keeper.handle(ours.as_fd()).unwrap();
+            let keep = keep.join().unwrap();
+            let limit = Some(Duration::from_millis(20));
+            rustix::net::sockopt::set_socket_timeout(
+                &keep.socket.lock().socket,
+                rustix::net::sockopt::Timeout::Recv,
+                limit,
+            )
+            .unwrap();
+            assert!(matches!(keep.put("a", b"", &[]), Err(KeepError::Io(_))));
+            keeper.handle(ours.as_fd()).unwrap();
+            assert!(matches!(keep.put("b", b"", &[]), Err(KeepError::Closed)));
+        });
+        assert_eq!(keeper.len(), 1);
     }
 
     #[test]
