@@ -1,7 +1,8 @@
 //! One connection: messages in, the `vhost` crate's decoder, answers out, and a copy of what matters to the keeper.
 //!
 //! Each message is read whole from the peer, corrected where a known peer needs it ([`crate::wire`]), handed to the decoder
-//! through a private socket pair, and the decoder's answer is passed on. The keeper gets what set state and was accepted. Nothing waits for the peer without also waiting for the order to stop.
+//! through a private socket pair, and the decoder's answer is passed on. The keeper gets what set state and was accepted. Nothing waits for the peer without also waiting for the order to stop,
+//! but for the rest of a message that has begun, and that not for long.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 use afterimage_block::Bell;
 use afterimage_seldom::{Lines, Seldom};
 use nix::sys::socket::MsgFlags;
+use rustix::fs::{fcntl_get_seals, statx, AtFlags, FileType, StatxFlags};
+use rustix::net::sockopt::socket_domain;
+use rustix::net::AddressFamily;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 use vhost::vhost_user::BackendReqHandler;
@@ -70,6 +74,9 @@ pub(crate) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// How long a VMM's successor waits for one that is dying. It holds its connection until its memory was taken down.
 const DEATH_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long an order to stop waits for the rest of a message that has begun. Peers send theirs at once.
+const REST_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Serves one connection to its end. `kept` is what a dead daemon left, for a takeover.
 pub(crate) struct Session<'a> {
@@ -177,7 +184,7 @@ impl<'a> Session<'a> {
                 [Some(self.socket.as_fd()), Some(self.stop.wake.fd()), Some(alarms.wake.fd()), listener];
             let [message, _, alarm, another] = poll_readable(fds, deaf)?;
             if self.stop.is_given() {
-                return Ok(SessionEnd::Stopped);
+                return self.finish(&mut reader);
             }
             if alarm {
                 alarms.wake.drain();
@@ -192,31 +199,55 @@ impl<'a> Session<'a> {
                 deaf_until = Some(Instant::now() + ACCEPT_RETRY);
             }
             if message {
-                match reader.receive(self.socket.as_fd()).map_err(as_session_error)? {
-                    Received::Partial => {}
-                    Received::Closed => return Ok(SessionEnd::Closed),
-                    Received::Message(frame, fds) => {
-                        if !self.message(&frame, &fds)? {
-                            return Ok(SessionEnd::Stopped);
-                        }
-                    }
+                if let Some(end) = self.hear(&mut reader)? {
+                    return Ok(end);
                 }
             }
         }
     }
 
+    /// One read, and what it completes. The end, if it has come.
+    fn hear(&mut self, reader: &mut Reader) -> Result<Option<SessionEnd>, SessionError> {
+        Ok(match reader.receive(self.socket.as_fd()).map_err(as_session_error)? {
+            Received::Partial => None,
+            Received::Closed => Some(SessionEnd::Closed),
+            Received::Message(frame, fds) => (!self.message(&frame, &fds)?).then_some(SessionEnd::Stopped),
+        })
+    }
+
+    /// The end by order. A message that has begun is served first: the next daemon would take its rest for a header. Where the
+    /// rest does not come, there is nothing that could be handed over.
+    fn finish(&mut self, reader: &mut Reader) -> Result<SessionEnd, SessionError> {
+        let deadline = Instant::now() + REST_PATIENCE;
+        while reader.is_inside() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let [more] = poll_readable([Some(self.socket.as_fd())], Some(left))?;
+            if more {
+                if let Some(end) = self.hear(reader)? {
+                    return Ok(end);
+                }
+            } else if left.is_zero() {
+                return Err(broken("a message that had not ended when the server stopped"));
+            }
+        }
+        Ok(SessionEnd::Stopped)
+    }
+
     /// One message: applied, kept, answered. `false` when the order to stop came before the answer could go.
     pub fn message(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<bool, SessionError> {
         // Whoever asked for no answer has gone on, and would never say it again: it is kept first. If it is refused, that
-        // is the connection's end, and nothing of it is kept.
+        // is the connection's end, and nothing of it is kept. But a descriptor of another kind than the message is to carry
+        // must not get there before it is accepted.
         let asks = matches!(frame.code(), Some(FrontendReq::GET_VRING_BASE | FrontendReq::GET_CONFIG));
         let answered = frame.needs_reply() || asks;
-        if !answered {
-            self.put(frame, fds, &[]);
+        let carried = carried(frame, fds);
+        let first = !answered && carried.iter().all(|fd| may_carry(frame, fd.as_fd()));
+        if first {
+            self.put(frame, carried, &[]);
         }
         let applied = self.apply(frame, fds)?;
-        if answered && applied.accepted {
-            self.put(frame, fds, &applied.replies);
+        if !first && applied.accepted {
+            self.put(frame, carried, &applied.replies);
         }
         self.forget_the_untrue();
         for (bytes, fds) in applied.replies {
@@ -448,6 +479,39 @@ impl<'a> Session<'a> {
             }
             self.keep = None;
         }
+    }
+}
+
+fn is_doorbell(frame: &Frame) -> bool {
+    use FrontendReq::{SET_VRING_CALL, SET_VRING_ERR, SET_VRING_KICK};
+    matches!(frame.code(), Some(SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR))
+}
+
+/// The descriptors that are a message's. Beside the word that there is none (bit 8) the decoder lets several by unseen.
+fn carried<'f>(frame: &Frame, fds: &'f [OwnedFd]) -> &'f [OwnedFd] {
+    let none = is_doorbell(frame) && frame.word(0).is_some_and(|word| word & 0x100 != 0);
+    if none {
+        &[]
+    } else {
+        fds
+    }
+}
+
+/// Whether a descriptor looks like what the message is to carry, by calls that cannot wait. The keeper closes it in the end, for which
+/// a FUSE server can let it wait, and all disks with it. The device itself looks more closely (`notify`, `memory`): what
+/// passes here and is refused there is the kernel's own, or on a block device.
+fn may_carry(frame: &Frame, fd: BorrowedFd<'_>) -> bool {
+    let is_unix_socket = socket_domain(fd) == Ok(AddressFamily::UNIX);
+    let status = statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    let kind = status.map(|status| (FileType::from_raw_mode(status.stx_mode.into()), status.stx_dev_major));
+    match frame.code() {
+        // Eventfds are among the anonymous inodes, which have no type.
+        Some(_) if is_doorbell(frame) => is_unix_socket || matches!(kind, Ok((FileType::Unknown, _))),
+        Some(FrontendReq::SET_MEM_TABLE | FrontendReq::ADD_MEM_REG | FrontendReq::SET_INFLIGHT_FD) => {
+            fcntl_get_seals(fd).is_ok() || matches!(kind, Ok((FileType::RegularFile, 1..)))
+        }
+        Some(FrontendReq::SET_BACKEND_REQ_FD) => is_unix_socket,
+        _ => false,
     }
 }
 

@@ -166,7 +166,6 @@ pub(crate) struct Reader {
 
 impl Reader {
     /// Whether a message has begun and not ended.
-    #[cfg(feature = "testkit")]
     pub fn is_inside(&self) -> bool {
         self.framer.is_inside()
     }

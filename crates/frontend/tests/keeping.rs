@@ -6,14 +6,18 @@ mod memory_disk;
 mod raw;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use afterimage_frontend::keep::wire::{decode, encode, Message, Operation, FDS_MAX, MESSAGE_BYTES_MAX};
 use afterimage_frontend::keep::{KeepError, Keeper};
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
 use memory_disk::MemoryDisk;
+use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, UnixAddr};
 use raw::*;
+use rustix::event::{eventfd, EventfdFlags};
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 
 /// A keeper, and one daemon after another.
@@ -242,7 +246,7 @@ fn a_queue_that_was_stopped_does_not_run_after_a_takeover() {
         guest.ring_kick();
         // Answered when the takeover is through.
         guest.ask_u64(GET_FEATURES);
-        assert!(guest.next_used(std::time::Duration::from_millis(50)).is_none(), "{name}");
+        assert!(guest.next_used(Duration::from_millis(50)).is_none(), "{name}");
     }
 }
 
@@ -294,4 +298,190 @@ fn one_disk_s_excess_is_refused_and_another_disk_s_entries_are_not() {
     put("vd", 0, &fds).expect("a disk whose name begins another's");
     drop(keep);
     serving.join().unwrap();
+}
+
+/// Sends the first bytes of a message and waits until the daemon has read them.
+fn begin_message(guest: &RawGuest, life: &Life, bytes: &[u8], fds: &[i32]) {
+    let theirs = life.keep.as_ref().unwrap().connection("vda").unwrap().unwrap();
+    assert_eq!(guest.send_bytes(bytes, fds), Ok(bytes.len()));
+    let start = Instant::now();
+    while rustix::io::ioctl_fionread(&theirs).unwrap() != 0 {
+        assert!(start.elapsed() < PATIENCE, "the beginning is read");
+        std::thread::yield_now();
+    }
+}
+
+/// The orderly end, on a thread of its own.
+fn stop(life: &mut Life) -> std::thread::JoinHandle<()> {
+    let server = life.server.take().unwrap();
+    std::thread::spawn(move || server.stop())
+}
+
+#[test]
+fn a_message_that_has_begun_ends_before_an_orderly_hand_over() {
+    let body = 0u64.to_ne_bytes();
+    for (flags, begun) in [(1, 12), (9, 12), (1, 4), (9, 16)] {
+        // Once more where this machine was too slow for the daemon's patience.
+        let in_time = (0..20).any(|_| {
+            let kept = Kept::new(1);
+            let mut life = kept.start();
+            let mut guest = RawGuest::start(&kept.socket);
+            guest.check_io(0, 1);
+            let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+            let message = [words([SET_VRING_CALL, flags, 8]), body.to_vec()].concat();
+            begin_message(&guest, &life, &message[..begun], &[call.as_raw_fd()]);
+            let start = Instant::now();
+            let stopping = stop(&mut life);
+            std::thread::sleep(Duration::from_millis(10));
+            let _ = guest.send_bytes(&message[begun..], &[]);
+            let in_time = start.elapsed() < Duration::from_millis(90);
+            stopping.join().unwrap();
+            drop(life);
+            if !in_time {
+                return false;
+            }
+            let _life = kept.start();
+            if flags == 9 {
+                assert_eq!(guest.receive(), body, "the answer");
+            }
+            guest.call = call;
+            let start = Instant::now();
+            guest.check_io(8, 2);
+            assert!(start.elapsed() < PATIENCE, "notified where the message says");
+            guest.ask_u64(GET_FEATURES);
+            true
+        });
+        assert!(in_time, "20 times");
+    }
+}
+
+#[test]
+fn a_message_that_does_not_end_holds_no_orderly_end_up() {
+    let kept = Kept::new(1);
+    let mut life = kept.start();
+    let mut guest = RawGuest::start(&kept.socket);
+    guest.check_io(0, 1);
+    begin_message(&guest, &life, &words([SET_VRING_CALL, 1, 8]), &[guest.call.as_raw_fd()]);
+    let start = Instant::now();
+    stop(&mut life).join().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    drop(life);
+    assert_eq!(kept.entries(), ["vda/listener"], "nobody could go on with it");
+    assert!(guest.is_closed());
+    let _life = kept.start();
+    RawGuest::start(&kept.socket).check_io(0, 2);
+}
+
+const SET_BACKEND_REQ_FD: u32 = 21;
+
+/// What a keeper that holds nothing was given: the key and how many descriptors.
+type Puts = Arc<Mutex<Vec<(String, usize)>>>;
+
+fn recording_keeper() -> (KeepHandle, Puts) {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let puts = Puts::default();
+    let noted = Arc::clone(&puts);
+    std::thread::spawn(move || loop {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let mut control = nix::cmsg_space!([i32; FDS_MAX]);
+        let mut iov = [std::io::IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let received = recvmsg::<UnixAddr>(ours.as_raw_fd(), &mut iov, Some(&mut control), flags).unwrap();
+        let mut fds = Vec::new();
+        for control in received.cmsgs().unwrap() {
+            if let ControlMessageOwned::ScmRights(raw) = control {
+                fds.extend(raw);
+            }
+        }
+        let len = received.bytes;
+        if len == 0 {
+            return;
+        }
+        let message = decode(&bytes[..len], fds.len()).unwrap();
+        if message.operation == Operation::Put {
+            noted.lock().unwrap().push((String::from_utf8(message.key).unwrap(), fds.len()));
+        }
+        fds.into_iter().for_each(|fd| nix::unistd::close(fd).unwrap());
+        let operation = if message.operation == Operation::List { Operation::End } else { Operation::Ack };
+        let answer = encode(&Message { operation, key: Vec::new(), value: Vec::new() }, 0).unwrap();
+        rustix::io::write(&ours, &answer).unwrap();
+    });
+    (KeepHandle::connect(theirs).unwrap(), puts)
+}
+
+/// The keeper closes what it is given, and a file's server can let it wait for that: see `StalledFile`.
+#[test]
+fn no_descriptor_of_a_kind_that_is_refused_reaches_the_keeper() {
+    let (keep, puts) = recording_keeper();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let options = ServeOptions { keep: Some(keep), ..ServeOptions::default() };
+    let stats = Arc::new(FrontendStats::new(options.queues));
+    let disk = Arc::new(MemoryDisk::new(8 << 20, false));
+    let _server = Server::start("vda", disk, Endpoint::Listen(listener), options, stats).unwrap();
+    let with_descriptors = || {
+        let puts = std::mem::take(&mut *puts.lock().unwrap());
+        // The daemon's own comes with every kick.
+        let theirs = puts.into_iter().filter(|(key, fds)| *fds > 0 && !key.ends_with("/own-inflight"));
+        theirs.map(|(key, _)| key).collect::<Vec<_>>()
+    };
+
+    let pipe = rustix::pipe::pipe().unwrap();
+    let device: OwnedFd = std::fs::File::open("/dev/zero").unwrap().into();
+    let network: OwnedFd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
+    let memory: OwnedFd = rustix::fs::memfd_create("any", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let bell: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let zero = 0u64.to_ne_bytes().to_vec();
+    let mut attacks = Vec::new();
+    for request in [SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR] {
+        for fd in [&pipe.0, &pipe.1, &device, &network, &memory] {
+            attacks.push((request, zero.clone(), fd));
+        }
+    }
+    let table = [1u64, MEMORY_START, MEMORY_BYTES, USER_START, 0].map(u64::to_ne_bytes).concat();
+    let mut inflight = [4096u64, 0].map(u64::to_ne_bytes).concat();
+    inflight.extend([1u16, QUEUE_SIZE, 0, 0].map(u16::to_ne_bytes).concat());
+    for fd in [&pipe.0, &network, &bell] {
+        attacks.push((SET_MEM_TABLE, table.clone(), fd));
+        attacks.push((ADD_MEM_REG, region(0, 4096, 0), fd));
+        attacks.push((SET_INFLIGHT_FD, inflight.clone(), fd));
+        attacks.push((SET_BACKEND_REQ_FD, Vec::new(), fd));
+    }
+    for fd in [&pipe.0, &bell, &memory] {
+        attacks.push((SET_VRING_NUM, words([0, 16]), fd));
+        attacks.push((SET_FEATURES, zero.clone(), fd));
+        attacks.push((SET_STATUS, zero.clone(), fd));
+    }
+    for (request, body, fd) in attacks {
+        let mut guest = RawGuest::connect(&socket);
+        guest.negotiate(!0);
+        guest.ask_u64(GET_FEATURES);
+        with_descriptors();
+        guest.send(request, &body, &[fd.as_raw_fd()]);
+        assert!(guest.is_closed(), "{request} {fd:?}");
+        assert!(with_descriptors().is_empty(), "{request} {fd:?}");
+    }
+
+    // What nobody looks at is not kept either, whether an answer is asked for or not.
+    let mut guest = RawGuest::connect(&socket);
+    guest.negotiate(!0);
+    guest.ask_u64(GET_FEATURES);
+    with_descriptors();
+    let unseen = [pipe.0.as_raw_fd(), pipe.1.as_raw_fd()];
+    for request in [SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR] {
+        guest.send(request, &0x100u64.to_ne_bytes(), &unseen);
+        guest.ask_ack(request, &0x100u64.to_ne_bytes(), &unseen);
+    }
+    assert!(with_descriptors().is_empty());
+    // And what is as it should be is.
+    let (near, _far) = UnixStream::pair().unwrap();
+    for (request, fd, key) in
+        [(SET_VRING_KICK, bell.as_raw_fd(), "kick"), (SET_VRING_CALL, near.as_raw_fd(), "call")]
+    {
+        guest.send(request, &zero, &[fd]);
+        guest.ask_u64(GET_FEATURES);
+        assert_eq!(with_descriptors(), [format!("vda/session/queue-000-{key}")]);
+    }
 }
