@@ -18,7 +18,7 @@ struct Boot {
     cut: Option<u32>,
     /// A cut has left what is there of it: no later one takes any of that.
     durable: bool,
-    /// So much of what it published its daemon may not have taken: both died together.
+    /// So much of what it published its daemon may not have taken: both died together, or storage failed.
     untaken: Duration,
     /// How often it was found as it has to be.
     found: u32,

@@ -544,7 +544,9 @@ impl<'a> World<'a> {
             end => end,
         };
         let publishes = self.plan.vext4.as_ref().is_some_and(Vext4::publishes);
-        let untaken = match publishes && !self.crowd.daemons[id].lives() {
+        // What it published is taken by who can write: by nobody who is dead, or whose storage fails.
+        let takes = self.crowd.daemons[id].lives() && !self.guests[id].failing;
+        let untaken = match publishes && !takes {
             true => Duration::from_micros(PUBLISHED_US_MAX.into()),
             false => Duration::ZERO,
         };
