@@ -54,7 +54,7 @@ pub const BYTES_MAX: usize = LOAD_BYTES_MAX
     + QUEUE_SIZE_MAX as usize * (size_of::<Slot>() + 64)
     + SegmentList::BYTES_MAX;
 /// Wake-ups in a row that found nothing to do and the kick descriptor readable after it was read, after which it is taken for
-/// one that is always readable (a closed socket, /dev/zero) and left alone: the ring is polled instead.
+/// one that is always readable (a full counter of which each read takes one) and left alone: the ring is polled instead.
 const FRUITLESS_WAKES_MAX: u32 = 10_000;
 /// Failed requests logged per start of a queue; the counters tell the rest.
 const LOGGED_FAILURES: u32 = 8;

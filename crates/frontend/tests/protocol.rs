@@ -14,6 +14,7 @@ use afterimage_frontend::ServeOptions;
 use daemon::{serve, Served};
 use memory_disk::MemoryDisk;
 use raw::*;
+use rustix::event::{eventfd, EventfdFlags};
 
 fn served() -> Served {
     serve(Arc::new(MemoryDisk::new(8 << 20, false)), ServeOptions::default())
@@ -174,9 +175,12 @@ fn odd_kick_and_call_descriptors_do_not_stop_a_queue() {
     let served = served();
     let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
     drop(far);
+    // Always readable: each read takes one of very many.
+    let full = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     let mut guest = RawGuest::start(&served.socket);
     guest.polls = true;
-    guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[near.as_raw_fd()]);
+    guest.send(SET_VRING_KICK, &0u64.to_ne_bytes(), &[full.as_raw_fd()]);
     guest.send(SET_VRING_CALL, &0u64.to_ne_bytes(), &[near.as_raw_fd()]);
     guest.check_io(0, 1);
     // No descriptor at all: both sides poll.
