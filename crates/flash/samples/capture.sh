@@ -7,6 +7,7 @@ folder=$1
 work=$(mktemp -d)
 daemon=
 trap '[ -z "$daemon" ] || kill "$daemon"; rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
 
 # NAME, OPTIONS OF serve, MOUNT OPTIONS, COMMAND IN THE GUEST (its disk is mounted on /mnt)
 capture() {

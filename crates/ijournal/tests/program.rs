@@ -27,6 +27,7 @@ fn exit_statuses_tell_what_became_of_it() {
             (vec!["--offset", "4096", image], 1),
             (vec!["/nowhere/at/all"], 1),
             (vec!["--offset", "half", image], 2),
+            (vec!["--check"], 2),
             (vec![], 2),
         ] {
             let output = recover(&arguments);

@@ -85,7 +85,11 @@ impl Image {
 }
 
 fn main() -> Outcome<()> {
-    let folder = std::env::args_os().nth(1).ok_or("name the folder of the corpora")?;
+    let folder = std::env::args_os().nth(1).filter(|folder| !folder.as_encoded_bytes().starts_with(b"-"));
+    let Some(folder) = folder else {
+        eprintln!("afterimage-fuzz-seeds: name the folder of the corpora");
+        std::process::exit(2);
+    };
     let corpus = Path::new(&folder);
     let put = |target: &str, name: &str, bytes: &[u8]| -> Outcome<()> {
         let folder = corpus.join(target);

@@ -14,7 +14,8 @@ use super::disk_spec::DiskSpec;
 /// power: everything, power loss included; nothing acknowledged is lost. This is the default.
 ///
 /// power-window=50ms: death of guest, VMM and daemon; a power cut loses at most the last 50 ms of acknowledgements and
-/// leaves an exact prefix of the guest's history: nothing reordered, nothing torn.
+/// leaves an exact prefix of the guest's history: nothing reordered, nothing torn (a write larger than 4 MiB, or an eighth
+/// of the log, counts as several).
 ///
 /// guest-crash: death of guest, VMM and daemon; after a power cut the disk is undefined.
 ///
@@ -30,7 +31,7 @@ pub struct Args {
     /// serial=TEXT, direct=on|off|auto (O_DIRECT), format=raw (whatever the content begins with)
     #[arg(long, value_name = "FILE[,KEY=VALUE]...")]
     pub disk: Vec<DiskSpec>,
-    /// What an acknowledged flush survives: power, power-window=TIME or guest-crash [default: power]
+    /// What an acknowledged flush survives: power, power-window=TIME (as in 50ms; 1ms to 60s) or guest-crash [default: power]
     #[arg(long, value_name = "CONTRACT")]
     pub survives: Option<String>,
     /// QEMU's cache modes in our terms: writeback, none = power with a write cache (none: O_DIRECT);
@@ -40,7 +41,7 @@ pub struct Args {
     /// Queues per disk, each with a thread of its own [default: 1]
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// Let each queue spin for this many microseconds before it sleeps: lower latency where processors are to spare
+    /// Let each queue spin for this many microseconds, at most 1000, before it sleeps: lower latency where processors are to spare
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin_us: Option<u32>,
     /// Bound of power-window's redo log; a full log slows writes down [default: 256M]

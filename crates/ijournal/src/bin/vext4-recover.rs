@@ -20,9 +20,15 @@ const NOT_PLAIN: u8 = 3;
 /// Recovers an ext4 with iJournaling: its journal first, then its i-transactions; after that any ext4 mounts it. One without any is as
 /// a journal's replay leaves it. Exit status: 0 recovered, 3 recovered but for i-transactions that it names, 1 not.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true
+)]
 struct Options {
     /// The image, or the block device, that the file system is on.
+    #[arg(required = true)]
     target: Option<PathBuf>,
     /// Where it begins, in bytes.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
@@ -58,7 +64,7 @@ fn main() -> ExitCode {
         (None, Some(target)) => {
             work(&target, options.offset, options.check).map_err(|e| format!("{}: {e}", target.display()))
         }
-        (None, None) => Err("nothing to do".into()),
+        (None, None) => unreachable!("the parser asks for one of them"),
     };
     result.unwrap_or_else(|why| {
         eprintln!("vext4-recover: {why}");
