@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use afterimage_protocol::report::Mark;
 
 use crate::args::{invalid, Arguments};
+use crate::record::mix;
 use crate::report::Report;
 
 /// Bytes of an empty document: header and checksum.
@@ -90,14 +91,6 @@ fn sum(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-/// SplitMix64's finaliser (Steele, Lea, Flood 2014).
-fn mix(value: u64) -> u64 {
-    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Which version a file holds, as `v<k>`; `Err` says why it holds none.
