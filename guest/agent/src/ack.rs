@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use afterimage_protocol::report::{Ack, AckDone, AckWrite, Agent, Failed};
 
-use crate::args::{invalid, Arguments};
+use crate::args::{invalid, Arguments, SIZE_BYTES_MAX};
 use crate::record::{Record, SIZE_BYTES_MIN};
 use crate::report::{Latencies, Report};
 use crate::sys;
@@ -66,7 +66,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let directory = arguments.word("the directory to write in")?;
     let records = arguments.number("records")?;
     let seconds = arguments.number("seconds")?;
-    let size_bytes = arguments.number("size")?.unwrap_or(4096) as usize;
+    let size_bytes = arguments.number_up_to("size", SIZE_BYTES_MAX)?.unwrap_or(4096) as usize;
     let threads = arguments.number("threads")?.unwrap_or(1).max(1);
     let slots = arguments.number("slots")?.unwrap_or(0);
     let a_file_each = arguments.flag("files")?;

@@ -1,6 +1,10 @@
 //! The smallest command line that serves: one command, positional words, `--name value` options.
 
+use std::ffi::OsString;
 use std::io;
+
+/// No `--size` is larger: what is written at once is in memory.
+pub const SIZE_BYTES_MAX: u64 = 1 << 30;
 
 /// What was typed.
 pub struct Arguments {
@@ -9,12 +13,14 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Splits the process's arguments. An option without a value (the last, or followed by another option) is kept with
-    /// an empty one and refused when it is read as a number.
-    pub fn from_env() -> Arguments {
+    /// Splits what was typed, all of which must be text. An option without a value (the last, or followed by another
+    /// option) is kept with an empty one and refused when it is read as a number.
+    pub fn new(typed: impl IntoIterator<Item = OsString>) -> io::Result<Arguments> {
         let mut words = Vec::new();
         let mut options = Vec::new();
-        let mut input = std::env::args().skip(1).peekable();
+        let text: Result<Vec<String>, OsString> = typed.into_iter().map(OsString::into_string).collect();
+        let text = text.map_err(|word| invalid(format!("'{}' is not UTF-8", word.to_string_lossy())))?;
+        let mut input = text.into_iter().peekable();
         while let Some(word) = input.next() {
             match word.strip_prefix("--") {
                 Some(name) => {
@@ -25,7 +31,7 @@ impl Arguments {
             }
         }
         words.reverse();
-        Arguments { words, options }
+        Ok(Arguments { words, options })
     }
 
     /// Takes the command.
@@ -71,6 +77,14 @@ impl Arguments {
         }
     }
 
+    /// Takes an option that is a number, and no larger than that.
+    pub fn number_up_to(&mut self, name: &str, max: u64) -> io::Result<Option<u64>> {
+        match self.number(name)? {
+            Some(n) if n > max => Err(invalid(format!("--{name} {n} is more than {max}"))),
+            number => Ok(number),
+        }
+    }
+
     /// Refuses whatever nobody took: a mistyped option must not change what a test means.
     pub fn finish(self) -> io::Result<()> {
         match (self.words.last(), self.options.first()) {
@@ -84,4 +98,22 @@ impl Arguments {
 /// An error that the caller made.
 pub fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_used_is_refused() {
+        let words = ["x", "--size", "1073741825"].map(OsString::from);
+        assert!(Arguments::new([words[0].clone(), OsString::from_vec(vec![0xff])]).is_err());
+        let mut arguments = Arguments::new(words.clone()).unwrap();
+        assert_eq!(arguments.number_up_to("size", SIZE_BYTES_MAX + 1).unwrap(), Some(SIZE_BYTES_MAX + 1));
+        let mut arguments = Arguments::new(words).unwrap();
+        let refused = arguments.number_up_to("size", SIZE_BYTES_MAX).unwrap_err().to_string();
+        assert_eq!(refused, "--size 1073741825 is more than 1073741824");
+    }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use afterimage_protocol::report::{Agent, FsyncBench};
 
-use crate::args::Arguments;
+use crate::args::{Arguments, SIZE_BYTES_MAX};
 use crate::report::{Latencies, Report};
 use crate::sys;
 
@@ -14,7 +14,7 @@ use crate::sys;
 pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let path = arguments.word("the file to write")?;
     let count = arguments.number("count")?.unwrap_or(1000);
-    let size_bytes = arguments.number("size")?.unwrap_or(4096);
+    let size_bytes = arguments.number_up_to("size", SIZE_BYTES_MAX)?.unwrap_or(4096);
     let name = arguments.option("name").unwrap_or_else(|| "fsync".to_owned());
     let report = Report::open(&mut arguments)?;
     arguments.finish()?;

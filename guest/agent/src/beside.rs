@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use afterimage_protocol::report::{Agent, SyncTimes};
 
-use crate::args::{invalid, Arguments};
+use crate::args::{invalid, Arguments, SIZE_BYTES_MAX};
 use crate::report::Report;
 use crate::sys;
 
@@ -23,7 +23,7 @@ const TURN: Duration = Duration::from_millis(5);
 /// `sync-times`: for `--seconds`, at least once. What a disk has written meanwhile, of whomever, is read from its `stat` (`--stat FILE`).
 pub fn sync_times(mut arguments: Arguments) -> io::Result<()> {
     let path = arguments.word("the file to write")?;
-    let size = arguments.number("size")?.unwrap_or(80 << 10);
+    let size = arguments.number_up_to("size", SIZE_BYTES_MAX)?.unwrap_or(80 << 10);
     let pause = Duration::from_millis(arguments.number("pause-ms")?.unwrap_or(100));
     let limit = Duration::from_secs(arguments.number("seconds")?.unwrap_or(30));
     let stat = arguments.option("stat").map(PathBuf::from);

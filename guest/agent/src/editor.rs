@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use afterimage_protocol::report::Mark;
 
-use crate::args::{invalid, Arguments};
+use crate::args::{invalid, Arguments, SIZE_BYTES_MAX};
 use crate::record::mix;
 use crate::report::Report;
 
@@ -30,7 +30,7 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
     let file = PathBuf::from(arguments.word("the file to edit")?);
     let saves = arguments.number("saves")?.unwrap_or(10);
     let first = arguments.number("from")?.unwrap_or(1);
-    let size = arguments.number("size")?.unwrap_or(20_000) as usize;
+    let size = arguments.number_up_to("size", SIZE_BYTES_MAX)?.unwrap_or(20_000) as usize;
     let fsync = !arguments.flag("no-fsync")?;
     let fsync_folder = arguments.flag("fsync-dir")?;
     let report = Report::open(&mut arguments)?;

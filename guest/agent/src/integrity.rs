@@ -18,9 +18,12 @@ use afterimage_protocol::report::{Agent, Integrity};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use crate::args::{invalid, Arguments};
+use crate::args::{invalid, Arguments, SIZE_BYTES_MAX};
 use crate::report::Report;
 use crate::stamp::{Content, Stamp, BLOCK_BYTES};
+
+/// No database is larger: a version of each of its records is in memory.
+const BYTES_MAX: u64 = 1 << 40;
 
 struct Plan {
     path: String,
@@ -32,8 +35,8 @@ struct Plan {
 impl Plan {
     fn read(arguments: &mut Arguments) -> io::Result<Plan> {
         let path = arguments.word("the database file")?;
-        let size = arguments.number("size")?.unwrap_or(4096);
-        let bytes = arguments.number("bytes")?.unwrap_or(16 << 20);
+        let size = arguments.number_up_to("size", SIZE_BYTES_MAX)?.unwrap_or(4096);
+        let bytes = arguments.number_up_to("bytes", BYTES_MAX)?.unwrap_or(16 << 20);
         let seed = arguments.number("seed")?;
         if size == 0 || size % BLOCK_BYTES as u64 != 0 || bytes < size {
             return Err(invalid(format!("--size wants a multiple of {BLOCK_BYTES}, not more than --bytes")));

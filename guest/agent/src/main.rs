@@ -83,7 +83,13 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
 Reports are JSON lines to --report FILE, else $AFTERIMAGE_REPORT, else standard output.\n";
 
 fn main() -> ExitCode {
-    let mut arguments = args::Arguments::from_env();
+    let mut arguments = match args::Arguments::new(std::env::args_os().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("afterimage-agent: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let outcome = match arguments.command().as_deref() {
         Some("ack-write") => ack::run(arguments),
         Some("verify") => verify::run(arguments),

@@ -73,6 +73,10 @@ impl Stamp {
         if block.iter().all(|byte| *byte == 0) {
             return Content::Empty;
         }
+        // The last one of a file that was cut short within it.
+        if block.len() != BLOCK_BYTES {
+            return Content::Foreign;
+        }
         let mut words = [0u64; 4];
         for (word, bytes) in words.iter_mut().zip(block.chunks_exact(8)) {
             *word = bytes.try_into().map(u64::from_le_bytes).unwrap_or_default();
@@ -179,6 +183,9 @@ mod tests {
             let mut torn = block.clone();
             torn[sector * 512..][..512].copy_from_slice(&older[sector * 512..][..512]);
             assert_eq!(Stamp::read(&torn), Content::Foreign, "sector {sector}");
+        }
+        for bytes in [1, 31, 32, 2048, BLOCK_BYTES - 1] {
+            assert_eq!(Stamp::read(&block[..bytes]), Content::Foreign, "{bytes} bytes");
         }
     }
 }
