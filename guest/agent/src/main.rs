@@ -67,7 +67,7 @@ const USAGE: &str = "afterimage-agent: works inside guests\n\
             records updated by one write(2) each, until the guest is killed; which of them mix versions\n\
   stamp FILE [--seed N] [--bytes N]   fill a file or disk with blocks that say where they belong, and sync\n\
   stamp-verify FILE [--seed N] [--bytes N]\n\
-            is every block the one that stamp wrote there\n\
+            is every block the one that stamp wrote there; only a disk says by itself how many there are\n\
   say JSON                            report one line to the host\n\
   write-back DEVICE...                make the kernel treat the disk's cache as volatile (it then sends flushes)\n\
   pace FILE [--pause-us N]            say a file line by line, with pauses: transactions for a database's shell\n\

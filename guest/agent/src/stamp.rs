@@ -10,7 +10,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 
 use afterimage_protocol::report::{Agent, StampVerify};
 
@@ -106,10 +106,18 @@ fn plan(arguments: &mut Arguments) -> io::Result<Plan> {
     let seed = arguments.number("seed")?.unwrap_or(1);
     let bytes = match arguments.number("bytes")? {
         Some(bytes) => bytes,
-        // A disk has a length too, at its end.
-        None => File::open(&path)?.seek(SeekFrom::End(0))?,
+        None => disk_bytes(&path)?,
     };
     Ok(Plan { path, seed, blocks: bytes / BLOCK_BYTES as u64 })
+}
+
+/// A disk's length is its end. A file's is no measure: one that lost its tail is shorter, and all that is left is right.
+fn disk_bytes(path: &str) -> io::Result<u64> {
+    let mut disk = File::open(path)?;
+    if !disk.metadata()?.file_type().is_block_device() {
+        return Err(invalid(format!("{path} is no disk: give --bytes")));
+    }
+    disk.seek(SeekFrom::End(0))
 }
 
 /// `stamp`: fills and syncs.
@@ -143,7 +151,9 @@ pub fn verify(mut arguments: Arguments) -> io::Result<()> {
     while at < plan.blocks {
         let count = BATCH_BLOCKS.min(plan.blocks - at);
         let read = &mut batch[..count as usize * BLOCK_BYTES];
-        file.read_exact_at(read, at * BLOCK_BYTES as u64)?;
+        file.read_exact_at(read, at * BLOCK_BYTES as u64).map_err(|error| {
+            io::Error::new(error.kind(), format!("{}, blocks from {at} on: {error}", plan.path))
+        })?;
         for (index, block) in (at..at + count).zip(read.chunks_exact(BLOCK_BYTES)) {
             let wanted = Content::Whole(Stamp { owner: plan.seed, version: 1, index });
             let found = Stamp::read(block);
@@ -187,5 +197,22 @@ mod tests {
         for bytes in [1, 31, 32, 2048, BLOCK_BYTES - 1] {
             assert_eq!(Stamp::read(&block[..bytes]), Content::Foreign, "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn a_file_that_lost_its_tail_is_not_what_was_written() {
+        let path = std::env::temp_dir().join(format!("afterimage-stamp-{}", std::process::id()));
+        let name = path.to_str().unwrap();
+        let typed = |words: &[&str]| Arguments::new(words.iter().map(Into::into)).unwrap();
+        let verified = |size: &[&str]| verify(typed(&[&[name, "--report", "/dev/null"], size].concat()));
+        let size = ["--bytes", "409600"];
+        write(typed(&[name, size[0], size[1]])).unwrap();
+        verified(&size).unwrap();
+        for left in [409_599, 4096, 0] {
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(left).unwrap();
+            assert!(verified(&size).is_err(), "{left} bytes are left");
+            assert!(verified(&[]).is_err(), "{left} bytes are left, and nobody says how many there were");
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }
