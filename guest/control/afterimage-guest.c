@@ -2,6 +2,7 @@
 /*
  * afterimage-guest: order, flush and wait for durability, from a shell in a guest. See docs/control-disk.md.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,6 +19,17 @@ static const char usage[] =
 	"afterimage-guest [-d DEVICE] wait [-t SECONDS] [POINT]  until everything before POINT (else: now) does\n"
 	"afterimage-guest [-d DEVICE] query UUID                 what the daemon retains of a file system's journal\n"
 	"afterimage-guest [-d DEVICE] recover UUID               the same, after what is committed has gone home\n";
+
+/* What was asked for, as far as words say. */
+struct request {
+	const char *what;
+	int file_count;
+	char **files;
+	int timeout_ms;
+	int has_point;
+	struct afterimage_point point;
+	unsigned char uuid[16];
+};
 
 static int complain(struct afterimage *control, const char *what)
 {
@@ -60,38 +72,15 @@ static int parse_point(const char *text, struct afterimage_point *point)
 {
 	char *end;
 
+	/* strtoull() would take a sign, too. */
+	if (!isxdigit((unsigned char)*text))
+		return 2;
 	errno = 0;
 	point->instance = strtoull(text, &end, 16);
-	if (errno || end == text || *end != ':' || !point->instance)
+	if (errno || *end != ':' || !point->instance || !isdigit((unsigned char)end[1]))
 		return 2;
-	text = end + 1;
-	point->sequence = strtoull(text, &end, 10);
-	return errno || end == text || *end ? 2 : 0;
-}
-
-static int wait_for(struct afterimage *control, int argc, char **argv)
-{
-	struct afterimage_point point;
-	int timeout_ms = -1, status;
-	double seconds;
-	char *end;
-
-	if (argc >= 2 && !strcmp(argv[0], "-t")) {
-		seconds = strtod(argv[1], &end);
-		if (end == argv[1] || *end || !(seconds >= 0 && seconds <= 86400))
-			return 2;
-		timeout_ms = seconds * 1000;
-		argc -= 2;
-		argv += 2;
-	}
-	if (argc > 1 || (argc && parse_point(argv[0], &point)))
-		return 2;
-	if (!afterimage_wait(control, argc ? &point : NULL, timeout_ms))
-		return 0;
-	/* What complains may fail, too. */
-	status = errno == ETIMEDOUT ? 3 : 1;
-	complain(control, afterimage_device(control));
-	return status;
+	point->sequence = strtoull(end + 1, &end, 10);
+	return errno || *end ? 2 : 0;
 }
 
 /* 0: a UUID; 2: none. */
@@ -114,46 +103,93 @@ static int parse_uuid(const char *text, unsigned char *uuid)
 	return at == 32 ? 0 : 2;
 }
 
-static int retained(struct afterimage *control, const char *text, int bring_home)
+static int parse_wait(int argc, char **argv, struct request *request)
 {
-	unsigned char uuid[16] = "";
+	double seconds;
+	char *end;
+
+	if (argc >= 2 && !strcmp(argv[0], "-t")) {
+		seconds = strtod(argv[1], &end);
+		if (end == argv[1] || *end || !(seconds >= 0 && seconds <= 86400))
+			return 2;
+		request->timeout_ms = seconds * 1000;
+		argc -= 2;
+		argv += 2;
+	}
+	request->has_point = argc;
+	return argc > 1 || (argc && parse_point(argv[0], &request->point)) ? 2 : 0;
+}
+
+/* 0: understood; 2: not. */
+static int parse(int argc, char **argv, struct request *request)
+{
+	if (!argc)
+		return 2;
+	request->what = argv[0];
+	argc--;
+	argv++;
+	if (!strcmp(request->what, "show"))
+		return argc ? 2 : 0;
+	if (!strcmp(request->what, "wait"))
+		return parse_wait(argc, argv, request);
+	if (!strcmp(request->what, "query") || !strcmp(request->what, "recover"))
+		return argc != 1 || parse_uuid(argv[0], request->uuid) ? 2 : 0;
+	request->file_count = argc;
+	request->files = argv;
+	return strcmp(request->what, "order") && strcmp(request->what, "flush") ? 2 : 0;
+}
+
+static int wait_for(struct afterimage *control, const struct request *request)
+{
+	int status;
+
+	if (!afterimage_wait(control, request->has_point ? &request->point : NULL, request->timeout_ms))
+		return 0;
+	/* What complains may fail, too. */
+	status = errno == ETIMEDOUT ? 3 : 1;
+	complain(control, afterimage_device(control));
+	return status;
+}
+
+static int retained(struct afterimage *control, const struct request *request)
+{
 	struct afterimage_retained now;
 
-	if (parse_uuid(text, uuid))
-		return 2;
-	if (afterimage_retained(control, uuid, bring_home, &now))
+	if (afterimage_retained(control, request->uuid, *request->what == 'r', &now))
 		return complain(control, afterimage_device(control));
 	printf("versions %" PRIu64 "\npending %" PRIu64 "\ndata_bytes %" PRIu64 "\ninformation_bytes %" PRIu64 "\n", now.versions,
 	       now.pending, now.data_bytes, now.information_bytes);
 	return 0;
 }
 
-static int run(struct afterimage *control, int argc, char **argv)
+static int run(struct afterimage *control, const struct request *request)
 {
 	struct afterimage_point point;
-	int orders = !strcmp(argv[0], "order");
 
-	if (!strcmp(argv[0], "show") && argc == 1)
+	/* No two words begin alike but for what is the same here. */
+	switch (*request->what) {
+	case 's':
 		return show(control);
-	if (!strcmp(argv[0], "wait"))
-		return wait_for(control, argc - 1, argv + 1);
-	if (argc == 2 && (!strcmp(argv[0], "query") || !strcmp(argv[0], "recover")))
-		return retained(control, argv[1], *argv[0] == 'r');
-	if (!orders && strcmp(argv[0], "flush"))
-		return 2;
-	if (sync_files(argc - 1, argv + 1))
+	case 'w':
+		return wait_for(control, request);
+	case 'q':
+	case 'r':
+		return retained(control, request);
+	}
+	if (sync_files(request->file_count, request->files))
 		return 1;
-	if (orders ? afterimage_order(control, &point) : afterimage_flush(control, &point))
+	if (*request->what == 'o' ? afterimage_order(control, &point) : afterimage_flush(control, &point))
 		return complain(control, afterimage_device(control));
 	printf("%016" PRIx64 ":%" PRIu64 "\n", point.instance, point.sequence);
-	return fflush(stdout) ? complain(NULL, "standard output") : 0;
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
+	struct request request = { .timeout_ms = -1 };
 	struct afterimage *control;
 	const char *device = NULL;
-	int result = 2;
+	int result;
 
 	argc--;
 	argv++;
@@ -162,21 +198,23 @@ int main(int argc, char **argv)
 		argc -= 2;
 		argv += 2;
 	}
-	if (argc) {
-		if (afterimage_open(&control, device)) {
-			if (!device && errno == ENODEV)
-				fputs("afterimage-guest: there is no control disk: serve one with --control-disk\n", stderr);
-			else if (errno == EPROTO)
-				fprintf(stderr, "afterimage-guest: %s is no control disk that this program knows\n",
-					device ? device : "the control disk");
-			else
-				complain(NULL, device ? device : "the control disk");
-			return 1;
-		}
-		result = run(control, argc, argv);
-		afterimage_close(control);
-	}
-	if (result == 2)
+	if (parse(argc, argv, &request)) {
 		fputs(usage, stderr);
+		return 2;
+	}
+	if (afterimage_open(&control, device)) {
+		if (!device && errno == ENODEV)
+			fputs("afterimage-guest: there is no control disk: serve one with --control-disk\n", stderr);
+		else if (errno == EPROTO)
+			fprintf(stderr, "afterimage-guest: %s is no control disk that this program knows\n",
+				device ? device : "the control disk");
+		else
+			complain(NULL, device ? device : "the control disk");
+		return 1;
+	}
+	result = run(control, &request);
+	if (!result && fflush(stdout))
+		result = complain(NULL, "standard output");
+	afterimage_close(control);
 	return result;
 }

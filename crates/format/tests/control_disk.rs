@@ -2,9 +2,12 @@
 
 mod common;
 
+use std::path::Path;
+use std::process::Stdio;
+
 use afterimage_format::control_disk::*;
 use afterimage_format::{checksum, FormatError};
-use common::{hex, printed_by_c};
+use common::{built_by_c, hex, printed_by_c};
 use proptest::prelude::*;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -251,6 +254,52 @@ int main(void)
 "#;
     let Some(printed) = printed_by_c("control_disk_wait", "guest/control", PROGRAM) else { return };
     assert_eq!(String::from_utf8(printed).unwrap(), "0:0 7:41 7:41 ");
+}
+
+/// On a file instead of a disk, which is enough to be looked at.
+#[test]
+fn the_guests_program_understands_its_words_before_it_looks_for_a_disk_and_loses_no_output() {
+    const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wpadded"
+#include <fcntl.h>
+#undef O_DIRECT
+#define O_DIRECT 0
+#include "afterimage_guest.c"
+#include "afterimage-guest.c"
+"#;
+    let Some(program) = built_by_c("control_disk_program", "guest/control", PROGRAM) else { return };
+    let disk = program.with_extension("disk");
+    std::fs::write(&disk, answer().as_bytes()).unwrap();
+    let status = |disk: &Path, words: &str, output: &str| {
+        let mut command = std::process::Command::new(&program);
+        command.arg("-d").arg(disk).args(words.split_whitespace());
+        command.stdout(std::fs::File::create(output).unwrap()).stderr(Stdio::null());
+        command.status().unwrap().code()
+    };
+    let none = Path::new("/nowhere");
+    for words in [
+        "",
+        "frobnicate",
+        "show x",
+        "wait -t x",
+        "wait 1:2 3",
+        "wait 1",
+        "wait 0:1",
+        "wait 1:-1",
+        "wait -1:1",
+        "wait +1:1",
+        "query",
+        "query nonsense",
+        "recover 0123456789abcdef",
+    ] {
+        assert_eq!(status(none, words, "/dev/null"), Some(2), "{words}");
+    }
+    for words in ["show", "wait", "wait -t 1.5 00000000000000ff:1", "order x", "flush"] {
+        assert_eq!(status(none, words, "/dev/null"), Some(1), "{words}");
+    }
+    assert_eq!(status(&disk, "show", "/dev/null"), Some(0));
+    assert_eq!(status(&disk, "show", "/dev/full"), Some(1));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use afterimage_testing::skip;
@@ -12,8 +12,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// What a C program prints that includes headers of a folder of the repository; `None`: there is no compiler.
-pub fn printed_by_c(name: &str, folder: &str, program: &str) -> Option<Vec<u8>> {
+/// Builds a C program that includes files of a folder of the repository; `None`: there is no compiler.
+pub fn built_by_c(name: &str, folder: &str, program: &str) -> Option<PathBuf> {
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let built = Command::new("cc")
@@ -34,7 +34,12 @@ pub fn printed_by_c(name: &str, folder: &str, program: &str) -> Option<Vec<u8>> 
     child.stdin.take().unwrap().write_all(program.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = Command::new(&out).output().unwrap();
+    Some(out)
+}
+
+/// What such a program prints.
+pub fn printed_by_c(name: &str, folder: &str, program: &str) -> Option<Vec<u8>> {
+    let output = Command::new(built_by_c(name, folder, program)?).output().unwrap();
     assert!(output.status.success(), "the program says that something differs");
     Some(output.stdout)
 }
