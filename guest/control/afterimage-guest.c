@@ -18,7 +18,8 @@ static const char usage[] =
 	"afterimage-guest [-d DEVICE] flush [FILE...]            FILEs (else: everything) survive a power cut now\n"
 	"afterimage-guest [-d DEVICE] wait [-t SECONDS] [POINT]  until everything before POINT (else: now) does\n"
 	"afterimage-guest [-d DEVICE] query UUID                 what the daemon retains of a file system's journal\n"
-	"afterimage-guest [-d DEVICE] recover UUID               the same, after what is committed has gone home\n";
+	"afterimage-guest [-d DEVICE] recover UUID               the same, after what is committed has gone home\n"
+	"Without FILEs nothing says what a file system has lost on the way to its disk: only of FILEs an error is told.\n";
 
 /* What was asked for, as far as words say. */
 struct request {
