@@ -21,7 +21,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-use afterimage_bench_kit::{say, Bench, BenchError, Common, Result};
+use afterimage_bench_kit::{insert, say, Bench, BenchError, Common, Result};
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server as Frontend};
 use afterimage_lab::calm;
 use afterimage_report::{note, raw, Spread};
@@ -61,6 +61,9 @@ enum Do {
 struct Options {
     #[command(flatten)]
     common: Common,
+    /// With --tables: put the table into this file, between its lines `<!-- results: NAME -->` (of NAME.json.zst) and `<!-- end -->`.
+    #[arg(long, value_name = "FILE", requires = "tables")]
+    into: Option<PathBuf>,
     /// Seconds of each round [default: 2, quick: 0.5].
     #[arg(long)]
     seconds: Option<f64>,
@@ -126,7 +129,11 @@ fn serve(image: &Path, socket: &Path, queues: u16) -> Result<()> {
 fn bench(options: &Options) -> Result<bool> {
     let common = &options.common;
     if let Some(path) = &common.tables {
-        return say(&afterimage_bench_kit::read::<Report>(path, "serve-driver")?.text()).map(|()| true);
+        let report: Report = afterimage_bench_kit::read(path, "serve-driver")?;
+        say(&report.text())?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let into = |page: &PathBuf| insert(page, name.trim_end_matches(".json.zst"), &report.markdown());
+        return options.into.as_ref().map_or(Ok(true), |page| into(page).map(|()| true));
     }
     let seconds = options.seconds.unwrap_or(if common.quick { 0.5 } else { 2.0 });
     let rounds = options.rounds.unwrap_or(if common.quick { 3 } else { 7 });
@@ -290,7 +297,7 @@ fn measure(
         calibration,
         iops_ratio: ratio(|r| r.iops)?,
         cpu_ratio: ratio(|r| r.cpu_us)?,
-        target: cell.target.filter(|_| matches!(best, Kind::Qemu { .. })),
+        target: matches!(best, Kind::Qemu { .. }).then_some(cell.target),
         ours: our_runs,
         peer: peer_runs,
     })
