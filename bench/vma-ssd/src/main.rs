@@ -281,7 +281,6 @@ fn run(options: &Options) -> Result<bool> {
                 machine: &machine,
                 scale: &chosen.scale,
                 sources: &sources,
-                retain_max_bytes: None,
                 traces: None,
                 limit: Duration::from_secs(options.limit),
             },

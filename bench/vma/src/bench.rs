@@ -22,8 +22,6 @@ pub struct Bench<'a> {
     pub scratch: &'a Path,
     /// The folder for what a failed guest leaves.
     pub evidence: &'a Path,
-    /// `serve --retain-max`, if not its default.
-    pub retain_max: Option<&'a str>,
     /// A guest that takes longer than this is killed.
     pub limit: Duration,
 }

@@ -34,7 +34,7 @@ pub fn run(key: &CellKey, bench: &Bench<'_>, template: &Path) -> Result<(Record,
     let stage = Stage::new(key.device, key.guests, template, bench.scratch)?;
     let mut daemons = Vec::new();
     for image in stage.images() {
-        daemons.push(serve(key, image, bench.retain_max)?);
+        daemons.push(serve(key, image, bench.scale)?);
     }
     let guests = boot(key, bench, &daemons)?;
     let mut record = Record::empty(key, bench.scale, load);

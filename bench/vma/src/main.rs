@@ -66,7 +66,7 @@ struct Options {
     /// How often each cell is run, with another seed each time [default: 5; 1 with --quick]
     #[arg(long)]
     rounds: Option<u32>,
-    /// Passed on to `serve --retain-max`, in MiB
+    /// Passed on to `serve --retain-max`, in MiB; results are then "retain-max", and kept apart
     #[arg(long, value_name = "MIB")]
     retain_max: Option<u64>,
     /// In virtual time: what a system call costs a guest; results are then "charged", and kept apart
@@ -98,7 +98,7 @@ fn run(options: &Options) -> Result<bool> {
         return say(&report::markdown(&scale, &store)).map(|()| true);
     }
     let scale = if common.quick { Scale::quick() } else { Scale::full() };
-    let scale = scale.charged(options.syscall_ns, options.request_ns);
+    let scale = scale.charged(options.syscall_ns, options.request_ns).bounded(options.retain_max);
     let folder = options.out.join(&scale.name);
     let cells_folder = folder.join("cells");
     let mut store = Store::open(&cells_folder, &scale)?;
@@ -121,13 +121,11 @@ fn run(options: &Options) -> Result<bool> {
     let sources = Sources::at(&locate::cache_folder(), &scale);
     // In memory: copying a template must not warm or wear the device under test.
     let templates_folder = Workdir::new_in(Path::new("/dev/shm"), "vma-templates")?;
-    let retain_max = options.retain_max.map(|mib| format!("{mib}M"));
     let bench = Bench {
         scale: &scale,
         sources: &sources,
         scratch: &folder.join("scratch"),
         evidence: &folder.join("evidence"),
-        retain_max: retain_max.as_deref(),
         limit: Duration::from_secs(options.limit),
     };
     let templates = Templates::new(templates_folder.path().to_owned(), scale.clone(), sources.clone());
@@ -138,7 +136,6 @@ fn run(options: &Options) -> Result<bool> {
         machine,
         scale: &scale,
         sources: &sources,
-        retain_max_bytes: options.retain_max.map(|mib| mib << 20),
         traces: None,
         limit: bench.limit,
     });

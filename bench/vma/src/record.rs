@@ -327,3 +327,30 @@ fn samples_of(path: &Path) -> Result<Vec<Sample>> {
         Err(error) => Err(error).context(|| format!("read {}", path.display())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::Scene;
+    use afterimage_lab::process::Workdir;
+
+    #[test]
+    fn results_under_another_bound_are_apart() {
+        let folder = Workdir::new_in(&std::env::temp_dir(), "vma-store").unwrap();
+        let scale = |mib| Scale::quick().bounded(mib);
+        let scene = Scene { device: Device::Hdd15k, contract: "guest-crash".to_owned(), guests: 1 };
+        let key = CellKey { round: 1, ..scene.key(Workload::Untar, Mode::JournalRetain) };
+        for usual in [None, Some(64)] {
+            let folder = folder.path().join(scale(usual).name);
+            let record = Record::empty(&key, &scale(usual), 0.0);
+            Store::open(&folder, &scale(usual)).unwrap().add(record, Vec::new()).unwrap();
+            for other in [None, Some(64), Some(65)] {
+                let found = Store::open(&folder, &scale(other)).unwrap();
+                assert_eq!(found.cells.get(&key).is_some(), other == usual, "{usual:?}, {other:?}");
+            }
+        }
+        assert_eq!(scale(None), Scale::quick());
+        assert_ne!(scale(Some(64)).name, scale(Some(65)).name);
+        assert!(!serde_json::to_string(&scale(None)).unwrap().contains("retain"));
+    }
+}

@@ -51,6 +51,9 @@ pub struct Scale {
     pub syscall_ns: u64,
     /// What a request costs a daemon in virtual time, in nanoseconds.
     pub request_ns: u64,
+    /// Passed on to `serve --retain-max`, in MiB, if not its default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retain_max_mib: Option<u64>,
 }
 
 impl Scale {
@@ -72,6 +75,7 @@ impl Scale {
             build_target: "linux".to_owned(),
             syscall_ns: 0,
             request_ns: 0,
+            retain_max_mib: None,
         }
     }
 
@@ -93,6 +97,7 @@ impl Scale {
             build_target: "kernel/time/".to_owned(),
             syscall_ns: 0,
             request_ns: 0,
+            retain_max_mib: None,
         }
     }
 
@@ -106,12 +111,24 @@ impl Scale {
         Scale { name, syscall_ns, request_ns, ..self }
     }
 
+    /// The same sizes under another bound of what is retained. Their results are apart.
+    #[must_use]
+    pub fn bounded(self, retain_max_mib: Option<u64>) -> Scale {
+        let name = match retain_max_mib {
+            None => self.name,
+            Some(mib) => format!("{}-retain-max-{mib}", self.name),
+        };
+        Scale { name, retain_max_mib, ..self }
+    }
+
     /// What times on models are made of.
     pub fn charge(&self) -> String {
-        match (self.syscall_ns, self.request_ns) {
+        let charge = match (self.syscall_ns, self.request_ns) {
             (0, 0) => "processor free".to_owned(),
             (call, request) => format!("charged {call} ns a system call, {request} ns a request"),
-        }
+        };
+        let bound = self.retain_max_mib.map(|mib| format!(", at most {mib} MiB retained"));
+        charge + &bound.unwrap_or_default()
     }
 
     /// What every table begins with.

@@ -11,7 +11,7 @@ use rustix::fs::{major, minor};
 
 use crate::catalog::{Device, JournalPolicy, Setup};
 use crate::record::CellKey;
-use crate::scale::HOST_DIRTY_BYTES;
+use crate::scale::{Scale, HOST_DIRTY_BYTES};
 use afterimage_bench_kit::io::{settle, StorageIo};
 use afterimage_bench_kit::process::copy_sparse;
 use afterimage_bench_kit::{Context, Result};
@@ -104,14 +104,15 @@ pub fn written_by(daemons: &[Daemon]) -> Result<StorageIo> {
 ///
 /// # Errors
 /// It would not start.
-pub fn serve(key: &CellKey, image: &Path, retain_max: Option<&str>) -> Result<Daemon> {
+pub fn serve(key: &CellKey, image: &Path, scale: &Scale) -> Result<Daemon> {
     let mut options = ServeOptions::new(&key.contract, &[image.to_owned()]);
+    let retain_max = scale.retain_max_mib.map(|mib| format!("{mib}M"));
     let mut extra: Vec<&str> = match key.mode.policy() {
         JournalPolicy::Passthrough => Vec::new(),
         JournalPolicy::Retain => vec!["--journal", "retain"],
         JournalPolicy::Drop => vec!["--journal", "drop-for-bench"],
     };
-    if let (JournalPolicy::Retain, Some(bound)) = (key.mode.policy(), retain_max) {
+    if let (JournalPolicy::Retain, Some(bound)) = (key.mode.policy(), &retain_max) {
         extra.extend(["--retain-max", bound]);
     }
     if key.setup == Setup::Vflush {

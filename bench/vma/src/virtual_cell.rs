@@ -40,8 +40,6 @@ pub struct World<'a> {
     pub scale: &'a Scale,
     /// The Linux source tree.
     pub sources: &'a Sources,
-    /// `--retain-max`, if not its default.
-    pub retain_max_bytes: Option<u64>,
     /// An existing folder in which each guest's daemon leaves a trace of what reaches its image; see [`trace_name`].
     pub traces: Option<&'a Path>,
     /// Real time that one may take.
@@ -165,7 +163,7 @@ fn cell(key: &CellKey, world: &World<'_>, template: &Path) -> Result<Cell> {
             JournalPolicy::Retain => Journal::Retain,
             JournalPolicy::Drop => Journal::DropForBench,
         },
-        retain_bytes_max: world.retain_max_bytes.filter(|_| retains),
+        retain_bytes_max: world.scale.retain_max_mib.filter(|_| retains).map(|mib| mib << 20),
         vflush_at_truncation: key.setup == Setup::Vflush,
         control_disk: key.mode.hands_over(),
         model: key.device.name().to_owned(),
