@@ -262,6 +262,25 @@ fn count(spread: Option<Spread>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Sample;
+    use afterimage_protocol::status::FileSystemStatus;
+
+    #[test]
+    fn what_is_retained_under_one_contract_is_not_taken_for_another() {
+        let scale = Scale::quick();
+        let cell = |contract: &str| {
+            let scene = Scene { device: Device::Hdd15k, contract: contract.to_owned(), guests: 1 };
+            let key = CellKey { round: 1, ..scene.key(Workload::Untar, Mode::JournalRetain) };
+            let file_systems = vec![FileSystemStatus::default()];
+            (Record::empty(&key, &scale, 0.0), vec![Sample { at_ms: 100, file_systems }])
+        };
+        let store = Store::of(["guest-crash", "power-window=50ms"].map(cell).into_iter());
+        let mut text = String::new();
+        figures::memory_table(&mut text, "", &store, &Cells::new(&store));
+        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| hdd15k")).collect();
+        assert_eq!(rows.len(), 2, "{text}");
+        assert_ne!(rows[0], rows[1]);
+    }
 
     #[test]
     fn spreads_are_short() {

@@ -33,6 +33,7 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
         };
         rows.push(vec![
             key.device.name().to_owned(),
+            key.contract.clone(),
             key.workload.name().to_owned(),
             key.mode.title().to_owned(),
             table.rounds(key).len().to_string(),
@@ -48,7 +49,7 @@ pub(super) fn memory_table(text: &mut String, note: &str, store: &Store, table: 
     section(
         text,
         "Fig. 17: what is retained",
-        "device|workload|mode|seeds|information KiB, peak|data MiB, peak|commits|releases|checkpoints|tail moves|home writes",
+        "device|contract|workload|mode|seeds|information KiB, peak|data MiB, peak|commits|releases|checkpoints|tail moves|home writes",
         rows,
         &format!(
             "{note} The paper: {}. Sampled every 100 ms; the curves are in the HTML report. Counts are medians.",
