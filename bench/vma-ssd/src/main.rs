@@ -155,6 +155,13 @@ impl Chosen {
                 setting.device.name()
             )));
         }
+        if !Variant::TRACED.iter().all(|variant| self.modes.contains(&variant.mode())) {
+            return Err(BenchError::Usage(format!(
+                "--from {}: its drives are made of the traces of all modes, and others would be mixed with them; \
+                 leave out --modes or --from",
+                path.display()
+            )));
+        }
         Ok(earlier)
     }
 
@@ -174,11 +181,15 @@ impl Chosen {
             && self.ages.contains(&key.age)
     }
 
+    fn variants(&self) -> impl Iterator<Item = Variant> + '_ {
+        Variant::ALL.into_iter().filter(|variant| self.modes.contains(&variant.mode()))
+    }
+
     /// What of a workload and a seed can be simulated of what is traced here.
     fn drives(&self, store: &Store, workload: Workload, seed: u32) -> Result<Drives> {
         let mut traces = Vec::new();
         let mut variants = Vec::new();
-        for variant in Variant::ALL.into_iter().filter(|variant| self.modes.contains(&variant.mode())) {
+        for variant in self.variants() {
             let Some(found) = store.captured(Cell { workload, mode: variant.mode(), seed })? else {
                 continue;
             };
@@ -187,7 +198,18 @@ impl Chosen {
                 traces.push(found.at_ns);
             }
         }
-        Ok(Drives { workload, seed, variants, traces, ftls: self.ftls.clone(), ages: self.ages.clone() })
+        Ok(self.drives_of(workload, seed, variants, traces))
+    }
+
+    fn drives_of(&self, workload: Workload, seed: u32, variants: Vec<Variant>, traces: Vec<u64>) -> Drives {
+        Drives { workload, seed, variants, traces, ftls: self.ftls.clone(), ages: self.ages.clone() }
+    }
+
+    /// Whether every drive that was chosen of a workload and a seed is among earlier raw results.
+    fn had(&self, earlier: &Results, workload: Workload, seed: u32) -> bool {
+        let drives = self.drives_of(workload, seed, self.variants().collect(), Vec::new());
+        let is = |key| earlier.simulated.iter().any(|found| (&found.key, found.seed) == (key, seed));
+        drives.keys().iter().all(is)
     }
 
     /// What is finished of what was chosen. A workload and a seed is taken as a whole, from what is here or, where nothing is, from earlier
@@ -214,7 +236,7 @@ impl Chosen {
         Ok(results)
     }
 
-    /// Which cells are not traced: neither here nor, all those of their workload and seed, earlier.
+    /// Which cells are to be traced: they are not here, nor is all that was chosen of their workload and seed earlier.
     fn to_trace(&self, store: &Store, earlier: Option<&Results>) -> Result<Vec<Cell>> {
         let mut todo = Vec::new();
         for (workload, seed) in self.pairs() {
@@ -225,8 +247,7 @@ impl Chosen {
                     missing.push(*cell);
                 }
             }
-            let had = |cell| earlier.is_some_and(|earlier| earlier.captured.iter().any(|c| c.cell() == cell));
-            if missing != cells || !cells.iter().all(|cell| had(*cell)) {
+            if missing != cells || !earlier.is_some_and(|earlier| self.had(earlier, workload, seed)) {
                 todo.append(&mut missing);
             }
         }
@@ -311,4 +332,25 @@ fn write(results: &Results, store: &Store) -> Result<String> {
     let markdown = tables::all(&findings);
     write_all(store.folder(), "vma-ssd", results, &markdown, &html::page(&findings))?;
     Ok(markdown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earlier_results_spare_only_what_they_hold() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/full.json.zst");
+        let to_trace = |arguments: &[&str]| {
+            let arguments = ["bench"].into_iter().chain(arguments.iter().copied());
+            let chosen = Chosen::new(&Options::parse_from(arguments)).unwrap();
+            let earlier = chosen.earlier(&path).map_err(|error| error.to_string())?;
+            let store = chosen.store(Path::new("/nonexistent"));
+            Ok::<_, String>(chosen.to_trace(&store, Some(&earlier)).unwrap().len())
+        };
+        assert_eq!(to_trace(&[]), Ok(0));
+        assert_eq!(to_trace(&["--seeds", "6", "--workloads", "untar"]), Ok(4));
+        assert_eq!(to_trace(&["--ftls", "dftl,page", "--workloads", "untar,postmark"]), Ok(2 * 5 * 4));
+        assert!(to_trace(&["--modes", "journal,journal-retain"]).unwrap_err().contains("--modes"));
+    }
 }
