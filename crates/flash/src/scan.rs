@@ -30,7 +30,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Counts a request.
+    /// Counts a request. A trace may claim any number of bytes: a sum is at most what a number holds.
     #[inline]
     pub fn add(&mut self, request: &Request) {
         let (requests, bytes) = match request.kind {
@@ -39,7 +39,7 @@ impl Traffic {
             Kind::Discard => (&mut self.discards, &mut self.discard_bytes),
         };
         *requests += 1;
-        *bytes += request.bytes;
+        *bytes = bytes.saturating_add(request.bytes);
     }
 
     /// All requests.
@@ -49,7 +49,7 @@ impl Traffic {
 
     /// Bytes read and written: the study's traffic.
     pub fn bytes(&self) -> u64 {
-        self.read_bytes + self.write_bytes
+        self.read_bytes.saturating_add(self.write_bytes)
     }
 }
 

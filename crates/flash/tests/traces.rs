@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use afterimage_flash::scan::Traffic;
 use afterimage_flash::trace::{
     open, Class, Classes, Format, Kind, Merged, Options, Reader, Request, TraceError, Writer,
 };
@@ -320,6 +321,27 @@ fn names_cannot_fill_memory() {
     let full = (64 << 20) / 4096;
     assert_eq!(stream(&mut (0..=full).chain([0]).map(of(4096))), (full as u64 + 1, 1, Some(many.to_owned())));
     assert_eq!(stream(&mut (0..=1 << 20).chain([0]).map(of(1))), ((1 << 20) + 1, 1, Some(many.to_owned())));
+}
+
+#[test]
+fn sums_of_bytes_end_where_numbers_do() {
+    let discards = (1 << 20) + 1;
+    for (head, line) in [
+        ("", "259,0 0 1 0.0 1 D D 0 + 34359738368 [x]\n"),
+        ("# afterimage-trace 1\n", "1 disk0 discard 0 17592186044416 home\n"),
+    ] {
+        let raw = Box::new(std::io::Cursor::new((head.to_owned() + &line.repeat(discards)).into_bytes()));
+        let mut reader = Reader::new(Path::new("t"), raw, &Options::default()).unwrap();
+        let mut traffic = Traffic::default();
+        while let Some(request) = reader.next_request().unwrap() {
+            traffic.add(&request);
+        }
+        assert_eq!((traffic.discards, traffic.discard_bytes), (discards as u64, u64::MAX));
+        if let Some(mut classes) = reader.tally().classes {
+            classes.add(&classes.clone());
+            assert_eq!((classes.home.discards, classes.home.discard_bytes), (2 * discards as u64, u64::MAX));
+        }
+    }
 }
 
 #[test]

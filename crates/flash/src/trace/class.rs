@@ -71,14 +71,14 @@ pub struct ClassTally {
 }
 
 impl ClassTally {
-    /// Adds another count.
+    /// Adds another count; bytes as [`Traffic::add`](crate::scan::Traffic::add) does.
     pub fn add(&mut self, other: &Self) {
         self.reads += other.reads;
-        self.read_bytes += other.read_bytes;
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
         self.writes += other.writes;
-        self.write_bytes += other.write_bytes;
+        self.write_bytes = self.write_bytes.saturating_add(other.write_bytes);
         self.discards += other.discards;
-        self.discard_bytes += other.discard_bytes;
+        self.discard_bytes = self.discard_bytes.saturating_add(other.discard_bytes);
         self.flushes += other.flushes;
     }
 }
@@ -145,7 +145,7 @@ impl Captured {
             Kind::Discard => (&mut tally.discards, &mut tally.discard_bytes),
         };
         *requests += 1;
-        *bytes += request_bytes;
+        *bytes = bytes.saturating_add(request_bytes);
         self.classes.has(class)
     }
 }

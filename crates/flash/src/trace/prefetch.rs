@@ -1,7 +1,9 @@
 //! Reading and parsing in a thread of its own, so that the simulation does not wait for it.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::mpsc::{sync_channel, Receiver};
+use std::thread::{spawn, JoinHandle};
 
 use super::reader::{Options, Tally, TraceError};
 use super::{Merged, Request};
@@ -18,6 +20,8 @@ enum Message {
 /// Requests of a trace in batches, read ahead.
 pub struct Prefetch {
     from: Receiver<Result<Message, TraceError>>,
+    /// The reading thread, until it has been seen to end.
+    thread: Option<JoinHandle<()>>,
     tally: Option<Tally>,
 }
 
@@ -29,7 +33,7 @@ impl Prefetch {
     pub fn open(files: &[PathBuf], options: &Options) -> Result<Self, TraceError> {
         let mut trace = Merged::open(files, options)?;
         let (to, from) = sync_channel(AHEAD);
-        std::thread::spawn(move || loop {
+        let thread = spawn(move || loop {
             let mut batch = Vec::with_capacity(BATCH);
             let last = match trace.read_into(&mut batch, BATCH) {
                 Ok(true) => None,
@@ -45,13 +49,16 @@ impl Prefetch {
                 return;
             }
         });
-        Ok(Self { from, tally: None })
+        Ok(Self { from, thread: Some(thread), tally: None })
     }
 
     /// The next requests; `None` at the end.
     ///
     /// # Errors
     /// As [`Merged::next_request`], after the requests before the error.
+    ///
+    /// # Panics
+    /// Where reading did: that is a defect, and no end of the trace.
     pub fn next_batch(&mut self) -> Result<Option<Vec<Request>>, TraceError> {
         if self.tally.is_some() {
             return Ok(None);
@@ -63,13 +70,36 @@ impl Prefetch {
                 Ok(None)
             }
             Ok(Err(error)) => Err(error),
-            // The reading thread ends only after it has said how.
-            Err(_) => Ok(None),
+            // The reading thread ends only after it has said how, or by a panic.
+            Err(_) => match self.thread.take().map(JoinHandle::join) {
+                Some(Err(panic)) => resume_unwind(panic),
+                _ => Ok(None),
+            },
         }
     }
 
     /// What was read, once the end was reached.
     pub fn tally(&self) -> Option<&Tally> {
         self.tally.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{catch_unwind, AssertUnwindSafe};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_that_panics_is_no_end_of_the_trace() {
+        let (to, from) = sync_channel(AHEAD);
+        let thread = spawn(move || {
+            to.send(Ok(Message::Batch(Vec::new()))).unwrap();
+            panic!("on purpose");
+        });
+        let mut trace = Prefetch { from, thread: Some(thread), tally: None };
+        assert_eq!(trace.next_batch().unwrap(), Some(Vec::new()));
+        let panic = catch_unwind(AssertUnwindSafe(|| trace.next_batch())).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&"on purpose"));
     }
 }
