@@ -76,7 +76,7 @@ enum Kind {
         /// The block that was looked up last, and the one for a request ahead.
         last: [((u32, u64), Option<u32>); 2],
     },
-    /// Devices side by side, whole; the first block of each.
+    /// Devices side by side, whole; the first block of each, and the end of the last.
     Whole { first: Vec<u64> },
 }
 
@@ -103,6 +103,7 @@ impl Placement {
             first.push(next);
             next += extent.div_ceil(block_bytes);
         }
+        first.push(next);
         if next > u64::from(logical_blocks) {
             return Err(RunError::TooLarge(format!(
                 "the trace spans {}, the drive has {}; use --precondition region or a larger --geometry",
@@ -189,8 +190,8 @@ impl Placement {
             Kind::Whole { first } => {
                 let block = first.get(device as usize)? + block;
                 // A discard may reach beyond what its device was seen to have.
-                let end = first.get(device as usize + 1).copied().unwrap_or(u64::from(self.logical_blocks));
-                (block < end).then_some(Lpn((block * self.pages_per_block + offset) as u32))
+                let end = first.get(device as usize + 1)?;
+                (block < *end).then_some(Lpn((block * self.pages_per_block + offset) as u32))
             }
         }
     }

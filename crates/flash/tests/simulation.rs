@@ -119,6 +119,29 @@ fn parts_of_pages_and_discards_count_only_when_asked_for() {
 }
 
 #[test]
+fn a_discard_ends_with_its_device_whichever_is_the_last() {
+    let config = Config { geometry: "64M".parse().unwrap(), ..Config::default() };
+    let dir = tempfile::tempdir().unwrap();
+    let counts = |devices: [&str; 2], precondition| {
+        let names = devices.map(|device| format!("# file {device} 1\n")).concat();
+        // Two blocks and one block, each discarded with much behind it.
+        let lines = "0 a write 0 262144 home\n1 b write 0 131072 home\n2 a discard 0 1073741824 home\n\
+                     3 b discard 0 1073741824 home\n4 a read 0 262144 home\n5 b read 0 131072 home\n";
+        let files = [write(dir.path(), "t", &format!("# afterimage-trace 1\n{names}{lines}# end\n"))];
+        let open = || Prefetch::open(&files, &Options::default()).unwrap();
+        let scan = Scan::trace(config.geometry, open(), &Control::default()).unwrap();
+        let options = RunOptions { precondition, discards: true, ..RunOptions::default() };
+        let report = run(&config, FtlKind::Page, &scan, open(), &options, &Control::default()).unwrap();
+        (report.pages, report.operations)
+    };
+    for precondition in [Precondition::Region, Precondition::Drive, Precondition::None] {
+        let (pages, operations) = counts(["a", "b"], precondition);
+        assert_eq!((pages.discarded, pages.read_unwritten), (192, 192), "{precondition:?}");
+        assert_eq!((pages, operations), counts(["b", "a"], precondition), "{precondition:?}");
+    }
+}
+
+#[test]
 fn reports_are_the_same_every_time_and_add_up() {
     let text = random_trace(1, 20_000);
     for kind in FtlKind::ALL {
