@@ -71,6 +71,8 @@ enum Kind {
     /// Touched blocks, by number; where each begins and which of its pages count.
     Dense {
         blocks: FxHashMap<(u32, u64), u32>,
+        /// The same, in order.
+        keys: Vec<(u32, u64)>,
         first: Vec<u32>,
         bits: Vec<u64>,
         /// The block that was looked up last, and the one for a request ahead.
@@ -116,10 +118,12 @@ impl Placement {
 
     fn dense(config: &mut Config, scan: &Scan, region: Region) -> Result<Self, RunError> {
         let p = u64::from(config.geometry.pages_per_block);
-        let (mut blocks, mut first, mut all_bits) = (FxHashMap::default(), Vec::new(), Vec::new());
+        let (mut blocks, mut keys) = (FxHashMap::default(), Vec::new());
+        let (mut first, mut all_bits) = (Vec::new(), Vec::new());
         let mut pages = 0_u64;
         for ((key, bits), number) in scan.blocks().into_iter().zip(0..) {
             blocks.insert(key, number);
+            keys.push(key);
             first.push(u32::try_from(pages).unwrap_or(u32::MAX));
             match region {
                 Region::Pages => {
@@ -143,18 +147,24 @@ impl Placement {
             .geometry
             .validate()
             .map_err(|e| RunError::TooLarge(format!("the traced region is too large: {e}")))?;
-        let kind = Kind::Dense { blocks, first, bits: all_bits, last: [((u32::MAX, u64::MAX), None); 2] };
+        let last = [((u32::MAX, u64::MAX), None); 2];
+        let kind = Kind::Dense { blocks, keys, first, bits: all_bits, last };
         Ok(Self { pages_per_block: p, logical_blocks, kind })
     }
 
-    /// The next page after one that is no part of the drive that may be one: in the next block, if nothing of this
-    /// one is.
-    pub fn next_page(&self, device: u32, page: u64) -> u64 {
+    /// The next page after one that is no part of the drive that may be one, on the same device; `None`: there is none.
+    /// What lies between costs nothing, however much it is.
+    pub fn next_page(&self, device: u32, page: u64) -> Option<u64> {
         match &self.kind {
-            Kind::Dense { blocks, .. } if blocks.contains_key(&(device, page / self.pages_per_block)) => {
-                page + 1
-            }
-            _ => (page / self.pages_per_block + 1) * self.pages_per_block,
+            Kind::Dense { keys, .. } => match keys.binary_search(&(device, page / self.pages_per_block)) {
+                Ok(_) => Some(page + 1),
+                Err(next) => {
+                    let (owner, block) = *keys.get(next)?;
+                    (owner == device).then_some(block * self.pages_per_block)
+                }
+            },
+            // All of a device is part of a whole drive: this page lies behind it.
+            Kind::Whole { .. } => None,
         }
     }
 
@@ -174,7 +184,7 @@ impl Placement {
     fn find(&mut self, device: u32, page: u64, reader: usize) -> Option<Lpn> {
         let (block, offset) = (page / self.pages_per_block, page % self.pages_per_block);
         match &mut self.kind {
-            Kind::Dense { blocks, first, bits, last } => {
+            Kind::Dense { blocks, first, bits, last, .. } => {
                 let last = &mut last[reader];
                 if last.0 != (device, block) {
                     *last = ((device, block), blocks.get(&(device, block)).copied());

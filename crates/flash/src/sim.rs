@@ -9,7 +9,7 @@
 //! trace without times is played one request after the other.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hdrhistogram::Histogram;
 
@@ -42,7 +42,9 @@ pub fn run(
     age(&mut *ftl, kind, scan, &mut placement, options.precondition, control)?;
     let mut simulation = Simulation::new(ftl, placement, config.geometry.page_bytes, *options);
     while let Some(batch) = trace.next_batch()? {
-        simulation.requests(&batch).map_err(|error| fail(simulation.traffic.requests())(error))?;
+        simulation
+            .requests(&batch, &control.stop)
+            .map_err(|error| fail(simulation.traffic.requests())(error))?;
         control.served.fetch_add(batch.len() as u64, Ordering::Relaxed);
         if control.stop.load(Ordering::Relaxed) {
             return Err(RunError::Interrupted);
@@ -135,14 +137,18 @@ impl Simulation {
         }
     }
 
-    /// Serves requests in order, each announced to the FTL a few requests before its turn.
+    /// Serves requests in order, each announced to the FTL a few requests before its turn. Once `stop` is set, no more
+    /// of them: each may discard a whole drive.
     ///
     /// # Errors
     /// The FTL has no space.
-    pub fn requests(&mut self, batch: &[Request]) -> Result<(), FtlError> {
+    pub fn requests(&mut self, batch: &[Request], stop: &AtomicBool) -> Result<(), FtlError> {
         self.announced.clear();
         let mut ahead = batch.iter();
         for request in batch {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
             while self.announced.len() <= Ahead::Far.distance() {
                 let Some(next) = ahead.next() else { break };
                 let first = match next.kind {
@@ -191,17 +197,17 @@ impl Simulation {
         match request.kind {
             Kind::Discard if !self.options.discards => return Ok(()),
             Kind::Discard => {
-                // Only whole pages can go; what is no part of the drive is passed over block by block.
+                // Only whole pages can go; what is no part of the drive is passed over.
                 let mut page = request.offset.div_ceil(self.page_bytes);
                 while page < end / self.page_bytes {
-                    page = match self.placement.lpn(request.device, page) {
-                        Some(lpn) => {
-                            self.ftl.discard(lpn)?;
-                            self.pages.discarded += 1;
-                            page + 1
-                        }
-                        None => self.placement.next_page(request.device, page),
-                    };
+                    if let Some(lpn) = self.placement.lpn(request.device, page) {
+                        self.ftl.discard(lpn)?;
+                        self.pages.discarded += 1;
+                        page += 1;
+                    } else {
+                        let Some(next) = self.placement.next_page(request.device, page) else { break };
+                        page = next;
+                    }
                 }
             }
             Kind::Read => {
