@@ -1,5 +1,7 @@
 //! Sizes as people write them.
 
+use std::ops::RangeBounds;
+
 /// `4096`, `64K`, `2M`, `32G`, `1T` (powers of 1024), in bytes. `None`: not a size, or too large.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
@@ -21,13 +23,25 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
 /// # Errors
 /// It is none, in a sentence.
 pub fn parse_share(text: &str) -> Result<f64, String> {
+    share(text, 0.0..1.0)
+}
+
+/// A share of what may be had as a whole: as [`parse_share`], or 1.
+///
+/// # Errors
+/// It is none, in a sentence.
+pub fn parse_part(text: &str) -> Result<f64, String> {
+    share(text, 0.0..=1.0)
+}
+
+fn share(text: &str, allowed: impl RangeBounds<f64>) -> Result<f64, String> {
     let text = text.trim();
     let value = match text.strip_suffix('%') {
         Some(percent) => percent.trim().parse::<f64>().map(|p| p / 100.0),
         None => text.parse::<f64>(),
     };
     match value {
-        Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
+        Ok(share) if allowed.contains(&share) => Ok(share),
         _ => Err(format!("'{text}' is not a share between 0 and 1; write 0.03 or 3%")),
     }
 }
@@ -43,5 +57,7 @@ mod tests {
         assert_eq!(parse_bytes("99999999999T"), None);
         assert_eq!(parse_share("3%"), Ok(0.03));
         assert!(parse_share("1").is_err() && parse_share("-0.1").is_err() && parse_share("NaN").is_err());
+        assert_eq!((parse_part("1"), parse_part("100%")), (Ok(1.0), Ok(1.0)));
+        assert!(parse_part("1.01").is_err() && parse_part("-0.1").is_err() && parse_part("NaN").is_err());
     }
 }

@@ -273,6 +273,8 @@ fn wrong_requests_and_failures_are_told_apart() {
         &["sweep", "--trace", good, "--vary", "spare=5..1"],
         &["run", "--ftl", "page", "--trace", good, "--geometry", "3"],
         &["run", "--ftl", "page", "--trace", good, "--spare", "200%"],
+        &["run", "--ftl", "page", "--trace", good, "--erase-us", "1000001"],
+        &["run", "--ftl", "dftl", "--trace", good, "--cmt-protected", "nan"],
         &["run", "--ftl", "page", "--trace", good, "--format", "other"],
         &["run", "--ftl", "page"],
     ] {
@@ -400,12 +402,26 @@ fn a_sweep_runs_what_it_says_or_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let good = write(dir.path(), "good", &random_trace(1, 500));
     let good = good.to_str().unwrap();
-    for vary in ["gc-low=0", "gc-low=1..3", "gc-low=4294967295", "gc-high=1", "gc-high=4097", "static-wear=0"]
-    {
+    for vary in [
+        "gc-low=0",
+        "gc-low=1..3",
+        "gc-low=4294967295",
+        "gc-high=1",
+        "gc-high=4097",
+        "static-wear=0",
+        "read-us=1000001",
+        "program-us=-1",
+        "cmt-protected=101%",
+    ] {
         let words = ["flash", "sweep", "--trace", good, "--vary", vary];
         assert!(Flash::try_parse_from(words).is_err(), "{vary} was taken");
     }
     assert!(flash(&["sweep", "--trace", good, "--vary", "gc-low=2,3", "--vary", "static-wear=1"]).is_ok());
+    let longest = ["run", "--trace", good, "--program-us", "1e6", "--erase-us", "1e6", "--ftl", "dftl"];
+    assert!(flash(&[&longest[..], &["--cmt-protected", "100%"]].concat()).is_ok());
+    assert!(
+        flash(&["sweep", "--trace", good, "--vary", "erase-us=1000000", "--vary", "cmt-protected=1"]).is_ok()
+    );
     let words = ["run", "--ftl", "fast", "--trace", good, "--log-blocks", "4294967295"];
     assert!(matches!(flash(&words), Err(CliError::Usage(_))));
 }

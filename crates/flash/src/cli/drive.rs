@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 use crate::place::RunOptions;
 use crate::place::{Precondition, Region};
 use crate::trace::{Action, Class, Classes, Format, Options, Tally};
-use crate::units::{parse_bytes, parse_share};
+use crate::units::{parse_bytes, parse_part, parse_share};
 
 /// What [`Config::gc_low`] and [`Config::gc_high`] may be.
 pub const GC_BLOCKS: (u32, u32) = (2, 4096);
@@ -23,10 +23,11 @@ fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| format!("'{text}' is not a size; write 4096, 64K, 2M or 1G"))
 }
 
-fn micros(text: &str) -> Result<u64, String> {
+/// The time of an operation, in nanoseconds. At most a second, so that the sum over all operations of a run fits a number.
+pub fn micros(text: &str) -> Result<u64, String> {
     match text.parse::<f64>() {
-        Ok(us) if (0.0..=1e9).contains(&us) => Ok((us * 1000.0).round() as u64),
-        _ => Err(format!("'{text}' is not a time in microseconds")),
+        Ok(us) if (0.0..=1e6).contains(&us) => Ok((us * 1000.0).round() as u64),
+        _ => Err(format!("'{text}' is not a time of 0 to 1000000 microseconds")),
     }
 }
 
@@ -112,7 +113,7 @@ pub struct DriveArgs {
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     cmt: Option<u64>,
     /// DFTL: protected share of the cached mapping table
-    #[arg(long, default_value_t = 0.8, value_name = "SHARE")]
+    #[arg(long, default_value_t = 0.8, value_parser = parse_part, value_name = "SHARE")]
     cmt_protected: f64,
     /// DFTL: an eviction writes one entry, not all dirty ones of its translation page
     #[arg(long)]

@@ -7,13 +7,13 @@ use afterimage_report::Table;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::drive::{show_broken, Source, GC_BLOCKS, WEAR};
+use super::drive::{micros, show_broken, Source, GC_BLOCKS, WEAR};
 use super::jobs::{self, Job};
 use super::{print, print_json, CliError, DriveArgs, ReadArgs};
 use crate::config::{Config, FtlKind, GcPolicy};
 use crate::report::Report;
 use crate::scan::Scan;
-use crate::units::{parse_bytes, parse_share};
+use crate::units::{parse_bytes, parse_part, parse_share};
 use afterimage_report::number::{show_ns, thousands};
 
 /// Vary parameters over ranges and run a trace on each combination, in parallel
@@ -119,13 +119,9 @@ fn set(config: &mut Config, name: &str, text: &str) -> Result<(), String> {
         value => Err(format!("{name} is between {least} and {most}, not {value}")),
     };
     let bytes = || parse_bytes(text).ok_or_else(|| format!("'{text}' is not a size for {name}"));
-    let share = || parse_share(text).map_err(|e| format!("{name}: {e}"));
-    let ns = || match text.parse::<f64>() {
-        Ok(us) if (0.0..=1e9).contains(&us) => Ok((us * 1000.0).round() as u64),
-        _ => Err(format!("'{text}' is not a time in microseconds for {name}")),
-    };
+    let named = |e: String| format!("{name}: {e}");
     match name {
-        "spare" => config.spare = share()?,
+        "spare" => config.spare = parse_share(text).map_err(named)?,
         "blocks" => config.geometry.blocks = whole()?,
         "pages-per-block" => config.geometry.pages_per_block = whole()?,
         "page-bytes" => config.geometry.page_bytes = whole()?,
@@ -134,14 +130,14 @@ fn set(config: &mut Config, name: &str, text: &str) -> Result<(), String> {
         "superblock-m" => config.superblock.m = whole()?,
         "map-cache" => config.superblock.map_cache_bytes = Some(bytes()?),
         "cmt" => config.dftl.cmt_bytes = Some(bytes()?),
-        "cmt-protected" => config.dftl.protected_share = share()?,
+        "cmt-protected" => config.dftl.protected_share = parse_part(text).map_err(named)?,
         "gc-policy" => config.gc_policy = GcPolicy::from_str(text, false)?,
         "gc-low" => config.gc_low = within(GC_BLOCKS)?,
         "gc-high" => config.gc_high = Some(within(GC_BLOCKS)?),
         "static-wear" => config.static_wear = Some(within(WEAR)?),
-        "read-us" => config.timing.read_ns = ns()?,
-        "program-us" => config.timing.program_ns = ns()?,
-        "erase-us" => config.timing.erase_ns = ns()?,
+        "read-us" => config.timing.read_ns = micros(text).map_err(named)?,
+        "program-us" => config.timing.program_ns = micros(text).map_err(named)?,
+        "erase-us" => config.timing.erase_ns = micros(text).map_err(named)?,
         _ => return Err(format!("'{name}' cannot vary; what can: {}", PARAMETERS.join(", "))),
     }
     Ok(())
