@@ -417,6 +417,10 @@ fn a_sweep_runs_what_it_says_or_nothing() {
         assert!(Flash::try_parse_from(words).is_err(), "{vary} was taken");
     }
     assert!(flash(&["sweep", "--trace", good, "--vary", "gc-low=2,3", "--vary", "static-wear=1"]).is_ok());
+    let blocks = ["sweep", "--trace", good, "--vary", "blocks=2000,4000"];
+    assert!(matches!(flash(&blocks), Err(CliError::Usage(_))), "all runs would be the same one");
+    let lines = flash(&[&blocks[..], &["--ftl", "page", "--precondition", "none"]].concat()).unwrap();
+    assert_eq!(lines.lines().count(), 3);
     let longest = ["run", "--trace", good, "--program-us", "1e6", "--erase-us", "1e6", "--ftl", "dftl"];
     assert!(flash(&[&longest[..], &["--cmt-protected", "100%"]].concat()).is_ok());
     assert!(

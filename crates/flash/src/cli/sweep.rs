@@ -11,6 +11,7 @@ use super::drive::{micros, show_broken, Source, GC_BLOCKS, WEAR};
 use super::jobs::{self, Job};
 use super::{print, print_json, CliError, DriveArgs, ReadArgs};
 use crate::config::{Config, FtlKind, GcPolicy};
+use crate::place::Precondition;
 use crate::report::Report;
 use crate::scan::Scan;
 use crate::units::{parse_bytes, parse_part, parse_share};
@@ -19,7 +20,8 @@ use afterimage_report::number::{show_ns, thousands};
 /// Vary parameters over ranges and run a trace on each combination, in parallel
 ///
 /// Parameters: spare, blocks, pages-per-block, page-bytes, log-blocks, superblock-n, superblock-m, map-cache, cmt,
-/// cmt-protected, gc-policy, gc-low, gc-high, static-wear, erase-us, read-us, program-us.
+/// cmt-protected, gc-policy, gc-low, gc-high, static-wear, erase-us, read-us, program-us. Blocks vary only with
+/// --precondition drive or none: those of a region follow from the trace.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:\n  \
     afterimage flash sweep --ftl page,dftl --trace t.gz --vary spare=3%,7%,15%,28%\n  \
@@ -183,6 +185,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<(), CliError> {
     let source = Source::together(&args.trace);
     let ftls = if args.ftl.is_empty() { FtlKind::ALL.to_vec() } else { args.ftl.clone() };
     let (options, read) = (args.drive.options(), args.read.options());
+    if options.precondition == Precondition::Region && args.vary.iter().any(|v| v.name == "blocks") {
+        return Err(CliError::Usage(
+            "--vary blocks needs --precondition drive or none: those of a region follow from the trace"
+                .to_owned(),
+        ));
+    }
     let points = points(&args.drive.config(), &args.vary)?;
     let control = jobs::control()?;
     // A scan is in pages and blocks: one for each size of them.
