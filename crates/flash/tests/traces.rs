@@ -271,6 +271,33 @@ fn classes_are_counted_and_can_be_chosen() {
 }
 
 #[test]
+fn a_guest_may_have_nothing_of_what_was_chosen_where_another_has_some() {
+    let dir = tempfile::tempdir().unwrap();
+    let capture = |name: &str, begun: u64, class: &str| {
+        let lines = format!("10 disk0 write 0 512 {class}\n20 disk0 write 512 512 {class}\n");
+        let text = format!("# afterimage-trace 1\n# begun {begun}\n# file disk0 1\n{lines}# end\n");
+        write(dir.path(), name, text.as_bytes())
+    };
+    let files = [capture("a", 1000, "home"), capture("b", 1300, "journal")];
+    let read = |class| {
+        let options = Options { classes: Classes::of(&[class]), ..Options::default() };
+        let mut merged = Merged::open(&files, &options)?;
+        let seen: Vec<_> = std::iter::from_fn(|| merged.next_request().unwrap()).collect();
+        let tally = merged.tally();
+        assert_eq!((tally.broken, tally.classes.unwrap().home.writes), (0, 2), "{class:?}");
+        Ok::<_, TraceError>(seen.iter().map(|r| (r.time_ns.unwrap(), r.device)).collect::<Vec<_>>())
+    };
+    // Its place among the devices, and its part in the clock, it has all the same.
+    assert_eq!(read(Class::Home).unwrap(), [(0, 0), (10, 0)]);
+    assert_eq!(read(Class::Journal).unwrap(), [(300, 1), (310, 1)]);
+    let none = read(Class::Log).unwrap_err();
+    assert_eq!(
+        none.to_string(),
+        format!("{}: the trace has no request of the chosen classes", files[0].display())
+    );
+}
+
+#[test]
 fn captures_of_daemons_that_ran_together_keep_their_order_and_their_places() {
     let dir = tempfile::tempdir().unwrap();
     let capture = |begun: u64, lines: &str| {

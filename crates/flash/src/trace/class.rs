@@ -103,6 +103,10 @@ impl ByClass {
         }
     }
 
+    pub(super) fn has_requests(&self) -> bool {
+        [self.home, self.log, self.journal].iter().any(|c| c.reads + c.writes + c.discards > 0)
+    }
+
     /// Adds another count.
     pub fn add(&mut self, other: &Self) {
         self.home.add(&other.home);

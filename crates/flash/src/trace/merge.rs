@@ -48,13 +48,23 @@ impl Merged {
     /// Opens all files.
     ///
     /// # Errors
-    /// As [`open`], for the first file that fails.
+    /// As [`open`], for the first file that fails. A file may have no request of the chosen classes where another has one.
     pub fn open(files: &[PathBuf], options: &Options) -> Result<Self, TraceError> {
         let mut parts = Vec::with_capacity(files.len());
+        let mut none_chosen = None;
         for file in files {
             let mut reader = open(file, options)?;
-            let ahead = reader.next_request()?;
+            let ahead = match reader.next_request() {
+                Err(error @ TraceError::NoneChosen(_)) => {
+                    none_chosen.get_or_insert(error);
+                    None
+                }
+                ahead => ahead?,
+            };
             parts.push(Part { reader, ahead, devices: Vec::new(), shift_ns: 0 });
+        }
+        if let Some(error) = none_chosen.filter(|_| parts.iter().all(|p| p.ahead.is_none())) {
+            return Err(error);
         }
         let begins: Option<Vec<u64>> = parts.iter().map(|p| p.reader.first_absolute_ns()).collect();
         let begun_ns = begins.as_ref().and_then(|begins| begins.iter().min().copied());
@@ -71,7 +81,7 @@ impl Merged {
             part.devices.extend(devices..devices + named);
             devices += named;
         }
-        let timed = parts.iter().all(|p| p.ahead.is_some_and(|r| r.time_ns.is_some()));
+        let timed = parts.iter().filter_map(|p| p.ahead).all(|r| r.time_ns.is_some());
         Ok(Self { parts, devices, timed, begun_ns })
     }
 

@@ -60,6 +60,9 @@ pub enum TraceError {
         /// The first broken line.
         broken: Option<Broken>,
     },
+    /// Requests, but none of those that [`Options::classes`] names.
+    #[error("{}: the trace has no request of the chosen classes", .0.display())]
+    NoneChosen(PathBuf),
     /// A broken line in strict reading.
     #[error("{}:{}: {} (--strict)", .0.file.display(), .0.line, .0.reason)]
     Strict(Broken),
@@ -348,6 +351,9 @@ impl Reader {
 
     #[cold]
     fn no_requests(&self) -> TraceError {
+        if self.parser.capture.tally.has_requests() {
+            return TraceError::NoneChosen(self.file.clone());
+        }
         TraceError::NoRequests {
             file: self.file.clone(),
             format: self.parser.format,
