@@ -277,8 +277,9 @@ static int fm_set(struct inode *inode, int mode)
 	err = fm_switch(inode, mode);
 	if (!err && mode == VEXT4_JOURNALING_ORDERED) {
 		err = fm_store(inode, true);
-		if (err)
-			fm_switch(inode, before);
+		/* The attempt has written the inode without its attribute. */
+		if (err && !fm_switch(inode, before))
+			fm_record(inode);
 	}
 	return err ? err : fm_record(inode);
 }

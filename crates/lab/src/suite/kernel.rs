@@ -132,6 +132,12 @@ pub fn run(options: &KernelOptions) -> Result<bool> {
             true,
             Box::new(move |e| modes::left_over(e, &own, mount)),
         );
+        let own = build.clone();
+        add(
+            format!("vext4-mode-without-room-{mount}"),
+            true,
+            Box::new(move |e| modes::without_room(e, &own, mount)),
+        );
         for round in 0..options.scrambles {
             let (own, seed) = (build.clone(), options.suite.seed * 100 + round);
             let run = Box::new(move |e: &Evidence| modes::scrambled(e, &own, mount, seed));

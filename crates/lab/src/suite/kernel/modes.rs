@@ -155,6 +155,19 @@ cmp /b /mnt/file || broken "what was journaled is back in a file that is $now ag
     Ok("a mode that another driver's has hidden is gone with that".to_owned())
 }
 
+/// An inode whose body has no room for the mode: what is refused leaves the file as it was.
+pub(super) fn without_room(evidence: &Evidence, build: &Build, mount: &str) -> Result<String> {
+    let body = format!(
+        r#"mkfs.ext4 -q -F -b 4096 -I 128 /dev/vda
+mount -t vext4 -o {mount} /dev/vda /mnt; echo content > /mnt/file; $J set data /mnt/file
+if $J set ordered /mnt/file; then broken "ordered without room for it"; fi
+is data /mnt/file; umount /mnt
+mount -t vext4 -o {mount} /dev/vda /mnt; is data /mnt/file"#
+    );
+    run(evidence, &script(build, &body))?;
+    Ok("a mode that is refused for want of room leaves the file as it was".to_owned())
+}
+
 /// Random operations and switches against a model, a crash, a stock kernel's replay.
 pub(super) fn scrambled(evidence: &Evidence, build: &Build, mount: &str, seed: u64) -> Result<String> {
     let body = format!(
