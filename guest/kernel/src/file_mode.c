@@ -251,7 +251,6 @@ static int fm_record(struct inode *inode)
 static int fm_set(struct inode *inode, int mode)
 {
 	int before = fm_mode(inode);
-	bool stored;
 	int err;
 
 	if (mode == before)
@@ -264,12 +263,10 @@ static int fm_set(struct inode *inode, int mode)
 		return -EBUSY;
 	/*
 	 * An inode that is read again must not be ordered before it was switched. A stock kernel that gives it the
-	 * attribute j leaves ours where it is, unseen until j is taken away.
+	 * attribute j leaves ours where it is, unseen until j is taken away. So is one that was inherited without room.
 	 */
-	down_read(&EXT4_I(inode)->xattr_sem);
-	stored = fm_stored(inode);
-	up_read(&EXT4_I(inode)->xattr_sem);
-	if (stored || before == VEXT4_JOURNALING_ORDERED) {
+	if (before == VEXT4_JOURNALING_ORDERED ||
+	    ext4_xattr_get(inode, FM_XATTR_INDEX, FM_XATTR_NAME, NULL, 0) >= 0) {
 		err = fm_store(inode, false);
 		if (err)
 			return err;

@@ -155,17 +155,28 @@ cmp /b /mnt/file || broken "what was journaled is back in a file that is $now ag
     Ok("a mode that another driver's has hidden is gone with that".to_owned())
 }
 
-/// An inode whose body has no room for the mode: what is refused leaves the file as it was.
+/// An inode whose body has no room for the mode: what is refused leaves the file as it was, and what was inherited beside the
+/// body is no reason to refuse when there is room.
 pub(super) fn without_room(evidence: &Evidence, build: &Build, mount: &str) -> Result<String> {
     let body = format!(
         r#"mkfs.ext4 -q -F -b 4096 -I 128 /dev/vda
 mount -t vext4 -o {mount} /dev/vda /mnt; echo content > /mnt/file; $J set data /mnt/file
 if $J set ordered /mnt/file; then broken "ordered without room for it"; fi
 is data /mnt/file; umount /mnt
-mount -t vext4 -o {mount} /dev/vda /mnt; is data /mnt/file"#
+mount -t vext4 -o {mount} /dev/vda /mnt; is data /mnt/file; umount /mnt
+mkfs.ext4 -q -F -b 4096 -I 256 /dev/vda
+mount -t vext4 -o {mount} /dev/vda /mnt; mkdir /mnt/folder; $J set ordered /mnt/folder
+# setxattr(2) and removexattr(2): access for five users fills the body.
+perl -e '$acl = pack "V(vvV)*", 2, 1, 7, -1, (map {{ (2, 7, $_) }} 1..5), 4, 7, -1, 16, 7, -1, 32, 7, -1;
+    syscall(188, @ARGV, $acl, length $acl, 0) and die $!' /mnt/folder system.posix_acl_default
+: > /mnt/folder/file; is ordered /mnt/folder/file
+sync; echo 3 > /proc/sys/vm/drop_caches; is default /mnt/folder/file
+perl -e 'syscall(197, @ARGV) and die $!' /mnt/folder/file system.posix_acl_access
+$J set ordered /mnt/folder/file || broken "refused although there is room"; umount /mnt
+mount -t vext4 -o {mount} /dev/vda /mnt; is ordered /mnt/folder/file"#
     );
     run(evidence, &script(build, &body))?;
-    Ok("a mode that is refused for want of room leaves the file as it was".to_owned())
+    Ok("a mode that is refused for want of room leaves the file as it was, and is not refused when there is room".to_owned())
 }
 
 /// Random operations and switches against a model, a crash, a stock kernel's replay.
