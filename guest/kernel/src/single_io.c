@@ -163,8 +163,7 @@ static u64 sio_sectors_written(journal_t *journal)
 static void sio_show_bytes(struct seq_file *seq, journal_t *journal)
 {
 	struct sio_journal *sio = &journal->j_sio;
-	/* What was handed over has not been written. */
-	s64 log = (atomic64_read(&sio->blocks) - vmaj_handed_over_blocks(journal)) * journal->j_blocksize;
+	s64 log = (atomic64_read(&sio->blocks) - atomic64_read(&sio->handed_over)) * journal->j_blocksize;
 	s64 home = (sio_sectors_written(journal) - sio->sectors_before) << SECTOR_SHIFT;
 	s64 transactions = atomic64_read(&sio->transactions);
 

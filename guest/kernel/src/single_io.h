@@ -32,7 +32,8 @@ enum sio_kind {
  * @overwritten: home writes that never happened: a later transaction had the block first
  * @freed: home writes that never happened: the block was truncated or deleted first
  * @transactions: all commits, also where none may be in one write
- * @blocks: blocks written to the journal: descriptors, revoke records, content and commit blocks
+ * @blocks: blocks of the journal: descriptors, revoke records, content and commit blocks
+ * @handed_over: those of them that were not written, but handed over
  * @sectors_before: what the file system's device had written when the journal was loaded
  * @switches: files whose data goes another way since
  * @switches_flushed: those for which the journal was emptied
@@ -47,6 +48,7 @@ struct sio_journal {
 	atomic64_t freed;
 	atomic64_t transactions;
 	atomic64_t blocks;
+	atomic64_t handed_over;
 	u64 sectors_before;
 	atomic64_t switches;
 	atomic64_t switches_flushed;

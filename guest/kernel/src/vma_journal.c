@@ -155,17 +155,6 @@ bool vmaj_hands_over(journal_t *journal)
 }
 
 /**
- * vmaj_handed_over_blocks - how many blocks of the journal were not written
- * @journal: the journal
- */
-s64 vmaj_handed_over_blocks(journal_t *journal)
-{
-	struct vma_journal *vma = journal->j_vma;
-
-	return vma ? vmaj_all(vma->batches).blocks + vmaj_all(vma->published).blocks : 0;
-}
-
-/**
  * vmaj_begin - a transaction is about to be written
  * @transaction: the one that is being committed
  */
@@ -233,14 +222,17 @@ void vmaj_write_revoke(journal_t *journal, struct buffer_head *bh, blk_opf_t fla
 	vmaj_submit_bh(transaction, REQ_OP_WRITE | flags, bh);
 }
 
-static void vmaj_count(struct vma_journal *vma, struct vmaj_batch *batches, u64 ns)
+static void vmaj_count(journal_t *journal, struct vmaj_batch *batches, u64 ns)
 {
+	struct vma_journal *vma = journal->j_vma;
 	struct vmaj_batch *batch = &batches[min(ilog2(vma->gathered), VMAJ_BATCHES - 1)];
 
 	WRITE_ONCE(vma->copied_max, max(vma->copied_max, vma->gathered));
 	atomic64_inc(&batch->commits);
 	atomic64_add(vma->gathered, &batch->blocks);
 	atomic64_add(ns, &batch->ns);
+	/* The file single_io is there for longer than this. */
+	atomic64_add(vma->gathered, &journal->j_sio.handed_over);
 }
 
 /* Whether a transaction was published, and taken. */
@@ -259,7 +251,7 @@ static bool vmaj_publish(transaction_t *transaction, u64 begun)
 		atomic64_inc(&vma->sent_again);
 		return false;
 	}
-	vmaj_count(vma, vma->published, ns);
+	vmaj_count(journal, vma->published, ns);
 	return true;
 }
 
@@ -331,7 +323,7 @@ void vmaj_commit(transaction_t *transaction)
 			refused = vmaj_control_hand_over(&vma->control, vma->blocks, vma->gathered);
 			if (refused < 0) {
 				vext4_fault(VEXT4_FAULT_VMA_ANSWERED);
-				vmaj_count(vma, vma->batches, ktime_get_ns() - begun);
+				vmaj_count(journal, vma->batches, ktime_get_ns() - begun);
 			}
 		}
 	}

@@ -17,7 +17,6 @@ void vmaj_stop(struct journal_s *journal);
 bool vmaj_hands_over(struct journal_s *journal);
 bool vmaj_publishes(struct journal_s *journal);
 int vmaj_force_commit(struct journal_s *journal);
-s64 vmaj_handed_over_blocks(struct journal_s *journal);
 void vmaj_begin(struct transaction_s *transaction);
 void vmaj_submit_bh(struct transaction_s *transaction, blk_opf_t opf, struct buffer_head *bh);
 void vmaj_write_revoke(struct journal_s *journal, struct buffer_head *bh, blk_opf_t flags);
