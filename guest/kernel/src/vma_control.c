@@ -296,6 +296,12 @@ int vmaj_control_open(struct vmaj_control *control, const char *path, const u8 *
 	queue = bdev_get_queue(control->disk.bdev);
 	control->blocks_max = min3((unsigned int)AFTERIMAGE_BLOCKS_MAX, queue_max_segments(queue) - 1U,
 				   (queue_max_sectors(queue) - 1) / (AFTERIMAGE_BLOCK_BYTES / AFTERIMAGE_SECTOR_BYTES));
+	/* A descriptor and a commit block. */
+	if (control->blocks_max < 2) {
+		pr_err("%s: data=vma: %s takes requests of %u KiB in %u segments: a commit needs 12 in 3\n",
+		       name, path, queue_max_sectors(queue) / 2, queue_max_segments(queue));
+		return -EOPNOTSUPP;
+	}
 	answer = vmaj_ask(control, AFTERIMAGE_INIT, challenge);
 	if (IS_ERR(answer)) {
 		pr_err("%s: data=vma: %s does not answer (error %ld)\n", name, path, PTR_ERR(answer));

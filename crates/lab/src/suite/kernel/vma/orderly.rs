@@ -31,6 +31,10 @@ refused 'there is no control disk at' mount -t vext4 -o data=vma /dev/vda /mnt
 refused 'vma_disk= is for data=vma' mount -t vext4 -o data=journal,vma_disk=/dev/vdb /dev/vda /mnt
 refused 'no use for journal_async_commit' mount -t vext4 -o data=vma,vma_disk=/dev/vdb,journal_async_commit /dev/vda /mnt
 refused 'vma_exitless is for data=vma' mount -t vext4 -o data=journal,vma_exitless /dev/vda /mnt
+requests=/sys/block/vdb/queue/max_sectors_kb; longest=$(cat $requests); echo 4 > $requests
+refused 'takes requests of 4 KiB' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
+refused 'takes requests of 4 KiB' mount -t vext4 -o data=vma,vma_exitless,vma_disk=/dev/vdb /dev/vda /mnt
+echo $longest > $requests
 mkfs.ext4 -q -F -b 1024 /dev/vda
 refused 'in blocks of 4096 bytes' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
 # A copy that the daemon does not serve: its commits would go into the journal of the original.
@@ -88,7 +92,7 @@ umount /mnt
     }
     rig.end()?;
     Ok(format!(
-        "{commits} commits with {blocks} blocks handed over; 8 mounts refused, each with its sentence"
+        "{commits} commits with {blocks} blocks handed over; 10 mounts refused, each with its sentence"
     ))
 }
 
