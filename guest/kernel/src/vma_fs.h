@@ -22,6 +22,8 @@ struct vma_options {
 };
 
 int vmaj_parse_param(struct vma_options *options, struct fs_parameter *param);
+int vmaj_check_default(struct super_block *sb, const struct vma_options *options);
+int vmaj_check(struct super_block *sb, const struct vma_options *options, bool remount);
 int vmaj_mount(struct super_block *sb, const struct vma_options *options);
 
 static inline bool vmaj_mounted(struct super_block *sb)

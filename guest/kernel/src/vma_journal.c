@@ -301,6 +301,20 @@ bool vmaj_publishes(journal_t *journal)
 EXPORT_SYMBOL(vmaj_publishes);
 
 /**
+ * vmaj_is_disk - are commits handed over to this control disk?
+ * @journal: their journal
+ * @path: where the disk is
+ */
+bool vmaj_is_disk(journal_t *journal, const char *path)
+{
+	dev_t device;
+
+	return journal->j_vma && !lookup_bdev(path, &device) &&
+	       device == journal->j_vma->control.disk.bdev->bd_dev;
+}
+EXPORT_SYMBOL(vmaj_is_disk);
+
+/**
  * vmaj_commit - hand a transaction over
  * @transaction: the one that is being committed, all of it gathered, with the commit block last
  *

@@ -16,6 +16,7 @@ int vmaj_start(struct journal_s *journal, const char *path, const u8 *file_syste
 void vmaj_stop(struct journal_s *journal);
 bool vmaj_hands_over(struct journal_s *journal);
 bool vmaj_publishes(struct journal_s *journal);
+bool vmaj_is_disk(struct journal_s *journal, const char *path);
 int vmaj_force_commit(struct journal_s *journal);
 void vmaj_begin(struct transaction_s *transaction);
 void vmaj_submit_bh(struct transaction_s *transaction, blk_opf_t opf, struct buffer_head *bh);

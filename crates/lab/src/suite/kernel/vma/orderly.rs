@@ -31,6 +31,15 @@ refused 'there is no control disk at' mount -t vext4 -o data=vma /dev/vda /mnt
 refused 'vma_disk= is for data=vma' mount -t vext4 -o data=journal,vma_disk=/dev/vdb /dev/vda /mnt
 refused 'no use for journal_async_commit' mount -t vext4 -o data=vma,vma_disk=/dev/vdb,journal_async_commit /dev/vda /mnt
 refused 'vma_exitless is for data=vma' mount -t vext4 -o data=journal,vma_exitless /dev/vda /mnt
+tune2fs -E mount_opts=data=vma /dev/vda >/dev/null; dmesg -C; mount -t vext4 /dev/vda /mnt; umount /mnt
+dmesg | grep -q 'are no options of a superblock' || broken "the superblock's data=vma is dropped without a word"
+mkfs.ext4 -q -F -b 4096 -O ^has_journal /dev/vda
+refused 'vma_exitless is for data=vma' mount -t vext4 -o vma_exitless /dev/vda /mnt
+refused 'data=vma needs a journal' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
+mkfs.ext4 -q -F -b 4096 /dev/vda; tune2fs -o journal_data /dev/vda >/dev/null
+{mount}
+grep -q ' /mnt vext4 .*data=vma' /proc/mounts || broken "where it is journal_data: $(grep /mnt /proc/mounts)"
+umount /mnt
 requests=/sys/block/vdb/queue/max_sectors_kb; longest=$(cat $requests); echo 4 > $requests
 refused 'takes requests of 4 KiB' mount -t vext4 -o data=vma,vma_disk=/dev/vdb /dev/vda /mnt
 refused 'takes requests of 4 KiB' mount -t vext4 -o data=vma,vma_exitless,vma_disk=/dev/vdb /dev/vda /mnt
@@ -47,7 +56,9 @@ mkfs.ext4 -q -F -b 4096 /dev/vda
 {mount}
 grep -q ' /mnt vext4 .*data=vma' /proc/mounts || broken "$(grep /mnt /proc/mounts)"
 refused 'Cannot change data mode' mount -o remount,data=journal /mnt
-mount -o remount,data=vma /mnt
+refused 'a remount cannot change vma_exitless' mount -o remount,vma_exitless /mnt
+refused 'a remount cannot change vma_disk=' mount -o remount,vma_disk=/dev/vda /mnt
+mount -o remount,data=vma,vma_disk=/dev/vdb /mnt
 # Lazily initialized tables go home beside it, and their transactions are handed over as well.
 i=0; while [ $i -lt 100 ]; do i=$((i+1)); dd if=/bin/busybox of=/mnt/f$i bs=4k count=3 conv=fsync 2>/dev/null; done
 dd if=/bin/busybox of=/mnt/mapped bs=64k 2>/dev/null; sync
@@ -92,7 +103,7 @@ umount /mnt
     }
     rig.end()?;
     Ok(format!(
-        "{commits} commits with {blocks} blocks handed over; 10 mounts refused, each with its sentence"
+        "{commits} commits with {blocks} blocks handed over; 14 mounts refused, each with its sentence"
     ))
 }
 
