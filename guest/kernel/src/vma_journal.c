@@ -193,7 +193,11 @@ void vmaj_submit_bh(transaction_t *transaction, blk_opf_t opf, struct buffer_hea
 {
 	struct vma_journal *vma = transaction->t_journal->j_vma;
 
-	if (transaction->t_vma && vma->gathered == vma->gathered_max)
+	/*
+	 * The last place is the commit block's, before which it was decided that it need not wait for anything
+	 * (sio_commit_at_once()): too late to give up.
+	 */
+	if (transaction->t_vma && !transaction->t_sio && vma->gathered == vma->gathered_max - 1)
 		vmaj_give_up(transaction);
 	if (transaction->t_vma)
 		vma->blocks[vma->gathered++] = bh;
@@ -457,7 +461,7 @@ int vmaj_start(journal_t *journal, const char *path, const u8 *file_system, bool
 	vma = kzalloc(sizeof(*vma), GFP_KERNEL);
 	if (!vma)
 		return -ENOMEM;
-	vma->gathered_max = journal->j_max_transaction_buffers + 1;
+	vma->gathered_max = journal->j_max_transaction_buffers + 2;
 	vma->blocks = kvcalloc(vma->gathered_max, sizeof(*vma->blocks), GFP_KERNEL);
 	err = -ENOMEM;
 	if (!vma->blocks)
