@@ -97,7 +97,7 @@ static void vmaj_end_command(struct bio *bio)
 static void vmaj_send(struct vmaj_control *control, unsigned int slot, struct buffer_head **blocks, unsigned int count)
 {
 	struct afterimage_command *command = page_address(control->commands) + slot * AFTERIMAGE_SECTOR_BYTES;
-	struct bio *bio = bio_alloc(control->disk.bdev, count + 1, REQ_OP_WRITE | REQ_SYNC | REQ_META, GFP_NOFS);
+	struct bio *bio = bio_alloc(control->disk.bdev, count + 1, REQ_OP_WRITE | JBD2_JOURNAL_REQ_FLAGS, GFP_NOFS);
 	unsigned int i;
 
 	command->crc = cpu_to_le32(vmaj_crc(command));
