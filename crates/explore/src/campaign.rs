@@ -24,7 +24,7 @@ use crate::Result;
 /// States in one piece of work: few, so that slow checks stop near the end of their budget.
 const CHUNK: usize = 8;
 /// Failures that are kept; one of each kind.
-const FAILURES_MAX: usize = 8;
+pub(crate) const FAILURES_MAX: usize = 8;
 /// How often progress is told and saved.
 const TELL: Duration = Duration::from_millis(500);
 

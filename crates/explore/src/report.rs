@@ -6,12 +6,31 @@ use std::path::PathBuf;
 pub use afterimage_report::number::thousands as grouped;
 use serde::{Deserialize, Serialize};
 
-use crate::campaign::{Failure, Progress};
+use crate::campaign::{Failure, Progress, FAILURES_MAX};
 use crate::check::pool::PoolStats;
+use crate::judge::Problem;
 use crate::setup::Setup;
 
 /// At most this many of the application's states are shown by name.
 const STATES_SHOWN_MAX: usize = 8;
+
+/// A fault of the guest's own, and how it shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// What it is.
+    pub why: String,
+    /// The check that finds it.
+    pub check: String,
+    /// How the check's sentence begins then.
+    pub what: String,
+}
+
+impl Known {
+    /// Whether this is what was found.
+    pub fn is(&self, problem: &Problem) -> bool {
+        problem.above_the_daemon && problem.check == self.check && problem.what.starts_with(&self.what)
+    }
+}
 
 /// One campaign.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,7 +52,7 @@ pub struct Report {
     pub guests: Option<PoolStats>,
     /// A fault of the guest's own that is known to show here; only in suites.
     #[serde(default)]
-    pub known: Option<String>,
+    pub known: Option<Known>,
     /// Where the first failure was saved.
     pub saved: Option<PathBuf>,
     /// The first failure with the fewest lost requests.
@@ -46,10 +65,20 @@ impl Report {
         self.progress.tally.violations() == 0
     }
 
-    /// Whether the daemon kept its promise: nothing broken, but for what is known of the guest and proved to be its own.
+    /// Whether the daemon kept its promise: nothing broken, but for what is known of the guest and proved to be its own. With as many kinds
+    /// of failures as are kept there may be others, which nobody knows.
     pub fn is_accepted(&self) -> bool {
         let tally = &self.progress.tally;
-        tally.violations_of_the_daemon() == 0 && (tally.above_the_daemon == 0 || self.known.is_some())
+        let failures = &self.progress.failures;
+        let is_known = |failure: &Failure| {
+            let problem = failure.verdict.problem.as_ref();
+            self.known.as_ref().zip(problem).is_some_and(|(known, problem)| known.is(problem))
+        };
+        self.holds()
+            || tally.states() > 0
+                && tally.violations_of_the_daemon() == 0
+                && failures.len() < FAILURES_MAX
+                && failures.iter().all(is_known)
     }
 
     /// States a second.
@@ -147,8 +176,8 @@ impl fmt::Display for Report {
                          survive it"
                     )?;
                 }
-                if let (true, Some(known)) = (problem.above_the_daemon, &self.known) {
-                    writeln!(f, "    known: {known}")?;
+                if let Some(known) = self.known.as_ref().filter(|known| known.is(problem)) {
+                    writeln!(f, "    known: {}", known.why)?;
                 }
             }
         }

@@ -15,12 +15,12 @@ use afterimage_block::Medium as _;
 use afterimage_explore::campaign::{self, Failure, Limits, Progress, Subject};
 use afterimage_explore::check::{Checker, Observation};
 use afterimage_explore::evaluate::{Evaluator, Known};
-use afterimage_explore::judge::{Class, Judge};
+use afterimage_explore::judge::{Class, Judge, Problem, Verdict};
 use afterimage_explore::log_recovery::{recover, RecoveryOptions};
 use afterimage_explore::minimise::minimise;
 use afterimage_explore::model::{state_digest, Choice, LostWrite};
 use afterimage_explore::own::{OwnRecovery, Recovered};
-use afterimage_explore::report::Report;
+use afterimage_explore::report::{Known as KnownFault, Report};
 use afterimage_explore::runner::{self, Request};
 use afterimage_explore::schedule::{Picking, Schedule};
 use afterimage_explore::setup::{Level, Setup};
@@ -380,6 +380,38 @@ fn a_saved_failure_fails_again() {
     assert_eq!(verdict.expect("a verdict"), found.verdict);
     let text = saved::show(&saved, &failure);
     assert!(text.contains("bank says") && text.contains("sectors 3..4"), "{text}");
+#[test]
+fn what_is_known_of_a_guest_excuses_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut report = explore(&Tape::bank(Some(5), 12), folder.path(), 900, false);
+    // As if the disks had held what the guest had asked for.
+    report.progress.tally.above_the_daemon = report.progress.tally.violations();
+    let [failure] = &mut report.progress.failures[..] else { panic!("{report}") };
+    let problem = failure.verdict.problem.as_mut().expect("a problem");
+    problem.above_the_daemon = true;
+    let known = |check: &str, what: &str| KnownFault {
+        why: String::new(),
+        check: check.to_owned(),
+        what: what.to_owned(),
+    };
+    let (right, problem) = (known("bank", &problem.what), problem.clone());
+    let accepts = |known: Option<KnownFault>, more: &[&str]| {
+        let mut report = Report { known, ..report.clone() };
+        let first = report.progress.failures[0].clone();
+        report.progress.failures.extend(more.iter().map(|check| {
+            let problem = Some(Problem { check: (*check).to_owned(), ..problem.clone() });
+            Failure { verdict: Verdict { problem, ..first.verdict.clone() }, ..first.clone() }
+        }));
+        report.is_accepted()
+    };
+    assert!(!accepts(None, &[]));
+    assert!(accepts(Some(right.clone()), &[]));
+    assert!(!accepts(Some(known("e2fsck", &right.what)), &[]));
+    assert!(!accepts(Some(known("bank", "something else")), &[]));
+    assert!(!accepts(Some(right.clone()), &["e2fsck"]), "that is another one");
+    assert!(!accepts(Some(right), &["bank"; 7]), "others may not have been kept");
+}
+
 
     // The next campaign here holds: nothing must look as if it had failed.
     std::fs::write(failure.join("mine"), "a note").expect("a file");

@@ -169,10 +169,9 @@ fn run_case(
         resume: options.resume,
     };
     let mut tell = |p: &Progress| listener.progress(p, time, case.states_max);
-    let known = case.known.map(str::to_owned);
     let report = explore(&request, &checkers, stop, &mut tell)?;
     // What the guests have done is known only now.
-    Ok(Report { guests: tools.pool(), known, ..report })
+    Ok(Report { guests: tools.pool(), known: case.known.clone(), ..report })
 }
 
 fn folder(out: &Path, name: &str) -> PathBuf {
