@@ -27,6 +27,14 @@ pub enum ExploreError {
     /// A tool that checks states did something unexpected: nothing can be said about the state.
     #[error("{0}")]
     Checker(String),
+    /// A campaign could not go on, and had found something before.
+    #[error("{source}; before that states were found that break the promise: {found}")]
+    Found {
+        /// Why it could not go on.
+        source: Box<ExploreError>,
+        /// What was wrong with them.
+        found: String,
+    },
 }
 
 impl ExploreError {

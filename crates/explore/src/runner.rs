@@ -62,7 +62,9 @@ pub fn explore(
         _ => Progress::default(),
     };
     let mut written = Duration::ZERO;
+    let mut newest = Progress::default();
     let mut keep_and_tell = |progress: &Progress| {
+        newest = progress.clone();
         if let Some(out) = request.out {
             if progress.elapsed.saturating_sub(written) >= SAVE {
                 written = progress.elapsed;
@@ -73,10 +75,16 @@ pub fn explore(
         }
         tell(progress);
     };
-    let progress = campaign::run(&subject, &request.limits, make_checkers, from, stop, &mut keep_and_tell)?;
-    if let Some(out) = request.out {
-        save_progress(out, request.setup, identity, &progress)?;
-    }
+    let outcome = campaign::run(&subject, &request.limits, make_checkers, from, stop, &mut keep_and_tell);
+    // What was found before a checker failed is no less found.
+    let saved = match request.out {
+        Some(out) if outcome.is_ok() || newest.done > 0 => {
+            save_progress(out, request.setup, identity, &newest)
+        }
+        _ => Ok(()),
+    };
+    let progress = outcome.map_err(|error| broken_off(error, &newest))?;
+    saved?;
     let mut report = Report {
         name: request.name.to_owned(),
         setup: request.setup.clone(),
@@ -110,6 +118,16 @@ pub fn explore(
         saved::remove(&out.join("failure"))?;
     }
     Ok(report)
+}
+
+/// Why a campaign ended early, and what it had found until then.
+fn broken_off(error: ExploreError, progress: &Progress) -> ExploreError {
+    let problems = progress.failures.iter().filter_map(|failure| failure.verdict.problem.as_ref());
+    let found: Vec<String> = problems.map(|problem| format!("{}: {}", problem.check, problem.what)).collect();
+    match found.is_empty() {
+        true => error,
+        false => ExploreError::Found { found: found.join("; "), source: Box::new(error) },
+    }
 }
 
 /// An evaluator that knows nothing yet but which checks name states.

@@ -364,22 +364,40 @@ fn what_does_not_come_again_is_not_called_minimal() {
 }
 
 #[test]
-fn a_saved_failure_fails_again() {
-    let recording = Tape::bank(Some(5), 12);
+fn what_was_found_before_a_check_failed_is_kept_and_told() {
+    struct Mortal(Arc<AtomicUsize>);
+    impl Checker for Mortal {
+        fn name(&self) -> &'static str {
+            "mortal"
+        }
+
+        fn check(&mut self, _: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                3 => Ok(Observation::Inconsistent { what: "a bad day".to_owned(), evidence: String::new() }),
+                0..30 => Ok(Observation::Sound),
+                _ => Err(ExploreError::Checker("the guest is dead".to_owned())),
+            }
+        }
+    }
+    let recording = Tape::bank(None, 12);
+    let setup = setup(&recording, Picking::Rounds);
     let folder = tempfile::tempdir().expect("a folder");
-    let report = explore(&recording, folder.path(), 900, false);
-    assert!(!report.holds());
-    let failure = report.saved.expect("a folder");
-    let (saved, again) = saved::load(&failure).expect("what was saved");
-    assert_eq!((saved.lost.len(), saved.lost[0].sector, saved.is_minimal), (1, 40, true));
-    let subject = saved.setup.subject(&again).expect("the same stream");
-    let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
-    let found = &saved.failure;
-    let verdict =
-        campaign::again(&subject, &mut evaluator, found.cut_event, found.crash_event, &found.choice);
-    assert_eq!(verdict.expect("a verdict"), found.verdict);
-    let text = saved::show(&saved, &failure);
-    assert!(text.contains("bank says") && text.contains("sectors 3..4"), "{text}");
+    let explore = |had: usize, resume: bool| {
+        let had = Arc::new(AtomicUsize::new(had));
+        let mortal = |_worker: usize| -> afterimage_explore::Result<Vec<Box<dyn Checker>>> {
+            Ok(vec![Box::new(Mortal(Arc::clone(&had)))])
+        };
+        let (limits, out) = (limits(900, 1), Some(folder.path()));
+        let request = Request { name: "bank", recording: &recording, setup: &setup, limits, out, resume };
+        let error = runner::explore(&request, &mortal, &AtomicBool::new(false), &mut |_| ());
+        error.expect_err("the guest is dead").to_string()
+    };
+    let told = explore(0, false);
+    assert!(told.contains("the guest is dead") && told.contains("mortal: a bad day"), "{told}");
+    let again = explore(20, true);
+    assert!(again.contains("mortal: a bad day"), "it is in the progress: {again}");
+}
+
 #[test]
 fn what_is_known_of_a_guest_excuses_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -412,6 +430,23 @@ fn what_is_known_of_a_guest_excuses_nothing_else() {
     assert!(!accepts(Some(right), &["bank"; 7]), "others may not have been kept");
 }
 
+#[test]
+fn a_saved_failure_fails_again() {
+    let recording = Tape::bank(Some(5), 12);
+    let folder = tempfile::tempdir().expect("a folder");
+    let report = explore(&recording, folder.path(), 900, false);
+    assert!(!report.holds());
+    let failure = report.saved.expect("a folder");
+    let (saved, again) = saved::load(&failure).expect("what was saved");
+    assert_eq!((saved.lost.len(), saved.lost[0].sector, saved.is_minimal), (1, 40, true));
+    let subject = saved.setup.subject(&again).expect("the same stream");
+    let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
+    let found = &saved.failure;
+    let verdict =
+        campaign::again(&subject, &mut evaluator, found.cut_event, found.crash_event, &found.choice);
+    assert_eq!(verdict.expect("a verdict"), found.verdict);
+    let text = saved::show(&saved, &failure);
+    assert!(text.contains("bank says") && text.contains("sectors 3..4"), "{text}");
 
     // The next campaign here holds: nothing must look as if it had failed.
     std::fs::write(failure.join("mine"), "a note").expect("a file");
