@@ -45,7 +45,7 @@ pub struct Subject {
 /// When to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// After this long.
+    /// After this long; each worker's first few states are looked at whatever the time, where none were before.
     pub time: Duration,
     /// After this many states.
     pub states: Option<u64>,
@@ -132,6 +132,8 @@ pub fn run(
     schedule.leave_out(from.done);
     let (time_before, states_before) = if limits.in_all { (spent, from.done) } else { Default::default() };
     let left = limits.states.map_or(u64::MAX, |max| max.saturating_sub(states_before));
+    // The first guest may take longer to boot than there is time, and a campaign of no state proves nothing.
+    let is_new = from.done == 0;
     let source = Mutex::new(Source { schedule, chunk: 0, left, exhausted: false });
     let merge = Mutex::new(Merge { progress: from, early: BTreeMap::new(), next: 0 });
     let known = Arc::new(Known::default());
@@ -147,7 +149,9 @@ pub fn run(
                     let own = subject.own.clone();
                     let checkers = make_checkers(worker)?;
                     let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::clone(judge), checkers);
-                    while !halt() && time_before + begin.elapsed() < limits.time {
+                    let mut is_first = is_new;
+                    while !halt() && (is_first || time_before + begin.elapsed() < limits.time) {
+                        is_first = false;
                         let (number, items) = take(&mut source.lock());
                         if items.is_empty() {
                             break;

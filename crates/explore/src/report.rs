@@ -60,9 +60,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every state was as promised.
+    /// Whether every state was as promised, and there was one.
     pub fn holds(&self) -> bool {
-        self.progress.tally.violations() == 0
+        let tally = &self.progress.tally;
+        tally.states() > 0 && tally.violations() == 0
     }
 
     /// Whether the daemon kept its promise: nothing broken, but for what is known of the guest and proved to be its own. With as many kinds
@@ -155,6 +156,9 @@ impl fmt::Display for Report {
             )?;
         }
         writeln!(f)?;
+        if tally.states() == 0 {
+            writeln!(f, "  no state was looked at, which proves nothing")?;
+        }
         if !tally.by_state.is_empty() {
             let shown: Vec<String> = tally
                 .by_state

@@ -250,6 +250,23 @@ fn a_campaign_that_is_resumed_has_a_budget_of_its_own() {
 }
 
 #[test]
+fn a_campaign_whose_time_is_over_before_its_first_state_looks_at_some() {
+    let recording = Tape::bank(None, 12);
+    let setup = setup(&recording, Picking::Rounds);
+    let limits = Limits { time: Duration::ZERO, ..limits(u64::MAX, 2) };
+    let look = |stop: bool| {
+        let (name, resume) = ("bank", false);
+        let request = Request { name, recording: &recording, setup: &setup, limits, out: None, resume };
+        runner::explore(&request, &bank, &AtomicBool::new(stop), &mut |_| ()).expect("a report")
+    };
+    let report = look(false);
+    assert!((1..100).contains(&report.progress.done) && report.is_accepted(), "{report}");
+    let stopped = look(true);
+    assert!(stopped.progress.done == 0 && !stopped.holds() && !stopped.is_accepted(), "{stopped}");
+    assert!(stopped.to_string().contains("no state was looked at"), "{stopped}");
+}
+
+#[test]
 fn a_failure_is_minimised_to_what_matters() {
     for picking in [Picking::Rounds, Picking::Moments] {
         let recording = Tape::bank(Some(5), 12);

@@ -19,6 +19,8 @@ fn wrong_requests_are_one_sentence() {
         (&["explore", "--quick", "--only", "nothing"], &["--only nothing", "planted fault"]),
         (&["explore", "--budget", "soon"], &["soon", "--budget"]),
         (&["explore", "--budget", "0s"], &["--budget", "30m"]),
+        (&["explore", "run", "a.img", "--budget", "0s"], &["--budget", "30m"]),
+        (&["explore", "run", "a.img", "--states", "0"], &["--states"]),
         (&["flash", "sweep", "--trace", "a.img", "--vary", "foo=1"], &["'foo' cannot vary", "spare, blocks"]),
         (&["explore", "run", "a.img", "--log-max", "1M"], &["--survives"]),
         (&["explore", "record", "--out", "a.img", "--", "true"], &["a.img is there already", "--force"]),

@@ -9,9 +9,12 @@ mod run;
 mod show;
 mod suite;
 
+use std::time::Duration;
+
 use clap::Subcommand;
 
 use afterimage::failure::Failure;
+use afterimage::units::parse_duration;
 
 /// Find out what a crash may leave, recover each such state, and check it
 ///
@@ -62,6 +65,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
 /// How many workers: as many as asked for, or one for each processor.
 fn workers(asked: Option<usize>) -> usize {
     asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
+/// A budget: in no time nothing can be looked at.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(Duration::ZERO) => Err("states cannot be looked at in no time: name some, as in 30m".to_owned()),
+        time => time.map_err(|e| e.to_string()),
+    }
 }
 
 /// The explorer's error, as a failure with its exit status. A guest's last words keep their lines.

@@ -17,7 +17,7 @@ use afterimage_trace::{Layer, Recording};
 use super::{explain, interrupt, progress, workers};
 use afterimage::commands::print_report;
 use afterimage::failure::Failure;
-use afterimage::units::{parse_duration, parse_size};
+use afterimage::units::parse_size;
 
 /// Explore the crash states of a recording: which may a crash leave, and is each as promised?
 ///
@@ -59,10 +59,10 @@ pub struct Args {
     #[arg(long, value_name = "BYTES")]
     atomic: Option<u32>,
     /// Stop after this long
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::some_time)]
     budget: Duration,
     /// Stop after so many states
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     states: Option<u64>,
     /// Crash at moments drawn evenly from the run, one state each, instead of searching where it hurts
     #[arg(long)]
@@ -164,14 +164,15 @@ fn deaths<'a>(args: &'a Args, recording: &'a Recording) -> Deaths<'a> {
 
 fn finish(report: &Report, args: &Args, stop: &AtomicBool) -> Result<(), Failure> {
     print_report(report, args.json)?;
-    if !report.holds() {
-        return Err(Failure::Status(1));
-    }
-    if stop.load(Ordering::Relaxed) {
+    if stop.load(Ordering::Relaxed) && report.progress.tally.violations() == 0 {
         eprintln!("afterimage: interrupted; --resume goes on");
         return Err(Failure::Status(interrupt::STATUS));
     }
-    Ok(())
+    if report.holds() {
+        Ok(())
+    } else {
+        Err(Failure::Status(1))
+    }
 }
 
 fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {

@@ -10,20 +10,11 @@ use afterimage_explore::suite::{self, Listener, Planted, SuiteOptions};
 use super::{explain, interrupt, progress, workers};
 use afterimage::commands::{print_line, to_json};
 use afterimage::failure::Failure;
-use afterimage::units::parse_duration;
 
 /// The budget of the campaigns of the short suite: with recordings, guests and planted faults a minute or two.
 const QUICK_BUDGET: Duration = Duration::from_secs(30);
 /// Crash points of each case study in the long suite.
 const CASE_STATES: u64 = 10_000;
-
-/// A budget: without time every campaign would end before its first state.
-fn some_time(text: &str) -> Result<Duration, String> {
-    match parse_duration(text) {
-        Ok(Duration::ZERO) => Err("a suite needs time for its campaigns, as in 30m".to_owned()),
-        time => time.map_err(|e| e.to_string()),
-    }
-}
 
 /// Without a subcommand: a suite.
 #[derive(clap::Args, Debug)]
@@ -33,7 +24,7 @@ pub struct Args {
     quick: bool,
     /// The long suite: every workload under every contract, with this time for all campaigns together; recordings, planted
     /// faults and case studies come on top
-    #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = some_time)]
+    #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = super::some_time)]
     budget: Option<Duration>,
     /// With --budget: vDrive's case studies also in virtual time, on a model of nested journaling (./x virtual kernel builds what that needs,
     /// and says what AFTERIMAGE_VIRTUAL_KERNEL is to be)
