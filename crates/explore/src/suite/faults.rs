@@ -22,7 +22,7 @@ use crate::{runner, Result};
 
 /// For each fault: in the quick suite they are found within a few seconds; more is for busy machines.
 const BUDGET: Duration = Duration::from_secs(240);
-/// Among so many draws.
+/// Shared by so many draws, where it is one of many that is planted.
 const DRAWS: u32 = 6;
 /// A small log wraps and checkpoints in a short recording, too.
 const LOG_AREA_BYTES: u64 = 64 * 4096;
@@ -102,9 +102,16 @@ impl Mistake {
         }
     }
 
-    /// Looks for a state that shows it. Where it is one of many that are alike (a sync that is skipped), that one may show in no state: a
-    /// record that followed it may have been made just before the sync's end was known, and say nothing of it. Then another one is
-    /// drawn.
+    /// How often it is drawn. Where it is one of many that are alike (a sync that is skipped), that one may show in no state: a record that
+    /// followed it may have been made just before the sync's end was known, and say nothing of it. Then another one is drawn.
+    fn draws(&self) -> u32 {
+        match self {
+            Self::Daemon(Fault::SkipImageSync | Fault::SkipLogSync) => DRAWS,
+            _ => 1,
+        }
+    }
+
+    /// Looks for a state that shows it.
     pub fn hunt(
         &self,
         options: &SuiteOptions,
@@ -112,7 +119,7 @@ impl Mistake {
         stop: &AtomicBool,
     ) -> Result<Planted> {
         let mut planted = self.hunt_one(options, options.seed, recordings, stop)?;
-        for draw in 1..DRAWS {
+        for draw in 1..self.draws() {
             if planted.found || stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -134,8 +141,8 @@ impl Mistake {
         let (recording, setup) = self.plant(seed, recordings)?;
         let subject = setup.subject(&recording)?;
         let tools = setup.tools(&recording, options.jobs)?;
-        let limits =
-            Limits { time: BUDGET / DRAWS, states: None, jobs: options.jobs, in_all: true, first_only: true };
+        let time = BUDGET / self.draws();
+        let limits = Limits { time, states: None, jobs: options.jobs, in_all: true, first_only: true };
         let checkers = |_worker: usize| tools.checkers();
         let progress =
             campaign::run(&subject, &limits, &checkers, Progress::default(), stop, &mut |_: &Progress| ())?;
