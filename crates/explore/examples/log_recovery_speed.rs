@@ -44,7 +44,7 @@ fn main() {
     println!("{} requests, {} storage writes, {} cuts", prefixes.last(), stream.writes.len(), cuts.len());
     let plans: Vec<(&Cut, Enumeration<'_>)> =
         cuts.iter().map(|cut| (cut, Enumeration::new(&stream, cut, 1))).collect();
-    let recovery = LogRecovery::new(prefixes, options.window, RecoveryOptions::default());
+    let recovery = LogRecovery::new(prefixes, options.window, true, RecoveryOptions::default());
     let next = AtomicU64::new(0);
     let (building_ns, recovering_ns) = (AtomicU64::new(0), AtomicU64::new(0));
     let begun = Instant::now();

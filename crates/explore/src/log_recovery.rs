@@ -125,25 +125,26 @@ fn refused(error: &dyn std::fmt::Display) -> Refused {
     Refused { why: error.to_string() }
 }
 
-/// The daemon's recovery under `power-window`, judged against the guest's history.
+/// The daemon's recovery under `power-window`, judged against the guest's history. Where there is no log, it is judged as it is.
 #[derive(Clone)]
 pub struct LogRecovery {
     prefixes: Arc<Prefixes>,
     window_ns: u64,
+    log: bool,
     options: RecoveryOptions,
 }
 
 impl LogRecovery {
-    /// For a recording with these prefixes, made under that window.
-    pub fn new(prefixes: Arc<Prefixes>, window: Duration, options: RecoveryOptions) -> Self {
-        Self { prefixes, window_ns: window.as_nanos() as u64, options }
+    /// For a recording with these prefixes, made under that window, with a log or without.
+    pub fn new(prefixes: Arc<Prefixes>, window: Duration, log: bool, options: RecoveryOptions) -> Self {
+        Self { prefixes, window_ns: window.as_nanos() as u64, log, options }
     }
 }
 
 impl OwnRecovery for LogRecovery {
     fn recover(&self, media: Vec<Image>) -> Result<own::Recovered, String> {
         let Recovered { images, digest, .. } =
-            recover(media, true, &self.options).map_err(|e| e.to_string())?;
+            recover(media, self.log, &self.options).map_err(|e| e.to_string())?;
         let prefix = self.prefixes.find(digest).next().ok_or_else(|| Breach::NoPrefix.to_string())?;
         Ok(own::Recovered { disks: images, digest, prefix: prefix as u64 })
     }

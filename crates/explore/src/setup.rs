@@ -154,15 +154,16 @@ impl Setup {
                     .to_owned(),
             ));
         }
-        let own: Option<Arc<dyn OwnRecovery>> = match stream.log() {
-            None => None,
-            Some(_) => {
-                let window = self.window()?.ok_or_else(|| {
-                    ExploreError::Usage(format!(
-                        "the recording has a redo log, and the contract to judge is {}",
-                        self.contract
-                    ))
-                })?;
+        let log = stream.log().is_some();
+        let own: Option<Arc<dyn OwnRecovery>> = match self.window()? {
+            None if log => {
+                return Err(ExploreError::Usage(format!(
+                    "the recording has a redo log, and the contract to judge is {}",
+                    self.contract
+                )))
+            }
+            // The window holds for the disks themselves where no log is between; nothing recovers what the guest asked for.
+            Some(window) if self.layer == Layer::Storage => {
                 let options =
                     RecoveryOptions { lose_records: self.lose_records, ..RecoveryOptions::default() };
                 if retains(recording) {
@@ -177,13 +178,14 @@ impl Setup {
                     });
                 }
                 let prefixes = Arc::new(Prefixes::of(recording)?);
-                let recovery = LogRecovery::new(Arc::clone(&prefixes), window, options);
+                let recovery = LogRecovery::new(Arc::clone(&prefixes), window, log, options);
                 if self.model == Model::Guest {
                     Some(Arc::new(process_rule::ProcessRule::new(recording, prefixes, recovery)))
                 } else {
                     Some(Arc::new(recovery))
                 }
             }
+            _ => None,
         };
         Ok(Subject { stream, cuts, own, picking: self.picking, seed: self.seed })
     }

@@ -1,14 +1,21 @@
 //! Every planted fault, and every mistake in the redo log's code that can show at this level, is found within the quick
 //! budget; and the same hunt finds nothing where there is nothing.
 
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afterimage_explore::campaign::{self, Limits, Progress};
 use afterimage_explore::fault::{hunt, survey, Fault, Planted};
-use afterimage_explore::layers::{replay_noted, synthetic, Configure, LayersOptions, Schedule, Synthetic};
+use afterimage_explore::layers::{
+    direct, replay_noted, synthetic, Configure, LayersOptions, Schedule, Synthetic,
+};
 use afterimage_explore::log_recovery::RecoveryOptions;
+use afterimage_explore::setup::Setup;
 use afterimage_order::redo::Mutation;
 use afterimage_order::Contract;
+use afterimage_trace::{Event, EventKind, Layer, Op, Recording, TargetId};
 
 /// States that one hunt may look at.
 const BUDGET_STATES: u64 = 4000;
@@ -51,8 +58,73 @@ fn every_planted_fault_is_found() {
             found.map(|found| (seed, found))
         });
         let (seed, found) = found.unwrap_or_else(|| panic!("{fault} was not found"));
+        assert!(fault.is_shown_by(&found.what), "{fault}: {}", found.what);
         eprintln!("{fault}: seed {seed}, {} states: {}", found.states_tried, found.what);
     }
+}
+
+/// As a suite hunts: by campaigns. Nobody looks into the disks here.
+fn campaign(recording: &Recording) -> Progress {
+    let setup = Setup { seed: 1, ..Setup::of(recording).expect("a contract") };
+    let subject = setup.subject(recording).expect("something to look at");
+    let limits = Limits {
+        time: Duration::from_secs(3600),
+        states: Some(BUDGET_STATES),
+        jobs: 1,
+        in_all: true,
+        first_only: true,
+    };
+    let nobody = |_worker: usize| Ok(Vec::new());
+    campaign::run(&subject, &limits, &nobody, Progress::default(), &AtomicBool::new(false), &mut |_| ())
+        .expect("a result")
+}
+
+/// Without a log the disks themselves are held against the window: where only order is missing, that is what is found.
+#[test]
+fn without_a_log_order_is_missed_where_it_is_missing() {
+    let guest = synthetic(&shape(1), 1);
+    let planted = Fault::NoOrder.plant(&guest, &options(1)).expect("it can be planted");
+    let found = campaign(&planted.recording);
+    let problem = found.failures.first().and_then(|failure| failure.verdict.problem.as_ref());
+    let what = problem.map_or("nothing", |problem| &problem.what);
+    assert!(Fault::NoOrder.is_shown_by(what), "{what}");
+
+    // Serial requests of a sector each: what a disk takes one after the other, each with its sync, is in order.
+    let shape =
+        Synthetic { in_flight: 1, write_sectors_max: 1, align_sectors: 1, think_us_max: 900, ..shape(1) };
+    let guest = synthetic(&shape, 1);
+    let found = campaign(&in_order(&guest, Duration::from_millis(4)));
+    assert!(found.failures.is_empty() && found.tally.stale > 100, "{:?} {:?}", found.tally, found.failures);
+}
+
+/// A daemon that answers at once, and passes everything on in order, each with a sync, so much later.
+fn in_order(guest: &Recording, later: Duration) -> Recording {
+    let mut recording = direct(guest, Contract::GuestCrash).expect("a stream");
+    let window = Contract::PowerWindow { window: Duration::from_millis(10) };
+    recording.about.insert("contract".to_owned(), window.to_string().into());
+    let storage: Vec<TargetId> = recording.of_layer(Layer::Storage).map(|(id, _)| id).collect();
+    let mut waiting: VecDeque<(u64, TargetId, Op)> = VecDeque::new();
+    let mut events = Vec::new();
+    let mut next_id = 1 << 32;
+    for event in std::mem::take(&mut recording.events) {
+        let due = waiting.iter().take_while(|(due_ns, ..)| *due_ns <= event.at_ns).count();
+        for (at_ns, target, op) in waiting.drain(..due) {
+            for op in [op, Op::Flush] {
+                let id = next_id;
+                next_id += 1;
+                events.push(Event { at_ns, kind: EventKind::Submit { target, id, op } });
+                events.push(Event { at_ns, kind: EventKind::Complete { target, id, ok: true } });
+            }
+        }
+        match event.kind {
+            EventKind::Submit { target, op, .. } if storage.contains(&target) => {
+                waiting.push_back((event.at_ns + later.as_nanos() as u64, target, op));
+            }
+            EventKind::Complete { target, .. } if storage.contains(&target) => {}
+            _ => events.push(event),
+        }
+    }
+    Recording { events, ..recording }
 }
 
 #[test]

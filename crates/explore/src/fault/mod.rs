@@ -23,6 +23,7 @@ pub use hunt::{hunt, survey, Found, Survey};
 
 use crate::layers::{direct, replay_noted, Floor, LayersOptions};
 use crate::log_recovery::RecoveryOptions;
+use crate::prefix::Breach;
 use crate::{ExploreError, Result};
 
 /// One mistake.
@@ -32,7 +33,7 @@ pub enum Fault {
     SkipImageSync,
     /// `power`: a flush is acknowledged before its sync, which ends when the next flush comes.
     EarlyFlush,
-    /// `power-window`: flushes are acknowledged, and nothing puts what they cover into an order.
+    /// `power-window`: flushes are acknowledged, the images are synced twice a window, and nothing puts what goes there into an order.
     NoOrder,
     /// `power-window`: one sync of the log is skipped.
     SkipLogSync,
@@ -114,7 +115,7 @@ impl Fault {
         match self {
             Self::SkipImageSync => "power: one sync of an image is skipped, and its flush acknowledged.",
             Self::EarlyFlush => "power: every flush is acknowledged before its sync has ended.",
-            Self::NoOrder => "power-window: flushes are acknowledged without log, order or sync.",
+            Self::NoOrder => "power-window: flushes are acknowledged without log and order; the images are synced twice a window.",
             Self::SkipLogSync => "power-window: one sync of the redo log is skipped.",
             Self::DropLogSyncs => "power-window: the redo log is never synced.",
             Self::DropHomeSyncs => "power-window: the images are never synced on the way home.",
@@ -137,6 +138,11 @@ impl Fault {
     /// Whether the contract whose promise it breaks is `power`; otherwise it is `power-window`.
     pub const fn breaks_power(self) -> bool {
         matches!(self, Self::SkipImageSync | Self::EarlyFlush)
+    }
+
+    /// Whether what was found is this mistake, where another one would be found, too: the window is kept, and only order is missing.
+    pub fn is_shown_by(self, what: &str) -> bool {
+        self != Self::NoOrder || what == Breach::NoPrefix.to_string()
     }
 
     /// The storage stream of the recording's guest layer, with the fault in it. `options` say how `power-window` is
@@ -172,7 +178,7 @@ impl Fault {
         match self {
             Self::SkipImageSync => streams::skip_one_sync(stream, streams::Which::Images, options.seed)?,
             Self::EarlyFlush => streams::end_syncs_late(stream),
-            Self::NoOrder => {}
+            Self::NoOrder => streams::sync_each_window(stream, options.window)?,
             Self::SkipLogSync => streams::skip_one_sync(stream, streams::Which::Log, options.seed)?,
             Self::DropLogSyncs => streams::drop_syncs(stream, streams::Which::Log),
             Self::DropHomeSyncs => streams::drop_syncs(stream, streams::Which::Images),

@@ -1,6 +1,7 @@
 //! Mistakes as changes of a storage stream.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use afterimage_format::log::{RecordHeader, RECORDS_OFFSET};
 use afterimage_trace::{Event, EventKind, Layer, Op, Recording, Role, TargetId};
@@ -8,6 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
 use super::nothing_to_act_on;
+use crate::layers::ids_end;
 use crate::marks::{bounds, marks};
 use crate::Result;
 
@@ -45,6 +47,32 @@ pub(super) fn drop_syncs(recording: &mut Recording, which: Which) {
     let of = targets(recording, which);
     let ids = recording.events.iter().filter_map(|event| is_sync(event, &of)).collect();
     remove(recording, &ids);
+}
+
+/// The images are synced before the mark `begin`, and from then on so often that nothing stays volatile for a window.
+pub(super) fn sync_each_window(recording: &mut Recording, window: Duration) -> Result<()> {
+    let mut images: Vec<TargetId> = targets(recording, Which::Images).into_iter().collect();
+    images.sort_unstable();
+    let (begin, _) = bounds(&marks(recording)?, recording.events.len());
+    let mut next_id = ids_end(recording);
+    let half_ns = window.as_nanos() as u64 / 2;
+    let mut due_ns = 0;
+    let mut events = Vec::with_capacity(recording.events.len());
+    for (index, event) in std::mem::take(&mut recording.events).into_iter().enumerate() {
+        if index == begin || event.at_ns >= due_ns {
+            let at_ns = due_ns.min(event.at_ns);
+            for &target in &images {
+                let id = next_id;
+                events.push(Event { at_ns, kind: EventKind::Submit { target, id, op: Op::Flush } });
+                events.push(Event { at_ns, kind: EventKind::Complete { target, id, ok: true } });
+                next_id += 1;
+            }
+            due_ns = event.at_ns + half_ns;
+        }
+        events.push(event);
+    }
+    recording.events = events;
+    Ok(())
 }
 
 /// One sync between the marks `begin` and `end`, drawn among those that something depends on: of an image, where it makes a

@@ -99,7 +99,7 @@ fn lowered(op: &Op) -> (Op, bool) {
 }
 
 /// The first number that no request of the recording has as its name, nor any after it.
-pub(super) fn ids_end(recording: &Recording) -> u64 {
+pub(crate) fn ids_end(recording: &Recording) -> u64 {
     let ids = recording.events.iter().filter_map(|event| match event.kind {
         EventKind::Submit { id, .. } => Some(id),
         _ => None,

@@ -37,6 +37,7 @@ use afterimage_trace::{EventKind, Recording};
 
 use crate::{ExploreError, Result};
 pub use direct::direct;
+pub(crate) use direct::ids_end;
 pub use driver::{replay, replay_noted};
 pub use retained::{OpenRetained, Retain};
 pub use synthetic::{synthetic, Synthetic};

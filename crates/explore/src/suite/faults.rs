@@ -102,6 +102,13 @@ impl Mistake {
         }
     }
 
+    fn is_shown_by(&self, what: &str) -> bool {
+        match self {
+            Self::Daemon(fault) => fault.is_shown_by(what),
+            Self::Guest { .. } | Self::TornBlocks(_) => true,
+        }
+    }
+
     /// How often it is drawn. Where it is one of many that are alike (a sync that is skipped), that one may show in no state: a record that
     /// followed it may have been made just before the sync's end was known, and say nothing of it. Then another one is drawn.
     fn draws(&self) -> u32 {
@@ -153,7 +160,7 @@ impl Mistake {
             .map(|f| campaign::again(&subject, &mut evaluator, f.cut_event, f.crash_event, &f.choice))
             .transpose()?;
         let how = again.as_ref().and_then(|verdict| {
-            let problem = verdict.problem.as_ref()?;
+            let problem = verdict.problem.as_ref().filter(|problem| self.is_shown_by(&problem.what))?;
             let class = if verdict.class == Class::Lost { "lost" } else { "inconsistent" };
             Some(format!("{class}: {}: {}", problem.check, problem.what))
         });
