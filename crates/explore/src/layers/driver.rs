@@ -60,9 +60,9 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
         if !guest {
             continue;
         }
-        let think_ns = event.at_ns.saturating_sub(before_ns) as f64 * options.time_scale;
+        let think_ns = event.at_ns.saturating_sub(before_ns);
         before_ns = event.at_ns;
-        driver.pass(Duration::from_nanos(think_ns as u64))?;
+        driver.pass(Duration::from_nanos(think_ns))?;
         driver.by_chance()?;
         match &event.kind {
             EventKind::Submit { target, id, op } => driver.submit(place[target], *id, op)?,
@@ -140,9 +140,6 @@ impl<'a> Driver<'a> {
                 options.log_area_bytes,
                 AREA_PAGES_MIN * PAGE_BYTES
             )));
-        }
-        if !(options.time_scale.is_finite() && options.time_scale >= 0.0) {
-            return Err(ExploreError::Usage("the time scale is not a number from 0 on".to_owned()));
         }
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         let clock = Arc::new(VirtualClock::default());
@@ -470,7 +467,6 @@ impl<'a> Driver<'a> {
         let mut replay = serde_json::json!({
             "seed": self.options.seed,
             "log_area_bytes": self.options.log_area_bytes,
-            "time_scale": self.options.time_scale,
         });
         if let Some(retain) = &self.options.retain {
             about.insert(super::JOURNAL.to_owned(), super::RETAIN.into());

@@ -65,8 +65,6 @@ pub struct LayersOptions {
     pub log_area_bytes: u64,
     /// Seed of everything that is drawn. The same seed gives the same recording.
     pub seed: u64,
-    /// The guest's times are multiplied by this: below 1 the guest is faster, and more of it fits into a window.
-    pub time_scale: f64,
     /// What happens beside the guest's requests.
     pub schedule: Schedule,
     /// For proofs that mistakes are found: changes the configuration of the core under test.
@@ -81,7 +79,6 @@ impl Default for LayersOptions {
             window: Duration::from_millis(50),
             log_area_bytes: 4 << 20,
             seed: 1,
-            time_scale: 1.0,
             schedule: Schedule::default(),
             configure: None,
             retain: None,
@@ -95,7 +92,6 @@ impl std::fmt::Debug for LayersOptions {
             .field("window", &self.window)
             .field("log_area_bytes", &self.log_area_bytes)
             .field("seed", &self.seed)
-            .field("time_scale", &self.time_scale)
             .field("schedule", &self.schedule)
             .field("retain", &self.retain)
             .finish_non_exhaustive()
