@@ -10,7 +10,7 @@
 //! while open (on the orphan list), and totals in the superblock that lag (the kernel keeps the real ones in memory).
 //! Whatever else has to be repaired was ordered by the journal, so it is the storage below that broke it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
@@ -26,22 +26,11 @@ use crate::{ExploreError, Result};
 /// Processor time that e2fsck may take, in seconds: one that goes round in circles is killed, and its state inconsistent.
 const CPU_S_MAX: u64 = 60;
 
-/// Which of the guest's disks hold the file system.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct FsckOptions {
-    /// The disk with the ext4 on it, whole, without a partition table.
-    pub disk: usize,
-    /// The disk with its external journal (`mke2fs -O journal_dev`), if there is one.
-    pub journal: Option<usize>,
-}
-
-/// See the module. One per thread: each owns a file of the disk's size in memory.
+/// See the module: of the first disk, whole, without a partition table. One per thread: each owns a file of the disk's size in memory.
 #[derive(Debug)]
 pub struct Fsck {
     program: PathBuf,
-    options: FsckOptions,
     disk: Option<Resident>,
-    journal: Option<Resident>,
     restored_pages: u64,
 }
 
@@ -51,16 +40,8 @@ impl Fsck {
     /// # Errors
     /// e2fsck is not installed.
     pub fn new() -> Result<Self> {
-        Self::with(FsckOptions::default())
-    }
-
-    /// For others.
-    ///
-    /// # Errors
-    /// e2fsck is not installed.
-    pub fn with(options: FsckOptions) -> Result<Self> {
         let program = system_program("e2fsck", "e2fsprogs")?;
-        Ok(Self { program, options, disk: None, journal: None, restored_pages: 0 })
+        Ok(Self { program, disk: None, restored_pages: 0 })
     }
 
     /// Pages that had to be put back so far, of all states.
@@ -68,16 +49,12 @@ impl Fsck {
         self.restored_pages
     }
 
-    fn run(&self, mode: &str) -> Result<Output> {
-        let disk = self.disk.as_ref().ok_or_else(|| ExploreError::Checker("no disk to check".to_owned()))?;
+    fn run(&self, mode: &str, disk: &Path) -> Result<Output> {
         let mut command = Command::new(&self.program);
         command.env_clear().env("LC_ALL", "C").env("E2FSCK_TIME", CLOCK_S);
         // No messages about what could be smaller or faster: they are no complaints.
         command.args([mode, "-E", "fixes_only"]);
-        if let Some(journal) = &self.journal {
-            command.arg("-j").arg(journal.path());
-        }
-        command.arg(disk.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.arg(disk).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = || ExploreError::io(format!("run {}", self.program.display()));
         let child = command.spawn().map_err(failed())?;
         // Set from here: a limit that the child sets itself before exec would need a fork, which costs more than the check.
@@ -92,14 +69,14 @@ impl Fsck {
         child.wait_with_output().map_err(failed())
     }
 
-    fn judge(&self) -> Result<Observation> {
-        let repaired = self.run("-fy")?;
+    fn judge(&self, disk: &Path) -> Result<Observation> {
+        let repaired = self.run("-fy", disk)?;
         let words = words(&repaired);
         // The exit status is a sum (e2fsck(8)): 1 errors corrected, which a replayed orphan list is.
         let status = repaired.status.code();
         let what = match (status, unexpected(&words)) {
             (Some(0 | 1), None) => {
-                let clean = self.run("-fn")?;
+                let clean = self.run("-fn", disk)?;
                 if clean.status.code() == Some(0) {
                     return Ok(Observation::Sound);
                 }
@@ -114,21 +91,6 @@ impl Fsck {
         };
         Ok(Observation::Inconsistent { what, evidence: words })
     }
-
-    fn load(slot: &mut Option<Resident>, disks: &[Arc<Scratch>], index: usize) -> Result<()> {
-        let scratch = disks.get(index).ok_or_else(|| {
-            ExploreError::Usage(format!("e2fsck is to check disk {index}, but the guest has {}", disks.len()))
-        })?;
-        let base = scratch.image().base();
-        match slot {
-            Some(resident) if resident.bytes() == base.len() => resident.rebase(base)?,
-            _ => *slot = Some(Resident::new(base)?),
-        }
-        if let Some(resident) = slot {
-            resident.apply(scratch);
-        }
-        Ok(())
-    }
 }
 
 impl Checker for Fsck {
@@ -137,14 +99,19 @@ impl Checker for Fsck {
     }
 
     fn check(&mut self, disks: &[Arc<Scratch>]) -> Result<Observation> {
-        Self::load(&mut self.disk, disks, self.options.disk)?;
-        if let Some(journal) = self.options.journal {
-            Self::load(&mut self.journal, disks, journal)?;
-        }
-        let observation = self.judge();
-        for resident in self.disk.iter_mut().chain(&mut self.journal) {
-            self.restored_pages += resident.restore()? as u64;
-        }
+        let scratch = disks.first().ok_or_else(|| ExploreError::Checker("no disk to check".to_owned()))?;
+        let base = scratch.image().base();
+        let mut disk = match self.disk.take() {
+            Some(mut disk) if disk.bytes() == base.len() => {
+                disk.rebase(base)?;
+                disk
+            }
+            _ => Resident::new(base)?,
+        };
+        disk.apply(scratch);
+        let observation = self.judge(&disk.path());
+        self.restored_pages += disk.restore()? as u64;
+        self.disk = Some(disk);
         observation
     }
 }

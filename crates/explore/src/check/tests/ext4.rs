@@ -1,8 +1,7 @@
 //! An ext4 in a file, and what e2fsprogs' `debugfs` can do to it.
 
 use std::fs;
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -52,43 +51,17 @@ impl Ext4 {
         self.debugfs(&format!("jo -c\njw -b {number} {}\njc\n", data.display()));
     }
 
-    /// Gives it an empty journal on a disk of its own instead of the one inside, and returns that disk's file. mke2fs does
-    /// this only where the journal is a block device, so the two are acquainted by hand: the file system names the
-    /// journal by its UUID (s_journal_uuid), the journal lists its users' (journal_superblock_t, s_users).
-    pub fn move_journal(&self) -> PathBuf {
-        let journal = self.folder.path().join("journal");
-        fs::File::create(&journal).unwrap().set_len(8 << 20).unwrap();
-        let mut make = Command::new(system_program("mke2fs", "e2fsprogs").unwrap());
-        run(make.args(["-q", "-F", "-b", "4096", "-O", "journal_dev"]).arg(&journal));
-        let uuid_at = |path: &Path| fs::read(path).unwrap()[1024 + 104..1024 + 120].to_vec();
-        let (user, name) = (uuid_at(&self.path()), uuid_at(&journal));
-        let file = fs::OpenOptions::new().write(true).open(&journal).unwrap();
-        file.write_all_at(&1u32.to_be_bytes(), 4096 + 0x40).unwrap();
-        file.write_all_at(&user, 4096 + 0x100).unwrap();
-        let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-        let uuid = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
-        let mut tune = Command::new(system_program("tune2fs", "e2fsprogs").unwrap());
-        run(tune.args(["-f", "-O", "^has_journal"]).arg(self.path()));
-        self.debugfs(&format!("feature has_journal\nset_super_value journal_uuid {uuid}\n"));
-        journal
-    }
-
     /// The content.
     pub fn load(&self) -> Arc<Sparse> {
-        content(&self.path())
-    }
-}
-
-/// A file's content.
-pub fn content(path: &Path) -> Arc<Sparse> {
-    let bytes = fs::read(path).unwrap();
-    let mut sparse = Sparse::new(bytes.len() as u64);
-    for (index, page) in bytes.chunks(PAGE_BYTES).enumerate() {
-        if page.iter().any(|byte| *byte != 0) {
-            sparse.write_at(page, (index * PAGE_BYTES) as u64);
+        let bytes = fs::read(self.path()).unwrap();
+        let mut sparse = Sparse::new(bytes.len() as u64);
+        for (index, page) in bytes.chunks(PAGE_BYTES).enumerate() {
+            if page.iter().any(|byte| *byte != 0) {
+                sparse.write_at(page, (index * PAGE_BYTES) as u64);
+            }
         }
+        Arc::new(sparse)
     }
-    Arc::new(sparse)
 }
 
 fn run(command: &mut Command) -> String {

@@ -7,8 +7,8 @@ use afterimage_trace::{Sparse, PAGE_BYTES};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::ext4::{self, Ext4};
-use crate::check::fsck::{Fsck, FsckOptions};
+use super::ext4::Ext4;
+use crate::check::fsck::Fsck;
 use crate::check::{Checker, Observation};
 use crate::state::{Content, Image, Scratch, SECTOR_BYTES};
 
@@ -108,31 +108,6 @@ fn orphans_and_totals_are_no_complaint() {
     assert!(matches!(found, Observation::Inconsistent { .. }), "{found:?}");
 }
 
-/// Journal and file system on disks of their own: replayed from the one into the other.
-#[test]
-fn an_external_journal_is_recovered() {
-    let ext4 = Ext4::new();
-    let table = block_after(&ext4.debugfs("imap <12>\n"), "located at block");
-    let journal = ext4.move_journal();
-    let options = FsckOptions { disk: 1, journal: Some(0) };
-    let mut fsck = Fsck::with(options).unwrap();
-    let state = || {
-        let disk = |index, path: &std::path::Path| {
-            Arc::new(Scratch::new(Image::digested(index, ext4::content(path))))
-        };
-        [disk(0, &journal), disk(1, &ext4.path())]
-    };
-    assert_eq!(fsck.check(&state()).unwrap(), Observation::Sound, "an empty one");
-    let block = ext4.path().with_file_name("block");
-    for (number, good) in [(9000, true), (table, false)] {
-        std::fs::write(&block, vec![0; PAGE_BYTES]).unwrap();
-        let (journal, block) = (journal.display(), block.display());
-        ext4.debugfs(&format!("jo -c -f {journal}\njw -b {number} {block}\njc\n"));
-        let found = fsck.check(&state()).unwrap();
-        assert_eq!(found == Observation::Sound, good, "block {number}: {found:?}");
-    }
-}
-
 /// After damage at random places the next state is as if nothing had happened.
 #[test]
 fn damage_does_not_leak() {
@@ -154,10 +129,4 @@ fn damage_does_not_leak() {
         assert_eq!(fsck.check(&[scratch(&base)]).unwrap(), Observation::Sound);
     }
     assert!(bad > 10, "{bad}");
-}
-
-#[test]
-fn a_missing_disk_is_the_callers_mistake() {
-    let mut fsck = Fsck::with(FsckOptions { disk: 1, journal: None }).unwrap();
-    assert!(fsck.check(&[scratch(&Arc::new(Sparse::new(1 << 20)))]).is_err());
 }
