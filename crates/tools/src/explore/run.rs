@@ -123,7 +123,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let limits = limits(args);
     let stop = interrupt::flag()?;
     if args.layer.is_none() && Deaths::suit(&recording, args.model) {
-        return finish(&deaths(args, &recording).run(&stop).map_err(explain)?, args, &stop);
+        let ignored = [
+            ("--resume", args.resume),
+            ("--jobs", args.jobs.is_some()),
+            ("--moments", args.moments),
+            ("--atomic", args.atomic.is_some()),
+        ];
+        if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
+            return Err(Failure::usage(format!(
+                "{option} is not for deaths of guest and daemon, as which this recording is looked at: leave it out, or name a --layer"
+            )));
+        }
+        return finish(&deaths(args, &recording).run(&stop).map_err(explain)?, args, &stop, false);
     }
     let setup = setup(args, &recording)?;
     let name = args.recording.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -143,7 +154,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut report = explore(&request, &checkers, &stop, &mut tell).map_err(explain)?;
     line.end();
     report.guests = tools.pool();
-    finish(&report, args, &stop)
+    finish(&report, args, &stop, true)
 }
 
 /// Guest and daemon die, and image and arena outlive them: so journals are judged that were retained under `guest-crash`.
@@ -162,10 +173,11 @@ fn deaths<'a>(args: &'a Args, recording: &'a Recording) -> Deaths<'a> {
     }
 }
 
-fn finish(report: &Report, args: &Args, stop: &AtomicBool) -> Result<(), Failure> {
+/// `is_kept`: what was looked at is there for `--resume`.
+fn finish(report: &Report, args: &Args, stop: &AtomicBool, is_kept: bool) -> Result<(), Failure> {
     print_report(report, args.json)?;
     if stop.load(Ordering::Relaxed) && report.progress.tally.violations() == 0 {
-        eprintln!("afterimage: interrupted; --resume goes on");
+        eprintln!("afterimage: interrupted{}", if is_kept { "; --resume goes on" } else { "" });
         return Err(Failure::Status(interrupt::STATUS));
     }
     if report.holds() {
