@@ -461,20 +461,26 @@ fn a_pause_over_what_was_evicted_puts_nothing_else_home() {
     }
 }
 
+/// A guest whose daemon's memory is gone, under either contract. Of what was retained nothing was needed.
+fn outlives(seed: u64) -> Guest {
+    let applies = seed % 2 == 0;
+    let mut guest = Guest::new(seed, 64 << 20, applies);
+    guest.mount();
+    (0..3).for_each(|_| guest.commit());
+    if !applies {
+        guest.write_back_all();
+    }
+    guest.world.lose_arena();
+    guest
+}
+
 /// The daemon's memory is gone, and of what it retained nothing was needed. Its guest lives, and believes that older transactions are
 /// in its log: what it commits from now on is found by its own recovery, whether it moves its tail before that or not.
 #[test]
 fn a_guest_that_outlives_the_arena_loses_nothing_that_it_commits_then() {
     for seed in 0..32 {
-        let (applies, tail_first) = (seed % 2 == 0, seed / 2 % 2 == 1);
-        let mut guest = Guest::new(seed, 64 << 20, applies);
-        guest.mount();
-        (0..3).for_each(|_| guest.commit());
-        if !applies {
-            guest.write_back_all();
-        }
-        guest.world.lose_arena();
-        if tail_first {
+        let mut guest = outlives(seed);
+        if seed / 2 % 2 == 1 {
             guest.write_tail();
         }
         guest.commit();
@@ -496,6 +502,19 @@ fn a_guest_that_outlives_the_arena_loses_nothing_that_it_commits_then() {
         assert!(guest.retained(), "seed {seed}: a new mount begins anew");
         guest.commit();
         guest.world.check_end("after a new mount");
+    }
+}
+
+/// The daemon that has seen where such a log goes on ends in order before the next transaction.
+#[test]
+fn what_a_guest_that_outlives_the_arena_commits_is_found_after_an_orderly_end() {
+    for seed in 0..16 {
+        let mut guest = outlives(seed);
+        guest.commit();
+        guest.world.stop();
+        guest.world.check_plain("after a commit without an arena, and an orderly end");
+        guest.commit();
+        guest.world.check_plain("after another commit");
     }
 }
 

@@ -54,7 +54,8 @@ impl Volume {
     pub(super) fn unstamp_orphan(&mut self, versions: &mut Versions) -> Result<(), BlockError> {
         let asks =
             |orphan: &Orphan| Stamp::read(orphan.superblock.bytes()).is_some_and(|stamp| !stamp.durable);
-        let orphan = self.orphan.take().filter(asks);
+        // Of one that was adopted the stamp is gone.
+        let orphan = self.orphan.take().filter(|orphan| orphan.adopted.is_none() && asks(orphan));
         let (Some(orphan), Some(sector)) = (orphan, self.sector_of(AreaBlock(0))) else { return Ok(()) };
         let mut block = *orphan.superblock.bytes();
         Stamp::clear(&mut block);
@@ -75,11 +76,12 @@ impl Volume {
             return Ok(());
         }
         let Some(sector) = layout.sector_of(AreaBlock(0)) else { return Ok(()) };
-        let mut block = *orphan.superblock.with_tail(tid, Some(at)).bytes();
+        let superblock = orphan.superblock.with_tail(tid, Some(at));
+        let mut block = *superblock.bytes();
         Stamp::clear(&mut block);
         versions.below.write(sector, &block)?;
         versions.below.sync()?;
-        orphan.adopted = Some((tid, at));
+        *orphan = Orphan { superblock, adopted: Some((tid, at)) };
         self.clamp = orphan.adopted;
         tracing::warn!(
             disk = versions.lines.name(),
