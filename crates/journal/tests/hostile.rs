@@ -518,6 +518,27 @@ fn what_a_guest_that_outlives_the_arena_commits_is_found_after_an_orderly_end() 
     }
 }
 
+/// The tail of such a guest lags, and its journal is absorbed from there on, until a block of its log tells where that is: the next daemon
+/// does not know either.
+#[test]
+fn where_a_log_is_that_outlives_the_arena_is_not_known_to_the_next_daemon_either() {
+    for seed in 0..16 {
+        let mut guest = outlives(seed);
+        guest.write_tail();
+        assert!(guest.retained(), "seed {seed}");
+        guest.world.restart();
+        if seed / 2 % 2 == 1 {
+            guest.checkpoint(1);
+            guest.world.restart();
+        }
+        guest.commit();
+        guest.world.check_plain("after a commit under another daemon");
+        guest.write_tail();
+        guest.commit();
+        guest.world.check_plain("after a tail that lags");
+    }
+}
+
 /// A journal that goes on elsewhere than where it is followed is handed back to the guest, and said: what it commits there is found
 /// by its own recovery, and not by nobody.
 #[test]

@@ -15,11 +15,12 @@ use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 use super::followed::Log;
 use super::layout::superblock::JournalSuperblock;
 use super::log;
-use super::retained::Stop;
+use super::phase::is_of;
+use super::retained::{Retained, Stop};
 use super::stamp::Stamp;
 use super::volume::{area_ranges, Orphan, Phase, Volume};
 use super::volumes::Volumes;
-use crate::ids::{AreaBlock, Tid, BLOCK_SECTORS};
+use crate::ids::{AreaBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::versions::{Places, Versions};
 
 impl Log {
@@ -34,6 +35,19 @@ impl Log {
         }
         self.unproven = tid != self.head.0;
         Ok(())
+    }
+}
+
+impl Retained {
+    /// A log that is taken over may begin elsewhere where it is empty: nothing remembers whether it was proven. It was, if the first block
+    /// of its next transaction is here, which does not come again.
+    pub(super) fn is_unproven(&self, versions: &mut Versions) -> Result<bool, Stop> {
+        let (tid, at) = self.log.head;
+        if !self.log.transactions.is_empty() {
+            return Ok(false);
+        }
+        let mut scratch = [0; BLOCK_BYTES];
+        Ok(!is_of(versions.reader(self.log.id, &*self.place.layout).get(at, &mut scratch)?, tid.0))
     }
 }
 

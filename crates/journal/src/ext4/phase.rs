@@ -100,9 +100,11 @@ impl Volume {
         self.uuid = Some(record.fs_uuid);
         versions.init(self.id, retained.place.room())?;
         retained.place.stamp_again(versions)?;
-        let resumed = retained.resume(versions);
+        self.orphan = None;
+        let resumed = retained.resume(versions).and_then(|()| retained.is_unproven(versions));
+        retained.log.unproven = matches!(resumed, Ok(true));
         self.phase = Phase::Absorbing(retained);
-        resumed
+        resumed.map(drop)
     }
 
     /// Nothing is retained any more, and nothing needs to be.
@@ -167,7 +169,7 @@ impl Volume {
 }
 
 /// Whether a block is a log block of that transaction, by magic and id.
-fn is_of(block: &Block, tid: u32) -> bool {
+pub(super) fn is_of(block: &Block, tid: u32) -> bool {
     /// JBD2_MAGIC_NUMBER
     const MAGIC: u32 = 0xc03b_3998;
     let field = |at: usize| u32::from_be_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
