@@ -539,6 +539,51 @@ fn where_a_log_is_that_outlives_the_arena_is_not_known_to_the_next_daemon_either
     }
 }
 
+/// The daemon ends in order before it has seen where the log of such a guest is.
+#[test]
+fn a_guest_that_outlives_the_arena_may_outlive_an_orderly_end() {
+    for seed in 0..16 {
+        let mut guest = outlives(seed);
+        if seed / 2 % 2 == 1 {
+            guest.write_tail();
+        }
+        guest.world.stop_and_start();
+        if seed / 4 % 2 == 1 {
+            guest.write_tail();
+            guest.world.restart();
+            guest.world.stop_and_start();
+        }
+        guest.commit();
+        guest.world.check_plain("after an orderly end, and a commit");
+        guest.write_tail();
+        guest.world.check_plain("after a tail that lags");
+        guest.commit();
+        guest.world.check_end("at the end");
+    }
+}
+
+/// The guest is gone with the arena. Another one mounts, and the daemon ends in order before its first commit: whoever serves it then, its
+/// log is where its superblock says.
+#[test]
+fn a_mount_after_the_arena_is_gone_is_right_for_any_server() {
+    for seed in 0..16 {
+        let mut guest = outlives(seed);
+        guest.recover(0);
+        if seed / 2 % 2 == 1 {
+            guest.world.restart();
+        }
+        guest.world.stop();
+        (0..seed / 4 % 3).for_each(|_| guest.commit());
+        guest.world.check_plain("with a server that knows nothing of it");
+        guest.world.start();
+        guest.commit();
+        guest.world.check_plain("after a daemon again");
+        guest.world.restart();
+        guest.commit();
+        guest.world.check_plain("after another daemon");
+    }
+}
+
 /// A journal that goes on elsewhere than where it is followed is handed back to the guest, and said: what it commits there is found
 /// by its own recovery, and not by nobody.
 #[test]

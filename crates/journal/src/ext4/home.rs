@@ -276,7 +276,7 @@ impl FileSystems {
         for v in 0..self.volumes.list.len() {
             self.settle(v)?;
             let Self { volumes, versions, .. } = self;
-            volumes.list[v].unstamp_orphan(versions)?;
+            volumes.list[v].accept_orphan(versions)?;
             let Some(Retained { log, .. }) = volumes.list[v].retained() else { continue };
             if !attached {
                 let start = volumes.list[v].start;

@@ -6,7 +6,8 @@
 //! disk says so before that block gets there. The guest's own tail, which lags behind, is clamped to it.
 //!
 //! A guest that mounts writes its superblock first, and the first block of its log has the id that this names. Until one has, it
-//! is not known which of the two it is.
+//! is not known which of the two it is. A daemon that gives the journal up meanwhile leaves the superblock that came, for whoever
+//! serves the guest next, and the stamp in it, for the next daemon.
 
 use std::sync::Arc;
 
@@ -14,14 +15,15 @@ use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
 use super::followed::Log;
 use super::layout::superblock::JournalSuperblock;
+use super::layout::Layout;
 use super::log;
 use super::phase::is_of;
 use super::retained::{Retained, Stop};
 use super::stamp::Stamp;
 use super::volume::{area_ranges, Orphan, Phase, Volume};
-use super::volumes::Volumes;
+use super::volumes::{read_superblock, Volumes};
 use crate::ids::{AreaBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
-use crate::versions::{Places, Versions};
+use crate::versions::{Below, Places, Versions};
 
 impl Log {
     /// A block of its log comes while that is unproven, of that transaction if it is not a logged one.
@@ -35,6 +37,22 @@ impl Log {
         }
         self.unproven = tid != self.head.0;
         Ok(())
+    }
+}
+
+impl Orphan {
+    /// A journal that nobody uses, as far as is known, with its superblock on the disk: whether a daemon has left it so. Of one that has a
+    /// log the first block does not stand there then.
+    pub(super) fn find(
+        below: &mut Below,
+        layout: &Layout,
+        on_disk: Option<&JournalSuperblock>,
+    ) -> Result<Option<Self>, BlockError> {
+        let Some(superblock) = on_disk.filter(|s| Stamp::read(s.bytes()).is_some()) else { return Ok(None) };
+        let start = superblock.start().and_then(|start| layout.sector_of(start));
+        let first = start.map(|start| below.read_block(start)).transpose()?;
+        let begins = first.is_some_and(|first| is_of(&first, superblock.sequence().0));
+        Ok((!begins).then(|| Self::new(superblock.clone())))
     }
 }
 
@@ -63,16 +81,15 @@ impl Volume {
         self.orphan = orphan.map(|orphan| Orphan { superblock: superblock.clone(), ..orphan });
     }
 
-    /// The orderly end: that what was retained is lost was accepted, and nobody is to ask for it any more. Where nothing durable was
-    /// lost nobody does, and the stamp still tells the next daemon that its guest may live.
-    pub(super) fn unstamp_orphan(&mut self, versions: &mut Versions) -> Result<(), BlockError> {
-        let asks =
-            |orphan: &Orphan| Stamp::read(orphan.superblock.bytes()).is_some_and(|stamp| !stamp.durable);
+    /// The orderly end: that what was retained is lost was accepted, and nobody is to ask for it any more, as where nothing durable was
+    /// lost. The stamp still tells the next daemon that its guest may live.
+    pub(super) fn accept_orphan(&mut self, versions: &mut Versions) -> Result<(), BlockError> {
         // Of one that was adopted the stamp is gone.
-        let orphan = self.orphan.take().filter(|orphan| orphan.adopted.is_none() && asks(orphan));
+        let orphan = self.orphan.take().filter(|orphan| orphan.adopted.is_none());
         let (Some(orphan), Some(sector)) = (orphan, self.sector_of(AreaBlock(0))) else { return Ok(()) };
         let mut block = *orphan.superblock.bytes();
-        Stamp::clear(&mut block);
+        let Some(stamp) = Stamp::read(&block).filter(|stamp| !stamp.durable) else { return Ok(()) };
+        Stamp { durable: true, ..stamp }.put(&mut block);
         versions.below.write(sector, &block)?;
         versions.below.sync()
     }
@@ -114,9 +131,8 @@ impl Volumes {
         for volume in &mut self.list {
             let Phase::Armed { layout, .. } = &volume.phase else { continue };
             let Some(sector) = layout.sector_of(AreaBlock(0)) else { continue };
-            let block = versions.below.read_block(sector)?;
-            let superblock = Stamp::read(&block).and_then(|_| JournalSuperblock::parse(&block).ok());
-            volume.orphan = superblock.filter(|s| s.start().is_none()).map(Orphan::new);
+            let on_disk = read_superblock(&mut versions.below, Some(sector))?;
+            volume.orphan = Orphan::find(&mut versions.below, layout, on_disk.as_ref())?;
         }
         Ok(())
     }

@@ -141,7 +141,10 @@ impl Volume {
         // As it was shown all the time: nothing that comes before that tail is needed.
         let superblock = log.served(versions.mistake);
         place.put_log(versions, log, keep)?;
-        place.write_unstamped(versions, &superblock)?;
+        match unproven {
+            true => place.write_unproven(versions, &superblock)?,
+            false => place.write_unstamped(versions, &superblock)?,
+        }
         self.disarm(versions, why);
         self.clamp = clamp;
         self.orphan = unproven.then(|| Orphan::new(superblock));

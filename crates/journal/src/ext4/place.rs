@@ -46,15 +46,36 @@ impl Place {
         superblock: &JournalSuperblock,
         sequence: Tid,
     ) -> Result<(), BlockError> {
+        let stamp = Stamp::of(versions, self.id);
+        self.write_stamped(versions, &superblock.with_tail(sequence, None), stamp)?;
+        self.disk_sequence = sequence;
+        self.on_disk = false;
+        Ok(())
+    }
+
+    /// As [`Place::write_unstamped`], where nothing is retained and the log may be elsewhere: the stamp tells the next daemon.
+    pub(super) fn write_unproven(
+        &self,
+        versions: &mut Versions,
+        superblock: &JournalSuperblock,
+    ) -> Result<(), BlockError> {
+        let stamp = Stamp { durable: true, ..Stamp::of(versions, self.id) };
+        self.write_stamped(versions, superblock, stamp)
+    }
+
+    fn write_stamped(
+        &self,
+        versions: &mut Versions,
+        superblock: &JournalSuperblock,
+        stamp: Stamp,
+    ) -> Result<(), BlockError> {
         let Some(sector) = self.layout.sector_of(AreaBlock(0)) else { return Ok(()) };
-        let mut block = *superblock.with_tail(sequence, None).bytes();
-        Stamp::of(versions, self.id).put(&mut block);
+        let mut block = *superblock.bytes();
+        stamp.put(&mut block);
         versions.arena.records.set_seen(self.id, Seen::Journal, None);
         versions.below.write(sector, &block)?;
         versions.below.sync()?;
         set_stamped(&mut versions.arena, self.id, true);
-        self.disk_sequence = sequence;
-        self.on_disk = false;
         Ok(())
     }
 
