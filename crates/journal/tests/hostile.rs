@@ -18,7 +18,7 @@ mod world;
 use std::sync::atomic::Ordering;
 
 use afterimage_block::Operation;
-use afterimage_journal::log::encode::Draft;
+use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::Mutation;
 use afterimage_journal::{AreaBlock, BLOCK_BYTES};
 use common::replayed;
@@ -581,6 +581,56 @@ fn a_mount_after_the_arena_is_gone_is_right_for_any_server() {
         guest.world.restart();
         guest.commit();
         guest.world.check_plain("after another daemon");
+    }
+}
+
+/// The daemon dies with the memory of nothing but a transaction's beginning, of which the commit waits. The next one hands the journal
+/// back, and does not take the commit block that comes again for the beginning of a log.
+#[test]
+fn a_commit_that_waited_belongs_to_what_was_there_before() {
+    for seed in 0..16 {
+        let mut guest = Guest::new(seed, 64 << 20, true);
+        guest.mount();
+        let draft = guest.draft();
+        let mut encoder = Encoder::new(&guest.geometry, guest.head, guest.tid);
+        encoder.transaction(&draft);
+        let (at, commit) = encoder.blocks.pop_last().unwrap();
+        for (at, block) in &encoder.blocks {
+            guest.world.write(guest.area_sector(*at), &block[..]);
+        }
+        let (home, sector) = (guest.sector_of(draft.logged[0].0), guest.area_sector(at));
+        guest.world.faults.slow.set(home, 200);
+        let write = Operation::Write { flushed: false };
+        guest.world.submit(1, write, home, 8, &[3; BLOCK_BYTES]);
+        guest.world.submit(0, write, sector, 8, &commit[..]);
+        guest.world.restart_before_arrivals();
+        assert!(!guest.retained(), "seed {seed}: {:?}", guest.world.status());
+        guest.world.write(home, &[3; BLOCK_BYTES]);
+        guest.world.write(sector, &commit[..]);
+        for (home, content) in &draft.logged {
+            guest.world.committed(START / 8 + home.0, &content[..], true);
+        }
+        guest.world.check_plain("after a commit that waited");
+    }
+}
+
+/// Its file system cannot be understood for a moment.
+#[test]
+fn a_guest_that_outlives_the_arena_may_be_unsound_for_a_moment() {
+    for seed in 0..16 {
+        let mut guest = outlives(seed);
+        let at = if seed / 2 % 2 == 1 { 0 } else { START + 2 };
+        let sound = guest.world.read(at, 2);
+        let mut odd = sound.clone();
+        // A byte of the UUID, or one of the table's signature.
+        odd[if at == 0 { 510 } else { 0x68 }] ^= 1;
+        guest.world.write(at, &odd);
+        guest.world.write(at, &sound);
+        if seed / 4 % 2 == 1 {
+            guest.write_tail();
+        }
+        guest.commit();
+        guest.world.check_plain("after a moment, and a commit");
     }
 }
 

@@ -21,7 +21,7 @@ use super::phase::is_of;
 use super::retained::{Retained, Stop};
 use super::stamp::Stamp;
 use super::volume::{area_ranges, Orphan, Phase, Volume};
-use super::volumes::{read_superblock, Volumes};
+use super::volumes::Volumes;
 use crate::ids::{AreaBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::versions::{Below, Places, Versions};
 
@@ -126,17 +126,6 @@ impl Volume {
 }
 
 impl Volumes {
-    /// Looks which journals are such, at a start.
-    pub(super) fn find_orphans(&mut self, versions: &mut Versions) -> Result<(), BlockError> {
-        for volume in &mut self.list {
-            let Phase::Armed { layout, .. } = &volume.phase else { continue };
-            let Some(sector) = layout.sector_of(AreaBlock(0)) else { continue };
-            let on_disk = read_superblock(&mut versions.below, Some(sector))?;
-            volume.orphan = Orphan::find(&mut versions.below, layout, on_disk.as_ref())?;
-        }
-        Ok(())
-    }
-
     /// Whether a write touches the log of such a journal.
     pub(super) fn touches_orphan(&self, sector: Sector, sectors: u64) -> bool {
         self.list.iter().any(|volume| volume.orphan.is_some() && has_journal_in(volume, sector, sectors))

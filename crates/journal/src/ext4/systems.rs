@@ -113,7 +113,6 @@ impl FileSystems {
         };
         opened.volumes.look(&mut opened.versions)?;
         opened.take_over()?;
-        opened.volumes.find_orphans(&mut opened.versions)?;
         Ok(opened)
     }
 

@@ -186,8 +186,13 @@ impl Volume {
     }
 
     /// A journal is found that nobody uses, as far as is known. `on_disk`: its superblock there, if it is not the one whose tail is known:
-    /// an earlier daemon may have released what came before that tail.
-    pub(super) fn wait_for_mount(&mut self, layout: Arc<Layout>, on_disk: Option<JournalSuperblock>) {
+    /// an earlier daemon may have released what came before that tail, or its memory may be gone.
+    pub(super) fn wait_for_mount(
+        &mut self,
+        layout: Arc<Layout>,
+        on_disk: Option<JournalSuperblock>,
+        orphan: Option<Orphan>,
+    ) {
         let known = self.waits_for(&layout);
         let clamp = if known { self.clamp } else { on_disk.and_then(|s| tail_in(&s)) };
         let why = match (&self.phase, clamp) {
@@ -196,7 +201,7 @@ impl Volume {
             _ => "waiting for the next mount".to_owned(),
         };
         self.uuid = Some(layout.uuid);
-        self.orphan = self.orphan.take().filter(|_| known);
+        self.orphan = if known { self.orphan.take() } else { orphan };
         self.clamp = clamp;
         self.left = None;
         self.phase = Phase::Armed { layout, why };
@@ -293,13 +298,13 @@ mod tests {
         let mut volume = place();
         let clamp = |volume: &Volume| volume.clamp.map(|(tid, at)| (tid.0, at.0));
         let on_disk = |start| Some(superblock(7, start));
-        volume.wait_for_mount(layout(1, 5000).into(), on_disk(3));
+        volume.wait_for_mount(layout(1, 5000).into(), on_disk(3), None);
         assert_eq!(clamp(&volume), Some((7, 3)));
         // Whatever the disk says now: what is known of the same journal counts.
         assert!(volume.waits_for(&layout(1, 5000)) && !volume.waits_for(&layout(2, 5000)));
-        volume.wait_for_mount(layout(1, 6000).into(), None);
+        volume.wait_for_mount(layout(1, 6000).into(), None, None);
         assert_eq!(clamp(&volume), Some((7, 3)));
-        volume.wait_for_mount(layout(2, 6000).into(), on_disk(0));
+        volume.wait_for_mount(layout(2, 6000).into(), on_disk(0), None);
         assert!(clamp(&volume).is_none(), "another one, which is empty");
         // Passed through: the journal goes on to be known by its place and UUID, as long as it has a log.
         let there = |uuid: u8, start| {

@@ -9,7 +9,7 @@ use super::layout::{self, Found};
 use super::ranges::{Areas, Ranges};
 use super::retained::{Retained, Stop};
 use super::survey::{start_of, Survey};
-use super::volume::{Next, Phase, Volume};
+use super::volume::{Next, Orphan, Phase, Volume};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, BLOCK_SECTORS};
 use crate::versions::arena::{Seen, VolumeId, VOLUMES_MAX};
@@ -188,7 +188,8 @@ impl Volumes {
                 let volume = &mut self.list[v];
                 let at = layout.sector_of(AreaBlock(0)).filter(|_| !volume.waits_for(&layout));
                 let on_disk = read_superblock(&mut versions.below, at)?;
-                volume.wait_for_mount(layout, on_disk);
+                let orphan = Orphan::find(&mut versions.below, &layout, on_disk.as_ref())?;
+                volume.wait_for_mount(layout, on_disk, orphan);
                 Ok(())
             }
             Next::Passed { uuid, why, journal } => {

@@ -510,6 +510,18 @@ impl World {
         self.open(Arena::open(&self.arena, None).unwrap());
     }
 
+    /// As [`World::restart`], but nothing of what is in flight has arrived.
+    pub fn restart_before_arrivals(&mut self) {
+        (0..LANES).for_each(|lane| self.reap(lane));
+        let (disk, arena) = (self.memory.bytes(), std::fs::read(&self.arena).unwrap());
+        self.drain();
+        self.lanes.clear();
+        self.disk = None;
+        self.memory.write_at(&disk, 0).unwrap();
+        std::fs::write(&self.arena, arena).unwrap();
+        self.open(Arena::open(&self.arena, None).unwrap());
+    }
+
     /// The orderly end with a guest attached, and another daemon later.
     pub fn stop_and_start(&mut self) {
         self.stop();
