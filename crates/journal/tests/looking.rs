@@ -55,6 +55,25 @@ fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
     }
 }
 
+/// A partition of a few sectors at the disk's end, with what looks like an ext4 in it, and then like something else.
+#[test]
+fn a_place_that_is_smaller_than_a_block_can_be_looked_at() {
+    let mut base = vec![0; 1 << 20];
+    let start = base.len() as u32 / 512 - 7;
+    base[446 + 4] = 0x83;
+    base[446 + 8..446 + 12].copy_from_slice(&start.to_le_bytes());
+    base[446 + 12..446 + 16].copy_from_slice(&7u32.to_le_bytes());
+    base[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let (mut served, _) = reads(&base, 4 << 20, wait_for_home());
+    let mut content = [0; 4 * 512];
+    content[1024 + 0x38..1024 + 0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
+    for layer in [b"\0\0\0\0\0\0", b"LUKS\xba\xbe", b"LUKS\xba\xbe"] {
+        content[..6].copy_from_slice(layer);
+        content[1024] ^= 1;
+        served.lane().write(Sector(start.into()), &content).unwrap();
+    }
+}
+
 /// Seed 92005 of `./x simulate --vext4 --vma` ended with a disk that its own daemon took for another one.
 #[test]
 fn a_mount_that_fails_anywhere_is_one_or_none() {

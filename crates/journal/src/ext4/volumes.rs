@@ -139,11 +139,12 @@ impl Volumes {
     }
 
     /// A finding that names no file system says nothing of one that begins there all the same, and whose guest goes on with it: a layer is
-    /// recognised by bytes that a file may have, too, and of too many file systems some are not looked at.
+    /// recognised by bytes that a file may have, too, and of too many file systems some are not looked at. Where the disk ends before a
+    /// block does, none begins.
     fn named(&self, v: usize, versions: &mut Versions, found: Found) -> Result<Found, BlockError> {
-        let (Some(known), Found::Passthrough { start, uuid: None, why, journal }) =
-            (self.list[v].uuid, &found)
-        else {
+        let fits = |start: Sector| start.0 + BLOCK_SECTORS <= self.survey.disk_sectors;
+        let known = self.list[v].uuid.filter(|_| fits(self.list[v].start));
+        let (Some(known), Found::Passthrough { start, uuid: None, why, journal }) = (known, &found) else {
             return Ok(found);
         };
         let uuid = layout::ext4_uuid(&versions.below.read_block(*start)?).filter(|uuid| *uuid == known);
