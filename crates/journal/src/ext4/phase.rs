@@ -22,7 +22,8 @@ impl Volume {
         start: AreaBlock,
     ) -> Result<bool, JournalError> {
         let id = self.id;
-        if self.clamp.is_some_and(|(tid, _)| tid.is_after(superblock.sequence())) {
+        let behind = self.clamp.is_some_and(|(tid, _)| tid.is_after(superblock.sequence()));
+        if behind || usize::from(id.0) >= VOLUMES_MAX {
             return Ok(false);
         }
         let Phase::Armed { layout, why } = &mut self.phase else { return Ok(false) };
@@ -46,9 +47,6 @@ impl Volume {
         let stamped = !versions.mistake.is(Mutation::SkipMarkEmpty);
         if stamped {
             retained.place.mark_empty(versions, superblock, superblock.sequence())?;
-        }
-        if usize::from(id.0) >= VOLUMES_MAX {
-            return Ok(false);
         }
         forget(&mut versions.arena, id);
         let record = VolumeRecord {

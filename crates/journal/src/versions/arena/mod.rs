@@ -70,8 +70,7 @@ pub struct ArenaIdentity {
 /// Where a block stands on its way home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// Its home was written with something else after it was committed. Of a transaction's first block: it waits to be committed for such a
-    /// write of one of its blocks.
+    /// Its home was written with something else after it was committed.
     Overwritten,
     /// Its home holds it.
     Home,
