@@ -7,17 +7,21 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use afterimage_block::Medium;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
+use twox_hash::XxHash3_64;
 
 use crate::calendar::Ns;
 use crate::content::Content;
 
 const SECTOR_BYTES: usize = 512;
+/// The page cache's.
+const PAGE_BYTES: usize = 4096;
 /// A device's smallest atomic unit when sectors tear.
 const TEAR_BYTES: usize = 8;
 /// How much may wait to be synced.
@@ -46,6 +50,8 @@ pub enum Breaks {
     SyncedPage,
     /// A process's death takes what it had written last, as if it had never been handed to the kernel.
     LastWrites,
+    /// What a failed sync has lost is found nowhere when it is to be written again.
+    Rewrites,
 }
 
 /// A write or zeroing that is not known to be on the device.
@@ -82,6 +88,16 @@ impl Piece {
             None => target.zero_at(self.offset as u64, self.len as u64, true),
         };
         done.expect("memory");
+    }
+
+    /// A piece of each page: a failed sync loses whole ones.
+    fn by_page(self) -> impl Iterator<Item = Piece> {
+        let (start, end) = (self.offset, self.offset + self.len);
+        (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
+            let (from, to) = (start.max(page * PAGE_BYTES), end.min((page + 1) * PAGE_BYTES));
+            let data = self.data.as_ref().map(|data| data[from - start..to - start].to_vec());
+            Piece { offset: from, len: to - from, data, ..self }
+        })
     }
 }
 
@@ -249,7 +265,7 @@ impl Volatile {
             base.write_at(target, start as u64).expect("memory");
         }
         if let (Breaks::SyncedPage, Some(page)) = (inside.breaks, inside.last_synced) {
-            let bytes = (base.len() - page as u64).min(4096);
+            let bytes = (base.len() - page as u64).min(PAGE_BYTES as u64);
             base.zero_at(page as u64, bytes, true).expect("memory");
         }
         copy(&base, &self.cached);
@@ -266,7 +282,7 @@ impl Inside {
             if keeps {
                 piece.do_to(base);
                 *unsynced_bytes -= piece.len;
-                *last_synced = Some(piece.offset / 4096 * 4096);
+                *last_synced = Some(piece.offset / PAGE_BYTES * PAGE_BYTES);
             }
             !keeps
         });
@@ -276,9 +292,22 @@ impl Inside {
         let (from, done) = self.moment;
         let (offset, len) = (offset as usize, len as usize);
         if self.base.is_some() {
+            self.dirty(offset..offset + len);
             self.unsynced_bytes += len;
             self.pieces.push(Piece { from, done, offset, len, data: data.map(<[u8]>::to_vec), lost: false });
         }
+    }
+
+    /// The pages of a range are to be written, each as a whole, with what had been lost of it. The bytes that had been.
+    fn dirty(&mut self, range: Range<usize>) -> u64 {
+        let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
+        let mut bytes = 0;
+        let lost = self.pieces.iter_mut().filter(|piece| piece.lost);
+        for piece in lost.filter(|piece| pages.contains(&(piece.offset / PAGE_BYTES))) {
+            (piece.lost, piece.done) = (false, self.moment.1);
+            bytes += piece.len as u64;
+        }
+        bytes
     }
 
     fn fault(&mut self, kind: Fails) -> io::Result<()> {
@@ -287,9 +316,13 @@ impl Inside {
         }
         self.failed += 1;
         if kind == Fails::Sync {
-            // Which, follows from where they are, so that a seed repeats.
+            // Which pages are lost follows from where they are and when, so that a seed repeats. What a sync covers that is under way, that one
+            // answers for.
+            self.pieces = std::mem::take(&mut self.pieces).into_iter().flat_map(Piece::by_page).collect();
             for piece in &mut self.pieces {
-                piece.lost |= (piece.offset / SECTOR_BYTES + piece.len / SECTOR_BYTES) % 4 > 0;
+                let page = (piece.offset / PAGE_BYTES).to_le_bytes();
+                let loses = XxHash3_64::oneshot_with_seed(self.moment.0, &page) % 4 > 0;
+                piece.lost |= loses && !self.syncs.iter().any(|(from, _)| piece.done <= *from);
             }
         }
         Err(io::Error::other("the modelled device fails"))
@@ -322,17 +355,10 @@ impl Medium for Volatile {
 
     fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
         let mut inside = self.inside.lock();
-        let moment = inside.moment;
-        let range = offset as usize..(offset + len) as usize;
-        let mut bytes = 0;
-        for piece in inside.pieces.iter_mut().filter(|piece| piece.lost) {
-            if piece.offset < range.end && range.start < piece.offset + piece.len {
-                piece.lost = false;
-                piece.done = moment.1;
-                bytes += piece.len as u64;
-            }
+        match inside.breaks {
+            Breaks::Rewrites => Ok(0),
+            _ => Ok(inside.dirty(offset as usize..(offset + len) as usize)),
         }
-        Ok(bytes)
     }
 
     /// Whether it fails: when it is over is told apart ([`Volatile::synced`]).
@@ -444,31 +470,63 @@ mod tests {
         content.cut(40, &mut rng(1));
     }
 
-    #[test]
-    fn what_a_failed_sync_has_lost_is_in_the_cache_only() {
-        let content = Volatile::zeroes(4096);
-        write(&content, 1, 0, 1);
+    /// Whole pages, as images and logs are written, and a sync of them that fails; another one follows `then`, and a cut: of which pages
+    /// there is what.
+    fn left_by_a_failed_sync(breaks: Breaks, then: impl Fn(&Volatile)) -> Vec<u8> {
+        let content = Volatile::zeroes(16 * 4096);
+        content.break_word(breaks);
+        content.at(1, 1);
+        content.write_at(&[1; 8 * 4096], 0).unwrap();
+        (8..16).for_each(|page| content.write_at(&[1; 4096], page * 4096).unwrap());
         content.fail(Some(Fails::Sync));
         assert!(content.sync().is_err());
-        assert_eq!(content.failed(), 1);
+        assert_eq!((content.failed(), bytes(&content)), (1, vec![1; 16 * 4096]));
+        content.at(40, 40);
+        then(&content);
         content.sync().unwrap();
-        content.synced(10, 20);
-        content.settle(30);
-        assert_eq!(bytes(&content)[0], 1);
-        let again = |rewrites: bool| {
-            let content = Volatile::zeroes(4096);
-            write(&content, 1, 0, 1);
-            content.fail(Some(Fails::Sync));
-            assert!(content.sync().is_err());
-            if rewrites {
-                content.at(40, 40);
-                assert_eq!(content.rewrite_lost(0, 4096).unwrap(), 512);
-            }
+        content.synced(50, 60);
+        content.cut(70, &mut rng(1));
+        bytes(&content).chunks(4096).map(|page| page[0]).collect()
+    }
+
+    #[test]
+    fn what_a_failed_sync_has_lost_is_in_the_cache_only() {
+        let lost = |left: &[u8]| left.iter().filter(|byte| **byte == 0).count();
+        let left = left_by_a_failed_sync(Breaks::Nothing, |_| {});
+        // Of one large write some pages, and of small ones some.
+        assert!((1..8).contains(&lost(&left[..8])) && (1..8).contains(&lost(&left[8..])), "{left:?}");
+        let rewrite = |content: &Volatile| content.rewrite_lost(0, 16 * 4096).unwrap();
+        let again = |content: &Volatile| assert_eq!(rewrite(content), 4096 * lost(&left) as u64);
+        assert_eq!(left_by_a_failed_sync(Breaks::Nothing, again), [1; 16]);
+        assert_eq!(left_by_a_failed_sync(Breaks::Rewrites, |content| assert_eq!(rewrite(content), 0)), left);
+    }
+
+    #[test]
+    fn what_is_written_after_a_failed_sync_stays_the_newest() {
+        // The rest of the page goes with it.
+        let newer = |content: &Volatile| {
+            (0..16).for_each(|page| content.write_at(&[2; 512], page * 4096).unwrap());
             content.synced(50, 60);
-            content.cut(70, &mut rng(1));
-            bytes(&content)[0]
+            content.settle(60);
+            assert_eq!(content.rewrite_lost(0, 16 * 4096).unwrap(), 0);
+            content.die(65);
+            assert!(bytes(content)
+                .chunks(4096)
+                .all(|page| page[..512] == [2; 512] && page[512..] == [1; 3584]));
         };
-        assert_eq!((again(false), again(true)), (0, 1));
+        assert_eq!(left_by_a_failed_sync(Breaks::Nothing, newer), [2; 16]);
+    }
+
+    #[test]
+    fn a_failed_sync_loses_nothing_of_what_an_earlier_one_answers_for() {
+        let content = Volatile::zeroes(16 * 4096);
+        content.at(1, 1);
+        content.write_at(&[1; 16 * 4096], 0).unwrap();
+        content.synced(10, 30);
+        content.fail(Some(Fails::Sync));
+        assert!(content.sync().is_err());
+        content.cut(40, &mut rng(1));
+        assert_eq!(bytes(&content), vec![1; 16 * 4096]);
     }
 
     #[test]
