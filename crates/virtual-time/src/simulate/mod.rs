@@ -82,6 +82,8 @@ pub struct Simulated {
     pub trace: u64,
     /// What is wrong, if something is.
     pub broken: Option<String>,
+    /// Only that it took too long.
+    pub out_of_time: bool,
 }
 
 /// Runs one seed. `folder` is an empty one on a tmpfs.
@@ -99,6 +101,7 @@ pub fn simulate(
     let trace = Trace::create(trace, plan.guests).map_err(io_error("make the trace"))?;
     let mut world = World::new(&plan, &run, options, folder, &trace)?;
     let lived = world.live();
+    let out_of_time = matches!(&lived, Err(Ended::Run(error)) if matches!(**error, RunError::Limit { .. }));
     let broken = match lived {
         Ok(()) => None,
         Err(Ended::Broken(what)) => Some(what),
@@ -112,7 +115,7 @@ pub fn simulate(
     let broken = broken.map(|what| what.replace(&format!("{}/", folder.display()), ""));
     let tally = world.end();
     let sum = trace.finish().map_err(io_error("write the trace"))?;
-    Ok(Simulated { plan: plan.describe(), tally, trace: sum, broken })
+    Ok(Simulated { plan: plan.describe(), tally, trace: sum, broken, out_of_time })
 }
 
 fn run_options(plan: &Plan, options: &SimulateOptions) -> RunOptions {

@@ -29,7 +29,7 @@ pub struct Seeds {
     /// Run each seed twice, and compare
     #[arg(long)]
     twice: bool,
-    /// Something is broken on purpose: succeed when one of the seeds finds it. A device that breaks its word (syncs, synced-page,
+    /// Something is broken on purpose: succeed when one of the seeds finds it, and passes without it. A device that breaks its word (syncs, synced-page,
     /// last-writes, rewrites), a slip between daemon and guest (lost-kick, untold-error), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
     #[arg(long, value_name = "NAME", default_value = "nothing")]
     canary: Canary,
@@ -102,7 +102,8 @@ pub fn run(args: &Seeds) -> Result<(), String> {
     if args.here {
         return run_seed_here(args, &options, &trace);
     }
-    let once = |seed: u64| run_seed(args, seed, &options.kernel.pin, &trace);
+    let once =
+        |seed: u64| in_time(args, seed, run_seed(args, seed, args.canary, &options.kernel.pin, &trace)?);
     let begun = std::time::Instant::now();
     let (mut all, mut broken, mut failed) = (Tally::default(), Vec::new(), Vec::new());
     for seed in args.seeds.clone() {
@@ -131,6 +132,12 @@ pub fn run(args: &Seeds) -> Result<(), String> {
             broken.push(seed);
         }
         if args.canary != Canary::default() && !broken.is_empty() {
+            // What the seed finds of itself is nothing of the canary's.
+            let trace = scratch.path().join("without");
+            let without = run_seed(args, seed, Canary::default(), &options.kernel.pin, &trace)?;
+            if let Some(what) = without.broken {
+                return Err(format!("seed {seed} does not pass without {}, either: {what}", args.canary));
+            }
             break;
         }
     }
@@ -152,14 +159,24 @@ fn recovery() -> Result<PathBuf, String> {
     Ok(program.parent().map(Path::to_path_buf).unwrap_or_default())
 }
 
+/// A seed that takes too long is a finding, but none of a canary's: the machine may have been busy.
+fn in_time(args: &Seeds, seed: u64, simulated: Simulated) -> Result<Simulated, String> {
+    match &simulated.broken {
+        Some(what) if simulated.out_of_time && args.canary != Canary::default() => {
+            Err(format!("seed {seed}: {what}"))
+        }
+        _ => Ok(simulated),
+    }
+}
+
 /// A seed in a process of its own, whose random numbers are pinned.
-fn run_seed(args: &Seeds, seed: u64, pin: &Path, trace: &Path) -> Result<Simulated, String> {
+fn run_seed(args: &Seeds, seed: u64, canary: Canary, pin: &Path, trace: &Path) -> Result<Simulated, String> {
     let failed = |what: &str| format!("seed {seed}: {what}");
     let program = std::env::current_exe().map_err(|e| failed(&format!("find this program: {e}")))?;
     let report = tempfile::NamedTempFile::new().map_err(|e| failed(&format!("make its report: {e}")))?;
     let out = report.reopen().map_err(|e| failed(&format!("make its report: {e}")))?;
     let mut child = std::process::Command::new(program)
-        .args(["simulate", "--here", "--seeds", &seed.to_string(), "--canary", &args.canary.to_string()])
+        .args(["simulate", "--here", "--seeds", &seed.to_string(), "--canary", &canary.to_string()])
         .args(["--guests-max", &args.guests_max.to_string(), "--limit-s", &args.limit_s.to_string()])
         .args(args.vext4.then_some("--vext4"))
         .args(args.ijournal.then_some("--ijournal"))
@@ -191,9 +208,10 @@ fn run_seed(args: &Seeds, seed: u64, pin: &Path, trace: &Path) -> Result<Simulat
                 );
                 return Ok(Simulated {
                     plan: "?".to_owned(),
-                    tally: Tally::default(),
+                    tally: Tally { runs: 1, ..Tally::default() },
                     trace: 0,
                     broken: Some(broken),
+                    out_of_time: true,
                 });
             }
         }
@@ -217,7 +235,7 @@ fn run_seed_here(args: &Seeds, options: &SimulateOptions, trace: &Path) -> Resul
 }
 
 fn say_seed(args: &Seeds, seed: u64, simulated: &Simulated, took: Duration) {
-    let Simulated { plan, tally, trace, broken } = simulated;
+    let Simulated { plan, tally, trace, broken, .. } = simulated;
     if args.json {
         let line = serde_json::json!({
             "seed": seed, "plan": plan, "trace": format!("{trace:016x}"), "real_s": took.as_secs_f64(),
@@ -293,6 +311,8 @@ fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
 
     #[test]
@@ -301,6 +321,36 @@ mod tests {
         assert_eq!(seeds("7"), Ok(7..8));
         for text in ["5..5", "5..3", "..", "a..b", "-1..2", "18446744073709551615", ""] {
             assert!(seeds(text).unwrap_err().starts_with(text), "{text}");
+        }
+    }
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        seeds: Seeds,
+    }
+
+    fn asked(with: &[&str]) -> Result<Seeds, clap::Error> {
+        let asked = ["simulate", "--kernel", "k", "--agent", "a"];
+        Command::try_parse_from(asked.iter().chain(with)).map(|command| command.seeds)
+    }
+
+    #[test]
+    fn a_seed_without_an_end_has_not_found_what_is_broken_on_purpose() {
+        let simulated = |out_of_time: bool| Simulated {
+            plan: String::new(),
+            tally: Tally::default(),
+            trace: 0,
+            broken: Some("what".to_owned()),
+            out_of_time,
+        };
+        for (with, out_of_time, finds) in [
+            (["--canary", "syncs"], true, false),
+            (["--canary", "syncs"], false, true),
+            (["--seeds", "7"], true, true),
+        ] {
+            let found = in_time(&asked(&with).unwrap(), 7, simulated(out_of_time));
+            assert_eq!(found.is_ok(), finds, "{with:?} {out_of_time}");
         }
     }
 }
