@@ -42,6 +42,9 @@ pub struct Tally {
     pub lost_within_window: u64,
     /// Times that a boot's work was judged.
     pub judged: u64,
+    /// Seeds in which none was: everything happened before anything was acknowledged, or nobody came to look.
+    #[serde(default)]
+    pub judged_nothing: u64,
     /// Checks of a file system after its kernel's own replay.
     pub checks: u64,
 }
@@ -66,6 +69,7 @@ impl Tally {
         self.acknowledged += other.acknowledged;
         self.lost_within_window += other.lost_within_window;
         self.judged += other.judged;
+        self.judged_nothing += other.judged_nothing;
         self.checks += other.checks;
     }
 }

@@ -281,6 +281,7 @@ impl<'a> World<'a> {
             tally.checks += promises.checks;
             tally.io_errors += files.image.failed() + files.log.failed();
         }
+        tally.judged_nothing = u64::from(tally.judged == 0);
         self.crowd.daemons.iter_mut().for_each(Daemon::die);
         tally
     }

@@ -21,7 +21,7 @@ pub struct Seeds {
     #[arg(long, value_name = "A..B", value_parser = seeds, default_value = "1..11")]
     seeds: std::ops::Range<u64>,
     /// End after the seed that is being run then
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: Option<u64>,
     /// No more guests than so many share the device
     #[arg(long, default_value_t = 3)]
@@ -107,7 +107,10 @@ pub fn run(args: &Seeds) -> Result<(), String> {
     let begun = std::time::Instant::now();
     let (mut all, mut broken, mut failed) = (Tally::default(), Vec::new(), Vec::new());
     for seed in args.seeds.clone() {
-        if args.minutes.is_some_and(|minutes| begun.elapsed() >= Duration::from_secs(60 * minutes)) {
+        if args
+            .minutes
+            .is_some_and(|minutes| begun.elapsed() >= Duration::from_secs(minutes.saturating_mul(60)))
+        {
             break;
         }
         let from = std::time::Instant::now();
@@ -208,7 +211,7 @@ fn run_seed(args: &Seeds, seed: u64, canary: Canary, pin: &Path, trace: &Path) -
                 );
                 return Ok(Simulated {
                     plan: "?".to_owned(),
-                    tally: Tally { runs: 1, ..Tally::default() },
+                    tally: Tally { runs: 1, judged_nothing: 1, ..Tally::default() },
                     trace: 0,
                     broken: Some(broken),
                     out_of_time: true,
@@ -285,7 +288,7 @@ fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
     println!(
         "{} seeds, {:.3} guest-hours of virtual time in {:.0} min: {} boots, {} daemons killed ({} while they recovered, {} within a write), \
          {} begun again, {} guests killed, {} panics, {} refusals, {} power cuts, {} interrupts lost, {} stalls, {} I/O errors; {} writes and \
-         transactions acknowledged, {} of them lost within a window; judged {} times, {} clean file systems; {} broken",
+         transactions acknowledged, {} of them lost within a window; judged {} times, {} seeds judged nothing; {} clean file systems; {} broken",
         all.runs,
         all.guest_s / 3600.0,
         took.as_secs_f64() / 60.0,
@@ -304,6 +307,7 @@ fn say_all(args: &Seeds, all: &Tally, broken: &[u64], took: Duration) {
         all.acknowledged,
         all.lost_within_window,
         all.judged,
+        all.judged_nothing,
         all.checks,
         broken.len(),
     );
@@ -333,6 +337,11 @@ mod tests {
     fn asked(with: &[&str]) -> Result<Seeds, clap::Error> {
         let asked = ["simulate", "--kernel", "k", "--agent", "a"];
         Command::try_parse_from(asked.iter().chain(with)).map(|command| command.seeds)
+    }
+
+    #[test]
+    fn there_is_time_for_a_seed() {
+        assert!(asked(&["--minutes", "0"]).is_err() && asked(&["--minutes", "1"]).is_ok());
     }
 
     #[test]
