@@ -7,8 +7,11 @@
 //! folders   new ones made, entries added, from the topmost down
 //! free      blocks that recovered files have given up: last, so that nothing here can have been put into them
 //! ```
+//!
+//! A directory may have no room for a name, where the file system is full. By then the file that it names is in bitmaps and inode tables, so
+//! what was made is good for nothing but to say which names these are: whoever asked begins anew without them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use crate::bytes::crc32c;
@@ -20,7 +23,7 @@ use crate::groups::Groups;
 use crate::image::Image;
 use crate::inode::{Inode, Kind};
 use crate::mutation::Mistake;
-use crate::plan::{Named, Newest, Plan};
+use crate::plan::{Name, Named, Newest, Plan};
 use crate::report::{Refused, Report};
 use crate::superblock::{self, Geometry};
 use crate::tree::{without, Tree, NODE_SUM};
@@ -44,8 +47,9 @@ struct Judged {
 /// What is to become of one directory.
 #[derive(Default)]
 struct Folder {
-    /// Its parent, where it is new.
-    parent: Option<u32>,
+    generation: u32,
+    /// The entry that names it, where it is new.
+    named: Option<Name>,
     added: Vec<Added>,
     subdirectories: u32,
 }
@@ -62,6 +66,8 @@ pub(crate) struct Apply<'a, 'b> {
     links: BTreeMap<u32, u32>,
     /// In the order in which they are reached.
     folders: Vec<(u32, Folder)>,
+    /// Entries for which there is no room, and why.
+    homeless: Vec<(Name, String)>,
 }
 
 impl<'a, 'b> Apply<'a, 'b> {
@@ -72,17 +78,20 @@ impl<'a, 'b> Apply<'a, 'b> {
         report: &'a mut Report,
         mistake: Mistake,
     ) -> Self {
-        let (judged, links, folders) = Default::default();
+        let (judged, links, folders, homeless) = Default::default();
         let groups = Groups::new(geometry);
-        Self { image, geometry, groups, plan, report, mistake, judged, links, folders }
+        Self { image, geometry, groups, plan, report, mistake, judged, links, folders, homeless }
     }
 
-    /// All of it, and the superblock.
-    pub(crate) fn run(mut self) -> Result<(), Error> {
+    /// All of it, and the superblock; or the entries without which it has to be done, and why: what was changed is void then.
+    pub(crate) fn run(mut self) -> Result<Vec<(Name, String)>, Error> {
         self.judge()?;
         self.reach()?;
         let mut freed = self.files()?;
         freed.extend(self.make_folders()?);
+        if !self.homeless.is_empty() {
+            return Ok(self.homeless);
+        }
         if self.mistake != Mistake::BitmapsStale {
             for range in freed {
                 self.groups.mark(self.image, range, false)?;
@@ -91,7 +100,7 @@ impl<'a, 'b> Apply<'a, 'b> {
         let large = self.judged.values().any(|judged| judged.inode.size() > 0x7fff_ffff);
         let (free_blocks, free_inodes) = self.groups.finish(self.image)?;
         superblock::recovered(self.image.edit(0)?, free_blocks, free_inodes, large);
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn refuse(&mut self, ino: u32, sub_id: u64, why: impl Into<String>) {
@@ -199,24 +208,28 @@ impl<'a, 'b> Apply<'a, 'b> {
     fn reach(&mut self) -> Result<(), Error> {
         let is_root = |judged: &&Judged| judged.committed.is_some() && judged.inode.kind() == Kind::Directory;
         let roots = self.judged.values().filter(is_root).map(|judged| (judged.inode.ino, None));
-        let mut queue: VecDeque<(u32, Option<u32>)> = roots.collect();
-        while let Some((ino, parent)) = queue.pop_front() {
+        let mut queue: VecDeque<(u32, Option<Name>)> = roots.collect();
+        while let Some((ino, named)) = queue.pop_front() {
             let Some(judged) = self.judged.get(&ino) else { continue };
             let (generation, sub_id) = (judged.inode.generation(), judged.sub_id);
             let entries: Vec<(Vec<u8>, Named)> =
                 self.plan.entries_of(ino, generation).map(|(name, named)| (name.to_vec(), named)).collect();
             let present = match judged.committed.clone() {
-                Some(inode) if inode.is_plain() => {
+                Some(inode) => {
                     let names = entries.iter().map(|(name, _)| name.as_slice()).collect();
-                    Directory::load(self.image, self.geometry, inode)?.lookup(self.image, &names)?
-                }
-                Some(_) => {
-                    self.refuse(ino, sub_id, "the directory is not mapped by extents");
-                    continue;
+                    let directory = Directory::load(self.image, self.geometry, inode);
+                    match directory.and_then(|directory| directory.lookup(self.image, &names)) {
+                        Ok(present) => present,
+                        Err(Error::Corrupt(why) | Error::Unsupported(why)) => {
+                            self.refuse(ino, sub_id, why);
+                            continue;
+                        }
+                        Err(other) => return Err(other),
+                    }
                 }
                 None => BTreeMap::new(),
             };
-            let mut folder = Folder { parent, ..Folder::default() };
+            let mut folder = Folder { generation, named, ..Folder::default() };
             for (name, named) in entries {
                 match present.get(&name) {
                     Some(&there) if there == named.ino => {}
@@ -226,7 +239,7 @@ impl<'a, 'b> Apply<'a, 'b> {
                             *self.links.entry(named.ino).or_default() += 1;
                             if kind == Kind::Directory {
                                 folder.subdirectories += 1;
-                                queue.push_back((named.ino, Some(ino)));
+                                queue.push_back((named.ino, Some((ino, generation, name.clone()))));
                             }
                             let file_type = if self.geometry.filetype { named.file_type } else { 0 };
                             folder.added.push(Added { name, ino: named.ino, file_type });
@@ -330,27 +343,61 @@ impl<'a, 'b> Apply<'a, 'b> {
 
     /// Makes new directories and adds entries; blocks that are not needed any more.
     fn make_folders(&mut self) -> Result<Vec<Range<u64>>, Error> {
-        let mut freed = Vec::new();
+        let (mut freed, mut missing) = (Vec::new(), BTreeSet::new());
         for (ino, folder) in std::mem::take(&mut self.folders) {
             let Some(judged) = self.judged.get(&ino) else { continue };
+            // What is below a directory that is left out is not reached the next time.
+            if folder.named.as_ref().is_some_and(|(parent, ..)| missing.contains(parent)) {
+                missing.insert(ino);
+            }
+            if missing.contains(&ino) {
+                continue;
+            }
             let (logged, committed) = (judged.inode.clone(), judged.committed.clone());
-            let mut directory = match (folder.parent, committed) {
+            let mut directory = match (&folder.named, committed) {
                 (None, Some(_)) if folder.added.is_empty() => continue,
                 (None, Some(committed)) => Directory::load(self.image, self.geometry, committed)?,
-                (Some(parent), _) => {
+                (Some(named), _) => {
                     self.groups.take_inode(self.image, ino, true)?;
                     self.report.directories += 1;
                     let mut inode = logged.clone();
                     inode.set_links(2);
-                    Directory::create(self.image, self.geometry, &mut self.groups, inode, parent)?
+                    match Directory::create(self.image, self.geometry, &mut self.groups, inode, named.0) {
+                        Err(Error::Unsupported(why)) => {
+                            missing.insert(ino);
+                            self.homeless.push((named.clone(), why));
+                            continue;
+                        }
+                        directory => directory?,
+                    }
                 }
                 (None, None) => return corrupt("a new directory without a parent was reached"),
             };
-            for added in &folder.added {
-                directory.add(self.image, self.geometry, &mut self.groups, added)?;
+            let name = |added: &Added| (ino, folder.generation, added.name.clone());
+            let (blocks, mut grown) = (directory.blocks(), None);
+            for (i, added) in folder.added.iter().enumerate() {
+                match directory.add(self.image, self.geometry, &mut self.groups, added) {
+                    Err(Error::Unsupported(why)) => {
+                        missing.insert(added.ino);
+                        self.homeless.push((name(added), why));
+                    }
+                    done => done?,
+                }
+                if directory.blocks() > blocks {
+                    grown = grown.or(Some(i));
+                }
             }
             self.report.entries += folder.added.len() as u64;
-            let (mut inode, spare) = directory.finish(self.image, self.geometry, &mut self.groups)?;
+            let (mut inode, spare) = match directory.finish(self.image, self.geometry, &mut self.groups) {
+                // The names before the first that made it longer need nothing that it did not have.
+                Err(Error::Unsupported(why)) => {
+                    let from = &folder.added[grown.unwrap_or(0)..];
+                    missing.extend(from.iter().map(|added| added.ino));
+                    self.homeless.extend(from.iter().map(|added| (name(added), why.clone())));
+                    continue;
+                }
+                done => done?,
+            };
             freed.extend(spare.into_iter().map(|block| block..block + 1));
             inode.take_times(&logged);
             inode.add_links(folder.subdirectories, self.geometry.dir_nlink)?;

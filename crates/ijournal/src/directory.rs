@@ -68,6 +68,11 @@ impl Directory {
         Ok(Self { inode, leaves, nodes: Vec::new() })
     }
 
+    /// How many blocks of entries it has.
+    pub(crate) fn blocks(&self) -> usize {
+        self.leaves.homes.len()
+    }
+
     /// What of these names it has.
     pub(crate) fn lookup(
         &self,
@@ -89,6 +94,9 @@ impl Directory {
     }
 
     /// Adds an entry whose name is not there.
+    ///
+    /// # Errors
+    /// *Unsupported* where it has no room and there is no block: it is sound, and others may be added.
     pub(crate) fn add(
         &mut self,
         image: &mut Image<'_>,
@@ -120,6 +128,9 @@ impl Directory {
     }
 
     /// Its inode and tree, for the blocks that it has now; and blocks of the tree that are not needed any more.
+    ///
+    /// # Errors
+    /// *Unsupported* where the tree would be too large, or there is no block for it.
     pub(crate) fn finish(
         mut self,
         image: &mut Image<'_>,

@@ -51,6 +51,10 @@ pub use file::FileStorage;
 pub use mutation::Mistake;
 pub use report::{Refused, Report};
 
+/// How often it may be done anew without names that had no room. Once is enough, for the others have more then; but for those in a directory
+/// that is flattened no more, as the name for which it was is left out.
+const ROUNDS_MAX: u32 = 16;
+
 /// Where a file system is: an image, a device, a disk that is served.
 pub trait Storage {
     /// Its size in bytes.
@@ -182,8 +186,25 @@ fn plan_and_apply(
     let scanned = areas.scan(image, committed, mistake, &mut plan)?;
     (report.valid, report.committed, report.torn) = (scanned.valid, scanned.committed, scanned.torn);
     let tid = plan.newest_tid.unwrap_or(committed.next());
-    apply::Apply::new(image, &geometry, &plan, report, mistake).run()?;
-    Ok(tid)
+    let mut homeless = Vec::new();
+    for _ in 0..ROUNDS_MAX {
+        let mut round = report.clone();
+        let entries = apply::Apply::new(image, &geometry, &plan, &mut round, mistake).run()?;
+        if entries.is_empty() {
+            *report = round;
+            report.refused.append(&mut homeless);
+            return Ok(tid);
+        }
+        // Nothing is written before the commit.
+        image.changed.clear();
+        for (name, why) in entries {
+            if let Some(plan::Named { ino, sub_id, .. }) = plan.entries.remove(&name) {
+                let why = format!("directory {} cannot take its name: {why}", name.0);
+                homeless.push(Refused { ino, sub_id, why });
+            }
+        }
+    }
+    error::unsupported("each time that names are left out, directories have no room for others")
 }
 
 /// The file system and its journal.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// An i-transaction that no kernel should have written here: left out.
+/// An i-transaction that no kernel should have written here, or for whose entry there is no room: left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
     /// Whose inode.

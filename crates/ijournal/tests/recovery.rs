@@ -346,3 +346,94 @@ fn e2fsck_refuses_the_bit() {
     });
     assert!(disk == writer.disk);
 }
+
+/// `/full` is exactly one block long, and so many of the file system's are free.
+fn without_room(free: u64) -> Disk {
+    let mut names: Vec<String> = (0..15).map(|i| format!("full/{i:x>255}")).collect();
+    names.push(format!("full/{:x>104}", "z"));
+    let mut files: Vec<(&str, Vec<u8>)> = names.iter().map(|name| (name.as_str(), Vec::new())).collect();
+    files.extend([("kept", pattern(1, 30_000)), ("folder/old", pattern(2, 100_000))]);
+    let options = ["-O", "^metadata_csum,^64bit,^dir_index,^resize_inode"];
+    let mut disk = Disk::mkfs(24, &options, &files);
+    // What the filler's own tree takes is not free either.
+    let mut filler = free_blocks(&disk) - free;
+    let empty = disk.clone();
+    loop {
+        disk.debugfs(&["write /dev/null filler".into(), format!("fallocate filler 0 {}", filler - 1)]);
+        match free_blocks(&disk) {
+            left if left == free => return disk.checked("filled"),
+            left => filler = filler + left - free,
+        }
+        disk = empty.clone();
+    }
+}
+
+fn free_blocks(disk: &Disk) -> u64 {
+    u32_at(&disk.0[1024..2048], 0xC).into()
+}
+
+/// What a full file system has no block for is left out and named; the rest is there.
+#[test]
+fn a_full_file_system_is_recovered() {
+    for new in [false, true] {
+        let committed = without_room(0);
+        let mut running = committed.clone();
+        running.debugfs(&["punch /folder/old 3 9".into()]);
+        let path = if new {
+            running.debugfs(&["punch filler 0 9".into(), "mkdir new".into(), "mkdir new/sub".into()]);
+            running.debugfs(&["write /dev/null new/sub/fresh".into()]);
+            "new/sub/fresh"
+        } else {
+            // Into the place of a name that is there as long as its removal is not committed.
+            let gone = format!("rm full/{:x>104}", "z");
+            let words = ["write /dev/null fresh", &gone, "ln fresh full/fresh", "unlink fresh"];
+            running.debugfs(&words.map(String::from));
+            "full/fresh"
+        };
+        let mut writer = Writer::new(committed.clone());
+        writer.fsync(&running, path, true, 1, 0);
+        writer.fsync(&running, "folder/old", false, 1, 1);
+        let mut disk = writer.disk.clone();
+        let report = recover(&mut disk, 0).unwrap();
+        let disk = disk.checked("recovered");
+        assert!(disk.tree() == expected(&committed, &running, &["folder/old"]), "{report}");
+        let refused: Vec<u32> = report.refused.iter().map(|refused| refused.ino).collect();
+        assert_eq!(refused, [running.ino(if new { "new" } else { path })], "{report}");
+        assert_eq!((report.updated, report.created, report.directories), (1, 0, 0), "{report}");
+        assert!(report.to_string().contains("cannot take its name: there is no room"), "{report}");
+        let mut again = writer.disk;
+        assert_eq!(recover(&mut again, 0).unwrap(), report);
+        assert!(again == disk, "not the same bytes");
+    }
+}
+
+/// One block is free, and a directory that gets it would need another for its tree: what fits without is there.
+#[test]
+fn a_directorys_tree_has_no_room() {
+    let block = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(block.path(), pattern(5, 4096)).unwrap();
+    let mut committed = without_room(12);
+    let mut words = Vec::new();
+    for i in 0..3 {
+        // The block behind the directory's last is taken by another.
+        words.extend((0..15).map(|name| format!("write /dev/null full/{i}{name:y>254}")));
+        words.push(format!("write {} gap{i}", block.path().display()));
+    }
+    committed.debugfs(&words);
+    committed.debugfs(&["write /dev/null rest".into(), "fallocate rest 0 4".into()]);
+    let committed = committed.checked("in four pieces");
+    assert_eq!(free_blocks(&committed), 1);
+    let mut running = committed.clone();
+    let long = format!("full/{:z>255}", "");
+    let (fits, grows) = ("write /dev/null full/fits", format!("write /dev/null {long}"));
+    running.debugfs(&["punch filler 0 9".into(), fits.into(), grows]);
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "full/fits", true, 1, 0);
+    writer.fsync(&running, &long, true, 1, 1);
+    let mut disk = writer.disk;
+    let report = recover(&mut disk, 0).unwrap();
+    let disk = disk.checked("recovered");
+    assert!(disk.tree() == expected(&committed, &running, &["full/fits"]), "{report}");
+    let refused: Vec<u32> = report.refused.iter().map(|refused| refused.ino).collect();
+    assert_eq!(refused, [running.ino(&long)], "{report}");
+}

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes as _;
 
 /// 2 is for usage.
 const FAILED: u8 = 1;
-/// Recovered, but for i-transactions that no kernel of ours has written; asked with --check: recovery has to come first.
+/// Recovered, but for i-transactions that could not be; asked with --check: recovery has to come first.
 const NOT_PLAIN: u8 = 3;
 
 /// Recovers an ext4 with iJournaling: its journal first, then its i-transactions; after that any ext4 mounts it. One without any is as
