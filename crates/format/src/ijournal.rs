@@ -28,6 +28,8 @@ pub const RUN_BLOCKS_MAX: u32 = 64;
 pub const AREAS_MAX: u32 = 1024;
 /// The smallest area, in blocks.
 pub const AREA_BLOCKS_MIN: u32 = RUN_BLOCKS_MAX;
+/// The most blocks of all areas together, 16 GiB: whoever reads them keeps 8 bytes for each.
+pub const AREAS_BLOCKS_MAX: u32 = 1 << 22;
 /// The largest on-disk inode.
 pub const INODE_BYTES_MAX: usize = 256;
 /// The smallest on-disk inode.
@@ -228,7 +230,7 @@ impl Areas {
         }
         let sound = (1..=AREAS_MAX).contains(&areas.areas.get())
             && areas.area_blocks.get() >= AREA_BLOCKS_MIN
-            && areas.blocks() <= u64::from(u32::MAX)
+            && areas.blocks() <= 1 + u64::from(AREAS_BLOCKS_MAX)
             && areas.block_bytes.get() == BLOCK_BYTES as u32;
         if !sound {
             return Err(FormatError::Corrupt("the areas' number or size cannot be"));

@@ -139,8 +139,8 @@ int main(void)
     fwrite(&e, 1, sizeof(e), stdout);
     fwrite(&c, 1, sizeof(c), stdout);
     fwrite(&b, 1, sizeof(b), stdout);
-    printf("%s %#x %d %d %d %d %d %d %d", IJOURNAL_FILE_NAME, IJOURNAL_INCOMPAT, IJOURNAL_RUN_BLOCKS_MAX, IJOURNAL_AREAS_MAX,
-        IJOURNAL_AREA_BLOCKS_MIN, IJOURNAL_INODE_BYTES_MIN, IJOURNAL_INODE_BYTES_MAX, IJOURNAL_FILE, IJOURNAL_EXTENT_BLOCK);
+    printf("%s %#x %d %d %d %d %d %d %d %d", IJOURNAL_FILE_NAME, IJOURNAL_INCOMPAT, IJOURNAL_RUN_BLOCKS_MAX, IJOURNAL_AREAS_MAX,
+        IJOURNAL_AREA_BLOCKS_MIN, IJOURNAL_AREAS_BLOCKS_MAX, IJOURNAL_INODE_BYTES_MIN, IJOURNAL_INODE_BYTES_MAX, IJOURNAL_FILE, IJOURNAL_EXTENT_BLOCK);
     for (__u32 len = 0; len < 20000; len += 8)
         printf(" %u", ijournal_run_blocks(len));
     return 0;
@@ -155,8 +155,8 @@ fn the_c_header_has_the_same_bytes() {
     let mut areas = Areas::new(4, 1024, EPOCH, 0x0102_0304);
     areas.crc = 0.into();
     let numbers = format!(
-        "{FILE_NAME} {INCOMPAT_IJOURNAL:#x} {RUN_BLOCKS_MAX} {AREAS_MAX} {AREA_BLOCKS_MIN} {INODE_BYTES_MIN} \
-         {INODE_BYTES_MAX} {KIND_FILE} {RECORD_EXTENT_BLOCK}"
+        "{FILE_NAME} {INCOMPAT_IJOURNAL:#x} {RUN_BLOCKS_MAX} {AREAS_MAX} {AREA_BLOCKS_MIN} {AREAS_BLOCKS_MAX} \
+         {INODE_BYTES_MIN} {INODE_BYTES_MAX} {KIND_FILE} {RECORD_EXTENT_BLOCK}"
     );
     let lengths: String = (0..20000).step_by(8).map(|len| format!(" {}", run_blocks(len))).collect();
     let tag = ExtentBlock { home: 0x8182_8384_8586_8788.into() };
@@ -213,9 +213,12 @@ fn what_is_no_run_is_refused() {
         assert!(matches!(changed(bytes, change), Err(FormatError::Corrupt(_))), "case {i}");
     }
     assert!(Run::parse(&file[..2 * BLOCK_BYTES]).is_err());
-    for wrong in [(0, 64), (AREAS_MAX + 1, 64), (1, AREA_BLOCKS_MIN - 1), (AREAS_MAX, u32::MAX / 1000)] {
+    for wrong in [(0, 64), (AREAS_MAX + 1, 64), (1, AREA_BLOCKS_MIN - 1), (AREAS_MAX, 4097), (1, u32::MAX)] {
         let areas = Areas::new(wrong.0, wrong.1, EPOCH, 0);
         assert!(matches!(Areas::parse(areas.as_bytes()), Err(FormatError::Corrupt(_))), "{wrong:?}");
+    }
+    for most in [(AREAS_MAX, 4096), (1, AREAS_BLOCKS_MAX)] {
+        Areas::parse(Areas::new(most.0, most.1, EPOCH, 0).as_bytes()).unwrap();
     }
 }
 

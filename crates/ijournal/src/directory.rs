@@ -15,6 +15,9 @@ use crate::leaves::Leaves;
 use crate::superblock::Geometry;
 use crate::tree;
 
+/// The longest directory that is read, in blocks: 4 GiB, what ext4 without LARGEDIR has. Its map takes 8 bytes a block.
+const BLOCKS_MAX: u64 = 1 << 20;
+
 /// A directory that entries are added to.
 pub(crate) struct Directory {
     inode: Inode,
@@ -34,15 +37,16 @@ impl Directory {
         }
         let tree = inode.tree(image, geometry)?;
         let wanted = inode.size().div_ceil(BLOCK_BYTES as u64);
-        let blocks = tree.mapped().filter(|blocks| blocks.len() as u64 >= wanted && wanted > 0);
-        let Some(mut blocks) = blocks else {
-            return corrupt(format!("directory {} has holes", inode.ino));
-        };
+        if wanted > BLOCKS_MAX {
+            return unsupported(format!("directory {} has {wanted} blocks", inode.ino));
+        }
         // Blocks behind the end were allocated ahead; they stay what they are.
-        if blocks.len() as u64 != wanted {
+        if tree.blocks() - tree.nodes.len() as u64 > wanted {
             return unsupported(format!("directory {} has blocks behind its end", inode.ino));
         }
-        blocks.truncate(wanted as usize);
+        let Some(blocks) = tree.mapped(wanted).filter(|blocks| !blocks.is_empty()) else {
+            return corrupt(format!("directory {} has holes", inode.ino));
+        };
         let leaves = Leaves { ino: inode.ino, homes: blocks, seed: inode.seed(geometry) };
         Ok(Self { inode, leaves, nodes: tree.nodes })
     }

@@ -82,16 +82,21 @@ impl Tree {
         written.map(|e| u64::from(e.logical) + u64::from(e.len)).max().unwrap_or(0)
     }
 
-    /// Where each block of a file without holes lies.
-    pub(crate) fn mapped(&self) -> Option<Vec<u64>> {
+    /// Where a file's first blocks lie, so many of them and no more; `None`: there are fewer, or among them holes or blocks that were never
+    /// written.
+    pub(crate) fn mapped(&self, count: u64) -> Option<Vec<u64>> {
         let mut blocks = Vec::new();
         for extent in &self.extents {
+            let left = count - blocks.len() as u64;
+            if left == 0 {
+                break;
+            }
             if extent.unwritten || extent.logical as usize != blocks.len() {
                 return None;
             }
-            blocks.extend(extent.physical..extent.physical + u64::from(extent.len));
+            blocks.extend(extent.physical..extent.physical + u64::from(extent.len).min(left));
         }
-        Some(blocks)
+        (blocks.len() as u64 == count).then_some(blocks)
     }
 }
 
@@ -270,7 +275,9 @@ mod tests {
                 Ok(content.iter().find(|(home, _)| *home == block).unwrap().1.to_vec())
             });
             let tree = tree.unwrap();
-            assert_eq!((tree.mapped(), &tree.nodes), (Some(blocks), &nodes));
+            assert_eq!((tree.mapped(count), &tree.nodes), (Some(blocks.clone()), &nodes));
+            assert_eq!(tree.mapped(count / 2), Some(blocks[..count as usize / 2].to_vec()));
+            assert_eq!(tree.mapped(count + 1), None);
         }
         assert_eq!(nodes_needed(1361), None);
     }

@@ -28,6 +28,8 @@ fn exit_statuses_tell_what_became_of_it() {
             (vec!["/nowhere/at/all"], 1),
             (vec!["--offset", "half", image], 2),
             (vec!["--check"], 2),
+            (vec!["areas", "/nowhere/at/all", "--areas", "5", "--blocks", "1048576"], 2),
+            (vec!["areas", "/nowhere/at/all", "--areas", "4", "--blocks", "1048576"], 1),
             (vec![], 2),
         ] {
             let output = recover(&arguments);

@@ -155,7 +155,7 @@ const char *ij_read_areas(struct ij_fs *ij)
 	u64 *grown;
 	int found;
 
-	if (blocks < 1 + IJOURNAL_AREA_BLOCKS_MIN || blocks > UINT_MAX)
+	if (blocks < 1 + IJOURNAL_AREA_BLOCKS_MIN || blocks > 1 + IJOURNAL_AREAS_BLOCKS_MAX)
 		return "the areas' file is too short or too long";
 	grown = kvmalloc_array(blocks, sizeof(*grown), GFP_KERNEL);
 	if (!grown)

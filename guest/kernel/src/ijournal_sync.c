@@ -141,12 +141,16 @@ static void ij_count_dir(struct ij_fs *ij, struct inode *dir)
 	}
 }
 
-/* Recovery builds a directory's tree anew, of one level of blocks, and its additions may need more of these. */
+/*
+ * Recovery reads a directory of up to 4 GiB. It builds its tree anew, of one level of blocks, and its additions may
+ * need more of these.
+ */
 static bool ij_tree_is_large(struct inode *dir)
 {
 	struct ext4_extent_header *root = ext_inode_hdr(dir);
 
-	return ext_depth(dir) > 1 || (ext_depth(dir) == 1 && root->eh_entries == root->eh_max);
+	return i_size_read(dir) > U32_MAX || ext_depth(dir) > 1 ||
+	       (ext_depth(dir) == 1 && root->eh_entries == root->eh_max);
 }
 
 static enum ij_outcome ij_capture_dir(struct ij_batch *batch, struct ij_step *step, struct ij_area *area)

@@ -6,9 +6,12 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use afterimage_format::ijournal::{Areas, AREAS_MAX, AREA_BLOCKS_MIN, BLOCK_BYTES, FILE_NAME};
+use afterimage_format::ijournal::{
+    Areas, AREAS_BLOCKS_MAX, AREAS_MAX, AREA_BLOCKS_MIN, BLOCK_BYTES, FILE_NAME,
+};
 use afterimage_ijournal::{is_needed, recover, FileStorage};
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use rustix::fs::{ioctl_getflags, ioctl_setflags, IFlags};
 use zerocopy::IntoBytes as _;
 
@@ -49,7 +52,7 @@ enum Command {
         /// How many areas; one for each CPU is best.
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(AREAS_MAX)))]
         areas: u32,
-        /// Blocks of each, of 4 KiB.
+        /// Blocks of each, of 4 KiB; all areas together have 16 GiB at most.
         #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(i64::from(AREA_BLOCKS_MIN)..=1 << 20))]
         blocks: u32,
     },
@@ -57,6 +60,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if let Some(Command::Areas { areas, blocks, .. }) = options.command {
+        if u64::from(areas) * u64::from(blocks) > u64::from(AREAS_BLOCKS_MAX) {
+            let why = format!("{areas} areas of {blocks} blocks are more than 16 GiB");
+            Options::command().error(ErrorKind::ValueValidation, why).exit();
+        }
+    }
     let result = match (options.command, options.target) {
         (Some(Command::Areas { mount_point, areas, blocks }), _) => make_areas(&mount_point, areas, blocks)
             .map(|()| ExitCode::SUCCESS)
