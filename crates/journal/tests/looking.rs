@@ -55,6 +55,34 @@ fn a_look_that_fails_anywhere_leaves_every_journal_in_its_place() {
     }
 }
 
+/// A logical partition is made in the chain of boot records, behind the sectors in which other tables stand.
+#[test]
+fn a_logical_partition_that_is_made_is_found() {
+    let file_system = ext4();
+    let (chain, sectors) = (2048, file_system.len() as u32 / 512);
+    let entry = |kind, start: u32, sectors: u32| {
+        let mut record = [0; 512];
+        record[446 + 4] = kind;
+        record[446 + 8..446 + 12].copy_from_slice(&start.to_le_bytes());
+        record[446 + 12..446 + 16].copy_from_slice(&sectors.to_le_bytes());
+        record[510..].copy_from_slice(&[0x55, 0xaa]);
+        record
+    };
+    let mut base = vec![0; 2 << 20];
+    base[..512].copy_from_slice(&entry(5, chain, 2048 + sectors));
+    base[chain as usize * 512..][..512].copy_from_slice(&entry(0, 0, 0));
+    base.extend(file_system);
+    let (mut served, _) = reads(&base, 4 << 20, wait_for_home());
+    served.lane().write(Sector(chain.into()), &entry(0x83, 2048, sectors)).unwrap();
+    base[chain as usize * 512..][..512].copy_from_slice(&entry(0x83, 2048, sectors));
+    let layout = layouts(&base).remove(0);
+    let superblock = journal_superblock(&base, &layout).unwrap();
+    let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
+    let at = layout.home_of(AreaBlock(0)).unwrap().sector(layout.start);
+    served.lane().write(at, mounted.bytes()).unwrap();
+    assert_eq!(served.disk().status().file_systems[0].mode, "retain");
+}
+
 /// A partition of a few sectors at the disk's end, with what looks like an ext4 in it, and then like something else.
 #[test]
 fn a_place_that_is_smaller_than_a_block_can_be_looked_at() {

@@ -8,14 +8,14 @@ use crate::error::JournalError;
 use crate::ids::BLOCK_SECTORS;
 use crate::versions::Below;
 
-/// Sectors in which the first partition table stands: the MBR, GPT's header and its entries.
+/// Sectors in which a partition table stands as a rule: the MBR, GPT's header and its entries. Layers have their labels there, too.
 const TABLE_SECTORS: u64 = 34;
 
 /// What layouts rest on, as it was when the disk was last looked at.
 pub(super) struct Survey {
     pub(super) disk_sectors: u64,
-    /// The disk's first sectors, where partition tables stand.
-    table: Vec<u8>,
+    /// The disk's first sectors, and what else was read of partition tables: logical partitions, GPT's entries elsewhere.
+    tables: Vec<(Sector, Vec<u8>)>,
     /// Where partitions begin, whatever is in them.
     places: Vec<Sector>,
     /// The guest's next flush is an occasion to look again.
@@ -24,7 +24,7 @@ pub(super) struct Survey {
 
 impl Survey {
     pub(super) fn new(disk_sectors: u64) -> Self {
-        Self { disk_sectors, table: Vec::new(), places: Vec::new(), look_at_flush: false }
+        Self { disk_sectors, tables: Vec::new(), places: Vec::new(), look_at_flush: false }
     }
 
     /// Looks at the whole disk.
@@ -34,18 +34,20 @@ impl Survey {
     pub(super) fn look(&mut self, below: &mut Below) -> Result<Vec<Found>, JournalError> {
         let mut found = layout::find(below, self.disk_sectors)?;
         bound_rooms(&mut found);
-        self.places = layout::places(below, self.disk_sectors)?;
+        let mut first = vec![0; (TABLE_SECTORS.min(self.disk_sectors) * SECTOR_BYTES) as usize];
+        below.read(Sector(0), &mut first)?;
+        let mut tables = Tables { below, read: vec![(Sector(0), first)] };
+        self.places = layout::places(&mut tables, self.disk_sectors)?;
+        self.tables = tables.read;
         self.look_at_flush = false;
-        let mut table = vec![0; (TABLE_SECTORS.min(self.disk_sectors) * SECTOR_BYTES) as usize];
-        below.read(Sector(0), &mut table)?;
-        self.table = table;
         Ok(found)
     }
 
     /// Where tables are, and where somebody may make a file system.
     pub(super) fn ranges(&self, volumes: &[Volume]) -> Vec<(Sector, u64)> {
         let blank = |place: &&Sector| !volumes.iter().any(|v| v.start == **place);
-        let mut ranges = vec![(Sector(0), TABLE_SECTORS.min(self.disk_sectors))];
+        let table = |(at, bytes): &(Sector, Vec<u8>)| (*at, bytes.len() as u64 / SECTOR_BYTES);
+        let mut ranges: Vec<(Sector, u64)> = self.tables.iter().map(table).collect();
         ranges.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
         ranges
     }
@@ -55,7 +57,7 @@ impl Survey {
         let (from, to) = (sector.0 * SECTOR_BYTES, (sector.0 + sectors) * SECTOR_BYTES);
         let overlaps = |at: u64, len: usize| at < to && from < at + len as u64;
         let layouts = || volumes.iter().filter_map(|v| v.layout());
-        overlaps(0, self.table.len())
+        self.tables.iter().any(|(at, bytes)| overlaps(at.0 * SECTOR_BYTES, bytes.len()))
             || layouts().any(|layout| {
                 let start = layout.start;
                 layout.watched.iter().any(|w| overlaps(byte_of(start, w.block, w.offset), w.bytes.len()))
@@ -86,8 +88,12 @@ impl Survey {
         };
         // A file system without partitions keeps its superblock and first descriptors there: those are watched apart.
         let whole_disk = volumes.iter().any(|v| v.start == Sector(0) && v.layout().is_some());
-        let table = if whole_disk { &self.table[..self.table.len().min(1024)] } else { &self.table[..] };
-        let mut look_again = changes(0, table, None);
+        let (tables, bytes_max) = if whole_disk { (1, 1024) } else { (usize::MAX, usize::MAX) };
+        let mut look_again = self
+            .tables
+            .iter()
+            .take(tables)
+            .any(|(at, known)| changes(at.0 * SECTOR_BYTES, &known[..known.len().min(bytes_max)], None));
         for volume in &mut *volumes {
             let start = volume.start.0 * SECTOR_BYTES;
             let changed = match volume.layout() {
@@ -133,6 +139,22 @@ fn bound_rooms(found: &mut [Found]) {
         if let Some(next) = starts.get(next) {
             layout.room_blocks = layout.room_blocks.min((next.0 - layout.start.0) / BLOCK_SECTORS);
         }
+    }
+}
+
+/// Remembers what is read of partition tables behind the first sectors.
+struct Tables<'a> {
+    below: &'a mut Below,
+    read: Vec<(Sector, Vec<u8>)>,
+}
+
+impl Source for Tables<'_> {
+    fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
+        self.below.read(sector, buf)?;
+        if sector.0 + buf.len() as u64 / SECTOR_BYTES > TABLE_SECTORS {
+            self.read.push((sector, buf.to_vec()));
+        }
+        Ok(())
     }
 }
 
