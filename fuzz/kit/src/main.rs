@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
 use afterimage_format::control_disk::{Answer, Command, OPERATION_VFLUSH, OPERATION_VORDER, OPERATION_WAIT};
 use afterimage_fuzz_kit::recording::{sample_recording, sample_records};
@@ -84,13 +85,17 @@ impl Image {
     }
 }
 
-fn main() -> Outcome<()> {
+fn main() -> Outcome<ExitCode> {
     let folder = std::env::args_os().nth(1).filter(|folder| !folder.as_encoded_bytes().starts_with(b"-"));
     let Some(folder) = folder else {
         eprintln!("afterimage-fuzz-seeds: name the folder of the corpora");
-        std::process::exit(2);
+        return Ok(ExitCode::from(2));
     };
-    let corpus = Path::new(&folder);
+    make(Path::new(&folder))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make(corpus: &Path) -> Outcome<()> {
     let put = |target: &str, name: &str, bytes: &[u8]| -> Outcome<()> {
         let folder = corpus.join(target);
         fs::create_dir_all(&folder)?;
