@@ -51,6 +51,7 @@ enum ij_outcome {
 	IJ_NO_NAME,
 	IJ_LARGE,
 	IJ_AREA_FULL,
+	IJ_NO_SPACE,
 	IJ_EPOCH,
 	IJ_NO_MEMORY,
 	IJ_ERROR,

@@ -24,17 +24,11 @@ module_param(epoch_transactions, uint, 0644);
 static const uint epoch_transactions = 1U << 30;
 #endif
 
-/* Blocks in a row, and the mark that says whose they are; false where there is no room. The area is locked. */
-static bool ij_reserve(struct ij_fs *ij, struct ij_area *area, struct ij_batch *batch)
+/* Blocks whose runs are committed are free. The area is locked. */
+static void ij_release(struct ij_fs *ij, struct ij_area *area)
 {
 	u32 committed = ij_committed(ij->sb);
-	u32 tid = batch->runs[0].tid;
-	unsigned int skipped = 0, at;
-	struct ij_mark *last;
 
-	for (at = 1; at < batch->count; at++)
-		if (tid_gt(batch->runs[at].tid, tid))
-			tid = batch->runs[at].tid;
 	while (area->marks_count) {
 		struct ij_mark *oldest = &area->marks[area->oldest];
 
@@ -44,6 +38,19 @@ static bool ij_reserve(struct ij_fs *ij, struct ij_area *area, struct ij_batch *
 		area->oldest = (area->oldest + 1) % IJ_MARKS;
 		area->marks_count--;
 	}
+}
+
+/* Blocks in a row, and the mark that says whose they are; false where there is no room. The area is locked. */
+static bool ij_reserve(struct ij_fs *ij, struct ij_area *area, struct ij_batch *batch)
+{
+	u32 tid = batch->runs[0].tid;
+	unsigned int skipped = 0, at;
+	struct ij_mark *last;
+
+	for (at = 1; at < batch->count; at++)
+		if (tid_gt(batch->runs[at].tid, tid))
+			tid = batch->runs[at].tid;
+	ij_release(ij, area);
 	if (area->head + batch->blocks > ij->area_blocks)
 		skipped = ij->area_blocks - area->head;
 	if (area->used + skipped + batch->blocks > ij->area_blocks)
@@ -103,6 +110,45 @@ void ij_place(struct ij_fs *ij, struct ij_area *area, struct list_head *group, s
 		for (run = batch->runs; run < batch->runs + batch->count; run++)
 			ij_seal(ij, batch->bytes + (size_t)run->block * IJOURNAL_BLOCK_BYTES, run, area - ij->area,
 				batch->first + run->block);
+}
+
+/* The file system's blocks that recovery finds free: what a transaction has freed that is not committed is not. */
+static s64 ij_free_blocks(struct ij_fs *ij, bool exactly)
+{
+	struct ext4_sb_info *sbi = EXT4_SB(ij->sb);
+	struct percpu_counter *free = &sbi->s_freeclusters_counter;
+
+	s64 blocks = exactly ? percpu_counter_sum_positive(free) : percpu_counter_read_positive(free);
+
+	return blocks - READ_ONCE(sbi->s_mb_free_pending);
+}
+
+/**
+ * ij_has_space - does recovery find blocks for the names in all runs that may be needed, and in a few more?
+ * @ij: the file system
+ *
+ * A name may stand in a slot that another has left, which in the committed directory it has not: recovery adds it
+ * behind. A run has one name. It makes at most one block of the directory necessary, one more where that is split, one
+ * of its index, and one of its extents' tree.
+ *
+ * Return: whether it does; else a commit is safe.
+ */
+bool ij_has_space(struct ij_fs *ij)
+{
+	const s64 per_run = 4, coming = 64;
+	s64 runs = (s64)ij->areas * ij->area_blocks;
+	unsigned int at;
+
+	if (ij_free_blocks(ij, false) >= per_run * (runs + coming) + EXT4_FREECLUSTERS_WATERMARK)
+		return true;
+	runs = 0;
+	for (at = 0; at < ij->areas; at++) {
+		spin_lock(&ij->area[at].lock);
+		ij_release(ij, &ij->area[at]);
+		runs += ij->area[at].used;
+		spin_unlock(&ij->area[at].lock);
+	}
+	return ij_free_blocks(ij, true) >= per_run * (runs + coming);
 }
 
 /**

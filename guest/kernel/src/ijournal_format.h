@@ -20,7 +20,7 @@
 #define IJOURNAL_RUN_BLOCKS_MAX 64
 #define IJOURNAL_AREAS_MAX 1024
 #define IJOURNAL_AREA_BLOCKS_MIN 64
-#define IJOURNAL_AREAS_BLOCKS_MAX (1 << 22)	/* of all areas together */
+#define IJOURNAL_AREAS_BLOCKS_MAX 0x400000	/* of all areas together */
 #define IJOURNAL_INODE_BYTES_MIN 128
 #define IJOURNAL_INODE_BYTES_MAX 256
 

@@ -170,6 +170,7 @@ const char *ij_read_areas(struct ij_fs *ij);
 const char *ij_begin_epoch(struct ij_fs *ij);
 bool ij_epoch_is_over(struct ij_fs *ij, u32 tid);
 bool ij_renew_epoch(struct ij_fs *ij);
+bool ij_has_space(struct ij_fs *ij);
 void ij_place(struct ij_fs *ij, struct ij_area *area, struct list_head *group, struct list_head *without_room);
 void ij_placed(struct ij_area *area, struct ij_batch *batch);
 

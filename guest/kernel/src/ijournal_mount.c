@@ -46,6 +46,7 @@ static int ij_show(struct seq_file *seq, void *v)
 		[IJ_NO_NAME] = "no_name",
 		[IJ_LARGE] = "large",
 		[IJ_AREA_FULL] = "area_full",
+		[IJ_NO_SPACE] = "no_space",
 		[IJ_EPOCH] = "epoch",
 		[IJ_NO_MEMORY] = "no_memory",
 		[IJ_ERROR] = "error",

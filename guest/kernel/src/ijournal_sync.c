@@ -407,6 +407,8 @@ static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, bool datasy
 		return outcome;
 	if (ij_write_ordered(inode))
 		return IJ_ERROR;
+	if (!ij_has_space(ij))
+		return IJ_NO_SPACE;
 	vext4_fault(VEXT4_FAULT_IJOURNAL);
 	outcome = ij_write(ij, area, batch);
 	if (outcome != IJ_WRITTEN)

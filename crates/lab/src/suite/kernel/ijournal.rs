@@ -272,6 +272,12 @@ what hard_link 'ln /mnt/new /mnt/link; sync /mnt/new'
 what rename 'mv /mnt/other /mnt/moved; sync /mnt/moved'
 what name_reuse 'rm /mnt/link; echo 1 >/mnt/link; sync /mnt/link'
 what journaled_data ': >/mnt/journaled; {journaling} set data /mnt/journaled; echo 1 >>/mnt/journaled; sync /mnt/journaled'
+# Of a full file system recovery may have no block for a name; what was freed is free when that is committed.
+echo 0 >/sys/fs/vext4/vda/reserved_clusters; fallocate -l $((($(stat -f -c %a /mnt) - 150) * 4096)) /mnt/fill; sync -f /mnt
+what no_space 'echo 1 >/mnt/full; sync /mnt/full'
+what no_space 'rm /mnt/fill; echo 2 >>/mnt/full; sync /mnt/full'
+sync -f /mnt
+what written 'echo 3 >>/mnt/full; sync /mnt/full'
 e2fsck -fn /dev/vda >/said 2>&1 && broken "e2fsck takes a file system with i-transactions"
 grep -q 'unsupported feature' /said || broken "e2fsck: $(cat /said)"
 rm /mnt/.vext4-ijournal 2>/dev/null && broken "the areas are gone"
