@@ -273,7 +273,7 @@ what rename 'mv /mnt/other /mnt/moved; sync /mnt/moved'
 what name_reuse 'rm /mnt/link; echo 1 >/mnt/link; sync /mnt/link'
 what journaled_data ': >/mnt/journaled; {journaling} set data /mnt/journaled; echo 1 >>/mnt/journaled; sync /mnt/journaled'
 # Of a full file system recovery may have no block for a name; what was freed is free when that is committed.
-echo 0 >/sys/fs/vext4/vda/reserved_clusters; fallocate -l $((($(stat -f -c %a /mnt) - 150) * 4096)) /mnt/fill; sync -f /mnt
+echo 0 >/sys/fs/vext4/vda/reserved_clusters; fallocate -l $((($(stat -f -c %f /mnt) - 150) * 4096)) /mnt/fill; sync -f /mnt
 what no_space 'echo 1 >/mnt/full; sync /mnt/full'
 what no_space 'rm /mnt/fill; echo 2 >>/mnt/full; sync /mnt/full'
 sync -f /mnt
