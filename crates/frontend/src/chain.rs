@@ -23,8 +23,6 @@ pub(crate) enum ChainFault {
     TooManyDescriptors,
     #[error("a descriptor's next field leads outside its table")]
     NextOutOfRange,
-    #[error("an indirect descriptor, which was not negotiated")]
-    IndirectNotNegotiated,
     #[error("an indirect descriptor inside an indirect table")]
     IndirectNested,
     #[error("an indirect descriptor that is not the last of its chain")]
@@ -85,13 +83,13 @@ impl Chain {
     }
 
     /// Walks the chain that starts at `head` of `table`, a ring's descriptor table.
-    pub fn walk(&mut self, memory: &GuestMemory, table: &Window, head: u16, indirect: bool) {
+    pub fn walk(&mut self, memory: &GuestMemory, table: &Window, head: u16) {
         self.readable.clear();
         self.writable.clear();
         self.status = None;
         self.fault = None;
         let mut last_writable = None;
-        match self.follow(memory, table, head, indirect, &mut last_writable) {
+        match self.follow(memory, table, head, &mut last_writable) {
             Ok(()) => self.status = last_writable.filter(|at| memory.window(*at, 1).is_some()),
             Err(fault) => self.fault = Some(fault),
         }
@@ -103,7 +101,6 @@ impl Chain {
         memory: &GuestMemory,
         table: &Window,
         head: u16,
-        indirect: bool,
         last_writable: &mut Option<GuestAddress>,
     ) -> Result<(), ChainFault> {
         let mut indirect_table: Option<Window> = None;
@@ -121,9 +118,6 @@ impl Chain {
             visited += 1;
             let descriptor = Descriptor::load(indirect_table.as_ref().unwrap_or(table), index);
             if descriptor.flags & F_INDIRECT != 0 {
-                if !indirect {
-                    return Err(ChainFault::IndirectNotNegotiated);
-                }
                 if indirect_table.is_some() {
                     return Err(ChainFault::IndirectNested);
                 }

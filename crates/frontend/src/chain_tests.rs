@@ -117,7 +117,7 @@ fn run(ring: &[D], indirect: &[D], head: u16) -> (Model, usize) {
     let memory = Arc::new(memory);
     let table = memory.window(GuestAddress(0), ring.len() * 16).unwrap();
     let mut chain = Chain::new(&memory);
-    chain.walk(&memory, &table, head, true);
+    chain.walk(&memory, &table, head);
     let found = Model {
         readable: chain.readable.len(),
         writable: chain.writable.len(),

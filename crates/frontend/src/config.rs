@@ -24,6 +24,14 @@ pub(crate) const WRITEBACK_OFFSET: u32 = 32;
 /// More than any virtio revision's `struct virtio_blk_config`; what we do not define reads as zero.
 const CONFIG_BYTES: usize = 256;
 
+/// Where the memory-mapped transport has the configuration space, and with it Cloud Hypervisor up to v50 and Dragonball.
+pub(crate) const CONFIG_AGAIN: u32 = CONFIG_BYTES as u32;
+
+/// An offset into the configuration space, which begins at [`CONFIG_AGAIN`] once more.
+pub(crate) fn within_config(offset: u32) -> u32 {
+    offset.checked_sub(CONFIG_AGAIN).unwrap_or(offset)
+}
+
 /// A set of virtio feature bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Features(pub u64);

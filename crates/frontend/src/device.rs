@@ -20,8 +20,8 @@ use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags
 use tracing::{info, warn};
 use vhost::vhost_user::Backend;
 
-use crate::config::{config_space, Features, SEG_MAX, WRITEBACK_OFFSET};
-use crate::inflight::{region_bytes, Damaged, Inflight, Region as InflightRegion};
+use crate::config::{config_space, within_config, Features, SEG_MAX, WRITEBACK_OFFSET};
+use crate::inflight::{region_bytes, ring_size_of, Damaged, Inflight, Region as InflightRegion};
 use crate::keep::KeepHandle;
 use crate::memory::{GuestMemory, Mapping, UserAddress};
 use crate::notify::{Call, Doorbell, NotADoorbell, Ringer};
@@ -91,6 +91,8 @@ pub(crate) struct Device {
     status: u8,
     cache: WriteCache,
     narrow: Seldom,
+    /// Of this connection: its peer reads the configuration where others do not.
+    config_again: bool,
     /// What else its guest does for ever.
     lines: Arc<Lines>,
     /// A queue has run since the disk was last told that none does.
@@ -133,6 +135,7 @@ impl Device {
             status: 0,
             cache: WriteCache::new(options.write_cache, stats),
             narrow: Seldom::default(),
+            config_again: false,
             lines: Arc::new(Lines::new(name)),
             active: false,
             backend_channel: None,
@@ -180,7 +183,7 @@ impl Device {
         self.backend_channel = None;
         self.alarms.reset();
         self.cache.reset(self.options.write_cache);
-        self.active = false;
+        (self.active, self.config_again) = (false, false);
     }
 
     fn forget_queues(&mut self) {
@@ -412,8 +415,9 @@ impl Device {
         offset: u64,
         len: u64,
         queues: u16,
-        queue_size: u16,
+        said: u16,
     ) -> Result<(), Refused> {
+        let queue_size = ring_size_of(len, queues, said, self.options.queue_size_max);
         if queue_size > self.options.queue_size_max || usize::from(queues) > self.queues.len() {
             return Err("an in-flight region for more queues, or larger ones, than there are".into());
         }
@@ -442,13 +446,25 @@ impl Device {
         )
     }
 
-    /// Allocates an in-flight region; sealed, so that the peer cannot take it away from under us.
-    pub fn new_inflight(&self, queues: u16, queue_size: u16) -> std::io::Result<(File, u64)> {
-        let len = region_bytes(queues, queue_size) as u64;
+    /// Allocates an in-flight region for the largest rings: QEMU 10 asks for it by its `queue-size`, before its guest's drivers say how large
+    /// they want theirs. It is sealed, so that the peer cannot take it away from under us.
+    pub fn new_inflight(&self, queues: u16) -> std::io::Result<(File, u64)> {
+        let len = region_bytes(queues, self.options.queue_size_max) as u64;
         let fd = memfd_create("afterimage-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((fd.into(), len))
+    }
+
+    /// Says once a connection that its peer reads the configuration from another offset than 0 on.
+    pub fn tell_config_again(&mut self, offset: u32) {
+        if !std::mem::replace(&mut self.config_again, true) && self.lines.may() {
+            info!(
+                "{}: the VMM asks for the configuration at offset {offset:#x} (Cloud Hypervisor up to v50 does): it gets the one at {:#x}",
+                self.name,
+                within_config(offset)
+            );
+        }
     }
 
     pub fn config(&self) -> [u8; 256] {
@@ -663,7 +679,7 @@ impl Device {
     pub fn ensure_own_inflight(&mut self) {
         let (None, Some(keep)) = (&self.inflight, self.options.keep.clone()) else { return };
         let (queues, size) = (self.options.queues, self.options.queue_size_max);
-        let kept = self.new_inflight(queues, size).map_err(|e| e.to_string()).and_then(|(file, len)| {
+        let kept = self.new_inflight(queues).map_err(|e| e.to_string()).and_then(|(file, len)| {
             let fd = OwnedFd::from(file);
             let value = [u64::from(queues), u64::from(size), len].map(u64::to_le_bytes).concat();
             let key = format!("{}/session/own-inflight", self.name);

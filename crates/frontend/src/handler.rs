@@ -13,7 +13,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vhost::VhostUserMemoryRegionBase;
 
-use crate::config::{protocol_features, Features, WRITEBACK_OFFSET};
+use crate::config::{protocol_features, within_config, Features, CONFIG_AGAIN, WRITEBACK_OFFSET};
 use crate::device::{Device, Refused};
 use crate::memory::{GuestAddress, GuestMemory, Mapping, Region, UserAddress};
 
@@ -174,7 +174,10 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let space = self.config();
+        if offset >= CONFIG_AGAIN {
+            self.tell_config_again(offset);
+        }
+        let (space, offset) = (self.config(), within_config(offset));
         let start = (offset as usize).min(space.len());
         let mut bytes = vec![0; size as usize];
         let n = bytes.len().min(space.len() - start);
@@ -186,7 +189,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        Ok(Device::set_config(self, offset, bytes)?)
+        Ok(Device::set_config(self, within_config(offset), bytes)?)
     }
 
     fn set_backend_req_fd(&mut self, backend: Backend) {
@@ -195,11 +198,11 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (wanted.num_queues, wanted.queue_size);
-        if usize::from(queues) > self.queues.len() || size > self.queue_size_max() {
-            let reason = format!("no in-flight region for {queues} queues of {size}");
+        if usize::from(queues) > self.queues.len() {
+            let reason = format!("no in-flight region for {queues} queues: there are {}", self.queues.len());
             return Err(Refused(reason).into());
         }
-        let (file, len) = self.new_inflight(queues, size).map_err(Error::ReqHandlerError)?;
+        let (file, len) = self.new_inflight(queues).map_err(Error::ReqHandlerError)?;
         Ok((VhostUserInflight::new(len, 0, queues, size), file))
     }
 

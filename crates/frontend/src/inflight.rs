@@ -48,6 +48,13 @@ pub(crate) fn region_bytes(queues: u16, queue_size: u16) -> usize {
     queue_bytes(queue_size) * usize::from(queues) + TAIL_BYTES
 }
 
+/// For how large rings a region of `len` bytes is that a peer says is for rings of `said`. Ours are for the largest rings whatever was asked
+/// for, and QEMU gives them back with what it had asked for; another's, or one of an earlier daemon, is as it is said to be.
+pub(crate) fn ring_size_of(len: u64, queues: u16, said: u16, max: u16) -> u16 {
+    let sizes = (0..=max.ilog2()).map(|n| 1 << n).skip_while(|size| *size < said.min(max));
+    sizes.into_iter().find(|size| region_bytes(queues, *size) as u64 == len).unwrap_or(said)
+}
+
 /// A region for all queues of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
@@ -295,6 +302,21 @@ mod tests {
         assert_eq!(q.recover(1), Err(Damaged("a link of the last batch leads outside")));
         q.window.store_u16(AT_VERSION, 7, Ordering::Relaxed);
         assert!(q.recover(0).is_err());
+    }
+
+    #[test]
+    fn a_region_s_length_says_for_how_large_rings_it_is() {
+        for queues in [1, 2, 64] {
+            let bytes = |size| region_bytes(queues, size) as u64;
+            for said in [1, 100, 128, 1024, 4096] {
+                assert_eq!(ring_size_of(bytes(1024), queues, said, 1024), 1024, "ours");
+            }
+            for said in [16, 100, 128, 512] {
+                assert_eq!(ring_size_of(bytes(said), queues, said, 1024), said, "an earlier daemon's");
+                assert_eq!(ring_size_of(bytes(said) - 64, queues, said, 1024), said, "another's");
+            }
+            assert_eq!(ring_size_of(bytes(16), queues, 128, 1024), 128, "too short, as will be found");
+        }
     }
 
     #[test]

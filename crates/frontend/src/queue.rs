@@ -395,8 +395,7 @@ impl<L: DerefMut<Target: Lane>, S: Deref<Target = QueueStats>> Queue<L, S> {
             inflight.fetched(head, self.counter);
         }
         self.counter += 1;
-        let indirect = self.run.shape.features.indirect();
-        self.chain.walk(&self.run.memory, self.run.ring.descriptors(), head, indirect);
+        self.chain.walk(&self.run.memory, self.run.ring.descriptors(), head);
         let flushed = self.run.flushed.load(Ordering::Relaxed);
         let verdict = classify(&self.chain, &self.run.shape, flushed, &mut self.ranges);
         let slot = &mut self.slots[usize::from(head)];

@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 use vhost::vhost_user::BackendReqHandler;
 
-use crate::config::WRITEBACK_OFFSET;
+use crate::config::{protocol_features, Features, WRITEBACK_OFFSET};
 use crate::device::Device;
 use crate::error::SessionError;
 use crate::keep::{Entry, KeepError, KeepHandle};
@@ -92,6 +92,8 @@ pub(crate) struct Session<'a> {
     keep: Option<KeepHandle>,
     /// Kept entries that other messages than their own make untrue: queues' kick and enable, regions that were added.
     held: BTreeSet<String>,
+    /// The peer has asked what is offered. One that has not goes on by what an earlier connection had agreed.
+    introduced: bool,
     turned_away: Seldom,
     deaf: Seldom,
     /// Since when somebody waits for a peer that is dying.
@@ -123,6 +125,7 @@ impl<'a> Session<'a> {
             lines,
             keep,
             held: BTreeSet::new(),
+            introduced: false,
             turned_away: Seldom::default(),
             deaf: Seldom::default(),
             awaited: None,
@@ -143,9 +146,7 @@ impl<'a> Session<'a> {
     /// flight.
     pub fn take_over(&mut self, kept: Vec<Entry>, over: Sender<Infallible>) -> Result<(), SessionError> {
         info!("{}: taking over from an earlier daemon", self.name);
-        for code in [FrontendReq::GET_FEATURES, FrontendReq::GET_PROTOCOL_FEATURES] {
-            self.decode(&Frame::new(code, &[]), &[])?;
-        }
+        self.introduce()?;
         self.device().take_over(over);
         let mut messages = Vec::new();
         for mut entry in kept {
@@ -169,6 +170,29 @@ impl<'a> Session<'a> {
         }
         self.device().taken_over();
         Ok(())
+    }
+
+    /// What a peer asks first, asked in its place.
+    fn introduce(&mut self) -> Result<(), SessionError> {
+        self.introduced = true;
+        for code in [FrontendReq::GET_FEATURES, FrontendReq::GET_PROTOCOL_FEATURES] {
+            self.decode(&Frame::new(code, &[]), &[])?;
+        }
+        Ok(())
+    }
+
+    /// QEMU 7.2 does not notice that the daemon was another one meanwhile where its guest's device was stopped (in firmware, or rebooting). It
+    /// goes on by the protocol features of its first connection, which are those that it knows and we offer: no version of it that does
+    /// this knows fewer.
+    fn go_on_unasked(&mut self) -> Result<(), SessionError> {
+        if self.lines.may() {
+            info!("{}: the VMM goes on by what it had agreed with an earlier daemon", self.name);
+        }
+        self.introduce()?;
+        let agreed = protocol_features().bits().to_ne_bytes();
+        let agreed = Frame::new(FrontendReq::SET_PROTOCOL_FEATURES, &agreed);
+        self.put(&agreed, &[], &[]);
+        self.apply(&agreed, &[]).map(drop)
     }
 
     /// Serves until the peer leaves, breaks the protocol or takes its memory away, or we are told to stop.
@@ -235,6 +259,13 @@ impl<'a> Session<'a> {
 
     /// One message: applied, kept, answered. `false` when the order to stop came before the answer could go.
     pub fn message(&mut self, frame: &Frame, fds: &[OwnedFd]) -> Result<bool, SessionError> {
+        match frame.code() {
+            Some(FrontendReq::GET_FEATURES) => self.introduced = true,
+            Some(FrontendReq::SET_FEATURES) if !self.introduced && knows_protocol_features(frame) => {
+                self.go_on_unasked()?;
+            }
+            _ => {}
+        }
         // Whoever asked for no answer has gone on, and would never say it again: it is kept first. If it is refused, that
         // is the connection's end, and nothing of it is kept. But a descriptor of another kind than the message is to carry
         // must not get there before it is accepted.
@@ -480,6 +511,11 @@ impl<'a> Session<'a> {
             self.keep = None;
         }
     }
+}
+
+/// Whether the features of SET_FEATURES are those of a peer that negotiates protocol features, too.
+fn knows_protocol_features(frame: &Frame) -> bool {
+    frame.body.first_chunk().is_some_and(|bytes| Features(u64::from_ne_bytes(*bytes)).protocol_features())
 }
 
 fn is_doorbell(frame: &Frame) -> bool {

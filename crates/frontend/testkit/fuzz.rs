@@ -64,7 +64,7 @@ pub fn chains(data: &[u8]) -> usize {
     let (mut chain, mut ranges) = (Chain::new(&memory), Vec::new());
     let mut heads = 0;
     while let Ok(Some(head)) = ring.fetch() {
-        chain.walk(&memory, ring.descriptors(), head, true);
+        chain.walk(&memory, ring.descriptors(), head);
         let verdict = classify(&chain, &shape, false, &mut ranges);
         match verdict {
             Verdict::Unanswerable => {}

@@ -199,6 +199,27 @@ fn of_what_was_before_a_new_owner_only_the_connection_is_kept() {
     guest.check_io(0, 1);
 }
 
+/// See `a_peer_goes_on_without_a_handshake` in stock_clients.rs: the next daemon goes by what the first took for agreed.
+#[test]
+fn what_was_taken_for_agreed_is_kept() {
+    let kept = Kept::new(1);
+    let life = kept.start();
+    let mut guest = RawGuest::connect(&kept.socket);
+    guest.negotiate(!0);
+    let features = guest.features;
+    drop(guest);
+    let mut guest = RawGuest::connect(&kept.socket);
+    guest.send(SET_FEATURES, &features.to_ne_bytes(), &[]);
+    assert_eq!(guest.ask_u64(GET_STATUS), 0);
+    guest.send_memory_table();
+    guest.set_up_queue();
+    guest.check_io(0, 1);
+    drop(life);
+    let _life = kept.start();
+    assert_eq!(guest.ask_u64(GET_STATUS), 0);
+    guest.check_io(0, 2);
+}
+
 /// A guest reads whether it has a write cache once, perhaps long before its queues run.
 #[test]
 fn what_was_read_of_the_write_cache_is_what_the_next_daemon_goes_by() {

@@ -105,6 +105,21 @@ fn a_queue_without_room_for_the_largest_request_is_warned_of_once() {
     assert_eq!(warnings(), 1);
 }
 
+/// Nobody asks there who does not take it for the beginning.
+#[test]
+fn a_configuration_that_is_read_at_0x100_is_told_of() {
+    let served = served();
+    let mut guest = RawGuest::start(&served.socket);
+    let mut ask = |offset| {
+        guest.send(GET_CONFIG, &[words([offset, 60, 1]), vec![0; 60]].concat(), &[]);
+        guest.receive();
+    };
+    ask(0);
+    assert_eq!(logged("offset 0x100"), 0);
+    (0..5).for_each(|_| ask(0x100));
+    assert_eq!(logged("offset 0x100"), 1);
+}
+
 /// The same.
 #[test]
 fn connections_that_break_for_one_reason_are_logged_once() {
