@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 
 use afterimage_flash::scan::Traffic;
 use afterimage_flash::trace::{
-    open, Class, Classes, Format, Kind, Merged, Options, Reader, Request, TraceError, Writer,
+    open, Action, Class, Classes, Format, Kind, Merged, Options, Reader, Request, TraceError, Writer,
 };
-use afterimage_fuzz_kit::traces::{fuzz_read, AFTERIMAGE, BLKPARSE, DISKSIM, FIO2, FIO3, MQSIM, MSR, SPC};
+use afterimage_fuzz_kit::traces::{
+    fuzz_read, vscsi, AFTERIMAGE, ALIBABA, BLKPARSE, BLKPARSE_PROGRAMS, CLOUDPHYSICS, DISKSIM, FIO2, FIO3,
+    FIU, MQSIM, MSR, SPC, SYSTOR, TENCENT,
+};
 use proptest::prelude::*;
 
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
@@ -90,6 +93,37 @@ fn expected() -> Vec<(Format, &'static str, Vec<Request>)> {
             MQSIM,
             vec![request(0, 0, Write, 4096 * 512, 4096), request(43_300, 1, Read, 8192, 8192)],
         ),
+        (
+            Format::Alibaba,
+            ALIBABA,
+            vec![
+                request(0, 0, Write, 8_792_731_648, 16_384),
+                request(1_500_000, 1, Read, 59_110_326_272, 360_448),
+            ],
+        ),
+        (
+            Format::Tencent,
+            TENCENT,
+            vec![
+                request(0, 0, Read, 12_910_952 * 512, 128 * 512),
+                request(1_000_000_000, 1, Write, 6_338_688 * 512, 4096),
+            ],
+        ),
+        (
+            Format::Systor,
+            SYSTOR,
+            vec![request(0, 0, Read, 899_056_122_368, 131_072), request(500_000, 1, Write, 4096, 8192)],
+        ),
+        (
+            Format::Fiu,
+            FIU,
+            vec![request(0, 0, Read, 283_193_184 * 512, 4096), request(9000, 1, Write, 194_192 * 512, 8192)],
+        ),
+        (
+            Format::Cloudphysics,
+            CLOUDPHYSICS,
+            vec![request(0, 0, Read, 6353 * 512, 4096), request(4_000_000, 0, Write, 6361 * 512, 512)],
+        ),
     ]
 }
 
@@ -104,6 +138,8 @@ fn every_format_is_recognised_and_read_exactly() {
         let file = write(dir.path(), format.name(), windows.as_bytes());
         assert_eq!(read_all(&file, &strict).unwrap().1, requests, "{format} with CR LF");
     }
+    let named: Vec<Format> = expected().iter().map(|(format, ..)| *format).chain([Format::Vscsi]).collect();
+    assert!(Format::ALL.iter().all(|format| named.contains(format)), "each format has a trace");
 }
 
 #[test]
@@ -407,12 +443,209 @@ fn what_was_taken_wrongly_from_a_beginning_is_said() {
     );
 }
 
+/// All that a reader says beside the requests.
+fn notes(file: &Path, options: &Options) -> (Format, usize, Vec<String>) {
+    let mut reader = open(file, options).unwrap();
+    let mut requests = 0;
+    while reader.next_request().unwrap().is_some() {
+        requests += 1;
+    }
+    let name = file.display().to_string();
+    (reader.format(), requests, reader.tally().notes.iter().map(|n| n.replace(&name, "t")).collect())
+}
+
+#[test]
+fn commands_passed_through_and_the_summary_of_programs_are_no_requests() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path(), "t", BLKPARSE_PROGRAMS.as_bytes());
+    for action in [Action::Issued, Action::Completed] {
+        let options = Options { strict: true, action, ..Options::default() };
+        let (format, requests, broken) = read_all(&file, &options).unwrap();
+        assert_eq!((format, broken), (Format::Blkparse, 0));
+        let seen: Vec<_> = requests.iter().map(|r| (r.kind, r.offset, r.bytes)).collect();
+        assert_eq!(
+            seen,
+            [(Kind::Write, 2048 * 512, 4096), (Kind::Discard, 4096 * 512, 1 << 20)],
+            "{action:?}"
+        );
+    }
+    // What is no title is broken as before.
+    let strange = write(
+        dir.path(),
+        "t",
+        format!("{BLKPARSE}  8,0 1 1 0.06 1 D W 0 + 8 [x]\nwhat is (this)\n").as_bytes(),
+    );
+    assert_eq!(read_all(&strange, &Options::default()).unwrap().2, 1);
+}
+
+#[test]
+fn a_mark_or_a_header_row_is_no_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let strict = Options { strict: true, ..Options::default() };
+    let mark = "\u{feff}";
+    for (format, text, requests) in expected() {
+        let file = write(dir.path(), "t", format!("{mark}{text}").as_bytes());
+        assert_eq!(read_all(&file, &strict).unwrap(), (format, requests, 0), "{format}");
+    }
+    for header in [
+        "Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime\n",
+        "\u{feff}TIMESTAMP,HostName,DiskNumber,Type,Offset,Size,ResponseTime\r\n",
+    ] {
+        let file = write(dir.path(), "t", format!("{header}{MSR}").as_bytes());
+        let (format, requests, broken) = read_all(&file, &strict).unwrap();
+        assert_eq!((format, requests.len(), broken), (Format::Msr, 2, 0), "{header:?}");
+    }
+    let other = write(dir.path(), "t", format!("when,where\n{MSR}").as_bytes());
+    assert_eq!(read_all(&other, &Options::default()).unwrap().2, 1, "an unknown row is broken");
+}
+
+#[test]
+fn gzip_may_be_padded_and_nothing_else_may_follow() {
+    let dir = tempfile::tempdir().unwrap();
+    let gzip = |part: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(part.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let (one, two) = MSR.split_at(MSR.len() / 2);
+    for padding in [1, 511, 70_000, 1 << 20] {
+        let zeroes = vec![0; padding];
+        let file = write(dir.path(), "t.gz", &[gzip(one), zeroes.clone(), gzip(two), zeroes].concat());
+        assert_eq!(read_all(&file, &Options::default()).unwrap().1.len(), 2, "{padding}");
+    }
+    let file = write(dir.path(), "t.gz", &[gzip(MSR), b"hello".to_vec()].concat());
+    let error = read_all(&file, &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("neither gzip nor padding"), "{error}");
+}
+
+#[test]
+fn archives_and_other_compressions_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tar = vec![0; 512];
+    tar[..7].copy_from_slice(b"msr.csv");
+    tar[257..263].copy_from_slice(b"ustar\0");
+    tar.extend(MSR.as_bytes());
+    tar.resize(10_240, 0);
+    let gzip = |bytes: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let utf16: Vec<u8> = "\u{feff}1,2".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (bytes, named) in [
+        (tar.clone(), "a tar archive"),
+        (gzip(&tar), "a tar archive"),
+        (zstd::encode_all(&tar[..], 1).unwrap(), "a tar archive"),
+        (gzip(&gzip(MSR.as_bytes())), "compressed twice"),
+        (b"PK\x03\x04rest".to_vec(), "a zip archive"),
+        (b"\xfd7zXZ\0rest".to_vec(), "compressed by xz"),
+        (b"BZh91AY&SYrest".to_vec(), "compressed by bzip2"),
+        (b"\x04\x22\x4d\x18rest".to_vec(), "compressed by lz4"),
+        (b"\x5d\0\0\x80\0rest".to_vec(), "compressed by lzma"),
+        (b"\x07tae\x01\0\0\0".to_vec(), "what blktrace writes"),
+        (utf16, "text in UTF-16"),
+    ] {
+        let file = write(dir.path(), "t", &bytes);
+        for format in [None, Some(Format::Msr)] {
+            let error = read_all(&file, &Options { format, ..Options::default() }).unwrap_err();
+            assert!(matches!(error, TraceError::Foreign { .. }), "{named}: {error}");
+            assert!(error.to_string().contains(named), "{named}: {error}");
+        }
+    }
+}
+
+#[test]
+fn guesses_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |text: &str| notes(&write(dir.path(), "t", text.as_bytes()), &Options::default());
+    let (format, _, said) = of("0 0 100 8 0\n12 0 200 8 1\n");
+    assert_eq!(format, Format::Mqsim);
+    assert_eq!(
+        said,
+        ["t: the times are taken for nanoseconds (mqsim), since none has a fraction; --format disksim takes milliseconds"]
+    );
+    let (format, _, said) = of("242.5 0 100 8 0\n242.6 0 200 8 0\n");
+    assert_eq!(format, Format::Disksim);
+    assert_eq!(
+        said,
+        ["t: the times are taken for milliseconds (disksim), since some have a fraction; --format mqsim takes nanoseconds"]
+    );
+    let named = Options { format: Some(Format::Disksim), ..Options::default() };
+    let file = write(dir.path(), "t", DISKSIM.as_bytes());
+    assert_eq!(notes(&file, &named).2, [""; 0], "nothing is guessed");
+    let (_, requests, said) = of(SYSTOR);
+    assert_eq!(
+        (requests, &said[..]),
+        (2, &["t: 1 requests are neither read nor write; they are passed over".to_owned()][..])
+    );
+}
+
+#[test]
+fn dated_traces_keep_their_times_beside_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    // The same second, by three clocks: 2019-12-31 16:00:00 UTC and a little.
+    let msr = "132222816000001000,srv,0,Read,0,512,1\n132222816000005000,srv,0,Read,0,512,1\n";
+    let files = [
+        write(dir.path(), "a", msr.as_bytes()),
+        write(dir.path(), "b", b"7,W,0,512,1577808000000300\n"),
+        write(dir.path(), "c", b"1577808000.000000000,0.1,W,1,0,512\n"),
+    ];
+    let mut merged = Merged::open(&files, &Options::default()).unwrap();
+    assert_eq!(merged.begun_ns(), Some(1_577_808_000_000_000_000));
+    let seen: Vec<_> = std::iter::from_fn(|| merged.next_request().unwrap()).collect();
+    let times: Vec<u64> = seen.iter().map(|r| r.time_ns.unwrap()).collect();
+    assert_eq!(times, [0, 100_000, 300_000, 500_000]);
+    // Written as it is read, dates included; a trace that counts from zero has none.
+    let mut merged = Merged::open(&files[..1], &Options::default()).unwrap();
+    let mut writer = Writer::new(Vec::new(), Format::Msr).unwrap();
+    writer.origin(&merged).unwrap();
+    while let Some(request) = merged.next_request().unwrap() {
+        writer.request(&request).unwrap();
+    }
+    assert_eq!(
+        String::from_utf8(writer.finish().unwrap()).unwrap(),
+        msr.replace("srv", "trace").replace(",1\n", ",0\n")
+    );
+    let undated = [write(dir.path(), "d", b"100,srv,0,Read,0,512,1\n"), files[0].clone()];
+    assert_eq!(Merged::open(&undated, &Options::default()).unwrap().begun_ns(), None);
+}
+
+#[test]
+fn records_of_both_versions_are_read_and_a_cut_one_is_broken() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = vscsi();
+    let requests = vec![
+        request(0, 0, Kind::Read, 6353 * 512, 4096),
+        request(4_000_000, 0, Kind::Write, 6361 * 512, 512),
+    ];
+    let strict = Options { strict: true, ..Options::default() };
+    let file = write(dir.path(), "t", &one);
+    assert_eq!(read_all(&file, &strict).unwrap(), (Format::Vscsi, requests.clone(), 0));
+    let mut writer = Writer::new(Vec::new(), Format::Vscsi).unwrap();
+    requests.iter().for_each(|request| writer.request(request).unwrap());
+    let two = writer.finish().unwrap();
+    assert_eq!(two.len(), 80);
+    let file = write(dir.path(), "t", &two);
+    assert_eq!(read_all(&file, &strict).unwrap(), (Format::Vscsi, requests.clone(), 0));
+    // Longer than the buffer, compressed, and cut in a record.
+    let many = two.repeat(10_000);
+    let file = write(dir.path(), "t", &zstd::encode_all(&many[..many.len() - 7], 1).unwrap());
+    let (_, read, broken) = read_all(&file, &Options::default()).unwrap();
+    assert_eq!((read.len(), broken), (19_999, 1));
+    let error = read_all(&file, &strict).unwrap_err().to_string();
+    assert!(error.contains(":20000: "), "{error}");
+    assert!(matches!(
+        read_all(&write(dir.path(), "t", &one[..31]), &strict),
+        Err(TraceError::Unrecognised(_))
+    ));
+}
+
 #[test]
 fn nothing_is_an_error_and_never_zeros() {
     let dir = tempfile::tempdir().unwrap();
     let any = Options::default();
     let spc = Options { format: Some(Format::Spc), ..Options::default() };
-    for empty in ["", "\n\n  \n"] {
+    for empty in ["", "\n\n  \n", "\u{feff}", "\u{feff}\n"] {
         let file = write(dir.path(), "empty", empty.as_bytes());
         assert!(matches!(read_all(&file, &any), Err(TraceError::Empty(_))));
         assert!(read_all(&file, &spc).is_err());
@@ -460,7 +693,7 @@ proptest! {
     fn what_is_written_is_read_back(mut requests in prop::collection::vec(any_request(), 1..60)) {
         let dir = tempfile::tempdir().unwrap();
         requests.sort_by_key(|r| r.time_ns);
-        requests[0].kind = Kind::Write;
+        (requests[0].kind, requests[0].device) = (Kind::Write, 0);
         let first = requests[0].time_ns.unwrap();
         for format in Format::ALL {
             let mut writer = Writer::new(Vec::new(), format).unwrap();
@@ -469,8 +702,12 @@ proptest! {
             }
             let discards =
                 matches!(format, Format::Afterimage | Format::Blkparse | Format::Fio2 | Format::Fio3);
-            let kept: Vec<Request> =
-                requests.iter().copied().filter(|r| discards || r.kind != Kind::Discard).collect();
+            let devices = !matches!(format, Format::Cloudphysics | Format::Vscsi);
+            let kept: Vec<Request> = requests
+                .iter()
+                .copied()
+                .filter(|r| (discards || r.kind != Kind::Discard) && (devices || r.device == 0))
+                .collect();
             prop_assert_eq!(writer.left_out as usize, requests.len() - kept.len());
             let file = write(dir.path(), format.name(), &writer.finish().unwrap());
             let (_, read, broken) =
@@ -499,7 +736,7 @@ proptest! {
 
     #[test]
     fn damaged_traces_are_read_without_a_panic(
-        which in 0_usize..8,
+        which in 0_usize..13,
         changes in prop::collection::vec((any::<u16>(), any::<u8>(), 0_u8..3), 1..12),
     ) {
         let mut bytes = expected()[which].1.as_bytes().to_vec();

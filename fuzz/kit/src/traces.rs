@@ -25,6 +25,35 @@ pub const AFTERIMAGE: &str = "\
 # end 7 requests, 0 dropped
 ";
 
+/// As `blkparse -s` 1.2.0 prints it: a flush, commands that programs pass through with and without their bytes, and the summaries, of
+/// programs first.
+pub const BLKPARSE_PROGRAMS: &str = "\
+  8,0    0        3     0.000000000  1234  Q   W 2048 + 8 [my prog (x)]
+  8,0    0        4     0.000000100  1234  D   W 2048 + 8 [my prog (x)]
+  8,0    0        5     0.000001000  1234  C   W 2048 + 8 [0]
+  8,0    0        6     0.000002000    77  D   R 36 (12 00 00 00 24 00 ..) [dd]
+  8,0    0        7     0.000002500    77  C   R (12 00 00 00 24 00 ..) [0]
+  8,0    0        8     0.000002600    77  D   W 0 [dd]
+  8,0    0        9     0.000002700    77  C   W [0]
+  8,0    0       11     0.000003100    77  D  FW [dd]
+  8,0    0       12     0.000003200    77  C  FW 0 [0]
+  8,0    0       13     0.000004000    77  D   D 4096 + 2048 [dd]
+  8,0    0       14     0.000004100    77  C   D 4096 + 2048 [0]
+dd (77)
+ Reads Queued:           0,        0KiB\t Writes Queued:           1,        0KiB
+ Completion wait:        0        \t Completion wait:         0
+my prog (x) (1234, ...)
+ Reads Queued:           0,        0KiB\t Writes Queued:           1,        4KiB
+
+CPU0 (t):
+ Reads Queued:           0,        0KiB\t Writes Queued:           2,        4KiB
+
+Throughput (R/W): 0KiB/s / 0KiB/s
+Events (t): 14 entries
+Skips: 0 forward (0 -   0.0%)
+Input file t.blktrace.0 added
+";
+
 /// As blkparse prints it, with events that are no request and its summary.
 pub const BLKPARSE: &str = "\
   8,0    3        1     0.000000000  697  G   W 223490 + 8 [kjournald]
@@ -58,6 +87,8 @@ fio version 3 iolog
 189 /dev/shm/fiot.dat read 0 4096
 209 /dev/shm/fiot.dat write 45056 4096
 210 /dev/shm/fiot.dat sync 0 0
+211 /dev/shm/fiot.dat sync_file_range 45056 0
+211 /dev/shm/fiot.dat syncfs 0 0
 212 /dev/shm/fiot.dat trim 28672 8192
 218 /dev/shm/fiot.dat close
 ";
@@ -88,6 +119,50 @@ pub const DISKSIM: &str = "0.000000 0 4096 8 0\n12.500000 1 16 16 1\n13.25 1 16 
 
 /// MQSim's, which is DiskSim's in nanoseconds.
 pub const MQSIM: &str = "4800 0 4096 8 0\n48100 1 16 16 1\n";
+
+/// Alibaba's, with the row that some copies begin with.
+pub const ALIBABA: &str = "\
+device_id,opcode,offset,length,timestamp
+419,W,8792731648,16384,1577808000000002
+725,R,59110326272,360448,1577808000001502
+";
+
+/// Tencent's.
+pub const TENCENT: &str = "1538323200,12910952,128,0,1063\n1538323201,6338688,8,1,1627\n";
+
+/// SYSTOR '17's, with a request that was never answered.
+pub const SYSTOR: &str = "\
+Timestamp,Response,IOType,LUN,Offset,Size
+1456135200.013118000,0.000806000,R,0,899056122368,131072
+1456135200.013251000,,,0,8192,4096
+1456135200.013618000,0.000236000,W,4,4096,8192
+";
+
+/// FIU's; some have the digests of several blocks.
+pub const FIU: &str = "\
+89968195792462 20782 gzip 283193184 8 R 6 0 56f11b711d91a065a2b6458eca924523
+89968195801462 318 kjournald 194192 16 W 8 0 b2b0d4272e2645dc1658d5908c48d964 b2b0d4272e2645dc1658d5908c48d964
+";
+
+/// CloudPhysics' as CSV.
+pub const CLOUDPHYSICS: &str = "5633898611441,6353,r,4096\n5633898615441,6361,w,512\n";
+
+/// CloudPhysics' as they were recorded: version 1, with a TEST UNIT READY in between.
+pub fn vscsi() -> Vec<u8> {
+    let records: [(u32, u32, u16, u64, u64); 3] =
+        [(1, 4096, 0x28, 6353, 1000), (2, 0, 0x00, 0, 1500), (3, 512, 0x2a, 6361, 5000)];
+    let mut bytes = Vec::new();
+    for (number, length, command, block, at_us) in records {
+        bytes.extend(number.to_le_bytes());
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(1_u32.to_le_bytes());
+        bytes.extend(command.to_le_bytes());
+        bytes.extend(0x0100_u16.to_le_bytes());
+        bytes.extend(block.to_le_bytes());
+        bytes.extend(at_us.to_le_bytes());
+    }
+    bytes
+}
 
 /// Reads arbitrary bytes as a trace in every way; must not panic.
 pub fn fuzz_read(data: &[u8]) {
@@ -129,6 +204,12 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
             AFTERIMAGE.replace("3500 disk0 zero", "# dropped 12\n3500 disk0 zero").into(),
         ),
         ("blkparse-real".to_owned(), BLKPARSE.into()),
+        ("blkparse-programs".to_owned(), BLKPARSE_PROGRAMS.into()),
+        ("alibaba-real".to_owned(), ALIBABA.into()),
+        ("tencent-real".to_owned(), TENCENT.into()),
+        ("systor-real".to_owned(), SYSTOR.into()),
+        ("fiu-real".to_owned(), FIU.into()),
+        ("vscsi-1".to_owned(), vscsi()),
         ("fio2-real".to_owned(), FIO2.into()),
     ];
     for format in Format::ALL {
@@ -142,6 +223,10 @@ pub fn seeds() -> Result<Vec<Seed>, Box<dyn Error>> {
     seeds.push(("zstd".to_owned(), packed));
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     packer.write_all(BLKPARSE.as_bytes())?;
-    seeds.push(("gzip".to_owned(), packer.finish()?));
+    let mut packed = packer.finish()?;
+    seeds.push(("gzip".to_owned(), packed.clone()));
+    packed.extend([0; 40]);
+    packed.extend(packed.clone());
+    seeds.push(("gzip-padded".to_owned(), packed));
     Ok(seeds)
 }

@@ -167,7 +167,8 @@ impl DriveArgs {
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Reading traces")]
 pub struct ReadArgs {
-    /// The trace's format: auto, afterimage, blkparse, fio2, fio3, msr, spc, disksim or mqsim
+    /// The trace's format: auto, afterimage, blkparse, fio2, fio3, msr, spc, disksim, mqsim, alibaba, tencent, systor, fiu, cloudphysics
+    /// or vscsi
     #[arg(long, default_value = "auto", value_parser = format, value_name = "FORMAT")]
     format: FormatChoice,
     /// blkparse: which event is the request
@@ -191,8 +192,9 @@ pub fn format(text: &str) -> Result<FormatChoice, String> {
         return Ok(FormatChoice(None));
     }
     let found = Format::ALL.into_iter().find(|f| f.name() == text);
-    let names = || Format::ALL.map(Format::name).join(", ");
-    found.map(|f| FormatChoice(Some(f))).ok_or_else(|| format!("'{text}' is not auto or one of {}", names()))
+    found
+        .map(|f| FormatChoice(Some(f)))
+        .ok_or_else(|| format!("'{text}' is not auto or one of {}", Format::names()))
 }
 
 impl ReadArgs {

@@ -115,7 +115,7 @@ pub struct ConvertArgs {
     /// Trace files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The format to write: afterimage, blkparse, fio2, fio3, msr, spc, disksim or mqsim
+    /// The format to write: any that --format reads
     #[arg(long, value_parser = format, value_name = "FORMAT")]
     to: FormatChoice,
     /// Where to; - is stdout
@@ -262,7 +262,7 @@ pub fn convert(args: &ConvertArgs) -> Result<(), CliError> {
     let out = if tally.cut { writer.cut() } else { writer.finish() };
     out.and_then(Output::close).and_then(|()| beside.map_or(Ok(()), Beside::keep)).map_err(write)?;
     if left_out > 0 {
-        eprintln!("{left_out} discards were left out: {to} has no word for them");
+        eprintln!("{left_out} requests were left out: {to} has no word for them (discards, other disks than the first)");
     }
     if !timed && to != Format::Fio2 {
         eprintln!("the trace has no times; they are written as 0");

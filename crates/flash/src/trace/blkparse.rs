@@ -1,6 +1,7 @@
 //! blkparse text: `maj,min cpu seq sec.nsec pid action RWBS sector + count [process]`.
 //!
-//! One kind of event is kept; D in RWBS is a discard; flushes without data and the summary at the end are passed over.
+//! One kind of event is kept; D in RWBS is a discard. Passed over are flushes without data, commands that are passed through (SCSI
+//! commands of a program: bytes and `(command)` instead of sector and count) and the summaries at the end, of programs (`-s`) as well.
 
 use super::fields::{blank, number, time};
 use super::parser::{Parser, Reason};
@@ -28,11 +29,25 @@ pub fn action_of(mut line: &[u8]) -> Option<u8> {
     }
 }
 
-pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Reason> {
+/// Whether a summary begins so: `CPU0 (8,0):`, `Total (8,0):`, and under `-s` a program, `dd (77)` or `dd (77, ...)`.
+fn is_title(line: &[u8]) -> bool {
+    let program = || {
+        let open = line.iter().rposition(|byte| *byte == b'(')?;
+        let number = line[open + 1..].strip_suffix(b")")?;
+        let number = number.strip_suffix(b", ...").unwrap_or(number);
+        Some(open > 0 && !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+    };
+    let device = || line.ends_with(b"):") && (line.starts_with(b"CPU") || line.starts_with(b"Total"));
+    let file = || line.starts_with(b"Input file ") && line.ends_with(b" added");
+    device() || file() || program().unwrap_or(false)
+}
+
+pub fn line(parser: &mut Parser, line: &[u8]) -> Result<Option<Request>, Reason> {
+    let mut rest = line;
     let rest = &mut rest;
     let device = blank(rest).ok_or(Reason::Missing("device"))?;
     if !is_device(device) {
-        parser.in_summary |= device.starts_with(b"CPU") || device == b"Total";
+        parser.in_summary |= is_title(line);
         return if parser.in_summary { Ok(None) } else { Err(Reason::Shape) };
     }
     parser.in_summary = false;
@@ -57,14 +72,17 @@ pub fn line(parser: &mut Parser, mut rest: &[u8]) -> Result<Option<Request>, Rea
         // F and N: a flush or nothing at all.
         return if rwbs.iter().all(u8::is_ascii_alphabetic) { Ok(None) } else { Err(Reason::Operation) };
     };
+    // `[process]` or `(command)` where a sector or its count would be: a flush that an empty write carries, or a command passed through.
+    let is_other = |field: &[u8]| matches!(field.first(), Some(b'[' | b'('));
     let sector = blank(rest).ok_or(Reason::Missing("sector"))?;
-    if sector.first() == Some(&b'[') {
-        // A flush carried by an empty write has neither sector nor count.
+    if is_other(sector) {
         return Ok(None);
     }
     let sector = number(sector, "sector")?;
-    if blank(rest) != Some(b"+") {
-        return Err(Reason::Missing("count"));
+    match blank(rest) {
+        Some(b"+") => {}
+        Some(field) if is_other(field) => return Ok(None),
+        _ => return Err(Reason::Missing("count")),
     }
     let count = number(blank(rest).ok_or(Reason::Missing("count"))?, "count")?;
     parser.request(Some(at), device, kind, sector.checked_mul(512), count.checked_mul(512))

@@ -1,24 +1,28 @@
 //! Which format a trace has, from its first lines.
 
+use super::columns::{Layout, LAYOUTS};
 use super::parser::{Action, Parser};
 use super::{blkparse, capture, fio, Format};
 
 /// Lines looked at.
 const LINES: usize = 256;
 
-/// The format that most of the first lines fit; at least half of them, or none is named.
-pub fn format(head: &[u8]) -> Option<Format> {
+/// The format that most of the first lines fit; at least half of them, or none is named. And what was guessed of it.
+pub fn format(head: &[u8]) -> Option<(Format, Option<&'static str>)> {
     let lines = || head.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).filter(|l| !l.is_empty()).take(LINES);
     let first = lines().next()?;
-    if first == capture::MAGIC {
-        return Some(Format::Afterimage);
-    }
-    for (header, format) in fio::HEADERS.iter().zip([Format::Fio2, Format::Fio3]) {
-        if first == *header {
-            return Some(format);
+    let headers = [(capture::MAGIC, Format::Afterimage)]
+        .into_iter()
+        .chain(fio::HEADERS.into_iter().zip([Format::Fio2, Format::Fio3]))
+        .chain(LAYOUTS.iter().map(|layout| (layout.header.as_bytes(), layout.format())));
+    for (header, format) in headers {
+        if !header.is_empty() && first.eq_ignore_ascii_case(header) {
+            return Some((format, None));
         }
     }
-    let candidates = [Format::Blkparse, Format::Msr, Format::Spc, Format::Disksim];
+    // DiskSim stands for MQSim, too.
+    let columns = LAYOUTS.iter().map(Layout::format).filter(|format| *format != Format::Mqsim);
+    let candidates = std::iter::once(Format::Blkparse).chain(columns);
     // The whole head is searched only where there are events at all.
     let event = if lines().any(|l| blkparse::action_of(l).is_some()) {
         action(head, Format::Blkparse, Action::Auto)
@@ -40,14 +44,23 @@ pub fn format(head: &[u8]) -> Option<Format> {
         // The last line may be cut off by the end of the head.
         (requests > 0 && (good + 1) * 2 > all).then_some(good)
     };
-    let best = candidates.into_iter().filter_map(|f| Some((fits(f)?, f))).max_by_key(|(good, _)| *good)?.1;
+    let best = candidates.filter_map(|f| Some((fits(f)?, f))).max_by_key(|(good, _)| *good)?.1;
     if best != Format::Disksim {
-        return Some(best);
+        return Some((best, None));
     }
     // The same columns: milliseconds with a fraction are DiskSim's, whole nanoseconds are MQSim's.
     let times = lines().filter(|l| l[0] != b'#').filter_map(|l| l.split(u8::is_ascii_whitespace).next());
     let whole = times.into_iter().all(|time| time.iter().all(u8::is_ascii_digit));
-    Some(if whole { Format::Mqsim } else { Format::Disksim })
+    Some(match whole {
+        true => (
+            Format::Mqsim,
+            Some("the times are taken for nanoseconds (mqsim), since none has a fraction; --format disksim takes milliseconds"),
+        ),
+        false => (
+            Format::Disksim,
+            Some("the times are taken for milliseconds (disksim), since some have a fraction; --format mqsim takes nanoseconds"),
+        ),
+    })
 }
 
 /// Those of blkparse's events that count, the best first.

@@ -38,7 +38,7 @@ pub fn line(parser: &mut Parser, line: &[u8], version: u8) -> Result<Option<Requ
         b"read" => Kind::Read,
         b"write" => Kind::Write,
         b"trim" => Kind::Discard,
-        b"sync" | b"datasync" => return Ok(None),
+        b"sync" | b"datasync" | b"sync_file_range" | b"syncfs" => return Ok(None),
         b"wait" if version == 2 => {
             match &mut parser.waited_us {
                 Some(us) => *us = us.saturating_add(offset),

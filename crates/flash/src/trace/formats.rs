@@ -1,12 +1,15 @@
 //! One line in, at most one request out.
 
 use super::parser::{Parser, Reason};
-use super::{blkparse, capture, disksim, fio, msr, spc, Format, Request};
+use super::{blkparse, capture, fio, vscsi, Format, Request};
 
 impl Parser {
-    /// Parses a line without its end. `None`: nothing that the simulator needs.
+    /// Parses a line without its end, or a record. `None`: nothing that the simulator needs.
     #[inline]
     pub fn line(&mut self, line: &[u8]) -> Result<Option<Request>, Reason> {
+        if self.format == Format::Vscsi {
+            return vscsi::record(self, line);
+        }
         let line = line.trim_ascii();
         if line.is_empty() {
             return Ok(None);
@@ -17,15 +20,12 @@ impl Parser {
                 _ => Ok(None),
             };
         }
-        match self.format {
-            Format::Afterimage => capture::line(self, line),
-            Format::Blkparse => blkparse::line(self, line),
-            Format::Fio2 => fio::line(self, line, 2),
-            Format::Fio3 => fio::line(self, line, 3),
-            Format::Msr => msr::line(self, line),
-            Format::Spc => spc::line(self, line),
-            Format::Disksim => disksim::line(self, line, 1_000_000),
-            Format::Mqsim => disksim::line(self, line, 1),
+        match (self.format, self.layout) {
+            (_, Some(layout)) => layout.line(self, line),
+            (Format::Afterimage, _) => capture::line(self, line),
+            (Format::Fio2, _) => fio::line(self, line, 2),
+            (Format::Fio3, _) => fio::line(self, line, 3),
+            _ => blkparse::line(self, line),
         }
     }
 }

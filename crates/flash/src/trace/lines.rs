@@ -1,4 +1,4 @@
-//! Lines out of a stream of bytes, with a bounded buffer.
+//! Lines, or records of one size, out of a stream of bytes, with a bounded buffer.
 
 use std::io::{self, Read};
 
@@ -18,6 +18,8 @@ pub struct Lines {
     pub cut: Option<io::Error>,
     /// Number of the line given last, from 1.
     pub number: u64,
+    /// Records of so many bytes, not lines.
+    pub record_bytes: Option<usize>,
 }
 
 /// A line.
@@ -30,7 +32,16 @@ pub enum Line<'a> {
 
 impl Lines {
     pub fn new(source: Box<dyn Read + Send>) -> Self {
-        Self { source, buffer: vec![0; BUFFER], start: 0, end: 0, eof: false, cut: None, number: 0 }
+        Self {
+            source,
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            eof: false,
+            cut: None,
+            number: 0,
+            record_bytes: None,
+        }
     }
 
     /// What the buffer holds before the first line is taken: as much of the beginning as fits.
@@ -39,6 +50,27 @@ impl Lines {
             self.fill()?;
         }
         Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// Passes over the mark by which some programs begin a text in UTF-8.
+    pub fn skip_mark(&mut self) {
+        if self.buffer[self.start..self.end].starts_with(b"\xef\xbb\xbf") {
+            self.start += 3;
+        }
+    }
+
+    /// The next record; the last one may be cut off.
+    fn next_record(&mut self, bytes: usize) -> io::Result<Option<Line<'_>>> {
+        while self.end - self.start < bytes && !self.eof {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+            self.fill()?;
+        }
+        let (from, to) = (self.start, self.end.min(self.start + bytes));
+        self.start = to;
+        self.number += u64::from(from < to);
+        Ok((from < to).then(|| Line::Text(&self.buffer[from..to])))
     }
 
     fn fill(&mut self) -> io::Result<()> {
@@ -60,6 +92,9 @@ impl Lines {
     /// The next line.
     #[inline]
     pub fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+        if let Some(bytes) = self.record_bytes {
+            return self.next_record(bytes);
+        }
         let mut searched = self.start;
         let mut too_long = false;
         loop {

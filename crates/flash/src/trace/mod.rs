@@ -1,7 +1,8 @@
 //! Public block-trace formats, read as a stream.
 //!
 //! ```text
-//! file ─► gzip? zstd? ─► lines (bounded) ─► parser of the format ─► Request
+//! file ─► gzip? zstd? ─► no trace? named and refused ─► lines or records (bounded) ─► parser of the format ─► Request
+//!                                                                          │ columns: a table of formats
 //! ```
 //!
 //! Memory does not grow with the trace. A line that does not fit its format is broken: counted, the first ones kept
@@ -11,18 +12,19 @@
 mod blkparse;
 mod capture;
 mod class;
+mod columns;
 mod detect;
-mod disksim;
 mod fields;
 mod fio;
+mod foreign;
 mod formats;
+mod gzip;
 mod lines;
 mod merge;
-mod msr;
 mod parser;
 mod prefetch;
 mod reader;
-mod spc;
+mod vscsi;
 mod write;
 
 use serde::Serialize;
@@ -97,11 +99,23 @@ pub enum Format {
     Disksim,
     /// MQSim ASCII: DiskSim's columns with times in nanoseconds.
     Mqsim,
+    /// Alibaba's block traces.
+    Alibaba,
+    /// Tencent's cloud block storage.
+    Tencent,
+    /// SYSTOR '17 (Fujitsu).
+    Systor,
+    /// Florida International University.
+    Fiu,
+    /// CloudPhysics as CSV.
+    Cloudphysics,
+    /// CloudPhysics as it was recorded: binary.
+    Vscsi,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 14] = [
         Self::Afterimage,
         Self::Blkparse,
         Self::Fio2,
@@ -110,7 +124,18 @@ impl Format {
         Self::Spc,
         Self::Disksim,
         Self::Mqsim,
+        Self::Alibaba,
+        Self::Tencent,
+        Self::Systor,
+        Self::Fiu,
+        Self::Cloudphysics,
+        Self::Vscsi,
     ];
+
+    /// All names, for messages.
+    pub fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -123,6 +148,12 @@ impl Format {
             Self::Spc => "spc",
             Self::Disksim => "disksim",
             Self::Mqsim => "mqsim",
+            Self::Alibaba => "alibaba",
+            Self::Tencent => "tencent",
+            Self::Systor => "systor",
+            Self::Fiu => "fiu",
+            Self::Cloudphysics => "cloudphysics",
+            Self::Vscsi => "vscsi",
         }
     }
 }

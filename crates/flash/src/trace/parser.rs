@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::class::{Captured, Class};
+use super::columns::{layout, Layout};
 use super::{Format, Kind, Request, MAX_ADDRESS, MAX_DISCARD, MAX_TRANSFER};
 
 /// Why a line is broken.
@@ -63,6 +64,8 @@ pub enum Action {
 #[derive(Debug)]
 pub struct Parser {
     pub format: Format,
+    /// Its columns, where it has fixed ones.
+    pub layout: Option<&'static Layout>,
     /// blkparse: the event that counts.
     pub action: u8,
     /// blkparse: events that would have counted, had the beginning of the trace had any.
@@ -75,6 +78,8 @@ pub struct Parser {
     pub capture: Captured,
     /// Requests that the trace dates before its first one.
     pub early: u64,
+    /// systor: requests that are neither read nor write.
+    pub untyped: u64,
     /// blkparse: preferred events; fio version 2: waits in a log that was taken for one without.
     pub late: u64,
     devices: FxHashMap<Box<[u8]>, u32>,
@@ -93,12 +98,14 @@ impl Parser {
     pub fn new(format: Format, action: u8) -> Self {
         Self {
             format,
+            layout: layout(format),
             action,
             preferred: &[],
             in_summary: false,
             waited_us: None,
             capture: Captured::default(),
             early: 0,
+            untyped: 0,
             late: 0,
             devices: FxHashMap::default(),
             name_bytes: 0,
@@ -140,9 +147,13 @@ impl Parser {
         self.first_ns.is_some()
     }
 
-    /// When the first request was made, nanoseconds since 1970, where the trace says when it begins.
+    /// When the first request was made, nanoseconds since 1970, where the trace has dates or says when it begins.
     pub fn first_absolute_ns(&self) -> Option<u64> {
-        self.capture.begun_ns?.checked_add(self.first_ns?)
+        let first_ns = self.first_ns?;
+        match self.layout {
+            Some(layout) => layout.since_1970_ns(first_ns),
+            None => self.capture.begun_ns?.checked_add(first_ns),
+        }
     }
 
     /// The time since the first request, which this may be.

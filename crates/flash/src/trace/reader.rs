@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::gzip::Gzip;
 use super::lines::{Line, Lines};
 use super::parser::{Action, Parser, Reason};
-use super::{capture, detect, ByClass, Classes, Format, Request};
+use super::{capture, detect, foreign, vscsi, ByClass, Classes, Format, Request};
 
 /// How to read a trace.
 #[derive(Debug, Clone, Copy)]
@@ -42,11 +43,19 @@ pub enum TraceError {
     },
     /// No known format fits.
     #[error(
-        "{}: the format of this trace is not recognised (known: afterimage, blkparse, fio2, fio3, msr, spc, disksim, mqsim; \
-         name one with --format)",
-        .0.display()
+        "{}: the format of this trace is not recognised (known: {}; name one with --format)",
+        .0.display(),
+        Format::names()
     )]
     Unrecognised(PathBuf),
+    /// An archive, another compression, another program's data.
+    #[error("{}: this is no trace, but {what}", file.display())]
+    Foreign {
+        /// The file.
+        file: PathBuf,
+        /// What it is, and what to do.
+        what: &'static str,
+    },
     /// Nothing in it.
     #[error("{}: the trace is empty", .0.display())]
     Empty(PathBuf),
@@ -124,6 +133,8 @@ pub struct Reader {
     parser: Parser,
     strict: bool,
     tally: Tally,
+    /// What was guessed of the format.
+    guess: Option<&'static str>,
     done: bool,
 }
 
@@ -159,13 +170,13 @@ impl Reader {
         }
         let whole = io::Cursor::new(magic[..have].to_vec()).chain(raw);
         let text: Box<dyn Read + Send> = match magic[..have] {
-            [0x1f, 0x8b, ..] => {
-                Box::new(flate2::read::MultiGzDecoder::new(io::BufReader::with_capacity(1 << 16, whole)))
-            }
+            [0x1f, 0x8b, ..] => Box::new(Gzip::new(Box::new(whole))),
             [0x28, 0xb5, 0x2f, 0xfd] => Box::new(zstd::stream::read::Decoder::new(whole).map_err(io)?),
             _ => Box::new(whole),
         };
         let mut lines = Lines::new(text);
+        lines.head().map_err(io)?;
+        lines.skip_mark();
         let head = lines.head().map_err(io)?;
         let own = options.format.is_none_or(|f| f == Format::Afterimage) && head.starts_with(capture::MAGIC);
         let head_len = head.len();
@@ -177,9 +188,19 @@ impl Reader {
         if head.trim_ascii().is_empty() && head.len() < super::lines::LINE_MAX {
             return Err(TraceError::Empty(file.to_owned()));
         }
-        let format = match options.format {
-            Some(format) => format,
-            None => detect::format(head).ok_or_else(|| TraceError::Unrecognised(file.to_owned()))?,
+        let record_bytes = match options.format {
+            None | Some(Format::Vscsi) => vscsi::record_bytes(head),
+            Some(_) => None,
+        };
+        if let Some(what) = foreign::what(head).filter(|_| record_bytes.is_none()) {
+            return Err(TraceError::Foreign { file: file.to_owned(), what });
+        }
+        lines.record_bytes = record_bytes;
+        let head = lines.head().map_err(io)?;
+        let (format, guess) = match (options.format, record_bytes) {
+            (Some(format), _) => (format, None),
+            (None, Some(_)) => (Format::Vscsi, None),
+            (None, None) => detect::format(head).ok_or_else(|| TraceError::Unrecognised(file.to_owned()))?,
         };
         let mut parser = Parser::new(format, detect::action(head, format, options.action));
         parser.preferred = detect::preferred(parser.action, format, options.action);
@@ -193,6 +214,7 @@ impl Reader {
             parser,
             strict: options.strict,
             tally: Tally::default(),
+            guess,
             done: false,
         })
     }
@@ -285,6 +307,8 @@ impl Reader {
     /// The end of the file: is it the end of the trace?
     fn end(&mut self) -> Result<(), TraceError> {
         let cut = self.lines.cut.take();
+        self.tally.notes.extend(self.guess.map(|guess| format!("{}: {guess}", self.file.display())));
+        self.tally.notes.extend(self.untyped());
         self.tally.notes.extend(self.early());
         self.tally.notes.extend(self.late());
         if self.parser.format != Format::Afterimage {
@@ -300,6 +324,12 @@ impl Reader {
             self.broken(Reason::Cut)?;
         }
         Ok(())
+    }
+
+    fn untyped(&self) -> Option<String> {
+        let (file, untyped) = (self.file.display(), self.parser.untyped);
+        (untyped > 0)
+            .then(|| format!("{file}: {untyped} requests are neither read nor write; they are passed over"))
     }
 
     fn early(&self) -> Option<String> {

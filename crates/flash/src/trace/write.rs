@@ -2,17 +2,22 @@
 
 use std::io::{self, Write};
 
-use super::{Class, Format, Kind, Merged, Request};
+use super::columns::{layout, Layout};
+use super::{vscsi, Class, Format, Kind, Merged, Request};
 
 /// Writes requests as lines of a format. What a format cannot say is left out or rounded as [`Writer::request`] says.
 pub struct Writer<W> {
     out: W,
     format: Format,
+    layout: Option<&'static Layout>,
+    /// By the format's clock, where it has dates and the trace has one.
+    begun_ns: u64,
     sequence: u64,
     opened: Vec<bool>,
     waited_us: u64,
     dropped: u64,
-    /// Requests that the format has no word for (discards in MSR, SPC, DiskSim and MQSim).
+    /// Requests that the format has no word for: discards but in afterimage's, blkparse's and fio's; of CloudPhysics' formats, which know
+    /// one disk, those of others.
     pub left_out: u64,
 }
 
@@ -28,7 +33,17 @@ impl<W: Write> Writer<W> {
             Format::Afterimage => writeln!(out, "# afterimage-trace 1")?,
             _ => {}
         }
-        Ok(Self { out, format, sequence: 0, opened: Vec::new(), waited_us: 0, dropped: 0, left_out: 0 })
+        Ok(Self {
+            out,
+            format,
+            layout: layout(format),
+            begun_ns: 0,
+            sequence: 0,
+            opened: Vec::new(),
+            waited_us: 0,
+            dropped: 0,
+            left_out: 0,
+        })
     }
 
     /// Says what a trace that is going to be converted says of itself: when it begins, and its files in their order.
@@ -37,6 +52,7 @@ impl<W: Write> Writer<W> {
     /// The output cannot be written.
     pub fn origin(&mut self, trace: &Merged) -> io::Result<()> {
         if self.format != Format::Afterimage {
+            self.begun_ns = self.layout.zip(trace.begun_ns()).and_then(|(l, ns)| l.dated_ns(ns)).unwrap_or(0);
             return Ok(());
         }
         let known = trace.formats().iter().all(|format| *format == Format::Afterimage);
@@ -59,8 +75,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes a request. Missing times become 0; formats in sectors round outwards; formats without discards leave
-    /// them out and count them.
+    /// Writes a request. Missing times become 0; formats in sectors round outwards; what a format has no word for is left out and counted.
     ///
     /// # Errors
     /// The output cannot be written.
@@ -68,13 +83,17 @@ impl<W: Write> Writer<W> {
         let time = r.time_ns.unwrap_or(0);
         let (sector, sectors) = (r.offset / 512, (r.offset + r.bytes).div_ceil(512) - r.offset / 512);
         let dev = r.device;
-        let words = [Format::Afterimage, Format::Blkparse, Format::Fio2, Format::Fio3];
-        if r.kind == Kind::Discard && !words.contains(&self.format) {
+        let has_discards =
+            matches!(self.format, Format::Afterimage | Format::Blkparse | Format::Fio2 | Format::Fio3);
+        let has_devices = self.format != Format::Vscsi && self.layout.is_none_or(Layout::has_devices);
+        if (r.kind == Kind::Discard && !has_discards) || (dev > 0 && !has_devices) {
             self.left_out += 1;
             return Ok(());
         }
         self.sequence += 1;
-        let read = r.kind == Kind::Read;
+        if let Some(layout) = self.layout {
+            return layout.write(&mut self.out, r, self.begun_ns.saturating_add(time));
+        }
         match self.format {
             Format::Blkparse => {
                 let rwbs = match r.kind {
@@ -93,21 +112,7 @@ impl<W: Write> Writer<W> {
             }
             Format::Afterimage => self.capture(r, time),
             Format::Fio2 | Format::Fio3 => self.fio(r, time / 1000),
-            Format::Msr => {
-                let kind = if read { "Read" } else { "Write" };
-                writeln!(self.out, "{},trace,{dev},{kind},{},{},0", time / 100, r.offset, r.bytes)
-            }
-            Format::Spc => {
-                let (s, ns) = (time / 1_000_000_000, time % 1_000_000_000);
-                // The address is in sectors, the size in bytes: an unaligned start is rounded down and kept covered.
-                let bytes = r.bytes + r.offset % 512;
-                writeln!(self.out, "{dev},{sector},{bytes},{},{s}.{ns:09}", if read { 'r' } else { 'w' })
-            }
-            Format::Disksim => {
-                let (ms, ns) = (time / 1_000_000, time % 1_000_000);
-                writeln!(self.out, "{ms}.{ns:06} {dev} {sector} {sectors} {}", u8::from(read))
-            }
-            Format::Mqsim => writeln!(self.out, "{time} {dev} {sector} {sectors} {}", u8::from(read)),
+            _ => vscsi::write(&mut self.out, r, time, self.sequence),
         }
     }
 
