@@ -14,8 +14,8 @@ pub trait Host: Send + Sync + Debug {
     /// Whether the host does, step by step, what threads would do in the background.
     fn is_stepped(&self) -> bool;
 
-    /// A redo log that is open: the work is its syncs and what goes home ([`crate::redo::Syncer::sync`], [`Redo::turn_home`]). Said
-    /// to a host that does it.
+    /// A redo log that is open. A host that steps takes turns of its schedule when they are due: [`crate::redo::Syncer::turn`] and
+    /// [`Redo::turn_home`].
     fn take(&self, redo: &Arc<Redo>);
 }
 

@@ -29,6 +29,7 @@ mod options;
 mod passthrough;
 pub mod redo;
 mod relaxed_flushes;
+mod schedule;
 mod sequence;
 mod signal;
 mod status;
@@ -44,6 +45,7 @@ pub use home::{HomeError, HomeWriter};
 pub use home_lane::LaneHome;
 pub use host::{Host, Machine};
 pub use options::GroupOptions;
+pub use schedule::UNFLUSHED_MAX;
 pub use sequence::{LogPosition, LoggedDisk, Sequence, Watermark};
 pub use status::{Closing, Event, GroupStatus, Replayed};
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{BlockError, Blocking, Disk, DiskIndex, FlushKind, Sector, SequenceNumber};
-use afterimage_order::redo::UNFLUSHED_MAX;
-use afterimage_order::{Closing, Contract, Group, GroupOptions, HomeError};
+use afterimage_order::{Closing, Contract, Group, GroupOptions, HomeError, UNFLUSHED_MAX};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 
 const IMAGE_BYTES: u64 = 4 << 20;

@@ -209,7 +209,6 @@ impl Daemon {
             queue.run()?;
             rung = peer.has_rung();
         }
-        self.machine.note();
         let at = self.machine.now_ns();
         if rung && at > now {
             // It was busy until then.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::BlockError;
-use afterimage_order::redo::{LogSync, Redo};
-use afterimage_order::{Clock, Host, LogPosition};
+use afterimage_order::redo::Redo;
+use afterimage_order::{Clock, Host};
 use parking_lot::Mutex;
 
 use crate::calendar::Ns;
@@ -51,24 +51,17 @@ pub struct Machine {
 /// The daemon has died: it unwinds from where it was, and nothing of it happens any more.
 pub struct Died;
 
-/// What is done in the background of a redo log.
+/// The threads of a redo log; what they do, and when, is its schedule's.
 #[derive(Debug, Default)]
 struct Background {
     redo: Option<Known>,
-    /// A sync of the log that runs, and when it ends.
-    syncing: Option<(LogSync, Ns)>,
-    /// When the log is to be synced, as the window says.
-    sync_at: Option<Ns>,
-    /// When writes that nobody flushed are synced.
-    unflushed_at: Option<Ns>,
-    /// When the log is looked at for going home, by itself.
-    home_at: Ns,
-    /// Somebody wants room.
-    home_wanted: bool,
+    /// When the sync of the log ends that runs.
+    syncing_until: Option<Ns>,
+    /// The thread that syncs writes the log out ahead until then.
+    sync_busy_until: Ns,
     /// The thread that brings records home is busy.
     home_busy: bool,
     home_busy_until: Ns,
-    seen: LogPosition,
 }
 
 struct Known(Arc<Redo>);
@@ -79,11 +72,6 @@ impl std::fmt::Debug for Known {
     }
 }
 
-/// As the redo log's own thread: writes that nobody flushes become durable after this time, a log to which nothing is appended is
-/// emptied after that.
-const UNFLUSHED_MAX: Ns = 1_000_000_000;
-const HOME_IDLE: Ns = 2_000_000_000;
-
 impl Machine {
     /// A daemon's, whose requests cost it that each.
     pub fn new(storage: &Arc<Mutex<Storage>>, request_ns: Ns) -> Arc<Self> {
@@ -93,7 +81,7 @@ impl Machine {
             due: Mutex::default(),
             order: AtomicU64::new(0),
             request_ns,
-            background: Mutex::new(Background { home_at: HOME_IDLE, ..Background::default() }),
+            background: Mutex::default(),
             mortal: false,
             dies_at: AtomicU64::new(Ns::MAX),
             dies_writing_from: AtomicU64::new(Ns::MAX),
@@ -107,7 +95,6 @@ impl Machine {
     pub fn mortal(storage: &Arc<Mutex<Storage>>, request_ns: Ns, now: Ns) -> Arc<Self> {
         let machine = Arc::into_inner(Self::new(storage, request_ns)).expect("nobody else has it yet");
         machine.reach(now);
-        machine.background.lock().home_at = now + HOME_IDLE;
         Arc::new(Self { mortal: true, ..machine })
     }
 
@@ -143,10 +130,13 @@ impl Machine {
     /// Whether it has nothing to do, and nothing is on its way to it, but that it looks at its log from time to time.
     pub fn rests(&self, now: Ns) -> bool {
         let background = self.background.lock();
-        let busy_until = self.now_ns().max(background.home_busy_until);
-        let waits =
-            background.sync_at.is_some() || background.unflushed_at.is_some() || background.home_wanted;
-        busy_until <= now && !waits && background.syncing.is_none() && self.due.lock().is_empty()
+        let busy_until = self.now_ns().max(background.home_busy_until).max(background.sync_busy_until);
+        let waits = background.redo.as_ref().is_some_and(|Known(redo)| {
+            let sequence = &redo.board.sequence;
+            let unflushed = sequence.durable.get() < sequence.acknowledged.get();
+            unflushed || redo.syncer.next().is_none_or(|at| at.is_zero()) || redo.going_home.is_requested()
+        });
+        busy_until <= now && !waits && background.syncing_until.is_none() && self.due.lock().is_empty()
     }
 
     /// It is dead: what is left of it is dropped, and reaches nothing.
@@ -263,89 +253,65 @@ impl Machine {
     }
 
     fn turn_of(&self, redo: &Redo) -> Result<(), BlockError> {
-        self.finish_sync(redo);
         let now = self.now_ns();
-        let unflushed_at = self.background.lock().unflushed_at;
-        let is_due = redo.syncer.next_at().map(ns).into_iter().chain(unflushed_at).any(|at| at <= now);
-        if is_due {
-            self.begin_sync(redo)?;
+        if self.background.lock().syncing_until.take_if(|until| *until <= now).is_some() {
+            redo.syncer.ran();
         }
-        let home_due = {
-            let background = self.background.lock();
-            background.home_busy_until <= now && (background.home_wanted || background.home_at <= now)
-        };
-        if home_due {
+        while self.next_sync(redo).is_some_and(|at| at <= self.now_ns()) {
+            self.turn_sync(redo)?;
+        }
+        let now = self.now_ns();
+        if self.background.lock().next_home(redo) <= now {
             let (done, until) = self.beside(|| self.bring_home(redo));
             done?;
-            let mut background = self.background.lock();
-            background.home_busy_until = until;
-            background.home_at = until.max(now) + HOME_IDLE;
+            self.background.lock().home_busy_until = until;
         }
         Ok(())
     }
 
-    /// Looks when the redo log's threads have something to do, after a turn of whoever gives it to them.
-    pub fn note(&self) {
-        let Some(redo) = self.redo() else { return };
-        let next = redo.syncer.next_at().map(ns);
-        let sequence = &redo.board.sequence;
-        let unflushed = sequence.durable.get() < sequence.acknowledged.get();
-        let wanted = redo.take_home_request();
-        let now = self.now_ns();
-        let mut background = self.background.lock();
-        background.home_wanted |= wanted;
-        background.sync_at = next;
-        background.unflushed_at = match (next, unflushed) {
-            (None, true) => Some(background.unflushed_at.unwrap_or(now + UNFLUSHED_MAX)),
-            _ => None,
-        };
+    fn next_sync(&self, redo: &Redo) -> Option<Ns> {
+        self.background.lock().next_sync(redo)
     }
 
     fn redo(&self) -> Option<Arc<Redo>> {
         self.background.lock().redo.as_ref().map(|known| Arc::clone(&known.0))
     }
 
-    fn begin_sync(&self, redo: &Redo) -> Result<(), BlockError> {
-        if self.background.lock().syncing.is_some() {
-            return Ok(());
+    /// The thread that syncs takes a turn.
+    fn turn_sync(&self, redo: &Redo) -> Result<(), BlockError> {
+        let (turned, until) = self.beside(|| redo.syncer.turn());
+        self.background.lock().sync_busy_until = until;
+        if let Some(sync) = turned? {
+            let (run, until) = self.apart(|| redo.syncer.run(&sync));
+            run?;
+            self.background.lock().syncing_until = Some(until);
         }
-        let Some(sync) = redo.syncer.begin()? else { return Ok(()) };
-        let (run, until) = self.apart(|| redo.syncer.run(&sync));
-        run?;
-        self.background.lock().syncing = Some((sync, until));
         Ok(())
     }
 
-    fn finish_sync(&self, redo: &Redo) {
-        let now = self.now_ns();
-        let done = self.background.lock().syncing.take_if(|(_, until)| *until <= now);
-        if let Some((sync, _)) = done {
-            redo.syncer.finish(&sync);
-        }
-    }
-
     fn bring_home(&self, redo: &Redo) -> Result<(), BlockError> {
-        let (wanted, mut seen) = {
-            let mut background = self.background.lock();
-            background.home_busy = true;
-            (std::mem::take(&mut background.home_wanted), background.seen)
-        };
-        let result = redo.turn_home(wanted, &mut seen);
-        let mut background = self.background.lock();
-        (background.seen, background.home_busy) = (seen, false);
+        self.background.lock().home_busy = true;
+        let result = redo.turn_home();
+        self.background.lock().home_busy = false;
         result.map(drop)
     }
 }
 
 impl Background {
     fn next(&self) -> Option<Ns> {
-        self.redo.as_ref()?;
-        let sync = match &self.syncing {
-            Some((_, until)) => Some(*until),
-            None => self.sync_at.into_iter().chain(self.unflushed_at).min(),
-        };
-        let home = if self.home_wanted { 0 } else { self.home_at };
-        sync.into_iter().chain([home.max(self.home_busy_until)]).min()
+        let Known(redo) = self.redo.as_ref()?;
+        let sync = self.next_sync(redo).into_iter().chain(self.syncing_until);
+        sync.chain([self.next_home(redo)]).min()
+    }
+
+    /// When the thread that syncs takes a turn.
+    fn next_sync(&self, redo: &Redo) -> Option<Ns> {
+        redo.syncer.next().map(|at| ns(at).max(self.sync_busy_until))
+    }
+
+    /// When the other one does.
+    fn next_home(&self, redo: &Redo) -> Ns {
+        ns(redo.going_home.next()).max(self.home_busy_until)
     }
 }
 
@@ -364,20 +330,22 @@ impl Clock for Machine {
             self.reach(self.now_ns() + ns(GLANCE));
             return true;
         };
-        let syncing = self.background.lock().syncing.as_ref().map(|(_, until)| *until);
-        if let Some(until) = syncing {
+        let syncing_until = self.background.lock().syncing_until.take();
+        if let Some(until) = syncing_until {
             self.reach(until);
-            self.finish_sync(&redo);
-        } else if let Some(at) = redo.syncer.next_at() {
-            self.reach(ns(at));
-            // An error is the group's failure, which everybody is told.
-            let _ = redo.syncer.sync();
+            redo.syncer.ran();
+        }
+        // An error is the group's failure, which everybody is told.
+        let is_due = syncing_until.is_some() || redo.syncer.next_at().is_some();
+        if let Some(at) = self.next_sync(&redo).filter(|_| is_due) {
+            self.reach(at);
+            let _ = self.turn_sync(&redo);
         } else if self.background.lock().home_busy {
             self.reach(self.now_ns() + ns(GLANCE));
         } else {
             let busy_until = self.background.lock().home_busy_until;
             self.reach(busy_until.max(self.now_ns() + ns(GLANCE)));
-            self.background.lock().home_wanted = true;
+            redo.going_home.request();
             let _ = self.bring_home(&redo);
         }
         true

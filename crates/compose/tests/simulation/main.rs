@@ -99,7 +99,7 @@ fn the_same_seed_is_the_same_run() {
 
 /// What the whole path can show of the redo log's mistakes in as many runs. The others are left to the crash suite of `crates/order`,
 /// which knows each record.
-const SHOWN: [Mutation; 17] = [
+const SHOWN: [Mutation; 18] = [
     Mutation::AckBeforeAppend,
     Mutation::DropLogSync,
     Mutation::DropHomeSync,
@@ -113,6 +113,7 @@ const SHOWN: [Mutation; 17] = [
     Mutation::DropNewerIndex,
     Mutation::SkipOpenSync,
     Mutation::CountAfterSync,
+    Mutation::FinishEarly,
     Mutation::OverrunTail,
     Mutation::SetUnmarked,
     Mutation::SetUnannounced,

@@ -14,8 +14,9 @@ use afterimage_block::{
     Admitted, BlockError, Completion, Disk, Front, Geometry, Health, Lane, Medium, MediumDisk, Tap,
 };
 use afterimage_block_conformance::sim::{SimMedium, SimWorld};
-use afterimage_order::redo::Redo;
-use afterimage_order::{Clock, Host, LogPosition};
+use afterimage_format::log::PAGE_BYTES;
+use afterimage_order::redo::{LogSync, Redo};
+use afterimage_order::{Clock, Host};
 use afterimage_store::{Attributes, FileIdentity, Image};
 use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _};
@@ -44,7 +45,8 @@ pub struct Machine {
     looks: AtomicU64,
     rng: Mutex<ChaCha8Rng>,
     redo: Mutex<Option<Arc<Redo>>>,
-    seen: Mutex<LogPosition>,
+    /// A sync of the log that the schedule has begun, and that has not run.
+    syncing: Mutex<Option<LogSync>>,
     going_home: AtomicBool,
 }
 
@@ -63,7 +65,7 @@ impl Machine {
             looks: AtomicU64::new(0),
             rng: Mutex::new(ChaCha8Rng::seed_from_u64(0)),
             redo: Mutex::new(None),
-            seen: Mutex::default(),
+            syncing: Mutex::default(),
             going_home: AtomicBool::new(false),
         })
     }
@@ -88,7 +90,7 @@ impl Machine {
     /// Forgets the process that has died.
     pub fn bury(&self) {
         *self.redo.lock() = None;
-        *self.seen.lock() = LogPosition::default();
+        *self.syncing.lock() = None;
         self.going_home.store(false, Ordering::SeqCst);
         self.world.revive();
         self.world.heal();
@@ -101,26 +103,53 @@ impl Machine {
         }
     }
 
-    /// A turn of the thread that syncs the log, if it is due, or nobody minds.
+    /// The thread that syncs the log goes on, if something is due, or nobody minds: a turn of the schedule, or the sync itself.
     pub fn sync_turn(&self) {
         let Some(redo) = self.redo() else { return };
-        let due = redo.syncer.next_at().is_some_and(|at| at <= self.now());
-        if due || self.chance(4) {
-            // An error is the group's failure, which everybody is told.
-            let _ = redo.syncer.sync();
+        if self.syncing.lock().is_some() {
+            return self.end_sync(&redo);
+        }
+        let due = redo.syncer.next().is_some_and(|at| at <= self.now());
+        if !due && !self.chance(4) {
+            return;
+        }
+        if !due {
+            redo.syncer.request();
+        }
+        // An error is the group's failure, which everybody is told.
+        if let Ok(Some(sync)) = redo.syncer.turn() {
+            *self.syncing.lock() = Some(sync);
         }
     }
 
-    /// A turn of the thread that brings records home.
-    pub fn home_turn(&self, wanted: bool) {
+    /// The sync that was begun runs, if it has not yet.
+    pub fn end_sync(&self, redo: &Redo) {
+        let sync = *self.syncing.lock();
+        if let Some(sync) = sync {
+            let run = redo.syncer.run(&sync);
+            *self.syncing.lock() = None;
+            if run.is_ok() {
+                redo.syncer.ran();
+            }
+        }
+    }
+
+    /// Begins a sync, whatever the schedule says.
+    pub fn begin_sync(&self, redo: &Redo) {
+        redo.syncer.request();
+        while self.syncing.lock().is_none() && redo.syncer.next() == Some(Duration::ZERO) {
+            self.sync_turn();
+        }
+    }
+
+    /// A turn of the thread that brings records home, or a round at a moment that its schedule would not choose.
+    pub fn home_turn(&self, odd: bool) {
         let Some(redo) = self.redo() else { return };
         // The thread is one: while it waits for the syncer, it does nothing else.
         if self.going_home.swap(true, Ordering::SeqCst) {
             return;
         }
-        let mut seen = *self.seen.lock();
-        let _ = redo.turn_home(wanted, &mut seen);
-        *self.seen.lock() = seen;
+        let _ = if odd { redo.half_home() } else { redo.turn_home() };
         self.going_home.store(false, Ordering::SeqCst);
     }
 }
@@ -136,7 +165,10 @@ impl Clock for Machine {
         if self.chance(2) {
             self.sync_turn();
         } else {
-            self.home_turn(true);
+            if let Some(redo) = self.redo() {
+                redo.going_home.request();
+            }
+            self.home_turn(false);
         }
         true
     }
@@ -156,6 +188,11 @@ impl Host for OnMachine {
     }
 
     fn take(&self, redo: &Arc<Redo>) {
+        if redo.replayed().is_none() {
+            // As a new log is: only a part of it is written out.
+            let bytes = self.0.rng.lock().random_range(0..=redo.log.area_bytes() / PAGE_BYTES) * PAGE_BYTES;
+            redo.log.written_out(bytes);
+        }
         *self.0.redo.lock() = Some(Arc::clone(redo));
     }
 }

@@ -230,17 +230,22 @@ impl<'a, 'p> Turn<'a, 'p> {
     /// A sync of the log, with requests that come in while it runs.
     fn sync(&mut self) -> Goes {
         let Some(redo) = self.machine.redo() else { return Ok(()) };
-        let Ok(Some(sync)) = redo.syncer.begin() else { return Ok(()) };
+        self.machine.begin_sync(&redo);
         for _ in 0..self.rng.random_range(0..3) {
             self.serve()?;
         }
-        if redo.syncer.run(&sync).is_err() {
-            return Ok(());
+        if self.rng.random() {
+            // Too early for the schedule.
+            let _ = redo.syncer.turn();
         }
+        self.machine.end_sync(&redo);
         for _ in 0..self.rng.random_range(0..3) {
             self.serve()?;
         }
-        redo.syncer.finish(&sync);
+        // Finished, and perhaps written ahead.
+        for _ in 0..self.rng.random_range(1..3) {
+            self.machine.sync_turn();
+        }
         Ok(())
     }
 

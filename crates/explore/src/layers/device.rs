@@ -31,7 +31,6 @@ pub(super) struct Device {
     homes: Vec<Arc<TapeMedium>>,
     core: Option<Arc<Redo>>,
     running: Option<Running>,
-    pub synced_at: Duration,
     pub floors: Vec<Floor>,
     pub tally: Tally,
 }
@@ -57,7 +56,6 @@ impl Device {
             homes,
             core: None,
             running: None,
-            synced_at: Duration::ZERO,
             floors: Vec::new(),
             tally: Tally::default(),
         }
@@ -81,8 +79,11 @@ impl Device {
             RedoDisk::new(Arc::clone(&core), LoggedDisk(disk as u16), below)
         };
         let disks = self.homes.iter().enumerate().map(disk).collect();
+        if self.floors.is_empty() {
+            // As a new log is: only its begin is written out.
+            core.log.written_out(0);
+        }
         self.core = Some(core);
-        self.synced_at = self.clock.now();
         self.note_floor();
         Ok(disks)
     }
@@ -119,19 +120,30 @@ impl Device {
         self.running.as_ref().map(|running| running.done_at)
     }
 
-    /// The syncer begins: what is appended from now on belongs to the next sync.
+    /// A sync begins, whatever the schedule says: what is appended from now on belongs to the next one.
     pub fn begin_sync(&mut self) -> Result<()> {
         let core = self.core();
-        self.synced_at = self.clock.now();
-        let Some(sync) = core.syncer.begin().map_err(|e| failed("beginning a sync", &e))? else {
-            return Ok(());
-        };
+        core.syncer.request();
+        // What is left of the sync before comes first.
+        while self.running.is_none() && core.syncer.next() == Some(Duration::ZERO) {
+            self.turn_sync()?;
+        }
+        Ok(())
+    }
+
+    /// What the schedule says of syncs now.
+    pub fn turn_sync(&mut self) -> Result<()> {
+        let begun = self.core().syncer.turn().map_err(|e| failed("a turn of the syncer", &e))?;
+        self.note_floor();
+        let Some(sync) = begun else { return Ok(()) };
         let most = self.options.schedule.sync_max.as_nanos() as u64;
         let took = if self.draw(self.options.schedule.stall) {
             self.options.window.as_nanos() as u64 * self.rng.random_range(1..=4)
         } else {
             self.rng.random_range(0..=most)
         };
+        // Only a broken schedule has two at once.
+        self.end_sync()?;
         self.log.begin_sync();
         self.running = Some(Running { sync, done_at: self.clock.now() + Duration::from_nanos(took) });
         Ok(())
@@ -143,10 +155,9 @@ impl Device {
         self.move_to(done_at);
         let core = self.core();
         self.log.end_sync(|| core.syncer.run(&sync)).map_err(|e| failed("syncing the log", &e))?;
-        core.syncer.finish(&sync);
+        core.syncer.ran();
         self.tally.syncs += 1;
-        self.note_floor();
-        Ok(())
+        self.turn_sync()
     }
 
     /// The sync that somebody waits for: the running one ends, or one begins.
@@ -177,16 +188,26 @@ impl Device {
         self.checkpoint(bytes)
     }
 
-    /// What the checkpointer does when an append asks it to.
-    pub fn checkpoint_if_half_full(&mut self) -> Result<()> {
+    /// What the schedule says of going home now.
+    pub fn turn_home(&mut self) -> Result<()> {
         let core = self.core();
-        if core.log.bytes_used() <= core.log.area_bytes() / 2 || self.rng.random_range(0..6) > 0 {
+        if !core.home_is_due() {
             return Ok(());
         }
-        if self.running.is_none() {
+        if core.home_wants_sync() {
             self.sync_now()?;
         }
-        self.checkpoint(core.log.area_bytes() / 2)
+        let some = core.half_home().map_err(|e| failed("a checkpoint", &e))?;
+        self.tally.checkpoints += u64::from(some);
+        Ok(())
+    }
+
+    /// The same where an append has asked for it; the thread may come late.
+    pub fn turn_home_if_wanted(&mut self) -> Result<()> {
+        if !self.core().going_home.is_requested() || self.rng.random_range(0..6) > 0 {
+            return Ok(());
+        }
+        self.turn_home()
     }
 
     fn count_waits(&mut self) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use afterimage_block::{Completion, Disk as _, Lane, Medium, Sector, Token};
 use afterimage_format::log::PAGE_BYTES;
-use afterimage_order::redo::{payload_bytes_max, Redo, UNFLUSHED_MAX};
+use afterimage_order::redo::{payload_bytes_max, Redo};
 use afterimage_order::{Clock as _, Contract, VirtualClock};
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role, Target, TargetId};
 use parking_lot::Mutex;
@@ -28,8 +28,6 @@ use crate::{ExploreError, Result};
 const AREA_PAGES_MIN: u64 = 8;
 /// The most events of the guest that one of its writes is late.
 const LATE_EVENTS_MAX: u32 = 60;
-/// A log to which nothing was appended for this time is emptied by halves, as in the daemon's checkpointer.
-const IDLE: Duration = Duration::from_secs(2);
 
 /// The guest layer of `recording` through the redo log: a recording with both layers. See the [module](super).
 ///
@@ -76,7 +74,7 @@ pub fn replay_noted(recording: &Recording, options: &LayersOptions) -> Result<Re
             }),
             EventKind::Mark { text } => driver.tape.push(EventKind::Mark { text: Arc::clone(text) }),
         }
-        driver.device.lock().checkpoint_if_half_full()?;
+        driver.device.lock().turn_home_if_wanted()?;
         driver.reap_all();
     }
     Ok(driver.finish(recording))
@@ -127,8 +125,6 @@ struct Driver<'a> {
     /// when it was last looked at.
     records: u64,
     part_bytes: u64,
-    /// Where the log's end was seen to move last, and when.
-    head: (u64, Duration),
 }
 
 impl<'a> Driver<'a> {
@@ -183,7 +179,6 @@ impl<'a> Driver<'a> {
             submitted: 0,
             records: 0,
             part_bytes: payload_bytes_max(area_bytes),
-            head: (0, Duration::ZERO),
         };
         driver.start()?;
         Ok(driver)
@@ -222,33 +217,25 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// When the background has something to do next.
+    /// When the background has something to do next. Where room is wanted, the thread may come late.
     fn due(&self) -> Option<Duration> {
         let device = self.device.lock();
-        if let Some(until) = device.running_until() {
-            return Some(until);
-        }
         let core = device.core();
-        let unflushed = (core.board.sequence.acknowledged.get() > core.board.sequence.durable.get())
-            .then(|| device.synced_at + UNFLUSHED_MAX);
-        let sync = core.syncer.next_at().or(unflushed);
-        let idle = (core.log.bytes_used() > 0).then(|| self.head.1 + IDLE);
-        [sync, idle].into_iter().flatten().min().map(|due| due.max(self.clock.now()))
+        let home = (!core.going_home.is_requested()).then(|| core.going_home.next());
+        let due = [device.running_until(), core.syncer.next(), home].into_iter().flatten().min();
+        due.map(|due| due.max(self.clock.now()))
     }
 
     /// Does what is due now.
     fn act(&mut self) -> Result<()> {
         let now = self.clock.now();
         let mut device = self.device.lock();
-        let core = device.core();
-        if device.running_until().is_some() {
+        if device.running_until().is_some_and(|at| at <= now) {
             device.end_sync()?;
-        } else if core.log.bytes_used() > 0 && self.head.1 + IDLE <= now {
-            self.head.1 = now;
-            device.sync_now()?;
-            device.checkpoint(core.log.area_bytes() / 2)?;
+        } else if device.core().syncer.next().is_some_and(|at| at <= now) {
+            device.turn_sync()?;
         } else {
-            return device.begin_sync();
+            device.turn_home()?;
         }
         drop(device);
         self.reap_all();
@@ -397,13 +384,11 @@ impl<'a> Driver<'a> {
         self.lanes.iter_mut().for_each(|lane| lane.dispatch());
         if self.retained.is_some() {
             self.reap_all();
-            self.see_head();
             return Ok(());
         }
         for _ in 0..TURNS_MAX {
             self.reap_all();
             if self.core().board.sequence.acknowledged.get().0 >= self.records {
-                self.see_head();
                 return Ok(());
             }
             self.device.lock().make_room()?;
@@ -417,13 +402,6 @@ impl<'a> Driver<'a> {
             core.log.bytes_used(),
             core.log.area_bytes(),
         )))
-    }
-
-    fn see_head(&mut self) {
-        let bytes = self.core().board.sequence.acknowledged.get().0;
-        if bytes != self.head.0 {
-            self.head = (bytes, self.clock.now());
-        }
     }
 
     /// Goes on until a request is answered.

@@ -18,11 +18,9 @@ use super::prefix::Scan;
 use super::syncer::Syncer;
 use crate::board::Board;
 use crate::clock::Clock;
-use crate::sequence::{LogPosition, Sequence};
+use crate::schedule::Fill;
+use crate::sequence::Sequence;
 use crate::Replayed;
-
-/// A log to which nothing was appended for this time, and of which no sync is owed, is emptied.
-const IDLE: Duration = Duration::from_secs(2);
 
 /// What a redo log is opened with.
 pub struct Config {
@@ -121,13 +119,8 @@ impl Redo {
     /// What the thread does that brings records home.
     fn work_home(&self) {
         let _whole = self.board.whole();
-        let mut seen = LogPosition::default();
-        loop {
-            let wanted = self.going_home.wait_for_request(IDLE);
-            if self.board.is_stopped() || self.board.health.check().is_err() {
-                return;
-            }
-            match self.turn_home(wanted, &mut seen) {
+        while self.going_home.wait_until_due() {
+            match self.turn_home() {
                 Ok(false) => {}
                 Ok(true) => give_memory_back(),
                 Err(error) => {
@@ -138,46 +131,49 @@ impl Redo {
         }
     }
 
-    /// Brings half of the log home where somebody wants room and it is crowded, and all of it in the end where nothing is
-    /// appended any more between one turn and the next, which `seen` carries. Whether that has emptied the log.
+    /// Takes a turn of the schedule, and does what it says. Whether that has emptied the log.
     ///
     /// # Errors
     /// The group has failed, or fails with this.
-    pub fn turn_home(&self, wanted: bool, seen: &mut LogPosition) -> Result<bool, BlockError> {
-        let (appended, half_full) = {
-            let space = self.log.space();
-            (space.head(), space.is_half_full())
-        };
-        let idle = std::mem::replace(seen, appended) == appended;
-        // A request that was made while the last round ran may have been met by it: what is left can still grow
-        // together. And who waits for a slow device's sync appends nothing either: home writes would only keep it from its end.
-        let idle = idle && self.log.bytes_used() > 0 && self.syncer.ages().0.is_none();
-        if (wanted && half_full) || idle {
-            self.half_home()?;
+    pub fn turn_home(&self) -> Result<bool, BlockError> {
+        if !self.home_is_due() {
+            return Ok(false);
         }
-        Ok(idle && self.log.bytes_used() == 0)
+        self.half_home()?;
+        Ok(self.log.bytes_used() == 0)
     }
 
-    /// Whether somebody has asked for a round since the last look: for a host that steps what is done in the background.
-    pub fn take_home_request(&self) -> bool {
-        self.going_home.wait_for_request(Duration::ZERO)
-    }
-
-    /// Makes what is in the log durable where little of it is, and brings the older half of the log home.
-    fn half_home(&self) -> Result<(), BlockError> {
-        let (used, durable) = {
+    /// Takes a turn of the schedule: whether [`Redo::half_home`] is to be done now.
+    pub fn home_is_due(&self) -> bool {
+        let sync_owed = self.syncer.ages().0.is_some();
+        let fill = {
             let space = self.log.space();
-            (space.bytes(), space.durable_bytes())
+            let (head, used) = (space.head(), space.bytes() > 0);
+            Fill { head, used, half_full: space.is_half_full(), sync_owed }
         };
-        if durable < used / 2 || durable == 0 {
+        self.going_home.turn(fill)
+    }
+
+    /// Whether too little of what is in the log is durable for a round to be worth it.
+    pub fn home_wants_sync(&self) -> bool {
+        let space = self.log.space();
+        let durable = space.durable_bytes();
+        durable < space.bytes() / 2 || durable == 0
+    }
+
+    /// Makes what is in the log durable where little of it is, and brings the older half of the log home. Returns whether there was any.
+    ///
+    /// # Errors
+    /// The group has failed, or fails with this.
+    pub fn half_home(&self) -> Result<bool, BlockError> {
+        if self.home_wants_sync() {
             let covers = self.board.sequence.acknowledged.get();
             self.syncer.request();
             if !self.board.wait_durable(covers, None)? {
-                return Ok(());
+                return Ok(false);
             }
         }
-        self.going_home.round(self.log.area_bytes() / 2)?;
-        Ok(())
+        self.going_home.round(self.log.area_bytes() / 2)
     }
 }
 

@@ -23,6 +23,7 @@ use super::round::{pieces, Content, Pace, Piece, Round, Step};
 use super::witness::{self, Spot};
 use crate::board::Board;
 use crate::clock::Clock;
+use crate::schedule::{Fill, HomeSchedule};
 use crate::sequence::{LogPosition, LoggedDisk};
 use crate::Event;
 
@@ -38,8 +39,8 @@ pub struct GoingHome {
     /// The header on storage says that there may be sets.
     sets_announced: AtomicBool,
     pub(super) written_bytes: AtomicU64,
-    /// Somebody has asked the thread for a round; it sleeps here.
-    wanted: Mutex<bool>,
+    /// The thread sleeps here.
+    schedule: Mutex<HomeSchedule>,
     wake: Condvar,
     mistake: Mistake,
 }
@@ -61,6 +62,7 @@ impl GoingHome {
         board: Arc<Board>,
         mistake: Mistake,
     ) -> Self {
+        let schedule = Mutex::new(HomeSchedule::new(clock.now()));
         Self {
             log,
             homes,
@@ -70,7 +72,7 @@ impl GoingHome {
             kept: Mutex::new(Kept { header, pace: Pace::new() }),
             sets_announced: AtomicBool::new(header.has_sets()),
             written_bytes: AtomicU64::new(0),
-            wanted: Mutex::new(false),
+            schedule,
             wake: Condvar::new(),
             mistake,
         }
@@ -80,26 +82,46 @@ impl GoingHome {
         self.homes[disk.index()].as_ref()
     }
 
-    /// Asks the thread for a round; one comes where the log is more than half full.
+    /// Asks for a round; one comes where the log is more than half full.
     pub fn request(&self) {
-        let mut wanted = self.wanted.lock();
-        if !std::mem::replace(&mut *wanted, true) {
+        if self.schedule.lock().want() {
             self.wake.notify_one();
         }
     }
 
-    /// Sleeps until somebody asks, or for that long; whether somebody has asked.
-    pub(super) fn wait_for_request(&self, idle: Duration) -> bool {
-        let mut wanted = self.wanted.lock();
-        if !*wanted && !self.board.is_stopped() {
-            self.wake.wait_for(&mut wanted, idle);
-        }
-        std::mem::take(&mut wanted)
+    /// Whether a round is asked for.
+    pub fn is_requested(&self) -> bool {
+        self.schedule.lock().is_wanted()
     }
 
-    /// Ends [`GoingHome::wait_for_request`], where the board says that the thread is to end.
+    /// When a turn is due: [`Duration::ZERO`] is at once.
+    pub fn next(&self) -> Duration {
+        self.schedule.lock().next()
+    }
+
+    /// Takes a turn of the schedule: whether the older half of the log is to go home now.
+    pub(super) fn turn(&self, log: Fill) -> bool {
+        self.schedule.lock().turn(self.clock.now(), log)
+    }
+
+    /// Sleeps until a turn is due; `false` when the thread is to end.
+    pub(super) fn wait_until_due(&self) -> bool {
+        let mut schedule = self.schedule.lock();
+        loop {
+            if self.board.is_stopped() || self.board.health.check().is_err() {
+                return false;
+            }
+            let (at, now) = (schedule.next(), self.clock.now());
+            if at <= now {
+                return true;
+            }
+            self.wake.wait_for(&mut schedule, at - now);
+        }
+    }
+
+    /// Ends [`GoingHome::wait_until_due`], where the board says that the thread is to end.
     pub(super) fn stop(&self) {
-        drop(self.wanted.lock());
+        drop(self.schedule.lock());
         self.wake.notify_all();
     }
 

@@ -27,16 +27,17 @@
 //! | which prefix a log holds | `Prefix`, told what `scan` reads |
 //! | whose log it is, how the next process begins | [`Scan`], done by [`Redo::open`] |
 //! | what has room, what may be given up | `Space`, in [`RedoLog`] |
-//! | what a flush and the next sync wait for | [`Window`](crate::window), in [`Syncer`] |
+//! | what a flush waits for | [`Window`](crate::window), in [`Syncer`] |
+//! | what is done in the background, and when | [`schedule`](crate::schedule), kept by [`Syncer`] and [`GoingHome`] |
 //! | what of the log goes home, in which order, what the header says then | `Round` and `Pace`, done by [`GoingHome`] |
 //! | where records are, and which are the newest | [`RedoLog`] |
 //! | what of a read is in the log, and whose turn it is | `Reads` |
 //! | who waits, what has failed | [`Board`](crate::Board) |
 //!
-//! The first five know no lock, clock, thread or file.
+//! The first six know no lock, clock, thread or file.
 //!
-//! [`Redo`] puts them together. Its background steps, [`Syncer::sync`] and [`GoingHome::round`], are called in loops by two
-//! threads in production, and one at a time by the seeded simulation.
+//! [`Redo`] puts them together. Two threads take the turns of its schedule, [`Syncer::turn`] and [`Redo::turn_home`]; simulators take
+//! the same turns one at a time.
 
 mod area;
 pub(crate) mod backend;
@@ -47,7 +48,7 @@ mod going_home;
 mod index;
 mod lane;
 mod log;
-mod mutation;
+pub(crate) mod mutation;
 mod open;
 mod prefix;
 mod reads;
@@ -73,4 +74,4 @@ pub use recovery::TakeOverError;
 pub use scan::scan;
 pub use sets::set_bytes_max;
 pub use space::records_max;
-pub use syncer::{LogSync, Syncer, UNFLUSHED_MAX};
+pub use syncer::{LogSync, Syncer};

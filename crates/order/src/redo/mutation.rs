@@ -57,6 +57,8 @@ pub enum Mutation {
     TrustCache,
     /// A sync declares what was appended while it ran to be durable, too.
     CountAfterSync,
+    /// The schedule finishes a sync when it has begun, before it has run.
+    FinishEarly,
     /// The space check forgets the tail.
     OverrunTail,
     /// The records of a set do not say that they belong together.
@@ -71,7 +73,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::AckBeforeAppend,
         Self::DropLogSync,
         Self::DropHomeSync,
@@ -90,6 +92,7 @@ impl Mutation {
         Self::SkipOpenSync,
         Self::TrustCache,
         Self::CountAfterSync,
+        Self::FinishEarly,
         Self::OverrunTail,
         Self::SetUnmarked,
         Self::SetUnannounced,

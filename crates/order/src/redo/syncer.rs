@@ -1,9 +1,9 @@
-//! The shell around the [`Window`]: its clock and lock, the log's syncs, and the thread that runs them.
+//! The shell around [`SyncSchedule`] and its [`Window`]: their clock and lock, the log's syncs, and the thread that runs them.
 //!
 //! ```text
-//! flush ─► ask ─► Window ─► completes, or is held until ─┐
-//!                   │ due                                ▼
-//!                   └─► begin (seals the page) ─► run (fdatasync) ─► finish ─► durable
+//! flush ─► ask ─► Window ─► completes, or is held until ───────┐
+//!                   │ due                                      ▼
+//!                   └─► turn: begin (seals the page) ─► run (fdatasync) ─► turn: finish ─► durable ─► turn: write ahead
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,9 @@ use super::log::RedoLog;
 use super::mutation::{Mistake, Mutation};
 use crate::board::Board;
 use crate::clock::Clock;
+use crate::schedule::{SyncSchedule, SyncTask};
 use crate::sequence::LogPosition;
 use crate::window::{Verdict, Window};
-
-/// Writes that nobody flushes become durable after this time; where a flush has been acknowledged and waits for its sync, with that one, which
-/// a longer window puts off for longer.
-pub const UNFLUSHED_MAX: Duration = Duration::from_secs(1);
 
 /// One sync of the log, begun.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +31,9 @@ pub struct LogSync {
 
 /// See the module.
 pub struct Syncer {
-    window: Mutex<Window>,
+    schedule: Mutex<SyncSchedule>,
+    /// What the sync covers that the schedule has begun and not finished.
+    begun: Mutex<Option<LogSync>>,
     /// The thread sleeps here.
     wake: Condvar,
     clock: Arc<dyn Clock>,
@@ -54,8 +53,10 @@ impl Syncer {
         mistake: Mistake,
     ) -> Self {
         let (log_syncs, held_flushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (window, wake) = (Mutex::new(Window::new(window, clock.now())), Condvar::new());
-        Self { window, wake, clock, log, board, log_syncs, held_flushes, mistake }
+        let now = clock.now();
+        let schedule = Mutex::new(SyncSchedule::new(Window::new(window, now), now, mistake));
+        let (begun, wake) = (Mutex::default(), Condvar::new());
+        Self { schedule, begun, wake, clock, log, board, log_syncs, held_flushes, mistake }
     }
 
     /// How often a flush was held back by the window rule.
@@ -71,11 +72,11 @@ impl Syncer {
         if self.is_durable(covers) {
             return Ok(Verdict::Complete);
         }
-        let window = self.window.lock();
+        let schedule = self.schedule.lock();
         if self.is_durable(covers) {
             return Ok(Verdict::Complete);
         }
-        Ok(self.change(window, |window| match kind {
+        Ok(self.change(schedule, |window| match kind {
             FlushKind::Order if self.mistake.is(Mutation::IgnoreWindow) => {
                 window.acknowledge(covers, self.clock.now());
                 Verdict::Complete
@@ -95,7 +96,7 @@ impl Syncer {
             return false;
         }
         kind == FlushKind::Durable
-            || self.window.lock().holds(self.clock.now()) && !self.mistake.is(Mutation::IgnoreWindow)
+            || self.schedule.lock().window.holds(self.clock.now()) && !self.mistake.is(Mutation::IgnoreWindow)
     }
 
     fn is_durable(&self, covers: SequenceNumber) -> bool {
@@ -104,32 +105,74 @@ impl Syncer {
 
     /// Asks for a sync now.
     pub fn request(&self) {
-        self.change(self.window.lock(), Window::want_sync);
+        self.change(self.schedule.lock(), Window::want_sync);
     }
 
     /// Changes the window; the thread hears of it where its deadline is another one then.
-    fn change<R>(&self, mut window: MutexGuard<'_, Window>, change: impl FnOnce(&mut Window) -> R) -> R {
-        let before = window.next_sync_at();
-        let result = change(&mut window);
-        if window.next_sync_at() != before {
+    fn change<R>(
+        &self,
+        mut schedule: MutexGuard<'_, SyncSchedule>,
+        change: impl FnOnce(&mut Window) -> R,
+    ) -> R {
+        let before = schedule.next();
+        let result = change(&mut schedule.window);
+        if schedule.next() != before {
             self.wake.notify_one();
         }
         result
     }
 
-    /// When the next sync should start: `None` while nothing has been acknowledged since the last.
+    /// When the window wants the next sync to start: `None` while nothing has been acknowledged since the last.
     pub fn next_at(&self) -> Option<Duration> {
-        self.window.lock().next_sync_at()
+        self.schedule.lock().window.next_sync_at()
+    }
+
+    /// When a turn is due: [`Duration::ZERO`] is at once, `None` not before [`Syncer::ran`].
+    pub fn next(&self) -> Option<Duration> {
+        self.schedule.lock().next()
+    }
+
+    /// Does what is due now. A sync that is to run is returned: its caller runs it ([`Syncer::run`]) and says when that is over
+    /// ([`Syncer::ran`]).
+    ///
+    /// # Errors
+    /// The group has failed, or fails with this.
+    pub fn turn(&self) -> Result<Option<LogSync>, BlockError> {
+        let unflushed = !self.is_durable(self.board.sequence.acknowledged.get());
+        let task = self.schedule.lock().turn(self.clock.now(), unflushed);
+        match task {
+            None => {}
+            Some(SyncTask::Begin) => {
+                let sync = self.begin()?;
+                *self.begun.lock() = sync;
+                if sync.is_none() {
+                    self.schedule.lock().covers_nothing();
+                }
+                return Ok(sync);
+            }
+            Some(SyncTask::Finish) => {
+                if let Some(sync) = self.begun.lock().take() {
+                    self.finish(&sync);
+                }
+            }
+            Some(SyncTask::Ahead) => self.log.write_ahead()?,
+        }
+        Ok(None)
+    }
+
+    /// The sync that a turn has returned has run.
+    pub fn ran(&self) {
+        self.schedule.lock().ran();
     }
 
     /// Age of the oldest acknowledged flush that is not durable, and the greatest such age so far.
     pub fn ages(&self) -> (Option<Duration>, Duration) {
-        let window = self.window.lock();
+        let schedule = self.schedule.lock();
         let now = self.clock.now();
-        (window.oldest_age(now), window.age_max(now))
+        (schedule.window.oldest_age(now), schedule.window.age_max(now))
     }
 
-    /// Makes everything appended so far durable, with one sync. Returns whether there was anything.
+    /// Makes everything appended so far durable, with one sync, beside the schedule. Returns whether there was anything.
     ///
     /// # Errors
     /// The group has failed, or fails with this sync.
@@ -137,7 +180,6 @@ impl Syncer {
         let Some(sync) = self.begin()? else { return Ok(false) };
         self.run(&sync)?;
         self.finish(&sync);
-        self.log.write_ahead()?;
         Ok(true)
     }
 
@@ -149,7 +191,7 @@ impl Syncer {
     pub fn begin(&self) -> Result<Option<LogSync>, BlockError> {
         self.board.health.check()?;
         // In this order: who asks from here on may want what is not sealed.
-        self.window.lock().sync_begun();
+        self.schedule.lock().window.sync_begun();
         let sealed = self.log.seal();
         let started = self.clock.now();
         Ok(sealed.map(|(sequence, position)| LogSync { sequence, position, started }))
@@ -175,10 +217,10 @@ impl Syncer {
             (sequence, position) = self.log.appended();
         }
         {
-            let mut window = self.window.lock();
+            let mut schedule = self.schedule.lock();
             self.log.space().synced(position);
             self.board.sequence.durable.raise(sequence);
-            window.sync_finished(sequence, started, self.clock.now());
+            schedule.window.sync_finished(sequence, started, self.clock.now());
         }
         self.board.tell_durable(sequence);
     }
@@ -187,37 +229,39 @@ impl Syncer {
     pub(super) fn work(&self) {
         let _whole = self.board.whole();
         while self.wait_until_due() {
-            if let Err(error) = self.sync() {
+            if let Err(error) = self.work_once() {
                 tracing::error!(%error, "the syncer stops");
                 return;
             }
         }
     }
 
+    fn work_once(&self) -> Result<(), BlockError> {
+        if let Some(sync) = self.turn()? {
+            self.run(&sync)?;
+            self.ran();
+        }
+        Ok(())
+    }
+
     /// Ends [`Syncer::work`], where the board says that it is to end.
     pub(super) fn stop(&self) {
-        drop(self.window.lock());
+        drop(self.schedule.lock());
         self.wake.notify_all();
     }
 
-    /// Sleeps until a sync is due; `false` when the thread is to end.
+    /// Sleeps until a turn is due; `false` when the thread is to end.
     fn wait_until_due(&self) -> bool {
-        let mut window = self.window.lock();
+        let mut schedule = self.schedule.lock();
         loop {
             if self.board.is_stopped() || self.board.health.check().is_err() {
                 return false;
             }
             let now = self.clock.now();
-            let due = window.next_sync_at();
-            let wait = match due {
-                Some(at) if at <= now => return true,
-                Some(at) => at - now,
-                None => UNFLUSHED_MAX,
-            };
-            let waited = self.wake.wait_for(&mut window, wait);
-            let unflushed = !self.is_durable(self.board.sequence.acknowledged.get());
-            if due.is_none() && waited.timed_out() && unflushed {
-                return true;
+            // The sync that runs is this thread's own.
+            match schedule.next() {
+                Some(at) if at > now => drop(self.wake.wait_for(&mut schedule, at - now)),
+                _ => return true,
             }
         }
     }

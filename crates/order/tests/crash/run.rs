@@ -262,8 +262,16 @@ impl Run {
             return Ok(());
         }
         let core = Arc::clone(self.core());
-        let Ok(Some(sync)) = core.syncer.begin() else { return Ok(()) };
+        core.syncer.request();
+        // What is left of the sync before comes first.
+        let begun = (0..3).find_map(|_| core.syncer.turn().transpose());
+        let Some(Ok(sync)) = begun else { return Ok(()) };
         for _ in 0..self.rng.random_range(0..3) {
+            self.interfere()?;
+        }
+        if self.rng.random() {
+            // Too early for the schedule.
+            let _ = core.syncer.turn();
             self.interfere()?;
         }
         if core.syncer.run(&sync).is_err() {
@@ -272,7 +280,11 @@ impl Run {
         for _ in 0..self.rng.random_range(0..3) {
             self.interfere()?;
         }
-        core.syncer.finish(&sync);
+        core.syncer.ran();
+        // Finished, and now and then not written ahead before the next.
+        for _ in 0..self.rng.random_range(1..3) {
+            let _ = core.syncer.turn();
+        }
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use afterimage_block::{
 use afterimage_block_conformance::sim::{CrashOptions, Fault, SimWorld};
 use afterimage_format::log::{ImageEntry, RECORDS_OFFSET};
 use afterimage_order::redo::{create_medium, Config, Redo, RedoDisk, TakeOverError};
-use afterimage_order::{Clock, LogPosition, LoggedDisk, VirtualClock};
+use afterimage_order::{Clock, LoggedDisk, VirtualClock};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -98,14 +98,14 @@ impl Setup {
 #[test]
 fn who_waits_for_a_sync_is_not_idle() {
     let mut s = setup(64);
-    let mut seen = LogPosition::default();
     s.write();
     assert!(s.flush());
     assert!(s.core.syncer.sync().expect("healthy"));
     s.write();
     assert!(s.flush());
     for _ in 0..3 {
-        assert!(!s.core.turn_home(false, &mut seen).expect("healthy"));
+        s.pass(2000);
+        assert!(!s.core.turn_home().expect("healthy"));
     }
     assert_eq!(
         s.world.cached(1),
@@ -113,8 +113,11 @@ fn who_waits_for_a_sync_is_not_idle() {
         "the second flush is not durable, and nothing went home"
     );
     assert!(s.core.syncer.sync().expect("healthy"));
-    assert!(!s.core.turn_home(false, &mut seen).expect("healthy"), "the log has been sealed");
-    assert!(s.core.turn_home(false, &mut seen).expect("healthy"), "all of it");
+    s.pass(2000);
+    assert!(!s.core.turn_home().expect("healthy"), "the log has been sealed");
+    assert!(!s.core.turn_home().expect("healthy"), "one look at a time");
+    s.pass(2000);
+    assert!(s.core.turn_home().expect("healthy"), "all of it");
     assert_eq!(s.world.cached(1)[0], 3, "the newest write");
 }
 
