@@ -6,7 +6,7 @@ use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
     VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
-use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_config::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_VERSION_1};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 /// VHOST_USER_F_PROTOCOL_FEATURES.
@@ -66,6 +66,12 @@ impl Features {
         } else {
             writable.into_iter().fold(features, Self::with)
         }
+    }
+
+    /// Without ANY_LAYOUT, which says only that buffers may be cut anywhere, as they may here. QEMU offers it to legacy drivers by itself, and
+    /// passes on what they chose (viostor chooses it).
+    pub fn without_layout(self) -> Self {
+        Self(self.0 & !(1 << VIRTIO_F_ANY_LAYOUT))
     }
 
     pub fn within(self, offered: Self) -> bool {

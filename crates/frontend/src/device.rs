@@ -18,9 +18,10 @@ use afterimage_seldom::{Lines, Seldom};
 use parking_lot::Mutex;
 use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
 use tracing::{info, warn};
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost::vhost_user::Backend;
 
-use crate::config::{config_space, within_config, Features, SEG_MAX, WRITEBACK_OFFSET};
+use crate::config::{config_space, protocol_features, within_config, Features, SEG_MAX, WRITEBACK_OFFSET};
 use crate::inflight::{region_bytes, ring_size_of, Damaged, Inflight, Region as InflightRegion};
 use crate::keep::KeepHandle;
 use crate::memory::{GuestMemory, Mapping, UserAddress};
@@ -91,6 +92,8 @@ pub(crate) struct Device {
     status: u8,
     cache: WriteCache,
     narrow: Seldom,
+    /// Of this connection: whether SET_OWNER came before its peer asked for protocol features.
+    owner_first: Option<bool>,
     /// Of this connection: its peer reads the configuration where others do not.
     config_again: bool,
     /// What else its guest does for ever.
@@ -135,6 +138,7 @@ impl Device {
             status: 0,
             cache: WriteCache::new(options.write_cache, stats),
             narrow: Seldom::default(),
+            owner_first: None,
             config_again: false,
             lines: Arc::new(Lines::new(name)),
             active: false,
@@ -169,6 +173,18 @@ impl Device {
         Features::offered(&self.disk.geometry())
     }
 
+    /// QEMU asks for them before it says SET_OWNER, and others (libblkio wants all) after it. With CONFIGURE_MEM_SLOTS QEMU tells only what has changed in
+    /// its guest's memory, and 7.2 goes by what it told a daemon that has died meanwhile: no later one would know the rest. Where a keeper holds
+    /// the connection, no VMM hears of a death.
+    pub fn offered_protocol_features(&mut self) -> VhostUserProtocolFeatures {
+        let owner_first = *self.owner_first.get_or_insert(false);
+        if owner_first || self.options.keep.is_some() {
+            protocol_features()
+        } else {
+            protocol_features() - VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        }
+    }
+
     /// Stops everything and forgets the peer.
     pub fn detach(&mut self) {
         self.stop_all();
@@ -183,7 +199,7 @@ impl Device {
         self.backend_channel = None;
         self.alarms.reset();
         self.cache.reset(self.options.write_cache);
-        (self.active, self.config_again) = (false, false);
+        (self.active, self.config_again, self.owner_first) = (false, false, None);
     }
 
     fn forget_queues(&mut self) {
@@ -230,6 +246,7 @@ impl Device {
     /// one on its chardev gives its memory from nothing. What was agreed before this is said (QEMU does) stays: the protocol features and the
     /// backend-request channel.
     pub fn begin(&mut self) {
+        self.owner_first.get_or_insert(true);
         self.reset();
         self.memory = Arc::default();
         self.inflight = None;

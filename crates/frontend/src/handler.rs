@@ -63,11 +63,11 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        Ok(Device::set_features(self, Features(features))?)
+        Ok(Device::set_features(self, Features(features).without_layout())?)
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(protocol_features())
+        Ok(self.offered_protocol_features())
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {

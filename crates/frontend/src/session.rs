@@ -182,8 +182,7 @@ impl<'a> Session<'a> {
     }
 
     /// QEMU 7.2 does not notice that the daemon was another one meanwhile where its guest's device was stopped (in firmware, or rebooting). It
-    /// goes on by the protocol features of its first connection, which are those that it knows and we offer: no version of it that does
-    /// this knows fewer.
+    /// goes on by the protocol features of its first connection: all that we offer, since no version of it that does this knows fewer.
     fn go_on_unasked(&mut self) -> Result<(), SessionError> {
         if self.lines.may() {
             info!("{}: the VMM goes on by what it had agreed with an earlier daemon", self.name);

@@ -135,6 +135,36 @@ fn a_peer_goes_on_without_a_handshake() {
     assert!(guest.is_closed());
 }
 
+/// QEMU 7.2 tells a new daemon only what has changed since it told the one that died, if it may tell its memory in parts. libblkio
+/// must be able to.
+#[test]
+fn qemu_tells_all_of_its_memory() {
+    let served = served();
+    for owner_first in [false, true] {
+        let mut guest = RawGuest::connect(&served.socket);
+        let mut may_tell_in_parts = |owns: bool| {
+            if owns {
+                guest.send(SET_OWNER, &[], &[]);
+            }
+            guest.ask_u64(GET_FEATURES);
+            guest.ask_u64(GET_PROTOCOL_FEATURES) & CONFIGURE_MEM_SLOTS != 0
+        };
+        assert_eq!(may_tell_in_parts(owner_first), owner_first);
+        assert_eq!(may_tell_in_parts(true), owner_first, "another device on the same connection");
+    }
+}
+
+/// QEMU offers ANY_LAYOUT to legacy drivers, whatever its back end does, and passes on that one took it (viostor does).
+#[test]
+fn a_legacy_driver_may_cut_buffers_anywhere() {
+    let served = served();
+    let mut guest = introduced(&served, 16);
+    let legacy = guest.features & !(1 << 32) | 1 << 27;
+    assert!(guest.ask_ack(SET_FEATURES, &legacy.to_ne_bytes(), &[]));
+    guest.set_up_queue();
+    guest.check_io(8, 1);
+}
+
 fn config(offset: u32, bytes: &[u8]) -> Vec<u8> {
     let mut body = words([offset, bytes.len() as u32, 1]);
     body.extend(bytes);

@@ -36,6 +36,8 @@ pub const REM_MEM_REG: u32 = 38;
 pub const SET_STATUS: u32 = 39;
 pub const GET_STATUS: u32 = 40;
 
+pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+
 pub const F_NEXT: u16 = 1;
 pub const F_WRITE: u16 = 2;
 pub const F_INDIRECT: u16 = 4;
