@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt};
 
 use rustix::fs::{major, minor};
 
@@ -19,9 +19,8 @@ pub(crate) struct Holder {
 }
 
 /// The holder of a lock on `file`, a live one if there is any; `None` where it cannot be told.
-pub(crate) fn find(file: &File) -> Option<Holder> {
-    let metadata = file.metadata().ok()?;
-    let of_lock = flock_holders(&metadata).into_iter().map(describe);
+pub(crate) fn find(metadata: &fs::Metadata) -> Option<Holder> {
+    let of_lock = flock_holders(metadata).into_iter().map(describe);
     let mut found: Option<Holder> = None;
     for holder in of_lock {
         if !holder.dead {
@@ -30,7 +29,7 @@ pub(crate) fn find(file: &File) -> Option<Holder> {
         found = Some(holder);
     }
     // An OFD lock (QEMU's) has no process in /proc/locks; and a dead daemon's child may have inherited the descriptor.
-    openers(&metadata).into_iter().map(describe).find(|h| !h.dead).or(found)
+    openers(metadata).into_iter().map(describe).find(|h| !h.dead).or(found)
 }
 
 /// Looks at /proc/locks before a lock counts as not listed.
@@ -89,11 +88,20 @@ fn openers(metadata: &fs::Metadata) -> Vec<i32> {
         .filter(|pid| *pid != me)
         .filter(|pid| {
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-            descriptors.flatten().any(|fd| {
-                fs::metadata(fd.path()).is_ok_and(|m| m.ino() == metadata.ino() && m.dev() == metadata.dev())
-            })
+            descriptors
+                .flatten()
+                .any(|fd| fs::metadata(fd.path()).is_ok_and(|other| is_same(&other, metadata)))
         })
         .collect()
+}
+
+/// The same file, or the same device, whatever node leads to it.
+fn is_same(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    match (one.file_type().is_block_device(), other.file_type().is_block_device()) {
+        (true, true) => one.rdev() == other.rdev(),
+        (false, false) => one.ino() == other.ino() && one.dev() == other.dev(),
+        _ => false,
+    }
 }
 
 fn describe(pid: i32) -> Holder {
@@ -150,7 +158,9 @@ mod tests {
                 });
             }
             let me = std::process::id() as i32;
-            let missed = (0..3000).filter(|_| find(&held).is_none_or(|holder| holder.pid != me)).count();
+            let missed = (0..3000)
+                .filter(|_| find(&held.metadata().unwrap()).is_none_or(|holder| holder.pid != me))
+                .count();
             done.store(true, Ordering::Relaxed);
             assert_eq!(missed, 0);
         });

@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 mod attribute;
+mod claim;
 mod core;
 mod counters;
 mod create;

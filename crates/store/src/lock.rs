@@ -1,6 +1,7 @@
 //! Locks on the description that carries the I/O, so that they are held until its last request is over.
 //!
 //! ```text
+//! O_EXCL  of a writer's                               against everybody: block devices (see claim.rs)
 //! flock   exclusive, or shared for read-only          against another afterimage: images, logs, arenas
 //! OFD     write lock on the whole file, or QEMU's     against QEMU and its tools: images
 //!         bytes of a reader
@@ -11,7 +12,7 @@
 //! any of them, and gives a live one a moment only.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -43,7 +44,8 @@ const HIDDEN_HOLDER_PART: u32 = 6;
 
 /// Takes both locks of an image.
 pub(crate) fn take_image(file: &File, path: &Path, read_only: bool, wait: Duration) -> Result<(), OpenError> {
-    take(file, path, wait, || Ok(try_flock(file, path, read_only)? && try_ofd(file, path, read_only)?))
+    let found = file.metadata().map_err(OpenError::io("examining", path))?;
+    take(path, &found, wait, || Ok(try_flock(file, path, read_only)? && try_ofd(file, path, read_only)?))
 }
 
 /// Takes the lock of a file that daemons keep beside an image, such as its log: exclusive, or shared for who only reads it. A dead
@@ -52,13 +54,14 @@ pub(crate) fn take_image(file: &File, path: &Path, read_only: bool, wait: Durati
 /// # Errors
 /// Somebody has it, or the lock cannot be taken.
 pub fn lock_file(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
-    take(file, path, WAIT, || try_flock(file, path, read_only))
+    let found = file.metadata().map_err(OpenError::io("examining", path))?;
+    take(path, &found, WAIT, || try_flock(file, path, read_only))
 }
 
 /// Tries until the lock is there, as long as its holder may be waited for.
-fn take(
-    file: &File,
+pub(crate) fn take(
     path: &Path,
+    found: &Metadata,
     wait: Duration,
     mut attempt: impl FnMut() -> io::Result<bool>,
 ) -> Result<(), OpenError> {
@@ -69,7 +72,7 @@ fn take(
         if attempt().map_err(OpenError::io("locking", path))? {
             return Ok(());
         }
-        let holder = holder::find(file);
+        let holder = holder::find(found);
         let kind = holder.as_ref().map(|holder| holder.dead);
         if seen.0 != kind {
             seen = (kind, Instant::now());

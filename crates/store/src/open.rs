@@ -5,6 +5,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use afterimage_block::{Geometry, Health, SECTOR_BYTES};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, ioctl_blkpbszget, ioctl_blksszget, OFlags};
@@ -14,7 +15,7 @@ use crate::direct;
 use crate::magic::{self, HEAD_BYTES};
 use crate::syncs::Syncs;
 use crate::transfer::{sync_data, Alignment};
-use crate::{lock, Counters, DirectMode, OpenError, OpenOptions};
+use crate::{claim, lock, Counters, DirectMode, OpenError, OpenOptions};
 
 /// At most this much of a serial is shown (virtio 1.2 § 5.2.6.1, VIRTIO_BLK_T_GET_ID).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -22,7 +23,7 @@ const SERIAL_BYTES_MAX: usize = 20;
 /// Opens, checks and locks.
 pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     let path = &options.path;
-    let file = open_file(path, options.read_only)?;
+    let file = open_file(path, options.read_only, options.lock_wait)?;
     // Before the content is looked at: a holder may be about to change it.
     lock::take_image(&file, path, options.read_only, options.lock_wait)?;
     let size = size(&file, path)?;
@@ -57,7 +58,7 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     })
 }
 
-fn open_file(path: &Path, read_only: bool) -> Result<File, OpenError> {
+fn open_file(path: &Path, read_only: bool, wait: Duration) -> Result<File, OpenError> {
     // Looked at first: opening a pipe would wait for its other end, opening a tape may rewind it.
     let metadata = std::fs::metadata(path).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => OpenError::NotFound(path.to_owned()),
@@ -69,21 +70,36 @@ fn open_file(path: &Path, read_only: bool) -> Result<File, OpenError> {
         // Root could, and would surprise whoever protected the file.
         return Err(not_writable("its mode allows nobody to write".into()));
     }
-    let file = FileOptions::new()
-        .read(true)
-        .write(!read_only)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
-        .open(path)
-        .map_err(|e| match e.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM | libc::EROFS) if !read_only => not_writable(e.to_string()),
-            _ => OpenError::io("opening", path)(e),
-        })?;
+    let is_device = metadata.file_type().is_block_device();
+    let open = |flags| {
+        let flags = flags | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        FileOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
+    };
+    let opened = match is_device && !read_only {
+        true => claim::open_claimed(path, &metadata, wait, || open(libc::O_EXCL))?,
+        false => open(0),
+    };
+    let file = opened.map_err(|e| match e.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) if !read_only => not_writable(e.to_string()),
+        _ => OpenError::io("opening", path)(e),
+    })?;
     // O_NONBLOCK was for the opening only: io_uring would give requests up instead of letting them wait.
     let flags = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
     flags.map_err(|e| OpenError::io("opening", path)(e.into()))?;
     // Again on the descriptor: the name may lead elsewhere by now.
     let metadata = file.metadata().map_err(OpenError::io("examining", path))?;
     check_kind(path, metadata.file_type())?;
+    if metadata.file_type().is_block_device() {
+        if !is_device {
+            let changed = io::Error::other("it became a device meanwhile");
+            return Err(OpenError::io("opening", path)(changed));
+        }
+        if read_only {
+            claim::refuse_claimed(path, &metadata, wait)?;
+        }
+    } else if !read_only {
+        claim::refuse_attached(path, &metadata)?;
+    }
     Ok(file)
 }
 

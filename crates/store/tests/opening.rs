@@ -11,7 +11,7 @@ use afterimage_block::{Blocking, Disk, FlushKind, Medium, Sector};
 use afterimage_store::{
     create_image, DirectMode, Image as _, ImageStore, LogError, LogFile, NewLog, OpenError, OpenOptions,
 };
-use afterimage_testing::skip;
+use afterimage_testing::{command, is_inside, on_a_device, skip};
 
 fn image() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -229,4 +229,95 @@ fn a_start_takes_no_log_away_that_another_one_makes() {
     let late = create_log(&path, &|log| log.write_at(b"late", 0).unwrap());
     assert!(late.is_err() && !draft.exists() && !log.is_deleted());
     assert_eq!(&std::fs::read(&path).unwrap()[..4], b"ours");
+}
+
+#[test]
+fn a_device_has_one_writer_whatever_leads_to_it() {
+    on_a_device("claims");
+}
+
+/// A loop device over a file, with one partition of 8 MiB.
+struct Loop(String);
+
+impl Loop {
+    fn over(backing: &Path) -> Self {
+        let made =
+            Self(command("losetup", &["--find", "--show", backing.to_str().unwrap()]).trim_end().to_owned());
+        command("addpart", &[&made.0, "1", "2048", "16384"]);
+        made
+    }
+
+    /// A node of its own, as a container's /dev has one; of the device or of one of its partitions.
+    fn node(&self, path: &Path, partition: Option<u32>) -> PathBuf {
+        let name = self.0.strip_prefix("/dev/").unwrap();
+        let folder = match partition {
+            Some(n) => format!("/sys/class/block/{name}p{n}/dev"),
+            None => format!("/sys/class/block/{name}/dev"),
+        };
+        let numbers = std::fs::read_to_string(folder).unwrap();
+        let (major, minor) = numbers.trim().split_once(':').unwrap();
+        command("mknod", &[path.to_str().unwrap(), "b", major, minor]);
+        path.to_owned()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("delpart").args([&self.0, "1"]).status();
+        command("losetup", &["--detach", &self.0]);
+    }
+}
+
+#[test]
+#[ignore = "run in a namespace by a_device_has_one_writer_whatever_leads_to_it"]
+fn claims() {
+    if !is_inside() {
+        return skip("run by a_device_has_one_writer_whatever_leads_to_it");
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::File::create(at("disk")).and_then(|file| file.set_len(16 << 20)).unwrap();
+    let device = Loop::over(&at("disk"));
+    let (one, other, part) =
+        (device.node(&at("one"), None), device.node(&at("other"), None), device.node(&at("part"), Some(1)));
+    let writer = |path: &Path| ImageStore::open(&OpenOptions::new(path));
+    let reader = |path: &Path| ImageStore::open(&OpenOptions { read_only: true, ..OpenOptions::new(path) });
+    let in_use = |opened: Result<Arc<ImageStore>, OpenError>, by: &str| match opened.err() {
+        Some(OpenError::InUse { holder, .. }) => assert!(holder.contains(by), "{holder}"),
+        other => panic!("{other:?}"),
+    };
+
+    // The file below it would have two writers.
+    in_use(writer(&at("disk")), "loop device");
+    drop(reader(&at("disk")).unwrap());
+    let first = writer(&one).unwrap();
+    in_use(writer(&other), "process");
+    in_use(writer(&part), "process");
+    in_use(reader(&other), "process");
+    drop(first);
+    let first = writer(&part).unwrap();
+    in_use(writer(&one), "process");
+    drop(first);
+    let (first, second) = (reader(&one).unwrap(), reader(&other).unwrap());
+    drop((first, second));
+
+    let mounted = at("mounted");
+    std::fs::create_dir(&mounted).unwrap();
+    let mounted = mounted.to_str().unwrap();
+    command("mkfs.ext4", &["-q", "-F", part.to_str().unwrap()]);
+    command("mount", &[part.to_str().unwrap(), mounted]);
+    for path in [&part, &one, &other] {
+        in_use(writer(path), mounted);
+        in_use(reader(path), mounted);
+    }
+    command("mount", &["-o", "remount,ro", mounted]);
+    in_use(writer(&one), mounted);
+    drop((reader(&one).unwrap(), reader(&part).unwrap()));
+    command("umount", &[mounted]);
+    // And a mount asks us.
+    let served = writer(&other).unwrap();
+    let refused = Command::new("mount").arg(&part).arg(mounted).status().unwrap();
+    assert!(!refused.success(), "mounted while it is served");
+    drop(served);
+    drop(writer(&part).unwrap());
 }
