@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Health, Medium};
-use rustix::fs::{fallocate, seek, FallocateFlags, SeekFrom};
+use rustix::fs::{
+    fallocate, fstatfs, ioctl_getflags, ioctl_setflags, seek, FallocateFlags, IFlags, SeekFrom,
+};
 
 use crate::open::unfit;
 use crate::stored::rewrite_lost;
@@ -37,7 +39,17 @@ impl FileMedium {
     /// # Errors
     /// What the file system says; [`io::ErrorKind::AlreadyExists`] for a name that exists.
     pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
-        let file = FileOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        Self::create_as(path, path, bytes)
+    }
+
+    /// As [`FileMedium::create`], of a draft that is going to be renamed to `path`, which is what messages call it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_as(draft: &Path, path: &Path, bytes: u64) -> io::Result<Self> {
+        let file = FileOptions::new().read(true).write(true).create_new(true).mode(0o600).open(draft)?;
+        // Only a file without content can be told.
+        write_in_place(&file, path);
         file.set_len(bytes)?;
         Ok(Self::wrap(file, path, bytes))
     }
@@ -100,6 +112,11 @@ impl FileMedium {
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(false),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Whether space that is reserved holds for every later write. On btrfs it does so only in a file that is written in place.
+    pub fn is_written_in_place(&self) -> bool {
+        !is_btrfs(&self.file) || ioctl_getflags(&self.file).is_ok_and(|flags| flags.contains(IFlags::NOCOW))
     }
 
     /// Changes the size; new bytes read as zeroes.
@@ -203,6 +220,25 @@ impl Medium for FileMedium {
         self.syncs.wait(self.syncs.need()).map_err(BlockError::into_io)
     }
 }
+
+/// btrfs gives a block that is written again another place, and reserved space serves the first writing only, unless the file is
+/// written in place (`chattr +C`). Its blocks have no checksums of the file system then; those of a log have their own.
+fn write_in_place(file: &File, path: &Path) {
+    if !is_btrfs(file) {
+        return;
+    }
+    let told = ioctl_getflags(file).and_then(|flags| ioctl_setflags(file, flags | IFlags::NOCOW));
+    if let Err(error) = told {
+        tracing::warn!(path = %path.display(), %error, "btrfs does not write it in place: a full file system can fail it");
+    }
+}
+
+fn is_btrfs(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|found| found.f_type == BTRFS_MAGIC)
+}
+
+/// What statfs says of btrfs (linux/magic.h).
+const BTRFS_MAGIC: rustix::fs::FsWord = 0x9123_683e;
 
 /// Makes the names in the directory that holds `path` durable: a created, renamed or removed file is so only then.
 ///

@@ -4,7 +4,7 @@
 //! stays mounted whatever happens.
 #![allow(unsafe_code)]
 
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use afterimage_block::{
-    BlockError, Blocking, Buffers, Disk, ErrorKind, FlushKind, Operation, Request, Sector, Token,
+    BlockError, Blocking, Buffers, Disk, ErrorKind, FlushKind, Medium, Operation, Request, Sector, Token,
 };
-use afterimage_store::{create_image, DirectMode, FileMedium, ImageStore, LogFile, OpenError, OpenOptions};
+use afterimage_store::{
+    create_image, DirectMode, FileMedium, ImageStore, LogFile, NewLog, OpenError, OpenOptions,
+};
 use afterimage_testing::{command, in_namespace, is_inside, on_a_device, skip};
 
 fn mount_tmpfs(size: &str) -> tempfile::TempDir {
@@ -152,6 +154,49 @@ fn full_ext4() {
         let memory = mount_tmpfs("64M");
         fill(&mount_ext4(memory.path(), 16 << 20), direct);
     }
+}
+
+#[test]
+fn a_log_does_not_run_out() {
+    on_a_device("log_on_full_file_systems");
+}
+
+#[test]
+#[ignore = "run in a namespace by a_log_does_not_run_out"]
+fn log_on_full_file_systems() {
+    if !is_inside() {
+        return skip("run by a_log_does_not_run_out");
+    }
+    log_on_full("mkfs.ext4", &["-q", "-F"]);
+    if Command::new("mkfs.btrfs").arg("--version").output().is_err() {
+        return skip("no mkfs.btrfs here (Debian: btrfs-progs)");
+    }
+    log_on_full("mkfs.btrfs", &["-q", "-f"]);
+}
+
+fn log_on_full(mkfs: &str, options: &[&str]) {
+    let memory = mount_tmpfs("192M");
+    let (backing, mounted) = (memory.path().join("backing"), memory.path().join("mounted"));
+    std::fs::File::create(&backing).unwrap().set_len(160 << 20).unwrap();
+    std::fs::create_dir(&mounted).unwrap();
+    command(mkfs, &[options, &[backing.to_str().unwrap()]].concat());
+    command("mount", &["-o", "loop", backing.to_str().unwrap(), mounted.to_str().unwrap()]);
+    const BYTES: u64 = 8 << 20;
+    let path = mounted.join("log");
+    let fill = |log: &Arc<dyn Medium>, _: &[_], _: &[_]| log.sync();
+    let log =
+        LogFile::create(&path, &[], NewLog { bytes: BYTES, written_bytes: 1 << 20, fill: &fill }).unwrap();
+    let mut filler = std::fs::File::create(mounted.join("filler")).unwrap();
+    while filler.write_all(&block(1)).is_ok() {}
+    let _ = filler.sync_all();
+    assert!(std::fs::File::create(mounted.join("more")).and_then(|mut f| f.write_all(&block(2))).is_err());
+    // Three times round, each block synced as it is written again.
+    for n in 0..3 * BYTES / 65536 {
+        log.medium().write_at(&block(n), n * 65536 % BYTES).unwrap();
+        log.medium().sync().unwrap();
+    }
+    let beyond = log.medium().read_at(&mut [0], BYTES).unwrap_err().to_string();
+    assert!(beyond.ends_with(path.to_str().unwrap()), "the name that it has, and not its draft's: {beyond}");
 }
 
 #[test]

@@ -148,7 +148,7 @@ impl LogFile {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(LogError::io("opening", draft)(e)),
         }
-        let medium = FileMedium::create(draft, bytes).map_err(LogError::io("creating", draft))?;
+        let medium = FileMedium::create_as(draft, path, bytes).map_err(LogError::io("creating", draft))?;
         let file = Self::lock(path, medium, false)?;
         if file.is_deleted() {
             // Before it had its lock.
@@ -163,6 +163,10 @@ impl LogFile {
     /// # Errors
     /// There is no room, or storage failed.
     pub fn reserve(&self) -> Result<(), LogError> {
+        if !self.medium.is_written_in_place() {
+            let log = self.path.display();
+            tracing::warn!(%log, "btrfs does not write this log in place: a full file system can fail it until a new one is made");
+        }
         self.medium.reserve().map(drop).map_err(no_space(&self.path, self.medium.len(), &self.path))
     }
 
