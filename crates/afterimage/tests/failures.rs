@@ -55,7 +55,7 @@ fn a_log_that_does_not_belong_is_refused_and_nothing_is_touched() {
         (
             "a restored older copy",
             |dir| fs::write(dir.join("a.img"), vec![0; 8 << 20]).unwrap(),
-            &["a.img", "older copy", "the log holds 1 request", "move the log away (and keep it)"],
+            &["a.img", "older copy", "the log holds 1 request", "--apply-anyway", "--export FOLDER"],
         ),
         (
             "another size",

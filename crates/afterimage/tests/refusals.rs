@@ -181,11 +181,12 @@ fn a_pipe_is_refused_and_not_waited_for() {
         (&["inspect", "pipe"][..], &["pipe", "it is a pipe"][..]),
         (&["check", "pipe"], &["it is a pipe"]),
         (&["recover", "pipe"], &["it is a pipe"]),
-        (&["check", "a.img"], &["a.img.aflog", "it is a pipe"]),
-        (&["serve", "--disk", "a.img"], &["a.img.aflog", "it is a pipe"]),
+        (&["inspect", "a.img"], &["a.img.aflog is a pipe"]),
+        (&["serve", "--disk", "a.img"], &["a.img.aflog is a pipe"]),
     ] {
         refused(dir.path(), args, 1, parts);
     }
+    common::assert_unsound(dir.path());
     assert_eq!(content(dir.path()), before);
 }
 

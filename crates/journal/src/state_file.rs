@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use afterimage_block::advice;
 use afterimage_order::Contract;
+use afterimage_store::open_ours;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -181,9 +182,10 @@ impl State {
     /// Reads a state file (see [`state_path`]); `None` where there is none.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged.
+    /// It cannot be read, or is damaged, or is a stranger's ([`afterimage_store::check_owner`]).
     pub fn read(path: &Path) -> Result<Option<Self>, StateError> {
-        let file = match File::open(path) {
+        // Beside its image, which has the name without the ending.
+        let file = match open_ours(path, owner_of(&path.with_extension(""))) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(StateError::io("read the state file", path)(e)),
@@ -219,6 +221,11 @@ impl State {
         file.write_all(&self.to_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
         fs::rename(&temporary, path).and_then(|()| sync_folder(path)).map_err(failed)
     }
+}
+
+/// Who owns an image, if it is there.
+pub(crate) fn owner_of(image: &Path) -> Option<u32> {
+    fs::metadata(image).ok().map(|found| found.uid())
 }
 
 /// Where an image's state file is: beside the image itself, whatever link led there.
@@ -287,6 +294,37 @@ mod tests {
         example().write(&path).expect("written");
         assert_eq!(fs::read(&other).expect("another file"), b"another file");
         assert!(fs::symlink_metadata(&path).expect("the state file").is_file());
+        assert_eq!(State::read(&path).expect("read"), Some(example()));
+    }
+
+    #[test]
+    fn a_strangers_state_file_says_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (path, other) = (dir.path().join("a.state"), dir.path().join("other"));
+        let refused = |words: &str| {
+            let error = State::read(&path).expect_err("refused").to_string();
+            assert!(error.contains(words), "{error}");
+            fs::remove_file(&path).expect("it is there");
+        };
+        example().write(&other).expect("written");
+        std::os::unix::fs::symlink(&other, &path).expect("a link");
+        refused("is a symbolic link");
+        fs::hard_link(&other, &path).expect("a link");
+        refused("has 2 names");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        refused("is a pipe");
+        if !afterimage_testing::is_root() {
+            return afterimage_testing::skip("only root can give files to others");
+        }
+        example().write(&path).expect("written");
+        std::os::unix::fs::chown(&path, Some(1234), None).expect("given");
+        refused("belongs to user 1234");
+        // The image's owner may.
+        example().write(&path).expect("written");
+        fs::write(dir.path().join("a"), "an image").expect("written");
+        for file in ["a", "a.state"] {
+            std::os::unix::fs::chown(dir.path().join(file), Some(1234), None).expect("given");
+        }
         assert_eq!(State::read(&path).expect("read"), Some(example()));
     }
 

@@ -141,7 +141,7 @@ fn bring_logs_home(
     let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
     let mut replayed = None;
     for log in live_logs(&writable, log_path)? {
-        replayed = bring_home(&log, &writable, Trust::Nothing)?.or(replayed);
+        replayed = bring_home(&log, &writable, Trust::default())?.or(replayed);
     }
     settle(&writable)?;
     Ok(replayed)

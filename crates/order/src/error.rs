@@ -59,13 +59,42 @@ pub enum OpenError {
         /// What the log holds.
         held: Held,
     },
-    /// The image is an older copy.
+    /// A live log beside an image that does not name it.
     #[error(
-        "{} is an older copy than {} expects: {why}; {held}: put the image back that belongs to the log, or move the log \
-         away (and keep it) to use this one without them",
+        "{} is a redo log that {} does not name, and an image names the log that it needs; {held}: if they belong together, \
+         `afterimage recover {}` brings them home; otherwise move the log away (and keep it)",
+        .log.display(), .image.display(), .log.display()
+    )]
+    Unnamed {
+        /// The log.
+        log: PathBuf,
+        /// The image that was given.
+        image: PathBuf,
+        /// What the log holds.
+        held: Held,
+    },
+    /// Nothing tells that a log and an image that cannot name it belong together.
+    #[error(
+        "{} cannot say which redo log it needs, and no content of it tells that {} is its own; {held}: if they belong \
+         together, `afterimage recover --trust-image {}` brings them home; otherwise move the log away (and keep it)",
+        .image.display(), .log.display(), .log.display()
+    )]
+    Unproven {
+        /// The log.
+        log: PathBuf,
+        /// The image that was given.
+        image: PathBuf,
+        /// What the log holds.
+        held: Held,
+    },
+    /// The image holds something else than went home from the log.
+    #[error(
+        "{} was changed since {} was written, or is an older copy: {why}; {held}: put the image back as it was; or \
+         `afterimage recover` it with --apply-anyway (they are written over what is there now), or with --accept-loss (they \
+         are given up); --export FOLDER saves them first",
         .image.display(), .log.display()
     )]
-    RestoredCopy {
+    Changed {
         /// The log.
         log: PathBuf,
         /// The image that was given.
@@ -88,6 +117,9 @@ pub enum OpenError {
         /// Their paths, as far as they are known.
         names: String,
     },
+    /// No log, where one is to be exported.
+    #[error("{} has no redo log: there is nothing to export", .0.display())]
+    NoLog(PathBuf),
     /// There is a live log, and the image is to be opened for reading only.
     #[error(
         "{} has writes in the log {} and is to be served read-only: run `afterimage recover {}` first",

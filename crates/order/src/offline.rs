@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use afterimage_format::log::{LogHeader, STATE_CLEAN};
 use afterimage_store::{
-    find_log, is_live, is_log, mark_of, marked_log, owners, read_header, real_path, remove_mark, DirectMode,
-    FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions,
+    find_any_log, find_log, is_live, is_log, mark_of, marked_log, owners, read_header, real_path,
+    remove_mark, DirectMode, FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions,
 };
 
+use crate::redo::export::export as export_log;
+pub use crate::redo::export::ExportedImage;
 use crate::redo::takeover::{bring_home, is_needed_by, would_bring_home, Trust};
 use crate::redo::{scan, Scan};
 use crate::{OpenError, Replayed};
@@ -116,6 +118,8 @@ pub struct RecoverReport {
     pub replayed: Option<Replayed>,
     /// The loss that was accepted: why what only the log held cannot be had.
     pub given_up: Option<String>,
+    /// Where the log is kept that was given up.
+    pub log_kept: Option<PathBuf>,
     /// Nothing was changed.
     pub dry_run: bool,
 }
@@ -125,10 +129,12 @@ pub struct RecoverReport {
 pub struct RecoverOptions {
     /// Nothing is changed.
     pub dry_run: bool,
-    /// Where the log of an image is gone, what only it held is given up.
+    /// Where the log of an image is gone, or of the image as it was before somebody changed it, what only it held is given up.
     pub accept_loss: bool,
     /// The image is the log's, though its inode or its times say otherwise. Size and witnesses have to be right.
     pub trust_image: bool,
+    /// What the log holds is written over whatever the image holds now.
+    pub apply_anyway: bool,
 }
 
 fn look(path: &Path) -> Result<(FileIdentity, u64), OpenError> {
@@ -176,7 +182,7 @@ pub fn inspect(path: &Path) -> Result<InspectReport, OpenError> {
             afterimage_store::OpenError::InUse { .. } | afterimage_store::OpenError::StillDraining { .. }
         ))
     );
-    let log = find_log(path)?.map(|log| log_report(&log)).transpose()?;
+    let log = find_any_log(path)?.map(|log| log_report(&log)).transpose()?;
     // A log is described whatever has become of its image.
     if log.is_none() && !in_use {
         opened?;
@@ -250,7 +256,7 @@ type LoggedGroup = (PathBuf, Vec<Arc<dyn Image>>);
 
 /// The log of a path, and its images opened.
 fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenError> {
-    let log = if is_log(path)? { Some(path.to_owned()) } else { find_log(path)? };
+    let log = if is_log(path)? { Some(path.to_owned()) } else { find_any_log(path)? };
     let Some(log) = log else {
         open_image(path, true)?;
         return Ok(None);
@@ -289,7 +295,8 @@ pub fn check(path: &Path) -> Result<CheckReport, OpenError> {
     let found = group_of(path, true).and_then(|group| {
         let Some((log, images)) = group else { return Ok(None) };
         report.images = images.iter().map(|image| image.path().to_owned()).collect();
-        is_live(&log)?.then(|| would_bring_home(&log, &images, Trust::Nothing)).transpose()
+        let trust = Trust { log: is_log(path)?, ..Trust::default() };
+        is_live(&log)?.then(|| would_bring_home(&log, &images, trust)).transpose()
     });
     match found {
         Ok(None) => {}
@@ -324,9 +331,10 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
         images: Vec::new(),
         replayed: None,
         given_up: None,
+        log_kept: None,
         dry_run,
     };
-    let trust = if options.trust_image { Trust::Image } else { Trust::Nothing };
+    let trust = Trust { log: is_log(path)?, image: options.trust_image, content: options.apply_anyway };
     if let Some(lost) = lost_log(path)?.filter(|_| options.accept_loss) {
         let image = open_image(path, dry_run)?;
         if !dry_run {
@@ -348,10 +356,19 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
     };
     report.images = images.iter().map(|image| image.path().to_owned()).collect();
     if is_live(&log)? {
-        report.replayed = if dry_run {
-            Some(would_bring_home(&log, &images, trust)?)
-        } else {
-            bring_home(&log, &images, trust)?
+        let done = match dry_run {
+            true => would_bring_home(&log, &images, trust).map(Some),
+            false => bring_home(&log, &images, trust),
+        };
+        report.replayed = match done {
+            Err(changed @ OpenError::Changed { .. }) if options.accept_loss => {
+                report.given_up = Some(changed_why(&changed));
+                if !dry_run {
+                    report.log_kept = Some(LogFile::open(&log, false)?.set_aside(&owners(&images)?)?);
+                }
+                return Ok(report);
+            }
+            done => done?,
         };
     } else if !dry_run {
         // Clean: a leftover of a power cut during an orderly close.
@@ -359,6 +376,35 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
     }
     report.log = Some(log);
     Ok(report)
+}
+
+/// What [`export`] wrote.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct ExportReport {
+    /// The log.
+    pub log: PathBuf,
+    /// One for each of its images, in its order.
+    pub images: Vec<ExportedImage>,
+}
+
+/// Writes what the log of an image, or the log that `path` is, would change into files of a folder. Log and images stay as they are;
+/// nothing is asked of the images.
+///
+/// # Errors
+/// There is no log, or another process has it; a file cannot be written.
+pub fn export(path: &Path, folder: &Path) -> Result<ExportReport, OpenError> {
+    let log = if is_log(path)? { Some(path.to_owned()) } else { find_any_log(path)? };
+    let log = log.ok_or_else(|| OpenError::NoLog(path.to_owned()))?;
+    let images = export_log(&LogFile::open(&log, true)?, folder)?;
+    Ok(ExportReport { log, images })
+}
+
+/// What an image and its log disagree about.
+fn changed_why(error: &OpenError) -> String {
+    match error {
+        OpenError::Changed { why, .. } => why.clone(),
+        other => other.to_string(),
+    }
 }
 
 /// Why an image cannot have the log that it names; `None` where it can, or names none.
@@ -449,11 +495,32 @@ impl fmt::Display for CheckReport {
     }
 }
 
+impl fmt::Display for ExportReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} image(s)", self.log.display(), self.images.len())?;
+        self.images.iter().try_for_each(|image| {
+            write!(
+                f,
+                "\n  {}: {} bytes of data and {} of zeroes: {}, ranges in {}",
+                image.image.display(),
+                image.data_bytes,
+                image.zero_bytes,
+                image.content.display(),
+                image.ranges.display()
+            )
+        })
+    }
+}
+
 impl fmt::Display for RecoverReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(why) = &self.given_up {
             let would = if self.dry_run { "would give" } else { "gave" };
-            return write!(f, "{}: {would} up what only its redo log held ({why})", self.path.display());
+            write!(f, "{}: {would} up what only its redo log held ({why})", self.path.display())?;
+            return match &self.log_kept {
+                Some(log) => write!(f, "; the log is kept as {}", log.display()),
+                None => Ok(()),
+            };
         }
         let would = if self.dry_run { "would bring" } else { "brought" };
         match (&self.replayed, &self.log) {

@@ -144,7 +144,8 @@ fn a_loss_may_be_accepted() {
     assert!(done.given_up.is_none() && holds(&s.image, 7), "{done}");
 }
 
-const PLAIN: RecoverOptions = RecoverOptions { dry_run: false, accept_loss: false, trust_image: false };
+const PLAIN: RecoverOptions =
+    RecoverOptions { dry_run: false, accept_loss: false, trust_image: false, apply_anyway: false };
 const ACCEPT_LOSS: RecoverOptions = RecoverOptions { accept_loss: true, ..PLAIN };
 const TRUST: RecoverOptions = RecoverOptions { trust_image: true, ..PLAIN };
 
@@ -229,8 +230,10 @@ fn a_damaged_mark_is_refused_and_may_be_given_up() {
     assert!(error.contains("newer afterimage"), "{error}");
     put(&damaged);
     offline::recover(&s.image, &ACCEPT_LOSS).expect("the mark goes");
-    // The log beside it is the image's all the same.
-    offline::recover(&s.image, &PLAIN).expect("a recovery");
+    // Nothing says any more that the log beside it is the image's, until somebody does.
+    let error = offline::recover(&s.image, &PLAIN).expect_err("refused").to_string();
+    assert!(error.contains("does not name") && error.contains("1 request"), "{error}");
+    offline::recover(&s.log, &PLAIN).expect("a recovery");
     assert!(holds(&s.image, 7));
 }
 
@@ -405,7 +408,7 @@ fn a_clean_logs_recovery_leaves_another_logs_mark_alone() {
 }
 
 #[test]
-fn a_live_log_beside_an_image_is_found_where_the_named_one_is_clean() {
+fn a_live_log_beside_an_image_is_not_taken_where_the_named_one_is_clean() {
     let s = died();
     let clean = s.folder.path().join("clean.log");
     fs::copy(&s.log, &clean).expect("copied");
@@ -415,7 +418,11 @@ fn a_live_log_beside_an_image_is_found_where_the_named_one_is_clean() {
     log.group_uuid[0] ^= 1;
     log.path = clean.as_os_str().as_encoded_bytes().to_vec();
     image(&s.image, false).set_mark(&named.to_bytes().expect("a mark")).expect("set");
-    assert_eq!(find_log(&s.image).expect("readable"), Some(s.log));
+    assert_eq!(find_log(&s.image).expect("readable"), None);
+    for contract in CONTRACTS {
+        let error = open(&s.image, contract).err().expect("nor is it left behind unseen").to_string();
+        assert!(error.contains("does not name"), "{error}");
+    }
 }
 
 /// As if the end of a log had been cut behind the header that says so.

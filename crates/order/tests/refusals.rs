@@ -257,10 +257,12 @@ fn a_lost_log_and_a_second_opener_are_refused() {
     refused(&s, &[&s.b], "missing");
     fs::rename(&away, &s.log).expect("moved back");
     // Programs before marks had sidecars.
+    let mark = image(&s.b, false).mark().expect("readable").expect("a mark");
     image(&s.b, false).remove_mark().expect("removed");
     fs::write(s.folder.path().join("b.raw.afref"), b"nonsense").expect("written");
     refused(&s, &[&s.b], "not a valid log reference");
     fs::remove_file(s.folder.path().join("b.raw.afref")).expect("removed");
+    image(&s.b, false).set_mark(&mark).expect("set");
     let group = open(&[&s.a, &s.b], WINDOW).expect("a group");
     assert!(matches!(
         offline::recover(&s.log, &RecoverOptions::default()),

@@ -17,7 +17,7 @@ use crate::stored::rewrite_lost;
 use crate::syncs::Syncs;
 use crate::transfer::{named, sync_data, Target};
 use crate::zero::Methods;
-use crate::{Counters, FileIdentity};
+use crate::{open_unlinked, Counters, FileIdentity};
 
 /// A file with a fixed size, read and written through the page cache.
 ///
@@ -65,6 +65,16 @@ impl FileMedium {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, kind));
         }
         let file = FileOptions::new().read(true).write(!read_only).open(path)?;
+        let len = file.metadata()?.len();
+        Ok(Self::wrap(file, path, len))
+    }
+
+    /// Opens an existing file of ours: regular, with one name, and no link.
+    ///
+    /// # Errors
+    /// As [`open_unlinked`].
+    pub fn open_unlinked(path: &Path, read_only: bool) -> io::Result<Self> {
+        let file = open_unlinked(path, read_only)?;
         let len = file.metadata()?.len();
         Ok(Self::wrap(file, path, len))
     }

@@ -43,6 +43,8 @@ pub struct FileIdentity {
     pub size_bytes: u64,
     /// Last modification, in nanoseconds since 1970.
     pub mtime_ns: i64,
+    /// Who owns it.
+    pub uid: u32,
     /// Last change of the inode, in nanoseconds since 1970: unlike `mtime_ns` no tool can set it back.
     pub ctime_ns: i64,
 }
@@ -63,6 +65,7 @@ impl FileIdentity {
             dev: metadata.dev(),
             ino: metadata.ino(),
             size_bytes,
+            uid: metadata.uid(),
             mtime_ns: metadata.mtime().wrapping_mul(1_000_000_000).wrapping_add(metadata.mtime_nsec()),
             ctime_ns: metadata.ctime().wrapping_mul(1_000_000_000).wrapping_add(metadata.ctime_nsec()),
         }
@@ -153,7 +156,9 @@ pub trait Image: Disk {
     fn log_entry(&self) -> io::Result<ImageEntry> {
         let size_bytes = self.geometry().bytes();
         let FileIdentity { dev, ino, mtime_ns, .. } = match self.is_device() {
-            true => FileIdentity { dev: 0, ino: 0, size_bytes, mtime_ns: i64::MIN, ctime_ns: i64::MIN },
+            true => {
+                FileIdentity { dev: 0, ino: 0, uid: 0, size_bytes, mtime_ns: i64::MIN, ctime_ns: i64::MIN }
+            }
             false => self.identity()?,
         };
         Ok(ImageEntry {

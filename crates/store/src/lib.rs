@@ -35,6 +35,7 @@ mod mark;
 mod memory_lane;
 mod open;
 mod options;
+mod ours;
 mod ring;
 mod ring_lane;
 mod slots;
@@ -51,9 +52,10 @@ pub use file_medium::{sync_directory, FileMedium};
 pub use image::{FileIdentity, Image, ImageStore};
 pub use lock::lock_file;
 pub use log::{
-    absolute, find_log, is_live, is_log, log_beside, log_of, needs, owners, read_header, real_path,
-    same_file, LogError, LogFile, LogReadError, NewLog, Owner,
+    absolute, find_any_log, find_log, is_live, is_log, live_beside, log_beside, log_of, named_by, needs,
+    owners, read_header, real_path, same_file, LogError, LogFile, LogReadError, NewLog, Owner,
 };
 pub use mark::{mark_of, mark_used, marked_log, remove_mark};
 pub use options::{DirectMode, OpenOptions};
+pub use ours::{check_owner, open_ours, open_unlinked, NotOurs};
 pub use ring_lane::LANE_BYTES_MAX;

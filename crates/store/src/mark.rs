@@ -28,8 +28,11 @@ pub(crate) fn log_path(log: &MarkedLog) -> PathBuf {
 /// It cannot be read, or is damaged, or a newer program's.
 pub fn mark_of(image: &Path) -> Result<Option<Mark>, LogError> {
     let value = read_attribute(image, MARK_NAME).map_err(LogError::io("reading the mark of", image))?;
-    let Some(value) = value else { return Ok(None) };
-    Mark::parse(&value).map(Some).map_err(|e| match e {
+    value.map(|value| parse_mark(image, &value)).transpose()
+}
+
+pub(crate) fn parse_mark(image: &Path, value: &[u8]) -> Result<Mark, LogError> {
+    Mark::parse(value).map_err(|e| match e {
         FormatError::Version { version, known } => {
             LogError::NewerMark { image: image.to_owned(), version, known }
         }

@@ -67,7 +67,7 @@ impl Image for VirtualImage {
     /// That of a file on a machine of its own: a log names it, and is the same in every run.
     fn identity(&self) -> io::Result<FileIdentity> {
         let (ino, size_bytes) = (self.medium.file().id, self.medium.len());
-        Ok(FileIdentity { dev: 1, ino, size_bytes, mtime_ns: 0, ctime_ns: 0 })
+        Ok(FileIdentity { dev: 1, ino, uid: 0, size_bytes, mtime_ns: 0, ctime_ns: 0 })
     }
 
     fn set_mark(&self, _mark: &[u8]) -> io::Result<Attributes> {

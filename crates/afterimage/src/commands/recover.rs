@@ -31,6 +31,14 @@ pub struct Args {
     /// system, or the clock was set back. Its size, and what is known of its content, still have to be right
     #[arg(long)]
     trust_image: bool,
+    /// Write what the redo log holds over the image though somebody has changed it since: a mount, a repair. File systems are to
+    /// be checked then
+    #[arg(long, conflicts_with = "accept_loss")]
+    apply_anyway: bool,
+    /// Only write what the redo log holds of each image to files in this folder, and change nothing else: a sparse file with its
+    /// content, and a list of its ranges
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["dry_run", "accept_loss", "apply_anyway", "trust_image"])]
+    export: Option<PathBuf>,
     /// Answer as JSON
     #[arg(long)]
     json: bool,
@@ -67,9 +75,17 @@ impl fmt::Display for Report {
 /// It cannot be recovered. Where its log, or what is retained, is the reason, everything is as before.
 pub fn run(args: &Args) -> Result<(), Failure> {
     super::can_say(&args.file, args.json)?;
+    if let Some(folder) = &args.export {
+        let report = afterimage_order::offline::export(&args.file, folder).map_err(Failure::failed)?;
+        return super::print_report(&report, args.json);
+    }
     let recover_log = |dry_run| {
-        let options =
-            RecoverOptions { dry_run, accept_loss: args.accept_loss, trust_image: args.trust_image };
+        let options = RecoverOptions {
+            dry_run,
+            accept_loss: args.accept_loss,
+            trust_image: args.trust_image,
+            apply_anyway: args.apply_anyway,
+        };
         afterimage_order::offline::recover(&args.file, &options).map_err(Failure::failed)
     };
     let mut log = recover_log(true)?;

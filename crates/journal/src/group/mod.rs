@@ -36,7 +36,7 @@ use crate::versions::Below;
 
 pub use error::RetainError;
 use prepare::PreparedDisk;
-pub(crate) use prepare::{arena_of, is_behind_its_log, judge, stray, Earlier};
+pub(crate) use prepare::{arena_of, is_behind_its_log, judge, open_arena, stray, Earlier};
 pub use prepare::{GroupImage, Prepared};
 
 /// How often the fill is looked at while it may soon need room.

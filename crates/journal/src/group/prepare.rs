@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afterimage_block::{Medium, SECTOR_BYTES};
-use afterimage_store::FileMedium;
+use afterimage_store::{open_ours, FileMedium};
 use uuid::Uuid;
 
 use super::error::RetainError;
@@ -286,11 +286,11 @@ pub(crate) fn judge(
             size_bytes: state.image.size_bytes,
         });
     }
-    let why = match arena_of(&state)? {
+    let why = match arena_of(image, &state)? {
         Ok(()) if !retain => {
             return Err(RetainError::Retained { image: image.to_owned(), arena: state.arena });
         }
-        Ok(()) => match Arena::open(&state.arena, Some(state.arena_identity())) {
+        Ok(()) => match open_arena(image, &state) {
             Ok(arena) => return Ok(Earlier::Arena(state, arena)),
             Err(JournalError::Corrupt(what)) => what,
             Err(e) => return Err(e.into()),
@@ -342,13 +342,20 @@ pub(crate) fn is_behind_its_log(image: &Path) -> bool {
         .is_ok_and(|report| report.log.is_some_and(|log| log.records > 0))
 }
 
-/// Whether the arena that a state names is there; why not.
-pub(crate) fn arena_of(state: &State) -> Result<Result<(), String>, StateError> {
+/// Opens the arena that a state names; what is open is judged once more, since its name may lead elsewhere by now.
+pub(crate) fn open_arena(image: &Path, state: &State) -> Result<Arena, JournalError> {
+    let arena = Arena::open(&state.arena, Some(state.arena_identity()))?;
+    arena.check_owner(state_file::owner_of(image))?;
+    Ok(arena)
+}
+
+/// Whether the arena that a state names is there, and ours; why it is not there.
+pub(crate) fn arena_of(image: &Path, state: &State) -> Result<Result<(), String>, StateError> {
     let arena = state.arena.display();
     if state_file::boot_id()? != state.boot_id {
         return Ok(Err(format!("the host was restarted since, and the arena {arena} was memory")));
     }
-    match fs::symlink_metadata(&state.arena) {
+    match open_ours(&state.arena, state_file::owner_of(image)) {
         Ok(_) => Ok(Ok(())),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Err(format!("the arena {arena} is gone"))),
         Err(e) => Err(StateError::io("look at the arena", &state.arena)(e)),

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use afterimage_store::open_unlinked;
 use rustix::fs::{flock, FlockOperation};
 use serde::Serialize;
 
@@ -102,7 +103,7 @@ pub fn remove_arena(path: &Path, accept_loss: bool) -> Result<ArenaReport, Retai
 /// Looks at one; the file is locked against daemons as long as it is kept open.
 fn look(path: &Path) -> Result<(File, ArenaReport), RetainError> {
     let failed = |e: io::Error| JournalError::io(format!("opening the arena {}", path.display()), e);
-    let file = File::open(path).map_err(failed)?;
+    let file = open_unlinked(path, true).map_err(failed)?;
     let resident_bytes = file.metadata().map_err(failed)?.blocks() * 512;
     let in_use = match flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => false,

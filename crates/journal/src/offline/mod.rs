@@ -27,7 +27,9 @@ use rustix::fs::{flock, memfd_create, seek, FlockOperation, MemfdFlags, SeekFrom
 
 use crate::error::JournalError;
 use crate::ext4::{self, FileSystems, Options};
-use crate::group::{arena_of, is_behind_its_log, judge, stray, Earlier, JournalOptions, RetainError};
+use crate::group::{
+    arena_of, is_behind_its_log, judge, open_arena, stray, Earlier, JournalOptions, RetainError,
+};
 use crate::mutation::Mistake;
 use crate::state_file::{self, State, StateError};
 use crate::status::DiskStatus;
@@ -125,7 +127,7 @@ fn look(image: &Path, state: &State, accept_loss: bool) -> Result<Looked, Proble
             state.image.inode, state.image.size_bytes
         )));
     }
-    arena_of(state)?.map_err(Problem::Gone)?;
+    arena_of(image, state)?.map_err(Problem::Gone)?;
     let copy = copy_arena(&state.arena)
         .map_err(|e| Problem::Other(format!("cannot read {}: {e}", state.arena.display())))?;
     let Some(copy) = copy else { return Ok(Looked::InUse) };
@@ -245,7 +247,7 @@ pub fn recover(path: &Path, dry_run: bool, accept_loss: bool) -> Result<Option<R
     if dry_run {
         return Ok(Some(report));
     }
-    let arena = Arena::open(&state.arena, Some(state.arena_identity()))?;
+    let arena = open_arena(&image, &state)?;
     let group =
         Group::open(vec![opened], GroupOptions::new(Contract::GuestCrash)).map_err(RetainError::Group)?;
     let mut retainer =

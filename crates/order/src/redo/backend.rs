@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, DiskIndex, FlushKind, Medium, SequenceNumber};
 use afterimage_format::log::{ImageEntry, IMAGES_MAX, RECORDS_OFFSET};
-use afterimage_store::{is_live, log_of, owners, Image, LogFile, NewLog, Owner};
+use afterimage_store::{is_live, log_of, owners, Image, LogError, LogFile, NewLog, Owner};
 use parking_lot::Mutex;
 
 use super::engine::{Config, Redo, Threads};
@@ -125,7 +125,7 @@ pub(crate) fn open(
     let fresh = !is_live(&log_path)?;
     let log = match fresh {
         true => create_log(&log_path, &writable, options)?,
-        false => go_on_with(&log_path)?,
+        false => go_on_with(&log_path, &writable)?,
     };
     let (log_medium, homes) = below(&images, &log, options)?;
     #[cfg_attr(not(feature = "mutations"), allow(unused_mut))]
@@ -186,16 +186,25 @@ fn bring_others_home(
     for log in live_logs(writable, Some(log_path))? {
         let same_size = LogFile::peek(&log)?
             .is_some_and(|h| h.area_bytes.get() + RECORDS_OFFSET == log_file_bytes(options.log_max_bytes));
-        if log == log_path && same_size && match_images(&log, writable, Trust::Nothing)? == Match::Same {
+        if log == log_path && same_size && belongs_to(&LogFile::look(&log)?, writable)? {
             continue;
         }
-        brought_home = bring_home(&log, writable, Trust::Nothing)?.or(brought_home);
+        brought_home = bring_home(&log, writable, Trust::default())?.or(brought_home);
     }
     Ok(brought_home)
 }
 
-fn go_on_with(log_path: &Path) -> Result<LogFile, OpenError> {
+/// Whether a log is of exactly these images, in this order.
+fn belongs_to(log: &LogFile, writable: &[Arc<dyn Image>]) -> Result<bool, OpenError> {
+    Ok(match_images(log, writable, Trust::default())? == Match::Same)
+}
+
+fn go_on_with(log_path: &Path, writable: &[Arc<dyn Image>]) -> Result<LogFile, OpenError> {
     let log = LogFile::open(log_path, false)?;
+    // What was judged is what is open: the name may lead elsewhere by now.
+    if !belongs_to(&log, writable)? {
+        return Err(LogError::NotALog(log_path.to_owned()).into());
+    }
     log.reserve()?;
     log.sync_name()?;
     Ok(log)

@@ -34,6 +34,8 @@ pub struct Config {
     pub homes: Vec<Arc<dyn Medium>>,
     /// A random number that no earlier process has used for this log.
     pub incarnation: u64,
+    /// The images may hold anything: somebody has changed them, and wants what the log holds written over that.
+    pub any_content: bool,
     /// A mistake to make; only with the feature `mutations`.
     #[cfg(feature = "mutations")]
     pub mutation: Option<super::Mutation>,
@@ -54,6 +56,7 @@ impl Config {
             log,
             homes,
             incarnation,
+            any_content: false,
             #[cfg(feature = "mutations")]
             mutation: None,
         }

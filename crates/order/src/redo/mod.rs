@@ -43,6 +43,7 @@ mod area;
 pub(crate) mod backend;
 mod batch;
 mod engine;
+pub(crate) mod export;
 mod extents;
 mod going_home;
 mod index;

@@ -68,7 +68,7 @@ impl Redo {
     pub fn open(config: Config) -> Result<Arc<Self>, TakeOverError> {
         let mistake = config.mistake();
         let scan = scan_with(&config.log, mistake)?;
-        check(&scan, &config.homes)?;
+        check(&scan, &config.homes, config.any_content)?;
         let redo = Self::new(config, &scan);
         if !mistake.is(Mutation::TrustCache) {
             redo.log.rewrite_lost(&scan)?;
@@ -105,9 +105,10 @@ impl Redo {
     }
 }
 
-/// Whether these are the log's images, as far as their content and sizes tell.
-pub(super) fn check(scan: &Scan, homes: &[Arc<dyn Medium>]) -> Result<(), TakeOverError> {
-    for witness in scan.witnesses(&sizes(homes))? {
+/// Whether these are the log's images, as far as their content and sizes tell; with `any_content` their sizes alone.
+pub(super) fn check(scan: &Scan, homes: &[Arc<dyn Medium>], any_content: bool) -> Result<(), TakeOverError> {
+    let witnesses = scan.witnesses(&sizes(homes))?;
+    for witness in witnesses.into_iter().filter(|_| !any_content) {
         let mut block = vec![0; usize::from(witness.sectors.get()) * 512];
         homes[usize::from(witness.disk.get())]
             .read_at(&mut block, witness.sector.get() * 512)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use afterimage_block::BlockError;
 use afterimage_format::log::{ImageEntry, LogHeader};
 use afterimage_store::{
-    find_log, is_live, log_of, marked_log, needs, owners, real_path, same_file, Image, LogError, LogFile,
+    find_any_log, find_log, is_live, live_beside, named_by, needs, owners, real_path, same_file, Image,
+    LogError, LogFile,
 };
 
 use super::engine::{Config, Redo};
@@ -30,13 +31,15 @@ pub(crate) enum Match {
     Among(Vec<usize>),
 }
 
-/// What may be taken for granted where an image does not look like the log's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trust {
-    /// Nothing: inode, size, age and witnesses have to be right.
-    Nothing,
-    /// Somebody says that it is the log's image: another inode or an old time is no matter.
-    Image,
+/// What may be taken for granted because the administrator has said it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Trust {
+    /// The log itself was named: its images need not name it.
+    pub(crate) log: bool,
+    /// It is the log's image: another inode or an old time is no matter.
+    pub(crate) image: bool,
+    /// The log's content is wanted over whatever the image holds now.
+    pub(crate) content: bool,
 }
 
 /// The live logs of these images, each once, and one at `more` where there is one. Each is of these images.
@@ -45,10 +48,7 @@ pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Resul
     for image in images {
         logs.extend(find_log(image.path())?);
         // Of another image, perhaps, that this one has taken the name from: not to be left behind unseen.
-        let beside = log_of(None, image.path())?;
-        if is_live(&beside)? {
-            logs.push(beside);
-        }
+        logs.extend(live_beside(image.path())?);
     }
     if let Some(path) = more {
         if is_live(path)? {
@@ -60,7 +60,7 @@ pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Resul
     logs.dedup();
     // All are judged before one is brought home.
     for log in &logs {
-        match_images(log, images, Trust::Nothing)?;
+        match_images(&LogFile::look(log)?, images, Trust::default())?;
     }
     Ok(logs)
 }
@@ -68,37 +68,44 @@ pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Resul
 /// A read-only image whose newest content is in a log would be served stale.
 pub(crate) fn refuse_read_only(images: &[Arc<dyn Image>]) -> Result<(), OpenError> {
     for image in images.iter().filter(|image| image.geometry().read_only) {
-        if let Some(log) = find_log(image.path())? {
+        if let Some(log) = find_any_log(image.path())? {
             return Err(OpenError::ReadOnlyWithLog { image: image.path().to_owned(), log });
         }
     }
     Ok(())
 }
 
-/// Compares by inode; then sizes and times. A device number alone may change with a reboot.
-pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) -> Result<Match, OpenError> {
-    let file = LogFile::peek(log)?.ok_or_else(|| LogError::NotALog(log.to_owned()))?;
+/// Compares by inode; then sizes and times. A device number alone may change with a reboot. And nothing of that is a proof: a log
+/// counts only if it is ours, and if its images name it.
+pub(crate) fn match_images(
+    file: &LogFile,
+    images: &[Arc<dyn Image>],
+    trust: Trust,
+) -> Result<Match, OpenError> {
+    let (log, header) = (file.path(), file.header()?);
     let entries = images.iter().map(|i| image_entry(i.as_ref())).collect::<Result<Vec<_>, _>>()?;
-    let marks = images.iter().map(|i| disk_by_mark(i.as_ref(), &file)).collect::<Result<Vec<_>, _>>()?;
+    let marks = images.iter().map(|i| disk_named_by(i.as_ref(), &header)).collect::<Result<Vec<_>, _>>()?;
+    let names = file.names(header.images().len());
     let mut places = Vec::new();
-    for (disk, recorded) in file.images().iter().enumerate() {
+    for (disk, recorded) in header.images().iter().enumerate() {
         // Among several with one inode number the one on the same device.
         let fits = |e: &&(usize, &ImageEntry)| e.1.inode == recorded.inode && !places.contains(&e.0);
         let all: Vec<_> = entries.iter().enumerate().collect();
         let same_device = all.iter().filter(fits).find(|e| e.1.device == recorded.device);
         let by_inode = same_device.or_else(|| all.iter().find(fits)).map(|(i, _)| *i);
-        let trusted = || match trust {
-            Trust::Nothing => None,
-            Trust::Image if file.images().len() == 1 && images.len() == 1 => Some(0),
-            Trust::Image => marks.iter().position(|mark| *mark == Some(disk)),
+        let trusted = || match trust.image {
+            false => None,
+            true if header.images().len() == 1 && images.len() == 1 => Some(0),
+            true => marks.iter().position(|mark| *mark == Some(disk)),
         };
         match by_inode.or_else(trusted) {
             Some(i) => places.push(i),
-            None => return Err(stranger(log, file.images().len(), images, &marks)?),
+            None => return Err(stranger(log, &header, &names, images, &marks)?),
         }
     }
-    let names = LogFile::look(log)?.names(places.len());
-    for (disk, (recorded, &i)) in file.images().iter().zip(&places).enumerate() {
+    let ours: Vec<_> = places.iter().map(|place| Arc::clone(&images[*place])).collect();
+    file.check_owners(&ours)?;
+    for (disk, (recorded, &i)) in header.images().iter().zip(&places).enumerate() {
         let (entry, image, original) = (&entries[i], &images[i], &names[disk]);
         if is_needed_by(log, original, image.path())? {
             let (log, original, image) = (log.to_owned(), original.to_owned(), image.path().to_owned());
@@ -111,7 +118,7 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) 
             );
             return Err(wrong_image(log, image.path(), why, false));
         }
-        if trust == Trust::Nothing && age(recorded, image.as_ref(), marks[i] == Some(disk))? == Age::Older {
+        if !trust.image && age(recorded, image.as_ref(), marks[i] == Some(disk))? == Age::Older {
             return Err(OpenError::PerhapsOlder {
                 log: log.to_owned(),
                 image: image.path().to_owned(),
@@ -125,8 +132,42 @@ pub(crate) fn match_images(log: &Path, images: &[Arc<dyn Image>], trust: Trust) 
             );
         }
     }
+    let named: Vec<_> = places.iter().enumerate().map(|(disk, i)| marks[*i] == Some(disk)).collect();
+    judge_unnamed(file, &ours, &named, trust)?;
     let same = places.len() == images.len() && places.iter().enumerate().all(|(i, p)| i == *p);
     Ok(if same { Match::Same } else { Match::Among(places) })
+}
+
+/// Whether a log may be taken for that of images, in its order, which do not all name it: `named`. A device cannot; its log is named
+/// by `--log`, and its content has to agree.
+fn judge_unnamed(
+    file: &LogFile,
+    images: &[Arc<dyn Image>],
+    named: &[bool],
+    trust: Trust,
+) -> Result<(), OpenError> {
+    if named.iter().all(|named| *named) || trust.log && trust.image {
+        return Ok(());
+    }
+    let log = file.path().to_owned();
+    let found = scan(&file.medium()).map_err(|e| LogError::reading(&log, e))?;
+    let replayed = found.replayed();
+    if replayed.records == 0 {
+        // A start that ended before it had marked its images: nothing of it would be written.
+        return Ok(());
+    }
+    let home_bytes: Vec<_> = images.iter().map(|image| image.geometry().bytes()).collect();
+    let telling = found.witnesses(&home_bytes).map_err(|e| take_over_error(&log, images, e))?;
+    for (disk, image) in images.iter().enumerate().filter(|(disk, _)| !named[*disk]) {
+        let (image_path, held) = (image.path().to_owned(), Held(Some(replayed.records)));
+        if !trust.log && !image.is_device() {
+            return Err(OpenError::Unnamed { log, image: image_path, held });
+        }
+        if !trust.image && telling.iter().all(|witness| usize::from(witness.disk.get()) != disk) {
+            return Err(OpenError::Unproven { log, image: image_path, held });
+        }
+    }
+    Ok(())
 }
 
 /// Whether the image in the recorded place of a log's disk is another one than is given and needs this very log: it would be lost with
@@ -136,8 +177,8 @@ pub(crate) fn is_needed_by(log: &Path, recorded: &Path, given: &Path) -> Result<
 }
 
 /// The disk of this log that an image says it is.
-fn disk_by_mark(image: &dyn Image, log: &LogHeader) -> Result<Option<usize>, OpenError> {
-    let named = marked_log(image.path())?;
+fn disk_named_by(image: &dyn Image, log: &LogHeader) -> Result<Option<usize>, OpenError> {
+    let named = named_by(image)?;
     Ok(named.filter(|named| named.group_uuid == log.group_uuid).map(|named| usize::from(named.disk)))
 }
 
@@ -191,17 +232,17 @@ fn wrong_image(log: &Path, image: &Path, why: String, moved: bool) -> OpenError 
 /// The log names an image that is not given: another group's, or this path holds another file now.
 fn stranger(
     log: &Path,
-    count: usize,
+    header: &LogHeader,
+    names: &[PathBuf],
     images: &[Arc<dyn Image>],
     marks: &[Option<usize>],
 ) -> Result<OpenError, OpenError> {
-    // Not locked: the log may be another daemon's, and the names are for the sentence only.
-    let names = LogFile::look(log)?.names(count);
+    let count = names.len();
     for (image, mark) in images.iter().zip(marks) {
         let path = real_path(image.path())?;
         let named = names.iter().position(|name| *name == path);
         let Some(disk) = named.or(*mark) else { continue };
-        let recorded = LogFile::peek(log)?.and_then(|h| h.images().get(disk).copied());
+        let recorded = header.images().get(disk);
         if recorded.is_some_and(|r| image.log_entry().is_ok_and(|e| e.inode != r.inode)) {
             let why = "it is another file (its inode differs) than the one that was served".to_owned();
             return Ok(wrong_image(log, &path, why, mark.is_some()));
@@ -225,8 +266,12 @@ pub(crate) fn settle(images: &[Arc<dyn Image>]) -> Result<(), OpenError> {
 }
 
 /// The images of a log, in its order.
-fn in_order(log: &Path, images: &[Arc<dyn Image>], trust: Trust) -> Result<Vec<Arc<dyn Image>>, OpenError> {
-    Ok(match match_images(log, images, trust)? {
+fn in_order(
+    file: &LogFile,
+    images: &[Arc<dyn Image>],
+    trust: Trust,
+) -> Result<Vec<Arc<dyn Image>>, OpenError> {
+    Ok(match match_images(file, images, trust)? {
         Match::Same => images.to_vec(),
         Match::Among(places) => places.into_iter().map(|i| Arc::clone(&images[i])).collect(),
     })
@@ -239,14 +284,15 @@ pub(crate) fn bring_home(
     images: &[Arc<dyn Image>],
     trust: Trust,
 ) -> Result<Option<Replayed>, OpenError> {
-    let images = in_order(log, images, trust)?;
     let file = LogFile::open(log, false)?;
+    let images = in_order(&file, images, trust)?;
     let config = Config {
         window: crate::WINDOW_MAX,
         clock: Arc::new(SystemClock),
         log: file.medium(),
         homes: images.iter().map(|image| image.medium()).collect(),
         incarnation: uuid::Uuid::new_v4().as_u64_pair().0,
+        any_content: trust.content,
         #[cfg(feature = "mutations")]
         mutation: None,
     };
@@ -264,11 +310,11 @@ pub(crate) fn would_bring_home(
     images: &[Arc<dyn Image>],
     trust: Trust,
 ) -> Result<Replayed, OpenError> {
-    let images = in_order(log, images, trust)?;
     let file = LogFile::open(log, true)?;
+    let images = in_order(&file, images, trust)?;
     let found = scan(&file.medium()).map_err(|e| LogError::reading(log, e))?;
     let homes: Vec<_> = images.iter().map(|image| image.medium()).collect();
-    check(&found, &homes).map_err(|e| take_over_error(log, &images, e))?;
+    check(&found, &homes, trust.content).map_err(|e| take_over_error(log, &images, e))?;
     Ok(found.replayed())
 }
 
@@ -282,7 +328,7 @@ pub(crate) fn take_over_error(log: &Path, images: &[Arc<dyn Image>], error: Take
             LogError::Corrupt { path, what: "it became clean while it was opened".into() }.into()
         }
         TakeOverError::WrongImage { disk, why } => wrong_image(log, &image(disk), why, false),
-        TakeOverError::FalseWitness { disk, sector } => OpenError::RestoredCopy {
+        TakeOverError::FalseWitness { disk, sector } => OpenError::Changed {
             log: path,
             image: image(disk),
             why: format!("sector {sector} does not hold what had been written there"),

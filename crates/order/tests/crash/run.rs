@@ -156,6 +156,7 @@ impl Run {
             log: world.medium(0),
             homes: (1..=self.disk_sectors.len()).map(|i| world.medium(i) as Arc<dyn Medium>).collect(),
             incarnation: self.rng.random(),
+            any_content: false,
             mutation: self.mutation,
         };
         Redo::open(config).map_err(|e| format!("opening failed: {e}"))

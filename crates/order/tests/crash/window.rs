@@ -39,6 +39,7 @@ fn try_open(world: &SimWorld, incarnation: u64) -> Result<Opened, TakeOverError>
         log: world.medium(0),
         homes: vec![world.medium(1)],
         incarnation,
+        any_content: false,
         mutation: None,
     })?;
     let disk = RedoDisk::new(Arc::clone(&core), LoggedDisk(0), Arc::new(MediumDisk::new(world.medium(1))));

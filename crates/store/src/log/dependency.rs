@@ -12,7 +12,7 @@
 //! | of the mark's group, live | there | depends on the log |
 //! | of the mark's group, clean | there | is complete: the end was cut short |
 //! | gone, or of another group | there | never left by a cut: somebody took the log away. Refused |
-//! | any | gone | is complete, but for a live log beside it of a program that knew no marks |
+//! | any | gone | is complete. A live log beside it is empty: a start was cut before the marks. One with records is refused |
 
 /// A step of a log's life, durable when it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

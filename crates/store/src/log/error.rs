@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use afterimage_block::advice;
 use afterimage_format::FormatError;
 
-use crate::OpenError;
+use crate::{NotOurs, OpenError};
 
 /// Nothing was touched when one of these is returned, unless the sentence says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +63,14 @@ pub enum LogError {
         path: PathBuf,
         /// What contradicts what.
         what: String,
+    },
+    /// Somebody else's file, or a link, stands in the place of one of ours.
+    #[error("{} {why}: it is not used; remove it, or, if it is known to be right, make it a file of the image's owner", .path.display())]
+    NotOurs {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, as a predicate.
+        why: String,
     },
     /// An image names a log that is not there.
     #[error(
@@ -166,6 +174,15 @@ impl LogError {
     pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { doing, path, source }
+    }
+
+    /// For `map_err`: a file beside an image, or one that the image names, could not be opened.
+    pub(crate) fn opening(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| match NotOurs::of(&source) {
+            Some(why) => Self::NotOurs { path, why },
+            None => Self::Io { doing: "opening", path, source },
+        }
     }
 
     /// As a sentence that names the log.

@@ -20,10 +20,11 @@ use zerocopy::IntoBytes as _;
 
 use super::dependency::{beginning, end, Step};
 use super::error::LogError;
+use super::find::read_sidecar;
 use super::header::read_header;
 use super::names::{absolute, beside, real_path, sidecar_path};
 use crate::mark::{marked_log, remove_mark};
-use crate::{lock_file, sync_directory, Attributes, FileIdentity, FileMedium, Image, OpenError};
+use crate::{check_owner, lock_file, sync_directory, Attributes, FileIdentity, FileMedium, Image, OpenError};
 
 /// What identifies an image in a header. Device nodes have no inode that lasts.
 fn image_entry(image: &dyn Image) -> Result<ImageEntry, LogError> {
@@ -56,16 +57,16 @@ impl LogFile {
     /// # Errors
     /// It is not there, or another process has it.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, LogError> {
-        let medium = FileMedium::open(path, read_only).map_err(LogError::io("opening", path))?;
-        Self::lock(path, medium, read_only)
+        let medium = FileMedium::open_unlinked(path, read_only).map_err(LogError::opening(path))?;
+        Self::of(path, medium).locked(read_only)
     }
 
-    fn lock(path: &Path, medium: FileMedium, read_only: bool) -> Result<Self, LogError> {
-        lock_file(medium.file(), path, read_only).map_err(|error| match error {
+    fn locked(self, read_only: bool) -> Result<Self, LogError> {
+        lock_file(self.medium.file(), &self.path, read_only).map_err(|error| match error {
             OpenError::Io { doing, path, source } => LogError::Io { doing, path, source },
             held => LogError::LogInUse(held),
         })?;
-        Ok(Self::of(path, medium))
+        Ok(self)
     }
 
     fn of(path: &Path, medium: FileMedium) -> Self {
@@ -98,7 +99,7 @@ impl LogFile {
     /// # Errors
     /// It is not there.
     pub fn look(path: &Path) -> Result<Self, LogError> {
-        let medium = FileMedium::open(path, true).map_err(LogError::io("opening", path))?;
+        let medium = FileMedium::open_unlinked(path, true).map_err(LogError::opening(path))?;
         Ok(Self::of(path, medium))
     }
 
@@ -107,11 +108,32 @@ impl LogFile {
     /// # Errors
     /// It is there and cannot be read.
     pub fn peek(path: &Path) -> Result<Option<LogHeader>, LogError> {
-        match FileMedium::open(path, true) {
-            Ok(medium) => read_header(&medium).map(Some).map_err(|e| LogError::reading(path, e)),
+        match FileMedium::open_unlinked(path, true) {
+            Ok(medium) => Self::of(path, medium).header().map(Some),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(LogError::io("opening", path)(e)),
+            Err(e) => Err(LogError::opening(path)(e)),
         }
+    }
+
+    /// Whether it may be acted on for an image of this owner.
+    ///
+    /// # Errors
+    /// It is a stranger's: see [`check_owner`].
+    pub fn check_owner(&self, image_uid: Option<u32>) -> Result<(), LogError> {
+        let found = self.medium.file().metadata().map_err(LogError::io("looking at", &self.path))?;
+        check_owner(&found, image_uid)
+            .map_err(|e| LogError::NotOurs { path: self.path.clone(), why: e.to_string() })
+    }
+
+    /// As [`LogFile::check_owner`], for each of these.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_owners(&self, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
+        images.iter().try_for_each(|image| {
+            let image = image.identity().map_err(LogError::io("looking at", image.path()))?;
+            self.check_owner(Some(image.uid))
+        })
     }
 
     /// Creates a log, with its whole space reserved. It has its name when this returns, and not before.
@@ -120,7 +142,7 @@ impl LogFile {
     /// There is no room, storage failed, or another start makes or has made a log of this name: nothing of ours is left then.
     pub fn create(path: &Path, images: &[Arc<dyn Image>], new: NewLog<'_>) -> Result<Self, LogError> {
         let draft = beside(path, ".new");
-        let mut file = Self::lock_draft(path, &draft, new.bytes)?;
+        let mut file = Self::lock_draft(path, &draft, images, new.bytes)?;
         let named = file
             .write_draft(&draft, images, new)
             .and_then(|()| name_new(&draft, path).map_err(LogError::io("naming", path)));
@@ -139,17 +161,24 @@ impl LogFile {
 
     /// A new file of this name, in place of what a start that died has left. Only who holds the lock of what has the name takes it
     /// away, so that nobody takes that of a start which is at work.
-    fn lock_draft(path: &Path, draft: &Path, bytes: u64) -> Result<Self, LogError> {
-        match FileMedium::open(draft, false) {
+    fn lock_draft(
+        path: &Path,
+        draft: &Path,
+        images: &[Arc<dyn Image>],
+        bytes: u64,
+    ) -> Result<Self, LogError> {
+        match FileMedium::open_unlinked(draft, false) {
             Ok(left) => {
-                let left = Self::lock(draft, left, false)?;
+                let left = Self::of(draft, left);
+                left.check_owners(images)?;
+                let left = left.locked(false)?;
                 left.remove_name()?;
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(LogError::io("opening", draft)(e)),
+            Err(e) => return Err(LogError::opening(draft)(e)),
         }
         let medium = FileMedium::create_as(draft, path, bytes).map_err(LogError::io("creating", draft))?;
-        let file = Self::lock(path, medium, false)?;
+        let file = Self::of(path, medium).locked(false)?;
         if file.is_deleted() {
             // Before it had its lock.
             let taken = io::Error::new(io::ErrorKind::AlreadyExists, "another start writes it");
@@ -238,7 +267,11 @@ impl LogFile {
         (new.fill)(&log, &entries, &names).map_err(&failed)
     }
 
-    fn header(&self) -> Result<LogHeader, LogError> {
+    /// The header in force.
+    ///
+    /// # Errors
+    /// It is no log, or cannot be read.
+    pub fn header(&self) -> Result<LogHeader, LogError> {
         read_header(self.medium.as_ref()).map_err(|e| LogError::reading(&self.path, e))
     }
 
@@ -258,6 +291,18 @@ impl LogFile {
             }
         }
         Ok(())
+    }
+
+    /// Gives up what only this log holds: its images do not name it any more, and it is kept under another name, which is returned.
+    ///
+    /// # Errors
+    /// Storage failed, or that name is taken.
+    pub fn set_aside(&self, images: &[Owner]) -> Result<PathBuf, LogError> {
+        let (group_uuid, kept) = (self.header()?.group_uuid, beside(&self.path, ".given-up"));
+        name_new(&self.path, &kept).map_err(LogError::io("keeping the log as", &kept))?;
+        sync_directory(&kept).map_err(LogError::io("syncing the directory of", &kept))?;
+        images.iter().try_for_each(|image| image.release(Some(group_uuid)))?;
+        Ok(kept)
     }
 
     fn remove_name(&self) -> Result<(), LogError> {
@@ -281,9 +326,12 @@ impl LogFile {
     /// # Errors
     /// An image still names it that is not among these.
     pub fn clear_leftover(path: &Path, images: &[Arc<dyn Image>]) -> Result<(), LogError> {
-        let Some(header) = Self::peek(path)? else { return Ok(()) };
-        let owners = owners(images)?;
-        let file = Self::open(path, false)?;
+        let file = match Self::open(path, false) {
+            Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        file.check_owners(images)?;
+        let (header, owners) = (file.header()?, owners(images)?);
         for name in file.names(header.images().len()).into_iter().filter(|name| name.exists()) {
             let log = marked_log(&name)?;
             let named = log.is_some_and(|log| log.group_uuid == header.group_uuid);
@@ -370,7 +418,7 @@ impl Owner {
             remove_mark(self.image.as_ref())?;
         }
         let sidecar = sidecar_path(&self.path);
-        let referenced = fs::read(&sidecar).ok().and_then(|bytes| Reference::parse(&bytes).ok());
+        let referenced = read_sidecar(&self.path).ok().flatten();
         if is_meant(referenced.map(|reference| reference.group_uuid)) {
             remove_durably(&sidecar)?;
         }

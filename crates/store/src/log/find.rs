@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 use afterimage_block::Medium as _;
 use afterimage_format::log::{HEADER_MAGIC, PAGE_BYTES, STATE_CLEAN};
+use afterimage_format::mark::MarkedLog;
 use afterimage_format::reference::Reference;
 use afterimage_format::FormatError;
 
@@ -15,44 +16,116 @@ use super::dependency::{judge, Found, Verdict};
 use super::error::LogError;
 use super::file::LogFile;
 use super::names::{log_beside, real_path, sidecar_path};
-use crate::mark::{log_path, marked_log};
-use crate::{FileIdentity, FileMedium};
+use crate::mark::{log_path, marked_log, parse_mark};
+use crate::{check_owner, open_ours, FileIdentity, FileMedium, Image};
 
-/// The live log of an image, if there is one: the one that the image names, or one beside it of a program that knew no
-/// marks.
+/// The live log that an image names, by its mark or by its sidecar; `None` where it names none, or is complete.
 ///
 /// # Errors
-/// The log that the image needs is gone, or cannot be read.
+/// The log that the image needs is gone, is a stranger's, or cannot be read.
 pub fn find_log(image: &Path) -> Result<Option<PathBuf>, LogError> {
     let image = real_path(image)?;
-    if let Some(log) = marked_log(&image)? {
-        let named = find_named(&image, &log_path(&log), log.group_uuid)?;
-        if named.is_some() {
-            return Ok(named);
+    let marked = marked_log(&image)?;
+    let of_mark = |log: MarkedLog| find_named(&image, &log_path(&log), log.group_uuid);
+    if let Some(log) = marked.map(of_mark).transpose()?.flatten() {
+        return Ok(Some(log));
+    }
+    let Some(reference) = read_sidecar(&image)? else { return Ok(None) };
+    find_named(&image, &sidecar_log(&reference), reference.group_uuid)
+}
+
+/// The live log of an image: the one that it names, or else one of ours that stands beside it. Whether the latter belongs to
+/// the image nobody has said.
+///
+/// # Errors
+/// As [`find_log`].
+pub fn find_any_log(image: &Path) -> Result<Option<PathBuf>, LogError> {
+    match find_log(image)? {
+        Some(log) => Ok(Some(log)),
+        None => live_beside(image),
+    }
+}
+
+/// A live log of ours beside an image. A stranger's counts for nothing: whoever may write to the folder can put one there.
+///
+/// # Errors
+/// It cannot be read.
+pub fn live_beside(image: &Path) -> Result<Option<PathBuf>, LogError> {
+    let beside = log_beside(&real_path(image)?);
+    match open_of(&beside, image).and_then(|log| log.map(|log| log.header()).transpose()) {
+        Ok(header) => Ok(header.filter(|header| header.state.get() != STATE_CLEAN).map(|_| beside)),
+        Err(error @ LogError::NotOurs { .. }) => {
+            let uid = owner_of(image)?;
+            let found = fs::symlink_metadata(&beside).map_err(LogError::io("looking at", &beside))?;
+            if check_owner(&found, Some(uid)).is_ok() {
+                return Err(error);
+            }
+            tracing::warn!(%error, "not looked at");
+            Ok(None)
         }
+        Err(e) => Err(e),
     }
-    let beside = log_beside(&image);
-    if is_live(&beside)? {
-        return Ok(Some(beside));
+}
+
+/// What an image says of the log that it needs: by the mark on its inode, or by its sidecar.
+///
+/// # Errors
+/// It cannot be read, or is damaged.
+pub fn named_by(image: &dyn Image) -> Result<Option<MarkedLog>, LogError> {
+    let path = image.path();
+    let mark = image.mark().map_err(LogError::io("reading the mark of", path))?;
+    if let Some(log) = mark.map(|value| parse_mark(path, &value)).transpose()?.and_then(|mark| mark.log) {
+        return Ok(Some(log));
     }
-    let sidecar = sidecar_path(&image);
-    let bytes = match fs::read(&sidecar) {
-        Ok(bytes) => bytes,
+    let reference = read_sidecar(&real_path(path)?)?;
+    Ok(reference.map(|reference| MarkedLog {
+        group_uuid: reference.group_uuid,
+        disk: reference.disk.get(),
+        path: reference.log_path().to_vec(),
+    }))
+}
+
+/// A file in a log's place, if it is ours; `None` where there is none.
+fn open_of(log: &Path, image: &Path) -> Result<Option<LogFile>, LogError> {
+    match LogFile::look(log) {
+        Ok(file) => file.check_owner(Some(owner_of(image)?)).map(|()| Some(file)),
+        Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn owner_of(image: &Path) -> Result<u32, LogError> {
+    Ok(FileIdentity::at(image).map_err(LogError::io("looking at", image))?.0.uid)
+}
+
+/// The sidecar of an image whose path has no links.
+pub(super) fn read_sidecar(image: &Path) -> Result<Option<Reference>, LogError> {
+    let sidecar = sidecar_path(image);
+    // Its image may have been renamed.
+    let bytes = match open_ours(&sidecar, owner_of(image).ok()) {
+        Ok(file) => {
+            let mut bytes = Vec::new();
+            let read = file.take(size_of::<Reference>() as u64 + 1).read_to_end(&mut bytes);
+            read.map_err(LogError::io("reading", &sidecar))?;
+            bytes
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(LogError::io("reading", &sidecar)(e)),
+        Err(e) => return Err(LogError::opening(&sidecar)(e)),
     };
-    let reference = match Reference::parse(&bytes) {
-        Ok(reference) => reference,
+    match Reference::parse(&bytes) {
+        Ok(reference) => Ok(Some(reference)),
         Err(FormatError::Version { version, known }) => {
-            return Err(LogError::NewerVersion { path: sidecar, version, known })
+            Err(LogError::NewerVersion { path: sidecar, version, known })
         }
         Err(e) => {
             let what = format!("its sidecar {}", sidecar.display());
-            return Err(LogError::BadReference { image, what, why: e.to_string() });
+            Err(LogError::BadReference { image: image.to_owned(), what, why: e.to_string() })
         }
-    };
-    let log = PathBuf::from(OsString::from_vec(reference.log_path().to_vec()));
-    find_named(&image, &log, reference.group_uuid)
+    }
+}
+
+fn sidecar_log(reference: &Reference) -> PathBuf {
+    PathBuf::from(OsString::from_vec(reference.log_path().to_vec()))
 }
 
 /// The log that an image names; `None` where it is clean.
@@ -65,7 +138,7 @@ fn find_named(image: &Path, named: &Path, group_uuid: [u8; 16]) -> Result<Option
     let (mut found, mut other, mut unreadable) = (Found::Missing, false, None);
     let mut live = None;
     for place in places {
-        match LogFile::peek(&place) {
+        match open_of(&place, image).and_then(|log| log.map(|log| log.header()).transpose()) {
             Ok(Some(header)) if header.group_uuid == group_uuid => {
                 let clean = header.state.get() == STATE_CLEAN;
                 found = if clean { Found::Clean } else { Found::Live };
@@ -74,7 +147,7 @@ fn find_named(image: &Path, named: &Path, group_uuid: [u8; 16]) -> Result<Option
             }
             Ok(Some(_)) => other = true,
             Ok(None) => {}
-            // What stands where the log should be and cannot be read may be the log.
+            // What stands where the log should be and cannot be read, or is a stranger's, may be the log.
             Err(e) => unreadable = unreadable.or(Some(e)),
         }
     }

@@ -15,6 +15,6 @@ mod names;
 
 pub use error::{LogError, LogReadError};
 pub use file::{owners, LogFile, NewLog, Owner};
-pub use find::{find_log, is_live, is_log, needs, same_file};
+pub use find::{find_any_log, find_log, is_live, is_log, live_beside, named_by, needs, same_file};
 pub use header::read_header;
 pub use names::{absolute, log_beside, log_of, real_path};

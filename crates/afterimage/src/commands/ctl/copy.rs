@@ -198,6 +198,12 @@ impl Target {
             };
             renamed.map_err(|e| Failure::failed(format!("cannot name the copy {}: {e}", path.display())))?;
             name.clone_from(&plan.name);
+            if !is_at(folder, name, file) {
+                return Err(Failure::failed(format!(
+                    "somebody has put another file in the place of the copy {}: choose a folder that others cannot write to",
+                    path.display()
+                )));
+            }
         }
         self.folder
             .sync_all()
@@ -211,12 +217,19 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        for (name, _) in &self.made {
+        for (name, _) in self.made.iter().filter(|(name, file)| is_at(&self.folder, name, file)) {
             if let Err(error) = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty()) {
                 tracing::warn!(path = %self.path(name).display(), %error, "cannot remove the incomplete copy");
             }
         }
     }
+}
+
+/// Whether a name in the folder is this very file's, and no link.
+fn is_at(folder: &File, name: &OsStr, file: &File) -> bool {
+    let own = rustix::fs::fstat(file).map(|own| (own.st_dev, own.st_ino));
+    let there = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
+    there.is_ok_and(|there| own == Ok((there.st_dev, there.st_ino)))
 }
 
 /// The image's mode. What it lets its group do is for that group: in a copy that belongs to another one, the group gets
@@ -276,6 +289,23 @@ fn copy_chunk(from: &File, source: &mut u64, to: &File, target: &mut u64, chunk:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_stranger_has_put_in_a_copys_place_is_no_copy_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("image"), [7; 512]).unwrap();
+        let image = ImageAnswer { ok: true, file: at("image").display().to_string(), bytes: 512 };
+        let plans = [Plan { image, from: File::open(at("image")).unwrap(), name: "copy".into() }];
+        let mut target = Target::open(folder.path()).unwrap();
+        let made = File::options().write(true).create_new(true).open(at("copy.part")).unwrap();
+        target.made.push(("copy.part".into(), made));
+        std::fs::rename(at("copy.part"), at("away")).unwrap();
+        std::fs::write(at("copy.part"), "a stranger's").unwrap();
+        assert!(target.finish(&plans).is_err());
+        drop(target);
+        assert_eq!(std::fs::read(at("copy")).unwrap(), b"a stranger's", "not ours to remove");
+    }
 
     #[test]
     fn a_copy_stops_where_it_may_not_go_on() {

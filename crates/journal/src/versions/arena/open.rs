@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use afterimage_store::check_owner;
+
 use super::file::{corrupt, io_error};
 use super::loan::Lent;
 use super::map::{group_at, Map, GROUP_SLOTS, HEAD, PAGE, TAG_WORDS};
@@ -74,6 +76,16 @@ impl Arena {
         for (i, word) in words.into_iter().enumerate().rev() {
             self.map.head(tags::NAME_WORD + i).store(word, Ordering::Release);
         }
+    }
+
+    /// Whether its file may be acted on for an image of this owner.
+    ///
+    /// # Errors
+    /// It is a stranger's.
+    pub fn check_owner(&self, image_uid: Option<u32>) -> Result<(), JournalError> {
+        let failed = io_error(self.pool.path(), "looking at");
+        let found = self.pool.file().metadata().map_err(&failed)?;
+        check_owner(&found, image_uid).map_err(|e| failed(e.into()))
     }
 
     /// What an arena's file says of itself, in use or not: whose it is, and where that image was.
