@@ -113,6 +113,39 @@ fn an_expired_pause_is_not_made_good_by_somebody_elses() {
     }
 }
 
+/// A VMM's main loop stands while its guest's device is stopped, and the next guest waits until the last one's is.
+#[test]
+fn a_pause_gives_way_to_a_device_that_is_to_stop() {
+    for contract in CONTRACTS {
+        let dir = folder(&[("a.img", "1M")]);
+        let daemon =
+            Daemon::serve(dir.path(), &["--disk", "a.img", "--survives", contract, "--control", "c"]);
+        let socket = dir.path().join("a.img.sock");
+        let mut owner = Raw::connect(dir.path());
+        let mut guest = Guest::connect(&socket);
+        assert_eq!(owner.ask("{\"command\":\"pause\",\"for_ms\":600000}")["ok"], true);
+        // Nothing is held back: the pause stays.
+        drop(guest);
+        guest = Guest::connect(&socket);
+        assert_eq!(status(dir.path())["paused"], true, "{contract}");
+        guest.start_write(0, &[1; 4096]);
+        assert_eq!(guest.complete_within(Duration::from_millis(200)), None, "{contract}: it is held back");
+        let begun = Instant::now();
+        drop(guest);
+        let mut next = Guest::connect(&socket);
+        next.read(0, 4096);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{contract}: {:?}", begun.elapsed());
+        assert_eq!(
+            owner.ask("{\"command\":\"resume\"}")["ok"],
+            false,
+            "{contract}: writes were not held all the time"
+        );
+        assert_eq!(owner.ask("{\"command\":\"pause\"}")["ok"], true, "{contract}: another one");
+        drop((owner, next));
+        daemon.terminate();
+    }
+}
+
 #[test]
 fn an_orderly_end_ends_a_pause_for_its_owner_too() {
     let dir = folder(&[("a.img", "1M")]);

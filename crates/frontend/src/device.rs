@@ -113,7 +113,10 @@ impl Device {
     ) -> Result<Self, FrontendError> {
         let alarms = Arc::new(Alarms::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?);
         let workers = (0..options.queues)
-            .map(|q| Worker::start(name, q, Arc::clone(&disk), Arc::clone(&stats), Arc::clone(&alarms)))
+            .map(|q| {
+                let (disk, stats, alarms) = (Arc::clone(&disk), Arc::clone(&stats), Arc::clone(&alarms));
+                Worker::start(name, q, disk, stats, alarms, options.hurry.clone())
+            })
             .collect::<Result<_, _>>()?;
         let control =
             disk.open_lane().map_err(|source| FrontendError::Lane { queue: options.queues, source })?;

@@ -1,5 +1,9 @@
 //! What may be chosen for one disk.
 
+use std::sync::Arc;
+
+use afterimage_block::Bell;
+
 use crate::{FrontendError, FrontendStats, KeepHandle};
 
 const QUEUES_MAX: u16 = 64;
@@ -21,11 +25,22 @@ pub struct ServeOptions {
     /// Kept with each connection, for the next daemon to look at before it takes one over ([`KeepHandle::shown`]): what the
     /// guest was shown is the disk that it goes on with.
     pub shown: Vec<u8>,
+    /// Rung each second while a queue cannot stop, because the disk holds requests back: who has it do so is to end that. A
+    /// VMM's main loop stands meanwhile, or the next guest waits.
+    pub hurry: Option<Arc<Bell>>,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        Self { queues: 1, queue_size_max: 1024, write_cache: true, spin_us: 0, keep: None, shown: Vec::new() }
+        Self {
+            queues: 1,
+            queue_size_max: 1024,
+            write_cache: true,
+            spin_us: 0,
+            keep: None,
+            shown: Vec::new(),
+            hurry: None,
+        }
     }
 }
 

@@ -3,15 +3,19 @@
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use afterimage_block::{wait_readable, Bell, BlockError, Disk};
 use tracing::{error, warn};
 
 use crate::queue::{Ended, Queue, Run};
 use crate::{FrontendError, FrontendStats};
+
+/// How long a queue may take to stop before those are told who may hold its requests back.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What queue threads tell the session thread.
 #[derive(Debug)]
@@ -76,6 +80,8 @@ pub(crate) struct Worker {
     runs: Option<Sender<Run>>,
     stopped: Receiver<(u16, Ended)>,
     running: bool,
+    /// See [`ServeOptions`](crate::ServeOptions).
+    hurry: Option<Arc<Bell>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -87,6 +93,7 @@ impl Worker {
         disk: Arc<dyn Disk>,
         stats: Arc<FrontendStats>,
         alarms: Arc<Alarms>,
+        hurry: Option<Arc<Bell>>,
     ) -> Result<Self, FrontendError> {
         let wake = Bell::new().map_err(|e| FrontendError::io("cannot create an eventfd", e))?;
         let shared = Arc::new(Shared { stopping: AtomicBool::new(false), wake });
@@ -102,7 +109,8 @@ impl Worker {
                 context.run(&opened_sender, &run_queue, &stop_sender);
             })
             .map_err(|e| FrontendError::io("cannot start a queue's thread", e))?;
-        let worker = Self { index, shared, runs: Some(runs), stopped, running: false, thread: Some(thread) };
+        let (runs, thread) = (Some(runs), Some(thread));
+        let worker = Self { index, shared, runs, stopped, running: false, hurry, thread };
         match opened.recv() {
             Ok(Ok(())) => Ok(worker),
             Ok(Err(source)) => Err(FrontendError::Lane { queue: index, source }),
@@ -136,7 +144,13 @@ impl Worker {
         }
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.wake.ring();
-        self.stopped.recv().ok()
+        loop {
+            match self.stopped.recv_timeout(STOP_PATIENCE) {
+                Ok(stopped) => return Some(stopped),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => self.hurry.iter().for_each(|hurry| hurry.ring()),
+            }
+        }
     }
 }
 

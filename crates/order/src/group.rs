@@ -154,7 +154,11 @@ impl Group {
         self.board.pause();
         let paused = self.bring_home(timeout.map(|limit| self.board.after(limit)));
         match &paused {
-            Ok(sequence) => self.board.events.publish(&Event::Paused { sequence: sequence.0 }),
+            // Somebody may have let writes go on meanwhile.
+            Ok(sequence) if self.board.gate.is_paused() => {
+                self.board.events.publish(&Event::Paused { sequence: sequence.0 });
+            }
+            Ok(_) => {}
             Err(_) => {
                 // Nobody was told of a pause.
                 self.board.let_go();

@@ -10,6 +10,7 @@
 //!
 //! - There is at most one pause, and one connection owns it.
 //! - A pause is held for its time and no longer, whatever its connection does meanwhile.
+//! - It gives way to a guest's device that is to stop and has writes held back: the VMM's main loop waits for them.
 //! - `resume` is good only where writes were held from the answer to `pause` until then. A connection that has asked for
 //!   a pause answers for its own ones only: it can neither end another's nor take another's for its own. One that never
 //!   asked is an operator, and ends whoever's pause there is; its owner learns of it from its own `resume`.
@@ -31,6 +32,9 @@ pub enum PauseError {
     /// The orderly end has begun.
     #[error("the daemon is ending: no pause begins any more")]
     Closed,
+    /// See [`Pauses::give_way`].
+    #[error("a guest's device was stopped meanwhile, which waited for writes to go on: ask again")]
+    GivenWay,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ enum Phase {
         /// `None` where nobody wants it any more.
         owner: Option<ConnectionId>,
         hold: Duration,
+        /// Writes go on already.
+        given_way: bool,
     },
     Held {
         owner: ConnectionId,
@@ -60,8 +66,19 @@ pub enum Reached {
     Held(ConnectionId),
     /// Writes go on; its owner, if it is still there, is to be told why.
     Failed(Option<ConnectionId>),
-    /// Nobody wants it any more: the group is to be told to let writes go on.
-    Unwanted(Option<ConnectionId>),
+    /// It is not given: the group is to be told to let writes go on, and its owner, if it is still there, why.
+    Unwanted(Option<(ConnectionId, PauseError)>),
+}
+
+/// What the group is to be told where a pause gives way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveWay {
+    /// There is none.
+    Nothing,
+    /// To let writes go on, as at each end of a pause.
+    Resume,
+    /// To let writes go on although it is still reaching the pause, which will not be given.
+    LetGo,
 }
 
 /// The one pause.
@@ -92,13 +109,13 @@ impl Pauses {
         if self.phase != Phase::Free {
             return Err(PauseError::Taken);
         }
-        self.phase = Phase::Reaching { owner: Some(owner), hold };
+        self.phase = Phase::Reaching { owner: Some(owner), hold, given_way: false };
         Ok(())
     }
 
     /// The group is paused, or could not be. The pause's time begins now.
     pub fn reached(&mut self, now: Duration, paused: bool) -> Reached {
-        let Phase::Reaching { owner, hold } = self.phase else {
+        let Phase::Reaching { owner, hold, given_way } = self.phase else {
             debug_assert!(false, "nobody asked");
             return Reached::Failed(None);
         };
@@ -107,13 +124,14 @@ impl Pauses {
                 self.phase = Phase::Free;
                 Reached::Failed(owner)
             }
-            Some(owner) if !self.closed => {
+            Some(owner) if !self.closed && !given_way => {
                 self.phase = Phase::Held { owner, until: now.saturating_add(hold) };
                 Reached::Held(owner)
             }
             _ => {
                 self.phase = Phase::Ending { asker: None };
-                Reached::Unwanted(owner)
+                let why = if self.closed { PauseError::Closed } else { PauseError::GivenWay };
+                Reached::Unwanted(owner.map(|owner| (owner, why)))
             }
         }
     }
@@ -151,6 +169,20 @@ impl Pauses {
             _ => {}
         }
         self.end_if(|phase| matches!(phase, Phase::Held { owner, .. } if *owner == gone))
+    }
+
+    /// A guest's device is to stop, and writes of its are held back.
+    #[must_use]
+    pub fn give_way(&mut self) -> GiveWay {
+        if let Phase::Reaching { given_way, .. } = &mut self.phase {
+            *given_way = true;
+            return GiveWay::LetGo;
+        }
+        if self.end_if(|phase| matches!(phase, Phase::Held { .. })) {
+            GiveWay::Resume
+        } else {
+            GiveWay::Nothing
+        }
     }
 
     /// The orderly end begins: no pause survives it, and none comes after. Whether the group is to be told to let
@@ -216,13 +248,14 @@ mod tests {
     #[test]
     fn a_pause_ends_once_and_its_owner_knows_how() {
         type Step = fn(&mut Pauses) -> bool;
-        let table: [(&str, Step, bool); 8] = [
+        let table: [(&str, Step, bool); 9] = [
             ("nothing", |_| false, false),
             ("not yet over", |p| p.tick(6 * SECOND - Duration::from_nanos(1)), false),
             ("its time", |p| p.tick(6 * SECOND), true),
             ("the operator", |p| p.resume(OPERATOR).is_ok(), true),
             ("another client left", |p| p.leave(B), false),
             ("the daemon's end", |p| p.close(), true),
+            ("a device that is to stop", |p| p.give_way() == GiveWay::Resume, true),
             ("another's failed attempt", |p| p.ask(B, SECOND).is_ok(), false),
             (
                 "the resume of one that was refused a pause",
@@ -261,7 +294,7 @@ mod tests {
         for left in [true, false] {
             let mut pauses = Pauses::default();
             pauses.ask(A, SECOND).unwrap();
-            let owner = if left { None } else { Some(A) };
+            let owner = if left { None } else { Some((A, PauseError::Closed)) };
             assert!(!(if left { pauses.leave(A) } else { pauses.close() }));
             assert_eq!(pauses.reached(SECOND, true), Reached::Unwanted(owner));
             assert_eq!(pauses.resumed(), None);
@@ -269,6 +302,12 @@ mod tests {
             assert_eq!(pauses.ask(B, SECOND), expected);
         }
         let mut pauses = Pauses::default();
+        assert_eq!(pauses.give_way(), GiveWay::Nothing);
+        pauses.ask(A, SECOND).unwrap();
+        assert_eq!(pauses.give_way(), GiveWay::LetGo);
+        assert_eq!(pauses.reached(SECOND, true), Reached::Unwanted(Some((A, PauseError::GivenWay))));
+        assert_eq!(pauses.give_way(), GiveWay::Nothing, "it ends already");
+        assert_eq!(pauses.resumed(), None);
         pauses.ask(A, SECOND).unwrap();
         assert_eq!(pauses.reached(SECOND, false), Reached::Failed(Some(A)));
         assert_eq!(pauses.ask(B, SECOND), Ok(()));

@@ -58,6 +58,7 @@ impl Outcome {
 enum Input {
     Paused(Result<u64, String>),
     Resumed,
+    LetGo,
     Flushed(Result<u64, String>),
     Looked(Progress),
     Answered(ConnectionId, Vec<u8>),
@@ -107,6 +108,7 @@ impl Control {
 enum Job {
     Pause,
     Resume,
+    LetGo,
     Flush,
     Look,
     Status(ConnectionId),
@@ -165,6 +167,10 @@ fn work(daemon: &Daemon, job: &Job) -> Input {
             daemon.group.resume();
             Input::Resumed
         }
+        Job::LetGo => {
+            daemon.group.resume();
+            Input::LetGo
+        }
         Job::Flush => {
             // A guest may have been told that it is committed; whoever asks here wants it, too.
             daemon.group.take_published();
@@ -207,6 +213,7 @@ struct Shell {
 /// What poll found.
 struct Ready {
     wake: bool,
+    hurry: bool,
     listener: bool,
     streams: Vec<(ConnectionId, PollFlags)>,
 }
@@ -230,6 +237,10 @@ impl Shell {
                 // What happened before it is told before.
                 self.take_events();
                 self.take(input);
+            }
+            if ready.hurry {
+                self.daemon.hurry.drain();
+                self.sessions.give_way(self.now());
             }
             self.take_events();
             for (id, flags) in ready.streams {
@@ -261,6 +272,7 @@ impl Shell {
         let mut polled = vec![
             PollFd::from_borrowed_fd(self.post.wake.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.listener.as_fd(), listens),
+            PollFd::from_borrowed_fd(self.daemon.hurry.fd(), PollFlags::IN),
         ];
         polled.extend(self.streams.iter().map(|(id, stream)| {
             let mut wanted = PollFlags::empty();
@@ -273,7 +285,8 @@ impl Shell {
         Ok(Ready {
             wake: !flags[0].is_empty(),
             listener: !flags[1].is_empty(),
-            streams: self.streams.keys().copied().zip(flags[2..].iter().copied()).collect(),
+            hurry: !flags[2].is_empty(),
+            streams: self.streams.keys().copied().zip(flags[3..].iter().copied()).collect(),
         })
     }
 
@@ -282,6 +295,8 @@ impl Shell {
         match input {
             Input::Paused(result) => self.sessions.paused(now, result),
             Input::Resumed => self.sessions.resumed(now),
+            // Said by nobody: the pause that was being reached says so itself.
+            Input::LetGo => {}
             Input::Flushed(result) => self.sessions.flushed(now, result),
             Input::Looked(progress) => self.sessions.progress(now, &progress),
             Input::Answered(id, line) => self.sessions.answered(now, id, line),
@@ -309,6 +324,7 @@ impl Shell {
             let _ = match action {
                 Action::Pause => self.pausing.send(Job::Pause),
                 Action::Resume => self.pausing.send(Job::Resume),
+                Action::LetGo => self.telling.send(Job::LetGo),
                 Action::Flush => self.flushing.send(Job::Flush),
                 Action::Look => self.telling.send(Job::Look),
                 Action::Status(id) => self.telling.send(Job::Status(id)),

@@ -24,7 +24,7 @@ use serde::Serialize;
 use super::connection::{Connection, State, Wait};
 pub use super::connection::{ConnectionId, Output};
 use super::flushes::Flushes;
-use super::pauses::{PauseError, Pauses, Reached};
+use super::pauses::{GiveWay, Pauses, Reached};
 use super::protocol::{
     parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, PAUSE_MS_DEFAULT,
 };
@@ -43,6 +43,8 @@ pub enum Action {
     Pause,
     /// Let writes go on and say [`Sessions::resumed`].
     Resume,
+    /// Let writes go on while a pause is being reached; nothing is said.
+    LetGo,
     /// Make everything durable and say [`Sessions::flushed`].
     Flush,
     /// Look how far the group is and say [`Sessions::progress`].
@@ -221,8 +223,8 @@ impl Sessions {
             (Reached::Failed(Some(owner)), Err(why)) => self.refuse(owner, why),
             (Reached::Unwanted(owner), _) => {
                 self.actions.push(Action::Resume);
-                if let Some(owner) = owner {
-                    self.refuse(owner, PauseError::Closed.to_string());
+                if let Some((owner, why)) = owner {
+                    self.refuse(owner, why.to_string());
                 }
             }
             (Reached::Held(_) | Reached::Failed(_), _) => {}
@@ -338,6 +340,18 @@ impl Sessions {
                 self.go_on(id);
             }
         }
+    }
+
+    /// A VMM stops its guest's device, or has gone, and waits for what is held back: a pause ends.
+    pub fn give_way(&mut self, now: Duration) {
+        self.tick(now);
+        let action = match self.pauses.give_way() {
+            GiveWay::Nothing => return,
+            GiveWay::Resume => Action::Resume,
+            GiveWay::LetGo => Action::LetGo,
+        };
+        tracing::warn!("writes go on: a guest's device is stopped, which waited for the end of the pause");
+        self.actions.push(action);
     }
 
     /// The orderly end begins: pauses end, and none begins any more.

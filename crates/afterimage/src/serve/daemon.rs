@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::Disk;
+use afterimage_block::{Bell, Disk};
 use afterimage_compose::{folder_of, Plan, Prepared, Stack, StackDisk};
 use afterimage_control_disk::{ControlDisk, Durability, Promise};
 use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Server};
@@ -257,16 +257,18 @@ impl Opened {
         );
         let disks: Vec<_> = disks.collect();
         let ends_with_guests = doors.disks.iter().all(|e| matches!(e, Endpoint::Connected(_)));
-        let control_disk = start_control_disk(settings, &group, doors.control_disk, keep)?;
+        let hurry = Bell::new().map_err(|e| Failure::failed(format!("cannot create an eventfd: {e}")))?;
+        let hurry = Arc::new(hurry);
+        let control_disk = start_control_disk(settings, &group, doors.control_disk, keep, &hurry)?;
         let (control_disk, control_server) = control_disk.unzip();
         // Before any disk of the guest's may stop: what it has published is waited for where its read is there again.
         control_server.iter().for_each(Server::taken_over);
         let kept_guests = keep.map(KeepHandle::connected).transpose().map_err(Failure::failed)?;
-        let servers = start_servers(settings, &disks, doors.disks, keep)?;
+        let servers = start_servers(settings, &disks, doors.disks, keep, &hurry)?;
         let ends = Ends::watch(signals, keep.is_some())?;
         sandbox.seccomp = restrict(settings.sandbox, restrict_calls)?;
         let started = Instant::now();
-        let daemon = Daemon { group, disks, control_disk, sandbox, kept: keep.is_some(), started };
+        let daemon = Daemon { group, disks, control_disk, sandbox, kept: keep.is_some(), started, hurry };
         let daemon = Arc::new(daemon);
         let (control, control_file) = doors.control.unzip();
         let control = control
@@ -367,6 +369,7 @@ fn start_servers(
     disks: &[ServedDisk],
     endpoints: Vec<Endpoint>,
     keep: Option<&KeepHandle>,
+    hurry: &Arc<Bell>,
 ) -> Result<Vec<Server>, Failure> {
     disks
         .iter()
@@ -380,6 +383,7 @@ fn start_servers(
                 keep: keep.cloned(),
                 shown: Shown::of(&disk.settings, settings.queues)
                     .map_or_else(Vec::new, |shown| shown.to_bytes()),
+                hurry: Some(Arc::clone(hurry)),
                 ..ServeOptions::default()
             };
             Server::start(
@@ -399,6 +403,7 @@ fn start_control_disk(
     group: &Arc<RetainGroup>,
     listener: Option<UnixListener>,
     keep: Option<&KeepHandle>,
+    hurry: &Arc<Bell>,
 ) -> Result<Option<(ServedControlDisk, Server)>, Failure> {
     let (Some(listener), Some(socket)) = (listener, settings.control_disk.clone()) else { return Ok(None) };
     let promise = Promise { contract: group.status().contract, text: group.promise(), lends: true };
@@ -406,7 +411,8 @@ fn start_control_disk(
         .map_err(|e| Failure::failed(format!("cannot make the control disk: {e}")))?;
     let (disk, stats) = (Arc::new(disk), Arc::new(FrontendStats::new(1)));
     // Its writes are commands: no guest has to flush them.
-    let options = ServeOptions { write_cache: false, keep: keep.cloned(), ..ServeOptions::default() };
+    let hurry = Some(Arc::clone(hurry));
+    let options = ServeOptions { write_cache: false, keep: keep.cloned(), hurry, ..ServeOptions::default() };
     let served = Arc::clone(&disk) as Arc<dyn Disk>;
     let endpoint = Endpoint::Listen(listener);
     let server = Server::start(CONTROL_DISK_NAME, served, endpoint, options, Arc::clone(&stats))
@@ -512,4 +518,19 @@ pub fn keep_from_environment() -> Result<Option<KeepHandle>, Failure> {
         Failure::failed(format!("cannot take over the keeper's socket: {}", io::Error::from(e)))
     })?;
     KeepHandle::connect(socket).map(Some).map_err(|e| Failure::failed(format!("cannot use the keeper: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn systemd_waits_for_a_start_that_waits_for_a_dead_daemon() {
+        let unit = include_str!("../../../../contrib/systemd/afterimage@.service");
+        let limit = unit.lines().find_map(|line| line.strip_prefix("TimeoutStartSec=")?.strip_suffix("min"));
+        let limit = Duration::from_secs(60 * limit.unwrap().parse::<u64>().unwrap());
+        // The image's lock, the log's, and as long again for the rest.
+        let waits = KEPT_LOCK_WAIT + OpenOptions::new(&PathBuf::new()).lock_wait;
+        assert!(limit >= 2 * waits, "{limit:?} for waits of {waits:?}");
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-use afterimage_block::Disk;
+use afterimage_block::{Bell, Disk};
 use afterimage_control_disk::ControlDisk;
 use afterimage_frontend::{FrontendStats, RequestKind};
 use afterimage_journal::group::RetainGroup;
@@ -39,6 +39,8 @@ pub struct Daemon {
     pub kept: bool,
     /// When it started.
     pub started: Instant,
+    /// Rung while a guest's device cannot stop, because writes are held back.
+    pub hurry: Arc<Bell>,
 }
 
 /// The control disk of the daemon.

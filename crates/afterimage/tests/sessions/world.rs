@@ -66,6 +66,8 @@ struct World {
     /// What pauses asked for, by who asked last; only one at a time gets through.
     holds: BTreeMap<ConnectionId, Duration>,
     sequence: u64,
+    /// The pause that is being reached will not be given.
+    given_way: bool,
     ended: bool,
 }
 
@@ -82,6 +84,7 @@ pub fn play(data: &[u8]) {
         held: None,
         holds: BTreeMap::new(),
         sequence: 1,
+        given_way: false,
         ended: false,
     };
     while let (Some(step), Some(which)) = (bytes.next(), bytes.next()) {
@@ -149,6 +152,11 @@ impl World {
                 self.ended = true;
                 self.act(None);
             }
+            (19, _) => {
+                self.sessions.give_way(now);
+                self.act(None);
+                assert!(self.held.is_none(), "a pause stays, and a device waits for its end");
+            }
             _ => {}
         }
     }
@@ -215,9 +223,10 @@ impl World {
             |id: &&ConnectionId| self.sessions.output(**id).is_some_and(|o| o.bytes == line.as_bytes());
         let owner = self.clients.keys().find(told).copied();
         if let Some(owner) = owner {
-            assert!(good && !self.ended, "a pause that there is none of");
+            assert!(good && !self.ended && !self.given_way, "a pause that there is none of");
             self.held = Some((owner, self.now + self.holds[&owner]));
         }
+        self.given_way = false;
         let resumes = self.sessions_resume_now(good && owner.is_none());
         assert!(resumes, "writes stay paused for nobody");
     }
@@ -316,6 +325,10 @@ impl World {
                     if let Some(client) = self.clients.get_mut(&owner) {
                         client.whole = asker == Some(owner) && self.now < until;
                     }
+                }
+                Action::LetGo => {
+                    assert!(self.jobs.pause, "no pause is being reached");
+                    self.given_way = true;
                 }
                 Action::Flush => begins(&mut self.jobs.flush),
                 Action::Look => begins(&mut self.jobs.look),
