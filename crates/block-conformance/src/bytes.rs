@@ -42,10 +42,6 @@ impl Medium for Bytes {
         Ok(())
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }

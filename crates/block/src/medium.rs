@@ -39,14 +39,15 @@ pub trait Medium: Send + Sync {
     /// As [`Medium::write_at`].
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()>;
 
-    /// Writes again what reads of the range show and storage does not hold: a page whose write-back failed stays in the
-    /// cache as if it had been written, and no sync says so any more. For whoever finds a medium that an earlier process
-    /// has written, before anybody else uses it. What storage holds is not written. Returns the bytes written; they are
-    /// durable after a [`Medium::sync`]. A medium without a cache has nothing to do.
+    /// Makes what reads show durable, for whoever finds a medium that an earlier process has written, before anybody else uses it.
+    /// More than a sync where it is known that one failed: a page whose write-back failed stays in the cache as if it had been
+    /// written, and no sync says so any more. Nothing is written because cache and storage differ.
     ///
     /// # Errors
-    /// The range cannot be read or written.
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64>;
+    /// As [`Medium::sync`]; or it cannot be known what is right.
+    fn settle(&self) -> io::Result<()> {
+        self.sync()
+    }
 
     /// Returns when everything that was written before the call is durable. After an error every later call is one, too:
     /// what was written since the last good sync may be lost, whatever the kernel answers another time.

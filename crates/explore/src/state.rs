@@ -382,10 +382,6 @@ impl Medium for Scratch {
         Ok(())
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }

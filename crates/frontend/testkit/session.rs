@@ -87,10 +87,6 @@ impl Medium for Memory {
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
-
-    fn rewrite_lost(&self, _offset: u64, _len: u64) -> io::Result<u64> {
-        Ok(0)
-    }
 }
 
 /// One device for all inputs, as one device serves guest after guest; and what it has answered.

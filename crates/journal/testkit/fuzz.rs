@@ -55,10 +55,6 @@ impl Medium for Memory {
         Ok(())
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> std::io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }

@@ -94,7 +94,6 @@ impl Backend for DirectBackend {
             remove_mark(image.as_ref()).map_err(|e| {
                 BlockError::io("ending the use of an image", std::io::Error::other(e.to_string()))
             })?;
-            image.note_settled();
         }
         Ok(())
     }
@@ -131,8 +130,8 @@ impl DirectBackend {
     }
 }
 
-/// A live log beside an image comes from another contract: what is in it goes home before anything is served. Then the
-/// images are looked at past the cache.
+/// A live log beside an image comes from another contract: what is in it goes home before anything is served. Then it is made sure of
+/// that what the images show is durable.
 fn bring_logs_home(
     images: &[Arc<dyn Image>],
     log_path: Option<&Path>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use afterimage_format::log::{LogHeader, STATE_CLEAN};
 use afterimage_store::{
     find_any_log, find_log, is_live, is_log, mark_of, marked_log, owners, read_header, real_path,
-    remove_mark, DirectMode, FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions,
+    remove_mark, trust_storage, DirectMode, FileIdentity, Image, ImageStore, LogError, LogFile, OpenOptions,
 };
 
 use crate::redo::export::export as export_log;
@@ -335,6 +335,14 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
         dry_run,
     };
     let trust = Trust { log: is_log(path)?, image: options.trust_image, content: options.apply_anyway };
+    if options.accept_loss && !dry_run {
+        let log = if is_log(path)? { None } else { find_log(path).ok().flatten() };
+        for file in [Some(path.to_owned()), log].into_iter().flatten() {
+            if trust_storage(&file)? {
+                tracing::warn!(path = %file.display(), "what storage holds counts, and not what the host's cache showed of it");
+            }
+        }
+    }
     if let Some(lost) = lost_log(path)?.filter(|_| options.accept_loss) {
         let image = open_image(path, dry_run)?;
         if !dry_run {

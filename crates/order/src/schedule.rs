@@ -153,7 +153,8 @@ impl HomeSchedule {
         // The round before may have met a request that was made while it ran: what is left can still grow together.
         let crowded = std::mem::take(&mut self.wanted) && log.half_full;
         let looks = self.look_at <= now;
-        let idle = looks && std::mem::replace(&mut self.seen, log.head) == log.head && log.used && !log.sync_owed;
+        let idle =
+            looks && std::mem::replace(&mut self.seen, log.head) == log.head && log.used && !log.sync_owed;
         if looks {
             self.look_at = now + IDLE;
         }

@@ -134,10 +134,6 @@ impl Medium for Standing {
         self.inner.zero_at(offset, len, unmap)
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.inner.rewrite_lost(offset, len)
-    }
-
     fn sync(&self) -> io::Result<()> {
         self.inner.sync()
     }

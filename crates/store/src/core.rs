@@ -9,6 +9,7 @@ use afterimage_block::{BlockError, Geometry, Health};
 
 use crate::counters::Counters;
 use crate::direct::Backing;
+use crate::stored;
 use crate::syncs::{self, Syncs};
 use crate::transfer::{Alignment, Target};
 use crate::zero::Methods;
@@ -41,6 +42,12 @@ impl Core {
         self.syncs.wait(self.syncs.need())
     }
 
+    /// See [`crate::stored::settle`].
+    pub fn settle(&self) -> io::Result<u64> {
+        let buffered = self.alignment.is_none();
+        stored::settle(&self.syncs, &self.target(0), self.geometry.bytes(), buffered, &self.path)
+    }
+
     /// A read failed: that request's error and nobody else's.
     pub fn read_failed(&self, offset: u64, error: io::Error) -> BlockError {
         BlockError::io(format!("reading {} at byte {offset}", self.path.display()), error)
@@ -61,6 +68,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         // Every lane and medium is gone, and each waited for its I/O.
         self.syncs.stop();
+        self.syncs.end();
         crate::lock::release(&self.file);
     }
 }

@@ -1,7 +1,7 @@
 //! What O_DIRECT wants of memory and offsets on a file.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 
@@ -11,10 +11,10 @@ use rustix::fs::{fcntl_getfl, fcntl_setfl, fstatfs, ioctl_blksszget, statx, AtFl
 use crate::transfer::{Alignment, Target};
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` (linux/magic.h).
-const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+pub(crate) const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// File systems whose buffered writes are a copy into the page cache unless the machine is short of memory: ext2/3/4,
 /// XFS, btrfs, F2FS (linux/magic.h). Others, such as FUSE and NFS, may wait for somebody on every write.
-const CACHING_FILE_SYSTEMS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+pub(crate) const CACHING_FILE_SYSTEMS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
 /// What lies below a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,11 @@ pub(crate) fn enable(file: &File, size: u64) -> io::Result<Option<Alignment>> {
         fcntl_setfl(file, flags)?;
     }
     Ok(alignment)
+}
+
+/// The size of a file or device, whose metadata says 0.
+pub(crate) fn size(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
 }
 
 /// Switches O_DIRECT off again.

@@ -12,8 +12,10 @@ use rustix::fs::{
     fallocate, fstatfs, ioctl_getflags, ioctl_setflags, seek, FallocateFlags, IFlags, SeekFrom,
 };
 
+use crate::direct::{self, Backing};
+use crate::note::Note;
 use crate::open::unfit;
-use crate::stored::rewrite_lost;
+use crate::stored;
 use crate::syncs::Syncs;
 use crate::transfer::{named, sync_data, Target};
 use crate::zero::Methods;
@@ -116,7 +118,7 @@ impl FileMedium {
     /// # Errors
     /// [`io::ErrorKind::StorageFull`], or what the file system says.
     pub fn reserve(&self) -> io::Result<bool> {
-        self.syncs.note_write();
+        self.syncs.note_write(0, 0);
         match fallocate(&self.file, FallocateFlags::empty(), 0, self.len()) {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(false),
@@ -136,7 +138,7 @@ impl FileMedium {
     pub fn set_len(&self, bytes: u64) -> io::Result<()> {
         self.file.set_len(bytes)?;
         self.len.store(bytes, Ordering::Release);
-        self.syncs.note_write();
+        self.syncs.note_write(0, 0);
         Ok(())
     }
 
@@ -152,6 +154,17 @@ impl FileMedium {
     pub fn identity(&self) -> io::Result<FileIdentity> {
         let metadata = self.file.metadata()?;
         Ok(FileIdentity::of(&metadata, metadata.len()))
+    }
+
+    /// Keeps, from here on, a note of its syncs that outlives this process. By whoever has the file locked.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn keep_note(&self) -> io::Result<()> {
+        if direct::backing(&self.file)? != Backing::Memory {
+            self.syncs.keep(Note::of(&self.file, self.len())?);
+        }
+        Ok(())
     }
 
     /// Whether its last name is gone: the file itself goes with this medium.
@@ -206,24 +219,23 @@ impl Medium for FileMedium {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
+        self.syncs.begin_write(offset, buf.len() as u64);
         let written = self.target().write_slice(buf, offset).map_err(named("writing", &self.path, offset));
-        self.syncs.note_write();
+        self.syncs.note_write(offset, buf.len() as u64);
         written
     }
 
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len)?;
+        self.syncs.begin_write(offset, len);
         let zeroed = self.methods.zero(&self.target(), offset, len, unmap);
         let zeroed = zeroed.map_err(named("zeroing", &self.path, offset));
-        self.syncs.note_write();
+        self.syncs.note_write(offset, len);
         zeroed
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.check(offset, len)?;
-        let written = rewrite_lost(&self.target(), self.len(), offset, len);
-        self.syncs.note_write();
-        written
+    fn settle(&self) -> io::Result<()> {
+        stored::settle(&self.syncs, &self.target(), self.len(), true, &self.path).map(drop)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -4,7 +4,6 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use afterimage_block::{BlockError, Disk, Geometry, Health, Lane, Medium};
 use afterimage_format::log::ImageEntry;
@@ -26,11 +25,6 @@ use crate::{open, Counters, OpenError, OpenOptions};
 pub struct ImageStore {
     core: Arc<Core>,
 }
-
-/// The coarsest that Linux counts the times of files in (`CONFIG_HZ=100`).
-const FILE_CLOCK_TICK: Duration = Duration::from_millis(10);
-/// The attribute of [`Image::note_settled`].
-const SETTLED: &str = "user.afterimage.settled";
 
 /// Which file this is, and what it looked like: a log recognises its images by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,39 +109,14 @@ pub trait Image: Disk {
     /// As [`Image::set_mark`].
     fn remove_mark(&self) -> io::Result<()>;
 
-    /// Makes sure that storage holds, or gets with the next sync, what reads of the image show: see
-    /// [`Medium::rewrite_lost`]. To be called before lanes are open, by whoever is going to call something durable.
-    /// Returns the bytes that had to be written again; those are synced.
-    /// Nothing is looked at where nobody has written the image since [`Image::note_settled`].
+    /// Makes what reads of the image show durable, and its times: see [`Medium::settle`]. To be called before lanes are open, by whoever
+    /// is going to call something durable.
     ///
     /// # Errors
-    /// A read, write or sync failed.
-    fn settle(&self) -> io::Result<u64> {
-        if self.is_settled()? {
-            return Ok(0);
-        }
-        let medium = self.medium();
-        let bytes = medium.rewrite_lost(0, medium.len())?;
-        if bytes > 0 {
-            medium.sync()?;
-            let path = self.path().display();
-            tracing::warn!(%path, bytes, "storage did not hold what an earlier process had written: written again");
-        }
-        Ok(bytes)
+    /// A read, write or sync failed; or it cannot be known what is right.
+    fn settle(&self) -> io::Result<()> {
+        self.medium().settle()
     }
-
-    /// Whether nobody has written the image since [`Image::note_settled`], or may.
-    ///
-    /// # Errors
-    /// The note cannot be read.
-    fn is_settled(&self) -> io::Result<bool> {
-        Ok(false)
-    }
-
-    /// Notes on the image that all of it is synced: an orderly end does. The note holds until somebody writes the image. It
-    /// is about what is in the page cache, so it need not survive that, and where it cannot be kept the next
-    /// [`Image::settle`] looks.
-    fn note_settled(&self) {}
 
     /// What identifies it in a log's header.
     ///
@@ -177,13 +146,6 @@ impl ImageStore {
     /// It is no image, it is in use, or the file system cannot carry it: each with the path and what to do.
     pub fn open(options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { core: Arc::new(open::open(options)?) }))
-    }
-
-    /// What changes with every write of a file. A device says nothing like it.
-    fn stamp(&self) -> Option<Vec<u8>> {
-        let metadata = self.core.file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        let fields = [metadata.mtime(), metadata.mtime_nsec(), metadata.len() as i64, metadata.ino() as i64];
-        Some(fields.iter().flat_map(|field| field.to_le_bytes()).collect())
     }
 
     /// What has reached the file.
@@ -275,22 +237,6 @@ impl Image for ImageStore {
         match attribute::remove(&self.core.file, MARK_NAME)? {
             true => self.sync_all(),
             false => Ok(()),
-        }
-    }
-
-    fn is_settled(&self) -> io::Result<bool> {
-        if self.core.geometry.read_only {
-            return Ok(true);
-        }
-        Ok(attribute::read(&self.core.file, SETTLED)?.is_some_and(|noted| Some(noted) == self.stamp()))
-    }
-
-    fn note_settled(&self) {
-        if self.core.health.check().is_ok() {
-            // The clock of files ticks: whoever writes next has to leave another time.
-            std::thread::sleep(FILE_CLOCK_TICK);
-            let noted = self.stamp().map(|stamp| attribute::set(&self.core.file, SETTLED, &stamp));
-            tracing::debug!(?noted, path = %self.core.path.display(), "noted that the image is synced");
         }
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Medium};
 
 use crate::core::Core;
-use crate::stored::rewrite_lost;
 use crate::transfer::named;
 
 pub(crate) struct ImageMedium {
@@ -47,28 +46,27 @@ impl Medium for ImageMedium {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.check(offset, buf.len() as u64)?;
+        self.core.syncs.begin_write(offset, buf.len() as u64);
         let written = self.core.target(self.shard).write_slice(buf, offset).map_err(named(
             "writing",
             &self.core.path,
             offset,
         ));
-        self.core.syncs.note_write();
+        self.core.syncs.note_write(offset, buf.len() as u64);
         written
     }
 
     fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         self.check(offset, len)?;
+        self.core.syncs.begin_write(offset, len);
         let zeroed = self.core.methods.zero(&self.core.target(self.shard), offset, len, unmap);
         let zeroed = zeroed.map_err(named("zeroing", &self.core.path, offset));
-        self.core.syncs.note_write();
+        self.core.syncs.note_write(offset, len);
         zeroed
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.check(offset, len)?;
-        let written = rewrite_lost(&self.core.target(self.shard), self.len(), offset, len);
-        self.core.syncs.note_write();
-        written
+    fn settle(&self) -> io::Result<()> {
+        self.core.settle().map(drop)
     }
 
     fn sync(&self) -> io::Result<()> {

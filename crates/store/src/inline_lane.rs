@@ -60,15 +60,19 @@ impl InlineLane {
                 return target.read(&request.buffers, offset).map_err(|e| core.read_failed(offset, e));
             }
             Operation::Write { .. } => {
+                let len = request.buffers.len() as u64;
+                core.syncs.begin_write(offset, len);
                 let written = target.write(&request.buffers, offset);
                 // A failed write may have changed something.
-                core.syncs.note_write();
+                core.syncs.note_write(offset, len);
                 written.map_err(|e| core.change_failed("writing", offset, e))?;
             }
             Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
                 let unmap = !matches!(request.operation, Operation::WriteZeroes { unmap: false, .. });
-                let zeroed = core.methods.zero(&target, offset, request.sectors * SECTOR_BYTES, unmap);
-                core.syncs.note_write();
+                let len = request.sectors * SECTOR_BYTES;
+                core.syncs.begin_write(offset, len);
+                let zeroed = core.methods.zero(&target, offset, len, unmap);
+                core.syncs.note_write(offset, len);
                 zeroed.map_err(|e| core.change_failed("zeroing", offset, e))?;
             }
             Operation::Flush(_) => {}

@@ -33,6 +33,7 @@ mod log;
 mod magic;
 mod mark;
 mod memory_lane;
+mod note;
 mod open;
 mod options;
 mod ours;
@@ -56,6 +57,8 @@ pub use log::{
     owners, read_header, real_path, same_file, LogError, LogFile, LogReadError, NewLog, Owner,
 };
 pub use mark::{mark_of, mark_used, marked_log, remove_mark};
+pub use note::notes_folder;
 pub use options::{DirectMode, OpenOptions};
 pub use ours::{check_owner, open_ours, open_unlinked, NotOurs};
 pub use ring_lane::LANE_BYTES_MAX;
+pub use stored::{give_up_looking_when, trust_storage};

@@ -1,7 +1,7 @@
 //! Everything that is checked before an image is served. Nothing is written here.
 
 use std::fs::{File, OpenOptions as FileOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use afterimage_block::{Geometry, Health, SECTOR_BYTES};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, ioctl_blkpbszget, ioctl_blksszget, OFlags};
 
 use crate::core::Core;
-use crate::direct;
+use crate::direct::{self, Backing};
 use crate::magic::{self, HEAD_BYTES};
+use crate::note::Note;
 use crate::syncs::Syncs;
 use crate::transfer::{sync_data, Alignment};
 use crate::{claim, lock, Counters, DirectMode, OpenError, OpenOptions};
@@ -26,7 +27,7 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     let file = open_file(path, options.read_only, options.lock_wait)?;
     // Before the content is looked at: a holder may be about to change it.
     lock::take_image(&file, path, options.read_only, options.lock_wait)?;
-    let size = size(&file, path)?;
+    let size = direct::size(&file).map_err(OpenError::io("finding the size of", path))?;
     let has_sectors = size > 0 && size % SECTOR_BYTES == 0;
     // What cannot be a raw disk is said to be what it is, whatever content is taken: to extend it would be bad advice.
     if !(options.any_content && has_sectors) {
@@ -42,12 +43,24 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
         return Err(OpenError::BadSize { path: path.clone(), bytes: size });
     }
     let backing = direct::backing(&file).map_err(OpenError::io("examining", path))?;
+    let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     tracing::debug!(path = %path.display(), size, ?alignment, ?backing, "image opened");
     let (file, counters, health) = (Arc::new(file), Arc::<Counters>::default(), Health::default());
-    Ok(Core {
+    let syncs = Syncs::new(path, health.clone(), sync_data(&file, &counters));
+    if !options.read_only && backing != Backing::Memory {
+        // What is written past the cache leaves nothing in it; what an earlier process wrote through it may have.
+        let note = match alignment {
+            None => Note::of(&file, size).map(Some),
+            Some(_) => Note::found(&file, size),
+        };
+        note.map_err(OpenError::io("looking for the note of", path))?
+            .into_iter()
+            .for_each(|note| syncs.keep(note));
+    }
+    let core = Core {
         serial: serial(options),
         geometry,
-        syncs: Syncs::new(path, health.clone(), sync_data(&file, &counters)),
+        syncs,
         health,
         counters,
         alignment,
@@ -55,7 +68,12 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
         methods: Default::default(),
         path: path.clone(),
         file,
-    })
+    };
+    // Before anything is read of it: its cache may be older than what it holds.
+    if !options.read_only && is_device {
+        core.settle().map_err(OpenError::io("making sure of what is on", path))?;
+    }
+    Ok(core)
 }
 
 fn open_file(path: &Path, read_only: bool, wait: Duration) -> Result<File, OpenError> {
@@ -123,11 +141,6 @@ pub(crate) fn unfit(kind: std::fs::FileType) -> Option<&'static str> {
     } else {
         Some("a character device")
     }
-}
-
-fn size(mut file: &File, path: &Path) -> Result<u64, OpenError> {
-    // Seeking to the end works for block devices too, whose metadata says 0.
-    file.seek(SeekFrom::End(0)).map_err(OpenError::io("finding the size of", path))
 }
 
 fn check_format(file: &File, path: &Path, size: u64) -> Result<(), OpenError> {

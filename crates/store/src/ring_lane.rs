@@ -156,11 +156,15 @@ impl RingLane {
             let index = self.slots.insert(slot);
             self.finish(index, Ok(()));
         } else if work == Work::Write && self.writes_inline {
+            self.core.syncs.begin_write(slot.offset, slot.len);
             let written = self.core.target(self.shard).write(&slot.buffers, slot.offset);
             let result = written.map_err(|e| self.core.change_failed("writing", slot.offset, e));
             let index = self.slots.insert(slot);
             self.finish(index, result);
         } else {
+            if work != Work::Read {
+                self.core.syncs.begin_write(slot.offset, slot.len);
+            }
             self.held_bytes += slot.len;
             let index = self.slots.insert(slot);
             self.held.push_back(index);
@@ -184,7 +188,7 @@ impl RingLane {
         let slot = self.slots.get(index);
         if slot.work != Work::Read {
             // Also where it failed: something may have changed.
-            self.core.syncs.note_write();
+            self.core.syncs.note_write(slot.offset, slot.len);
         }
         if result.is_ok() && slot.flushed {
             slot.work = Work::Flush;

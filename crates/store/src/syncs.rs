@@ -19,14 +19,17 @@
 //! be held up by its guest for as long as that likes: for lanes a thread of the file's own syncs, begun with the first
 //! such wish.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use afterimage_block::{advice, Bell, BlockError, Health};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::note::{Doubt, Note};
 
 /// See the module.
 pub(crate) struct Syncs {
@@ -36,6 +39,8 @@ pub(crate) struct Syncs {
     sync: Box<dyn Fn() -> io::Result<()> + Send + Sync>,
     written: AtomicU64,
     synced: AtomicU64,
+    /// What outlives this process of what its syncs were told, where the file has a cache.
+    note: OnceLock<Note>,
     turns: Mutex<Turns>,
     /// A sync has ended, a lane has asked, or the thread is to end.
     changed: Condvar,
@@ -65,14 +70,64 @@ impl Syncs {
             // Whoever had the file before may have left something unsynced: the first flush always syncs.
             written: AtomicU64::new(1),
             synced: AtomicU64::new(0),
+            note: OnceLock::new(),
             turns: Mutex::default(),
             changed: Condvar::new(),
         })
     }
 
-    /// Something was written; to be called before its completion can be seen.
-    pub fn note_write(&self) {
+    /// The file's note is kept from here on. By whoever has the file locked.
+    pub fn keep(&self, note: Note) {
+        self.note.get_or_init(|| note);
+    }
+
+    /// A range is about to be written through the cache.
+    pub fn begin_write(&self, offset: u64, len: u64) {
+        if let Some(note) = self.note.get() {
+            note.mark(offset, len);
+        }
+    }
+
+    /// A range was written; to be called before the completion can be seen.
+    pub fn note_write(&self, offset: u64, len: u64) {
+        self.begin_write(offset, len);
         self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Syncs what an earlier process has written. `look` makes sure of what is in doubt: what an earlier process noted, and
+    /// everything where the kernel tells an error that it has told nobody. Nobody else uses the description yet.
+    pub fn settle(
+        &self,
+        sync: &dyn Fn() -> io::Result<()>,
+        file: &File,
+        size: u64,
+        look: &dyn Fn(&Note, Doubt) -> io::Result<u64>,
+    ) -> io::Result<u64> {
+        self.health.check().map_err(BlockError::into_io)?;
+        if let Err(error) = sync() {
+            let note = match self.note.get() {
+                Some(note) => note,
+                None => {
+                    let made = Note::of(file, size)?;
+                    self.note.get_or_init(|| made)
+                }
+            };
+            note.suspect_all(Doubt::Failed);
+            tracing::warn!(%error, path = %self.path.display(), "what was written before this start was not all stored");
+        }
+        let doubted = self.note.get().and_then(|note| Some((note, note.doubt()?)));
+        let Some((note, doubt)) = doubted else { return Ok(0) };
+        let written = look(note, doubt)?;
+        self.sync_by(sync).map_err(BlockError::into_io)?;
+        note.settled();
+        Ok(written)
+    }
+
+    /// This process uses the file no more, which it still has locked.
+    pub fn end(&self) {
+        if let Some(note) = self.note.get() {
+            note.end();
+        }
     }
 
     /// What a flush submitted now needs: everything that has completed. Never less than before.
@@ -172,10 +227,16 @@ impl Syncs {
         turns.running = true;
         let covers = self.need();
         drop(turns);
+        if let Some(note) = self.note.get() {
+            note.sync_begins();
+        }
         let synced = sync();
         // Noted while nobody else may begin a sync: it would find the error gone.
         let synced = synced.map_err(|error| self.failed(error));
         if synced.is_ok() {
+            if let Some(note) = self.note.get() {
+                note.sync_was_good();
+            }
             self.synced.fetch_max(covers, Ordering::AcqRel);
         }
         let mut turns = self.turns();
@@ -193,6 +254,9 @@ impl Syncs {
 
     /// What was acknowledged since the last good sync may be lost, so nothing is acknowledged any more.
     fn failed(&self, error: io::Error) -> BlockError {
+        if let Some(note) = self.note.get() {
+            note.sync_failed();
+        }
         let context = format!("syncing {}", self.path.display());
         fail(&self.health, &context, &error);
         BlockError::io(context, error)
@@ -200,6 +264,13 @@ impl Syncs {
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock()
+    }
+}
+
+impl Drop for Syncs {
+    fn drop(&mut self) {
+        // The system call has the file, so it is locked still.
+        self.end();
     }
 }
 
@@ -262,7 +333,7 @@ mod tests {
             let first = threads.spawn(|| syncs.wait(syncs.need()));
             device.begun();
             // While it runs: a write, and everybody who flushes.
-            syncs.note_write();
+            syncs.note_write(0, 512);
             let second = threads.spawn(|| syncs.wait(syncs.need()));
             let bell = Arc::new(Bell::new().unwrap());
             syncs.ask(syncs.need(), &bell);
@@ -303,7 +374,7 @@ mod tests {
             device.begun();
             // Nothing was written since that sync began: it will do for this one, too.
             let same = threads.spawn(move || syncs.wait(before));
-            syncs.note_write();
+            syncs.note_write(0, 512);
             let after = syncs.need();
             let later: Vec<_> = (0..2).map(|_| threads.spawn(move || syncs.wait(after))).collect();
             bells.iter().for_each(|bell| syncs.ask(after, bell));

@@ -61,8 +61,8 @@ impl Medium for TapMedium {
         self.recorded(offset, len, op, || self.lower.zero_at(offset, len, unmap))
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.lower.rewrite_lost(offset, len)
+    fn settle(&self) -> io::Result<()> {
+        self.recorded(0, 0, || Op::Flush, || self.lower.settle())
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -97,10 +97,11 @@ impl Medium for TimedMedium {
         self.content.zero_at(offset, len, unmap)
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
+    fn settle(&self) -> io::Result<()> {
         self.machine.lives()?;
         self.note();
-        self.content.rewrite_lost(offset, len)
+        self.content.write_lost_again();
+        self.sync()
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -52,6 +52,8 @@ pub enum Breaks {
     LastWrites,
     /// What a failed sync has lost is found nowhere when it is to be written again.
     Rewrites,
+    /// A start writes back what the cache holds of a device: what somebody read there before it was changed.
+    StaleCache,
 }
 
 /// A write or zeroing that is not known to be on the device.
@@ -127,6 +129,10 @@ struct Inside {
     whole_bytes: Option<usize>,
     /// Where the newest page is that was synced.
     last_synced: Option<usize>,
+    /// Whether the host's memory says that a sync has failed.
+    noted: bool,
+    /// What somebody read, past this file's readers, before it was changed.
+    stale: Option<(u64, Vec<u8>)>,
 }
 
 /// See the module.
@@ -176,6 +182,7 @@ impl Volatile {
     /// A sync was asked for, and will be over then.
     pub fn synced(&self, from: Ns, until: Ns) {
         let mut inside = self.inside.lock();
+        inside.noted = false;
         if inside.base.is_some() && inside.breaks != Breaks::Syncs {
             inside.syncs.push((from, until));
         }
@@ -189,6 +196,20 @@ impl Volatile {
     /// How many operations have failed.
     pub fn failed(&self) -> u64 {
         self.inside.lock().failed
+    }
+
+    /// What a start does before its sync: where it is noted that one failed, what that lost is to be written. The bytes of it. What
+    /// somebody has read of the device before it was changed lies in a cache, too, and is left there.
+    pub fn write_lost_again(&self) -> u64 {
+        let mut inside = self.inside.lock();
+        if let (Breaks::StaleCache, Some((offset, stale))) = (inside.breaks, inside.stale.take()) {
+            inside.write(offset, stale.len() as u64, Some(&stale));
+            self.cached.write_at(&stale, offset).expect("memory");
+        }
+        match inside.noted && inside.breaks != Breaks::Rewrites {
+            true => inside.dirty(0..self.cached.len() as usize),
+            false => 0,
+        }
     }
 
     /// What was over by then need not be known any more.
@@ -233,7 +254,7 @@ impl Volatile {
         // A file of no length has nothing to lose.
         let Some(base) = inside.base.clone() else { return };
         let pieces = std::mem::take(&mut inside.pieces);
-        inside.unsynced_bytes = 0;
+        (inside.unsynced_bytes, inside.noted, inside.stale) = (0, false, None);
         let sector_bytes = inside.whole_bytes.unwrap_or(SECTOR_BYTES);
         let mut bytes = vec![0; sector_bytes];
         let mut versions: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -316,6 +337,7 @@ impl Inside {
         }
         self.failed += 1;
         if kind == Fails::Sync {
+            self.noted = true;
             // Which pages are lost follows from where they are and when, so that a seed repeats. What a sync covers that is under way, that one
             // answers for.
             self.pieces = std::mem::take(&mut self.pieces).into_iter().flat_map(Piece::by_page).collect();
@@ -342,6 +364,11 @@ impl Medium for Volatile {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         let mut inside = self.inside.lock();
         inside.fault(Fails::Write)?;
+        if inside.breaks == Breaks::StaleCache {
+            let mut stale = vec![0; buf.len().min(PAGE_BYTES)];
+            self.cached.read_at(&mut stale, offset)?;
+            inside.stale = Some((offset, stale));
+        }
         inside.write(offset, buf.len() as u64, Some(buf));
         self.cached.write_at(buf, offset)
     }
@@ -351,14 +378,6 @@ impl Medium for Volatile {
         inside.fault(Fails::Write)?;
         inside.write(offset, len, None);
         self.cached.zero_at(offset, len, unmap)
-    }
-
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        let mut inside = self.inside.lock();
-        match inside.breaks {
-            Breaks::Rewrites => Ok(0),
-            _ => Ok(inside.dirty(offset as usize..(offset + len) as usize)),
-        }
     }
 
     /// Whether it fails: when it is over is told apart ([`Volatile::synced`]).
@@ -495,7 +514,7 @@ mod tests {
         let left = left_by_a_failed_sync(Breaks::Nothing, |_| {});
         // Of one large write some pages, and of small ones some.
         assert!((1..8).contains(&lost(&left[..8])) && (1..8).contains(&lost(&left[8..])), "{left:?}");
-        let rewrite = |content: &Volatile| content.rewrite_lost(0, 16 * 4096).unwrap();
+        let rewrite = |content: &Volatile| content.write_lost_again();
         let again = |content: &Volatile| assert_eq!(rewrite(content), 4096 * lost(&left) as u64);
         assert_eq!(left_by_a_failed_sync(Breaks::Nothing, again), [1; 16]);
         assert_eq!(left_by_a_failed_sync(Breaks::Rewrites, |content| assert_eq!(rewrite(content), 0)), left);
@@ -508,7 +527,7 @@ mod tests {
             (0..16).for_each(|page| content.write_at(&[2; 512], page * 4096).unwrap());
             content.synced(50, 60);
             content.settle(60);
-            assert_eq!(content.rewrite_lost(0, 16 * 4096).unwrap(), 0);
+            assert_eq!(content.write_lost_again(), 0);
             content.die(65);
             assert!(bytes(content)
                 .chunks(4096)

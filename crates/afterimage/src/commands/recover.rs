@@ -24,7 +24,8 @@ pub struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Go on where the redo log, or retained journals, are gone, or where somebody has changed the image since: what only
-    /// they held is given up
+    /// they held is given up. And where a sync failed and it cannot be told whether the host's cache is newer than storage: what
+    /// storage holds counts
     #[arg(long)]
     accept_loss: bool,
     /// Take the image for the redo log's though its inode or its times say otherwise: it was moved from another file

@@ -68,6 +68,7 @@ fn apply(needs: &FileNeeds) -> Result<landlock::RestrictionStatus, landlock::Rul
         (Path::new("/proc/self"), AccessFs::ReadFile | AccessFs::ReadDir),
         (Path::new("/sys/fs/cgroup"), AccessFs::ReadFile.into()),
     ];
+    let notes = afterimage_store::notes_folder();
     let shared = needs.arenas.iter().filter_map(|arena| own_folder(arena)?.parent());
     let wanted = needs
         .files
@@ -78,6 +79,8 @@ fn apply(needs: &FileNeeds) -> Result<landlock::RestrictionStatus, landlock::Rul
         .chain(needs.arenas.iter().filter_map(|p| Some((p.parent()?, AccessFs::RemoveFile.into()))))
         // Of the folders that all daemons share only empty ones can go: another's is not.
         .chain(shared.map(|p| (p, AccessFs::RemoveDir.into())))
+        // What is known of the last syncs of images and logs.
+        .chain([(notes.as_path(), log_access)])
         .chain(needs.socket_folders.iter().map(|p| (p.as_path(), socket_access)))
         .chain(system);
     for (path, access) in wanted {

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use afterimage_frontend::{Endpoint, FrontendStats, KeepHandle, ServeOptions, Ser
 use afterimage_ijournal::{recover_disk, DiskStorage};
 use afterimage_journal::group::{Ending, RetainError, RetainGroup};
 use afterimage_order::{Closing, Contract};
-use afterimage_store::{Image as _, OpenOptions};
+use afterimage_store::{give_up_looking_when, Image as _, OpenOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -56,6 +57,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     // From here on a signal is remembered; it is acted on once the images are open.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    give_up_looking_when_told()?;
     let notifier = Notifier::from_environment();
     abort_on_panic();
     let mut files = Vec::new();
@@ -294,6 +296,17 @@ impl Opened {
             traced,
         })
     }
+}
+
+/// A start that looks at storage after a failed sync may take long, and leaves everything as it was where it ends before.
+fn give_up_looking_when_told() -> Result<(), Failure> {
+    let told = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&told))
+            .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    }
+    give_up_looking_when(told);
+    Ok(())
 }
 
 /// A panic is a bug in a daemon that others rely on: half a daemon would keep guests waiting for ever, while a dead

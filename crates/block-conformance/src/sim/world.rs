@@ -56,6 +56,8 @@ pub(super) struct State {
     pub(super) trace: Vec<Op>,
     /// By medium: clean pages of the cache with sectors that storage does not hold, and which.
     lost: Vec<BTreeMap<usize, BTreeSet<usize>>>,
+    /// By medium: whether the host's memory says that a sync failed, or that a process died in one.
+    noted: Vec<bool>,
     /// Operations that may still happen before the process is dead.
     budget: Option<usize>,
     faults: Vec<(usize, Fault, usize, io::ErrorKind)>,
@@ -72,11 +74,12 @@ impl SimWorld {
     }
 
     pub(super) fn of(contents: Vec<Content>) -> Self {
-        let lost = vec![BTreeMap::new(); contents.len()];
+        let (lost, noted) = (vec![BTreeMap::new(); contents.len()], vec![false; contents.len()]);
         Self(Arc::new(Mutex::new(State {
             cached: contents.clone(),
             base: contents,
             lost,
+            noted,
             ..State::default()
         })))
     }
@@ -303,26 +306,43 @@ impl Medium for SimMedium {
         Ok(())
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        let (offset, len) = self.range(offset, len)?;
-        let mut state = self.world.state();
-        let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
-        let lost: Vec<usize> = state.lost[self.index].range(pages).map(|(page, _)| *page).collect();
-        for page in &lost {
+    fn settle(&self) -> io::Result<()> {
+        let noted: Vec<usize> = {
+            let state = self.world.state();
+            let newest = state.trace.iter().rev().find(|op| op.medium == self.index);
+            if !state.noted[self.index] && newest.is_none_or(|op| matches!(op.effect, Effect::Sync)) {
+                // A sync of nothing.
+                return Ok(());
+            }
+            let lost = state.lost[self.index].keys();
+            lost.copied().filter(|_| state.noted[self.index]).collect()
+        };
+        for page in noted {
+            let mut state = self.world.state();
             state.fault(self.index, Fault::Write)?;
             if state.spend()? {
                 return Err(io::Error::other("the process died here"));
             }
-            state.dirty(self.index, *page);
+            state.dirty(self.index, page);
         }
-        Ok((lost.len() * PAGE_BYTES) as u64)
+        self.sync()?;
+        self.world.state().noted[self.index] = false;
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.world.state();
-        if let Err(error) = state.fault(self.index, Fault::Sync) {
+        let failed = state.fault(self.index, Fault::Sync);
+        if failed.is_err() {
             state.lose(self.index);
-            return Err(error);
+            // Before anybody hears of it, in the host's memory.
+            state.noted[self.index] = true;
+        }
+        // A process that dies in a sync may have taken its error with it.
+        if state.budget == Some(1) {
+            state.noted[self.index] = true;
+        } else {
+            failed?;
         }
         if state.spend()? {
             return Err(io::Error::other("the process died here"));

@@ -254,12 +254,19 @@ impl Medium for Mortal {
         self.or_die(self.medium.zero_at(offset, len, unmap))
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.or_die(self.medium.rewrite_lost(offset, len))
+    fn settle(&self) -> io::Result<()> {
+        self.told(self.medium.settle())
     }
 
     fn sync(&self) -> io::Result<()> {
-        let synced = self.or_die(self.medium.sync());
+        self.told(self.medium.sync())
+    }
+}
+
+impl Mortal {
+    /// A failed sync is the image's.
+    fn told(&self, synced: io::Result<()>) -> io::Result<()> {
+        let synced = self.or_die(synced);
         if let (Err(error), Some(health)) = (&synced, &self.health) {
             health.fail(format!("a sync failed: {error}"));
         }

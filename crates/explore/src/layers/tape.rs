@@ -130,10 +130,6 @@ impl Medium for TapeMedium {
         Ok(())
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> io::Result<()> {
         let begun = self.state.lock().ends.take();
         let id = begun.unwrap_or_else(|| self.tape.submit(self.target, Op::Flush));

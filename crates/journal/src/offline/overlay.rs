@@ -98,10 +98,6 @@ impl<M: Medium> Medium for Overlay<M> {
         Ok(())
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
@@ -130,10 +126,6 @@ mod tests {
 
         fn zero_at(&self, _: u64, _: u64, _: bool) -> io::Result<()> {
             Err(io::ErrorKind::ReadOnlyFilesystem.into())
-        }
-
-        fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-            Ok(0)
         }
 
         fn sync(&self) -> io::Result<()> {

@@ -184,10 +184,6 @@ impl Medium for Reads {
         self.0.zero_at(offset, len, unmap)
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.0.rewrite_lost(offset, len)
-    }
-
     fn sync(&self) -> io::Result<()> {
         self.0.sync()
     }

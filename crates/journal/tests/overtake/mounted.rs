@@ -99,10 +99,6 @@ impl Medium for Gated {
         self.gate.memory.zero_at(offset, len, unmap)
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.gate.memory.rewrite_lost(offset, len)
-    }
-
     fn sync(&self) -> io::Result<()> {
         self.gate.memory.sync()
     }

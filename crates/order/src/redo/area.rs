@@ -38,13 +38,6 @@ impl Area {
         self.medium.zeroes_from(RECORDS_OFFSET + at).min(self.bytes - at)
     }
 
-    /// Writes again what storage does not hold of a range that an earlier process has written.
-    pub(crate) fn rewrite_lost(&self, position: LogPosition, len: u64) -> io::Result<u64> {
-        let (offset, first) = self.split(position, len as usize);
-        let written = self.medium.rewrite_lost(offset, first as u64)?;
-        Ok(written + self.medium.rewrite_lost(RECORDS_OFFSET, len - first as u64)?)
-    }
-
     pub(crate) fn write(&self, position: LogPosition, bytes: &[u8]) -> io::Result<()> {
         let (offset, first) = self.split(position, bytes.len());
         self.medium.write_at(&bytes[..first], offset)?;

@@ -78,9 +78,7 @@ impl Backend for RedoBackend {
         self.stop();
         self.log.remove(&self.owners).map_err(|e| {
             BlockError::io("removing the redo log, which is clean", std::io::Error::other(e.to_string()))
-        })?;
-        self.owners.iter().for_each(|owner| owner.image().note_settled());
-        Ok(())
+        })
     }
 
     fn describe(&self, status: &mut GroupStatus) {

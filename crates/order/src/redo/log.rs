@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Medium, SequenceNumber};
-use afterimage_format::log::{RecordKind, PAGE_BYTES, RECORDS_OFFSET, RECORD_ALIGN};
+use afterimage_format::log::{RecordKind, PAGE_BYTES, RECORD_ALIGN};
 use parking_lot::{Mutex, MutexGuard};
 use zerocopy::IntoBytes as _;
 
@@ -315,22 +315,13 @@ impl RedoLog {
         Ok(())
     }
 
-    /// Headers and live records: nothing else of the log is ever believed. Of the headers at most one slot can be lost.
-    pub(super) fn rewrite_lost(&self, scan: &Scan) -> Result<(), BlockError> {
-        let (tail, bytes) = scan.needed();
-        let headers = self.area.medium.rewrite_lost(0, RECORDS_OFFSET);
-        let written = headers.and_then(|n| Ok(n + self.area.rewrite_lost(tail, bytes)?));
-        let bytes = written.map_err(|e| self.board.fail("making sure that storage holds the redo log", e))?;
-        if bytes > 0 {
-            tracing::warn!(bytes, "storage did not hold what an earlier process had logged: written again");
-        }
-        Ok(())
-    }
-
-    /// What was found is on storage from here on: after a process's death it may have been in the page cache only. Before anything is
-    /// appended, for that goes where the header in the cache gives space up, and the one on storage may need what is there.
+    /// What was found is on storage from here on: after a process's death it may have been in the page cache only, and after a failed sync
+    /// it is. Before anything is appended, for that goes where the header in the cache gives space up, and the one on storage may need
+    /// what is there.
     pub(super) fn settle(&self) -> Result<(), BlockError> {
-        self.area.medium.sync().map_err(|e| self.board.fail("syncing what was found in the redo log", e))
+        let medium = &self.area.medium;
+        let settled = if self.mistake.is(Mutation::TrustCache) { medium.sync() } else { medium.settle() };
+        settled.map_err(|e| self.board.fail("making sure that storage holds the redo log", e))
     }
 
     /// Fixes what the next sync covers: everything appended so far; `None` where all of it is durable.

@@ -53,7 +53,7 @@ pub enum Mutation {
     DropNewerIndex,
     /// Opening believes that everything it found in the page cache is durable.
     SkipOpenSync,
-    /// Opening does not look past the cache.
+    /// Opening forgets that a sync of an earlier process failed.
     TrustCache,
     /// A sync declares what was appended while it ran to be durable, too.
     CountAfterSync,

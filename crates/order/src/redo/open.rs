@@ -1,8 +1,7 @@
 //! Creating a log, and taking one over.
 //!
-//! Taking over: check everything ─► write again what storage does not hold ─► rebuild the index ─► incarnation record on a
-//! page of its own ─► one sync ─► serve. What that sync declares durable this process has itself written, or read past the
-//! cache: after a failed sync of an earlier process pages look clean that storage never got.
+//! Taking over: check everything ─► sync it, and where a sync had failed write again what storage lost ─► rebuild the index ─►
+//! incarnation record on a page of its own ─► one sync ─► serve.
 //! Nothing waits for records to go home. A crash anywhere in between leaves a log that says the same: the incarnation
 //! record counts only behind exactly the records that were found.
 
@@ -70,9 +69,6 @@ impl Redo {
         let scan = scan_with(&config.log, mistake)?;
         check(&scan, &config.homes, config.any_content)?;
         let redo = Self::new(config, &scan);
-        if !mistake.is(Mutation::TrustCache) {
-            redo.log.rewrite_lost(&scan)?;
-        }
         if !mistake.is(Mutation::SkipOpenSync) {
             redo.log.settle()?;
         }

@@ -94,13 +94,6 @@ impl Scan {
         Ok(telling)
     }
 
-    /// The part of the area that is ever read again, in whole pages: from where on, and how many bytes. What storage lacks of it had
-    /// never been durable, so a torn rewrite hurts nothing.
-    pub(super) fn needed(&self) -> (LogPosition, u64) {
-        let tail = LogPosition(self.header.tail_position.get()).page_down();
-        (tail, self.end.page_up() - tail)
-    }
-
     /// The record with which another process begins at `position`. It counts only behind exactly the records that were found.
     pub(super) fn begin(
         &self,
@@ -188,13 +181,5 @@ mod tests {
             let witnesses = found.witnesses(&[8192, 16384]).expect("its images");
             assert_eq!(witnesses.len(), telling, "disk {disk}, sector {sector}, {sectors} sectors");
         }
-    }
-
-    #[test]
-    fn whole_pages_are_needed() {
-        let mut found = logged();
-        found.header.tail_position = (PAGE_BYTES + 64).into();
-        found.end = LogPosition(3 * PAGE_BYTES + 128);
-        assert_eq!(found.needed(), (LogPosition(PAGE_BYTES), 3 * PAGE_BYTES));
     }
 }

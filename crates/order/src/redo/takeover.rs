@@ -255,8 +255,7 @@ fn stranger(
     Ok(OpenError::OtherGroup { log: log.to_owned(), count, names })
 }
 
-/// Makes sure that what the images show can be called durable after a sync: an earlier process's failed sync may have left
-/// pages in the cache that storage never got.
+/// Makes what the images show durable: an earlier process's failed sync may have left pages in the cache that storage never got.
 pub(crate) fn settle(images: &[Arc<dyn Image>]) -> Result<(), OpenError> {
     for image in images {
         let doing = || format!("making sure that storage holds what {} shows", image.path().display());

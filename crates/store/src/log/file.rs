@@ -66,6 +66,9 @@ impl LogFile {
             OpenError::Io { doing, path, source } => LogError::Io { doing, path, source },
             held => LogError::LogInUse(held),
         })?;
+        if !read_only {
+            self.medium.keep_note().map_err(LogError::io("keeping a note of the syncs of", &self.path))?;
+        }
         Ok(self)
     }
 
@@ -254,12 +257,8 @@ impl LogFile {
             let zeroes = vec![0; file.written_bytes as usize];
             file.medium.write_at(&zeroes, 0).map_err(&failed)?;
         }
-        // The times that are written down have to be on storage, or a power cut would make every image look like an
-        // older copy.
-        for image in images.iter().filter(|image| !image.is_device()) {
-            let synced = File::open(image.path()).and_then(|file| file.sync_all());
-            synced.map_err(LogError::io("syncing", image.path()))?;
-        }
+        // The times that are written down are on storage, since the images were settled: or a power cut would make every image look
+        // like an older copy.
         let entries =
             images.iter().map(|image| image_entry(image.as_ref())).collect::<Result<Vec<_>, _>>()?;
         let names = names_of(images)?;

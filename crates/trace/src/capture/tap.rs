@@ -170,8 +170,9 @@ impl Medium for CaptureMedium {
         self.lower.zero_at(offset, len, unmap)
     }
 
-    fn rewrite_lost(&self, offset: u64, len: u64) -> io::Result<u64> {
-        self.lower.rewrite_lost(offset, len)
+    fn settle(&self) -> io::Result<()> {
+        self.listener.note(self.file, CaptureOp::Flush, 0, 0);
+        self.lower.settle()
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -61,10 +61,6 @@ impl Medium for SwapMedium {
         self.current().map_or(Ok(()), |content| content.zero_at(offset, len, unmap))
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }

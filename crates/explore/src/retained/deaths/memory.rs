@@ -45,10 +45,6 @@ impl Medium for Content {
         Ok(())
     }
 
-    fn rewrite_lost(&self, _: u64, _: u64) -> io::Result<u64> {
-        Ok(0)
-    }
-
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }

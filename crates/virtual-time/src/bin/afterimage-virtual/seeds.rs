@@ -30,7 +30,7 @@ pub struct Seeds {
     #[arg(long)]
     twice: bool,
     /// Something is broken on purpose: succeed when one of the seeds finds it, and passes without it. A device that breaks its word (syncs, synced-page,
-    /// last-writes, rewrites), a slip between daemon and guest (lost-kick, untold-error), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
+    /// last-writes, rewrites), a start that believes a stale cache (stale-cache), a slip between daemon and guest (lost-kick, untold-error), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
     #[arg(long, value_name = "NAME", default_value = "nothing")]
     canary: Canary,
     /// Guests have vext4; the kernel is the build of it that can fail
