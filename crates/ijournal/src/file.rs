@@ -5,6 +5,8 @@ use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use afterimage_journal::state_file::state_path;
+use afterimage_store::lock_file;
 use rustix::fs::{flock, FlockOperation, OFlags};
 
 use crate::Storage;
@@ -17,15 +19,29 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// Opens it for nobody else: a device that is mounted, or an image that is locked, is refused.
+    /// Opens it for nobody else: a device that is mounted, an image that is locked, and one whose journals are retained elsewhere are
+    /// refused. A daemon that has died may still have requests in flight: its lock is waited for.
     ///
     /// # Errors
-    /// It cannot be opened, or is in use.
+    /// It cannot be opened, is in use, or is not complete.
     pub fn open(path: &Path) -> io::Result<Self> {
         let is_device = path.metadata()?.file_type().is_block_device();
         let flags = if is_device { OFlags::EXCL.bits() as i32 } else { 0 };
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        match is_device {
+            true => flock(&file, FlockOperation::NonBlockingLockExclusive)?,
+            false => {
+                lock_file(&file, path, false).map_err(io::Error::other)?;
+                let state = state_path(path).map_err(io::Error::other)?;
+                if state.try_exists()? {
+                    let why = format!(
+                        "{} says that what was committed is in memory, and not in the image: run `afterimage recover` first",
+                        state.display()
+                    );
+                    return Err(io::Error::other(why));
+                }
+            }
+        }
         let bytes = file.seek(SeekFrom::End(0))?;
         Ok(Self { file, bytes })
     }

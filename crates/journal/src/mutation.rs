@@ -8,10 +8,8 @@ pub enum Mutation {
     IgnoreRevokes,
     /// Whatever is written to a block counts as its committed version.
     MatchAnything,
-    /// A transaction is released while one of its versions is not home.
+    /// A transaction is given up while one of its versions is not home, and the guest's own tail has not passed it.
     ReleaseEarly,
-    /// The journal is served with the guest's own tail.
-    ServeGuestsTail,
     /// The journal on the disk is not marked empty before it is absorbed.
     SkipMarkEmpty,
     /// Escaped blocks go home as the log has them.
@@ -22,30 +20,23 @@ pub enum Mutation {
     KeepOldest,
     /// What is retained is dropped where its file system is not sound at a restart. The hostile guests' tests find it, too.
     DropUnsound,
-    /// Transactions are given up while the guest may be in its own recovery.
-    ReleaseInRecovery,
-    /// The guest is not in its own recovery before it reads its journal's superblock, whatever it has read until then. Guests that read first
-    /// find it, recorded and hostile ones.
-    ReleaseUnderReader,
+    /// A transaction that is home is given up before the guest's own tail has passed it. Caches below a file system find it.
+    ReleaseHome,
     /// A commit under `power-window` does not wait for what is being written home.
     CommitOverFlight,
     /// What was committed while an older content was in flight never goes home by itself, and the guest's tail passes it.
     ForgetFlight,
-    /// What lies between the guest's tail and the served one is left as it stands on the disk.
-    LeaveGaps,
 }
 
 impl Mutation {
     /// Those that need a guest that goes on while the daemon works: the hostile guests of this crate's own tests find them.
-    pub const CONCURRENT: [Self; 4] =
-        [Self::ReleaseInRecovery, Self::CommitOverFlight, Self::ForgetFlight, Self::LeaveGaps];
+    pub const CONCURRENT: [Self; 2] = [Self::CommitOverFlight, Self::ForgetFlight];
 
     /// Those that a recorded stream can show.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::IgnoreRevokes,
         Self::MatchAnything,
         Self::ReleaseEarly,
-        Self::ServeGuestsTail,
         Self::SkipMarkEmpty,
         Self::ForgetEscape,
         Self::SkipDisown,

@@ -18,7 +18,7 @@ use super::layout::{self, Found, Layout};
 use super::log::encode::{Draft, Encoder};
 use super::log::LogGeometry;
 use super::{Change, FileSystems, Options, Part, ReadPart};
-use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mistake;
 use crate::versions::arena::{Arena, ArenaIdentity};
 use crate::versions::Track;
@@ -200,6 +200,15 @@ impl Run {
     fn mount(&mut self, tail: (Tid, AreaBlock)) {
         let superblock = self.superblock.with_tail(tail.0, Some(tail.1));
         let sector = self.sector(AreaBlock(0));
+        // Kernels read it first.
+        self.retainer().superblock_read(Sector(sector), BLOCK_SECTORS);
+        let read = self.retainer().read(
+            Sector(sector),
+            BLOCK_SECTORS,
+            &Buffers::allocate(BLOCK_BYTES),
+            &mut Vec::new(),
+        );
+        assert!(read.is_ok());
         self.write(sector, superblock.bytes(), false);
     }
 
@@ -308,7 +317,10 @@ impl Run {
                 self.write(self.sector(AreaBlock(0)), &block, late);
             }
             17 => self.act(FileSystems::settle_all),
-            18 => self.make_room(),
+            18 => {
+                let goal_bytes = self.retainer().room_goal_bytes();
+                self.act(|retainer| retainer.make_room(goal_bytes));
+            }
             19 => self.act(FileSystems::materialise),
             20 => {
                 self.complete_late();
@@ -348,18 +360,6 @@ impl Run {
         let done = retainer.all_home().and_then(|()| act(retainer)).and_then(|()| retainer.sets_home());
         if let Err(e) = done {
             panic!("memory does not fail: {e}");
-        }
-    }
-
-    fn make_room(&mut self) {
-        let retainer = self.retainer();
-        let goal_bytes = retainer.room_goal_bytes();
-        loop {
-            match retainer.make_room(goal_bytes).and_then(|due| retainer.sets_home().map(|()| due)) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(e) => panic!("memory does not fail: {e}"),
-            }
         }
     }
 

@@ -8,7 +8,9 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afterimage_block::{Buffers, Disk, Lane, Medium, MediumDisk, Operation, Request, Sector, Token};
+use afterimage_block::{
+    Blocking, Buffers, Disk, Lane, Medium, MediumDisk, Operation, Request, Sector, Token,
+};
 use afterimage_journal::arena::{Arena, ArenaIdentity, VolumeId};
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
@@ -54,6 +56,8 @@ fn measure(logged: u64, request_blocks: usize) -> [f64; 3] {
         write(lane, sector_of(AreaBlock(0)), &buffers);
         begun.elapsed()
     };
+    // As a mount does.
+    Blocking::new(disk.open_lane().unwrap()).read(sector_of(AreaBlock(0)), &mut [0; BLOCK_BYTES]).unwrap();
     tail(&mut *lane, tid, at);
     assert_eq!(disk.status().file_systems[0].mode, "retain");
     let mut times: [Vec<Duration>; 3] = Default::default();

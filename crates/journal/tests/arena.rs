@@ -23,7 +23,7 @@ fn record(n: u64) -> VolumeRecord {
         start_sector: 2048 * n,
         fs_uuid: [n as u8; 16],
         tail: (Tid(n as u32), AreaBlock(n as u32 + 1)),
-        being_read: n % 3 == 1,
+        superblock_read: n % 3 == 1,
         stamped: n % 5 == 1,
         commit_waits: n % 7 == 1,
         absorbing: n % 2 == 0,

@@ -58,7 +58,7 @@ fn record(value: u64, tail: u32) -> VolumeRecord {
         start_sector: value,
         fs_uuid: u128::from(value).to_le_bytes(),
         tail: (Tid(tail), AreaBlock(!tail)),
-        being_read: value % 3 == 1,
+        superblock_read: value % 3 == 1,
         stamped: value % 5 == 1,
         commit_waits: value % 7 == 1,
         absorbing: value % 2 == 1,

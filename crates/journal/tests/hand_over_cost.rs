@@ -71,6 +71,9 @@ fn measure(base: &[u8], logged: usize) -> Vec<[f64; 2]> {
         cpu_us() - begun
     };
     let (mut tid, mut at): (Tid, AreaBlock) = (superblock.sequence(), superblock.first());
+    // As a mount does.
+    let superblock = home(AreaBlock(0)).sector(layout.start);
+    Blocking::new(disk.open_lane().unwrap()).read(superblock, &mut [0; BLOCK_BYTES]).unwrap();
     tail(&mut *lane, tid, at);
     write(&mut *hand, SLOT, &Buffers::from_bytes(about.seal().as_bytes()), true);
     let mut sector = [0; 512];

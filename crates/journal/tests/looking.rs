@@ -79,6 +79,7 @@ fn a_logical_partition_that_is_made_is_found() {
     let superblock = journal_superblock(&base, &layout).unwrap();
     let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
     let at = layout.home_of(AreaBlock(0)).unwrap().sector(layout.start);
+    served.read_block(at);
     served.lane().write(at, mounted.bytes()).unwrap();
     assert_eq!(served.disk().status().file_systems[0].mode, "retain");
 }

@@ -94,6 +94,9 @@ impl Guest {
         let tid = superblock.sequence();
         let mut guest = Self { disk, lane, layout, superblock, tid, at, _folder: folder };
         let superblock = guest.superblock.with_tail(guest.superblock.sequence(), Some(at));
+        // As a mount does.
+        let home = guest.layout.home_of(AreaBlock(0)).unwrap();
+        guest.lane.read(home.sector(guest.layout.start), &mut [0; BLOCK_BYTES]).unwrap();
         guest.write(AreaBlock(0), superblock.bytes());
         assert_eq!(guest.mode(), "retain");
         guest

@@ -100,7 +100,7 @@ impl Canary {
             let journal = Mutation::ALL
                 .into_iter()
                 .chain(Mutation::CONCURRENT)
-                .chain([Mutation::DropUnsound, Mutation::ReleaseUnderReader]);
+                .chain([Mutation::DropUnsound, Mutation::ReleaseHome]);
             devices.chain(order).chain(journal.map(Self::Journal)).collect()
         }
         #[cfg(not(feature = "canaries"))]

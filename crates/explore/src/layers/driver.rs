@@ -353,6 +353,9 @@ impl<'a> Driver<'a> {
         }
         let is_late = self.lateness(disk, id, op)?;
         self.tape.push(EventKind::Submit { target: TargetId(disk as u16), id, op: op.clone() });
+        if let Some(retained) = &self.retained {
+            retained.read_first(disk, op)?;
+        }
         self.submitted += 1;
         self.order.insert(self.submitted, id);
         self.pending.insert(id, Pending { disk, op: op.clone() });

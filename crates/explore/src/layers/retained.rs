@@ -20,19 +20,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afterimage_block::{
-    Admitted, BlockError, Completion, Disk, Geometry, Health, Lane, Quiesced, Sector, Token,
+    Admitted, BlockError, Blocking, Completion, Disk, Geometry, Health, Lane, Quiesced, Sector, Token,
 };
 use afterimage_journal::arena::{Arena, ArenaIdentity};
 use afterimage_journal::ext4::Options;
 use afterimage_journal::{JournalError, RetainDisk};
 use afterimage_order::redo::RedoDisk;
 use afterimage_order::{HomeError, HomeWriter, LoggedDisk};
+use afterimage_trace::Op;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use tempfile::TempDir;
 
 use super::device::Shared;
 use super::{failed, TURNS_MAX};
+use crate::retained::read_first;
 use crate::{ExploreError, Result};
 
 /// Opens a disk whose journals are retained: [`RetainDisk::open`], or a variant that makes a mistake.
@@ -157,6 +159,12 @@ impl Retained {
             self.disks.push(opened);
         }
         Ok(lanes)
+    }
+
+    /// See [`crate::retained::read_first`].
+    pub fn read_first(&self, disk: usize, op: &Op) -> Result<()> {
+        let lane = self.disks[disk].open_lane().map_err(|e| failed("opening a lane", &e))?;
+        read_first(&mut Blocking::new(lane), op).map_err(|e| failed("reading a journal's superblock", &e))
     }
 
     /// The process dies: what it knew is gone, its arenas are not.

@@ -31,6 +31,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::compare::{differences, Changed};
 use super::plain::Plain;
+use super::read_first;
 use super::side::Side;
 use crate::layers::{guest_disks, refused_ids, OpenRetained};
 use crate::marks::{bounds, marks, Mark};
@@ -123,6 +124,7 @@ enum Beside {
 /// A request of the guest, by a lane of its disk.
 fn send(lane: &mut Blocking, op: &Op) -> Result<()> {
     let nothing = afterimage_block::Buffers::empty;
+    read_first(lane, op).map_err(|e| failed(&e))?;
     let result = match op {
         Op::Write { offset, data, flushed: true } => lane.write_flushed(Sector(offset / 512), data),
         Op::Write { offset, data, .. } => lane.write(Sector(offset / 512), data),

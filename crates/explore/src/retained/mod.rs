@@ -34,7 +34,22 @@ mod side;
 mod steps;
 mod trees;
 
+use afterimage_block::{BlockError, Blocking, Sector};
+use afterimage_journal::layout::superblock::JournalSuperblock;
+use afterimage_journal::{Block, BLOCK_BYTES};
+use afterimage_trace::Op;
+
 pub use deaths::{deaths, Death, DeathOptions};
 pub(crate) use journals::{overlap, Journals};
 pub use oracle::{Census, RetainedOracle, RetainedRecovery};
 pub use trees::Deaths;
+
+/// A mount reads its journal's superblock before it writes one, and recordings have no reads.
+pub(crate) fn read_first(lane: &mut Blocking, op: &Op) -> std::result::Result<(), BlockError> {
+    let Op::Write { offset, data, .. } = op else { return Ok(()) };
+    let block: Option<&Block> = data[..].try_into().ok();
+    match block.is_some_and(|block| JournalSuperblock::parse(block).is_ok()) {
+        true => lane.read(Sector(offset / 512), &mut [0; BLOCK_BYTES]),
+        false => Ok(()),
+    }
+}

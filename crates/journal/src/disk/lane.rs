@@ -320,7 +320,6 @@ impl RetainLane {
                 lent.into_iter().for_each(|piece| self.lender.take_back(piece));
                 return false;
             }
-            self.shared.came_back.store(true, Ordering::SeqCst);
             let change = lent.as_ref().map_or(Change::Clear, |piece| Change::Write(piece));
             let taken = systems.submit(change, Sector(from), to - from, parts);
             wrote_set = systems.is_due();
@@ -400,8 +399,10 @@ impl RetainLane {
 
     fn serve(&mut self, request: Admitted) {
         self.refresh();
-        if request.operation == Operation::Read {
-            self.look_at_read(request.sector, request.sectors);
+        if request.operation == Operation::Read
+            && self.ranges.touch_superblock(request.sector, request.sectors)
+        {
+            self.shared.lock().superblock_read(request.sector, request.sectors);
         }
         match request.operation {
             Operation::Read if self.ranges.touch_area(request.sector, request.sectors) => {
@@ -429,14 +430,6 @@ impl RetainLane {
                 }
             }
             _ => self.pass(request),
-        }
-    }
-
-    /// A read is handed down only when nothing that it may find too early can be given up. Looked at without the lock: a version
-    /// that is home is so before this read begins.
-    fn look_at_read(&self, sector: Sector, sectors: u64) {
-        if self.ranges.may_find_older(&self.shared.known, sector, sectors) {
-            self.shared.lock().reads_older(sector, sectors);
         }
     }
 

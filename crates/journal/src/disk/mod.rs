@@ -67,17 +67,15 @@ impl RetainDisk {
         options: Options,
         mistake: Mistake,
     ) -> Result<Self, JournalError> {
-        let mut systems = FileSystems::open(&*lower, arena, options, mistake)?;
+        let systems = FileSystems::open(&*lower, arena, options, mistake)?;
         let shared = Shared {
             version: AtomicU64::new(systems.version()),
             ranges: Mutex::new(Arc::new(systems.ranges())),
-            known: systems.versions().known_to_all(),
             systems: Mutex::new(systems),
             idle: Condvar::new(),
             landed: Condvar::new(),
             paused: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            came_back: AtomicBool::new(false),
         };
         Ok(Self { lower, shared: Arc::new(shared), hands: Arc::default() })
     }
@@ -153,9 +151,7 @@ impl RetainDisk {
         }
         let more = self.act(&mut self.shared.lock_idle(), |systems| match systems.due()? {
             true => Ok(true),
-            // What it has written since may not be posted, and may come again.
-            false if self.shared.came_back.load(Ordering::SeqCst) => systems.settle_all().map(|()| false),
-            false => systems.settle_gone().map(|()| false),
+            false => systems.settle_all().map(|()| false),
         });
         if matches!(more, Ok(true)) {
             self.shared.left.store(true, Ordering::SeqCst);
@@ -170,8 +166,7 @@ impl RetainDisk {
     pub fn make_room(&self) -> Result<(), JournalError> {
         let mut systems = self.shared.lock_idle();
         let goal_bytes = systems.room_goal_bytes();
-        while self.act(&mut systems, |systems| systems.make_room(goal_bytes))? {}
-        Ok(())
+        self.act(&mut systems, |systems| systems.make_room(goal_bytes))
     }
 
     /// Acts on what is retained for a client that is no file system of the guest's; what becomes due by it is home when this returns.
@@ -278,7 +273,6 @@ impl Disk for RetainDisk {
     /// [`RetainDisk::settle_after_guest`].
     fn quiesced(&self, why: Quiesced) {
         tracing::debug!(?why, "no request is in flight: what is committed will go home");
-        self.shared.came_back.store(false, Ordering::SeqCst);
         self.hands.stopped(why == Quiesced::Disconnected);
         self.shared.left.store(true, Ordering::SeqCst);
     }

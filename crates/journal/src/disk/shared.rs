@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use afterimage_block::BlockError;
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::JournalError;
 use crate::ext4::{FileSystems, Ranges};
-use crate::versions::area::JournalArea;
 use crate::versions::Track;
 
 /// What all lanes of a disk share.
@@ -22,14 +21,10 @@ pub(super) struct Shared {
     /// [`FileSystems::version`] as last seen, so that lanes need not take a lock to learn that nothing changed.
     pub(super) version: AtomicU64,
     pub(super) ranges: Mutex<Arc<Ranges>>,
-    /// What is known of versions: looked at without the lock above.
-    pub(super) known: Arc<RwLock<JournalArea>>,
     /// Writes are held back.
     pub(super) paused: AtomicBool,
     /// The guest may be gone, and nobody has looked after what it left.
     pub(super) left: AtomicBool,
-    /// It, or another one, has written since. Set under the lock.
-    pub(super) came_back: AtomicBool,
 }
 
 impl Shared {

@@ -57,7 +57,7 @@ impl Retained {
     /// A journal block as the guest is shown it, where it is not the disk's own.
     pub(super) fn content(&self, versions: &Versions, at: AreaBlock) -> Option<Block> {
         if at == AreaBlock(0) {
-            return Some(*self.log.served(versions.mistake).bytes());
+            return Some(*self.log.served().bytes());
         }
         versions.arena.get(self.log.id, at).copied()
     }

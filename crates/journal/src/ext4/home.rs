@@ -58,7 +58,7 @@ impl FileSystems {
                     volumes.note_superblocks(versions, volumes.list[v].start, BLOCK_SECTORS);
                 }
                 if let Some(retained) = volumes.retained_mut(v) {
-                    retained.log.release(versions, 1);
+                    retained.log.release_early(versions);
                 }
             }
             (_, Err(HomeError::Block(e))) => return Err(e.into()),
@@ -166,7 +166,7 @@ impl FileSystems {
     }
 
     /// The guest may be dead, or only look so: writes home what is committed and not home, as far as a live guest cannot
-    /// notice, and moves the served tail. The transaction that was being written is kept.
+    /// notice. Its log is kept.
     ///
     /// # Errors
     /// The disk below failed.
@@ -176,47 +176,25 @@ impl FileSystems {
         Ok(())
     }
 
-    /// As [`FileSystems::settle_all`], where the guest has no request in flight.
-    ///
-    /// # Errors
-    /// The disk below failed.
-    pub fn settle_gone(&mut self) -> Result<(), JournalError> {
-        self.settle_all()?;
-        for retained in self.volumes.list.iter_mut().filter_map(Volume::retained_mut) {
-            retained.log.release(&mut self.versions, 0);
-        }
-        self.versions.arena.trim(0);
-        Ok(())
-    }
-
     /// How much of the arena may be in use when there is room: an eighth less than is in use now.
     pub fn room_goal_bytes(&self) -> u64 {
         self.versions.arena.used_bytes().saturating_sub(self.versions.arena.bytes_max() / 8)
     }
 
-    /// Makes room in the arena, if that can be had. First what is home, then the oldest transactions go home, last blocks that are no
-    /// version's go to their own place on the disk. Whether a set is due first; then it is to be asked again when that has ended.
+    /// Makes room in the arena: blocks go to their own places on the disk, the oldest of the largest log first.
     ///
     /// # Errors
     /// The disk below failed.
-    pub fn make_room(&mut self, goal_bytes: u64) -> Result<bool, JournalError> {
-        while self.versions.arena.used_bytes() > goal_bytes {
-            let before_bytes = self.versions.arena.used_bytes();
-            let list = &self.volumes.list;
-            let held = |v: &usize| list[*v].retained().map_or(0, |r| r.log.transactions.len());
-            let Some(v) = (0..list.len()).filter(|v| held(v) > 0).max_by_key(held) else { break };
-            self.volumes.with(v, &mut self.versions, Retained::relieve)?;
-            if self.is_due() {
-                return Ok(true);
-            }
-            if self.versions.arena.used_bytes() == before_bytes {
-                break;
-            }
+    pub fn make_room(&mut self, goal_bytes: u64) -> Result<(), JournalError> {
+        let Self { volumes, versions, .. } = self;
+        let mut retained: Vec<&mut Retained> =
+            volumes.list.iter_mut().filter_map(Volume::retained_mut).collect();
+        retained.sort_by_key(|r| std::cmp::Reverse(versions.arena.blocks_held(r.log.id)));
+        retained.iter_mut().try_for_each(|retained| retained.spill(versions, goal_bytes))?;
+        match versions.arena.used_bytes() > goal_bytes {
+            true => self.evict_all(),
+            false => Ok(()),
         }
-        if self.versions.arena.used_bytes() > goal_bytes {
-            self.evict_all()?;
-        }
-        Ok(false)
     }
 
     /// Journals with versions that are not home are handed back to their guests, whose recovery finds them. What is pending is home.
@@ -267,7 +245,7 @@ impl FileSystems {
 
     /// The orderly end. With a guest attached, or one that may still live, its own recovery finds everything in the
     /// journal, whatever tail it writes and whoever serves it; without one the file systems are recovered and their journals
-    /// are empty. Whether the arena is needed all the same: the guest believes in transactions of which nothing is known.
+    /// are empty. Whether the arena is needed all the same: the guest believes in transactions that an earlier version gave up.
     ///
     /// # Errors
     /// The disk below failed; the arena stays the truth.
@@ -283,7 +261,7 @@ impl FileSystems {
                 volumes.forget_superblocks(versions, start, BLOCK_SECTORS);
                 volumes.list[v].recover(versions)?;
                 volumes.changed();
-            } else if log.knows_passed(&versions.arena) {
+            } else if log.is_complete() {
                 volumes.leave(v, versions, "the daemon ended in order", true)?;
             } else {
                 self.complete(v)?;

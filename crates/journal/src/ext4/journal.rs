@@ -17,31 +17,29 @@ use crate::versions::{Carried, Places};
 enum Kept {
     /// It is in the arena, or in its own place on the disk.
     Here,
-    /// There is room for it when a set has gone home, which is due.
-    Waits,
     /// Its file system is not absorbed any more.
     Left,
 }
 
 impl FileSystems {
-    /// A piece of one journal block. `false`, and nothing done, where a set has to go home first, for memory.
+    /// A piece of one journal block.
     pub(super) fn absorb(
         &mut self,
         v: usize,
         piece: &Piece,
         parts: &mut Vec<Part>,
-    ) -> Result<bool, JournalError> {
+    ) -> Result<(), JournalError> {
         if piece.at == AreaBlock(0) {
-            return self.absorb_superblock(v, piece, parts).map(|()| true);
+            return self.absorb_superblock(v, piece, parts);
         }
         let Self { volumes, versions, options, .. } = self;
-        let Some(retained) = volumes.retained_mut(v) else { return Ok(true) };
+        let Some(retained) = volumes.retained_mut(v) else { return Ok(()) };
         let (id, at) = (retained.log.id, piece.at);
         let absorbed_bytes = piece.bytes.len() as u64;
         if options.drop_journal {
             versions.count(id).journal_absorbed_bytes += absorbed_bytes;
             parts.push(Part::Done);
-            return Ok(true);
+            return Ok(());
         }
         let content = retained.composed(versions, piece)?;
         let accepts = retained.accepts(versions, at, &content);
@@ -49,31 +47,22 @@ impl FileSystems {
             Some(true) => self.keep(v, at, &content)?,
             Some(false) => {
                 parts.push(Part::Done);
-                return Ok(true);
+                return Ok(());
             }
             None => Kept::Left,
         };
-        match kept {
-            Kept::Here => {}
-            Kept::Waits => return Ok(false),
-            Kept::Left => {
-                let Some(sector) = self.volumes.list[v].sector_of(at) else { return Ok(true) };
-                let block = content.block();
-                self.volumes.adopt(
-                    &mut self.versions,
-                    sector,
-                    BLOCK_SECTORS,
-                    &Buffers::from_bytes(&block),
-                )?;
-                self.through(sector, &block, false, parts);
-                return Ok(true);
-            }
+        if let Kept::Left = kept {
+            let Some(sector) = self.volumes.list[v].sector_of(at) else { return Ok(()) };
+            let block = content.block();
+            self.volumes.adopt(&mut self.versions, sector, BLOCK_SECTORS, &Buffers::from_bytes(&block))?;
+            self.through(sector, &block, false, parts);
+            return Ok(());
         }
         self.versions.count(id).journal_absorbed_bytes += absorbed_bytes;
         parts.push(Part::Done);
         self.volumes
-            .with(v, &mut self.versions, |retained, versions| retained.kept(versions, at, &content))?;
-        Ok(true)
+            .with(v, &mut self.versions, |retained, versions| retained.kept(versions, at, &content))
+            .map(drop)
     }
 
     /// Puts a journal block into the arena, making room where there is none; the last resort is its own place on the disk.
@@ -92,16 +81,7 @@ impl FileSystems {
             if !made_room {
                 made_room = true;
                 self.tell_no_memory(&error);
-                if self.make_room(self.room_goal_bytes())? {
-                    if at != AreaBlock(0) {
-                        return Ok(Kept::Waits);
-                    }
-                    // In the middle of what it changes nothing waits.
-                    self.evict_all()?;
-                }
-                if self.volumes.list[v].retained().is_none() {
-                    return Ok(Kept::Left);
-                }
+                self.make_room(self.room_goal_bytes())?;
                 continue;
             }
             let evicted = self.volumes.with(v, &mut self.versions, |retained, versions| {
@@ -126,8 +106,7 @@ impl FileSystems {
                 %error,
                 arena = %self.versions.arena.path().display(),
                 used_bytes = self.versions.arena.used_bytes(),
-                "the arena's tmpfs is full: journals are checkpointed early and what does not fit goes to its own place on \
-                 the disk; nothing is lost; free memory there, enlarge the tmpfs, or serve with a smaller --retain-max"
+                "the arena's tmpfs is full: what does not fit of journals goes to its own place on the disk; nothing is lost; free memory there, enlarge the tmpfs, or serve with a smaller --retain-max"
             );
         }
     }
@@ -158,6 +137,7 @@ impl FileSystems {
             // Flushed: at an unmount, a freeze, or by e2fsck. The guest says that everything is home.
             versions.count(id).journal_truncations += 1;
             volumes.list[v].disarm(versions, "waiting for the next mount");
+            volumes.list[v].superblock_read = true;
             volumes.changed();
             self.through(sector, &block, false, parts);
             return Ok(());
@@ -167,8 +147,8 @@ impl FileSystems {
             parts.push(Part::Done);
             return Ok(());
         }
-        log.set_being_read(versions, false);
         let moved = log.guest_tail(versions, (newer.sequence(), start));
+        log.set_superblock_read(versions, false);
         let why = match moved {
             Ok(_) if log.may_become(newer.features()) => None,
             Ok(_) => Some("its journal's features changed while transactions were in it"),
@@ -194,10 +174,6 @@ impl FileSystems {
         if let Kept::Left = self.keep(v, AreaBlock(0), &Content::Composed(block.into()))? {
             self.through_clamped(v, sector, newer, parts);
             return Ok(());
-        }
-        debug_assert!(self.versions.arena.records.get(id).is_some());
-        if let Some(retained) = self.volumes.retained_mut(v) {
-            retained.log.forget_passed(&mut self.versions.arena);
         }
         self.versions.count(id).journal_truncations += u64::from(truncated);
         parts.push(if truncated && self.options.vflush_at_truncation { Part::Durable } else { Part::Done });
@@ -225,14 +201,14 @@ impl FileSystems {
     }
 
     /// A write to the journal superblock, or to a part of it, of a file system that waits for a mount. `at` is the
-    /// superblock's first sector.
+    /// superblock's first sector. `alone`: it is no part of something larger.
     pub(super) fn superblock_while_armed(
         &mut self,
         v: usize,
         at: Sector,
-        sector: Sector,
-        sectors: u64,
+        (sector, sectors): (Sector, u64),
         buffers: Buffers,
+        alone: bool,
         parts: &mut Vec<Part>,
     ) -> Result<(), JournalError> {
         let Self { volumes, versions, .. } = self;
@@ -252,6 +228,7 @@ impl FileSystems {
                     *reason = format!("its journal uses what is not understood: {why}");
                 }
                 volume.orphan = None;
+                volume.superblock_read = false;
                 versions.overwrite(sector, sectors);
                 let track = volumes.track(versions, sector, sectors, Carried::default(), true);
                 parts.push(Part::Below { sector, sectors, copy: None, track });
@@ -262,7 +239,7 @@ impl FileSystems {
             // Another file system's journal owes nothing to the older one's tail.
             volume.clamp = None;
         }
-        if let Some(start) = superblock.start() {
+        if let Some(start) = superblock.start().filter(|_| alone && volume.superblock_read) {
             if volume.begin(versions, &superblock, start)? {
                 let (at, length) = volume.superblock_range();
                 volumes.note_superblocks(versions, at, length);
@@ -272,8 +249,10 @@ impl FileSystems {
             }
         }
         let volume = &mut volumes.list[v];
+        // Whoever empties it knows what is there, and may go on from that.
+        volume.superblock_read = alone && superblock.start().is_none();
         let superblock = volume.clamped(superblock);
-        volume.orphan_after(&superblock);
+        let superblock = volume.orphan_after(superblock);
         self.through(at, superblock.bytes(), false, parts);
         Ok(())
     }

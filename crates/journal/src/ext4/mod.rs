@@ -3,7 +3,7 @@
 //! ```text
 //!                 ┌ area part ─► absorb ─► arena ─► follow: commit? ─► mprotect ─► (power-window: home at once)
 //! write ─► split ─┤
-//!                 └ the rest ──► compare: same bytes as the version? ─► below ─► completed: version is home ─► release
+//!                 └ the rest ──► compare: same bytes as the version? ─► below ─► completed: version is home
 //! ```
 //!
 //! A state machine: events in (a write, a completion, a read, "the guest may be gone"), parts of requests and sets of home writes
@@ -11,11 +11,11 @@
 //! without it, see [`crate::versions`]) and for most reads: whether one may find something older than what was committed is looked
 //! at without it.
 //!
-//! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the served
+//! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the guest's
 //! tail: nothing else is needed, and what was completed towards the guest is in the arena or below. A guest that dies
-//! at any instant leaves a served journal whose replay is its own recovery; [`FileSystems::settle_all`] does that replay's
-//! work ahead, as far as a guest that only looked dead can be sure not to notice. Whoever reads meanwhile finds either all of it
-//! home, or the rest in the journal ([`FileSystems::reads_older`]).
+//! at any instant leaves its own journal, from its own tail on, superblock included: what it wrote there reads back byte for byte, from
+//! memory or from its own place on the disk. [`FileSystems::settle_all`] brings home what the replay of that would, and gives nothing up.
+//! A log counts from a mount on (`Volume::begin`): one that was put in place is content.
 
 mod absorb;
 mod errors;
@@ -33,7 +33,6 @@ mod passed;
 mod phase;
 mod place;
 mod ranges;
-mod released;
 mod report;
 mod retained;
 mod side;

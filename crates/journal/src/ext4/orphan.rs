@@ -70,15 +70,22 @@ impl Retained {
 }
 
 impl Volume {
-    /// A guest's superblock goes to the disk. One that is flushed, or whose tail has come as far, has no log elsewhere.
-    pub(super) fn orphan_after(&mut self, superblock: &JournalSuperblock) {
+    /// A guest's superblock goes to the disk. One that is flushed, or whose tail has come as far, has no log elsewhere. Of another one the
+    /// stamp tells the next daemon.
+    pub(super) fn orphan_after(&mut self, mut superblock: JournalSuperblock) -> JournalSuperblock {
         let known = self.clamp.is_some();
         let goes_on = |orphan: &Orphan| {
             let same = orphan.superblock.uuid() == superblock.uuid();
             same && superblock.start().is_some() && (known || orphan.adopted.is_none())
         };
-        let orphan = self.orphan.take().filter(goes_on);
-        self.orphan = orphan.map(|orphan| Orphan { superblock: superblock.clone(), ..orphan });
+        let Some(orphan) = self.orphan.take().filter(goes_on) else { return superblock };
+        if let Some(stamp) = Stamp::read(orphan.superblock.bytes()).filter(|_| orphan.adopted.is_none()) {
+            let mut block = *superblock.bytes();
+            stamp.put(&mut block);
+            superblock = JournalSuperblock::parse(&block).unwrap_or(superblock);
+        }
+        self.orphan = Some(Orphan { superblock: superblock.clone(), ..orphan });
+        superblock
     }
 
     /// The orderly end: that what was retained is lost was accepted, and nobody is to ask for it any more, as where nothing durable was

@@ -13,8 +13,8 @@ use crate::versions::arena::{VolumeRecord, VOLUMES_MAX};
 use crate::versions::{Places, Versions};
 
 impl Volume {
-    /// Begins to absorb, where the log is empty from its tail on: then nothing that the guest may need is on the disk
-    /// only.
+    /// Begins to absorb, where a mount goes on from what it has read, and the log is empty from its tail on: then nothing that the guest may
+    /// need is on the disk only.
     pub(super) fn begin(
         &mut self,
         versions: &mut Versions,
@@ -40,13 +40,19 @@ impl Volume {
             return Ok(false);
         }
         let before = read_superblock(&mut versions.below, layout.sector_of(AreaBlock(0)))?;
-        retained.partly_there = before.is_none_or(|superblock| superblock.start().is_some());
+        let Some(before) = before.filter(|before| superblock.goes_on_from(before)) else {
+            return Ok(false);
+        };
+        retained.partly_there = before.start().is_some();
         if retained.partly_there {
             retained.expect_commit();
         }
         let stamped = !versions.mistake.is(Mutation::SkipMarkEmpty);
         if stamped {
-            retained.place.mark_empty(versions, superblock, superblock.sequence())?;
+            // Blocks that were spilled once may stand there with any id before that of the disk's superblock.
+            let (own, on_disk) = (superblock.sequence(), before.sequence());
+            let sequence = if on_disk.is_after(own) { on_disk } else { own };
+            retained.place.mark_empty(versions, superblock, sequence)?;
         }
         forget(&mut versions.arena, id);
         let record = VolumeRecord {
@@ -54,12 +60,13 @@ impl Volume {
             fs_uuid: layout.uuid,
             tail,
             absorbing: true,
-            being_read: false,
+            superblock_read: false,
             stamped,
             commit_waits: false,
         };
         versions.arena.records.set(id, record);
         versions.init(id, retained.place.room())?;
+        versions.arena.reserve_marks(id, layout.journal_blocks());
         let remembered = side::store_journal(&mut versions.arena, id, layout);
         if let Err(error) = remembered.and_then(|()| {
             versions.store(id, AreaBlock(0), &mut |slot| {
@@ -76,7 +83,6 @@ impl Volume {
             let (disk, start_sector) = (versions.lines.name(), self.start.0);
             tracing::info!(disk, start_sector, tid = tail.0 .0, "retaining a journal");
         }
-        side::reserve(&mut versions.arena, id, tail.0);
         retained.log.unproven = self.orphan.take().is_some_and(|orphan| orphan.adopted.is_none());
         self.clamp = None;
         self.phase = Phase::Absorbing(Box::new(retained));
@@ -94,7 +100,7 @@ impl Volume {
         let mut retained = Box::new(Retained::new(self.id, layout.clone(), superblock, record.tail));
         // What stands on the disk is at most as young as the tail; it is raised before anything is evicted.
         retained.place.on_disk = self.clamp.take().is_some();
-        retained.log.being_read = record.being_read;
+        retained.log.superblock_read = record.superblock_read;
         self.uuid = Some(record.fs_uuid);
         versions.init(self.id, retained.place.room())?;
         retained.place.stamp_again(versions)?;
@@ -134,11 +140,11 @@ impl Volume {
                 "a journal is no longer retained"
             );
         }
-        let clamp = keep.then_some(log.tail);
+        let clamp = (keep && !log.is_complete()).then_some(log.tail);
         let unproven = keep && log.unproven;
         // As it was shown all the time: nothing that comes before that tail is needed.
-        let superblock = log.served(versions.mistake);
-        place.put_log(versions, log, keep)?;
+        let superblock = log.served();
+        place.put_log(versions, log)?;
         match unproven {
             true => place.write_unproven(versions, &superblock)?,
             false => place.write_unstamped(versions, &superblock)?,

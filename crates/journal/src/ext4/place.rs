@@ -11,7 +11,7 @@ use super::stamp::{set_stamped, Stamp};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid};
 use crate::mutation::Mutation;
-use crate::versions::arena::{Mark, Seen, VolumeId};
+use crate::versions::arena::{Seen, VolumeId};
 use crate::versions::{Places, Room, Versions, BATCH_BLOCKS};
 
 /// What stands there.
@@ -118,29 +118,17 @@ impl Place {
     }
 
     /// Every block of an absorbed journal but its superblock goes to its own place on the disk, durably. Until a superblock says that
-    /// they are there, the one on the disk has a sequence that none of them can have. `passed`: so do empty transactions, for those that
-    /// the guest alone believes in.
-    pub(super) fn put_log(
-        &mut self,
-        versions: &mut Versions,
-        log: &mut Log,
-        passed: bool,
-    ) -> Result<(), JournalError> {
+    /// they are there, the one on the disk has a sequence that none of them can have.
+    pub(super) fn put_log(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
         self.disown(versions, log)?;
-        if passed {
-            log.drop_displaced(versions);
-        }
         versions.write_places(self.id, |at| at != AreaBlock(0))?;
-        if passed {
-            log.write_passed(versions, &self.layout)?;
-        }
         Ok(versions.below.sync()?)
     }
 
     /// The log and the served superblock to the journal's place.
-    pub(super) fn complete(&mut self, versions: &mut Versions, log: &mut Log) -> Result<(), JournalError> {
-        let superblock = log.served(versions.mistake);
-        self.put_log(versions, log, true)?;
+    pub(super) fn complete(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
+        let superblock = log.served();
+        self.put_log(versions, log)?;
         self.write_unstamped(versions, &superblock)?;
         self.on_disk = true;
         Ok(())
@@ -153,22 +141,33 @@ impl Place {
         log: &Log,
         blocks: &[(AreaBlock, Block)],
     ) -> Result<(), JournalError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
         self.disown(versions, log)?;
         versions.evict(self.id, blocks)?;
         self.spilled = true;
         Ok(())
     }
 
-    /// Sends blocks that no version waits for to their own place on the disk: those of the transaction that is being
-    /// written, and those of committed ones but for versions that must stay marked.
+    /// Sends all that is here but the superblock to its own place on the disk.
     pub(super) fn evict_idle(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
-        let marked = |at: AreaBlock| versions.arena.mark(self.id, at) == Some(Mark::Overwritten);
         let mut idle = versions.arena.blocks(self.id);
-        idle.retain(|at| *at != AreaBlock(0) && !marked(*at));
+        idle.retain(|at| *at != AreaBlock(0) && self.layout.sector_of(*at).is_some());
         idle.sort_unstable();
-        for idle in idle.chunks(BATCH_BLOCKS) {
+        self.evict_all(versions, log, idle)
+    }
+
+    /// As [`Place::evict`], of those blocks that are here.
+    pub(super) fn evict_all(
+        &mut self,
+        versions: &mut Versions,
+        log: &Log,
+        places: Vec<AreaBlock>,
+    ) -> Result<(), JournalError> {
+        for places in places.chunks(BATCH_BLOCKS) {
             let blocks: Vec<(AreaBlock, Block)> =
-                idle.iter().filter_map(|at| Some((*at, *versions.arena.get(self.id, *at)?))).collect();
+                places.iter().filter_map(|at| Some((*at, *versions.arena.get(self.id, *at)?))).collect();
             self.evict(versions, log, &blocks)?;
         }
         Ok(())

@@ -1,13 +1,9 @@
 //! Which parts of a disk are looked at: found by halving, for a guest may lay its journal out in single blocks.
 
 use afterimage_block::Sector;
-use parking_lot::RwLock;
 
 use super::volume::{area_ranges, Volume};
 use crate::ids::{AreaBlock, BLOCK_SECTORS};
-use crate::versions::area::JournalArea;
-use crate::versions::arena::VolumeId;
-use crate::versions::blocks_of;
 
 /// Ranges of a disk that cannot simply be handed through. Each list ascends, and its ranges neither touch nor overlap.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +12,8 @@ pub struct Ranges {
     areas: Vec<(Sector, u64)>,
     /// File systems whose writes must be looked at, and the sectors on which layouts rest.
     writes: Vec<(Sector, u64)>,
-    /// File systems whose journals are absorbed: where they begin, and how many blocks they have.
-    rooms: Vec<(VolumeId, Sector, u64)>,
+    /// Superblocks of journals that wait for a mount.
+    superblocks: Vec<(Sector, u64)>,
     /// Whether a flush has to be told of: see [`super::systems::FileSystems::flushes`].
     pub flushes: bool,
 }
@@ -26,10 +22,10 @@ impl Ranges {
     pub(super) fn new(
         areas: Vec<(Sector, u64)>,
         writes: Vec<(Sector, u64)>,
-        rooms: Vec<(VolumeId, Sector, u64)>,
+        superblocks: Vec<(Sector, u64)>,
         flushes: bool,
     ) -> Self {
-        Self { areas: merged(areas), writes: merged(writes), rooms, flushes }
+        Self { areas: merged(areas), writes: merged(writes), superblocks: merged(superblocks), flushes }
     }
 
     /// Whether a read touches an absorbed journal.
@@ -37,12 +33,9 @@ impl Ranges {
         touch(&self.areas, sector, sectors)
     }
 
-    /// Whether a read may find something older than what was committed: [`super::systems::FileSystems::reads_older`] is to be told first.
-    pub fn may_find_older(&self, known: &RwLock<JournalArea>, sector: Sector, sectors: u64) -> bool {
-        self.rooms.iter().any(|(id, start, blocks)| {
-            let (from, to) = blocks_of(*start, *blocks, sector, sectors);
-            from < to && known.read().any_open(*id, from, to)
-        })
+    /// Whether a read touches the superblock of a journal that waits for a mount: [`super::systems::FileSystems::superblock_read`] is to be told.
+    pub fn touch_superblock(&self, sector: Sector, sectors: u64) -> bool {
+        touch(&self.superblocks, sector, sectors)
     }
 
     /// Whether a write has to be looked at.

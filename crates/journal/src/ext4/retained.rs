@@ -90,11 +90,14 @@ impl Retained {
                     return Err(Stop::hand_back(why));
                 }
                 Ok(Some(transaction)) => {
-                    let has_way = self.make_way(versions, transaction.tags.len())?;
-                    if !versions.way.is_free() {
-                        return Ok(());
+                    if !self.came_in_order(versions, &transaction) {
+                        let tid = transaction.tid;
+                        let why = format!(
+                            "transaction {tid} of its journal was there before the one in front of it"
+                        );
+                        return Err(Stop::hand_back(why));
                     }
-                    if !has_way {
+                    if !self.has_way(versions, transaction.tags.len()) {
                         let tid = transaction.tid;
                         let why = format!("too much would be known of it with transaction {tid}");
                         return Err(Stop::hand_back(why));
@@ -152,32 +155,29 @@ impl Retained {
         })
     }
 
-    /// Whether another transaction of so many blocks may be known: the oldest ones go where that would be too much, of versions, or of
-    /// what is remembered of transactions, which may have none. Where versions have to go home as a set, that is due.
-    fn make_way(&mut self, versions: &mut Versions, logged: usize) -> Result<bool, Stop> {
+    /// Whether another transaction of so many blocks may be known beside those that the guest has in its log: of versions, and of what is
+    /// remembered of transactions, which may have none, there is a bound.
+    fn has_way(&self, versions: &Versions, logged: usize) -> bool {
         // What is read again was known to an earlier daemon.
         if self.resuming {
-            return Ok(true);
+            return true;
         }
         let slots = usize::try_from(versions.arena.bytes_max()).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let bytes = |versions, listed| versions * VERSION_BYTES + listed;
         let max = VERSIONS_MAX.max(slots);
         let max = bytes(max as u64, list_bytes(0, max));
-        let room = max.saturating_sub(bytes(logged as u64, list_bytes(1, logged)));
         versions.trim(max);
-        let known = |versions: &Versions| bytes(versions.known(), versions.listed_bytes());
-        let mut now = known(versions);
-        while now > room {
-            self.relieve(versions)?;
-            if !versions.way.is_free() {
-                return Ok(true);
-            }
-            let before = std::mem::replace(&mut now, known(versions));
-            if now == before {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let known = bytes(versions.known(), versions.listed_bytes());
+        known + bytes(logged as u64, list_bytes(1, logged)) <= max
+    }
+
+    /// A guest writes no block of a transaction before the one in front of it is committed. What was put in place comes in the order of
+    /// places. Of what is not in memory any more nobody knows.
+    fn came_in_order(&self, versions: &Versions, transaction: &Transaction) -> bool {
+        let Some(before) = self.log.transactions.back() else { return true };
+        let stored = |at| versions.arena.stored(self.log.id, at);
+        let commit = self.log.after(before.start, before.blocks - 1);
+        stored(commit).zip(stored(transaction.start)).is_none_or(|(commit, first)| commit < first)
     }
 
     /// One complete transaction.
@@ -199,7 +199,6 @@ impl Retained {
         self.partly_there = false;
         versions.set_listed(id, self.log.listed_bytes());
         versions.mprotect(id, &protect, &revokes, self.resuming)?;
-        side::reserve(&mut versions.arena, id, transaction.tid);
         // What is read again is judged as a whole: a later transaction may have revoked what an earlier one committed.
         if self.resuming {
             return Ok(());
@@ -207,7 +206,7 @@ impl Retained {
         if versions.applies() && !self.suspended {
             self.send_home(versions, &protect)?;
         }
-        self.log.release(versions, 1);
+        self.log.release_early(versions);
         Ok(())
     }
 
@@ -218,7 +217,7 @@ impl Retained {
         self.follow(versions)?;
         self.resuming = false;
         self.expect_commit();
-        self.log.forget_passed(&mut versions.arena);
+        side::forget_starts(&mut versions.arena, self.log.id);
         Ok(())
     }
 
@@ -259,25 +258,22 @@ impl Retained {
         self.send_home(versions, &tuples)
     }
 
-    /// What is home is given up as far as it may be, and what can go home is due.
+    /// What can go home is due.
     pub(super) fn settle(&mut self, versions: &mut Versions) -> Result<(), Stop> {
         self.follow(versions)?;
-        self.go_home(versions, None)?;
-        self.log.release(versions, 1);
-        Ok(())
+        self.go_home(versions, None)
     }
 
-    /// The oldest transaction goes home and is given up, if nothing stands against it.
-    pub(super) fn relieve(&mut self, versions: &mut Versions) -> Result<(), Stop> {
-        let Some(front) = self.log.transactions.front() else { return Ok(()) };
-        let tid = front.tid;
-        let newest = |home: &FsBlock| {
-            let version = versions.area().version(self.log.id, *home).filter(|v| v.tid == tid)?;
-            Some(version.tuple(*home))
-        };
-        let tuples = front.homes.iter().filter_map(newest).collect();
-        self.go_home(versions, Some(tuples))?;
-        self.log.release_for_room(versions, tid);
+    /// Sends blocks of the oldest transactions to their own places on the disk, until no more than so much is in memory. What is home is home,
+    /// and what is not goes home from there.
+    pub(super) fn spill(&mut self, versions: &mut Versions, goal_bytes: u64) -> Result<(), JournalError> {
+        let Self { log, place, .. } = self;
+        while versions.arena.used_bytes() > goal_bytes {
+            let Some(oldest) = log.transactions.get(log.spilled) else { break };
+            let places: Vec<AreaBlock> = (0..oldest.blocks).map(|i| log.after(oldest.start, i)).collect();
+            place.evict_all(versions, log, places)?;
+            log.spilled += 1;
+        }
         Ok(())
     }
 }

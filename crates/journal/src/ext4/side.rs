@@ -3,12 +3,13 @@
 //!
 //! ```text
 //! from 1 << 31   where the journal lies: [home block, 8 bytes][length, 4 bytes]..., little-endian; a length of 0 ends them
-//! from 3 << 30   where transactions began, 1024 a page, by id: [block, 4 bytes of the machine's own order]; ff for an unknown one
+//! from 5 << 29   marks of blocks that stand on the disk alone: the arena's own
+//! from 3 << 30   an earlier version's
 //! ```
 
 use super::layout::{AreaExtent, Layout, JOURNAL_BLOCKS_MAX};
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
 use crate::versions::arena::{Arena, VolumeId};
 
 const EXTENTS_AT: u32 = JOURNAL_BLOCKS_MAX;
@@ -17,10 +18,6 @@ const EXTENT_BYTES: usize = 12;
 const EXTENTS: usize = BLOCK_BYTES / EXTENT_BYTES;
 
 const STARTS_AT: u32 = 3 << 30;
-/// Transactions of a page.
-const PAGE_TIDS: u32 = BLOCK_BYTES as u32 / 4;
-/// The bytes of an entry that was not made: no journal has that block. (A page of zeroes is a hole in a sparse copy.)
-const NOTHING: u8 = 0xff;
 
 /// Remembers where a journal lies, for a daemon that finds nothing there that says it. There must be memory for it, as for
 /// its superblock.
@@ -61,50 +58,9 @@ pub(super) fn journal(arena: &Arena, id: VolumeId) -> Option<Vec<AreaExtent>> {
     (!extents.is_empty()).then_some(extents)
 }
 
-fn page_of(tid: Tid) -> AreaBlock {
-    AreaBlock(STARTS_AT | (tid.0 / PAGE_TIDS))
-}
-
-/// Its place in the page.
-fn entry_of(tid: Tid) -> std::ops::Range<usize> {
-    let at = (tid.0 % PAGE_TIDS) as usize * 4;
-    at..at + 4
-}
-
-/// Makes room to remember a transaction before memory is short. Whether there is some.
-pub(super) fn reserve(arena: &mut Arena, id: VolumeId, tid: Tid) -> bool {
-    let at = page_of(tid);
-    arena.get(id, at).is_some()
-        || arena
-            .store(id, at, &mut |page| {
-                page.fill(NOTHING);
-                None
-            })
-            .is_ok()
-}
-
-/// Remembers where a transaction begins. `false`: there is no room.
-pub(super) fn set_start(arena: &mut Arena, id: VolumeId, tid: Tid, start: AreaBlock) -> bool {
-    let room = reserve(arena, id, tid);
-    // In place: a kill leaves an entry that no tail has passed yet.
-    if let Some(page) = arena.get_mut(id, page_of(tid)).filter(|_| room) {
-        page[entry_of(tid)].copy_from_slice(&start.0.to_ne_bytes());
-    }
-    room
-}
-
-/// See [`set_start`]; whatever stands there.
-pub(super) fn start(arena: &Arena, id: VolumeId, tid: Tid) -> Option<AreaBlock> {
-    let entry = arena.get(id, page_of(tid))?.get(entry_of(tid))?;
-    Some(AreaBlock(u32::from_ne_bytes(entry.try_into().ok()?)))
-}
-
-/// Gives up the pages of transactions before `first` or after `last`.
-pub(super) fn keep_starts(arena: &mut Arena, id: VolumeId, first: Tid, last: Tid) {
-    let pages = |from: AreaBlock, to: AreaBlock| to.0.wrapping_sub(from.0) % (u32::MAX / PAGE_TIDS + 1);
-    let (first, last) = (page_of(first), page_of(last));
-    let old = |at: &AreaBlock| at.0 >= STARTS_AT && pages(first, *at) > pages(first, last);
-    for page in arena.blocks(id).into_iter().filter(old) {
+/// An earlier version remembered there where transactions began that it had given up.
+pub(super) fn forget_starts(arena: &mut Arena, id: VolumeId) {
+    for page in arena.blocks(id).into_iter().filter(|at| at.0 >= STARTS_AT) {
         arena.remove(id, page);
     }
 }

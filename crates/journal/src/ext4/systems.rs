@@ -60,6 +60,8 @@ pub struct FileSystems {
     pub(super) options: Options,
     /// That the arena's tmpfs is full was said.
     pub(super) told_no_memory: bool,
+    /// Where the last write ended.
+    pub(super) last_end: Sector,
 }
 
 /// A part of a read.
@@ -110,6 +112,7 @@ impl FileSystems {
             versions: Versions::new(&options.name, disk, arena, options.home.clone(), mistake)?,
             options,
             told_no_memory: false,
+            last_end: Sector(0),
         };
         opened.volumes.look(&mut opened.versions)?;
         opened.take_over()?;
@@ -188,7 +191,6 @@ impl FileSystems {
                 retained.reapply(versions)?;
             }
             retained.log.set_commit_waits(versions, false);
-            retained.log.release(versions, 1);
             Ok(retained.log.transactions.len())
         })?;
         // Or it was handed back, which is said there.
@@ -223,17 +225,10 @@ impl FileSystems {
         self.volumes.ranges()
     }
 
-    /// Somebody is about to read what may be older than what was committed. A guest that is mounted has such blocks in its memory, so
-    /// it is one whose own recovery is still to come: it has begun.
-    pub fn reads_older(&mut self, sector: Sector, sectors: u64) {
-        if self.versions.mistake.is(Mutation::ReleaseUnderReader) {
-            return;
-        }
+    /// The superblock of a journal that waits for a mount is read, as a mount reads it first.
+    pub fn superblock_read(&mut self, sector: Sector, sectors: u64) {
         for volume in &mut self.volumes.list {
-            let Some(retained) = volume.retained_mut() else { continue };
-            if self.versions.reads_older(retained.log.id, sector, sectors) {
-                retained.log.set_being_read(&mut self.versions, true);
-            }
+            volume.superblock_read |= volume.superblock_lies_in(sector, sectors);
         }
     }
 
@@ -263,7 +258,7 @@ impl FileSystems {
             let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
             let content = self.volumes.retained_mut(v).and_then(|retained| {
                 if block == AreaBlock(0) {
-                    retained.log.set_being_read(&mut self.versions, true);
+                    retained.log.set_superblock_read(&mut self.versions, true);
                 }
                 retained.content(&self.versions, block)
             });

@@ -24,6 +24,8 @@ pub(super) struct Volume {
     pub(super) clamp: Option<Position>,
     /// While nothing is understood of this place any more: the journal superblock that the clamp is for.
     pub(super) left: Option<LeftJournal>,
+    /// While its journal waits for a mount: its superblock was read, or emptied, since anything else was written there.
+    pub(super) superblock_read: bool,
     /// While its journal waits for a mount: an earlier daemon's memory is gone, and its guest's log with it.
     pub(super) orphan: Option<Orphan>,
 }
@@ -119,6 +121,12 @@ impl Volume {
             Phase::Armed { layout, .. } => layout.sector_of(AreaBlock(0)),
             Phase::Absorbing(_) => None,
         }
+    }
+
+    /// Whether a range touches that superblock.
+    pub(super) fn superblock_lies_in(&self, sector: Sector, sectors: u64) -> bool {
+        let touches = |at: Sector| at.0 < sector.0 + sectors && sector.0 < at.0 + BLOCK_SECTORS;
+        self.guarded_superblock().is_some_and(touches)
     }
 
     /// The file system blocks that a range of sectors touches, `[from, to)`.
@@ -267,7 +275,16 @@ mod tests {
 
     fn place() -> Volume {
         let phase = Phase::Passthrough { why: String::new() };
-        Volume { id: VolumeId(0), start: Sector(0), uuid: None, phase, clamp: None, left: None, orphan: None }
+        Volume {
+            id: VolumeId(0),
+            start: Sector(0),
+            uuid: None,
+            phase,
+            clamp: None,
+            left: None,
+            superblock_read: false,
+            orphan: None,
+        }
     }
 
     fn passed(uuid: Option<u8>, journal: Option<Sector>) -> Found {

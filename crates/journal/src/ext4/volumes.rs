@@ -43,9 +43,9 @@ impl Volumes {
             // While it waits for a mount, too: what is under way then may land behind what is committed after it.
             writes.extend(volume.layout().map(|l| (volume.start, l.room_blocks * BLOCK_SECTORS)));
         }
-        let absorbed = self.list.iter().filter(|volume| volume.retained().is_some());
-        let rooms = absorbed.filter_map(|v| Some((v.id, v.start, v.layout()?.room_blocks))).collect();
-        Ranges::new(self.areas.ranges(), writes, rooms, self.survey.look_at_flush)
+        let superblocks = self.list.iter().filter_map(Volume::guarded_superblock);
+        let superblocks = superblocks.map(|at| (at, BLOCK_SECTORS)).collect();
+        Ranges::new(self.areas.ranges(), writes, superblocks, self.survey.look_at_flush)
     }
 
     /// What has to be looked at is no longer the same.
@@ -233,6 +233,7 @@ impl Volumes {
             phase: Phase::Passthrough { why: String::new() },
             clamp: None,
             left: None,
+            superblock_read: false,
             orphan: None,
         });
         self.list.len() - 1

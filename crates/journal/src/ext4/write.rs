@@ -44,6 +44,7 @@ impl FileSystems {
     /// `false`, and nothing done, where it is: then [`FileSystems::submit`] takes it, with its content.
     pub fn submit_unread(&mut self, sector: Sector, sectors: u64, parts: &mut Vec<Part>) -> bool {
         let end = sector.0 + sectors;
+        let last_end = std::mem::replace(&mut self.last_end, Sector(end));
         let of_interest = self.volumes.areas.at(sector).is_some()
             || self.volumes.areas.next(sector) < end
             || self.volumes.armed_superblock(sector, sectors).is_some()
@@ -51,6 +52,7 @@ impl FileSystems {
             || self.volumes.survey.watches(&self.volumes.list, sector, sectors)
             || self.versions.touches(sector, sectors);
         if of_interest {
+            self.last_end = last_end;
             return false;
         }
         let look_again = self.volumes.survey.rests_on(&mut self.volumes.list, sector, sectors, None);
@@ -108,6 +110,9 @@ impl FileSystems {
             }
         }
         self.volumes.clear_orphans(sector, sectors);
+        for volume in &mut self.volumes.list {
+            volume.superblock_read &= !volume.superblock_lies_in(sector, sectors);
+        }
         let look_again = self.volumes.survey.rests_on(&mut self.volumes.list, sector, sectors, None);
         self.versions.overwrite(sector, sectors);
         let track = self.volumes.track(&mut self.versions, sector, sectors, Carried::default(), look_again);
@@ -137,9 +142,10 @@ impl FileSystems {
                 })?;
                 // It is not absorbed any more.
                 let Some(waits) = waits else { continue };
-                if waits || !self.absorb(v, &piece, parts)? {
+                if waits {
                     return Ok(at - sector.0);
                 }
+                self.absorb(v, &piece, parts)?;
                 at = piece_end;
                 continue;
             }
@@ -151,6 +157,7 @@ impl FileSystems {
             self.outside(Sector(at), piece_end - at, buffers.slice(offset, len), parts)?;
             at = piece_end;
         }
+        self.last_end = Sector(end);
         Ok(sectors)
     }
 
@@ -165,12 +172,14 @@ impl FileSystems {
         if let Some((v, at)) = self.volumes.armed_superblock(sector, sectors) {
             // Around the superblock the write is an ordinary one, and may reach into another file system.
             let (from, to) = (sector.0.max(at.0), (sector.0 + sectors).min(at.0 + 8));
+            // `dd` writes what stands before it first, in the same request or in the one before.
+            let alone = (sector, sectors) == (at, 8) && self.last_end != at;
             let pieces = [(sector.0, from), (from, to), (to, sector.0 + sectors)];
             for (low, high) in pieces.into_iter().filter(|(low, high)| low < high) {
                 let offset = ((low - sector.0) * SECTOR_BYTES) as usize;
                 let piece = buffers.slice(offset, ((high - low) * SECTOR_BYTES) as usize);
                 if low == from {
-                    self.superblock_while_armed(v, at, Sector(low), high - low, piece, parts)?;
+                    self.superblock_while_armed(v, at, (Sector(low), high - low), piece, alone, parts)?;
                 } else {
                     self.outside(Sector(low), high - low, piece, parts)?;
                 }
@@ -219,7 +228,7 @@ impl FileSystems {
         let clients = self.versions.arrived(&flying);
         for volume in self.volumes.list.iter_mut().filter(|volume| clients.contains(&volume.id)) {
             if let Some(retained) = volume.retained_mut() {
-                retained.log.release(&mut self.versions, 1);
+                retained.log.release_early(&mut self.versions);
             }
         }
         if flying.look_again {

@@ -42,6 +42,24 @@ pub enum VersionState {
     /// Something else was written there after the commit, or is being written. A live guest may rely on that; the
     /// recovery of a dead guest's file system replays the version all the same, as the guest's own would.
     Overwritten,
+    /// It was home, and something else was written there since, or is being written. Nothing waits for it, but the recovery of a dead
+    /// guest's file system.
+    Rewritten,
+}
+
+impl VersionState {
+    /// Whether the version is not home yet.
+    pub fn is_open(self) -> bool {
+        matches!(self, Self::Pending | Self::Overwritten)
+    }
+
+    /// What it is when something else is written to its home.
+    pub(super) fn written_over(self) -> Self {
+        match self {
+            Self::Pending | Self::Overwritten => Self::Overwritten,
+            Self::Home | Self::Rewritten => Self::Rewritten,
+        }
+    }
 }
 
 /// The newest committed version of a home block.
@@ -91,17 +109,17 @@ struct ControlBlock {
 }
 
 impl ControlBlock {
-    /// Whether a block of a range has such a version. Of range and versions the smaller one is gone through.
-    fn any(&self, from: FsBlock, to: FsBlock, such: impl Fn(&Version) -> bool) -> bool {
+    /// Whether a block of a range has a version. Of range and versions the smaller one is gone through.
+    fn any(&self, from: FsBlock, to: FsBlock) -> bool {
         if to.0.saturating_sub(from.0) <= self.versions.len() as u64 {
-            return (from.0..to.0).any(|b| self.versions.get(&FsBlock(b)).is_some_and(&such));
+            return (from.0..to.0).any(|b| self.versions.contains_key(&FsBlock(b)));
         }
-        self.versions.iter().any(|(home, version)| (from.0..to.0).contains(&home.0) && such(version))
+        self.versions.keys().any(|home| (from.0..to.0).contains(&home.0))
     }
 
     /// A version came, or goes.
     fn count(&mut self, version: &Version, comes: bool) {
-        if version.state == VersionState::Home {
+        if !version.state.is_open() {
             return;
         }
         let open = self.open.entry(version.tid).or_default();
@@ -217,7 +235,7 @@ impl JournalArea {
         let Some(control) = self.blocks.get(&volume) else { return Vec::new() };
         let wanted = |state| match state {
             VersionState::Pending => true,
-            VersionState::Overwritten => overwritten,
+            VersionState::Overwritten | VersionState::Rewritten => overwritten,
             VersionState::Home => false,
         };
         let mut tuples: Vec<Tuple> = control
@@ -248,14 +266,7 @@ impl JournalArea {
 
     /// Whether any block of a range has a version.
     pub fn any(&self, volume: VolumeId, from: FsBlock, to: FsBlock) -> bool {
-        self.blocks.get(&volume).is_some_and(|control| control.any(from, to, |_| true))
-    }
-
-    /// Whether any block of a range has a version that is not home.
-    pub fn any_open(&self, volume: VolumeId, from: FsBlock, to: FsBlock) -> bool {
-        let open = |version: &Version| version.state != VersionState::Home;
-        let control = self.blocks.get(&volume).filter(|control| control.pending > 0);
-        control.is_some_and(|control| control.any(from, to, open))
+        self.blocks.get(&volume).is_some_and(|control| control.any(from, to))
     }
 
     /// Moves a version on its way. Returns what it was, where there is one.
@@ -300,6 +311,8 @@ mod tests {
         assert_eq!(area.recover(FS, true), [tuple(9, 5, 2)]);
         area.set_state(FS, FsBlock(9), VersionState::Home);
         assert_eq!(area.open(FS, Tid(2)), 0);
+        area.set_state(FS, FsBlock(9), VersionState::Home.written_over());
+        assert_eq!((area.open(FS, Tid(2)), area.recover(FS, true)), (0, vec![tuple(9, 5, 2)]));
         assert_eq!(area.query(FS), Query { pending: 0, ..area.query(FS) });
         assert!(area.query(FS).information_bytes > 0);
         area.cleanup(FS);
@@ -316,7 +329,6 @@ mod tests {
             let mut found: Vec<u64> =
                 area.versions_in(FS, FsBlock(from), FsBlock(to)).iter().map(|(h, _)| h.0).collect();
             found.sort_unstable();
-            assert_eq!(area.any_open(FS, FsBlock(from), FsBlock(to)), !found.is_empty());
             assert_eq!(area.any(FS, FsBlock(from), FsBlock(to)), !found.is_empty());
             let expected: Vec<u64> = (0..20).map(|i| i * 10).filter(|h| (from..to).contains(h)).collect();
             assert_eq!(found, expected);

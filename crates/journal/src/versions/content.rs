@@ -77,7 +77,7 @@ impl Versions {
         placed.sort_unstable_by_key(|(sector, _, _)| *sector);
         self.below.write_blocks(placed.iter().map(|(sector, _, block)| (*sector, &block[..])))?;
         for (_, at, _) in &placed {
-            self.arena.remove(client, *at);
+            self.arena.give_up(client, *at);
         }
         self.count(client).evicted_blocks += placed.len() as u64;
         Ok(())

@@ -80,9 +80,7 @@ impl Versions {
             }
         }
         drop(area);
-        for (client, home) in others {
-            self.set_state(client, home, VersionState::Overwritten);
-        }
+        others.into_iter().for_each(|(client, home)| self.written_over(client, home));
         // Rooms do not overlap, and where something else is on its way nothing matches.
         Ok(Carried { matches, is_home: home_blocks * BLOCK_SECTORS == sectors })
     }
@@ -108,14 +106,44 @@ impl Versions {
                 self.area.read().versions_in(*client, from, to).into_iter().map(|(home, _)| (*client, home))
             })
             .collect();
-        for (client, home) in found {
-            self.set_state(client, home, VersionState::Overwritten);
+        found.into_iter().for_each(|(client, home)| self.written_over(client, home));
+    }
+
+    /// Something else is written to a version's home.
+    fn written_over(&mut self, client: VolumeId, home: FsBlock) {
+        let version = self.area.read().version(client, home);
+        if let Some(version) = version {
+            self.set_state(client, home, version.state.written_over());
         }
     }
 
     /// Remembers a write until it completes. `look_again`: something changes with it that somebody wants to look at then.
     pub fn track(&mut self, sector: Sector, sectors: u64, carried: Carried, look_again: bool) -> Track {
-        self.in_flight.add(sector, sectors, carried.matches, look_again)
+        let track = self.in_flight.add(sector, sectors, carried.matches, look_again);
+        if !self.older.is_empty() {
+            self.comes_again(sector, sectors);
+        }
+        track
+    }
+
+    /// Queues ask again for what was in flight before they ask for anything else: it carries something older than what was committed
+    /// meanwhile, as an earlier daemon knew.
+    fn comes_again(&mut self, sector: Sector, sectors: u64) {
+        let mut again = Vec::new();
+        for (client, room) in &self.rooms {
+            let (from, to) = room.blocks_of(sector, sectors);
+            if from < to {
+                again.extend(self.older.range((*client, from)..(*client, to)).copied());
+            }
+        }
+        for (client, home) in again {
+            self.older.remove(&(client, home));
+            let version =
+                self.area.read().version(client, home).filter(|v| v.state == VersionState::Overwritten);
+            if let (Some(version), Some(room)) = (version, self.rooms.get(&client)) {
+                self.in_flight.outdated(home.sector(room.start), client, home, version.generation);
+            }
+        }
     }
 
     /// A write has ended, well or not. Whether its guest knows is another matter: see [`Versions::posted`].
@@ -162,6 +190,7 @@ impl Versions {
         let mark = match state {
             VersionState::Overwritten => Some(Mark::Overwritten),
             VersionState::Home => Some(Mark::Home),
+            VersionState::Rewritten => Some(Mark::Rewritten),
             VersionState::Pending => None,
         };
         if before.state != state {

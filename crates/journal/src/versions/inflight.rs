@@ -114,11 +114,6 @@ impl InFlight {
         self.writes.iter().any(|w| w.overlaps(sector, sectors))
     }
 
-    /// Whether any write carries something older than that block's newest version, and was not posted.
-    pub(super) fn older(&self, volume: VolumeId, home: FsBlock) -> bool {
-        self.unposted.iter().any(|w| w.older_than.iter().any(|m| (m.volume, m.home) == (volume, home)))
-    }
-
     /// Whether any write touches a range that has to be looked at again after it.
     pub(crate) fn looks_at(&self, sector: Sector, sectors: u64) -> bool {
         self.writes.iter().any(|w| w.look_again && w.overlaps(sector, sectors))

@@ -1,6 +1,6 @@
 //! What is retained, and the operations of Table I with content.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use afterimage_block::{BlockError, Disk, Sector};
@@ -55,6 +55,8 @@ pub struct Versions {
     pub(crate) way: Way,
     pub(super) writer: Arc<dyn HomeWriter>,
     pub(super) rooms: BTreeMap<VolumeId, Room>,
+    /// Of these blocks something older was on its way home when an earlier daemon died: the next write of one is that again.
+    pub(super) older: BTreeSet<(VolumeId, FsBlock)>,
     /// Bytes of lists that clients keep of what they committed.
     listed: BTreeMap<VolumeId, u64>,
     /// Of every client that there is or was.
@@ -89,6 +91,7 @@ impl Versions {
             way: Way::default(),
             writer,
             rooms: BTreeMap::new(),
+            older: BTreeSet::new(),
             listed: BTreeMap::new(),
             classes: BTreeMap::new(),
             lines: Lines::new(name),
@@ -126,6 +129,7 @@ impl Versions {
         self.arena.clear_volume(client);
         self.area.write().cleanup(client);
         self.rooms.remove(&client);
+        self.older.retain(|(of, _)| *of != client);
         self.listed.remove(&client);
     }
 
@@ -161,26 +165,36 @@ impl Versions {
         for tuple in protect {
             let sector = tuple.home.sector(start);
             let flies = anything_flies && self.in_flight.over(sector, BLOCK_SECTORS).is_some();
-            // The mark goes with the slot: of a block that was evicted nobody knows. See [`Versions::gone`].
-            let unknown = again && self.arena.get(client, tuple.at).is_none();
-            let mark = self.arena.mark(client, tuple.at);
-            if flies || unknown || mark == Some(Mark::Overwritten) {
-                self.set_state(client, tuple.home, VersionState::Overwritten);
+            // Where there was no room to remember the mark of a block that was evicted, nobody knows. See [`Versions::gone`].
+            let unknown = again && !self.arena.knows_mark(client, tuple.at);
+            let mark = self.arena.mark(client, tuple.at).filter(|_| again);
+            let state = match mark {
+                Some(Mark::Home) => VersionState::Home,
+                Some(Mark::Rewritten) => VersionState::Rewritten,
+                Some(Mark::Overwritten | Mark::Older) => VersionState::Overwritten,
+                None if flies || unknown => VersionState::Overwritten,
+                None => continue,
+            };
+            self.set_state(client, tuple.home, state);
+            if flies {
                 let version = self.area.read().version(client, tuple.home);
-                if let Some(version) = version.filter(|_| flies) {
-                    self.in_flight.outdated(sector, client, tuple.home, version.generation);
-                }
-            } else if mark == Some(Mark::Home) {
-                self.set_state(client, tuple.home, VersionState::Home);
+                let generation = version.map_or(0, |version| version.generation);
+                self.in_flight.outdated(sector, client, tuple.home, generation);
+            }
+            if flies || mark == Some(Mark::Older) {
+                self.arena.set_mark(client, tuple.at, Some(Mark::Older));
+            }
+            if mark == Some(Mark::Older) {
+                self.older.insert((client, tuple.home));
             }
         }
         Ok(())
     }
 
-    /// How many versions are not home as far as is known, and their content is not in the arena.
+    /// How many versions there are of which it is not known whether they are home.
     pub(crate) fn gone(&self, client: VolumeId) -> usize {
         let all = self.area.read().versions_in(client, FsBlock(0), FsBlock(u64::MAX)).into_iter();
-        let gone = |v: &Version| v.state != VersionState::Home && self.arena.get(client, v.at).is_none();
+        let gone = |v: &Version| v.state.is_open() && !self.arena.knows_mark(client, v.at);
         all.filter(|(_, version)| gone(version)).count()
     }
 
@@ -216,27 +230,6 @@ impl Versions {
     /// What is known: which versions, of which blocks.
     pub fn area(&self) -> RwLockReadGuard<'_, JournalArea> {
         self.area.read()
-    }
-
-    /// The same, for those who look at it without the disk's lock.
-    pub(crate) fn known_to_all(&self) -> Arc<RwLock<JournalArea>> {
-        Arc::clone(&self.area)
-    }
-
-    /// Whether a read of a range may find something older than a client's newest version: one that is pending, or to whose home a write
-    /// is on its way.
-    pub(crate) fn reads_older(&self, client: VolumeId, sector: Sector, sectors: u64) -> bool {
-        let Some(room) = self.rooms.get(&client) else { return false };
-        let (from, to) = room.blocks_of(sector, sectors);
-        let older = |(home, version): &(FsBlock, Version)| match version.state {
-            VersionState::Pending => true,
-            VersionState::Overwritten => {
-                self.in_flight.any(home.sector(room.start), BLOCK_SECTORS)
-                    || self.in_flight.older(client, *home)
-            }
-            VersionState::Home => false,
-        };
-        self.area.read().versions_in(client, from, to).iter().any(older)
     }
 
     /// Whether there is such a client, or the arena remembers one.
@@ -278,7 +271,7 @@ impl Versions {
 
     /// Whether the newest version of a block is not home.
     pub(crate) fn is_open(&self, client: VolumeId, home: FsBlock) -> bool {
-        self.area.read().version(client, home).is_some_and(|v| v.state != VersionState::Home)
+        self.area.read().version(client, home).is_some_and(|v| v.state.is_open())
     }
 
     /// Who there is, and where.
@@ -297,7 +290,7 @@ impl Versions {
         self.in_flight.open().any(|write| {
             let (from, to) = room.blocks_of(write.sector, write.sectors);
             let mut versions = self.area.read().versions_in(client, from, to).into_iter();
-            versions.any(|(_, version)| version.state != VersionState::Home && passed(version.tid))
+            versions.any(|(_, version)| version.state.is_open() && passed(version.tid))
         })
     }
 }

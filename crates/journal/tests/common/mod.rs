@@ -71,6 +71,11 @@ pub fn journal_ranges(disk: &[u8]) -> Vec<std::ops::Range<usize>> {
     layouts(disk).iter().flat_map(of).collect()
 }
 
+/// Where the superblocks of its journals are.
+fn journal_superblocks(disk: &[u8]) -> Vec<Sector> {
+    layouts(disk).iter().filter_map(|l| Some(l.home_of(AreaBlock(0))?.sector(l.start))).collect()
+}
+
 pub fn journal_superblock(disk: &[u8], layout: &Layout) -> Option<JournalSuperblock> {
     let mut scratch = [0; BLOCK_BYTES];
     let mut view = On(disk, layout);
@@ -243,6 +248,11 @@ impl Served {
         Self::over(base, bytes_max, options, Arc::new(at_once), None)
     }
 
+    /// A daemon that makes a mistake.
+    pub fn mutated(base: Vec<u8>, bytes_max: u64, options: Options, mutation: Option<Mutation>) -> Self {
+        Self::over(base, bytes_max, options, Arc::new(at_once), mutation)
+    }
+
     /// Over another disk, perhaps with a mistake. What becomes of copies is a disk as any.
     pub fn over(
         base: Vec<u8>,
@@ -259,7 +269,16 @@ impl Served {
         let mut served =
             Self { below, disk: None, lane: None, arena, folder, bytes_max, options, over, mutation };
         served.open(held);
+        for superblock in journal_superblocks(&served.below.bytes()) {
+            // A mount reads it first.
+            served.read_block(superblock);
+        }
         served
+    }
+
+    /// Reads a block, whatever comes of it.
+    pub fn read_block(&mut self, at: Sector) {
+        drop(self.lane().read(at, &mut [0; BLOCK_BYTES]));
     }
 
     pub fn applies(&self) -> bool {
@@ -294,6 +313,12 @@ impl Served {
         self.disk = None;
         let arena = Arena::open(&self.arena, None).unwrap();
         self.open(arena);
+    }
+
+    /// The next daemon makes no mistake.
+    pub fn restart_without_mistake(&mut self) {
+        self.mutation = None;
+        self.restart();
     }
 
     /// The same state, of which anything can be made.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use afterimage_block::{BlockError, Buffers, FlushKind, Operation, Sector};
+use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::Layout;
 use afterimage_journal::Block;
 use afterimage_trace::{EventKind, Layer, Op, Recording, Role};
@@ -77,7 +78,18 @@ pub fn send(served: &mut Served, op: &Op) {
     try_to_send(served, op).unwrap();
 }
 
+/// A mount reads the journal's superblock before it writes one; recordings have no reads.
+pub fn read_first(served: &mut Served, op: &Op) {
+    let Op::Write { offset, data, .. } = op else { return };
+    let block: Option<&Block> = data[..].try_into().ok();
+    let superblock = block.is_some_and(|block| JournalSuperblock::parse(block).is_ok());
+    if superblock && served.disk().status().file_systems.iter().any(|f| f.mode == "waiting") {
+        served.read_block(Sector(offset / 512));
+    }
+}
+
 pub fn try_to_send(served: &mut Served, op: &Op) -> Result<(), BlockError> {
+    read_first(served, op);
     match op {
         Op::Write { offset, data, .. } => served.lane().write(Sector(offset / 512), data),
         Op::Zero { offset, len, unmap, .. } => served.lane().request(

@@ -113,7 +113,7 @@ impl Guest {
     /// A guest of a daemon that makes a mistake.
     pub fn with(seed: u64, bytes_max: u64, applies: bool, mutation: Option<Mutation>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let disk = base(1, seed);
+        let mut disk = base(1, seed);
         let layout = layouts(&disk).remove(0);
         assert_eq!(layout.start.0, START);
         let journal = layout.journal[0].home.0;
@@ -135,8 +135,10 @@ impl Guest {
         // Ids that wrap are as good as others.
         let tid = Tid(if rng.random_ratio(1, 3) { u32::MAX - 5 } else { 10 });
         let superblock = with_features(&superblock, features);
+        let at = layout.home_of(AreaBlock(0)).unwrap().sector(layout.start).0 as usize * 512;
+        disk[at..at + BLOCK_BYTES].copy_from_slice(superblock.with_tail(tid, None).bytes());
         let world = World::new(disk, on_disk, bytes_max, applies, seed, mutation);
-        Self {
+        let mut guest = Self {
             world,
             rng,
             geometry,
@@ -153,7 +155,14 @@ impl Guest {
             uuid: 1,
             superblock_before: Vec::new(),
             tail_within: None,
-        }
+        };
+        guest.read_superblock();
+        guest
+    }
+
+    /// As a mount does first.
+    fn read_superblock(&mut self) {
+        self.world.read(self.area_sector(AreaBlock(0)), 8);
     }
 
     pub fn sector_of(&self, home: FsBlock) -> u64 {
@@ -188,6 +197,7 @@ impl Guest {
     /// A mount of a clean journal.
     pub fn mount(&mut self) {
         self.world.drain();
+        self.read_superblock();
         self.mount_at_once();
     }
 

@@ -234,6 +234,8 @@ impl Mounted {
     /// The guest's tail moves to where it writes next.
     pub fn write_tail(&self, lane: &mut Blocking) {
         let tail = self.superblock.with_tail(self.next.0, Some(self.next.1));
+        // As a mount does.
+        lane.read(self.sector_of(AreaBlock(0)), &mut [0; BLOCK_BYTES]).unwrap();
         lane.write(self.sector_of(AreaBlock(0)), tail.bytes()).unwrap();
     }
 

@@ -107,6 +107,17 @@ impl Features {
 }
 
 impl JournalSuperblock {
+    /// Whether a kernel that has read `before` writes this one: it begins a log behind the one that it has replayed, or goes on from an empty
+    /// one, with its id or, at a mount, the next.
+    pub(crate) fn goes_on_from(&self, before: &Self) -> bool {
+        let (now, then) = (self.sequence(), before.sequence());
+        let follows = match before.start() {
+            Some(_) => now.is_after(then),
+            None => now == then || now == then.next(),
+        };
+        follows && self.uuid() == before.uuid()
+    }
+
     /// Reads a superblock from the journal's first block.
     ///
     /// # Errors

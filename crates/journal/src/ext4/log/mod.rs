@@ -12,7 +12,6 @@
 
 mod block;
 mod checksum;
-pub(crate) mod empty;
 #[cfg(any(test, feature = "testkit"))]
 #[path = "../../../testkit/encode.rs"]
 pub mod encode;

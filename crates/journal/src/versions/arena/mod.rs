@@ -20,6 +20,7 @@ mod budget;
 mod file;
 mod loan;
 mod map;
+mod marks;
 mod open;
 mod pool;
 mod records;
@@ -41,6 +42,7 @@ pub use budget::Budget;
 pub use file::own_folder;
 pub(crate) use file::{place, remove};
 pub use loan::Loan;
+pub use marks::Mark;
 pub use records::{Records, Seen, VolumeRecord};
 
 /// Which of the arena's file systems, below [`VOLUMES_MAX`].
@@ -65,15 +67,6 @@ pub struct ArenaIdentity {
     pub inode: u64,
     /// The image's size in bytes.
     pub size_bytes: u64,
-}
-
-/// Where a block stands on its way home.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
-    /// Its home was written with something else after it was committed.
-    Overwritten,
-    /// Its home holds it.
-    Home,
 }
 
 /// The arena of one disk.
@@ -181,14 +174,7 @@ impl Arena {
         let note = fill(loan::free_slot_mut(&mut self.map, &self.lent, slot));
         taken.0 = None;
         drop(taken);
-        let tag = SlotTag {
-            sequence: self.sequence,
-            volume: volume.0,
-            block: at.0,
-            generation,
-            overwritten: false,
-            home: false,
-        };
+        let tag = SlotTag { sequence: self.sequence, volume: volume.0, block: at.0, generation, flags: 0 };
         self.sequence += 1;
         let words = tag.words(slot, self.salt);
         for (i, word) in words.iter().enumerate().skip(1) {
@@ -208,20 +194,15 @@ impl Arena {
         Some(loan::slot(self, self.slot_of(volume, at)?))
     }
 
+    /// When a block was stored: later ones have a higher number.
+    pub fn stored(&self, volume: VolumeId, at: AreaBlock) -> Option<u64> {
+        Some(self.map.tag(self.slot_of(volume, at)?, 0).load(Ordering::Relaxed))
+    }
+
     /// What was noted of a block's content when it was stored: a checksum, made while the processor's caches held it. Forgotten
     /// when the content changes, and with the daemon.
     pub fn note(&self, volume: VolumeId, at: AreaBlock) -> Option<u32> {
         self.slots.get(usize::from(volume.0))?.get(&at)?.note
-    }
-
-    /// A block's content, to be changed in place: a kill leaves any part of the change.
-    ///
-    /// # Panics
-    /// The block is lent.
-    pub(crate) fn get_mut(&mut self, volume: VolumeId, at: AreaBlock) -> Option<&mut Block> {
-        let held = self.slots.get_mut(usize::from(volume.0))?.get_mut(&at)?;
-        held.note = None;
-        Some(loan::free_slot_mut(&mut self.map, &self.lent, held.slot))
     }
 
     /// Frees a block's slot. Returns whether it was there.
@@ -231,26 +212,6 @@ impl Arena {
         self.clear_slot(held.slot);
         self.give(1);
         true
-    }
-
-    /// Remembers where the block stands on its way home, or forgets it; goes with the slot.
-    pub fn set_mark(&mut self, volume: VolumeId, at: AreaBlock, mark: Option<Mark>) {
-        let Some(slot) = self.slot_of(volume, at) else { return };
-        let key = self.map.tag(slot, 1);
-        let bits = match mark {
-            None => 0,
-            Some(Mark::Overwritten) => tags::OVERWRITTEN,
-            Some(Mark::Home) => tags::HOME,
-        };
-        let rest = key.load(Ordering::Relaxed) & !(tags::HOME | tags::OVERWRITTEN);
-        key.store(rest | bits, Ordering::Release);
-    }
-
-    /// See [`Arena::set_mark`].
-    pub fn mark(&self, volume: VolumeId, at: AreaBlock) -> Option<Mark> {
-        let key = self.map.tag(self.slot_of(volume, at)?, 1).load(Ordering::Relaxed);
-        let is = |bit| key & bit != 0;
-        is(tags::OVERWRITTEN).then_some(Mark::Overwritten).or(is(tags::HOME).then_some(Mark::Home))
     }
 
     /// The blocks of a file system that are here, in no order.

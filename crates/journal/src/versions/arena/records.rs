@@ -27,9 +27,8 @@ pub struct VolumeRecord {
     pub tail: (Tid, AreaBlock),
     /// Journal-area writes are absorbed.
     pub absorbing: bool,
-    /// The served superblock, or something older than what was committed, was read since the guest last wrote one: it may be in its own
-    /// recovery, or about to be.
-    pub being_read: bool,
+    /// The journal's superblock was read since the guest last wrote one: whoever writes one now may be a mount.
+    pub superblock_read: bool,
     /// The journal's superblock on the disk bears this arena's stamp.
     pub stamped: bool,
     /// A commit waits for a write of one of its blocks: the next daemon may be asked for both, in the other order.

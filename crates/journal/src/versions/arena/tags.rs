@@ -4,7 +4,7 @@
 //! header   [magic][version | check][uuid, 2 words][inode][image bytes] ; [bytes_max], alone, outside the check
 //! name     from word 16: [check << 32 | bytes][path of the image ...]: for people, who find an arena that nothing names
 //! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words][seen][seen]
-//! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | a commit waits, stamped, being read, absorbing]
+//! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | a commit waits, stamped, superblock read, absorbing]
 //! seen     [1 << 32 | CRC-32C of the file system's, the journal's superblock on the disk; 0: not known]
 //! tag      [sequence, 0 = free][flags << 48 | volume << 32 | block][generation][check]
 //! ```
@@ -40,8 +40,12 @@ pub(super) const SEEN: u64 = 1 << 32;
 pub(super) const RECORDS: usize = (RECORD_PAGES * PAGE) as usize / 8 / RECORD_WORDS;
 /// The flag in a tag: the block's home was written with something else.
 pub(super) const OVERWRITTEN: u64 = 1 << 48;
-/// The flag in a tag: the block is home.
+/// The flag in a tag: the block is home; with [`OVERWRITTEN`], it was.
 pub(super) const HOME: u64 = 1 << 49;
+/// The flag in a tag, beside [`OVERWRITTEN`]: what was written is older.
+pub(super) const OLDER: u64 = 1 << 50;
+/// All of them.
+pub(super) const MARKS: u64 = OVERWRITTEN | HOME | OLDER;
 /// Flags of a tag.
 const FLAGS: u64 = 0xffff << 48;
 /// A sequence above this was not counted up to: seventy years of a store every nanosecond.
@@ -134,7 +138,7 @@ pub(super) fn tail_word(tail: (Tid, AreaBlock)) -> u64 {
 /// A copy of a record. Its check covers all but the tail, which changes alone.
 pub(super) fn copy_words(record: &VolumeRecord, generation: u64, salt: u32) -> [u64; COPY_WORDS] {
     let [low, high] = two_words(record.fs_uuid);
-    let flags = [record.absorbing, record.being_read, record.stamped, record.commit_waits];
+    let flags = [record.absorbing, record.superblock_read, record.stamped, record.commit_waits];
     let flags = flags.iter().rev().fold(0, |word, flag| word << 1 | u64::from(*flag));
     let found = check(salt, &[record.start_sector, low, high, flags, generation]);
     [tail_word(record.tail), record.start_sector, low, high, u64::from(found) << 32 | flags]
@@ -158,7 +162,7 @@ pub(super) fn read_record(words: &[u64], salt: u32) -> Option<(u64, usize, Optio
         fs_uuid: sixteen_bytes([copy_found[2], copy_found[3]]),
         tail: (Tid((copy_found[0] >> 32) as u32), AreaBlock(copy_found[0] as u32)),
         absorbing: copy_found[4] & 1 == 1,
-        being_read: copy_found[4] >> 1 & 1 == 1,
+        superblock_read: copy_found[4] >> 1 & 1 == 1,
         stamped: copy_found[4] >> 2 & 1 == 1,
         commit_waits: copy_found[4] >> 3 & 1 == 1,
     };
@@ -178,8 +182,8 @@ pub(super) struct SlotTag {
     pub(super) volume: u16,
     pub(super) block: u32,
     pub(super) generation: u64,
-    pub(super) overwritten: bool,
-    pub(super) home: bool,
+    /// See [`MARKS`].
+    pub(super) flags: u64,
 }
 
 impl SlotTag {
@@ -187,9 +191,7 @@ impl SlotTag {
     pub(super) fn words(&self, slot: u32, salt: u32) -> [u64; TAG_WORDS] {
         let key = u64::from(self.volume) << 32 | u64::from(self.block);
         let found = check(salt, &[self.sequence, key, self.generation, u64::from(slot)]);
-        let flag = |set: bool, flag: u64| if set { flag } else { 0 };
-        let flags = flag(self.overwritten, OVERWRITTEN) | flag(self.home, HOME);
-        [self.sequence, key | flags, self.generation, u64::from(found)]
+        [self.sequence, key | self.flags, self.generation, u64::from(found)]
     }
 
     /// What a slot's words say. `None`: they contradict themselves.
@@ -200,8 +202,7 @@ impl SlotTag {
             volume: (key >> 32) as u16,
             block: key as u32,
             generation: words[2],
-            overwritten: words[1] & OVERWRITTEN != 0,
-            home: words[1] & HOME != 0,
+            flags: words[1] & MARKS,
         };
         (tag.words(slot, salt)[..] == words[..TAG_WORDS]
             && usize::from(tag.volume) < RECORDS
