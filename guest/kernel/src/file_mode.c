@@ -215,6 +215,8 @@ static int fm_switch(struct inode *inode, int mode)
 	filemap_invalidate_lock(inode->i_mapping);
 	if (fm_is_fresh(inode))
 		fm_note(inode, mode);
+	else if (ext4_should_journal_data(inode) && !capable(CAP_SYS_RESOURCE))
+		err = -EPERM;
 	else
 		err = fm_switch_written(inode, mode);
 	filemap_invalidate_unlock(inode->i_mapping);
@@ -311,7 +313,8 @@ bool fm_is_ioctl(unsigned int cmd)
  * @cmd: what fm_is_ioctl() has recognized
  * @arg: the mode
  *
- * The stock attribute asks for CAP_SYS_RESOURCE. Here a file is its owner's: databases do not run as root.
+ * The stock attribute asks for CAP_SYS_RESOURCE. Here a file is its owner's: databases do not run as root. What empties
+ * the journal, for everybody, asks for it here, too: a switch away from the journal of a file that has data.
  *
  * Return: the mode, 0, or an error.
  */
