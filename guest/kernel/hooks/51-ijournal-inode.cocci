@@ -2,6 +2,7 @@
 // place: fs/ext4/inode.c ext4_do_update_inode 1 ij_changes
 // place: fs/ext4/ialloc.c __ext4_new_inode 1 ij_born
 // place: fs/ext4/ialloc.c find_inode_bit 1 ij_number_is_gone
+// place: fs/ext4/ialloc.c find_inode_bit 1 ij_next_number
 // place: fs/ext4/ialloc.c ext4_free_inode 1 ij_inode_freed
 // place: fs/ext4/orphan.c ext4_orphan_add 1 ij_orphan_added
 // place: fs/ext4/orphan.c ext4_orphan_del 1 ij_orphan_removed
@@ -38,6 +39,17 @@ identifier sb, group, ino, check;
  <...
 -check && recently_deleted(sb, group, *ino)
 +(check && recently_deleted(sb, group, *ino)) || ij_number_is_gone(sb, group, *ino)
+ ...>
+ }
+
+@@
+identifier sb, group, ino;
+@@
+ find_inode_bit(struct super_block *sb, ext4_group_t group, ..., unsigned long *ino)
+ {
+ <...
+- *ino = *ino + 1;
++ *ino = ij_next_number(sb, group, *ino);
  ...>
  }
 

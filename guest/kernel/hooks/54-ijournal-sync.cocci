@@ -3,6 +3,21 @@
 // place: fs/ext4/fsync.c ext4_sync_file 1 ij_is_unchanged
 // place: fs/ext4/fsync.c ext4_sync_file 1 ij_write_data
 // place: fs/ext4/fsync.c ext4_fsync_journal 1 ij_syncs
+// place: fs/ext4/fsync.c ext4_sync_file 1 ij_verdict
+@@
+identifier err, file, inode;
+symbol ret;
+@@
+ ext4_sync_file(...)
+ {
+ <...
+ struct inode *inode = file->f_mapping->host;
+ ...
++ret = ij_verdict(inode, ret);
+ err = file_check_and_advance_wb_err(file);
+ ...>
+ }
+
 @@
 identifier inode, datasync, needs_barrier, journal, tid;
 @@

@@ -12,6 +12,7 @@
 // place: fs/ext4/super.c __ext4_remount 1 ij_bit_is_left
 // place: fs/ext4/super.c ext4_feature_set_ok 1 ij_explain
 // place: fs/ext4/super.c ext4_feature_set_ok 1 ij_runs
+// place: fs/ext4/file.c ext4_file_open 1 ij_refuses_open
 // place: fs/ext4/resize.c ext4_resize_begin 1 IJOURNAL
 @@
 identifier fc, param, token, result;
@@ -157,5 +158,17 @@ identifier sb;
 +	return -EOPNOTSUPP;
  if (!capable(CAP_SYS_RESOURCE))
 	return -EPERM;
+ ...>
+ }
+
+@@
+identifier inode, filp, ret;
+@@
+ ext4_file_open(struct inode *inode, struct file *filp)
+ {
+ <...
++if (ij_refuses_open(inode))
++	return -EPERM;
+ ret = ext4_sample_last_mounted(inode->i_sb, filp->f_path.mnt);
  ...>
  }

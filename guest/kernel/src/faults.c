@@ -4,6 +4,7 @@
  * that one parameter names what a guest does.
  */
 
+#include <linux/delay.h>
 #include <linux/faults.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -25,6 +26,13 @@ static int panic_after_set(const char *value, const struct kernel_param *param)
 
 static const struct kernel_param_ops panic_after_ops = { .set = panic_after_set };
 module_param_cb(panic_after, &panic_after_ops, NULL, 0200);
+
+/* A place to wait at, once, so that a test can do something meanwhile. */
+static char *wait_at = "";
+module_param(wait_at, charp, 0644);
+static uint wait_ms;
+module_param(wait_ms, uint, 0644);
+static atomic_t waited = ATOMIC_INIT(0);
 
 static char *plant = "";
 module_param(plant, charp, 0644);
@@ -104,6 +112,8 @@ void vext4_fault(enum vext4_fault point)
 {
 	if (point == VEXT4_FAULT_CONTENT)
 		vext4_plant();
+	if (wait_ms && !strcmp(wait_at, fault_names[point]) && !atomic_xchg(&waited, 1))
+		msleep(wait_ms);
 	if (vext4_armed(point) && atomic_dec_return(&panic_after) == 0)
 		panic("injected at %s", panic_at);
 }
@@ -133,6 +143,7 @@ bool vext4_without(enum vext4_part part)
 		[VEXT4_PART_IJOURNAL_FLUSH] = "ijournal-flush",
 		[VEXT4_PART_IJOURNAL_LOGGED] = "ijournal-logged",
 		[VEXT4_PART_IJOURNAL_GROUP] = "ijournal-group",
+		[VEXT4_PART_IJOURNAL_ABORTED] = "ijournal-aborted",
 	};
 
 	return !strcmp(without, names[part]);

@@ -124,6 +124,7 @@ void ij_renamed(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_metadata_dirty(struct jbd2_journal_handle *handle, struct inode *inode, struct buffer_head *bh);
 void ij_block_freed(struct inode *inode, u64 block);
 bool ij_number_is_gone(struct super_block *sb, u32 group, unsigned long bit);
+unsigned long ij_next_number(struct super_block *sb, u32 group, unsigned long bit);
 void ij_inode_freed(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_orphan_added(struct jbd2_journal_handle *handle, struct inode *inode);
 void ij_orphan_removed(struct jbd2_journal_handle *handle, struct inode *inode);
@@ -134,6 +135,7 @@ void ij_exchanges(struct super_block *sb, struct jbd2_journal_handle *handle);
 void ij_counts(struct inode *inode);
 bool ij_is_unchanged(struct inode *inode);
 bool ij_syncs(struct inode *inode, bool datasync, bool *needs_barrier);
+int ij_verdict(struct inode *inode, int err);
 
 /* ijournal_group.c */
 int ij_write_data(struct file *file, loff_t start, loff_t end);
@@ -148,5 +150,6 @@ bool ij_may_remount(struct super_block *sb);
 bool ij_bit_is_left(struct super_block *sb);
 void ij_explain(struct super_block *sb);
 bool ij_runs(struct super_block *sb);
+bool ij_refuses_open(struct inode *inode);
 
 #endif

@@ -27,7 +27,7 @@ static const uint epoch_transactions = 1U << 30;
 /* Blocks whose runs are committed are free. The area is locked. */
 static void ij_release(struct ij_fs *ij, struct ij_area *area)
 {
-	u32 committed = ij_committed(ij->sb);
+	u32 committed = ij_committed(ij);
 
 	while (area->marks_count) {
 		struct ij_mark *oldest = &area->marks[area->oldest];
@@ -241,7 +241,7 @@ const char *ij_read_areas(struct ij_fs *ij)
 const char *ij_begin_epoch(struct ij_fs *ij)
 {
 	struct ijournal_areas *header = ij->header;
-	u32 first = ij_committed(ij->sb) + 1;
+	u32 first = ij_committed(ij) + 1;
 
 	get_random_bytes(header->epoch, sizeof(header->epoch));
 	header->first_tid = cpu_to_le32(first);
@@ -249,7 +249,7 @@ const char *ij_begin_epoch(struct ij_fs *ij)
 	if (ij_header_io(ij, header, REQ_OP_WRITE | REQ_SYNC | REQ_META | REQ_PREFLUSH | REQ_FUA))
 		return "the areas' header cannot be written";
 	memcpy(ij->epoch, header->epoch, sizeof(ij->epoch));
-	ij->first_tid = first;
+	WRITE_ONCE(ij->first_tid, first);
 	atomic64_set(&ij->sub_id, 0);
 	WRITE_ONCE(ij->epochs, ij->epochs + 1);
 	return NULL;
@@ -273,7 +273,7 @@ static bool ij_runs_are_past(struct ij_fs *ij)
 
 	for (at = 0; at < ij->areas && past; at++) {
 		struct ij_area *area = &ij->area[at];
-		u32 committed = ij_committed(ij->sb);
+		u32 committed = ij_committed(ij);
 
 		spin_lock(&area->lock);
 		for (mark = 0; mark < area->marks_count; mark++) {

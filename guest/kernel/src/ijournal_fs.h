@@ -6,8 +6,11 @@
 #define _IJOURNAL_FS_H
 
 #include <linux/completion.h>
+#include <linux/faults.h>
 #include <linux/hashtable.h>
+#include <linux/mutex.h>
 #include <linux/percpu-rwsem.h>
+#include <linux/xarray.h>
 #include "ext4_jbd2.h"
 #include "ijournal_format.h"
 
@@ -15,7 +18,10 @@
 #define IJ_RUNS_MAX 17
 /* Writes of one area whose blocks are not told apart any more when there are more. */
 #define IJ_MARKS 32
-#define IJ_GONE_MAX 65536
+/* Names that one transaction gives up and that are remembered. */
+#define IJ_NAMES_MAX 65536
+/* At most two transactions are not committed: the running one, and the one before it. Each has its place. */
+#define IJ_GONE 2
 
 /* One run of an fsync, as it will be written. */
 struct ij_run {
@@ -81,11 +87,24 @@ struct ij_area {
 	atomic64_t sub_id;
 } ____cacheline_aligned_in_smp;
 
-/* A name or an inode number that was given up by a transaction: whoever gets it next is not replayed. */
-struct ij_gone {
+/* A name that was given up: whoever gets it next is not replayed. */
+struct ij_name {
 	struct hlist_node node;
 	u64 key;
+};
+
+/**
+ * struct ij_gone - what one transaction has given up
+ * @tid: the transaction
+ * @names_count: how many names
+ * @names: each
+ * @numbers: by group, a bitmap of inode numbers
+ */
+struct ij_gone {
 	u32 tid;
+	unsigned int names_count;
+	DECLARE_HASHTABLE(names, 12);
+	struct xarray numbers;
 };
 
 /**
@@ -107,9 +126,9 @@ struct ij_gone {
  * @coming_number: how many there were
  * @came: the oldest has ended
  * @exchanged: blocks were exchanged between files
+ * @gone_mutex: held to make room for a transaction
  * @gone_lock: protects what follows
- * @gone: names and inode numbers that are not free yet
- * @gone_count: how many
+ * @gone: names and inode numbers that are not free yet, by transaction
  * @outcomes: fsyncs by how they were served
  * @grouped: fsyncs whose runs went out in another's request
  * @runs: runs that were written
@@ -135,9 +154,9 @@ struct ij_fs {
 	u64 coming_number;
 	wait_queue_head_t came;
 	struct ij_stamp exchanged;
+	struct mutex gone_mutex; /* makes room for a transaction */
 	spinlock_t gone_lock; /* names, numbers, and what was exchanged */
-	DECLARE_HASHTABLE(gone, 10);
-	unsigned int gone_count;
+	struct ij_gone gone[IJ_GONE];
 	atomic64_t outcomes[IJ_OUTCOMES];
 	atomic64_t grouped;
 	atomic64_t runs;
@@ -146,9 +165,20 @@ struct ij_fs {
 	atomic64_t dir_blocks;
 };
 
-static inline u32 ij_committed(struct super_block *sb)
+/*
+ * The last transaction that is known to be committed. The journal counts one on whose commit it was aborted, too, and
+ * aborts before it counts: so it is asked afterwards. Of an aborted one nothing is known but what the epoch began with.
+ */
+static inline u32 ij_committed(struct ij_fs *ij)
 {
-	return READ_ONCE(EXT4_SB(sb)->s_journal->j_commit_sequence);
+	journal_t *journal = EXT4_SB(ij->sb)->s_journal;
+	u32 tid = READ_ONCE(journal->j_commit_sequence);
+
+	/* Pairs with j_state_lock, which is taken to abort and again to count. */
+	smp_rmb();
+	if (is_journal_aborted(journal) && !vext4_without(VEXT4_PART_IJOURNAL_ABORTED))
+		return READ_ONCE(ij->first_tid) - 1;
+	return tid;
 }
 
 /* Is something not durable by commits up to that one? */
@@ -158,6 +188,7 @@ static inline bool ij_open(struct ij_stamp stamp, u32 committed)
 }
 
 /* ijournal_state.c */
+void ij_forget(struct ij_fs *ij, struct ij_gone *gone);
 enum ij_outcome ij_allows(struct inode *inode, u32 committed);
 
 /* ijournal_logged.c */

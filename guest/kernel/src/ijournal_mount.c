@@ -125,6 +125,8 @@ bool ij_may_remount(struct super_block *sb)
 	return !why;
 }
 
+static const char ij_no_areas[] = "it has no areas: there is no file " IJOURNAL_FILE_NAME;
+
 static const char *ij_find_file(struct ij_fs *ij)
 {
 	struct dentry *root = ij->sb->s_root, *dentry;
@@ -140,10 +142,10 @@ static const char *ij_find_file(struct ij_fs *ij)
 	d_drop(dentry);
 	dput(dentry);
 	if (!ij->file)
-		return "it has no areas: there is no file " IJOURNAL_FILE_NAME;
+		return ij_no_areas;
 	if (!ext4_test_inode_flag(ij->file, EXT4_INODE_EXTENTS) || ext4_should_journal_data(ij->file))
 		return "the areas' file is not mapped by extents, or its data is journaled";
-	/* Nobody writes, moves or removes it as long as this is mounted. */
+	/* Nobody writes, moves or removes it as long as this is mounted; see also ij_refuses_open(). */
 	inode_lock(ij->file);
 	ij->file->i_flags |= S_SWAPFILE;
 	inode_unlock(ij->file);
@@ -152,9 +154,7 @@ static const char *ij_find_file(struct ij_fs *ij)
 
 static void ij_free(struct ij_fs *ij)
 {
-	struct hlist_node *next;
-	struct ij_gone *gone;
-	int bucket;
+	unsigned int at;
 
 	if (ij->file) {
 		inode_lock(ij->file);
@@ -162,13 +162,13 @@ static void ij_free(struct ij_fs *ij)
 		inode_unlock(ij->file);
 		iput(ij->file);
 	}
-	hash_for_each_safe(ij->gone, bucket, next, gone, node)
-		kfree(gone);
+	for (at = 0; at < IJ_GONE; at++)
+		ij_forget(ij, &ij->gone[at]);
 	percpu_free_rwsem(&ij->epoch_lock);
 	free_page((unsigned long)ij->header);
 	kvfree(ij->blocks);
 	kvfree(ij->area);
-	kfree(ij);
+	kvfree(ij);
 }
 
 static const char *ij_open_areas(struct ij_fs *ij)
@@ -205,6 +205,7 @@ int ij_start(struct super_block *sb)
 {
 	struct ext4_sb_info *sbi = EXT4_SB(sb);
 	const char *why;
+	unsigned int at;
 	struct ij_fs *ij;
 
 	if (!test_opt2(sb, IJOURNAL))
@@ -215,7 +216,7 @@ int ij_start(struct super_block *sb)
 		return -EINVAL;
 	}
 	if (!sbi->s_ij) {
-		ij = kzalloc(sizeof(*ij), GFP_KERNEL);
+		ij = kvzalloc(sizeof(*ij), GFP_KERNEL);
 		if (!ij)
 			return -ENOMEM;
 		ij->sb = sb;
@@ -223,8 +224,17 @@ int ij_start(struct super_block *sb)
 		INIT_LIST_HEAD(&ij->coming);
 		init_waitqueue_head(&ij->came);
 		spin_lock_init(&ij->gone_lock);
-		hash_init(ij->gone);
+		mutex_init(&ij->gone_mutex);
+		for (at = 0; at < IJ_GONE; at++)
+			xa_init(&ij->gone[at].numbers);
 		why = ij_open_areas(ij);
+		if (why == ij_no_areas) {
+			/* A commit is all that an fsync needs, and a root file system has to be mounted. */
+			ext4_msg(sb, KERN_WARNING, "ijournal: %s; fsyncs commit", why);
+			ij_free(ij);
+			clear_opt2(sb, IJOURNAL);
+			return 0;
+		}
 		if (why) {
 			ext4_msg(sb, KERN_ERR, "ijournal: %s", why);
 			ij_free(ij);
@@ -302,4 +312,17 @@ void ij_explain(struct super_block *sb)
 {
 	if (ij_bit_is_set(sb) && !ij_runs(sb))
 		ext4_msg(sb, KERN_ERR, "ijournal: there may be i-transactions: recover them first");
+}
+
+/**
+ * ij_refuses_open - is a file none to be read?
+ * @inode: a file that is opened
+ *
+ * The areas are written beside the page cache, which would have any old content of them.
+ */
+bool ij_refuses_open(struct inode *inode)
+{
+	struct ij_fs *ij = EXT4_SB(inode->i_sb)->s_ij;
+
+	return ij && inode == ij->file;
 }

@@ -3,14 +3,16 @@
  * iJournaling: what of an inode is not committed, and what replay could not reproduce.
  *
  * All of it is stamped with the transaction that did it, and counts until that one is committed: nothing has to be
- * cleared by a commit. Replay adds to the last committed state what an i-transaction says. So whatever takes a name,
- * an inode number or a link away, or shares what is not in the inode, is a reason for a normal commit as long as it is
- * not committed itself. What one and the same transaction has made and taken away never was in a committed state.
+ * cleared by a commit. Names and inode numbers that are given up have a place by transaction, and make room for the
+ * one after the next. Replay adds to the last committed state what an i-transaction says. So whatever takes a name, an
+ * inode number or a link away, or shares what is not in the inode, is a reason for a normal commit as long as it is not
+ * committed itself. What one and the same transaction has made and taken away never was in a committed state.
  *
  * An inode that leaves memory takes its state along. When it is read again it may be uncommitted only where the block
  * that it is read from belongs to a transaction: names, links and extents do not change without their inode.
  */
 
+#include <linux/bitmap.h>
 #include <linux/hash.h>
 #include <linux/stringhash.h>
 #include "ext4_jbd2.h"
@@ -86,65 +88,153 @@ static u64 ij_name_key(struct inode *dir, const char *name, unsigned int len)
 	return (u64)dir->i_ino << 32 | full_name_hash(NULL, name, len);
 }
 
-/* Forget what is committed by now. */
-static void ij_gone_sweep(struct ij_fs *ij, u32 committed)
+/**
+ * ij_forget - what a transaction has given up is committed, or nobody asks any more
+ * @ij: the file system
+ * @gone: what it was, to which nobody adds
+ *
+ * Whoever looked at the journal long ago may still be searching it.
+ */
+void ij_forget(struct ij_fs *ij, struct ij_gone *gone)
 {
 	struct hlist_node *next;
-	struct ij_gone *gone;
+	struct hlist_head names;
+	struct ij_name *name;
+	unsigned long group;
+	void *bits;
 	int bucket;
 
-	hash_for_each_safe(ij->gone, bucket, next, gone, node) {
-		if (tid_gt(gone->tid, committed))
-			continue;
-		hash_del(&gone->node);
-		kfree(gone);
-		ij->gone_count--;
+	for (bucket = 0; bucket < HASH_SIZE(gone->names); bucket++) {
+		spin_lock(&ij->gone_lock);
+		hlist_move_list(&gone->names[bucket], &names);
+		spin_unlock(&ij->gone_lock);
+		hlist_for_each_entry_safe(name, next, &names, node)
+			kfree(name);
+		cond_resched();
 	}
+	xa_for_each(&gone->numbers, group, bits) {
+		spin_lock(&ij->gone_lock);
+		xa_erase(&gone->numbers, group);
+		spin_unlock(&ij->gone_lock);
+		bitmap_free(bits);
+	}
+	gone->names_count = 0;
 }
 
-static void ij_gone_add(struct ij_fs *ij, u64 key, u32 tid)
+/*
+ * Where a running transaction's are. What the one before the last has given up is in the same place, and committed; or
+ * the journal was aborted, and there is no place.
+ */
+static struct ij_gone *ij_gone_by(struct ij_fs *ij, u32 tid)
 {
-	struct ij_gone *gone = kmalloc(sizeof(*gone), GFP_NOFS);
+	struct ij_gone *gone = &ij->gone[tid % IJ_GONE];
+	bool free = true;
+
+	/* Pairs with the release below: it is empty by then. */
+	if (smp_load_acquire(&gone->tid) == tid)
+		return gone;
+	mutex_lock(&ij->gone_mutex);
+	if (gone->tid != tid) {
+		free = !tid_gt(gone->tid, ij_committed(ij)) || (!gone->names_count && xa_empty(&gone->numbers));
+		if (free) {
+			ij_forget(ij, gone);
+			/* Whoever sees it finds nothing else's there. */
+			smp_store_release(&gone->tid, tid);
+		}
+	}
+	mutex_unlock(&ij->gone_mutex);
+	return free ? gone : NULL;
+}
+
+static void ij_name_add(struct ij_fs *ij, u64 key, u32 tid)
+{
+	struct ij_name *name = kmalloc(sizeof(*name), GFP_NOFS);
+	struct ij_gone *gone = ij_gone_by(ij, tid);
 
 	spin_lock(&ij->gone_lock);
-	if (gone && ij->gone_count >= IJ_GONE_MAX)
-		ij_gone_sweep(ij, ij_committed(ij->sb));
-	if (gone && ij->gone_count < IJ_GONE_MAX) {
-		gone->key = key;
-		gone->tid = tid;
-		hash_add(ij->gone, &gone->node, key);
-		ij->gone_count++;
-		gone = NULL;
+	if (name && gone && gone->names_count < IJ_NAMES_MAX) {
+		name->key = key;
+		hash_add(gone->names, &name->node, key);
+		gone->names_count++;
+		name = NULL;
 	} else {
 		/* Nobody can tell what it was. */
 		ij_set(&ij->exchanged, tid);
 	}
 	spin_unlock(&ij->gone_lock);
-	kfree(gone);
+	kfree(name);
 }
 
 /* Was it given up by a transaction that is not committed? */
-static bool ij_is_gone(struct ij_fs *ij, u64 key)
+static bool ij_name_is_gone(struct ij_fs *ij, u64 key)
 {
-	u32 committed = ij_committed(ij->sb);
-	struct hlist_node *next;
+	u32 committed = ij_committed(ij);
 	struct ij_gone *gone;
+	struct ij_name *name;
 	bool found = false;
 
-	if (!READ_ONCE(ij->gone_count))
-		return false;
 	spin_lock(&ij->gone_lock);
-	hash_for_each_possible_safe(ij->gone, gone, next, node, key) {
-		if (!tid_gt(gone->tid, committed)) {
-			hash_del(&gone->node);
-			kfree(gone);
-			ij->gone_count--;
-		} else if (gone->key == key) {
-			found = true;
-		}
+	for (gone = ij->gone; gone < ij->gone + IJ_GONE; gone++) {
+		if (!tid_gt(READ_ONCE(gone->tid), committed))
+			continue;
+		hash_for_each_possible(gone->names, name, node, key)
+			found |= name->key == key;
 	}
 	spin_unlock(&ij->gone_lock);
 	return found;
+}
+
+/* A group's bitmap of numbers; NULL where there is no memory. */
+static unsigned long *ij_number_bits(struct ij_fs *ij, struct ij_gone *gone, unsigned long group)
+{
+	unsigned long *bits = xa_load(&gone->numbers, group), *fresh;
+
+	if (bits)
+		return bits;
+	fresh = bitmap_zalloc(EXT4_INODES_PER_GROUP(ij->sb), GFP_NOFS);
+	if (!fresh)
+		return NULL;
+	bits = xa_cmpxchg(&gone->numbers, group, NULL, fresh, GFP_NOFS);
+	if (!bits)
+		return fresh;
+	bitmap_free(fresh);
+	return xa_is_err(bits) ? NULL : bits;
+}
+
+static void ij_number_add(struct ij_fs *ij, unsigned long ino, u32 tid)
+{
+	struct ij_gone *gone = ij_gone_by(ij, tid);
+	unsigned long *bits = NULL;
+
+	if (gone)
+		bits = ij_number_bits(ij, gone, (ino - 1) / EXT4_INODES_PER_GROUP(ij->sb));
+	if (bits) {
+		set_bit((ino - 1) % EXT4_INODES_PER_GROUP(ij->sb), bits);
+		return;
+	}
+	spin_lock(&ij->gone_lock);
+	ij_set(&ij->exchanged, tid);
+	spin_unlock(&ij->gone_lock);
+}
+
+/* The next number of a group, from that one on, that no transaction which is not committed has given up. */
+static unsigned long ij_number_from(struct ij_fs *ij, unsigned long group, unsigned long bit)
+{
+	unsigned long end = EXT4_INODES_PER_GROUP(ij->sb), from, *bits;
+	u32 committed = ij_committed(ij);
+	struct ij_gone *gone;
+
+	spin_lock(&ij->gone_lock);
+	do {
+		from = bit;
+		for (gone = ij->gone; gone < ij->gone + IJ_GONE; gone++) {
+			bits = tid_gt(READ_ONCE(gone->tid), committed) ? xa_load(&gone->numbers, group) : NULL;
+			if (bits)
+				bit = find_next_zero_bit(bits, end, bit);
+		}
+	} while (bit != from);
+	spin_unlock(&ij->gone_lock);
+	return bit;
 }
 
 /**
@@ -200,7 +290,8 @@ void ij_born(handle_t *handle, struct inode *inode)
 		return;
 	tid = ij_tid(inode->i_sb, handle);
 	ij_set(&ij_of(inode)->born, tid);
-	if (ij_is_gone(ij, inode->i_ino))
+	if (ij_number_is_gone(inode->i_sb, (inode->i_ino - 1) / EXT4_INODES_PER_GROUP(inode->i_sb),
+			      (inode->i_ino - 1) % EXT4_INODES_PER_GROUP(inode->i_sb)))
 		ij_normal(inode, tid, IJ_INODE_REUSE);
 }
 
@@ -216,7 +307,20 @@ bool ij_number_is_gone(struct super_block *sb, u32 group, unsigned long bit)
 {
 	struct ij_fs *ij = EXT4_SB(sb)->s_ij;
 
-	return ij && ij_is_gone(ij, (u64)group * EXT4_INODES_PER_GROUP(sb) + bit + 1);
+	return ij && ij_number_from(ij, group, bit) != bit;
+}
+
+/**
+ * ij_next_number - where to look for a number behind one that is not to be given out
+ * @sb: the file system
+ * @group: its group
+ * @bit: which of the group's
+ */
+unsigned long ij_next_number(struct super_block *sb, u32 group, unsigned long bit)
+{
+	struct ij_fs *ij = EXT4_SB(sb)->s_ij;
+
+	return ij ? ij_number_from(ij, group, bit + 1) : bit + 1;
 }
 
 /**
@@ -235,7 +339,7 @@ void ij_inode_freed(handle_t *handle, struct inode *inode)
 	tid = ij_tid(inode->i_sb, handle);
 	/* What the same transaction has made was free before. A directory's run may be what a file is found by. */
 	if (!born.set || born.tid != tid || (S_ISDIR(inode->i_mode) && ij_of(inode)->captured))
-		ij_gone_add(ij, inode->i_ino, tid);
+		ij_number_add(ij, inode->i_ino, tid);
 }
 
 /**
@@ -294,7 +398,7 @@ void ij_entry_added(handle_t *handle, struct dentry *dentry, struct inode *inode
 	spin_unlock(&state->lock);
 	if (!first)
 		ij_normal(inode, tid, IJ_HARD_LINK);
-	else if (ij_is_gone(ij, ij_name_key(d_inode(dentry->d_parent), dentry->d_name.name, dentry->d_name.len)))
+	else if (ij_name_is_gone(ij, ij_name_key(d_inode(dentry->d_parent), dentry->d_name.name, dentry->d_name.len)))
 		ij_normal(inode, tid, IJ_NAME_REUSE);
 }
 
@@ -331,7 +435,7 @@ void ij_entry_removed(handle_t *handle, struct inode *dir, struct ext4_dir_entry
 	}
 	rcu_read_unlock();
 	if (!passing)
-		ij_gone_add(ij, ij_name_key(dir, entry->name, entry->name_len), tid);
+		ij_name_add(ij, ij_name_key(dir, entry->name, entry->name_len), tid);
 }
 
 /**
@@ -427,7 +531,7 @@ void ij_metadata_dirty(handle_t *handle, struct inode *inode, struct buffer_head
 		if (state->extents[at].block == bh->b_blocknr)
 			break;
 	if (at == state->extents_count) {
-		if (at == state->extents_room && !ij_extents_room(state, ij_committed(inode->i_sb))) {
+		if (at == state->extents_room && !ij_extents_room(state, ij_committed(EXT4_SB(inode->i_sb)->s_ij))) {
 			ij_set(&state->normal, tid);
 			state->why = IJ_NO_MEMORY;
 			goto out;

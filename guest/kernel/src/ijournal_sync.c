@@ -386,7 +386,7 @@ static int ij_write_ordered(struct inode *inode)
 static enum ij_outcome ij_log(struct ij_fs *ij, struct inode *inode, bool datasync, struct ij_way *way,
 			      struct ij_batch *batch)
 {
-	u32 committed = ij_committed(inode->i_sb);
+	u32 committed = ij_committed(ij);
 	struct ij_area *area = &ij->area[raw_smp_processor_id() % ij->areas];
 	enum ij_outcome outcome;
 	unsigned int at;
@@ -438,7 +438,7 @@ static enum ij_outcome ij_try(struct ij_fs *ij, struct inode *inode, bool datasy
 /* What no state has to tell. */
 static enum ij_outcome ij_kind(struct ij_fs *ij, struct inode *inode, u32 tid)
 {
-	if (!tid_gt(tid, ij_committed(inode->i_sb)))
+	if (!tid_gt(tid, ij_committed(ij)))
 		return IJ_COMMITTED;
 	if (!ext4_should_dioread_nolock(inode) || ext4_has_inline_data(inode) || IS_ENCRYPTED(inode) ||
 	    IS_VERITY(inode) || IS_DAX(inode))
@@ -492,8 +492,7 @@ bool ij_is_unchanged(struct inode *inode)
 
 	if (!ij || S_ISREG(inode->i_mode))
 		return false;
-	committed = S_ISDIR(inode->i_mode) &&
-		    !tid_gt(READ_ONCE(EXT4_I(inode)->i_sync_tid), ij_committed(inode->i_sb));
+	committed = S_ISDIR(inode->i_mode) && !tid_gt(READ_ONCE(EXT4_I(inode)->i_sync_tid), ij_committed(ij));
 	atomic64_inc(&ij->outcomes[committed ? IJ_COMMITTED : IJ_DIRECTORY]);
 	return committed;
 }
@@ -522,4 +521,20 @@ bool ij_syncs(struct inode *inode, bool datasync, bool *needs_barrier)
 		*needs_barrier = true;
 	/* A journal that was aborted meanwhile has an error to tell. */
 	return (outcome == IJ_WRITTEN || outcome == IJ_LOGGED) && !is_journal_aborted(journal);
+}
+
+/**
+ * ij_verdict - what a sync says
+ * @inode: of what
+ * @err: what became of the commit that it needed
+ *
+ * A transaction whose commit has failed is neither running nor being committed, and is taken for committed.
+ *
+ * Return: 0, or an error.
+ */
+int ij_verdict(struct inode *inode, int err)
+{
+	journal_t *journal = EXT4_SB(inode->i_sb)->s_journal;
+
+	return !err && journal && is_journal_aborted(journal) ? -EIO : err;
 }
