@@ -66,8 +66,8 @@ pub fn check_owner(found: &Metadata, image_uid: Option<u32>) -> Result<(), NotOu
     if uid == own || uid == 0 || (image_uid == Some(uid) && Some(uid) != unmapped_uid()) {
         return Ok(());
     }
-    let image = image_uid.map(|uid| format!(", the image's owner {uid}")).unwrap_or_default();
-    Err(NotOurs(format!("belongs to user {uid}, and not to root, to this program's user {own}{image}")))
+    let image = image_uid.map(|uid| format!(" nor the image's owner {uid}")).unwrap_or_default();
+    Err(NotOurs(format!("belongs to user {uid}, who is neither root nor this program's user {own}{image}")))
 }
 
 /// In a user namespace all users that it does not know look like this one, so that two of them being equal says nothing.
