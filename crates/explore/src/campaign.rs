@@ -9,20 +9,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::check::Checker;
 use crate::evaluate::{Evaluator, Known};
-use crate::judge::{Expectation, Judge, Verdict};
+use crate::judge::{Class, Expectation, Judge, Problem, Verdict};
 use crate::model::{Choice, Cut};
 use crate::own::OwnRecovery;
 use crate::schedule::{Item, Picking, Schedule};
 use crate::stream::Stream;
 use crate::tally::Tally;
-use crate::Result;
+use crate::{ExploreError, Result};
 
 /// States in one piece of work: few, so that slow checks stop near the end of their budget.
 const CHUNK: usize = 8;
+/// What there is for the first few states, whatever the time.
+pub const FIRST_STATES: Duration = Duration::from_secs(5);
+/// States that are told apart at most; later ones count as new.
+const SEEN_MAX: usize = 4 << 20;
 /// Failures that are kept; one of each kind.
 pub(crate) const FAILURES_MAX: usize = 8;
 /// How often progress is told and saved.
@@ -45,7 +50,8 @@ pub struct Subject {
 /// When to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// After this long; each worker's first few states are looked at whatever the time, where none were before.
+    /// After this long, also in the middle of a check; whatever the time, each worker's first few states are looked at where none were before and
+    /// their checks are quick ([`FIRST_STATES`]).
     pub time: Duration,
     /// After this many states.
     pub states: Option<u64>,
@@ -80,6 +86,9 @@ pub struct Progress {
     pub tally: Tally,
     /// The first violation of each kind.
     pub failures: Vec<Failure>,
+    /// Why a state was not judged: the first one's reason.
+    #[serde(default)]
+    pub not_judged: Option<Problem>,
     /// Time spent.
     pub elapsed: Duration,
     /// There are no more states.
@@ -93,6 +102,10 @@ pub type Tell<'a> = dyn FnMut(&Progress) + 'a;
 
 struct Merge {
     progress: Progress,
+    /// States that were met, and the worst that each was.
+    seen: FxHashMap<u64, Class>,
+    /// A chunk was given up in its middle: what comes behind it counts, and is looked at again after `--resume`.
+    has_gap: bool,
     /// Chunks that came before an earlier one.
     early: BTreeMap<u64, Chunk>,
     next: u64,
@@ -101,8 +114,10 @@ struct Merge {
 #[derive(Default)]
 struct Chunk {
     tally: Tally,
-    states: u64,
+    states: Vec<(u64, Class)>,
+    is_whole: bool,
     failures: Vec<Failure>,
+    not_judged: Option<Problem>,
 }
 
 struct Source<'a> {
@@ -135,9 +150,26 @@ pub fn run(
     // The first guest may take longer to boot than there is time, and a campaign of no state proves nothing.
     let is_new = from.done == 0;
     let source = Mutex::new(Source { schedule, chunk: 0, left, exhausted: false });
-    let merge = Mutex::new(Merge { progress: from, early: BTreeMap::new(), next: 0 });
+    let merge = Mutex::new(Merge {
+        progress: from,
+        seen: FxHashMap::default(),
+        has_gap: false,
+        early: BTreeMap::new(),
+        next: 0,
+    });
     let known = Arc::new(Known::default());
-    let judge = Arc::new(judge(subject, &known, make_checkers)?);
+    let until = begin.checked_add(limits.time.saturating_sub(time_before));
+    let first = |until: Option<Instant>| until.map(|until| until.max(Instant::now() + FIRST_STATES));
+    let judge = match judge(subject, &known, make_checkers, if is_new { first(until) } else { until }) {
+        Err(ExploreError::OutOfTime) => {
+            let mut progress = merge.into_inner().progress;
+            progress.elapsed = spent + begin.elapsed();
+            tell(&progress);
+            return Ok(progress);
+        }
+        judge => Arc::new(judge?),
+    };
+    let until = if is_new { first(until) } else { until };
     let enough = AtomicBool::new(false);
     let halt = || stop.load(Ordering::Relaxed) || enough.load(Ordering::Relaxed);
     let outcome: Result<()> = std::thread::scope(|scope| {
@@ -149,6 +181,7 @@ pub fn run(
                     let own = subject.own.clone();
                     let checkers = make_checkers(worker)?;
                     let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::clone(judge), checkers);
+                    evaluator.give_up_at(until);
                     let mut is_first = is_new;
                     while !halt() && (is_first || time_before + begin.elapsed() < limits.time) {
                         is_first = false;
@@ -160,7 +193,11 @@ pub fn run(
                         if limits.first_only && !chunk.failures.is_empty() {
                             enough.store(true, Ordering::Relaxed);
                         }
+                        let is_whole = chunk.is_whole;
                         merge.lock().put(number, chunk);
+                        if !is_whole {
+                            break;
+                        }
                     }
                     Ok(())
                 };
@@ -203,7 +240,7 @@ pub fn run(
     }
     let mut progress = merge.progress;
     progress.elapsed = spent + begin.elapsed();
-    progress.exhausted = source.into_inner().exhausted;
+    progress.exhausted = source.into_inner().exhausted && !merge.has_gap;
     tell(&progress);
     Ok(progress)
 }
@@ -214,13 +251,14 @@ pub(crate) fn judge(
     subject: &Subject,
     known: &Arc<Known>,
     make_checkers: &MakeCheckers<'_>,
+    until: Option<Instant>,
 ) -> Result<Judge> {
     let judge = Judge::new(&subject.stream.marks);
     let Some(end) = subject.cuts.last().filter(|_| judge.names_states()) else { return Ok(judge) };
     let (own, checkers) = (subject.own.clone(), make_checkers(0)?);
     let mut evaluator = Evaluator::new(Arc::clone(known), own, Arc::new(judge.clone()), checkers);
-    let naming = evaluator.naming(end.state(&subject.stream, &Choice::default()))?;
-    Ok(judge.naming(naming))
+    evaluator.give_up_at(until);
+    evaluator.naming(end.state(&subject.stream, &Choice::default()))
 }
 
 fn take(source: &mut Source<'_>) -> (u64, Vec<Item>) {
@@ -233,13 +271,23 @@ fn take(source: &mut Source<'_>) -> (u64, Vec<Item>) {
 }
 
 fn work(subject: &Subject, evaluator: &mut Evaluator, items: &[Item]) -> Result<Chunk> {
-    let mut chunk = Chunk { states: items.len() as u64, ..Chunk::default() };
+    let mut chunk = Chunk { is_whole: true, ..Chunk::default() };
     evaluator.work = Default::default();
     for item in items {
         let cut = &subject.cuts[item.cut];
-        let verdict =
-            evaluator.evaluate(cut.state_at(&subject.stream, &item.choice, item.crash.crash), &item.crash)?;
+        let state = cut.state_at(&subject.stream, &item.choice, item.crash.crash);
+        let (digest, verdict) = match evaluator.tell_apart(state, &item.crash) {
+            Err(ExploreError::OutOfTime) => {
+                chunk.is_whole = false;
+                break;
+            }
+            judged => judged?,
+        };
         chunk.tally.count(&verdict);
+        chunk.states.push((digest, verdict.class));
+        if verdict.class == Class::NotJudged && chunk.not_judged.is_none() {
+            chunk.not_judged.clone_from(&verdict.problem);
+        }
         if verdict.class.is_violation() {
             chunk.failures.push(Failure {
                 cut_event: cut.event,
@@ -264,8 +312,22 @@ impl Merge {
 
     fn add(&mut self, chunk: &Chunk) {
         let progress = &mut self.progress;
-        progress.done += chunk.states;
+        if !self.has_gap {
+            progress.done += chunk.states.len() as u64;
+        }
+        self.has_gap |= !chunk.is_whole;
         progress.tally.add(&chunk.tally);
+        for (digest, class) in &chunk.states {
+            let before = self.seen.get(digest).copied();
+            progress.tally.differ(before, *class);
+            if before.is_none_or(|before| before < *class) && (before.is_some() || self.seen.len() < SEEN_MAX)
+            {
+                self.seen.insert(*digest, *class);
+            }
+        }
+        if progress.not_judged.is_none() {
+            progress.not_judged.clone_from(&chunk.not_judged);
+        }
         for failure in &chunk.failures {
             let is_new = progress.failures.iter().all(|f| kind(&f.verdict) != kind(&failure.verdict));
             if is_new && progress.failures.len() < FAILURES_MAX {

@@ -27,6 +27,9 @@ pub enum ExploreError {
     /// A tool that checks states did something unexpected: nothing can be said about the state.
     #[error("{0}")]
     Checker(String),
+    /// The campaign's time ended before a state was judged.
+    #[error("the time was over before the state was judged: allow more with --budget")]
+    OutOfTime,
     /// A campaign could not go on, and had found something before.
     #[error("{source}; before that states were found that break the promise: {found}")]
     Found {

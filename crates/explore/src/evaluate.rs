@@ -12,6 +12,7 @@
 //! What is found depends on the bytes alone, so it is shared between cuts; what may be there depends on the cut.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
@@ -33,6 +34,8 @@ pub struct Found {
     pub prefix: Option<u64>,
     /// What each checker found.
     pub checks: Arc<Vec<(&'static str, Observation)>>,
+    /// Of the disks, where they were recovered, or of the bytes: what tells states apart.
+    pub digest: u128,
 }
 
 /// How much work was done, and how much was saved.
@@ -109,18 +112,36 @@ impl Evaluator {
     /// # Errors
     /// A checker could not do its work.
     pub fn evaluate(&mut self, images: Vec<Image>, crash: &Expectation) -> Result<Verdict> {
-        let found = self.look(images)?;
-        Ok(self.judge(&found, crash))
+        self.tell_apart(images, crash).map(|(_, verdict)| verdict)
     }
 
-    /// The checks that name the application's state in this one.
+    /// The same, and what tells the state apart from others.
+    ///
+    /// # Errors
+    /// As [`Evaluator::evaluate`].
+    pub(crate) fn tell_apart(&mut self, images: Vec<Image>, crash: &Expectation) -> Result<(u64, Verdict)> {
+        let found = self.look(images)?;
+        Ok((found.digest as u64, self.judge(&found, crash)))
+    }
+
+    /// Checks give up then.
+    pub(crate) fn give_up_at(&mut self, until: Option<Instant>) {
+        self.checkers.iter_mut().for_each(|checker| checker.give_up_at(until));
+    }
+
+    /// The judge who knows which checks name the application's state in this one.
     ///
     /// # Errors
     /// A checker could not do its work.
-    pub(crate) fn naming(&mut self, images: Vec<Image>) -> Result<Vec<&'static str>> {
+    pub(crate) fn naming(&mut self, images: Vec<Image>) -> Result<Judge> {
         let found = self.look(images)?;
-        let named = found.checks.iter().filter(|(_, found)| matches!(found, Observation::Named { .. }));
-        Ok(named.map(|(check, _)| *check).collect())
+        let which = |is: fn(&Observation) -> bool| {
+            found.checks.iter().filter(|(_, found)| is(found)).map(|(check, _)| *check).collect()
+        };
+        let judge = Judge::clone(&self.judge);
+        Ok(judge
+            .naming(which(|found| matches!(found, Observation::Named { .. })))
+            .unknown(which(|found| matches!(found, Observation::NotJudged { .. }))))
     }
 
     fn look(&mut self, images: Vec<Image>) -> Result<Found> {
@@ -133,7 +154,7 @@ impl Evaluator {
                 Ok(found)
             }
             None => {
-                let found = self.find(images)?;
+                let found = self.find(images, digest)?;
                 let mut known = shard(&self.known.states, digest);
                 if known.len() < KNOWN_MAX / SHARDS {
                     known.insert(digest, found.clone());
@@ -143,14 +164,16 @@ impl Evaluator {
         }
     }
 
-    fn find(&mut self, images: Vec<Image>) -> Result<Found> {
+    fn find(&mut self, images: Vec<Image>, digest: u128) -> Result<Found> {
         let Some(own) = self.own.clone() else {
             let checks = self.check(&images)?;
-            return Ok(Found { refused: None, prefix: None, checks });
+            return Ok(Found { refused: None, prefix: None, checks, digest });
         };
         self.work.recovered += 1;
         match own.recover(images) {
-            Err(refused) => Ok(Found { refused: Some(refused), prefix: None, checks: Arc::default() }),
+            Err(refused) => {
+                Ok(Found { refused: Some(refused), prefix: None, checks: Arc::default(), digest })
+            }
             Ok(Recovered { disks, digest, prefix }) => {
                 let before = shard(&self.known.disks, digest).get(&digest).cloned();
                 let checks = match before {
@@ -165,7 +188,7 @@ impl Evaluator {
                         checks
                     }
                 };
-                Ok(Found { refused: None, prefix: Some(prefix), checks })
+                Ok(Found { refused: None, prefix: Some(prefix), checks, digest })
             }
         }
     }
@@ -183,9 +206,9 @@ impl Evaluator {
             let disks: Vec<Arc<Scratch>> =
                 recovered.iter().map(|image| Arc::new(Scratch::new(image.clone()))).collect();
             let found = checker.check(&disks)?;
-            let broken = matches!(found, Observation::Inconsistent { .. });
+            let is_enough = matches!(found, Observation::Inconsistent { .. } | Observation::NotJudged { .. });
             checks.push((checker.name(), found));
-            if broken {
+            if is_enough {
                 break;
             }
         }
@@ -212,7 +235,8 @@ impl Evaluator {
         for (check, observation) in found.checks.iter() {
             verdict = verdict.and(self.judge.judge(check, observation, &expected));
         }
-        if let Some(problem) = &mut verdict.problem {
+        let is_violation = verdict.class.is_violation();
+        if let Some(problem) = verdict.problem.as_mut().filter(|_| is_violation) {
             problem.above_the_daemon = kept;
         }
         verdict

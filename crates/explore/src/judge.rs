@@ -37,6 +37,8 @@ pub enum Class {
     Fresh,
     /// Consistent, older than what had been acknowledged, and the contract allows it.
     Stale,
+    /// Nothing is known of it: its check took too long.
+    NotJudged,
     /// Consistent, but something is missing that must be there.
     Lost,
     /// No crash may leave this.
@@ -74,7 +76,7 @@ pub struct Verdict {
     pub state: Option<String>,
     /// How old it is: since the first mark that it lacks had been acknowledged, in milliseconds.
     pub stale_ms: f64,
-    /// Why it is a violation.
+    /// Why it is a violation, or not judged.
     pub problem: Option<Problem>,
 }
 
@@ -88,6 +90,11 @@ impl Verdict {
     pub fn broken(class: Class, check: &str, what: String, evidence: String) -> Self {
         let problem = Some(Problem { check: check.to_owned(), what, evidence, above_the_daemon: false });
         Self { class, state: None, stale_ms: 0.0, problem }
+    }
+
+    /// Nothing is known.
+    pub fn not_judged(check: &str, what: String) -> Self {
+        Self::broken(Class::NotJudged, check, what, String::new())
     }
 
     /// Whether it breaks a promise that is proved to be none of the daemon's.
@@ -112,6 +119,8 @@ pub struct Judge {
     records: Vec<(Record, Mark)>,
     /// Checks whose silence is no answer.
     naming: Vec<&'static str>,
+    /// Checks of whose silence nobody knows whether it is one: they took too long when they were asked.
+    unknown: Vec<&'static str>,
 }
 
 impl Judge {
@@ -119,13 +128,19 @@ impl Judge {
     pub fn new(marks: &[Mark]) -> Self {
         let states = marks.iter().filter(|m| m.names_state()).cloned().collect();
         let records = marks.iter().filter_map(|m| Some((m.record?, m.clone()))).collect();
-        Self { states, records, naming: Vec::new() }
+        Self { states, records, naming: Vec::new(), unknown: Vec::new() }
     }
 
     /// These checks name a state where nothing is lost. So where they name none, none is there: not the one that must be, either.
     #[must_use]
     pub fn naming(self, checks: Vec<&'static str>) -> Self {
         Self { naming: checks, ..self }
+    }
+
+    /// These checks took too long to tell whether they name a state.
+    #[must_use]
+    pub fn unknown(self, checks: Vec<&'static str>) -> Self {
+        Self { unknown: checks, ..self }
     }
 
     /// Whether there is any state to be named.
@@ -153,7 +168,15 @@ impl Judge {
     pub fn judge(&self, check: &str, found: &Observation, expected: &Expectation) -> Verdict {
         match found {
             Observation::Sound if self.naming.contains(&check) => self.named(check, None, expected),
+            Observation::Sound if self.unknown.contains(&check) => match self.named(check, None, expected) {
+                verdict if verdict.class == Class::Lost => {
+                    let what = "the check took too long to say whether it names states where nothing is lost";
+                    Verdict::not_judged(check, format!("{what}; --check-timeout allows more"))
+                }
+                verdict => verdict,
+            },
             Observation::Sound => Verdict::fresh(),
+            Observation::NotJudged { what } => Verdict::not_judged(check, what.clone()),
             Observation::Named { state } => self.named(check, Some(state), expected),
             Observation::Records { present, torn } => self.recorded(check, present, torn, expected),
             Observation::Inconsistent { what, evidence } => {
@@ -307,6 +330,7 @@ mod tests {
                 .map(|n| (Record { n, thread: 0, slot: n - 1 }, mark(n as usize * 10, "record")))
                 .collect(),
             naming: vec!["app"],
+            unknown: vec!["slow"],
         }
     }
 
@@ -330,6 +354,10 @@ mod tests {
         let expected = Expectation { required: 15, crash: 15, since: 15, crash_ns: 0 };
         let other = judge().judge("mount", &Observation::Sound, &expected);
         assert_eq!(other.class, Class::Fresh, "it never names any");
+        let slow = judge().judge("slow", &Observation::Sound, &expected);
+        assert_eq!(slow.class, Class::NotJudged, "nobody knows whether it names any");
+        let late = judge().judge("app", &Observation::NotJudged { what: "late".to_owned() }, &expected);
+        assert!(late.class == Class::NotJudged && !late.class.is_violation(), "{late:?}");
     }
 
     #[test]
@@ -350,7 +378,8 @@ mod tests {
                 Mark { event: n as usize, at_ns: n * 1_000_000, name: "record".to_owned(), record: None };
             (Record { n, thread: 0, slot: (n - 1) % 4 }, mark)
         });
-        let judge = Judge { states: Vec::new(), records: records.collect(), naming: Vec::new() };
+        let judge =
+            Judge { states: Vec::new(), records: records.collect(), naming: Vec::new(), unknown: Vec::new() };
         // Before the acknowledgement of 7, which is being written over 3: the ring holds 5, 6, 3 or 7, 4.
         let class = |required: usize, present: &[(u64, u64)], torn: &[u64]| {
             let torn = torn.iter().map(|slot| (0, *slot)).collect();

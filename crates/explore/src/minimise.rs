@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::campaign::{again, kind, Failure, Subject};
 use crate::evaluate::Evaluator;
 use crate::model::{Choice, LostWrite};
-use crate::Result;
+use crate::{ExploreError, Result};
 
 /// States that are tried at most: with a guest's mount each, half a minute.
 const TRIES_MAX: usize = 400;
@@ -18,7 +18,7 @@ const SECTORS_MAX: usize = 512;
 pub struct Minimised {
     /// With the fewest lost requests and sectors that were found.
     pub failure: Failure,
-    /// Giving back any single request makes the failure go away; otherwise the tries ran out, or it did not come again at all.
+    /// Giving back any single request makes the failure go away; otherwise tries or time ran out, or it did not come again at all.
     pub is_minimal: bool,
     /// States tried.
     pub tries: usize,
@@ -29,6 +29,7 @@ struct Search<'a> {
     evaluator: &'a mut Evaluator,
     best: Failure,
     tries: usize,
+    out_of_time: bool,
 }
 
 /// Gives back what is lost as long as the same check still finds the same promise broken.
@@ -36,13 +37,20 @@ struct Search<'a> {
 /// # Errors
 /// A checker could not do its work.
 pub fn minimise(subject: &Subject, evaluator: &mut Evaluator, failure: &Failure) -> Result<Minimised> {
-    let mut search = Search { subject, evaluator, best: failure.clone(), tries: 0 };
+    let mut search = Search { subject, evaluator, best: failure.clone(), tries: 0, out_of_time: false };
     if !search.still_fails(failure.choice.lost.clone())? {
-        tracing::warn!("the first failure did not come again: does the check depend on more than the disk?");
+        match search.out_of_time {
+            true => tracing::warn!("there was no time to minimise the first failure"),
+            false => {
+                tracing::warn!(
+                    "the first failure did not come again: does the check depend on more than the disk?"
+                );
+            }
+        }
         return Ok(Minimised { failure: search.best, is_minimal: false, tries: search.tries });
     }
     search.reduce(failure.choice.lost.clone(), |lost| lost)?;
-    let is_minimal = search.tries < TRIES_MAX;
+    let is_minimal = !search.is_over();
     let units = units(subject, &search.best.choice);
     if units.len() <= SECTORS_MAX {
         search.reduce(units, |lost| together(subject, lost.concat()))?;
@@ -92,6 +100,10 @@ fn together(subject: &Subject, sectors: Vec<LostSector>) -> Vec<LostWrite> {
 }
 
 impl Search<'_> {
+    fn is_over(&self) -> bool {
+        self.tries >= TRIES_MAX || self.out_of_time
+    }
+
     /// Leaves parts out, large ones first, until no single one can be left out.
     fn reduce<T: Clone>(
         &mut self,
@@ -99,7 +111,7 @@ impl Search<'_> {
         choice: impl Fn(Vec<T>) -> Vec<LostWrite>,
     ) -> Result<()> {
         let mut parts = 2;
-        while !lost.is_empty() && self.tries < TRIES_MAX {
+        while !lost.is_empty() && !self.is_over() {
             let size = lost.len().div_ceil(parts);
             let mut smaller = None;
             for start in (0..lost.len()).step_by(size) {
@@ -109,7 +121,7 @@ impl Search<'_> {
                     smaller = Some(rest);
                     break;
                 }
-                if self.tries >= TRIES_MAX {
+                if self.is_over() {
                     break;
                 }
             }
@@ -129,7 +141,13 @@ impl Search<'_> {
         self.tries += 1;
         let choice = Choice { lost };
         let best = &self.best;
-        let verdict = again(self.subject, self.evaluator, best.cut_event, best.crash_event, &choice)?;
+        let verdict = match again(self.subject, self.evaluator, best.cut_event, best.crash_event, &choice) {
+            Err(ExploreError::OutOfTime) => {
+                self.out_of_time = true;
+                return Ok(false);
+            }
+            verdict => verdict?,
+        };
         // Another complaint would be another failure, also where it is the same check's.
         let fails = verdict.class.is_violation()
             && verdict.class == best.verdict.class

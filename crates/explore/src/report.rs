@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::campaign::{Failure, Progress, FAILURES_MAX};
 use crate::check::pool::PoolStats;
-use crate::judge::Problem;
+use crate::judge::{Class, Problem};
 use crate::setup::Setup;
 
 /// At most this many of the application's states are shown by name.
@@ -63,7 +63,7 @@ impl Report {
     /// Whether every state was as promised, and there was one.
     pub fn holds(&self) -> bool {
         let tally = &self.progress.tally;
-        tally.states() > 0 && tally.violations() == 0
+        tally.states() > 0 && tally.violations() == 0 && tally.not_judged == 0
     }
 
     /// Whether the daemon kept its promise: nothing broken, but for what is known of the guest and proved to be its own. With as many kinds
@@ -78,6 +78,7 @@ impl Report {
         self.holds()
             || tally.states() > 0
                 && tally.violations_of_the_daemon() == 0
+                && tally.not_judged == 0
                 && failures.len() < FAILURES_MAX
                 && failures.iter().all(is_known)
     }
@@ -112,14 +113,16 @@ impl fmt::Display for Report {
         };
         writeln!(
             f,
-            "  {} states{all} in {:.1} s ({:.0}/s, {} workers, seed {})",
+            "  {} crashes{all} in {:.1} s ({:.0}/s, {} workers, seed {}), which leave {} different states",
             grouped(tally.states()),
             self.progress.elapsed.as_secs_f64(),
             self.rate(),
             self.jobs,
-            setup.seed
+            setup.seed,
+            grouped(tally.different.values().sum())
         )?;
-        write!(f, "  fresh {} · stale {}", grouped(tally.fresh), grouped(tally.stale))?;
+        let different = |class: Class| grouped(tally.different(class));
+        write!(f, "  fresh {} · stale {}", different(Class::Fresh), different(Class::Stale))?;
         if tally.stale > 0 {
             write!(
                 f,
@@ -129,8 +132,15 @@ impl fmt::Display for Report {
                 tally.stale_ms_max
             )?;
         }
-        writeln!(f, " · lost {} · inconsistent {}", grouped(tally.lost), grouped(tally.inconsistent))?;
-        write!(f, "  pruned: {} states of equal bytes", grouped(work.equal_bytes))?;
+        write!(f, " · lost {} · inconsistent {}", different(Class::Lost), different(Class::Inconsistent))?;
+        if tally.not_judged > 0 {
+            write!(f, " · not judged {}", different(Class::NotJudged))?;
+        }
+        writeln!(f)?;
+        if let Some(problem) = &self.progress.not_judged {
+            writeln!(f, "  NOT JUDGED: {}: {}", problem.check, problem.what)?;
+        }
+        write!(f, "  pruned: {} crashes that leave equal bytes", grouped(work.equal_bytes))?;
         if work.recovered > 0 {
             write!(
                 f,
@@ -157,7 +167,10 @@ impl fmt::Display for Report {
         }
         writeln!(f)?;
         if tally.states() == 0 {
-            writeln!(f, "  no state was looked at, which proves nothing")?;
+            writeln!(
+                f,
+                "  no state was looked at to the end, which proves nothing: allow more with --budget"
+            )?;
         }
         if !tally.by_state.is_empty() {
             let shown: Vec<String> = tally

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_trace::Recording;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::campaign::{self, Limits, MakeCheckers, Progress, Subject, Tell};
 use crate::evaluate::{Evaluator, Known};
 use crate::hash::mix;
-use crate::minimise::minimise;
+use crate::minimise::{minimise, Minimised};
 use crate::report::Report;
 use crate::schedule::Schedule;
 use crate::setup::Setup;
@@ -42,6 +42,8 @@ struct SavedProgress {
     progress: Progress,
 }
 
+/// How long a failure is minimised at most.
+const MINIMISE: Duration = Duration::from_secs(30);
 /// How often progress is written.
 const SAVE: Duration = Duration::from_secs(5);
 
@@ -98,8 +100,13 @@ pub fn explore(
         minimised: None,
     };
     if let Some(first) = report.progress.failures.first().cloned() {
-        let mut evaluator = evaluator(&subject, make_checkers)?;
-        let found = minimise(&subject, &mut evaluator, &first)?;
+        // The campaign's time is over: this has as much again, and not for long.
+        let time = request.limits.time.clamp(campaign::FIRST_STATES, MINIMISE);
+        let until = Some(Instant::now() + time);
+        let found = match evaluator_until(&subject, make_checkers, until) {
+            Err(ExploreError::OutOfTime) => Minimised { failure: first, is_minimal: false, tries: 0 },
+            evaluator => minimise(&subject, &mut evaluator?, &first)?,
+        };
         if let Some(out) = request.out {
             let folder = out.join("failure");
             saved::save(
@@ -135,9 +142,19 @@ fn broken_off(error: ExploreError, progress: &Progress) -> ExploreError {
 /// # Errors
 /// A checker could not be made.
 pub fn evaluator(subject: &Subject, make_checkers: &MakeCheckers<'_>) -> Result<Evaluator> {
+    evaluator_until(subject, make_checkers, None)
+}
+
+fn evaluator_until(
+    subject: &Subject,
+    make_checkers: &MakeCheckers<'_>,
+    until: Option<Instant>,
+) -> Result<Evaluator> {
     let known = Arc::new(Known::default());
-    let judge = Arc::new(campaign::judge(subject, &known, make_checkers)?);
-    Ok(Evaluator::new(known, subject.own.clone(), judge, make_checkers(0)?))
+    let judge = Arc::new(campaign::judge(subject, &known, make_checkers, until)?);
+    let mut evaluator = Evaluator::new(known, subject.own.clone(), judge, make_checkers(0)?);
+    evaluator.give_up_at(until);
+    Ok(evaluator)
 }
 
 /// Tells streams apart: a campaign must not go on with another recording.

@@ -9,12 +9,17 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use afterimage_block::Medium as _;
 use afterimage_trace::{Recording, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::campaign::{Failure, Subject};
+use crate::check::fsck::Fsck;
+use crate::model::Choice;
 use crate::setup::Setup;
+use crate::state::Scratch;
 use crate::tags::Tag;
 use crate::{ExploreError, Result};
 
@@ -62,6 +67,9 @@ pub struct LostRequest {
     pub tag: Tag,
     /// A discard or write-zeroes.
     pub zero: bool,
+    /// The files that its blocks belong to at the crash, where nothing is lost.
+    #[serde(default)]
+    pub files: Vec<String>,
 }
 
 /// Saves a failure. Files of an earlier one in the folder are replaced.
@@ -76,7 +84,11 @@ pub fn save(
     failure: &Failure,
     is_minimal: bool,
 ) -> Result<Saved> {
-    let saved = describe(subject, setup, failure, is_minimal);
+    let mut saved = describe(subject, setup, failure, is_minimal);
+    // For people: that something has no name is no failure.
+    if let Err(error) = name_files(&mut saved.lost, recording, subject, failure) {
+        tracing::warn!(%error, "the files of lost requests are not named");
+    }
     let io = |path: &Path| ExploreError::io(format!("cannot write {}", path.display()));
     fs::create_dir_all(folder).map_err(io(folder))?;
     let path = folder.join(RECORDING);
@@ -152,6 +164,7 @@ fn describe(subject: &Subject, setup: &Setup, failure: &Failure, is_minimal: boo
             at_ms: write.at_ns as f64 / 1e6,
             tag: write.tag,
             zero: write.zero,
+            files: Vec::new(),
         })
     });
     let lost: Vec<LostRequest> = lost.collect();
@@ -167,6 +180,47 @@ fn describe(subject: &Subject, setup: &Setup, failure: &Failure, is_minimal: boo
         lost,
         is_minimal,
     }
+}
+
+/// Lost requests whose files are named, and blocks of each.
+const NAMED_MAX: usize = 256;
+const BLOCKS_NAMED_MAX: u64 = 64;
+
+/// Says which files lost requests belong to: those of the first disk, where that is an ext4.
+fn name_files(
+    lost: &mut [LostRequest],
+    recording: &Recording,
+    subject: &Subject,
+    failure: &Failure,
+) -> Result<()> {
+    let is_ext4 = recording.about_text("file_system").unwrap_or("ext4").starts_with("ext");
+    let Some(cut) = subject.cuts.iter().find(|cut| cut.event == failure.cut_event) else { return Ok(()) };
+    if !is_ext4 || lost.is_empty() {
+        return Ok(());
+    }
+    let images = cut.state_at(&subject.stream, &Choice::default(), failure.crash_event);
+    let disks = match &subject.own {
+        None => images.into_iter().map(|image| Arc::new(Scratch::new(image))).collect(),
+        Some(own) => own.recover(images).map_err(ExploreError::Checker)?.disks,
+    };
+    let Some(disk) = disks.first() else { return Ok(()) };
+    let mut superblock = [0; 32];
+    disk.read_at(&mut superblock, 1024).map_err(ExploreError::io("read a superblock"))?;
+    // s_log_block_size.
+    let block_sectors = 2_u64 << superblock[24].min(6);
+    let blocks = |request: &LostRequest| {
+        let (first, end) = (request.sector, request.sector + request.sectors);
+        (first / block_sectors..end.div_ceil(block_sectors)).take(BLOCKS_NAMED_MAX as usize)
+    };
+    let named = || lost.iter().filter(|request| request.medium == "disk 0").take(NAMED_MAX);
+    let all: Vec<u64> = named().flat_map(blocks).collect();
+    let names = Fsck::new()?.names(&disks, &all)?;
+    for request in lost.iter_mut().filter(|request| request.medium == "disk 0").take(NAMED_MAX) {
+        let mut files: Vec<String> = blocks(request).filter_map(|block| names.get(&block).cloned()).collect();
+        files.dedup();
+        request.files = files;
+    }
+    Ok(())
 }
 
 /// A saved failure for people.
@@ -198,23 +252,26 @@ pub fn show(saved: &Saved, folder: &Path) -> String {
     if verdict.stale_ms > 0.0 {
         let _ = writeln!(text, "what is missing had been acknowledged {:.1} ms before", verdict.stale_ms);
     }
-    let _ = writeln!(
-        text,
-        "lost: {} requests{}; {} others that were in the cache or in flight are there",
-        saved.lost.len(),
-        if saved.is_minimal { ", and the failure needs every one of them" } else { "" },
-        saved.kept
-    );
+    let kept = format!("{} others that were in the cache or in flight are there", saved.kept);
+    let _ = match (saved.lost.len(), saved.is_minimal) {
+        (0, _) => writeln!(text, "lost: nothing; it fails with all that had been asked for ({kept})"),
+        (1, true) => writeln!(text, "lost: 1 request, and the failure needs it; {kept}"),
+        (lost, true) => {
+            writeln!(text, "lost: {lost} requests, and the failure needs every one of them; {kept}")
+        }
+        (lost, false) => writeln!(text, "lost: {lost} requests; {kept}"),
+    };
     for lost in &saved.lost {
         let _ = writeln!(
             text,
-            "  {:<7} sector {:>9} + {:<5} {:>11.3} ms  {}{}{}",
+            "  {:<7} sector {:>9} + {:<5} {:>11.3} ms  {}{}{}{}",
             lost.medium,
             lost.sector,
             lost.sectors,
             lost.at_ms,
             lost.tag.describe(),
             if lost.zero { " (zeroes)" } else { "" },
+            if lost.files.is_empty() { String::new() } else { format!(" of {}", lost.files.join(", ")) },
             match &lost.lost_sectors {
                 None => String::new(),
                 Some(ranges) => format!(

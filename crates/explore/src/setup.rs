@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::campaign::Subject;
 use crate::check::fsck::{self, Fsck};
-use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats};
+use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats, CHECK_TIMEOUT};
 use crate::check::Checker;
 use crate::layers::{hands_over, retains};
 use crate::log_recovery::{LogRecovery, RecoveryOptions};
+use crate::marks::{bounds, marks};
 use crate::model::{cuts, Model};
 use crate::own::OwnRecovery;
 use crate::prefix::Prefixes;
@@ -20,6 +21,7 @@ use crate::retained::{RetainedOracle, RetainedRecovery};
 use crate::schedule::Picking;
 use crate::state::SECTOR_BYTES;
 use crate::stream::Stream;
+use crate::tags::EXT4_MAGIC;
 use crate::{process_rule, ExploreError, Result};
 
 /// How far each state is taken.
@@ -53,6 +55,9 @@ pub struct Setup {
     pub contract: String,
     /// The application's check: `records DIR`, `editor FILE` or `cmd COMMAND`, with the file system mounted at /mnt.
     pub check: Option<String>,
+    /// How long the check may take for one state.
+    #[serde(default = "check_timeout")]
+    pub check_timeout: Duration,
     /// Options with which the guest mounts the file system to check it.
     pub mount_options: String,
     /// Bytes that a disk never tears apart, aligned: 512, or a larger power of two (see [`crate::model`]).
@@ -81,6 +86,7 @@ impl Setup {
             seed: 1,
             contract,
             check: recording.about_text("check").filter(|check| !check.is_empty()).map(str::to_owned),
+            check_timeout: CHECK_TIMEOUT,
             mount_options: recording.about_text("mount").unwrap_or_default().to_owned(),
             atomic_bytes: atomic_bytes(recording, layer),
             lose_records: 0,
@@ -191,6 +197,10 @@ impl Setup {
     }
 }
 
+fn check_timeout() -> Duration {
+    CHECK_TIMEOUT
+}
+
 /// What disks keep whole: the physical block that the daemon reports to its guests, where the guest's own sectors are passed
 /// on; below a redo log nothing but sectors.
 pub fn atomic_bytes(recording: &Recording, layer: Layer) -> u32 {
@@ -210,8 +220,35 @@ fn parse(contract: &str) -> Result<Contract> {
 /// What the workers of a campaign check with: the guests of the pool are shared.
 pub struct Tools {
     level: Level,
-    fsck: bool,
+    recovery: Recovery,
     pool: Option<Arc<Pool>>,
+}
+
+/// Who recovers a state's file system, and says whether that went well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recovery {
+    /// The guest's kernel alone.
+    Kernel,
+    /// e2fsck; then a guest mounts the state as it was.
+    Fsck,
+    /// The guest's kernel, and e2fsck looks at what it leaves: e2fsck 1.47.0 cannot replay fast commits.
+    KernelThenFsck,
+}
+
+/// `EXT4_FEATURE_COMPAT_FAST_COMMIT`, in the superblock's `s_feature_compat`.
+const FAST_COMMIT: u32 = 0x400;
+
+/// Whether the first disk is an ext4 with `fast_commit` when the recording begins.
+pub(crate) fn commits_fast(recording: &Recording) -> Result<bool> {
+    let layers = recording.of_layer(Layer::Guest).chain(recording.of_layer(Layer::Storage));
+    let Some((disk, _)) = layers.into_iter().find(|(_, target)| target.role == Role::Disk(0)) else {
+        return Ok(false);
+    };
+    let (begin, _) = bounds(&marks(recording)?, recording.events.len());
+    let mut superblock = [0; 96];
+    recording.content_before(disk, begin).read_at(&mut superblock, 1024);
+    let compat = u32::from_le_bytes([superblock[92], superblock[93], superblock[94], superblock[95]]);
+    Ok(superblock[56..58] == EXT4_MAGIC && compat & FAST_COMMIT != 0)
 }
 
 impl Setup {
@@ -221,19 +258,26 @@ impl Setup {
     /// The file system cannot be checked.
     pub fn tools(&self, recording: &Recording, jobs: usize) -> Result<Tools> {
         let file_system = recording.about_text("file_system").unwrap_or("ext4").to_owned();
-        let fsck = self.level >= Level::Fsck && file_system.starts_with("ext");
         if self.level == Level::Fsck {
             fsck::supports(&file_system)?;
         }
-        let pool = (self.level == Level::Mount).then(|| {
+        let recovery = match file_system.starts_with("ext") {
+            true if commits_fast(recording)? => Recovery::KernelThenFsck,
+            true => Recovery::Fsck,
+            false => Recovery::Kernel,
+        };
+        let by_kernel = recovery == Recovery::KernelThenFsck && self.level == Level::Fsck;
+        let pool = (self.level == Level::Mount || by_kernel).then(|| {
             Pool::new(PoolOptions {
                 guests: jobs,
                 file_system,
                 mount_options: self.mount_options.clone(),
-                ..PoolOptions::new(self.pool_check())
+                check_timeout: self.check_timeout,
+                memo: recovery != Recovery::KernelThenFsck,
+                ..PoolOptions::new(if by_kernel { PoolCheck::Mount } else { self.pool_check() })
             })
         });
-        Ok(Tools { level: self.level, fsck, pool })
+        Ok(Tools { level: self.level, recovery, pool })
     }
 
     fn pool_check(&self) -> PoolCheck {
@@ -248,11 +292,14 @@ impl Tools {
     /// A program is missing.
     pub fn checkers(&self) -> Result<Vec<Box<dyn Checker>>> {
         let mut checkers: Vec<Box<dyn Checker>> = Vec::new();
-        if self.fsck {
+        if self.level >= Level::Fsck && self.recovery == Recovery::Fsck {
             checkers.push(Box::new(Fsck::new()?));
         }
         if let Some(pool) = &self.pool {
-            checkers.push(Box::new(pool.checker()));
+            checkers.push(match self.recovery {
+                Recovery::KernelThenFsck => Box::new(pool.checker().then(Fsck::new()?)),
+                _ => Box::new(pool.checker()),
+            });
         }
         Ok(checkers)
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// `JBD2_MAGIC_NUMBER` (linux/jbd2.h), big-endian at the start of every journal block that describes.
 const JBD2_MAGIC: [u8; 4] = [0xc0, 0x3b, 0x39, 0x98];
 /// `EXT4_SUPER_MAGIC`, at byte 56 of the superblock, which is at byte 1024 of the disk.
-const EXT4_MAGIC: [u8; 2] = [0x53, 0xef];
+pub(crate) const EXT4_MAGIC: [u8; 2] = [0x53, 0xef];
 const SUPERBLOCK_OFFSET: u64 = 1024;
 
 /// See the module.

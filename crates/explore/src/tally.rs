@@ -10,7 +10,7 @@ use crate::judge::{Class, Verdict};
 /// At most this many of the application's states are counted by name.
 const STATES_NAMED_MAX: usize = 64;
 
-/// See the module.
+/// See the module. Crashes are counted, and many crashes may leave one state; [`Tally::different`] counts states.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     /// States with everything that had been acknowledged.
@@ -21,6 +21,12 @@ pub struct Tally {
     pub lost: u64,
     /// States that no crash may leave.
     pub inconsistent: u64,
+    /// States whose check took too long.
+    #[serde(default)]
+    pub not_judged: u64,
+    /// States that differ, each once, by the worst that it was found to be. Those of a campaign that was resumed may be counted once more.
+    #[serde(default)]
+    pub different: BTreeMap<Class, u64>,
     /// Of the lost and the inconsistent: the daemon kept its promise, the fault is the guest's.
     #[serde(default)]
     pub above_the_daemon: u64,
@@ -42,6 +48,7 @@ impl Tally {
             Class::Stale => self.stale += 1,
             Class::Lost => self.lost += 1,
             Class::Inconsistent => self.inconsistent += 1,
+            Class::NotJudged => self.not_judged += 1,
         }
         self.above_the_daemon += u64::from(verdict.is_above_the_daemon());
         if let Some(state) = &verdict.state {
@@ -61,6 +68,10 @@ impl Tally {
         self.stale += other.stale;
         self.lost += other.lost;
         self.inconsistent += other.inconsistent;
+        self.not_judged += other.not_judged;
+        for (class, count) in &other.different {
+            *self.different.entry(*class).or_default() += count;
+        }
         self.above_the_daemon += other.above_the_daemon;
         for (state, count) in &other.by_state {
             *self.by_state.entry(state.clone()).or_default() += count;
@@ -72,9 +83,30 @@ impl Tally {
         self.work.add(&other.work);
     }
 
+    /// Counts a state that was met, `before` as another class or not at all.
+    pub fn differ(&mut self, before: Option<Class>, class: Class) {
+        if before.is_some_and(|before| before >= class) {
+            return;
+        }
+        if let Some(count) = before.and_then(|before| self.different.get_mut(&before)) {
+            *count -= 1;
+        }
+        *self.different.entry(class).or_default() += 1;
+    }
+
+    /// States that differ and were found to be that at worst.
+    pub fn different(&self, class: Class) -> u64 {
+        self.different.get(&class).copied().unwrap_or_default()
+    }
+
+    /// States that differ and break a promise.
+    pub fn different_violations(&self) -> u64 {
+        self.different(Class::Lost) + self.different(Class::Inconsistent)
+    }
+
     /// States looked at.
     pub fn states(&self) -> u64 {
-        self.fresh + self.stale + self.lost + self.inconsistent
+        self.fresh + self.stale + self.lost + self.inconsistent + self.not_judged
     }
 
     /// States that break a promise.

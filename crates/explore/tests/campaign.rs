@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::Medium as _;
 use afterimage_explore::campaign::{self, Failure, Limits, Progress, Subject};
@@ -228,7 +228,13 @@ fn a_campaign_in_pieces_is_one_campaign() {
         assert_eq!(piece.progress.done, states);
     }
     let pieces = explore(&recording, &out, 700, true);
-    assert_eq!(result(&whole.progress), result(&pieces.progress));
+    // Which states an earlier piece has met is not kept.
+    let result = |report: &Report| {
+        let mut json = result(&report.progress);
+        json["tally"]["different"].take();
+        json
+    };
+    assert_eq!(result(&whole), result(&pieces));
     let setup = Setup { seed: 2, ..setup(&recording, Picking::Rounds) };
     let other = explore_as(&recording, &setup, &out, 900, true);
     assert!(matches!(other, Err(ExploreError::Usage(_))), "another seed is another campaign");
@@ -264,6 +270,145 @@ fn a_campaign_whose_time_is_over_before_its_first_state_looks_at_some() {
     let stopped = look(true);
     assert!(stopped.progress.done == 0 && !stopped.holds() && !stopped.is_accepted(), "{stopped}");
     assert!(stopped.to_string().contains("no state was looked at"), "{stopped}");
+}
+
+#[test]
+fn states_are_counted_once_each_and_crashes_are_not_states() {
+    let recording = Tape::bank(Some(5), 0);
+    let subject = subject(&recording, Picking::Rounds);
+    let progress = run(&subject, &limits(u64::MAX, 2), Progress::default());
+    let mut worst = std::collections::HashMap::new();
+    for item in Schedule::new(&subject.stream, &subject.cuts, Picking::Rounds, 1) {
+        let images = subject.cuts[item.cut].state_at(&subject.stream, &item.choice, item.crash.crash);
+        let digest = state_digest(&images);
+        let mut evaluator = runner::evaluator(&subject, &bank).expect("checkers");
+        let class = evaluator.evaluate(images, &item.crash).expect("a verdict").class;
+        let before = worst.entry(digest).or_insert(class);
+        *before = class.max(*before);
+    }
+    let count = |class: Class| worst.values().filter(|worst| **worst == class).count() as u64;
+    let tally = &progress.tally;
+    for class in [Class::Fresh, Class::Stale, Class::Lost, Class::Inconsistent] {
+        assert_eq!(tally.different(class), count(class), "{class:?}");
+    }
+    assert!(tally.different(Class::Inconsistent) > 0, "{tally:?}");
+    assert!(tally.different(Class::Fresh) < tally.fresh, "some crashes leave one state: {tally:?}");
+}
+
+/// A check that takes its time, and gives up when it is told to.
+struct Slow {
+    takes: Duration,
+    until: Option<Instant>,
+}
+
+impl Checker for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn check(&mut self, disks: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+        let end = Instant::now() + self.takes;
+        if let Some(until) = self.until.filter(|until| *until < end) {
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+            return Err(ExploreError::OutOfTime);
+        }
+        std::thread::sleep(self.takes);
+        Bank.check(disks)
+    }
+
+    fn give_up_at(&mut self, until: Option<Instant>) {
+        self.until = until;
+    }
+}
+
+#[test]
+fn a_budget_holds_in_the_middle_of_a_check_and_nothing_is_left_out_behind_it() {
+    let recording = Tape::bank(Some(5), 12);
+    let subject = subject(&recording, Picking::Rounds);
+    let explore = |takes_ms: u64, limits: &Limits, from: Progress| {
+        let slow = |_worker: usize| -> afterimage_explore::Result<Vec<Box<dyn Checker>>> {
+            Ok(vec![Box::new(Slow { takes: Duration::from_millis(takes_ms), until: None })])
+        };
+        campaign::run(&subject, limits, &slow, from, &AtomicBool::new(false), &mut |_| ()).expect("a result")
+    };
+    let before = explore(0, &limits(8, 1), Progress::default());
+    let begun = Instant::now();
+    let time = Duration::from_millis(300);
+    let short = Limits { time, states: None, jobs: 1, in_all: false, first_only: false };
+    // Asked for the end with nothing lost, and for some states.
+    let cut = explore(70, &short, before.clone());
+    assert!(begun.elapsed() < time * 3, "{:?}", begun.elapsed());
+    assert!((9..16).contains(&cut.done) && cut.done == cut.tally.states(), "{} states: in a chunk", cut.done);
+    let none = explore(10_000, &short, before);
+    assert_eq!((none.done, none.tally.not_judged, none.exhausted), (8, 0, false), "it is looked at later");
+    let rest = explore(0, &limits(300, 1), cut);
+    let whole = explore(0, &limits(300, 1), Progress::default());
+    let counts = |progress: &Progress| {
+        let tally = &progress.tally;
+        (progress.done, tally.fresh, tally.lost, tally.inconsistent, tally.by_state.clone())
+    };
+    assert_eq!(counts(&rest), counts(&whole));
+}
+
+/// A check that is too slow where a transaction is half done.
+struct Late;
+
+impl Checker for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn check(&mut self, disks: &[Arc<Scratch>]) -> afterimage_explore::Result<Observation> {
+        Ok(match Bank.check(disks)? {
+            Observation::Inconsistent { .. } => {
+                Observation::NotJudged { what: "it took too long".to_owned() }
+            }
+            found => found,
+        })
+    }
+}
+
+#[test]
+fn a_check_that_takes_too_long_accuses_nobody_and_passes_nothing() {
+    let recording = Tape::bank(Some(5), 12);
+    let setup = setup(&recording, Picking::Rounds);
+    let out = tempfile::tempdir().expect("a folder");
+    let late =
+        |_worker: usize| -> afterimage_explore::Result<Vec<Box<dyn Checker>>> { Ok(vec![Box::new(Late)]) };
+    let request = Request {
+        name: "bank",
+        recording: &recording,
+        setup: &setup,
+        limits: limits(900, 2),
+        out: Some(out.path()),
+        resume: false,
+    };
+    let report = runner::explore(&request, &late, &AtomicBool::new(false), &mut |_| ()).expect("a report");
+    let tally = &report.progress.tally;
+    assert!(tally.not_judged > 0 && tally.violations() == 0, "{report}");
+    assert!(!report.holds() && !report.is_accepted(), "what is not known does not pass: {report}");
+    assert!(report.progress.failures.is_empty() && !out.path().join("failure").exists(), "{report}");
+    let text = report.to_string();
+    assert!(text.contains("NOT JUDGED: late: it took too long") && !text.contains("BROKEN"), "{text}");
+}
+
+#[test]
+fn a_failure_of_what_lost_nothing_says_so() {
+    let mut tape = Tape::new();
+    tape.mark("begin");
+    // Counted and never written: wrong with all that was asked for.
+    tape.write(0, 1, 1);
+    let setup = setup(&tape.recording, Picking::Rounds);
+    let out = tempfile::tempdir().expect("a folder");
+    explore_as(&tape.recording, &setup, out.path(), 50, false).expect("a report");
+    let folder = out.path().join("failure");
+    let (mut saved, _) = saved::load(&folder).expect("a failure");
+    assert!(!saved.lost.is_empty() || saved.is_minimal);
+    saved.lost.clear();
+    saved.is_minimal = true;
+    let text = saved::show(&saved, &folder);
+    assert!(text.contains("lost: nothing; it fails with all that had been asked for"), "{text}");
+    assert!(!text.contains("0 requests") && !text.contains("every one"), "{text}");
 }
 
 #[test]

@@ -4,12 +4,19 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::{Blocking, Disk, DiskIndex, FlushKind, Sector, Tap as _};
+use afterimage_explore::campaign::Limits;
+use afterimage_explore::check::fsck::Fsck;
+use afterimage_explore::check::pool::CHECK_TIMEOUT;
+use afterimage_explore::check::{Checker as _, Observation};
 use afterimage_explore::record::{record, RecordOptions};
 use afterimage_explore::retained::{deaths, DeathOptions, Deaths, RetainedOracle};
-use afterimage_explore::setup::Level;
+use afterimage_explore::runner::{self, Request};
+use afterimage_explore::schedule::{Picking, Schedule};
+use afterimage_explore::setup::{Level, Setup};
+use afterimage_explore::state::Scratch;
 use afterimage_order::{Contract, Group, GroupOptions};
 use afterimage_store::{create_image, DirectMode, ImageStore, OpenOptions};
 use afterimage_trace::{EventKind, Layer, Op, Recorder, Recording, Role, Sparse, Tally, Taps, TargetId};
@@ -304,6 +311,62 @@ fn a_retained_journal_is_recorded_and_judged() {
     }
 }
 
+/// What a mount replays: e2fsck 1.47.0 cannot, and has to look at what the kernel leaves.
+#[test]
+#[ignore = "boots guests: run by the guests' suite, or with --ignored"]
+fn fast_commits_are_recovered_by_the_kernel_and_a_slow_check_accuses_nobody() {
+    let folder = folder();
+    let out = folder.path().join("r.afrec");
+    // A file that is unlinked, and space that is allocated: what e2fsck makes of these it calls damage. The area of fast commits has room.
+    let command =
+        "for i in 1 2; do echo $i > d/a$i; sync d/a$i; echo x > d/n; sync d/n; [ $i = 1 ] || rm d/a1; \
+         fallocate -o 8192 -l 8192 d/b; sync d/b; echo $i > f; sync f; afterimage explore mark $i; done";
+    let options = RecordOptions {
+        mkfs: "mkfs.ext4 -q -F -b 4096 -O fast_commit".to_owned(),
+        setup: "mkdir d; echo 0 > f; sync".to_owned(),
+        ..RecordOptions::new(out.clone(), Contract::Power, command.to_owned())
+    };
+    record(&options).unwrap_or_else(|e| panic!("{e}"));
+    let recording = Recording::load(&out).expect("readable");
+    let explore = |setup: &Setup, time: Duration| {
+        let tools = setup.tools(&recording, 1).unwrap_or_else(|e| panic!("{e}"));
+        let limits = Limits { time, states: Some(40), in_all: false, jobs: 1, first_only: false };
+        let request = Request { name: "f", recording: &recording, setup, limits, out: None, resume: false };
+        let checkers = |_worker: usize| tools.checkers();
+        runner::explore(&request, &checkers, &AtomicBool::new(false), &mut |_| ())
+            .unwrap_or_else(|e| panic!("{e}"))
+    };
+    let minutes = Duration::from_secs(300);
+    let setup = Setup::of(&recording).expect("a contract");
+    for level in [Level::Fsck, Level::Mount] {
+        let setup = Setup { level, check: Some("cat /mnt/f".to_owned()), ..setup.clone() };
+        let report = explore(&setup, minutes);
+        assert!(report.holds() && report.progress.tally.states() > 10, "{level:?}: {report}");
+    }
+    // It is e2fsck alone that cannot: else there would be nothing to mend here.
+    let state = setup.subject(&recording).expect("states");
+    let mut states = Schedule::new(&state.stream, &state.cuts, Picking::Rounds, 1).take(40);
+    let accused = states.any(|item| {
+        let images = state.cuts[item.cut].state_at(&state.stream, &item.choice, item.crash.crash);
+        let disks: Vec<_> = images.into_iter().map(|image| Arc::new(Scratch::new(image))).collect();
+        matches!(Fsck::new().expect("e2fsck").check(&disks), Ok(Observation::Inconsistent { .. }))
+    });
+    assert!(accused, "e2fsck replays fast commits: it can recover states again");
+    let slow = |check_timeout: u64| Setup {
+        check: Some("sleep 3; cat /mnt/f".to_owned()),
+        check_timeout: Duration::from_secs(check_timeout),
+        ..setup.clone()
+    };
+    let begun = Instant::now();
+    let report = explore(&slow(1), Duration::from_secs(10));
+    let tally = &report.progress.tally;
+    assert!(tally.not_judged > 0 && tally.violations() == 0 && !report.holds(), "{report}");
+    let report = explore(&slow(60), Duration::from_secs(10));
+    let tally = &report.progress.tally;
+    assert!(tally.states() > 0 && tally.violations() == 0 && report.holds(), "{report}");
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+}
+
 #[test]
 #[ignore = "boots guests: run by the guests' suite, or with --ignored"]
 fn a_death_loses_nothing_that_was_acknowledged_and_a_guest_that_does_not_sync_is_found_out() {
@@ -327,6 +390,7 @@ fn a_death_loses_nothing_that_was_acknowledged_and_a_guest_that_does_not_sync_is
             level: Level::Mount,
             check: Some("cat /mnt/f 2> /dev/null || echo none".to_owned()),
             first_only: true,
+            check_timeout: CHECK_TIMEOUT,
             time: Duration::from_secs(120),
             out: None,
         };

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afterimage_explore::check::pool::CHECK_TIMEOUT;
 use afterimage_explore::fault::{hunt, survey, Fault, Planted, Survey};
 use afterimage_explore::layers::{replay_noted, LayersOptions, OpenRetained, Replay, Retain, Schedule};
 use afterimage_explore::log_recovery::RecoveryOptions;
@@ -334,6 +335,7 @@ fn deaths_that_hold_leave_no_failure_of_an_earlier_campaign() {
         level: Level::Log,
         check: None,
         first_only: false,
+        check_timeout: CHECK_TIMEOUT,
         time: Duration::MAX,
         out: Some(out.path()),
     };

@@ -331,6 +331,8 @@ pub struct Mark {
 pub enum Pool {
     /// It waits for states.
     Ready(PoolReady),
+    /// A state is mounted, and its check begins.
+    Checking(PoolReady),
     /// What it found in one.
     Done(PoolDone),
 }

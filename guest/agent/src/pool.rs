@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   host swaps the disk's content ─► "ID\n" ─► mount (the kernel recovers) ─► check ─► unmount ─► forget ─► {"pool":"done",…}
+//!                                                                            └─► {"pool":"checking"} where there is one
 //! ```
 //!
 //! Between unmount and report nothing of the content stays in this kernel: the last close of a block device drops its
@@ -66,14 +67,20 @@ pub fn run(mut arguments: Arguments) -> io::Result<()> {
         }
         let id = line.trim();
         if !id.is_empty() {
-            let said = look(id, &mount, &mut check, &mut kernel)?;
+            let said = look(id, &mount, &mut check, &mut kernel, &report)?;
             report.say(&said)?;
         }
     }
 }
 
 /// One state, from mount to the report.
-fn look(id: &str, mount: &Mount, check: &mut Check, kernel: &mut KernelLog) -> io::Result<Pool> {
+fn look(
+    id: &str,
+    mount: &Mount,
+    check: &mut Check,
+    kernel: &mut KernelLog,
+    report: &Report,
+) -> io::Result<Pool> {
     // What came before belongs to no state.
     kernel.news()?;
     let number = |result: &io::Result<()>| match result {
@@ -81,6 +88,10 @@ fn look(id: &str, mount: &Mount, check: &mut Check, kernel: &mut KernelLog) -> i
         Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
     };
     let mounted = mount.mount();
+    // From here on the time is the check's, not the kernel's.
+    if mounted.is_ok() && !matches!(check, Check::None) {
+        report.say(&Pool::Checking(PoolReady {}))?;
+    }
     let (found, unmounted) = match &mounted {
         Ok(()) => (run_check(check), mount.unmount()),
         Err(_) => (Found::default(), Ok(())),

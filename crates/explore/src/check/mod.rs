@@ -16,6 +16,7 @@ mod tests;
 pub use selftest::{selftest, SelfTest};
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +43,11 @@ pub enum Observation {
         /// torn, one that was acknowledged and not being overwritten may not.
         torn: Vec<(u32, u64)>,
     },
+    /// Nothing is known of it: the check took too long.
+    NotJudged {
+        /// One sentence.
+        what: String,
+    },
     /// No crash may leave this.
     Inconsistent {
         /// One sentence: which check failed, and how.
@@ -61,4 +67,7 @@ pub trait Checker: Send {
     /// # Errors
     /// Nothing can be said about the state: a tool is missing, a guest died.
     fn check(&mut self, disks: &[Arc<Scratch>]) -> Result<Observation>;
+
+    /// When the campaign's time is over: what takes longer gives up, with [`ExploreError::OutOfTime`](crate::ExploreError::OutOfTime).
+    fn give_up_at(&mut self, _: Option<Instant>) {}
 }

@@ -13,7 +13,7 @@ use afterimage_order::Contract;
 use afterimage_trace::{Layer, Recording, Sparse};
 
 use super::deaths::{deaths, Death, DeathOptions};
-use crate::campaign::{Failure, Progress};
+use crate::campaign::{Failure, Progress, FIRST_STATES};
 use crate::check::fsck::Fsck;
 use crate::check::pool::{Pool, PoolCheck, PoolOptions, PoolStats, BOOTED};
 use crate::check::{Checker, Observation};
@@ -22,9 +22,9 @@ use crate::layers::{guest_disks, retains};
 use crate::marks::{bounds, marks};
 use crate::model::{Choice, Model};
 use crate::report::Report;
-use crate::setup::{Level, Setup};
+use crate::setup::{commits_fast, Level, Setup};
 use crate::state::{Image, Scratch};
-use crate::{saved, Result};
+use crate::{saved, ExploreError, Result};
 
 /// Prints one line that two mounts agree on where their trees do: everything of every inode but its access time. A truncation
 /// that the kernel finishes at the mount is as old as the mount, so the times of what changed since the guest has booted do not
@@ -54,6 +54,8 @@ pub struct Deaths<'a> {
     pub check: Option<String>,
     /// Ends with the first death that breaks a promise.
     pub first_only: bool,
+    /// How long the application's check may take.
+    pub check_timeout: Duration,
     /// Of the time.
     pub time: Duration,
     /// Where campaigns keep their failures: deaths keep none, and one of an earlier campaign goes.
@@ -85,6 +87,11 @@ impl Deaths<'_> {
     /// The campaign cannot be run.
     pub fn run(&self, stop: &AtomicBool) -> Result<Report> {
         let begun = Instant::now();
+        // Whatever the time, some deaths are judged.
+        let until = || {
+            let soon = Instant::now() + FIRST_STATES;
+            begun.checked_add(self.time).map(|end| end.max(soon))
+        };
         let own = Setup::of(self.recording)?;
         let how = DeathOptions { window: own.window()?, ..self.how.clone() };
         let contract = how.window.map_or(Contract::GuestCrash, |window| Contract::PowerWindow { window });
@@ -95,27 +102,42 @@ impl Deaths<'_> {
             seed: self.how.seed,
             contract: contract.to_string(),
             check: self.check.clone().or(own.check.clone()),
+            check_timeout: self.check_timeout,
             ..own
         };
+        if commits_fast(self.recording)? {
+            return Err(ExploreError::Usage(
+                "the guest's ext4 has fast_commit, whose commits are no part of a journal that is retained or recovered here: name a \
+                 --layer, and its states are recovered by the kernel"
+                    .to_owned(),
+            ));
+        }
         let tree = || {
             let pool = Pool::new(PoolOptions {
                 guests: 1,
                 // Each tree is read wholly: nothing is shared.
                 memo: false,
+                check_timeout: self.check_timeout,
                 ..PoolOptions::new(PoolCheck::Command(tree("/mnt", BOOTED)))
             });
             let checker: Box<dyn Checker> = Box::new(pool.checker());
             (pool, checker)
         };
+        let application = |check| application(check, self.check_timeout);
         let mut application = setup.check.as_deref().filter(|_| self.level == Level::Mount).map(application);
         let marks = marks(self.recording)?;
         let mut promised = Judge::new(&marks);
         if let Some(application) = application.as_mut().filter(|_| promised.names_states()) {
             let (_, end) = bounds(&marks, self.recording.events.len());
             let content = self.recording.content_before(guest_disks(self.recording)?[0], end);
-            if let Observation::Named { .. } = application.check(&disks(&content))? {
-                promised = promised.naming(vec![application.name()]);
-            }
+            application.give_up_at(until());
+            promised = match application.check(&disks(&content)) {
+                Ok(Observation::Named { .. }) => promised.naming(vec![application.name()]),
+                Ok(Observation::NotJudged { .. }) | Err(ExploreError::OutOfTime) => {
+                    promised.unknown(vec![application.name()])
+                }
+                found => found.map(|_| promised)?,
+            };
         }
         let mut judges = Judges {
             fsck: (self.level >= Level::Fsck).then(Fsck::new).transpose()?,
@@ -127,8 +149,16 @@ impl Deaths<'_> {
         deaths(self.recording, &how, self.time, &mut |death| {
             progress.done += 1;
             let event = death.event;
-            let verdict = judges.judge(&death, self.recording, &mut progress)?;
+            judges.give_up_at(until());
+            let verdict = match judges.judge(&death, self.recording, &mut progress) {
+                Err(error @ ExploreError::OutOfTime) => Verdict::not_judged("deaths", error.to_string()),
+                verdict => verdict?,
+            };
             progress.tally.count(&verdict);
+            progress.tally.differ(None, verdict.class);
+            if verdict.class == Class::NotJudged && progress.not_judged.is_none() {
+                progress.not_judged.clone_from(&verdict.problem);
+            }
             let broken = verdict.class.is_violation();
             if broken && progress.failures.len() < FAILURES_MAX {
                 let choice = Choice { lost: Vec::new() };
@@ -157,8 +187,8 @@ impl Deaths<'_> {
     }
 }
 
-fn application(check: &str) -> Box<dyn Checker> {
-    let pool = PoolOptions { guests: 1, ..PoolOptions::new(PoolCheck::from_text(check)) };
+fn application(check: &str, check_timeout: Duration) -> Box<dyn Checker> {
+    let pool = PoolOptions { guests: 1, check_timeout, ..PoolOptions::new(PoolCheck::from_text(check)) };
     Box::new(Pool::new(pool).checker())
 }
 
@@ -171,6 +201,12 @@ fn disks(content: &Sparse) -> Vec<Arc<Scratch>> {
 }
 
 impl Judges {
+    fn give_up_at(&mut self, until: Option<Instant>) {
+        let guests = self.tree.iter_mut().map(|(_, checker)| checker).chain(&mut self.application);
+        guests.for_each(|checker| checker.give_up_at(until));
+        self.fsck.iter_mut().for_each(|fsck| fsck.give_up_at(until));
+    }
+
     fn judge(&mut self, death: &Death, recording: &Recording, progress: &mut Progress) -> Result<Verdict> {
         let work = &mut progress.tally.work;
         work.states += 1;
@@ -197,6 +233,7 @@ impl Judges {
             match checker.check(&disks(content))? {
                 Observation::Named { state } => trees.push(state),
                 Observation::Inconsistent { what, evidence } => return Ok(broken("mount", what, evidence)),
+                Observation::NotJudged { what } => return Ok(Verdict::not_judged("trees", what)),
                 _ => trees.push(String::new()),
             }
         }

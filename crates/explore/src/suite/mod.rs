@@ -26,6 +26,7 @@ pub use table2::{CaseStudy, Row};
 pub use workloads::Workload;
 
 use crate::campaign::{Limits, Progress};
+use crate::check::pool::CHECK_TIMEOUT;
 use crate::derive;
 use crate::report::Report;
 use crate::retained::{DeathOptions, Deaths};
@@ -141,6 +142,7 @@ fn run_case(
             level,
             check: None,
             first_only: false,
+            check_timeout: CHECK_TIMEOUT,
             time,
             out: None,
         };

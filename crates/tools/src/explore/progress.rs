@@ -37,7 +37,7 @@ impl Line {
         let mut text = format!(
             "explore: {} states, {rate:.0}/s, {} broken",
             grouped(progress.tally.states()),
-            grouped(progress.tally.violations())
+            grouped(progress.tally.different_violations())
         );
         if let Some(states) = self.states {
             text.push_str(&format!(", {} to go", grouped(states.saturating_sub(done))));

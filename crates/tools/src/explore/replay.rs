@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use afterimage_explore::campaign::again;
+use afterimage_explore::judge::Class;
 use afterimage_explore::{materialise, runner, saved, ExploreError};
 
 use super::explain;
@@ -11,7 +12,7 @@ use afterimage::failure::Failure;
 
 /// Recover and check a saved failure's state again
 ///
-/// Exit status 1 where it still fails, 0 where it does not any more. With --image the crash state itself is written out
+/// Exit status 1 where it still fails or is not judged, 0 where it does not fail any more. With --image the crash state itself is written out
 /// for other tools: the guest's first disk as it was left, after the daemon's own recovery where there is one.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -50,6 +51,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         print_line(&to_json(&verdict)?)?;
     } else {
         let text = match &verdict.problem {
+            Some(problem) if verdict.class == Class::NotJudged => {
+                format!("not judged: {}: {}", problem.check, problem.what)
+            }
             Some(problem) => {
                 format!("still fails: {}: {}\n{}", problem.check, problem.what, problem.evidence)
             }
@@ -57,7 +61,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         };
         print_line(text.trim_end())?;
     }
-    if verdict.class.is_violation() {
+    // What is not known does not pass.
+    if verdict.class >= Class::NotJudged {
         Err(Failure::Status(1))
     } else {
         Ok(())

@@ -58,9 +58,12 @@ pub struct Args {
     /// 512 below a redo log
     #[arg(long, value_name = "BYTES")]
     atomic: Option<u32>,
-    /// Stop after this long
+    /// Stop after this long, also in the middle of a check
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::some_time)]
     budget: Duration,
+    /// A check that takes longer leaves its state without a judgement
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::some_time)]
+    check_timeout: Duration,
     /// Stop after so many states
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     states: Option<u64>,
@@ -168,6 +171,7 @@ fn deaths<'a>(args: &'a Args, recording: &'a Recording) -> Deaths<'a> {
         level: args.level.unwrap_or(Level::Mount),
         check: args.check.clone(),
         first_only: args.first,
+        check_timeout: args.check_timeout,
         time: args.budget,
         out: Some(&args.out),
     }
@@ -198,6 +202,7 @@ fn setup(args: &Args, recording: &Recording) -> Result<Setup, Failure> {
     setup.model = args.model.unwrap_or(setup.model);
     setup.level = args.level.unwrap_or(setup.level);
     setup.check = args.check.clone().or(setup.check);
+    setup.check_timeout = args.check_timeout;
     setup.seed = args.seed;
     setup.atomic_bytes = args.atomic.unwrap_or_else(|| atomic_bytes(recording, setup.layer));
     if args.moments {

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afterimage_block::Disk;
 use afterimage_frontend::{Endpoint, FrontendStats, ServeOptions, Server};
@@ -25,9 +25,16 @@ pub(crate) const BOOTED: &str = "/run/afterimage-pool-booted";
 /// How long a pool may be used.
 const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// How long a kernel may take to mount a state, and without a check to let go of it.
+const QUICK: Duration = Duration::from_secs(20);
+
 /// What became of a state.
 pub(super) enum Answer {
     Found(Observation),
+    /// The check did not end in time.
+    Slow,
+    /// The campaign's time is over.
+    OutOfTime,
     /// The guest is no use any more.
     Lost {
         what: String,
@@ -103,7 +110,13 @@ impl PoolGuest {
     }
 
     /// Shows it a state and waits for its report.
-    pub(super) fn look(&mut self, state: &[Arc<Scratch>], deadline: Duration) -> Result<Answer> {
+    pub(super) fn look(
+        &mut self,
+        state: &[Arc<Scratch>],
+        check: Duration,
+        until: Option<Instant>,
+    ) -> Result<Answer> {
+        let left = || until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
         for (disk, content) in self.disks.iter().zip(state) {
             disk.swap(Some(Arc::clone(content)));
         }
@@ -114,21 +127,31 @@ impl PoolGuest {
         if self.guest.channel().send(&id).is_err() {
             return lost("the guest's kernel had died", self.guest.last_words());
         }
-        let report = self.guest.channel().wait_for(from, deadline, "the guest's report on a state", |line| {
-            if line.says("guest", "exit") {
-                return Some(Err(LabError::Guest(line.line.clone())));
-            }
-            match line.report("pool") {
-                Ok(Some(Pool::Done(done))) => (done.id == id).then_some(Ok(done)),
-                Ok(_) => None,
-                Err(error) => Some(Err(error)),
-            }
-        });
+        // `None`: the state is mounted, and its check has begun.
+        let wait = |limit: Duration, is_checked: bool| {
+            let limit = limit.min(left());
+            self.guest.channel().wait_for(from, limit, "the guest's report on a state", |line| {
+                if line.says("guest", "exit") {
+                    return Some(Err(LabError::Guest(line.line.clone())));
+                }
+                match line.report("pool") {
+                    Ok(Some(Pool::Done(done))) => (done.id == id).then_some(Ok(Some(done))),
+                    Ok(Some(Pool::Checking(_))) if !is_checked => Some(Ok(None)),
+                    Ok(_) => None,
+                    Err(error) => Some(Err(error)),
+                }
+            })
+        };
+        let mut report = wait(QUICK, false);
+        let checks = matches!(report, Ok(Some(Ok(None))));
+        if checks {
+            report = wait(check, true);
+        }
         for disk in &self.disks {
             disk.swap(None);
         }
         match report {
-            Ok(Some(Ok(done))) => match report::judge(&done) {
+            Ok(Some(Ok(Some(done)))) => match report::judge(&done) {
                 Ok(found) => Ok(Answer::Found(found)),
                 Err(why) => Err(ExploreError::Checker(format!("{why}: {done:?}"))),
             },
@@ -136,9 +159,13 @@ impl PoolGuest {
                 "the agent in a guest of the pool ended by itself, or cannot be understood ({error}){}",
                 self.guest.last_words()
             ))),
-            Ok(None) => lost("the guest's kernel died of the state", self.guest.last_words()),
+            Ok(None | Some(Ok(None))) => {
+                lost("the guest's kernel died of the state", self.guest.last_words())
+            }
+            Err(LabError::Deadline { .. }) if left().is_zero() => Ok(Answer::OutOfTime),
+            Err(LabError::Deadline { .. }) if checks => Ok(Answer::Slow),
             Err(LabError::Deadline { .. }) => {
-                let what = format!("the guest hung at the state for {} s", deadline.as_secs());
+                let what = format!("the guest hung at the state for {} s", QUICK.as_secs());
                 lost(&what, self.guest.last_words())
             }
             Err(error) => Err(error.into()),

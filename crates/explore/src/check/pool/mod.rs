@@ -10,8 +10,9 @@
 //!   report: mount's errno, the check's exit status and state, the kernel's messages ─► Observation
 //! ```
 //!
-//! What a guest may end a state with: its report; its death; its silence. The latter two, when a second guest confirms
-//! them, are the state's fault: a kernel that dies on what a crash left is as bad as one that refuses it.
+//! What a guest may end a state with: its report; its death; its silence. Its death, and its silence before the check has begun, are the
+//! state's fault when a second guest confirms them: a kernel that dies on what a crash left is as bad as one that refuses it. A check that
+//! takes too long says nothing: the state is not judged.
 
 mod guest;
 mod report;
@@ -22,19 +23,26 @@ pub use swap::SwapMedium;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest::{Answer, PoolGuest};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
+use super::fsck::Fsck;
 use super::memo::Memo;
 use super::{Checker, Observation};
 use crate::state::{Image, Scratch};
-use crate::Result;
+use crate::{ExploreError, Result};
 
 /// States after which a guest is replaced: all that it has reported is kept, and so is what its kernel leaks.
 const STATES_PER_GUEST: u64 = 20_000;
+
+/// How long a check may take where nothing else is said.
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a guest that has just booted has for its first state, whatever the campaign's time.
+const FIRST_STATE: Duration = Duration::from_secs(5);
 
 /// What the guests look at once a state is mounted at `/mnt`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,14 +113,14 @@ pub struct PoolOptions {
     pub mount_options: String,
     /// What to look at.
     pub check: PoolCheck,
-    /// A guest that has not answered after this long hangs.
-    pub deadline: Duration,
+    /// A check that has not ended after this long leaves its state without a judgement.
+    pub check_timeout: Duration,
     /// Whether states that agree on all that was read share an answer. Only for checks that depend on nothing else.
     pub memo: bool,
 }
 
 impl PoolOptions {
-    /// ext4 on the first disk; two guests of 128 MiB; 20 s per state.
+    /// ext4 on the first disk; two guests of 128 MiB; [`CHECK_TIMEOUT`].
     pub fn new(check: PoolCheck) -> Self {
         Self {
             guests: 2,
@@ -121,7 +129,7 @@ impl PoolOptions {
             file_system: "ext4".to_owned(),
             mount_options: String::new(),
             check,
-            deadline: Duration::from_secs(20),
+            check_timeout: CHECK_TIMEOUT,
             memo: true,
         }
     }
@@ -178,7 +186,7 @@ impl Pool {
 
     /// A way in, for one worker. More workers than guests wait for each other.
     pub fn checker(self: &Arc<Self>) -> PoolChecker {
-        PoolChecker { pool: Arc::clone(self) }
+        PoolChecker { pool: Arc::clone(self), until: None, clean: None }
     }
 
     /// What it has done so far.
@@ -226,18 +234,25 @@ impl Pool {
     }
 
     /// Lets a guest look. One that dies is replaced, and the next one asked, once.
-    fn look(&self, images: &[Image]) -> Result<Observation> {
+    fn look(&self, images: &[Image], until: Option<Instant>) -> Result<(Observation, Vec<Arc<Scratch>>)> {
         let sizes: Vec<u64> = images.iter().map(Image::len).collect();
         let mut first = None;
         loop {
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Err(ExploreError::OutOfTime);
+            }
             let mut guest = self.take(&sizes)?;
+            let now = Instant::now();
+            let until = match guest.looked() {
+                0 => until.map(|until| until.max(now + FIRST_STATE)),
+                _ => until,
+            };
             let disks: Vec<Arc<Scratch>> =
                 images.iter().map(|image| Arc::new(Scratch::new(image.clone()))).collect();
             disks.iter().for_each(|disk| disk.note_reads());
-            let start = std::time::Instant::now();
-            let answer = guest.look(&disks, self.options.deadline);
+            let answer = guest.look(&disks, self.options.check_timeout, until);
             self.counts.looked.fetch_add(1, Ordering::Relaxed);
-            self.counts.busy_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+            self.counts.busy_us.fetch_add(now.elapsed().as_micros() as u64, Ordering::Relaxed);
             match answer {
                 Ok(Answer::Found(found)) => {
                     self.give_back(guest);
@@ -248,14 +263,27 @@ impl Pool {
                         let reads = disks.iter().map(|disk| disk.reads()).collect();
                         self.memo.remember(reads, images, &found);
                     }
-                    return Ok(found);
+                    return Ok((found, disks));
+                }
+                Ok(Answer::Slow) => {
+                    drop(guest);
+                    self.gone();
+                    self.counts.lost.fetch_add(1, Ordering::Relaxed);
+                    let limit = self.options.check_timeout.as_secs_f64();
+                    let what = format!("the check did not end within {limit} s; --check-timeout allows more");
+                    return Ok((Observation::NotJudged { what }, disks));
+                }
+                Ok(Answer::OutOfTime) => {
+                    drop(guest);
+                    self.gone();
+                    return Err(ExploreError::OutOfTime);
                 }
                 Ok(Answer::Lost { what, words }) => {
                     drop(guest);
                     self.gone();
                     self.counts.lost.fetch_add(1, Ordering::Relaxed);
                     if first.is_some() {
-                        return Ok(Observation::Inconsistent { what, evidence: words });
+                        return Ok((Observation::Inconsistent { what, evidence: words }, disks));
                     }
                     first = Some(what);
                 }
@@ -273,6 +301,18 @@ impl Pool {
 #[derive(Debug)]
 pub struct PoolChecker {
     pool: Arc<Pool>,
+    until: Option<Instant>,
+    clean: Option<Fsck>,
+}
+
+impl PoolChecker {
+    /// What the guest's kernel has recovered, and its check has changed, has to be clean by `e2fsck` as well once it is unmounted. Not for
+    /// a pool with a memo: e2fsck reads more than the guest did.
+    #[must_use]
+    pub fn then(self, fsck: Fsck) -> Self {
+        debug_assert!(!self.pool.options.memo, "an answer depends on what e2fsck reads");
+        Self { clean: Some(fsck), ..self }
+    }
 }
 
 impl Checker for PoolChecker {
@@ -288,7 +328,22 @@ impl Checker for PoolChecker {
                 return Ok(found);
             }
         }
-        self.pool.look(&images)
+        let (found, left) = self.pool.look(&images, self.until)?;
+        let unknown = matches!(found, Observation::Inconsistent { .. } | Observation::NotJudged { .. });
+        if let Some(fsck) = self.clean.as_mut().filter(|_| !unknown) {
+            let clean = fsck.clean(&left)?;
+            if clean != Observation::Sound {
+                return Ok(clean);
+            }
+        }
+        Ok(found)
+    }
+
+    fn give_up_at(&mut self, until: Option<Instant>) {
+        self.until = until;
+        if let Some(fsck) = &mut self.clean {
+            fsck.give_up_at(until);
+        }
     }
 }
 

@@ -108,6 +108,22 @@ fn orphans_and_totals_are_no_complaint() {
     assert!(matches!(found, Observation::Inconsistent { .. }), "{found:?}");
 }
 
+/// Names are those after the journal is replayed: of files, of folders, and of the journal itself.
+#[test]
+fn blocks_have_the_names_of_their_files() {
+    let ext4 = Ext4::new();
+    let blocks = ext4.debugfs("blocks folder/file9\nblocks folder\nblocks <8>\n");
+    let first = |name: &str| block_after(&blocks, &format!("blocks {name}\n"));
+    let (file, folder, journal) = (first("folder/file9"), first("folder"), first("<8>"));
+    ext4.journal_block(9000, &[1; PAGE_BYTES]);
+    let base = ext4.load();
+    let names = Fsck::new().unwrap().names(&[scratch(&base)], &[file, folder, journal, 0, 16_000]).unwrap();
+    let names: Vec<(u64, &str)> = names.iter().map(|(block, name)| (*block, name.as_str())).collect();
+    let mut wanted = [(file, "/folder/file9"), (folder, "/folder"), (journal, "the journal")];
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+}
+
 /// After damage at random places the next state is as if nothing had happened.
 #[test]
 fn damage_does_not_leak() {
