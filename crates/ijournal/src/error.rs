@@ -15,6 +15,9 @@ pub enum Error {
     /// It is sound, and not handled.
     #[error("{0}")]
     Unsupported(String),
+    /// Another host has it.
+    #[error("{0}")]
+    InUse(String),
     /// The disk could not be read or written.
     #[error("{what}: {source}")]
     Io {

@@ -4,10 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::time::Duration;
 
-use afterimage_journal::state_file::state_path;
-use afterimage_store::lock_file;
-use rustix::fs::{flock, FlockOperation, OFlags};
+use rustix::fs::{fadvise, flock, Advice, FlockOperation, OFlags};
 
 use crate::Storage;
 
@@ -19,31 +18,27 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// Opens it for nobody else: a device that is mounted, an image that is locked, and one whose journals are retained elsewhere are
-    /// refused. A daemon that has died may still have requests in flight: its lock is waited for.
+    /// Opens it for nobody else: a device that is mounted, or an image that is locked, is refused.
     ///
     /// # Errors
-    /// It cannot be opened, is in use, or is not complete.
+    /// It cannot be opened, or is in use.
     pub fn open(path: &Path) -> io::Result<Self> {
         let is_device = path.metadata()?.file_type().is_block_device();
         let flags = if is_device { OFlags::EXCL.bits() as i32 } else { 0 };
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
-        match is_device {
-            true => flock(&file, FlockOperation::NonBlockingLockExclusive)?,
-            false => {
-                lock_file(&file, path, false).map_err(io::Error::other)?;
-                let state = state_path(path).map_err(io::Error::other)?;
-                if state.try_exists()? {
-                    let why = format!(
-                        "{} says that what was committed is in memory, and not in the image: run `afterimage recover` first",
-                        state.display()
-                    );
-                    return Err(io::Error::other(why));
-                }
-            }
-        }
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         let bytes = file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, bytes })
+        let mut storage = Self { file, bytes };
+        // A write-back that failed before is told to whoever opens next, once. Nothing of ours was in it: what counts is what storage has.
+        if storage.sync().is_err() {
+            storage.forget()?;
+        }
+        Ok(storage)
+    }
+
+    /// Reads come from storage again.
+    fn forget(&self) -> io::Result<()> {
+        Ok(fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
 }
 
@@ -58,6 +53,11 @@ impl Storage for FileStorage {
 
     fn write_at(&mut self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(buf, offset)
+    }
+
+    fn wait(&mut self, time: Duration) -> io::Result<()> {
+        std::thread::sleep(time);
+        self.forget()
     }
 
     // No image that a daemon serves: nothing counts here, and tests inject their faults behind the trait.

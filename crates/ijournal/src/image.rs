@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::time::Duration;
 
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
 use afterimage_journal::layout::Source;
@@ -69,6 +70,11 @@ impl Image<'_> {
         self.storage
             .write_at(content, offset)
             .map_err(|source| Error::Io { what: format!("writing block {block}"), source })
+    }
+
+    /// Waits for other hosts.
+    pub(crate) fn wait(&mut self, time: Duration) -> Result<(), Error> {
+        self.storage.wait(time).map_err(|source| Error::Io { what: "waiting for other hosts".into(), source })
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), Error> {

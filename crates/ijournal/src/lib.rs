@@ -30,6 +30,7 @@ mod image;
 mod inode;
 mod leaves;
 mod log;
+mod mmp;
 mod mutation;
 mod plan;
 mod report;
@@ -40,6 +41,7 @@ mod tree;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::time::Duration;
 
 use afterimage_block::{Sector, SECTOR_BYTES};
 use afterimage_journal::layout;
@@ -76,6 +78,15 @@ pub trait Storage {
     /// # Errors
     /// It cannot be written.
     fn write_at(&mut self, buf: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Lets time pass in which another host may write. What is read afterwards is what storage has then.
+    ///
+    /// # Errors
+    /// What is known of storage cannot be forgotten.
+    fn wait(&mut self, time: Duration) -> io::Result<()> {
+        std::thread::sleep(time);
+        Ok(())
+    }
 
     /// Makes durable what was written.
     ///
@@ -138,6 +149,9 @@ pub fn recover_with(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> 
 fn recover_mistaken(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> Result<Report, Error> {
     let layout = find(storage, start)?;
     let mut image = image::Image { storage, start, blocks: layout.blocks, changed: BTreeMap::new() };
+    let protection = superblock::protection(&*image.get(0)?);
+    let claim = protection.map(|protection| mmp::claim(&mut image, protection)).transpose()?;
+    let layout = if claim.is_some() { find(image.storage, start)? } else { layout };
     let mut log = log::Log::open(&mut image, layout)?;
     let replayed = log.replay(&mut image)?;
     // What was replayed may have changed what the layout rests on.
@@ -160,6 +174,9 @@ fn recover_mistaken(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> 
         superblock::at_rest(&mut first);
         image.write(0, &first)?;
         image.sync()?;
+    }
+    if let Some(claim) = claim {
+        claim.give_back(&mut image)?;
     }
     Ok(report)
 }

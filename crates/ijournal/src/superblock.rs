@@ -31,6 +31,8 @@ const DESC_SIZE: usize = 0xFE;
 const BLOCKS_HI: usize = 0x150;
 const FREE_BLOCKS_HI: usize = 0x158;
 const FLAGS: usize = 0x160;
+const MMP_INTERVAL: usize = 0x166;
+const MMP_BLOCK: usize = 0x168;
 const BACKUP_BGS: usize = 0x24C;
 const CHECKSUM_SEED: usize = 0x270;
 const ORPHAN_FILE_INUM: usize = 0x280;
@@ -41,6 +43,7 @@ const INCOMPAT_FILETYPE: u32 = 0x2;
 const INCOMPAT_RECOVER: u32 = 0x4;
 const INCOMPAT_META_BG: u32 = 0x10;
 const INCOMPAT_64BIT: u32 = 0x80;
+const INCOMPAT_MMP: u32 = 0x100;
 const INCOMPAT_EA_INODE: u32 = 0x400;
 const INCOMPAT_CSUM_SEED: u32 = 0x2000;
 const INCOMPAT_INLINE_DATA: u32 = 0x8000;
@@ -180,6 +183,31 @@ impl Geometry {
 /// Whether there may be valid i-transactions.
 pub(crate) fn has_bit(block: &[u8; BLOCK_BYTES]) -> bool {
     u32_at(block, AT + INCOMPAT) & INCOMPAT_IJOURNAL != 0
+}
+
+/// Where its multi-mount protection is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Protection {
+    pub(crate) block: u64,
+    /// Seconds.
+    pub(crate) interval: u16,
+    /// Of its checksum, where it has one.
+    pub(crate) seed: Option<u32>,
+}
+
+/// Its multi-mount protection, if it has any.
+pub(crate) fn protection(block: &[u8; BLOCK_BYTES]) -> Option<Protection> {
+    let sb = &block[AT..AT + BYTES];
+    let incompat = u32_at(sb, INCOMPAT);
+    let seed = match incompat & INCOMPAT_CSUM_SEED != 0 {
+        true => u32_at(sb, CHECKSUM_SEED),
+        false => crc32c(!0, &sb[UUID..UUID + 16]),
+    };
+    (incompat & INCOMPAT_MMP != 0).then(|| Protection {
+        block: u64::from(u32_at(sb, MMP_BLOCK + 4)) << 32 | u64::from(u32_at(sb, MMP_BLOCK)),
+        interval: u16_at(sb, MMP_INTERVAL),
+        seed: (u32_at(sb, RO_COMPAT) & RO_METADATA_CSUM != 0).then_some(seed),
+    })
 }
 
 /// Whether the journal was in use.

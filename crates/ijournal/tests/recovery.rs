@@ -3,7 +3,7 @@
 mod common;
 
 use afterimage_format::ijournal::*;
-use afterimage_ijournal::{recover, recover_with, Mistake, Report};
+use afterimage_ijournal::{recover, recover_with, Error, Mistake, Report, Storage};
 use common::*;
 
 const OPTIONS: [(&str, &[&str]); 7] = [
@@ -345,6 +345,78 @@ fn e2fsck_refuses_the_bit() {
         assert!(said.contains("has unsupported feature(s): FEATURE_I30"), "{said}");
     });
     assert!(disk == writer.disk);
+}
+
+/// Another host that has the file system writes another number into its block of multi-mount protection again and again.
+struct Shared {
+    disk: Disk,
+    block: usize,
+    /// What the other host does while recovery waits.
+    other: fn(u32) -> u32,
+    waited: u32,
+}
+
+impl Storage for Shared {
+    fn len(&self) -> u64 {
+        self.disk.len()
+    }
+
+    fn read_at(&mut self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        self.disk.read_at(buf, offset)
+    }
+
+    fn write_at(&mut self, buf: &[u8], offset: u64) -> std::io::Result<()> {
+        self.disk.write_at(buf, offset)
+    }
+
+    fn wait(&mut self, time: std::time::Duration) -> std::io::Result<()> {
+        assert!((11..=120).contains(&time.as_secs()), "{time:?}");
+        self.waited += 1;
+        let sequence = u32_at(&self.disk.0, self.block + 4);
+        self.disk.set_mmp(self.block, (self.other)(sequence));
+        Ok(())
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is mounted elsewhere is left alone; what was left by a host that died is taken after a while; and it is given back.
+#[test]
+fn multi_mount_protection_is_heeded() {
+    const CLEAN: u32 = 0xFF4D_4D50;
+    let committed = Disk::mkfs(16, &["-O", "mmp"], &[("kept", pattern(1, 30_000))]);
+    let block = u32_at(&committed.0[1024..2048], 0x168) as usize * 4096;
+    assert_eq!(u32_at(&committed.0, block), 0x004D_4D50);
+    let mut running = committed.clone();
+    running.debugfs(&["write /etc/passwd /a".into()]);
+    let mut writer = Writer::new(committed);
+    writer.fsync(&running, "a", true, 1, 0);
+    let left = |sequence, other: fn(u32) -> u32| {
+        let mut disk = writer.disk.clone();
+        disk.set_mmp(block, sequence);
+        Shared { disk, block, other, waited: 0 }
+    };
+    for (sequence, other, why) in [
+        (7, (|seen| seen + 1) as fn(u32) -> u32, "another host"),
+        // It comes while recovery claims it.
+        (7, |seen| if seen == 7 { 7 } else { 8 }, "another host"),
+        (0xE24D_4D50, |seen| seen, "e2fsck"),
+    ] {
+        let mut shared = left(sequence, other);
+        let error = recover(&mut shared, 0).unwrap_err();
+        assert!(matches!(error, Error::InUse(_)) && error.to_string().contains(why), "{error}");
+        let ours = shared.block..shared.block + 4096;
+        shared.disk.0[ours.clone()].copy_from_slice(&writer.disk.0[ours]);
+        assert!(shared.disk == writer.disk, "nothing else was changed");
+    }
+    for (sequence, waited) in [(7, 2), (CLEAN, 0)] {
+        let mut shared = left(sequence, |seen| seen);
+        assert_eq!(recover(&mut shared, 0).unwrap().created, 1);
+        assert_eq!((u32_at(&shared.disk.0, block + 4), shared.waited), (CLEAN, waited));
+        shared.disk.checked("after recovery");
+    }
 }
 
 /// `/full` is exactly one block long, and so many of the file system's are free.

@@ -241,6 +241,18 @@ impl Disk {
         }
     }
 
+    /// The number of multi-mount protection, in its block.
+    pub fn set_mmp(&mut self, block: usize, sequence: u32) {
+        self.0[block + 4..block + 8].copy_from_slice(&sequence.to_le_bytes());
+        let sb = &self.0[1024..2048];
+        if u32_at(sb, 0x64) & 0x400 != 0 {
+            let seed =
+                if u32_at(sb, 0x60) & 0x2000 == 0 { crc32c(!0, &sb[0x68..0x78]) } else { u32_at(sb, 0x270) };
+            let sum = crc32c(seed, &self.0[block..block + 0x3FC]);
+            self.0[block + 0x3FC..block + 0x400].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+
     /// An index's root as the kernel leaves it (`make_indexed_dir`): the block was a leaf, and the tail's head stays behind the
     /// entries, in `dx_tail.dt_reserved`. e2fsprogs write zeroes there.
     pub fn leave_a_leafs_tail(&mut self, path: &str) {
