@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! journal superblock  stamped by the daemon while the journal is absorbed; guests' writes of it do not get to the disk
-//! ext4 superblock     its checksum in the arena; none while a write of it is under way
+//! ext4 superblock     a checksum of it in the arena; none while a write of it is under way
 //! ```
 //!
 //! Neither is compared with a time or with anything else that moves by itself, and at every instant at which a daemon
@@ -37,8 +37,14 @@ pub(super) enum Left {
     Replaced,
 }
 
-/// The checksum of a file system's superblock, which stands in this first block of it.
+/// The checksum of a file system's superblock, which stands in this first block of it: of all but its last field. With `metadata_csum` that is
+/// a CRC-32C of the rest, and a CRC over a message with its own is the same for every message.
 pub(super) fn superblock_check(first: &Block) -> u32 {
+    crc32c::crc32c(&first[SUPERBLOCK.start..SUPERBLOCK.end - 4])
+}
+
+/// As earlier versions made it, of all of it: with `metadata_csum` it tells only that there is an ext4.
+fn earlier_check(first: &Block) -> u32 {
     crc32c::crc32c(&first[SUPERBLOCK])
 }
 
@@ -61,6 +67,7 @@ pub(super) fn left(
     let known = Known {
         uuid: record.fs_uuid,
         superblock: versions.arena.records.seen(id, Seen::FileSystem),
+        earlier: versions.arena.records.seen(id, Seen::Earlier),
         stamp: record.stamped.then(|| Stamp::of(versions, id)),
         journal: versions.arena.records.seen(id, Seen::Journal),
         unsound: match (sound, here.map(|v| &v.phase)) {
@@ -96,6 +103,8 @@ struct Known {
     uuid: [u8; 16],
     /// The checksum of its superblock, where no write of it was under way.
     superblock: Option<u32>,
+    /// The same, as a daemon of an earlier version left it.
+    earlier: Option<u32>,
     /// The journal superblock bears it, if there is one.
     stamp: Option<Stamp>,
     /// The checksum of one without a stamp, where that was seen.
@@ -113,7 +122,9 @@ impl Known {
     /// It is another disk, or was changed by somebody else: in what.
     fn judge(self, first: Option<&Block>, journal: Option<&Block>) -> Result<Left, &'static str> {
         let first = first.ok_or("nothing is there")?;
-        if self.superblock.is_some_and(|seen| seen != superblock_check(first)) {
+        if self.superblock.is_some_and(|seen| seen != superblock_check(first))
+            || self.earlier.is_some_and(|seen| seen != earlier_check(first))
+        {
             return Err("the superblock is not the one that was written last");
         }
         let own = journal.is_some_and(|journal| self.is_own(journal));
@@ -162,6 +173,7 @@ mod tests {
         Known {
             uuid: OWN,
             superblock: None,
+            earlier: None,
             stamp: None,
             journal: None,
             layout: remembered(Sector(8), OWN, 2000, journal),
@@ -200,6 +212,20 @@ mod tests {
         assert_eq!(judge(seen(Some(check), Some(check_journal))), Ok(Left::Sound));
         assert!(judge(seen(Some(check ^ 1), None)).unwrap_err().starts_with("the superblock"));
         assert!(judge(seen(None, Some(check_journal ^ 1))).unwrap_err().starts_with("the journal's"));
+        // With its own checksum behind it, another content is as much another one as without.
+        let with_sum = |label: u8| {
+            let mut first = own;
+            first[1024 + 0x78] = label;
+            let sum = !crc32c::crc32c(&first[1024..2044]);
+            first[2044..2048].copy_from_slice(&sum.to_le_bytes());
+            first
+        };
+        assert_ne!(superblock_check(&with_sum(1)), superblock_check(&with_sum(2)));
+        // What a daemon of an earlier version left is compared as it did: no more is known.
+        let earlier = |check| Known { earlier: Some(check), ..known(None) };
+        assert_eq!(judge(earlier(earlier_check(&own))), Ok(Left::Sound));
+        assert!(judge(earlier(earlier_check(&own) ^ 1)).unwrap_err().starts_with("the superblock"));
+        assert_eq!(earlier_check(&with_sum(1)), earlier_check(&with_sum(2)));
         // A stamp is this arena's, of this absorbing, or nobody's.
         let stamp = Stamp { arena: [3; 16], generation: 4, durable: false };
         let mut stamped = journal;

@@ -40,13 +40,23 @@ pub struct VolumeRecord {
 pub enum Seen {
     /// ext4's superblock.
     FileSystem,
+    /// The same, as earlier versions took its checksum: never stored any more.
+    Earlier,
     /// The journal's superblock, where it bears no stamp.
     Journal,
 }
 
 impl Seen {
     fn word(self) -> usize {
-        tags::SEEN_WORD + self as usize
+        tags::SEEN_WORD + usize::from(self == Self::Journal)
+    }
+
+    /// The flag in its word that says that it is known.
+    fn flag(self) -> u64 {
+        match self {
+            Self::FileSystem => tags::SEEN_CONTENT,
+            Self::Earlier | Self::Journal => tags::SEEN,
+        }
     }
 }
 
@@ -58,6 +68,12 @@ pub(super) struct Record {
     pub(super) generation: u64,
     /// Which copy is valid.
     copy: usize,
+}
+
+impl Record {
+    pub(super) fn held(&self) -> Option<VolumeRecord> {
+        self.held
+    }
 }
 
 /// Those in an arena's head.
@@ -142,7 +158,7 @@ impl Records {
     pub fn seen(&self, volume: VolumeId, what: Seen) -> Option<u32> {
         self.of(volume)?;
         let word = self.map.head(tags::record_word(volume.0.into(), what.word())).load(Ordering::Acquire);
-        (word & tags::SEEN != 0).then_some(word as u32)
+        (word & what.flag() != 0).then_some(word as u32)
     }
 
     /// See [`Records::seen`]. `None` is stored before such a write begins.
@@ -150,7 +166,7 @@ impl Records {
         if self.of(volume).is_none() {
             return;
         }
-        let word = seen.map_or(0, |check| tags::SEEN | u64::from(check));
+        let word = seen.map_or(0, |check| what.flag() | u64::from(check));
         self.map.head(tags::record_word(volume.0.into(), what.word())).store(word, Ordering::Release);
         fence();
     }

@@ -5,7 +5,8 @@
 //! name     from word 16: [check << 32 | bytes][path of the image ...]: for people, who find an arena that nothing names
 //! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words][seen][seen]
 //! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | a commit waits, stamped, superblock read, absorbing]
-//! seen     [1 << 32 | CRC-32C of the file system's, the journal's superblock on the disk; 0: not known]
+//! seen     [2 << 32 | CRC-32C of the file system's superblock on the disk without its own checksum; 1 << 32 | CRC-32C of all of
+//!          it, by earlier versions] [1 << 32 | CRC-32C of the journal's superblock there]; 0: not known
 //! tag      [sequence, 0 = free][flags << 48 | volume << 32 | block][generation][check]
 //! ```
 //!
@@ -36,6 +37,8 @@ pub(super) const COPY_WORDS: usize = 5;
 pub(super) const SEEN_WORD: usize = 1 + 2 * COPY_WORDS;
 /// The flag in that word: it is known.
 pub(super) const SEEN: u64 = 1 << 32;
+/// The same, of a checksum of what its own checksum is of. Earlier versions take it for not known.
+pub(super) const SEEN_CONTENT: u64 = 1 << 33;
 /// Volume records.
 pub(super) const RECORDS: usize = (RECORD_PAGES * PAGE) as usize / 8 / RECORD_WORDS;
 /// The flag in a tag: the block's home was written with something else.
