@@ -224,6 +224,75 @@ fn a_state_file_of_another_image_is_refused() {
     succeeds(dir.path(), &["recover", "a.img"]);
 }
 
+/// Copies an image with all that stands beside it.
+fn copy_all(dir: &Path, there: &Path) {
+    for name in names(dir).iter().filter(|name| name.starts_with("a.img") && !name.ends_with(".sock")) {
+        fs::copy(dir.join(name), there.join(name)).unwrap();
+    }
+}
+
+/// Another file system gives it another inode; its journal's stamp says that it is the state file's all the same.
+#[test]
+fn an_image_that_was_moved_with_its_state_file_goes_on() {
+    for args in [&CRASH[..], &WINDOW] {
+        for how in ["serve", "recover"] {
+            let (dir, journal) = died(args);
+            let moved = tempfile::tempdir_in("/dev/shm").unwrap();
+            copy_all(dir.path(), moved.path());
+            let arenas = dir.path().join("arena");
+            let args = [&args[..5], &[arenas.to_str().unwrap()], &args[6..]].concat();
+            let (windowed, recover) = (args.len() == WINDOW.len(), ["recover", "--trust-image", "a.img"]);
+            if !windowed {
+                // A copy, beside what it is a copy of.
+                refused(moved.path(), &recover, 1, &["a.img.state", "another image"]);
+            }
+            for name in names(dir.path()).iter().filter(|name| name.starts_with("a.img")) {
+                fs::remove_file(dir.path().join(name)).unwrap();
+            }
+            let image = moved.path().join("a.img");
+            let inode = fs::metadata(&image).unwrap().ino();
+            assert_ne!(state_of(moved.path()).image.inode, inode);
+            if how == "serve" && !windowed {
+                assert_eq!(json(moved.path(), &["check", "--json", "a.img"])["sound"], true);
+                let daemon = serve(moved.path(), &args);
+                assert_filled(&connect(moved.path()).read(journal.free * BLOCK, BLOCK as usize), 7);
+                daemon.kill();
+                assert_eq!(state_of(moved.path()).image.inode, inode, "it is known from now on");
+            }
+            succeeds(moved.path(), &[&["recover", "--dry-run"], &recover[1..]].concat());
+            succeeds(moved.path(), &recover);
+            assert_filled(&block(moved.path(), journal.free), 7);
+            assert_eq!(names(&arenas), [""; 0]);
+            assert!(!moved.path().join("a.img.state").exists());
+        }
+    }
+}
+
+/// What stands where an image was says nothing of the image that was there.
+#[test]
+fn an_arena_that_a_renamed_image_needs_stays() {
+    let (dir, journal) = died(&CRASH);
+    let kept = arena(dir.path());
+    let remove = ["arenas", "--remove", kept.to_str().unwrap()];
+    for name in ["a.img", "a.img.state"] {
+        fs::rename(dir.path().join(name), dir.path().join(name.replacen('a', "b", 1))).unwrap();
+    }
+    Journal::make(&dir.path().join("a.img"));
+    let need = || json(dir.path(), &["arenas", "--json", "arena"])["arenas"][0]["need"].clone();
+    assert_eq!(need(), "unknown");
+    refused(dir.path(), &remove, 1, &["stays", "a.img", "--accept-loss"]);
+    Daemon::serve(dir.path(), &["--disk", "a.img"]).terminate();
+    // The same inode, which may have been given out again: all that is retained is still there.
+    fs::remove_file(dir.path().join("a.img")).unwrap();
+    fs::hard_link(dir.path().join("b.img"), dir.path().join("a.img")).unwrap();
+    assert_eq!(need(), "unknown");
+    refused(dir.path(), &remove, 1, &["stays", "a.img", "--accept-loss"]);
+    fs::remove_file(dir.path().join("a.img")).unwrap();
+    succeeds(dir.path(), &["recover", "b.img"]);
+    fs::rename(dir.path().join("b.img"), dir.path().join("a.img")).unwrap();
+    assert_filled(&block(dir.path(), journal.free), 7);
+}
+
 #[test]
 fn one_arena_has_one_daemon() {
     let (dir, _) = place();

@@ -45,6 +45,6 @@ mod volumes;
 mod write;
 
 pub use ranges::Ranges;
-pub(crate) use stamp::{awaited, give_up};
+pub(crate) use stamp::{awaited, bears, give_up};
 pub use systems::{FileSystems, Options, ReadPart, DISK_BYTES_MAX};
 pub use write::{Change, Part};

@@ -103,6 +103,14 @@ pub(crate) fn awaited(source: &mut dyn Source, disk_sectors: u64) -> Result<Opti
     Ok(stamped.iter().find(|(_, stamp, _)| !stamp.durable).map(|(_, stamp, _)| stamp.arena))
 }
 
+/// Whether a journal of this disk says that it is retained in that arena.
+///
+/// # Errors
+/// The disk cannot be read.
+pub(crate) fn bears(source: &mut dyn Source, disk_sectors: u64, arena: [u8; 16]) -> Result<bool, BlockError> {
+    Ok(stamped(source, disk_sectors)?.iter().any(|(_, stamp, _)| stamp.arena == arena))
+}
+
 /// What was retained of this disk is given up: its journals say so, durably.
 ///
 /// # Errors

@@ -79,6 +79,15 @@ pub enum RetainError {
         /// The arena.
         arena: PathBuf,
     },
+    /// The image is not complete without its redo log.
+    #[error(
+        "{image} is not complete: its redo log holds what is not home yet; serve it, or run `afterimage recover {image}` first",
+        image = .image.display()
+    )]
+    Logged {
+        /// The image.
+        image: PathBuf,
+    },
     /// The arena belongs to another state of the image.
     #[error(
         "{image} is not as it was left: {why}; what its guest had committed is still retained in {arena} and belongs to the \

@@ -29,14 +29,14 @@ use crate::disk::RetainDisk;
 use crate::error::JournalError;
 use crate::ext4::{self, Options};
 use crate::mutation::Mistake;
-use crate::state_file::{self, State};
+use crate::state_file::{self, ImageIdentity, State};
 use crate::status::DiskStatus;
 use crate::versions::arena::{Arena, Budget};
 use crate::versions::Below;
 
 pub use error::RetainError;
 use prepare::PreparedDisk;
-pub(crate) use prepare::{arena_of, is_behind_its_log, judge, open_arena, stray, Earlier};
+pub(crate) use prepare::{arena_of, is_behind_its_log, is_own, judge, open_arena, stray, Earlier};
 pub use prepare::{GroupImage, Prepared};
 
 /// How often the fill is looked at while it may soon need room.
@@ -551,7 +551,9 @@ fn join(
         accept_loss: journal.accept_loss,
         vflush_at_truncation: journal.vflush_at_truncation,
     };
-    let wanted = State { contract: contract.to_string(), ..state.clone() };
+    // It may have been moved.
+    let identity = ImageIdentity::of(&image)?.unwrap_or(state.image);
+    let wanted = State { contract: contract.to_string(), image: identity, ..state.clone() };
     // What was promised before is not durable yet where the new promise is the stronger one.
     let later = !fresh.is_fresh() && wanted.survives_power() && !state.survives_power();
     if fresh.is_fresh() || (wanted != state && !later) {

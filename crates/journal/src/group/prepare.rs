@@ -274,7 +274,7 @@ pub(crate) fn judge(
         }
         Err(e) => return Err(e.into()),
     };
-    if ImageIdentity::of(image)? != Some(state.image) {
+    if !is_own(image, &state)? {
         if accept_loss {
             tracing::warn!(image = %image.display(), "--accept-loss: its state file belongs to another image");
             return Ok(Earlier::Gone(None));
@@ -314,6 +314,33 @@ pub(crate) fn judge(
         return Err(RetainError::Lost { image: image.to_owned(), why });
     }
     Ok(Earlier::Gone(Some(state)))
+}
+
+/// Whether an image is the one that its state file was made for: by inode and size; or, where it was moved to another file system, by its
+/// journals' stamp. A copy bears that as well: then the image that it was made from is still where it was. Where a redo log has to go home
+/// first, the arena's own look at the disk decides, and it insists on the stamp.
+pub(crate) fn is_own(image: &Path, state: &State) -> Result<bool, RetainError> {
+    let found = ImageIdentity::of(image)?;
+    if found == Some(state.image) {
+        return Ok(true);
+    }
+    if found.is_none_or(|found| found.size_bytes != state.image.size_bytes) {
+        return Ok(false);
+    }
+    let ours = open_ours(&state.arena, state_file::owner_of(image)).ok();
+    let peeked = ours.and_then(|_| Arena::peek(&state.arena).ok());
+    let original = peeked.as_ref().and_then(|peeked| peeked.image.as_deref());
+    if original.is_some_and(|path| ImageIdentity::of(path).is_ok_and(|there| there == Some(state.image))) {
+        return Ok(false);
+    }
+    if is_behind_its_log(image) {
+        return Ok(peeked
+            .is_some_and(|peeked| !peeked.records.is_empty() && peeked.records.iter().all(|r| r.stamped)));
+    }
+    let medium =
+        Arc::new(FileMedium::open(image, true).map_err(StateError::io("open", image))?) as Arc<dyn Medium>;
+    let sectors = medium.len() / SECTOR_BYTES;
+    Ok(ext4::bears(&mut { medium }, sectors, *state.arena_uuid.as_bytes())?)
 }
 
 /// Where what was committed on an image without a state file is retained, if its journals say that it is: it was renamed, linked or

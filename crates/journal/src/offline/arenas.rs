@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::error::JournalError;
 use crate::group::RetainError;
-use crate::state_file::{self, State};
-use crate::versions::arena::Arena;
+use crate::state_file::{self, ImageIdentity, State};
+use crate::versions::arena::{Arena, ArenaIdentity, Peeked};
 
 /// Who needs an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -23,9 +23,9 @@ pub enum Need {
     InUse,
     /// An image is not complete without it: its state file says so.
     Named,
-    /// The image where it was has no state file that names this arena.
+    /// Nothing is retained in it, and the image, which is where it was, has no state file that names it.
     Orphan,
-    /// It cannot be told: the image where it was is not there, or its state file cannot be read.
+    /// It cannot be told: the image is not where it was, or another one is, or what it says is not enough.
     Unknown,
 }
 
@@ -90,7 +90,8 @@ pub fn remove_arena(path: &Path, accept_loss: bool) -> Result<ArenaReport, Retai
         }
         (None, Need::Unknown) if !accept_loss => {
             return refused(format!(
-                "{image} is not there or does not say whether it needs it; --accept-loss gives up what the arena holds"
+                "it cannot be told who needs it: the image that it is of is not at {image} any more, or does not say; \
+                 --accept-loss gives up what the arena holds"
             ))
         }
         (None, Need::Orphan | Need::Unknown) => {}
@@ -118,21 +119,31 @@ fn look(path: &Path) -> Result<(File, ArenaReport), RetainError> {
         problem: None,
     };
     match Arena::peek(path) {
-        Ok((identity, image)) => {
-            report.need = if in_use { Need::InUse } else { need(image.as_deref(), identity.uuid) };
-            report.image = image;
+        Ok(peeked) => {
+            report.need = if in_use { Need::InUse } else { need(&peeked) };
+            report.image = peeked.image;
         }
         Err(e) => report.problem = Some(e.to_string()),
     }
     Ok((file, report))
 }
 
-fn need(image: Option<&Path>, uuid: [u8; 16]) -> Need {
-    let Some(image) = image.filter(|image| image.exists()) else { return Need::Unknown };
-    match state_file::state_path(image).and_then(|path| State::read(&path)) {
+/// A name proves only that it is needed: the image may have another one by now, with its state file, and another image this one. An inode is
+/// given out again, too. So what nothing names is needed by nobody only where nothing is in it.
+fn need(peeked: &Peeked) -> Need {
+    let Some(image) = peeked.image.as_deref().filter(|image| image.exists()) else { return Need::Unknown };
+    let ArenaIdentity { uuid, inode, size_bytes } = peeked.identity;
+    let named = state_file::state_path(image).and_then(|path| State::read(&path));
+    let there = ImageIdentity::of(image);
+    match named {
         Ok(Some(state)) if *state.arena_uuid.as_bytes() == uuid => Need::Named,
-        Ok(_) => Need::Orphan,
-        Err(_) => Need::Unknown,
+        Ok(_)
+            if peeked.records.is_empty()
+                && matches!(there, Ok(Some(found)) if found == ImageIdentity { inode, size_bytes }) =>
+        {
+            Need::Orphan
+        }
+        Ok(_) | Err(_) => Need::Unknown,
     }
 }
 
@@ -150,7 +161,9 @@ impl fmt::Display for ArenaReport {
             Need::InUse => ": in use",
             Need::Named => ": the image is not complete without it",
             Need::Orphan => ": nothing names it, it may be removed",
-            Need::Unknown => ": the image is not there, so it cannot be told who needs it",
+            Need::Unknown => {
+                ": it cannot be told who needs it, for its image is not there any more, or does not say"
+            }
         })
     }
 }

@@ -28,7 +28,7 @@ use rustix::fs::{flock, memfd_create, seek, FlockOperation, MemfdFlags, SeekFrom
 use crate::error::JournalError;
 use crate::ext4::{self, FileSystems, Options};
 use crate::group::{
-    arena_of, is_behind_its_log, judge, open_arena, stray, Earlier, JournalOptions, RetainError,
+    arena_of, is_behind_its_log, is_own, judge, open_arena, stray, Earlier, JournalOptions, RetainError,
 };
 use crate::mutation::Mistake;
 use crate::state_file::{self, State, StateError};
@@ -95,6 +95,17 @@ pub fn inspect(path: &Path) -> Result<Option<InspectReport>, RetainError> {
     Ok(Some(report))
 }
 
+/// Whether an image is complete by itself, for a program that knows of no arena and no redo log. Changes nothing.
+///
+/// # Errors
+/// It is not: where the rest is. It cannot be told.
+pub fn is_complete(image: &Path) -> Result<(), RetainError> {
+    if is_behind_its_log(image) {
+        return Err(RetainError::Logged { image: image.to_owned() });
+    }
+    judge(image, Path::new(JournalOptions::ARENA_FOLDER), false, false).map(drop)
+}
+
 /// What [`look`] found.
 enum Looked {
     /// A daemon has the arena open.
@@ -121,7 +132,7 @@ impl<E: std::error::Error> From<E> for Problem {
 
 /// Recovers into memory.
 fn look(image: &Path, state: &State, accept_loss: bool) -> Result<Looked, Problem> {
-    if state_file::ImageIdentity::of(image)? != Some(state.image) {
+    if !is_own(image, state)? {
         return Err(Problem::Other(format!(
             "the state file belongs to another image (inode {}, {} bytes)",
             state.image.inode, state.image.size_bytes

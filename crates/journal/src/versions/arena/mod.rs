@@ -43,6 +43,7 @@ pub use file::own_folder;
 pub(crate) use file::{place, remove};
 pub use loan::Loan;
 pub use marks::Mark;
+pub use open::Peeked;
 pub use records::{Records, Seen, VolumeRecord};
 
 /// Which of the arena's file systems, below [`VOLUMES_MAX`].

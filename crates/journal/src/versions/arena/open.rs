@@ -17,9 +17,20 @@ use super::pool::Pool;
 use super::records::{self, Record, Records};
 use super::space::{runs, Space};
 use super::tags::{self, Header, SlotTag};
-use super::{file, Arena, ArenaIdentity, VOLUMES_MAX};
+use super::{file, Arena, ArenaIdentity, VolumeRecord, VOLUMES_MAX};
 use crate::error::JournalError;
 use crate::ids::AreaBlock;
+
+/// See [`Arena::peek`].
+#[derive(Debug)]
+pub struct Peeked {
+    /// Whose it is.
+    pub identity: ArenaIdentity,
+    /// Where that image was when a daemon opened it last; `None` where it does not say.
+    pub image: Option<PathBuf>,
+    /// The file systems that it remembers. In use, they may change meanwhile.
+    pub records: Vec<VolumeRecord>,
+}
 
 /// Where a block was found.
 struct Held {
@@ -88,31 +99,34 @@ impl Arena {
         check_owner(&found, image_uid).map_err(|e| failed(e.into()))
     }
 
-    /// What an arena's file says of itself, in use or not: whose it is, and where that image was.
+    /// What an arena's file says of itself, in use or not.
     ///
     /// # Errors
-    /// *Corrupt*: not an arena. *Unsupported*: of another version. I/O: it cannot be read.
-    pub fn peek(path: &Path) -> Result<(ArenaIdentity, Option<PathBuf>), JournalError> {
+    /// *Corrupt*: not an arena, or damaged. *Unsupported*: of another version. I/O: it cannot be read.
+    pub fn peek(path: &Path) -> Result<Peeked, JournalError> {
         let failed = io_error(path, "reading");
         let file = File::open(path).map_err(&failed)?;
-        let mut head = vec![0; PAGE as usize / 8];
+        let mut head = vec![0; HEAD as usize / 8];
         file::read_words(&file, 0, &mut head).map_err(&failed)?;
-        let name = tags::read_name(&head).map(|name| PathBuf::from(OsString::from_vec(name)));
-        Ok((identity_in(path, &head)?, name))
+        let identity = identity_in(path, &head)?;
+        let image = tags::read_name(&head).map(|name| PathBuf::from(OsString::from_vec(name)));
+        let records = records::read(path, &head, tags::salt(&identity))?;
+        Ok(Peeked { identity, image, records: records.iter().filter_map(Record::held).collect() })
     }
 
     /// Opens what an earlier daemon left. Two slots of one block: the younger counts. Memory of free slots is given back.
     ///
     /// # Errors
-    /// *Corrupt*: not an arena, or damaged. *Unsupported*: of another version, or not of the image that `identity`
-    /// describes. I/O: cannot be opened, or another process has it open.
+    /// *Corrupt*: not an arena, or damaged. *Unsupported*: of another version, or another one than `identity` describes, by UUID and
+    /// size: the inode is that of the image when it was made. I/O: cannot be opened, or another process has it open.
     pub fn open(path: &Path, identity: Option<ArenaIdentity>) -> Result<Self, JournalError> {
         let failed = io_error(path, "reading");
         let (file, slots) = file::open(path)?;
         let mut head = vec![0; HEAD as usize / 8];
         file::read_words(&file, 0, &mut head).map_err(&failed)?;
         let found = identity_in(path, &head)?;
-        if identity.is_some_and(|wanted| wanted != found) {
+        let same = |wanted: ArenaIdentity| wanted.uuid == found.uuid && wanted.size_bytes == found.size_bytes;
+        if !identity.is_none_or(same) {
             return Err(JournalError::Unsupported(format!(
                 "the arena {} belongs to another image (inode {}, {} bytes); it was left alone",
                 path.display(),
