@@ -75,7 +75,8 @@ fn status(daemon: &Daemon, name: &str) -> u64 {
 
 /// The figure, and the guest's own memory, which the daemon shares.
 fn bound(log_bytes_max: Option<u64>) -> u64 {
-    Shape { disks: 1, queues: 1, log_bytes_max, retain_bytes_max: None, trace: false, control_disk: false }
+    let (retain_bytes_max, trace, control_disk, recover_ijournal) = (None, false, false, false);
+    Shape { disks: 1, queues: 1, log_bytes_max, retain_bytes_max, trace, control_disk, recover_ijournal }
         .bytes_max()
         + MEMORY_BYTES
 }

@@ -8,8 +8,9 @@
 //! free      blocks that recovered files have given up: last, so that nothing here can have been put into them
 //! ```
 //!
-//! A directory may have no room for a name, where the file system is full. By then the file that it names is in bitmaps and inode tables, so
-//! what was made is good for nothing but to say which names these are: whoever asked begins anew without them.
+//! A run that the committed file system contradicts is left out alone, be it that its file, a bitmap or a directory is damaged. Some of that
+//! shows while changes are made, as it does that a directory has no room for a name. By then the file is in bitmaps and inode tables, so
+//! what was made is good for nothing but to say what has to be left out: whoever asked begins anew without it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -54,6 +55,14 @@ struct Folder {
     subdirectories: u32,
 }
 
+/// What all of it has to be done without.
+pub(crate) enum LeftOut {
+    /// An entry.
+    Name(Name),
+    /// The newest run of an inode.
+    Run(u32),
+}
+
 pub(crate) struct Apply<'a, 'b> {
     image: &'a mut Image<'b>,
     geometry: &'a Geometry,
@@ -66,8 +75,7 @@ pub(crate) struct Apply<'a, 'b> {
     links: BTreeMap<u32, u32>,
     /// In the order in which they are reached.
     folders: Vec<(u32, Folder)>,
-    /// Entries for which there is no room, and why.
-    homeless: Vec<(Name, String)>,
+    left_out: Vec<(LeftOut, String)>,
 }
 
 impl<'a, 'b> Apply<'a, 'b> {
@@ -78,24 +86,25 @@ impl<'a, 'b> Apply<'a, 'b> {
         report: &'a mut Report,
         mistake: Mistake,
     ) -> Self {
-        let (judged, links, folders, homeless) = Default::default();
+        let (judged, links, folders, left_out) = Default::default();
         let groups = Groups::new(geometry);
-        Self { image, geometry, groups, plan, report, mistake, judged, links, folders, homeless }
+        Self { image, geometry, groups, plan, report, mistake, judged, links, folders, left_out }
     }
 
-    /// All of it, and the superblock; or the entries without which it has to be done, and why: what was changed is void then.
-    pub(crate) fn run(mut self) -> Result<Vec<(Name, String)>, Error> {
+    /// All of it, and the superblock; or what it has to be done without, and why: what was changed is void then.
+    pub(crate) fn run(mut self) -> Result<Vec<(LeftOut, String)>, Error> {
         self.judge()?;
         self.reach()?;
         let mut freed = self.files()?;
         freed.extend(self.make_folders()?);
-        if !self.homeless.is_empty() {
-            return Ok(self.homeless);
-        }
         if self.mistake != Mistake::BitmapsStale {
-            for range in freed {
-                self.groups.mark(self.image, range, false)?;
+            for (ino, range) in freed {
+                let marked = self.groups.mark(self.image, range, false);
+                self.unless_corrupt(marked, LeftOut::Run(ino))?;
             }
+        }
+        if !self.left_out.is_empty() {
+            return Ok(self.left_out);
         }
         let large = self.judged.values().any(|judged| judged.inode.size() > 0x7fff_ffff);
         let (free_blocks, free_inodes) = self.groups.finish(self.image)?;
@@ -105,6 +114,15 @@ impl<'a, 'b> Apply<'a, 'b> {
 
     fn refuse(&mut self, ino: u32, sub_id: u64, why: impl Into<String>) {
         self.report.refused.push(Refused { ino, sub_id, why: why.into() });
+    }
+
+    /// What is damaged is left out the next time; every other error is one of all of it.
+    fn unless_corrupt(&mut self, done: Result<(), Error>, what: LeftOut) -> Result<(), Error> {
+        match done {
+            Err(Error::Corrupt(why)) => self.left_out.push((what, why)),
+            done => done?,
+        }
+        Ok(())
     }
 
     /// The committed inode of that number and generation, if there is one with a name.
@@ -122,53 +140,54 @@ impl<'a, 'b> Apply<'a, 'b> {
         newest.sort_by_key(|(_, run)| std::cmp::Reverse(run.sub_id));
         let mut claimed = BTreeMap::new();
         for (ino, run) in newest {
-            match self.judge_one(ino, run, &mut claimed)? {
+            match self.judge_one(ino, run, &mut claimed) {
                 Ok(judged) => {
                     self.judged.insert(ino, judged);
                 }
-                Err(why) => self.refuse(ino, run.sub_id, why),
+                Err(Error::Corrupt(why)) => self.refuse(ino, run.sub_id, why),
+                Err(other) => return Err(other),
             }
         }
         Ok(())
     }
 
+    /// *Corrupt*: the run, or what it is of, is no such thing.
     fn judge_one(
         &mut self,
         ino: u32,
         run: &Newest,
         claimed: &mut BTreeMap<u64, u64>,
-    ) -> Result<Result<Judged, String>, Error> {
-        let refuse = |why: &str| Ok(Err(why.to_owned()));
+    ) -> Result<Judged, Error> {
         let kind = if run.directory { Kind::Directory } else { Kind::File };
         let root = ino == ROOT_INO && run.directory;
         if ino > self.geometry.inodes || self.geometry.is_own(ino) && !root {
-            return refuse("the inode is the file system's own");
+            return corrupt("the inode is the file system's own");
         }
         let mut inode = Inode { ino, raw: run.inode.clone() };
         if inode.raw.len() != self.geometry.inode_bytes {
-            return refuse("the inode has another size");
+            return corrupt("the inode has another size");
         }
         if inode.generation() != run.generation || inode.kind() != kind {
-            return refuse("the inode is not what its run is of");
+            return corrupt("the inode is not what its run is of");
         }
         let in_use = self.groups.has_inode(self.image, ino)?;
         let committed = self.committed(ino, run.generation)?;
         if in_use && committed.as_ref().is_none_or(|inode| inode.kind() != kind) {
-            return refuse("the inode number belongs to another inode");
+            return corrupt("the inode number belongs to another inode");
         }
         // A committed directory stays what it is: its run has entries, and times.
         let stays = run.directory && committed.is_some();
         if !stays && !inode.is_plain() {
-            return refuse("the inode is not mapped by extents");
+            return corrupt("the inode is not mapped by extents");
         }
         if !stays && inode.file_acl() != committed.as_ref().map_or(0, Inode::file_acl) {
-            return refuse("its attributes are in another block");
+            return corrupt("its attributes are in another block");
         }
         let (mut tree, mut taken, mut freed) = (Tree::default(), Vec::new(), Vec::new());
         if !run.directory {
             let before = match &committed {
                 Some(inode) if !inode.is_plain() => {
-                    return refuse("the committed inode is not mapped by extents")
+                    return corrupt("the committed inode is not mapped by extents")
                 }
                 Some(inode) => inode.tree(self.image, self.geometry)?,
                 None => Tree::default(),
@@ -178,16 +197,12 @@ impl<'a, 'b> Apply<'a, 'b> {
                 None if before.nodes.contains(&home) => Ok(self.image.get(home)?.to_vec()),
                 None => corrupt(format!("block {home} of its tree is neither in the run nor committed")),
             };
-            tree = match Tree::read(inode.root(), &self.geometry.room, &mut fetch) {
-                Ok(tree) => tree,
-                Err(Error::Corrupt(why)) => return Ok(Err(why)),
-                Err(other) => return Err(other),
-            };
+            tree = Tree::read(inode.root(), &self.geometry.room, &mut fetch)?;
             if inode.size() > SIZE_MAX {
-                return refuse("it is longer than extents can map");
+                return corrupt("it is longer than extents can map");
             }
             if inode.size() < tree.written_end().saturating_sub(1) * 4096 {
-                return refuse("it has data behind its end");
+                return corrupt("it has data behind its end");
             }
             (taken, freed) =
                 (without(&tree.ranges(), &before.ranges()), without(&before.ranges(), &tree.ranges()));
@@ -195,13 +210,13 @@ impl<'a, 'b> Apply<'a, 'b> {
                 let overlaps =
                     claimed.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start);
                 if overlaps || !self.groups.are_free(self.image, range.clone())? {
-                    return Ok(Err(format!("blocks {}..{} are not free", range.start, range.end)));
+                    return corrupt(format!("blocks {}..{} are not free", range.start, range.end));
                 }
             }
             claimed.extend(taken.iter().map(|range| (range.start, range.end)));
         }
         inode.keep_orphan(committed.as_ref());
-        Ok(Ok(Judged { inode, committed, sub_id: run.sub_id, tree, taken, freed }))
+        Ok(Judged { inode, committed, sub_id: run.sub_id, tree, taken, freed })
     }
 
     /// Follows entries from the directories that are committed.
@@ -261,7 +276,13 @@ impl<'a, 'b> Apply<'a, 'b> {
                 Some((judged.inode.kind(), judged.committed.is_some()))
             }
             Some(_) => None,
-            None => self.committed(ino, generation)?.map(|inode| (inode.kind(), true)),
+            None => match self.committed(ino, generation) {
+                Err(Error::Corrupt(why)) => {
+                    self.refuse(ino, sub_id, why);
+                    return Ok(None);
+                }
+                committed => committed?.map(|inode| (inode.kind(), true)),
+            },
         };
         // The number was given out again, or the file's own run was never written: nothing that anybody was promised.
         let Some((found, committed)) = found else {
@@ -276,8 +297,8 @@ impl<'a, 'b> Apply<'a, 'b> {
         Ok(Some(kind))
     }
 
-    /// Writes files; the blocks that they have no more.
-    fn files(&mut self) -> Result<Vec<Range<u64>>, Error> {
+    /// Writes files; the blocks that they have no more, and whose they were.
+    fn files(&mut self) -> Result<Vec<(u32, Range<u64>)>, Error> {
         let mut freed = Vec::new();
         let judged = std::mem::take(&mut self.judged);
         for (ino, mut judged) in judged {
@@ -288,28 +309,13 @@ impl<'a, 'b> Apply<'a, 'b> {
                 continue;
             }
             if judged.inode.kind() == Kind::File {
-                if self.mistake != Mistake::BitmapsStale {
-                    for range in &judged.taken {
-                        self.groups.mark(self.image, range.clone(), true)?;
-                    }
-                }
-                freed.append(&mut judged.freed);
-                self.nodes(&judged)?;
                 let mut inode = judged.inode.clone();
-                match &judged.committed {
-                    Some(committed) => inode.set_links(committed.links()),
-                    None => inode.set_links(0),
+                inode.set_links(judged.committed.as_ref().map_or(0, Inode::links));
+                if self.takes_names(&mut inode, names)? {
+                    let done = self.file(inode, &judged);
+                    self.unless_corrupt(done, LeftOut::Run(ino))?;
                 }
-                inode.add_links(names, false)?;
-                let blocks = judged.tree.blocks() + u64::from(inode.file_acl() != 0);
-                inode.set_blocks(blocks, self.geometry)?;
-                if judged.committed.is_none() {
-                    self.groups.take_inode(self.image, ino, false)?;
-                    self.report.created += 1;
-                } else {
-                    self.report.updated += 1;
-                }
-                inode.store(self.image, &self.groups, self.geometry)?;
+                freed.extend(judged.freed.drain(..).map(|range| (ino, range)));
             }
             self.judged.insert(ino, judged);
         }
@@ -317,11 +323,47 @@ impl<'a, 'b> Apply<'a, 'b> {
         for (ino, names) in self.links.clone() {
             if !self.judged.contains_key(&ino) {
                 let mut inode = Inode::load(self.image, &self.groups, ino)?;
-                inode.add_links(names, false)?;
-                inode.store(self.image, &self.groups, self.geometry)?;
+                if self.takes_names(&mut inode, names)? {
+                    inode.store(self.image, &self.groups, self.geometry)?;
+                }
             }
         }
         Ok(freed)
+    }
+
+    /// Gives a file so many names more; where it would have too many, those that are too many are left out.
+    fn takes_names(&mut self, inode: &mut Inode, names: u32) -> Result<bool, Error> {
+        let room = inode.links_left() as usize;
+        let Err(Error::Corrupt(why)) = inode.add_links(names, false) else { return Ok(true) };
+        let all = self.folders.iter().flat_map(|(ino, folder)| {
+            folder.added.iter().map(|added| (added.ino, (*ino, folder.generation, added.name.clone())))
+        });
+        let its = all.filter(|(ino, _)| *ino == inode.ino).map(|(_, name)| LeftOut::Name(name));
+        let mut many: Vec<LeftOut> = its.skip(room).collect();
+        if many.is_empty() {
+            many.push(LeftOut::Run(inode.ino));
+        }
+        self.left_out.extend(many.into_iter().map(|what| (what, why.clone())));
+        Ok(false)
+    }
+
+    /// Writes one file.
+    fn file(&mut self, mut inode: Inode, judged: &Judged) -> Result<(), Error> {
+        if self.mistake != Mistake::BitmapsStale {
+            for range in &judged.taken {
+                self.groups.mark(self.image, range.clone(), true)?;
+            }
+        }
+        self.nodes(judged)?;
+        let blocks = judged.tree.blocks() + u64::from(inode.file_acl() != 0);
+        inode.set_blocks(blocks, self.geometry)?;
+        if judged.committed.is_none() {
+            self.groups.take_inode(self.image, inode.ino, false)?;
+            self.report.created += 1;
+        } else {
+            self.report.updated += 1;
+        }
+        inode.store(self.image, &self.groups, self.geometry)
     }
 
     /// The blocks of a file's tree that its run brought.
@@ -341,8 +383,8 @@ impl<'a, 'b> Apply<'a, 'b> {
         Ok(())
     }
 
-    /// Makes new directories and adds entries; blocks that are not needed any more.
-    fn make_folders(&mut self) -> Result<Vec<Range<u64>>, Error> {
+    /// Makes new directories and adds entries; blocks that are not needed any more, and whose they were.
+    fn make_folders(&mut self) -> Result<Vec<(u32, Range<u64>)>, Error> {
         let (mut freed, mut missing) = (Vec::new(), BTreeSet::new());
         for (ino, folder) in std::mem::take(&mut self.folders) {
             let Some(judged) = self.judged.get(&ino) else { continue };
@@ -357,29 +399,23 @@ impl<'a, 'b> Apply<'a, 'b> {
             let mut directory = match (&folder.named, committed) {
                 (None, Some(_)) if folder.added.is_empty() => continue,
                 (None, Some(committed)) => Directory::load(self.image, self.geometry, committed)?,
-                (Some(named), _) => {
-                    self.groups.take_inode(self.image, ino, true)?;
-                    self.report.directories += 1;
-                    let mut inode = logged.clone();
-                    inode.set_links(2);
-                    match Directory::create(self.image, self.geometry, &mut self.groups, inode, named.0) {
-                        Err(Error::Unsupported(why)) => {
-                            missing.insert(ino);
-                            self.homeless.push((named.clone(), why));
-                            continue;
-                        }
-                        directory => directory?,
+                (Some(named), _) => match self.make_folder(logged.clone(), named.0) {
+                    Err(Error::Corrupt(why) | Error::Unsupported(why)) => {
+                        missing.insert(ino);
+                        self.left_out.push((LeftOut::Name(named.clone()), why));
+                        continue;
                     }
-                }
+                    directory => directory?,
+                },
                 (None, None) => return corrupt("a new directory without a parent was reached"),
             };
-            let name = |added: &Added| (ino, folder.generation, added.name.clone());
+            let name = |added: &Added| LeftOut::Name((ino, folder.generation, added.name.clone()));
             let (blocks, mut grown) = (directory.blocks(), None);
             for (i, added) in folder.added.iter().enumerate() {
                 match directory.add(self.image, self.geometry, &mut self.groups, added) {
-                    Err(Error::Unsupported(why)) => {
+                    Err(Error::Corrupt(why) | Error::Unsupported(why)) => {
                         missing.insert(added.ino);
-                        self.homeless.push((name(added), why));
+                        self.left_out.push((name(added), why));
                     }
                     done => done?,
                 }
@@ -390,19 +426,37 @@ impl<'a, 'b> Apply<'a, 'b> {
             self.report.entries += folder.added.len() as u64;
             let (mut inode, spare) = match directory.finish(self.image, self.geometry, &mut self.groups) {
                 // The names before the first that made it longer need nothing that it did not have.
-                Err(Error::Unsupported(why)) => {
+                Err(Error::Corrupt(why) | Error::Unsupported(why)) => {
                     let from = &folder.added[grown.unwrap_or(0)..];
                     missing.extend(from.iter().map(|added| added.ino));
-                    self.homeless.extend(from.iter().map(|added| (name(added), why.clone())));
+                    self.left_out.extend(from.iter().map(|added| (name(added), why.clone())));
                     continue;
                 }
                 done => done?,
             };
-            freed.extend(spare.into_iter().map(|block| block..block + 1));
+            freed.extend(spare.into_iter().map(|block| (ino, block..block + 1)));
             inode.take_times(&logged);
-            inode.add_links(folder.subdirectories, self.geometry.dir_nlink)?;
+            let room = inode.links_left() as usize;
+            if let Err(Error::Corrupt(why)) = inode.add_links(folder.subdirectories, self.geometry.dir_nlink)
+            {
+                let is_folder = |added: &&Added| {
+                    self.judged.get(&added.ino).is_some_and(|judged| judged.inode.kind() == Kind::Directory)
+                };
+                let many: Vec<&Added> = folder.added.iter().filter(is_folder).skip(room).collect();
+                missing.extend(many.iter().map(|added| added.ino));
+                self.left_out.extend(many.iter().map(|added| (name(added), why.clone())));
+                continue;
+            }
             inode.store(self.image, &self.groups, self.geometry)?;
         }
         Ok(freed)
+    }
+
+    /// A new directory, whose number is taken.
+    fn make_folder(&mut self, mut inode: Inode, parent: u32) -> Result<Directory, Error> {
+        self.groups.take_inode(self.image, inode.ino, true)?;
+        self.report.directories += 1;
+        inode.set_links(2);
+        Directory::create(self.image, self.geometry, &mut self.groups, inode, parent)
     }
 }

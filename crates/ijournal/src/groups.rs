@@ -272,7 +272,10 @@ impl<'a> Groups<'a> {
             if count(&self.descriptor(image, group)?, FREE_BLOCKS) == 0 {
                 continue;
             }
-            let (_, bitmap) = self.block_bitmap(image, group)?;
+            let (_, bitmap) = match self.block_bitmap(image, group) {
+                Err(Error::Corrupt(_)) => continue,
+                bitmap => bitmap?,
+            };
             let (first, blocks) = self.blocks_of(group);
             let from = if i == 0 { (goal % per_group) as usize } else { 0 };
             if let Some(at) = (from..blocks).find(|&at| !bit(&bitmap, at)) {

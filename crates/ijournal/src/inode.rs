@@ -109,6 +109,11 @@ impl Inode {
         u16_at(&self.raw, LINKS).into()
     }
 
+    /// How many more it may have, where they are counted.
+    pub(crate) fn links_left(&self) -> u32 {
+        LINKS_MAX.saturating_sub(self.links())
+    }
+
     /// More links; a directory with too many has one, which means that nobody counts.
     pub(crate) fn add_links(&mut self, more: u32, dir_nlink: bool) -> Result<(), Error> {
         let links = self.links();

@@ -50,11 +50,12 @@ use afterimage_journal::BLOCK_BYTES;
 pub use disk::{DiskStorage, DryRun};
 pub use error::Error;
 pub use file::FileStorage;
+pub use log::REPLAY_BYTES_MAX;
 pub use mutation::Mistake;
 pub use report::{Refused, Report};
 
-/// How often it may be done anew without names that had no room. Once is enough, for the others have more then; but for those in a directory
-/// that is flattened no more, as the name for which it was is left out.
+/// How often it may be done anew without what had to be left out. Once is enough, for others have more room then; but for names in a directory
+/// that is flattened no more, as the name for which it was is left out, and for what only then is looked at.
 const ROUNDS_MAX: u32 = 16;
 
 /// Where a file system is: an image, a device, a disk that is served.
@@ -203,25 +204,31 @@ fn plan_and_apply(
     let scanned = areas.scan(image, committed, mistake, &mut plan)?;
     (report.valid, report.committed, report.torn) = (scanned.valid, scanned.committed, scanned.torn);
     let tid = plan.newest_tid.unwrap_or(committed.next());
-    let mut homeless = Vec::new();
+    let mut left_out = Vec::new();
     for _ in 0..ROUNDS_MAX {
         let mut round = report.clone();
-        let entries = apply::Apply::new(image, &geometry, &plan, &mut round, mistake).run()?;
-        if entries.is_empty() {
+        let without = apply::Apply::new(image, &geometry, &plan, &mut round, mistake).run()?;
+        if without.is_empty() {
             *report = round;
-            report.refused.append(&mut homeless);
+            report.refused.append(&mut left_out);
             return Ok(tid);
         }
         // Nothing is written before the commit.
         image.changed.clear();
-        for (name, why) in entries {
-            if let Some(plan::Named { ino, sub_id, .. }) = plan.entries.remove(&name) {
-                let why = format!("directory {} cannot take its name: {why}", name.0);
-                homeless.push(Refused { ino, sub_id, why });
-            }
+        for (what, why) in without {
+            left_out.extend(match what {
+                apply::LeftOut::Name(name) => plan.entries.remove(&name).map(|named| Refused {
+                    ino: named.ino,
+                    sub_id: named.sub_id,
+                    why: format!("directory {} cannot take its name: {why}", name.0),
+                }),
+                apply::LeftOut::Run(ino) => {
+                    plan.inodes.remove(&ino).map(|run| Refused { ino, sub_id: run.sub_id, why })
+                }
+            });
         }
     }
-    error::unsupported("each time that names are left out, directories have no room for others")
+    error::unsupported("each time that something is left out, there is something else that cannot be done")
 }
 
 /// The file system and its journal.

@@ -1,11 +1,11 @@
 //! The file system's own journal: replayed, and given one transaction more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use afterimage_block::BlockError;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::Layout;
-use afterimage_journal::log::{self, AreaView, LogGeometry, Parsed};
+use afterimage_journal::log::{self, AreaView, LogGeometry, Parsed, Transaction};
 use afterimage_journal::{AreaBlock, FsBlock, Tid, BLOCK_BYTES};
 
 use crate::bytes::crc32c;
@@ -21,6 +21,46 @@ const COMMIT_SUM: usize = 16;
 const ESCAPE: u32 = 1;
 const SAME_UUID: u32 = 2;
 const LAST_TAG: u32 = 8;
+
+/// Blocks that are replayed at once. A log of more distinct ones is read again for the others, whatever its guest has put into it.
+const REPLAYED_MAX: usize = 1 << 19;
+
+/// The most memory that a replay takes: an entry of 16 bytes for each block that is replayed at once, in a tree that may be half empty,
+/// and one transaction as it is read.
+pub const REPLAY_BYTES_MAX: usize = 3 * 16 * REPLAYED_MAX + log::TRANSACTION_BYTES_MAX;
+
+/// The newest content of the blocks from one on, up to as many as are kept.
+struct Newest {
+    from: FsBlock,
+    /// What is here and behind it is for the next round.
+    end: Option<FsBlock>,
+    max: usize,
+    /// Where in the log it is, and whether it is escaped.
+    homes: BTreeMap<FsBlock, (AreaBlock, bool)>,
+}
+
+impl Newest {
+    fn new(from: FsBlock, max: usize) -> Self {
+        Self { from, end: None, max, homes: BTreeMap::new() }
+    }
+
+    /// The next transaction, in the order of the log. A revoke holds for its own and all before it: what it names goes, and only a later
+    /// one brings it again. So no revoke has to be remembered.
+    fn take(&mut self, transaction: &Transaction) {
+        for tag in &transaction.tags {
+            if tag.home < self.from || self.end.is_some_and(|end| tag.home >= end) {
+                continue;
+            }
+            self.homes.insert(tag.home, (tag.at, tag.escaped));
+            if self.homes.len() > self.max {
+                self.end = self.homes.pop_last().map(|(home, _)| home);
+            }
+        }
+        for home in &transaction.revokes {
+            self.homes.remove(home);
+        }
+    }
+}
 
 /// The journal of one file system.
 pub(crate) struct Log {
@@ -87,41 +127,49 @@ impl Log {
 
     /// Writes home what is committed, and empties the journal. Outcomes of a cut: the journal as it was, or empty and everything home.
     pub(crate) fn replay(&mut self, image: &mut Image<'_>) -> Result<Replayed, Error> {
-        let mut tid = self.superblock.sequence();
+        let tid = self.superblock.sequence();
         let mut replayed = Replayed { transactions: 0, blocks: 0, committed: Tid(tid.0.wrapping_sub(1)) };
-        let Some(mut at) = self.superblock.start() else { return Ok(replayed) };
-        let (mut newest, mut revoked, mut read) = (BTreeMap::new(), HashMap::new(), 0u64);
+        let Some(start) = self.superblock.start() else { return Ok(replayed) };
+        let mut round = Some(FsBlock(0));
+        while let Some(from) = round {
+            let mut newest = Newest::new(from, REPLAYED_MAX);
+            (replayed.transactions, replayed.committed) = self.read(image, start, tid, &mut newest)?;
+            for (home, (at, escaped)) in newest.homes {
+                let mut content = image.get(self.home(at)?)?;
+                if escaped {
+                    content[..4].copy_from_slice(&MAGIC.to_be_bytes());
+                }
+                image.write(home.0, &content)?;
+                replayed.blocks += 1;
+            }
+            round = newest.end;
+        }
+        image.sync()?;
+        self.write_superblock(image, replayed.committed.next(), None)?;
+        Ok(replayed)
+    }
+
+    /// Reads the log to its end: how many transactions, and the last one.
+    fn read(
+        &self,
+        image: &mut Image<'_>,
+        start: AreaBlock,
+        tid: Tid,
+        newest: &mut Newest,
+    ) -> Result<(u64, Tid), Error> {
+        let (mut at, mut tid, mut transactions, mut read) = (start, tid, 0, 0u64);
         loop {
             let mut view = View { image, layout: &self.layout };
             let Parsed::Complete(transaction) = log::parse(&mut view, &self.geometry, at, tid)? else {
-                break;
+                return Ok((transactions, Tid(tid.0.wrapping_sub(1))));
             };
             read += u64::from(transaction.blocks);
             if read > u64::from(self.geometry.log_blocks()) {
                 return corrupt("the journal holds more than there is room for");
             }
-            let number = replayed.transactions;
-            revoked.extend(transaction.revokes.iter().map(|block| (*block, number)));
-            newest.extend(transaction.tags.iter().map(|tag| (tag.home, (*tag, number))));
-            replayed.transactions += 1;
-            replayed.committed = tid;
-            (at, tid) = (transaction.next, tid.next());
+            newest.take(&transaction);
+            (at, tid, transactions) = (transaction.next, tid.next(), transactions + 1);
         }
-        for (home, (tag, number)) in newest {
-            // A revoke holds for its own transaction and all before it.
-            if revoked.get(&home).is_some_and(|&revoke| revoke >= number) {
-                continue;
-            }
-            let mut content = image.get(self.home(tag.at)?)?;
-            if tag.escaped {
-                content[..4].copy_from_slice(&MAGIC.to_be_bytes());
-            }
-            image.write(home.0, &content)?;
-            replayed.blocks += 1;
-        }
-        image.sync()?;
-        self.write_superblock(image, tid, None)?;
-        Ok(replayed)
     }
 
     /// Commits what is to change as one transaction of an empty journal, and writes it home: see [`crate`] for what a cut leaves.
@@ -223,4 +271,52 @@ fn header(kind: u32, tid: Tid) -> Box<Block> {
         block[at..at + 4].copy_from_slice(&field.to_be_bytes());
     }
     block
+}
+
+#[cfg(test)]
+mod tests {
+    use afterimage_journal::log::Tag;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// However few blocks are replayed at once, the rounds together are the replay that remembers everything.
+        #[test]
+        fn rounds_are_the_whole_replay(
+            log in proptest::collection::vec(
+                (proptest::collection::vec(0u64..12, 0..6), proptest::collection::vec(0u64..12, 0..4)),
+                0..8,
+            ),
+            max in 1usize..13,
+        ) {
+            let (mut at, mut expected) = (0, BTreeMap::new());
+            let mut transactions = Vec::new();
+            for (n, (tags, revokes)) in log.into_iter().enumerate() {
+                let tag = |home| {
+                    at += 1;
+                    Tag { home: FsBlock(home), at: AreaBlock(at), escaped: home % 2 == 0 }
+                };
+                let (tid, start) = (Tid(n as u32), AreaBlock(0));
+                let tags: Vec<Tag> = tags.into_iter().map(tag).collect();
+                let revokes: Vec<FsBlock> = revokes.into_iter().map(FsBlock).collect();
+                for tag in &tags {
+                    expected.insert(tag.home, (n, tag.at, tag.escaped));
+                }
+                expected.retain(|home, (of, ..)| *of > n || !revokes.contains(home));
+                let (next, blocks, commit_sec) = (start, 0, 0);
+                transactions.push(Transaction { tid, start, next, blocks, tags, revokes, commit_sec });
+            }
+            let expected: Vec<_> = expected.into_iter().map(|(home, (_, at, escaped))| (home, (at, escaped))).collect();
+            let (mut found, mut round) = (Vec::new(), Some(FsBlock(0)));
+            while let Some(from) = round {
+                let mut newest = Newest::new(from, max);
+                transactions.iter().for_each(|transaction| newest.take(transaction));
+                prop_assert!(newest.homes.len() <= max);
+                found.extend(newest.homes);
+                round = newest.end;
+            }
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
 use afterimage_format::ijournal::*;
-use afterimage_ijournal::{recover, Error, FileStorage, Report};
+use afterimage_ijournal::{recover, Error, FileStorage, Report, REPLAY_BYTES_MAX};
 use common::*;
 use zerocopy::IntoBytes as _;
 
@@ -18,6 +18,15 @@ const ENTRIES: u64 = 340;
 /// Of each of the groups behind the first, an extent has what is behind its descriptors and tables.
 const EXTENT: u64 = 31744;
 const FIRST: u64 = 32768 + 1024;
+
+/// One after the other: the peak is the process's.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // The peak begins anew (proc_pid_clear_refs(5)).
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    alone
+}
 
 /// The most memory that this process has had, in KiB.
 fn peak_kib() -> u64 {
@@ -87,6 +96,7 @@ impl Image {
 /// Four blocks name 165 GiB.
 #[test]
 fn a_tree_of_a_few_blocks_is_not_mapped_to_its_end() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let (path, tree) = (folder.path().join("image"), folder.path().join("tree"));
     fs::create_dir_all(tree.join("folder")).unwrap();
@@ -135,4 +145,73 @@ fn a_tree_of_a_few_blocks_is_not_mapped_to_its_end() {
     image.grow(root, 1 << 40);
     assert!(matches!(image.recover(), Err(Error::Unsupported(_))), "a large root");
     assert!(peak_kib() < 128 << 10, "{} KiB", peak_kib());
+}
+
+/// A block of a journal without checksums.
+fn journal_block(kind: u32, tid: u32, rest: &[u32]) -> Vec<u8> {
+    let words = [&[0xc03b_3998, kind, tid], rest].concat();
+    let mut block: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    block.resize(4096, 0);
+    block
+}
+
+/// A journal of 64 MiB that revokes sixteen million blocks. Of two that it logs before one is revoked, and of two behind that one is logged again.
+#[test]
+fn revokes_take_no_memory() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image").to_str().unwrap().to_owned();
+    let options =
+        ["-q", "-F", "-t", "ext4", "-b", "4096", "-N", "25600", "-J", "size=80,location=2000", "-O"];
+    let blocks = BLOCKS.to_string();
+    run(
+        "mke2fs",
+        &[&options[..], &["^metadata_csum,^64bit,^resize_inode,^flex_bg", &path, &blocks]].concat(),
+    );
+    let place = |block: u32| -> u64 {
+        run("debugfs", &["-R", &format!("bmap <8> {block}"), &path]).trim().parse().unwrap()
+    };
+    let first = place(0);
+    assert_eq!(place(16_100), first + 16_100, "the journal lies in one piece");
+    let image = Image { file: File::options().read(true).write(true).open(&path).unwrap(), path };
+
+    const HOMES: [u32; 3] = [40_000, 50_000, 60_000];
+    let content = |byte: u8| vec![byte; 4096];
+    let mut log = Vec::new();
+    // Flags: the last one; with the same UUID as the one before.
+    let tags = [HOMES[0], 0, 0, 0, 0, 0, HOMES[1], 2, HOMES[2], 2 | 8];
+    log.extend(
+        [journal_block(1, 1, &tags), content(1), content(2), content(3), journal_block(2, 1, &[])].concat(),
+    );
+    let mut next = 100_000;
+    for tid in 2..=9 {
+        if tid == 3 {
+            log.extend([journal_block(1, tid, &[HOMES[1], 8]), content(4)].concat());
+        }
+        for n in 0..if tid == 3 { 0 } else { 2000 } {
+            let mut revoked: Vec<u32> = (next..next + 1020).collect();
+            next += 1020;
+            if (tid, n) == (2, 0) {
+                revoked[..2].copy_from_slice(&HOMES[..2]);
+            }
+            log.extend(journal_block(5, tid, &[&[4096][..], &revoked].concat()));
+        }
+        log.extend(journal_block(2, tid, &[]));
+    }
+    image.put(&log, (first + 1) * 4096);
+    drop(log);
+    // s_sequence and s_start; s_feature_incompat: revokes.
+    image.put(&[1u32, 1].map(u32::to_be_bytes).concat(), first * 4096 + 0x18);
+    image.put(&1u32.to_be_bytes(), first * 4096 + 0x28);
+    let _ = fs::write("/proc/self/clear_refs", "5");
+    let before = peak_kib();
+    let report = recover(&mut FileStorage::open(image.path.as_ref()).unwrap(), 0).unwrap();
+    assert_eq!((report.transactions, report.blocks), (9, 2));
+    let taken = (peak_kib() - before) << 10;
+    assert!(taken <= REPLAY_BYTES_MAX as u64, "{taken} bytes");
+    for (home, byte) in HOMES.into_iter().zip([0, 4, 3]) {
+        let mut found = [0; 4096];
+        image.file.read_exact_at(&mut found, u64::from(home) * 4096).unwrap();
+        assert_eq!(found, [byte; 4096], "block {home}");
+    }
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use afterimage_format::ijournal::*;
 use afterimage_ijournal::{recover, recover_with, Error, Mistake, Report, Storage};
 use common::*;
@@ -267,6 +269,82 @@ fn a_number_that_was_given_out_again() {
     let (disk, report) = recovered(&writer.disk);
     assert_eq!((report.created, report.unreachable), (1, 1));
     assert!(disk.tree() == expected(&committed, &running, &["second"]));
+}
+
+/// What was committed of one file is damaged: the others are recovered, and it is named.
+#[test]
+fn a_damaged_extent_block_costs_its_own_file_only() {
+    let mut committed =
+        Disk::mkfs(24, &[], &[("large", pattern(1, 3_000_000)), ("kept", pattern(2, 40_960))]);
+    committed.debugfs(&(0..700).step_by(2).map(|n| format!("punch /large {n} {n}")).collect::<Vec<_>>());
+    let committed = committed.checked("with holes");
+    let mut running = committed.clone();
+    write(&mut running, "a", &pattern(3, 9000));
+    running.debugfs(&["fallocate /large 733 740".into()]);
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "large", false, 1, 0);
+    writer.fsync(&running, "a", true, 1, 1);
+    let ino = committed.ino("large");
+    let node = u32_at(committed.inode(ino), 0x28 + 12 + 4) as usize * 4096;
+    writer.disk.0[node + 12 + 12 * 300] ^= 1;
+    let report = recover(&mut writer.disk, 0).unwrap();
+    let refused: Vec<u32> = report.refused.iter().map(|refused| refused.ino).collect();
+    assert_eq!((report.valid, report.created, refused), (3, 1, vec![ino]), "{report}");
+    assert!(report.refused[0].why.contains("checksum"), "{report}");
+    assert!(!recover(&mut writer.disk, 0).unwrap().had_bit);
+    assert!(writer.disk.ask("cat /a").into_bytes().ends_with(&pattern(3, 9000)), "another content");
+}
+
+/// A bitmap that does not agree with its checksum: nothing of its group can be changed, which is known for some runs only when they are written.
+#[test]
+fn a_damaged_bitmap_costs_its_own_groups_runs_only() {
+    let committed =
+        Disk::mkfs(24, &["-g", "2048"], &[("small", pattern(1, 81_920)), ("kept", pattern(2, 5))]);
+    let mut running = committed.clone();
+    running.debugfs(&["punch /small 3 9".into(), "sif /kept mtime @0x12345678".into()]);
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "small", false, 1, 0);
+    writer.fsync(&running, "kept", false, 1, 1);
+    let block = u32_at(committed.inode(committed.ino("small")), 0x28 + 12 + 8);
+    let group = block as usize / 2048;
+    let descriptor = 4096 + group * usize::from(u16_at(&committed.0[1024..], 0xFE));
+    let bitmap = u32_at(&committed.0, descriptor) as usize * 4096;
+    writer.disk.0[bitmap + 200] ^= 1;
+    let report = recover(&mut writer.disk, 0).unwrap();
+    let refused: Vec<u32> = report.refused.iter().map(|refused| refused.ino).collect();
+    assert_eq!((report.updated, refused), (1, vec![committed.ino("small")]), "{report}");
+    assert!(report.refused[0].why.contains("bitmap"), "{report}");
+    assert_eq!(u32_at(writer.disk.inode(committed.ino("kept")), 0x10), 0x1234_5678);
+    assert!(!recover(&mut writer.disk, 0).unwrap().had_bit);
+}
+
+/// Names that are too many for a file are left out; the others, and all else, are there.
+#[test]
+fn names_that_are_too_many_for_a_file_are_left_out() {
+    let mut committed = base(&[]);
+    committed.debugfs(&["sif /kept links_count 64999".into()]);
+    let mut running = committed.clone();
+    write(&mut running, "a", &pattern(1, 9000));
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "a", true, 1, 0);
+    let (ino, id) = (committed.ino("kept"), writer.id());
+    let mut run = RunBuilder::new(KIND_DIRECTORY, 2, running.inode(2), 1, id);
+    for name in ["x", "y", "z"] {
+        run = run.entry(ino, u32_at(committed.inode(ino), 100), 1, name.as_bytes());
+    }
+    writer.put(run, 1);
+    let report = recover(&mut writer.disk, 0).unwrap();
+    assert_eq!((report.created, report.entries, report.refused.len()), (1, 2, 2), "{report}");
+    for refused in &report.refused {
+        assert!(refused.ino == ino && refused.why.contains("65002 links"), "{report}");
+    }
+    let tree = writer.disk.tree();
+    assert!(
+        tree.contains_key(Path::new("a"))
+            && tree.contains_key(Path::new("x"))
+            && !tree.contains_key(Path::new("y"))
+    );
+    assert_eq!(u16_at(writer.disk.inode(ino), 0x1A), 65000);
 }
 
 /// A directory's flag for journaled data is for what is made in it: the root has it, and a new folder inherits it.

@@ -42,6 +42,8 @@ pub struct Shape {
     pub trace: bool,
     /// Whether there is a `--control-disk`.
     pub control_disk: bool,
+    /// Whether `--recover-ijournal` is asked for.
+    pub recover_ijournal: bool,
 }
 
 impl Shape {
@@ -56,6 +58,7 @@ impl Shape {
             retain_bytes_max: retained,
             trace: settings.trace.is_some(),
             control_disk: settings.control_disk.is_some(),
+            recover_ijournal: settings.recover_ijournal,
         }
     }
 
@@ -92,6 +95,7 @@ impl Shape {
             + retained
             + trace
             + if self.control_disk { CONTROL_DISK_BYTES + handed_over } else { 0 }
+            + if self.recover_ijournal { afterimage_ijournal::REPLAY_BYTES_MAX as u64 } else { 0 }
     }
 }
 
@@ -127,6 +131,7 @@ mod tests {
             retain_bytes_max: None,
             trace: false,
             control_disk: false,
+            recover_ijournal: false,
         };
         let log = Shape { log_bytes_max: Some(256 << 20), ..none };
         let retain = Shape { retain_bytes_max: Some(256 << 20), ..none };
@@ -149,6 +154,10 @@ mod tests {
             ("`--trace`".to_owned(), mib(more(Shape { trace: true, ..none }))),
             ("`--control-disk`".to_owned(), mib(more(Shape { control_disk: true, ..none }))),
             ("`--control-disk`, for each disk with `--journal retain`, besides".to_owned(), mib(handed_over)),
+            (
+                "`--recover-ijournal`, the journals' replay".to_owned(),
+                mib(more(Shape { recover_ijournal: true, ..none })),
+            ),
         ] {
             let row = format!("| {part} | {bytes} MiB |");
             assert!(document.contains(&row), "docs/operations.md lacks: {row}");

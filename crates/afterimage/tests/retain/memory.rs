@@ -187,6 +187,7 @@ fn announced_blocks_cost_no_memory() {
             retain_bytes_max: Some(1 << 20),
             trace: false,
             control_disk: false,
+            recover_ijournal: false,
         };
         let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();

@@ -39,6 +39,10 @@ const REVOKES_MAX: usize = 1 << 21;
 /// it takes a quarter).
 const TAGS_MAX: usize = 1 << 17;
 
+/// The most memory that one transaction takes while it is read: lists that grow have room for twice as much.
+pub const TRANSACTION_BYTES_MAX: usize =
+    2 * (REVOKES_MAX * size_of::<FsBlock>() + TAGS_MAX * size_of::<Tag>());
+
 /// Where the log's blocks are read from.
 pub trait AreaView {
     /// The block's content: a reference into memory, or `scratch` filled.
