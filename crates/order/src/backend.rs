@@ -20,6 +20,7 @@ use std::time::Duration;
 use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
 
 use crate::board::Board;
+use crate::changes::Changes;
 use crate::{GroupStatus, HomeWriter, Replayed};
 
 /// What [`crate::Group`] asks of where its data goes. How far things have got is on the group's [`Board`],
@@ -40,6 +41,18 @@ pub(crate) trait Backend: Send + Sync {
     /// # Errors
     /// The group or a disk has failed, or fails with this; the time is over.
     fn sync(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError>;
+
+    /// Hands everything that had passed the gate to where [`Backend::release`] brings it into the images, and returns what that
+    /// covers; in the images it need not be durable.
+    ///
+    /// # Errors
+    /// As [`Backend::sync`].
+    fn pass(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError> {
+        self.sync(until)
+    }
+
+    /// What changes in the image of a disk; `None` where nothing does.
+    fn changes(&self, disk: usize) -> Option<&Changes>;
 
     /// Whether what is acknowledged becomes durable without anybody asking for it.
     fn syncs_by_itself(&self) -> bool;

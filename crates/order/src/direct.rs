@@ -8,6 +8,7 @@ use afterimage_block::{advice, BlockError, Disk, DiskIndex, Medium, SequenceNumb
 use afterimage_store::{mark_used, remove_mark, Image};
 
 use crate::backend::{too_late, Backend, Opened};
+use crate::changes::Changes;
 use crate::home::no_disk;
 use crate::home_lane::LaneHome;
 use crate::passthrough::{Failure, PassThroughDisk, Shared};
@@ -19,6 +20,8 @@ struct DirectBackend {
     /// By image: what is synced when the whole group is, and what becomes known of it.
     media: Vec<(Arc<dyn Medium>, Failure)>,
     disks: Vec<Arc<dyn Disk>>,
+    /// By disk.
+    changes: Vec<Arc<Changes>>,
     shared: Arc<Shared>,
 }
 
@@ -27,8 +30,10 @@ pub(crate) fn open(images: Vec<Arc<dyn Image>>, options: &GroupOptions) -> Resul
     mark_used(images.iter().map(Arc::as_ref), options.contract.code())?;
     let shared = Shared::new(options.contract == Contract::GuestCrash, options.host.clock());
     let only_disk = images.len() == 1;
+    let changes: Vec<Arc<Changes>> = images.iter().map(|_| Arc::default()).collect();
     let (mut media, mut disks) = (Vec::new(), Vec::new());
     for (index, image) in (0..).map(DiskIndex).zip(&images) {
+        let changes = Arc::clone(&changes[usize::from(index.0)]);
         let mut medium = image.medium();
         let mut lower: Arc<dyn Disk> = Arc::clone(image).as_disk();
         if let Some(tap) = &options.tap {
@@ -42,11 +47,11 @@ pub(crate) fn open(images: Vec<Arc<dyn Image>>, options: &GroupOptions) -> Resul
         }
         let failure = Failure::new(image.health(), &shared.board);
         media.push((medium, failure.clone()));
-        let disk = PassThroughDisk::new(lower, Arc::clone(&shared), failure, only_disk);
+        let disk = PassThroughDisk::new(lower, Arc::clone(&shared), failure, only_disk, changes);
         disks.push(Arc::new(disk) as Arc<dyn Disk>);
     }
     let board = Arc::clone(&shared.board);
-    Ok(Opened { backend: Box::new(DirectBackend { images, media, disks, shared }), board, replayed })
+    Ok(Opened { backend: Box::new(DirectBackend { images, media, disks, changes, shared }), board, replayed })
 }
 
 impl Backend for DirectBackend {
@@ -77,6 +82,18 @@ impl Backend for DirectBackend {
         self.shared.synced_all(covers);
         self.shared.board.tell_durable(covers.acknowledged);
         Ok(covers.acknowledged)
+    }
+
+    fn pass(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError> {
+        if self.shared.board.gate.is_paused() {
+            self.wait_quiet(until)?;
+        }
+        self.images.iter().try_for_each(|image| image.health().check())?;
+        Ok(self.shared.board.sequence.acknowledged.get())
+    }
+
+    fn changes(&self, disk: usize) -> Option<&Changes> {
+        self.changes.get(disk).map(Arc::as_ref)
     }
 
     fn syncs_by_itself(&self) -> bool {

@@ -1,5 +1,6 @@
 //! One consistency group: what `serve` opens, asks and closes.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::{
 
 /// A pause brings this part of the log home at once, and an end with a time limit that: so they notice that it is over.
 const PAUSE_PARTS: u64 = 4;
+/// So does a hold, which is short.
+const HOLD_PARTS: u64 = 64;
 const CLOSE_PARTS: u64 = 16;
 
 /// The disks of one guest under one contract. Dropping a group does what a process's death does: nothing is lost, and
@@ -151,8 +154,60 @@ impl Group {
     /// # Errors
     /// The group or a disk has failed, or fails with this; the time is over.
     pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, BlockError> {
+        let until = timeout.map(|limit| self.board.after(limit));
+        self.pause_until(|| {
+            let covers = self.backend.sync(until)?;
+            self.bring_home(covers, until, PAUSE_PARTS)
+        })
+    }
+
+    /// As [`Group::pause`], but what is in the images need not be durable: for the end of a copy, after [`Group::approach`].
+    ///
+    /// # Errors
+    /// As [`Group::pause`].
+    pub fn hold(&self, timeout: Duration) -> Result<SequenceNumber, BlockError> {
+        let until = Some(self.board.after(timeout));
+        self.pause_until(|| {
+            let covers = self.backend.pass(until)?;
+            self.bring_home(covers, until, HOLD_PARTS)
+        })
+    }
+
+    /// Brings into the images what has completed until now while writes go on, so that a pause that follows is short.
+    ///
+    /// # Errors
+    /// The group or a disk has failed, or fails with this.
+    pub fn approach(&self) -> Result<(), BlockError> {
+        let covers = self.backend.pass(None)?;
+        self.bring_home(covers, None, PAUSE_PARTS).map(drop)
+    }
+
+    /// From here on the parts of each image that change are noted for [`Group::changed`], until [`Group::forget_changes`].
+    pub fn note_changes(&self) {
+        self.all_changes().for_each(|changes| changes.set(true));
+    }
+
+    /// What has changed in the image of a disk since it was noted or last asked about, in bytes: so many ranges at most. Whether there
+    /// are more. A change that is under way comes when it has ended.
+    pub fn changed(&self, disk: usize, ranges_max: usize) -> (Vec<Range<u64>>, bool) {
+        self.backend.changes(disk).map_or((Vec::new(), false), |changes| changes.take(ranges_max))
+    }
+
+    /// Nobody asks for changes any more.
+    pub fn forget_changes(&self) {
+        self.all_changes().for_each(|changes| changes.set(false));
+    }
+
+    fn all_changes(&self) -> impl Iterator<Item = &crate::changes::Changes> {
+        (0..self.backend.disks().len()).filter_map(|disk| self.backend.changes(disk))
+    }
+
+    fn pause_until(
+        &self,
+        complete: impl FnOnce() -> Result<SequenceNumber, BlockError>,
+    ) -> Result<SequenceNumber, BlockError> {
         self.board.pause();
-        let paused = self.bring_home(timeout.map(|limit| self.board.after(limit)));
+        let paused = complete();
         match &paused {
             // Somebody may have let writes go on meanwhile.
             Ok(sequence) if self.board.gate.is_paused() => {
@@ -167,10 +222,14 @@ impl Group {
         paused
     }
 
-    fn bring_home(&self, until: Option<Duration>) -> Result<SequenceNumber, BlockError> {
-        let covers = self.backend.sync(until)?;
-        while self.board.sequence.home.get() < covers {
-            self.backend.release(PAUSE_PARTS)?;
+    /// Until everything up to that is in the images, or nothing is elsewhere.
+    fn bring_home(
+        &self,
+        covers: SequenceNumber,
+        until: Option<Duration>,
+        parts: u64,
+    ) -> Result<SequenceNumber, BlockError> {
+        while self.board.sequence.home.get() < covers && self.backend.release(parts)? {
             let late = until.is_some_and(|until| until <= self.board.now());
             if late && self.board.sequence.home.get() < covers {
                 return Err(too_late("bringing the redo log home for a pause"));

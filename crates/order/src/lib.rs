@@ -15,6 +15,7 @@
 
 mod backend;
 mod board;
+mod changes;
 mod clock;
 mod contract;
 mod direct;
@@ -36,6 +37,7 @@ mod status;
 mod window;
 
 pub use board::Board;
+pub use changes::Ranges;
 pub use clock::{Clock, SystemClock, VirtualClock};
 pub use contract::{Contract, ContractError, WINDOW_MAX, WINDOW_MIN};
 pub use error::{OpenError, OpenErrorKind};

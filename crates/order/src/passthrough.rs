@@ -22,11 +22,12 @@ use std::time::Duration;
 
 use afterimage_block::{
     Admitted, BlockError, Completion, Disk, FlushKind, Front, Geometry, Health, Lane, Operation,
-    SequenceNumber, Token,
+    SequenceNumber, Token, SECTOR_BYTES,
 };
 use slab::Slab;
 
 use crate::board::Board;
+use crate::changes::Changes;
 use crate::clock::Clock;
 use crate::relaxed_flushes::RelaxedFlushes;
 use crate::sequence::Sequence;
@@ -113,11 +114,18 @@ pub(crate) struct PassThroughDisk {
     failure: Failure,
     /// With one disk a completed guest flush says that the whole group is durable.
     only_disk: bool,
+    changes: Arc<Changes>,
 }
 
 impl PassThroughDisk {
-    pub(crate) fn new(lower: Arc<dyn Disk>, shared: Arc<Shared>, failure: Failure, only_disk: bool) -> Self {
-        Self { lower, shared, failure, only_disk }
+    pub(crate) fn new(
+        lower: Arc<dyn Disk>,
+        shared: Arc<Shared>,
+        failure: Failure,
+        only_disk: bool,
+        changes: Arc<Changes>,
+    ) -> Self {
+        Self { lower, shared, failure, only_disk, changes }
     }
 }
 
@@ -138,7 +146,7 @@ impl Front for PassThroughDisk {
                 .register()
                 .map_err(|e| BlockError::io("creating an eventfd", e))?,
             only_disk: self.only_disk,
-            slots: Slab::new(),
+            slots: Slots::new(&self.changes),
             held: VecDeque::new(),
             done: Vec::new(),
             below: Vec::new(),
@@ -148,18 +156,51 @@ impl Front for PassThroughDisk {
 
 enum InFlight {
     Read(Token),
-    Write(Token),
+    Write { token: Token, offset: u64, bytes: u64 },
     Flush { token: Token, covers: Covers },
 }
 
+/// What the layer below has not answered, by the token that it has of it.
+struct Slots {
+    slab: Slab<InFlight>,
+    changes: Arc<Changes>,
+}
+
+impl Slots {
+    fn new(changes: &Arc<Changes>) -> Self {
+        Self { slab: Slab::new(), changes: Arc::clone(changes) }
+    }
+
+    /// It was answered; a write has reached the image, if it ever will.
+    fn take(&mut self, token: Token) -> InFlight {
+        let slot = self.slab.try_remove(token.0 as usize);
+        let slot = slot.expect("the layer below answers what it was asked, once");
+        self.note(&slot);
+        slot
+    }
+
+    fn note(&self, slot: &InFlight) {
+        if let InFlight::Write { offset, bytes, .. } = slot {
+            self.changes.note(*offset, *bytes);
+        }
+    }
+}
+
+/// A lane that goes away waits for its writes, and nobody takes their answers.
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.slab.iter().for_each(|(_, slot)| self.note(slot));
+    }
+}
+
 struct PassThroughLane {
-    /// Dropped before `signal`: while the layer below may still write, the lane's count is still seen.
+    /// Dropped before `slots` and `signal`: while the layer below may still write, the lane's count is still seen.
     lower: Box<dyn Lane>,
+    slots: Slots,
     failure: Failure,
     shared: Arc<Shared>,
     signal: Arc<LaneSignal>,
     only_disk: bool,
-    slots: Slab<InFlight>,
     /// Writes that wait for the pause to end.
     held: VecDeque<Admitted>,
     done: Vec<Completion>,
@@ -182,14 +223,15 @@ impl PassThroughLane {
             }
             return Some(request);
         }
-        let token = request.token;
+        let (token, offset) = (request.token, request.sector.0 * SECTOR_BYTES);
+        let bytes = request.sectors * SECTOR_BYTES;
         let request = if self.shared.relaxed { request.unflushed() } else { request };
-        self.hand_down(request, InFlight::Write(token));
+        self.hand_down(request, InFlight::Write { token, offset, bytes });
         None
     }
 
     fn hand_down(&mut self, request: Admitted, as_what: InFlight) {
-        let token = Token(self.slots.insert(as_what) as u64);
+        let token = Token(self.slots.slab.insert(as_what) as u64);
         self.lower.take(request.with_token(token));
     }
 
@@ -255,14 +297,14 @@ impl Lane for PassThroughLane {
         self.retry_held();
         self.lower.reap(&mut self.below);
         for below in self.below.drain(..) {
-            let slot = self.slots.try_remove(below.token.0 as usize);
-            let slot = slot.expect("the layer below answers what it was asked, once");
+            // Before the write is none in flight any more, on which a pause relies.
+            let slot = self.slots.take(below.token);
             if below.result.is_err() {
                 self.failure.tell();
             }
             let token = match slot {
                 InFlight::Read(token) => token,
-                InFlight::Write(token) => {
+                InFlight::Write { token, .. } => {
                     if below.result.is_ok() {
                         self.shared.board.sequence.acknowledged.step();
                     }
@@ -282,7 +324,7 @@ impl Lane for PassThroughLane {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() + self.held.len() + self.done.len()
+        self.slots.slab.len() + self.held.len() + self.done.len()
     }
 
     fn wait(&mut self, also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
@@ -386,7 +428,7 @@ mod tests {
             shared: Arc::clone(&shared),
             signal: Arc::clone(&signal),
             only_disk,
-            slots: Slab::new(),
+            slots: Slots::new(&Arc::default()),
             held: VecDeque::new(),
             done: Vec::new(),
             below: Vec::new(),

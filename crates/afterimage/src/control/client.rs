@@ -75,6 +75,19 @@ impl Client {
         Ok((text, answer))
     }
 
+    /// Asks and returns the answer, or why the daemon refuses.
+    ///
+    /// # Errors
+    /// As [`Client::ask`], but for a refusal.
+    pub fn ask_or_hear(&mut self, request: &Request) -> Result<Result<Answer, String>, Failure> {
+        self.tell(request)?;
+        let text = self.line()?.ok_or_else(|| self.lost(&"it closed the connection without an answer"))?;
+        Ok(match self.parse(&text)? {
+            Answer::Refused(refusal) => Err(refusal.error),
+            answer => Ok(answer),
+        })
+    }
+
     /// Asks for the image of the disk in this place of the group: what it is, and its file for reading.
     ///
     /// # Errors
@@ -124,15 +137,19 @@ impl Client {
         self.stream.get_mut().write_all(&line).map_err(|e| self.lost(&e))
     }
 
-    fn understand(&mut self, text: &str) -> Result<Answer, Failure> {
-        let answer: Answer = serde_json::from_str(text).map_err(|_| {
+    fn parse(&mut self, text: &str) -> Result<Answer, Failure> {
+        let answer = serde_json::from_str(text).map_err(|_| {
             Failure::failed(format!(
                 "{} answered something that is no answer of this version's daemon: use the afterimage that serves it",
                 self.path.display()
             ))
         })?;
         self.known = true;
-        match answer {
+        Ok(answer)
+    }
+
+    fn understand(&mut self, text: &str) -> Result<Answer, Failure> {
+        match self.parse(text)? {
             Answer::Refused(refusal) => Err(Failure::failed(format!(
                 "the daemon at {} refuses: {}",
                 self.path.display(),
@@ -161,7 +178,7 @@ impl Client {
         }
     }
 
-    fn lost(&self, why: &dyn std::fmt::Display) -> Failure {
+    pub(crate) fn lost(&self, why: &dyn std::fmt::Display) -> Failure {
         let path = self.path.display();
         // A disk's socket takes a connection, too, and drops it at the first word.
         let advice =

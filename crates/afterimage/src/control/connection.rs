@@ -28,8 +28,8 @@ pub struct Output<'a> {
 pub(super) enum State {
     /// Its next request is awaited.
     Idle,
-    /// Its status is being put into words.
-    Status,
+    /// A worker puts its answer into words.
+    Answer,
     /// A flush that began after its request will answer it.
     Flush,
     /// It waits for a sequence number.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! ctl ── client ── Unix socket ── server ─┬─ status, image, flush, wait, stop, resume   one answer
-//!                                         ├─ pause                                      one answer; the connection owns it
+//!                                         ├─ pause, hold, track                         one answer; the connection owns it
+//!                                         ├─ approach, changed                          one answer
 //!                                         └─ events                                     answers until one side goes
 //! ```
 //!

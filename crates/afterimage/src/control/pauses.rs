@@ -29,6 +29,9 @@ pub enum PauseError {
     /// Nothing to resume.
     #[error("writes are not paused: the pause has ended already")]
     NotHeld,
+    /// It took too long to reach the point, or somebody else's pause was in the way.
+    #[error("the time for which writes may be held was over before the images were complete")]
+    Late,
     /// The orderly end has begun.
     #[error("the daemon is ending: no pause begins any more")]
     Closed,
@@ -44,7 +47,7 @@ enum Phase {
     Reaching {
         /// `None` where nobody wants it any more.
         owner: Option<ConnectionId>,
-        hold: Duration,
+        lasts: Lasts,
         /// Writes go on already.
         given_way: bool,
     },
@@ -57,6 +60,15 @@ enum Phase {
         /// Who is to hear of it.
         asker: Option<ConnectionId>,
     },
+}
+
+/// How long a pause is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasts {
+    /// For so long from when it is reached.
+    For(Duration),
+    /// Until then, whenever it is reached.
+    Until(Duration),
 }
 
 /// What became of reaching a pause.
@@ -101,21 +113,28 @@ impl Pauses {
     ///
     /// # Errors
     /// There is another pause, or the daemon is ending.
-    pub fn ask(&mut self, owner: ConnectionId, hold: Duration) -> Result<(), PauseError> {
+    pub fn ask(&mut self, owner: ConnectionId, lasts: Lasts) -> Result<(), PauseError> {
         self.askers.insert(owner);
-        if self.closed {
-            return Err(PauseError::Closed);
-        }
-        if self.phase != Phase::Free {
-            return Err(PauseError::Taken);
-        }
-        self.phase = Phase::Reaching { owner: Some(owner), hold, given_way: false };
+        self.check_free()?;
+        self.phase = Phase::Reaching { owner: Some(owner), lasts, given_way: false };
         Ok(())
+    }
+
+    /// Whether somebody could be given a pause.
+    ///
+    /// # Errors
+    /// There is another pause, or the daemon is ending.
+    pub fn check_free(&self) -> Result<(), PauseError> {
+        match self.phase {
+            _ if self.closed => Err(PauseError::Closed),
+            Phase::Free => Ok(()),
+            _ => Err(PauseError::Taken),
+        }
     }
 
     /// The group is paused, or could not be. The pause's time begins now.
     pub fn reached(&mut self, now: Duration, paused: bool) -> Reached {
-        let Phase::Reaching { owner, hold, given_way } = self.phase else {
+        let Phase::Reaching { owner, lasts, given_way } = self.phase else {
             debug_assert!(false, "nobody asked");
             return Reached::Failed(None);
         };
@@ -125,7 +144,15 @@ impl Pauses {
                 Reached::Failed(owner)
             }
             Some(owner) if !self.closed && !given_way => {
-                self.phase = Phase::Held { owner, until: now.saturating_add(hold) };
+                let until = match lasts {
+                    Lasts::For(hold) => now.saturating_add(hold),
+                    Lasts::Until(until) => until,
+                };
+                if until <= now {
+                    self.phase = Phase::Ending { asker: None };
+                    return Reached::Unwanted(Some((owner, PauseError::Late)));
+                }
+                self.phase = Phase::Held { owner, until };
                 Reached::Held(owner)
             }
             _ => {
@@ -239,7 +266,7 @@ mod tests {
 
     fn held_by(owner: ConnectionId, now: Duration) -> Pauses {
         let mut pauses = Pauses::default();
-        pauses.ask(owner, SECOND).unwrap();
+        pauses.ask(owner, Lasts::For(SECOND)).unwrap();
         assert_eq!(pauses.reached(now, true), Reached::Held(owner));
         pauses
     }
@@ -256,10 +283,10 @@ mod tests {
             ("another client left", |p| p.leave(B), false),
             ("the daemon's end", |p| p.close(), true),
             ("a device that is to stop", |p| p.give_way() == GiveWay::Resume, true),
-            ("another's failed attempt", |p| p.ask(B, SECOND).is_ok(), false),
+            ("another's failed attempt", |p| p.ask(B, Lasts::For(SECOND)).is_ok(), false),
             (
                 "the resume of one that was refused a pause",
-                |p| p.ask(B, SECOND).is_ok() || p.resume(B).is_ok(),
+                |p| p.ask(B, Lasts::For(SECOND)).is_ok() || p.resume(B).is_ok(),
                 false,
             ),
         ];
@@ -279,7 +306,7 @@ mod tests {
         let mut pauses = held_by(A, Duration::ZERO);
         assert!(pauses.tick(SECOND));
         pauses.resumed();
-        pauses.ask(B, SECOND).unwrap();
+        pauses.ask(B, Lasts::For(SECOND)).unwrap();
         assert_eq!(pauses.resume(A), Err(PauseError::NotHeld), "while B's is being reached");
         assert_eq!(pauses.reached(2 * SECOND, true), Reached::Held(B));
         assert_eq!(pauses.resume(A), Err(PauseError::NotHeld));
@@ -290,26 +317,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_held_until_then_is_not_held_for_longer_because_it_was_reached_late() {
+        for (reached_at, reached) in [(SECOND / 2, Reached::Held(A)), (SECOND, Reached::Unwanted(Some((A, PauseError::Late))))] {
+            let mut pauses = Pauses::default();
+            pauses.ask(A, Lasts::Until(SECOND)).unwrap();
+            assert_eq!(pauses.reached(reached_at, true), reached);
+            assert_eq!(pauses.tick(SECOND), reached == Reached::Held(A));
+            assert_eq!(pauses.resume(A), Err(PauseError::NotHeld));
+            pauses.resumed();
+            assert_eq!(pauses.check_free(), Ok(()));
+        }
+    }
+
+    #[test]
     fn a_pause_whose_owner_left_before_it_was_reached_is_not_kept() {
         for left in [true, false] {
             let mut pauses = Pauses::default();
-            pauses.ask(A, SECOND).unwrap();
+            pauses.ask(A, Lasts::For(SECOND)).unwrap();
             let owner = if left { None } else { Some((A, PauseError::Closed)) };
             assert!(!(if left { pauses.leave(A) } else { pauses.close() }));
             assert_eq!(pauses.reached(SECOND, true), Reached::Unwanted(owner));
             assert_eq!(pauses.resumed(), None);
             let expected = if left { Ok(()) } else { Err(PauseError::Closed) };
-            assert_eq!(pauses.ask(B, SECOND), expected);
+            assert_eq!(pauses.ask(B, Lasts::For(SECOND)), expected);
         }
         let mut pauses = Pauses::default();
         assert_eq!(pauses.give_way(), GiveWay::Nothing);
-        pauses.ask(A, SECOND).unwrap();
+        pauses.ask(A, Lasts::For(SECOND)).unwrap();
         assert_eq!(pauses.give_way(), GiveWay::LetGo);
         assert_eq!(pauses.reached(SECOND, true), Reached::Unwanted(Some((A, PauseError::GivenWay))));
         assert_eq!(pauses.give_way(), GiveWay::Nothing, "it ends already");
         assert_eq!(pauses.resumed(), None);
-        pauses.ask(A, SECOND).unwrap();
+        pauses.ask(A, Lasts::For(SECOND)).unwrap();
         assert_eq!(pauses.reached(SECOND, false), Reached::Failed(Some(A)));
-        assert_eq!(pauses.ask(B, SECOND), Ok(()));
+        assert_eq!(pauses.ask(B, Lasts::For(SECOND)), Ok(()));
     }
 }

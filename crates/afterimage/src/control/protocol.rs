@@ -16,6 +16,11 @@ pub const PAUSE_MS_MAX: u64 = 600_000;
 /// Longest time that a wait for a sequence number may be given, in milliseconds.
 pub const WAIT_MS_MAX: u64 = 86_400_000;
 
+/// Longest hold, the time that reaching it takes included: a guest does not notice it.
+pub const HOLD_MS: u64 = 100;
+/// Ranges in one answer to `changed`.
+pub const CHANGED_MAX: usize = 1000;
+
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
@@ -45,6 +50,18 @@ pub enum Request {
     },
     /// Let writes go on.
     Resume {},
+    /// Note which parts of the images change, for a copy that this connection makes, until it ends.
+    Track {},
+    /// What has changed in an image since `track` or since it was last told.
+    Changed {
+        /// The disk's place in the group.
+        disk: u64,
+    },
+    /// Bring into the images what has completed, while writes go on: a hold that follows is reached soon.
+    Approach {},
+    /// As `pause`, for the end of a tracked copy: no longer than [`HOLD_MS`] from the request on, and what the images hold need not
+    /// be durable.
+    Hold {},
     /// Hand over an image's file for reading.
     Image {
         /// The disk's place in the group.
@@ -110,9 +127,11 @@ pub enum Answer {
     Wait(WaitAnswer),
     /// `image`
     Image(ImageAnswer),
-    /// `flush`, `pause`
+    /// `changed`
+    Changed(ChangedAnswer),
+    /// `flush`, `pause`, `hold`
     Sequence(SequenceAnswer),
-    /// `stop`, `resume`, and the first line of `events`
+    /// `stop`, `resume`, `track`, `approach`, and the first line of `events`
     Done(DoneAnswer),
 }
 
@@ -144,6 +163,18 @@ pub struct ImageAnswer {
     pub file: String,
     /// Its size.
     pub bytes: u64,
+}
+
+/// Parts of an image that may be other ones than when they were last told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangedAnswer {
+    /// `true`
+    pub ok: bool,
+    /// Where each begins and ends, in bytes. The last one may reach beyond the image's end.
+    pub ranges: Vec<(u64, u64)>,
+    /// There are more of them.
+    pub more: bool,
 }
 
 /// Done up to a point of the history.
@@ -185,6 +216,10 @@ mod tests {
             Request::Pause { for_ms: None },
             Request::Resume {},
             Request::Image { disk: 3 },
+            Request::Track {},
+            Request::Changed { disk: 1 },
+            Request::Approach {},
+            Request::Hold {},
         ] {
             let line = serde_json::to_vec(&request).unwrap();
             assert_eq!(parse_request(&line), Ok(request));
@@ -232,6 +267,7 @@ mod tests {
             r#"{"ok":true,"sequence":4}"#,
             r#"{"ok":true}"#,
             r#"{"ok":true,"file":"/a.img","bytes":512}"#,
+            r#"{"ok":true,"ranges":[[0,4096]],"more":false}"#,
         ];
         for text in texts {
             let answer: Answer = serde_json::from_str(text).unwrap();
@@ -240,5 +276,6 @@ mod tests {
         assert!(matches!(serde_json::from_str(texts[1]), Ok(Answer::Wait(_))));
         assert!(matches!(serde_json::from_str(texts[2]), Ok(Answer::Sequence(_))));
         assert!(matches!(serde_json::from_str(texts[4]), Ok(Answer::Image(_))));
+        assert!(matches!(serde_json::from_str(texts[5]), Ok(Answer::Changed(_))));
     }
 }

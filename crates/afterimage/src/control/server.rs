@@ -3,7 +3,8 @@
 //! ```text
 //!   socket ──┐                          ┌─► control-pause    pause, resume
 //!   clients ─┼─► control: Sessions ─────┼─► control-flush    flush            they may block on storage;
-//!   clock ───┘          ▲               └─► control-status   status, look     the first thread never does
+//!   clock ───┘          ▲               ├─► control-copy     approach         the first thread never does
+//!                       │               └─► control-status   status, look, track, changed
 //!                       └── outcomes ◄──────────┘
 //! ```
 
@@ -22,11 +23,14 @@ use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
 use super::connection::ConnectionId;
+use super::protocol::{Answer, ChangedAnswer, DoneAnswer, Refusal, CHANGED_MAX};
 use super::sessions::{Action, Progress, Sessions};
 use crate::serve::state::Daemon;
 
 /// How long reaching a pause may take before writes go on.
 const PAUSE_REACH: Duration = Duration::from_secs(60);
+/// How long reaching a hold may take: the rest of its time is for the copy.
+const HOLD_REACH: Duration = Duration::from_millis(50);
 /// How long a socket that cannot accept, for want of descriptors or memory, is left alone.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 /// Connections accepted before the others are looked at again.
@@ -107,11 +111,16 @@ impl Control {
 /// What the workers do.
 enum Job {
     Pause,
+    Hold,
     Resume,
     LetGo,
     Flush,
     Look,
     Status(ConnectionId),
+    Track(ConnectionId),
+    Changed(ConnectionId, u64),
+    Approach(ConnectionId),
+    Untrack,
 }
 
 /// Begins the orderly end, or says why nobody takes the request: an end has begun already.
@@ -128,7 +137,8 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Stop) -> io::Re
     let worker = |name: &str| {
         let (jobs, todo) = channel::<Job>();
         let (daemon, post) = (Arc::clone(daemon), post.clone());
-        let work = move || todo.iter().for_each(|job| post.post(work(&daemon, &job)));
+        let work =
+            move || todo.iter().filter_map(|job| work(&daemon, &job)).for_each(|input| post.post(input));
         std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| jobs)
     };
     let woken = Arc::clone(&post.wake);
@@ -149,6 +159,7 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Stop) -> io::Re
         pausing: worker("control-pause")?,
         flushing: worker("control-flush")?,
         telling: worker("control-status")?,
+        approaching: worker("control-copy")?,
         stop,
         drain_guard: None,
     };
@@ -156,12 +167,38 @@ pub fn start(listener: UnixListener, daemon: &Arc<Daemon>, stop: Stop) -> io::Re
     Ok(Control(post))
 }
 
-fn work(daemon: &Daemon, job: &Job) -> Input {
+fn work(daemon: &Daemon, job: &Job) -> Option<Input> {
     let words = |e: &dyn std::fmt::Display| e.to_string();
-    match job {
+    let line = super::sessions::line::<Answer>;
+    Some(match job {
         Job::Pause => {
             let paused = daemon.group.pause(Some(PAUSE_REACH));
             Input::Paused(paused.map(|sequence| sequence.0).map_err(|e| words(&e)))
+        }
+        Job::Hold => {
+            let held = daemon.group.hold(HOLD_REACH);
+            Input::Paused(held.map(|sequence| sequence.0).map_err(|e| words(&e)))
+        }
+        Job::Track(id) => {
+            daemon.group.note_changes();
+            Input::Answered(*id, line(&Answer::Done(DoneAnswer { ok: true })))
+        }
+        Job::Changed(id, disk) => {
+            let disk = usize::try_from(*disk).unwrap_or(usize::MAX);
+            let (ranges, more) = daemon.group.changed(disk, CHANGED_MAX);
+            let ranges = ranges.into_iter().map(|range| (range.start, range.end)).collect();
+            Input::Answered(*id, line(&Answer::Changed(ChangedAnswer { ok: true, ranges, more })))
+        }
+        Job::Approach(id) => {
+            let answer = match daemon.group.approach() {
+                Ok(()) => Answer::Done(DoneAnswer { ok: true }),
+                Err(e) => Answer::Refused(Refusal { ok: false, error: words(&e) }),
+            };
+            Input::Answered(*id, line(&answer))
+        }
+        Job::Untrack => {
+            daemon.group.forget_changes();
+            return None;
         }
         Job::Resume => {
             daemon.group.resume();
@@ -187,7 +224,7 @@ fn work(daemon: &Daemon, job: &Job) -> Input {
             })
         }
         Job::Status(id) => Input::Answered(*id, super::sessions::line(&daemon.status())),
-    }
+    })
 }
 
 struct Shell {
@@ -205,6 +242,7 @@ struct Shell {
     pausing: Sender<Job>,
     flushing: Sender<Job>,
     telling: Sender<Job>,
+    approaching: Sender<Job>,
     stop: Stop,
     /// Dropped when nobody has anything to take any more.
     drain_guard: Option<SyncSender<()>>,
@@ -323,11 +361,16 @@ impl Shell {
             // A worker ends with the process only.
             let _ = match action {
                 Action::Pause => self.pausing.send(Job::Pause),
+                Action::Hold => self.pausing.send(Job::Hold),
                 Action::Resume => self.pausing.send(Job::Resume),
                 Action::LetGo => self.telling.send(Job::LetGo),
                 Action::Flush => self.flushing.send(Job::Flush),
                 Action::Look => self.telling.send(Job::Look),
                 Action::Status(id) => self.telling.send(Job::Status(id)),
+                Action::Track(id) => self.telling.send(Job::Track(id)),
+                Action::Changed(id, disk) => self.telling.send(Job::Changed(id, disk)),
+                Action::Untrack => self.telling.send(Job::Untrack),
+                Action::Approach(id) => self.approaching.send(Job::Approach(id)),
                 Action::Close(id) => {
                     self.streams.remove(&id);
                     Ok(())

@@ -24,9 +24,10 @@ use serde::Serialize;
 use super::connection::{Connection, State, Wait};
 pub use super::connection::{ConnectionId, Output};
 use super::flushes::Flushes;
-use super::pauses::{GiveWay, Pauses, Reached};
+use super::pauses::{GiveWay, Lasts, Pauses, Reached};
 use super::protocol::{
-    parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, PAUSE_MS_DEFAULT,
+    parse_request, DoneAnswer, ImageAnswer, Refusal, Request, SequenceAnswer, WaitAnswer, HOLD_MS,
+    PAUSE_MS_DEFAULT,
 };
 
 /// Connections at a time.
@@ -41,6 +42,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub enum Action {
     /// Pause the group and say [`Sessions::paused`].
     Pause,
+    /// Pause the group soon or not at all, and say [`Sessions::paused`].
+    Hold,
     /// Let writes go on and say [`Sessions::resumed`].
     Resume,
     /// Let writes go on while a pause is being reached; nothing is said.
@@ -51,6 +54,14 @@ pub enum Action {
     Look,
     /// Put the status into words and say [`Sessions::answered`].
     Status(ConnectionId),
+    /// Note what changes in the images and say [`Sessions::answered`].
+    Track(ConnectionId),
+    /// Put what has changed in the image of that disk into words and say [`Sessions::answered`].
+    Changed(ConnectionId, u64),
+    /// Bring what has completed into the images and say [`Sessions::answered`].
+    Approach(ConnectionId),
+    /// Nobody asks for changes any more.
+    Untrack,
     /// End in order and say [`Sessions::stopped`].
     Stop,
     /// Close the connection; its number means nothing any more.
@@ -77,6 +88,8 @@ pub struct Sessions {
     connections: BTreeMap<ConnectionId, Connection>,
     pauses: Pauses,
     flushes: Flushes,
+    /// Who makes a copy, and is told what changes.
+    tracker: Option<ConnectionId>,
     /// The group is being looked at.
     looking: bool,
     /// When it is to be looked at again; `None` where nobody waits.
@@ -98,6 +111,7 @@ impl Sessions {
             connections: BTreeMap::new(),
             pauses: Pauses::default(),
             flushes: Flushes::default(),
+            tracker: None,
             looking: false,
             look_at: None,
             stopping: false,
@@ -296,10 +310,10 @@ impl Sessions {
         }
     }
 
-    /// [`Action::Status`] is done: the answer's line.
+    /// What a worker was to put into words is done: the answer's line.
     pub fn answered(&mut self, now: Duration, id: ConnectionId, line: Vec<u8>) {
         self.tick(now);
-        if matches!(self.connections.get(&id).map(|c| &c.state), Some(State::Status)) {
+        if matches!(self.connections.get(&id).map(|c| &c.state), Some(State::Answer)) {
             self.send(id, line, None);
         }
     }
@@ -387,12 +401,12 @@ impl Sessions {
     /// Whether a connection keeps its place.
     fn is_busy(&self, id: ConnectionId, connection: &Connection) -> bool {
         let waits = match connection.state {
-            State::Idle | State::Status => false,
+            State::Idle | State::Answer => false,
             State::Flush | State::Wait(_) | State::Pause | State::Resume | State::Stop | State::Events(_) => {
                 true
             }
         };
-        waits || self.pauses.owner() == Some(id)
+        waits || self.pauses.owner() == Some(id) || self.tracker == Some(id)
     }
 
     /// Connections that wait for a sequence number, and such that `which` holds.
@@ -417,6 +431,10 @@ impl Sessions {
         }
         self.flushes.forget(id);
         self.actions.push(Action::Close(id));
+        if self.tracker == Some(id) {
+            self.tracker = None;
+            self.actions.push(Action::Untrack);
+        }
         if self.pauses.leave(id) {
             tracing::info!("writes go on: the connection that paused them ended");
             self.actions.push(Action::Resume);
@@ -476,7 +494,7 @@ impl Sessions {
         let waits = !matches!(request, Request::Status {} | Request::Image { .. } | Request::Resume {});
         let first_stop = request == Request::Stop {} && !self.stopping;
         let owner = self.pauses.owner();
-        if waits && !first_stop && owner != Some(id) {
+        if waits && !first_stop && owner != Some(id) && self.tracker != Some(id) {
             let busy = self.connections.iter().filter(|(id, c)| self.is_busy(**id, c)).count();
             if busy >= BUSY_MAX {
                 let why = format!("{BUSY_MAX} connections wait for something already: close one");
@@ -486,7 +504,7 @@ impl Sessions {
         let next = match request {
             Request::Status {} => {
                 self.actions.push(Action::Status(id));
-                State::Status
+                State::Answer
             }
             Request::Image { disk } => {
                 let index = usize::try_from(disk).unwrap_or(usize::MAX);
@@ -520,8 +538,39 @@ impl Sessions {
                 State::Stop
             }
             Request::Pause { for_ms } => {
-                match self.pauses.ask(id, Duration::from_millis(for_ms.unwrap_or(PAUSE_MS_DEFAULT))) {
+                let hold = Duration::from_millis(for_ms.unwrap_or(PAUSE_MS_DEFAULT));
+                match self.pauses.ask(id, Lasts::For(hold)) {
                     Ok(()) => self.actions.push(Action::Pause),
+                    Err(why) => return self.refuse(id, why.to_string()),
+                }
+                State::Pause
+            }
+            Request::Track {} => {
+                if let Err(why) = self.pauses.check_free() {
+                    return self.refuse(id, why.to_string());
+                }
+                if self.tracker.is_some_and(|other| other != id) {
+                    return self.refuse(id, "a copy is being made already: wait for its end".to_owned());
+                }
+                self.tracker = Some(id);
+                self.actions.push(Action::Track(id));
+                State::Answer
+            }
+            Request::Changed { .. } | Request::Approach {} | Request::Hold {} if self.tracker != Some(id) => {
+                return self.refuse(id, "this connection makes no copy: ask for `track` first".to_owned());
+            }
+            Request::Changed { disk } => {
+                self.actions.push(Action::Changed(id, disk));
+                State::Answer
+            }
+            Request::Approach {} => {
+                self.actions.push(Action::Approach(id));
+                State::Answer
+            }
+            Request::Hold {} => {
+                let until = self.now.saturating_add(Duration::from_millis(HOLD_MS));
+                match self.pauses.ask(id, Lasts::Until(until)) {
+                    Ok(()) => self.actions.push(Action::Hold),
                     Err(why) => return self.refuse(id, why.to_string()),
                 }
                 State::Pause

@@ -128,9 +128,14 @@ fn a_copy_of_a_pause_that_is_put_back_is_refused() {
     let image = dir.path().join("a.img");
     let (daemon, mut guest) = committed(dir.path(), &mut journal, &CRASH);
     succeeds(dir.path(), &["ctl", "c", "pause", "--", "cp", "a.img", "copy"]);
+    fs::create_dir(dir.path().join("copies")).unwrap();
+    succeeds(dir.path(), &["ctl", "c", "copy", "copies"]);
     journal.commit(&mut guest, journal.free, 8);
     daemon.kill();
     let copy = fs::read(dir.path().join("copy")).unwrap();
+    // One that is made while the guest may write is made complete, too.
+    let made = fs::read(dir.path().join("copies/a.img")).unwrap();
+    assert!(made == copy, "a copy holds something else than the image in a pause");
     put(&image, &copy);
     refused(dir.path(), &[&["serve"][..], &CRASH].concat(), 1, &PARTS);
 }

@@ -30,6 +30,12 @@ enum Asked {
     Nonsense,
 }
 
+#[derive(Clone, Copy)]
+enum Holds {
+    For(Duration),
+    Until(Duration),
+}
+
 #[derive(Default)]
 struct Client {
     asked: VecDeque<Asked>,
@@ -54,6 +60,8 @@ struct Jobs {
     look: bool,
     stop: bool,
     statuses: Vec<ConnectionId>,
+    /// What changes is noted.
+    tracked: bool,
 }
 
 struct World {
@@ -64,7 +72,7 @@ struct World {
     /// Writes are held, for this one, until then.
     held: Option<(ConnectionId, Duration)>,
     /// What pauses asked for, by who asked last; only one at a time gets through.
-    holds: BTreeMap<ConnectionId, Duration>,
+    holds: BTreeMap<ConnectionId, Holds>,
     sequence: u64,
     /// The pause that is being reached will not be given.
     given_way: bool,
@@ -170,7 +178,7 @@ impl World {
 
     fn ask(&mut self, id: ConnectionId, what: u8) {
         let ms = [1, 20, 500, 600_000][usize::from(what) % 4];
-        let (line, asked) = match what % 16 {
+        let (line, asked) = match what % 20 {
             0..=3 => (format!("{{\"command\":\"pause\",\"for_ms\":{ms}}}\n"), Asked::Pause),
             4..=6 => ("{\"command\":\"resume\"}\n".to_owned(), Asked::Resume),
             7 => ("{\"command\":\"events\"}\n".to_owned(), Asked::Events),
@@ -181,11 +189,19 @@ impl World {
             12 => ("{\"command\":\"image\",\"disk\":0}\n".to_owned(), Asked::Other),
             13 => ("{\"command\":\"image\",\"disk\":1}\n".to_owned(), Asked::Other),
             14 => ("{\"command\":\"stop\"}\n".to_owned(), Asked::Other),
+            16 => ("{\"command\":\"track\"}\n".to_owned(), Asked::Other),
+            17 => ("{\"command\":\"changed\",\"disk\":0}\n".to_owned(), Asked::Other),
+            18 => ("{\"command\":\"approach\"}\n".to_owned(), Asked::Other),
+            19 => ("{\"command\":\"hold\"}\n".to_owned(), Asked::Pause),
             _ => ("nonsense\n".to_owned(), Asked::Nonsense),
         };
         if asked == Asked::Pause && self.sessions.room(id) >= line.len() && !self.clients[&id].torn {
             self.clients.get_mut(&id).expect("a client").paused = true;
-            self.holds.insert(id, Duration::from_millis(ms));
+            // A hold of one that makes no copy is refused; where it is not, it is the newest that was asked for.
+            let hundred = self.now + Duration::from_millis(100);
+            let hold = what % 20 == 19;
+            self.holds
+                .insert(id, if hold { Holds::Until(hundred) } else { Holds::For(Duration::from_millis(ms)) });
         }
         self.tell(id, line.as_bytes(), Some(asked));
     }
@@ -224,7 +240,11 @@ impl World {
         let owner = self.clients.keys().find(told).copied();
         if let Some(owner) = owner {
             assert!(good && !self.ended && !self.given_way, "a pause that there is none of");
-            self.held = Some((owner, self.now + self.holds[&owner]));
+            let until = match self.holds[&owner] {
+                Holds::For(hold) => self.now + hold,
+                Holds::Until(until) => until,
+            };
+            self.held = Some((owner, until));
         }
         self.given_way = false;
         let resumes = self.sessions_resume_now(good && owner.is_none());
@@ -314,7 +334,7 @@ impl World {
         for action in self.sessions.actions() {
             let begins = |job: &mut bool| assert!(!std::mem::replace(job, true), "{action:?} twice");
             match action {
-                Action::Pause => {
+                Action::Pause | Action::Hold => {
                     assert!(self.held.is_none() && !self.jobs.resume, "a pause in a pause");
                     begins(&mut self.jobs.pause);
                 }
@@ -333,6 +353,15 @@ impl World {
                 Action::Flush => begins(&mut self.jobs.flush),
                 Action::Look => begins(&mut self.jobs.look),
                 Action::Stop => begins(&mut self.jobs.stop),
+                Action::Track(id) => {
+                    self.jobs.tracked = true;
+                    self.jobs.statuses.push(id);
+                }
+                Action::Untrack => assert!(std::mem::take(&mut self.jobs.tracked), "nobody made a copy"),
+                Action::Changed(id, _) | Action::Approach(id) => {
+                    assert!(self.jobs.tracked, "nobody makes a copy");
+                    self.jobs.statuses.push(id);
+                }
                 Action::Status(id) => self.jobs.statuses.push(id),
                 Action::Close(id) => {
                     self.clients.remove(&id);

@@ -15,13 +15,14 @@
 mod error;
 mod prepare;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use afterimage_block::{Disk, DiskIndex, SequenceNumber};
+use afterimage_block::{BlockError, Disk, DiskIndex, SequenceNumber};
 use afterimage_order::{Closing, Contract, Group, GroupStatus, Sequence, Subscription};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -373,11 +374,53 @@ impl RetainGroup {
     /// # Errors
     /// A disk failed, or the time is over: writes go on.
     pub fn pause(&self, timeout: Option<Duration>) -> Result<SequenceNumber, RetainError> {
+        self.pause_by(|group| group.pause(timeout))
+    }
+
+    /// As [`RetainGroup::pause`], for the end of a copy: see [`Group::hold`].
+    ///
+    /// # Errors
+    /// As [`RetainGroup::pause`].
+    pub fn hold(&self, timeout: Duration) -> Result<SequenceNumber, RetainError> {
+        self.pause_by(|group| group.hold(timeout))
+    }
+
+    /// Leaves little to do for a pause that follows, while writes go on: see [`Group::approach`].
+    ///
+    /// # Errors
+    /// A disk failed.
+    pub fn approach(&self) -> Result<(), RetainError> {
+        // Paused disks are complete, and would make a write of ours wait.
+        if self.shared.gate().pause == Pause::Off {
+            self.shared.members.iter().try_for_each(|m| m.disk.spill())?;
+        }
+        Ok(self.group.approach()?)
+    }
+
+    /// As [`Group::note_changes`].
+    pub fn note_changes(&self) {
+        self.group.note_changes();
+    }
+
+    /// As [`Group::changed`].
+    pub fn changed(&self, disk: usize, ranges_max: usize) -> (Vec<Range<u64>>, bool) {
+        self.group.changed(disk, ranges_max)
+    }
+
+    /// As [`Group::forget_changes`].
+    pub fn forget_changes(&self) {
+        self.group.forget_changes();
+    }
+
+    fn pause_by(
+        &self,
+        pause: impl FnOnce(&Group) -> Result<SequenceNumber, BlockError>,
+    ) -> Result<SequenceNumber, RetainError> {
         self.shared.gate().pause = Pause::Begun;
         let paused = self.shared.members.iter().try_for_each(|m| m.disk.pause());
         let paused = paused.map_err(RetainError::from).and_then(|()| {
             self.shared.gate().pause = Pause::Complete;
-            self.group.pause(timeout).map_err(RetainError::from)
+            pause(&self.group).map_err(RetainError::from)
         });
         if paused.is_err() {
             self.resume();

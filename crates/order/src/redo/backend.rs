@@ -19,6 +19,7 @@ use super::takeover::{
     bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
 };
 use crate::backend::{too_late, Backend, Opened};
+use crate::changes::Changes;
 use crate::home::no_disk;
 use crate::sequence::LoggedDisk;
 use crate::{Contract, GroupOptions, GroupStatus, HomeWriter, OpenError, Replayed};
@@ -55,6 +56,10 @@ impl Backend for RedoBackend {
             true => Err(BlockError::Failed { reason: "the group is closing".into() }),
             false => Err(too_late("syncing the redo log")),
         }
+    }
+
+    fn changes(&self, disk: usize) -> Option<&Changes> {
+        self.logged.get(disk).copied().flatten().map(|logged| self.redo.going_home.changes(logged))
     }
 
     fn holds_flushes(&self) -> bool {

@@ -22,6 +22,7 @@ use super::mutation::{Mistake, Mutation};
 use super::round::{pieces, Content, Pace, Piece, Round, Step};
 use super::witness::{self, Spot};
 use crate::board::Board;
+use crate::changes::Changes;
 use crate::clock::Clock;
 use crate::schedule::{Fill, HomeSchedule};
 use crate::sequence::{LogPosition, LoggedDisk};
@@ -32,6 +33,7 @@ pub struct GoingHome {
     log: Arc<RedoLog>,
     /// The images, by disk.
     homes: Vec<Arc<dyn Medium>>,
+    changes: Vec<Changes>,
     window: Duration,
     clock: Arc<dyn Clock>,
     board: Arc<Board>,
@@ -65,6 +67,7 @@ impl GoingHome {
         let schedule = Mutex::new(HomeSchedule::new(clock.now()));
         Self {
             log,
+            changes: homes.iter().map(|_| Changes::default()).collect(),
             homes,
             window,
             clock,
@@ -80,6 +83,10 @@ impl GoingHome {
 
     pub(super) fn home(&self, disk: LoggedDisk) -> &dyn Medium {
         self.homes[disk.index()].as_ref()
+    }
+
+    pub(super) fn changes(&self, disk: LoggedDisk) -> &Changes {
+        &self.changes[disk.index()]
     }
 
     /// Asks for a round; one comes where the log is more than half full.
@@ -211,13 +218,15 @@ impl GoingHome {
     }
 
     fn write_disk(&self, disk: usize, newest: &ExtentMap, pace: &mut Pace) -> io::Result<()> {
-        let home = &self.homes[disk];
+        let (home, changes) = (&self.homes[disk], &self.changes[disk]);
         let mut bytes = Vec::new();
         pace.begin(self.clock.now());
         for Piece { sector, sectors, content } in pieces(newest) {
             let parts = match content {
                 Content::Zero { unmap } => {
-                    home.zero_at(sector * SECTOR_BYTES, sectors * SECTOR_BYTES, unmap)?;
+                    let zeroed = home.zero_at(sector * SECTOR_BYTES, sectors * SECTOR_BYTES, unmap);
+                    changes.note(sector * SECTOR_BYTES, sectors * SECTOR_BYTES);
+                    zeroed?;
                     continue;
                 }
                 Content::Logged(parts) => parts,
@@ -233,7 +242,9 @@ impl GoingHome {
                 self.log.area.read(position, part)?;
                 rest = after;
             }
-            home.write_at(&bytes, sector * SECTOR_BYTES)?;
+            let written = home.write_at(&bytes, sector * SECTOR_BYTES);
+            changes.note(sector * SECTOR_BYTES, bytes.len() as u64);
+            written?;
             pace.wrote(bytes.len() as u64);
             self.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }

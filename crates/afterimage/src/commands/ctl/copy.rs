@@ -5,24 +5,23 @@ use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustix::fs::{ioctl_ficlone, seek, AtFlags, Mode, OFlags, RenameFlags, SeekFrom};
+use afterimage_order::Ranges;
+use rustix::fs::{ioctl_ficlone, AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 
-use super::pause;
+use super::rounds::{Pair, Rounds};
 use crate::control::client::Client;
 use crate::control::protocol::{Answer, ImageAnswer, Request};
 use crate::failure::Failure;
-
-/// Bytes copied per system call at most.
-const CHUNK_BYTES: usize = 64 << 20;
 
 #[derive(Serialize)]
 struct Copied {
     ok: bool,
     sequence: u64,
+    /// The longest time for which writes were held.
+    held_ms: u64,
     copies: Vec<Copy>,
 }
 
@@ -38,7 +37,7 @@ impl std::fmt::Display for Copied {
         for copy in &self.copies {
             writeln!(f, "copied {} to {}", copy.from.display(), copy.to.display())?;
         }
-        write!(f, "all at sequence number {}", self.sequence)
+        write!(f, "all at sequence number {}; writes were held for {} ms", self.sequence, self.held_ms)
     }
 }
 
@@ -50,8 +49,13 @@ struct Plan {
 }
 
 impl Plan {
+    fn found(&self) -> Result<Metadata, Failure> {
+        self.from.metadata().map_err(|e| Failure::failed(format!("cannot look at {}: {e}", self.image.file)))
+    }
+
     /// What it has lost would be zeros in a copy, which nobody could tell from the guest's.
-    fn check_whole(&self, found: &Metadata) -> Result<(), Failure> {
+    fn check_whole(&self) -> Result<(), Failure> {
+        let found = self.found()?;
         let (file, bytes, left) = (&self.image.file, self.image.bytes, found.len());
         if left < bytes {
             return Err(Failure::failed(format!(
@@ -63,10 +67,16 @@ impl Plan {
     }
 }
 
-/// Pauses, copies, lets writes go on. Copies that are not complete, consistent and on storage are removed again.
+/// Copies while the guest writes. Copies that are not complete, consistent and on storage are removed again.
 ///
 /// The daemon hands the images over as descriptors: its paths may mean something else where this runs.
-pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Result<(), Failure> {
+pub fn run(
+    client: &mut Client,
+    folder: &Path,
+    rate: Option<u64>,
+    progress: bool,
+    json: bool,
+) -> Result<(), Failure> {
     super::super::can_say(folder, json)?;
     let Answer::Status(status) = client.ask(&Request::Status {})?.1 else { return Err(super::unexpected()) };
     let plans =
@@ -89,10 +99,11 @@ pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Re
         };
         return Err(Failure::failed(format!("{} {why}", path.display())));
     }
-    let mut held = pause::begin(client, hold)?;
-    let copied = plans.iter().try_for_each(|plan| target.copy(plan, &mut held));
-    copied.and(pause::end(client, hold))?;
-    // Only now, when the guest goes on: the copies are complete and nothing hurries any more.
+    let Answer::Done(_) = client.ask(&Request::Track {})?.1 else { return Err(super::unexpected()) };
+    let pairs = plans.iter().map(|plan| target.begin(plan)).collect::<Result<Vec<_>, _>>()?;
+    let point = Rounds::new(client, pairs, rate, progress).run()?;
+    // What was shortened meanwhile was copied as a hole.
+    plans.iter().try_for_each(Plan::check_whole)?;
     target.finish(&plans)?;
     let copies = plans
         .into_iter()
@@ -103,7 +114,10 @@ pub fn run(client: &mut Client, folder: &Path, hold: Duration, json: bool) -> Re
         })
         .collect();
     target.keep();
-    super::super::print_report(&Copied { ok: true, sequence: held.sequence, copies }, json)
+    super::super::print_report(
+        &Copied { ok: true, sequence: point.sequence, held_ms: super::millis(point.longest_hold), copies },
+        json,
+    )
 }
 
 fn plan(client: &mut Client, disk: u64) -> Result<Plan, Failure> {
@@ -152,37 +166,30 @@ impl Target {
         rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    fn copy(&mut self, plan: &Plan, held: &mut pause::Held) -> Result<(), Failure> {
+    /// Makes the file of a copy. Where blocks can be shared it holds the image as it is now; the guest may write meanwhile.
+    fn begin(&mut self, plan: &Plan) -> Result<Pair, Failure> {
         let to = self.path(&plan.name);
         let fail = |e: io::Error| {
             Failure::failed(format!("cannot copy {} to {}: {e}", plan.image.file, to.display()))
         };
-        let found = plan.from.metadata().map_err(fail)?;
-        plan.check_whole(&found)?;
+        plan.check_whole()?;
+        let found = plan.found()?;
         // Never wider than the image, from the first moment, and never over something else.
         let mode = Mode::from_raw_mode(found.mode() & 0o600);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = unfinished(&plan.name);
         let made = rustix::fs::openat(&self.folder, &name, flags, mode).map_err(|e| fail(e.into()))?;
         let file = File::from(made);
         self.made.push((name, file.try_clone().map_err(fail)?));
         let own = file.metadata().map_err(fail)?;
         file.set_permissions(Permissions::from_mode(copy_mode(&found, own.gid()))).map_err(fail)?;
-        // Asked again when it is copied: nobody keeps others from shortening it meanwhile.
-        let still_whole = || plan.check_whole(&plan.from.metadata().map_err(fail)?);
-        if ioctl_ficlone(&file, &plan.from).is_ok() {
-            return still_whole();
+        let mut differs = Ranges::default();
+        if ioctl_ficlone(&file, &plan.from).is_err() {
+            differs.insert(0..plan.image.bytes);
         }
         file.set_len(plan.image.bytes).map_err(fail)?;
-        let mut ended = None;
-        let mut goes_on = || {
-            ended = held.ended();
-            ended.is_none()
-        };
-        let copied = copy_data(&plan.from, &file, plan.image.bytes, &mut goes_on);
-        still_whole()?;
-        copied.map_err(fail)?;
-        ended.map_or(Ok(()), |ended| Err(held.failure(ended)))
+        let (name, bytes) = (format!("{} to {}", plan.image.file, to.display()), plan.image.bytes);
+        Ok(Pair { name, from: plan.from.try_clone().map_err(fail)?, to: file, bytes, differs })
     }
 
     /// Brings the copies to storage, and gives them their names.
@@ -242,50 +249,6 @@ fn copy_mode(image: &Metadata, group: u32) -> u32 {
     mode & 0o707 | mode & 0o070 & ((mode & 0o007) << 3)
 }
 
-/// Copies what is not a hole, for as long as it goes on.
-fn copy_data(from: &File, to: &File, length: u64, goes_on: &mut dyn FnMut() -> bool) -> io::Result<()> {
-    let mut at = 0;
-    while at < length {
-        let data = match seek(from, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            // No data behind here.
-            Err(rustix::io::Errno::NXIO) => return Ok(()),
-            Err(e) => return Err(e.into()),
-        };
-        let end = seek(from, SeekFrom::Hole(data))?.min(length);
-        let (mut source, mut target) = (data, data);
-        while source < end {
-            if !goes_on() {
-                return Ok(());
-            }
-            let chunk = CHUNK_BYTES.min(usize::try_from(end - source).unwrap_or(CHUNK_BYTES));
-            let n = copy_chunk(from, &mut source, to, &mut target, chunk)?;
-            if n == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-        at = end;
-    }
-    Ok(())
-}
-
-/// Copies in the kernel where the two file systems allow it, through memory elsewhere.
-fn copy_chunk(from: &File, source: &mut u64, to: &File, target: &mut u64, chunk: usize) -> io::Result<usize> {
-    use std::os::unix::fs::FileExt;
-    match rustix::fs::copy_file_range(from, Some(source), to, Some(target), chunk) {
-        Ok(n) => Ok(n),
-        Err(rustix::io::Errno::XDEV | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
-            let mut buffer = vec![0; chunk.min(1 << 20)];
-            let n = from.read_at(&mut buffer, *source)?;
-            to.write_all_at(&buffer[..n], *target)?;
-            *source += n as u64;
-            *target += n as u64;
-            Ok(n)
-        }
-        Err(e) => Err(e.into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,32 +268,5 @@ mod tests {
         assert!(target.finish(&plans).is_err());
         drop(target);
         assert_eq!(std::fs::read(at("copy")).unwrap(), b"a stranger's", "not ours to remove");
-    }
-
-    #[test]
-    fn a_copy_stops_where_it_may_not_go_on() {
-        use std::os::unix::fs::FileExt;
-        let folder = tempfile::tempdir().unwrap();
-        let file = |name: &str| {
-            let path = folder.path().join(name);
-            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
-            file.set_len(8 << 20).unwrap();
-            file
-        };
-        let (from, to) = (file("from"), file("to"));
-        // Two pieces with a hole between them.
-        [0, 4 << 20].iter().for_each(|at| from.write_all_at(&[7; 4096], *at).unwrap());
-        let mut asked = 0;
-        let mut once = || {
-            asked += 1;
-            asked == 1
-        };
-        copy_data(&from, &to, 8 << 20, &mut once).unwrap();
-        let byte = |at| {
-            let mut byte = [0];
-            to.read_exact_at(&mut byte, at).unwrap();
-            byte[0]
-        };
-        assert_eq!((asked, byte(0), byte(4 << 20)), (2, 7, 0));
     }
 }

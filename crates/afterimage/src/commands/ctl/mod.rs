@@ -2,7 +2,9 @@
 
 mod copy;
 mod pause;
+mod rounds;
 mod show;
+mod transfer;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,7 +15,7 @@ use clap::Subcommand;
 use crate::control::client::Client;
 use crate::control::protocol::{Answer, Request, PAUSE_MS_MAX, WAIT_MS_MAX};
 use crate::failure::Failure;
-use crate::units::{parse_duration, UnitError};
+use crate::units::{parse_duration, parse_size, UnitError};
 
 /// How long a daemon may take for an answer that needs no storage.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -72,13 +74,20 @@ enum CtlCommand {
     },
     /// End a pause early
     Resume,
-    /// Copy every image of the group, consistently, into a folder
+    /// Copy every image of the group, at one point of the guest's history, into a folder
+    ///
+    /// Copies while the guest writes, and repeats what has changed until little is left; then writes are held for at most 100 ms. A
+    /// guest that writes faster than can be copied is slowed in the end. The image's own blocks are shared where the file
+    /// system can.
     Copy {
         /// Where the copies go; files that exist are not overwritten
         folder: PathBuf,
-        /// Give up when copying takes longer, as writes are held meanwhile: 1ms to 10m
-        #[arg(long = "for", value_parser = pause_time, value_name = "TIME", default_value = "600s")]
-        hold: Duration,
+        /// Read and write no more than this a second, as in 100M; what is copied while writes are held is not bounded
+        #[arg(long, value_parser = rate, value_name = "BYTES")]
+        rate: Option<u64>,
+        /// Say on stderr each second how much is copied
+        #[arg(long)]
+        progress: bool,
     },
 }
 
@@ -127,7 +136,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         CtlCommand::Stop => done(&mut client, &Request::Stop {}, "closed in order", args.json),
         CtlCommand::Pause { hold, command } => pause::run(&mut client, *hold, command, args.json),
         CtlCommand::Resume => done(&mut client, &Request::Resume {}, "writes go on", args.json),
-        CtlCommand::Copy { folder, hold } => copy::run(&mut client, folder, *hold, args.json),
+        CtlCommand::Copy { folder, rate, progress } => {
+            copy::run(&mut client, folder, *rate, *progress, args.json)
+        }
+    }
+}
+
+/// Bytes a second.
+fn rate(text: &str) -> Result<u64, String> {
+    match parse_size(text) {
+        Ok(0) => {
+            Err("a rate of 0 copies nothing: leave --rate out, or give bytes a second, as in 100M".to_owned())
+        }
+        Ok(rate) => Ok(rate),
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -141,7 +141,7 @@ fn ends_with_this_program(command: &mut Command, blocked: SigSet) {
 }
 
 /// A pause in force.
-pub(super) struct Held {
+struct Held {
     /// The answer's line.
     pub text: String,
     /// What the images hold.
@@ -158,7 +158,7 @@ pub(super) struct Held {
 
 /// How a pause ended that nobody has ended here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+enum Ended {
     /// Its time was over.
     InTime,
     /// Before.
@@ -215,7 +215,7 @@ impl Held {
 }
 
 /// Pauses.
-pub(super) fn begin(client: &mut Client, hold: Duration) -> Result<Held, Failure> {
+fn begin(client: &mut Client, hold: Duration) -> Result<Held, Failure> {
     let mut events = client.another()?;
     events.ask(&Request::Events {})?;
     let asked = Instant::now();
@@ -227,7 +227,7 @@ pub(super) fn begin(client: &mut Client, hold: Duration) -> Result<Held, Failure
 }
 
 /// Lets writes go on. Fails if they have gone on before: what was copied meanwhile is then no consistent state.
-pub(super) fn end(client: &mut Client, hold: Duration) -> Result<(), Failure> {
+fn end(client: &mut Client, hold: Duration) -> Result<(), Failure> {
     match client.ask(&Request::Resume {}) {
         Ok((_, Answer::Done(_))) => Ok(()),
         Ok(_) => Err(super::unexpected()),
