@@ -1,7 +1,6 @@
 //! How a command ends when it does not succeed: one sentence on stderr and an exit status.
 
 use std::fmt::Display;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// Why a command did not succeed.
@@ -42,7 +41,7 @@ impl Failure {
 
 /// Whether or not the sentence can be written, the status is the one that was meant.
 fn say(sentence: &str, status: u8) -> ExitCode {
-    drop(writeln!(io::stderr(), "afterimage: {sentence}"));
+    crate::logging::say_error(&format!("afterimage: {sentence}"));
     ExitCode::from(status)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UnitError {
     /// Not a number with a known unit.
-    #[error("`{0}` is not a size: write a number with an optional unit k, M, G, T, P or E (powers of 1024), as in 512M or 1.5G")]
+    #[error("`{0}` is not a size: write a number with an optional unit k, M, G, T, P or E (powers of 1024; so are KiB, MiB, ...; KB, MB, ... are powers of 1000), as in 512M or 1.5GiB")]
     NotASize(String),
     /// More than a file can have.
     #[error("`{0}` is too large: a file has at most 2^63-1 bytes")]
@@ -26,23 +26,27 @@ pub enum UnitError {
 }
 
 /// Parses a size with qemu-img's units: none or `b` for bytes, `k`/`K`, `M`, `G`, `T`, `P`, `E` in powers of 1024;
-/// fractions are allowed (`1.5G`), and a part of a byte is dropped.
+/// fractions are allowed (`1.5G`), and a part of a byte is dropped. `KiB`, `MiB` and so on are the same; `KB`, `MB` and so on are powers
+/// of 1000, as coreutils have them.
 ///
 /// # Errors
 /// It is no size, or too large a one.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let not_a_size = || UnitError::NotASize(text.to_owned());
-    let (number, shift) = match text.char_indices().last().ok_or_else(not_a_size)? {
-        (at, 'b' | 'B') => (&text[..at], 0),
-        (at, 'k' | 'K') => (&text[..at], 10),
-        (at, 'm' | 'M') => (&text[..at], 20),
-        (at, 'g' | 'G') => (&text[..at], 30),
-        (at, 't' | 'T') => (&text[..at], 40),
-        (at, 'p' | 'P') => (&text[..at], 50),
-        (at, 'e' | 'E') => (&text[..at], 60),
-        (_, last) if last.is_ascii_digit() => (text, 0),
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit.to_ascii_lowercase();
+    let (letter, base) = match unit.as_bytes() {
+        [] | [b'b'] => (None, 1024),
+        [letter] | [letter, b'i', b'b'] => (Some(*letter), 1024),
+        [letter, b'b'] => (Some(*letter), 1000),
         _ => return Err(not_a_size()),
     };
+    let power = match letter {
+        None => 0,
+        Some(letter) => 1 + b"kmgtpe".iter().position(|known| *known == letter).ok_or_else(not_a_size)?,
+    };
+    let unit_bytes = u128::pow(base, power as u32);
     let (whole, fraction) = number.split_once('.').map_or((number, None), |(w, f)| (w, Some(f)));
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole) || !fraction.is_none_or(digits) {
@@ -50,12 +54,12 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     }
     let too_large = || UnitError::TooLarge(text.to_owned());
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
-    let mut bytes = u128::from(whole) << shift;
+    let mut bytes = u128::from(whole) * unit_bytes;
     if let Some(fraction) = fraction {
         // Eighteen decimal digits are more than 2^60 can resolve.
         let kept = &fraction[..fraction.len().min(18)];
         let value: u128 = kept.parse().map_err(|_| not_a_size())?;
-        bytes += (value << shift) / 10u128.pow(kept.len() as u32);
+        bytes += value * unit_bytes / 10u128.pow(kept.len() as u32);
     }
     if bytes > i64::MAX as u128 {
         return Err(too_large());
@@ -126,7 +130,14 @@ mod tests {
         assert_eq!(parse_size("1G"), Ok(1 << 30));
         assert_eq!(parse_size("1.5G"), Ok(3 << 29));
         assert_eq!(parse_size("7E"), Ok(7 << 60));
-        for bad in ["", "G", "-1", "1X", "1.", ".5G", "1GG", "0x10", "1 G", "٣", "1e3"] {
+        assert_eq!(parse_size("1.5GiB"), Ok(3 << 29));
+        assert_eq!(parse_size("10kib"), Ok(10 << 10));
+        assert_eq!(parse_size("512MB"), Ok(512_000_000));
+        assert_eq!(parse_size("0.5kB"), Ok(500));
+        for bad in [
+            "", "G", "-1", "1X", "1.", ".5G", "1GG", "0x10", "1 G", "٣", "1e3", "1Gi", "1iB", "1GiBi", "1BB",
+            "1é",
+        ] {
             assert!(matches!(parse_size(bad), Err(UnitError::NotASize(_))), "{bad}");
         }
         for large in ["8E", "99999999999999999999", "18446744073709551615E"] {

@@ -11,9 +11,11 @@ use std::os::fd::AsFd;
 use parking_lot::Mutex;
 use rustix::fs::{fstat, open, FileType, Mode, OFlags};
 use rustix::net::{send, SendFlags};
+use tracing::Level;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::cli::LogFormat;
+use crate::logging::{is_journal, priority};
 
 /// A pipe takes as much as a whole or not at all (PIPE_BUF).
 const WHOLE_BYTES: usize = 4096;
@@ -39,6 +41,8 @@ struct State {
 pub struct Unread {
     way: Way,
     format: LogFormat,
+    /// What a warning begins with.
+    priority: &'static str,
     state: Mutex<State>,
 }
 
@@ -55,7 +59,8 @@ impl Unread {
             Ok(FileType::Socket) => Way::Socket,
             _ => Way::Plain,
         };
-        Self { way, format, state: Mutex::default() }
+        let priority = if is_journal() { priority(Level::WARN) } else { "" };
+        Self { way, format, priority, state: Mutex::default() }
     }
 
     /// Whether there was room for it, or for its begin.
@@ -81,9 +86,12 @@ impl Unread {
 
     fn loss(&self, lines: u64) -> String {
         let what = format!("{lines} lines of this log were left out: nobody read it");
-        match self.format {
-            LogFormat::Text => format!(" WARN {what}\n"),
-            LogFormat::Json => format!("{{\"level\":\"WARN\",\"message\":\"{what}\"}}\n"),
+        match (self.format, self.priority) {
+            (LogFormat::Text, "") => format!(" WARN {what}\n"),
+            (LogFormat::Text, priority) => format!("{priority}{what}\n"),
+            (LogFormat::Json, priority) => {
+                format!("{priority}{{\"level\":\"WARN\",\"message\":\"{what}\"}}\n")
+            }
         }
     }
 }
@@ -125,7 +133,7 @@ mod tests {
     use super::*;
 
     fn unread(file: File) -> Unread {
-        Unread { way: Way::Again(file), format: LogFormat::Text, state: Mutex::default() }
+        Unread { way: Way::Again(file), format: LogFormat::Text, priority: "", state: Mutex::default() }
     }
 
     #[test]

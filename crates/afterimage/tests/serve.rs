@@ -376,6 +376,38 @@ fn metrics_are_served_as_prometheus_text() {
         assert!(answer.contains(&bucket), "{bucket} is missing in {answer}");
     }
     assert!(answer.ends_with("# EOF\n"));
+    // Who asks for Prometheus' own text gets that, with counters under the names of their samples.
+    let plain =
+        get("GET /metrics HTTP/1.1\r\nHost: x\r\naccept: text/plain;version=0.0.4, */*;q=0.1\r\n\r\n");
+    assert!(plain.contains("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{plain}");
+    for line in [
+        "# TYPE afterimage_requests_total counter\n",
+        "# HELP afterimage_requests_total ",
+        "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 0.",
+        "# TYPE process_resident_memory_bytes gauge\n",
+        "# TYPE afterimage_request_duration_seconds histogram\n",
+    ] {
+        assert!(plain.contains(line), "{line} is missing in {plain}");
+    }
+    assert!(!plain.contains("# EOF") && !plain.contains("# UNIT"), "{plain}");
+    let both = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2";
+    assert!(get(&format!("GET / HTTP/1.1\r\n{both}\r\n\r\n")).ends_with("# EOF\n"));
+    // What is read of the process is read in the sandbox.
+    let value = |name: &str| -> f64 {
+        let line = plain
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_else(|| panic!("{name}: {plain}"));
+        line.trim().parse().unwrap()
+    };
+    assert!(value("process_resident_memory_bytes ") > 1e6);
+    assert!(value("process_virtual_memory_bytes ") >= value("process_resident_memory_bytes "));
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count() as f64;
+    assert!(
+        (value("process_open_fds ") - descriptors).abs() < 8.0 && value("process_max_fds ") > descriptors
+    );
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!((now - 600.0..=now).contains(&value("process_start_time_seconds ")));
     assert!(get("GET /else HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(get("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
     assert!(get(&"x".repeat(8192)).starts_with("HTTP/1.1 400 "));
@@ -474,12 +506,135 @@ fn readiness_is_told_to_the_service_manager() {
             .current_dir(dir.path())
             .env("NOTIFY_SOCKET", dir.path().join("notify")),
     );
-    let mut told = [0; 64];
-    let n = manager.recv(&mut told).unwrap();
-    assert_eq!(&told[..n], b"READY=1");
+    let told = || {
+        let mut told = [0; 256];
+        let n = manager.recv(&mut told).unwrap();
+        String::from_utf8_lossy(&told[..n]).into_owned()
+    };
+    // Each part of the start may take its time: a manager that waits a minute and a half waits on.
+    for what in ["opening the images", "taking over what an earlier daemon left"] {
+        assert_eq!(told(), format!("STATUS={what}\nEXTEND_TIMEOUT_USEC=900000000"));
+    }
+    assert_eq!(told(), "READY=1\nSTATUS=serving");
     daemon.terminate();
-    let n = manager.recv(&mut told).unwrap();
-    assert_eq!(&told[..n], b"STOPPING=1");
+    assert_eq!(told(), "STOPPING=1");
+}
+
+/// A lock that outlives its process is waited for; whoever stops the daemon meanwhile does not wait for that.
+#[test]
+fn a_start_that_takes_long_heeds_a_signal() {
+    let dir = folder(&[("a.img", "1M")]);
+    let image = std::fs::File::options().read(true).write(true).open(dir.path().join("a.img")).unwrap();
+    let taken = std::process::Command::new("flock")
+        .args(["-x", "-n", "0"])
+        .stdin(image.try_clone().unwrap())
+        .status();
+    assert!(taken.unwrap().success(), "its process is dead now");
+    // On its way through a socket it is nobody's, as what a dead process still has under way.
+    let (sender, _receiver) = UnixStream::pair().unwrap();
+    let rights = [std::os::fd::AsRawFd::as_raw_fd(&image)];
+    let message = [nix::sys::socket::ControlMessage::ScmRights(&rights)];
+    let (flags, bytes) = (nix::sys::socket::MsgFlags::empty(), [std::io::IoSlice::new(b"x")]);
+    nix::sys::socket::sendmsg::<()>(std::os::fd::AsRawFd::as_raw_fd(&sender), &bytes, &message, flags, None)
+        .unwrap();
+    drop(image);
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut command = common::afterimage(&["serve", "--disk", "a.img", "-v"]);
+        let mut child = command.current_dir(dir.path()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        // It says this when it is able to take signals, and waits then.
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("opening the images") {
+            line.clear();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended by itself");
+        }
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), signal).unwrap();
+        let status = common::finish(child).status;
+        let ended = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert_eq!(ended, Some(Signal::SIGALRM as i32), "{signal}: {status}");
+    }
+}
+
+/// What the program writes to a socket that systemd calls its journal, or another one.
+fn logged(args: &[&str], is_journal: bool) -> Vec<String> {
+    let dir = folder(&[("a.img", "1M")]);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let theirs = std::fs::File::from(std::os::fd::OwnedFd::from(theirs));
+    let found = theirs.metadata().unwrap();
+    let stream = format!("{}:{}", found.dev(), found.ino() + u64::from(!is_journal));
+    let mut command = common::afterimage(args);
+    command.env("JOURNAL_STREAM", stream).current_dir(dir.path());
+    let mut child = command.stdout(std::process::Stdio::piped()).stderr(theirs).spawn().unwrap();
+    drop(command);
+    if args[0] == "serve"
+        && child.stdout.as_mut().is_some_and(|out| BufReader::new(out).read_line(&mut String::new()).is_ok())
+    {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    }
+    common::finish(child);
+    BufReader::new(ours).lines().map(Result::unwrap).collect()
+}
+
+#[test]
+fn the_journal_is_told_priorities_and_no_time() {
+    let serve = ["serve", "--disk", "a.img", "--survives", "guest-crash", "-v"];
+    let lines = logged(&serve, true);
+    let levels = ["<3>", "<4>", "<6>", "<7>"];
+    assert!(lines.iter().all(|line| levels.iter().any(|level| line.starts_with(level))), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.starts_with("<7>")), "{lines:#?}");
+    let year = |line: &String| line.contains("20") && line.contains('T') && line.contains("Z ");
+    assert!(!lines.iter().any(year), "{lines:#?}");
+    let lines = logged(&serve, false);
+    assert!(!lines.is_empty() && lines.iter().all(year), "elsewhere with the time: {lines:#?}");
+    // As JSON, and the last word of a program that fails.
+    let lines = logged(&["serve", "--disk", "a.img", "-v", "--log-format", "json"], true);
+    assert!(
+        !lines.is_empty()
+            && lines.iter().all(|line| serde_json::from_str::<serde_json::Value>(&line[3..]).is_ok()),
+        "{lines:#?}"
+    );
+    assert!(logged(&["serve", "--disk", "none.img"], true)
+        .iter()
+        .any(|line| line.starts_with("<3>afterimage: ")));
+    assert!(logged(&["serve", "--disk", "none.img"], false)
+        .iter()
+        .any(|line| line.starts_with("afterimage: ")));
+}
+
+/// Guests end before their disks do, and systemd finds little that the unit could do to the rest of the host.
+#[test]
+fn the_unit_is_sound() {
+    let analyze = |args: &[&str]| std::process::Command::new("systemd-analyze").args(args).output();
+    if analyze(&["--version"]).is_err() {
+        return afterimage_testing::skip("systemd-analyze is not installed");
+    }
+    let unit =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/systemd/afterimage@.service");
+    let text = std::fs::read_to_string(unit).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    // The program is where this build has put it, and manual pages are not installed.
+    let path = dir.path().join("afterimage@guest.service");
+    let here = text.replace("/usr/bin/afterimage", env!("CARGO_BIN_EXE_afterimage"));
+    let here: String =
+        here.lines().filter(|line| !line.starts_with("Documentation=")).map(|l| format!("{l}\n")).collect();
+    std::fs::write(&path, here).unwrap();
+    let path = path.to_str().unwrap();
+    let verified = analyze(&["verify", path]).unwrap();
+    let said = [verified.stdout, verified.stderr].concat();
+    assert!(verified.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    // Ten times the exposure that is allowed.
+    let security = analyze(&["security", "--offline=true", "--threshold=25", path]).unwrap();
+    assert!(security.status.success(), "{}", String::from_utf8_lossy(&security.stdout));
+    let before = text.lines().find_map(|line| line.strip_prefix("Before=")).unwrap();
+    for guests in [
+        "machine.slice",
+        "virt-guest-shutdown.target",
+        "libvirt-guests.service",
+        "libvirtd.service",
+        "virtqemud.service",
+    ] {
+        assert!(before.split(' ').any(|unit| unit == guests), "{guests} ends before the disks do: {before}");
+    }
 }
 
 #[test]

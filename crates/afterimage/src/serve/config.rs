@@ -105,6 +105,9 @@ pub enum ConfigError {
     },
 }
 
+/// A table where a list of tables belongs.
+const ONE_DISK: &str = "`[disk]` is a single table: write `[[disk]]`, once for each disk";
+
 /// Reads and parses a configuration file.
 ///
 /// # Errors
@@ -141,7 +144,10 @@ pub fn parse(bytes: &[u8], name: &str) -> Result<Config, ConfigError> {
     })?;
     let config: Config = toml::from_str(text).map_err(|e| {
         let (line, column) = line_and_column(bytes, e.span().map_or(0, |span| span.start));
-        let message = e.message().split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = match toml::from_str::<toml::Table>(text) {
+            Ok(table) if table.get("disk").is_some_and(toml::Value::is_table) => ONE_DISK.to_owned(),
+            _ => e.message().split_whitespace().collect::<Vec<_>>().join(" "),
+        };
         ConfigError::Invalid { place: format!("{name}:{line}:{column}"), message }
     })?;
     for disk in &config.disk {
@@ -190,6 +196,14 @@ impl From<DiskTable> for DiskSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_table_is_said_to_be_no_list() {
+        for text in ["[disk]\nfile = \"a\"\n", "disk = { file = \"a\" }\n"] {
+            let error = parse(text.as_bytes(), "x.toml").unwrap_err().to_string();
+            assert!(error.starts_with("x.toml:1:") && error.contains(ONE_DISK), "{error}");
+        }
+    }
 
     #[test]
     fn a_full_configuration() {

@@ -22,7 +22,7 @@ use super::announce::announce;
 use super::descriptors;
 use super::disk_spec::SocketSpec;
 use super::doors::{Doors, Inherited};
-use super::ends::{End, Ends, HANDING_OVER};
+use super::ends::{End, Ends, EndsStart, HANDING_OVER};
 use super::kept::{disk_name, Shown, CONTROL_DISK_NAME};
 use super::memory;
 use super::metrics;
@@ -54,20 +54,22 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
         bytes = memory::Shape::of(settings).bytes_max(),
         "the daemon takes no more memory than this"
     );
-    // From here on a signal is remembered; it is acted on once the images are open.
+    // From here on a signal is remembered; it is acted on once the images are open, or where that takes long.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
     give_up_looking_when_told()?;
     let notifier = Notifier::from_environment();
     abort_on_panic();
     let mut files = Vec::new();
-    let begun = begin(settings, keep.as_ref(), inherited, signals, &mut files).inspect_err(|_| {
-        // The listening sockets are kept, too: whoever starts next needs their names.
-        let waits = keep.as_ref().is_some_and(|keep| keep.connected().is_ok_and(|guests| !guests.is_empty()));
-        if waits {
-            files.drain(..).for_each(SocketFile::leave);
-        }
-    })?;
+    let begun =
+        begin(settings, keep.as_ref(), inherited, signals, &notifier, &mut files).inspect_err(|_| {
+            // The listening sockets are kept, too: whoever starts next needs their names.
+            let waits =
+                keep.as_ref().is_some_and(|keep| keep.connected().is_ok_and(|guests| !guests.is_empty()));
+            if waits {
+                files.drain(..).for_each(SocketFile::leave);
+            }
+        })?;
     let Begun {
         daemon,
         servers,
@@ -84,7 +86,7 @@ pub fn run(settings: &Settings, keep: Option<KeepHandle>, json: bool) -> Result<
     if let Err(failure) = announce(&daemon, control_file.as_ref().map(SocketFile::path), metrics, json) {
         tracing::warn!("{failure}");
     }
-    notifier.tell("READY=1");
+    notifier.tell("READY=1\nSTATUS=serving");
 
     let mut losses = Losses { daemon: &daemon, deleted: Vec::new(), shortened: Vec::new() };
     let end = ends.wait(&servers, ends_with_guests, || losses.look());
@@ -177,11 +179,16 @@ fn begin(
     keep: Option<&KeepHandle>,
     inherited: Inherited,
     signals: Signals,
+    notifier: &Notifier,
     files: &mut Vec<SocketFile>,
 ) -> Result<Begun, Failure> {
-    let opened = Opened::open(settings, keep, inherited, files)?;
+    let ends_start =
+        EndsStart::watch().map_err(|e| Failure::failed(format!("cannot watch for signals: {e}")))?;
+    let opened = Opened::open(settings, keep, inherited, notifier, files)?;
+    // Before calls are restricted, and what is open now is closed in order.
+    drop(ends_start);
     let group = Arc::clone(&opened.stack.group);
-    opened.serve(settings, keep, signals).inspect_err(|_| {
+    opened.serve(settings, keep, notifier, signals).inspect_err(|_| {
         // This failure is the one to report; what cannot be closed stays for the next start. A guest may wait for that one.
         drop(group.close_within(CLOSE_LIMIT, Ending::Close { attached: true }));
     })
@@ -191,6 +198,7 @@ fn begin(
 struct Opened {
     doors: Doors,
     readables: Vec<Readable>,
+    process: Option<metrics::Process>,
     stack: Stack,
     traced: Option<Tracing>,
     sandbox: SandboxReport,
@@ -203,11 +211,16 @@ impl Opened {
         settings: &Settings,
         keep: Option<&KeepHandle>,
         inherited: Inherited,
+        notifier: &Notifier,
         files: &mut Vec<SocketFile>,
     ) -> Result<Self, Failure> {
         descriptors::prepare(settings, keep.is_some())?;
         let trace = TraceFile::create(settings)?;
+        let process = settings.metrics.as_ref().map(|_| metrics::Process::open()).transpose();
+        let process =
+            process.map_err(|e| Failure::failed(format!("cannot read /proc/self for the metrics: {e}")))?;
         let doors = Doors::open(settings, keep, inherited, files)?;
+        notifier.tell_begun("opening the images");
         let prepared = Prepared::new(plan(settings, keep.is_some())).map_err(Failure::failed)?;
         let readables =
             prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
@@ -231,18 +244,22 @@ impl Opened {
         let later =
             (!early).then(|| FileNeeds { socket_folders: needs.socket_folders, ..FileNeeds::default() });
         let traced = trace.map(|trace| trace.start(settings, prepared.images())).transpose()?;
+        notifier.tell_begun("taking over what an earlier daemon left");
         let stack = prepared.open(traced.as_ref().map(Tracing::tap)).map_err(Failure::failed)?;
-        Ok(Self { doors, readables, stack, traced, sandbox, later })
+        Ok(Self { doors, readables, process, stack, traced, sandbox, later })
     }
 
     fn serve(
         self,
         settings: &Settings,
         keep: Option<&KeepHandle>,
+        notifier: &Notifier,
         signals: Signals,
     ) -> Result<Begun, Failure> {
-        let Self { doors, readables, stack: Stack { group, disks }, mut traced, mut sandbox, later } = self;
+        let Self { doors, readables, process, stack: Stack { group, disks }, mut traced, mut sandbox, later } =
+            self;
         if settings.recover_ijournal {
+            notifier.tell_begun("recovering iJournaling");
             recover_ijournal(settings, &disks)?;
         }
         if let Some(needs) = later {
@@ -278,8 +295,8 @@ impl Opened {
             .transpose()
             .map_err(|e| Failure::failed(format!("cannot serve the control socket: {e}")))?;
         let metrics = doors.metrics.as_ref().and_then(|l| l.local_addr().ok()).map(|a| a.to_string());
-        if let Some(listener) = doors.metrics {
-            metrics::start(listener, Arc::clone(&daemon))
+        if let Some((listener, process)) = doors.metrics.zip(process) {
+            metrics::start(listener, Arc::clone(&daemon), process)
                 .map_err(|e| Failure::failed(format!("cannot serve metrics: {e}")))?;
         }
         traced.iter_mut().for_each(Tracing::stays);

@@ -1,13 +1,15 @@
 //! What ends a daemon: signals, the control socket, and guests that have left.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afterimage_frontend::Server;
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use signal_hook::{low_level, SigId};
 
 use crate::control::server::{Outcome, Stop};
 use crate::failure::Failure;
@@ -18,6 +20,38 @@ const LOOK: Duration = Duration::from_millis(100);
 const LOOK_DELETED: Duration = Duration::from_secs(1);
 /// What those hear who ask for the end of a daemon that hands over.
 pub(super) const HANDING_OVER: &str = "handing over to the next daemon: stop that one";
+
+/// How long a start goes on that was told to end: one that is done by then ends in order.
+const START_ENDS_S: u32 = 2;
+
+/// While there is one, SIGTERM and SIGINT end a start that takes long. It dies as by `kill -9`, from which nothing is lost.
+pub(super) struct EndsStart([SigId; 2]);
+
+impl EndsStart {
+    /// # Errors
+    /// The signals cannot be watched.
+    #[allow(unsafe_code)]
+    pub fn watch() -> io::Result<Self> {
+        let end = || {
+            // SAFETY: alarm(2) is async-signal-safe, takes no pointer, and what it sends ends the process.
+            let _ = unsafe { libc::alarm(START_ENDS_S) };
+        };
+        // SAFETY: the handler does nothing but that; it neither allocates nor locks.
+        let register = |signal| unsafe { low_level::register(signal, end) };
+        Ok(Self([register(SIGTERM)?, register(SIGINT)?]))
+    }
+}
+
+impl Drop for EndsStart {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        for id in self.0 {
+            low_level::unregister(id);
+        }
+        // SAFETY: it takes no pointer; nobody else in this process uses the alarm clock.
+        unsafe { libc::alarm(0) };
+    }
+}
 
 /// What ends a daemon.
 pub(super) enum End {

@@ -26,6 +26,8 @@ pub struct Request<'a> {
     pub method: &'a [u8],
     /// Without a query.
     pub path: &'a [u8],
+    /// What kinds of content it takes, as it says it; empty where it does not.
+    pub accept: &'a [u8],
 }
 
 /// What it gets.
@@ -148,5 +150,10 @@ fn move_bytes(connection: &mut Connection, answer: &impl Fn(Request<'_>) -> Resp
 fn parse(head: &[u8]) -> Request<'_> {
     let mut words = head.split(|b| *b == b' ' || *b == b'\r' || *b == b'\n');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    Request { method, path: target.split(|b| *b == b'?').next().unwrap_or_default() }
+    let accept = head.split(|b| *b == b'\n').find_map(|line| {
+        let colon = line.iter().position(|b| *b == b':')?;
+        line[..colon].eq_ignore_ascii_case(b"accept").then(|| line[colon + 1..].trim_ascii())
+    });
+    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
+    Request { method, path, accept: accept.unwrap_or_default() }
 }

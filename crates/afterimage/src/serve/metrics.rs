@@ -5,11 +5,13 @@
 //! how many flushes a guest asked for and how many syncs that cost.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 
 use afterimage_frontend::{OperationSnapshot, RequestKind, LATENCY_BOUNDS_US};
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{text, DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -24,9 +26,9 @@ use crate::control::retained;
 ///
 /// # Errors
 /// No thread is left.
-pub fn start(listener: TcpListener, daemon: Arc<Daemon>) -> io::Result<()> {
+pub fn start(listener: TcpListener, daemon: Arc<Daemon>, process: Process) -> io::Result<()> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(GroupCollector(daemon)));
+    registry.register_collector(Box::new(GroupCollector(daemon, process)));
     http::start(listener, move |request| answer(request, &registry))
 }
 
@@ -38,17 +40,119 @@ fn answer(request: http::Request<'_>, registry: &Registry) -> http::Response {
             if text::encode(&mut body, registry).is_err() {
                 return plain("500 Internal Server Error", "cannot write the metrics\n");
             }
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            http::Response { status: "200 OK", kind, body }
+            if wants_plain(request.accept) {
+                return http::Response { status: "200 OK", kind: PLAIN, body: plain_text(&body) };
+            }
+            http::Response { status: "200 OK", kind: OPEN, body }
         }
         (b"GET", _) => plain("404 Not Found", "metrics are at /metrics\n"),
         _ => plain("405 Method Not Allowed", "only GET is answered\n"),
     }
 }
 
+const OPEN: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Whether a client asks for Prometheus' own text, and does not take OpenMetrics.
+fn wants_plain(accept: &[u8]) -> bool {
+    let accept = String::from_utf8_lossy(accept).to_ascii_lowercase();
+    accept.contains("text/plain") && !accept.contains("application/openmetrics-text")
+}
+
+/// OpenMetrics as Prometheus' text format 0.0.4: there a counter's family has the name of its samples, and units and an end are not
+/// said.
+fn plain_text(open: &str) -> String {
+    let mut counters = std::collections::BTreeSet::new();
+    for line in open.lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ").and_then(|rest| rest.strip_suffix(" counter")) {
+            counters.insert(family);
+        }
+    }
+    let mut plain = String::with_capacity(open.len());
+    for line in open.lines().filter(|line| !line.starts_with("# UNIT ") && *line != "# EOF") {
+        let about =
+            ["# HELP ", "# TYPE "].into_iter().find_map(|what| Some((what, line.strip_prefix(what)?)));
+        match about.and_then(|(what, rest)| Some((what, rest.split_once(' ')?))) {
+            Some((what, (family, rest))) if counters.contains(family) => {
+                plain.extend([what, family, "_total ", rest]);
+            }
+            _ => plain.push_str(line),
+        }
+        plain.push('\n');
+    }
+    plain
+}
+
+/// What is read of this process itself; opened before the sandbox closes, which lets no name be opened later.
+#[derive(Debug)]
+pub struct Process {
+    /// `/proc/self/statm`
+    memory: File,
+    /// `/proc/self/fd`
+    descriptors: Mutex<rustix::fs::Dir>,
+    started_at: f64,
+}
+
+impl Process {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    pub fn open() -> io::Result<Self> {
+        let folder = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        let descriptors = rustix::fs::open("/proc/self/fd", folder, rustix::fs::Mode::empty())?;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        Ok(Self {
+            memory: File::open("/proc/self/statm")?,
+            descriptors: Mutex::new(rustix::fs::Dir::new(descriptors)?),
+            started_at: now.tv_sec as f64 + now.tv_nsec as f64 / 1e9,
+        })
+    }
+
+    /// Virtual and resident memory in bytes.
+    fn memory_bytes(&self) -> io::Result<(f64, f64)> {
+        use std::os::unix::fs::FileExt;
+        let mut text = [0; 256];
+        let n = self.memory.read_at(&mut text, 0)?;
+        let text = String::from_utf8_lossy(&text[..n]).into_owned();
+        let mut pages = text.split(' ').map_while(|pages| pages.parse::<f64>().ok());
+        let page_bytes = rustix::param::page_size() as f64;
+        let mut bytes = || pages.next().map(|pages| pages * page_bytes).ok_or(io::ErrorKind::InvalidData);
+        Ok((bytes()?, bytes()?))
+    }
+
+    fn open_descriptors(&self) -> usize {
+        let mut folder = self.descriptors.lock();
+        folder.rewind();
+        let names = std::iter::from_fn(|| folder.read()).map_while(Result::ok);
+        names.filter(|entry| !entry.file_name().to_bytes().starts_with(b".")).count()
+    }
+
+    fn encode(&self, families: &mut Families<'_>) -> fmt::Result {
+        let one = |value: f64| [(Vec::new(), value)];
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let cpu = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
+        families.seconds("process_cpu", "Processor time used, of all threads", cpu)?;
+        if let Ok((all, resident)) = self.memory_bytes() {
+            families.gauge("process_virtual_memory", "Address space", Some(Unit::Bytes), &one(all))?;
+            families.gauge("process_resident_memory", "Memory in RAM", Some(Unit::Bytes), &one(resident))?;
+        }
+        families.gauge("process_open_fds", "Open descriptors", None, &one(self.open_descriptors() as f64))?;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        families.gauge(
+            "process_max_fds",
+            "The most that may be",
+            None,
+            &one(limit.map_or(f64::INFINITY, |n| n as f64)),
+        )?;
+        let began = "When the process began, since the Unix epoch";
+        families.gauge("process_start_time", began, Some(Unit::Seconds), &one(self.started_at))
+    }
+}
+
 /// Asks the daemon at every scrape; nothing is counted twice.
 #[derive(Debug)]
-struct GroupCollector(Arc<Daemon>);
+struct GroupCollector(Arc<Daemon>, Process);
 
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 
@@ -72,6 +176,12 @@ impl Families<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A counter of seconds.
+    fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Counter)?;
+        family.encode_counter::<NoLabelSet, _, u64>(&value, None)
     }
 
     fn gauge(
@@ -112,7 +222,8 @@ impl Collector for GroupCollector {
         self.guests(&mut families)?;
         self.control_disk(&mut families)?;
         self.storage(&mut families)?;
-        self.journals(&mut families)
+        self.journals(&mut families)?;
+        self.1.encode(&mut families)
     }
 }
 

@@ -4,6 +4,10 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// Longer than a part of a start takes: a redo log of `--log-max` goes home within it, and a dead daemon's locks are waited for.
+const PHASE: Duration = Duration::from_secs(15 * 60);
 
 /// A connection to the service manager, if there is one. Made before the sandbox closes: sending needs no name.
 #[derive(Debug, Default)]
@@ -36,6 +40,12 @@ impl Notifier {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
+    }
+
+    /// What begins may take longer than the service manager waits for a start: from here on it waits this long for the next word.
+    pub fn tell_begun(&self, what: &str) {
+        tracing::debug!("{what}");
+        self.tell(&format!("STATUS={what}\nEXTEND_TIMEOUT_USEC={}", PHASE.as_micros()));
     }
 
     /// Sends one state, such as `READY=1`.

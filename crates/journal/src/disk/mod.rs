@@ -169,15 +169,13 @@ impl RetainDisk {
         self.act(&mut systems, |systems| systems.make_room(goal_bytes))
     }
 
-    /// Brings what is committed home and sends the rest to its own place on the disk, as far as it can do without the arena: making the
-    /// image complete then is short work.
+    /// Sends the log to its own place on the disk, as far as it can do without the arena: making the image complete then is short work.
     ///
     /// # Errors
     /// The disk below failed.
     pub fn spill(&self) -> Result<(), JournalError> {
         let mut systems = self.shared.lock_idle();
-        while self.act(&mut systems, |systems| systems.make_room(0))? {}
-        Ok(())
+        self.act(&mut systems, |systems| systems.make_room(0))
     }
 
     /// Acts on what is retained for a client that is no file system of the guest's; what becomes due by it is home when this returns.
