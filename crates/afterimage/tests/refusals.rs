@@ -143,7 +143,11 @@ fn what_is_not_an_image_is_refused_with_advice() {
     std::fs::write(dir.path().join("new.qcow2"), [&b"QFI\xfb\0\0\0\x03"[..], &[0; 300]].concat()).unwrap();
     let before = content(dir.path());
     for (args, parts) in [
-        (&["serve", "--disk", "new.qcow2"][..], &["new.qcow2", "qcow2", "qemu-img convert"][..]),
+        (
+            &["serve", "--disk", "new.qcow2"][..],
+            &["new.qcow2", "qcow2", "qemu-img convert", "--disk FILE,format=raw"][..],
+        ),
+        (&["serve", "--disk", "empty.img"], &["empty.img is empty", "truncate --size=SIZE empty.img"]),
         (&["check", "new.qcow2"], &["new.qcow2", "qcow2", "qemu-img convert"]),
         (&["inspect", "new.qcow2"], &["new.qcow2", "qcow2", "qemu-img convert"]),
         (&["inspect", "odd.img"], &["odd.img", "700", "512"]),
@@ -153,7 +157,6 @@ fn what_is_not_an_image_is_refused_with_advice() {
         (&["serve", "--disk", "none.img"], &["none.img", "does not exist", "afterimage create"]),
         (&["serve", "--disk", "q.img"], &["q.img", "qcow2", "qemu-img convert"]),
         (&["serve", "--disk", "odd.img"], &["odd.img", "700", "512"]),
-        (&["serve", "--disk", "empty.img"], &["empty.img"]),
         (&["serve", "--disk", "."], &["directory"]),
         (&["serve", "--disk", "/dev/null"], &["/dev/null", "character device"]),
         (&["create", "a.img", "1M"], &["a.img exists already"]),

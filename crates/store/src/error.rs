@@ -22,9 +22,12 @@ pub enum OpenError {
         /// What it is, with its article.
         what: &'static str,
     },
-    /// The size is no whole number of sectors, or zero.
+    /// There is no byte in it.
+    #[error("{} is empty: give the disk a size with `truncate --size=SIZE {}`, as in 10G", .0.display(), .0.display())]
+    Empty(PathBuf),
+    /// The size is no whole number of sectors.
     #[error(
-        "{} has {bytes} bytes, and a disk's size is a multiple of 512 above zero: extend it with `truncate --size=%512`",
+        "{} has {bytes} bytes, and a disk's size is a multiple of 512: extend it with `truncate --size=%512`",
         .path.display()
     )]
     BadSize {

@@ -33,6 +33,9 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Core, OpenError> {
     if !(options.any_content && has_sectors) {
         check_format(&file, path, size)?;
     }
+    if size == 0 {
+        return Err(OpenError::Empty(path.clone()));
+    }
     if !has_sectors {
         return Err(OpenError::BadSize { path: path.clone(), bytes: size });
     }
@@ -154,7 +157,7 @@ fn check_format(file: &File, path: &Path, size: u64) -> Result<(), OpenError> {
         Some(format) => Err(OpenError::OtherFormat {
             path: path.to_owned(),
             format,
-            hint: ", or say that its content is raw if a guest wrote it there",
+            hint: ", or, if a guest wrote that into its raw disk, serve it with `format=raw`: `--disk FILE,format=raw`, or `format = \"raw\"` in its `[[disk]]`",
         }),
     }
 }

@@ -318,7 +318,9 @@ mod tests {
 
     #[test]
     fn what_is_held_until_then_is_not_held_for_longer_because_it_was_reached_late() {
-        for (reached_at, reached) in [(SECOND / 2, Reached::Held(A)), (SECOND, Reached::Unwanted(Some((A, PauseError::Late))))] {
+        for (reached_at, reached) in
+            [(SECOND / 2, Reached::Held(A)), (SECOND, Reached::Unwanted(Some((A, PauseError::Late))))]
+        {
             let mut pauses = Pauses::default();
             pauses.ask(A, Lasts::Until(SECOND)).unwrap();
             assert_eq!(pauses.reached(reached_at, true), reached);
