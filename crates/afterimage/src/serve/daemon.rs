@@ -560,7 +560,7 @@ mod tests {
         let limit = unit.lines().find_map(|line| line.strip_prefix("TimeoutStartSec=")?.strip_suffix("min"));
         let limit = Duration::from_secs(60 * limit.unwrap().parse::<u64>().unwrap());
         // The image's lock, the log's, and as long again for the rest.
-        let waits = KEPT_LOCK_WAIT + OpenOptions::new(&PathBuf::new()).lock_wait;
+        let waits = KEPT_LOCK_WAIT + OpenOptions::new(PathBuf::new()).lock_wait;
         assert!(limit >= 2 * waits, "{limit:?} for waits of {waits:?}");
     }
 }
