@@ -97,8 +97,10 @@ impl Guest {
 
 type Contract = fn() -> Options;
 
+type Beside = (&'static str, fn(&mut Served));
+
 /// What the daemon does beside.
-const BESIDE: [(&str, fn(&mut Served)); 7] = [
+const BESIDE: [Beside; 7] = [
     ("nothing", |_| {}),
     ("a flush", |served| served.disk().settle_to_flush().unwrap()),
     ("room", |served| (0..20).for_each(|_| served.disk().make_room().unwrap())),

@@ -4,8 +4,10 @@
 //! what was skipped, says why, and lets nothing be skipped on a machine that can run everything.
 
 mod stuck;
+mod uml;
 
 pub use stuck::StuckMemory;
+pub use uml::uml_preload;
 
 use std::fmt::Display;
 use std::io::Write as _;

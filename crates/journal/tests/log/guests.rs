@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use afterimage_journal::layout::superblock::Features;
+use afterimage_testing::uml_preload;
 
 use crate::image::Image;
 use crate::tools::compare;
@@ -37,6 +38,7 @@ fn guest(folder: &Path, images: &[Image], script: &str) {
         .arg(format!("init={}", init.display()))
         .args(images.iter().enumerate().map(|(i, image)| format!("ubd{i}={}", image.path.display())))
         .env("TMPDIR", folder)
+        .envs(uml_preload(scripts.path()).unwrap().map(|library| ("LD_PRELOAD", library)))
         .stdin(Stdio::null())
         .output()
         .unwrap_or_else(|e| panic!("timeout: {e}; install coreutils and user-mode-linux"));

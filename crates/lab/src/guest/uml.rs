@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use afterimage_testing::uml_preload;
+
 use super::{script, GuestBuilder};
 use crate::error::{Context, Result};
 use crate::locate;
@@ -33,6 +35,9 @@ pub(super) fn start(
     let console = File::create(&console_path).context(|| format!("create {}", console_path.display()))?;
 
     let mut command = Command::new(program);
+    let preload =
+        uml_preload(folder).context(|| "make what User Mode Linux needs on this processor".to_owned())?;
+    command.envs(preload.map(|library| ("LD_PRELOAD", library)));
     command
         .arg(format!("mem={}M", builder.memory_mib))
         .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet", "loglevel=5"])
