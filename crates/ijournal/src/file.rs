@@ -6,8 +6,11 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{fadvise, flock, Advice, FlockOperation, OFlags};
+use afterimage_journal::offline;
+use afterimage_store::lock_image;
+use rustix::fs::{fadvise, Advice, OFlags};
 
+use crate::error::Error;
 use crate::Storage;
 
 /// See the module.
@@ -18,20 +21,26 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// Opens it for nobody else: a device that is mounted, or an image that is locked, is refused.
+    /// Opens it for nobody else: a device that is mounted, or an image that is locked, is refused. A daemon that was killed is waited for,
+    /// and an image of which it left something in its redo log or in memory is refused, too.
     ///
     /// # Errors
-    /// It cannot be opened, or is in use.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let is_device = path.metadata()?.file_type().is_block_device();
+    /// It cannot be opened, is in use, or is not complete.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Io { what: format!("opening {}", path.display()), source };
+        let is_device = path.metadata().map_err(failed)?.file_type().is_block_device();
         let flags = if is_device { OFlags::EXCL.bits() as i32 } else { 0 };
-        let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        let bytes = file.seek(SeekFrom::End(0))?;
+        let mut file =
+            OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(failed)?;
+        lock_image(&file, path).map_err(|e| Error::Unsupported(e.to_string()))?;
+        if !is_device {
+            offline::is_complete(path).map_err(|e| Error::Unsupported(e.to_string()))?;
+        }
+        let bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let mut storage = Self { file, bytes };
         // A write-back that failed before is told to whoever opens next, once. Nothing of ours was in it: what counts is what storage has.
         if storage.sync().is_err() {
-            storage.forget()?;
+            storage.forget().map_err(failed)?;
         }
         Ok(storage)
     }

@@ -77,3 +77,43 @@ dd if="$loop" of="$1" bs=1M count=16 status=none"#;
     });
     disk.checked("after the program");
 }
+
+/// `FILE.state` says that the image alone is not complete. Whatever it says otherwise: nothing is written.
+#[test]
+fn an_image_whose_journal_is_in_memory_is_left_alone() {
+    let mut disk = Disk::mkfs(16, &[], &[("kept", pattern(1, 30_000))]);
+    disk.as_file(|image| {
+        let state = format!("{image}.state");
+        std::fs::write(&state, "{}").unwrap();
+        let before = std::fs::read(image).unwrap();
+        for arguments in [vec![image], vec!["--check", image]] {
+            let output = recover(&arguments);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains(&state) && said.contains("--accept-loss"), "{said}");
+        }
+        assert!(before == std::fs::read(image).unwrap());
+        std::fs::remove_file(state).unwrap();
+        assert_eq!(recover(&[image]).status.code(), Some(0));
+    });
+}
+
+/// A daemon that was killed keeps its lock until its requests are over.
+#[test]
+fn a_lock_that_goes_soon_is_waited_for() {
+    let mut disk = Disk::mkfs(16, &[], &[]);
+    disk.as_file(|image| {
+        let held = std::fs::File::open(image).unwrap();
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                drop(held);
+            });
+            assert_eq!(recover(&[image]).status.code(), Some(0));
+        });
+        let held = std::fs::File::open(image).unwrap();
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        assert_eq!(recover(&[image]).status.code(), Some(1), "it is in use");
+    });
+}

@@ -51,7 +51,7 @@ pub use create::create_image;
 pub use error::OpenError;
 pub use file_medium::{sync_directory, FileMedium};
 pub use image::{FileIdentity, Image, ImageStore};
-pub use lock::lock_file;
+pub use lock::{lock_file, lock_image};
 pub use log::{
     absolute, find_any_log, find_log, is_live, is_log, live_beside, log_beside, log_of, named_by, needs,
     owners, read_header, real_path, same_file, LogError, LogFile, LogReadError, NewLog, Owner,

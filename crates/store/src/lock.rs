@@ -48,6 +48,14 @@ pub(crate) fn take_image(file: &File, path: &Path, read_only: bool, wait: Durati
     take(path, &found, wait, || Ok(try_flock(file, path, read_only)? && try_ofd(file, path, read_only)?))
 }
 
+/// Takes both locks of an image, to write it. A dead holder is waited for.
+///
+/// # Errors
+/// Somebody has one of them, or they cannot be taken.
+pub fn lock_image(file: &File, path: &Path) -> Result<(), OpenError> {
+    take_image(file, path, false, WAIT)
+}
+
 /// Takes the lock of a file that daemons keep beside an image, such as its log: exclusive, or shared for who only reads it. A dead
 /// holder is waited for.
 ///

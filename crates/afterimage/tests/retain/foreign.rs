@@ -99,11 +99,7 @@ fn ones_own_writes_are_no_foreign_change() {
         for round in 0..5 {
             match round {
                 // The superblock, as ext4 writes it now and then.
-                0 => {
-                    let mut superblock = guest.read(0, BLOCK as usize);
-                    superblock[1024 + 0x34] ^= 1;
-                    guest.write(0, &superblock);
-                }
+                0 => journal.write_file_systems_superblock(&mut guest),
                 1 => drop(succeeds(dir.path(), &["ctl", "c", "pause", "--", "true"])),
                 2 => drop(succeeds(dir.path(), &["ctl", "c", "flush"])),
                 3 => fs::File::open(dir.path().join("a.img")).unwrap().sync_all().unwrap(),
@@ -138,6 +134,65 @@ fn a_copy_of_a_pause_that_is_put_back_is_refused() {
     assert!(made == copy, "a copy holds something else than the image in a pause");
     put(&image, &copy);
     refused(dir.path(), &[&["serve"][..], &CRASH].concat(), 1, &PARTS);
+}
+
+/// A copy that was made while the image was served, without a pause, and that ext4 has written its superblock since.
+#[test]
+fn an_older_live_copy_that_is_put_back_is_refused() {
+    let (dir, mut journal) = place();
+    let image = dir.path().join("a.img");
+    let (daemon, mut guest) = committed(dir.path(), &mut journal, &CRASH);
+    let copy = fs::read(&image).unwrap();
+    journal.write_file_systems_superblock(&mut guest);
+    journal.commit(&mut guest, journal.free, 8);
+    daemon.kill();
+    let right = fs::read(&image).unwrap();
+    put(&image, &copy);
+    common::assert_unsound(dir.path());
+    refused(dir.path(), &["recover", "a.img"], 1, &PARTS);
+    refused(dir.path(), &[&["serve"][..], &CRASH].concat(), 1, &PARTS);
+    assert!(fs::read(&image).unwrap() == copy, "a refusal changes nothing");
+    put(&image, &right);
+    succeeds(dir.path(), &["recover", "a.img"]);
+    assert_filled(&block(dir.path(), journal.free), 8);
+}
+
+#[test]
+fn a_mount_on_the_host_is_noticed() {
+    if !afterimage_testing::is_root() {
+        return afterimage_testing::skip("needs root, to mount");
+    }
+    let (dir, _) = died(&CRASH);
+    let point = dir.path().join("point");
+    fs::create_dir(&point).unwrap();
+    let script = "mount -o loop a.img point && umount point";
+    let output =
+        std::process::Command::new("sh").args(["-c", script]).current_dir(dir.path()).output().unwrap();
+    if !output.status.success() {
+        return afterimage_testing::skip(String::from_utf8_lossy(&output.stderr));
+    }
+    common::assert_unsound(dir.path());
+    refused(dir.path(), &["recover", "a.img"], 1, &PARTS);
+    refused(dir.path(), &[&["serve"][..], &CRASH].concat(), 1, &PARTS);
+}
+
+/// As `vext4-recover` opens it, which knows of no arena and no redo log.
+#[test]
+fn an_image_that_is_not_complete_is_not_recovered_beside_its_daemons() {
+    let open = |dir: &Path| {
+        let opened = afterimage_ijournal::FileStorage::open(&dir.join("a.img"));
+        opened.map(drop).map_err(|e| e.to_string())
+    };
+    let (dir, _) = died(&CRASH);
+    let why = open(dir.path()).unwrap_err();
+    assert!(why.contains("a.img is not complete") && why.contains("still retained in"), "{why}");
+    succeeds(dir.path(), &["recover", "a.img"]);
+    open(dir.path()).unwrap();
+    let (dir, _) = died(&WINDOW);
+    let why = open(dir.path()).unwrap_err();
+    assert!(why.contains("a.img is not complete") && why.contains("redo log"), "{why}");
+    succeeds(dir.path(), &["recover", "a.img"]);
+    open(dir.path()).unwrap();
 }
 
 /// Killed in or right after a pause, the image is complete without the arena; and still no other image is.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use afterimage_format::ijournal::{
     Areas, AREAS_BLOCKS_MAX, AREAS_MAX, AREA_BLOCKS_MIN, BLOCK_BYTES, FILE_NAME,
 };
-use afterimage_ijournal::{is_needed, recover, FileStorage};
+use afterimage_ijournal::{is_needed, recover, Error, FileStorage};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use rustix::fs::{ioctl_getflags, ioctl_setflags, IFlags};
@@ -70,9 +70,7 @@ fn main() -> ExitCode {
         (Some(Command::Areas { mount_point, areas, blocks }), _) => make_areas(&mount_point, areas, blocks)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|e| format!("{}/{FILE_NAME}: {e}", mount_point.display())),
-        (None, Some(target)) => {
-            work(&target, options.offset, options.check).map_err(|e| format!("{}: {e}", target.display()))
-        }
+        (None, Some(target)) => work(&target, options.offset, options.check),
         (None, None) => unreachable!("the parser asks for one of them"),
     };
     result.unwrap_or_else(|why| {
@@ -82,12 +80,14 @@ fn main() -> ExitCode {
 }
 
 fn work(target: &Path, offset: u64, check: bool) -> Result<ExitCode, String> {
+    let failed = |e: Error| format!("{}: {e}", target.display());
+    // Which names it.
     let mut storage = FileStorage::open(target).map_err(|e| e.to_string())?;
     if check {
-        let needed = is_needed(&mut storage, offset).map_err(|e| e.to_string())?;
+        let needed = is_needed(&mut storage, offset).map_err(failed)?;
         return Ok(if needed { ExitCode::from(NOT_PLAIN) } else { ExitCode::SUCCESS });
     }
-    let report = recover(&mut storage, offset).map_err(|e| e.to_string())?;
+    let report = recover(&mut storage, offset).map_err(failed)?;
     println!("{report}");
     Ok(if report.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(NOT_PLAIN) })
 }
