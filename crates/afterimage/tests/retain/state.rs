@@ -234,37 +234,33 @@ fn copy_all(dir: &Path, there: &Path) {
 /// Another file system gives it another inode; its journal's stamp says that it is the state file's all the same.
 #[test]
 fn an_image_that_was_moved_with_its_state_file_goes_on() {
-    for args in [&CRASH[..], &WINDOW] {
-        for how in ["serve", "recover"] {
-            let (dir, journal) = died(args);
-            let moved = tempfile::tempdir_in("/dev/shm").unwrap();
-            copy_all(dir.path(), moved.path());
-            let arenas = dir.path().join("arena");
-            let args = [&args[..5], &[arenas.to_str().unwrap()], &args[6..]].concat();
-            let (windowed, recover) = (args.len() == WINDOW.len(), ["recover", "--trust-image", "a.img"]);
-            if !windowed {
-                // A copy, beside what it is a copy of.
-                refused(moved.path(), &recover, 1, &["a.img.state", "another image"]);
-            }
-            for name in names(dir.path()).iter().filter(|name| name.starts_with("a.img")) {
-                fs::remove_file(dir.path().join(name)).unwrap();
-            }
-            let image = moved.path().join("a.img");
-            let inode = fs::metadata(&image).unwrap().ino();
-            assert_ne!(state_of(moved.path()).image.inode, inode);
-            if how == "serve" && !windowed {
-                assert_eq!(json(moved.path(), &["check", "--json", "a.img"])["sound"], true);
-                let daemon = serve(moved.path(), &args);
-                assert_filled(&connect(moved.path()).read(journal.free * BLOCK, BLOCK as usize), 7);
-                daemon.kill();
-                assert_eq!(state_of(moved.path()).image.inode, inode, "it is known from now on");
-            }
-            succeeds(moved.path(), &[&["recover", "--dry-run"], &recover[1..]].concat());
-            succeeds(moved.path(), &recover);
-            assert_filled(&block(moved.path(), journal.free), 7);
-            assert_eq!(names(&arenas), [""; 0]);
-            assert!(!moved.path().join("a.img.state").exists());
+    for how in ["serve", "recover"] {
+        let (dir, journal) = died(&CRASH);
+        let moved = tempfile::tempdir_in("/dev/shm").unwrap();
+        copy_all(dir.path(), moved.path());
+        let arenas = dir.path().join("arena");
+        let args = [&CRASH[..5], &[arenas.to_str().unwrap()], &CRASH[6..]].concat();
+        let recover = ["recover", "--trust-image", "a.img"];
+        // A copy, beside what it is a copy of.
+        refused(moved.path(), &recover, 1, &["a.img.state", "another image"]);
+        for name in names(dir.path()).iter().filter(|name| name.starts_with("a.img")) {
+            fs::remove_file(dir.path().join(name)).unwrap();
         }
+        let image = moved.path().join("a.img");
+        let inode = fs::metadata(&image).unwrap().ino();
+        assert_ne!(state_of(moved.path()).image.inode, inode);
+        if how == "serve" {
+            assert_eq!(json(moved.path(), &["check", "--json", "a.img"])["sound"], true);
+            let daemon = serve(moved.path(), &args);
+            assert_filled(&connect(moved.path()).read(journal.free * BLOCK, BLOCK as usize), 7);
+            daemon.kill();
+            assert_eq!(state_of(moved.path()).image.inode, inode, "it is known from now on");
+        }
+        succeeds(moved.path(), &[&["recover", "--dry-run"], &recover[1..]].concat());
+        succeeds(moved.path(), &recover);
+        assert_filled(&block(moved.path(), journal.free), 7);
+        assert_eq!(names(&arenas), [""; 0]);
+        assert!(!moved.path().join("a.img.state").exists());
     }
 }
 
