@@ -142,6 +142,7 @@ impl Versions {
                 self.area.read().version(client, home).filter(|v| v.state == VersionState::Overwritten);
             if let (Some(version), Some(room)) = (version, self.rooms.get(&client)) {
                 self.in_flight.outdated(home.sector(room.start), client, home, version.generation);
+                self.arena.set_mark(client, version.at, Some(Mark::Older));
             }
         }
     }
@@ -193,8 +194,7 @@ impl Versions {
             VersionState::Rewritten => Some(Mark::Rewritten),
             VersionState::Pending => None,
         };
-        if before.state != state {
-            self.arena.set_mark(client, before.at, mark);
-        }
+        // Also where it stays what it was: what is written over it now is not older any more.
+        self.arena.set_mark(client, before.at, mark);
     }
 }

@@ -162,6 +162,10 @@ impl Versions {
         self.area.write().mprotect(client, protect, unprotect)?;
         let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
         let anything_flies = !self.in_flight.all_posted();
+        // What comes again is older than these as well, or comes no more: it is not looked for.
+        for home in protect.iter().map(|tuple| tuple.home).chain(unprotect.iter().copied()) {
+            self.older.remove(&(client, home));
+        }
         for tuple in protect {
             let sector = tuple.home.sector(start);
             let flies = anything_flies && self.in_flight.over(sector, BLOCK_SECTORS).is_some();
