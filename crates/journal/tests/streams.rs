@@ -105,10 +105,13 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
     let mut served = Served::over(base, how.bytes_max, options, Arc::new(over), how.mutation);
     let mut queues = Queues::new(served.disk());
     let mut replayed = 0;
+    // A pause left the log in its own place, and nothing came to the journal since.
+    let mut is_copied = false;
     for (i, step) in stream.steps.iter().enumerate() {
         plain.apply(&step.op);
         read_first(&mut served, &step.op);
         queues.submit(i, step, &journals, &slow.slow, &mut rng);
+        is_copied &= !journals.touch(&step.range());
         let dice = rng.random_range(0..1000);
         if how.restarts {
             match dice {
@@ -125,6 +128,7 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
                     let ours = recovered(served.below.bytes()).disk;
                     plain.assert_same(&ours, "a paused image's own recovery", i);
                     served.disk().resume();
+                    is_copied = true;
                 }
                 _ => {}
             }
@@ -141,7 +145,7 @@ fn walk(stream: &Stream, how: &Walk) -> (u32, afterimage_journal::DiskStatus) {
             if served.applies() {
                 // What is below is recovery(prefix) at any instant, without the arena.
                 let below = recovered(served.below.bytes());
-                assert_eq!(below.transactions, 0, "step {i}: the journal below is empty");
+                assert!(below.transactions == 0 || is_copied, "step {i}: the journal below is not empty");
                 plain.assert_same(&below.disk, "what is below", i);
             }
         }

@@ -78,12 +78,17 @@ pub fn send(served: &mut Served, op: &Op) {
     try_to_send(served, op).unwrap();
 }
 
+/// Whether it writes a journal's superblock.
+pub fn moves_tail(op: &Op) -> bool {
+    let Op::Write { data, .. } = op else { return false };
+    let block: Option<&Block> = data[..].try_into().ok();
+    block.is_some_and(|block| JournalSuperblock::parse(block).is_ok())
+}
+
 /// A mount reads the journal's superblock before it writes one; recordings have no reads.
 pub fn read_first(served: &mut Served, op: &Op) {
-    let Op::Write { offset, data, .. } = op else { return };
-    let block: Option<&Block> = data[..].try_into().ok();
-    let superblock = block.is_some_and(|block| JournalSuperblock::parse(block).is_ok());
-    if superblock && served.disk().status().file_systems.iter().any(|f| f.mode == "waiting") {
+    let Op::Write { offset, .. } = op else { return };
+    if moves_tail(op) && served.disk().status().file_systems.iter().any(|f| f.mode == "waiting") {
         served.read_block(Sector(offset / 512));
     }
 }

@@ -53,6 +53,10 @@ impl Journals {
         assert!(!journals.logs.is_empty(), "a recorded guest has a journal");
         journals
     }
+
+    pub fn touch(&self, range: &Range<u64>) -> bool {
+        self.logs.iter().any(|log| overlap(log, range))
+    }
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
