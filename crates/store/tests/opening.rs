@@ -48,7 +48,7 @@ fn bad_files_are_refused() {
     std::fs::write(in_directory("odd"), vec![0; 1000]).unwrap();
     assert!(say(&in_directory("odd")).contains("multiple of 512"));
     std::fs::write(in_directory("empty"), b"").unwrap();
-    assert!(say(&in_directory("empty")).contains("0 bytes"));
+    assert!(say(&in_directory("empty")).contains("is empty: give the disk a size"));
 
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
     assert!(matches!(error(&OpenOptions::new(&path)), OpenError::NotWritable { .. }));
