@@ -142,7 +142,7 @@ fn mistakes_are_found_and_shrunk() {
         let small = shrink(&place, failure);
         let after = small.steps.len();
         eprintln!("{mutation:?}: of {before} steps {after} are left: {}", small.report(&place));
-        assert!(after <= 12, "{mutation:?}: {after} steps");
+        assert!(after <= 16, "{mutation:?}: {after} steps");
     }
     std::panic::set_hook(hook);
     assert!(missed.is_empty(), "not found: {missed:?}");
