@@ -137,19 +137,28 @@ impl Machine {
     /// Begins a sync, whatever the schedule says.
     pub fn begin_sync(&self, redo: &Redo) {
         redo.syncer.request();
-        while self.syncing.lock().is_none() && redo.syncer.next() == Some(Duration::ZERO) {
-            self.sync_turn();
+        // What is left of the sync before comes first.
+        for _ in 0..3 {
+            if self.syncing.lock().is_none() && redo.syncer.next() == Some(Duration::ZERO) {
+                self.sync_turn();
+            }
         }
     }
 
-    /// A turn of the thread that brings records home, or a round at a moment that its schedule would not choose.
+    /// A turn of the thread that brings records home, or a round at a moment, and of a size, that its schedule would not
+    /// choose.
     pub fn home_turn(&self, odd: bool) {
         let Some(redo) = self.redo() else { return };
         // The thread is one: while it waits for the syncer, it does nothing else.
         if self.going_home.swap(true, Ordering::SeqCst) {
             return;
         }
-        let _ = if odd { redo.half_home() } else { redo.turn_home() };
+        let bytes = self.rng.lock().random_range(1..=redo.log.area_bytes());
+        let _ = match odd {
+            true if self.chance(2) => redo.going_home.round(bytes),
+            true => redo.half_home(),
+            false => redo.turn_home(),
+        };
         self.going_home.store(false, Ordering::SeqCst);
     }
 }
