@@ -335,15 +335,17 @@ pub fn recover(path: &Path, options: &RecoverOptions) -> Result<RecoverReport, O
         dry_run,
     };
     let trust = Trust { log: is_log(path)?, image: options.trust_image, content: options.apply_anyway };
+    let lost = lost_log(path)?.filter(|_| options.accept_loss);
     if options.accept_loss && !dry_run {
-        let log = if is_log(path)? { None } else { find_log(path).ok().flatten() };
+        // A log that is another image's is none of ours to look at.
+        let log = if lost.is_some() || trust.log { None } else { find_log(path).ok().flatten() };
         for file in [Some(path.to_owned()), log].into_iter().flatten() {
             if trust_storage(&file)? {
                 tracing::warn!(path = %file.display(), "what storage holds counts, and not what the host's cache showed of it");
             }
         }
     }
-    if let Some(lost) = lost_log(path)?.filter(|_| options.accept_loss) {
+    if let Some(lost) = lost {
         let image = open_image(path, dry_run)?;
         if !dry_run {
             owners(&[image])?.iter().try_for_each(|owner| owner.release(None))?;
