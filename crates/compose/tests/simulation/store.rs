@@ -106,7 +106,8 @@ impl Machine {
     /// The thread that syncs the log goes on, if something is due, or nobody minds: a turn of the schedule, or the sync itself.
     pub fn sync_turn(&self) {
         let Some(redo) = self.redo() else { return };
-        if self.syncing.lock().is_some() {
+        // A sync that takes long: the schedule is asked meanwhile.
+        if self.syncing.lock().is_some() && self.chance(2) {
             return self.end_sync(&redo);
         }
         let due = redo.syncer.next().is_some_and(|at| at <= self.now());
@@ -118,6 +119,8 @@ impl Machine {
         }
         // An error is the group's failure, which everybody is told.
         if let Ok(Some(sync)) = redo.syncer.turn() {
+            // Only a broken schedule has two at once.
+            self.end_sync(&redo);
             *self.syncing.lock() = Some(sync);
         }
     }
