@@ -450,6 +450,42 @@ mod tests {
     }
 
     #[test]
+    fn what_a_death_leaves_is_compared_where_storage_can_be_read() {
+        on_a_device("stored::tests::ways_of_file_systems");
+    }
+
+    #[test]
+    #[ignore = "run in a namespace by what_a_death_leaves_is_compared_where_storage_can_be_read"]
+    fn ways_of_file_systems() {
+        if !is_inside() {
+            return skip("run by what_a_death_leaves_is_compared_where_storage_can_be_read");
+        }
+        // Storage holds it all: only what cannot be compared is written again.
+        for (mkfs, arguments, options, written) in [
+            ("mkfs.ext4", &["-q", "-F", "-b", "4096"][..], "data=ordered", 0),
+            ("mkfs.ext4", &["-q", "-F", "-b", "4096"], "data=journal", WINDOW),
+            ("mkfs.xfs", &["-q", "-K"], "defaults", 0),
+            ("mkfs.btrfs", &["-q", "-K"], "defaults", WINDOW),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let storage = FailingStorage::other(folder.path(), mkfs, arguments, options);
+            let path = storage.folder().join("file");
+            std::fs::write(&path, vec![1; 8 << 20]).unwrap();
+            let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            file.sync_all().unwrap();
+            let died = Note::of(&file, 8 << 20).unwrap();
+            died.mark(4 << 20, 4096);
+            died.sync_begins();
+            drop(died);
+            let counters = Counters::default();
+            let target = Target { file: &file, alignment: None, shard: counters.shard(0) };
+            let syncs = Syncs::new(&path, Default::default(), || Ok(()));
+            syncs.keep(Note::of(&file, 8 << 20).unwrap());
+            assert_eq!(settle(&syncs, &target, 8 << 20, true, &path).unwrap(), written, "{mkfs} {options}");
+        }
+    }
+
+    #[test]
     fn a_death_between_an_error_and_its_note() {
         on_a_device("stored::tests::dies_in_a_sync");
     }

@@ -169,6 +169,18 @@ impl FailingStorage {
         self.fail_at(&blocks.map(|(block, _)| (block as u64, 1)).collect::<Vec<_>>());
     }
 
+    /// As [`FailingStorage::fail_under`], of the blocks of an ext4's journal behind its superblock. They must not be needed: see
+    /// [`FailingStorage::remount`].
+    ///
+    /// # Panics
+    ///
+    /// Where that cannot be done.
+    pub fn fail_journal(&self) {
+        let listed = command("debugfs", &["-R", "blocks <8>", text(&self.backing())]);
+        let blocks = listed.split_whitespace().skip(1).map(|block| (block.parse().expect("a block"), 1));
+        self.fail_at(&blocks.collect::<Vec<_>>());
+    }
+
     fn fail_at(&self, blocks: &[(u64, u64)]) {
         let backing = File::options().write(true).open(self.backing()).expect("the backing file");
         for (block, blocks) in blocks {
